@@ -1,0 +1,2 @@
+//! Benchmarks against a reference measured in the same run.
+fn main() {}

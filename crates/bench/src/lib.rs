@@ -1,0 +1,1 @@
+//! Workloads, content verification and one result schema (fio's).

@@ -1,0 +1,225 @@
+//! The interface.
+
+use longhaul_engine::{Buf, BufMut, Segment};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use uuid::Uuid;
+
+/// What a device is. All sizes are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// What a person calls it: a path, or a URI.
+    pub name: String,
+    /// Capacity; a multiple of `block_size`.
+    pub size: u64,
+    /// Logical block size: a power of two, 512 at least. Offsets and lengths
+    /// of all I/O are multiples of it.
+    pub block_size: u32,
+    /// The largest transfer that the device takes in one piece, and a
+    /// multiple of `block_size`. Callers split what is larger.
+    pub max_io: u32,
+    /// The size (and alignment) of I/O that the device likes best, or 0.
+    pub optimal_io: u32,
+    /// Writes are refused with [`IoError::ReadOnly`].
+    pub read_only: bool,
+    /// Acknowledged writes may be lost in a crash until [`BlockIo::flush`].
+    pub volatile_cache: bool,
+    /// Discard gives space back.
+    pub discard: bool,
+    /// Globally unique identity, where the device has one.
+    pub uuid: Option<Uuid>,
+}
+
+impl DeviceInfo {
+    /// Checks that `offset..offset + len` is aligned and within the device.
+    pub fn check(&self, offset: u64, len: u64) -> IoResult<()> {
+        let mask = u64::from(self.block_size) - 1;
+        if offset & mask != 0 || len & mask != 0 {
+            return Err(IoError::Unaligned { offset, len, block_size: self.block_size });
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= self.size => Ok(()),
+            _ => Err(IoError::OutOfRange { offset, len, size: self.size }),
+        }
+    }
+}
+
+/// How a write is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteFlags {
+    /// Force unit access: the data is on the medium when the write completes.
+    pub fua: bool,
+}
+
+/// How zeroes are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ZeroFlags {
+    /// As in [`WriteFlags`].
+    pub fua: bool,
+    /// The device may give the space back (it must read as zeroes all the same).
+    pub may_deallocate: bool,
+}
+
+/// Why I/O failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IoError {
+    /// Past the end of the device.
+    #[error("{len} bytes at {offset} are past the end of the device ({size} bytes)")]
+    OutOfRange {
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+        /// Size of the device in bytes.
+        size: u64,
+    },
+    /// Not a whole number of logical blocks.
+    #[error("{len} bytes at {offset} are not whole blocks of {block_size} bytes")]
+    Unaligned {
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+        /// Logical block size in bytes.
+        block_size: u32,
+    },
+    /// The device cannot be written to.
+    #[error("the device is read-only")]
+    ReadOnly,
+    /// The medium below is full.
+    #[error("no space left below the device")]
+    NoSpace,
+    /// The device does not know this operation.
+    #[error("the device does not support {0}")]
+    Unsupported(&'static str),
+    /// The medium failed.
+    #[error("I/O error: {0}")]
+    Medium(String),
+    /// Data arrived that does not match its checksum.
+    #[error("checksum mismatch: {0}")]
+    Integrity(String),
+    /// The operation was aborted before it was done.
+    #[error("aborted")]
+    Aborted,
+    /// The far side refused, with an NVMe status.
+    #[error("refused by the device: {0}")]
+    Refused(String),
+    /// The far side is out of reach.
+    #[error("connection lost: {0}")]
+    Unreachable(String),
+}
+
+impl From<std::io::Error> for IoError {
+    fn from(e: std::io::Error) -> IoError {
+        match e.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => IoError::NoSpace,
+            std::io::ErrorKind::ReadOnlyFilesystem => IoError::ReadOnly,
+            _ => IoError::Medium(e.to_string()),
+        }
+    }
+}
+
+/// Result of an I/O operation.
+pub type IoResult<T> = Result<T, IoError>;
+
+/// An I/O operation under way. An operation begins when its method is called,
+/// not when this is first polled, and goes on to its end if this is dropped.
+pub struct IoFuture<T>(State<T>);
+
+enum State<T> {
+    Ready(Option<IoResult<T>>),
+    Boxed(Pin<Box<dyn Future<Output = IoResult<T>>>>),
+}
+
+impl<T> IoFuture<T> {
+    /// An operation that is done already.
+    pub fn ready(result: IoResult<T>) -> IoFuture<T> {
+        IoFuture(State::Ready(Some(result)))
+    }
+
+    /// An operation that `future` tells the end of.
+    pub fn new(future: impl Future<Output = IoResult<T>> + 'static) -> IoFuture<T> {
+        IoFuture(State::Boxed(Box::pin(future)))
+    }
+
+    /// The result, if the operation was done at once: saves a caller the
+    /// bookkeeping of an operation under way.
+    pub fn try_ready(self) -> Result<IoResult<T>, IoFuture<T>> {
+        match self.0 {
+            State::Ready(Some(result)) => Ok(result),
+            state => Err(IoFuture(state)),
+        }
+    }
+}
+
+impl<T: Unpin> Future for IoFuture<T> {
+    type Output = IoResult<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<IoResult<T>> {
+        match &mut self.0 {
+            State::Ready(result) => Poll::Ready(result.take().expect("polled after it was done")),
+            State::Boxed(future) => future.as_mut().poll(cx),
+        }
+    }
+}
+
+impl<T> fmt::Debug for IoFuture<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            State::Ready(_) => "IoFuture(done)",
+            State::Boxed(_) => "IoFuture(under way)",
+        })
+    }
+}
+
+/// What [`BlockDevice::open`] returns.
+pub type Open<'a> = Pin<Box<dyn Future<Output = IoResult<Rc<dyn BlockIo>>> + 'a>>;
+
+/// A device of fixed-size blocks, shared by threads.
+pub trait BlockDevice: Send + Sync {
+    /// What the device is at this moment (its size may change).
+    fn info(&self) -> DeviceInfo;
+
+    /// Opens it for I/O on the calling engine thread.
+    fn open(&self) -> Open<'_>;
+}
+
+/// A device opened on one engine thread.
+///
+/// Operations may be done at the same time and in any order; a caller that
+/// needs an order waits. Offsets and lengths are in bytes, whole blocks of
+/// [`DeviceInfo::block_size`], and at most [`DeviceInfo::max_io`] for read
+/// and write.
+pub trait BlockIo {
+    /// Fills `dst` from `offset` and gives it back.
+    fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut>;
+
+    /// Writes `src` at `offset`.
+    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()>;
+
+    /// Makes every write that completed before the call durable.
+    fn flush(&self) -> IoFuture<()>;
+
+    /// Tells the device that the content is not needed any more. What is
+    /// read afterwards is either the old content or zeroes, and stable.
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()>;
+
+    /// Makes the range read as zeroes.
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()>;
+
+    /// The device's own memory behind the range, for I/O without a copy, if
+    /// it has such memory. The range has been checked by the caller.
+    fn map_read(&self, offset: u64, len: usize) -> Option<Segment> {
+        let _ = (offset, len);
+        None
+    }
+
+    /// As [`map_read`](Self::map_read), for the kernel to write to.
+    fn map_write(&self, offset: u64, len: usize) -> Option<Segment> {
+        let _ = (offset, len);
+        None
+    }
+}

@@ -1,0 +1,12 @@
+//! The [`BlockDevice`] interface, its back ends and its filters.
+//!
+//! A [`BlockDevice`] is what every part of Longhaul stores blocks on and
+//! takes blocks from. It is shared by threads; to do I/O, each thread opens
+//! its own [`BlockIo`] on it, so that nothing on the data path is locked.
+//! Filters (delay, error, …) are devices that wrap a device.
+
+mod device;
+
+pub use device::{
+    BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
+};

@@ -1,0 +1,1 @@
+//! The NVMe/TCP initiator: controllers and queues; a remote namespace as a block device.

@@ -1,0 +1,2 @@
+//! The `longhaul` program.
+fn main() {}

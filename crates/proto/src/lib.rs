@@ -1,0 +1,1 @@
+//! Initiator and controller state machines of NVMe/TCP, without I/O.

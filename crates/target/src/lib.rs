@@ -1,0 +1,1 @@
+//! The NVMe/TCP target: listener, discovery, subsystems and namespaces over block devices.

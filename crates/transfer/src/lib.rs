@@ -1,0 +1,1 @@
+//! Data sets: what they are made of and how they are made.

@@ -1,0 +1,1 @@
+//! Emulated long-distance links for people and tests.
