@@ -1,0 +1,1 @@
+//! Header and data digests: CRC32C.
