@@ -1,6 +1,38 @@
-//! Per-core reactor on io_uring or epoll: sockets, files, timers and the
-//! aligned buffer pool.
+//! The per-core reactor: sockets, files, timers and the aligned buffer pool.
+//!
+//! An [`Engine`] is one thread's executor and driver. Tasks stay on their
+//! thread, so they need no lock; [`Handle`] reaches an engine from others.
+//! The driver is io_uring, or epoll where io_uring is forbidden: chosen by a
+//! probe at start, or forced by [`Config::kind`] or `LONGHAUL_ENGINE`.
+//!
+//! This crate is the only one on the data path that makes system calls.
+//!
+//! Ownership of memory under I/O: every operation owns its buffers until the
+//! kernel is done with them, also when its future is dropped.
 
 pub mod buf;
+mod config;
+mod driver;
+mod exec;
+pub mod fs;
+mod msg;
+pub mod net;
+pub mod sync;
+mod thread;
+mod time;
 
 pub use buf::{BUF_ALIGN, BUF_MAX, Buf, BufMut, BufPool, Segment};
+pub use config::{Config, Kind};
+pub use exec::{Engine, Handle, Remote, handle, kind, spawn, yield_now};
+pub use msg::{Memory, RecvMsg, SendMsg};
+pub use thread::Thread;
+pub use time::{Elapsed, Sleep, now, sleep, sleep_until, timeout};
+
+/// A task under way on this thread: a future of its result. Dropping it
+/// cancels the task; [`detach`](Task::detach) lets it run.
+pub type Task<T> = async_task::Task<T>;
+
+/// Runs blocking code on a helper thread.
+pub async fn blocking<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+    blocking::unblock(f).await
+}

@@ -1,0 +1,125 @@
+//! Where system calls happen: io_uring or epoll behind one face.
+
+mod epoll;
+mod spin;
+mod uring;
+
+use crate::config::{Config, Kind};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(crate) use epoll::{Epoll, Interest};
+pub(crate) use spin::Spin;
+pub(crate) use uring::{Uring, op};
+
+/// The driver of one engine.
+pub(crate) enum Driver {
+    Uring(Box<Uring>),
+    Epoll(Box<Epoll>),
+}
+
+impl Driver {
+    pub(crate) fn new(config: &Config, signal: &Arc<Signal>) -> io::Result<Driver> {
+        let epoll = || Epoll::new(signal).map(|epoll| Driver::Epoll(Box::new(epoll)));
+        match config.wanted().map_err(io::Error::other)? {
+            Kind::Epoll => epoll(),
+            Kind::Uring => Uring::new(signal)
+                .map(|uring| Driver::Uring(Box::new(uring)))
+                .map_err(|e| io::Error::new(e.kind(), format!("io_uring cannot be used here: {e}"))),
+            Kind::Auto => match Uring::new(signal) {
+                Ok(uring) => Ok(Driver::Uring(Box::new(uring))),
+                Err(e) => {
+                    tracing::info!("io_uring cannot be used here ({e}); using epoll");
+                    epoll()
+                }
+            },
+        }
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Driver::Uring(_) => Kind::Uring,
+            Driver::Epoll(_) => Kind::Epoll,
+        }
+    }
+
+    /// Submits what is queued and takes what is done, without waiting.
+    /// Whether anything was done.
+    pub(crate) fn poll(&mut self) -> bool {
+        match self {
+            Driver::Uring(uring) => uring.poll(),
+            Driver::Epoll(epoll) => epoll.poll(Some(Duration::ZERO)),
+        }
+    }
+
+    /// A cheap look for events, for a spinning caller: true if
+    /// [`poll`](Self::poll) would find something.
+    fn peek(&mut self) -> bool {
+        match self {
+            Driver::Uring(uring) => uring.peek(),
+            Driver::Epoll(epoll) => epoll.poll(Some(Duration::ZERO)),
+        }
+    }
+
+    /// Waits for an event, the signal or the deadline.
+    pub(crate) fn sleep(&mut self, deadline: Option<Instant>) {
+        let wait = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        match self {
+            Driver::Uring(uring) => uring.sleep(wait),
+            Driver::Epoll(epoll) => {
+                epoll.poll(wait);
+            }
+        }
+    }
+
+    /// Takes every waker out, so that their tasks can be ended.
+    pub(crate) fn take_wakers(&mut self) -> Vec<std::task::Waker> {
+        match self {
+            Driver::Uring(uring) => uring.take_wakers(),
+            Driver::Epoll(epoll) => epoll.take_wakers(),
+        }
+    }
+
+    /// Waits until the kernel has let go of all memory.
+    pub(crate) fn shut_down(&mut self) {
+        if let Driver::Uring(uring) = self {
+            uring.shut_down();
+        }
+    }
+}
+
+/// Wakes an engine out of its sleep: an eventfd.
+pub(crate) struct Signal {
+    fd: OwnedFd,
+}
+
+impl Signal {
+    pub(crate) fn new() -> io::Result<Signal> {
+        // SAFETY: plain system call; the result is checked.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        Ok(Signal { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+    }
+
+    pub(crate) fn raise(&self) {
+        let one = 1u64;
+        // SAFETY: eight readable bytes. It can only fail when the counter is
+        // full, and then the sleeper wakes anyway.
+        unsafe { libc::write(self.fd.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    fn clear(&self) {
+        let mut count = 0u64;
+        // SAFETY: eight writable bytes; the descriptor does not block.
+        unsafe { libc::read(self.fd.as_raw_fd(), (&raw mut count).cast(), 8) };
+    }
+
+    fn raw(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}

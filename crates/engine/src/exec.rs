@@ -1,0 +1,398 @@
+//! The executor: tasks of one thread, and the way in from other threads.
+//!
+//! Invariants:
+//! - a task is polled on the thread of its engine only;
+//! - a wake from another thread is never lost: the sleeper announces itself
+//!   before it looks at the inbox for the last time, the waker fills the
+//!   inbox before it looks for a sleeper;
+//! - every task gets its turn: a round runs what was ready when it began,
+//!   then looks for I/O.
+
+use crate::config::{Config, Kind};
+use crate::driver::{Driver, Spin};
+use crate::time::Timers;
+use async_task::Runnable;
+use futures_channel::oneshot;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Instant;
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Core>>> = const { RefCell::new(None) };
+}
+
+/// What the tasks of one thread share.
+pub(crate) struct Core {
+    shared: Arc<Shared>,
+    ready: RefCell<VecDeque<Runnable>>,
+    pub(crate) timers: RefCell<Timers>,
+    pub(crate) driver: RefCell<Driver>,
+    spin: RefCell<Spin>,
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The side of an engine that other threads see.
+struct Shared {
+    inbox: Mutex<Inbox>,
+    /// The inbox may have something.
+    pending: AtomicBool,
+    /// The engine sleeps (or is about to) and wants a signal.
+    sleeping: AtomicBool,
+    signal: Arc<crate::driver::Signal>,
+}
+
+#[derive(Default)]
+struct Inbox {
+    woken: Vec<Runnable>,
+    jobs: Vec<Job>,
+    /// The engine is gone: nothing is taken any more.
+    closed: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn announce(&self) {
+        self.pending.store(true, Ordering::SeqCst);
+        if self.sleeping.load(Ordering::SeqCst) {
+            self.signal.raise();
+        }
+    }
+}
+
+fn schedule(shared: &Arc<Shared>, runnable: Runnable) {
+    let mut runnable = Some(runnable);
+    let _ = CURRENT.try_with(|current| {
+        if let Some(core) = current.borrow().as_ref()
+            && Arc::ptr_eq(&core.shared, shared)
+        {
+            core.ready.borrow_mut().extend(runnable.take());
+        }
+    });
+    if let Some(runnable) = runnable {
+        let mut inbox = shared.lock();
+        if inbox.closed {
+            // The task belongs to a thread that is gone; its memory may only
+            // be touched there, so it is left alone.
+            drop(inbox);
+            std::mem::forget(runnable);
+            return;
+        }
+        inbox.woken.push(runnable);
+        drop(inbox);
+        shared.announce();
+    }
+}
+
+pub(crate) fn with_core<R>(f: impl FnOnce(&Core) -> R) -> R {
+    CURRENT.with(|current| {
+        let current = current.borrow();
+        f(current.as_ref().expect("called outside an engine thread"))
+    })
+}
+
+/// The core, if this thread still has one (false in destructors at its end).
+pub(crate) fn try_with_core(f: impl FnOnce(&Core)) {
+    let _ = CURRENT.try_with(|current| {
+        if let Ok(current) = current.try_borrow()
+            && let Some(core) = current.as_ref()
+        {
+            f(core);
+        }
+    });
+}
+
+/// Starts a task on the calling engine thread.
+///
+/// # Panics
+/// Outside an engine thread.
+pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> crate::Task<T> {
+    let shared = with_core(|core| Arc::clone(&core.shared));
+    let (runnable, task) = async_task::spawn_local(future, move |runnable| schedule(&shared, runnable));
+    runnable.schedule();
+    task
+}
+
+/// The calling thread's engine, for other threads.
+///
+/// # Panics
+/// Outside an engine thread.
+pub fn handle() -> Handle {
+    with_core(|core| Handle { shared: Arc::clone(&core.shared) })
+}
+
+/// Which driver the calling thread's engine runs on.
+///
+/// # Panics
+/// Outside an engine thread.
+pub fn kind() -> Kind {
+    with_core(|core| core.driver.borrow().kind())
+}
+
+/// Lets every other ready task run once.
+pub async fn yield_now() {
+    let mut yielded = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// One thread's executor and driver. It is made and used on that thread.
+pub struct Engine {
+    core: Rc<Core>,
+}
+
+impl Engine {
+    /// Sets up an engine on the calling thread.
+    ///
+    /// # Errors
+    /// The driver that is asked for cannot be had here.
+    ///
+    /// # Panics
+    /// If the thread has an engine already.
+    pub fn new(config: &Config) -> io::Result<Engine> {
+        let signal = Arc::new(crate::driver::Signal::new()?);
+        let driver = Driver::new(config, &signal)?;
+        let shared = Arc::new(Shared {
+            inbox: Mutex::default(),
+            pending: AtomicBool::new(false),
+            sleeping: AtomicBool::new(false),
+            signal,
+        });
+        let core = Rc::new(Core {
+            shared,
+            ready: RefCell::default(),
+            timers: RefCell::default(),
+            driver: RefCell::new(driver),
+            spin: RefCell::new(Spin::new(config.spin)),
+        });
+        CURRENT.with(|current| {
+            let old = current.borrow_mut().replace(Rc::clone(&core));
+            assert!(old.is_none(), "this thread has an engine already");
+        });
+        Ok(Engine { core })
+    }
+
+    /// This engine, for other threads.
+    pub fn handle(&self) -> Handle {
+        Handle { shared: Arc::clone(&self.core.shared) }
+    }
+
+    /// Runs `future`, and every task, until `future` is done.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        let root = Arc::new(Root { woken: AtomicBool::new(true), shared: Arc::clone(&self.core.shared) });
+        let waker = Waker::from(Arc::clone(&root));
+        let mut cx = Context::from_waker(&waker);
+        loop {
+            if root.woken.swap(false, Ordering::SeqCst)
+                && let Poll::Ready(output) = future.as_mut().poll(&mut cx)
+            {
+                return output;
+            }
+            self.core.round(&root.woken);
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Tasks end while the core is still reachable, since their
+        // destructors cancel operations; then the kernel lets go of memory.
+        let (woken, jobs) = {
+            let mut inbox = self.core.shared.lock();
+            inbox.closed = true;
+            (std::mem::take(&mut inbox.woken), std::mem::take(&mut inbox.jobs))
+        };
+        drop((woken, jobs));
+        loop {
+            let ready = std::mem::take(&mut *self.core.ready.borrow_mut());
+            let wakers = self.core.driver.borrow_mut().take_wakers();
+            let timers = std::mem::take(&mut *self.core.timers.borrow_mut());
+            if ready.is_empty() && wakers.is_empty() && timers.next().is_none() {
+                break;
+            }
+            drop((ready, wakers, timers));
+        }
+        self.core.driver.borrow_mut().shut_down();
+        CURRENT.with(|current| current.borrow_mut().take());
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Engine({})", self.core.driver.borrow().kind())
+    }
+}
+
+/// The waker of `block_on`'s own future.
+struct Root {
+    woken: AtomicBool,
+    shared: Arc<Shared>,
+}
+
+impl Wake for Root {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woken.store(true, Ordering::SeqCst);
+        if self.shared.sleeping.load(Ordering::SeqCst) {
+            self.shared.signal.raise();
+        }
+    }
+}
+
+impl Core {
+    /// One round: ready tasks, the inbox, timers, then I/O, waiting for it
+    /// only if nothing else is to be done.
+    fn round(&self, root_woken: &AtomicBool) {
+        let turn = self.ready.borrow().len();
+        for _ in 0..turn {
+            let Some(runnable) = self.ready.borrow_mut().pop_front() else { break };
+            runnable.run();
+        }
+        self.take_inbox();
+        self.timers.borrow_mut().fire();
+
+        let busy = || !self.ready.borrow().is_empty() || root_woken.load(Ordering::SeqCst);
+        if busy() {
+            self.driver.borrow_mut().poll();
+            return;
+        }
+        let deadline = self.timers.borrow().next();
+        let mut driver = self.driver.borrow_mut();
+        let mut spin = self.spin.borrow_mut();
+        let pending = || self.shared.pending.load(Ordering::SeqCst) || root_woken.load(Ordering::SeqCst);
+        if driver.poll() || spin.wait(&mut driver, deadline, &pending) {
+            return;
+        }
+        // Announce the sleep, then look a last time.
+        self.shared.sleeping.store(true, Ordering::SeqCst);
+        if !pending() {
+            let began = Instant::now();
+            driver.sleep(deadline);
+            spin.slept(began.elapsed());
+        }
+        self.shared.sleeping.store(false, Ordering::SeqCst);
+    }
+
+    fn take_inbox(&self) {
+        if !self.shared.pending.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        let (woken, jobs) = {
+            let mut inbox = self.shared.lock();
+            (std::mem::take(&mut inbox.woken), std::mem::take(&mut inbox.jobs))
+        };
+        self.ready.borrow_mut().extend(woken);
+        for job in jobs {
+            job();
+        }
+    }
+}
+
+/// An engine as other threads see it.
+#[derive(Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Handle {
+    /// Runs what `f` makes as a task on the engine's thread. The task goes on
+    /// if the [`Remote`] is dropped.
+    pub fn spawn<F, Fut>(&self, f: F) -> Remote<Fut::Output>
+    where
+        F: FnOnce() -> Fut + Send + 'static,
+        Fut: Future + 'static,
+        Fut::Output: Send + 'static,
+    {
+        let (tx, rx) = oneshot::channel();
+        let job: Job = Box::new(move || {
+            let future = f();
+            spawn(async move {
+                let _ = tx.send(future.await);
+            })
+            .detach();
+        });
+        let mut inbox = self.shared.lock();
+        if !inbox.closed {
+            inbox.jobs.push(job);
+            drop(inbox);
+            self.shared.announce();
+        }
+        Remote { rx }
+    }
+
+    /// Whether both are the same engine.
+    pub fn is_same(&self, other: &Handle) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Handle")
+    }
+}
+
+/// The result of a task on another thread's engine: a future, or
+/// [`wait`](Remote::wait) for code that has no engine.
+#[derive(Debug)]
+pub struct Remote<T> {
+    rx: oneshot::Receiver<T>,
+}
+
+impl<T> Remote<T> {
+    /// Blocks the calling thread until the task is done.
+    ///
+    /// # Errors
+    /// [`EngineGone`] if the engine ended first.
+    pub fn wait(self) -> Result<T, EngineGone> {
+        struct Unpark(std::thread::Thread);
+        impl Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut cx = Context::from_waker(&waker);
+        let mut this = pin!(self);
+        loop {
+            match this.as_mut().poll(&mut cx) {
+                Poll::Ready(result) => return result,
+                Poll::Pending => std::thread::park(),
+            }
+        }
+    }
+}
+
+impl<T> Future for Remote<T> {
+    type Output = Result<T, EngineGone>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.rx).poll(cx).map_err(|_| EngineGone)
+    }
+}
+
+/// The engine ended before the task did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the engine ended before the task was done")]
+pub struct EngineGone;

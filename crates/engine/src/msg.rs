@@ -1,0 +1,275 @@
+//! Scatter/gather messages for stream sockets.
+//!
+//! Invariants:
+//! - a message owns all memory that its vectors point to, at addresses that
+//!   do not move while it is boxed, so it may be given to the kernel as it is;
+//! - what was received for the payload is in the payload's own memory, and
+//!   what followed it is in the staging area.
+
+use crate::buf::{Buf, BufMut, Segment};
+use std::fmt;
+
+/// Memory of a payload: where it comes from or goes to.
+#[derive(Debug)]
+pub enum Memory {
+    /// A writable buffer.
+    Buf(BufMut),
+    /// A read-only buffer (a source).
+    Shared(Buf),
+    /// A device's own memory.
+    Device(Segment),
+}
+
+impl Memory {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Memory::Buf(buf) => buf.len(),
+            Memory::Shared(buf) => buf.len(),
+            Memory::Device(segment) => segment.len(),
+        }
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes, if Rust may look at them (not for device memory, which
+    /// others may change at any moment).
+    pub fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            Memory::Buf(buf) => Some(buf),
+            Memory::Shared(buf) => Some(buf),
+            Memory::Device(_) => None,
+        }
+    }
+
+    /// As something to send: shared from now on.
+    pub fn into_source(self) -> Segment {
+        match self {
+            Memory::Buf(buf) => buf.freeze().segment(),
+            Memory::Shared(buf) => buf.segment(),
+            Memory::Device(segment) => segment,
+        }
+    }
+
+    fn destination(&mut self) -> Option<*mut u8> {
+        match self {
+            Memory::Buf(buf) => Some(buf.as_mut_ptr()),
+            Memory::Shared(_) => None,
+            Memory::Device(segment) => Some(segment.as_ptr()),
+        }
+    }
+}
+
+const EMPTY_IOV: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+fn empty_header() -> libc::msghdr {
+    // SAFETY: a header of zeroes is a valid header without address, vectors
+    // and control data.
+    unsafe { std::mem::zeroed() }
+}
+
+/// One receive: first into a payload's memory, then into a staging area.
+pub struct RecvMsg(pub(crate) Box<RecvInner>);
+
+pub(crate) struct RecvInner {
+    pub(crate) header: libc::msghdr,
+    iov: [libc::iovec; 2],
+    direct: Option<(Memory, usize, usize)>,
+    staging: BufMut,
+    limit: usize,
+    /// Of the last receive: bytes for the payload, and bytes staged.
+    placed: usize,
+    staged: usize,
+}
+
+impl RecvMsg {
+    /// With a staging area of `len` bytes.
+    pub fn new(len: usize) -> RecvMsg {
+        RecvMsg(Box::new(RecvInner {
+            header: empty_header(),
+            iov: [EMPTY_IOV; 2],
+            direct: None,
+            staging: BufMut::zeroed(len),
+            limit: len,
+            placed: 0,
+            staged: 0,
+        }))
+    }
+
+    /// Sets where the next bytes go first: `len` bytes at `offset` of `memory`.
+    ///
+    /// # Panics
+    /// If the range is not within the memory, or the memory is read-only.
+    pub fn set_direct(&mut self, mut memory: Memory, offset: usize, len: usize) {
+        assert!(offset <= memory.len() && len <= memory.len() - offset, "payload outside its memory");
+        assert!(memory.destination().is_some(), "read-only memory as a destination");
+        self.0.direct = Some((memory, offset, len));
+    }
+
+    /// Takes the payload's memory back, and how many bytes it got.
+    pub fn take_direct(&mut self) -> Option<(Memory, usize)> {
+        let inner = &mut *self.0;
+        inner.direct.take().map(|(memory, _, _)| (memory, inner.placed))
+    }
+
+    /// Uses at most `limit` bytes of the staging area in the next receive:
+    /// little where bulk follows, so that little of it has to be copied.
+    pub fn set_staging_limit(&mut self, limit: usize) {
+        self.0.limit = limit.min(self.0.staging.len());
+    }
+
+    /// Size of the staging area in bytes.
+    pub fn staging_len(&self) -> usize {
+        self.0.staging.len()
+    }
+
+    /// What came after the payload.
+    pub fn staged(&self) -> &[u8] {
+        &self.0.staging[..self.0.staged]
+    }
+
+    /// Bytes received in all by the last receive.
+    pub fn received(&self) -> usize {
+        self.0.placed + self.0.staged
+    }
+}
+
+impl fmt::Debug for RecvMsg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RecvMsg({} bytes received)", self.received())
+    }
+}
+
+impl RecvInner {
+    /// Points the header at the memory; the number of vectors.
+    pub(crate) fn prepare(&mut self) -> &[libc::iovec] {
+        let mut n = 0;
+        if let Some((memory, offset, len)) = &mut self.direct
+            && *len > 0
+            && let Some(base) = memory.destination()
+        {
+            self.iov[n] = libc::iovec { iov_base: base.wrapping_add(*offset).cast(), iov_len: *len };
+            n += 1;
+        }
+        if self.limit > 0 {
+            self.iov[n] = libc::iovec { iov_base: self.staging.as_mut_ptr().cast(), iov_len: self.limit };
+            n += 1;
+        }
+        (self.placed, self.staged) = (0, 0);
+        self.header.msg_iov = self.iov.as_mut_ptr();
+        self.header.msg_iovlen = n as _;
+        &self.iov[..n]
+    }
+
+    pub(crate) fn done(&mut self, received: usize) {
+        let direct = self.direct.as_ref().map_or(0, |(_, _, len)| *len);
+        self.placed = received.min(direct);
+        self.staged = received - self.placed;
+    }
+}
+
+/// One send: small pieces of a byte vector and payloads, in order.
+pub struct SendMsg(pub(crate) Box<SendInner>);
+
+pub(crate) struct SendInner {
+    pub(crate) header: libc::msghdr,
+    iov: Vec<libc::iovec>,
+    /// First vector that is not sent yet.
+    next: usize,
+    bytes: Vec<u8>,
+    keep: Vec<Segment>,
+}
+
+/// Vectors that one call takes (`UIO_MAXIOV`).
+const IOV_MAX: usize = 1024;
+
+impl Default for SendMsg {
+    fn default() -> SendMsg {
+        SendMsg::new()
+    }
+}
+
+impl SendMsg {
+    /// Without content.
+    pub fn new() -> SendMsg {
+        SendMsg(Box::new(SendInner {
+            header: empty_header(),
+            iov: Vec::new(),
+            next: 0,
+            bytes: Vec::new(),
+            keep: Vec::new(),
+        }))
+    }
+
+    /// Begins a new message on `bytes`, from which [`push_bytes`](Self::push_bytes)
+    /// takes; gives the vector of the last message back, empty, for reuse.
+    pub fn begin(&mut self, bytes: Vec<u8>) -> Vec<u8> {
+        let inner = &mut *self.0;
+        inner.iov.clear();
+        inner.keep.clear();
+        inner.next = 0;
+        let mut old = std::mem::replace(&mut inner.bytes, bytes);
+        old.clear();
+        old
+    }
+
+    /// Appends `len` bytes at `start` of the byte vector.
+    ///
+    /// # Panics
+    /// If they are not in it.
+    pub fn push_bytes(&mut self, start: usize, len: usize) {
+        let piece = &self.0.bytes[start..start + len];
+        let iov = libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: len };
+        self.0.iov.push(iov);
+    }
+
+    /// Appends a payload.
+    pub fn push(&mut self, segment: Segment) {
+        let iov = libc::iovec { iov_base: segment.as_ptr().cast(), iov_len: segment.len() };
+        self.0.iov.push(iov);
+        self.0.keep.push(segment);
+    }
+
+    /// Bytes still to be sent.
+    pub fn remaining(&self) -> usize {
+        self.0.iov[self.0.next..].iter().map(|iov| iov.iov_len).sum()
+    }
+
+    /// Whether there is nothing left to send.
+    pub fn is_empty(&self) -> bool {
+        self.0.next == self.0.iov.len()
+    }
+}
+
+impl fmt::Debug for SendMsg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SendMsg({} bytes left)", self.remaining())
+    }
+}
+
+impl SendInner {
+    /// Points the header at what is left to send.
+    pub(crate) fn prepare(&mut self) -> &[libc::iovec] {
+        let end = self.iov.len().min(self.next + IOV_MAX);
+        let rest = &mut self.iov[self.next..end];
+        self.header.msg_iov = rest.as_mut_ptr();
+        self.header.msg_iovlen = rest.len() as _;
+        rest
+    }
+
+    /// Notes that `sent` bytes are gone.
+    pub(crate) fn advance(&mut self, mut sent: usize) {
+        while let Some(iov) = self.iov.get_mut(self.next) {
+            if sent < iov.iov_len {
+                iov.iov_base = iov.iov_base.wrapping_byte_add(sent);
+                iov.iov_len -= sent;
+                return;
+            }
+            sent -= iov.iov_len;
+            self.next += 1;
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Stream sockets.
+
+use crate::driver::{Driver, Interest, op};
+use crate::exec::{try_with_core, with_core};
+use crate::msg::{RecvMsg, SendMsg};
+use io_uring::{opcode, types};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// Connections waiting to be accepted: a thousand hosts may come at once.
+const BACKLOG: i32 = 4096;
+
+/// Settings of a TCP socket. Buffer sizes are not among them: an explicit
+/// size would freeze the kernel's autotuning.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SocketOptions {
+    /// Congestion control by the kernel's name, or its default.
+    pub congestion: Option<String>,
+}
+
+impl SocketOptions {
+    fn apply(&self, socket: &Socket) -> io::Result<()> {
+        socket.set_tcp_nodelay(true)?;
+        if let Some(name) = &self.congestion {
+            socket.set_tcp_congestion(name.as_bytes()).map_err(|e| {
+                io::Error::new(e.kind(), format!("congestion control '{name}' cannot be used: {e}"))
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// A descriptor known to the engine's driver.
+struct Source {
+    fd: OwnedFd,
+    /// Its place in the epoll driver; none on io_uring.
+    key: Option<usize>,
+}
+
+impl Source {
+    /// Makes the descriptor (blocking or not, as the driver wants it) known.
+    fn new(socket: Socket) -> io::Result<Source> {
+        let fd: OwnedFd = socket.into();
+        let key = with_core(|core| match &mut *core.driver.borrow_mut() {
+            Driver::Uring(_) => Ok(None),
+            Driver::Epoll(epoll) => epoll.register(fd.as_raw_fd()).map(Some),
+        })?;
+        Ok(Source { fd, key })
+    }
+
+    fn raw(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// Waits until the descriptor may be ready.
+    async fn ready(&self, interest: Interest) -> io::Result<()> {
+        let Some(key) = self.key else {
+            let events = match interest {
+                Interest::Readable => libc::POLLIN,
+                Interest::Writable => libc::POLLOUT,
+            };
+            let entry = opcode::PollAdd::new(types::Fd(self.raw()), events as u32).build();
+            // SAFETY: no memory involved.
+            return unsafe { op(entry, ()) }.await.0.map(drop);
+        };
+        poll_fn(|cx| {
+            with_core(|core| match &mut *core.driver.borrow_mut() {
+                Driver::Epoll(epoll) => epoll.poll_ready(key, interest, cx),
+                Driver::Uring(_) => unreachable!("a source stays with its engine"),
+            })
+        })
+        .await;
+        Ok(())
+    }
+
+    /// Repeats a system call that does not block until it has an answer.
+    async fn retry<T>(&self, interest: Interest, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        loop {
+            match call() {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    if let Some(key) = self.key {
+                        with_core(|core| {
+                            if let Driver::Epoll(epoll) = &mut *core.driver.borrow_mut() {
+                                epoll.clear_ready(key, interest);
+                            }
+                        });
+                    }
+                    self.ready(interest).await?;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            try_with_core(|core| {
+                if let Driver::Epoll(epoll) = &mut *core.driver.borrow_mut() {
+                    epoll.deregister(key, self.fd.as_raw_fd());
+                }
+            });
+        }
+    }
+}
+
+fn check(n: isize) -> io::Result<usize> {
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// A listening socket.
+pub struct TcpListener {
+    source: Source,
+}
+
+impl TcpListener {
+    /// Listens on `addr` (port 0: any free one).
+    ///
+    /// # Errors
+    /// The address is in use or not of this machine.
+    pub fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
+        TcpListener::from_std(TcpListener::bind_std(addr)?)
+    }
+
+    /// Listens without an engine, to be handed to one with [`from_std`](Self::from_std).
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_std(addr: SocketAddr) -> io::Result<std::net::TcpListener> {
+        let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&addr.into())?;
+        socket.listen(BACKLOG)?;
+        Ok(socket.into())
+    }
+
+    /// Brings a listener to the calling thread's engine.
+    ///
+    /// # Errors
+    /// The driver cannot take it.
+    pub fn from_std(listener: std::net::TcpListener) -> io::Result<TcpListener> {
+        listener.set_nonblocking(true)?;
+        Ok(TcpListener { source: Source::new(listener.into())? })
+    }
+
+    /// The next connection, not yet bound to an engine: [`TcpStream::from_std`]
+    /// does that on the thread that is to serve it.
+    ///
+    /// # Errors
+    /// Of accept(2); those that concern one connection only are skipped.
+    pub async fn accept(&self) -> io::Result<(std::net::TcpStream, SocketAddr)> {
+        loop {
+            let socket = SockRef::from(&self.source.fd);
+            match self.source.retry(Interest::Readable, || socket.accept()).await {
+                Ok((socket, addr)) => {
+                    let addr = addr.as_socket().ok_or_else(|| io::Error::other("not an IP peer"))?;
+                    return Ok((socket.into(), addr));
+                }
+                // The peer was gone before it was accepted.
+                Err(e) if matches!(e.raw_os_error(), Some(libc::ECONNABORTED | libc::EPROTO)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// The address that it listens on.
+    ///
+    /// # Errors
+    /// Of getsockname(2).
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        local_addr(&self.source.fd)
+    }
+}
+
+impl fmt::Debug for TcpListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TcpListener({:?})", self.local_addr().ok())
+    }
+}
+
+fn local_addr(fd: &OwnedFd) -> io::Result<SocketAddr> {
+    SockRef::from(fd).local_addr()?.as_socket().ok_or_else(|| io::Error::other("not an IP socket"))
+}
+
+/// A connected socket. One task receives and one sends, at the same time.
+pub struct TcpStream {
+    source: Source,
+}
+
+impl TcpStream {
+    /// Connects to `addr`. Nothing else on the thread waits for it.
+    ///
+    /// # Errors
+    /// The peer refuses or cannot be reached. There is no deadline but the
+    /// kernel's: see [`crate::timeout`].
+    pub async fn connect(addr: SocketAddr, options: &SocketOptions) -> io::Result<TcpStream> {
+        let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+        options.apply(&socket)?;
+        socket.set_nonblocking(true)?;
+        match socket.connect(&addr.into()) {
+            Ok(()) => {}
+            Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {
+                let source = Source::new(socket.try_clone()?)?;
+                loop {
+                    source.ready(Interest::Writable).await?;
+                    if let Some(e) = socket.take_error()? {
+                        return Err(e);
+                    }
+                    if socket.peer_addr().is_ok() {
+                        break;
+                    }
+                    if let Some(key) = source.key {
+                        with_core(|core| {
+                            if let Driver::Epoll(epoll) = &mut *core.driver.borrow_mut() {
+                                epoll.clear_ready(key, Interest::Writable);
+                            }
+                        });
+                    }
+                }
+            }
+            Err(e) => return Err(e),
+        }
+        TcpStream::adopt(socket)
+    }
+
+    /// Brings a connected socket to the calling thread's engine.
+    ///
+    /// # Errors
+    /// The options cannot be set, or the driver cannot take it.
+    pub fn from_std(stream: std::net::TcpStream, options: &SocketOptions) -> io::Result<TcpStream> {
+        let socket = Socket::from(stream);
+        options.apply(&socket)?;
+        TcpStream::adopt(socket)
+    }
+
+    fn adopt(socket: Socket) -> io::Result<TcpStream> {
+        // io_uring takes O_NONBLOCK as a wish not to wait for data.
+        socket.set_nonblocking(crate::exec::kind() == crate::Kind::Epoll)?;
+        Ok(TcpStream { source: Source::new(socket)? })
+    }
+
+    /// Takes the socket from its engine, to be given to another one. No
+    /// operation may be under way on it.
+    ///
+    /// # Errors
+    /// No descriptor is left for the copy.
+    pub fn into_std(self) -> io::Result<std::net::TcpStream> {
+        Ok(self.source.fd.try_clone()?.into())
+    }
+
+    /// Receives what there is, at least a byte: first into the payload's
+    /// memory, then into the staging area. Zero bytes mean that the peer has
+    /// closed its side.
+    pub async fn recv(&self, mut msg: RecvMsg) -> (io::Result<usize>, RecvMsg) {
+        let fd = types::Fd(self.source.raw());
+        let iov = msg.0.prepare();
+        let result = if self.source.key.is_none() {
+            let entry = match *iov {
+                [one] => opcode::Recv::new(fd, one.iov_base.cast(), one.iov_len as u32).build(),
+                _ => opcode::RecvMsg::new(fd, &raw mut msg.0.header).build(),
+            };
+            // SAFETY: the message owns its memory, and is boxed.
+            let (result, inner) = unsafe { op(entry, msg.0) }.await;
+            msg = RecvMsg(inner);
+            result.map(|n| n as usize)
+        } else {
+            let call = || {
+                // SAFETY: the header describes memory that the message owns.
+                check(unsafe { libc::recvmsg(self.source.raw(), &raw mut msg.0.header, libc::MSG_DONTWAIT) })
+            };
+            self.source.retry(Interest::Readable, call).await
+        };
+        msg.0.done(*result.as_ref().unwrap_or(&0));
+        (result, msg)
+    }
+
+    /// Sends the whole message.
+    pub async fn send(&self, mut msg: SendMsg) -> (io::Result<()>, SendMsg) {
+        let fd = types::Fd(self.source.raw());
+        while !msg.is_empty() {
+            let iov = msg.0.prepare();
+            let result = if self.source.key.is_none() {
+                // With WAITALL the kernel itself goes on after a short write.
+                let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+                let entry = match *iov {
+                    [one] => {
+                        opcode::Send::new(fd, one.iov_base.cast(), one.iov_len as u32).flags(flags).build()
+                    }
+                    _ => opcode::SendMsg::new(fd, &raw const msg.0.header).flags(flags as u32).build(),
+                };
+                // SAFETY: the message owns its memory, and is boxed.
+                let (result, inner) = unsafe { op(entry, msg.0) }.await;
+                msg = SendMsg(inner);
+                result.map(|n| n as usize)
+            } else {
+                let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+                let call = || {
+                    // SAFETY: the header describes memory that the message owns.
+                    check(unsafe { libc::sendmsg(self.source.raw(), &raw const msg.0.header, flags) })
+                };
+                self.source.retry(Interest::Writable, call).await
+            };
+            match result {
+                Ok(sent) => msg.0.advance(sent),
+                Err(e) => return (Err(e), msg),
+            }
+        }
+        (Ok(()), msg)
+    }
+
+    /// Ends one direction or both; a task that waits in it returns.
+    ///
+    /// # Errors
+    /// The peer has gone already.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        SockRef::from(&self.source.fd).shutdown(how)
+    }
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// The peer has gone already.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let addr = SockRef::from(&self.source.fd).peer_addr()?;
+        addr.as_socket().ok_or_else(|| io::Error::other("not an IP socket"))
+    }
+
+    /// This end's address.
+    ///
+    /// # Errors
+    /// Of getsockname(2).
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        local_addr(&self.source.fd)
+    }
+
+    /// The congestion control in use, by the kernel's name.
+    ///
+    /// # Errors
+    /// Of getsockopt(2).
+    pub fn congestion(&self) -> io::Result<String> {
+        let name = SockRef::from(&self.source.fd).tcp_congestion()?;
+        Ok(String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned())
+    }
+
+    /// Smoothed round trip and its variation, as TCP sees them.
+    ///
+    /// # Errors
+    /// Of getsockopt(2).
+    pub fn round_trip(&self) -> io::Result<(Duration, Duration)> {
+        // SAFETY: a structure of plain numbers.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut len = size_of_val(&info) as libc::socklen_t;
+        // SAFETY: `info` is writable and `len` its length.
+        let rc = unsafe {
+            libc::getsockopt(
+                self.source.raw(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                (&raw mut info).cast(),
+                &raw mut len,
+            )
+        };
+        check(rc as isize)?;
+        let micros = |us: u32| Duration::from_micros(us.into());
+        Ok((micros(info.tcpi_rtt), micros(info.tcpi_rttvar)))
+    }
+}
+
+impl fmt::Debug for TcpStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TcpStream(to {:?})", self.peer_addr().ok())
+    }
+}

@@ -1,0 +1,71 @@
+//! An engine with a thread of its own.
+
+use crate::config::Config;
+use crate::exec::{Engine, Handle};
+use futures_channel::oneshot;
+use std::io;
+use std::thread::JoinHandle;
+
+/// A thread that runs an engine until this is dropped.
+#[derive(Debug)]
+pub struct Thread {
+    handle: Handle,
+    stop: Option<oneshot::Sender<()>>,
+    join: Option<JoinHandle<()>>,
+}
+
+impl Thread {
+    /// Starts a thread called `name` (the system shows 15 bytes of it).
+    ///
+    /// # Errors
+    /// No thread, or no driver as `config` asks for; the processor to pin to
+    /// does not exist.
+    pub fn start(name: &str, config: Config) -> io::Result<Thread> {
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (ready, started) = std::sync::mpsc::channel();
+        let join = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let engine = config.cpu.map_or(Ok(()), pin_to).and_then(|()| Engine::new(&config));
+            match engine {
+                Ok(engine) => {
+                    let _ = ready.send(Ok(engine.handle()));
+                    let _ = engine.block_on(stopped);
+                }
+                Err(e) => {
+                    let _ = ready.send(Err(e));
+                }
+            }
+        })?;
+        let handle = started.recv().unwrap_or_else(|_| Err(io::Error::other("the engine thread died")))?;
+        Ok(Thread { handle, stop: Some(stop), join: Some(join) })
+    }
+
+    /// The thread's engine.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(join) = self.join.take()
+            && join.thread().id() != std::thread::current().id()
+        {
+            let _ = join.join();
+        }
+    }
+}
+
+/// Pins the calling thread to one processor.
+fn pin_to(cpu: usize) -> io::Result<()> {
+    if cpu >= libc::CPU_SETSIZE as usize {
+        return Err(io::Error::other(format!("no processor {cpu}")));
+    }
+    // SAFETY: a zeroed set is an empty set; `cpu` is below its size.
+    let rc = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

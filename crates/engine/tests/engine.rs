@@ -1,0 +1,216 @@
+//! Both drivers, on real sockets, files and timers.
+
+use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
+use longhaul_engine::{
+    Buf, BufMut, Config, Engine, Kind, Memory, RecvMsg, SendMsg, Thread, fs::File, sleep, spawn,
+    sync::Notify, timeout,
+};
+use std::net::Shutdown;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Runs `test` on every driver that this machine grants.
+fn on_each_driver(test: impl Fn(&Engine)) {
+    for kind in [Kind::Epoll, Kind::Uring] {
+        let config = Config { kind, ..Config::default() };
+        match Engine::new(&config) {
+            Ok(engine) => test(&engine),
+            Err(e) => eprintln!("skipped on {kind}: {e}"),
+        }
+    }
+}
+
+async fn pair() -> (TcpStream, TcpStream) {
+    let options = SocketOptions::default();
+    let listener = TcpListener::bind("127.0.0.1:0".parse().expect("address")).expect("bind");
+    let addr = listener.local_addr().expect("address");
+    let client = TcpStream::connect(addr, &options).await.expect("connect");
+    let (server, _) = listener.accept().await.expect("accept");
+    (client, TcpStream::from_std(server, &options).expect("adopt"))
+}
+
+#[test]
+fn tasks_timers_and_signals() {
+    on_each_driver(|engine| {
+        let began = Instant::now();
+        let got = engine.block_on(async {
+            let notify = Rc::new(Notify::new());
+            let signaller = Rc::clone(&notify);
+            spawn(async move {
+                sleep(Duration::from_millis(5)).await;
+                signaller.notify();
+            })
+            .detach();
+            notify.notified().await;
+            let late = timeout(Duration::from_millis(2), std::future::pending::<()>()).await;
+            assert!(late.is_err());
+            spawn(async { 42 }).await
+        });
+        assert_eq!(got, 42);
+        assert!(began.elapsed() >= Duration::from_millis(7));
+    });
+}
+
+#[test]
+fn payload_goes_to_its_memory_and_the_rest_to_staging() {
+    on_each_driver(|engine| {
+        engine.block_on(async {
+            let (client, server) = pair().await;
+            let payload: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
+            let mut msg = SendMsg::new();
+            msg.begin(b"headtail".to_vec());
+            msg.push_bytes(0, 4);
+            msg.push(Buf::copy_of(&payload).segment());
+            msg.push_bytes(4, 4);
+            let sender = spawn(async move {
+                let (result, msg) = client.send(msg).await;
+                result.expect("sent");
+                assert!(msg.is_empty());
+                client
+            });
+            let mut recv = RecvMsg::new(64);
+            recv.set_staging_limit(4);
+            let (n, back) = server.recv(recv).await;
+            recv = back;
+            assert_eq!((n.expect("received"), recv.staged()), (4, &b"head"[..]));
+            let mut memory = Memory::Buf(BufMut::zeroed(payload.len()));
+            let mut done = 0;
+            while done < payload.len() {
+                recv.set_direct(memory, done, payload.len() - done);
+                recv.set_staging_limit(64);
+                let (n, back) = server.recv(recv).await;
+                assert!(n.expect("received") > 0);
+                recv = back;
+                let staged = recv.staged().len();
+                let (mem, got) = recv.take_direct().expect("set above");
+                memory = mem;
+                done += got;
+                assert_eq!(recv.received(), got + staged);
+            }
+            assert!(memory.bytes() == Some(&payload[..]));
+            let client = sender.await;
+            client.shutdown(Shutdown::Write).expect("shutdown");
+            recv.set_staging_limit(64);
+            let mut rest = recv.staged().to_vec();
+            loop {
+                let (n, back) = server.recv(recv).await;
+                recv = back;
+                if n.expect("received") == 0 {
+                    break;
+                }
+                rest.extend_from_slice(recv.staged());
+            }
+            assert_eq!(rest, b"tail");
+        });
+    });
+}
+
+#[test]
+fn a_dropped_receive_is_cancelled_and_loses_no_memory() {
+    on_each_driver(|engine| {
+        engine.block_on(async {
+            let (client, server) = pair().await;
+            for _ in 0..100 {
+                let wait = server.recv(RecvMsg::new(4096));
+                assert!(timeout(Duration::from_micros(200), wait).await.is_err());
+            }
+            let mut msg = SendMsg::new();
+            msg.begin(b"x".to_vec());
+            msg.push_bytes(0, 1);
+            client.send(msg).await.0.expect("sent");
+            let (n, msg) = server.recv(RecvMsg::new(16)).await;
+            assert_eq!((n.expect("received"), msg.staged()), (1, &b"x"[..]));
+        });
+    });
+}
+
+#[test]
+fn an_engine_ends_with_operations_under_way() {
+    on_each_driver(|engine| {
+        engine.block_on(async {
+            let (client, server) = pair().await;
+            spawn(async move {
+                let _client = client;
+                server.recv(RecvMsg::new(4096)).await.0.expect("never");
+            })
+            .detach();
+            sleep(Duration::from_millis(1)).await;
+        });
+    });
+}
+
+#[test]
+fn connection_refused_is_an_error() {
+    on_each_driver(|engine| {
+        engine.block_on(async {
+            let free = TcpListener::bind("127.0.0.1:0".parse().expect("address")).expect("bind");
+            let addr = free.local_addr().expect("address");
+            drop(free);
+            let e = TcpStream::connect(addr, &SocketOptions::default()).await.expect_err("refused");
+            assert_eq!(e.kind(), std::io::ErrorKind::ConnectionRefused);
+        });
+    });
+}
+
+#[test]
+fn files_read_write_and_sync() {
+    on_each_driver(|engine| {
+        engine.block_on(async {
+            let file = File::from(tempfile::tempfile().expect("temporary file"));
+            let data: Vec<u8> = (0..300_000u32).map(|i| (i * 7) as u8).collect();
+            file.write_at(Buf::copy_of(&data), 4096, true).await.expect("written");
+            file.sync_data().await.expect("synced");
+            let (n, buf) = file.read_at(BufMut::zeroed(data.len() + 10), 4096).await;
+            assert_eq!(n.expect("read"), data.len());
+            assert!(buf[..data.len()] == data[..]);
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            if file.fallocate(mode, 4096, 4096).await.is_ok() {
+                let (_, buf) = file.read_at(BufMut::zeroed(4096), 4096).await;
+                assert!(buf.iter().all(|&b| b == 0));
+            }
+        });
+    });
+}
+
+#[test]
+fn other_threads_reach_an_engine() {
+    for kind in [Kind::Epoll, Kind::Auto] {
+        let thread = Thread::start("test-engine", Config { kind, ..Config::default() }).expect("thread");
+        let handle = thread.handle();
+        // Long enough for the engine to sleep in between.
+        for i in 0..200u64 {
+            let got = handle.spawn(move || async move { i + 1 }).wait();
+            assert_eq!(got, Ok(i + 1));
+        }
+        let slow = handle.spawn(|| async {
+            sleep(Duration::from_millis(3)).await;
+            7
+        });
+        assert_eq!(slow.wait(), Ok(7));
+        drop(thread);
+        assert!(handle.spawn(|| async {}).wait().is_err());
+    }
+}
+
+/// Processor time of this process, by the kernel's count.
+fn cpu_time() -> Duration {
+    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `ts` is writable.
+    let rc = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut ts) };
+    assert_eq!(rc, 0);
+    Duration::new(ts.tv_sec as u64, ts.tv_nsec as u32)
+}
+
+#[test]
+fn an_idle_engine_sleeps() {
+    on_each_driver(|engine| {
+        let used = engine.block_on(async {
+            let began = cpu_time();
+            for _ in 0..5 {
+                sleep(Duration::from_millis(40)).await;
+            }
+            cpu_time() - began
+        });
+        assert!(used < Duration::from_millis(10), "{used:?} of processor time in 200 ms of idling");
+    });
+}
