@@ -1,0 +1,65 @@
+# Words for the scripts that tests run in the guest. Sourced before each.
+
+# until_true SECONDS COMMAND...: waits until COMMAND succeeds.
+until_true() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ $SECONDS -lt $end ] || { echo "waited in vain for: $*"; return 1; }
+        sleep 0.1
+    done
+}
+
+# block_device NQN [NSID]: prints the block device of a connected namespace.
+block_device() {
+    local b
+    for b in /sys/block/nvme*; do
+        [ "$(cat "$b/device/subsysnqn" 2> /dev/null)" = "$1" ] || continue
+        [ "$(cat "$b/nsid" 2> /dev/null || echo "${b##*n}")" = "${2:-1}" ] || continue
+        [ "$(cat "$b/hidden" 2> /dev/null)" = 1 ] && continue
+        [ -b "/dev/${b##*/}" ] && echo "/dev/${b##*/}" && return 0
+    done
+    return 1
+}
+
+# controller NQN: prints the controller's character device.
+controller() {
+    local c
+    for c in /sys/class/nvme/nvme*; do
+        [ "$(cat "$c/subsysnqn" 2> /dev/null)" = "$1" ] && echo "/dev/${c##*/}" && return 0
+    done
+    return 1
+}
+
+# attach NQN PORT [nvme-connect options]: connects to the test's machine, and
+# sets DEV and CTRL when the namespace is there.
+attach() {
+    local nqn=$1 port=$2
+    shift 2
+    nvme connect -t tcp -a 10.0.2.2 -s "$port" -n "$nqn" --keep-alive-tmo=30 "$@" || return 1
+    until_true 60 block_device "$nqn" > /dev/null || return 1
+    DEV=$(block_device "$nqn")
+    CTRL=$(controller "$nqn")
+}
+
+# detach NQN: disconnects, and waits until the device is gone.
+detach() {
+    nvme disconnect -n "$1" > /dev/null
+    until_true 60 gone "$1"
+}
+gone() { ! block_device "$1" > /dev/null; }
+
+# state_is NQN STATE: whether the controller is in STATE (live, connecting, …).
+state_is() { [ "$(cat "/sys/class/nvme/$(basename "$(controller "$1")")/state" 2> /dev/null)" = "$2" ]; }
+
+# sectors_are DEV N: whether the device has N sectors of 512 bytes.
+sectors_are() { [ "$(cat "/sys/block/${1##*/}/size")" = "$2" ]; }
+
+# clean_up: what one check leaves is not there for the next.
+clean_up() {
+    local m
+    for m in $(grep -o ' /mnt[^ ]*' /proc/mounts); do umount -l "$m"; done
+    nvme disconnect-all > /dev/null 2>&1
+    nvmet clear
+    rm -rf /tmp/* /root/*
+}

@@ -1,0 +1,1 @@
+"""A stock Linux kernel in QEMU as the other end of an NVMe/TCP connection."""
