@@ -1,0 +1,228 @@
+//! `nvme+tcp://HOST[:PORT]/SUBNQN[?nsid=N&…]`: how a person names a remote
+//! namespace.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The scheme of NVMe over TCP.
+pub const SCHEME: &str = "nvme+tcp";
+/// Port of NVMe/TCP I/O controllers (IANA: `nvme`).
+pub const IO_PORT: u16 = 4420;
+/// Port of NVMe/TCP discovery controllers (IANA: `nvme-disc`).
+pub const DISCOVERY_PORT: u16 = 8009;
+
+/// A remote namespace, and how to reach it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uri {
+    /// Host name or address (without the brackets of IPv6).
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+    /// NQN of the subsystem, or the short name that ends it: an NQN that
+    /// does not begin with `nqn.` is looked up by discovery.
+    pub subnqn: String,
+    /// The namespace; without it the subsystem's only one.
+    pub nsid: Option<u32>,
+    /// Options, each also settable in [`crate::Options`].
+    pub options: UriOptions,
+}
+
+/// Options that a URI may carry. `None` leaves the default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UriOptions {
+    /// CRC32C over PDU headers.
+    pub hdr_digest: Option<bool>,
+    /// CRC32C over PDU data.
+    pub data_digest: Option<bool>,
+    /// Entries of each I/O queue.
+    pub queue_size: Option<u16>,
+    /// Keep-alive time-out in milliseconds; 0 switches it off.
+    pub kato_ms: Option<u32>,
+    /// NQN that this host calls itself.
+    pub hostnqn: Option<String>,
+}
+
+/// What is wrong with a URI, in a sentence that names the part.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("bad device URI '{uri}': {problem}; the form is nvme+tcp://HOST[:PORT]/SUBNQN[?nsid=N]")]
+pub struct UriError {
+    uri: String,
+    problem: String,
+}
+
+impl FromStr for Uri {
+    type Err = UriError;
+
+    fn from_str(s: &str) -> Result<Uri, UriError> {
+        parse(s).map_err(|problem| UriError { uri: s.to_owned(), problem })
+    }
+}
+
+fn parse(s: &str) -> Result<Uri, String> {
+    let rest = s
+        .strip_prefix(SCHEME)
+        .and_then(|rest| rest.strip_prefix("://"))
+        .ok_or_else(|| format!("it does not begin with {SCHEME}://"))?;
+    let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
+    let (authority, path) = rest.split_once('/').ok_or("there is no /SUBNQN after the host")?;
+    let (host, port) = parse_authority(authority)?;
+    let subnqn = decode(path.trim_end_matches('/'))?;
+    if subnqn.is_empty() {
+        return Err("there is no SUBNQN after the host".into());
+    }
+    if subnqn.len() > NQN_MAX {
+        return Err(format!("the SUBNQN has {} bytes, at most {NQN_MAX} are allowed", subnqn.len()));
+    }
+    let mut uri = Uri { host, port, subnqn, nsid: None, options: UriOptions::default() };
+    for pair in query.into_iter().flat_map(|query| query.split('&')).filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, "true"));
+        uri.set(key, &decode(value)?)?;
+    }
+    Ok(uri)
+}
+
+/// NVMe Base 2.1, NVMe Qualified Names: at most 223 bytes.
+const NQN_MAX: usize = 223;
+
+/// `HOST[:PORT]`, with an IPv6 address in brackets, or alone without them.
+pub fn parse_authority(s: &str) -> Result<(String, u16), String> {
+    let (host, port) = if let Some(rest) = s.strip_prefix('[') {
+        let (host, rest) = rest.split_once(']').ok_or("the [ of the IPv6 address is not closed")?;
+        match rest {
+            "" => (host, None),
+            _ => (host, Some(rest.strip_prefix(':').ok_or_else(|| format!("'{rest}' after the ]"))?)),
+        }
+    } else {
+        match s.split_once(':') {
+            Some((host, port)) if !port.contains(':') => (host, Some(port)),
+            _ => (s, None),
+        }
+    };
+    if host.is_empty() {
+        return Err("there is no host".into());
+    }
+    let port = match port {
+        None => IO_PORT,
+        Some(port) => match port.parse() {
+            Ok(0) | Err(_) => return Err(format!("'{port}' is not a port (1 to 65535)")),
+            Ok(port) => port,
+        },
+    };
+    Ok((host.to_owned(), port))
+}
+
+impl Uri {
+    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let options = &mut self.options;
+        match key {
+            "nsid" => {
+                let nsid = number(key, value)?;
+                if nsid == 0 || nsid == u32::MAX {
+                    return Err(format!("nsid={value} is not a namespace"));
+                }
+                self.nsid = Some(nsid);
+            }
+            "hdr_digest" => options.hdr_digest = Some(boolean(key, value)?),
+            "data_digest" => options.data_digest = Some(boolean(key, value)?),
+            "queue_size" => options.queue_size = Some(number(key, value)?),
+            "kato" => options.kato_ms = Some(number(key, value)?),
+            "hostnqn" => options.hostnqn = Some(value.to_owned()),
+            _ => {
+                return Err(format!(
+                    "unknown option '{key}' (nsid, hdr_digest, data_digest, queue_size, kato, hostnqn)"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| format!("{key}='{value}' is not a number in range"))
+}
+
+fn boolean(key: &str, value: &str) -> Result<bool, String> {
+    match value {
+        "true" | "1" | "yes" | "on" => Ok(true),
+        "false" | "0" | "no" | "off" => Ok(false),
+        _ => Err(format!("{key}='{value}' is neither true nor false")),
+    }
+}
+
+/// Resolves `%XX`.
+fn decode(s: &str) -> Result<String, String> {
+    let bad = || format!("bad percent escape in '{s}'");
+    let mut bytes = Vec::with_capacity(s.len());
+    let mut rest = s.bytes();
+    while let Some(b) = rest.next() {
+        if b != b'%' {
+            bytes.push(b);
+            continue;
+        }
+        let digit = |b: Option<u8>| b.and_then(|b| char::from(b).to_digit(16)).ok_or_else(bad);
+        let value = digit(rest.next())? * 16 + digit(rest.next())?;
+        bytes.push(u8::try_from(value).map_err(|_| bad())?);
+    }
+    String::from_utf8(bytes).map_err(|_| bad())
+}
+
+impl fmt::Display for Uri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Uri { host, port, subnqn, .. } = self;
+        if host.contains(':') {
+            write!(f, "{SCHEME}://[{host}]:{port}/{subnqn}")?;
+        } else {
+            write!(f, "{SCHEME}://{host}:{port}/{subnqn}")?;
+        }
+        self.nsid.map_or(Ok(()), |nsid| write!(f, "?nsid={nsid}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:36ebf5a9-1df9-47b3-a6d0-e9ba32e428a2";
+
+    #[test]
+    fn full_form() {
+        let text = format!("nvme+tcp://dtn1.example.org:4421/{NQN}?nsid=3&hdr_digest=1&data_digest=false");
+        let uri: Uri = text.parse().expect("good");
+        assert_eq!((uri.host.as_str(), uri.port, uri.nsid), ("dtn1.example.org", 4421, Some(3)));
+        assert_eq!(uri.subnqn, NQN);
+        assert_eq!((uri.options.hdr_digest, uri.options.data_digest), (Some(true), Some(false)));
+        let again = format!("nvme+tcp://dtn1.example.org:4421/{NQN}?nsid=3");
+        assert_eq!(uri.to_string(), again);
+    }
+
+    #[test]
+    fn defaults_and_ipv6() {
+        let uri: Uri = "nvme+tcp://[::1]/scratch".parse().expect("good");
+        assert_eq!((uri.host.as_str(), uri.port, uri.nsid), ("::1", IO_PORT, None));
+        assert_eq!(uri.to_string(), "nvme+tcp://[::1]:4420/scratch");
+    }
+
+    #[test]
+    fn each_fault_is_named() {
+        let faults = [
+            ("http://host/nqn", "does not begin with nvme+tcp://"),
+            ("nvme+tcp://host", "no /SUBNQN"),
+            ("nvme+tcp://host/", "no SUBNQN"),
+            ("nvme+tcp:///nqn", "no host"),
+            ("nvme+tcp://host:0/nqn", "'0' is not a port"),
+            ("nvme+tcp://host:99999/nqn", "'99999' is not a port"),
+            ("nvme+tcp://[::1/nqn", "not closed"),
+            ("nvme+tcp://host/nqn?nsid=0", "nsid=0 is not a namespace"),
+            ("nvme+tcp://host/nqn?nsid=x", "nsid='x' is not a number"),
+            ("nvme+tcp://host/nqn?colour=red", "unknown option 'colour'"),
+            ("nvme+tcp://host/nqn?hdr_digest=perhaps", "neither true nor false"),
+            ("nvme+tcp://host/%zz", "percent escape"),
+        ];
+        for (text, want) in faults {
+            let e = text.parse::<Uri>().expect_err(text).to_string();
+            assert!(e.contains(want) && e.contains(text), "{text}: {e}");
+        }
+        let long = format!("nvme+tcp://h/{}", "n".repeat(224));
+        assert!(long.parse::<Uri>().expect_err("too long").to_string().contains("224 bytes"));
+    }
+}
