@@ -9,5 +9,14 @@
 pub mod command;
 pub mod completion;
 pub mod digest;
+pub mod fabrics;
+pub mod feature;
+pub mod identify;
+mod layout;
+pub mod log;
+pub mod nqn;
 pub mod pdu;
 mod status;
+mod text;
+
+pub use text::Ascii;
