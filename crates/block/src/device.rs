@@ -183,6 +183,12 @@ pub trait BlockDevice: Send + Sync {
     /// What the device is at this moment (its size may change).
     fn info(&self) -> DeviceInfo;
 
+    /// Looks again at what the device lies on (a file that has grown, say)
+    /// and tells what the device is now.
+    fn refresh(&self) -> IoResult<DeviceInfo> {
+        Ok(self.info())
+    }
+
     /// Opens it for I/O on the calling engine thread.
     fn open(&self) -> Open<'_>;
 }

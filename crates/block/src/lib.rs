@@ -6,7 +6,19 @@
 //! Filters (delay, error, …) are devices that wrap a device.
 
 mod device;
+mod file;
+pub mod filter;
+mod mem;
+mod null;
+mod spec;
+#[cfg(test)]
+mod testing;
+pub mod units;
 
 pub use device::{
     BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
 };
+pub use file::{FileDevice, FileOptions, OpenError};
+pub use mem::MemDevice;
+pub use null::NullDevice;
+pub use spec::{Backend, BackendSpec, FilterSpec, SpecError};
