@@ -1,0 +1,167 @@
+//! Writing a data set to a directory.
+
+use super::Plan;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+/// Bytes written in one call: large enough for full speed, small enough to
+/// stay in the processor's cache between being made and being written.
+const PIECE: usize = 256 << 10;
+
+/// The most threads: more do not make a local disk faster.
+const MAX_THREADS: usize = 8;
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Files complete.
+    pub files: u64,
+    /// Files in all.
+    pub files_total: u64,
+    /// Bytes written.
+    pub bytes: u64,
+    /// Bytes in all.
+    pub bytes_total: u64,
+}
+
+/// Why it was not made. What was written before stays.
+#[derive(Debug, thiserror::Error)]
+pub enum MakeError {
+    /// It would not fit.
+    #[error(
+        "{dir} has {free} bytes free and {needed} are needed: choose a smaller scale or another directory"
+    )]
+    NoRoom {
+        /// The directory.
+        dir: PathBuf,
+        /// Bytes that an ordinary user may still write there.
+        free: u64,
+        /// Bytes of the data set.
+        needed: u64,
+    },
+    /// What the system says.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Writes the files of `plan` under `dir`, which is created. Files of the same
+/// name are overwritten. `progress` is called from several threads, about
+/// every 256 KiB.
+///
+/// # Errors
+/// The first one that any thread met.
+pub fn make(dir: &Path, plan: &Plan, progress: &(dyn Fn(Progress) + Sync)) -> Result<(), MakeError> {
+    let wrong = |path: &Path, source| MakeError::Write { path: path.into(), source };
+    fs::create_dir_all(dir).map_err(|e| wrong(dir, e))?;
+    check_room(dir, plan.bytes())?;
+    make_directories(dir, plan)?;
+    let shared = Shared {
+        dir,
+        plan,
+        progress,
+        next: AtomicUsize::new(0),
+        files: AtomicU64::new(0),
+        bytes: AtomicU64::new(0),
+        stop: AtomicBool::new(false),
+        total: plan.bytes(),
+        error: Mutex::new(None),
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.min(plan.files.len().max(1)) {
+            scope.spawn(|| shared.work());
+        }
+    });
+    match shared.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+fn check_room(dir: &Path, needed: u64) -> Result<(), MakeError> {
+    // Where it cannot be asked, the write will tell.
+    let Ok(stat) = rustix::fs::statvfs(dir) else { return Ok(()) };
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    if needed > free { Err(MakeError::NoRoom { dir: dir.into(), free, needed }) } else { Ok(()) }
+}
+
+/// Neighbours in the list share a directory, so each is made once.
+fn make_directories(dir: &Path, plan: &Plan) -> Result<(), MakeError> {
+    let mut last = None;
+    for file in &plan.files {
+        let parent = file.path.rsplit_once('/').map(|(parent, _)| parent);
+        if let Some(parent) = parent
+            && last != Some(parent)
+        {
+            let path = dir.join(parent);
+            fs::create_dir_all(&path).map_err(|source| MakeError::Write { path, source })?;
+            last = Some(parent);
+        }
+    }
+    Ok(())
+}
+
+struct Shared<'a> {
+    dir: &'a Path,
+    plan: &'a Plan,
+    progress: &'a (dyn Fn(Progress) + Sync),
+    next: AtomicUsize,
+    files: AtomicU64,
+    bytes: AtomicU64,
+    stop: AtomicBool,
+    total: u64,
+    error: Mutex<Option<MakeError>>,
+}
+
+impl Shared<'_> {
+    fn work(&self) {
+        let mut piece = vec![0; PIECE];
+        while !self.stop.load(Relaxed) {
+            let index = self.next.fetch_add(1, Relaxed);
+            let Some(file) = self.plan.files.get(index) else { return };
+            let path = self.dir.join(&file.path);
+            if let Err(source) = self.write(index, &path, &mut piece) {
+                self.stop.store(true, Relaxed);
+                let mut error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+                error.get_or_insert(MakeError::Write { path, source });
+                return;
+            }
+            self.files.fetch_add(1, Relaxed);
+            self.report();
+        }
+    }
+
+    fn write(&self, index: usize, path: &Path, piece: &mut [u8]) -> io::Result<()> {
+        let size = self.plan.files[index].size;
+        let mut file = File::create(path)?;
+        let mut done = 0;
+        while done < size && !self.stop.load(Relaxed) {
+            let n = (size - done).min(PIECE as u64) as usize;
+            self.plan.fill(index, done, &mut piece[..n]);
+            file.write_all(&piece[..n])?;
+            done += n as u64;
+            self.bytes.fetch_add(n as u64, Relaxed);
+            if done < size {
+                self.report();
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&self) {
+        (self.progress)(Progress {
+            files: self.files.load(Relaxed),
+            files_total: self.plan.files.len() as u64,
+            bytes: self.bytes.load(Relaxed),
+            bytes_total: self.total,
+        });
+    }
+}
