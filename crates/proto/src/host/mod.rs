@@ -1,0 +1,480 @@
+//! The host's side of one connection.
+//!
+//! Invariants:
+//! - at most `entries - 1` commands are outstanding, and with flow control on
+//!   at most that many entries lie between head and tail of the submission
+//!   queue;
+//! - a command identifier names a slot and one use of it; FFFFh is never used;
+//! - data of a read is taken in order, and never beyond what was asked for;
+//!   data of a write is sent only where an R2T asked for it, once;
+//! - a completion is reported once, when nothing refers to the command's
+//!   memory any more;
+//! - after a fault the H2CTermReq is the last thing queued, and no input is
+//!   taken and no output queued any more.
+
+mod data;
+mod slot;
+
+use longhaul_wire::command::{Sgl, Sqe};
+use longhaul_wire::completion::Cqe;
+use longhaul_wire::pdu::{
+    self, ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, Fes, IcReq, IcResp, PFV_1_0, PduType, TermReq,
+    field,
+};
+use std::collections::VecDeque;
+
+use crate::transport::{Batch, CloseReason, Deframer, ENTRIES_MAX, Fault, Params, Role, Step, Tx, Want};
+use slot::{Data, Slot};
+
+/// In-capsule data that every admin queue takes, in bytes (NVMe-TCP 1.1,
+/// "Capsules": the admin capsule size).
+pub const IN_CAPSULE_ADMIN: u32 = 8192;
+
+/// What a host asks for on a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct HostConfig {
+    /// Ask for header digests.
+    pub header_digest: bool,
+    /// Ask for data digests.
+    pub data_digest: bool,
+    /// HPDA: 0's based, in four bytes; at most 31.
+    pub hpda: u8,
+    /// R2Ts that may be outstanding for a command, 1 at least. The Linux
+    /// target knows only 1.
+    pub maxr2t: u32,
+    /// Entries of the submission queue: 2 to [`ENTRIES_MAX`]. One fewer
+    /// commands can be outstanding.
+    pub entries: u16,
+    /// In-capsule data that the controller takes, in bytes; see
+    /// [`HostQueue::set_in_capsule`].
+    pub in_capsule: u32,
+    /// The Connect command asks to do without flow control: if its response
+    /// has FFFFh for SQHD, that is granted.
+    pub no_flow_control: bool,
+}
+
+impl Default for HostConfig {
+    fn default() -> HostConfig {
+        HostConfig {
+            header_digest: false,
+            data_digest: false,
+            hpda: 0,
+            maxr2t: 1,
+            entries: 128,
+            in_capsule: IN_CAPSULE_ADMIN,
+            no_flow_control: true,
+        }
+    }
+}
+
+/// The data of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostData {
+    /// There is none.
+    None,
+    /// The controller gets `len` bytes.
+    Write {
+        /// Length in bytes.
+        len: u32,
+    },
+    /// The controller gives `len` bytes at most.
+    Read {
+        /// Length in bytes.
+        len: u32,
+    },
+}
+
+/// Why a command was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// The queue is full: wait for a completion.
+    #[error("the queue is full")]
+    Full,
+    /// ICResp has not come yet: wait for [`Event::Ready`].
+    #[error("the connection is not set up yet")]
+    NotReady,
+    /// The connection has ended.
+    #[error("the connection has ended")]
+    Closed,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The connection is set up; commands may be submitted.
+    Ready(Params),
+    /// A command is complete, its slot free, and its memory not referred to
+    /// any more.
+    Completion {
+        /// Names the command, as [`HostQueue::submit`] did.
+        slot: u16,
+        /// Its completion queue entry; made up, with success, where the
+        /// SUCCESS flag replaced it. Transient Transport Error if data did
+        /// not match its digest.
+        cqe: Cqe,
+        /// Bytes of a read that have come: 0 to that many bytes of its memory
+        /// are valid. Fewer than asked for is for the caller to judge.
+        received: u32,
+    },
+    /// The last event: send what [`HostQueue::poll_transmit`] still gives,
+    /// then close the connection.
+    Closed(CloseReason),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Waits for ICResp.
+    Connecting,
+    Ready,
+    Closed,
+}
+
+/// The host's side of one connection: commands in, completions out; bytes
+/// in, batches out.
+///
+/// Calling order, per turn of the driver's loop:
+/// 1. [`submit`](Self::submit) after [`Event::Ready`], while there is room.
+///    The slot names the command and its memory from then on.
+/// 2. [`want`](Self::want) tells what to receive. For [`Want::Payload`] the
+///    driver receives into the command's memory (with a staging buffer
+///    behind it) and reports with [`handle_payload`](Self::handle_payload);
+///    everything else goes through [`handle`](Self::handle), which stops
+///    where payload begins: then `want` is asked again, and what is left of
+///    the input is copied or passed on accordingly.
+/// 3. [`poll_event`](Self::poll_event) until `None`.
+/// 4. [`poll_transmit`](Self::poll_transmit) when the previous batch has been
+///    sent; [`Batch::fill_digests`]; one vectored send; then
+///    [`payload_sent`](Self::payload_sent) for each piece with `last`.
+///
+/// Memory of a command belongs to the queue from `submit` until its
+/// [`Event::Completion`]. After [`Event::Closed`] no completions come: all
+/// commands still outstanding have failed.
+///
+/// # Panics
+/// Wrong calls of the driver (`payload_sent` for nothing) panic. Nothing that
+/// a peer sends does.
+#[derive(Debug)]
+pub struct HostQueue {
+    config: HostConfig,
+    params: Params,
+    state: State,
+    rx: Deframer,
+    tx: Tx,
+    events: VecDeque<Event>,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    /// Bits of a command identifier that are the slot.
+    slot_bits: u32,
+    flow_control: bool,
+    head: u16,
+    tail: u16,
+    /// The read whose data is being received.
+    incoming: u16,
+    /// FLAGS of the C2HData that is being received.
+    incoming_flags: u8,
+}
+
+impl HostQueue {
+    /// A queue that begins with ICReq.
+    ///
+    /// # Panics
+    /// If `config` is outside of what its fields document.
+    pub fn new(config: HostConfig) -> HostQueue {
+        assert!((2..=ENTRIES_MAX).contains(&config.entries), "{} entries", config.entries);
+        assert!(config.hpda <= ALIGN_MAX && config.maxr2t >= 1, "HPDA or MAXR2T out of range");
+        let depth = config.entries - 1;
+        let mut queue = HostQueue {
+            config,
+            params: Params::default(),
+            state: State::Connecting,
+            rx: Deframer::new(Role::Host),
+            tx: Tx::default(),
+            events: VecDeque::with_capacity(usize::from(depth) + 2),
+            slots: vec![Slot::default(); usize::from(depth)],
+            free: (0..depth).rev().collect(),
+            slot_bits: u32::from(depth).next_power_of_two().ilog2(),
+            flow_control: true,
+            head: 0,
+            tail: 0,
+            incoming: 0,
+            incoming_flags: 0,
+        };
+        let dgst =
+            Params { header_digest: config.header_digest, data_digest: config.data_digest, ..queue.params };
+        queue.tx.header(&IcReq::new(config.hpda, dgst.dgst(), config.maxr2t - 1), false, 0);
+        queue
+    }
+
+    /// The controller takes this many bytes in capsule: `IOCCSZ * 16 - 64`
+    /// from Identify Controller, for I/O queues.
+    pub fn set_in_capsule(&mut self, bytes: u32) {
+        self.config.in_capsule = bytes;
+    }
+
+    /// What ICReq and ICResp have settled.
+    pub fn params(&self) -> Params {
+        self.params
+    }
+
+    /// Commands that can be submitted now.
+    pub fn room(&self) -> usize {
+        if self.state != State::Ready {
+            return 0;
+        }
+        let entries = self.config.entries;
+        let used = (self.tail + entries - self.head) % entries;
+        //= NVMe Base 2.1, Submission Queue Flow Control: the tail never catches up with the head that SQHD tells
+        let ahead = if self.flow_control { usize::from(entries - 1 - used) } else { usize::MAX };
+        self.free.len().min(ahead)
+    }
+
+    /// Commands submitted and not reported as complete.
+    pub fn outstanding(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// The command identifier of the command in `slot` (for Abort).
+    pub fn cid(&self, slot: u16) -> u16 {
+        self.slots[usize::from(slot)].cid
+    }
+
+    /// Whether the queue has ended; see [`Event::Closed`].
+    pub fn is_closed(&self) -> bool {
+        self.state == State::Closed
+    }
+
+    /// Queues a command; gives the slot that names it. Its identifier and
+    /// SGL are filled in here. Data of a write goes in the capsule if it
+    /// fits, else when the controller asks for it.
+    #[inline]
+    pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<u16, SubmitError> {
+        match self.state {
+            State::Connecting => return Err(SubmitError::NotReady),
+            State::Closed => return Err(SubmitError::Closed),
+            State::Ready => {}
+        }
+        if self.room() == 0 {
+            return Err(SubmitError::Full);
+        }
+        let Some(slot) = self.free.pop() else { return Err(SubmitError::Full) };
+        self.tail = if self.tail + 1 == self.config.entries { 0 } else { self.tail + 1 };
+        let cid = self.next_cid(slot);
+        let (sgl, in_capsule, data) = match data {
+            HostData::None | HostData::Write { len: 0 } | HostData::Read { len: 0 } => {
+                (Sgl::none(), 0, Data::None)
+            }
+            HostData::Read { len } => (Sgl::transport(len), 0, Data::Read { len }),
+            HostData::Write { len } if len <= self.config.in_capsule => {
+                (Sgl::in_capsule(0, len), len, Data::InCapsule)
+            }
+            HostData::Write { len } => (Sgl::transport(len), 0, Data::Write { len }),
+        };
+        let s = &mut self.slots[usize::from(slot)];
+        *s = Slot {
+            cid,
+            live: true,
+            data,
+            sending: in_capsule > 0,
+            last_queued: in_capsule > 0,
+            ..Slot::default()
+        };
+        let format = self.params.to_controller();
+        let (common, pad) = CommonHeader::build(PduType::CapsuleCmd, 0, in_capsule, format);
+        let capsule = CapsuleCmd { common, sqe: sqe.with_cid(cid).with_sgl(sgl).to_bytes() };
+        self.tx.header(&capsule, format.header_digest, pad);
+        if in_capsule > 0 {
+            self.tx.payload(slot, 0, in_capsule, true, format.data_digest);
+        }
+        Ok(slot)
+    }
+
+    /// A new identifier for the slot: the slot, and above it a number that
+    /// changes with every use, so that a late answer to an earlier use is
+    /// not taken for one to this.
+    #[inline]
+    fn next_cid(&self, slot: u16) -> u16 {
+        let next = |cid: u16| (cid.wrapping_add(1 << self.slot_bits) & !self.slot_mask()) | slot;
+        let cid = next(self.slots[usize::from(slot)].cid);
+        //= NVMe Base 2.1, Command Identifier: FFFFh is not used, since the Error Information log has it for "none"
+        if cid == 0xFFFF { next(cid) } else { cid }
+    }
+
+    fn slot_mask(&self) -> u16 {
+        (1 << self.slot_bits) - 1
+    }
+
+    /// The slot of the outstanding command with this identifier.
+    #[inline]
+    fn find(&self, cid: u16) -> Option<u16> {
+        let slot = cid & self.slot_mask();
+        let s = self.slots.get(usize::from(slot))?;
+        (s.live && s.cid == cid).then_some(slot)
+    }
+
+    /// What to receive next.
+    pub fn want(&self) -> Want {
+        if self.blocked() { Want::Nothing } else { self.rx.want() }
+    }
+
+    #[inline]
+    fn blocked(&self) -> bool {
+        self.tx.backlogged() || self.state == State::Closed
+    }
+
+    /// Takes input, and tells how many bytes of it were consumed: all, unless
+    /// [`want`](Self::want) is something else than bytes now.
+    pub fn handle(&mut self, input: &[u8]) -> usize {
+        let mut rest = input;
+        while !self.blocked() {
+            let result = match self.rx.advance(&mut rest) {
+                Ok(None) => break,
+                Ok(Some(step)) => self.step(step),
+                Err(fault) => Err(fault),
+            };
+            if let Err(fault) = result {
+                self.fail(fault);
+            }
+        }
+        input.len() - rest.len()
+    }
+
+    /// Payload was placed where [`Want::Payload`] said: these bytes.
+    pub fn handle_payload(&mut self, bytes: &[u8]) {
+        self.placed(bytes.len(), Some(bytes));
+    }
+
+    /// As [`handle_payload`](Self::handle_payload), when data digests are not
+    /// in use.
+    pub fn handle_payload_len(&mut self, len: usize) {
+        self.placed(len, None);
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Whether [`poll_transmit`](Self::poll_transmit) has something.
+    pub fn has_transmit(&self) -> bool {
+        self.tx.pending()
+    }
+
+    /// Swaps what is to be sent into `batch`, whose old content is forgotten;
+    /// `false` if there is nothing.
+    pub fn poll_transmit(&mut self, batch: &mut Batch) -> bool {
+        self.tx.take(batch)
+    }
+
+    fn placed(&mut self, len: usize, bytes: Option<&[u8]>) {
+        if self.state == State::Closed {
+            return;
+        }
+        if let Some(step) = self.rx.placed(len, bytes)
+            && let Err(fault) = self.step(step)
+        {
+            self.fail(fault);
+        }
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), Fault> {
+        match step {
+            Step::Header(PduType::CapsuleResp) => self.response(),
+            Step::Header(PduType::C2HData) => self.c2h_data(),
+            Step::Header(PduType::R2T) => self.r2t(),
+            Step::Header(PduType::IcResp) => self.ic_resp(),
+            Step::Header(_) => self.terminated(),
+            Step::DataEnd { digest_ok } => {
+                self.data_end(digest_ok);
+                Ok(())
+            }
+        }
+    }
+
+    fn fail(&mut self, fault: Fault) {
+        self.tx.term_req(PduType::H2CTermReq, fault, self.rx.quoted());
+        self.close(CloseReason::Fault(fault));
+    }
+
+    fn close(&mut self, reason: CloseReason) {
+        self.state = State::Closed;
+        self.rx.stop();
+        self.events.push_back(Event::Closed(reason));
+    }
+
+    fn terminated(&mut self) -> Result<(), Fault> {
+        let term: TermReq = self.rx.header()?;
+        self.close(CloseReason::Terminated { fes: term.fes.get(), fei: term.fei.get() });
+        Ok(())
+    }
+
+    fn ic_resp(&mut self) -> Result<(), Fault> {
+        let resp: IcResp = self.rx.header()?;
+        //= NVMe-TCP 1.1, ICResp PDU: PFV is the version that the host asked for
+        if resp.pfv.get() != PFV_1_0 {
+            let what = "PDU format version is not supported";
+            return Err(Fault { fes: Fes::UnsupportedParameter, fei: field::PFV, what });
+        }
+        //= NVMe-TCP 1.1, ICResp PDU: CPDA is 0 to 31
+        if resp.cpda > ALIGN_MAX {
+            return Err(Fault::field(field::PDA, "CPDA is above 31"));
+        }
+        let header_digest = resp.dgst & pdu::DGST_HEADER != 0;
+        let data_digest = resp.dgst & pdu::DGST_DATA != 0;
+        //= NVMe-TCP 1.1, ICResp PDU: a controller grants only digests that the host asked for
+        if (header_digest && !self.config.header_digest) || (data_digest && !self.config.data_digest) {
+            return Err(Fault::field(field::DGST, "a digest that was not asked for"));
+        }
+        let maxh2cdata = resp.maxh2cdata.get();
+        //= NVMe-TCP 1.1, ICResp PDU: MAXH2CDATA is a multiple of 4, and 4096 at least
+        if maxh2cdata < pdu::MAXH2CDATA_MIN || !maxh2cdata.is_multiple_of(4) {
+            return Err(Fault::field(field::MAXH2CDATA, "MAXH2CDATA is below 4096 or no multiple of 4"));
+        }
+        self.params = Params {
+            header_digest,
+            data_digest,
+            hpda: self.config.hpda,
+            cpda: resp.cpda,
+            maxh2cdata,
+            maxr2t: self.config.maxr2t,
+        };
+        self.rx.establish(self.params.to_host());
+        self.state = State::Ready;
+        self.events.push_back(Event::Ready(self.params));
+        Ok(())
+    }
+
+    fn response(&mut self) -> Result<(), Fault> {
+        let resp: CapsuleResp = self.rx.header()?;
+        let cqe: Cqe = zerocopy::transmute!(resp.cqe);
+        //= NVMe-TCP 1.1, CapsuleResp PDU: it answers a command that is outstanding
+        let slot = self.find(cqe.cid()).filter(|&slot| !self.slots[usize::from(slot)].answered);
+        let Some(slot) = slot else {
+            return Err(Fault::field(field::RESP_CID, "response to no outstanding command"));
+        };
+        let s = &self.slots[usize::from(slot)];
+        if cqe.status().is_success() && s.write_left() > 0 {
+            return Err(Fault::sequence("success for a write whose data was not asked for"));
+        }
+        self.advance_head(cqe.sqhd())?;
+        self.finish(slot, cqe);
+        Ok(())
+    }
+
+    fn advance_head(&mut self, sqhd: u16) -> Result<(), Fault> {
+        if !self.flow_control {
+            return Ok(());
+        }
+        //= NVMe Base 2.1, Connect Response: FFFFh for SQHD grants to do without flow control
+        if sqhd == 0xFFFF && self.config.no_flow_control {
+            self.flow_control = false;
+            return Ok(());
+        }
+        //= NVMe Base 2.1, Completion Queue Entry: SQHD is an index of the submission queue
+        if sqhd >= self.config.entries {
+            const SQHD: u32 = 16;
+            return Err(Fault::field(SQHD, "SQHD is not within the queue"));
+        }
+        self.head = sqhd;
+        Ok(())
+    }
+}

@@ -1,0 +1,465 @@
+//! The controller's side of one connection.
+//!
+//! Invariants:
+//! - at most [`QueueLimits::entries`] commands are open (announced and not
+//!   answered) and at most twice as many slots are in use (open, or with data
+//!   that is still being sent); when slots run out the queue takes no input;
+//! - a command's identifier is in the map exactly while it is open;
+//! - data is taken only into a command that asked for it, never beyond its
+//!   length, and in the order of offsets within each R2T;
+//! - after a fault the C2HTermReq is the last thing queued, and no input is
+//!   taken and no output queued any more.
+
+mod cids;
+mod data;
+mod sgl;
+mod slot;
+
+use longhaul_wire::command::Sqe;
+use longhaul_wire::completion::{Cqe, Status};
+use longhaul_wire::pdu::{
+    self, ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, Fes, IcReq, IcResp, PFV_1_0, PduType, TermReq,
+    field,
+};
+use std::collections::VecDeque;
+
+use crate::transport::{Batch, CloseReason, Deframer, ENTRIES_MAX, Fault, Params, Role, Step, Tx, Want};
+use cids::CidMap;
+use sgl::DataKind;
+use slot::Slot;
+
+/// Entries that a queue has until Connect has said how many it wants: those
+/// of the smallest admin queue that hosts use.
+pub const ENTRIES_BEFORE_CONNECT: u16 = 32;
+
+/// In-capsule data that is always allowed on an admin queue and before
+/// Connect, in bytes (NVMe-TCP 1.1, "Capsules": the admin capsule size).
+pub const IN_CAPSULE_ADMIN: u32 = 8192;
+
+/// The most in-capsule data that can be configured, in bytes: four times the
+/// largest I/O that hosts commonly send.
+pub const IN_CAPSULE_MAX: u32 = 4 << 20;
+
+/// What a controller offers on its connections.
+#[derive(Clone, Copy, Debug)]
+pub struct TargetConfig {
+    /// Header digests are granted to hosts that ask for them.
+    pub header_digest: bool,
+    /// Data digests likewise.
+    pub data_digest: bool,
+    /// CPDA to ask for: 0's based, in four bytes; at most 31.
+    pub cpda: u8,
+    /// MAXH2CDATA in bytes: a multiple of 4, 4096 at least.
+    pub maxh2cdata: u32,
+    /// Data that one R2T asks for at most, in bytes. One R2T for the whole
+    /// command costs the fewest round trips; smaller ones bound the memory
+    /// that is promised at a time.
+    pub r2t_bytes: u32,
+    /// Data of one C2HData PDU at most, in bytes.
+    pub c2h_bytes: u32,
+    /// Answer successful reads with the SUCCESS flag instead of a response
+    /// capsule where that is allowed.
+    pub success_flag: bool,
+}
+
+impl Default for TargetConfig {
+    fn default() -> TargetConfig {
+        TargetConfig {
+            header_digest: true,
+            data_digest: true,
+            cpda: 0,
+            maxh2cdata: 4 << 20,
+            r2t_bytes: u32::MAX,
+            c2h_bytes: 4 << 20,
+            success_flag: true,
+        }
+    }
+}
+
+/// What becomes known with the Connect command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// Entries of the submission queue (1's based: SQSIZE + 1), at most
+    /// [`ENTRIES_MAX`].
+    pub entries: u16,
+    /// In-capsule data that the queue takes, in bytes.
+    pub in_capsule: u32,
+    /// Submission queue flow control: responses carry SQHD. Off, if the host
+    /// asked for that in Connect and the controller agrees.
+    pub flow_control: bool,
+}
+
+/// Where the data of a command is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommandData {
+    /// There is none.
+    None,
+    /// `len` bytes follow in the capsule: nothing more is received until
+    /// [`TargetQueue::accept_payload`] or [`TargetQueue::complete`].
+    InCapsule {
+        /// Length in bytes.
+        len: u32,
+    },
+    /// `len` bytes at the host. A write is fetched by
+    /// [`TargetQueue::request_data`], a read answered by
+    /// [`TargetQueue::send_data`].
+    HostBuffer {
+        /// Length in bytes.
+        len: u32,
+    },
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The connection is set up; commands may come.
+    Ready(Params),
+    /// A command came, and `slot` is its name until it is answered.
+    Command {
+        /// Names the command in all calls.
+        slot: u16,
+        /// The command.
+        sqe: Sqe,
+        /// Its data.
+        data: CommandData,
+    },
+    /// All data of a write (in-capsule, or asked for) was placed. On error
+    /// the command is to be completed with the status given.
+    DataComplete {
+        /// The command.
+        slot: u16,
+        /// Whether the data can be used.
+        result: Result<(), Status>,
+    },
+    /// The last event: send what [`TargetQueue::poll_transmit`] still gives,
+    /// then close the connection.
+    Closed(CloseReason),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Waits for ICReq.
+    New,
+    Ready,
+    Closed,
+}
+
+/// Whose data is being received.
+#[derive(Clone, Copy, Debug)]
+enum Incoming {
+    InCapsule(u16),
+    /// For this R2T of the slot.
+    Granted(u16, usize, u32),
+    Nobody,
+}
+
+/// The controller's side of one connection: bytes in, events out; calls in,
+/// batches out.
+///
+/// Calling order, per turn of the driver's loop:
+/// 1. [`want`](Self::want) tells what to receive. For [`Want::Payload`] the
+///    driver receives into the command's memory (with a staging buffer
+///    behind it) and reports with [`handle_payload`](Self::handle_payload);
+///    everything else goes through [`handle`](Self::handle), which stops
+///    where payload begins: then `want` is asked again, and what is left of
+///    the input is copied or passed on accordingly.
+/// 2. [`poll_event`](Self::poll_event) until `None`. Commands are executed
+///    and answered, now or later, in any order:
+///    [`accept_payload`](Self::accept_payload) for in-capsule data,
+///    [`request_data`](Self::request_data) for writes,
+///    [`send_data`](Self::send_data) for reads, and exactly once
+///    [`complete`](Self::complete) or
+///    [`send_data_and_complete`](Self::send_data_and_complete).
+/// 3. [`poll_transmit`](Self::poll_transmit) when the previous batch has been
+///    sent; [`Batch::fill_digests`]; one vectored send; then
+///    [`payload_sent`](Self::payload_sent) for each piece with `last`.
+///
+/// A slot is free again once its command is answered and, if any of its data
+/// was queued, the driver has reported the piece with `last` by
+/// `payload_sent`. The memory of a write may be released after `complete`
+/// (an asynchronous receive into it must be over), that of a read with
+/// `payload_sent`.
+///
+/// # Panics
+/// Calls for a slot that is not open, or with lengths outside of the
+/// command's data, are errors of the driver, and panic. Nothing that a peer
+/// sends does.
+#[derive(Debug)]
+pub struct TargetQueue {
+    config: TargetConfig,
+    params: Params,
+    limits: QueueLimits,
+    state: State,
+    rx: Deframer,
+    tx: Tx,
+    events: VecDeque<Event>,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    cids: CidMap,
+    open: u16,
+    sqhd: u16,
+    incoming: Incoming,
+}
+
+impl TargetQueue {
+    /// A queue that waits for the host's ICReq.
+    ///
+    /// # Panics
+    /// If `config` is outside of what its fields document.
+    pub fn new(config: TargetConfig) -> TargetQueue {
+        assert!(config.cpda <= ALIGN_MAX, "CPDA of {}", config.cpda);
+        let h2c = config.maxh2cdata;
+        assert!(h2c >= pdu::MAXH2CDATA_MIN && h2c.is_multiple_of(4), "MAXH2CDATA of {h2c}");
+        assert!(config.r2t_bytes > 0 && config.c2h_bytes > 0, "transfers of no bytes");
+        let limits =
+            QueueLimits { entries: ENTRIES_BEFORE_CONNECT, in_capsule: IN_CAPSULE_ADMIN, flow_control: true };
+        let mut queue = TargetQueue {
+            config,
+            params: Params::default(),
+            limits,
+            state: State::New,
+            rx: Deframer::new(Role::Controller),
+            tx: Tx::default(),
+            events: VecDeque::new(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            cids: CidMap::new(0),
+            open: 0,
+            sqhd: 0,
+            incoming: Incoming::Nobody,
+        };
+        queue.set_limits(limits);
+        queue
+    }
+
+    /// What Connect has settled; to be called before Connect is answered.
+    ///
+    /// # Panics
+    /// If a limit is outside of what its field documents.
+    pub fn set_limits(&mut self, limits: QueueLimits) {
+        assert!((1..=ENTRIES_MAX).contains(&limits.entries), "{} entries", limits.entries);
+        assert!(limits.in_capsule <= IN_CAPSULE_MAX, "{} bytes in capsule", limits.in_capsule);
+        self.limits = limits;
+        // Twice the entries: a host may reuse an entry as soon as it has the
+        // response, while this end still holds memory that was sent.
+        let slots = 2 * usize::from(limits.entries);
+        let first = self.slots.len().min(slots);
+        self.slots.resize(slots.max(self.slots.len()), Slot::default());
+        self.free.extend((first..slots).rev().map(|slot| slot as u16));
+        let mut cids = CidMap::new(self.slots.len());
+        for (slot, s) in self.slots.iter().enumerate().filter(|(_, s)| s.open) {
+            cids.insert(s.cid, slot as u16);
+        }
+        self.cids = cids;
+        self.sqhd %= limits.entries;
+    }
+
+    /// What ICReq and ICResp have settled.
+    pub fn params(&self) -> Params {
+        self.params
+    }
+
+    /// Commands that are not answered yet.
+    pub fn open_commands(&self) -> usize {
+        usize::from(self.open)
+    }
+
+    /// The open command with this identifier (for Abort).
+    pub fn find(&self, cid: u16) -> Option<u16> {
+        self.cids.get(cid)
+    }
+
+    /// Whether the queue has ended; see [`Event::Closed`].
+    pub fn is_closed(&self) -> bool {
+        self.state == State::Closed
+    }
+
+    /// What to receive next.
+    pub fn want(&self) -> Want {
+        if self.blocked() { Want::Nothing } else { self.rx.want() }
+    }
+
+    #[inline]
+    fn blocked(&self) -> bool {
+        let no_slot = self.free.is_empty() && self.rx.at_start();
+        no_slot || self.tx.backlogged() || self.state == State::Closed
+    }
+
+    /// Takes input, and tells how many bytes of it were consumed: all, unless
+    /// [`want`](Self::want) is something else than bytes now.
+    pub fn handle(&mut self, input: &[u8]) -> usize {
+        let mut rest = input;
+        while !self.blocked() {
+            let result = match self.rx.advance(&mut rest) {
+                Ok(None) => break,
+                Ok(Some(step)) => self.step(step),
+                Err(fault) => Err(fault),
+            };
+            if let Err(fault) = result {
+                self.fail(fault);
+            }
+        }
+        input.len() - rest.len()
+    }
+
+    /// Payload was placed where [`Want::Payload`] said: these bytes.
+    pub fn handle_payload(&mut self, bytes: &[u8]) {
+        self.placed(bytes.len(), Some(bytes));
+    }
+
+    /// As [`handle_payload`](Self::handle_payload), when data digests are not
+    /// in use.
+    pub fn handle_payload_len(&mut self, len: usize) {
+        self.placed(len, None);
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Whether [`poll_transmit`](Self::poll_transmit) has something.
+    pub fn has_transmit(&self) -> bool {
+        self.tx.pending()
+    }
+
+    /// Swaps what is to be sent into `batch`, whose old content is forgotten;
+    /// `false` if there is nothing.
+    pub fn poll_transmit(&mut self, batch: &mut Batch) -> bool {
+        self.tx.take(batch)
+    }
+
+    fn placed(&mut self, len: usize, bytes: Option<&[u8]>) {
+        if self.state == State::Closed {
+            return;
+        }
+        if let Some(step) = self.rx.placed(len, bytes)
+            && let Err(fault) = self.step(step)
+        {
+            self.fail(fault);
+        }
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), Fault> {
+        match step {
+            Step::Header(PduType::CapsuleCmd) => self.command(),
+            Step::Header(PduType::H2CData) => self.h2c_data(),
+            Step::Header(PduType::IcReq) => self.ic_req(),
+            Step::Header(_) => self.terminated(),
+            Step::DataEnd { digest_ok } => {
+                self.data_end(digest_ok);
+                Ok(())
+            }
+        }
+    }
+
+    fn fail(&mut self, fault: Fault) {
+        self.tx.term_req(PduType::C2HTermReq, fault, self.rx.quoted());
+        self.close(CloseReason::Fault(fault));
+    }
+
+    fn close(&mut self, reason: CloseReason) {
+        self.state = State::Closed;
+        self.rx.stop();
+        self.events.push_back(Event::Closed(reason));
+    }
+
+    fn terminated(&mut self) -> Result<(), Fault> {
+        let term: TermReq = self.rx.header()?;
+        self.close(CloseReason::Terminated { fes: term.fes.get(), fei: term.fei.get() });
+        Ok(())
+    }
+
+    fn ic_req(&mut self) -> Result<(), Fault> {
+        let req: IcReq = self.rx.header()?;
+        //= NVMe-TCP 1.1, ICReq PDU: a PDU format version that is not supported ends the connection
+        if req.pfv.get() != PFV_1_0 {
+            let what = "PDU format version is not supported";
+            return Err(Fault { fes: Fes::UnsupportedParameter, fei: field::PFV, what });
+        }
+        //= NVMe-TCP 1.1, ICReq PDU: HPDA is 0 to 31
+        if req.hpda > ALIGN_MAX {
+            return Err(Fault::field(field::PDA, "HPDA is above 31"));
+        }
+        //= NVMe-TCP 1.1, ICResp PDU: digests are in use if the host asked and the controller agrees
+        self.params = Params {
+            header_digest: self.config.header_digest && req.dgst & pdu::DGST_HEADER != 0,
+            data_digest: self.config.data_digest && req.dgst & pdu::DGST_DATA != 0,
+            hpda: req.hpda,
+            cpda: self.config.cpda,
+            maxh2cdata: self.config.maxh2cdata,
+            maxr2t: req.maxr2t.get().saturating_add(1),
+        };
+        let resp = IcResp::new(self.config.cpda, self.params.dgst(), self.config.maxh2cdata);
+        self.tx.header(&resp, false, 0);
+        self.rx.establish(self.params.to_controller());
+        self.state = State::Ready;
+        self.events.push_back(Event::Ready(self.params));
+        Ok(())
+    }
+
+    fn command(&mut self) -> Result<(), Fault> {
+        let capsule: CapsuleCmd = self.rx.header()?;
+        let sqe: Sqe = zerocopy::transmute!(capsule.sqe);
+        let in_capsule = self.rx.layout().data;
+        //= NVMe Base 2.1, Submission Queue Flow Control: a host never submits more than the queue has entries
+        if self.open >= self.limits.entries {
+            return Err(Fault::sequence("more commands than the queue has entries"));
+        }
+        //= NVMe-TCP 1.1, CapsuleCmd PDU: in-capsule data is at most what IOCCSZ (or the admin capsule size) allows
+        if in_capsule > self.limits.in_capsule {
+            return Err(Fault::field(field::PLEN, "more in-capsule data than the queue takes"));
+        }
+        self.sqhd = if self.sqhd + 1 == self.limits.entries { 0 } else { self.sqhd + 1 };
+        // `blocked` has made sure that there is one.
+        let Some(&slot) = self.free.last() else {
+            return Err(Fault::sequence("more commands than the queue has slots"));
+        };
+        //= NVMe Base 2.1, Command Identifier: one that is in use fails with Command ID Conflict
+        if !self.cids.insert(sqe.cid(), slot) {
+            self.rx.discard();
+            self.incoming = Incoming::Nobody;
+            self.respond(Cqe::new(sqe.cid(), Status::COMMAND_ID_CONFLICT.dnr()));
+            return Ok(());
+        }
+        match sgl::data_of(&sqe, in_capsule) {
+            Err(status) => {
+                self.cids.remove(sqe.cid());
+                self.rx.discard();
+                self.incoming = Incoming::Nobody;
+                self.respond(Cqe::new(sqe.cid(), status.dnr()));
+            }
+            Ok(data) => self.open_slot(slot, sqe, data),
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn open_slot(&mut self, slot: u16, sqe: Sqe, data: DataKind) {
+        self.free.pop();
+        self.open += 1;
+        let (len, data) = match data {
+            DataKind::None => (0, CommandData::None),
+            DataKind::InCapsule(len) => {
+                self.incoming = Incoming::InCapsule(slot);
+                (len, CommandData::InCapsule { len })
+            }
+            DataKind::Host(len) => (len, CommandData::HostBuffer { len }),
+        };
+        self.slots[usize::from(slot)] = Slot { cid: sqe.cid(), open: true, len, ..Slot::default() };
+        self.events.push_back(Event::Command { slot, sqe, data });
+    }
+
+    /// Queues a response capsule.
+    #[inline]
+    fn respond(&mut self, cqe: Cqe) {
+        if self.state == State::Closed {
+            return;
+        }
+        //= NVMe Base 2.1, Completion Queue Entry: SQHD is reserved without flow control, and FFFFh in Connect's response
+        let sqhd = if self.limits.flow_control { self.sqhd } else { 0xFFFF };
+        let (common, _) = CommonHeader::build(PduType::CapsuleResp, 0, 0, self.params.to_host());
+        let resp = CapsuleResp { common, cqe: cqe.with_sqhd(sqhd).to_bytes() };
+        self.tx.header(&resp, self.params.header_digest, 0);
+    }
+}
