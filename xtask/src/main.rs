@@ -1,2 +1,63 @@
-//! Chores of the workspace.
-fn main() {}
+//! Chores of the workspace: `cargo xtask CHORE`.
+
+#![forbid(unsafe_code)]
+
+mod citation;
+mod conformance;
+mod repo;
+mod rust;
+mod tidy;
+
+use anyhow::{Context, Result, bail};
+use repo::Repo;
+use std::process::{Command, ExitCode};
+
+const USAGE: &str = "\
+usage: cargo xtask CHORE
+
+chores:
+  tidy                    hold what a machine can hold: layers, unwraps, citations, links, commands
+  conformance [--check]   write docs/conformance.md, or fail if it is not what would be written
+  kernel [PATTERN...]     run the tests against a stock Linux kernel under QEMU
+  ci                      run all that CI runs";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let rest: Vec<&str> = args.iter().skip(1).map(String::as_str).collect();
+    let repo = Repo::open()?;
+    match (args.first().map(String::as_str), rest.as_slice()) {
+        (Some("tidy"), []) => tidy::run(&repo),
+        (Some("conformance"), []) => conformance::write(&repo),
+        (Some("conformance"), ["--check"]) => conformance::check(&repo),
+        (Some("kernel"), rest) => script(&repo, "tests/kernel/run", rest),
+        (Some("ci"), []) => script(&repo, ".ci/run", &[]),
+        (Some("help" | "-h" | "--help"), _) => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        _ => bail!("not a chore\n{USAGE}"),
+    }
+}
+
+/// Runs one of the repository's scripts, with its output where ours goes.
+fn script(repo: &Repo, path: &str, args: &[&str]) -> Result<()> {
+    let status = Command::new(repo.root.join(path))
+        .args(args)
+        .current_dir(&repo.root)
+        .status()
+        .with_context(|| format!("cannot start {path}"))?;
+    if !status.success() {
+        bail!("{path} ended with {status}");
+    }
+    Ok(())
+}
