@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn parts_give_the_same_as_the_whole() {
-        let bytes: Vec<u8> = (0..10_000u32).map(|i| (i * 31 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..10_000u32).map(|i| ((i * 31) >> 3) as u8).collect();
         for cut in [0, 1, 7, 4096, 9_999, 10_000] {
             let mut crc = Crc32c::new();
             crc.update(&bytes[..cut]);
