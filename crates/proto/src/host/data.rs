@@ -13,7 +13,9 @@ impl HostQueue {
         let s = &mut self.slots[usize::from(slot)];
         assert!(s.sending, "slot {slot} has no payload under way");
         s.sending = false;
-        if let Some(cqe) = s.cqe.take() {
+        if let Some(cqe) = s.cqe.take()
+            && self.state != State::Closed
+        {
             self.report(slot, cqe);
         }
     }

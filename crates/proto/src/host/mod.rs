@@ -14,6 +14,8 @@
 
 mod data;
 mod slot;
+#[cfg(test)]
+mod tests;
 
 use longhaul_wire::command::{Sgl, Sqe};
 use longhaul_wire::completion::Cqe;

@@ -99,9 +99,10 @@ impl TargetQueue {
     /// its data has not come yet, that is received into nothing, and the
     /// answer waits for data that R2Ts have asked for.
     pub fn complete(&mut self, slot: u16, status: Status, result: u64) {
+        let live = self.state == State::Ready;
         let s = self.open_mut(slot);
         let outstanding = s.outstanding();
-        if s.sending && !s.last_queued {
+        if s.sending && !s.last_queued && live {
             s.last_queued = true;
             // Tells the driver when the data before it is on its way.
             self.tx.payload(slot, 0, 0, true, false);
@@ -114,7 +115,7 @@ impl TargetQueue {
             Incoming::Granted(current, ..) if current == slot => self.rx.discard(),
             _ => {}
         }
-        if outstanding && self.state == State::Ready {
+        if outstanding && live {
             //= NVMe-TCP 1.1, R2T PDU: a tag stays valid until all data that it asked for has come
             let s = &mut self.slots[usize::from(slot)];
             s.draining = true;

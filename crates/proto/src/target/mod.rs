@@ -14,6 +14,8 @@ mod cids;
 mod data;
 mod sgl;
 mod slot;
+#[cfg(test)]
+mod tests;
 
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::{Cqe, Status};

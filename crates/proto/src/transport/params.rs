@@ -32,6 +32,7 @@ impl Params {
 
     /// The DGST field that says so.
     pub(crate) fn dgst(self) -> u8 {
-        u8::from(self.header_digest) * DGST_HEADER | u8::from(self.data_digest) * DGST_DATA
+        let bit = |on: bool, bit: u8| if on { bit } else { 0 };
+        bit(self.header_digest, DGST_HEADER) | bit(self.data_digest, DGST_DATA)
     }
 }

@@ -1,0 +1,229 @@
+//! Both ends of a connection joined in memory, with virtual time.
+//!
+//! Invariants: bytes arrive in order, once, and not before their time; time
+//! goes on only when nothing is left to do at the present moment.
+
+mod host;
+mod rng;
+mod target;
+#[cfg(test)]
+mod tests;
+
+pub use host::{BLOCK, Done, HostEnd};
+pub use rng::Rng;
+pub use target::{Answers, Pending, TargetEnd};
+
+use longhaul_wire::digest::crc32c;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::host::{HostConfig, HostQueue};
+use crate::target::{QueueLimits, TargetConfig, TargetQueue};
+use crate::transport::{Batch, Piece};
+
+/// A batch as the bytes that go over the wire, and the slots whose last piece
+/// is among them. `memory` is the payload memory of a slot.
+pub fn flatten<'a>(batch: &mut Batch, memory: impl Fn(u16) -> &'a Vec<u8>) -> (Vec<u8>, Vec<u16>) {
+    let part = |slot, offset: u32, len: u32| {
+        if len == 0 { &[] } else { &memory(slot)[offset as usize..][..len as usize] }
+    };
+    batch.fill_digests(|slot, offset, len| crc32c(part(slot, offset, len)));
+    let (mut wire, mut done) = (Vec::with_capacity(batch.wire_len() as usize), Vec::new());
+    for piece in &batch.pieces {
+        match *piece {
+            Piece::Bytes { start, len } => wire.extend(&batch.bytes[start as usize..][..len as usize]),
+            Piece::Payload { slot, offset, len, last } => {
+                wire.extend(part(slot, offset, len));
+                done.extend(last.then_some(slot));
+            }
+        }
+    }
+    (wire, done)
+}
+
+/// How a stream is cut up.
+#[derive(Clone, Copy, Debug)]
+pub enum Segments {
+    /// Not at all: what was sent at once arrives at once.
+    Whole,
+    /// Into pieces of this many bytes.
+    Every(usize),
+    /// Into pieces of random sizes up to this many bytes.
+    UpTo(usize),
+}
+
+/// Everything about a [`Pair`].
+#[derive(Clone, Copy, Debug)]
+pub struct PairConfig {
+    /// The host's wishes.
+    pub host: HostConfig,
+    /// The controller's offers.
+    pub target: TargetConfig,
+    /// What Connect would settle.
+    pub limits: QueueLimits,
+    /// How the controller answers.
+    pub answers: Answers,
+    /// Capacity of the device in bytes.
+    pub device: usize,
+    /// One-way delay.
+    pub delay: Duration,
+    /// Bytes per second, each way; or no limit.
+    pub bandwidth: Option<u64>,
+    /// How the streams are cut up.
+    pub segments: Segments,
+    /// For everything that is random.
+    pub seed: u64,
+}
+
+impl Default for PairConfig {
+    fn default() -> PairConfig {
+        let host = HostConfig { in_capsule: 1 << 20, ..HostConfig::default() };
+        let limits = QueueLimits { entries: host.entries, in_capsule: 1 << 20, flow_control: false };
+        PairConfig {
+            host,
+            target: TargetConfig::default(),
+            limits,
+            answers: Answers::AtOnce,
+            device: 4 << 20,
+            delay: Duration::from_millis(10),
+            bandwidth: None,
+            segments: Segments::Whole,
+            seed: 1,
+        }
+    }
+}
+
+/// One direction of the connection.
+#[derive(Debug, Default)]
+struct Link {
+    in_flight: VecDeque<(Duration, Vec<u8>)>,
+    /// When the sender's interface has sent all it was given.
+    idle_at: Duration,
+    /// Everything that was ever sent, for tests to look at.
+    sent: Vec<u8>,
+}
+
+impl Link {
+    fn arrived(&mut self, now: Duration) -> Option<Vec<u8>> {
+        self.in_flight.front().filter(|f| f.0 <= now)?;
+        self.in_flight.pop_front().map(|f| f.1)
+    }
+}
+
+/// A host and a target, and the link between them.
+#[derive(Debug)]
+pub struct Pair {
+    /// The host.
+    pub host: HostEnd,
+    /// The target.
+    pub target: TargetEnd,
+    config: PairConfig,
+    now: Duration,
+    to_target: Link,
+    to_host: Link,
+    rng: Rng,
+}
+
+impl Pair {
+    /// A connection on which nothing has been sent.
+    pub fn new(config: PairConfig) -> Pair {
+        let (host, target) = (HostQueue::new(config.host), TargetQueue::new(config.target));
+        Pair {
+            host: HostEnd::new(host, config.seed),
+            target: TargetEnd::new(target, config.limits, config.answers, config.device, config.seed),
+            config,
+            now: Duration::ZERO,
+            to_target: Link::default(),
+            to_host: Link::default(),
+            rng: Rng::new(config.seed),
+        }
+    }
+
+    /// A connection that is set up.
+    pub fn connected(config: PairConfig) -> Pair {
+        let mut pair = Pair::new(config);
+        pair.run();
+        assert!(pair.host.ready, "set up: {:?} {:?}", pair.host.closed, pair.target.closed);
+        pair
+    }
+
+    /// The present moment.
+    pub fn now(&self) -> Duration {
+        self.now
+    }
+
+    /// Runs until nothing is in flight, and tells how many round trips of the
+    /// link that took (rounded; bandwidth counts too, if it is limited).
+    pub fn run(&mut self) -> u32 {
+        let start = self.now;
+        loop {
+            self.send();
+            let next =
+                [&self.to_target, &self.to_host].into_iter().filter_map(|l| l.in_flight.front()).map(|f| f.0);
+            let Some(next) = next.min() else { break };
+            self.now = next;
+            self.deliver();
+        }
+        let rtt = 2 * self.config.delay;
+        if rtt.is_zero() { 0 } else { (self.now - start).div_duration_f64(rtt).round() as u32 }
+    }
+
+    /// Everything that the host has sent so far.
+    pub fn sent_by_host(&self) -> &[u8] {
+        &self.to_target.sent
+    }
+
+    /// Everything that the target has sent so far.
+    pub fn sent_by_target(&self) -> &[u8] {
+        &self.to_host.sent
+    }
+
+    fn send(&mut self) {
+        loop {
+            let (a, b) = (self.host.transmit(), self.target.transmit());
+            if a.is_empty() && b.is_empty() {
+                return;
+            }
+            for (link, bytes) in [(&mut self.to_target, a), (&mut self.to_host, b)] {
+                if bytes.is_empty() {
+                    continue;
+                }
+                let took = self
+                    .config
+                    .bandwidth
+                    .map_or(Duration::ZERO, |rate| Duration::from_secs_f64(bytes.len() as f64 / rate as f64));
+                link.idle_at = link.idle_at.max(self.now) + took;
+                link.sent.extend(&bytes);
+                link.in_flight.push_back((link.idle_at + self.config.delay, bytes));
+            }
+        }
+    }
+
+    fn deliver(&mut self) {
+        while let Some(bytes) = self.to_target.arrived(self.now) {
+            for segment in cut(&bytes, self.config.segments, &mut self.rng) {
+                self.target.receive(segment);
+            }
+        }
+        while let Some(bytes) = self.to_host.arrived(self.now) {
+            for segment in cut(&bytes, self.config.segments, &mut self.rng) {
+                self.host.receive(segment);
+            }
+        }
+    }
+}
+
+fn cut<'a>(mut bytes: &'a [u8], segments: Segments, rng: &mut Rng) -> Vec<&'a [u8]> {
+    let mut out = Vec::new();
+    while !bytes.is_empty() {
+        let n = match segments {
+            Segments::Whole => bytes.len(),
+            Segments::Every(n) => n,
+            Segments::UpTo(n) => 1 + rng.below(n),
+        };
+        let (head, tail) = bytes.split_at(n.min(bytes.len()));
+        out.push(head);
+        bytes = tail;
+    }
+    out
+}
