@@ -178,7 +178,8 @@ impl TargetEnd {
         }
     }
 
-    fn store(&mut self, slot: u16, result: Result<(), Status>) {
+    /// Writes the data of a write that has come to the device, or fails it.
+    pub fn store(&mut self, slot: u16, result: Result<(), Status>) {
         let memory = self.memory.remove(&slot).expect("memory of a write");
         let at = self.writes.remove(&slot).expect("a write").cdw10() as usize * BLOCK;
         if result.is_ok() {

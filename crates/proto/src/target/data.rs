@@ -133,7 +133,7 @@ impl TargetQueue {
         assert!(s.sending, "slot {slot} has no payload under way");
         s.sending = false;
         if !s.open {
-            self.free.push(slot);
+            self.release(slot);
         }
     }
 
@@ -148,7 +148,7 @@ impl TargetQueue {
             self.respond(Cqe::new(cid, status).with_result(result));
         }
         if !sending {
-            self.free.push(slot);
+            self.release(slot);
         }
     }
 

@@ -244,16 +244,20 @@ impl TargetQueue {
         self.limits = limits;
         // Twice the entries: a host may reuse an entry as soon as it has the
         // response, while this end still holds memory that was sent.
-        let slots = 2 * usize::from(limits.entries);
-        let first = self.slots.len().min(slots);
+        let slots = self.slot_limit();
         self.slots.resize(slots.max(self.slots.len()), Slot::default());
-        self.free.extend((first..slots).rev().map(|slot| slot as u16));
+        let idle = |slot: &u16| !self.slots[usize::from(*slot)].in_use();
+        self.free = (0..slots as u16).rev().filter(idle).collect();
         let mut cids = CidMap::new(self.slots.len());
         for (slot, s) in self.slots.iter().enumerate().filter(|(_, s)| s.open) {
             cids.insert(s.cid, slot as u16);
         }
         self.cids = cids;
         self.sqhd %= limits.entries;
+    }
+
+    fn slot_limit(&self) -> usize {
+        2 * usize::from(self.limits.entries)
     }
 
     /// What ICReq and ICResp have settled.
@@ -434,6 +438,15 @@ impl TargetQueue {
             Ok(data) => self.open_slot(slot, sqe, data),
         }
         Ok(())
+    }
+
+    /// A slot whose command is answered and whose payload was sent is free,
+    /// unless the limits have shrunk below it.
+    #[inline]
+    fn release(&mut self, slot: u16) {
+        if usize::from(slot) < self.slot_limit() {
+            self.free.push(slot);
+        }
     }
 
     #[inline]

@@ -43,6 +43,11 @@ pub(super) struct Slot {
 }
 
 impl Slot {
+    /// Whether anything still refers to the command.
+    pub(super) fn in_use(&self) -> bool {
+        self.open || self.sending
+    }
+
     /// Whether data is still to come for an R2T.
     pub(super) fn outstanding(&self) -> bool {
         self.grants.iter().any(|g| g.left > 0)

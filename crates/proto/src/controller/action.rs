@@ -1,0 +1,118 @@
+//! What a controller answers.
+
+use longhaul_wire::completion::{Cqe, Status};
+
+/// Status and result of a command: its completion but for the queue fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// Status.
+    pub status: Status,
+    /// Dwords 1 and 0.
+    pub result: u64,
+}
+
+impl Reply {
+    /// Success with a result.
+    pub fn ok(result: u64) -> Reply {
+        Reply { status: Status::SUCCESS, result }
+    }
+
+    /// Failure.
+    pub fn error(status: Status) -> Reply {
+        Reply { status, result: 0 }
+    }
+
+    /// The completion of command `cid`.
+    pub fn cqe(&self, cid: u16) -> Cqe {
+        Cqe::new(cid, self.status).with_result(self.result)
+    }
+}
+
+impl From<Status> for Reply {
+    fn from(status: Status) -> Reply {
+        Reply::error(status)
+    }
+}
+
+/// What the driver does with a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Action {
+    /// Complete it.
+    Complete(Reply),
+    /// Send this data (exactly as long as the command's SGL says), then
+    /// complete it with success and a result of 0.
+    Data(Vec<u8>),
+    /// Keep it open: [`Controller::poll_event`](super::Controller::poll_event)
+    /// completes it some day.
+    Hold,
+    /// Try to abort command `cid` of queue `sqid`, then complete this one with
+    /// what [`Controller::abort_done`](super::Controller::abort_done) says.
+    Abort {
+        /// Queue; 0 is the admin queue.
+        sqid: u16,
+        /// Command.
+        cid: u16,
+    },
+    /// Complete it with success, then make the change.
+    Change(Change),
+    /// The host turns the write cache on or off. If off: from now on write
+    /// through (as if every write had FUA), flush every namespace, then
+    /// complete the command with success; if a flush fails, with its status.
+    WriteCache {
+        /// Whether writes may be cached.
+        enabled: bool,
+    },
+    /// Complete it with success, then close the queue that it came on.
+    Disconnect,
+}
+
+impl Action {
+    pub(super) fn ok() -> Action {
+        Action::Complete(Reply::ok(0))
+    }
+}
+
+impl From<Status> for Action {
+    fn from(status: Status) -> Action {
+        Action::Complete(Reply::error(status))
+    }
+}
+
+/// A change of the controller's state that the driver carries out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The controller is ready: nothing to do.
+    Enabled,
+    /// Controller reset: let I/O under way end, close the I/O queues, then
+    /// call [`Controller::change_done`](super::Controller::change_done). The
+    /// admin queue stays; what it holds open (events) is forgotten, without
+    /// a completion.
+    Disabling,
+    /// Shutdown: let I/O under way end (or drop it, if abrupt), flush every
+    /// namespace, then call `change_done`. The queues stay.
+    ShuttingDown {
+        /// An abrupt shutdown.
+        abrupt: bool,
+    },
+}
+
+/// The queue that a Connect made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueParams {
+    /// Controller identifier.
+    pub cntlid: u16,
+    /// Queue identifier.
+    pub qid: u16,
+    /// Entries of the submission queue.
+    pub entries: u16,
+    /// Whether SQHD counts; else it is FFFFh in every completion.
+    pub flow_control: bool,
+}
+
+impl QueueParams {
+    /// What completes the Connect.
+    pub fn reply(&self) -> Reply {
+        Reply::ok(self.cntlid.into())
+    }
+}

@@ -1,0 +1,251 @@
+//! Asynchronous events: requests held open, and what they are completed with.
+
+use super::action::Reply;
+use longhaul_wire::completion::Status;
+use longhaul_wire::feature::{AEC_SMART_MASK, AsyncEvent, AsyncEventType, notice};
+use longhaul_wire::identify::oaes;
+use longhaul_wire::log::{CHANGED_NAMESPACES_MAX, lid};
+use std::collections::{BTreeSet, VecDeque};
+
+/// Asynchronous Event Requests held open at a time; AERL says one less. Hosts
+/// keep one to four of them.
+pub const AER_LIMIT: usize = 4;
+
+/// Critical warning bit of the temperature, and the bit of Asynchronous Event
+/// Configuration that enables its event.
+pub(super) const WARN_TEMPERATURE: u8 = 1 << 1;
+
+/// The events that a controller has to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    NamespaceAttribute,
+    AnaChange,
+    DiscoveryLog,
+    Temperature,
+}
+
+impl Event {
+    const ALL: [Event; 4] =
+        [Event::NamespaceAttribute, Event::AnaChange, Event::DiscoveryLog, Event::Temperature];
+
+    fn bit(self) -> u8 {
+        1 << self as u8
+    }
+
+    /// Its bit in Asynchronous Event Configuration.
+    fn config(self) -> u32 {
+        match self {
+            Event::NamespaceAttribute => oaes::NAMESPACE_ATTRIBUTE,
+            Event::AnaChange => oaes::ANA_CHANGE,
+            Event::DiscoveryLog => oaes::DISCOVERY_LOG_CHANGE,
+            Event::Temperature => WARN_TEMPERATURE.into(),
+        }
+    }
+
+    fn info(self) -> AsyncEvent {
+        let notice = |info, lid| AsyncEvent { kind: AsyncEventType::Notice, info, lid };
+        match self {
+            Event::NamespaceAttribute => notice(notice::NAMESPACE_ATTRIBUTE, lid::CHANGED_NAMESPACES),
+            Event::AnaChange => notice(notice::ANA_CHANGE, lid::ANA),
+            Event::DiscoveryLog => notice(notice::DISCOVERY_LOG_CHANGE, lid::DISCOVERY),
+            // SMART / health status 01h: temperature threshold.
+            Event::Temperature => AsyncEvent { kind: AsyncEventType::Health, info: 1, lid: lid::HEALTH },
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    /// Requests held open, oldest first.
+    held: VecDeque<u16>,
+    /// Answers that the driver has not fetched.
+    ready: VecDeque<(u16, Reply)>,
+    /// Events to report, a bit each.
+    pending: u8,
+    /// Events reported whose log page the host has not read yet.
+    reported: u8,
+    /// Asynchronous Event Configuration.
+    config: u32,
+    changed: BTreeSet<u32>,
+    /// More namespaces changed than the list has room for.
+    overflow: bool,
+}
+
+impl Events {
+    /// Which bits of Asynchronous Event Configuration may be set.
+    pub(super) fn supported(discovery: bool, ana: bool) -> u32 {
+        match (discovery, ana) {
+            (true, _) => oaes::DISCOVERY_LOG_CHANGE,
+            (false, true) => AEC_SMART_MASK | oaes::NAMESPACE_ATTRIBUTE | oaes::ANA_CHANGE,
+            (false, false) => AEC_SMART_MASK | oaes::NAMESPACE_ATTRIBUTE,
+        }
+    }
+
+    pub(super) fn config(&self) -> u32 {
+        self.config
+    }
+
+    pub(super) fn set_config(&mut self, config: u32) {
+        self.config = config;
+    }
+
+    /// Holds a request; false if there are too many.
+    pub(super) fn hold(&mut self, cid: u16) -> bool {
+        if self.held.len() == AER_LIMIT {
+            return false;
+        }
+        self.held.push_back(cid);
+        self.report();
+        true
+    }
+
+    /// Aborts a request that is held; false if `cid` is none.
+    pub(super) fn abort(&mut self, cid: u16) -> bool {
+        let Some(at) = self.held.iter().position(|&held| held == cid) else { return false };
+        self.held.remove(at);
+        self.ready.push_back((cid, Status::ABORT_REQUESTED.into()));
+        true
+    }
+
+    pub(super) fn poll(&mut self) -> Option<(u16, Reply)> {
+        self.ready.pop_front()
+    }
+
+    pub(super) fn raise(&mut self, event: Event) {
+        //= NVMe Base 2.1, Asynchronous Event Configuration feature: only enabled events are reported
+        //= NVMe Base 2.1, Asynchronous Event Request command: an event is masked once it was reported, until its log page is read
+        if self.config & event.config() == 0 || self.reported & event.bit() != 0 {
+            return;
+        }
+        self.pending |= event.bit();
+        self.report();
+    }
+
+    pub(super) fn namespace_changed(&mut self, nsid: u32) {
+        if self.changed.len() < CHANGED_NAMESPACES_MAX {
+            self.changed.insert(nsid);
+        } else if !self.changed.contains(&nsid) {
+            self.overflow = true;
+        }
+        self.raise(Event::NamespaceAttribute);
+    }
+
+    /// The Changed Attached Namespace List.
+    pub(super) fn changed_log(&self) -> Vec<u8> {
+        if self.overflow {
+            return longhaul_wire::identify::encode_nsid_list([u32::MAX]);
+        }
+        longhaul_wire::log::encode_changed_namespaces(self.changed.iter().copied())
+    }
+
+    /// A log page was read with RAE cleared.
+    pub(super) fn log_read(&mut self, lid: u8) {
+        for event in Event::ALL {
+            //= NVMe Base 2.1, Get Log Page command: reading the page with RAE cleared clears and re-arms its event
+            if event.info().lid == lid {
+                self.pending &= !event.bit();
+                self.reported &= !event.bit();
+            }
+        }
+        //= NVMe Base 2.1, Changed Attached Namespace List log page: reading it clears it
+        if lid == longhaul_wire::log::lid::CHANGED_NAMESPACES {
+            self.changed.clear();
+            self.overflow = false;
+        }
+    }
+
+    fn report(&mut self) {
+        for event in Event::ALL {
+            if self.pending & event.bit() == 0 {
+                continue;
+            }
+            let Some(cid) = self.held.pop_front() else { return };
+            self.pending &= !event.bit();
+            self.reported |= event.bit();
+            self.ready.push_back((cid, Reply::ok(event.info().to_dw0().into())));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NS: u64 = 0x0004_0002;
+    const ANA: u64 = 0x000C_0302;
+
+    fn enabled() -> Events {
+        let mut events = Events::default();
+        events.set_config(Events::supported(false, true));
+        events
+    }
+
+    #[test]
+    fn an_event_waits_for_a_request_and_a_request_for_an_event() {
+        let mut events = enabled();
+        events.namespace_changed(7);
+        assert_eq!(events.poll(), None);
+        assert!(events.hold(1));
+        assert_eq!(events.poll(), Some((1, Reply::ok(NS))));
+        assert!(events.hold(2));
+        events.raise(Event::AnaChange);
+        assert_eq!(events.poll(), Some((2, Reply::ok(ANA))));
+        assert_eq!(events.poll(), None);
+    }
+
+    //= test: NVMe Base 2.1, Asynchronous Event Request command
+    //= test: NVMe Base 2.1, Get Log Page command
+    //= test: NVMe Base 2.1, Changed Attached Namespace List log page
+    #[test]
+    fn one_notice_until_the_page_is_read() {
+        let mut events = enabled();
+        (1..=3).for_each(|cid| assert!(events.hold(cid)));
+        events.namespace_changed(7);
+        events.namespace_changed(8);
+        assert_eq!(events.poll(), Some((1, Reply::ok(NS))));
+        assert_eq!(events.poll(), None, "masked");
+        assert_eq!(events.changed_log()[..12], [7, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
+        events.log_read(lid::ANA);
+        events.namespace_changed(9);
+        assert_eq!(events.poll(), None, "another page does not unmask it");
+        events.log_read(lid::CHANGED_NAMESPACES);
+        assert_eq!(events.changed_log()[..4], [0; 4]);
+        assert_eq!(events.poll(), None, "what was read is not reported again");
+        events.namespace_changed(7);
+        assert_eq!(events.poll(), Some((2, Reply::ok(NS))));
+    }
+
+    //= test: NVMe Base 2.1, Asynchronous Event Configuration feature
+    #[test]
+    fn disabled_events_are_listed_but_not_reported() {
+        let mut events = Events::default();
+        assert!(events.hold(1));
+        events.namespace_changed(7);
+        events.raise(Event::Temperature);
+        events.set_config(u32::MAX);
+        assert_eq!(events.poll(), None);
+        assert_eq!(events.changed_log()[0], 7);
+    }
+
+    #[test]
+    fn requests_are_limited_and_aborted() {
+        let mut events = enabled();
+        (0..AER_LIMIT as u16).for_each(|cid| assert!(events.hold(cid)));
+        assert!(!events.hold(9));
+        assert!(!events.abort(9));
+        assert!(events.abort(2));
+        assert_eq!(events.poll(), Some((2, Status::ABORT_REQUESTED.into())));
+        assert!(events.hold(9));
+    }
+
+    #[test]
+    fn too_many_changes_are_told_as_such() {
+        let mut events = enabled();
+        (1..=1024).for_each(|nsid| events.namespace_changed(nsid));
+        assert_eq!(events.changed_log()[4092..], 1024u32.to_le_bytes());
+        events.namespace_changed(1);
+        assert_eq!(events.changed_log()[..4], [1, 0, 0, 0]);
+        events.namespace_changed(1025);
+        assert_eq!(events.changed_log()[..8], [255, 255, 255, 255, 0, 0, 0, 0]);
+    }
+}
