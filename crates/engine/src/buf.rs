@@ -23,7 +23,7 @@ use std::task::{Context, Poll, Waker};
 pub const BUF_ALIGN: usize = 4096;
 
 /// The largest buffer that a pool hands out, in bytes.
-pub const BUF_MAX: usize = 16 << 20;
+pub const BUF_MAX: usize = 4 << 20;
 
 /// One allocation: `len` bytes at `ptr`, aligned to [`BUF_ALIGN`].
 struct Block {
@@ -193,6 +193,16 @@ impl Buf {
         // SAFETY: `start <= len`.
         let ptr = unsafe { self.ptr.add(range.start) };
         Buf { ptr, len: range.end - range.start, block: Arc::clone(&self.block) }
+    }
+
+    /// The buffer as a writable one again, if this is the only handle on its
+    /// memory.
+    pub fn try_mut(mut self) -> Result<BufMut, Buf> {
+        if Arc::get_mut(&mut self.block).is_some() {
+            Ok(BufMut { ptr: self.ptr, len: self.len, block: self.block })
+        } else {
+            Err(self)
+        }
     }
 
     /// The buffer as memory for the kernel to read.
@@ -557,6 +567,17 @@ mod tests {
             drop(all);
         }
         assert!(poll_once(next.as_mut()).is_ready());
+    }
+
+    #[test]
+    fn a_buffer_is_writable_again_once_nobody_shares_it() {
+        let buf = Buf::copy_of(&[1, 2, 3]);
+        let (other, segment) = (buf.clone(), buf.segment());
+        let buf = buf.try_mut().map(drop).expect_err("shared");
+        drop(other);
+        let buf = buf.try_mut().map(drop).expect_err("lent to the kernel");
+        drop(segment);
+        assert_eq!(buf.try_mut().expect("alone")[..], [1, 2, 3]);
     }
 
     #[test]

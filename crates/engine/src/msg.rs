@@ -45,6 +45,21 @@ impl Memory {
         }
     }
 
+    /// Copies `bytes` to `offset`. Bytes of a device's own memory may change
+    /// at any moment: others see the old ones, the new ones or a mixture
+    /// until this returns, as with any write to a device.
+    ///
+    /// # Panics
+    /// If the range is not within the memory, or the memory is read-only.
+    pub fn copy_in(&mut self, offset: usize, bytes: &[u8]) {
+        assert!(offset <= self.len() && bytes.len() <= self.len() - offset, "copy outside the memory");
+        let to = self.destination().expect("writable memory");
+        // SAFETY: within the memory, as checked; `bytes` cannot overlap it,
+        // since it is borrowed and this is the only handle (a buffer), or no
+        // Rust reference to it exists (a device).
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.wrapping_add(offset), bytes.len()) };
+    }
+
     /// As something to send: shared from now on.
     pub fn into_source(self) -> Segment {
         match self {
@@ -205,15 +220,19 @@ impl SendMsg {
     }
 
     /// Begins a new message on `bytes`, from which [`push_bytes`](Self::push_bytes)
-    /// takes; gives the vector of the last message back, empty, for reuse.
-    pub fn begin(&mut self, bytes: Vec<u8>) -> Vec<u8> {
+    /// takes.
+    pub fn begin(&mut self, bytes: Vec<u8>) {
+        self.take_bytes();
+        self.0.bytes = bytes;
+    }
+
+    /// Ends the message and gives its byte vector back.
+    pub fn take_bytes(&mut self) -> Vec<u8> {
         let inner = &mut *self.0;
         inner.iov.clear();
         inner.keep.clear();
         inner.next = 0;
-        let mut old = std::mem::replace(&mut inner.bytes, bytes);
-        old.clear();
-        old
+        std::mem::take(&mut inner.bytes)
     }
 
     /// Appends `len` bytes at `start` of the byte vector.

@@ -1,0 +1,19 @@
+//! A protocol queue on a socket: the receive and transmit loops that target
+//! and initiator share. `proto` says what the bytes mean, `engine` moves
+//! them, the [`Driver`] owns the memory of commands.
+//!
+//! A connection is two tasks of one engine thread, [`receive`] and
+//! [`transmit`], around one [`Shared`] queue. While a batch is being sent the
+//! next one accumulates in the queue, and one receive may bring many
+//! capsules: so the cost of system calls falls as depth grows.
+
+#![forbid(unsafe_code)]
+
+mod queues;
+mod rx;
+mod shared;
+mod tx;
+
+pub use rx::{Ended, receive};
+pub use shared::{Driver, Queue, Shared};
+pub use tx::transmit;

@@ -1,0 +1,162 @@
+//! The receive loop.
+//!
+//! Invariants:
+//! - staged bytes are consumed in order, before more is received;
+//! - while payload is under way its memory is either in the message or with
+//!   the driver, never in both.
+
+use crate::shared::{Driver, Queue, Shared};
+use longhaul_engine::RecvMsg;
+use longhaul_proto::transport::Want;
+use std::io;
+use std::net::Shutdown;
+
+/// Payload from which on the rest of it is received directly, with little
+/// staging behind it: below, one large staged receive for many PDUs and a
+/// copy out of the cache cost less than a system call for each.
+const BULK: usize = 16 << 10;
+/// Staging behind bulk: the next header or two, and hardly any data to copy.
+const STAGING_AFTER_BULK: usize = 256;
+
+/// Why the receive loop ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Ended {
+    /// The peer closed the connection between two PDUs or within one.
+    #[error("the peer closed the connection")]
+    Eof,
+    /// The socket failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The protocol ended it; the queue's last event says why.
+    #[error("the protocol ended the connection")]
+    Protocol,
+    /// This end wanted it.
+    #[error("closed")]
+    Local,
+}
+
+/// Receives until the connection ends, with a staging area of `staging`
+/// bytes. Then the transmit loop is told to end too.
+pub async fn receive<D: Driver>(shared: &Shared<D::Queue>, driver: &D, staging: usize) -> Ended {
+    let mut loop_ = Receive { shared, driver, msg: RecvMsg::new(staging), staged: 0, bulk: false };
+    let ended = loop_.run().await;
+    shared.end();
+    let _ = shared.stream.shutdown(Shutdown::Read);
+    ended
+}
+
+struct Receive<'a, D: Driver> {
+    shared: &'a Shared<D::Queue>,
+    driver: &'a D,
+    msg: RecvMsg,
+    /// Staged bytes consumed so far.
+    staged: usize,
+    /// The last payload was bulk: expect the same.
+    bulk: bool,
+}
+
+impl<D: Driver> Receive<'_, D> {
+    async fn run(&mut self) -> Ended {
+        loop {
+            self.consume();
+            if self.shared.queue.borrow().is_closed() {
+                return Ended::Protocol;
+            }
+            if self.shared.is_ending() {
+                return Ended::Local;
+            }
+            let want = self.shared.queue.borrow().want();
+            let received = match want {
+                Want::Nothing => {
+                    self.shared.resume.notified().await;
+                    continue;
+                }
+                // Staged bytes that nobody took yet come first.
+                _ if self.staged < self.msg.staged().len() => continue,
+                Want::Bytes => self.receive_bytes().await,
+                Want::Payload { slot, offset, len } => {
+                    self.receive_payload(slot, offset as usize, len as usize).await
+                }
+            };
+            match received {
+                Ok(0) => return Ended::Eof,
+                Ok(_) => {}
+                Err(e) => return Ended::Io(e),
+            }
+        }
+    }
+
+    /// Gives staged bytes to the queue, or to the payload that it wants, as
+    /// far as it takes them, and lets the driver handle what came of it.
+    fn consume(&mut self) {
+        loop {
+            let rest = &self.msg.staged()[self.staged..];
+            let taken = match self.shared.queue.borrow().want() {
+                Want::Nothing => 0,
+                _ if rest.is_empty() => 0,
+                Want::Bytes => usize::MAX,
+                Want::Payload { slot, offset, len } => {
+                    let n = rest.len().min(len as usize);
+                    self.bulk = len as usize >= BULK;
+                    if let Some(mut memory) = self.driver.take_destination(slot) {
+                        memory.copy_in(offset as usize, &rest[..n]);
+                        self.driver.put_destination(slot, memory);
+                    }
+                    n
+                }
+            };
+            let taken = match taken {
+                0 => 0,
+                usize::MAX => self.shared.queue.borrow_mut().handle(rest),
+                n => {
+                    self.shared.queue.borrow_mut().handle_payload(n, Some(&rest[..n]));
+                    n
+                }
+            };
+            self.staged += taken;
+            self.driver.events();
+            if self.shared.queue.borrow().has_transmit() {
+                self.shared.output.notify();
+            }
+            if taken == 0 {
+                return;
+            }
+        }
+    }
+
+    async fn receive_bytes(&mut self) -> io::Result<usize> {
+        let limit = if self.bulk { STAGING_AFTER_BULK } else { usize::MAX };
+        self.bulk = false;
+        self.receive_into(limit).await
+    }
+
+    async fn receive_payload(&mut self, slot: u16, offset: usize, len: usize) -> io::Result<usize> {
+        let Some(memory) = self.driver.take_destination(slot) else {
+            // The command is gone (aborted); its data is taken off the wire.
+            let n = self.receive_into(len).await?;
+            return Ok(n);
+        };
+        self.bulk = len >= BULK;
+        self.msg.set_direct(memory, offset, len);
+        let limit = if self.bulk { STAGING_AFTER_BULK } else { usize::MAX };
+        let result = self.receive_into(limit).await;
+        if let Some((memory, placed)) = self.msg.take_direct() {
+            if placed > 0 {
+                let mut queue = self.shared.queue.borrow_mut();
+                let bytes = if queue.data_digest() { memory.bytes() } else { None };
+                queue.handle_payload(placed, bytes.map(|b| &b[offset..offset + placed]));
+            }
+            self.driver.put_destination(slot, memory);
+        }
+        result
+    }
+
+    async fn receive_into(&mut self, limit: usize) -> io::Result<usize> {
+        let mut msg = std::mem::replace(&mut self.msg, RecvMsg::new(0));
+        msg.set_staging_limit(limit);
+        let (result, msg) = self.shared.stream.recv(msg).await;
+        self.msg = msg;
+        self.staged = 0;
+        result
+    }
+}

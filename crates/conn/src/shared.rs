@@ -1,0 +1,93 @@
+//! What the two tasks of a connection and its driver share.
+
+use longhaul_engine::net::TcpStream;
+use longhaul_engine::sync::Notify;
+use longhaul_engine::{Memory, Segment};
+use longhaul_proto::transport::{Batch, Want};
+use std::cell::{Cell, RefCell};
+
+/// A state machine of `proto` with the methods that both ends have.
+pub trait Queue {
+    /// What to receive next.
+    fn want(&self) -> Want;
+    /// Consumes bytes; how many.
+    fn handle(&mut self, bytes: &[u8]) -> usize;
+    /// `len` bytes of wanted payload were placed; `bytes` are they, where
+    /// data digests are in use.
+    fn handle_payload(&mut self, len: usize, bytes: Option<&[u8]>);
+    /// Takes what is to be sent.
+    fn poll_transmit(&mut self, batch: &mut Batch) -> bool;
+    /// The last payload of a command is on its way.
+    fn payload_sent(&mut self, slot: u16);
+    /// Whether data digests are in use.
+    fn data_digest(&self) -> bool;
+    /// Whether there is something to send.
+    fn has_transmit(&self) -> bool;
+    /// Whether the protocol has ended the connection.
+    fn is_closed(&self) -> bool;
+}
+
+/// The side that knows the commands and owns their memory.
+pub trait Driver {
+    /// Its queue.
+    type Queue: Queue;
+
+    /// Takes out the memory that payload of `slot` goes to. It is given back
+    /// before anything else is done.
+    fn take_destination(&self, slot: u16) -> Option<Memory>;
+
+    /// Gives it back.
+    fn put_destination(&self, slot: u16, memory: Memory);
+
+    /// The memory that payload of `slot` comes from.
+    fn source(&self, slot: u16, offset: usize, len: usize) -> Segment;
+
+    /// CRC32C of a part of it (asked for only where data digests are in use).
+    fn digest(&self, slot: u16, offset: usize, len: usize) -> u32;
+
+    /// The memory of `slot` is not needed for sending any more.
+    fn release(&self, slot: u16);
+
+    /// Handles the events that input has brought.
+    fn events(&self);
+}
+
+/// A queue and its socket.
+#[derive(Debug)]
+pub struct Shared<Q> {
+    /// The state machine. Never borrowed across an await.
+    pub queue: RefCell<Q>,
+    /// The socket.
+    pub stream: TcpStream,
+    /// Something may be ready to be sent.
+    pub output: Notify,
+    /// Input that was held back may go on.
+    pub resume: Notify,
+    /// The receive task has ended: send what there is and end too.
+    pub(crate) ending: Cell<bool>,
+}
+
+impl<Q> Shared<Q> {
+    /// Joins both.
+    pub fn new(queue: Q, stream: TcpStream) -> Shared<Q> {
+        Shared {
+            queue: RefCell::new(queue),
+            stream,
+            output: Notify::new(),
+            resume: Notify::new(),
+            ending: Cell::new(false),
+        }
+    }
+
+    /// Ends the connection once everything queued is sent.
+    pub fn end(&self) {
+        self.ending.set(true);
+        self.output.notify();
+        self.resume.notify();
+    }
+
+    /// Whether [`end`](Self::end) was called.
+    pub fn is_ending(&self) -> bool {
+        self.ending.get()
+    }
+}

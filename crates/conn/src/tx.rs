@@ -1,0 +1,91 @@
+//! The transmit loop.
+
+use crate::shared::{Driver, Queue, Shared};
+use longhaul_engine::SendMsg;
+use longhaul_proto::transport::{Batch, Piece};
+use std::io;
+use std::net::Shutdown;
+
+/// Bytes given to one send: enough to fill a socket buffer, little enough
+/// that the memory of sent commands is free for others soon.
+const SEND_MAX: usize = 1 << 20;
+/// Pieces given to one send (`UIO_MAXIOV`).
+const PIECES_MAX: usize = 1024;
+
+/// Sends what the queue has until the connection ends, then closes the
+/// sending side.
+///
+/// # Errors
+/// The socket failed; the receive loop will see the same.
+pub async fn transmit<D: Driver>(shared: &Shared<D::Queue>, driver: &D) -> io::Result<()> {
+    let mut batch = Batch::default();
+    let mut msg = SendMsg::new();
+    let result = loop {
+        let ending = shared.is_ending();
+        if !shared.queue.borrow_mut().poll_transmit(&mut batch) {
+            if ending {
+                break Ok(());
+            }
+            shared.output.notified().await;
+            continue;
+        }
+        match send_batch(shared, driver, &mut batch, msg).await {
+            Ok(back) => msg = back,
+            Err(e) => break Err(e),
+        }
+    };
+    shared.end();
+    let _ = shared.stream.shutdown(if result.is_ok() { Shutdown::Write } else { Shutdown::Both });
+    result
+}
+
+async fn send_batch<D: Driver>(
+    shared: &Shared<D::Queue>,
+    driver: &D,
+    batch: &mut Batch,
+    mut msg: SendMsg,
+) -> io::Result<SendMsg> {
+    batch.fill_digests(|slot, offset, len| driver.digest(slot, offset as usize, len as usize));
+    let mut bytes = std::mem::take(&mut batch.bytes);
+    let mut pieces = batch.pieces.as_slice();
+    while !pieces.is_empty() {
+        msg.begin(bytes);
+        let mut len = 0;
+        let mut n = 0;
+        for piece in pieces.iter().take(PIECES_MAX) {
+            match *piece {
+                Piece::Bytes { start, len: l } => {
+                    msg.push_bytes(start as usize, l as usize);
+                    len += l as usize;
+                }
+                Piece::Payload { slot, offset, len: l, .. } if l > 0 => {
+                    msg.push(driver.source(slot, offset as usize, l as usize));
+                    len += l as usize;
+                }
+                Piece::Payload { .. } => {}
+            }
+            n += 1;
+            if len >= SEND_MAX {
+                break;
+            }
+        }
+        let (result, back) = shared.stream.send(msg).await;
+        msg = back;
+        bytes = msg.take_bytes();
+        let (sent, rest) = pieces.split_at(n);
+        pieces = rest;
+        for piece in sent {
+            if let Piece::Payload { slot, last: true, .. } = *piece {
+                driver.release(slot);
+                shared.queue.borrow_mut().payload_sent(slot);
+            }
+        }
+        result?;
+        // What waited for memory to be sent may go on: completions that were
+        // held back, and input for which there was no slot.
+        driver.events();
+        shared.resume.notify();
+    }
+    batch.bytes = bytes;
+    Ok(msg)
+}

@@ -1,0 +1,158 @@
+//! What a target offers.
+
+use crate::controller::service;
+use crate::error::{Error, Result};
+use crate::options::Options;
+use crate::setup::{Admin, Endpoint};
+use longhaul_wire::log::{
+    DISCOVERY_ENTRY_LEN, DISCOVERY_HEADER_LEN, DiscoveryEntry, DiscoveryHeader, SubsystemType, lid,
+};
+use longhaul_wire::nqn::{self, DISCOVERY_NQN};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Records read with one command.
+const RECORDS_PER_READ: usize = 63;
+/// Records of a log at most: what a target says is not believed without end.
+const RECORDS_MAX: u64 = 65_536;
+/// Tries until the log stays the same while it is read.
+const TRIES: usize = 8;
+
+/// One way to reach a subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// What it leads to.
+    pub kind: SubsystemType,
+    /// NQN of the subsystem.
+    pub subnqn: String,
+    /// Transport type ([`longhaul_wire::log::trtype`]).
+    pub trtype: u8,
+    /// Address family ([`longhaul_wire::log::adrfam`]).
+    pub adrfam: u8,
+    /// Address.
+    pub traddr: String,
+    /// Service: the TCP port.
+    pub trsvcid: String,
+    /// Port of the subsystem.
+    pub portid: u16,
+    /// Controller to connect to, FFFFh for any.
+    pub cntlid: u16,
+    /// Largest admin queue.
+    pub asqsz: u16,
+    /// Transport requirements ([`longhaul_wire::log::treq`] bits).
+    pub treq: u8,
+    /// Security type ([`longhaul_wire::log::tsas`]).
+    pub sectype: u8,
+}
+
+/// The discovery log of a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Discovery {
+    /// Changes with the content.
+    pub generation: u64,
+    /// The records.
+    pub records: Vec<Record>,
+}
+
+/// Asks the discovery controller at `host` and `port`; for code that runs on
+/// no engine.
+///
+/// # Errors
+/// Each way in which it can fail is an [`Error`] of its own.
+pub fn discover(host: &str, port: u16, options: Options) -> Result<Discovery> {
+    let host = host.to_owned();
+    service(&options)?
+        .spawn(move || async move {
+            let endpoint = Endpoint::resolve(&host, port).await?;
+            read_log(&endpoint, &options).await
+        })
+        .wait()
+        .map_err(|_| Error::Local("the thread that serves admin queues has ended".into()))?
+}
+
+/// The subsystem at `endpoint` whose NQN ends with `:name`.
+pub(crate) async fn find_subsystem(endpoint: &Endpoint, name: &str, options: &Options) -> Result<String> {
+    let log = read_log(endpoint, options).await?;
+    let mut found: Vec<_> = log
+        .records
+        .into_iter()
+        .filter(|r| r.kind == SubsystemType::Nvm)
+        .filter(|r| r.subnqn == name || r.subnqn.strip_suffix(name).is_some_and(|rest| rest.ends_with(':')))
+        .map(|r| r.subnqn)
+        .collect();
+    found.sort();
+    found.dedup();
+    let at = &endpoint.name;
+    match &found[..] {
+        [nqn] => Ok(nqn.clone()),
+        [] => Err(Error::NotFound(format!("{at} has no subsystem '{name}': see 'longhaul discover {at}'"))),
+        many => {
+            Err(Error::NotFound(format!("'{name}' at {at} is any of {}: name one in full", many.join(", "))))
+        }
+    }
+}
+
+async fn read_log(endpoint: &Endpoint, options: &Options) -> Result<Discovery> {
+    let options = Options { kato: Duration::ZERO, ..options.clone() };
+    let (admin, ..) = Admin::open(endpoint.clone(), &options, DISCOVERY_NQN, &Arc::default()).await?;
+    let result = read_stable(&admin).await;
+    admin.shut_down().await;
+    result
+}
+
+/// Reads the log until its generation is the same before and after.
+async fn read_stable(admin: &Admin) -> Result<Discovery> {
+    let mut header = read_header(admin).await?;
+    for _ in 0..TRIES {
+        if header.numrec > RECORDS_MAX {
+            return Err(admin.endpoint.incompatible(format!("a discovery log of {} records", header.numrec)));
+        }
+        let records = read_records(admin, header.numrec as usize).await?;
+        let after = read_header(admin).await?;
+        if after.genctr == header.genctr {
+            return Ok(Discovery { generation: header.genctr, records });
+        }
+        header = after;
+    }
+    Err(admin.endpoint.incompatible("its discovery log does not stop changing"))
+}
+
+async fn read_header(admin: &Admin) -> Result<DiscoveryHeader> {
+    let bytes = admin.log_page("the discovery log", lid::DISCOVERY, 0, 0, DISCOVERY_HEADER_LEN).await?;
+    DiscoveryHeader::decode(&bytes).ok_or_else(|| admin.endpoint.incompatible("its discovery log is cut"))
+}
+
+async fn read_records(admin: &Admin, n: usize) -> Result<Vec<Record>> {
+    let mut records = Vec::new();
+    while records.len() < n {
+        let some = (n - records.len()).min(RECORDS_PER_READ);
+        let at = DISCOVERY_HEADER_LEN + records.len() * DISCOVERY_ENTRY_LEN;
+        let page = admin
+            .log_page("the discovery log", lid::DISCOVERY, 0, at as u64, some * DISCOVERY_ENTRY_LEN)
+            .await?;
+        for bytes in page.chunks_exact(DISCOVERY_ENTRY_LEN) {
+            let entry = DiscoveryEntry::decode(bytes)
+                .ok_or_else(|| admin.endpoint.incompatible("a record of its discovery log is cut"))?;
+            records.push(record(admin, &entry)?);
+        }
+    }
+    Ok(records)
+}
+
+fn record(admin: &Admin, entry: &DiscoveryEntry) -> Result<Record> {
+    let subnqn = nqn::from_field(&entry.subnqn)
+        .map_err(|e| admin.endpoint.incompatible(format!("an NQN of its discovery log: {e}")))?;
+    Ok(Record {
+        kind: entry.subtype,
+        subnqn: subnqn.to_owned(),
+        trtype: entry.trtype,
+        adrfam: entry.adrfam,
+        traddr: entry.traddr.text().into_owned(),
+        trsvcid: entry.trsvcid.text().into_owned(),
+        portid: entry.portid,
+        cntlid: entry.cntlid,
+        asqsz: entry.asqsz,
+        treq: entry.treq,
+        sectype: entry.tsas,
+    })
+}

@@ -1,0 +1,90 @@
+//! Why a remote device cannot be had.
+
+use longhaul_block::IoError;
+use longhaul_wire::completion::Status;
+
+/// Result of reaching a remote device.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a remote device cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The URI makes no sense.
+    #[error(transparent)]
+    Uri(#[from] crate::UriError),
+    /// The name of the host does not resolve.
+    #[error("cannot resolve host '{host}': {reason}")]
+    Resolve {
+        /// The host.
+        host: String,
+        /// What the resolver said.
+        reason: String,
+    },
+    /// There is no connection.
+    #[error("cannot reach {addr}: {reason}")]
+    Unreachable {
+        /// Address and port.
+        addr: String,
+        /// Why.
+        reason: String,
+    },
+    /// The far side took too long.
+    #[error("{addr} did not answer {what} within {seconds} s")]
+    TimedOut {
+        /// Address and port.
+        addr: String,
+        /// What was asked.
+        what: &'static str,
+        /// How long was waited.
+        seconds: u64,
+    },
+    /// The far side speaks, but refuses.
+    #[error("{addr} refused {what}: {reason}")]
+    Refused {
+        /// Address and port.
+        addr: String,
+        /// What was asked.
+        what: String,
+        /// Its answer.
+        reason: String,
+    },
+    /// The far side has no such subsystem or namespace.
+    #[error("{0}")]
+    NotFound(String),
+    /// The far side breaks the protocol, or lacks what is needed.
+    #[error("{addr} cannot be used: {reason}")]
+    Incompatible {
+        /// Address and port.
+        addr: String,
+        /// Why.
+        reason: String,
+    },
+    /// This machine cannot: no thread, no engine.
+    #[error("{0}")]
+    Local(String),
+}
+
+impl From<Error> for IoError {
+    fn from(e: Error) -> IoError {
+        match e {
+            Error::Refused { .. } | Error::NotFound(_) => IoError::Refused(e.to_string()),
+            _ => IoError::Unreachable(e.to_string()),
+        }
+    }
+}
+
+/// The status of a completion as an I/O error.
+pub(crate) fn io_error(status: Status) -> IoError {
+    let code = |s: Status| (s.sct(), s.sc());
+    match code(status) {
+        c if c == code(Status::ABORT_REQUESTED) => IoError::Aborted,
+        c if c == code(Status::CAPACITY_EXCEEDED) => IoError::NoSpace,
+        c if c == code(Status::WRITE_PROTECTED) => IoError::ReadOnly,
+        c if c == code(Status::COMPARE_FAILURE) => IoError::Integrity("the content differs".into()),
+        c if c == code(Status::TRANSIENT_TRANSPORT) => {
+            IoError::Integrity("a data digest did not match".into())
+        }
+        (Status::MEDIA, _) => IoError::Medium(status.to_string()),
+        _ => IoError::Refused(status.to_string()),
+    }
+}

@@ -1,0 +1,103 @@
+//! How a remote device is reached.
+
+use crate::uri::UriOptions;
+use longhaul_engine::Config;
+use std::fs;
+use std::sync::OnceLock;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Entries of an I/O queue: as the Linux host's default.
+const QUEUE_SIZE: u16 = 128;
+/// Keep-alive time-out: long enough for a link that is busy or briefly cut.
+const KATO: Duration = Duration::from_secs(15);
+/// How long one step of setting up may take: several retransmissions of TCP
+/// at 200 ms of round trip.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// I/O queues that are connected together with the controller.
+const QUEUES: u16 = 1;
+/// Transfers above this are split, whatever the controller allows: what our
+/// own target takes in one capsule.
+const MAX_TRANSFER: u32 = 1 << 20;
+
+/// Settings of an initiator. [`Options::default`] is good for any path.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// CRC32C over PDU headers, if the target grants it.
+    pub hdr_digest: bool,
+    /// CRC32C over PDU data, if the target grants it.
+    pub data_digest: bool,
+    /// Entries of each I/O queue (one fewer commands can be outstanding), at
+    /// most what the controller has.
+    pub queue_size: u16,
+    /// I/O queues to connect at once with the controller; more are connected
+    /// when threads open the device.
+    pub queues: u16,
+    /// Keep-alive time-out; zero switches it off.
+    pub kato: Duration,
+    /// How long one step of setting up may take.
+    pub connect_timeout: Duration,
+    /// Largest transfer of one command, in bytes.
+    pub max_transfer: u32,
+    /// NQN that this host calls itself.
+    pub hostnqn: String,
+    /// Identifier of this host: one per running system.
+    pub hostid: Uuid,
+    /// Congestion control by the kernel's name, or its default.
+    pub congestion: Option<String>,
+    /// Engine of the thread that serves the admin queue.
+    pub engine: Config,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let (hostnqn, hostid) = host_identity();
+        Options {
+            hdr_digest: false,
+            data_digest: false,
+            queue_size: QUEUE_SIZE,
+            queues: QUEUES,
+            kato: KATO,
+            connect_timeout: CONNECT_TIMEOUT,
+            max_transfer: MAX_TRANSFER,
+            hostnqn,
+            hostid,
+            congestion: None,
+            engine: Config::default(),
+        }
+    }
+}
+
+impl Options {
+    /// With what a URI says on top.
+    #[must_use]
+    pub fn with_uri(mut self, uri: &UriOptions) -> Options {
+        self.hdr_digest = uri.hdr_digest.unwrap_or(self.hdr_digest);
+        self.data_digest = uri.data_digest.unwrap_or(self.data_digest);
+        self.queue_size = uri.queue_size.unwrap_or(self.queue_size);
+        self.kato = uri.kato_ms.map_or(self.kato, |ms| Duration::from_millis(ms.into()));
+        if let Some(hostnqn) = &uri.hostnqn {
+            self.hostnqn.clone_from(hostnqn);
+        }
+        self
+    }
+}
+
+/// Who this host is: as `nvme-cli` has it in `/etc/nvme`, else derived from
+/// the machine's identity, else made up for this process.
+fn host_identity() -> (String, Uuid) {
+    static IDENTITY: OnceLock<(String, Uuid)> = OnceLock::new();
+    let read =
+        |path: &str| fs::read_to_string(path).ok().map(|s| s.trim().to_owned()).filter(|s| !s.is_empty());
+    IDENTITY
+        .get_or_init(|| {
+            let derived = read("/etc/machine-id").map_or_else(Uuid::new_v4, |id| {
+                Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("longhaul host {id}").as_bytes())
+            });
+            let hostid = read("/etc/nvme/hostid").and_then(|id| id.parse().ok()).unwrap_or(derived);
+            let hostnqn = read("/etc/nvme/hostnqn")
+                .unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{hostid}"));
+            (hostnqn, hostid)
+        })
+        .clone()
+}

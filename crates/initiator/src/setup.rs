@@ -1,0 +1,308 @@
+//! From a name to a controller that is ready, in as few round trips as the
+//! protocol allows:
+//!
+//! 1. TCP, for the admin queue and the first I/O queues at the same time;
+//! 2. ICReq and ICResp, likewise;
+//! 3. Connect of the admin queue;
+//! 4. capabilities, enable, status, in one go;
+//! 5. identity, number of queues, namespaces, in one go;
+//! 6. Connect of the I/O queues, all at the same time.
+
+use crate::error::{Error, Result};
+use crate::options::Options;
+use crate::queue::{Data, Done, Queue, handshake};
+use longhaul_block::IoError;
+use longhaul_engine::net::{SocketOptions, TcpStream};
+use longhaul_engine::{BufMut, Memory, sleep, timeout};
+use longhaul_proto::host::{HostConfig, HostQueue};
+use longhaul_wire::command::Sqe;
+use longhaul_wire::completion::{Cqe, Status};
+use longhaul_wire::fabrics::{
+    CNTLID_DYNAMIC, Cap, Cc, ConnectData, ConnectResponse, Csts, InvalidParameter, cattr, offset,
+};
+use longhaul_wire::identify::{IDENTIFY_LEN, IdentifyController, cns};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// Entries of the admin queue: the smallest size that every controller has.
+const ADMIN_ENTRIES: u16 = 32;
+/// First wait before the status is read again; doubles up to the last.
+const READY_POLL: Duration = Duration::from_millis(1);
+const READY_POLL_MAX: Duration = Duration::from_millis(200);
+
+/// Where a target listens, and how to say so.
+#[derive(Clone, Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) addrs: Vec<SocketAddr>,
+    /// As a person named it.
+    pub(crate) name: String,
+}
+
+impl Endpoint {
+    /// Resolves a host name; nothing else on the thread waits for it.
+    pub(crate) async fn resolve(host: &str, port: u16) -> Result<Endpoint> {
+        let name = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let fail = |reason: String| Error::Resolve { host: host.to_owned(), reason };
+        let query = (host.to_owned(), port);
+        let addrs: Vec<_> = longhaul_engine::blocking(move || query.to_socket_addrs().map(Iterator::collect))
+            .await
+            .map_err(|e: std::io::Error| fail(e.to_string()))?;
+        if addrs.is_empty() {
+            return Err(fail("it has no address".into()));
+        }
+        Ok(Endpoint { addrs, name })
+    }
+
+    pub(crate) fn refused(&self, what: impl Into<String>, reason: impl ToString) -> Error {
+        Error::Refused { addr: self.name.clone(), what: what.into(), reason: reason.to_string() }
+    }
+
+    pub(crate) fn incompatible(&self, reason: impl ToString) -> Error {
+        Error::Incompatible { addr: self.name.clone(), reason: reason.to_string() }
+    }
+
+    pub(crate) fn unreachable(&self, reason: impl ToString) -> Error {
+        Error::Unreachable { addr: self.name.clone(), reason: reason.to_string() }
+    }
+
+    /// `future`, or the error that says what was waited for.
+    pub(crate) async fn within<T>(
+        &self,
+        limit: Duration,
+        what: &'static str,
+        future: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        timeout(limit, future).await.unwrap_or_else(|_| {
+            Err(Error::TimedOut { addr: self.name.clone(), what, seconds: limit.as_secs() })
+        })
+    }
+}
+
+/// A connection whose parameters are agreed on, not yet bound to a thread.
+pub(crate) struct Prepared {
+    queue: HostQueue,
+    stream: std::net::TcpStream,
+}
+
+impl Prepared {
+    /// Opens a connection and agrees on its parameters.
+    pub(crate) async fn open(endpoint: &Endpoint, options: &Options, config: HostConfig) -> Result<Prepared> {
+        endpoint
+            .within(options.connect_timeout, "the connection set-up", async {
+                let socket = SocketOptions { congestion: options.congestion.clone() };
+                let mut last = None;
+                for addr in &endpoint.addrs {
+                    match TcpStream::connect(*addr, &socket).await {
+                        Ok(stream) => {
+                            let queue = handshake(&stream, config)
+                                .await
+                                .map_err(|e| endpoint.incompatible(format!("no NVMe/TCP there: {e}")))?;
+                            let stream = stream.into_std().map_err(|e| Error::Local(e.to_string()))?;
+                            return Ok(Prepared { queue, stream });
+                        }
+                        Err(e) => last = Some(e),
+                    }
+                }
+                Err(endpoint.unreachable(last.map_or_else(|| "no address".into(), |e| e.to_string())))
+            })
+            .await
+    }
+
+    /// Serves it from the calling engine thread.
+    pub(crate) fn serve(self, traffic: &Arc<AtomicBool>) -> Result<Queue> {
+        let stream = TcpStream::from_std(self.stream, &SocketOptions::default());
+        let stream = stream.map_err(|e| Error::Local(e.to_string()))?;
+        Ok(Queue::serve(self.queue, stream, Arc::clone(traffic)))
+    }
+}
+
+/// How an I/O or admin connection of these options is set up.
+pub(crate) fn host_config(options: &Options, entries: u16, in_capsule: Option<u32>) -> HostConfig {
+    let mut config = HostConfig {
+        header_digest: options.hdr_digest,
+        data_digest: options.data_digest,
+        entries,
+        maxr2t: MAXR2T,
+        ..HostConfig::default()
+    };
+    if let Some(in_capsule) = in_capsule {
+        config.in_capsule = in_capsule;
+    }
+    config
+}
+
+/// R2Ts for one command at a time: more than one lets a target that has
+/// little memory overlap round trips. (A target that knows only one, as the
+/// Linux kernel's, sends one.)
+const MAXR2T: u32 = 1;
+
+/// Sends Connect on a fresh queue: the controller's identifier.
+pub(crate) async fn connect(
+    endpoint: &Endpoint,
+    options: &Options,
+    queue: &Queue,
+    subnqn: &str,
+    qid: u16,
+    sqsize: u16,
+    cntlid: Option<u16>,
+) -> Result<u16> {
+    let kato = if qid == 0 { u32::try_from(options.kato.as_millis()).unwrap_or(u32::MAX) } else { 0 };
+    let sqe = Sqe::connect(qid, sqsize, cattr::NO_FLOW_CONTROL, kato);
+    let data = ConnectData::new(options.hostid, cntlid.unwrap_or(CNTLID_DYNAMIC), subnqn, &options.hostnqn);
+    let data = Data::Write(Memory::Shared(longhaul_engine::Buf::copy_of(data.as_bytes())));
+    let answer = endpoint.within(options.connect_timeout, "Connect", async {
+        queue.submit(sqe, data).await.map_err(|e| endpoint.unreachable(e))
+    });
+    let done = answer.await?;
+    let status = done.cqe.status();
+    if !status.is_success() {
+        return Err(connect_error(endpoint, options, subnqn, done.cqe));
+    }
+    let response = ConnectResponse::from_dw0(done.cqe.dw0());
+    if response.authreq != 0 {
+        return Err(endpoint.refused("Connect", "it asks for authentication, which is not set up here"));
+    }
+    Ok(response.cntlid)
+}
+
+/// What a refused Connect means to a person.
+fn connect_error(endpoint: &Endpoint, options: &Options, subnqn: &str, cqe: Cqe) -> Error {
+    let status = cqe.status();
+    let is = |s: Status| (s.sct(), s.sc()) == (status.sct(), status.sc());
+    if is(Status::CONNECT_INVALID_PARAMETERS) {
+        let at = InvalidParameter::from_dw0(cqe.dw0());
+        return match (at.in_data, at.offset) {
+            (true, 256) => Error::NotFound(format!(
+                "{} has no subsystem '{subnqn}': see 'longhaul discover {}'",
+                endpoint.name, endpoint.name
+            )),
+            (true, 512) => endpoint.refused("Connect", format!("host NQN '{}'", options.hostnqn)),
+            (true, 16) => endpoint.refused("Connect", "the controller does not exist any more"),
+            (in_data, at) => {
+                let part = if in_data { "data" } else { "command" };
+                endpoint.refused("Connect", format!("invalid parameter at byte {at} of the {part}"))
+            }
+        };
+    }
+    if is(Status::CONNECT_INVALID_HOST) {
+        return endpoint.refused("Connect", format!("host '{}' is not allowed", options.hostnqn));
+    }
+    endpoint.refused("Connect", status)
+}
+
+/// An admin queue with the commands of set-up.
+pub(crate) struct Admin {
+    pub(crate) queue: Queue,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) timeout: Duration,
+}
+
+impl Admin {
+    /// Connects to a subsystem and enables the controller: it, its
+    /// identifier and its capabilities.
+    pub(crate) async fn open(
+        endpoint: Endpoint,
+        options: &Options,
+        subnqn: &str,
+        traffic: &Arc<AtomicBool>,
+    ) -> Result<(Admin, u16, Cap)> {
+        let config = host_config(options, ADMIN_ENTRIES, None);
+        let queue = Prepared::open(&endpoint, options, config).await?.serve(traffic)?;
+        let cntlid = connect(&endpoint, options, &queue, subnqn, 0, ADMIN_ENTRIES - 1, None).await?;
+        let admin = Admin { queue, endpoint, timeout: options.connect_timeout };
+        let cap = admin.enable().await?;
+        Ok((admin, cntlid, cap))
+    }
+
+    /// One command without data, or that gives `len` bytes.
+    pub(crate) async fn command(&self, what: &'static str, sqe: Sqe, len: usize) -> Result<Done> {
+        let data = if len == 0 { Data::None } else { Data::Read(Memory::Buf(BufMut::zeroed(len))) };
+        let pending = self.queue.submit(sqe, data);
+        let answer = async { pending.await.map_err(|e: IoError| self.endpoint.unreachable(e)) };
+        let done = self.endpoint.within(self.timeout, what, answer).await?;
+        let status = done.cqe.status();
+        if !status.is_success() {
+            return Err(self.endpoint.refused(what, status));
+        }
+        if (done.received as usize) < len {
+            return Err(self.endpoint.incompatible(format!("{what} gave {} of {len} bytes", done.received)));
+        }
+        Ok(done)
+    }
+
+    async fn property(&self, what: &'static str, offset: u32, wide: bool) -> Result<u64> {
+        self.command(what, Sqe::property_get(offset, wide), 0).await.map(|done| done.cqe.result())
+    }
+
+    /// Capabilities, enable and status: all asked in one round trip, since
+    /// every controller takes this configuration (4 KiB pages are always
+    /// within MPSMIN for a fabrics controller, as is the NVM command set).
+    async fn enable(&self) -> Result<Cap> {
+        let cc = Cc(0).with_en(1).with_iosqes(6).with_iocqes(4);
+        let (cap, set, csts) = futures_util::join!(
+            self.property("Property Get (CAP)", offset::CAP, true),
+            self.command("Property Set (CC)", Sqe::property_set(offset::CC, false, cc.0.into()), 0),
+            self.property("Property Get (CSTS)", offset::CSTS, false),
+        );
+        let cap = Cap(cap?);
+        set?;
+        let limit = Duration::from_millis(500) * (cap.timeout() as u32).max(1);
+        let end = Instant::now() + limit.max(self.timeout);
+        let mut csts = Csts(csts? as u32);
+        let mut wait = READY_POLL;
+        while csts.rdy() == 0 {
+            if csts.cfs() != 0 {
+                return Err(self.endpoint.incompatible("the controller reports a fatal status"));
+            }
+            if Instant::now() > end {
+                return Err(self.endpoint.incompatible("the controller does not become ready"));
+            }
+            sleep(wait).await;
+            wait = (wait * 2).min(READY_POLL_MAX);
+            csts = Csts(self.property("Property Get (CSTS)", offset::CSTS, false).await? as u32);
+        }
+        Ok(cap)
+    }
+
+    /// Says goodbye: the controller shuts down, then the connection ends.
+    pub(crate) async fn shut_down(&self) {
+        let cc = Cc(0).with_en(1).with_iosqes(6).with_iocqes(4).with_shn(1);
+        let bye = self.command("shutdown", Sqe::property_set(offset::CC, false, cc.0.into()), 0);
+        if let Err(e) = bye.await {
+            tracing::debug!("shutdown: {e}");
+        }
+    }
+
+    /// One Identify data structure.
+    pub(crate) async fn identify(&self, what: &'static str, cns: u8, nsid: u32) -> Result<Vec<u8>> {
+        let done = self.command(what, Sqe::identify(cns, nsid, 0), IDENTIFY_LEN).await?;
+        Ok(bytes_of(&done))
+    }
+
+    /// Identify Controller.
+    pub(crate) async fn identify_controller(&self) -> Result<IdentifyController> {
+        let bytes = self.identify("Identify Controller", cns::CONTROLLER, 0).await?;
+        IdentifyController::decode(&bytes)
+            .ok_or_else(|| self.endpoint.incompatible("Identify Controller is cut"))
+    }
+
+    /// `len` bytes of a log page.
+    pub(crate) async fn log_page(
+        &self,
+        what: &'static str,
+        lid: u8,
+        nsid: u32,
+        at: u64,
+        len: usize,
+    ) -> Result<Vec<u8>> {
+        let sqe = Sqe::get_log_page(lid, nsid, at, len as u32, false);
+        Ok(bytes_of(&self.command(what, sqe, len).await?))
+    }
+}
+
+fn bytes_of(done: &Done) -> Vec<u8> {
+    done.memory.as_ref().and_then(Memory::bytes).unwrap_or_default().to_vec()
+}
