@@ -4,6 +4,8 @@
 //! goes on only when nothing is left to do at the present moment.
 
 mod host;
+#[cfg(test)]
+mod random;
 mod rng;
 mod target;
 #[cfg(test)]
@@ -101,9 +103,21 @@ struct Link {
     idle_at: Duration,
     /// Everything that was ever sent, for tests to look at.
     sent: Vec<u8>,
+    /// A bit to flip, counted from the start of the connection.
+    flip: Option<u64>,
 }
 
 impl Link {
+    /// Flips the bit that is to be flipped, if it is among these bytes.
+    fn damage(&mut self, bytes: &mut [u8]) {
+        let Some(bit) = self.flip else { return };
+        let at = (bit / 8).checked_sub(self.sent.len() as u64);
+        if let Some(byte) = at.and_then(|at| bytes.get_mut(at as usize)) {
+            *byte ^= 1 << (bit % 8);
+            self.flip = None;
+        }
+    }
+
     fn arrived(&mut self, now: Duration) -> Option<Vec<u8>> {
         self.in_flight.front().filter(|f| f.0 <= now)?;
         self.in_flight.pop_front().map(|f| f.1)
@@ -168,6 +182,12 @@ impl Pair {
         if rtt.is_zero() { 0 } else { (self.now - start).div_duration_f64(rtt).round() as u32 }
     }
 
+    /// Flips the bit that is sent `bits` bits from now, in one direction.
+    pub fn flip_bit(&mut self, to_target: bool, bits: u64) {
+        let link = if to_target { &mut self.to_target } else { &mut self.to_host };
+        link.flip = Some(8 * link.sent.len() as u64 + bits);
+    }
+
     /// Everything that the host has sent so far.
     pub fn sent_by_host(&self) -> &[u8] {
         &self.to_target.sent
@@ -184,7 +204,7 @@ impl Pair {
             if a.is_empty() && b.is_empty() {
                 return;
             }
-            for (link, bytes) in [(&mut self.to_target, a), (&mut self.to_host, b)] {
+            for (link, mut bytes) in [(&mut self.to_target, a), (&mut self.to_host, b)] {
                 if bytes.is_empty() {
                     continue;
                 }
@@ -193,6 +213,7 @@ impl Pair {
                     .bandwidth
                     .map_or(Duration::ZERO, |rate| Duration::from_secs_f64(bytes.len() as f64 / rate as f64));
                 link.idle_at = link.idle_at.max(self.now) + took;
+                link.damage(&mut bytes);
                 link.sent.extend(&bytes);
                 link.in_flight.push_back((link.idle_at + self.config.delay, bytes));
             }
