@@ -1,0 +1,394 @@
+//! Planning, starting and watching jobs.
+
+use crate::pattern::mix;
+use crate::results::{JobResult, Results};
+use crate::verify::MAX_BLOCKS;
+use crate::worker::{Outcome, Part, Worker, part};
+use crate::{Job, MAX_IODEPTH, MAX_JOBS};
+use futures_channel::oneshot;
+use longhaul_block::{BlockDevice, DeviceInfo, IoError};
+use longhaul_engine::{BUF_MAX, Config, Handle, Thread};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant, SystemTime};
+
+/// How often progress is told.
+pub const TICK: Duration = Duration::from_millis(250);
+
+/// Why a load was not begun.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// An option is wrong for itself or for this device.
+    #[error("{0}")]
+    Option(String),
+    /// A device could not be opened.
+    #[error("cannot open {device}: {source}")]
+    Open {
+        /// Its name.
+        device: String,
+        /// Why.
+        source: IoError,
+    },
+    /// No thread or no engine.
+    #[error("cannot start a job: {0}")]
+    Start(#[from] std::io::Error),
+    /// A thread ended before its job did.
+    #[error("a job's thread ended early")]
+    Lost,
+}
+
+/// Where jobs run.
+#[derive(Clone, Debug)]
+pub enum Threads {
+    /// Each on an engine thread of its own.
+    Own(Config),
+    /// On these engine threads, in turn.
+    On(Vec<Handle>),
+}
+
+/// Ends a load early. What was measured so far is valid.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Not stopped.
+    pub fn new() -> Stop {
+        Stop::default()
+    }
+
+    /// Stops.
+    pub fn stop(&self) {
+        self.0.store(true, Relaxed);
+    }
+
+    /// Whether it was stopped.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+}
+
+/// What a job tells while it runs. On its own cache lines, since one thread
+/// writes and another reads.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Counters {
+    ios: [AtomicU64; 2],
+    bytes: [AtomicU64; 2],
+    pub(crate) verified: AtomicU64,
+    pub(crate) verifying: AtomicBool,
+}
+
+impl Counters {
+    /// Only the job's own thread counts, so a store is enough.
+    pub(crate) fn count(&self, write: bool, bytes: u64) {
+        let add = |to: &AtomicU64, n| to.store(to.load(Relaxed) + n, Relaxed);
+        add(&self.ios[usize::from(write)], 1);
+        add(&self.bytes[usize::from(write)], bytes);
+    }
+}
+
+/// Where a load is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Before the window.
+    Ramp,
+    /// In the window, or in a load without a time.
+    Run,
+    /// After the window: I/O under way comes to its end.
+    Drain,
+    /// Reading back what was written.
+    Verify,
+}
+
+/// What one direction does at the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rate {
+    /// I/Os per second.
+    pub iops: f64,
+    /// Bytes per second.
+    pub bytes_per_second: f64,
+}
+
+/// A load under way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Live {
+    /// Where it is.
+    pub phase: Phase,
+    /// Since the start.
+    pub elapsed: Duration,
+    /// To the end of the window, if it has one.
+    pub remaining: Option<Duration>,
+    /// Reads since the last report.
+    pub read: Rate,
+    /// Writes since the last report.
+    pub write: Rate,
+    /// Bytes done in this phase.
+    pub done_bytes: u64,
+    /// Bytes to do, where that is known.
+    pub total_bytes: Option<u64>,
+}
+
+/// Runs `job` on each of `devices`, with `numjobs` threads a device, and
+/// blocks the caller (which must not be an engine thread) until it is over.
+/// `progress` is called every [`TICK`].
+///
+/// # Errors
+/// The job does not fit a device, or could not be started. I/O errors are
+/// part of the results.
+pub fn run(
+    devices: &[Arc<dyn BlockDevice>],
+    job: &Job,
+    threads: &Threads,
+    stop: &Stop,
+    progress: &mut dyn FnMut(&Live),
+) -> Result<Results, BenchError> {
+    let mut parts = Vec::new();
+    for device in devices {
+        let info = device.info();
+        plan(&info, job)?;
+        parts.extend((0..job.numjobs).map(|index| (device, part(&info, job, index))));
+    }
+    if parts.is_empty() {
+        return Err(BenchError::Option("no device given".into()));
+    }
+    let (own, handles) = engines(threads, parts.len())?;
+    let (tell, told) = channel();
+    let run = run_id(job.seed);
+    let mut starts = Vec::new();
+    let mut counters = Vec::new();
+    for (index, (device, part)) in parts.iter().enumerate() {
+        let (start, started) = oneshot::channel();
+        let count = Arc::new(Counters::default());
+        let setup = Setup {
+            device: Arc::clone(device),
+            job: job.clone(),
+            part: *part,
+            index: index as u64,
+            run,
+            stop: stop.clone(),
+            counters: Arc::clone(&count),
+        };
+        // The task tells its end itself; the handle on it is not needed.
+        let tell = tell.clone();
+        drop(handles[index % handles.len()].spawn(move || setup.run(tell, started)));
+        starts.push(start);
+        counters.push(count);
+    }
+    drop(tell);
+    let total = job_bytes(job, parts.iter().map(|(_, part)| *part));
+    let result = watch(job, starts, &counters, &told, total, progress);
+    drop(own);
+    let outcomes = result?;
+    let jobs =
+        parts.iter().zip(outcomes).map(|((device, _), outcome)| JobResult::new(device.info(), outcome));
+    Ok(Results::new(job.clone(), jobs.collect()))
+}
+
+/// A number that no other run has.
+fn run_id(seed: u64) -> u64 {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    mix(seed ^ mix(time.as_nanos() as u64) ^ u64::from(std::process::id()) << 32)
+}
+
+/// Whether `job` can be done on a device.
+fn plan(info: &DeviceInfo, job: &Job) -> Result<(), BenchError> {
+    let wrong = |text: String| Err(BenchError::Option(text));
+    let (name, block) = (&info.name, u64::from(info.block_size));
+    if job.bs == 0 || !job.bs.is_multiple_of(block) {
+        return wrong(format!(
+            "bs={} is not a multiple of the logical block of {name}, {block} bytes",
+            job.bs
+        ));
+    }
+    let most = u64::from(info.max_io).min(BUF_MAX as u64);
+    if job.bs > most {
+        return wrong(format!("bs={} is more than {name} takes in one piece, {most} bytes", job.bs));
+    }
+    if job.iodepth == 0 || job.iodepth > MAX_IODEPTH {
+        return wrong(format!("iodepth={} is not between 1 and {MAX_IODEPTH}", job.iodepth));
+    }
+    if job.numjobs == 0 || job.numjobs > MAX_JOBS {
+        return wrong(format!("numjobs={} is not between 1 and {MAX_JOBS}", job.numjobs));
+    }
+    if job.rwmixread > 100 {
+        return wrong(format!("rwmixread={} is more than 100 percent", job.rwmixread));
+    }
+    if job.time_based && job.runtime.is_none() {
+        return wrong("time_based needs a runtime".into());
+    }
+    if !job.offset.is_multiple_of(block) {
+        return wrong(format!("offset={} is not a multiple of the logical block, {block} bytes", job.offset));
+    }
+    let size = job.size.unwrap_or_else(|| info.size.saturating_sub(job.offset));
+    if job.offset.checked_add(size).is_none_or(|end| end > info.size) {
+        let (offset, all) = (job.offset, info.size);
+        return wrong(format!("offset={offset} and size={size} go past the end of {name}, {all} bytes"));
+    }
+    if job.rw.writes() && info.read_only {
+        return wrong(format!("{name} is read-only: rw={} cannot be done", job.rw));
+    }
+    plan_blocks(info, job)
+}
+
+fn plan_blocks(info: &DeviceInfo, job: &Job) -> Result<(), BenchError> {
+    let wrong = |text: String| Err(BenchError::Option(text));
+    let blocks = part(info, job, 0).blocks;
+    if blocks == 0 {
+        return wrong(format!("no block of bs={} fits into a job's part of {}", job.bs, info.name));
+    }
+    if job.verify && job.rw.writes() {
+        let total = blocks.saturating_mul(u64::from(job.numjobs));
+        if total > MAX_BLOCKS {
+            return wrong(format!(
+                "verify keeps track of {MAX_BLOCKS} blocks, not of {total}: use a smaller size or a larger bs"
+            ));
+        }
+        if blocks < u64::from(job.iodepth) {
+            return wrong(format!(
+                "verify needs as many blocks as iodepth={}: a job has {blocks}",
+                job.iodepth
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn engines(threads: &Threads, jobs: usize) -> Result<(Vec<Thread>, Vec<Handle>), BenchError> {
+    match threads {
+        Threads::On(handles) if handles.is_empty() => {
+            Err(BenchError::Option("no engine thread given".into()))
+        }
+        Threads::On(handles) => Ok((Vec::new(), handles.clone())),
+        Threads::Own(config) => {
+            let start = |n| Thread::start(&format!("bench-{n}"), config.clone());
+            let own = (0..jobs).map(start).collect::<Result<Vec<_>, _>>()?;
+            let handles = own.iter().map(Thread::handle).collect();
+            Ok((own, handles))
+        }
+    }
+}
+
+/// Bytes that a load without a time has to do.
+fn job_bytes(job: &Job, parts: impl Iterator<Item = Part>) -> Option<u64> {
+    let blocks: u64 = parts.map(|part| part.blocks).sum();
+    (!job.time_based).then(|| blocks.saturating_mul(job.bs))
+}
+
+enum Told {
+    Opened,
+    Failed(String, IoError),
+    Done(u64, Box<Outcome>),
+}
+
+struct Setup {
+    device: Arc<dyn BlockDevice>,
+    job: Job,
+    part: Part,
+    index: u64,
+    run: u64,
+    stop: Stop,
+    counters: Arc<Counters>,
+}
+
+impl Setup {
+    /// The job, on its engine thread. Nobody listens any more if a send fails.
+    async fn run(self, tell: Sender<Told>, started: oneshot::Receiver<Instant>) {
+        let io = match self.device.open().await {
+            Ok(io) => io,
+            Err(e) => {
+                let _ = tell.send(Told::Failed(self.device.info().name, e));
+                return;
+            }
+        };
+        if tell.send(Told::Opened).is_err() {
+            return;
+        }
+        let Ok(start) = started.await else { return };
+        let shared = (self.stop, self.counters);
+        let worker = Worker::new(&self.job, self.index, self.part, io, self.run, shared, start);
+        let outcome = Rc::new(worker).run().await;
+        let _ = tell.send(Told::Done(self.index, Box::new(outcome)));
+    }
+}
+
+/// Starts all jobs at the same moment and waits for them.
+fn watch(
+    job: &Job,
+    starts: Vec<oneshot::Sender<Instant>>,
+    counters: &[Arc<Counters>],
+    told: &Receiver<Told>,
+    total: Option<u64>,
+    progress: &mut dyn FnMut(&Live),
+) -> Result<Vec<Outcome>, BenchError> {
+    for _ in &starts {
+        match told.recv() {
+            Ok(Told::Opened) => {}
+            Ok(Told::Failed(device, source)) => return Err(BenchError::Open { device, source }),
+            Ok(Told::Done(..)) | Err(_) => return Err(BenchError::Lost),
+        }
+    }
+    let start = Instant::now();
+    let mut outcomes: Vec<Option<Outcome>> = starts.iter().map(|_| None).collect();
+    for sender in starts {
+        sender.send(start).map_err(|_| BenchError::Lost)?;
+    }
+    let mut view = View { job, total, start, before: [Rate::default(); 2], seen: Instant::now() };
+    let mut next = start + TICK;
+    while outcomes.iter().any(Option::is_none) {
+        match told.recv_timeout(next.saturating_duration_since(Instant::now())) {
+            Ok(Told::Done(index, outcome)) => outcomes[index as usize] = Some(*outcome),
+            Ok(_) | Err(RecvTimeoutError::Disconnected) => return Err(BenchError::Lost),
+            Err(RecvTimeoutError::Timeout) => {
+                progress(&view.look(counters));
+                next += TICK;
+            }
+        }
+    }
+    Ok(outcomes.into_iter().flatten().collect())
+}
+
+/// Makes rates of counters.
+struct View<'a> {
+    job: &'a Job,
+    total: Option<u64>,
+    start: Instant,
+    before: [Rate; 2],
+    seen: Instant,
+}
+
+impl View<'_> {
+    fn look(&mut self, counters: &[Arc<Counters>]) -> Live {
+        let now = Instant::now();
+        let seconds = (now - self.seen).as_secs_f64().max(1e-9);
+        let sum =
+            |f: &dyn Fn(&Counters) -> &AtomicU64| counters.iter().map(|c| f(c).load(Relaxed)).sum::<u64>();
+        let mut rates = [Rate::default(); 2];
+        let mut bytes_done = 0;
+        for (way, rate) in rates.iter_mut().enumerate() {
+            let (ios, bytes) = (sum(&|c| &c.ios[way]), sum(&|c| &c.bytes[way]));
+            bytes_done += bytes;
+            let all = Rate { iops: ios as f64, bytes_per_second: bytes as f64 };
+            let before = std::mem::replace(&mut self.before[way], all);
+            rate.iops = (all.iops - before.iops) / seconds;
+            rate.bytes_per_second = (all.bytes_per_second - before.bytes_per_second) / seconds;
+        }
+        self.seen = now;
+        let elapsed = now - self.start;
+        let verifying = counters.iter().all(|c| c.verifying.load(Relaxed));
+        let end = self.job.runtime.map(|time| self.job.ramp + time);
+        let phase = match end {
+            _ if verifying => Phase::Verify,
+            _ if elapsed < self.job.ramp => Phase::Ramp,
+            Some(end) if elapsed >= end => Phase::Drain,
+            _ => Phase::Run,
+        };
+        let (done_bytes, total_bytes) = match phase {
+            Phase::Verify => (sum(&|c| &c.verified), Some(self.before[1].bytes_per_second as u64)),
+            _ => (bytes_done, self.total),
+        };
+        let remaining = end.map(|end| end.saturating_sub(elapsed));
+        Live { phase, elapsed, remaining, read: rates[0], write: rates[1], done_bytes, total_bytes }
+    }
+}

@@ -1,0 +1,243 @@
+//! fio's JSON layout (`fio --output-format=json`), to write and to read.
+//!
+//! Names, nesting and units are fio's: `bw` in KiB/s and `bw_bytes` in bytes/s,
+//! `runtime` in milliseconds, `*_ns` in nanoseconds. What a reader does not
+//! find is zero, and what it does not know is passed over, so that results of
+//! other versions of fio are read, too.
+
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::ser::{SerializeMap, Serializer};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A whole result.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Output {
+    /// Program and version.
+    #[serde(rename = "fio version")]
+    pub version: String,
+    /// Seconds since 1970.
+    pub timestamp: u64,
+    /// Milliseconds since 1970.
+    pub timestamp_ms: u64,
+    /// The same for people, in UTC.
+    pub time: String,
+    /// Options that all jobs share.
+    #[serde(rename = "global options")]
+    pub global_options: Pairs<String>,
+    /// One entry a job, or a group of jobs.
+    pub jobs: Vec<Job>,
+    /// Always empty: remote devices have no entry in the kernel's statistics.
+    pub disk_util: Vec<serde_json::Value>,
+}
+
+/// Result of a job, or of a group.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Job {
+    /// Name.
+    pub jobname: String,
+    /// Number of the group.
+    pub groupid: u32,
+    /// An `errno`, or 0.
+    pub error: i32,
+    /// Seconds left: 0.
+    pub eta: u64,
+    /// Seconds since the start.
+    pub elapsed: u64,
+    /// Options of the job.
+    #[serde(rename = "job options")]
+    pub job_options: Pairs<String>,
+    /// Reads.
+    pub read: Direction,
+    /// Writes.
+    pub write: Direction,
+    /// Trims: none.
+    pub trim: Direction,
+    /// Flushes.
+    pub sync: Sync,
+    /// Milliseconds.
+    pub job_runtime: u64,
+    /// Percent of the time on a processor in the program.
+    pub usr_cpu: f64,
+    /// Percent of the time on a processor in the kernel.
+    pub sys_cpu: f64,
+    /// Context switches.
+    pub ctx: u64,
+    /// Page faults that needed I/O.
+    pub majf: u64,
+    /// Page faults that did not.
+    pub minf: u64,
+    /// Percent of I/Os begun with as many under way.
+    pub iodepth_level: Pairs<f64>,
+    /// Percent of calls that handed over as many I/Os.
+    pub iodepth_submit: Pairs<f64>,
+    /// Percent of calls that brought back as many I/Os.
+    pub iodepth_complete: Pairs<f64>,
+    /// Percent of I/Os that took less than so many nanoseconds.
+    pub latency_ns: Pairs<f64>,
+    /// The same in microseconds.
+    pub latency_us: Pairs<f64>,
+    /// The same in milliseconds.
+    pub latency_ms: Pairs<f64>,
+    /// I/Os under way at a time.
+    pub latency_depth: u32,
+    /// Not used.
+    pub latency_target: u64,
+    /// Not used.
+    pub latency_percentile: f64,
+    /// Not used.
+    pub latency_window: u64,
+    /// What `verify` found; not in fio's layout.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verify: Option<Verify>,
+}
+
+/// One direction.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Direction {
+    /// Bytes.
+    pub io_bytes: u64,
+    /// KiB.
+    pub io_kbytes: u64,
+    /// Bytes per second.
+    pub bw_bytes: u64,
+    /// KiB per second.
+    pub bw: u64,
+    /// I/Os per second.
+    pub iops: f64,
+    /// Milliseconds.
+    pub runtime: u64,
+    /// I/Os.
+    pub total_ios: u64,
+    /// I/Os that ended early: none.
+    pub short_ios: u64,
+    /// I/Os dropped: none.
+    pub drop_ios: u64,
+    /// Submission latency.
+    pub slat_ns: Latency,
+    /// Completion latency.
+    pub clat_ns: Latency,
+    /// Total latency.
+    pub lat_ns: Latency,
+    /// Smallest sample in KiB/s.
+    pub bw_min: u64,
+    /// Largest sample in KiB/s.
+    pub bw_max: u64,
+    /// Share of the group in percent.
+    pub bw_agg: f64,
+    /// Mean of the samples in KiB/s.
+    pub bw_mean: f64,
+    /// Standard deviation of the samples in KiB/s.
+    pub bw_dev: f64,
+    /// How many samples.
+    pub bw_samples: u64,
+    /// Smallest sample.
+    pub iops_min: u64,
+    /// Largest sample.
+    pub iops_max: u64,
+    /// Mean of the samples.
+    pub iops_mean: f64,
+    /// Standard deviation of the samples.
+    pub iops_stddev: f64,
+    /// How many samples.
+    pub iops_samples: u64,
+}
+
+/// Latencies in nanoseconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Latency {
+    /// Shortest.
+    pub min: u64,
+    /// Longest.
+    pub max: u64,
+    /// Mean.
+    pub mean: f64,
+    /// Standard deviation.
+    pub stddev: f64,
+    /// How many.
+    #[serde(rename = "N")]
+    pub n: u64,
+    /// By percent, as `"99.000000"`.
+    #[serde(skip_serializing_if = "Pairs::is_empty")]
+    pub percentile: Pairs<u64>,
+}
+
+/// Flushes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sync {
+    /// How many.
+    pub total_ios: u64,
+    /// From call to completion.
+    pub lat_ns: Latency,
+}
+
+/// What `verify` found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Verify {
+    /// Blocks checked.
+    pub checked_blocks: u64,
+    /// Wrong ones by kind.
+    pub faults: Pairs<u64>,
+    /// The first ones, as sentences.
+    pub first: Vec<String>,
+}
+
+/// A JSON object that keeps its order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pairs<T>(pub Vec<(String, T)>);
+
+impl<T> Default for Pairs<T> {
+    fn default() -> Pairs<T> {
+        Pairs(Vec::new())
+    }
+}
+
+impl<T> Pairs<T> {
+    /// Whether it has nothing.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The value of `name`.
+    pub fn get(&self, name: &str) -> Option<&T> {
+        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value)
+    }
+}
+
+impl<T: Serialize> Serialize for Pairs<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (name, value) in &self.0 {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Pairs<T>, D::Error> {
+        struct Entries<T>(std::marker::PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
+            type Value = Pairs<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs<T>, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    pairs.push(entry);
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+        deserializer.deserialize_map(Entries(std::marker::PhantomData))
+    }
+}
