@@ -26,7 +26,7 @@ from .packages import Apt, Missing
 # What the guest's root disk is made of, with all that these depend on.
 USERLAND = """
     busybox-static bash coreutils util-linux mount grep sed mawk findutils procps iproute2
-    nvme-cli fio xfsprogs e2fsprogs python3-minimal libpython3-stdlib
+    nvme-cli fio xfsprogs e2fsprogs diffutils gzip python3-minimal libpython3-stdlib
 """.split()
 
 # Modules that are loaded at boot, with all that these depend on; those built

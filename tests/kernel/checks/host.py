@@ -1,0 +1,210 @@
+"""The kernel's host on our target: discovery, digests, file systems, trim, resize."""
+
+import signal
+
+from peer.suite import DISCOVERY_PORT, Skip, check, require
+
+MIB = 1 << 20
+
+# How the kernel may be asked to protect a connection, and what each is called.
+DIGESTS = {
+    "no digests": "",
+    "header digest": "--hdr-digest",
+    "data digest": "--data-digest",
+    "both digests": "--hdr-digest --data-digest",
+}
+
+
+@check("host: discovery on the I/O port")
+def discover_on_io_port(bench):
+    target = bench.target("one=mem:16MiB", "two=mem:16MiB")
+    out = bench.guest.run(f"nvme discover -t tcp -a 10.0.2.2 -s {target.port}")
+    for name in ("one", "two"):
+        require(target.export(name)["nqn"] in out, f"the log does not name {name}:\n{out}")
+
+
+@check("host: discovery on the discovery port, and connect-all from there")
+def discover_on_discovery_port(bench):
+    target = bench.target("one=mem:16MiB")
+    discovery = target.ready.get("discovery")
+    if not discovery:
+        raise Skip(f"port {DISCOVERY_PORT} is taken on this machine")
+    nqn, port = target.export("one")["nqn"], discovery.rsplit(":", 1)[1]
+    bench.guest.run(f"""
+        nvme connect-all -t tcp -a 10.0.2.2 -s {port}
+        until_true 60 block_device {nqn}
+        detach {nqn}
+    """)
+
+
+def exercise(bench, digests):
+    """Connects, writes and verifies blocks of several sizes, disconnects."""
+    target = bench.target("disk=mem:128MiB")
+    nqn = target.export("disk")["nqn"]
+    out = bench.guest.run(f"""
+        attach {nqn} {target.port} {digests}
+        fio --direct=1 --ioengine=libaio --filename=$DEV --verify=crc32c --verify_fatal=1 --randseed=7 \\
+            --name=small --rw=randwrite --bs=4k --offset=0 --size=2m --iodepth=32 \\
+            --name=odd --rw=randwrite --bs=12k --offset=24m --size=6m --iodepth=8 \\
+            --name=large --rw=write --bs=1m --offset=48m --size=16m --iodepth=4 --group_reporting
+        detach {nqn}
+    """)
+    require("err= 0" in out, out)
+
+
+for label, options in DIGESTS.items():
+    check(f"host: fio verifies with {label}")(lambda bench, o=options: exercise(bench, o))
+
+
+MAKE = {"xfs": "mkfs.xfs -q -f", "ext4": "mkfs.ext4 -q -F -E lazy_itable_init=1"}
+REPAIR = {"xfs": "xfs_repair -n", "ext4": "e2fsck -f -n"}
+
+# Files of sizes around what matters: empty, sub-block, one block, the
+# capsule's limits, and large.
+FILL = """
+    mkdir -p /mnt/a/b
+    for size in 0 1 511 512 4095 4096 4097 8192 65537 1048575 1048576 1048577 3000000; do
+        head -c $size /dev/urandom > /mnt/a/f$size
+        head -c $size /dev/urandom > /mnt/a/b/g$size
+    done
+    for i in $(seq 200); do echo $i > /mnt/a/b/small$i; done
+    head -c 24M /dev/urandom > /mnt/big
+    rm /mnt/a/b/small?5
+"""
+
+
+def file_system(bench, fs, digests):
+    """Makes, fills, remounts, reads back, checks."""
+    image = bench.new_file("disk.img")
+    target = bench.target(f"disk=file:{image},size=512MiB")
+    nqn = target.export("disk")["nqn"]
+    bench.guest.run(f"""
+        attach {nqn} {target.port} {digests}
+        {MAKE[fs]} $DEV
+        mount $DEV /mnt
+        {FILL}
+        (cd /mnt && find . -type f -print0 | sort -z | xargs -0 sha256sum) > /tmp/sums
+        sync
+        umount /mnt
+        detach {nqn}
+        # A new connection, and nothing left in the guest's memory to read it from.
+        echo 3 > /proc/sys/vm/drop_caches
+        attach {nqn} {target.port} {digests}
+        mount $DEV /mnt
+        (cd /mnt && sha256sum --quiet -c /tmp/sums)
+        [ $(wc -l < /tmp/sums) -gt 200 ]
+        umount /mnt
+        {REPAIR[fs]} $DEV
+        detach {nqn}
+    """)
+    require(target.term() == 0, f"the target did not end with 0 on SIGTERM: {target.said()}")
+
+
+for name in MAKE:
+    for label in ("no digests", "both digests"):
+        check(f"host: {name} made, filled, remounted, read back, checked, with {label}")(
+            lambda bench, fs=name, o=DIGESTS[label]: file_system(bench, fs, o)
+        )
+
+
+def trims(bench, fs):
+    """fstrim gives space in the backing file back."""
+    image = bench.new_file("disk.img")
+    target = bench.target(f"disk=file:{image},size=512MiB")
+    nqn = target.export("disk")["nqn"]
+    bench.guest.run(f"""
+        attach {nqn} {target.port}
+        {MAKE[fs]} $DEV
+        mount $DEV /mnt
+        head -c 64M /dev/urandom > /mnt/keep
+        head -c 64M /dev/urandom > /mnt/drop
+        sha256sum /mnt/keep > /tmp/sums
+        sync
+    """)
+    full = allocated(image)
+    require(full >= 128 * MIB, f"only {full} bytes are allocated after 128 MiB were written")
+    out = bench.guest.run(f"""
+        rm /mnt/drop
+        sync
+        fstrim -v /mnt
+        umount /mnt
+        DEV=$(block_device {nqn})
+        echo 3 > /proc/sys/vm/drop_caches
+        mount $DEV /mnt
+        sha256sum -c /tmp/sums
+        umount /mnt
+        {REPAIR[fs]} $DEV
+        detach {nqn}
+    """)
+    left = allocated(image)
+    require(full - left >= 60 * MIB, f"{full} bytes were allocated before fstrim, {left} after:\n{out}")
+    return f"{full // MIB} MiB allocated, {left // MIB} MiB after fstrim"
+
+
+def allocated(path):
+    """Bytes that the file takes on its disk."""
+    return path.stat().st_blocks * 512
+
+
+for name in MAKE:
+    check(f"host: {name} trims, and the backing file shrinks")(lambda bench, fs=name: trims(bench, fs))
+
+
+@check("host: blkdiscard gives everything back, and reads zeroes")
+def discards(bench):
+    image = bench.new_file("disk.img")
+    target = bench.target(f"disk=file:{image},size=64MiB")
+    nqn = target.export("disk")["nqn"]
+    bench.guest.run(f"""
+        attach {nqn} {target.port}
+        dd if=/dev/urandom of=$DEV bs=1M count=64 oflag=direct
+    """)
+    require(allocated(image) >= 64 * MIB, "the write did not reach the file")
+    bench.guest.run(f"""
+        DEV=$(block_device {nqn})
+        blkdiscard $DEV
+        cmp -n $((64 << 20)) $DEV /dev/zero
+        dd if=/dev/urandom of=$DEV bs=1M count=8 oflag=direct
+        blkdiscard --zeroout --offset $((2 << 20)) --length $((4 << 20)) $DEV
+        dd if=$DEV bs=1M skip=2 count=4 iflag=direct | cmp -n $((4 << 20)) - /dev/zero
+        ! dd if=$DEV bs=1M count=1 iflag=direct | cmp -n $((1 << 20)) - /dev/zero
+        detach {nqn}
+    """)
+    require(allocated(image) <= 16 * MIB, f"{allocated(image)} bytes are left after everything was discarded")
+
+
+@check("host: sees a namespace grow, told by an asynchronous event")
+def grows(bench):
+    image = bench.new_file("disk.img")
+    target = bench.target(f"disk=file:{image},size=64MiB")
+    nqn = target.export("disk")["nqn"]
+    bench.guest.run(f"""
+        attach {nqn} {target.port}
+        sectors_are $DEV $((64 << 11))
+    """)
+    with open(image, "r+b") as f:
+        f.truncate(96 * MIB)
+    target.signal(signal.SIGHUP)
+    bench.guest.run(f"""
+        DEV=$(block_device {nqn})
+        until_true 60 sectors_are $DEV $((96 << 11))
+        dd if=/dev/urandom of=/tmp/x bs=1M count=8
+        dd if=/tmp/x of=$DEV bs=1M seek=88 oflag=direct
+        dd if=$DEV bs=1M skip=88 count=8 iflag=direct | cmp - /tmp/x
+        detach {nqn}
+    """)
+
+
+@check("host: two subsystems, many deep queues, at once")
+def many_queues(bench):
+    target = bench.target("one=mem:64MiB", "two=mem:64MiB")
+    names = [target.export(n)["nqn"] for n in ("one", "two")]
+    bench.guest.run(f"""
+        for nqn in {' '.join(names)}; do
+            attach $nqn {target.port} --nr-io-queues=2 --nr-write-queues=2 --nr-poll-queues=1 --queue-size=128
+            fio --direct=1 --ioengine=libaio --filename=$DEV --verify=crc32c --verify_fatal=1 --name=v \\
+                --rw=randwrite --bs=4k --size=2m --iodepth=128 --numjobs=2 --offset_increment=16m > /tmp/fio$DEV_N 2>&1 &
+            jobs="$jobs $!"
+        done
+        for job in $jobs; do wait $job || {{ cat /tmp/fio*; exit 1; }}; done
+    """.replace("$DEV_N", ".${DEV##*/}"))
