@@ -13,115 +13,21 @@
 //!   taken and no output queued any more.
 
 mod data;
+mod setup;
 mod slot;
 #[cfg(test)]
 mod tests;
+mod types;
+
+pub use types::{Event, HostConfig, HostData, IN_CAPSULE_ADMIN, SubmitError};
 
 use longhaul_wire::command::{Sgl, Sqe};
 use longhaul_wire::completion::Cqe;
-use longhaul_wire::pdu::{
-    self, ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, Fes, IcReq, IcResp, PFV_1_0, PduType, TermReq,
-    field,
-};
+use longhaul_wire::pdu::{ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, IcReq, PduType, TermReq, field};
 use std::collections::VecDeque;
 
 use crate::transport::{Batch, CloseReason, Deframer, ENTRIES_MAX, Fault, Params, Role, Step, Tx, Want};
 use slot::{Data, Slot};
-
-/// In-capsule data that every admin queue takes, in bytes (NVMe-TCP 1.1,
-/// "Capsules": the admin capsule size).
-pub const IN_CAPSULE_ADMIN: u32 = 8192;
-
-/// What a host asks for on a connection.
-#[derive(Clone, Copy, Debug)]
-pub struct HostConfig {
-    /// Ask for header digests.
-    pub header_digest: bool,
-    /// Ask for data digests.
-    pub data_digest: bool,
-    /// HPDA: 0's based, in four bytes; at most 31.
-    pub hpda: u8,
-    /// R2Ts that may be outstanding for a command, 1 at least. The Linux
-    /// target knows only 1.
-    pub maxr2t: u32,
-    /// Entries of the submission queue: 2 to [`ENTRIES_MAX`]. One fewer
-    /// commands can be outstanding.
-    pub entries: u16,
-    /// In-capsule data that the controller takes, in bytes; see
-    /// [`HostQueue::set_in_capsule`].
-    pub in_capsule: u32,
-    /// The Connect command asks to do without flow control: if its response
-    /// has FFFFh for SQHD, that is granted.
-    pub no_flow_control: bool,
-}
-
-impl Default for HostConfig {
-    fn default() -> HostConfig {
-        HostConfig {
-            header_digest: false,
-            data_digest: false,
-            hpda: 0,
-            maxr2t: 1,
-            entries: 128,
-            in_capsule: IN_CAPSULE_ADMIN,
-            no_flow_control: true,
-        }
-    }
-}
-
-/// The data of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostData {
-    /// There is none.
-    None,
-    /// The controller gets `len` bytes.
-    Write {
-        /// Length in bytes.
-        len: u32,
-    },
-    /// The controller gives `len` bytes at most.
-    Read {
-        /// Length in bytes.
-        len: u32,
-    },
-}
-
-/// Why a command was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SubmitError {
-    /// The queue is full: wait for a completion.
-    #[error("the queue is full")]
-    Full,
-    /// ICResp has not come yet: wait for [`Event::Ready`].
-    #[error("the connection is not set up yet")]
-    NotReady,
-    /// The connection has ended.
-    #[error("the connection has ended")]
-    Closed,
-}
-
-/// What happened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The connection is set up; commands may be submitted.
-    Ready(Params),
-    /// A command is complete, its slot free, and its memory not referred to
-    /// any more.
-    Completion {
-        /// Names the command, as [`HostQueue::submit`] did.
-        slot: u16,
-        /// Its completion queue entry; made up, with success, where the
-        /// SUCCESS flag replaced it. Transient Transport Error if data did
-        /// not match its digest.
-        cqe: Cqe,
-        /// Bytes of a read that have come: 0 to that many bytes of its memory
-        /// are valid. Fewer than asked for is for the caller to judge.
-        received: u32,
-    },
-    /// The last event: send what [`HostQueue::poll_transmit`] still gives,
-    /// then close the connection.
-    Closed(CloseReason),
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -406,42 +312,6 @@ impl HostQueue {
     fn terminated(&mut self) -> Result<(), Fault> {
         let term: TermReq = self.rx.header()?;
         self.close(CloseReason::Terminated { fes: term.fes.get(), fei: term.fei.get() });
-        Ok(())
-    }
-
-    fn ic_resp(&mut self) -> Result<(), Fault> {
-        let resp: IcResp = self.rx.header()?;
-        //= NVMe-TCP 1.1, ICResp PDU: PFV is the version that the host asked for
-        if resp.pfv.get() != PFV_1_0 {
-            let what = "PDU format version is not supported";
-            return Err(Fault { fes: Fes::UnsupportedParameter, fei: field::PFV, what });
-        }
-        //= NVMe-TCP 1.1, ICResp PDU: CPDA is 0 to 31
-        if resp.cpda > ALIGN_MAX {
-            return Err(Fault::field(field::PDA, "CPDA is above 31"));
-        }
-        let header_digest = resp.dgst & pdu::DGST_HEADER != 0;
-        let data_digest = resp.dgst & pdu::DGST_DATA != 0;
-        //= NVMe-TCP 1.1, ICResp PDU: a controller grants only digests that the host asked for
-        if (header_digest && !self.config.header_digest) || (data_digest && !self.config.data_digest) {
-            return Err(Fault::field(field::DGST, "a digest that was not asked for"));
-        }
-        let maxh2cdata = resp.maxh2cdata.get();
-        //= NVMe-TCP 1.1, ICResp PDU: MAXH2CDATA is a multiple of 4, and 4096 at least
-        if maxh2cdata < pdu::MAXH2CDATA_MIN || !maxh2cdata.is_multiple_of(4) {
-            return Err(Fault::field(field::MAXH2CDATA, "MAXH2CDATA is below 4096 or no multiple of 4"));
-        }
-        self.params = Params {
-            header_digest,
-            data_digest,
-            hpda: self.config.hpda,
-            cpda: resp.cpda,
-            maxh2cdata,
-            maxr2t: self.config.maxr2t,
-        };
-        self.rx.establish(self.params.to_host());
-        self.state = State::Ready;
-        self.events.push_back(Event::Ready(self.params));
         Ok(())
     }
 

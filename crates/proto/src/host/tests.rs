@@ -4,7 +4,7 @@ use super::*;
 use crate::pair::HostEnd;
 use longhaul_wire::completion::Status;
 use longhaul_wire::digest::{append_header_digest, crc32c};
-use longhaul_wire::pdu::{DataPdu, Format, TERM_REQ_LEN, flags};
+use longhaul_wire::pdu::{DataPdu, Fes, Format, IcResp, TERM_REQ_LEN, flags};
 use zerocopy::{FromBytes, IntoBytes};
 
 const FIELD: Fes = Fes::InvalidHeaderField;
@@ -284,6 +284,10 @@ fn a_completion_waits_for_its_memory() {
     bench.end.transmit();
     assert_eq!(bench.end.done[0].cqe.status(), Status::WRITE_PROTECTED);
     assert_eq!(bench.end.queue.outstanding(), 0);
+    // A second response is wrong even while the first is held back.
+    let mut bench = Bench::new();
+    bench.end.write(0, vec![1; 512]).expect("room");
+    bench.refused(&[early.clone(), early].concat(), FIELD, 20);
 }
 
 #[test]

@@ -54,7 +54,11 @@ impl Near {
     fn bytes(&self) -> Vec<u8> {
         let Some(pdu_type) = PduType::from_code(self.pdu_type) else { return vec![self.pdu_type; 24] };
         // Mostly as much data as is declared.
-        let data = if self.length <= 20_000 && self.data % 8 != 0 { self.length as usize } else { self.data };
+        let data = if self.length <= 20_000 && !self.data.is_multiple_of(8) {
+            self.length as usize
+        } else {
+            self.data
+        };
         let data = if pdu_type.has_data() { data } else { 0 };
         let (common, _) = CommonHeader::build(pdu_type, self.flags & !3, data as u32, Format::default());
         let mut out = match pdu_type {

@@ -97,15 +97,19 @@ impl TargetQueue {
 
     /// Answers a command, with `result` in dwords 0 and 1. At any time: if
     /// its data has not come yet, that is received into nothing, and the
-    /// answer waits for data that R2Ts have asked for.
+    /// answer waits for data that R2Ts have asked for. No
+    /// [`Event::DataComplete`] of this command is given any more.
     pub fn complete(&mut self, slot: u16, status: Status, result: u64) {
         let live = self.state == State::Ready;
         let s = self.open_mut(slot);
-        let outstanding = s.outstanding();
+        let (outstanding, written) = (s.outstanding(), s.received > 0);
         if s.sending && !s.last_queued && live {
             s.last_queued = true;
             // Tells the driver when the data before it is on its way.
             self.tx.payload(slot, 0, 0, true, false);
+        }
+        if written && !self.events.is_empty() {
+            self.events.retain(|e| !matches!(e, Event::DataComplete { slot: s, .. } if *s == slot));
         }
         match self.incoming {
             Incoming::InCapsule(current) if current == slot => {
@@ -119,7 +123,6 @@ impl TargetQueue {
             //= NVMe-TCP 1.1, R2T PDU: a tag stays valid until all data that it asked for has come
             let s = &mut self.slots[usize::from(slot)];
             s.draining = true;
-            s.asked = s.len;
             s.answer = (status.to_wire(), result);
             return;
         }

@@ -12,131 +12,26 @@
 
 mod cids;
 mod data;
+mod setup;
 mod sgl;
 mod slot;
 #[cfg(test)]
 mod tests;
+mod types;
+
+pub use types::{
+    CommandData, ENTRIES_BEFORE_CONNECT, Event, IN_CAPSULE_ADMIN, IN_CAPSULE_MAX, QueueLimits, TargetConfig,
+};
 
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::{Cqe, Status};
-use longhaul_wire::pdu::{
-    self, ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, Fes, IcReq, IcResp, PFV_1_0, PduType, TermReq,
-    field,
-};
+use longhaul_wire::pdu::{self, ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, PduType, TermReq, field};
 use std::collections::VecDeque;
 
 use crate::transport::{Batch, CloseReason, Deframer, ENTRIES_MAX, Fault, Params, Role, Step, Tx, Want};
 use cids::CidMap;
 use sgl::DataKind;
 use slot::Slot;
-
-/// Entries that a queue has until Connect has said how many it wants: those
-/// of the smallest admin queue that hosts use.
-pub const ENTRIES_BEFORE_CONNECT: u16 = 32;
-
-/// In-capsule data that is always allowed on an admin queue and before
-/// Connect, in bytes (NVMe-TCP 1.1, "Capsules": the admin capsule size).
-pub const IN_CAPSULE_ADMIN: u32 = 8192;
-
-/// The most in-capsule data that can be configured, in bytes: four times the
-/// largest I/O that hosts commonly send.
-pub const IN_CAPSULE_MAX: u32 = 4 << 20;
-
-/// What a controller offers on its connections.
-#[derive(Clone, Copy, Debug)]
-pub struct TargetConfig {
-    /// Header digests are granted to hosts that ask for them.
-    pub header_digest: bool,
-    /// Data digests likewise.
-    pub data_digest: bool,
-    /// CPDA to ask for: 0's based, in four bytes; at most 31.
-    pub cpda: u8,
-    /// MAXH2CDATA in bytes: a multiple of 4, 4096 at least.
-    pub maxh2cdata: u32,
-    /// Data that one R2T asks for at most, in bytes. One R2T for the whole
-    /// command costs the fewest round trips; smaller ones bound the memory
-    /// that is promised at a time.
-    pub r2t_bytes: u32,
-    /// Data of one C2HData PDU at most, in bytes.
-    pub c2h_bytes: u32,
-    /// Answer successful reads with the SUCCESS flag instead of a response
-    /// capsule where that is allowed.
-    pub success_flag: bool,
-}
-
-impl Default for TargetConfig {
-    fn default() -> TargetConfig {
-        TargetConfig {
-            header_digest: true,
-            data_digest: true,
-            cpda: 0,
-            maxh2cdata: 4 << 20,
-            r2t_bytes: u32::MAX,
-            c2h_bytes: 4 << 20,
-            success_flag: true,
-        }
-    }
-}
-
-/// What becomes known with the Connect command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueLimits {
-    /// Entries of the submission queue (1's based: SQSIZE + 1), at most
-    /// [`ENTRIES_MAX`].
-    pub entries: u16,
-    /// In-capsule data that the queue takes, in bytes.
-    pub in_capsule: u32,
-    /// Submission queue flow control: responses carry SQHD. Off, if the host
-    /// asked for that in Connect and the controller agrees.
-    pub flow_control: bool,
-}
-
-/// Where the data of a command is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CommandData {
-    /// There is none.
-    None,
-    /// `len` bytes follow in the capsule: nothing more is received until
-    /// [`TargetQueue::accept_payload`] or [`TargetQueue::complete`].
-    InCapsule {
-        /// Length in bytes.
-        len: u32,
-    },
-    /// `len` bytes at the host. A write is fetched by
-    /// [`TargetQueue::request_data`], a read answered by
-    /// [`TargetQueue::send_data`].
-    HostBuffer {
-        /// Length in bytes.
-        len: u32,
-    },
-}
-
-/// What happened.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// The connection is set up; commands may come.
-    Ready(Params),
-    /// A command came, and `slot` is its name until it is answered.
-    Command {
-        /// Names the command in all calls.
-        slot: u16,
-        /// The command.
-        sqe: Sqe,
-        /// Its data.
-        data: CommandData,
-    },
-    /// All data of a write (in-capsule, or asked for) was placed. On error
-    /// the command is to be completed with the status given.
-    DataComplete {
-        /// The command.
-        slot: u16,
-        /// Whether the data can be used.
-        result: Result<(), Status>,
-    },
-    /// The last event: send what [`TargetQueue::poll_transmit`] still gives,
-    /// then close the connection.
-    Closed(CloseReason),
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -373,34 +268,6 @@ impl TargetQueue {
     fn terminated(&mut self) -> Result<(), Fault> {
         let term: TermReq = self.rx.header()?;
         self.close(CloseReason::Terminated { fes: term.fes.get(), fei: term.fei.get() });
-        Ok(())
-    }
-
-    fn ic_req(&mut self) -> Result<(), Fault> {
-        let req: IcReq = self.rx.header()?;
-        //= NVMe-TCP 1.1, ICReq PDU: a PDU format version that is not supported ends the connection
-        if req.pfv.get() != PFV_1_0 {
-            let what = "PDU format version is not supported";
-            return Err(Fault { fes: Fes::UnsupportedParameter, fei: field::PFV, what });
-        }
-        //= NVMe-TCP 1.1, ICReq PDU: HPDA is 0 to 31
-        if req.hpda > ALIGN_MAX {
-            return Err(Fault::field(field::PDA, "HPDA is above 31"));
-        }
-        //= NVMe-TCP 1.1, ICResp PDU: digests are in use if the host asked and the controller agrees
-        self.params = Params {
-            header_digest: self.config.header_digest && req.dgst & pdu::DGST_HEADER != 0,
-            data_digest: self.config.data_digest && req.dgst & pdu::DGST_DATA != 0,
-            hpda: req.hpda,
-            cpda: self.config.cpda,
-            maxh2cdata: self.config.maxh2cdata,
-            maxr2t: req.maxr2t.get().saturating_add(1),
-        };
-        let resp = IcResp::new(self.config.cpda, self.params.dgst(), self.config.maxh2cdata);
-        self.tx.header(&resp, false, 0);
-        self.rx.establish(self.params.to_controller());
-        self.state = State::Ready;
-        self.events.push_back(Event::Ready(self.params));
         Ok(())
     }
 

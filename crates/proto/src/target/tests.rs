@@ -5,7 +5,7 @@ use crate::pair::{Answers, BLOCK, Pending, TargetEnd};
 use crate::transport::BACKLOG_MAX;
 use longhaul_wire::command::Sgl;
 use longhaul_wire::digest::{append_header_digest, crc32c};
-use longhaul_wire::pdu::{DataPdu, Format, TERM_REQ_LEN};
+use longhaul_wire::pdu::{DataPdu, Fes, Format, IcReq, IcResp, TERM_REQ_LEN};
 use zerocopy::{FromBytes, IntoBytes};
 
 const WRITE: u8 = 0x01;
@@ -376,6 +376,21 @@ fn a_write_completed_early_waits_for_the_data_it_asked_for() {
     assert_eq!((cqe.cid(), cqe.status()), (7, Status::ABORT_REQUESTED));
     assert!(bench.end.complete.is_empty());
     assert_eq!(bench.end.queue.open_commands(), 0);
+}
+
+#[test]
+fn an_abort_that_overtakes_the_last_data() {
+    let mut queue = TargetQueue::new(TargetConfig::default());
+    let bench = Bench::new();
+    queue.handle(IcReq::new(0, 0, 0).as_bytes());
+    let sqe = Sqe::new(WRITE).with_sgl(Sgl::in_capsule(0, 512));
+    queue.handle(&bench.capsule(sqe, &[1; 512]));
+    let _ready = queue.poll_event();
+    let Some(Event::Command { slot, .. }) = queue.poll_event() else { panic!("the write") };
+    queue.accept_payload(slot);
+    queue.handle_payload(&[1; 512]);
+    queue.complete(slot, Status::ABORT_REQUESTED, 0);
+    assert_eq!(queue.poll_event(), None);
 }
 
 #[test]
