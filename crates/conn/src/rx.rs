@@ -157,6 +157,7 @@ impl<D: Driver> Receive<'_, D> {
         let (result, msg) = self.shared.stream.recv(msg).await;
         self.msg = msg;
         self.staged = 0;
+        self.shared.progress.set(self.shared.progress.get() + 1);
         result
     }
 }

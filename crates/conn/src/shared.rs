@@ -63,6 +63,10 @@ pub struct Shared<Q> {
     pub output: Notify,
     /// Input that was held back may go on.
     pub resume: Notify,
+    /// Receives and sends that were done: shows a peer that has stalled.
+    pub progress: Cell<u64>,
+    /// A send is under way.
+    pub sending: Cell<bool>,
     /// The receive task has ended: send what there is and end too.
     pub(crate) ending: Cell<bool>,
 }
@@ -75,6 +79,8 @@ impl<Q> Shared<Q> {
             stream,
             output: Notify::new(),
             resume: Notify::new(),
+            progress: Cell::new(0),
+            sending: Cell::new(false),
             ending: Cell::new(false),
         }
     }

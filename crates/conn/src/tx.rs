@@ -69,7 +69,10 @@ async fn send_batch<D: Driver>(
                 break;
             }
         }
+        shared.sending.set(true);
         let (result, back) = shared.stream.send(msg).await;
+        shared.sending.set(false);
+        shared.progress.set(shared.progress.get() + 1);
         msg = back;
         bytes = msg.take_bytes();
         let (sent, rest) = pieces.split_at(n);

@@ -1,1 +1,22 @@
-//! The NVMe/TCP target: listener, discovery, subsystems and namespaces over block devices.
+//! The NVMe/TCP target: listener, discovery, subsystems and namespaces over
+//! block devices.
+//!
+//! A [`Target`] runs engine threads; each connection lives on one of them.
+//! The queues of one controller may be on different threads: they share its
+//! state through a lock that only admin commands and failures take, while
+//! reads and writes touch nothing that another thread writes.
+
+#![forbid(unsafe_code)]
+
+mod admin;
+mod config;
+mod connection;
+mod io;
+mod memory;
+mod subsystem;
+mod target;
+
+pub use config::Config;
+pub use longhaul_proto::controller::HostAccess;
+pub use subsystem::{NSID_MAX, Namespace};
+pub use target::{Error, Target, is_loopback};

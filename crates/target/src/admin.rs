@@ -1,0 +1,234 @@
+//! Connect, and the admin queue of a controller.
+
+use crate::connection::{Connection, Role, small};
+use crate::io::IoQueue;
+use crate::subsystem::{Link, Message, Subsystem, lock};
+use futures_channel::oneshot;
+use longhaul_engine::{Task, now, sleep_until, spawn};
+use longhaul_proto::controller::{Action, Change, ConnectRequest, Controller, Env, HealthCounters, Reply};
+use longhaul_proto::target::{CommandData, QueueLimits};
+use longhaul_wire::command::Sqe;
+use longhaul_wire::completion::Status;
+use longhaul_wire::nqn::DISCOVERY_NQN;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How often the keep-alive timer is looked at when it has no deadline yet,
+/// and at most: a deadline only moves away.
+const KEEP_ALIVE_LOOK: Duration = Duration::from_secs(1);
+
+/// Handles Connect, with its data.
+pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &[u8]) {
+    let request = match ConnectRequest::parse(sqe, data) {
+        Ok(request) => request,
+        Err(reply) => return connection.refuse(slot, reply),
+    };
+    let target = &connection.target;
+    let Some(subsystem) = target.subsystem(&request.subnqn) else {
+        return connection.refuse(slot, request.unknown_subsystem());
+    };
+    let discovery = request.subnqn == DISCOVERY_NQN;
+    let view = if discovery { target.discovery_view(connection.local) } else { subsystem.view() };
+    if request.qid == 0 {
+        return connect_admin(connection, slot, request, subsystem, &view);
+    }
+    let link = lock(&subsystem.controllers).get(&request.cntlid).cloned();
+    let Some(link) = link else {
+        return connection.refuse(slot, request.unknown_controller());
+    };
+    let params = match lock(&link.controller).connect_io(&request, &view) {
+        Ok(params) => params,
+        Err(reply) => return connection.refuse(slot, reply),
+    };
+    link.add_queue(params.qid, connection.sender.clone());
+    let limits = QueueLimits {
+        entries: params.entries,
+        in_capsule: target.config.in_capsule,
+        flow_control: params.flow_control,
+    };
+    tracing::debug!("{}: I/O queue {} of controller {}", connection.peer(), params.qid, link.cntlid);
+    let io = IoQueue::new(params.qid, link, subsystem, &view, target.memory.host.clone());
+    connection.become_role(slot, Role::Io(Rc::new(io)), limits, params.reply());
+}
+
+fn connect_admin(
+    connection: &Rc<Connection>,
+    slot: u16,
+    request: ConnectRequest,
+    subsystem: Arc<Subsystem>,
+    view: &longhaul_proto::controller::SubsystemView,
+) {
+    let Some(cntlid) = subsystem.free_cntlid() else {
+        return connection.refuse(slot, request.busy());
+    };
+    let hostnqn = request.hostnqn.clone();
+    let (controller, params) = match Controller::connect(request, cntlid, view, now()) {
+        Ok(made) => made,
+        Err(reply) => return connection.refuse(slot, reply),
+    };
+    tracing::info!("{}: controller {cntlid} of {} for {hostnqn}", connection.peer(), subsystem.nqn);
+    let link = Arc::new(Link::new(cntlid, controller));
+    link.add_queue(0, connection.sender.clone());
+    lock(&subsystem.controllers).insert(cntlid, Arc::clone(&link));
+    let timer = spawn(keep_alive(Rc::clone(connection), Arc::clone(&link)));
+    let limits = QueueLimits {
+        entries: params.entries,
+        in_capsule: longhaul_proto::target::IN_CAPSULE_ADMIN,
+        flow_control: params.flow_control,
+    };
+    let admin = AdminQueue { link, subsystem, held: Cell::new(0), _timer: timer };
+    connection.become_role(slot, Role::Admin(Rc::new(admin)), limits, params.reply());
+}
+
+/// Ends a controller whose host does not show any sign of life.
+async fn keep_alive(connection: Rc<Connection>, link: Arc<Link>) {
+    loop {
+        let next = lock(&link.controller).next_timeout();
+        let look = now() + KEEP_ALIVE_LOOK;
+        sleep_until(next.map_or(look, |next| next.min(look))).await;
+        let expired = lock(&link.controller).handle_timeout(now());
+        if expired.is_some() {
+            tracing::warn!("{}: controller {}: keep-alive timer expired", connection.peer(), link.cntlid);
+            link.close_io();
+            connection.close();
+            return;
+        }
+    }
+}
+
+/// The admin queue of a controller.
+pub(crate) struct AdminQueue {
+    pub(crate) link: Arc<Link>,
+    subsystem: Arc<Subsystem>,
+    /// Asynchronous Event Requests that wait.
+    held: Cell<usize>,
+    _timer: Task<()>,
+}
+
+impl AdminQueue {
+    /// Commands that wait for events, and would wait for ever.
+    pub(crate) fn held(&self) -> usize {
+        self.held.get()
+    }
+
+    pub(crate) fn command(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        sqe: &Sqe,
+        data: CommandData,
+    ) {
+        let (view, health) = if self.subsystem.nqn == DISCOVERY_NQN {
+            (connection.target.discovery_view(connection.local), HealthCounters::default())
+        } else {
+            (self.subsystem.view(), self.subsystem.health())
+        };
+        let env = Env { now: now(), subsystem: &view, health: &health };
+        let action = lock(&self.link.controller).handle_admin(sqe, env);
+        self.act(connection, slot, data, action);
+        self.report_events(connection);
+    }
+
+    fn act(self: &Rc<Self>, connection: &Rc<Connection>, slot: u16, data: CommandData, action: Action) {
+        match action {
+            Action::Complete(reply) => connection.complete(slot, reply),
+            Action::Data(bytes) => match data {
+                CommandData::HostBuffer { len } if len as usize == bytes.len() => {
+                    connection.send_read(slot, small(&bytes));
+                }
+                //= NVMe Base 2.1, Data SGL Length Invalid: the descriptor describes more or less than the command transfers
+                _ => connection.complete(slot, Reply::error(Status::DATA_SGL_LENGTH.dnr())),
+            },
+            Action::Hold => self.held.set(self.held.get() + 1),
+            Action::Abort { sqid, cid } => self.abort(connection, slot, sqid, cid),
+            Action::Change(change) => self.change(connection, slot, change),
+            Action::WriteCache { enabled } => self.write_cache(connection, slot, enabled),
+            Action::Disconnect => connection.complete(slot, Reply::error(Status::INVALID_QUEUE_TYPE.dnr())),
+        }
+    }
+
+    /// Completes the event requests for which there is an event.
+    pub(crate) fn report_events(&self, connection: &Connection) {
+        loop {
+            let event = lock(&self.link.controller).poll_event();
+            let Some((cid, reply)) = event else { return };
+            let slot = connection.shared.queue.borrow().find(cid);
+            if let Some(slot) = slot {
+                self.held.set(self.held.get().saturating_sub(1));
+                connection.complete(slot, reply);
+            }
+        }
+    }
+
+    fn abort(&self, connection: &Rc<Connection>, slot: u16, sqid: u16, cid: u16) {
+        let (reply, answer) = oneshot::channel();
+        self.link.send(sqid, Message::Abort { cid, reply });
+        let (connection, link, use_) =
+            (Rc::clone(connection), Arc::clone(&self.link), connection.use_of(slot));
+        spawn(async move {
+            // A queue that is gone has dropped the message: not aborted.
+            let aborted = answer.await.unwrap_or(false);
+            let reply = lock(&link.controller).abort_done(aborted);
+            if connection.is_current(slot, use_) {
+                connection.complete(slot, reply);
+            }
+            connection.flush();
+        })
+        .detach();
+    }
+
+    fn change(self: &Rc<Self>, connection: &Rc<Connection>, slot: u16, change: Change) {
+        connection.complete(slot, Reply::ok(0));
+        if change == Change::Enabled {
+            return;
+        }
+        let (this, abrupt) = (Rc::clone(self), change == Change::ShuttingDown { abrupt: true });
+        spawn(async move {
+            this.link.close_io();
+            if !abrupt {
+                flush_all(&this.subsystem).await;
+            }
+            lock(&this.link.controller).change_done(change);
+        })
+        .detach();
+    }
+
+    fn write_cache(self: &Rc<Self>, connection: &Rc<Connection>, slot: u16, enabled: bool) {
+        self.link.write_through.store(!enabled, Ordering::Relaxed);
+        if enabled {
+            return connection.complete(slot, Reply::ok(0));
+        }
+        let (this, connection, use_) = (Rc::clone(self), Rc::clone(connection), connection.use_of(slot));
+        spawn(async move {
+            let clean = flush_all(&this.subsystem).await;
+            connection.finish(slot, use_, if clean { Status::SUCCESS } else { Status::INTERNAL_ERROR });
+        })
+        .detach();
+    }
+
+    /// The association ends with its admin queue.
+    pub(crate) fn end(&self, _connection: &Connection) {
+        lock(&self.subsystem.controllers).remove(&self.link.cntlid);
+        self.link.close_io();
+    }
+}
+
+/// Makes everything written to a subsystem durable. Whether all of it is.
+pub(crate) async fn flush_all(subsystem: &Subsystem) -> bool {
+    let namespaces: Vec<_> = subsystem.namespaces().values().cloned().collect();
+    let mut clean = true;
+    for namespace in namespaces {
+        let result = match namespace.device.open().await {
+            Ok(io) => io.flush().await,
+            Err(e) => Err(e),
+        };
+        if let Err(e) = result {
+            tracing::error!("{}: flush failed: {e}", namespace.device.info().name);
+            clean = false;
+        }
+    }
+    clean
+}

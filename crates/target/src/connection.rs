@@ -1,0 +1,447 @@
+//! One connection: its commands, their memory, and what they wait for.
+//!
+//! Invariants:
+//! - a slot's memory belongs to the command that its `use_` counts; a task
+//!   that ends for an earlier use changes nothing;
+//! - memory of a read stays in its slot until it has been sent;
+//! - the first command is Connect, and decides what the connection is.
+
+use crate::admin::{self, AdminQueue};
+use crate::io::{self, IoQueue};
+use crate::subsystem::Message;
+use crate::target::Shared as Target;
+use futures_channel::mpsc;
+use futures_util::StreamExt;
+use longhaul_conn::{Driver, Ended, Shared, receive, transmit};
+use longhaul_engine::net::TcpStream;
+use longhaul_engine::sync::Notify;
+use longhaul_engine::{Buf, BufMut, Memory, Segment, sleep, spawn};
+use longhaul_proto::controller::Reply;
+use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, TargetQueue};
+use longhaul_wire::command::{Direction, Sqe};
+use longhaul_wire::completion::Status;
+use longhaul_wire::digest::crc32c;
+use std::cell::{Cell, RefCell};
+use std::net::{Shutdown, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Staging area: a full queue of small commands, and small writes.
+const STAGING: usize = 64 << 10;
+/// A peer that neither takes what it asked for nor sends what it announced
+/// for this long holds memory that others need: it is disconnected.
+const STALL: Duration = Duration::from_secs(60);
+/// Time for a new connection to come to its Connect command.
+const HANDSHAKE: Duration = Duration::from_secs(15);
+/// Time for commands under way to end when the target stops.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// What a connection is.
+#[derive(Clone)]
+pub(crate) enum Role {
+    /// Waits for Connect.
+    New,
+    Admin(Rc<AdminQueue>),
+    Io(Rc<IoQueue>),
+}
+
+/// What to do with data that is on its way.
+pub(crate) enum Work {
+    None,
+    Connect(Sqe),
+    Io(io::WithData),
+}
+
+pub(crate) struct Slot {
+    /// Counts the commands that had this slot.
+    pub(crate) use_: u32,
+    pub(crate) work: Work,
+    /// Where data goes.
+    pub(crate) destination: Option<Memory>,
+    /// Where data comes from.
+    source: Option<Segment>,
+    /// The same for a digest.
+    bytes: Option<Buf>,
+}
+
+/// One connection, on its engine thread.
+pub(crate) struct Connection {
+    pub(crate) shared: Shared<TargetQueue>,
+    pub(crate) target: Arc<Target>,
+    pub(crate) slots: RefCell<Vec<Slot>>,
+    pub(crate) role: RefCell<Role>,
+    pub(crate) local: SocketAddr,
+    peer: SocketAddr,
+    /// Reaches this connection from other threads.
+    pub(crate) sender: mpsc::UnboundedSender<Message>,
+    draining: Cell<bool>,
+    /// A command has ended (for whoever drains).
+    ended_one: Notify,
+}
+
+/// Serves a connection until it ends.
+pub(crate) async fn serve(target: Arc<Target>, stream: TcpStream, peer: SocketAddr) {
+    let Ok(local) = stream.local_addr() else { return };
+    let config = TargetConfig {
+        header_digest: target.config.hdr_digest,
+        data_digest: target.config.data_digest,
+        ..TargetConfig::default()
+    };
+    let (sender, inbox) = mpsc::unbounded();
+    let place = target.enter(sender.clone());
+    let connection = Rc::new(Connection {
+        shared: Shared::new(TargetQueue::new(config), stream),
+        target: Arc::clone(&target),
+        slots: RefCell::default(),
+        role: RefCell::new(Role::New),
+        local,
+        peer,
+        sender,
+        draining: Cell::new(false),
+        ended_one: Notify::new(),
+    });
+    let watch = spawn(watch(Rc::clone(&connection)));
+    let listen = spawn(listen(Rc::clone(&connection), inbox));
+    let served = Served(Rc::clone(&connection));
+    let sending = Served(Rc::clone(&connection));
+    let transmit = spawn(async move { transmit(&sending.shared, &sending).await });
+    let ended = receive(&connection.shared, &served, STAGING).await;
+    connection.leave(&ended);
+    // What is queued (a TermReq, say) still goes out, if the peer takes it.
+    let _ = longhaul_engine::timeout(DRAIN, transmit).await;
+    drop((watch, listen));
+    target.leave(place);
+}
+
+/// Disconnects a peer that does not come to the point, or stalls.
+async fn watch(connection: Rc<Connection>) {
+    sleep(HANDSHAKE).await;
+    if matches!(*connection.role.borrow(), Role::New) {
+        tracing::info!("{}: no Connect within {} s", connection.peer, HANDSHAKE.as_secs());
+        connection.close();
+    }
+    loop {
+        let before = connection.shared.progress.get();
+        sleep(STALL).await;
+        let want = connection.shared.queue.borrow().want();
+        let owes = matches!(want, longhaul_proto::transport::Want::Payload { .. })
+            || connection.shared.sending.get();
+        if owes && connection.shared.progress.get() == before {
+            tracing::warn!("{}: stalled for {} s, disconnected", connection.peer, STALL.as_secs());
+            connection.close();
+        }
+    }
+}
+
+/// Does what other threads ask for.
+async fn listen(connection: Rc<Connection>, mut inbox: mpsc::UnboundedReceiver<Message>) {
+    while let Some(message) = inbox.next().await {
+        match message {
+            Message::Abort { cid, reply } => {
+                let _ = reply.send(connection.abort(cid));
+            }
+            Message::Events => {
+                if let Role::Admin(admin) = &*connection.role.borrow() {
+                    admin.report_events(&connection);
+                }
+            }
+            Message::Close => connection.close(),
+            Message::Drain => {
+                let connection = Rc::clone(&connection);
+                spawn(async move { connection.drain().await }).detach();
+            }
+        }
+        connection.flush();
+    }
+}
+
+impl Connection {
+    /// Ends the connection after what is queued.
+    pub(crate) fn close(&self) {
+        self.shared.end();
+        let _ = self.shared.stream.shutdown(Shutdown::Read);
+    }
+
+    /// Takes no new commands, lets those under way end, then closes.
+    async fn drain(&self) {
+        self.draining.set(true);
+        let end = longhaul_engine::now() + DRAIN;
+        let held = match &*self.role.borrow() {
+            Role::Admin(admin) => admin.held(),
+            _ => 0,
+        };
+        while self.shared.queue.borrow().open_commands() > held && longhaul_engine::now() < end {
+            let left = end.saturating_duration_since(longhaul_engine::now());
+            let _ = longhaul_engine::timeout(left, self.ended_one.notified()).await;
+        }
+        self.close();
+    }
+
+    /// The connection has ended.
+    fn leave(&self, ended: &Ended) {
+        match std::mem::replace(&mut *self.role.borrow_mut(), Role::New) {
+            Role::New => tracing::debug!("{}: {ended}", self.peer),
+            Role::Io(io) => {
+                tracing::debug!("{}: I/O queue {}: {ended}", self.peer, io.qid);
+                io.link.remove_queue(io.qid);
+            }
+            Role::Admin(admin) => {
+                tracing::info!("{}: controller {} ended: {ended}", self.peer, admin.link.cntlid);
+                admin.end(self);
+            }
+        }
+    }
+
+    /// Sends what the last calls have queued.
+    pub(crate) fn flush(&self) {
+        if self.shared.queue.borrow().has_transmit() {
+            self.shared.output.notify();
+        }
+        self.shared.resume.notify();
+    }
+
+    /// Completes a command and gives its slot free.
+    pub(crate) fn complete(&self, slot: u16, reply: Reply) {
+        self.end_use(slot);
+        self.shared.queue.borrow_mut().complete(slot, reply.status, reply.result);
+    }
+
+    fn end_use(&self, slot: u16) {
+        let mut slots = self.slots.borrow_mut();
+        let s = &mut slots[usize::from(slot)];
+        s.use_ = s.use_.wrapping_add(1);
+        s.work = Work::None;
+        s.destination = None;
+        if self.draining.get() {
+            self.ended_one.notify();
+        }
+    }
+
+    /// Completes a command if it is still the one of that use.
+    pub(crate) fn finish(&self, slot: u16, use_: u32, status: Status) {
+        if self.is_current(slot, use_) {
+            self.complete(slot, Reply { status, result: 0 });
+        }
+        self.flush();
+    }
+
+    /// Whether the command of that use is still under way.
+    pub(crate) fn is_current(&self, slot: u16, use_: u32) -> bool {
+        self.slots.borrow()[usize::from(slot)].use_ == use_
+    }
+
+    pub(crate) fn use_of(&self, slot: u16) -> u32 {
+        self.slots.borrow()[usize::from(slot)].use_
+    }
+
+    /// Answers a read with its data.
+    pub(crate) fn send_read(&self, slot: u16, memory: Memory) {
+        let len = memory.len() as u32;
+        let digests = self.shared.queue.borrow().params().data_digest;
+        let (source, bytes) = match memory {
+            Memory::Buf(buf) => {
+                let buf = buf.freeze();
+                (buf.segment(), digests.then_some(buf))
+            }
+            other => (other.into_source(), None),
+        };
+        self.end_use(slot);
+        {
+            let mut slots = self.slots.borrow_mut();
+            let s = &mut slots[usize::from(slot)];
+            (s.source, s.bytes) = (Some(source), bytes);
+        }
+        self.shared.queue.borrow_mut().send_data_and_complete(slot, 0, len, 0);
+    }
+
+    /// Gets the data of a write (or of any command that brings some) on its
+    /// way: into `memory`, or into a buffer as soon as there is one.
+    pub(crate) fn fetch(self: &Rc<Self>, slot: u16, data: CommandData, work: Work, memory: Option<Memory>) {
+        self.slots.borrow_mut()[usize::from(slot)].work = work;
+        let (len, pool) = match data {
+            CommandData::InCapsule { len } => (len, &self.target.memory.in_capsule),
+            CommandData::HostBuffer { len } => (len, &self.target.memory.host),
+            CommandData::None => return self.complete(slot, Reply::error(Status::DATA_SGL_LENGTH.dnr())),
+        };
+        let memory = memory.or_else(|| pool.try_alloc(len as usize).map(Memory::Buf));
+        if let Some(memory) = memory {
+            return self.begin_fetch(slot, data, memory);
+        }
+        let (connection, pool, use_) = (Rc::clone(self), pool.clone(), self.use_of(slot));
+        spawn(async move {
+            let buf = pool.alloc(len as usize).await;
+            if connection.is_current(slot, use_) && !connection.shared.is_ending() {
+                connection.begin_fetch(slot, data, Memory::Buf(buf));
+                connection.flush();
+            }
+        })
+        .detach();
+    }
+
+    fn begin_fetch(&self, slot: u16, data: CommandData, memory: Memory) {
+        self.slots.borrow_mut()[usize::from(slot)].destination = Some(memory);
+        let mut queue = self.shared.queue.borrow_mut();
+        match data {
+            CommandData::InCapsule { .. } => queue.accept_payload(slot),
+            CommandData::HostBuffer { .. } => queue.request_data(slot),
+            CommandData::None => {}
+        }
+    }
+
+    /// Aborts a command that is under way. Whether there was one.
+    fn abort(&self, cid: u16) -> bool {
+        let slot = self.shared.queue.borrow().find(cid);
+        let Some(slot) = slot else { return false };
+        self.complete(slot, Reply::error(Status::ABORT_REQUESTED));
+        true
+    }
+
+    fn command(self: &Rc<Self>, slot: u16, sqe: &Sqe, data: CommandData) {
+        let role = self.role.borrow().clone();
+        match role {
+            Role::New => self.connect(slot, sqe, data),
+            Role::Admin(admin) => admin.command(self, slot, sqe, data),
+            Role::Io(io) => io.command(self, slot, sqe, data),
+        }
+    }
+
+    /// The first command, which must be Connect.
+    fn connect(self: &Rc<Self>, slot: u16, sqe: &Sqe, data: CommandData) {
+        let brings = sqe.direction() == Direction::ToController && !matches!(data, CommandData::None);
+        if brings {
+            self.fetch(slot, data, Work::Connect(*sqe), None);
+        } else {
+            admin::connect(self, slot, sqe, &[]);
+        }
+    }
+
+    fn data_complete(self: &Rc<Self>, slot: u16, result: Result<(), Status>) {
+        let (work, memory) = {
+            let mut slots = self.slots.borrow_mut();
+            let s = &mut slots[usize::from(slot)];
+            (std::mem::replace(&mut s.work, Work::None), s.destination.take())
+        };
+        if let Err(status) = result {
+            return self.complete(slot, Reply::error(status));
+        }
+        match work {
+            Work::None => {}
+            Work::Connect(sqe) => {
+                let bytes = memory.as_ref().and_then(Memory::bytes).unwrap_or_default();
+                admin::connect(self, slot, &sqe, bytes);
+            }
+            Work::Io(work) => {
+                let role = self.role.borrow().clone();
+                if let (Role::Io(io), Some(memory)) = (role, memory) {
+                    io.data(self, slot, work, memory);
+                }
+            }
+        }
+    }
+
+    /// Becomes what Connect has asked for, and says so.
+    pub(crate) fn become_role(&self, slot: u16, role: Role, limits: QueueLimits, reply: Reply) {
+        self.shared.queue.borrow_mut().set_limits(limits);
+        *self.role.borrow_mut() = role;
+        self.complete(slot, reply);
+    }
+
+    /// Refuses Connect: the answer is the last thing sent.
+    pub(crate) fn refuse(&self, slot: u16, reply: Reply) {
+        tracing::info!("{}: Connect refused: {}", self.peer, reply.status);
+        self.complete(slot, reply);
+        self.shared.output.notify();
+        self.shared.end();
+    }
+
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+}
+
+/// The driver's side of [`longhaul_conn`]: it has the `Rc`, since commands
+/// outlive the call that brings them.
+struct Served(Rc<Connection>);
+
+impl std::ops::Deref for Served {
+    type Target = Rc<Connection>;
+
+    fn deref(&self) -> &Rc<Connection> {
+        &self.0
+    }
+}
+
+impl Driver for Served {
+    type Queue = TargetQueue;
+
+    fn take_destination(&self, slot: u16) -> Option<Memory> {
+        self.slots.borrow_mut()[usize::from(slot)].destination.take()
+    }
+
+    fn put_destination(&self, slot: u16, memory: Memory) {
+        // A command that was aborted meanwhile has no work left.
+        let s = &mut self.slots.borrow_mut()[usize::from(slot)];
+        if !matches!(s.work, Work::None) {
+            s.destination = Some(memory);
+        }
+    }
+
+    fn source(&self, slot: u16, offset: usize, len: usize) -> Segment {
+        match &self.slots.borrow()[usize::from(slot)].source {
+            Some(source) => source.slice(offset..offset + len),
+            None => unreachable!("the queue sends only what send_read has given it"),
+        }
+    }
+
+    fn digest(&self, slot: u16, offset: usize, len: usize) -> u32 {
+        let slots = self.slots.borrow();
+        let bytes = slots[usize::from(slot)].bytes.as_ref();
+        bytes.map_or(0, |bytes| crc32c(&bytes[offset..offset + len]))
+    }
+
+    fn release(&self, slot: u16) {
+        let mut slots = self.slots.borrow_mut();
+        let s = &mut slots[usize::from(slot)];
+        (s.source, s.bytes) = (None, None);
+    }
+
+    fn events(&self) {
+        loop {
+            let event = self.shared.queue.borrow_mut().poll_event();
+            let Some(event) = event else { break };
+            match event {
+                Event::Command { slot, sqe, data } => {
+                    let mut slots = self.slots.borrow_mut();
+                    while slots.len() <= usize::from(slot) {
+                        slots.push(Slot {
+                            use_: 0,
+                            work: Work::None,
+                            destination: None,
+                            source: None,
+                            bytes: None,
+                        });
+                    }
+                    drop(slots);
+                    if self.draining.get() {
+                        // A retry meets the target's successor.
+                        self.complete(slot, Reply::error(Status::ABORTED_SQ_DELETION));
+                    } else {
+                        self.command(slot, &sqe, data);
+                    }
+                }
+                Event::DataComplete { slot, result } => self.data_complete(slot, result),
+                Event::Ready(_) => {}
+                Event::Closed(reason) => tracing::info!("{}: {reason}", self.peer),
+            }
+        }
+        if let Role::Io(io) = &*self.role.borrow() {
+            io.count();
+        }
+    }
+}
+
+/// A buffer outside the pools, for the small data of rare commands.
+pub(crate) fn small(bytes: &[u8]) -> Memory {
+    Memory::Buf(BufMut::copy_of(bytes))
+}

@@ -1,0 +1,451 @@
+//! An I/O queue: NVM commands executed on block devices.
+//!
+//! Invariants:
+//! - a command sees the namespaces of the subsystem's generation at its time,
+//!   or of a later one;
+//! - commands that wait for a device to be opened keep their order.
+
+use crate::connection::{Connection, Work};
+use crate::subsystem::{Link, Subsystem, lock};
+use longhaul_block::{BlockIo, IoError, WriteFlags, ZeroFlags};
+use longhaul_engine::{Buf, BufPool, Memory, spawn};
+use longhaul_proto::controller::io::{IoCommand, Limits, deallocate_ranges, parse};
+use longhaul_proto::controller::{Action, ErrorRecord, NamespaceView, Reply, SubsystemView};
+use longhaul_proto::target::CommandData;
+use longhaul_wire::command::{Sqe, is_fabrics};
+use longhaul_wire::completion::Status;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Bytes read at a time by Verify.
+const VERIFY_PIECE: u64 = 1 << 20;
+
+/// A command whose data is on its way.
+pub(crate) struct WithData {
+    sqe: Sqe,
+    command: IoCommand,
+    ns: NamespaceView,
+    io: Rc<dyn BlockIo>,
+}
+
+/// An I/O queue.
+pub(crate) struct IoQueue {
+    pub(crate) qid: u16,
+    pub(crate) link: Arc<Link>,
+    subsystem: Arc<Subsystem>,
+    limits: Limits,
+    generation: Cell<u64>,
+    view: RefCell<Arc<SubsystemView>>,
+    devices: RefCell<Vec<(u32, Rc<dyn BlockIo>)>>,
+    /// Commands that wait for a device, while one is being opened.
+    waiting: RefCell<Vec<(u16, u32, Sqe, CommandData)>>,
+    opening: Cell<bool>,
+    memory: BufPool,
+    counts: Counts,
+}
+
+/// What has happened since the last [`IoQueue::count`].
+#[derive(Default)]
+struct Counts {
+    reads: Cell<u64>,
+    bytes_read: Cell<u64>,
+    writes: Cell<u64>,
+    bytes_written: Cell<u64>,
+}
+
+fn add(counter: &Cell<u64>, n: u64) {
+    counter.set(counter.get() + n);
+}
+
+/// The status that tells a host of a failed operation.
+fn status_of(e: &IoError, reading: bool) -> Status {
+    match e {
+        IoError::OutOfRange { .. } => Status::LBA_OUT_OF_RANGE.dnr(),
+        IoError::Unaligned { .. } => Status::INVALID_FIELD.dnr(),
+        IoError::ReadOnly => Status::WRITE_PROTECTED.dnr(),
+        IoError::NoSpace => Status::CAPACITY_EXCEEDED.dnr(),
+        IoError::Unsupported(_) => Status::INVALID_OPCODE.dnr(),
+        IoError::Aborted => Status::ABORT_REQUESTED,
+        IoError::Unreachable(_) => Status::INTERNAL_PATH_ERROR,
+        IoError::Refused(_) => Status::INTERNAL_ERROR,
+        IoError::Medium(_) | IoError::Integrity(_) if reading => Status::UNRECOVERED_READ,
+        IoError::Medium(_) | IoError::Integrity(_) => Status::WRITE_FAULT,
+    }
+}
+
+impl IoQueue {
+    pub(crate) fn new(
+        qid: u16,
+        link: Arc<Link>,
+        subsystem: Arc<Subsystem>,
+        view: &Arc<SubsystemView>,
+        memory: BufPool,
+    ) -> IoQueue {
+        IoQueue {
+            qid,
+            link,
+            limits: Limits::of(view),
+            // Looked at anew with the first command.
+            generation: Cell::new(0),
+            view: RefCell::new(Arc::clone(view)),
+            subsystem,
+            devices: RefCell::default(),
+            waiting: RefCell::default(),
+            opening: Cell::new(false),
+            memory,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Passes counts on, once for many commands.
+    pub(crate) fn count(&self) {
+        let (health, counts) = (&self.link.health, &self.counts);
+        let pass = |from: &Cell<u64>, to: &std::sync::atomic::AtomicU64| {
+            let n = from.take();
+            if n > 0 {
+                to.fetch_add(n, Ordering::Relaxed);
+            }
+        };
+        pass(&counts.reads, &health.reads);
+        pass(&counts.bytes_read, &health.bytes_read);
+        pass(&counts.writes, &health.writes);
+        pass(&counts.bytes_written, &health.bytes_written);
+        self.link.traffic.mark();
+    }
+
+    fn refresh(&self) {
+        let generation = self.subsystem.generation();
+        if generation != self.generation.get() {
+            self.generation.set(generation);
+            *self.view.borrow_mut() = self.subsystem.view();
+            // A device may have been replaced by another under its number.
+            self.devices.borrow_mut().clear();
+        }
+    }
+
+    fn device(&self, nsid: u32) -> Option<Rc<dyn BlockIo>> {
+        self.devices.borrow().iter().find(|(id, _)| *id == nsid).map(|(_, io)| Rc::clone(io))
+    }
+
+    pub(crate) fn command(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        sqe: &Sqe,
+        data: CommandData,
+    ) {
+        if is_fabrics(sqe.opcode) {
+            return self.fabrics(connection, slot, sqe);
+        }
+        self.refresh();
+        let view = Arc::clone(&self.view.borrow());
+        let nsid = sqe.nsid();
+        let ns = view.nvm().and_then(|nvm| nvm.namespace(nsid));
+        let command = match parse(sqe, ns, &self.limits) {
+            Ok(command) => command,
+            Err(status) => return self.fail(connection, slot, sqe, status),
+        };
+        if command == IoCommand::FlushAll {
+            return self.flush_all(connection, slot);
+        }
+        let Some(ns) = ns else {
+            return self.fail(connection, slot, sqe, Status::INVALID_NAMESPACE.dnr());
+        };
+        if self.opening.get() || self.device(nsid).is_none() {
+            let use_ = connection.use_of(slot);
+            self.waiting.borrow_mut().push((slot, use_, *sqe, data));
+            return self.open(connection, nsid);
+        }
+        let Some(io) = self.device(nsid) else { return };
+        self.execute(connection, slot, sqe, data, command, ns, io);
+    }
+
+    /// Opens a namespace's device on this thread, then goes on with the
+    /// commands that wait.
+    fn open(self: &Rc<Self>, connection: &Rc<Connection>, nsid: u32) {
+        if self.opening.replace(true) {
+            return;
+        }
+        let (this, connection) = (Rc::clone(self), Rc::clone(connection));
+        spawn(async move {
+            let opened = match this.subsystem.namespace(nsid) {
+                Some(namespace) => namespace.device.open().await,
+                None => Err(IoError::Refused("the namespace has gone".into())),
+            };
+            this.opening.set(false);
+            let failed = opened.as_ref().err().map(|e| status_of(e, true));
+            if let Ok(io) = opened {
+                this.devices.borrow_mut().push((nsid, io));
+            }
+            for (slot, use_, sqe, data) in std::mem::take(&mut *this.waiting.borrow_mut()) {
+                if !connection.is_current(slot, use_) {
+                    continue;
+                }
+                match failed {
+                    Some(status) if sqe.nsid() == nsid => this.fail(&connection, slot, &sqe, status),
+                    _ => this.command(&connection, slot, &sqe, data),
+                }
+            }
+            connection.flush();
+        })
+        .detach();
+    }
+
+    fn fabrics(self: &Rc<Self>, connection: &Rc<Connection>, slot: u16, sqe: &Sqe) {
+        let action = lock(&self.link.controller).handle_io_fabrics(self.qid, sqe);
+        match action {
+            Action::Complete(reply) => connection.complete(slot, reply),
+            Action::Disconnect => {
+                connection.complete(slot, Reply::ok(0));
+                connection.shared.output.notify();
+                connection.shared.end();
+            }
+            _ => connection.complete(slot, Reply::error(Status::INVALID_OPCODE.dnr())),
+        }
+    }
+
+    fn flush_all(&self, connection: &Rc<Connection>, slot: u16) {
+        let (connection, use_) = (Rc::clone(connection), connection.use_of(slot));
+        let subsystem = Arc::clone(&self.subsystem);
+        spawn(async move {
+            let clean = crate::admin::flush_all(&subsystem).await;
+            connection.finish(slot, use_, if clean { Status::SUCCESS } else { Status::WRITE_FAULT });
+        })
+        .detach();
+    }
+
+    /// Completes a command that failed, and remembers that in the error log.
+    fn fail(&self, connection: &Connection, slot: u16, sqe: &Sqe, status: Status) {
+        if status.sct() == Status::MEDIA {
+            self.link.health.media_errors.fetch_add(1, Ordering::Relaxed);
+        }
+        let record = ErrorRecord {
+            sqid: self.qid,
+            cid: sqe.cid(),
+            opcode: sqe.opcode,
+            status,
+            nsid: sqe.nsid(),
+            lba: u64::from(sqe.cdw11()) << 32 | u64::from(sqe.cdw10()),
+        };
+        let status = lock(&self.link.controller).record_error(record);
+        connection.complete(slot, Reply::error(status));
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "a command is what it is")]
+    fn execute(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        sqe: &Sqe,
+        data: CommandData,
+        command: IoCommand,
+        ns: &NamespaceView,
+        io: Rc<dyn BlockIo>,
+    ) {
+        match command {
+            IoCommand::Read { offset, len, fua } => {
+                add(&self.counts.reads, 1);
+                add(&self.counts.bytes_read, len.into());
+                self.read(connection, slot, sqe, offset, len as usize, fua && ns.volatile_cache, io);
+            }
+            IoCommand::Write { offset, len, .. } => {
+                let plain = !connection.shared.queue.borrow().params().data_digest;
+                let mapped = plain.then(|| io.map_write(offset, len as usize)).flatten().map(Memory::Device);
+                let work = Work::Io(WithData { sqe: *sqe, command, ns: ns.clone(), io });
+                connection.fetch(slot, data, work, mapped);
+            }
+            IoCommand::Compare { .. } | IoCommand::Deallocate { .. } | IoCommand::Hint { .. } => {
+                let work = Work::Io(WithData { sqe: *sqe, command, ns: ns.clone(), io });
+                connection.fetch(slot, data, work, None);
+            }
+            IoCommand::Flush => self.run(connection, slot, sqe, async move { io.flush().await }),
+            IoCommand::WriteZeroes { offset, len, fua, deallocate } => {
+                let fua = fua || self.link.write_through.load(Ordering::Relaxed);
+                let flags = ZeroFlags { fua, may_deallocate: deallocate };
+                self.run(connection, slot, sqe, async move { io.write_zeroes(offset, len, flags).await });
+            }
+            IoCommand::Verify { offset, len } => {
+                let memory = self.memory.clone();
+                self.run(connection, slot, sqe, async move {
+                    let mut done = 0;
+                    while done < len {
+                        let piece = (len - done).min(VERIFY_PIECE);
+                        let buf = memory.alloc(piece as usize).await;
+                        io.read(offset + done, buf).await?;
+                        done += piece;
+                    }
+                    Ok(())
+                });
+            }
+            // Handled before a namespace is looked for.
+            IoCommand::FlushAll => connection.complete(slot, Reply::error(Status::INTERNAL_ERROR)),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "a command is what it is")]
+    fn read(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        sqe: &Sqe,
+        offset: u64,
+        len: usize,
+        flush: bool,
+        io: Rc<dyn BlockIo>,
+    ) {
+        let plain = !connection.shared.queue.borrow().params().data_digest;
+        if plain
+            && !flush
+            && let Some(segment) = io.map_read(offset, len)
+        {
+            return connection.send_read(slot, Memory::Device(segment));
+        }
+        if !flush && let Some(buf) = self.memory.try_alloc(len) {
+            match io.read(offset, buf).try_ready() {
+                Ok(Ok(buf)) => connection.send_read(slot, Memory::Buf(buf)),
+                Ok(Err(e)) => self.fail(connection, slot, sqe, status_of(&e, true)),
+                Err(read) => self.answer_read(connection, slot, sqe, read),
+            }
+            return;
+        }
+        let memory = self.memory.clone();
+        self.answer_read(connection, slot, sqe, async move {
+            if flush {
+                //= NVM Command Set 1.1, Read command: with FUA, data that is in a volatile cache is made durable first
+                io.flush().await?;
+            }
+            io.read(offset, memory.alloc(len).await).await
+        });
+    }
+
+    fn answer_read(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        sqe: &Sqe,
+        read: impl Future<Output = Result<longhaul_engine::BufMut, IoError>> + 'static,
+    ) {
+        let (this, connection, sqe, use_) =
+            (Rc::clone(self), Rc::clone(connection), *sqe, connection.use_of(slot));
+        spawn(async move {
+            let result = read.await;
+            if connection.is_current(slot, use_) {
+                match result {
+                    Ok(buf) => connection.send_read(slot, Memory::Buf(buf)),
+                    Err(e) => this.fail(&connection, slot, &sqe, status_of(&e, true)),
+                }
+            }
+            connection.flush();
+        })
+        .detach();
+    }
+
+    /// Runs an operation and completes the command with its result.
+    fn run(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        sqe: &Sqe,
+        operation: impl Future<Output = Result<(), IoError>> + 'static,
+    ) {
+        let (this, connection, sqe, use_) =
+            (Rc::clone(self), Rc::clone(connection), *sqe, connection.use_of(slot));
+        spawn(async move {
+            let result = operation.await;
+            if connection.is_current(slot, use_) {
+                match result {
+                    Ok(()) => connection.complete(slot, Reply::ok(0)),
+                    Err(e) => this.fail(&connection, slot, &sqe, status_of(&e, false)),
+                }
+            }
+            connection.flush();
+        })
+        .detach();
+    }
+
+    /// Goes on with a command whose data has come.
+    pub(crate) fn data(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        work: WithData,
+        memory: Memory,
+    ) {
+        let WithData { sqe, command, ns, io } = work;
+        match command {
+            IoCommand::Write { offset, len, fua } => {
+                add(&self.counts.writes, 1);
+                add(&self.counts.bytes_written, len.into());
+                let flags = WriteFlags { fua: fua || self.link.write_through.load(Ordering::Relaxed) };
+                let src = match memory {
+                    // The data is in the device already.
+                    Memory::Device(_) => return connection.complete(slot, Reply::ok(0)),
+                    Memory::Buf(buf) => buf.freeze(),
+                    Memory::Shared(buf) => buf,
+                };
+                match io.write(offset, src, flags).try_ready() {
+                    Ok(Ok(())) => connection.complete(slot, Reply::ok(0)),
+                    Ok(Err(e)) => self.fail(connection, slot, &sqe, status_of(&e, false)),
+                    Err(write) => self.run(connection, slot, &sqe, write),
+                }
+            }
+            IoCommand::Compare { offset, len } => {
+                add(&self.counts.reads, 1);
+                add(&self.counts.bytes_read, len.into());
+                self.compare(connection, slot, &sqe, offset, memory, io);
+            }
+            IoCommand::Deallocate { ranges } => {
+                let bytes = memory.bytes().unwrap_or_default();
+                let ranges: Vec<_> = match deallocate_ranges(bytes, ranges, &ns) {
+                    Ok(ranges) => ranges.collect(),
+                    Err(status) => return self.fail(connection, slot, &sqe, status),
+                };
+                self.run(connection, slot, &sqe, async move {
+                    for (offset, len) in ranges {
+                        match io.discard(offset, len).await {
+                            // Deallocation is a hint; a device that cannot
+                            // do it keeps the data.
+                            Err(IoError::Unsupported(_)) => {}
+                            result => result?,
+                        }
+                    }
+                    Ok(())
+                });
+            }
+            _ => connection.complete(slot, Reply::ok(0)),
+        }
+    }
+
+    fn compare(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        sqe: &Sqe,
+        offset: u64,
+        expected: Memory,
+        io: Rc<dyn BlockIo>,
+    ) {
+        let memory = self.memory.clone();
+        let (this, connection, sqe, use_) =
+            (Rc::clone(self), Rc::clone(connection), *sqe, connection.use_of(slot));
+        spawn(async move {
+            let expected: Buf = match expected {
+                Memory::Buf(buf) => buf.freeze(),
+                Memory::Shared(buf) => buf,
+                Memory::Device(_) => unreachable!("data to compare is never received into the device"),
+            };
+            let result = io.read(offset, memory.alloc(expected.len()).await).await;
+            if connection.is_current(slot, use_) {
+                match result {
+                    Ok(found) if found[..] == expected[..] => connection.complete(slot, Reply::ok(0)),
+                    Ok(_) => this.fail(&connection, slot, &sqe, Status::COMPARE_FAILURE.dnr()),
+                    Err(e) => this.fail(&connection, slot, &sqe, status_of(&e, true)),
+                }
+            }
+            connection.flush();
+        })
+        .detach();
+    }
+}

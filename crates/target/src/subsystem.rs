@@ -1,0 +1,254 @@
+//! Subsystems, their namespaces and controllers, shared by all threads.
+//!
+//! Invariants:
+//! - a namespace identifier names the same device for as long as the
+//!   namespace exists;
+//! - `generation` grows after every change of the view: who has seen a
+//!   generation and reads the view sees that generation's or a later one;
+//! - a controller is in `controllers` exactly while its admin queue lives.
+
+use crate::config::Config;
+use futures_channel::{mpsc, oneshot};
+use longhaul_block::BlockDevice;
+use longhaul_proto::controller::{
+    Content, Controller, HealthCounters, NamespaceView, NvmContent, SubsystemView, Traffic,
+};
+use longhaul_wire::fabrics::CNTLID_MAX;
+use longhaul_wire::log::AnaState;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
+use uuid::Uuid;
+
+/// The largest namespace identifier that a subsystem ever gives out.
+pub const NSID_MAX: u32 = 1024;
+
+/// A device exported as a namespace.
+#[derive(Clone)]
+pub struct Namespace {
+    /// The device.
+    pub device: Arc<dyn BlockDevice>,
+    /// Globally unique identity of the namespace.
+    pub uuid: Uuid,
+}
+
+impl std::fmt::Debug for Namespace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Namespace({}, {})", self.device.info().name, self.uuid)
+    }
+}
+
+impl Namespace {
+    /// What the protocol says about it.
+    fn view(&self, nsid: u32) -> NamespaceView {
+        let info = self.device.info();
+        NamespaceView {
+            nsid,
+            blocks: info.size / u64::from(info.block_size),
+            block_shift: info.block_size.ilog2() as u8,
+            granularity: info.block_size.max(PREFERRED_GRANULARITY),
+            optimal_io: info.optimal_io,
+            uuid: Some(self.uuid),
+            nguid: self.uuid.into_bytes(),
+            read_only: info.read_only,
+            volatile_cache: info.volatile_cache,
+            discard: info.discard,
+            discard_zeroes: info.discard,
+            ana_group: 1,
+            ana_state: AnaState::Optimized,
+        }
+    }
+}
+
+/// Granularity of writes and discards that files and drives like: a page.
+const PREFERRED_GRANULARITY: u32 = 4096;
+
+/// A subsystem: a name, and the namespaces behind it.
+pub(crate) struct Subsystem {
+    pub(crate) nqn: String,
+    pub(crate) name: String,
+    serial: String,
+    base: SubsystemView,
+    namespaces: Mutex<BTreeMap<u32, Namespace>>,
+    view: RwLock<Arc<SubsystemView>>,
+    generation: AtomicU64,
+    pub(crate) controllers: Mutex<BTreeMap<u16, Arc<Link>>>,
+    last_cntlid: Mutex<u16>,
+    since: Instant,
+}
+
+impl Subsystem {
+    pub(crate) fn new(nqn: String, name: String, config: &Config) -> Subsystem {
+        let serial =
+            Uuid::new_v5(&Uuid::NAMESPACE_OID, nqn.as_bytes()).simple().to_string()[..SERIAL].to_owned();
+        let base = view_of(&nqn, &serial, config);
+        Subsystem {
+            nqn,
+            name,
+            serial,
+            view: RwLock::new(Arc::new(base.clone())),
+            base,
+            namespaces: Mutex::default(),
+            generation: AtomicU64::new(1),
+            controllers: Mutex::default(),
+            last_cntlid: Mutex::default(),
+            since: Instant::now(),
+        }
+    }
+
+    pub(crate) fn serial(&self) -> &str {
+        &self.serial
+    }
+
+    pub(crate) fn namespaces(&self) -> MutexGuard<'_, BTreeMap<u32, Namespace>> {
+        lock(&self.namespaces)
+    }
+
+    pub(crate) fn namespace(&self, nsid: u32) -> Option<Namespace> {
+        self.namespaces().get(&nsid).cloned()
+    }
+
+    /// The namespaces as the protocol shows them.
+    pub(crate) fn view(&self) -> Arc<SubsystemView> {
+        Arc::clone(&self.view.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Makes the view anew after a change, and tells every controller which
+    /// namespaces are concerned.
+    pub(crate) fn changed(&self, nsids: &[u32]) {
+        let views = self.namespaces().iter().map(|(&nsid, ns)| ns.view(nsid)).collect();
+        let mut view = self.base.clone();
+        view.content = Content::Nvm(NvmContent { max_nsid: NSID_MAX, namespaces: views, ana: Some(0) });
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+        self.generation.fetch_add(1, Ordering::Release);
+        for link in self.links() {
+            lock(&link.controller).namespaces_changed(nsids.iter().copied());
+            link.send(0, Message::Events);
+        }
+    }
+
+    pub(crate) fn links(&self) -> Vec<Arc<Link>> {
+        lock(&self.controllers).values().cloned().collect()
+    }
+
+    /// A controller identifier that is not in use, and not the one given
+    /// out last: a host that is slow to notice must not meet a stranger.
+    pub(crate) fn free_cntlid(&self) -> Option<u16> {
+        let controllers = lock(&self.controllers);
+        let mut last = lock(&self.last_cntlid);
+        let mut order = (*last + 1..=CNTLID_MAX).chain(1..=*last);
+        let cntlid = order.find(|id| !controllers.contains_key(id))?;
+        *last = cntlid;
+        Some(cntlid)
+    }
+
+    pub(crate) fn health(&self) -> HealthCounters {
+        let mut sum =
+            HealthCounters { uptime_s: self.since.elapsed().as_secs(), ..HealthCounters::default() };
+        for link in self.links() {
+            let h = &link.health;
+            sum.bytes_read += h.bytes_read.load(Ordering::Relaxed);
+            sum.bytes_written += h.bytes_written.load(Ordering::Relaxed);
+            sum.reads += h.reads.load(Ordering::Relaxed);
+            sum.writes += h.writes.load(Ordering::Relaxed);
+            sum.media_errors += h.media_errors.load(Ordering::Relaxed);
+        }
+        sum
+    }
+}
+
+/// Characters of a serial number.
+const SERIAL: usize = 20;
+
+/// What all subsystems of a target say alike.
+pub(crate) fn view_of(nqn: &str, serial: &str, config: &Config) -> SubsystemView {
+    SubsystemView {
+        nqn: nqn.to_owned(),
+        serial: serial.to_owned(),
+        model: "Longhaul NVMe/TCP target".into(),
+        firmware: env!("CARGO_PKG_VERSION").into(),
+        max_transfer: config.max_transfer(),
+        in_capsule: config.in_capsule,
+        max_queues: config.max_queues,
+        max_queue_size: config.max_queue_size,
+        hosts: config.hosts.clone(),
+        content: Content::Nvm(NvmContent { max_nsid: NSID_MAX, namespaces: Vec::new(), ana: Some(0) }),
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A controller and the connections of its queues.
+pub(crate) struct Link {
+    pub(crate) cntlid: u16,
+    pub(crate) controller: Mutex<Controller>,
+    pub(crate) traffic: Traffic,
+    /// Its connections by queue identifier; the admin queue is 0.
+    queues: Mutex<BTreeMap<u16, mpsc::UnboundedSender<Message>>>,
+    pub(crate) health: Health,
+    /// Every write is to be durable: the host has switched the cache off.
+    pub(crate) write_through: AtomicBool,
+}
+
+/// Counts of one controller.
+#[derive(Debug, Default)]
+pub(crate) struct Health {
+    pub(crate) bytes_read: AtomicU64,
+    pub(crate) bytes_written: AtomicU64,
+    pub(crate) reads: AtomicU64,
+    pub(crate) writes: AtomicU64,
+    pub(crate) media_errors: AtomicU64,
+}
+
+/// What one connection is told by another thread.
+pub(crate) enum Message {
+    /// Abort this command; tell whether it was.
+    Abort { cid: u16, reply: oneshot::Sender<bool> },
+    /// The controller has events to report (to the admin queue).
+    Events,
+    /// Let commands under way end, then close.
+    Drain,
+    /// Close now.
+    Close,
+}
+
+impl Link {
+    pub(crate) fn new(cntlid: u16, controller: Controller) -> Link {
+        Link {
+            cntlid,
+            traffic: controller.traffic(),
+            controller: Mutex::new(controller),
+            queues: Mutex::default(),
+            health: Health::default(),
+            write_through: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn add_queue(&self, qid: u16, sender: mpsc::UnboundedSender<Message>) {
+        lock(&self.queues).insert(qid, sender);
+    }
+
+    pub(crate) fn remove_queue(&self, qid: u16) {
+        lock(&self.queues).remove(&qid);
+        lock(&self.controller).queue_closed(qid);
+    }
+
+    /// Sends to one queue, if it lives.
+    pub(crate) fn send(&self, qid: u16, message: Message) -> bool {
+        lock(&self.queues).get(&qid).is_some_and(|queue| queue.unbounded_send(message).is_ok())
+    }
+
+    /// Closes the I/O queues.
+    pub(crate) fn close_io(&self) {
+        for (_, queue) in lock(&self.queues).range(1..) {
+            let _ = queue.unbounded_send(Message::Close);
+        }
+    }
+}

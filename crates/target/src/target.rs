@@ -1,0 +1,362 @@
+//! The target: listeners, threads, and the table of subsystems.
+
+use crate::admin::flush_all;
+use crate::config::Config;
+use crate::connection;
+use crate::memory::Memory;
+use crate::subsystem::{Message, NSID_MAX, Namespace, Subsystem, lock, view_of};
+use futures_channel::mpsc;
+use longhaul_block::BlockDevice;
+use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
+use longhaul_engine::{Handle, Thread};
+use longhaul_proto::controller::{
+    Content, DiscoveryContent, DiscoveryRecord, DiscoveryTarget, SubsystemView, discovery_entry,
+};
+use longhaul_proto::target::ENTRIES_BEFORE_CONNECT;
+use longhaul_wire::nqn::{DISCOVERY_NQN, Nqn};
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Wait after accept() has failed for lack of descriptors or memory: those
+/// come back only when connections end.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How long the target waits for its connections at the end.
+const STOP: Duration = Duration::from_secs(15);
+const STOP_LOOK: Duration = Duration::from_millis(10);
+
+/// Why a target cannot do what it is told.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A setting makes no sense.
+    #[error("{0}")]
+    Config(String),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {addr}: {source}{}", hint(.source))]
+    Listen {
+        /// The address.
+        addr: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// An engine thread cannot be started.
+    #[error("cannot start an engine thread: {0}")]
+    Thread(io::Error),
+    /// A subsystem or namespace cannot be added.
+    #[error("{0}")]
+    Export(String),
+}
+
+fn hint(e: &io::Error) -> &'static str {
+    match e.kind() {
+        io::ErrorKind::AddrInUse => ": another program listens there; choose another port with --listen",
+        io::ErrorKind::PermissionDenied => ": ports below 1024 need privileges; choose a higher one",
+        io::ErrorKind::AddrNotAvailable => ": it is not an address of this machine",
+        _ => "",
+    }
+}
+
+/// What all threads of a target share.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) memory: Memory,
+    subsystems: RwLock<BTreeMap<String, Arc<Subsystem>>>,
+    discovery: Arc<Subsystem>,
+    /// Changes with what the discovery log shows.
+    generation: AtomicU64,
+    /// Addresses of the I/O listeners, and those of discovery alone.
+    listening: Mutex<Vec<SocketAddr>>,
+    connections: Mutex<BTreeMap<u64, mpsc::UnboundedSender<Message>>>,
+    next_connection: AtomicU64,
+    stopping: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn subsystem(&self, nqn: &str) -> Option<Arc<Subsystem>> {
+        if nqn == DISCOVERY_NQN {
+            return Some(Arc::clone(&self.discovery));
+        }
+        self.subsystems.read().unwrap_or_else(PoisonError::into_inner).get(nqn).cloned()
+    }
+
+    fn all(&self) -> Vec<Arc<Subsystem>> {
+        self.subsystems.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// The discovery subsystem as a connection to `local` sees it: a listener
+    /// on every address is shown with the address that the host has used.
+    pub(crate) fn discovery_view(&self, local: SocketAddr) -> Arc<SubsystemView> {
+        let mut view = view_of(DISCOVERY_NQN, self.discovery.serial(), &self.config);
+        let mut records = Vec::new();
+        let mut add = |nqn: &str, target, addr: SocketAddr, port_id| {
+            let ip = if addr.ip().is_unspecified() { local.ip() } else { addr.ip() };
+            let addr = SocketAddr::new(ip, addr.port());
+            records.push(DiscoveryRecord {
+                entry: discovery_entry(nqn, target, addr, port_id, ENTRIES_BEFORE_CONNECT),
+                hosts: self.config.hosts.clone(),
+            });
+        };
+        let ports: Vec<_> = (1u16..).zip(lock(&self.listening).clone()).collect();
+        let port_of_local =
+            ports.iter().find(|(_, addr)| addr.port() == local.port()).map_or(0, |(id, _)| *id);
+        add(DISCOVERY_NQN, DiscoveryTarget::ThisDiscovery, local, port_of_local);
+        for subsystem in self.all() {
+            for &(port_id, addr) in &ports {
+                add(&subsystem.nqn, DiscoveryTarget::Nvm, addr, port_id);
+            }
+        }
+        let generation = self.generation.load(Ordering::Acquire);
+        view.content = Content::Discovery(DiscoveryContent { generation, records });
+        Arc::new(view)
+    }
+
+    /// The discovery log has changed: tells who wants to know.
+    fn discovery_changed(&self) {
+        self.generation.fetch_add(1, Ordering::Release);
+        for link in self.discovery.links() {
+            lock(&link.controller).discovery_changed();
+            link.send(0, Message::Events);
+        }
+    }
+
+    pub(crate) fn enter(&self, sender: mpsc::UnboundedSender<Message>) -> u64 {
+        let id = self.next_connection.fetch_add(1, Ordering::Relaxed);
+        if self.stopping.load(Ordering::SeqCst) {
+            let _ = sender.unbounded_send(Message::Close);
+        }
+        lock(&self.connections).insert(id, sender);
+        id
+    }
+
+    pub(crate) fn leave(&self, id: u64) {
+        lock(&self.connections).remove(&id);
+    }
+}
+
+/// A running target. Dropping it closes every connection at once;
+/// [`stop`](Target::stop) lets commands under way end first.
+pub struct Target {
+    shared: Arc<Shared>,
+    threads: Vec<Thread>,
+    addresses: Vec<SocketAddr>,
+    discovery: Option<SocketAddr>,
+}
+
+impl Target {
+    /// Starts threads and listeners.
+    ///
+    /// # Errors
+    /// A setting makes no sense, an address cannot be listened on, or the
+    /// engine that is asked for is not to be had.
+    pub fn start(config: Config) -> Result<Target, Error> {
+        config.check().map_err(Error::Config)?;
+        let listen =
+            |addr: SocketAddr| TcpListener::bind_std(addr).map_err(|source| Error::Listen { addr, source });
+        let mut listeners = config.listen.iter().copied().map(listen).collect::<Result<Vec<_>, _>>()?;
+        let addresses = local_addresses(&listeners).map_err(Error::Thread)?;
+        let mut discovery = None;
+        if let Some(addr) = config.discovery.filter(|addr| !config.listen.contains(addr)) {
+            match listen(addr) {
+                Ok(listener) => {
+                    discovery = listener.local_addr().ok();
+                    listeners.push(listener);
+                }
+                Err(e) => tracing::warn!("{e}; discovery is served on the I/O port"),
+            }
+        }
+        let shared = Arc::new(Shared {
+            memory: Memory::new(config.memory),
+            discovery: Arc::new(Subsystem::new(DISCOVERY_NQN.into(), String::new(), &config)),
+            config,
+            subsystems: RwLock::default(),
+            generation: AtomicU64::new(1),
+            listening: Mutex::new(addresses.clone()),
+            connections: Mutex::default(),
+            next_connection: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+        });
+        let threads = (0..shared.config.threads)
+            .map(|i| Thread::start(&format!("target-{i}"), shared.config.engine.clone()))
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(Error::Thread)?;
+        let handles: Vec<_> = threads.iter().map(Thread::handle).collect();
+        let turn = Arc::new(AtomicUsize::new(0));
+        for listener in listeners {
+            let (shared, all, turn) = (Arc::clone(&shared), handles.clone(), Arc::clone(&turn));
+            handles[0].spawn(move || accept(shared, listener, all, turn));
+        }
+        Ok(Target { shared, threads, addresses, discovery })
+    }
+
+    /// The addresses of the I/O listeners.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// The address of the discovery listener, if there is one.
+    pub fn discovery_address(&self) -> Option<SocketAddr> {
+        self.discovery
+    }
+
+    /// Exports a device as the next namespace of the subsystem `nqn`, which
+    /// is made if it does not exist; `name` is what people call it. Hosts
+    /// that are connected are told. The namespace identifier.
+    ///
+    /// # Errors
+    /// The NQN is not one, or there is no room.
+    pub fn export(
+        &self,
+        nqn: &str,
+        name: &str,
+        device: Arc<dyn BlockDevice>,
+        uuid: Uuid,
+    ) -> Result<u32, Error> {
+        Nqn::new(nqn).map_err(|e| Error::Export(format!("NQN '{nqn}': {e}")))?;
+        let mut created = false;
+        let subsystem = {
+            let mut all = self.shared.subsystems.write().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(all.entry(nqn.to_owned()).or_insert_with(|| {
+                created = true;
+                Arc::new(Subsystem::new(nqn.to_owned(), name.to_owned(), &self.shared.config))
+            }))
+        };
+        let nsid = {
+            let mut namespaces = subsystem.namespaces();
+            let nsid = (1..=NSID_MAX).find(|nsid| !namespaces.contains_key(nsid));
+            let nsid =
+                nsid.ok_or_else(|| Error::Export(format!("{nqn} has {NSID_MAX} namespaces already")))?;
+            namespaces.insert(nsid, Namespace { device, uuid });
+            nsid
+        };
+        subsystem.changed(&[nsid]);
+        if created {
+            self.shared.discovery_changed();
+        }
+        Ok(nsid)
+    }
+
+    /// Takes a namespace away. Commands under way end; hosts are told.
+    /// Whether there was one.
+    pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> bool {
+        let Some(subsystem) = self.shared.subsystem(nqn) else { return false };
+        let removed = subsystem.namespaces().remove(&nsid).is_some();
+        if removed {
+            subsystem.changed(&[nsid]);
+        }
+        removed
+    }
+
+    /// Looks at the size of every device again, and tells hosts what has
+    /// changed: subsystem, namespace, and the device now.
+    pub fn refresh(&self) -> Vec<(String, u32, longhaul_block::DeviceInfo)> {
+        let mut changes = Vec::new();
+        for subsystem in self.shared.all() {
+            let namespaces = subsystem.namespaces().clone();
+            let mut nsids = Vec::new();
+            for (nsid, namespace) in namespaces {
+                let before = namespace.device.info();
+                match namespace.device.refresh() {
+                    Ok(info) if info != before => {
+                        nsids.push(nsid);
+                        changes.push((subsystem.name.clone(), nsid, info));
+                    }
+                    Ok(_) => {}
+                    Err(e) => tracing::warn!("{}: {e}", before.name),
+                }
+            }
+            if !nsids.is_empty() {
+                subsystem.changed(&nsids);
+            }
+        }
+        changes
+    }
+
+    /// Connections at this moment.
+    pub fn connections(&self) -> usize {
+        lock(&self.shared.connections).len()
+    }
+
+    /// Bytes of I/O buffers handed out at this moment.
+    pub fn memory_used(&self) -> usize {
+        self.shared.memory.in_capsule.used() + self.shared.memory.host.used()
+    }
+
+    /// Takes no new connections, lets commands under way end, closes, and
+    /// makes everything durable. Whether all of it is.
+    pub fn stop(self) -> bool {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        for connection in lock(&self.shared.connections).values() {
+            let _ = connection.unbounded_send(Message::Drain);
+        }
+        let shared = Arc::clone(&self.shared);
+        let flushed = self.threads[0].handle().spawn(move || async move {
+            let end = longhaul_engine::now() + STOP;
+            while !lock(&shared.connections).is_empty() && longhaul_engine::now() < end {
+                longhaul_engine::sleep(STOP_LOOK).await;
+            }
+            let mut clean = true;
+            for subsystem in shared.all() {
+                clean &= flush_all(&subsystem).await;
+            }
+            clean
+        });
+        flushed.wait().unwrap_or(false)
+    }
+}
+
+impl std::fmt::Debug for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Target({:?})", self.addresses)
+    }
+}
+
+fn local_addresses(listeners: &[std::net::TcpListener]) -> io::Result<Vec<SocketAddr>> {
+    listeners.iter().map(std::net::TcpListener::local_addr).collect()
+}
+
+/// Accepts connections and deals them to the threads in turn.
+async fn accept(
+    shared: Arc<Shared>,
+    listener: std::net::TcpListener,
+    threads: Vec<Handle>,
+    turn: Arc<AtomicUsize>,
+) {
+    let listener = match TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(e) => return tracing::error!("listener: {e}"),
+    };
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(e) => {
+                tracing::warn!("accept: {e}");
+                longhaul_engine::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        if shared.stopping.load(Ordering::SeqCst) {
+            continue;
+        }
+        let shared = Arc::clone(&shared);
+        let thread = &threads[turn.fetch_add(1, Ordering::Relaxed) % threads.len()];
+        thread.spawn(move || async move {
+            let options = SocketOptions { congestion: shared.config.congestion.clone() };
+            match TcpStream::from_std(stream, &options) {
+                Ok(stream) => connection::serve(shared, stream, peer).await,
+                Err(e) => tracing::warn!("{peer}: {e}"),
+            }
+        });
+    }
+}
+
+/// Whether an address is one that only this machine reaches.
+pub fn is_loopback(addr: &SocketAddr) -> bool {
+    match addr.ip() {
+        IpAddr::V4(ip) => ip.is_loopback(),
+        IpAddr::V6(ip) => ip.is_loopback(),
+    }
+}
