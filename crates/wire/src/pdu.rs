@@ -34,6 +34,10 @@ pub const TERM_REQ_DATA_MAX: usize = 128;
 pub const HEADER_MAX: usize = IC_LEN + DIGEST_LEN;
 /// The longest header that carries data, digest and the widest padding included.
 pub const PDO_MAX: usize = 144;
+/// The most data that this implementation puts in one PDU, in bytes, whatever
+/// the peer allows: PLEN, which counts header, padding and digests too, has
+/// 32 bits.
+pub const DATA_MAX: u32 = 1 << 30;
 /// The largest value of HPDA and CPDA (0's based, in units of four bytes).
 pub const ALIGN_MAX: u8 = 31;
 /// The smallest MAXH2CDATA that a controller may ask for, in bytes.

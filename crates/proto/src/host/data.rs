@@ -1,7 +1,7 @@
 //! Data in both directions, and the end of commands.
 
 use longhaul_wire::completion::{Cqe, Status};
-use longhaul_wire::pdu::{CommonHeader, DataPdu, PduType, field, flags};
+use longhaul_wire::pdu::{CommonHeader, DATA_MAX, DataPdu, PduType, field, flags};
 
 use super::slot::Data;
 use super::{Event, HostQueue, State};
@@ -152,7 +152,7 @@ impl HostQueue {
         let (mut at, end) = (offset, offset + len);
         while at < end {
             //= NVMe-TCP 1.1, ICResp PDU: one H2CData PDU carries at most MAXH2CDATA bytes
-            let n = self.params.maxh2cdata.min(end - at);
+            let n = self.params.maxh2cdata.min(DATA_MAX).min(end - at);
             let is_last = at + n == end;
             let bits = if is_last { flags::LAST_PDU } else { 0 };
             let (common, pad) = CommonHeader::build(PduType::H2CData, bits, n, format);

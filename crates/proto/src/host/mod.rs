@@ -21,9 +21,11 @@ mod types;
 
 pub use types::{Event, HostConfig, HostData, IN_CAPSULE_ADMIN, SubmitError};
 
-use longhaul_wire::command::{Sgl, Sqe};
+use longhaul_wire::command::{Sgl, Sqe, is_fabrics};
 use longhaul_wire::completion::Cqe;
-use longhaul_wire::pdu::{ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, IcReq, PduType, TermReq, field};
+use longhaul_wire::pdu::{
+    ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, DATA_MAX, IcReq, PduType, TermReq, field,
+};
 use std::collections::VecDeque;
 
 use crate::transport::{Batch, CloseReason, Deframer, ENTRIES_MAX, Fault, Params, Role, Step, Tx, Want};
@@ -107,6 +109,7 @@ impl HostQueue {
             incoming: 0,
             incoming_flags: 0,
         };
+        queue.set_in_capsule(config.in_capsule);
         let dgst =
             Params { header_digest: config.header_digest, data_digest: config.data_digest, ..queue.params };
         queue.tx.header(&IcReq::new(config.hpda, dgst.dgst(), config.maxr2t - 1), false, 0);
@@ -116,7 +119,7 @@ impl HostQueue {
     /// The controller takes this many bytes in capsule: `IOCCSZ * 16 - 64`
     /// from Identify Controller, for I/O queues.
     pub fn set_in_capsule(&mut self, bytes: u32) {
-        self.config.in_capsule = bytes;
+        self.config.in_capsule = bytes.min(DATA_MAX);
     }
 
     /// What ICReq and ICResp have settled.
@@ -172,7 +175,7 @@ impl HostQueue {
                 (Sgl::none(), 0, Data::None)
             }
             HostData::Read { len } => (Sgl::transport(len), 0, Data::Read { len }),
-            HostData::Write { len } if len <= self.config.in_capsule => {
+            HostData::Write { len } if len <= self.in_capsule_of(&sqe) => {
                 (Sgl::in_capsule(0, len), len, Data::InCapsule)
             }
             HostData::Write { len } => (Sgl::transport(len), 0, Data::Write { len }),
@@ -194,6 +197,13 @@ impl HostQueue {
             self.tx.payload(slot, 0, in_capsule, true, format.data_digest);
         }
         Ok(slot)
+    }
+
+    //= NVMe-TCP 1.1, Capsules: Fabrics commands carry up to 8192 bytes on every queue, whatever IOCCSZ says
+    #[inline]
+    fn in_capsule_of(&self, sqe: &Sqe) -> u32 {
+        let least = if is_fabrics(sqe.opcode) { IN_CAPSULE_ADMIN } else { 0 };
+        self.config.in_capsule.max(least)
     }
 
     /// A new identifier for the slot: the slot, and above it a number that

@@ -382,3 +382,15 @@ fn nothing_is_submitted_before_icresp() {
     assert_eq!(bench.end.read(0, 512), Err(SubmitError::NotReady));
     assert_eq!(bench.end.queue.room(), 0);
 }
+
+//= test: NVMe-TCP 1.1, Capsules
+#[test]
+fn fabrics_commands_carry_their_data_whatever_ioccsz_says() {
+    let mut bench = Bench::new();
+    bench.end.queue.set_in_capsule(0);
+    let data = HostData::Write { len: 1024 };
+    bench.end.submit(Sqe::connect(1, 3, 0, 0), data, vec![0; 1024]).expect("room");
+    assert_eq!(bench.end.transmit().len(), 72 + 1024);
+    bench.end.submit(Sqe::new(1), data, vec![0; 1024]).expect("room");
+    assert_eq!(bench.end.transmit().len(), 72);
+}

@@ -23,7 +23,8 @@ pub struct HostConfig {
     /// Entries of the submission queue: 2 to [`ENTRIES_MAX`](crate::transport::ENTRIES_MAX). One fewer
     /// commands can be outstanding.
     pub entries: u16,
-    /// In-capsule data that the controller takes, in bytes; see
+    /// In-capsule data that the controller takes, in bytes (Fabrics commands
+    /// may always carry [`IN_CAPSULE_ADMIN`]); see
     /// [`set_in_capsule`](super::HostQueue::set_in_capsule).
     pub in_capsule: u32,
     /// The Connect command asks to do without flow control: if its response

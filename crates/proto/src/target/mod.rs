@@ -23,7 +23,7 @@ pub use types::{
     CommandData, ENTRIES_BEFORE_CONNECT, Event, IN_CAPSULE_ADMIN, IN_CAPSULE_MAX, QueueLimits, TargetConfig,
 };
 
-use longhaul_wire::command::Sqe;
+use longhaul_wire::command::{Sqe, is_fabrics};
 use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::pdu::{self, ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, PduType, TermReq, field};
 use std::collections::VecDeque;
@@ -107,7 +107,8 @@ impl TargetQueue {
         assert!(config.cpda <= ALIGN_MAX, "CPDA of {}", config.cpda);
         let h2c = config.maxh2cdata;
         assert!(h2c >= pdu::MAXH2CDATA_MIN && h2c.is_multiple_of(4), "MAXH2CDATA of {h2c}");
-        assert!(config.r2t_bytes > 0 && config.c2h_bytes > 0, "transfers of no bytes");
+        assert!(config.r2t_bytes > 0, "R2Ts of no bytes");
+        assert!((1..=pdu::DATA_MAX).contains(&config.c2h_bytes), "C2HData of {} bytes", config.c2h_bytes);
         let limits =
             QueueLimits { entries: ENTRIES_BEFORE_CONNECT, in_capsule: IN_CAPSULE_ADMIN, flow_control: true };
         let mut queue = TargetQueue {
@@ -280,7 +281,9 @@ impl TargetQueue {
             return Err(Fault::sequence("more commands than the queue has entries"));
         }
         //= NVMe-TCP 1.1, CapsuleCmd PDU: in-capsule data is at most what IOCCSZ (or the admin capsule size) allows
-        if in_capsule > self.limits.in_capsule {
+        //= NVMe-TCP 1.1, Capsules: Fabrics commands carry up to 8192 bytes on every queue, whatever IOCCSZ says
+        let least = if is_fabrics(sqe.opcode) { IN_CAPSULE_ADMIN } else { 0 };
+        if in_capsule > self.limits.in_capsule.max(least) {
             return Err(Fault::field(field::PLEN, "more in-capsule data than the queue takes"));
         }
         self.sqhd = if self.sqhd + 1 == self.limits.entries { 0 } else { self.sqhd + 1 };

@@ -32,7 +32,7 @@ pub struct TargetConfig {
     /// command costs the fewest round trips; smaller ones bound the memory
     /// that is promised at a time.
     pub r2t_bytes: u32,
-    /// Data of one C2HData PDU at most, in bytes.
+    /// Data of one C2HData PDU at most, in bytes: 1 to 1 GiB.
     pub c2h_bytes: u32,
     /// Answer successful reads with the SUCCESS flag instead of a response
     /// capsule where that is allowed.
@@ -59,7 +59,8 @@ pub struct QueueLimits {
     /// Entries of the submission queue (1's based: SQSIZE + 1), at most
     /// [`ENTRIES_MAX`](crate::transport::ENTRIES_MAX).
     pub entries: u16,
-    /// In-capsule data that the queue takes, in bytes.
+    /// In-capsule data that the queue takes, in bytes. Fabrics commands may
+    /// always carry [`IN_CAPSULE_ADMIN`].
     pub in_capsule: u32,
     /// Submission queue flow control: responses carry SQHD. Off, if the host
     /// asked for that in Connect and the controller agrees.

@@ -318,7 +318,7 @@ impl Deframer {
                 None => panic!("data digests are in use: handle_payload needs the bytes"),
             }
         }
-        self.offset += len as u32;
+        self.offset = self.offset.wrapping_add(len as u32);
         self.data_left -= len as u32;
         (self.data_left == 0 && self.digest_left == 0).then(|| self.end())
     }

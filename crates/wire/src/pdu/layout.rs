@@ -51,11 +51,12 @@ impl CommonHeader {
         }
     }
 
-    /// The header of a PDU with `data` bytes of data, and how many bytes of
-    /// padding go between it (with its digest) and the data. `data` is less
-    /// than 4 GiB by [`PDO_MAX`] and the data digest at least.
+    /// The header of a PDU with `data` bytes of data (at most
+    /// [`DATA_MAX`](super::DATA_MAX)), and how many bytes of padding go
+    /// between it (with its digest) and the data.
     #[inline]
     pub fn build(pdu_type: PduType, extra_flags: u8, data: u32, format: Format) -> (CommonHeader, usize) {
+        debug_assert!(data <= super::DATA_MAX, "{data} bytes in a PDU");
         let mut flags = extra_flags;
         let mut header = pdu_type.hlen();
         if format.header_digest {
