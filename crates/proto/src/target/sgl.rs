@@ -67,6 +67,7 @@ mod tests {
     }
 
     //= test: NVMe Base 2.1, SGL Data Block (offset)
+    //= test: NVMe Base 2.1, Data Pointer
     //= test: NVMe Base 2.1, MSDBD
     //= test: NVMe Base 2.1, PSDT
     //= test: NVMe-TCP 1.1, CapsuleCmd PDU
