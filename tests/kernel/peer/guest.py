@@ -243,9 +243,11 @@ class Guest:
                     if "ready" in message:
                         self.release = message["ready"]
                     else:
-                        job = self.jobs[message["id"]]
-                        job.output += message.get("out", "")
-                        job.status = message.get("exit", job.status)
+                        # A job that was killed and forgotten may still say something.
+                        job = self.jobs.get(message["id"])
+                        if job:
+                            job.output += message.get("out", "")
+                            job.status = message.get("exit", job.status)
                     self.changed.notify_all()
         except (OSError, ValueError):
             pass
@@ -266,7 +268,12 @@ class Guest:
         return self.start("set -e -o pipefail\n" + script).wait(timeout)
 
     def clean_up(self):
+        """Ends what still runs, and takes down connections, mounts and targets of the guest."""
+        for job in list(self.jobs.values()):
+            if job.status is None:
+                self.send(kill=job.ident)
         self.start("clean_up").wait()
+        self.jobs.clear()
 
     # --- the machine around it ----------------------------------------------
 

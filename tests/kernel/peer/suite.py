@@ -107,6 +107,10 @@ class Bench:
         try:
             if self._guest and self._guest.alive():
                 self._guest.clean_up()
+        except ScriptFailed:
+            # A guest that cannot be cleaned is no place for the next check.
+            self._drop_guest()
+            raise
         finally:
             for t in self._targets:
                 t.end()
