@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod controller;
 pub mod host;
 #[cfg(any(test, feature = "pair"))]
 pub mod pair;

@@ -127,7 +127,9 @@ impl Controller {
             Select::Reserved => Err(Status::INVALID_FIELD.dnr()),
         };
         match result {
-            Ok(_) if feature.fid == fid::HOST_IDENTIFIER => log::data(sqe, self.host.hostid.as_bytes().to_vec()),
+            Ok(_) if feature.fid == fid::HOST_IDENTIFIER => {
+                log::data(sqe, self.host.hostid.as_bytes().to_vec())
+            }
             Ok(value) => Action::Complete(Reply::ok(value.into())),
             Err(status) => status.into(),
         }

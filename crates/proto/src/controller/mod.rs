@@ -121,9 +121,9 @@ impl Controller {
             cc: Cc::default(),
             csts: Csts::default(),
             resetting: false,
-            max_queues: subsystem.max_queues,
+            max_queues: subsystem.max_queues.max(1),
             queues: BTreeSet::new(),
-            features: FeatureValues::new(subsystem.max_queues),
+            features: FeatureValues::new(subsystem.max_queues.max(1)),
             events: Events::default(),
             errors: ErrorLog::default(),
             keep_alive,
@@ -177,7 +177,9 @@ impl Controller {
             //= NVMe Base 2.1, Connect command: a second Connect on a queue is out of sequence
             fctype::CONNECT => Status::SEQUENCE_ERROR.dnr().into(),
             //= NVMe Base 2.1, Disconnect command: an unknown record format is refused with Incompatible Format
-            fctype::DISCONNECT if disconnect_recfmt(sqe) != RECFMT => Status::INCOMPATIBLE_FORMAT.dnr().into(),
+            fctype::DISCONNECT if disconnect_recfmt(sqe) != RECFMT => {
+                Status::INCOMPATIBLE_FORMAT.dnr().into()
+            }
             fctype::DISCONNECT => {
                 self.queues.remove(&qid);
                 Action::Disconnect
@@ -230,11 +232,7 @@ impl Controller {
 
     fn event_request(&mut self, sqe: &Sqe) -> Action {
         //= NVMe Base 2.1, Asynchronous Event Request command: more than AERL + 1 at a time are refused
-        if self.events.hold(sqe.cid()) {
-            Action::Hold
-        } else {
-            Status::AER_LIMIT.dnr().into()
-        }
+        if self.events.hold(sqe.cid()) { Action::Hold } else { Status::AER_LIMIT.dnr().into() }
     }
 
     fn abort(&mut self, sqe: &Sqe) -> Action {

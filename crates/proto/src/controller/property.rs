@@ -47,7 +47,7 @@ impl Controller {
     fn capabilities(&self, subsystem: &SubsystemView) -> Cap {
         let sets = if self.discovery { Cap::CSS_NVM } else { Cap::CSS_NVM | Cap::CSS_IO_SETS };
         Cap::default()
-            .with_mqes(u64::from(subsystem.max_queue_size) - 1)
+            .with_mqes(subsystem.max_queue_size.saturating_sub(1).into())
             .with_cqr(1)
             .with_timeout(READY_TIMEOUT.into())
             .with_css(sets)

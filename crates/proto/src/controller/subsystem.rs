@@ -188,13 +188,14 @@ pub struct HealthCounters {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::controller::testing;
 
     #[test]
     fn mdts_is_a_power_of_two_of_pages() {
         let mut view = testing::subsystem();
-        for (bytes, mdts) in [(0, 4096), (4096, 4096), (8191, 4096), (1 << 20, 1 << 20), ((3 << 20) + 5, 2 << 20)] {
+        for (bytes, mdts) in
+            [(0, 4096), (4096, 4096), (8191, 4096), (1 << 20, 1 << 20), ((3 << 20) + 5, 2 << 20)]
+        {
             view.max_transfer = bytes;
             assert_eq!(view.mdts_bytes(), mdts, "{bytes}");
         }

@@ -1,0 +1,68 @@
+//! The discovery log.
+
+use super::subsystem::DiscoveryContent;
+use longhaul_wire::log::{
+    DISCOVERY_HEADER_LEN, DiscoveryEntry, DiscoveryHeader, PORT_CNTLID_DYNAMIC, SubsystemType, adrfam,
+    eflags, treq, trtype, tsas,
+};
+use longhaul_wire::{Ascii, nqn};
+use std::net::SocketAddr;
+
+/// What a discovery entry leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiscoveryTarget {
+    /// A subsystem with namespaces.
+    Nvm,
+    /// The discovery subsystem that is asked.
+    ThisDiscovery,
+    /// Another discovery subsystem.
+    Referral,
+}
+
+/// An entry of the discovery log for a subsystem that listens on `addr`,
+/// which is an address that hosts can reach (not 0.0.0.0 or ::). `port_id`
+/// tells the listeners of the subsystem apart; `max_admin_entries` is the
+/// largest admin queue, 32 at least.
+pub fn discovery_entry(
+    subnqn: &str,
+    target: DiscoveryTarget,
+    addr: SocketAddr,
+    port_id: u16,
+    max_admin_entries: u16,
+) -> DiscoveryEntry {
+    let discovery = target != DiscoveryTarget::Nvm;
+    DiscoveryEntry {
+        trtype: trtype::TCP,
+        adrfam: if addr.is_ipv4() { adrfam::IPV4 } else { adrfam::IPV6 },
+        subtype: match target {
+            DiscoveryTarget::Nvm => SubsystemType::Nvm,
+            DiscoveryTarget::ThisDiscovery => SubsystemType::CurrentDiscovery,
+            DiscoveryTarget::Referral => SubsystemType::Referral,
+        },
+        treq: treq::SECURE_NOT_REQUIRED | treq::NO_FLOW_CONTROL,
+        portid: port_id,
+        cntlid: PORT_CNTLID_DYNAMIC,
+        //= NVMe Base 2.1, Discovery Log Page Entry: admin queues have room for 32 commands at least
+        asqsz: max_admin_entries.max(32),
+        //= NVMe Base 2.1, Discovery Log Page Entry: EPCSD says that a discovery controller keeps connections open
+        eflags: if discovery { eflags::PERSISTENT } else { 0 },
+        trsvcid: Ascii::new(&addr.port().to_string()),
+        subnqn: nqn::to_field(subnqn),
+        traddr: Ascii::new(&addr.ip().to_string()),
+        tsas: tsas::NONE,
+    }
+}
+
+/// The log page as the host `hostnqn` may see it.
+pub(super) fn log(content: &DiscoveryContent, hostnqn: &str) -> Vec<u8> {
+    //= NVMe Base 2.1, Discovery log page: a host is told only of what it may connect to
+    let seen: Vec<_> = content.records.iter().filter(|record| record.hosts.allows(hostnqn)).collect();
+    let header = DiscoveryHeader { genctr: content.generation, numrec: seen.len() as u64, recfmt: 0 };
+    let mut out = vec![0; DISCOVERY_HEADER_LEN + seen.len() * DiscoveryEntry::LEN];
+    let (head, entries) = out.split_at_mut(DISCOVERY_HEADER_LEN);
+    header.encode_into(head);
+    for (record, slot) in seen.iter().zip(entries.chunks_exact_mut(DiscoveryEntry::LEN)) {
+        record.entry.encode_into(slot);
+    }
+    out
+}

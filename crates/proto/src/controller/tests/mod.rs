@@ -1,0 +1,9 @@
+//! What a controller answers, command by command.
+
+mod admin;
+mod connect;
+mod feature;
+mod identify;
+mod io;
+mod log;
+mod property;
