@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::setup::{Admin, Endpoint};
 use longhaul_wire::log::{
-    DISCOVERY_ENTRY_LEN, DISCOVERY_HEADER_LEN, DiscoveryEntry, DiscoveryHeader, SubsystemType, lid,
+    DISCOVERY_ENTRY_LEN, DISCOVERY_HEADER_LEN, DiscoveryEntry, DiscoveryHeader, SubsystemType, adrfam, lid, trtype,
 };
 use longhaul_wire::nqn::{self, DISCOVERY_NQN};
 use std::sync::Arc;
@@ -43,6 +43,48 @@ pub struct Record {
     pub treq: u8,
     /// Security type ([`longhaul_wire::log::tsas`]).
     pub sectype: u8,
+}
+
+impl Record {
+    /// What it leads to, in a word or two.
+    pub fn kind_name(&self) -> &'static str {
+        match self.kind {
+            SubsystemType::Referral => "referral",
+            SubsystemType::Nvm => "nvme subsystem",
+            SubsystemType::CurrentDiscovery => "current discovery subsystem",
+            SubsystemType::Reserved(_) => "reserved",
+        }
+    }
+
+    /// Its transport.
+    pub fn transport_name(&self) -> &'static str {
+        match self.trtype {
+            trtype::RDMA => "rdma",
+            trtype::FIBRE_CHANNEL => "fc",
+            trtype::TCP => "tcp",
+            trtype::LOOP => "loop",
+            _ => "unknown",
+        }
+    }
+
+    /// Its address family.
+    pub fn family_name(&self) -> &'static str {
+        match self.adrfam {
+            adrfam::IPV4 => "ipv4",
+            adrfam::IPV6 => "ipv6",
+            _ => "unknown",
+        }
+    }
+
+    /// How this initiator names the subsystem, if it can reach it.
+    pub fn uri(&self) -> Option<String> {
+        if self.kind != SubsystemType::Nvm || self.trtype != trtype::TCP {
+            return None;
+        }
+        let Record { traddr, trsvcid, subnqn, .. } = self;
+        let host = if self.adrfam == adrfam::IPV6 { format!("[{traddr}]") } else { traddr.clone() };
+        Some(format!("{}://{host}:{trsvcid}/{subnqn}", crate::SCHEME))
+    }
 }
 
 /// The discovery log of a target.

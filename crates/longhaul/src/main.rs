@@ -1,2 +1,42 @@
-//! The `longhaul` program.
-fn main() {}
+//! The `longhaul` program: arguments in, the libraries of the workspace
+//! above, words and JSON out.
+
+#![forbid(unsafe_code)]
+
+mod cli;
+mod exit;
+mod names;
+mod output;
+mod verbs;
+
+use clap::Parser;
+use cli::{Cli, Verb};
+use exit::{Failure, Outcome};
+use output::Output;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    cli.log();
+    let output = Output::new(cli.json);
+    match run(cli, output) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure { exit, message }) => {
+            output.event("error", serde_json::json!({ "exit": exit as u8, "message": message }));
+            eprintln!("longhaul: {message}");
+            exit.into()
+        }
+    }
+}
+
+fn run(cli: Cli, output: Output) -> Outcome {
+    match cli.verb {
+        Verb::Target(args) => verbs::target::run(args, output),
+        Verb::Discover(args) => verbs::discover::run(&args, output),
+        Verb::Info(args) => verbs::info::run(&args, output),
+        Verb::Bench(args) => verbs::bench::run(args, output),
+        Verb::Dataset(args) => verbs::dataset::run(args, output),
+        Verb::Completions { shell } => verbs::meta::completions(shell),
+        Verb::Man { dir } => verbs::meta::man(dir.as_deref()),
+    }
+}

@@ -1,0 +1,62 @@
+//! Arguments that all verbs share, and the list of verbs.
+
+use crate::verbs;
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use tracing_subscriber::EnvFilter;
+
+/// Storage that is far away: serve it, reach it, measure it.
+#[derive(Debug, Parser)]
+#[command(name = "longhaul", version, max_term_width = 100, propagate_version = true)]
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 partly done, 4 content mismatch, \
+    5 could not reach, 6 refused, 7 timed out, 8 nothing to do.")]
+pub(crate) struct Cli {
+    /// Print NDJSON events on stdout, and what people read on stderr
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    /// Say more on stderr (-v info, -vv debug, -vvv everything)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Serve files, block devices and memory over NVMe/TCP
+    Target(verbs::target::Args),
+    /// List what a target offers
+    Discover(verbs::discover::Args),
+    /// Show a remote namespace and the path to it
+    Info(verbs::info::Args),
+    /// Put load on a device, in fio's words
+    Bench(verbs::bench::Args),
+    /// Make data sets to test with
+    Dataset(verbs::dataset::Args),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write all of them to a directory
+    Man {
+        /// Where to write a page for each verb
+        #[arg(long)]
+        dir: Option<PathBuf>,
+    },
+}
+
+impl Cli {
+    /// Sets up the log on stderr: warnings, or what -v or `LONGHAUL_LOG` say.
+    pub(crate) fn log(&self) {
+        let level = ["warn", "info", "debug", "trace"][usize::from(self.verbose.min(3))];
+        let filter = EnvFilter::try_from_env("LONGHAUL_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_target(false)
+            .init();
+    }
+}

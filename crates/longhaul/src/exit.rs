@@ -1,0 +1,64 @@
+//! Exit codes of the command-line contract.
+
+use longhaul_block::IoError;
+use std::fmt;
+use std::process::ExitCode;
+
+/// How a run ended. The numbers are a promise to scripts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Exit {
+    /// Did not work, for a reason that has no number of its own.
+    Failed = 1,
+    /// The arguments make no sense.
+    Usage = 2,
+    /// Content differs from what was written.
+    Mismatch = 4,
+    /// The far side could not be reached.
+    Unreachable = 5,
+    /// The far side refused.
+    Refused = 6,
+    /// It took too long.
+    TimedOut = 7,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(exit as u8)
+    }
+}
+
+/// An error with the exit code that it ends the program with.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) exit: Exit,
+    pub(crate) message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, message: impl fmt::Display) -> Failure {
+        Failure { exit, message: message.to_string() }
+    }
+
+    pub(crate) fn usage(message: impl fmt::Display) -> Failure {
+        Failure::new(Exit::Usage, message)
+    }
+
+    pub(crate) fn failed(message: impl fmt::Display) -> Failure {
+        Failure::new(Exit::Failed, message)
+    }
+}
+
+impl From<IoError> for Failure {
+    fn from(e: IoError) -> Failure {
+        let exit = match e {
+            IoError::Integrity(_) => Exit::Mismatch,
+            IoError::Unreachable(_) => Exit::Unreachable,
+            _ => Exit::Failed,
+        };
+        Failure::new(exit, e)
+    }
+}
+
+/// What a verb returns.
+pub(crate) type Outcome = Result<(), Failure>;

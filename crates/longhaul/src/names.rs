@@ -1,0 +1,203 @@
+//! What people name: exports, hosts, devices.
+
+use crate::exit::{Exit, Failure};
+use longhaul_block::units::parse_duration;
+use longhaul_block::{BackendSpec, BlockDevice};
+use longhaul_initiator::{Error, Options, RemoteDevice, SCHEME, Uri};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Failure {
+        let exit = match e {
+            Error::Uri(_) => Exit::Usage,
+            Error::Resolve { .. } | Error::Unreachable { .. } | Error::Incompatible { .. } => {
+                Exit::Unreachable
+            }
+            Error::TimedOut { .. } => Exit::TimedOut,
+            Error::Refused { .. } => Exit::Refused,
+            Error::NotFound(_) | Error::Local(_) => Exit::Failed,
+        };
+        Failure::new(exit, e)
+    }
+}
+
+/// `NAME=BACKEND[,option…]`: a namespace to export.
+#[derive(Clone, Debug)]
+pub(crate) struct Export {
+    /// What people call the subsystem.
+    pub(crate) name: String,
+    /// What is behind it.
+    pub(crate) backend: BackendSpec,
+    /// NQN of the subsystem, if it is not to be made from the name.
+    nqn: Option<String>,
+    uuid: Option<Uuid>,
+    text: String,
+}
+
+impl FromStr for Export {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Export, String> {
+        let (name, rest) =
+            s.split_once('=').ok_or("the form is NAME=BACKEND, such as scratch=file:/srv/scratch")?;
+        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if name.is_empty() || !name.chars().all(good) {
+            return Err(format!("'{name}' is no name: letters, digits, '-', '_' and '.' make one"));
+        }
+        // Options of the export itself; all others are the back end's.
+        let (mut nqn, mut uuid) = (None, None);
+        let mut backend = Vec::new();
+        for part in rest.split(',') {
+            if let Some(value) = part.strip_prefix("nqn=") {
+                nqn = Some(value.to_owned());
+            } else if let Some(value) = part.strip_prefix("uuid=") {
+                uuid = Some(value.parse().map_err(|_| format!("uuid={value} is not a UUID"))?);
+            } else {
+                backend.push(part);
+            }
+        }
+        let backend = BackendSpec::parse(&backend.join(",")).map_err(|e| e.to_string())?;
+        Ok(Export { name: name.to_owned(), backend, nqn, uuid, text: rest.to_owned() })
+    }
+}
+
+impl Export {
+    /// The subsystem's NQN: globally unique, since it has the identity of
+    /// this machine in it.
+    pub(crate) fn nqn(&self) -> String {
+        let machine = || machine_id().simple().to_string();
+        self.nqn.clone().unwrap_or_else(|| format!("nqn.2026-11.io.longhaul:{}:{}", machine(), self.name))
+    }
+
+    /// The namespace's UUID: as given, as the device has it, or made from
+    /// where it is, so that it stays the same when the target restarts.
+    /// Memory is another namespace every time, since its content is.
+    pub(crate) fn uuid(&self, device: &dyn BlockDevice) -> Uuid {
+        use longhaul_block::Backend;
+        let made = || match self.backend.backend {
+            Backend::Mem { .. } | Backend::Null { .. } => Uuid::new_v4(),
+            _ => Uuid::new_v5(&machine_id(), format!("{} {}", self.nqn(), self.text).as_bytes()),
+        };
+        self.uuid.or(device.info().uuid).unwrap_or_else(made)
+    }
+}
+
+/// An identity of this machine that does not tell its secret one.
+fn machine_id() -> Uuid {
+    let id = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("longhaul target {}", id.trim()).as_bytes())
+}
+
+/// Options of every verb that reaches a remote device.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct InitiatorArgs {
+    /// Protect PDU headers by CRC32C
+    #[arg(long)]
+    hdr_digest: bool,
+    /// Protect PDU data by CRC32C
+    #[arg(long)]
+    data_digest: bool,
+    /// Entries of each I/O queue
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=4096))]
+    queue_size: Option<u16>,
+    /// Keep-alive time-out (0 switches it off)
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    keep_alive: Option<Duration>,
+    /// How long one step of connecting may take [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    connect_timeout: Option<Duration>,
+    /// NQN that this host calls itself
+    #[arg(long, value_name = "NQN")]
+    hostnqn: Option<String>,
+    /// Congestion control, by the kernel's name (bbr, cubic, …)
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<String>,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+/// Options of the engine.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct EngineArgs {
+    /// I/O engine: uring, epoll or auto
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    engine: longhaul_engine::Kind,
+}
+
+impl EngineArgs {
+    pub(crate) fn config(&self) -> longhaul_engine::Config {
+        longhaul_engine::Config { kind: self.engine, ..longhaul_engine::Config::default() }
+    }
+}
+
+pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
+    parse_duration(text).map_err(|e| e.to_string())
+}
+
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+    longhaul_block::units::parse_size(text).map_err(|e| e.to_string())
+}
+
+impl InitiatorArgs {
+    pub(crate) fn options(&self) -> Options {
+        let defaults = Options::default();
+        Options {
+            hdr_digest: self.hdr_digest,
+            data_digest: self.data_digest,
+            queue_size: self.queue_size.unwrap_or(defaults.queue_size),
+            kato: self.keep_alive.unwrap_or(defaults.kato),
+            connect_timeout: self.connect_timeout.unwrap_or(defaults.connect_timeout),
+            hostnqn: self.hostnqn.clone().unwrap_or(defaults.hostnqn),
+            congestion: self.congestion.clone(),
+            engine: self.engine.config(),
+            ..defaults
+        }
+    }
+
+    /// Connects to a remote namespace.
+    pub(crate) fn connect(&self, uri: &str) -> Result<Arc<RemoteDevice>, Failure> {
+        let uri: Uri = uri.parse().map_err(Error::Uri)?;
+        Ok(RemoteDevice::connect_blocking(&uri, self.options())?)
+    }
+
+    /// Opens what `name` names: a URI, a back end (`mem:1GiB`), or a path.
+    pub(crate) fn open(&self, name: &str) -> Result<Arc<dyn BlockDevice>, Failure> {
+        if name.contains("://") {
+            if !name.starts_with(SCHEME) {
+                let scheme = name.split("://").next().unwrap_or_default();
+                return Err(Failure::usage(format!(
+                    "'{scheme}://' is not a device: use {SCHEME}://HOST/SUBNQN"
+                )));
+            }
+            return Ok(self.connect(name)?);
+        }
+        let spec = match BackendSpec::parse(name) {
+            Ok(spec) => spec,
+            Err(e) if looks_like_backend(name) => return Err(Failure::usage(e)),
+            Err(_) => path_spec(name)?,
+        };
+        spec.open().map_err(Failure::failed)
+    }
+}
+
+fn looks_like_backend(name: &str) -> bool {
+    ["file:", "block:", "mem:", "null:"].iter().any(|kind| name.starts_with(kind))
+}
+
+fn path_spec(name: &str) -> Result<BackendSpec, Failure> {
+    let path = Path::new(name);
+    let kind = match std::fs::metadata(path) {
+        Ok(meta) if meta.file_type().is_block_device() => "block",
+        Ok(_) => "file",
+        Err(e) => {
+            let form = "a device is a path, file:PATH, mem:SIZE, null:SIZE or nvme+tcp://HOST/SUBNQN";
+            return Err(Failure::failed(format!("cannot open '{name}': {e}; {form}")));
+        }
+    };
+    BackendSpec::parse(&format!("{kind}:{}", name.replace(',', ",,"))).map_err(Failure::usage)
+}

@@ -1,0 +1,60 @@
+//! Words for people on stderr, NDJSON events for programs on stdout.
+
+use serde_json::{Map, Value};
+use std::io::{IsTerminal, Write};
+
+/// Where a verb's output goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Output {
+    json: bool,
+}
+
+impl Output {
+    pub(crate) fn new(json: bool) -> Output {
+        Output { json }
+    }
+
+    pub(crate) fn is_json(self) -> bool {
+        self.json
+    }
+
+    /// Whether a live line makes sense.
+    pub(crate) fn is_live(self) -> bool {
+        std::io::stderr().is_terminal()
+    }
+
+    /// One event, if events are wanted.
+    pub(crate) fn event(self, name: &str, fields: Value) {
+        if !self.json {
+            return;
+        }
+        let mut event = Map::new();
+        event.insert("event".into(), name.into());
+        if let Value::Object(fields) = fields {
+            event.extend(fields);
+        }
+        self.raw(&Value::Object(event).to_string());
+    }
+
+    /// A line of the result: to stdout, unless events are wanted there.
+    pub(crate) fn line(self, text: impl std::fmt::Display) {
+        if self.json {
+            eprintln!("{text}");
+        } else {
+            self.raw(&text.to_string());
+        }
+    }
+
+    /// A note for people.
+    pub(crate) fn note(self, text: impl std::fmt::Display) {
+        eprintln!("{text}");
+    }
+
+    /// A reader that has gone (`| head`) ends the program quietly.
+    fn raw(self, text: &str) {
+        let mut out = std::io::stdout().lock();
+        if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
+            std::process::exit(0);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! `longhaul bench`.
+
+use crate::exit::{Exit, Failure, Outcome};
+use crate::names::{InitiatorArgs, parse_bytes, parse_time};
+use crate::output::Output;
+use longhaul_bench::schema::Direction;
+use longhaul_bench::{BenchError, Job, Live, Phase, Results, Rw, Stop, Threads, run as run_load};
+use longhaul_block::IoError;
+use longhaul_block::units::{format_rate, format_size};
+use std::io::Write;
+use std::time::Duration;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A device is nvme+tcp://HOST/SUBNQN[?nsid=N], a path, or file:PATH, block:PATH, mem:SIZE, null:SIZE.
+Writing destroys what is there. With --json, stdout has fio's own JSON layout.
+
+Example:
+  longhaul bench nvme+tcp://dtn1/scratch --rw randread --bs 4k --iodepth 32 --runtime 10s")]
+pub(crate) struct Args {
+    /// The devices; several are loaded at the same time
+    #[arg(value_name = "DEVICE", required = true)]
+    devices: Vec<String>,
+    /// read, write, randread, randwrite, rw or randrw
+    #[arg(long, default_value = "read")]
+    rw: Rw,
+    /// Share of reads in a mixed load, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
+    rwmixread: u8,
+    /// Size of one I/O
+    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = parse_bytes)]
+    bs: u64,
+    /// I/Os under way at a time, for each job
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    iodepth: u32,
+    /// Jobs for each device, a thread and a queue each
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    numjobs: u32,
+    /// Where to begin
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_bytes)]
+    offset: u64,
+    /// How much of the device to use [default: all from the offset]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    size: Option<u64>,
+    /// How long to measure [default: until size is done once]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
+    runtime: Option<Duration>,
+    /// How long to run before measuring
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_seconds)]
+    ramp: Duration,
+    /// Check content: each block carries its address, generation and checksum
+    #[arg(long, value_name = "METHOD", value_parser = ["crc32c"])]
+    verify: Option<String>,
+    /// Decides order, mix and content
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Flush after every N writes
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    fdatasync: u32,
+    /// Flush at the end
+    #[arg(long)]
+    end_fsync: bool,
+    /// One result for all jobs
+    #[arg(long)]
+    group_reporting: bool,
+    /// Name of the load in results
+    #[arg(long, default_value = "longhaul")]
+    name: String,
+    #[command(flatten)]
+    initiator: InitiatorArgs,
+}
+
+/// A time; a number alone is seconds, as in fio.
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    if text.bytes().all(|b| b.is_ascii_digit()) { parse_time(&format!("{text}s")) } else { parse_time(text) }
+}
+
+impl Args {
+    fn job(&self) -> Job {
+        Job {
+            name: self.name.clone(),
+            rw: self.rw,
+            rwmixread: self.rwmixread,
+            bs: self.bs,
+            iodepth: self.iodepth,
+            numjobs: self.numjobs,
+            offset: self.offset,
+            size: self.size,
+            runtime: self.runtime,
+            time_based: self.runtime.is_some(),
+            ramp: self.ramp,
+            verify: self.verify.is_some(),
+            seed: self.seed,
+            fdatasync: self.fdatasync,
+            end_fsync: self.end_fsync,
+        }
+    }
+}
+
+impl From<BenchError> for Failure {
+    fn from(e: BenchError) -> Failure {
+        match e {
+            BenchError::Option(_) => Failure::usage(e),
+            BenchError::Open { source: IoError::Unreachable(_), .. } => Failure::new(Exit::Unreachable, e),
+            e => Failure::failed(e),
+        }
+    }
+}
+
+pub(crate) fn run(args: Args, output: Output) -> Outcome {
+    let devices = args.devices.iter().map(|name| args.initiator.open(name)).collect::<Result<Vec<_>, _>>()?;
+    let stop = Stop::new();
+    stop_on_interrupt(&stop)?;
+    let live = output.is_live();
+    let threads = Threads::Own(args.initiator.engine.config());
+    let mut progress = |now: &Live| {
+        if live {
+            eprint!("\r\x1b[K{}", live_line(now));
+            let _ = std::io::stderr().flush();
+        }
+    };
+    let results = run_load(&devices, &args.job(), &threads, &stop, &mut progress);
+    if live {
+        eprint!("\r\x1b[K");
+    }
+    let results = results?;
+    if output.is_json() {
+        let text =
+            serde_json::to_string_pretty(&results.to_fio(args.group_reporting)).map_err(Failure::failed)?;
+        println!("{text}");
+    } else {
+        print(&results, output);
+    }
+    judge(&results)
+}
+
+fn stop_on_interrupt(stop: &Stop) -> Outcome {
+    let mut signals =
+        signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])
+            .map_err(Failure::failed)?;
+    let stop = stop.clone();
+    std::thread::spawn(move || {
+        let mut signals = signals.forever();
+        if signals.next().is_some() {
+            stop.stop();
+        }
+        // The second one means it.
+        if signals.next().is_some() {
+            std::process::exit(1);
+        }
+    });
+    Ok(())
+}
+
+fn live_line(now: &Live) -> String {
+    let phase = match now.phase {
+        Phase::Ramp => "ramp",
+        Phase::Run => "run",
+        Phase::Drain => "drain",
+        Phase::Verify => "verify",
+    };
+    let rate = |name: &str, rate: &longhaul_bench::Rate| {
+        if rate.iops == 0.0 {
+            return String::new();
+        }
+        let bytes = format_size(rate.bytes_per_second as u64);
+        format!("  {name} {bytes}/s ({}), {:.0} IOPS", format_rate(rate.bytes_per_second * 8.0), rate.iops)
+    };
+    let left = now.remaining.map_or_else(String::new, |left| format!("  {:.0} s left", left.as_secs_f64()));
+    format!(
+        "[{phase} {:.0} s]{}{}{left}",
+        now.elapsed.as_secs_f64(),
+        rate("read", &now.read),
+        rate("write", &now.write)
+    )
+}
+
+fn print(results: &Results, output: Output) {
+    let all = results.to_fio(true);
+    if let Some(job) = all.jobs.first() {
+        line("read", &job.read, output);
+        line("write", &job.write, output);
+    }
+    let verify = results.verify();
+    if results.job.verify {
+        output.line(format_args!(
+            "verify: {} blocks checked, {} faults",
+            verify.checked_blocks,
+            verify.faults()
+        ));
+    }
+    if let Some(job) = all.jobs.first() {
+        output.line(format_args!("cpu: {:.1} % user, {:.1} % system", job.usr_cpu, job.sys_cpu));
+    }
+}
+
+fn line(name: &str, stats: &Direction, output: Output) {
+    if stats.total_ios == 0 {
+        return;
+    }
+    let rate = stats.bw_bytes as f64;
+    let percentile = |p: &str| {
+        let found = stats.clat_ns.percentile.0.iter().find(|(name, _)| name == p);
+        found.map_or(0.0, |(_, ns)| *ns as f64)
+    };
+    output.line(format_args!(
+        "{name}: {}/s ({}), {:.0} IOPS, {} I/Os, latency mean {} p50 {} p99 {} max {}",
+        format_size(rate as u64),
+        format_rate(rate * 8.0),
+        stats.iops,
+        stats.total_ios,
+        micros(stats.clat_ns.mean),
+        micros(percentile("50.000000")),
+        micros(percentile("99.000000")),
+        micros(stats.clat_ns.max as f64),
+    ));
+}
+
+fn micros(ns: f64) -> String {
+    if ns < 1e6 { format!("{:.1} µs", ns / 1e3) } else { format!("{:.2} ms", ns / 1e6) }
+}
+
+fn judge(results: &Results) -> Outcome {
+    let verify = results.verify();
+    for fault in &verify.first {
+        eprintln!("longhaul: {fault}");
+    }
+    if verify.faults() > 0 {
+        return Err(Failure::new(
+            Exit::Mismatch,
+            format_args!("{} blocks have wrong content", verify.faults()),
+        ));
+    }
+    if let Some(e) = results.error() {
+        return Err(e.clone().into());
+    }
+    Ok(())
+}

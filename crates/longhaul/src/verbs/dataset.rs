@@ -1,0 +1,74 @@
+//! `longhaul dataset`.
+
+use crate::exit::{Failure, Outcome};
+use crate::names::parse_bytes;
+use crate::output::Output;
+use indicatif::{ProgressBar, ProgressStyle};
+use longhaul_block::units::format_size;
+use longhaul_transfer::dataset::{DatasetSpec, Scale, make};
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: DatasetVerb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum DatasetVerb {
+    /// Make a data set in a directory
+    Make(Make),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Data sets:
+  real    59,589 files, 1 TB: log-normal sizes, as production transfers have them
+          (median 1 MB and sigma 2.38 are assumptions: the source gives no numbers)
+  big     the same bytes in 128 equal files
+  l380    19,260 files in 211 directories, 4.4 TB (its sigma of 2 is an assumption)
+  small   files of 4 KiB
+  equal   equal files, of --scale bytes in all
+The content does not compress, and is the same for the same seed. A smaller scale has fewer files,
+never smaller ones.")]
+pub(crate) struct Make {
+    /// real, big, l380, small or equal
+    name: String,
+    /// Where to make it; the directory must be empty or not exist
+    dir: PathBuf,
+    /// Bytes in all
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    scale: Option<u64>,
+    /// Files in all
+    #[arg(long, value_name = "N")]
+    files: Option<u64>,
+    /// Decides sizes, names and content
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+}
+
+pub(crate) fn run(args: Args, output: Output) -> Outcome {
+    let DatasetVerb::Make(args) = args.verb;
+    let scale = Scale { files: args.files, bytes: args.scale };
+    let mut spec = DatasetSpec::parse(&args.name, scale).map_err(Failure::usage)?;
+    spec.seed = args.seed;
+    let plan = spec.plan();
+    let bar = if output.is_live() { ProgressBar::new(plan.bytes()) } else { ProgressBar::hidden() };
+    let style = "{bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec} ETA {eta} {msg}";
+    bar.set_style(ProgressStyle::with_template(style).map_err(Failure::failed)?);
+    let began = Instant::now();
+    make(&args.dir, &plan, &|now| {
+        bar.set_position(now.bytes);
+        bar.set_message(format!("{}/{} files", now.files, now.files_total));
+    })
+    .map_err(Failure::failed)?;
+    bar.finish_and_clear();
+    let seconds = began.elapsed().as_secs_f64();
+    let (files, bytes) = (plan.files.len(), plan.bytes());
+    output.event("summary", json!({ "name": args.name, "files": files, "bytes": bytes, "seconds": seconds }));
+    let dir = args.dir.display();
+    output.line(format_args!("{files} files, {} in {dir} ({seconds:.1} s)", format_size(bytes)));
+    Ok(())
+}

@@ -1,0 +1,8 @@
+//! The verbs: a module each.
+
+pub(crate) mod bench;
+pub(crate) mod dataset;
+pub(crate) mod discover;
+pub(crate) mod info;
+pub(crate) mod meta;
+pub(crate) mod target;

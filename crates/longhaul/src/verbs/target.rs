@@ -1,0 +1,167 @@
+//! `longhaul target`.
+
+use crate::exit::{Exit, Failure, Outcome};
+use crate::names::{EngineArgs, Export, parse_bytes};
+use crate::output::Output;
+use longhaul_target::{Config, Error, HostAccess, Target, is_loopback};
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::net::SocketAddr;
+
+/// Port of discovery controllers.
+const DISCOVERY_PORT: u16 = 8009;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Back ends:
+  file:PATH[,size=10GiB]   a file, made sparse if it does not exist
+  block:/dev/…             a block device
+  mem:SIZE                 memory
+  null:SIZE                reads zeroes, forgets writes
+Options after a back end: ro, block=512|4096, delay=TIME, error=SHARE, uuid=UUID, nqn=NQN.
+The same NAME again adds a namespace to the same subsystem.
+
+SIGHUP looks at the sizes again and tells hosts; SIGTERM lets I/O end, flushes, and exits 0.
+
+Example:
+  longhaul target --listen 0.0.0.0:4420 --export scratch=file:/srv/scratch,size=100GiB")]
+pub(crate) struct Args {
+    /// Address and port to serve on; several make several ports
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:4420")]
+    listen: Vec<SocketAddr>,
+    /// What to serve, and as what
+    #[arg(long, value_name = "NAME=BACKEND", required = true)]
+    export: Vec<Export>,
+    /// Where to serve discovery besides: ADDR:PORT, or none [default: port 8009 of the first
+    /// --listen address, if it is free]
+    #[arg(long, value_name = "ADDR:PORT")]
+    discovery: Option<String>,
+    /// Data of a write that may come with its command, without a second round trip
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_bytes)]
+    in_capsule: u64,
+    /// Bound of the memory in use
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
+    memory: u64,
+    /// Threads [default: one for each processor, at most 8]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Let only this host in; may be given again
+    #[arg(long, value_name = "HOSTNQN")]
+    allow_host: Vec<String>,
+    /// Do not grant header digests
+    #[arg(long)]
+    no_hdr_digest: bool,
+    /// Do not grant data digests
+    #[arg(long)]
+    no_data_digest: bool,
+    /// I/O queues of one controller
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
+    max_queues: u16,
+    /// Entries of a queue
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(2..=4096))]
+    max_queue_size: u16,
+    /// Congestion control, by the kernel's name (bbr, cubic, …)
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<String>,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+impl Args {
+    fn config(&self) -> Result<Config, Failure> {
+        let number = |what: &str, value: u64| {
+            usize::try_from(value)
+                .map_err(|_| Failure::usage(format!("{what} of {value} bytes is too large")))
+        };
+        let discovery = match self.discovery.as_deref() {
+            None => Some(SocketAddr::new(self.listen[0].ip(), DISCOVERY_PORT)),
+            Some("none") => None,
+            Some(text) => Some(text.parse().map_err(|_| {
+                Failure::usage(format!("--discovery '{text}' is neither ADDR:PORT nor none"))
+            })?),
+        };
+        let defaults = Config::default();
+        let hosts = match &self.allow_host[..] {
+            [] => HostAccess::Any,
+            hosts => HostAccess::Only(hosts.iter().cloned().collect()),
+        };
+        Ok(Config {
+            listen: self.listen.clone(),
+            discovery,
+            in_capsule: number("--in-capsule", self.in_capsule)?.try_into().unwrap_or(u32::MAX),
+            memory: number("--memory", self.memory)?,
+            threads: self.threads.unwrap_or(defaults.threads),
+            engine: self.engine.config(),
+            congestion: self.congestion.clone(),
+            hdr_digest: !self.no_hdr_digest,
+            data_digest: !self.no_data_digest,
+            hosts,
+            max_queues: self.max_queues,
+            max_queue_size: self.max_queue_size,
+        })
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Failure {
+        let exit = if matches!(e, Error::Config(_)) { Exit::Usage } else { Exit::Failed };
+        Failure::new(exit, e)
+    }
+}
+
+pub(crate) fn run(args: Args, output: Output) -> Outcome {
+    // From here on a signal is an event, also before all is ready.
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(Failure::failed)?;
+    let target = {
+        // Devices first: nobody is to find a target without its exports.
+        let mut devices = Vec::new();
+        for export in &args.export {
+            let device =
+                export.backend.open().map_err(|e| Failure::failed(format!("{}: {e}", export.name)))?;
+            devices.push((export, device));
+        }
+        let target = Target::start(args.config()?)?;
+        let mut exports = Vec::new();
+        for (export, device) in devices {
+            let (nqn, uuid) = (export.nqn(), export.uuid(&*device));
+            let info = device.info();
+            let nsid = target.export(&nqn, &export.name, device, uuid)?;
+            let uri = format!("nvme+tcp://{}/{nqn}?nsid={nsid}", target.addresses()[0]);
+            exports.push(json!({
+                "name": export.name, "nqn": nqn, "nsid": nsid, "uri": uri, "uuid": uuid.to_string(),
+                "size": info.size, "block_size": info.block_size,
+            }));
+        }
+        ready(&target, &exports, output);
+        target
+    };
+    for addr in target.addresses().iter().filter(|addr| !is_loopback(addr)) {
+        tracing::warn!(
+            "{addr} is reached from other machines, and nothing is encrypted: use a trusted network"
+        );
+    }
+    for signal in signals.forever() {
+        if signal != SIGHUP {
+            break;
+        }
+        for (name, nsid, info) in target.refresh() {
+            output.event("resized", json!({ "name": name, "nsid": nsid, "size": info.size }));
+            output.note(format_args!("{name}: namespace {nsid} has {} bytes now", info.size));
+        }
+    }
+    output.event("stopping", json!({}));
+    let clean = target.stop();
+    output.event("summary", json!({ "clean": clean }));
+    if clean { Ok(()) } else { Err(Failure::failed("not everything could be made durable; see above")) }
+}
+
+fn ready(target: &Target, exports: &[Value], output: Output) {
+    let listen: Vec<_> = target.addresses().iter().map(ToString::to_string).collect();
+    let discovery = target.discovery_address().map(|addr| addr.to_string());
+    output.event("ready", json!({ "listen": listen, "discovery": discovery, "exports": exports }));
+    if !output.is_json() {
+        let uris: Vec<_> = exports.iter().filter_map(|e| e["uri"].as_str()).collect();
+        output.line(format_args!("ready {}", uris.join(" ")));
+    }
+}
