@@ -1,0 +1,226 @@
+//! A TCP relay in this process that makes the way to its target longer.
+//!
+//! It accepts connections, connects on to the target, and hands every byte
+//! over one delay after it came, each way. Its own end of each connection is
+//! near, so TCP sees no distance: what is emulated is an ideal long link with
+//! room for everything in flight, and what an application loses on it is the
+//! application's own waiting. (Congestion, loss and windows of real TCP over
+//! distance need emulated links between network namespaces.)
+//!
+//! Connecting takes no time through a relay, so a connection carries its first
+//! byte as much later as its handshake would have taken: one round trip from
+//! the side that connects, one and a half from the other.
+//!
+//! Invariants:
+//! - bytes leave in the order they came, and none before its time;
+//! - memory is bounded: by [`Link::memory`] in all and [`MIN_CHUNK`] for each
+//!   direction besides; beyond that the sender is held back by TCP;
+//! - one direction never takes more than is left for all others, and each can
+//!   always move [`MIN_CHUNK`], so that no connection stops another for good;
+//! - the end of a stream is delayed like its bytes, each direction by itself.
+
+mod pipe;
+
+use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
+use longhaul_engine::{BufPool, Config, Task, Thread, sleep_until, spawn};
+use pipe::{End, Pipe};
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+pub use pipe::{MAX_CHUNK, MIN_CHUNK};
+
+/// Pause after a failed accept (no descriptors left, say), so that a lasting
+/// failure does not burn a core.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// Connections after which those that have ended are looked for, at least.
+const SWEEP: usize = 64;
+
+/// What the link is like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// One-way delay, in each direction.
+    pub delay: Duration,
+    /// Bits per second in each direction, all connections together; no limit
+    /// if `None`.
+    pub rate: Option<u64>,
+    /// Bytes in flight at most, all connections together.
+    pub memory: usize,
+}
+
+impl Link {
+    /// Room for bytes in flight unless told otherwise: 20 Gb/s at 100 ms.
+    pub const MEMORY: usize = 256 << 20;
+
+    /// A link of this round-trip time, without a limit of rate.
+    pub fn round_trip(time: Duration) -> Link {
+        Link { delay: time / 2, rate: None, memory: Link::MEMORY }
+    }
+}
+
+/// What went through so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RelayStats {
+    /// Connections accepted.
+    pub connections: u64,
+    /// Bytes handed on to the target.
+    pub forward_bytes: u64,
+    /// Bytes handed back.
+    pub back_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    connections: AtomicU64,
+    forward: AtomicU64,
+    back: AtomicU64,
+}
+
+/// A relay at work, on an engine thread of its own. Dropping it closes all of
+/// its connections.
+#[derive(Debug)]
+pub struct Relay {
+    local: SocketAddr,
+    counters: Arc<Counters>,
+    _thread: Thread,
+}
+
+impl Relay {
+    /// Listens on `listen` (port 0: any free one) and leads to `target`.
+    ///
+    /// # Errors
+    /// The address cannot be listened on, or there is no thread or engine.
+    pub fn start(listen: SocketAddr, target: SocketAddr, link: Link) -> io::Result<Relay> {
+        Relay::start_with(&Config::default(), listen, target, link)
+    }
+
+    /// As [`start`](Self::start), with settings for its engine.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_with(
+        config: &Config,
+        listen: SocketAddr,
+        target: SocketAddr,
+        link: Link,
+    ) -> io::Result<Relay> {
+        let listener = TcpListener::bind_std(listen)?;
+        let local = listener.local_addr()?;
+        let counters = Arc::new(Counters::default());
+        let thread = Thread::start("relay", config.clone())?;
+        let count = Arc::clone(&counters);
+        let (ready, started) = std::sync::mpsc::channel();
+        // The task runs until its thread ends; nobody waits for its result.
+        drop(thread.handle().spawn(move || async move {
+            let listener = match TcpListener::from_std(listener) {
+                Ok(listener) => listener,
+                Err(e) => return drop(ready.send(Err(e))),
+            };
+            if ready.send(Ok(())).is_ok() {
+                Rc::new(Shared::new(target, link, count)).accept(listener).await;
+            }
+        }));
+        started.recv().unwrap_or_else(|_| Err(io::Error::other("the relay's thread ended")))?;
+        Ok(Relay { local, counters, _thread: thread })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// What went through so far.
+    pub fn stats(&self) -> RelayStats {
+        RelayStats {
+            connections: self.counters.connections.load(Relaxed),
+            forward_bytes: self.counters.forward.load(Relaxed),
+            back_bytes: self.counters.back.load(Relaxed),
+        }
+    }
+}
+
+/// What the connections of a relay share.
+struct Shared {
+    target: SocketAddr,
+    link: Link,
+    pool: BufPool,
+    forward: Rc<pipe::Lane>,
+    back: Rc<pipe::Lane>,
+    counters: Arc<Counters>,
+}
+
+impl Shared {
+    fn new(target: SocketAddr, link: Link, counters: Arc<Counters>) -> Shared {
+        let lane = || Rc::new(pipe::Lane::new(link.delay, link.rate));
+        Shared { target, pool: BufPool::new(link.memory), forward: lane(), back: lane(), counters, link }
+    }
+
+    async fn accept(self: Rc<Shared>, listener: TcpListener) {
+        // Held here, so that they end with the relay: a task that waits for
+        // another one of its connection would be kept alive by its own queue.
+        let mut served: Vec<Task<()>> = Vec::new();
+        let mut sweep = SWEEP;
+        loop {
+            if served.len() >= sweep {
+                served.retain(|task| !task.is_finished());
+                sweep = SWEEP.max(2 * served.len());
+            }
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    self.counters.connections.fetch_add(1, Relaxed);
+                    served.push(spawn(Rc::clone(&self).serve(stream, Instant::now())));
+                }
+                Err(e) => {
+                    tracing::warn!("relay: cannot accept: {e}");
+                    longhaul_engine::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// One connection, from beginning to end.
+    async fn serve(self: Rc<Shared>, near: std::net::TcpStream, accepted: Instant) {
+        let options = SocketOptions::default();
+        let near = match TcpStream::from_std(near, &options) {
+            Ok(near) => Rc::new(near),
+            Err(e) => return tracing::warn!("relay: cannot take a connection: {e}"),
+        };
+        let far = TcpStream::connect(self.target, &options).await;
+        let handshake = accepted + 2 * self.link.delay;
+        let far = match far {
+            Ok(far) => Rc::new(far),
+            Err(e) => {
+                tracing::warn!("relay: cannot connect to {}: {e}", self.target);
+                return sleep_until(handshake).await;
+            }
+        };
+        let pipe = |from: &Rc<TcpStream>, to: &Rc<TcpStream>, lane: &Rc<pipe::Lane>| {
+            Pipe::new(Rc::clone(from), Rc::clone(to), self.pool.clone(), Rc::clone(lane))
+        };
+        let there = pipe(&near, &far, &self.forward);
+        let back = pipe(&far, &near, &self.back);
+        let (near_end, far_end) = (Rc::clone(&near), Rc::clone(&far));
+        let this = Rc::clone(&self);
+        let forward = spawn(async move {
+            let end = there.run(handshake, &this.counters.forward).await;
+            cut(end, &near_end, &far_end);
+        });
+        let end = back.run(handshake + self.link.delay, &self.counters.back).await;
+        cut(end, &near, &far);
+        forward.await;
+    }
+}
+
+/// After a failure neither direction has a use any more.
+fn cut(end: End, near: &TcpStream, far: &TcpStream) {
+    if end == End::Broken {
+        for stream in [near, far] {
+            // It fails on a connection that is gone already, as it should be.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
