@@ -3,8 +3,10 @@
 //! A [`BlockDevice`] is what every part of Longhaul stores blocks on and
 //! takes blocks from. It is shared by threads; to do I/O, each thread opens
 //! its own [`BlockIo`] on it, so that nothing on the data path is locked.
-//! Filters (delay, error, …) are devices that wrap a device.
+//! Filters (delay, error, …) are devices that wrap a device. [`Blocking`] is
+//! the short way for code that runs on no engine.
 
+mod blocking;
 mod device;
 mod file;
 pub mod filter;
@@ -15,6 +17,7 @@ mod spec;
 mod testing;
 pub mod units;
 
+pub use blocking::Blocking;
 pub use device::{
     BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
 };

@@ -4,8 +4,47 @@
 //! [`RemoteDevice::connect`] brings a controller up; its admin queue is
 //! served by one thread of the process. Each engine thread that opens the
 //! device gets an I/O queue, a connection, of its own, so that nothing on the
-//! data path is shared. ([`open`] is the short way for code without an
-//! engine.)
+//! data path is shared.
+//!
+//! [`open`] and [`Blocking`](longhaul_block::Blocking) are the short way for
+//! code that runs on no engine (the example `remote_disk` is a whole program):
+//!
+//! ```no_run
+//! use longhaul_block::Blocking;
+//!
+//! let disk = Blocking::open(longhaul_initiator::open("nvme+tcp://dtn1.example.org/scratch")?)?;
+//! let mut block = vec![0; disk.info().block_size as usize];
+//! disk.read_at(&mut block, 0)?;
+//! block[0] ^= 1;
+//! disk.write_at(&block, 0)?;
+//! disk.flush()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! On an engine thread any number of operations are under way at a time, and
+//! buffers are handed over, not copied:
+//!
+//! ```no_run
+//! use longhaul_block::{BlockDevice, WriteFlags};
+//! use longhaul_engine::{Buf, BufMut, Config, Engine};
+//! use longhaul_initiator::{Options, RemoteDevice};
+//!
+//! Engine::new(&Config::default())?.block_on(async {
+//!     let uri = "nvme+tcp://dtn1.example.org/scratch".parse()?;
+//!     let device = RemoteDevice::connect(&uri, Options::default()).await?;
+//!     let io = device.open().await?;
+//!     let first = io.write(0, Buf::copy_of(&[1; 4096]), WriteFlags::default());
+//!     let second = io.write(4096, Buf::copy_of(&[2; 4096]), WriteFlags::default());
+//!     first.await?;
+//!     second.await?;
+//!     io.flush().await?;
+//!     let both = io.read(0, BufMut::zeroed(8192)).await?;
+//!     assert_eq!(both[4095..4097], [1, 2]);
+//!     device.close().await;
+//!     Ok::<(), Box<dyn std::error::Error>>(())
+//! })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![forbid(unsafe_code)]
 
