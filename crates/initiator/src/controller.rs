@@ -240,22 +240,25 @@ impl Controller {
     }
 
     /// Connects an I/O queue on the calling engine thread.
-    pub(crate) async fn open_queue(self: &Arc<Self>) -> Result<IoQueue> {
+    pub(crate) async fn open_queue(self: &Arc<Self>) -> Result<Queue> {
         let qid = self.take_qid()?;
         let lease = Lease { controller: Arc::clone(self), qid };
-        let entries = self.entries();
         let in_capsule = u32::try_from(self.info.in_capsule).unwrap_or(u32::MAX);
-        let config = host_config(&self.options, entries, Some(in_capsule));
         let prepared = self.lock().prepared.pop();
-        let prepared = match prepared {
-            Some(prepared) => prepared,
-            None => Prepared::open(&self.endpoint, &self.options, config).await?,
+        let early = match prepared {
+            Some(prepared) => Some(self.connect_queue(prepared, qid, in_capsule).await),
+            None => None,
         };
-        let queue = prepared.serve(&self.traffic)?;
-        queue.set_in_capsule(in_capsule);
-        let cntlid = Some(self.info.cntlid);
-        connect(&self.endpoint, &self.options, &queue, &self.info.subnqn, qid, entries - 1, cntlid).await?;
-        let queue = Rc::new(queue);
+        let queue = match early {
+            // A target does not wait for Connect for ever: one that came too
+            // late for the connection that was prepared begins again.
+            None | Some(Err(Error::Unreachable { .. })) => {
+                let config = host_config(&self.options, self.entries(), Some(in_capsule));
+                let fresh = Prepared::open(&self.endpoint, &self.options, config).await?;
+                self.connect_queue(fresh, qid, in_capsule).await?
+            }
+            Some(result) => result?,
+        };
         let (tx, lost) = oneshot::channel();
         {
             let mut state = self.lock();
@@ -266,13 +269,21 @@ impl Controller {
             state.watchers.push(tx);
         }
         let weak = queue.downgrade();
-        spawn(async move {
+        let watch = spawn(async move {
             if let Ok(reason) = lost.await {
                 weak.fail(IoError::Unreachable(reason));
             }
-        })
-        .detach();
-        Ok(IoQueue { queue, _lease: lease })
+        });
+        queue.keep((lease, watch));
+        Ok(queue)
+    }
+
+    async fn connect_queue(&self, prepared: Prepared, qid: u16, in_capsule: u32) -> Result<Queue> {
+        let queue = prepared.serve(&self.traffic)?;
+        queue.set_in_capsule(in_capsule);
+        let (nqn, sqsize) = (&self.info.subnqn, self.entries() - 1);
+        connect(&self.endpoint, &self.options, &queue, nqn, qid, sqsize, Some(self.info.cntlid)).await?;
+        Ok(queue)
     }
 
     async fn ask<T>(&self, make: impl FnOnce(oneshot::Sender<Result<T>>) -> Request) -> Result<T> {
@@ -307,13 +318,7 @@ impl Controller {
     }
 }
 
-/// An I/O queue with its identifier.
-pub(crate) struct IoQueue {
-    pub(crate) queue: Rc<Queue>,
-    _lease: Lease,
-}
-
-/// Gives a queue identifier back.
+/// Keeps the controller, and gives a queue identifier back.
 struct Lease {
     controller: Arc<Controller>,
     qid: u16,

@@ -1,10 +1,10 @@
 //! A remote namespace as a block device.
 
-use crate::controller::{Controller, ControllerEvent, ControllerInfo, IoQueue, NamespaceInfo, service};
+use crate::controller::{Controller, ControllerEvent, ControllerInfo, NamespaceInfo, service};
 use crate::discover::find_subsystem;
 use crate::error::{Error, Result, io_error};
 use crate::options::Options;
-use crate::queue::{Data, Done};
+use crate::queue::{Data, Done, Queue};
 use crate::setup::Endpoint;
 use crate::uri::Uri;
 use futures_channel::mpsc;
@@ -197,7 +197,7 @@ impl BlockDevice for RemoteDevice {
 
 /// A remote namespace opened on one thread.
 struct RemoteIo {
-    queue: Rc<IoQueue>,
+    queue: Rc<Queue>,
     nsid: u32,
     /// Logical block size as a power of two.
     shift: u32,
@@ -219,7 +219,7 @@ impl RemoteIo {
         let len = dst.len();
         let rw = ReadWrite::new(self.lba(offset), self.lba(len as u64) as u32);
         let sqe = rw.to_sqe(io::READ, self.nsid);
-        let pending = self.queue.queue.submit(sqe, Data::Read(Memory::Buf(dst)));
+        let pending = self.queue.submit(sqe, Data::Read(Memory::Buf(dst)));
         async move {
             let done = pending.await?;
             check(&done)?;
@@ -234,12 +234,12 @@ impl RemoteIo {
         let mut rw = ReadWrite::new(self.lba(offset), self.lba(src.len() as u64) as u32);
         rw.fua = fua;
         let sqe = rw.to_sqe(io::WRITE, self.nsid);
-        let pending = self.queue.queue.submit(sqe, Data::Write(Memory::Shared(src)));
+        let pending = self.queue.submit(sqe, Data::Write(Memory::Shared(src)));
         async move { check(&pending.await?) }
     }
 
     fn command(&self, sqe: Sqe, data: Data) -> impl Future<Output = IoResult<()>> + use<> {
-        let pending = self.queue.queue.submit(sqe, data);
+        let pending = self.queue.submit(sqe, data);
         async move { check(&pending.await?) }
     }
 }

@@ -15,6 +15,7 @@ use longhaul_proto::transport::Batch;
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::Cqe;
 use longhaul_wire::digest::crc32c;
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -139,6 +140,8 @@ struct Inner {
     closing: Cell<bool>,
     /// Something came from the controller since the keep-alive timer looked.
     traffic: Arc<AtomicBool>,
+    /// Dropped when the connection ends; see [`Queue::keep`].
+    kept: RefCell<Option<Box<dyn Any>>>,
 }
 
 /// A queue. Dropping it ends the connection once all commands are done.
@@ -157,6 +160,7 @@ impl Queue {
             ended: RefCell::default(),
             closing: Cell::new(false),
             traffic,
+            kept: RefCell::default(),
         });
 
         let (rx, tx) = (Rc::clone(&inner), Rc::clone(&inner));
@@ -192,9 +196,12 @@ impl Queue {
         Pending(call)
     }
 
-    /// Why the connection has ended, if it has.
-    pub(crate) fn ended(&self) -> Option<IoError> {
-        self.inner.ended.borrow().clone()
+    /// Keeps `what` for as long as the connection lives: longer than this
+    /// handle, if commands are under way.
+    pub(crate) fn keep(&self, what: impl Any) {
+        if self.inner.ended.borrow().is_none() {
+            *self.inner.kept.borrow_mut() = Some(Box::new(what));
+        }
     }
 
     /// In-capsule data that the controller takes, in bytes.
@@ -206,11 +213,6 @@ impl Queue {
     pub(crate) fn digests(&self) -> (bool, bool) {
         let params = self.inner.shared.queue.borrow().params();
         (params.header_digest, params.data_digest)
-    }
-
-    /// Ends the connection now; commands under way fail with `reason`.
-    pub(crate) fn fail(&self, reason: IoError) {
-        self.inner.end(reason);
     }
 
     /// The same queue, for a task that must not keep it open.
@@ -228,7 +230,7 @@ impl Queue {
 pub(crate) struct WeakQueue(std::rc::Weak<Inner>);
 
 impl WeakQueue {
-    /// As [`Queue::fail`].
+    /// Ends the connection now; commands under way fail with `reason`.
     pub(crate) fn fail(&self, reason: IoError) {
         if let Some(inner) = self.0.upgrade() {
             inner.end(reason);
@@ -288,6 +290,8 @@ impl Inner {
         }
         self.shared.end();
         let _ = self.shared.stream.shutdown(std::net::Shutdown::Read);
+        let kept = self.kept.borrow_mut().take();
+        drop(kept);
     }
 
     fn close_if_done(&self) {

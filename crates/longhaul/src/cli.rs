@@ -33,6 +33,8 @@ pub(crate) enum Verb {
     Info(verbs::info::Args),
     /// Put load on a device, in fio's words
     Bench(verbs::bench::Args),
+    /// Show the whole thing at work on this machine
+    Demo(verbs::demo::Args),
     /// Make data sets to test with
     Dataset(verbs::dataset::Args),
     /// Print a completion script for a shell

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod dataset;
+pub(crate) mod demo;
 pub(crate) mod discover;
 pub(crate) mod info;
 pub(crate) mod meta;

@@ -1,0 +1,139 @@
+//! The files to copy.
+
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+use longhaul_transfer::dataset::{DatasetSpec, Scale, make};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Size of a piece: what one command carries.
+pub(super) const PIECE: u64 = 1 << 20;
+/// Namespaces are whole blocks of this size.
+const ALIGN: u64 = 4096;
+
+/// A file and its size when it was found.
+#[derive(Clone, Debug)]
+pub(super) struct File {
+    pub(super) path: PathBuf,
+    pub(super) size: u64,
+}
+
+/// Files of a directory, possibly a temporary one that goes with this.
+pub(super) struct Source {
+    pub(super) dir: PathBuf,
+    pub(super) files: Vec<File>,
+    temporary: bool,
+}
+
+/// A piece of a file, and where it lies on which device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    /// Index of the file.
+    pub(super) file: usize,
+    /// First byte in the file, and how many.
+    pub(super) at: u64,
+    pub(super) len: usize,
+    /// The device, and the first byte there.
+    pub(super) device: usize,
+    pub(super) offset: u64,
+}
+
+impl Piece {
+    /// Length on the device: whole blocks.
+    pub(super) fn stored(&self) -> usize {
+        self.len.next_multiple_of(ALIGN as usize)
+    }
+}
+
+impl Source {
+    /// The regular files below a directory.
+    pub(super) fn of(dir: &Path) -> Result<Source, Failure> {
+        let mut source = Source { dir: dir.to_owned(), files: Vec::new(), temporary: false };
+        source.scan(dir)?;
+        source.files.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(source)
+    }
+
+    fn scan(&mut self, dir: &Path) -> Result<(), Failure> {
+        let fail =
+            |path: &Path, e: std::io::Error| Failure::failed(format!("cannot read {}: {e}", path.display()));
+        for entry in fs::read_dir(dir).map_err(|e| fail(dir, e))? {
+            let entry = entry.map_err(|e| fail(dir, e))?;
+            let path = entry.path();
+            let meta = fs::symlink_metadata(&path).map_err(|e| fail(&path, e))?;
+            if meta.is_dir() {
+                self.scan(&path)?;
+            } else if meta.is_file() {
+                self.files.push(File { path, size: meta.len() });
+            }
+        }
+        Ok(())
+    }
+
+    /// A data set of about `bytes` in a new temporary directory, with the
+    /// sizes of files of production transfers.
+    pub(super) fn make(bytes: u64, output: Output) -> Result<Source, Failure> {
+        let dir = std::env::temp_dir().join(format!("longhaul-demo-{}", std::process::id()));
+        fs::create_dir(&dir).map_err(|e| Failure::failed(format!("cannot make {}: {e}", dir.display())))?;
+        // From here on the directory goes with this, also on Ctrl-C.
+        let mut source = Source { dir: dir.clone(), files: Vec::new(), temporary: true };
+        remove_on_signal(dir.clone())?;
+        let spec = DatasetSpec::parse("real", Scale::bytes(bytes)).map_err(Failure::usage)?;
+        output.note("making a data set");
+        make(&dir, &spec.plan(), &|_| {}).map_err(Failure::failed)?;
+        source.scan(&dir)?;
+        source.files.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(source)
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.size).sum()
+    }
+
+    /// The pieces of all files, one after the other on devices in turn.
+    pub(super) fn pieces(&self, devices: usize) -> Vec<Piece> {
+        let mut ends = vec![0; devices];
+        let mut pieces = Vec::new();
+        for (file, f) in self.files.iter().enumerate() {
+            let mut at = 0;
+            while at < f.size {
+                let len = (f.size - at).min(PIECE) as usize;
+                let device = pieces.len() % devices;
+                let piece = Piece { file, at, len, device, offset: ends[device] };
+                ends[device] += piece.stored() as u64;
+                pieces.push(piece);
+                at += len as u64;
+            }
+        }
+        pieces
+    }
+
+    /// Bytes that each of so many devices needs.
+    pub(super) fn space_for_each(&self, devices: usize) -> u64 {
+        let pieces = self.pieces(devices);
+        let end = pieces.iter().map(|piece| piece.offset + piece.stored() as u64).max();
+        end.unwrap_or(0).max(ALIGN)
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        if self.temporary {
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+/// Cleans up before the program ends on a signal.
+fn remove_on_signal(dir: PathBuf) -> Result<(), Failure> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let mut signals =
+        signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(Failure::failed)?;
+    std::thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            let _ = fs::remove_dir_all(&dir);
+            std::process::exit(Exit::Failed as i32);
+        }
+    });
+    Ok(())
+}
