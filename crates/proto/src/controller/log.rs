@@ -275,5 +275,15 @@ fn ana(nvm: &NvmContent, groups_only: bool) -> Option<Vec<u8>> {
             group.nsids.push(ns.nsid);
         }
     }
-    Some(encode_ana(&AnaLog { change_count, groups: groups.into_values().collect() }))
+    let mut page = encode_ana(&AnaLog { change_count, groups: groups.into_values().collect() });
+    // Hosts size the page by Identify (NANAGRPID groups, MNAN namespaces) and
+    // read all of that in pieces: it must not end before.
+    page.resize(page.len().max(ana_len(nvm)), 0);
+    Some(page)
+}
+
+/// The longest that the ANA log can get, in bytes: a header, and for each
+/// namespace at most a group descriptor and an NSID.
+fn ana_len(nvm: &NvmContent) -> usize {
+    16 + nvm.max_nsid as usize * (32 + 4)
 }

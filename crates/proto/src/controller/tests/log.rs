@@ -156,6 +156,17 @@ fn firmware_and_effects() {
 }
 
 #[test]
+fn the_ana_page_is_as_long_as_hosts_compute_from_identify() {
+    let mut rig = Rig::ready();
+    // NANAGRPID and MNAN are 8 in the rig.
+    let len = 16 + 8 * 32 + 8 * 4;
+    let at = |offset| Sqe::get_log_page(lid::ANA, 0, offset, 64, true);
+    assert_eq!(rig.data(at(len - 64)), [0; 64]);
+    assert_eq!(rig.data(at(len)), [0; 64]);
+    assert_eq!(rig.failure(at(len + 4)), Status::INVALID_FIELD.dnr());
+}
+
+#[test]
 fn ana_groups_with_their_namespaces() {
     let mut rig = Rig::ready();
     let Content::Nvm(nvm) = &mut rig.subsystem.content else { panic!("namespaces") };
