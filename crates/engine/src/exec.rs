@@ -13,6 +13,7 @@ use crate::driver::{Driver, Spin};
 use crate::time::Timers;
 use async_task::Runnable;
 use futures_channel::oneshot;
+use slab::Slab;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
@@ -33,6 +34,8 @@ thread_local! {
 pub(crate) struct Core {
     shared: Arc<Shared>,
     ready: RefCell<VecDeque<Runnable>>,
+    /// Every task that has not ended: what ends them with their engine.
+    tasks: RefCell<Slab<Waker>>,
     pub(crate) timers: RefCell<Timers>,
     pub(crate) driver: RefCell<Driver>,
     spin: RefCell<Spin>,
@@ -118,10 +121,33 @@ pub(crate) fn try_with_core(f: impl FnOnce(&Core)) {
 /// # Panics
 /// Outside an engine thread.
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> crate::Task<T> {
-    let shared = with_core(|core| Arc::clone(&core.shared));
+    let (shared, entry) = with_core(|core| {
+        let entry = Entry(core.tasks.borrow_mut().insert(Waker::noop().clone()));
+        (Arc::clone(&core.shared), entry)
+    });
+    let id = entry.0;
+    let future = async move {
+        let _entry = entry;
+        future.await
+    };
     let (runnable, task) = async_task::spawn_local(future, move |runnable| schedule(&shared, runnable));
+    with_core(|core| core.tasks.borrow_mut()[id] = runnable.waker());
     runnable.schedule();
     task
+}
+
+/// A task's place in its engine's list, given back when it ends or is dropped.
+struct Entry(usize);
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        try_with_core(|core| {
+            // Its waker may be the last reference to the task, whose end is
+            // under way: it goes when the list is not borrowed.
+            let waker = core.tasks.borrow_mut().try_remove(self.0);
+            drop(waker);
+        });
+    }
 }
 
 /// The calling thread's engine, for other threads.
@@ -178,6 +204,7 @@ impl Engine {
         let core = Rc::new(Core {
             shared,
             ready: RefCell::default(),
+            tasks: RefCell::default(),
             timers: RefCell::default(),
             driver: RefCell::new(driver),
             spin: RefCell::new(Spin::new(config.spin)),
@@ -222,14 +249,16 @@ impl Drop for Engine {
         };
         drop((woken, jobs));
         loop {
+            // A woken task is ready, and a ready one that is dropped ends.
+            let tasks: Vec<Waker> = self.core.tasks.borrow_mut().drain().collect();
+            tasks.into_iter().for_each(Waker::wake);
             let ready = std::mem::take(&mut *self.core.ready.borrow_mut());
-            let wakers = self.core.driver.borrow_mut().take_wakers();
-            let timers = std::mem::take(&mut *self.core.timers.borrow_mut());
-            if ready.is_empty() && wakers.is_empty() && timers.next().is_none() {
+            if ready.is_empty() {
                 break;
             }
-            drop((ready, wakers, timers));
+            drop(ready);
         }
+        drop(std::mem::take(&mut *self.core.timers.borrow_mut()));
         self.core.driver.borrow_mut().shut_down();
         CURRENT.with(|current| current.borrow_mut().take());
     }

@@ -140,6 +140,33 @@ fn an_engine_ends_with_operations_under_way() {
 }
 
 #[test]
+fn an_engine_ends_every_task_that_it_has() {
+    struct Told(Rc<std::cell::Cell<u32>>);
+    impl Drop for Told {
+        fn drop(&mut self) {
+            self.0.set(self.0.get() + 1);
+        }
+    }
+    let ended = Rc::new(std::cell::Cell::new(0));
+    let engine = Engine::new(&Config::default()).expect("engine");
+    engine.block_on(async {
+        for _ in 0..10 {
+            let told = Told(Rc::clone(&ended));
+            // It waits for what only itself could signal.
+            spawn(async move {
+                let _told = told;
+                Notify::new().notified().await;
+            })
+            .detach();
+        }
+        sleep(Duration::from_millis(1)).await;
+    });
+    assert_eq!(ended.get(), 0);
+    drop(engine);
+    assert_eq!(ended.get(), 10);
+}
+
+#[test]
 fn connection_refused_is_an_error() {
     on_each_driver(|engine| {
         engine.block_on(async {

@@ -138,8 +138,4 @@ impl Epoll {
         }
         n > 0
     }
-
-    pub(crate) fn take_wakers(&mut self) -> Vec<Waker> {
-        self.sources.iter_mut().flat_map(|(_, s)| s.waker.iter_mut().filter_map(Option::take)).collect()
-    }
 }

@@ -74,14 +74,6 @@ impl Driver {
         }
     }
 
-    /// Takes every waker out, so that their tasks can be ended.
-    pub(crate) fn take_wakers(&mut self) -> Vec<std::task::Waker> {
-        match self {
-            Driver::Uring(uring) => uring.take_wakers(),
-            Driver::Epoll(epoll) => epoll.take_wakers(),
-        }
-    }
-
     /// Waits until the kernel has let go of all memory.
     pub(crate) fn shut_down(&mut self) {
         if let Driver::Uring(uring) = self {

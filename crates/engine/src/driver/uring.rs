@@ -169,14 +169,6 @@ impl Uring {
         any
     }
 
-    pub(crate) fn take_wakers(&mut self) -> Vec<Waker> {
-        let waiting = self.slots.iter_mut().filter_map(|(_, slot)| match slot {
-            Slot::Waiting(waker) => waker.take(),
-            _ => None,
-        });
-        waiting.collect()
-    }
-
     pub(crate) fn shut_down(&mut self) {
         let end = Instant::now() + DRAIN;
         self.slots.retain(|_, slot| !matches!(slot, Slot::Done(_)));
