@@ -2,6 +2,7 @@
 
 use super::action::{QueueParams, Reply};
 use super::subsystem::SubsystemView;
+use crate::target::ENTRIES_BEFORE_CONNECT;
 use longhaul_wire::command::{Sqe, admin, fctype};
 use longhaul_wire::completion::Status;
 use longhaul_wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, InvalidParameter, RECFMT};
@@ -124,7 +125,9 @@ impl ConnectRequest {
             return Err(Reply { status: Status::CONNECT_INVALID_HOST.dnr(), result });
         }
         //= NVMe Base 2.1, Connect command: a queue is no larger than CAP.MQES says
-        if self.sqsize >= subsystem.max_queue_size {
+        //= NVMe Base 2.1, Discovery Log Page Entry: an Admin queue may have 32 entries at least (ASQSZ)
+        let least = if self.qid == 0 { ENTRIES_BEFORE_CONNECT } else { 0 };
+        if self.sqsize >= subsystem.max_queue_size.max(least) {
             return Err(invalid(at::SQSIZE));
         }
         Ok(())
@@ -152,7 +155,7 @@ impl ConnectRequest {
     }
 
     pub(super) fn params(&self, cntlid: u16) -> QueueParams {
-        // `sqsize` is below `max_queue_size`, so it does not wrap.
+        // `sqsize` was checked against a size, so it does not wrap.
         QueueParams { cntlid, qid: self.qid, entries: self.sqsize + 1, flow_control: !self.no_flow_control }
     }
 }

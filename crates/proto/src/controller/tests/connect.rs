@@ -64,6 +64,16 @@ fn a_bad_admin_connect_is_told_what_is_wrong() {
     }
 }
 
+//= test: NVMe Base 2.1, Discovery Log Page Entry
+#[test]
+fn an_admin_queue_of_32_entries_is_always_to_be_had() {
+    let mut view = subsystem();
+    view.max_queue_size = 8;
+    assert_eq!(admin(Sqe::connect(0, 31, 0, 0), &good_data(), &view).map(|params| params.entries), Ok(32));
+    let too_large = admin(Sqe::connect(0, 32, 0, 0), &good_data(), &view);
+    assert_eq!(too_large, Err(invalid(InvalidParameter::command(44))));
+}
+
 //= test: NVMe Base 2.1, Connect command
 #[test]
 fn only_listed_hosts_connect() {
