@@ -418,7 +418,11 @@ fn serve(
                     spawn(async move { _ = reply.send(active_namespaces(&admin).await) }).detach();
                 }
                 Some(Request::Close(reply)) => {
-                    let _ = timeout(GOODBYE, admin.shut_down()).await;
+                    let goodbye = async {
+                        admin.shut_down().await;
+                        admin.wait_until_down().await;
+                    };
+                    let _ = timeout(GOODBYE, goodbye).await;
                     if let Some(controller) = weak.upgrade() {
                         controller.lose("it was closed");
                     }

@@ -215,6 +215,11 @@ impl Queue {
         (params.header_digest, params.data_digest)
     }
 
+    /// Ends the connection after what is queued; commands under way fail.
+    pub(crate) fn close(&self) {
+        self.inner.end(IoError::Unreachable("the queue was closed".into()));
+    }
+
     /// The same queue, for a task that must not keep it open.
     pub(crate) fn downgrade(&self) -> WeakQueue {
         WeakQueue(Rc::downgrade(&self.inner))

@@ -267,12 +267,25 @@ impl Admin {
         Ok(cap)
     }
 
-    /// Says goodbye: the controller shuts down, then the connection ends.
+    /// Says goodbye: the controller begins to shut down.
     pub(crate) async fn shut_down(&self) {
         let cc = Cc(0).with_en(1).with_iosqes(6).with_iocqes(4).with_shn(1);
         let bye = self.command("shutdown", Sqe::property_set(offset::CC, false, cc.0.into()), 0);
         if let Err(e) = bye.await {
             tracing::debug!("shutdown: {e}");
+        }
+    }
+
+    /// Waits until the controller has shut down.
+    pub(crate) async fn wait_until_down(&self) {
+        let mut wait = READY_POLL;
+        while let Ok(csts) = self.property("Property Get (CSTS)", offset::CSTS, false).await {
+            //= NVMe Base 2.1, Controller Status property: SHST is 10b once shutdown processing is complete
+            if Csts(csts as u32).shst() == 2 {
+                return;
+            }
+            sleep(wait).await;
+            wait = (wait * 2).min(READY_POLL_MAX);
         }
     }
 
@@ -300,6 +313,14 @@ impl Admin {
     ) -> Result<Vec<u8>> {
         let sqe = Sqe::get_log_page(lid, nsid, at, len as u32, false);
         Ok(bytes_of(&self.command(what, sqe, len).await?))
+    }
+}
+
+impl Drop for Admin {
+    /// Event requests are under way as long as the connection is: it would
+    /// not end by itself.
+    fn drop(&mut self) {
+        self.queue.close();
     }
 }
 
