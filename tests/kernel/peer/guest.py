@@ -7,14 +7,12 @@ Invariants:
 - every wait has a deadline and wakes at the event, not at the next poll.
 """
 
-import ctypes
 import io
 import itertools
 import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -23,6 +21,7 @@ import time
 from pathlib import Path
 
 from .image import Cpio
+from .program import end_with_parent
 
 GUEST_FILES = Path(__file__).resolve().parent.parent / "guest"
 
@@ -48,9 +47,6 @@ TROUBLE = re.compile(
 # Stalls that only say that the emulator was not given the CPU for a while.
 STARVED = re.compile(r"blocked for more than|soft lockup|rcu.*(stall|starved)")
 
-PR_SET_PDEATHSIG = 1
-
-
 class GuestError(Exception):
     """The guest did not boot, or ended."""
 
@@ -62,10 +58,6 @@ class ScriptFailed(Exception):
         super().__init__(f"the guest's script ended with {status}:\n{output}")
         self.status = status
         self.output = output
-
-
-def _end_with_parent():
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Job:
@@ -168,7 +160,7 @@ class Guest:
         log = open(self.dir / "qemu.log", "w")
         self.process = subprocess.Popen(
             self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True, preexec_fn=_end_with_parent, env=dict(os.environ, TMPDIR=str(self.dir)),
+            start_new_session=True, preexec_fn=end_with_parent, env=dict(os.environ, TMPDIR=str(self.dir)),
         )  # fmt: skip
         log.close()
         self.control = self._connect("control")

@@ -1,5 +1,6 @@
 """The program under test, as a process beside the guest."""
 
+import ctypes
 import json
 import os
 import queue
@@ -11,6 +12,14 @@ import threading
 # How long the program may take for anything short, in seconds. Generous: the
 # guest's emulation takes both CPUs of a small machine.
 SHORT = 120
+
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent():
+    """For `preexec_fn`: the process ends with its parent, however that one ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class ProgramError(Exception):
@@ -58,7 +67,7 @@ class Target:
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
             self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=end_with_parent,
         )  # fmt: skip
         events = queue.Queue()
         threading.Thread(target=self._listen, args=(self.process.stdout, events), daemon=True).start()

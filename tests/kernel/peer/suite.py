@@ -12,9 +12,6 @@ from pathlib import Path
 from .guest import Guest, GuestError, ScriptFailed
 from .program import Longhaul, Target
 
-# The port that NVMe reserves for the discovery service.
-DISCOVERY_PORT = 8009
-
 # Ports of the guest on which its own target serves, each forwarded from a
 # free port of the host's loopback.
 GUEST_PORTS = (4420, 4421, 4422, 4423)

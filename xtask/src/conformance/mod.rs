@@ -25,8 +25,9 @@ checked of the specifications, and which tests show it. A test is named by its
 file and function, or by its name in `tests/kernel/run --list`, where a stock
 Linux kernel is the judge.
 
-A refusal carries Do Not Retry, and costs nothing but the command. Codes that
-are in no row are refused like those that are not supported.
+A refusal carries Do Not Retry unless trying again can help, and costs nothing
+but the command. Codes that are in no row are refused like those that are not
+supported.
 ";
 
 /// Writes the page.

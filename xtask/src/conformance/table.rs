@@ -5,8 +5,8 @@
 //! CODE[,CODE…] | NAME | ANSWER | TEST[; TEST…]
 //! ```
 //!
-//! A TEST is `PATH::FUNCTION`, or `kernel: NAME`. Lines that begin with `#` are
-//! comments.
+//! A TEST is `PATH::FUNCTION`, or `kernel: NAME`; a line `@ DIRECTORY/` says where
+//! files without a directory are. Lines that begin with `#` are comments.
 
 use super::codes;
 use crate::citation::declared_function;
@@ -41,16 +41,19 @@ pub(crate) fn read(repo: &Repo) -> Result<Vec<Section>> {
 
 fn parse(file: &File) -> Result<Vec<Section>> {
     let mut sections: Vec<Section> = Vec::new();
+    let mut directory = "";
     for (line, text) in file.lines() {
         if text.trim().is_empty() || text.starts_with('#') {
             continue;
         }
-        if let Some(title) = text.strip_prefix("== ") {
+        if let Some(path) = text.strip_prefix("@ ") {
+            directory = path.trim();
+        } else if let Some(title) = text.strip_prefix("== ") {
             let (title, module) = title.split_once(" = ").map_or((title, None), |(t, m)| (t, Some(m)));
             let module = module.map(str::to_owned);
             sections.push(Section { title: title.to_owned(), module, rows: Vec::new() });
         } else {
-            let row = row(line, text).with_context(|| format!("{}:{line}", file.path))?;
+            let row = row(line, text, directory).with_context(|| format!("{}:{line}", file.path))?;
             sections
                 .last_mut()
                 .with_context(|| format!("{}:{line}: no section above", file.path))?
@@ -61,15 +64,18 @@ fn parse(file: &File) -> Result<Vec<Section>> {
     Ok(sections)
 }
 
-fn row(line: usize, text: &str) -> Result<Row> {
+fn row(line: usize, text: &str, directory: &str) -> Result<Row> {
     let cells: Vec<&str> = text.split('|').map(str::trim).collect();
     let [codes, name, answer, tests] = cells[..] else { bail!("a row has four cells") };
     let code = |c: &str| u8::from_str_radix(c.trim(), 16).with_context(|| format!("`{c}` is not a code"));
     let codes = if codes == "-" { Vec::new() } else { codes.split(',').map(code).collect::<Result<_>>()? };
     let supported = answer.starts_with("supported");
     ensure!(supported || answer.starts_with("refused: "), "an answer is `supported…` or `refused: STATUS`");
-    let tests: Vec<String> =
-        tests.split(';').map(|t| t.trim().to_owned()).filter(|t| !t.is_empty()).collect();
+    let place = |test: &str| match test.split_once("::") {
+        Some((file, _)) if !file.contains('/') => format!("{directory}{test}"),
+        _ => test.to_owned(),
+    };
+    let tests: Vec<String> = tests.split(';').map(str::trim).filter(|t| !t.is_empty()).map(place).collect();
     ensure!(!tests.is_empty(), "no test shows it");
     Ok(Row { line, codes, name: name.to_owned(), answer: answer.to_owned(), tests })
 }
