@@ -392,7 +392,7 @@ fn serve(
                 tracing::info!("no asynchronous events: {e}");
             }
             let loops = (0..requests).map(|_| watch_events(Rc::clone(&admin), weak.clone()));
-            let (reason, ..) = future::select_all(loops.map(|f| Box::pin(f))).await;
+            let (reason, ..) = future::select_all(loops.map(Box::pin)).await;
             reason
         })
     };

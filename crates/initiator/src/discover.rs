@@ -5,7 +5,8 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::setup::{Admin, Endpoint};
 use longhaul_wire::log::{
-    DISCOVERY_ENTRY_LEN, DISCOVERY_HEADER_LEN, DiscoveryEntry, DiscoveryHeader, SubsystemType, adrfam, lid, trtype,
+    DISCOVERY_ENTRY_LEN, DISCOVERY_HEADER_LEN, DiscoveryEntry, DiscoveryHeader, SubsystemType, adrfam, lid,
+    trtype,
 };
 use longhaul_wire::nqn::{self, DISCOVERY_NQN};
 use std::sync::Arc;

@@ -149,6 +149,20 @@ pub(crate) async fn connect(
     sqsize: u16,
     cntlid: Option<u16>,
 ) -> Result<u16> {
+    let cqe = send_connect(endpoint, options, queue, subnqn, qid, sqsize, cntlid).await?;
+    connected(endpoint, options, subnqn, cqe)
+}
+
+/// Sends Connect: its completion, good or bad.
+async fn send_connect(
+    endpoint: &Endpoint,
+    options: &Options,
+    queue: &Queue,
+    subnqn: &str,
+    qid: u16,
+    sqsize: u16,
+    cntlid: Option<u16>,
+) -> Result<Cqe> {
     let kato = if qid == 0 { u32::try_from(options.kato.as_millis()).unwrap_or(u32::MAX) } else { 0 };
     let sqe = Sqe::connect(qid, sqsize, cattr::NO_FLOW_CONTROL, kato);
     let data = ConnectData::new(options.hostid, cntlid.unwrap_or(CNTLID_DYNAMIC), subnqn, &options.hostnqn);
@@ -156,22 +170,30 @@ pub(crate) async fn connect(
     let answer = endpoint.within(options.connect_timeout, "Connect", async {
         queue.submit(sqe, data).await.map_err(|e| endpoint.unreachable(e))
     });
-    let done = answer.await?;
-    let status = done.cqe.status();
-    if !status.is_success() {
-        return Err(connect_error(endpoint, options, subnqn, done.cqe));
+    answer.await.map(|done| done.cqe)
+}
+
+/// The controller's identifier that a completed Connect gives.
+fn connected(endpoint: &Endpoint, options: &Options, subnqn: &str, cqe: Cqe) -> Result<u16> {
+    if !cqe.status().is_success() {
+        return Err(connect_error(endpoint, options, subnqn, cqe));
     }
-    let response = ConnectResponse::from_dw0(done.cqe.dw0());
+    let response = ConnectResponse::from_dw0(cqe.dw0());
     if response.authreq != 0 {
         return Err(endpoint.refused("Connect", "it asks for authentication, which is not set up here"));
     }
     Ok(response.cntlid)
 }
 
+/// Whether two statuses differ in nothing but hints such as Do Not Retry.
+fn same_code(a: Status, b: Status) -> bool {
+    (a.sct(), a.sc()) == (b.sct(), b.sc())
+}
+
 /// What a refused Connect means to a person.
 fn connect_error(endpoint: &Endpoint, options: &Options, subnqn: &str, cqe: Cqe) -> Error {
     let status = cqe.status();
-    let is = |s: Status| (s.sct(), s.sc()) == (status.sct(), status.sc());
+    let is = |s| same_code(status, s);
     if is(Status::CONNECT_INVALID_PARAMETERS) {
         let at = InvalidParameter::from_dw0(cqe.dw0());
         return match (at.in_data, at.offset) {
@@ -209,12 +231,31 @@ impl Admin {
         subnqn: &str,
         traffic: &Arc<AtomicBool>,
     ) -> Result<(Admin, u16, Cap)> {
-        let config = host_config(options, ADMIN_ENTRIES, None);
-        let queue = Prepared::open(&endpoint, options, config).await?.serve(traffic)?;
-        let cntlid = connect(&endpoint, options, &queue, subnqn, 0, ADMIN_ENTRIES - 1, None).await?;
+        let (mut queue, mut cqe) = Admin::connect(&endpoint, options, subnqn, traffic, None).await?;
+        // Every admin queue takes 8 KiB in a capsule, but for the Linux
+        // target's that is set to an inline size of 0: it refuses Connect and
+        // loses its place in the stream. It gets its data when it asks.
+        if same_code(cqe.status(), Status::SGL_OFFSET) {
+            (queue, cqe) = Admin::connect(&endpoint, options, subnqn, traffic, Some(0)).await?;
+        }
+        let cntlid = connected(&endpoint, options, subnqn, cqe)?;
         let admin = Admin { queue, endpoint, timeout: options.connect_timeout };
         let cap = admin.enable().await?;
         Ok((admin, cntlid, cap))
+    }
+
+    /// A fresh admin queue, and how its Connect was completed.
+    async fn connect(
+        endpoint: &Endpoint,
+        options: &Options,
+        subnqn: &str,
+        traffic: &Arc<AtomicBool>,
+        in_capsule: Option<u32>,
+    ) -> Result<(Queue, Cqe)> {
+        let config = host_config(options, ADMIN_ENTRIES, in_capsule);
+        let queue = Prepared::open(endpoint, options, config).await?.serve(traffic)?;
+        let cqe = send_connect(endpoint, options, &queue, subnqn, 0, ADMIN_ENTRIES - 1, None).await?;
+        Ok((queue, cqe))
     }
 
     /// One command without data, or that gives `len` bytes.

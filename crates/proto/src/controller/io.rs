@@ -195,26 +195,31 @@ fn transfer(sqe: &Sqe, ns: &NamespaceView, limits: &Limits) -> Result<(u64, u32,
     Ok((offset, len as u32, fields))
 }
 
+/// Bytes of the longest list of ranges: 256 of them.
+const DSM_LIST_MAX: usize = 256 * DsmRange::LEN;
+
 fn dataset(sqe: &Sqe) -> Result<IoCommand, Status> {
     let DatasetManagement { ranges, deallocate } = DatasetManagement::of(sqe);
     //= NVM Command Set 1.1, Dataset Management command: the list has 16 bytes for each of NR + 1 ranges
-    if sqe.sgl.length() as usize != usize::from(ranges) * DsmRange::LEN {
+    let list = usize::from(ranges) * DsmRange::LEN;
+    // Linux always sends the longest list, whatever the number of ranges, for
+    // the sake of drives that fetch all of it.
+    if !(list..=DSM_LIST_MAX).contains(&(sqe.sgl.length() as usize)) {
         return Err(Status::DATA_SGL_LENGTH.dnr());
     }
     Ok(if deallocate { IoCommand::Deallocate { ranges } } else { IoCommand::Hint { ranges } })
 }
 
-/// The ranges of a Dataset Management list as (offset, length) in bytes. All
-/// are checked before the first is given; empty ones are passed over.
+/// The first `ranges` of a Dataset Management list as (offset, length) in
+/// bytes. All are checked before the first is given; empty ones are passed
+/// over.
 pub fn deallocate_ranges<'a>(
     data: &'a [u8],
     ranges: u16,
     ns: &'a NamespaceView,
 ) -> Result<impl Iterator<Item = (u64, u64)> + 'a, Status> {
-    let list = <[DsmRange]>::ref_from_bytes(data).map_err(|_| Status::DATA_SGL_LENGTH.dnr())?;
-    if list.len() != usize::from(ranges) {
-        return Err(Status::DATA_SGL_LENGTH.dnr());
-    }
+    let list = <[DsmRange]>::ref_from_prefix_with_elems(data, ranges.into());
+    let (list, _) = list.map_err(|_| Status::DATA_SGL_LENGTH.dnr())?;
     //= NVM Command Set 1.1, Dataset Management command: a range beyond the namespace gets LBA Out of Range
     for item in list {
         range(item.slba(), item.blocks().into(), ns)?;

@@ -46,6 +46,7 @@ fn every_command_in_bytes() {
         (Sqe::flush(3), IoCommand::Flush),
         (Sqe::flush(NSID_ALL), IoCommand::FlushAll),
         (Sqe::deallocate(1, 256), IoCommand::Deallocate { ranges: 256 }),
+        (Sqe::deallocate(1, 1).with_sgl(Sgl::transport(4096)), IoCommand::Deallocate { ranges: 1 }),
         (Sqe::deallocate(1, 1).with_cdw(11, 0b11), IoCommand::Hint { ranges: 1 }),
         (
             rw(2047, 1).to_sqe(io::READ, 3).with_sgl(Sgl::transport(512)),
@@ -94,6 +95,7 @@ fn every_refusal_has_its_status() {
         (wrong_len(io::WRITE, 0), Status::DATA_SGL_LENGTH),
         (wrong_len(io::COMPARE, 8193), Status::DATA_SGL_LENGTH),
         (Sqe::deallocate(1, 2).with_sgl(Sgl::transport(16)), Status::DATA_SGL_LENGTH),
+        (Sqe::deallocate(1, 2).with_sgl(Sgl::transport(4097)), Status::DATA_SGL_LENGTH),
         (on_1(io::READ, prinfo), Status::INVALID_PROTECTION_INFORMATION),
         (on_1(io::WRITE, storage), Status::INVALID_PROTECTION_INFORMATION),
         (prinfo.to_sqe(io::WRITE_ZEROES, 1), Status::INVALID_PROTECTION_INFORMATION),
@@ -156,7 +158,9 @@ fn ranges_are_checked_before_any_is_given() {
     let status = |data: &[u8], n| deallocate_ranges(data, n, &ns).err().expect("refused");
     assert_eq!(status(&list(&[(0, 1), (999, 2)]), 2), Status::LBA_OUT_OF_RANGE.dnr());
     assert_eq!(status(&list(&[(u64::MAX, u32::MAX)]), 1), Status::LBA_OUT_OF_RANGE.dnr());
-    assert_eq!(status(&good, 2), Status::DATA_SGL_LENGTH.dnr());
+    let first: Vec<_> = deallocate_ranges(&good, 1, &ns).expect("within").collect();
+    assert_eq!(first, [(0, 4096)], "what follows the list is not looked at");
+    assert_eq!(status(&good, 4), Status::DATA_SGL_LENGTH.dnr());
     assert_eq!(status(&good[..47], 3), Status::DATA_SGL_LENGTH.dnr());
     let many = list(&vec![(1, 1); 256]);
     assert_eq!(deallocate_ranges(&many, 256, &ns).expect("within").count(), 256);
