@@ -41,9 +41,12 @@ pub enum OpenError {
     /// There is no such file and no size to create one with.
     #[error("{0} does not exist: give size= to create it")]
     NotFound(PathBuf),
-    /// There is no such block device, or no directory to create the file in.
-    #[error("{0} does not exist")]
+    /// There is no such block device.
+    #[error("{0} does not exist: give the path of a block device")]
     NoPath(PathBuf),
+    /// There is no directory to create the file in.
+    #[error("{0} cannot be created: its directory does not exist; make that first")]
+    NoDirectory(PathBuf),
     /// The kind of file is another one.
     #[error("{path} is not {expected}")]
     Kind {
@@ -153,10 +156,11 @@ fn open_plain(path: &Path, options: &FileOptions, block: bool) -> Result<File, O
         how.custom_flags(libc::O_EXCL);
     }
     how.open(path).map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound if block || options.size.is_some() => OpenError::NoPath(path.into()),
+        io::ErrorKind::NotFound if block => OpenError::NoPath(path.into()),
+        io::ErrorKind::NotFound if options.size.is_some() => OpenError::NoDirectory(path.into()),
         io::ErrorKind::NotFound => OpenError::NotFound(path.into()),
         io::ErrorKind::ResourceBusy => OpenError::InUse(path.into()),
-        io::ErrorKind::IsADirectory => OpenError::Kind { path: path.into(), expected: "a regular file" },
+        io::ErrorKind::IsADirectory => OpenError::Kind { path: path.into(), expected: kind_name(block) },
         _ => OpenError::System { path: path.into(), what: "open it", source },
     })
 }
@@ -165,12 +169,16 @@ fn check_kind(path: &Path, file: &File, block: bool) -> Result<(), OpenError> {
     let what = "ask what it is";
     let kind =
         file.metadata().map_err(|source| OpenError::System { path: path.into(), what, source })?.file_type();
-    let (right, expected) = if block {
-        (kind.is_block_device(), "a block device (for a regular file use file:PATH)")
+    let right = if block { kind.is_block_device() } else { kind.is_file() };
+    if right { Ok(()) } else { Err(OpenError::Kind { path: path.into(), expected: kind_name(block) }) }
+}
+
+fn kind_name(block: bool) -> &'static str {
+    if block {
+        "a block device (for a regular file use file:PATH)"
     } else {
-        (kind.is_file(), "a regular file (for a block device use block:PATH)")
-    };
-    if right { Ok(()) } else { Err(OpenError::Kind { path: path.into(), expected }) }
+        "a regular file (for a block device use block:PATH)"
+    }
 }
 
 fn lock(path: &Path, file: &File, shared: bool) -> Result<(), OpenError> {
