@@ -2,7 +2,7 @@
 
 use crate::Kind;
 use crate::buf::{Buf, BufMut};
-use crate::driver::op;
+use crate::driver::disk_op;
 use crate::exec::kind;
 use io_uring::{opcode, types};
 use std::fmt;
@@ -67,7 +67,7 @@ impl File {
                 .offset(offset + done as u64)
                 .build();
             // SAFETY: the operation owns the buffer and the descriptor.
-            let (result, (back, _)) = unsafe { op(entry, (buf, self.clone())) }.await;
+            let (result, (back, _)) = unsafe { disk_op(entry, (buf, self.clone())) }.await;
             buf = back;
             match result {
                 Ok(0) => break,
@@ -112,7 +112,7 @@ impl File {
                 .rw_flags(flags)
                 .build();
             // SAFETY: the operation shares the buffer and the descriptor.
-            match unsafe { op(entry, (buf.clone(), self.clone())) }.await.0 {
+            match unsafe { disk_op(entry, (buf.clone(), self.clone())) }.await.0 {
                 Ok(0) => return Err(full()),
                 Ok(n) => done += n as usize,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -137,7 +137,7 @@ impl File {
         let entry =
             opcode::Fsync::new(types::Fd(self.as_raw_fd())).flags(types::FsyncFlags::DATASYNC).build();
         // SAFETY: the operation keeps the descriptor open.
-        unsafe { op(entry, self.clone()) }.await.0.map(drop)
+        unsafe { disk_op(entry, self.clone()) }.await.0.map(drop)
     }
 
     /// Changes the allocation of a range (fallocate(2), `mode` as there).

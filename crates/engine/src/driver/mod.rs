@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use epoll::{Epoll, Interest};
 pub(crate) use spin::Spin;
-pub(crate) use uring::{Uring, op};
+pub(crate) use uring::{Uring, disk_op, op};
 
 /// The driver of one engine.
 pub(crate) enum Driver {

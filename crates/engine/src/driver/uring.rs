@@ -23,6 +23,10 @@ use std::time::{Duration, Instant};
 const ENTRIES: u32 = 512;
 /// Completion queue entries: four times as many, so that bursts fit.
 const CQ_ENTRIES: u32 = 2048;
+/// Disk operations that are submitted together at most. A drive that gets
+/// a whole queue at once finishes it at once, and idles while the next is
+/// made: at 4 KiB × depth 32 groups of 4 instead of 32 gave a third more.
+const DISK_BATCH: usize = 4;
 /// User data of the read on the wake-up signal.
 const SIGNAL: u64 = u64::MAX;
 /// User data of cancellations, whose result nobody needs.
@@ -34,6 +38,8 @@ pub(crate) struct Uring {
     ring: IoUring,
     slots: Slab<Slot>,
     signal: Arc<Signal>,
+    /// Disk operations queued since the last submission.
+    disk: usize,
 }
 
 enum Slot {
@@ -56,7 +62,7 @@ impl Uring {
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel is too old"));
         }
-        let mut uring = Uring { ring, slots: Slab::with_capacity(256), signal: Arc::clone(signal) };
+        let mut uring = Uring { ring, slots: Slab::with_capacity(256), signal: Arc::clone(signal), disk: 0 };
         uring.watch_signal();
         // The probe: a ring may be granted and its entry forbidden.
         uring.enter(0, None)?;
@@ -91,7 +97,17 @@ impl Uring {
         key
     }
 
+    /// Keeps drives busy: submits what is queued if enough of it is theirs.
+    fn queued_for_disk(&mut self) {
+        self.disk += 1;
+        // An error shows again in the next round, which handles it.
+        if self.disk >= DISK_BATCH && self.ring.submit().is_ok() {
+            self.disk = 0;
+        }
+    }
+
     fn enter(&mut self, want: usize, wait: Option<Duration>) -> io::Result<()> {
+        self.disk = 0;
         let result = match wait {
             Some(wait) if want > 0 => {
                 let ts = types::Timespec::from(wait);
@@ -214,6 +230,21 @@ pub(crate) unsafe fn op<T: 'static>(entry: squeue::Entry, memory: T) -> Op<T> {
         super::Driver::Epoll(_) => unreachable!("io_uring operations are made on that driver only"),
     });
     Op { key, memory: Some(memory) }
+}
+
+/// As [`op`], for an operation on a drive.
+///
+/// # Safety
+/// As there.
+pub(crate) unsafe fn disk_op<T: 'static>(entry: squeue::Entry, memory: T) -> Op<T> {
+    // SAFETY: by the contract of this function.
+    let op = unsafe { op(entry, memory) };
+    with_core(|core| {
+        if let super::Driver::Uring(uring) = &mut *core.driver.borrow_mut() {
+            uring.queued_for_disk();
+        }
+    });
+    op
 }
 
 impl<T: Unpin> Future for Op<T> {
