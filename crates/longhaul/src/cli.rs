@@ -3,7 +3,9 @@
 use crate::verbs;
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Storage that is far away: serve it, reach it, measure it.
 #[derive(Debug, Parser)]
@@ -18,6 +20,10 @@ pub(crate) struct Cli {
     /// Say more on stderr (-v info, -vv debug, -vvv everything)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
+
+    /// Print the settings of the verb and where each comes from, and do nothing
+    #[arg(long, global = true)]
+    pub(crate) show_config: bool,
 
     #[command(subcommand)]
     pub(crate) verb: Verb,
@@ -54,11 +60,9 @@ impl Cli {
     /// Sets up the log on stderr: warnings, or what -v or `LONGHAUL_LOG` say.
     pub(crate) fn log(&self) {
         let level = ["warn", "info", "debug", "trace"][usize::from(self.verbose.min(3))];
-        let filter = EnvFilter::try_from_env("LONGHAUL_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-        tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_writer(std::io::stderr)
-            .with_target(false)
-            .init();
+        let wanted = std::env::var("LONGHAUL_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
+        let filter = wanted.or_else(|| level.parse().ok()).unwrap_or_default();
+        let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+        tracing_subscriber::registry().with(filter).with(layer).init();
     }
 }
