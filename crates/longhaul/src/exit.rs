@@ -33,11 +33,13 @@ impl From<Exit> for ExitCode {
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
     pub(crate) message: String,
+    /// The result on stdout is whole, and says it too: no event comes behind.
+    pub(crate) in_result: bool,
 }
 
 impl Failure {
     pub(crate) fn new(exit: Exit, message: impl fmt::Display) -> Failure {
-        Failure { exit, message: message.to_string() }
+        Failure { exit, message: message.to_string(), in_result: false }
     }
 
     pub(crate) fn usage(message: impl fmt::Display) -> Failure {

@@ -4,29 +4,37 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod config;
 mod exit;
 mod names;
 mod output;
 mod verbs;
 
-use clap::Parser;
 use cli::{Cli, Verb};
 use exit::{Failure, Outcome};
 use output::Output;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match config::parse() {
+        Ok(cli) => cli,
+        Err(failure) => return tell(failure, Output::new(std::env::args_os().any(|arg| arg == "--json"))),
+    };
     cli.log();
     let output = Output::new(cli.json);
     match run(cli, output) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure { exit, message }) => {
-            output.event("error", serde_json::json!({ "exit": exit as u8, "message": message }));
-            eprintln!("longhaul: {message}");
-            exit.into()
-        }
+        Err(failure) => tell(failure, output),
     }
+}
+
+fn tell(failure: Failure, output: Output) -> ExitCode {
+    let Failure { exit, message, in_result } = failure;
+    if !in_result {
+        output.event("error", serde_json::json!({ "exit": exit as u8, "message": message }));
+    }
+    eprintln!("longhaul: {message}");
+    exit.into()
 }
 
 fn run(cli: Cli, output: Output) -> Outcome {

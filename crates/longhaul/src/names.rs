@@ -22,7 +22,17 @@ impl From<Error> for Failure {
             Error::Refused { .. } => Exit::Refused,
             Error::NotFound(_) | Error::Local(_) => Exit::Failed,
         };
-        Failure::new(exit, e)
+        let hint = match &e {
+            Error::Unreachable { reason, .. } if reason.contains("refused") => {
+                ": nothing listens there; check host and port, and whether the target runs"
+            }
+            Error::Resolve { .. } => "; check the name, or use an address",
+            Error::TimedOut { .. } => {
+                "; check whether it is an NVMe/TCP target, or allow more with --connect-timeout"
+            }
+            _ => "",
+        };
+        Failure::new(exit, format_args!("{e}{hint}"))
     }
 }
 

@@ -45,6 +45,11 @@ impl Output {
         }
     }
 
+    /// The whole result, as one document on stdout.
+    pub(crate) fn document(self, text: &str) {
+        self.raw(text);
+    }
+
     /// A note for people.
     pub(crate) fn note(self, text: impl std::fmt::Display) {
         eprintln!("{text}");

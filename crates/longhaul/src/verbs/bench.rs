@@ -127,11 +127,11 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     if output.is_json() {
         let text =
             serde_json::to_string_pretty(&results.to_fio(args.group_reporting)).map_err(Failure::failed)?;
-        println!("{text}");
+        output.document(&text);
     } else {
         print(&results, output);
     }
-    judge(&results)
+    judge(&results).map_err(|failure| Failure { in_result: output.is_json(), ..failure })
 }
 
 fn stop_on_interrupt(stop: &Stop) -> Outcome {

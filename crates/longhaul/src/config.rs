@@ -1,0 +1,295 @@
+//! Configuration files: TOML, a table for each verb with its flags' names as
+//! keys.
+//!
+//! A file says what a person would else have to type. So its entries become
+//! flags, put before those of the command line, and one parser checks both:
+//!
+//! - a flag of the command line wins over every file, whole lists included;
+//! - the file of the person wins over that of the machine;
+//! - every table and key of a file is checked, also of verbs not in use.
+
+use crate::cli::Cli;
+use crate::exit::Failure;
+use crate::output::Output;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use toml::{Table, Value};
+
+/// The file of the machine.
+const SYSTEM: &str = "/etc/longhaul/config.toml";
+/// The file of a person, below `XDG_CONFIG_HOME` or `~/.config`.
+const PERSONAL: &str = "longhaul/config.toml";
+/// Flags that only make sense on the command line.
+const NEVER: [&str; 3] = ["help", "version", "show-config"];
+
+/// What files say for one verb: flag, flags as arguments, and the file.
+type Settings = BTreeMap<String, (Vec<OsString>, PathBuf)>;
+
+/// The arguments of this run, with what files add to them. Ends the program
+/// where there is only something to show: help, version, configuration.
+pub(crate) fn parse() -> Result<Cli, Failure> {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let mut command = Cli::command();
+    command.build();
+    // Help is to be had whatever a file says.
+    if let Err(e) = command.clone().try_get_matches_from(&args)
+        && !e.use_stderr()
+    {
+        e.exit();
+    }
+    let Some((verb, at)) = find_verb(&command, &args) else {
+        // The parser says what is wrong.
+        return cli(&command.get_matches_from(args));
+    };
+    let files = files().into_iter().map(|path| read(&path)).collect::<Result<Vec<_>, _>>()?;
+    let mut settings = Settings::new();
+    for (path, table) in files.iter().flatten() {
+        check(path, &command, table, &[])?;
+        settings.extend(settings_of(path, table, &verb)?);
+    }
+    let last = verb.last().map(|(_, command)| *command).unwrap_or(&command);
+    settings.retain(|key, _| !is_given(last, key, &args[at..]));
+    let mut all = args[..at].to_vec();
+    all.extend(settings.values().flat_map(|(flags, _)| flags.clone()));
+    all.extend_from_slice(&args[at..]);
+    if is_given(last, "show-config", &args[1..]) {
+        return show(&command, &verb, &all, &settings);
+    }
+    match command.clone().try_get_matches_from(all) {
+        Ok(matches) => cli(&matches),
+        Err(e) => Err(blame(e, &settings)),
+    }
+}
+
+fn cli(matches: &ArgMatches) -> Result<Cli, Failure> {
+    Ok(Cli::from_arg_matches(matches).unwrap_or_else(|e| e.exit()))
+}
+
+/// Where configuration may be, the more important later.
+fn files() -> Vec<PathBuf> {
+    let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let home = || variable("HOME").map(|home| home.join(".config"));
+    let personal = variable("XDG_CONFIG_HOME").or_else(home).map(|dir| dir.join(PERSONAL));
+    [Some(PathBuf::from(SYSTEM)), personal].into_iter().flatten().collect()
+}
+
+fn read(path: &Path) -> Result<Option<(PathBuf, Table)>, Failure> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Failure::usage(format!("cannot read {}: {e}", path.display()))),
+    };
+    let table = text.parse::<Table>().map_err(|e| {
+        let line = e.span().map_or(1, |span| text[..span.start].lines().count().max(1));
+        Failure::usage(format!("{}, line {line}: {}", path.display(), e.message()))
+    })?;
+    Ok(Some((path.to_owned(), table)))
+}
+
+/// The verb (with the verb below it, as in `dataset make`), and the place of
+/// its first argument. Only flags without a value stand before a verb.
+fn find_verb<'a>(command: &'a Command, args: &[OsString]) -> Option<(Vec<(String, &'a Command)>, usize)> {
+    let (mut found, mut here, mut at) = (Vec::new(), command, 0);
+    for (i, arg) in args.iter().enumerate().skip(1) {
+        let arg = arg.to_str()?;
+        if arg.starts_with('-') {
+            continue;
+        }
+        let Some(next) = here.find_subcommand(arg) else { break };
+        found.push((arg.to_owned(), next));
+        (here, at) = (next, i + 1);
+        if !here.has_subcommands() {
+            break;
+        }
+    }
+    (!found.is_empty()).then_some((found, at))
+}
+
+/// Checks every table and key of a file.
+fn check(path: &Path, command: &Command, table: &Table, above: &[&str]) -> Result<(), Failure> {
+    for (key, value) in table {
+        let mut name = above.to_vec();
+        name.push(key);
+        let name = name.join(".");
+        match (command.find_subcommand(key), value) {
+            (Some(verb), Value::Table(inner)) => {
+                let mut below = above.to_vec();
+                below.push(key);
+                check(path, verb, inner, &below)?;
+            }
+            (None, value) if !above.is_empty() && flag(command, key).is_some() => {
+                flags(path, command, &name, key, value)?;
+            }
+            _ => return Err(unknown(path, command, &name, above)),
+        }
+    }
+    Ok(())
+}
+
+fn unknown(path: &Path, command: &Command, name: &str, above: &[&str]) -> Failure {
+    let path = path.display();
+    if above.is_empty() {
+        let verbs = command.get_subcommands().map(Command::get_name).filter(|name| *name != "help");
+        let verbs: Vec<_> = verbs.collect();
+        return Failure::usage(format!(
+            "{path}: '{name}' is not a table of a verb: use [VERB] with one of {}",
+            verbs.join(", ")
+        ));
+    }
+    let verb = above.join(" ");
+    Failure::usage(format!(
+        "{path}: unknown key '{name}': keys are the flags that 'longhaul {verb} --help' lists, without the dashes"
+    ))
+}
+
+/// The flag that a key names.
+fn flag<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
+    command.get_arguments().find(|arg| arg.get_long() == Some(key) && !NEVER.contains(&key))
+}
+
+fn settings_of(path: &Path, table: &Table, verb: &[(String, &Command)]) -> Result<Settings, Failure> {
+    let mut here = table;
+    let mut name = Vec::new();
+    for (verb, _) in verb {
+        name.push(verb.as_str());
+        match here.get(verb) {
+            Some(Value::Table(inner)) => here = inner,
+            _ => return Ok(Settings::new()),
+        }
+    }
+    let Some((_, command)) = verb.last() else { return Ok(Settings::new()) };
+    let mut settings = Settings::new();
+    for (key, value) in here.iter().filter(|(key, _)| flag(command, key).is_some()) {
+        let name = format!("{}.{key}", name.join("."));
+        settings.insert(key.clone(), (flags(path, command, &name, key, value)?, path.to_owned()));
+    }
+    Ok(settings)
+}
+
+/// A key and its value as a person would have typed them.
+fn flags(
+    path: &Path,
+    command: &Command,
+    name: &str,
+    key: &str,
+    value: &Value,
+) -> Result<Vec<OsString>, Failure> {
+    let wrong = |what: &str| Failure::usage(format!("{}: '{name}' {what}", path.display()));
+    let Some(arg) = flag(command, key) else { return Err(wrong("is not a flag")) };
+    let text = |value: &Value| match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Integer(number) => Some(number.to_string()),
+        Value::Float(number) => Some(number.to_string()),
+        _ => None,
+    };
+    let one = |text: String| OsString::from(format!("--{key}={text}"));
+    match (arg.get_action(), value) {
+        (ArgAction::SetTrue, Value::Boolean(true)) => Ok(vec![format!("--{key}").into()]),
+        (ArgAction::SetTrue, Value::Boolean(false)) => Ok(Vec::new()),
+        (ArgAction::SetTrue, _) => Err(wrong("is either true or false")),
+        (ArgAction::Count, Value::Integer(n @ 0..=9)) => {
+            Ok(vec![format!("--{key}").into(); usize::try_from(*n).unwrap_or(0)])
+        }
+        (ArgAction::Count, _) => Err(wrong("is a number from 0 to 9")),
+        (ArgAction::Append, Value::Array(all)) => all
+            .iter()
+            .map(|value| text(value).map(one).ok_or_else(|| wrong("is a list of strings or numbers")))
+            .collect(),
+        (ArgAction::Append, value) => {
+            text(value).map(|t| vec![one(t)]).ok_or_else(|| wrong("is a string or a list of strings"))
+        }
+        (_, value) => text(value).map(|t| vec![one(t)]).ok_or_else(|| wrong("is a string or a number")),
+    }
+}
+
+/// Whether a flag is on the command line.
+fn is_given(command: &Command, key: &str, args: &[OsString]) -> bool {
+    let short = command.get_arguments().find(|arg| arg.get_long() == Some(key)).and_then(Arg::get_short);
+    let long = format!("--{key}");
+    args.iter().map(|arg| arg.to_string_lossy()).take_while(|arg| arg != "--").any(|arg| {
+        let is_long = arg.strip_prefix(&long).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
+        let cluster = arg.strip_prefix('-').filter(|rest| !rest.starts_with('-'));
+        is_long || short.is_some_and(|short| cluster.is_some_and(|flags| flags.contains(short)))
+    })
+}
+
+/// An error of the parser, with the file in it if that is to blame.
+fn blame(e: clap::Error, settings: &Settings) -> Failure {
+    let named = match e.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(text)) => text.trim_start_matches('-').split([' ', '=']).next(),
+        _ => None,
+    };
+    let Some((key, (_, path))) = named.and_then(|key| settings.get_key_value(key)) else { e.exit() };
+    if !matches!(e.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
+        e.exit();
+    }
+    let text = e.to_string();
+    let reason = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+    Failure::usage(format!("{}: key '{key}': {reason}", path.display()))
+}
+
+/// Prints the result of files and command line, then ends the program.
+fn show(
+    command: &Command,
+    verb: &[(String, &Command)],
+    args: &[OsString],
+    settings: &Settings,
+) -> Result<Cli, Failure> {
+    // What is still missing is no fault here.
+    let matches = command.clone().ignore_errors(true).try_get_matches_from(args);
+    let matches = matches.unwrap_or_else(|e| e.exit());
+    let mut here = &matches;
+    for (name, _) in verb {
+        match here.subcommand_matches(name) {
+            Some(inner) => here = inner,
+            None => return Err(Failure::usage("the arguments make no sense")),
+        }
+    }
+    let name = verb.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".");
+    let Some((_, command)) = verb.last() else { return Err(Failure::usage("there is no verb")) };
+    let output = Output::new(is_given(command, "json", &args[1..]));
+    let mut text = format!("[{name}]");
+    let mut events = serde_json::Map::new();
+    for arg in command.get_arguments() {
+        let Some(key) = arg.get_long().filter(|key| !NEVER.contains(key)) else { continue };
+        let source = match (settings.get(key), here.value_source(arg.get_id().as_str())) {
+            (Some((_, path)), _) => path.display().to_string(),
+            (None, Some(ValueSource::CommandLine)) => "command line".into(),
+            (None, _) => "default".into(),
+        };
+        let values: Vec<_> = here
+            .get_raw(arg.get_id().as_str())
+            .into_iter()
+            .flatten()
+            .map(|v| v.to_string_lossy().into_owned())
+            .collect();
+        let value = shown(arg, here, &values);
+        match &value {
+            Some(value) => text += &format!("\n{key} = {value}  # {source}"),
+            None => text += &format!("\n# {key} is not set"),
+        }
+        events.insert(key.into(), json!({ "value": value, "source": source }));
+    }
+    output.event("summary", json!({ "verb": name, "settings": events }));
+    if !output.is_json() {
+        output.line(text);
+    }
+    std::process::exit(0)
+}
+
+/// The value of a flag, as a file would have it.
+fn shown(arg: &Arg, matches: &ArgMatches, values: &[String]) -> Option<Value> {
+    let id = arg.get_id().as_str();
+    match arg.get_action() {
+        ArgAction::SetTrue => Some(matches.get_flag(id).into()),
+        ArgAction::Count => Some(i64::from(matches.get_count(id)).into()),
+        _ if values.is_empty() => None,
+        ArgAction::Append => Some(values.to_vec().into()),
+        _ => values.first().cloned().map(Value::String),
+    }
+}

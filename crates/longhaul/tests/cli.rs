@@ -1,0 +1,375 @@
+//! The program as a stranger uses it: exit codes, one clear sentence on
+//! stderr, events on stdout, signals.
+
+mod common;
+
+use common::{Ran, Target, command, finish, longhaul, signal, text, until};
+use std::io::Write;
+use std::net::TcpListener;
+use std::os::unix::fs::FileExt;
+
+/// Runs and expects an exit code, and one sentence that has all `needles`.
+fn fails(args: &[&str], code: i32, needles: &[&str]) -> Ran {
+    let ran = longhaul(args);
+    let said = format!("{args:?}: {ran:?}");
+    assert_eq!(ran.code, Some(code), "{said}");
+    for needle in needles {
+        assert!(ran.stderr.contains(needle), "no '{needle}' in {said}");
+    }
+    if let Some(sentence) = ran.stderr.strip_prefix("longhaul: ") {
+        assert_eq!(sentence.lines().count(), 1, "{said}");
+    } else {
+        // What the parser of arguments says.
+        assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains("--help"), "{said}");
+    }
+    ran
+}
+
+#[test]
+fn arguments_that_make_no_sense() {
+    let export = |export| ["target", "--listen", "127.0.0.1:0", "--export", export];
+    fails(&["info", "http://h/nqn"], 2, &["http://h/nqn", "does not begin with nvme+tcp://"]);
+    fails(&["info", "nvme+tcp://h"], 2, &["no /SUBNQN", "the form is"]);
+    fails(&["info", "nvme+tcp://h/nqn?nsid=0"], 2, &["nsid=0 is not a namespace"]);
+    fails(&["info", "nvme+tcp://h:99999/nqn"], 2, &["'99999' is not a port"]);
+    fails(&["bench", "ftp://h/file"], 2, &["'ftp://' is not a device", "nvme+tcp://HOST/SUBNQN"]);
+    fails(&["bench", "mem:lots"], 2, &["'lots' does not begin with a number"]);
+    fails(&["bench", "mem:1MiB", "--bs", "1000"], 2, &["bs=1000", "4096"]);
+    fails(&["bench", "mem:1MiB", "--rw", "trim"], 2, &["'trim'", "randwrite"]);
+    fails(&["bench", "mem:1MiB", "--runtime", "soon"], 2, &["--runtime", "'soon'"]);
+    fails(&["bench", "mem:1MiB", "--size", "2MiB"], 2, &["past the end"]);
+    fails(&["bench", "mem:1MiB,ro", "--rw", "write"], 2, &["read-only"]);
+    fails(&["frobnicate"], 2, &["'frobnicate'"]);
+    fails(&["target"], 2, &["--export <NAME=BACKEND>"]);
+    fails(&export("x"), 2, &["the form is NAME=BACKEND"]);
+    fails(&export("a/b=mem:1MiB"), 2, &["'a/b' is no name"]);
+    fails(&export("x=tape:/dev/st0"), 2, &["'tape:/dev/st0' is not a back end", "file:PATH"]);
+    fails(&export("x=mem:0"), 2, &["the size is zero"]);
+    fails(&export("x=mem:1MiB,colour=red"), 2, &["'colour' is not an option"]);
+    fails(&export("x=mem:1MiB,uuid=1"), 2, &["uuid=1 is not a UUID"]);
+    fails(&[&export("x=mem:1MiB")[..], &["--in-capsule", "5MiB"]].concat(), 2, &["in-capsule", "4 MiB"]);
+    fails(&[&export("x=mem:1MiB")[..], &["--in-capsule", "lots"]].concat(), 2, &["--in-capsule", "'lots'"]);
+    fails(&[&export("x=mem:1MiB")[..], &["--memory", "1MiB"]].concat(), 2, &["memory", "16 MiB"]);
+    fails(&[&export("x=mem:1MiB")[..], &["--discovery", "here"]].concat(), 2, &["--discovery 'here'"]);
+    fails(&["target", "--listen", "nowhere", "--export", "x=mem:1MiB"], 2, &["--listen"]);
+    fails(&["dataset", "make", "fancy", "/tmp/x"], 2, &["'fancy' is not a data set", "l380"]);
+}
+
+#[test]
+fn files_that_cannot_be_used() {
+    let dir = tempfile::tempdir().expect("directory");
+    let missing = dir.path().join("missing");
+    let export = |spec: String| longhaul(&["target", "--listen", "127.0.0.1:0", "--export", &spec]);
+    let refused = |spec: String, needle: &str| {
+        let ran = export(spec);
+        let named = ran.stderr.contains(text(dir.path()));
+        assert!(ran.code == Some(1) && ran.stderr.contains(needle) && named, "{needle}: {ran:?}");
+    };
+    refused(format!("x=file:{}", missing.display()), "does not exist: give size= to create it");
+    refused(format!("x=file:{}/disk,size=1MiB", missing.display()), "its directory does not exist");
+    refused(format!("x=file:{}", dir.path().display()), "is not a regular file");
+    refused(format!("x=block:{}", dir.path().display()), "is not a block device");
+    refused(format!("x=block:{}", missing.display()), "does not exist");
+    fails(&["bench", text(&missing)], 1, &[text(&missing), "nvme+tcp://HOST/SUBNQN"]);
+
+    let spec = format!("x=file:{}/disk,size=1MiB", dir.path().display());
+    let target = Target::start(&[&spec], &[]);
+    refused(spec.clone(), "in use by another program");
+    refused(format!("x=file:{}/disk,size=4096", dir.path().display()), "in use by another program");
+    target.stop();
+    refused(format!("x=file:{}/disk,size=4096", dir.path().display()), "is not made shorter");
+}
+
+#[test]
+fn addresses_that_cannot_be_listened_on() {
+    let target = Target::start(&["x=mem:1MiB"], &[]);
+    let addr = target.addr();
+    fails(
+        &["target", "--listen", &addr, "--export", "y=mem:1MiB"],
+        1,
+        &["cannot listen on", &addr, "another program listens there", "choose another port with --listen"],
+    );
+    fails(
+        &["target", "--listen", "192.0.2.1:0", "--export", "y=mem:1MiB"],
+        1,
+        &["192.0.2.1:0", "not an address of this machine"],
+    );
+}
+
+#[test]
+fn targets_that_cannot_be_reached() {
+    fails(
+        &["info", "nvme+tcp://host.invalid/x"],
+        5,
+        &["cannot resolve host 'host.invalid'", "check the name"],
+    );
+    fails(&["discover", "host.invalid"], 5, &["cannot resolve host 'host.invalid'"]);
+
+    // A port that was free a moment ago.
+    let addr = TcpListener::bind("127.0.0.1:0").expect("bound").local_addr().expect("address");
+    let uri = format!("nvme+tcp://{addr}/x");
+    for args in [&["info", &uri][..], &["bench", &uri], &["discover", &addr.to_string()]] {
+        fails(args, 5, &[&addr.to_string(), "refused", "nothing listens there"]);
+    }
+    let ran = longhaul(&["info", &uri, "--json"]);
+    let event = ran.events().pop().expect("an event");
+    assert_eq!((&event["event"], &event["exit"]), (&"error".into(), &5.into()), "{ran:?}");
+
+    // One that takes connections and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("bound");
+    let addr = silent.local_addr().expect("address").to_string();
+    let uri = format!("nvme+tcp://{addr}/x");
+    fails(&["info", &uri, "--connect-timeout", "300ms"], 7, &[&addr, "did not answer", "--connect-timeout"]);
+    fails(&["discover", &addr, "--connect-timeout", "300ms"], 7, &[&addr, "did not answer"]);
+
+    // One that speaks something else.
+    let other = TcpListener::bind("127.0.0.1:0").expect("bound");
+    let addr = other.local_addr().expect("address").to_string();
+    let server = std::thread::spawn(move || {
+        // The queues of one run, and no more.
+        for stream in other.incoming().take(2) {
+            let _ = stream.expect("accepted").write_all(&[b'H'; 256]);
+        }
+    });
+    fails(
+        &["info", &format!("nvme+tcp://{addr}/nqn.2014-08.org.example:x")],
+        5,
+        &[&addr, "no NVMe/TCP there"],
+    );
+    drop(server);
+}
+
+#[test]
+fn what_a_target_refuses() {
+    let target = Target::start(
+        &["x=mem:8MiB", "full=mem:8MiB,error=1:ops=write:kind=nospace", "bad=mem:8MiB,error=1:ops=read"],
+        &["--allow-host", "nqn.2014-08.org.example:friend"],
+    );
+    let (addr, uri) = (target.addr(), target.uri(0));
+    let friend = ["--hostnqn", "nqn.2014-08.org.example:friend"];
+    let with = |args: &[&'static str], uri: &str, code, needles: &[&str]| {
+        let args: Vec<String> =
+            args.iter().map(|arg| if *arg == "URI" { uri.into() } else { (*arg).into() }).collect();
+        let args: Vec<&str> = args.iter().map(String::as_str).chain(friend).collect();
+        fails(&args, code, needles)
+    };
+    fails(&["info", &uri], 6, &[&addr, "not allowed"]);
+    fails(&["bench", &uri], 6, &[&addr, "not allowed"]);
+    with(
+        &["info", "URI"],
+        &format!("nvme+tcp://{addr}/nqn.2014-08.org.example:no"),
+        1,
+        &["no subsystem", "longhaul discover"],
+    );
+    with(&["info", "URI"], &format!("nvme+tcp://{addr}/no"), 1, &["no subsystem 'no'", "longhaul discover"]);
+    with(&["info", "URI"], &uri.replace("nsid=1", "nsid=7"), 1, &["no namespace 7"]);
+    with(&["bench", "URI", "--rw", "write", "--size", "1MiB"], &target.uri(1), 1, &["no space left"]);
+    with(&["bench", "URI", "--size", "1MiB"], &target.uri(2), 1, &["I/O error"]);
+    let ran = longhaul(&["bench", &uri, "--size", "1MiB", friend[0], friend[1]]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    target.stop();
+}
+
+#[test]
+fn the_events_of_a_session() {
+    let target = Target::start(&["a=mem:8MiB", "b=null:1GiB,block=512", "a=mem:4MiB"], &[]);
+    let exports = target.ready["exports"].as_array().expect("exports").clone();
+    let shown: Vec<_> =
+        exports.iter().map(|e| (e["name"].as_str(), e["nsid"].as_u64(), e["size"].as_u64())).collect();
+    assert_eq!(
+        shown,
+        [
+            (Some("a"), Some(1), Some(8 << 20)),
+            (Some("b"), Some(1), Some(1 << 30)),
+            (Some("a"), Some(2), Some(4 << 20))
+        ]
+    );
+    assert_eq!(exports[0]["nqn"], exports[2]["nqn"]);
+    assert!(target.uri(0).starts_with(&format!("nvme+tcp://{}/nqn.", target.addr())));
+
+    let ran = longhaul(&["discover", &target.addr(), "--json"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let events = ran.events();
+    let (last, records) = events.split_last().expect("events");
+    assert_eq!((&last["event"], last["records"].as_u64()), (&"summary".into(), Some(records.len() as u64)));
+    assert!(records.iter().any(|r| r["event"] == "record" && r["subnqn"] == exports[0]["nqn"]), "{ran:?}");
+
+    let ran = longhaul(&["info", &target.uri(2), "--json"]);
+    let summary = ran.events().pop().expect("an event");
+    assert_eq!(summary["event"], "summary");
+    assert_eq!(summary["namespace"]["size"], 4 << 20);
+    assert_eq!(summary["namespace"]["uuid"], exports[2]["uuid"]);
+    let people = longhaul(&["info", &target.uri(1)]);
+    assert!(people.code == Some(0) && people.stdout.contains("1 GiB in blocks of 512"), "{people:?}");
+    let people = longhaul(&["discover", &target.addr()]);
+    assert!(people.stdout.contains("SUBSYSTEM") && people.stdout.contains("nvme subsystem"), "{people:?}");
+    target.stop();
+}
+
+#[test]
+fn the_ready_line_is_for_people() {
+    use std::io::{BufRead, BufReader};
+    let mut child =
+        command(&["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--export", "x=mem:1MiB"])
+            .spawn()
+            .expect("started");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("read");
+    let uri = line.trim_end().strip_prefix("ready ").expect(&line).to_owned();
+    assert_eq!(longhaul(&["info", &uri]).code, Some(0));
+    signal(&child, "TERM");
+    assert_eq!(finish(child).code, Some(0));
+}
+
+/// SIGTERM while I/O is under way: the target ends well, and the load fails
+/// soon, with the reason.
+#[test]
+fn sigterm_drains_under_load() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("disk");
+    let target = Target::start(&[&format!("x=file:{},size=64MiB", path.display())], &[]);
+    let uri = target.uri(0);
+    let args = ["bench", &uri, "--rw", "write", "--bs", "64k", "--iodepth", "16", "--runtime", "60s"];
+    let load = command(&args).spawn().expect("started");
+    let written =
+        || std::fs::read(&path).expect("read").chunks(65_536).filter(|b| b.iter().any(|b| *b != 0)).count();
+    until("some writes", || written() > 16);
+    target.stop();
+    let ran = finish(load);
+    assert_eq!(ran.code, Some(5), "{ran:?}");
+    assert!(ran.stderr.contains("connection lost") || ran.stderr.contains("cannot reach"), "{ran:?}");
+}
+
+#[test]
+fn sighup_tells_of_a_file_that_has_grown() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("disk");
+    let target = Target::start(&[&format!("x=file:{},size=8MiB", path.display()), "y=mem:1MiB"], &[]);
+    std::fs::OpenOptions::new().write(true).open(&path).expect("opened").set_len(16 << 20).expect("grown");
+    signal(&target.child, "HUP");
+    let event = target.event("resized");
+    assert_eq!(
+        (&event["name"], &event["nsid"], &event["size"]),
+        (&"x".into(), &1.into(), &(16 << 20).into())
+    );
+    let ran = longhaul(&["info", &target.uri(0), "--json"]);
+    assert_eq!(ran.events().pop().expect("an event")["namespace"]["size"], 16 << 20);
+    target.stop();
+}
+
+#[test]
+fn sigint_ends_a_load_with_what_was_measured() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("disk");
+    std::fs::write(&path, vec![0; 8 << 20]).expect("made");
+    let args = ["bench", text(&path), "--rw", "write", "--runtime", "50s", "--json"];
+    let load = command(&args).spawn().expect("started");
+    until("the first write", || std::fs::read(&path).expect("read").iter().any(|b| *b != 0));
+    signal(&load, "INT");
+    let ran = finish(load);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
+    assert!(result.jobs[0].write.total_ios > 0 && result.jobs[0].write.runtime < 50_000);
+}
+
+/// The names in a result are those of the sample, and it reads as fio's does.
+#[test]
+fn results_keep_their_layout() {
+    let load = ["--rw", "randrw", "--size", "1MiB", "--iodepth", "4", "--verify", "crc32c", "--json"];
+    let ran = longhaul(&[&["bench", "mem:8MiB"][..], &load].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
+    assert_eq!(result.jobs.len(), 1);
+    let job = &result.jobs[0];
+    assert_eq!((job.read.total_ios + job.write.total_ios, job.error), (256, 0));
+    assert!(job.read.clat_ns.percentile.get("99.000000").is_some());
+    let sample: serde_json::Value = serde_json::from_str(include_str!("data/bench.json")).expect("JSON");
+    let found: serde_json::Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    assert_eq!(names(&found, ""), names(&sample, ""));
+}
+
+/// All names of a document, with where they are.
+fn names(value: &serde_json::Value, at: &str) -> std::collections::BTreeSet<String> {
+    match value {
+        serde_json::Value::Object(fields) => fields
+            .iter()
+            .flat_map(|(name, value)| {
+                let at = format!("{at}/{name}");
+                let mut below = names(value, &at);
+                below.insert(at);
+                below
+            })
+            .collect(),
+        serde_json::Value::Array(all) => all.iter().flat_map(|value| names(value, at)).collect(),
+        _ => Default::default(),
+    }
+}
+
+/// Content that somebody changed behind the target's back is told, with its
+/// address.
+#[test]
+fn verify_finds_what_was_changed_behind_the_target() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("disk");
+    let target = Target::start(&[&format!("x=file:{},size=8MiB", path.display())], &[]);
+    let uri = target.uri(0);
+    let common = ["--bs", "16k", "--size", "4MiB", "--iodepth", "8", "--verify", "crc32c"];
+    let write = longhaul(&[&["bench", &uri, "--rw", "randwrite", "--end-fsync"][..], &common].concat());
+    assert_eq!(write.code, Some(0), "{write:?}");
+    assert!(write.stdout.contains("256 blocks checked, 0 faults"), "{write:?}");
+    let read = [&["bench", &uri, "--rw", "read"][..], &common].concat();
+    assert_eq!(longhaul(&read).code, Some(0));
+
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("opened");
+    let mut block = vec![0; 16_384];
+    file.read_exact_at(&mut block, 16_384 * 7).expect("read");
+    file.write_all_at(&block, 16_384 * 100).expect("misplaced");
+    file.write_all_at(&[0xa5; 5], 16_384 * 64 + 777).expect("corrupted");
+    file.sync_all().expect("synced");
+    let ran = longhaul(&read);
+    assert_eq!(ran.code, Some(4), "{ran:?}");
+    for needle in
+        ["block of 16384 bytes at 1048576", "block of 16384 bytes at 1638400", "2 blocks have wrong content"]
+    {
+        assert!(ran.stderr.contains(needle), "no '{needle}' in {ran:?}");
+    }
+    let ran = longhaul(&[&read[..], &["--json"]].concat());
+    assert_eq!(ran.code, Some(4));
+    let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("one document");
+    let verify = result.jobs[0].verify.as_ref().expect("a verdict");
+    assert_eq!(verify.faults.0.iter().map(|(_, n)| n).sum::<u64>(), 2);
+    target.stop();
+}
+
+#[test]
+fn completions_and_manual_pages_come_out() {
+    for (shell, needle) in
+        [("bash", "complete -F"), ("zsh", "#compdef longhaul"), ("fish", "complete -c longhaul")]
+    {
+        let ran = longhaul(&["completions", shell]);
+        assert!(ran.code == Some(0) && ran.stdout.contains(needle), "{shell}: {}", ran.stderr);
+    }
+    let ran = longhaul(&["man"]);
+    assert!(ran.code == Some(0) && ran.stdout.contains(".TH longhaul 1"), "{ran:?}");
+    let dir = tempfile::tempdir().expect("directory");
+    assert_eq!(longhaul(&["man", "--dir", text(dir.path())]).code, Some(0));
+    for page in ["longhaul.1", "longhaul-target.1", "longhaul-bench.1", "longhaul-dataset-make.1"] {
+        assert!(dir.path().join(page).exists(), "{page}");
+    }
+    fails(&["man", "--dir", "/nonexistent/dir"], 1, &["/nonexistent/dir"]);
+}
+
+/// A reader that goes away (`| head -1`) is no fault.
+#[test]
+fn a_closed_pipe_is_no_fault() {
+    let mut child = command(&["man"]).spawn().expect("started");
+    drop(child.stdout.take());
+    let ran = finish(child);
+    assert!(!ran.stderr.contains("panicked"), "{ran:?}");
+    for args in [&["bench", "mem:1MiB"][..], &["bench", "mem:1MiB", "--json"]] {
+        let mut child = command(args).spawn().expect("started");
+        drop(child.stdout.take());
+        let ran = finish(child);
+        assert!(!ran.stderr.contains("panicked"), "{ran:?}");
+    }
+}

@@ -1,0 +1,159 @@
+//! The program as a stranger runs it.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// Longer than any run of a test that passes: a hang becomes a failure.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program, away from the configuration of this machine.
+pub fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_longhaul"));
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("XDG_CONFIG_HOME", "/nonexistent").env_remove("LONGHAUL_LOG");
+    command
+}
+
+/// What a run left behind.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ran {
+    /// Its events: every line of stdout is one.
+    pub fn events(&self) -> Vec<Value> {
+        self.stdout.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
+    }
+}
+
+/// Runs the program to its end.
+pub fn longhaul(args: &[&str]) -> Ran {
+    finish(command(args).spawn().expect("started"))
+}
+
+/// Waits for the end of a run.
+pub fn finish(mut child: Child) -> Ran {
+    let read = |pipe: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            if let Some(mut pipe) = pipe {
+                pipe.read_to_string(&mut text).expect("UTF-8");
+            }
+            text
+        })
+    };
+    let stdout = read(child.stdout.take().map(|pipe| Box::new(pipe) as _));
+    let stderr = read(child.stderr.take().map(|pipe| Box::new(pipe) as _));
+    let code = end(&mut child);
+    Ran { code, stdout: stdout.join().expect("read"), stderr: stderr.join().expect("read") }
+}
+
+/// The exit code, once there is one.
+fn end(child: &mut Child) -> Option<i32> {
+    let limit = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().expect("waited") {
+            return status.code();
+        }
+        if Instant::now() > limit {
+            let _ = child.kill();
+            panic!("the program does not end");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Sends a signal (`TERM`, `HUP`, …).
+pub fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();
+    assert!(sent.expect("kill").success());
+}
+
+/// Waits until `what` holds; fails with its name if it never does.
+pub fn until(what: &str, holds: impl Fn() -> bool) {
+    let limit = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < limit, "{what}: not within {} s", PATIENCE.as_secs());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A running `longhaul target` on a free port; it is killed when dropped.
+pub struct Target {
+    pub child: Child,
+    events: mpsc::Receiver<Value>,
+    pub ready: Value,
+}
+
+impl Target {
+    /// Starts it with these exports and further arguments.
+    pub fn start(exports: &[&str], more: &[&str]) -> Target {
+        let mut args = vec!["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--json"];
+        args.extend(exports.iter().flat_map(|export| ["--export", export]));
+        args.extend(more);
+        let mut child = command(&args).stderr(Stdio::inherit()).spawn().expect("started");
+        let events = follow(child.stdout.take().expect("a pipe"));
+        let mut target = Target { child, events, ready: Value::Null };
+        target.ready = target.event("ready");
+        target
+    }
+
+    /// The next event, which must be `name`.
+    pub fn event(&self, name: &str) -> Value {
+        let event = self.events.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no event '{name}'"));
+        assert_eq!(event["event"], name, "{event}");
+        event
+    }
+
+    /// How to reach an export.
+    pub fn uri(&self, export: usize) -> String {
+        self.ready["exports"][export]["uri"].as_str().expect("a URI").to_owned()
+    }
+
+    /// `HOST:PORT`.
+    pub fn addr(&self) -> String {
+        self.ready["listen"][0].as_str().expect("an address").to_owned()
+    }
+
+    /// Sends SIGTERM and expects a clean end.
+    pub fn stop(mut self) {
+        signal(&self.child, "TERM");
+        self.event("stopping");
+        assert_eq!(self.event("summary")["clean"], true);
+        assert_eq!(end(&mut self.child), Some(0));
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn follow(stdout: ChildStdout) -> mpsc::Receiver<Value> {
+    let (tx, rx) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines() {
+            let line = line.expect("UTF-8");
+            if tx.send(serde_json::from_str(&line).expect(&line)).is_err() {
+                return;
+            }
+        }
+    });
+    rx
+}
+
+/// A path as text.
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}

@@ -1,0 +1,73 @@
+//! The target's memory has one bound, and load beyond it waits.
+
+mod common;
+
+use common::{Target, text};
+use longhaul_block::{BlockDevice, WriteFlags};
+use longhaul_engine::{Buf, BufMut, Config, Engine};
+use longhaul_initiator::{Options, RemoteDevice};
+use std::rc::Rc;
+
+const CONNECTIONS: usize = 128;
+const DEPTH: usize = 128;
+const BLOCK: usize = 128 << 10;
+const BOUND_KIB: u64 = 256 << 10;
+
+/// Peak of the resident set in KiB, as the kernel has counted it.
+fn peak(target: &Target) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", target.child.id())).expect("read");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// 128 connections with 128 writes of 128 KiB each, then with as many reads
+/// as this process has memory for: eight and more times what the target may
+/// use. All are done, nobody is disconnected, and the bound holds.
+#[test]
+fn a_load_of_many_times_the_bound_is_done_within_it() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("disk");
+    // 1 ms of delay keeps buffers in use for longer than a fast disk would.
+    for (spec, more) in [
+        (format!("x=file:{},size=256MiB,delay=1ms", text(&path)), &[][..]),
+        ("x=null:256MiB,delay=1ms".into(), &["--in-capsule", "0"]),
+    ] {
+        let target = Target::start(&[&spec], &[&["--memory", "256MiB"], more].concat());
+        let before = peak(&target);
+        let uri = target.uri(0).parse().expect("a URI");
+        // One entry of a queue always stays empty.
+        let options = Options { queue_size: DEPTH as u16 + 1, ..Options::default() };
+        let device = RemoteDevice::connect_blocking(&uri, options).expect("connected");
+        let source = Buf::copy_of(&vec![0x5a; BLOCK]);
+        Engine::new(&Config::default()).expect("engine").block_on(async {
+            let mut queues = Vec::new();
+            for _ in 0..CONNECTIONS {
+                queues.push(device.open().await.expect("opened"));
+            }
+            let at = |i: usize| (i * BLOCK) as u64 % (256 << 20);
+            let mut writes = Vec::new();
+            for (i, _) in (0..DEPTH).flat_map(|_| (0..CONNECTIONS).enumerate()) {
+                writes.push(queues[i].write(at(writes.len()), source.clone(), WriteFlags::default()));
+            }
+            for write in writes {
+                write.await.expect("written");
+            }
+            let mut reads = Vec::new();
+            for (i, _) in (0..DEPTH / 16).flat_map(|_| (0..CONNECTIONS).enumerate()) {
+                reads.push(queues[i].read(at(reads.len()), BufMut::zeroed(BLOCK)));
+            }
+            for read in reads {
+                read.await.expect("read");
+            }
+            // Every queue is still the one it was.
+            for queue in &queues {
+                Rc::clone(queue).flush().await.expect("flushed");
+            }
+        });
+        let peak = peak(&target);
+        eprintln!("{spec}: {before} KiB at rest, {peak} KiB at the peak");
+        assert!(peak < BOUND_KIB, "{spec}: {peak} KiB");
+        assert!(peak > before + (32 << 10), "{spec}: the load was no load");
+        target.stop();
+    }
+}
