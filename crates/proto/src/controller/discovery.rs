@@ -39,7 +39,9 @@ pub fn discovery_entry(
             DiscoveryTarget::ThisDiscovery => SubsystemType::CurrentDiscovery,
             DiscoveryTarget::Referral => SubsystemType::Referral,
         },
-        treq: treq::SECURE_NOT_REQUIRED | treq::NO_FLOW_CONTROL,
+        // Not "secure channel not required": there is none to be had, and
+        // hosts take that value for an offer and connect with TLS.
+        treq: treq::NO_FLOW_CONTROL,
         portid: port_id,
         cntlid: PORT_CNTLID_DYNAMIC,
         //= NVMe Base 2.1, Discovery Log Page Entry: admin queues have room for 32 commands at least

@@ -201,7 +201,7 @@ fn the_discovery_log_tells_a_host_what_it_may_use() {
     assert_eq!((entry.traddr.text(), entry.trsvcid.text()), ("192.0.2.7".into(), "4420".into()));
     assert_eq!(
         (entry.portid, entry.cntlid, entry.asqsz, entry.treq, entry.eflags),
-        (1, 0xFFFF, 128, 0b110, 0)
+        (1, 0xFFFF, 128, 0b100, 0)
     );
     assert_eq!(longhaul_wire::nqn::from_field(&entry.subnqn), Ok(SUBNQN));
 
