@@ -62,4 +62,5 @@ clean_up() {
     nvme disconnect-all > /dev/null 2>&1
     nvmet clear
     rm -rf /tmp/* /root/*
+    dmesg --clear
 }

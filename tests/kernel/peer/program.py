@@ -33,14 +33,15 @@ class Longhaul:
         self.binary = str(binary)
 
     def run(self, *args, timeout=SHORT, status=0):
-        """Runs it; returns its standard output. Another exit status than `status` is an error."""
+        """Runs it; returns its standard output, or what it says on standard error where it is
+        to fail. Another exit status than `status` is an error."""
         done = subprocess.run([self.binary, *map(str, args)], capture_output=True, text=True, timeout=timeout)
         if done.returncode != status:
             raise ProgramError(
                 f"`longhaul {' '.join(map(str, args))}` ended with {done.returncode}, not {status}\n"
                 f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
             )
-        return done.stdout
+        return done.stderr if status else done.stdout
 
     def json(self, *args, timeout=SHORT):
         """Runs it with `--json`; returns its last (or only) document."""
