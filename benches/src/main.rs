@@ -1,2 +1,143 @@
-//! Benchmarks against a reference measured in the same run.
-fn main() {}
+//! Benchmarks of the program that users get, against references that are
+//! measured in the same run.
+//!
+//! `cargo run --release -p longhaul-benches -- all` measures everything;
+//! `docs/performance.md` says what and how, and takes the results with
+//! `--write docs/performance.md`.
+
+mod groups;
+mod machine;
+mod process;
+mod program;
+mod reference;
+mod report;
+mod setup;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, ValueEnum};
+use longhaul_block::units::{parse_duration, parse_size};
+use setup::Setup;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Measure Longhaul against references in the same run.
+#[derive(Debug, Parser)]
+#[command(name = "longhaul-benches", max_term_width = 100)]
+pub(crate) struct Args {
+    /// What to measure
+    #[arg(value_name = "GROUP", required = true)]
+    groups: Vec<Group>,
+    /// How often to measure each case
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Length of one measurement
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
+    runtime: Duration,
+    /// Load before each measurement
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = time)]
+    ramp: Duration,
+    /// Engines to measure with, as longhaul's --engine has them
+    #[arg(long, value_name = "KIND,…", default_value = "auto", value_delimiter = ',')]
+    engines: Vec<String>,
+    /// Congestion control of all sockets
+    #[arg(long, value_name = "NAME", default_value = "cubic")]
+    congestion: String,
+    /// Processors of the target's side and of the initiator's side
+    #[arg(long, value_name = "CPU,CPU", default_value = "0,1", value_delimiter = ',')]
+    cpus: Vec<usize>,
+    /// Size of the device, in memory and on disk
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size)]
+    size: u64,
+    /// Directory on the disk to measure
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    dir: PathBuf,
+    /// The program, if not to be built from this workspace
+    #[arg(long, value_name = "PATH")]
+    program: Option<PathBuf>,
+    /// Keep every sample in this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Put the tables between the markers of this document
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Group {
+    /// Large sequential I/O against a plain TCP stream
+    Stream,
+    /// Small random reads against a bare request and response
+    Random,
+    /// Files on the local disk against fio
+    File,
+    /// An idle target
+    Idle,
+    /// A target's memory under load
+    Memory,
+    /// stream and random
+    Loopback,
+    /// All of them
+    All,
+}
+
+impl Group {
+    /// Whether asking for `self` asks for the single group `one`.
+    fn has(self, one: Group) -> bool {
+        match self {
+            Group::All => true,
+            Group::Loopback => matches!(one, Group::Stream | Group::Random),
+            group => group == one,
+        }
+    }
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    parse_duration(text).map_err(|e| e.to_string())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|e| e.to_string())
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("longhaul-benches: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    type Measure = fn(&Setup) -> Result<report::Section>;
+    let all: [(Group, Measure); 5] = [
+        (Group::Stream, groups::stream::run),
+        (Group::Random, groups::random::run),
+        (Group::File, groups::file::run),
+        (Group::Idle, groups::idle::run),
+        (Group::Memory, groups::memory::run),
+    ];
+    ensure!(args.cpus.len() == 2, "--cpus takes two processors, for example 0,1");
+    if let Some(path) = &args.write {
+        report::check_markers(path)?;
+    }
+    let setup = Setup::new(args)?;
+    let conditions = machine::conditions(&setup);
+    let mut sections = Vec::new();
+    for (group, measure) in all.iter().filter(|(one, _)| args.groups.iter().any(|g| g.has(*one))) {
+        eprintln!("{group:?} …");
+        let mut section = measure(&setup).with_context(|| format!("measuring {group:?}"))?;
+        section.conditions.clone_from(&conditions);
+        println!("{}", section.markdown());
+        sections.push(section);
+    }
+    if let Some(path) = &args.json {
+        report::save(path, &sections)?;
+    }
+    if let Some(path) = &args.write {
+        report::write(path, &sections)?;
+    }
+    Ok(())
+}

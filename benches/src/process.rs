@@ -1,0 +1,127 @@
+//! Child processes: pinned, watched, and ended by their own pid.
+
+use anyhow::{Context, Result, ensure};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+/// How long a child may take to end when it is asked to.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Binds the calling thread to a processor.
+pub(crate) fn pin_thread(cpu: usize) -> io::Result<()> {
+    if cpu >= libc::CPU_SETSIZE as usize {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    }
+    // SAFETY: a bit set, for which zero is a valid value.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `cpu` is within the set.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: reads the set; 0 is the calling thread.
+    let result = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Starts `command` on a processor; it is asked to end if we die.
+pub(crate) fn start(command: &mut Command, cpu: usize) -> Result<Child> {
+    let setup = move || {
+        // SAFETY: a system call without memory.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
+        pin_thread(cpu)
+    };
+    // SAFETY: between fork and exec `setup` makes system calls only; it
+    // allocates nothing and takes no lock.
+    let command = unsafe { command.pre_exec(setup) };
+    let name = command.get_program().to_string_lossy().into_owned();
+    command.spawn().with_context(|| format!("cannot start {name} on processor {cpu}"))
+}
+
+/// A child that is ended when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Guard(pub(crate) Child);
+
+impl Guard {
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // The child is ours and was not waited for, so the pid is its own.
+        if matches!(self.0.try_wait(), Ok(None)) {
+            // SAFETY: a system call without memory.
+            unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGTERM) };
+            if !ends_within(self.0.id(), PATIENCE) {
+                eprintln!("process {} does not end; killing it", self.0.id());
+                let _ = self.0.kill();
+            }
+        }
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether a child ends in time.
+fn ends_within(pid: u32, time: Duration) -> bool {
+    // SAFETY: a system call without memory.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) };
+    if fd < 0 {
+        return false;
+    }
+    // SAFETY: a new descriptor that nobody else has.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, as said.
+    unsafe { libc::poll(&raw mut poll, 1, time.as_millis() as i32) > 0 }
+}
+
+/// Time on processors of all threads of a process, in user and kernel.
+pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
+    let mut clock = 0;
+    // SAFETY: fills `clock`.
+    let result = unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &raw mut clock) };
+    ensure!(result == 0, "process {pid} has gone");
+    read_clock(clock)
+}
+
+/// The same of the calling thread.
+pub(crate) fn thread_cpu_time() -> Result<Duration> {
+    read_clock(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn read_clock(clock: libc::clockid_t) -> Result<Duration> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: fills `time`.
+    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    ensure!(result == 0, "a process has gone: {}", io::Error::last_os_error());
+    Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+}
+
+/// Peak resident set of a process in bytes (`VmHWM`).
+pub(crate) fn peak_memory(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))
+        .with_context(|| format!("process {pid} has gone"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().context("VmHWM")?;
+    Ok(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_is_pinned_watched_and_ended() {
+        let mut command = Command::new("sleep");
+        let child = Guard(start(command.arg("600"), 0).expect("start"));
+        let pid = child.pid();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+        let allowed = status.lines().find(|l| l.starts_with("Cpus_allowed_list:")).expect("line");
+        assert_eq!(allowed.split_whitespace().last(), Some("0"));
+        assert!(cpu_time(pid).is_ok() && peak_memory(pid).expect("memory") > 0);
+        drop(child);
+        assert!(cpu_time(pid).is_err(), "gone");
+    }
+}

@@ -1,0 +1,211 @@
+//! The program under test: `longhaul target` and `longhaul bench` as anybody
+//! would start them.
+
+use crate::process::{self, Guard};
+use crate::setup::Setup;
+use anyhow::{Context, Result, bail, ensure};
+use longhaul_bench::schema::Output;
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Parts of the measured window in which processor time is not looked at:
+/// before the load is under way for certain, and when it ends.
+const EDGE: f64 = 0.1;
+
+/// Builds the program in release; returns its path.
+pub(crate) fn build() -> Result<PathBuf> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no workspace")?;
+    let output = Command::new(env!("CARGO"))
+        .args(["build", "--release", "--package=longhaul", "--message-format=json-render-diagnostics"])
+        .current_dir(workspace)
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run cargo build")?;
+    ensure!(output.status.success(), "the program does not build");
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let built = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let program = built
+        .filter(|m| m["target"]["name"] == "longhaul")
+        .find_map(|m| m["executable"].as_str().map(PathBuf::from));
+    program.context("cargo built no program named longhaul")
+}
+
+/// A running `longhaul target`.
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// Where its one export is.
+    pub(crate) uri: String,
+    process: Guard,
+    /// Kept open, so that what it says at its end does no harm.
+    _stdout: BufReader<ChildStdout>,
+}
+
+impl Target {
+    /// Starts a target that exports `backend`, and waits until it is ready.
+    pub(crate) fn start(setup: &Setup, engine: &str, backend: &str, extra: &[&str]) -> Result<Target> {
+        let mut command = Command::new(&setup.program);
+        command
+            .args(["target", "--json", "--listen", "127.0.0.1:0", "--discovery", "none"])
+            .args(["--congestion", &setup.congestion, "--engine", engine, "--threads", "1"])
+            .arg("--export")
+            .arg(format!("bench={backend}"))
+            .args(extra)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let mut process = Guard(process::start(&mut command, setup.target_cpu)?);
+        let mut stdout = BufReader::new(process.0.stdout.take().context("no pipe")?);
+        let mut line = String::new();
+        stdout.read_line(&mut line).context("the target's output")?;
+        let event: Value = serde_json::from_str(&line).context("the target did not start")?;
+        let uri = event["exports"][0]["uri"].as_str().context("the target is ready without an export")?;
+        Ok(Target { uri: uri.to_owned(), process, _stdout: stdout })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Writes all of the device once, so that no read finds a hole.
+    pub(crate) fn fill(&self, setup: &Setup, engine: &str) -> Result<()> {
+        let mut command = bench(setup, engine, &self.uri);
+        command.args(["--rw", "write", "--bs", "1MiB", "--iodepth", "16"]);
+        finish(&mut command, setup).map(|_| ())
+    }
+}
+
+/// A load of one job or more on one device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    /// fio's name of the pattern.
+    pub(crate) rw: &'static str,
+    /// Bytes of one I/O.
+    pub(crate) bs: u64,
+    pub(crate) iodepth: u32,
+    pub(crate) numjobs: u32,
+}
+
+impl Load {
+    pub(crate) fn new(rw: &'static str, bs: u64, iodepth: u32) -> Load {
+        Load { rw, bs, iodepth, numjobs: 1 }
+    }
+
+    /// The options that `longhaul bench` and fio share, without dashes.
+    pub(crate) fn options(&self) -> [(&'static str, String); 4] {
+        [
+            ("rw", self.rw.to_owned()),
+            ("bs", self.bs.to_string()),
+            ("iodepth", self.iodepth.to_string()),
+            ("numjobs", self.numjobs.to_string()),
+        ]
+    }
+}
+
+/// What one measurement found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Measured {
+    /// Bytes per second.
+    pub(crate) rate: f64,
+    pub(crate) iops: f64,
+    /// Mean time of one I/O, in seconds.
+    pub(crate) latency: f64,
+    /// Processor seconds of both sides per I/O.
+    pub(crate) cpu: f64,
+}
+
+impl Measured {
+    /// Reads what fio or `longhaul bench` printed about one group of jobs.
+    pub(crate) fn from_json(text: &str, load: &Load) -> Result<Measured> {
+        // fio may print a note before the JSON.
+        let json = &text[text.find('{').context("no result")?..];
+        let output: Output = serde_json::from_str(json).context("not a result in fio's layout")?;
+        let job = output.jobs.first().context("a result without jobs")?;
+        ensure!(job.error == 0, "the load ended with error {}", job.error);
+        let direction = if load.rw.contains("write") { &job.write } else { &job.read };
+        ensure!(direction.total_ios > 0, "no I/O completed");
+        Ok(Measured {
+            rate: direction.bw_bytes as f64,
+            iops: direction.iops,
+            latency: direction.lat_ns.mean / 1e9,
+            cpu: 0.0,
+        })
+    }
+}
+
+fn bench(setup: &Setup, engine: &str, device: &str) -> Command {
+    let mut command = Command::new(&setup.program);
+    command.args(["bench", device, "--json", "--group-reporting"]).args([
+        "--congestion",
+        &setup.congestion,
+        "--engine",
+        engine,
+    ]);
+    command
+}
+
+/// Runs `longhaul bench` on `device`. With a target, the processor time of
+/// both is measured while the load runs.
+pub(crate) fn load(
+    setup: &Setup,
+    engine: &str,
+    device: &str,
+    load: &Load,
+    target: Option<&Target>,
+    extra: &[&str],
+) -> Result<Measured> {
+    let mut command = bench(setup, engine, device);
+    for (name, value) in load.options() {
+        command.arg(format!("--{name}")).arg(value);
+    }
+    let ms = |time: Duration| format!("{}ms", time.as_millis());
+    command.args(["--runtime", &ms(setup.runtime), "--ramp", &ms(setup.ramp)]).args(extra);
+    let child = Guard(process::start(command.stdin(Stdio::null()).stdout(Stdio::piped()), setup.load_cpu)?);
+    let pids: Vec<u32> = std::iter::once(child.pid()).chain(target.map(Target::pid)).collect();
+    let share = processor_share(setup, &pids);
+    let mut measured = Measured::from_json(&output(child)?, load)?;
+    // A load that ended early has said why; it has no processor time now.
+    measured.cpu = share? / measured.iops;
+    Ok(measured)
+}
+
+/// How many processors `pids` keep busy in the middle of the measured window.
+fn processor_share(setup: &Setup, pids: &[u32]) -> Result<f64> {
+    let all = || pids.iter().map(|&pid| process::cpu_time(pid)).sum::<Result<Duration>>();
+    std::thread::sleep(setup.ramp + setup.runtime.mul_f64(EDGE));
+    let (began, before) = (Instant::now(), all()?);
+    std::thread::sleep(setup.runtime.mul_f64(1.0 - 2.0 * EDGE));
+    let (used, time) = (all()? - before, began.elapsed());
+    Ok(used.as_secs_f64() / time.as_secs_f64())
+}
+
+/// Runs a program on the load's processor to its end.
+pub(crate) fn finish(command: &mut Command, setup: &Setup) -> Result<String> {
+    output(Guard(process::start(command.stdin(Stdio::null()).stdout(Stdio::piped()), setup.load_cpu)?))
+}
+
+/// All that a child prints until it ends well.
+fn output(mut child: Guard) -> Result<String> {
+    let stdout = child.0.stdout.take().context("no pipe")?;
+    let text = std::io::read_to_string(stdout).context("a child's output")?;
+    let status = child.0.wait()?;
+    if !status.success() {
+        bail!("a load ended with {status}: {}", text.lines().last().unwrap_or("it printed nothing"));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_in_fios_layout_is_read() {
+        let text = r#"note
+{"jobs":[{"error":0,"read":{"bw_bytes":4096000,"iops":1000.0,"total_ios":10,"lat_ns":{"mean":2000000.0}}}]}"#;
+        let read = Measured::from_json(text, &Load::new("randread", 4096, 1)).expect("a result");
+        assert_eq!((read.rate, read.iops, read.latency), (4_096_000.0, 1000.0, 0.002));
+        assert!(Measured::from_json(text, &Load::new("write", 4096, 1)).is_err(), "nothing was written");
+    }
+}

@@ -1,0 +1,66 @@
+//! `iperf3`, where it is installed. It sends the same block again and again,
+//! out of the processor's cache, and receives to one buffer.
+
+use crate::machine::first_line;
+use crate::process::{self, Guard};
+use crate::program::finish;
+use crate::setup::Setup;
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{ChildStdout, Command, Stdio};
+
+/// A running server.
+#[derive(Debug)]
+pub(crate) struct Iperf {
+    port: String,
+    version: String,
+    _server: Guard,
+    _stdout: BufReader<ChildStdout>,
+}
+
+impl Iperf {
+    /// Starts a server on the target's processor; nothing if there is no
+    /// iperf3.
+    pub(crate) fn start(setup: &Setup) -> Result<Option<Iperf>> {
+        let Some(version) = first_line(Command::new("iperf3").arg("--version")) else {
+            return Ok(None);
+        };
+        // It cannot say which free port it took, so we look for one.
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
+        let mut command = Command::new("iperf3");
+        command.args(["--server", "--bind", "127.0.0.1", "--port", &port, "--forceflush"]);
+        // It reports on stderr that we end it.
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let child = process::start(&mut command, setup.target_cpu)?;
+        let mut server = Guard(child);
+        let mut stdout = BufReader::new(server.0.stdout.take().context("no pipe")?);
+        let mut line = String::new();
+        while !line.contains("listening") {
+            line.clear();
+            ensure!(stdout.read_line(&mut line)? > 0, "iperf3 does not listen on port {port}");
+        }
+        let version = version.split(' ').take(2).collect::<Vec<_>>().join(" ");
+        Ok(Some(Iperf { port, version, _server: server, _stdout: stdout }))
+    }
+
+    pub(crate) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Bytes per second to (`write`) or from the server. iperf3 counts whole
+    /// seconds only.
+    pub(crate) fn run(&self, setup: &Setup, write: bool, bs: u64) -> Result<f64> {
+        let seconds = |time: std::time::Duration| time.as_secs_f64().ceil().max(1.0).to_string();
+        let mut command = Command::new("iperf3");
+        command
+            .args(["--client", "127.0.0.1", "--port", &self.port, "--json", "--no-delay"])
+            .args(["--congestion", &setup.congestion, "--length", &bs.to_string()])
+            .args(["--time", &seconds(setup.runtime), "--omit", &seconds(setup.ramp)])
+            .args((!write).then_some("--reverse"));
+        let result: Value = serde_json::from_str(&finish(&mut command, setup)?).context("iperf3's result")?;
+        let bits = result["end"]["sum_received"]["bits_per_second"].as_f64();
+        Ok(bits.context("iperf3 without a result")? / 8.0)
+    }
+}

@@ -1,0 +1,105 @@
+//! A bare request and response of the sizes of a 4 KiB read.
+
+use super::socket;
+use crate::process::{pin_thread, thread_cpu_time};
+use crate::program::Measured;
+use crate::setup::Setup;
+use anyhow::Result;
+use std::hint::spin_loop;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::thread;
+use std::time::Instant;
+
+/// Bytes of a command capsule.
+const REQUEST: usize = 72;
+/// Bytes of a data PDU: its header, and the block.
+const RESPONSE: usize = 24 + 4096;
+
+/// How both sides wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Asleep in the system call.
+    Blocking,
+    /// By asking again and again.
+    Polling,
+}
+
+/// Asks and answers until the time is over.
+pub(crate) fn run(setup: &Setup, wait: Wait) -> Result<Measured> {
+    let (target, load) = socket::pair(&setup.congestion)?;
+    for stream in [&target, &load] {
+        stream.set_nonblocking(wait == Wait::Polling)?;
+    }
+    thread::scope(|scope| {
+        let answering = scope.spawn(move || {
+            pin_thread(setup.target_cpu)?;
+            answer(target)
+        });
+        let asking = scope.spawn(move || {
+            pin_thread(setup.load_cpu)?;
+            ask(load, setup)
+        });
+        let (mut measured, life) = asking.join().expect("a thread that does not panic")?;
+        // The answering side's time is of the whole life.
+        let answerer = answering.join().expect("a thread that does not panic")?;
+        measured.cpu += answerer / life;
+        Ok(measured)
+    })
+}
+
+/// Answers until the other side closes; processor seconds used.
+fn answer(mut stream: TcpStream) -> Result<f64> {
+    let (mut request, response) = ([0; REQUEST], [0xa5; RESPONSE]);
+    while receive(&mut stream, &mut request)? {
+        send(&mut stream, &response)?;
+    }
+    Ok(thread_cpu_time()?.as_secs_f64())
+}
+
+/// Asks; what was measured, with this side's processor time, and how many
+/// requests there were in all.
+fn ask(mut stream: TcpStream, setup: &Setup) -> Result<(Measured, f64)> {
+    let (request, mut response) = ([0x5a; REQUEST], [0; RESPONSE]);
+    let begin = Instant::now() + setup.ramp;
+    let end = begin + setup.runtime;
+    let (mut all, mut counted) = (0u64, 0u64);
+    let mut now = Instant::now();
+    while now < end {
+        send(&mut stream, &request)?;
+        if !receive(&mut stream, &mut response)? {
+            return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
+        }
+        now = Instant::now();
+        all += 1;
+        counted += u64::from(now >= begin && now < end);
+    }
+    let iops = counted as f64 / setup.runtime.as_secs_f64();
+    let cpu = thread_cpu_time()?.as_secs_f64() / all as f64;
+    Ok((Measured { rate: iops * 4096.0, iops, latency: 1.0 / iops, cpu }, all as f64))
+}
+
+fn send(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(e) if e.kind() == ErrorKind::WouldBlock => spin_loop(),
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Fills `bytes`; false if the other side closed instead.
+fn receive(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<bool> {
+    let mut got = 0;
+    while got < bytes.len() {
+        match stream.read(&mut bytes[got..]) {
+            Ok(0) => return Ok(false),
+            Ok(n) => got += n,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => spin_loop(),
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(true)
+}
