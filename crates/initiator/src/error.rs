@@ -84,6 +84,9 @@ pub(crate) fn io_error(status: Status) -> IoError {
         c if c == code(Status::TRANSIENT_TRANSPORT) => {
             IoError::Integrity("a data digest did not match".into())
         }
+        // The way is at fault, or about to go: the target stops, say.
+        c if c == code(Status::ABORTED_SQ_DELETION) => IoError::Unreachable(status.to_string()),
+        (Status::PATH, _) => IoError::Unreachable(status.to_string()),
         (Status::MEDIA, _) => IoError::Medium(status.to_string()),
         _ => IoError::Refused(status.to_string()),
     }

@@ -147,6 +147,54 @@ fn dropping_a_device_ends_what_was_begun_and_then_the_connections() {
     }
 }
 
+/// The connection that was prepared for the first queue has gone when it is
+/// needed (targets do not wait for Connect for ever): another one is made.
+#[test]
+fn a_queue_is_opened_long_after_the_device() {
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    // ICReq and no more (NVMe-TCP 1.1, ICReq PDU).
+    const UNUSED: u64 = 128;
+    let (target, uri) = serve("mem:8MiB");
+    let addr = target.addresses()[0];
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+    let uri = uri.replace(&addr.to_string(), &listener.local_addr().expect("address").to_string());
+    // A relay that knows how much each connection has sent.
+    let connections = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let list = Arc::clone(&connections);
+    std::thread::spawn(move || {
+        for host in listener.incoming() {
+            let (host, far) = (host.expect("accepted"), TcpStream::connect(addr).expect("connected"));
+            let sent = Arc::new(AtomicU64::new(0));
+            list.lock().expect("lock").push((host.try_clone().expect("cloned"), Arc::clone(&sent)));
+            let (mut from, mut to) = (far.try_clone().expect("cloned"), host.try_clone().expect("cloned"));
+            std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            std::thread::spawn(move || {
+                use std::io::{Read, Write};
+                let (mut host, mut far, mut bytes) = (host, far, [0; 65_536]);
+                while let Ok(n @ 1..) = host.read(&mut bytes) {
+                    sent.fetch_add(n as u64, Ordering::SeqCst);
+                    if far.write_all(&bytes[..n]).is_err() {
+                        break;
+                    }
+                }
+                let _ = far.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    let device = connect(&uri, Options::default()).expect("connected");
+    let mut cut = 0;
+    for (stream, sent) in connections.lock().expect("lock").iter() {
+        if sent.load(Ordering::SeqCst) == UNUSED {
+            stream.shutdown(Shutdown::Both).expect("cut");
+            cut += 1;
+        }
+    }
+    assert_eq!(cut, 1, "the connection for the first queue");
+    let disk = Blocking::open(device).expect("opened on another connection");
+    disk.write_at(&pattern(4096, 1), 0).expect("written");
+    assert!(read(&disk, 0, 4096).expect("read") == pattern(4096, 1));
+}
+
 /// A connection without I/O lives on for longer than the keep-alive time-out.
 #[test]
 fn keep_alive_keeps_an_idle_connection() {
