@@ -16,6 +16,9 @@ const KATO: Duration = Duration::from_secs(15);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// I/O queues that are connected together with the controller.
 const QUEUES: u16 = 1;
+/// R2Ts for one command at a time: the Linux kernel's target refuses hosts
+/// that allow more than one.
+const MAX_R2T: u32 = 1;
 /// Transfers above this are split, whatever the controller allows: what our
 /// own target takes in one capsule.
 const MAX_TRANSFER: u32 = 1 << 20;
@@ -39,6 +42,10 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// Largest transfer of one command, in bytes.
     pub max_transfer: u32,
+    /// R2Ts that a target may have outstanding for one command. More than one
+    /// lets a target that asks for little at a time overlap round trips; not
+    /// every target takes such a host.
+    pub max_r2t: u32,
     /// NQN that this host calls itself.
     pub hostnqn: String,
     /// Identifier of this host: one per running system.
@@ -60,6 +67,7 @@ impl Default for Options {
             kato: KATO,
             connect_timeout: CONNECT_TIMEOUT,
             max_transfer: MAX_TRANSFER,
+            max_r2t: MAX_R2T,
             hostnqn,
             hostid,
             congestion: None,

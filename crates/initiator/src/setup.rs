@@ -125,7 +125,7 @@ pub(crate) fn host_config(options: &Options, entries: u16, in_capsule: Option<u3
         header_digest: options.hdr_digest,
         data_digest: options.data_digest,
         entries,
-        maxr2t: MAXR2T,
+        maxr2t: options.max_r2t.max(1),
         ..HostConfig::default()
     };
     if let Some(in_capsule) = in_capsule {
@@ -133,11 +133,6 @@ pub(crate) fn host_config(options: &Options, entries: u16, in_capsule: Option<u3
     }
     config
 }
-
-/// R2Ts for one command at a time: more than one lets a target that has
-/// little memory overlap round trips. (A target that knows only one, as the
-/// Linux kernel's, sends one.)
-const MAXR2T: u32 = 1;
 
 /// Sends Connect on a fresh queue: the controller's identifier.
 pub(crate) async fn connect(
