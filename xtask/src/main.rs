@@ -18,6 +18,8 @@ usage: cargo xtask CHORE
 chores:
   tidy                    hold what a machine can hold: layers, unwraps, citations, links, commands
   conformance [--check]   write docs/conformance.md, or fail if it is not what would be written
+  bench GROUP... [--OPTION...]
+                          measure against references, for docs/performance.md; --help says more
   kernel [PATTERN...]     run the tests against a stock Linux kernel under QEMU
   ci                      run all that CI runs";
 
@@ -39,6 +41,7 @@ fn run() -> Result<()> {
         (Some("tidy"), []) => tidy::run(&repo),
         (Some("conformance"), []) => conformance::write(&repo),
         (Some("conformance"), ["--check"]) => conformance::check(&repo),
+        (Some("bench"), rest) => bench(&repo, rest),
         (Some("kernel"), rest) => script(&repo, "tests/kernel/run", rest),
         (Some("ci"), []) => script(&repo, ".ci/run", &[]),
         (Some("help" | "-h" | "--help"), _) => {
@@ -49,15 +52,22 @@ fn run() -> Result<()> {
     }
 }
 
+/// Runs the benchmarks, built in release.
+fn bench(repo: &Repo, args: &[&str]) -> Result<()> {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["run", "--quiet", "--release", "--package=longhaul-benches", "--"]).args(args);
+    finish(command.current_dir(&repo.root), "the benchmarks")
+}
+
 /// Runs one of the repository's scripts, with its output where ours goes.
 fn script(repo: &Repo, path: &str, args: &[&str]) -> Result<()> {
-    let status = Command::new(repo.root.join(path))
-        .args(args)
-        .current_dir(&repo.root)
-        .status()
-        .with_context(|| format!("cannot start {path}"))?;
+    finish(Command::new(repo.root.join(path)).args(args).current_dir(&repo.root), path)
+}
+
+fn finish(command: &mut Command, what: &str) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {what}"))?;
     if !status.success() {
-        bail!("{path} ended with {status}");
+        bail!("{what} ended with {status}");
     }
     Ok(())
 }

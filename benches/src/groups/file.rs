@@ -1,7 +1,7 @@
 //! Files on the local disk against fio on the same file.
 
 use super::{DiskFile, block_size, commands, window};
-use crate::program::{self, Load, Target};
+use crate::program::{self, Load, Measured, Target};
 use crate::reference::{fio, fio_available};
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
@@ -38,7 +38,6 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     let engine = setup.engines.first().context("no engine to measure with")?;
     let file = DiskFile::lay_out(setup)?;
     let backend = file.backend();
-    let target = Target::start(setup, engine, &backend, &[])?;
     let loads =
         [("randread", 4096, 32), ("randwrite", 4096, 32), ("read", 128 << 10, 16), ("write", 128 << 10, 16)]
             .map(|(rw, bs, depth)| Load::new(rw, bs, depth));
@@ -47,7 +46,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
             let measured = match subject {
                 Subject::Fio => fio(setup, &file.path, load),
                 Subject::Local => program::load(setup, engine, &backend, load, None, &[]),
-                Subject::Remote => program::load(setup, engine, &target.uri, load, Some(&target), &[]),
+                Subject::Remote => remote(setup, engine, &backend, load),
             };
             Ok(measured?.rate)
         })?;
@@ -77,4 +76,11 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         setup.ramp.as_millis()
     ));
     Ok(section)
+}
+
+/// A target locks the files that it serves, so it is there for its own
+/// measurement only.
+fn remote(setup: &Setup, engine: &str, backend: &str, load: &Load) -> Result<Measured> {
+    let target = Target::start(setup, engine, backend, &[])?;
+    program::load(setup, engine, &target.uri, load, Some(&target), &[])
 }

@@ -6,6 +6,7 @@ use crate::program::{self, Load, Target};
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::Result;
+use std::time::Duration;
 
 const BS: u64 = 128 << 10;
 const DEPTH: u32 = 128;
@@ -14,11 +15,14 @@ const JOBS: u32 = 128;
 const QUEUE_SIZE: &str = "129";
 /// What the target may use, for the command line and in bytes.
 const MEMORY: (&str, u64) = ("256MiB", 256 << 20);
+/// The shortest window: with 2 GiB under way a single I/O takes seconds.
+const RUNTIME: Duration = Duration::from_secs(3);
 const MIB: f64 = (1 << 20) as f64;
 
 pub(crate) fn run(setup: &Setup) -> Result<Section> {
     let mut section =
         Section::new("memory", &["load", "peak resident set, MiB", "of --memory", "≤ 1", "Longhaul, GB/s"]);
+    let setup = &Setup { runtime: setup.runtime.max(RUNTIME), ..setup.clone() };
     // On disk: the memory of a device in memory would be counted, too.
     let file = DiskFile::lay_out(setup)?;
     for engine in &setup.engines {
@@ -43,8 +47,9 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         }
     }
     section.notes.push(format!(
-        "{} of I/O are under way, and the target has --memory {}. Peak resident set: VmHWM of the process, \
+        "Windows of {} s: {} of I/O are under way, and the target has --memory {}. Peak resident set: VmHWM of the process, \
          code and stacks included. The device is a file on disk, whose cache is not in the process",
+        setup.runtime.as_secs_f64(),
         longhaul_block::units::format_size(BS * u64::from(DEPTH * JOBS)),
         MEMORY.0
     ));
