@@ -18,6 +18,7 @@ usage: cargo xtask CHORE
 chores:
   tidy                    hold what a machine can hold: layers, unwraps, citations, links, commands
   conformance [--check]   write docs/conformance.md, or fail if it is not what would be written
+  fuzz                    replay the fuzzing corpus, then fuzz each target for a short while
   bench GROUP... [--OPTION...]
                           measure against references, for docs/performance.md; --help says more
   kernel [PATTERN...]     run the tests against a stock Linux kernel under QEMU
@@ -43,6 +44,7 @@ fn run() -> Result<()> {
         (Some("conformance"), ["--check"]) => conformance::check(&repo),
         (Some("bench"), rest) => bench(&repo, rest),
         (Some("kernel"), rest) => script(&repo, "tests/kernel/run", rest),
+        (Some("fuzz"), []) => script(&repo, "fuzz/smoke", &[]),
         (Some("ci"), []) => script(&repo, ".ci/run", &[]),
         (Some("help" | "-h" | "--help"), _) => {
             println!("{USAGE}");

@@ -89,13 +89,14 @@ fn char_end(bytes: &[u8], start: usize) -> usize {
     }
 }
 
-/// For each line, whether it belongs to an item under `#[cfg(test)]`.
+/// For each line, whether it belongs to an item that is only there for tests.
 pub(crate) fn test_lines(blanked: &str) -> Vec<bool> {
     let mut within = vec![false; blanked.lines().count()];
     let starts: Vec<usize> =
         std::iter::once(0).chain(blanked.match_indices('\n').map(|(i, _)| i + 1)).collect();
     let line_of = |offset: usize| starts.partition_point(|s| *s <= offset) - 1;
-    for (at, _) in blanked.match_indices("#[cfg(test)]") {
+    let marks = ["#[cfg(test)]", "#[cfg(any(test,"];
+    for (at, _) in marks.into_iter().flat_map(|mark| blanked.match_indices(mark)) {
         let end = item_end(blanked, at);
         let last = line_of(end).min(within.len().saturating_sub(1));
         for line in &mut within[line_of(at)..=last] {

@@ -69,11 +69,11 @@ struct Help {
 }
 
 impl Help {
-    /// The help of the program (for an empty verb) or of a verb; empty where there is no such verb.
+    /// The help of a verb, or of `VERB SUBVERB`; empty where there is no such verb.
     fn of(&mut self, verb: &str) -> Result<&str> {
         if !self.known.contains_key(verb) {
             let mut command = Command::new(&self.program);
-            command.args((!verb.is_empty()).then_some(verb)).arg("--help");
+            command.args(verb.split_whitespace()).arg("--help");
             let output = command.output().context("cannot run the program")?;
             let text = if output.status.success() {
                 String::from_utf8_lossy(&output.stdout).into_owned()
@@ -87,12 +87,18 @@ impl Help {
 }
 
 fn wrong(help: &mut Help, words: &[String]) -> Result<Option<String>> {
-    let verb = words.iter().find(|w| !w.starts_with('-')).map_or("", String::as_str);
+    let mut plain = words.iter().filter(|w| !w.starts_with('-'));
+    let mut verb = plain.next().cloned().unwrap_or_default();
     // In a synopsis the verb is a placeholder.
     if verb.chars().all(|c| c.is_uppercase() || c == '…') && !verb.is_empty() {
         return Ok(None);
     }
-    let text = help.of(verb)?.to_owned();
+    let mut text = help.of(&verb)?.to_owned();
+    // A verb with verbs of its own, such as `dataset make`.
+    if let (true, Some(below)) = (!verb.is_empty() && text.contains("\nCommands:"), plain.next()) {
+        verb = format!("{verb} {below}");
+        text = help.of(&verb)?.to_owned();
+    }
     if text.is_empty() {
         return Ok(Some(format!("`longhaul {verb}` does not exist")));
     }

@@ -18,14 +18,30 @@ const ALLOW: &str = "// unwrap: ";
 
 /// Looks for the banned words in all but tests.
 pub(crate) fn check(repo: &Repo) -> Vec<Finding> {
-    let guarded = |file: &&File| {
-        GUARDED.iter().any(|name| file.path.starts_with(&format!("crates/{name}/src/")))
-            && !file
-                .path
-                .split('/')
-                .any(|part| matches!(part, "tests" | "tests.rs" | "testing.rs" | "testing"))
+    let guarded =
+        |file: &&File| GUARDED.iter().any(|name| file.path.starts_with(&format!("crates/{name}/src/")));
+    let files: Vec<&File> = repo.with_extension("rs").filter(guarded).collect();
+    let tests: Vec<String> = files.iter().flat_map(|f| test_modules(f)).collect();
+    let is_test =
+        |f: &File| tests.iter().any(|t| f.path == format!("{t}.rs") || f.path.starts_with(&format!("{t}/")));
+    files.into_iter().filter(|f| !is_test(f)).flat_map(in_file).collect()
+}
+
+/// Modules in files of their own that `file` declares for tests, as paths
+/// without `.rs`.
+fn test_modules(file: &File) -> Vec<String> {
+    let (dir, name) = file.path.rsplit_once('/').unwrap_or(("", &file.path));
+    let home = match name {
+        "lib.rs" | "main.rs" | "mod.rs" => dir.to_owned(),
+        other => format!("{dir}/{}", other.trim_end_matches(".rs")),
     };
-    repo.with_extension("rs").filter(guarded).flat_map(in_file).collect()
+    let blanked = blank(&file.text);
+    let in_test = test_lines(&blanked);
+    let declared = |(i, line): (usize, &str)| {
+        let name = line.trim().trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';')?;
+        in_test[i].then(|| format!("{home}/{name}"))
+    };
+    blanked.lines().enumerate().filter_map(declared).collect()
 }
 
 fn in_file(file: &File) -> Vec<Finding> {
@@ -62,6 +78,17 @@ mod tests {
             found("#[cfg(test)]\nmod tests {\n fn a() { b().unwrap() }\n}\nfn d() { e().expect(\"\") }\n"),
             [5]
         );
+    }
+
+    #[test]
+    fn test_modules_have_files_of_their_own() {
+        let modules = |path: &str| {
+            let text =
+                "mod a;\n#[cfg(test)]\nmod b;\n#[cfg(any(test, feature = \"x\"))]\npub mod c;\n".to_owned();
+            test_modules(&File { path: path.to_owned(), text })
+        };
+        assert_eq!(modules("crates/x/src/lib.rs"), ["crates/x/src/b", "crates/x/src/c"]);
+        assert_eq!(modules("crates/x/src/y.rs"), ["crates/x/src/y/b", "crates/x/src/y/c"]);
     }
 
     #[test]
