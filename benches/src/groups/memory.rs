@@ -17,12 +17,15 @@ const QUEUE_SIZE: &str = "129";
 const MEMORY: (&str, u64) = ("256MiB", 256 << 20);
 /// The shortest window: with 2 GiB under way a single I/O takes seconds.
 const RUNTIME: Duration = Duration::from_secs(3);
+/// The shortest load before it: all buffers are touched for the first time.
+const RAMP: Duration = Duration::from_secs(3);
 const MIB: f64 = (1 << 20) as f64;
 
 pub(crate) fn run(setup: &Setup) -> Result<Section> {
     let mut section =
         Section::new("memory", &["load", "peak resident set, MiB", "of --memory", "≤ 1", "Longhaul, GB/s"]);
-    let setup = &Setup { runtime: setup.runtime.max(RUNTIME), ..setup.clone() };
+    let (runtime, ramp) = (setup.runtime.max(RUNTIME), setup.ramp.max(RAMP));
+    let setup = &Setup { runtime, ramp, ..setup.clone() };
     // On disk: the memory of a device in memory would be counted, too.
     let file = DiskFile::lay_out(setup)?;
     for engine in &setup.engines {
@@ -47,9 +50,10 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         }
     }
     section.notes.push(format!(
-        "Windows of {} s: {} of I/O are under way, and the target has --memory {}. Peak resident set: VmHWM of the process, \
+        "Windows of {} s after {} s of load: {} of I/O are under way, and the target has --memory {}. Peak resident set: VmHWM of the process, \
          code and stacks included. The device is a file on disk, whose cache is not in the process",
         setup.runtime.as_secs_f64(),
+        setup.ramp.as_secs_f64(),
         longhaul_block::units::format_size(BS * u64::from(DEPTH * JOBS)),
         MEMORY.0
     ));
