@@ -2,15 +2,16 @@
 
 use crate::connection::{Connection, Role, small};
 use crate::io::IoQueue;
+use crate::share::Charge;
 use crate::subsystem::{Link, Message, Subsystem, lock};
 use futures_channel::oneshot;
-use longhaul_engine::{Task, now, sleep_until, spawn};
+use longhaul_engine::{BUF_MAX, BufMut, Memory, Task, now, sleep_until, spawn};
 use longhaul_proto::controller::{Action, Change, ConnectRequest, Controller, Env, HealthCounters, Reply};
 use longhaul_proto::target::{CommandData, QueueLimits};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::Status;
 use longhaul_wire::nqn::DISCOVERY_NQN;
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,6 +20,10 @@ use std::time::Duration;
 /// How often the keep-alive timer is looked at when it has no deadline yet,
 /// and at most: a deadline only moves away.
 const KEEP_ALIVE_LOOK: Duration = Duration::from_secs(1);
+
+/// Data up to this length, in bytes, is sent from memory outside the pools:
+/// all of Identify and of most log pages.
+const SMALL: usize = 4096;
 
 /// Handles Connect, with its data.
 pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &[u8]) {
@@ -50,7 +55,7 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
         flow_control: params.flow_control,
     };
     tracing::debug!("{}: I/O queue {} of controller {}", connection.peer(), params.qid, link.cntlid);
-    let io = IoQueue::new(params.qid, link, subsystem, &view, target.memory.host.clone());
+    let io = IoQueue::new(params.qid, link, subsystem, &view);
     connection.become_role(slot, Role::Io(Rc::new(io)), limits, params.reply());
 }
 
@@ -79,7 +84,7 @@ fn connect_admin(
         in_capsule: longhaul_proto::target::IN_CAPSULE_ADMIN,
         flow_control: params.flow_control,
     };
-    let admin = AdminQueue { link, subsystem, held: Cell::new(0), _timer: timer };
+    let admin = AdminQueue { link, subsystem, held: RefCell::default(), _timer: timer };
     connection.become_role(slot, Role::Admin(Rc::new(admin)), limits, params.reply());
 }
 
@@ -103,15 +108,15 @@ async fn keep_alive(connection: Rc<Connection>, link: Arc<Link>) {
 pub(crate) struct AdminQueue {
     pub(crate) link: Arc<Link>,
     subsystem: Arc<Subsystem>,
-    /// Asynchronous Event Requests that wait.
-    held: Cell<usize>,
+    /// Slots of Asynchronous Event Requests that wait.
+    held: RefCell<Vec<u16>>,
     _timer: Task<()>,
 }
 
 impl AdminQueue {
     /// Commands that wait for events, and would wait for ever.
     pub(crate) fn held(&self) -> usize {
-        self.held.get()
+        self.held.borrow().len()
     }
 
     pub(crate) fn command(
@@ -121,6 +126,43 @@ impl AdminQueue {
         sqe: &Sqe,
         data: CommandData,
     ) {
+        match data {
+            CommandData::HostBuffer { len } if (SMALL + 1..=BUF_MAX).contains(&(len as usize)) => {
+                self.with_memory(connection, slot, *sqe, data, len as usize);
+            }
+            _ => self.execute(connection, slot, sqe, data, None),
+        }
+    }
+
+    /// Executes a command that may have much data once there is memory for
+    /// it: a peer that never takes its log pages is no reason to have more.
+    fn with_memory(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        sqe: Sqe,
+        data: CommandData,
+        len: usize,
+    ) {
+        let (this, connection, use_) = (Rc::clone(self), Rc::clone(connection), connection.use_of(slot));
+        spawn(async move {
+            let got = Rc::clone(&connection.share).alloc(len).await;
+            if connection.is_current(slot, use_) {
+                this.execute(&connection, slot, &sqe, data, Some(got));
+                connection.flush();
+            }
+        })
+        .detach();
+    }
+
+    fn execute(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        sqe: &Sqe,
+        data: CommandData,
+        memory: Option<(BufMut, Charge)>,
+    ) {
         let (view, health) = if self.subsystem.nqn == DISCOVERY_NQN {
             (connection.target.discovery_view(connection.local), HealthCounters::default())
         } else {
@@ -128,21 +170,32 @@ impl AdminQueue {
         };
         let env = Env { now: now(), subsystem: &view, health: &health };
         let action = lock(&self.link.controller).handle_admin(sqe, env);
-        self.act(connection, slot, data, action);
+        self.act(connection, slot, data, action, memory);
         self.report_events(connection);
     }
 
-    fn act(self: &Rc<Self>, connection: &Rc<Connection>, slot: u16, data: CommandData, action: Action) {
+    fn act(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        data: CommandData,
+        action: Action,
+        memory: Option<(BufMut, Charge)>,
+    ) {
         match action {
             Action::Complete(reply) => connection.complete(slot, reply),
             Action::Data(bytes) => match data {
-                CommandData::HostBuffer { len } if len as usize == bytes.len() => {
-                    connection.send_read(slot, small(&bytes));
-                }
+                CommandData::HostBuffer { len } if len as usize == bytes.len() => match memory {
+                    Some((mut buf, charge)) => {
+                        buf.copy_from_slice(&bytes);
+                        connection.send_read(slot, Memory::Buf(buf), Some(charge));
+                    }
+                    None => connection.send_read(slot, small(&bytes), None),
+                },
                 //= NVMe Base 2.1, Data SGL Length Invalid: the descriptor describes more or less than the command transfers
                 _ => connection.complete(slot, Reply::error(Status::DATA_SGL_LENGTH.dnr())),
             },
-            Action::Hold => self.held.set(self.held.get() + 1),
+            Action::Hold => self.held.borrow_mut().push(slot),
             Action::Abort { sqid, cid } => self.abort(connection, slot, sqid, cid),
             Action::Change(change) => self.change(connection, slot, change),
             Action::WriteCache { enabled } => self.write_cache(connection, slot, enabled),
@@ -157,7 +210,7 @@ impl AdminQueue {
             let Some((cid, reply)) = event else { return };
             let slot = connection.shared.queue.borrow().find(cid);
             if let Some(slot) = slot {
-                self.held.set(self.held.get().saturating_sub(1));
+                self.held.borrow_mut().retain(|&held| held != slot);
                 connection.complete(slot, reply);
             }
         }
@@ -181,10 +234,16 @@ impl AdminQueue {
     }
 
     fn change(self: &Rc<Self>, connection: &Rc<Connection>, slot: u16, change: Change) {
-        connection.complete(slot, Reply::ok(0));
         if change == Change::Enabled {
-            return;
+            return connection.complete(slot, Reply::ok(0));
         }
+        if change == Change::Disabling {
+            // The controller has forgotten them; left open, they would be in
+            // the way of the queue's next life.
+            let held = self.held.take();
+            held.into_iter().for_each(|slot| connection.complete(slot, Status::ABORT_REQUESTED.into()));
+        }
+        connection.complete(slot, Reply::ok(0));
         let (this, abrupt) = (Rc::clone(self), change == Change::ShuttingDown { abrupt: true });
         spawn(async move {
             this.link.close_io();

@@ -8,6 +8,7 @@
 
 use crate::admin::{self, AdminQueue};
 use crate::io::{self, IoQueue};
+use crate::share::{Charge, Share};
 use crate::subsystem::Message;
 use crate::target::Shared as Target;
 use futures_channel::mpsc;
@@ -21,6 +22,7 @@ use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, Targ
 use longhaul_wire::command::{Direction, Sqe};
 use longhaul_wire::completion::Status;
 use longhaul_wire::digest::crc32c;
+use longhaul_wire::fabrics::ConnectData;
 use std::cell::{Cell, RefCell};
 use std::net::{Shutdown, SocketAddr};
 use std::rc::Rc;
@@ -63,6 +65,8 @@ pub(crate) struct Slot {
     source: Option<Segment>,
     /// The same for a digest.
     bytes: Option<Buf>,
+    /// Leave to hold that memory while the peer takes its time.
+    charge: Option<Charge>,
 }
 
 /// One connection, on its engine thread.
@@ -71,6 +75,8 @@ pub(crate) struct Connection {
     pub(crate) target: Arc<Target>,
     pub(crate) slots: RefCell<Vec<Slot>>,
     pub(crate) role: RefCell<Role>,
+    /// Of the memory for reads, and for writes by R2T.
+    pub(crate) share: Rc<Share>,
     pub(crate) local: SocketAddr,
     peer: SocketAddr,
     /// Reaches this connection from other threads.
@@ -95,6 +101,7 @@ pub(crate) async fn serve(target: Arc<Target>, stream: TcpStream, peer: SocketAd
         target: Arc::clone(&target),
         slots: RefCell::default(),
         role: RefCell::new(Role::New),
+        share: Share::new(target.memory.host.clone()),
         local,
         peer,
         sender,
@@ -110,6 +117,7 @@ pub(crate) async fn serve(target: Arc<Target>, stream: TcpStream, peer: SocketAd
     connection.leave(&ended);
     // What is queued (a TermReq, say) still goes out, if the peer takes it.
     let _ = longhaul_engine::timeout(DRAIN, transmit).await;
+    connection.forget();
     drop((watch, listen));
     target.leave(place);
 }
@@ -126,7 +134,8 @@ async fn watch(connection: Rc<Connection>) {
         sleep(STALL).await;
         let want = connection.shared.queue.borrow().want();
         let owes = matches!(want, longhaul_proto::transport::Want::Payload { .. })
-            || connection.shared.sending.get();
+            || connection.shared.sending.get()
+            || connection.slots.borrow().iter().any(|slot| slot.destination.is_some());
         if owes && connection.shared.progress.get() == before {
             tracing::warn!("{}: stalled for {} s, disconnected", connection.peer, STALL.as_secs());
             connection.close();
@@ -193,6 +202,18 @@ impl Connection {
         }
     }
 
+    /// Gives the memory of every command back. Commands that wait for it,
+    /// and keep the connection in memory by that, find that they are over.
+    fn forget(&self) {
+        let mut charges = Vec::new();
+        for s in &mut *self.slots.borrow_mut() {
+            s.use_ = s.use_.wrapping_add(1);
+            s.work = Work::None;
+            (s.destination, s.source, s.bytes) = (None, None, None);
+            charges.extend(s.charge.take());
+        }
+    }
+
     /// Sends what the last calls have queued.
     pub(crate) fn flush(&self) {
         if self.shared.queue.borrow().has_transmit() {
@@ -213,6 +234,9 @@ impl Connection {
         s.use_ = s.use_.wrapping_add(1);
         s.work = Work::None;
         s.destination = None;
+        let charge = s.charge.take();
+        drop(slots);
+        drop(charge);
         if self.draining.get() {
             self.ended_one.notify();
         }
@@ -235,8 +259,8 @@ impl Connection {
         self.slots.borrow()[usize::from(slot)].use_
     }
 
-    /// Answers a read with its data.
-    pub(crate) fn send_read(&self, slot: u16, memory: Memory) {
+    /// Answers a read with its data, which is held while the peer takes it.
+    pub(crate) fn send_read(&self, slot: u16, memory: Memory, charge: Option<Charge>) {
         let len = memory.len() as u32;
         let digests = self.shared.queue.borrow().params().data_digest;
         let (source, bytes) = match memory {
@@ -250,7 +274,7 @@ impl Connection {
         {
             let mut slots = self.slots.borrow_mut();
             let s = &mut slots[usize::from(slot)];
-            (s.source, s.bytes) = (Some(source), bytes);
+            (s.source, s.bytes, s.charge) = (Some(source), bytes, charge);
         }
         self.shared.queue.borrow_mut().send_data_and_complete(slot, 0, len, 0);
     }
@@ -259,28 +283,43 @@ impl Connection {
     /// way: into `memory`, or into a buffer as soon as there is one.
     pub(crate) fn fetch(self: &Rc<Self>, slot: u16, data: CommandData, work: Work, memory: Option<Memory>) {
         self.slots.borrow_mut()[usize::from(slot)].work = work;
-        let (len, pool) = match data {
-            CommandData::InCapsule { len } => (len, &self.target.memory.in_capsule),
-            CommandData::HostBuffer { len } => (len, &self.target.memory.host),
+        let (len, in_capsule) = match data {
+            CommandData::InCapsule { len } => (len as usize, true),
+            CommandData::HostBuffer { len } => (len as usize, false),
             CommandData::None => return self.complete(slot, Reply::error(Status::DATA_SGL_LENGTH.dnr())),
         };
-        let memory = memory.or_else(|| pool.try_alloc(len as usize).map(Memory::Buf));
         if let Some(memory) = memory {
-            return self.begin_fetch(slot, data, memory);
+            return self.begin_fetch(slot, data, memory, None);
+        }
+        let pool = &self.target.memory.in_capsule;
+        let got = match in_capsule {
+            true => pool.try_alloc(len).map(|buf| (buf, None)),
+            false => self.share.try_alloc(len).map(|(buf, charge)| (buf, Some(charge))),
+        };
+        if let Some((buf, charge)) = got {
+            return self.begin_fetch(slot, data, Memory::Buf(buf), charge);
         }
         let (connection, pool, use_) = (Rc::clone(self), pool.clone(), self.use_of(slot));
         spawn(async move {
-            let buf = pool.alloc(len as usize).await;
+            let (buf, charge) = if in_capsule {
+                (pool.alloc(len).await, None)
+            } else {
+                let (buf, charge) = Rc::clone(&connection.share).alloc(len).await;
+                (buf, Some(charge))
+            };
             if connection.is_current(slot, use_) && !connection.shared.is_ending() {
-                connection.begin_fetch(slot, data, Memory::Buf(buf));
+                connection.begin_fetch(slot, data, Memory::Buf(buf), charge);
                 connection.flush();
             }
         })
         .detach();
     }
 
-    fn begin_fetch(&self, slot: u16, data: CommandData, memory: Memory) {
-        self.slots.borrow_mut()[usize::from(slot)].destination = Some(memory);
+    fn begin_fetch(&self, slot: u16, data: CommandData, memory: Memory, charge: Option<Charge>) {
+        {
+            let s = &mut self.slots.borrow_mut()[usize::from(slot)];
+            (s.destination, s.charge) = (Some(memory), charge);
+        }
         let mut queue = self.shared.queue.borrow_mut();
         match data {
             CommandData::InCapsule { .. } => queue.accept_payload(slot),
@@ -308,8 +347,12 @@ impl Connection {
 
     /// The first command, which must be Connect.
     fn connect(self: &Rc<Self>, slot: u16, sqe: &Sqe, data: CommandData) {
-        let brings = sqe.direction() == Direction::ToController && !matches!(data, CommandData::None);
-        if brings {
+        let len = match data {
+            CommandData::None => 0,
+            CommandData::InCapsule { len } | CommandData::HostBuffer { len } => len as usize,
+        };
+        // Any other length is refused, and gets no buffer.
+        if sqe.direction() == Direction::ToController && len == ConnectData::LEN {
             self.fetch(slot, data, Work::Connect(*sqe), None);
         } else {
             admin::connect(self, slot, sqe, &[]);
@@ -317,16 +360,22 @@ impl Connection {
     }
 
     fn data_complete(self: &Rc<Self>, slot: u16, result: Result<(), Status>) {
-        let (work, memory) = {
+        let (work, memory, charge) = {
             let mut slots = self.slots.borrow_mut();
             let s = &mut slots[usize::from(slot)];
-            (std::mem::replace(&mut s.work, Work::None), s.destination.take())
+            (std::mem::replace(&mut s.work, Work::None), s.destination.take(), s.charge.take())
         };
+        // The device, not the peer, says how long it is held from now on.
+        drop(charge);
         if let Err(status) = result {
             return self.complete(slot, Reply::error(status));
         }
         match work {
             Work::None => {}
+            //= NVMe Base 2.1, Connect command: a second Connect on a queue is out of sequence
+            Work::Connect(_) if !matches!(*self.role.borrow(), Role::New) => {
+                self.complete(slot, Reply::error(Status::SEQUENCE_ERROR.dnr()));
+            }
             Work::Connect(sqe) => {
                 let bytes = memory.as_ref().and_then(Memory::bytes).unwrap_or_default();
                 admin::connect(self, slot, &sqe, bytes);
@@ -404,6 +453,10 @@ impl Driver for Served {
         let mut slots = self.slots.borrow_mut();
         let s = &mut slots[usize::from(slot)];
         (s.source, s.bytes) = (None, None);
+        let charge = s.charge.take();
+        drop(slots);
+        // Wakes who waits for it.
+        drop(charge);
     }
 
     fn events(&self) {
@@ -420,6 +473,7 @@ impl Driver for Served {
                             destination: None,
                             source: None,
                             bytes: None,
+                            charge: None,
                         });
                     }
                     drop(slots);

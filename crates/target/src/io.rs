@@ -6,9 +6,10 @@
 //! - commands that wait for a device to be opened keep their order.
 
 use crate::connection::{Connection, Work};
+use crate::share::Charge;
 use crate::subsystem::{Link, Subsystem, lock};
 use longhaul_block::{BlockIo, IoError, WriteFlags, ZeroFlags};
-use longhaul_engine::{Buf, BufPool, Memory, spawn};
+use longhaul_engine::{Buf, BufMut, Memory, spawn};
 use longhaul_proto::controller::io::{IoCommand, Limits, deallocate_ranges, parse};
 use longhaul_proto::controller::{Action, ErrorRecord, NamespaceView, Reply, SubsystemView};
 use longhaul_proto::target::CommandData;
@@ -42,7 +43,6 @@ pub(crate) struct IoQueue {
     /// Commands that wait for a device, while one is being opened.
     waiting: RefCell<Vec<(u16, u32, Sqe, CommandData)>>,
     opening: Cell<bool>,
-    memory: BufPool,
     counts: Counts,
 }
 
@@ -81,7 +81,6 @@ impl IoQueue {
         link: Arc<Link>,
         subsystem: Arc<Subsystem>,
         view: &Arc<SubsystemView>,
-        memory: BufPool,
     ) -> IoQueue {
         IoQueue {
             qid,
@@ -94,7 +93,6 @@ impl IoQueue {
             devices: RefCell::default(),
             waiting: RefCell::default(),
             opening: Cell::new(false),
-            memory,
             counts: Counts::default(),
         }
     }
@@ -267,7 +265,7 @@ impl IoQueue {
                 self.run(connection, slot, sqe, async move { io.write_zeroes(offset, len, flags).await });
             }
             IoCommand::Verify { offset, len } => {
-                let memory = self.memory.clone();
+                let memory = connection.target.memory.check.clone();
                 self.run(connection, slot, sqe, async move {
                     let mut done = 0;
                     while done < len {
@@ -300,23 +298,26 @@ impl IoQueue {
             && !flush
             && let Some(segment) = io.map_read(offset, len)
         {
-            return connection.send_read(slot, Memory::Device(segment));
+            return connection.send_read(slot, Memory::Device(segment), None);
         }
-        if !flush && let Some(buf) = self.memory.try_alloc(len) {
+        if !flush && let Some((buf, charge)) = connection.share.try_alloc(len) {
             match io.read(offset, buf).try_ready() {
-                Ok(Ok(buf)) => connection.send_read(slot, Memory::Buf(buf)),
+                Ok(Ok(buf)) => connection.send_read(slot, Memory::Buf(buf), Some(charge)),
                 Ok(Err(e)) => self.fail(connection, slot, sqe, status_of(&e, true)),
-                Err(read) => self.answer_read(connection, slot, sqe, read),
+                Err(read) => {
+                    self.answer_read(connection, slot, sqe, async move { Ok((read.await?, charge)) });
+                }
             }
             return;
         }
-        let memory = self.memory.clone();
+        let share = Rc::clone(&connection.share);
         self.answer_read(connection, slot, sqe, async move {
             if flush {
                 //= NVM Command Set 1.1, Read command: with FUA, data that is in a volatile cache is made durable first
                 io.flush().await?;
             }
-            io.read(offset, memory.alloc(len).await).await
+            let (buf, charge) = share.alloc(len).await;
+            Ok((io.read(offset, buf).await?, charge))
         });
     }
 
@@ -325,7 +326,7 @@ impl IoQueue {
         connection: &Rc<Connection>,
         slot: u16,
         sqe: &Sqe,
-        read: impl Future<Output = Result<longhaul_engine::BufMut, IoError>> + 'static,
+        read: impl Future<Output = Result<(BufMut, Charge), IoError>> + 'static,
     ) {
         let (this, connection, sqe, use_) =
             (Rc::clone(self), Rc::clone(connection), *sqe, connection.use_of(slot));
@@ -333,7 +334,7 @@ impl IoQueue {
             let result = read.await;
             if connection.is_current(slot, use_) {
                 match result {
-                    Ok(buf) => connection.send_read(slot, Memory::Buf(buf)),
+                    Ok((buf, charge)) => connection.send_read(slot, Memory::Buf(buf), Some(charge)),
                     Err(e) => this.fail(&connection, slot, &sqe, status_of(&e, true)),
                 }
             }
@@ -427,7 +428,7 @@ impl IoQueue {
         expected: Memory,
         io: Rc<dyn BlockIo>,
     ) {
-        let memory = self.memory.clone();
+        let memory = connection.target.memory.check.clone();
         let (this, connection, sqe, use_) =
             (Rc::clone(self), Rc::clone(connection), *sqe, connection.use_of(slot));
         spawn(async move {

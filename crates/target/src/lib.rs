@@ -13,6 +13,7 @@ mod config;
 mod connection;
 mod io;
 mod memory;
+mod share;
 mod subsystem;
 mod target;
 

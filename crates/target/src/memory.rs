@@ -1,4 +1,4 @@
-//! The memory of a target: one bound, two pools.
+//! The memory of a target: one bound, three pools.
 
 use longhaul_engine::{BUF_MAX, BufPool};
 
@@ -18,13 +18,21 @@ pub(crate) struct Memory {
     pub(crate) in_capsule: BufPool,
     /// For reads, and for writes by R2T.
     pub(crate) host: BufPool,
+    /// For what Compare and Verify read: held only while the device reads,
+    /// and by commands that may hold memory of the other pools.
+    pub(crate) check: BufPool,
 }
 
 impl Memory {
+    /// Bytes handed out at this moment.
+    pub(crate) fn used(&self) -> usize {
+        self.in_capsule.used() + self.host.used() + self.check.used()
+    }
+
     /// Divides `bound` bytes.
     pub(crate) fn new(bound: usize) -> Memory {
-        let data = (bound - bound / OVERHEAD_SHARE) / 2;
-        Memory { in_capsule: BufPool::new(data), host: BufPool::new(data) }
+        let data = (bound - bound / OVERHEAD_SHARE - BUF_MAX) / 2;
+        Memory { in_capsule: BufPool::new(data), host: BufPool::new(data), check: BufPool::new(BUF_MAX) }
     }
 
     /// The smallest bound that makes sense: each pool can meet any request.

@@ -282,7 +282,7 @@ impl Target {
 
     /// Bytes of I/O buffers handed out at this moment.
     pub fn memory_used(&self) -> usize {
-        self.shared.memory.in_capsule.used() + self.shared.memory.host.used()
+        self.shared.memory.used()
     }
 
     /// Takes no new connections, lets commands under way end, closes, and

@@ -1,0 +1,49 @@
+//! Hosts that break the protocol, on real sockets: each gets the TermReq or
+//! the status that the specification names, and costs only its own
+//! connection. Others do verified I/O all the while, and in the end the
+//! target is as good as new.
+
+#![allow(unreachable_pub, reason = "modules of one test")]
+
+mod client;
+mod connect;
+mod data;
+mod headers;
+mod resources;
+mod rig;
+
+/// Each test on each engine.
+macro_rules! on_each_engine {
+    ($($module:ident::$name:ident),* $(,)?) => {
+        mod epoll {
+            $(#[test] fn $name() { crate::$module::$name(longhaul_engine::Kind::Epoll) })*
+        }
+        mod uring {
+            $(#[test] fn $name() { crate::$module::$name(longhaul_engine::Kind::Uring) })*
+        }
+    };
+}
+
+on_each_engine! {
+    headers::before_icreq,
+    headers::after_icreq,
+    headers::bad_header_digest,
+    headers::termreq_from_the_host,
+    data::h2cdata_that_nobody_asked_for,
+    data::too_much_in_the_capsule,
+    data::bad_data_digest_fails_the_command_alone,
+    data::statuses_that_cost_a_command,
+    data::more_commands_than_entries,
+    connect::admin_queue,
+    connect::io_queue,
+    connect::hosts_that_are_not_allowed,
+    connect::first_command_that_is_no_connect,
+    connect::before_enable_and_after_reset,
+    resources::a_thousand_idle_connections,
+    resources::a_thousand_ends_within_a_pdu,
+    resources::half_a_header_for_ever,
+    resources::reads_that_are_never_taken,
+    resources::writes_that_never_send_their_data,
+    resources::compares_that_fill_the_memory,
+    resources::log_pages_that_are_never_taken,
+}

@@ -1,0 +1,158 @@
+//! A target under attack, and somebody who goes on working with it.
+
+use crate::client::{BLOCK, Client, Host, NQN, PATIENCE};
+use longhaul_block::BackendSpec;
+use longhaul_engine::{Config as EngineConfig, Kind};
+use longhaul_target::{Config, Target};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+/// Blocks of each namespace that belong to the witnesses.
+const WITNESS_LBA: u64 = 2048;
+/// Namespaces: memory, and a file.
+pub const MEM: u32 = 1;
+pub const FILE: u32 = 2;
+/// Blocks of a namespace.
+pub const BLOCKS: u64 = (16 << 20) / BLOCK as u64;
+
+pub struct Rig {
+    target: Target,
+    pub addr: SocketAddr,
+    witnesses: Vec<Witness>,
+    memory: usize,
+    _dir: tempfile::TempDir,
+}
+
+impl Rig {
+    /// A target on this engine, or `None` where there is none such.
+    pub fn new(kind: Kind, change: impl FnOnce(&mut Config)) -> Option<Rig> {
+        let mut config = Config {
+            listen: vec!["127.0.0.1:0".parse().expect("address")],
+            threads: 2,
+            engine: EngineConfig { kind, ..EngineConfig::default() },
+            ..Config::default()
+        };
+        change(&mut config);
+        let memory = config.memory;
+        let target = match Target::start(config) {
+            Ok(target) => target,
+            Err(e) => {
+                eprintln!("skipped on {kind}: {e}");
+                return None;
+            }
+        };
+        let dir = tempfile::tempdir().expect("directory");
+        let file = format!("file:{},size=16MiB,block=4096", dir.path().join("disk").display());
+        for (nsid, spec) in [(MEM, "mem:16MiB,block=4096"), (FILE, &file)] {
+            let device = BackendSpec::parse(spec).expect("understood").open().expect("opened");
+            assert_eq!(u64::from(device.info().block_size), BLOCK as u64);
+            assert_eq!(
+                target.export(NQN, "disk", device, Uuid::from_u128(nsid.into())).expect("exported"),
+                nsid
+            );
+        }
+        let addr = target.addresses()[0];
+        let witnesses = [MEM, FILE].map(|nsid| Witness::start(addr, nsid)).into();
+        Some(Rig { target, addr, witnesses, memory, _dir: dir })
+    }
+
+    /// A controller of its own, with a queue of 32.
+    pub fn host(&self) -> Host {
+        Host::new(self.addr, 32, 0)
+    }
+
+    /// Others go on, and the memory of the target is within its bound.
+    pub fn check(&self) {
+        self.witnesses.iter().for_each(Witness::round);
+        assert!(self.target.memory_used() <= self.memory, "memory within its bound");
+    }
+
+    pub fn memory_used(&self) -> usize {
+        self.target.memory_used()
+    }
+
+    /// Waits until the target has noticed that all but `n` connections
+    /// (besides those of the witnesses) have gone. It tells nobody.
+    pub fn wait_for_connections(&self, n: usize) {
+        let all = n + 2 * self.witnesses.len();
+        until("the end of connections", || self.target.connections() == all);
+    }
+
+    /// In the end nothing is left of it all.
+    pub fn finish(mut self) {
+        self.check();
+        let addr = self.addr;
+        self.witnesses.drain(..).for_each(Witness::stop);
+        let mut host = Host::new(addr, 32, 3);
+        host.verify(MEM, 0, 1000);
+        host.verify(FILE, 0, 2000);
+        drop(host);
+        until("the end of connections", || self.target.connections() == 0);
+        until("memory given back", || self.target.memory_used() == 0);
+        assert!(self.target.stop(), "everything is durable");
+    }
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < end, "{what}: not within {} s", PATIENCE.as_secs());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Somebody who writes and verifies all the while, on connections that live
+/// from beginning to end.
+struct Witness {
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Shared {
+    rounds: Mutex<u64>,
+    done: Condvar,
+    stop: AtomicBool,
+}
+
+impl Witness {
+    fn start(addr: SocketAddr, nsid: u32) -> Witness {
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || {
+            let mut host = Host::new(addr, 8, 0);
+            while !theirs.stop.load(Ordering::Relaxed) {
+                let seed = *theirs.rounds.lock().expect("lock");
+                host.verify(nsid, WITNESS_LBA + seed % 64 * 8, seed);
+                *theirs.rounds.lock().expect("lock") += 1;
+                theirs.done.notify_all();
+            }
+        });
+        Witness { shared, thread }
+    }
+
+    /// Waits until a whole round was begun and ended from now on.
+    fn round(&self) {
+        let rounds = self.shared.rounds.lock().expect("lock");
+        let until = *rounds + 2;
+        let waited = self.shared.done.wait_timeout_while(rounds, PATIENCE, |rounds| *rounds < until);
+        let timed_out = waited.map(|(_, time)| time.timed_out()).expect("lock");
+        assert!(!timed_out && !self.thread.is_finished(), "others do not go on");
+    }
+
+    fn stop(self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("every round was verified");
+    }
+}
+
+/// Sends `bytes` on a new connection and lets `judge` see what comes back.
+pub fn attack(rig: &Rig, mut client: Client, bytes: &[u8], judge: impl FnOnce(&mut Client)) {
+    client.send(bytes);
+    judge(&mut client);
+    rig.check();
+}
