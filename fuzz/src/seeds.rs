@@ -1,5 +1,5 @@
 //! The seed corpus: connections as they are, from set-up to end, for the
-//! fuzzer to bend. `cargo run --bin seeds` writes it to `corpus/`.
+//! fuzzer to bend. `cargo run --example seeds` writes it to `corpus/`.
 
 use crate::pdus::Pdu;
 use crate::{controller, host_queue, target_queue};
