@@ -109,6 +109,8 @@ pub(crate) struct Controller {
     pub(crate) info: ControllerInfo,
     pub(crate) options: Options,
     pub(crate) endpoint: Endpoint,
+    /// As in [`Admin`].
+    fabrics_in_capsule: u32,
     state: Mutex<State>,
     traffic: Arc<AtomicBool>,
     /// Ends the admin task when dropped.
@@ -181,8 +183,15 @@ impl Controller {
             // One that failed is tried again when it is needed.
             state.prepared.extend(prepared.into_iter().filter_map(Result::ok));
         }
-        let controller =
-            Arc::new(Controller { info, options, endpoint, state: Mutex::new(state), traffic, requests });
+        let controller = Arc::new(Controller {
+            info,
+            options,
+            endpoint,
+            fabrics_in_capsule: admin.in_capsule,
+            state: Mutex::new(state),
+            traffic,
+            requests,
+        });
         serve(admin, &id, inbox, &controller);
         Ok(controller)
     }
@@ -281,6 +290,7 @@ impl Controller {
     async fn connect_queue(&self, prepared: Prepared, qid: u16, in_capsule: u32) -> Result<Queue> {
         let queue = prepared.serve(&self.traffic)?;
         queue.set_in_capsule(in_capsule);
+        queue.set_fabrics_in_capsule(self.fabrics_in_capsule);
         let (nqn, sqsize) = (&self.info.subnqn, self.entries() - 1);
         connect(&self.endpoint, &self.options, &queue, nqn, qid, sqsize, Some(self.info.cntlid)).await?;
         Ok(queue)

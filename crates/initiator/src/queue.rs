@@ -209,6 +209,11 @@ impl Queue {
         self.inner.shared.queue.borrow_mut().set_in_capsule(bytes);
     }
 
+    /// The same for Fabrics commands.
+    pub(crate) fn set_fabrics_in_capsule(&self, bytes: u32) {
+        self.inner.shared.queue.borrow_mut().set_fabrics_in_capsule(bytes);
+    }
+
     /// Digests in use, for headers and for data.
     pub(crate) fn digests(&self) -> (bool, bool) {
         let params = self.inner.shared.queue.borrow().params();

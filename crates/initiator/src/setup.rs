@@ -14,7 +14,7 @@ use crate::queue::{Data, Done, Queue, handshake};
 use longhaul_block::IoError;
 use longhaul_engine::net::{SocketOptions, TcpStream};
 use longhaul_engine::{BufMut, Memory, sleep, timeout};
-use longhaul_proto::host::{HostConfig, HostQueue};
+use longhaul_proto::host::{HostConfig, HostQueue, IN_CAPSULE_ADMIN};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::fabrics::{
@@ -215,6 +215,9 @@ pub(crate) struct Admin {
     pub(crate) queue: Queue,
     pub(crate) endpoint: Endpoint,
     pub(crate) timeout: Duration,
+    /// Data that admin and Fabrics commands may have in their capsules, in
+    /// bytes, on every queue of the controller.
+    pub(crate) in_capsule: u32,
 }
 
 impl Admin {
@@ -226,15 +229,18 @@ impl Admin {
         subnqn: &str,
         traffic: &Arc<AtomicBool>,
     ) -> Result<(Admin, u16, Cap)> {
-        let (mut queue, mut cqe) = Admin::connect(&endpoint, options, subnqn, traffic, None).await?;
-        // Every admin queue takes 8 KiB in a capsule, but for the Linux
-        // target's that is set to an inline size of 0: it refuses Connect and
-        // loses its place in the stream. It gets its data when it asks.
+        let mut in_capsule = IN_CAPSULE_ADMIN;
+        let (mut queue, mut cqe) = Admin::connect(&endpoint, options, subnqn, traffic, in_capsule).await?;
+        // Every controller takes 8 KiB in the capsule of a Fabrics command,
+        // but for the Linux target that is set to an inline size of 0: it
+        // refuses Connect and loses its place in the stream. It gets its data
+        // when it asks.
         if same_code(cqe.status(), Status::SGL_OFFSET) {
-            (queue, cqe) = Admin::connect(&endpoint, options, subnqn, traffic, Some(0)).await?;
+            in_capsule = 0;
+            (queue, cqe) = Admin::connect(&endpoint, options, subnqn, traffic, in_capsule).await?;
         }
         let cntlid = connected(&endpoint, options, subnqn, cqe)?;
-        let admin = Admin { queue, endpoint, timeout: options.connect_timeout };
+        let admin = Admin { queue, endpoint, timeout: options.connect_timeout, in_capsule };
         let cap = admin.enable().await?;
         Ok((admin, cntlid, cap))
     }
@@ -245,10 +251,11 @@ impl Admin {
         options: &Options,
         subnqn: &str,
         traffic: &Arc<AtomicBool>,
-        in_capsule: Option<u32>,
+        in_capsule: u32,
     ) -> Result<(Queue, Cqe)> {
-        let config = host_config(options, ADMIN_ENTRIES, in_capsule);
+        let config = host_config(options, ADMIN_ENTRIES, Some(in_capsule));
         let queue = Prepared::open(endpoint, options, config).await?.serve(traffic)?;
+        queue.set_fabrics_in_capsule(in_capsule);
         let cqe = send_connect(endpoint, options, &queue, subnqn, 0, ADMIN_ENTRIES - 1, None).await?;
         Ok((queue, cqe))
     }

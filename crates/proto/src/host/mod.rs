@@ -66,6 +66,7 @@ enum State {
 #[derive(Debug)]
 pub struct HostQueue {
     config: HostConfig,
+    fabrics_in_capsule: u32,
     params: Params,
     state: State,
     rx: Deframer,
@@ -95,6 +96,7 @@ impl HostQueue {
         let depth = config.entries - 1;
         let mut queue = HostQueue {
             config,
+            fabrics_in_capsule: IN_CAPSULE_ADMIN,
             params: Params::default(),
             state: State::Connecting,
             rx: Deframer::new(Role::Host),
@@ -120,6 +122,13 @@ impl HostQueue {
     /// from Identify Controller, for I/O queues.
     pub fn set_in_capsule(&mut self, bytes: u32) {
         self.config.in_capsule = bytes.min(DATA_MAX);
+    }
+
+    /// Fabrics commands carry at most this many bytes in capsule, and not
+    /// [`IN_CAPSULE_ADMIN`]: for controllers that do not take what they have
+    /// to.
+    pub fn set_fabrics_in_capsule(&mut self, bytes: u32) {
+        self.fabrics_in_capsule = bytes.min(DATA_MAX);
     }
 
     /// What ICReq and ICResp have settled.
@@ -202,8 +211,7 @@ impl HostQueue {
     //= NVMe-TCP 1.1, Capsules: Fabrics commands carry up to 8192 bytes on every queue, whatever IOCCSZ says
     #[inline]
     fn in_capsule_of(&self, sqe: &Sqe) -> u32 {
-        let least = if is_fabrics(sqe.opcode) { IN_CAPSULE_ADMIN } else { 0 };
-        self.config.in_capsule.max(least)
+        if is_fabrics(sqe.opcode) { self.fabrics_in_capsule } else { self.config.in_capsule }
     }
 
     /// A new identifier for the slot: the slot, and above it a number that

@@ -393,4 +393,9 @@ fn fabrics_commands_carry_their_data_whatever_ioccsz_says() {
     assert_eq!(bench.end.transmit().len(), 72 + 1024);
     bench.end.submit(Sqe::new(1), data, vec![0; 1024]).expect("room");
     assert_eq!(bench.end.transmit().len(), 72);
+
+    let mut bench = Bench::new();
+    bench.end.queue.set_fabrics_in_capsule(0);
+    bench.end.submit(Sqe::connect(0, 3, 0, 0), data, vec![0; 1024]).expect("room");
+    assert_eq!(bench.end.transmit().len(), 72, "but for a controller that takes none");
 }
