@@ -14,6 +14,6 @@ mod rx;
 mod shared;
 mod tx;
 
-pub use rx::{Ended, receive};
+pub use rx::{Ended, linger, receive};
 pub use shared::{Driver, Queue, Shared};
 pub use tx::transmit;

@@ -9,7 +9,6 @@ use crate::shared::{Driver, Queue, Shared};
 use longhaul_engine::RecvMsg;
 use longhaul_proto::transport::Want;
 use std::io;
-use std::net::Shutdown;
 
 /// Payload from which on the rest of it is received directly, with little
 /// staging behind it: below, one large staged receive for many PDUs and a
@@ -17,6 +16,9 @@ use std::net::Shutdown;
 const BULK: usize = 16 << 10;
 /// Staging behind bulk: the next header or two, and hardly any data to copy.
 const STAGING_AFTER_BULK: usize = 256;
+
+/// Staging while nothing is looked at.
+const LINGER_STAGING: usize = 4096;
 
 /// Why the receive loop ended.
 #[derive(Debug, thiserror::Error)]
@@ -41,8 +43,21 @@ pub async fn receive<D: Driver>(shared: &Shared<D::Queue>, driver: &D, staging: 
     let mut loop_ = Receive { shared, driver, msg: RecvMsg::new(staging), staged: 0, bulk: false };
     let ended = loop_.run().await;
     shared.end();
-    let _ = shared.stream.shutdown(Shutdown::Read);
     ended
+}
+
+/// Takes what still comes until the peer closes its side, and forgets it: a
+/// socket that is closed with unread input resets the connection, and the
+/// last thing that was sent (a TermReq, say) may not arrive.
+pub async fn linger<Q>(shared: &Shared<Q>) {
+    let mut msg = RecvMsg::new(LINGER_STAGING);
+    loop {
+        let (result, back) = shared.stream.recv(msg).await;
+        msg = back;
+        if !matches!(result, Ok(1..)) {
+            return;
+        }
+    }
 }
 
 struct Receive<'a, D: Driver> {

@@ -97,7 +97,7 @@ async fn keep_alive(connection: Rc<Connection>, link: Arc<Link>) {
         let expired = lock(&link.controller).handle_timeout(now());
         if expired.is_some() {
             tracing::warn!("{}: controller {}: keep-alive timer expired", connection.peer(), link.cntlid);
-            link.close_io();
+            drop(link.close_io());
             connection.close();
             return;
         }
@@ -246,7 +246,8 @@ impl AdminQueue {
         connection.complete(slot, Reply::ok(0));
         let (this, abrupt) = (Rc::clone(self), change == Change::ShuttingDown { abrupt: true });
         spawn(async move {
-            this.link.close_io();
+            // Queues of the next life may have the same numbers.
+            this.link.close_io().await;
             if !abrupt {
                 flush_all(&this.subsystem).await;
             }
@@ -269,9 +270,9 @@ impl AdminQueue {
     }
 
     /// The association ends with its admin queue.
-    pub(crate) fn end(&self, _connection: &Connection) {
+    pub(crate) fn end(&self) {
         lock(&self.subsystem.controllers).remove(&self.link.cntlid);
-        self.link.close_io();
+        drop(self.link.close_io());
     }
 }
 

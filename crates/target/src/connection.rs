@@ -13,7 +13,7 @@ use crate::subsystem::Message;
 use crate::target::Shared as Target;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
-use longhaul_conn::{Driver, Ended, Shared, receive, transmit};
+use longhaul_conn::{Driver, Shared, linger, receive, transmit};
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Buf, BufMut, Memory, Segment, sleep, spawn};
@@ -36,6 +36,8 @@ const STAGING: usize = 64 << 10;
 const STALL: Duration = Duration::from_secs(60);
 /// Time for a new connection to come to its Connect command.
 const HANDSHAKE: Duration = Duration::from_secs(15);
+/// Time for a peer to close its side after the last thing was sent to it.
+const LINGER: Duration = Duration::from_secs(1);
 /// Time for commands under way to end when the target stops.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -46,6 +48,8 @@ pub(crate) enum Role {
     New,
     Admin(Rc<AdminQueue>),
     Io(Rc<IoQueue>),
+    /// Was one of these.
+    Ended,
 }
 
 /// What to do with data that is on its way.
@@ -114,9 +118,10 @@ pub(crate) async fn serve(target: Arc<Target>, stream: TcpStream, peer: SocketAd
     let sending = Served(Rc::clone(&connection));
     let transmit = spawn(async move { transmit(&sending.shared, &sending).await });
     let ended = receive(&connection.shared, &served, STAGING).await;
-    connection.leave(&ended);
+    connection.leave(&ended.to_string());
     // What is queued (a TermReq, say) still goes out, if the peer takes it.
     let _ = longhaul_engine::timeout(DRAIN, transmit).await;
+    let _ = longhaul_engine::timeout(LINGER, linger(&connection.shared)).await;
     connection.forget();
     drop((watch, listen));
     target.leave(place);
@@ -168,6 +173,8 @@ async fn listen(connection: Rc<Connection>, mut inbox: mpsc::UnboundedReceiver<M
 impl Connection {
     /// Ends the connection after what is queued.
     pub(crate) fn close(&self) {
+        // Before the peer sees the end: it may come back at once.
+        self.leave("closed by this end");
         self.shared.end();
         let _ = self.shared.stream.shutdown(Shutdown::Read);
     }
@@ -188,8 +195,10 @@ impl Connection {
     }
 
     /// The connection has ended.
-    fn leave(&self, ended: &Ended) {
-        match std::mem::replace(&mut *self.role.borrow_mut(), Role::New) {
+    fn leave(&self, ended: &str) {
+        let role = std::mem::replace(&mut *self.role.borrow_mut(), Role::Ended);
+        match role {
+            Role::Ended => {}
             Role::New => tracing::debug!("{}: {ended}", self.peer),
             Role::Io(io) => {
                 tracing::debug!("{}: I/O queue {}: {ended}", self.peer, io.qid);
@@ -197,7 +206,7 @@ impl Connection {
             }
             Role::Admin(admin) => {
                 tracing::info!("{}: controller {} ended: {ended}", self.peer, admin.link.cntlid);
-                admin.end(self);
+                admin.end();
             }
         }
     }
@@ -342,6 +351,7 @@ impl Connection {
             Role::New => self.connect(slot, sqe, data),
             Role::Admin(admin) => admin.command(self, slot, sqe, data),
             Role::Io(io) => io.command(self, slot, sqe, data),
+            Role::Ended => self.complete(slot, Reply::error(Status::ABORTED_SQ_DELETION)),
         }
     }
 

@@ -192,6 +192,8 @@ pub(crate) struct Link {
     pub(crate) traffic: Traffic,
     /// Its connections by queue identifier; the admin queue is 0.
     queues: Mutex<BTreeMap<u16, mpsc::UnboundedSender<Message>>>,
+    /// Dropped when the last I/O queue has gone.
+    io_closed: Mutex<Vec<oneshot::Sender<()>>>,
     pub(crate) health: Health,
     /// Every write is to be durable: the host has switched the cache off.
     pub(crate) write_through: AtomicBool,
@@ -226,6 +228,7 @@ impl Link {
             traffic: controller.traffic(),
             controller: Mutex::new(controller),
             queues: Mutex::default(),
+            io_closed: Mutex::default(),
             health: Health::default(),
             write_through: AtomicBool::new(false),
         }
@@ -236,8 +239,12 @@ impl Link {
     }
 
     pub(crate) fn remove_queue(&self, qid: u16) {
-        lock(&self.queues).remove(&qid);
         lock(&self.controller).queue_closed(qid);
+        let mut queues = lock(&self.queues);
+        queues.remove(&qid);
+        if queues.range(1..).next().is_none() {
+            lock(&self.io_closed).clear();
+        }
     }
 
     /// Sends to one queue, if it lives.
@@ -245,10 +252,16 @@ impl Link {
         lock(&self.queues).get(&qid).is_some_and(|queue| queue.unbounded_send(message).is_ok())
     }
 
-    /// Closes the I/O queues.
-    pub(crate) fn close_io(&self) {
-        for (_, queue) in lock(&self.queues).range(1..) {
+    /// Closes the I/O queues; the future ends when the last one has gone.
+    pub(crate) fn close_io(&self) -> impl Future<Output = ()> + use<> {
+        let queues = lock(&self.queues);
+        let (sender, closed) = oneshot::channel();
+        for (_, queue) in queues.range(1..) {
             let _ = queue.unbounded_send(Message::Close);
         }
+        if queues.range(1..).next().is_some() {
+            lock(&self.io_closed).push(sender);
+        }
+        async move { _ = closed.await }
     }
 }
