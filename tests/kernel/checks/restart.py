@@ -1,14 +1,9 @@
 """A bad night: the target dies, the cable is pulled, and nobody sees an I/O error."""
 
-import time
-
 from peer.suite import check, free_port, require
 
 # Reconnect soon and for long; notice a dead path soon.
 PATIENT = "--reconnect-delay=1 --ctrl-loss-tmo=600 --keep-alive-tmo=5"
-
-# How long the target stays away, in seconds: longer than one reconnect delay.
-AWAY = 4
 
 # A verifying load that runs until the file it is told about is gone.
 LOAD = """
@@ -47,16 +42,22 @@ def survives(bench, disturb, export=None):
 
 
 def restarted(stop):
-    """A disturbance: `stop` the target, wait, start it on the same port."""
+    """A disturbance: `stop` the target, start it on the same port once it was missed."""
 
     def disturb(bench, target, export, port, nqn):
+        missed = bench.guest.run("failed_reconnects || true")
         stop(target)
-        time.sleep(AWAY)
+        stay_away(bench, int(missed))
         new = bench.target(export, port=port)
         bench.guest.run(f"until_true 90 state_is {nqn} live")
         return new
 
     return disturb
+
+
+def stay_away(bench, missed):
+    """Waits until the host, that has `missed` a target so often, has done so twice more."""
+    bench.guest.run(f"until_true 120 failed_reconnects_are {missed + 2}")
 
 
 def terminate(target):
@@ -106,7 +107,7 @@ def mounted(bench):
         sync
         echo synced
     """)
-    time.sleep(AWAY)
+    stay_away(bench, 0)
     bench.target(export, port=port)
     require("synced" in job.wait(), "the write did not end")
     bench.guest.run(f"""

@@ -52,6 +52,10 @@ gone() { ! block_device "$1" > /dev/null; }
 # state_is NQN STATE: whether the controller is in STATE (live, connecting, …).
 state_is() { [ "$(cat "/sys/class/nvme/$(basename "$(controller "$1")")/state" 2> /dev/null)" = "$2" ]; }
 
+# failed_reconnects: prints how often a host found no target since the kernel's log was cleared.
+failed_reconnects() { dmesg | grep -c 'Failed reconnect attempt'; }
+failed_reconnects_are() { [ "$(failed_reconnects)" -ge "$1" ]; }
+
 # sectors_are DEV N: whether the device has N sectors of 512 bytes.
 sectors_are() { [ "$(cat "/sys/block/${1##*/}/size")" = "$2" ]; }
 
