@@ -164,7 +164,8 @@ pub(crate) fn load(
     let child = Guard(process::start(command.stdin(Stdio::null()).stdout(Stdio::piped()), setup.load_cpu)?);
     let pids: Vec<u32> = std::iter::once(child.pid()).chain(target.map(Target::pid)).collect();
     let share = processor_share(setup, &pids);
-    let mut measured = Measured::from_json(&output(child)?, load)?;
+    let result = output(child).and_then(|text| Measured::from_json(&text, load));
+    let mut measured = result.with_context(|| format!("bench --engine {engine}, {load:?}"))?;
     // A load that ended early has said why; it has no processor time now.
     measured.cpu = share? / measured.iops;
     Ok(measured)
