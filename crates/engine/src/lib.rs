@@ -23,7 +23,7 @@ mod time;
 
 pub use buf::{BUF_ALIGN, BUF_MAX, Buf, BufMut, BufPool, Segment};
 pub use config::{Config, Kind};
-pub use exec::{Engine, Handle, Remote, handle, kind, spawn, yield_now};
+pub use exec::{Engine, EngineGone, Handle, Remote, handle, kind, spawn, yield_now};
 pub use msg::{Memory, RecvMsg, SendMsg};
 pub use thread::Thread;
 pub use time::{Elapsed, Sleep, now, sleep, sleep_until, timeout};
