@@ -159,6 +159,10 @@ impl Host {
         assert_eq!(offset, command.asked, "data is asked for in order");
         assert!(len > 0 && len <= command.len - command.asked, "within the command's data");
         command.asked += len;
+        // What a damaged PDU answered is not known here: its tag may be free.
+        if self.damaged {
+            self.r2ts.retain(|other| other.ttag != ttag);
+        }
         assert!(self.r2ts.iter().all(|other| other.ttag != ttag), "tags are used once at a time");
         self.r2ts.push(R2t { cid, ttag, offset, left: len });
         let outstanding = self.r2ts.iter().filter(|r2t| r2t.cid == cid).count();
