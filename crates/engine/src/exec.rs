@@ -123,6 +123,9 @@ pub(crate) fn try_with_core(f: impl FnOnce(&Core)) {
 
 /// Starts a task on the calling engine thread.
 ///
+/// A task that panics ends alone: the panic goes on in whoever awaits the
+/// [`Task`](crate::Task), and the other tasks of the thread live.
+///
 /// # Panics
 /// Outside an engine thread.
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> crate::Task<T> {
@@ -135,7 +138,9 @@ pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> crate::Ta
         let _entry = entry;
         future.await
     };
-    let (runnable, task) = async_task::spawn_local(future, move |runnable| schedule(&shared, runnable));
+    let (runnable, task) = async_task::Builder::new()
+        .propagate_panic(true)
+        .spawn_local(|()| future, move |runnable| schedule(&shared, runnable));
     with_core(|core| core.tasks.borrow_mut()[id] = runnable.waker());
     runnable.schedule();
     task

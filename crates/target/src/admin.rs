@@ -144,15 +144,14 @@ impl AdminQueue {
         data: CommandData,
         len: usize,
     ) {
-        let (this, connection, use_) = (Rc::clone(self), Rc::clone(connection), connection.use_of(slot));
-        spawn(async move {
+        let (this, use_) = (Rc::clone(self), connection.use_of(slot));
+        connection.spawn(async move |connection| {
             let got = Rc::clone(&connection.share).alloc(len).await;
             if connection.is_current(slot, use_) {
                 this.execute(&connection, slot, &sqe, data, Some(got));
                 connection.flush();
             }
-        })
-        .detach();
+        });
     }
 
     fn execute(
@@ -219,9 +218,8 @@ impl AdminQueue {
     fn abort(&self, connection: &Rc<Connection>, slot: u16, sqid: u16, cid: u16) {
         let (reply, answer) = oneshot::channel();
         self.link.send(sqid, Message::Abort { cid, reply });
-        let (connection, link, use_) =
-            (Rc::clone(connection), Arc::clone(&self.link), connection.use_of(slot));
-        spawn(async move {
+        let (link, use_) = (Arc::clone(&self.link), connection.use_of(slot));
+        connection.spawn(async move |connection| {
             // A queue that is gone has dropped the message: not aborted.
             let aborted = answer.await.unwrap_or(false);
             let reply = lock(&link.controller).abort_done(aborted);
@@ -229,8 +227,7 @@ impl AdminQueue {
                 connection.complete(slot, reply);
             }
             connection.flush();
-        })
-        .detach();
+        });
     }
 
     fn change(self: &Rc<Self>, connection: &Rc<Connection>, slot: u16, change: Change) {
@@ -245,15 +242,14 @@ impl AdminQueue {
         }
         connection.complete(slot, Reply::ok(0));
         let (this, abrupt) = (Rc::clone(self), change == Change::ShuttingDown { abrupt: true });
-        spawn(async move {
+        connection.spawn(async move |_| {
             // Queues of the next life may have the same numbers.
             this.link.close_io().await;
             if !abrupt {
                 flush_all(&this.subsystem).await;
             }
             lock(&this.link.controller).change_done(change);
-        })
-        .detach();
+        });
     }
 
     fn write_cache(self: &Rc<Self>, connection: &Rc<Connection>, slot: u16, enabled: bool) {
@@ -261,12 +257,11 @@ impl AdminQueue {
         if enabled {
             return connection.complete(slot, Reply::ok(0));
         }
-        let (this, connection, use_) = (Rc::clone(self), Rc::clone(connection), connection.use_of(slot));
-        spawn(async move {
+        let (this, use_) = (Rc::clone(self), connection.use_of(slot));
+        connection.spawn(async move |connection| {
             let clean = flush_all(&this.subsystem).await;
             connection.finish(slot, use_, if clean { Status::SUCCESS } else { Status::INTERNAL_ERROR });
-        })
-        .detach();
+        });
     }
 
     /// The association ends with its admin queue.

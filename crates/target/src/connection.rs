@@ -12,7 +12,7 @@ use crate::share::{Charge, Share};
 use crate::subsystem::Message;
 use crate::target::Shared as Target;
 use futures_channel::mpsc;
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use longhaul_conn::{Driver, Shared, linger, receive, transmit};
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::sync::Notify;
@@ -25,6 +25,7 @@ use longhaul_wire::digest::crc32c;
 use longhaul_wire::fabrics::ConnectData;
 use std::cell::{Cell, RefCell};
 use std::net::{Shutdown, SocketAddr};
+use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,8 +118,15 @@ pub(crate) async fn serve(target: Arc<Target>, stream: TcpStream, peer: SocketAd
     let served = Served(Rc::clone(&connection));
     let sending = Served(Rc::clone(&connection));
     let transmit = spawn(async move { transmit(&sending.shared, &sending).await });
-    let ended = receive(&connection.shared, &served, STAGING).await;
-    connection.leave(&ended.to_string());
+    let receiving = AssertUnwindSafe(receive(&connection.shared, &served, STAGING)).catch_unwind();
+    match receiving.await {
+        Ok(ended) => connection.leave(&ended.to_string()),
+        // A fault of this program costs the connection that met it, and no other.
+        Err(_) => {
+            connection.leave("internal error (a panic, reported above)");
+            connection.shared.end();
+        }
+    }
     // What is queued (a TermReq, say) still goes out, if the peer takes it.
     let _ = longhaul_engine::timeout(DRAIN, transmit).await;
     let _ = longhaul_engine::timeout(LINGER, linger(&connection.shared)).await;
@@ -171,6 +179,18 @@ async fn listen(connection: Rc<Connection>, mut inbox: mpsc::UnboundedReceiver<M
 }
 
 impl Connection {
+    /// Runs a part of a command as a task. If it panics (in a back end, say)
+    /// that ends this connection, and nothing else.
+    pub(crate) fn spawn(self: &Rc<Self>, part: impl AsyncFnOnce(Rc<Self>) + 'static) {
+        let connection = Rc::clone(self);
+        spawn(async move {
+            if AssertUnwindSafe(part(Rc::clone(&connection))).catch_unwind().await.is_err() {
+                connection.close();
+            }
+        })
+        .detach();
+    }
+
     /// Ends the connection after what is queued.
     pub(crate) fn close(&self) {
         // Before the peer sees the end: it may come back at once.
@@ -308,8 +328,8 @@ impl Connection {
         if let Some((buf, charge)) = got {
             return self.begin_fetch(slot, data, Memory::Buf(buf), charge);
         }
-        let (connection, pool, use_) = (Rc::clone(self), pool.clone(), self.use_of(slot));
-        spawn(async move {
+        let (pool, use_) = (pool.clone(), self.use_of(slot));
+        self.spawn(async move |connection| {
             let (buf, charge) = if in_capsule {
                 (pool.alloc(len).await, None)
             } else {
@@ -320,8 +340,7 @@ impl Connection {
                 connection.begin_fetch(slot, data, Memory::Buf(buf), charge);
                 connection.flush();
             }
-        })
-        .detach();
+        });
     }
 
     fn begin_fetch(&self, slot: u16, data: CommandData, memory: Memory, charge: Option<Charge>) {

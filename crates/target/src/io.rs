@@ -9,7 +9,7 @@ use crate::connection::{Connection, Work};
 use crate::share::Charge;
 use crate::subsystem::{Link, Subsystem, lock};
 use longhaul_block::{BlockIo, IoError, WriteFlags, ZeroFlags};
-use longhaul_engine::{Buf, BufMut, Memory, spawn};
+use longhaul_engine::{Buf, BufMut, Memory};
 use longhaul_proto::controller::io::{IoCommand, Limits, deallocate_ranges, parse};
 use longhaul_proto::controller::{Action, ErrorRecord, NamespaceView, Reply, SubsystemView};
 use longhaul_proto::target::CommandData;
@@ -166,8 +166,8 @@ impl IoQueue {
         if self.opening.replace(true) {
             return;
         }
-        let (this, connection) = (Rc::clone(self), Rc::clone(connection));
-        spawn(async move {
+        let this = Rc::clone(self);
+        connection.spawn(async move |connection| {
             let opened = match this.subsystem.namespace(nsid) {
                 Some(namespace) => namespace.device.open().await,
                 None => Err(IoError::Refused("the namespace has gone".into())),
@@ -187,8 +187,7 @@ impl IoQueue {
                 }
             }
             connection.flush();
-        })
-        .detach();
+        });
     }
 
     fn fabrics(self: &Rc<Self>, connection: &Rc<Connection>, slot: u16, sqe: &Sqe) {
@@ -205,13 +204,12 @@ impl IoQueue {
     }
 
     fn flush_all(&self, connection: &Rc<Connection>, slot: u16) {
-        let (connection, use_) = (Rc::clone(connection), connection.use_of(slot));
+        let use_ = connection.use_of(slot);
         let subsystem = Arc::clone(&self.subsystem);
-        spawn(async move {
+        connection.spawn(async move |connection| {
             let clean = crate::admin::flush_all(&subsystem).await;
             connection.finish(slot, use_, if clean { Status::SUCCESS } else { Status::WRITE_FAULT });
-        })
-        .detach();
+        });
     }
 
     /// Completes a command that failed, and remembers that in the error log.
@@ -328,9 +326,8 @@ impl IoQueue {
         sqe: &Sqe,
         read: impl Future<Output = Result<(BufMut, Charge), IoError>> + 'static,
     ) {
-        let (this, connection, sqe, use_) =
-            (Rc::clone(self), Rc::clone(connection), *sqe, connection.use_of(slot));
-        spawn(async move {
+        let (this, sqe, use_) = (Rc::clone(self), *sqe, connection.use_of(slot));
+        connection.spawn(async move |connection| {
             let result = read.await;
             if connection.is_current(slot, use_) {
                 match result {
@@ -339,8 +336,7 @@ impl IoQueue {
                 }
             }
             connection.flush();
-        })
-        .detach();
+        });
     }
 
     /// Runs an operation and completes the command with its result.
@@ -351,9 +347,8 @@ impl IoQueue {
         sqe: &Sqe,
         operation: impl Future<Output = Result<(), IoError>> + 'static,
     ) {
-        let (this, connection, sqe, use_) =
-            (Rc::clone(self), Rc::clone(connection), *sqe, connection.use_of(slot));
-        spawn(async move {
+        let (this, sqe, use_) = (Rc::clone(self), *sqe, connection.use_of(slot));
+        connection.spawn(async move |connection| {
             let result = operation.await;
             if connection.is_current(slot, use_) {
                 match result {
@@ -362,8 +357,7 @@ impl IoQueue {
                 }
             }
             connection.flush();
-        })
-        .detach();
+        });
     }
 
     /// Goes on with a command whose data has come.
@@ -429,9 +423,8 @@ impl IoQueue {
         io: Rc<dyn BlockIo>,
     ) {
         let memory = connection.target.memory.check.clone();
-        let (this, connection, sqe, use_) =
-            (Rc::clone(self), Rc::clone(connection), *sqe, connection.use_of(slot));
-        spawn(async move {
+        let (this, sqe, use_) = (Rc::clone(self), *sqe, connection.use_of(slot));
+        connection.spawn(async move |connection| {
             let expected: Buf = match expected {
                 Memory::Buf(buf) => buf.freeze(),
                 Memory::Shared(buf) => buf,
@@ -446,7 +439,6 @@ impl IoQueue {
                 }
             }
             connection.flush();
-        })
-        .detach();
+        });
     }
 }

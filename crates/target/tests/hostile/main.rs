@@ -8,6 +8,7 @@
 mod client;
 mod connect;
 mod data;
+mod faults;
 mod headers;
 mod resources;
 mod rig;
@@ -46,4 +47,5 @@ on_each_engine! {
     resources::writes_that_never_send_their_data,
     resources::compares_that_fill_the_memory,
     resources::log_pages_that_are_never_taken,
+    faults::panics_in_a_back_end,
 }

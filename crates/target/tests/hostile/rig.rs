@@ -1,7 +1,7 @@
 //! A target under attack, and somebody who goes on working with it.
 
 use crate::client::{BLOCK, Client, Host, NQN, PATIENCE};
-use longhaul_block::BackendSpec;
+use longhaul_block::{BackendSpec, BlockDevice};
 use longhaul_engine::{Config as EngineConfig, Kind};
 use longhaul_target::{Config, Target};
 use std::net::SocketAddr;
@@ -58,6 +58,15 @@ impl Rig {
         let addr = target.addresses()[0];
         let witnesses = [MEM, FILE].map(|nsid| Witness::start(addr, nsid)).into();
         Some(Rig { target, addr, witnesses, memory, _dir: dir })
+    }
+
+    /// One more namespace.
+    pub fn export(&self, device: Arc<dyn BlockDevice>) -> u32 {
+        self.target.export(NQN, "disk", device, Uuid::new_v4()).expect("exported")
+    }
+
+    pub fn remove(&self, nsid: u32) {
+        assert!(self.target.remove_namespace(NQN, nsid));
     }
 
     /// A controller of its own, with a queue of 32.
