@@ -2,7 +2,7 @@
 
 use super::{commands, memory_backend, subject, window};
 use crate::program::{self, Load, Measured, Target};
-use crate::reference::{Wait, ping_pong};
+use crate::reference::{Memory, Wait, ping_pong};
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::Result;
@@ -34,6 +34,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         &["load", "1000 IOPS", "latency, µs", "of blocking", "of polling", "CPU per I/O, µs", "floor", "met"],
     );
     let backend = memory_backend(setup);
+    let memory = Memory::new(setup.size)?;
     let mut targets = Vec::new();
     for engine in &setup.engines {
         let target = Target::start(setup, engine, &backend, &[])?;
@@ -52,12 +53,13 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
                 let extra = ["--queue-size", QUEUE_SIZE];
                 program::load(setup, engine, &target.uri, &load, Some(target), &extra)
             }
-            Subject::Bare(wait) => ping_pong(setup, *wait),
+            Subject::Bare(wait) => ping_pong(setup, *wait, &memory),
         })?;
         add_rows(&mut section, setup, depth, &measured);
     }
     section.notes.push(
         "Bare request and response: 72 bytes there and 24 + 4096 bytes back on a TCP socket, one at a time, \
+         the 4096 from a random place of as much memory as the device has, \
          each side asleep until bytes come (blocking), or asking for them without rest (polling)"
             .into(),
     );

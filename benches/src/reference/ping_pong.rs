@@ -1,12 +1,15 @@
 //! A bare request and response of the sizes of a 4 KiB read.
+//!
+//! The answer is a block at a random place of memory as large as the device:
+//! a block that stays in the processor's cache costs a microsecond less.
 
-use super::socket;
+use super::{Memory, socket};
 use crate::process::{pin_thread, thread_cpu_time};
 use crate::program::Measured;
 use crate::setup::Setup;
 use anyhow::Result;
 use std::hint::spin_loop;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::thread;
 use std::time::Instant;
@@ -14,7 +17,8 @@ use std::time::Instant;
 /// Bytes of a command capsule.
 const REQUEST: usize = 72;
 /// Bytes of a data PDU: its header, and the block.
-const RESPONSE: usize = 24 + 4096;
+const HEADER: usize = 24;
+const BLOCK: usize = 4096;
 
 /// How both sides wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +30,7 @@ pub(crate) enum Wait {
 }
 
 /// Asks and answers until the time is over.
-pub(crate) fn run(setup: &Setup, wait: Wait) -> Result<Measured> {
+pub(crate) fn run(setup: &Setup, wait: Wait, memory: &Memory) -> Result<Measured> {
     let (target, load) = socket::pair(&setup.congestion)?;
     for stream in [&target, &load] {
         stream.set_nonblocking(wait == Wait::Polling)?;
@@ -34,7 +38,7 @@ pub(crate) fn run(setup: &Setup, wait: Wait) -> Result<Measured> {
     thread::scope(|scope| {
         let answering = scope.spawn(move || {
             pin_thread(setup.target_cpu)?;
-            answer(target)
+            answer(target, memory.bytes())
         });
         let asking = scope.spawn(move || {
             pin_thread(setup.load_cpu)?;
@@ -49,10 +53,14 @@ pub(crate) fn run(setup: &Setup, wait: Wait) -> Result<Measured> {
 }
 
 /// Answers until the other side closes; processor seconds used.
-fn answer(mut stream: TcpStream) -> Result<f64> {
-    let (mut request, response) = ([0; REQUEST], [0xa5; RESPONSE]);
+fn answer(mut stream: TcpStream, memory: &[u8]) -> Result<f64> {
+    let (mut request, header) = ([0; REQUEST], [0xa5; HEADER]);
+    let blocks = memory.len() / BLOCK;
+    let mut random = 1u64;
     while receive(&mut stream, &mut request)? {
-        send(&mut stream, &response)?;
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let at = (random >> 33) as usize % blocks * BLOCK;
+        send(&mut stream, &header, &memory[at..at + BLOCK])?;
     }
     Ok(thread_cpu_time()?.as_secs_f64())
 }
@@ -60,13 +68,13 @@ fn answer(mut stream: TcpStream) -> Result<f64> {
 /// Asks; what was measured, with this side's processor time, and how many
 /// requests there were in all.
 fn ask(mut stream: TcpStream, setup: &Setup) -> Result<(Measured, f64)> {
-    let (request, mut response) = ([0x5a; REQUEST], [0; RESPONSE]);
+    let (request, mut response) = ([0x5a; REQUEST], [0; HEADER + BLOCK]);
     let begin = Instant::now() + setup.ramp;
     let end = begin + setup.runtime;
     let (mut all, mut counted) = (0u64, 0u64);
     let mut now = Instant::now();
     while now < end {
-        send(&mut stream, &request)?;
+        send(&mut stream, &request, &[])?;
         if !receive(&mut stream, &mut response)? {
             return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
         }
@@ -76,13 +84,16 @@ fn ask(mut stream: TcpStream, setup: &Setup) -> Result<(Measured, f64)> {
     }
     let iops = counted as f64 / setup.runtime.as_secs_f64();
     let cpu = thread_cpu_time()?.as_secs_f64() / all as f64;
-    Ok((Measured { rate: iops * 4096.0, iops, latency: 1.0 / iops, cpu }, all as f64))
+    Ok((Measured { rate: iops * BLOCK as f64, iops, latency: 1.0 / iops, cpu }, all as f64))
 }
 
-fn send(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match stream.write(bytes) {
-            Ok(n) => bytes = &bytes[n..],
+fn send(stream: &mut TcpStream, head: &[u8], rest: &[u8]) -> io::Result<()> {
+    let mut slices = [IoSlice::new(head), IoSlice::new(rest)];
+    let mut left = &mut slices[..];
+    IoSlice::advance_slices(&mut left, 0);
+    while !left.is_empty() {
+        match stream.write_vectored(left) {
+            Ok(n) => IoSlice::advance_slices(&mut left, n),
             Err(e) if e.kind() == ErrorKind::WouldBlock => spin_loop(),
             Err(e) => return Err(e),
         }

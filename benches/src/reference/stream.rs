@@ -14,16 +14,31 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::Instant;
 
+/// A multiple of the page size of any machine.
+const PAGE: usize = 64 << 10;
+
 /// The memory on the target's side.
 #[derive(Debug)]
 pub(crate) struct Memory(Vec<u8>);
 
 impl Memory {
-    /// Memory of `size` bytes with each page in place, and not all of it the
-    /// kernel's one page of zeroes.
+    /// Memory of `size` bytes with each page in place, huge ones as a device
+    /// in memory asks for, and not all of it the kernel's one page of zeroes.
     pub(crate) fn new(size: u64) -> Result<Memory> {
         let size = usize::try_from(size).context("a device larger than the address space")?;
-        Ok(Memory(vec![0xa5; size]))
+        let mut memory: Vec<u8> = Vec::with_capacity(size);
+        let skip = memory.as_ptr().align_offset(PAGE).min(size);
+        // SAFETY: whole pages of the vector's own memory. It is a wish: what
+        // comes of it does not matter.
+        unsafe {
+            libc::madvise(memory.as_mut_ptr().add(skip).cast(), size - skip, libc::MADV_HUGEPAGE);
+        }
+        memory.resize(size, 0xa5);
+        Ok(Memory(memory))
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
     }
 }
 
