@@ -6,9 +6,11 @@ use crate::share::Charge;
 use crate::subsystem::{Link, Message, Subsystem, lock};
 use futures_channel::oneshot;
 use longhaul_engine::{BUF_MAX, BufMut, Memory, Task, now, sleep_until, spawn};
-use longhaul_proto::controller::{Action, Change, ConnectRequest, Controller, Env, HealthCounters, Reply};
+use longhaul_proto::controller::{
+    Action, Change, ConnectRequest, Controller, Env, HealthCounters, Instance, Reply,
+};
 use longhaul_proto::target::{CommandData, QueueLimits};
-use longhaul_wire::command::Sqe;
+use longhaul_wire::command::{CrossControllerReset, Sqe};
 use longhaul_wire::completion::Status;
 use longhaul_wire::nqn::DISCOVERY_NQN;
 use std::cell::RefCell;
@@ -16,6 +18,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// How often the keep-alive timer is looked at when it has no deadline yet,
 /// and at most: a deadline only moves away.
@@ -44,18 +47,26 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     let Some(link) = link else {
         return connection.refuse(slot, request.unknown_controller());
     };
-    let params = match lock(&link.controller).connect_io(&request, &view) {
-        Ok(params) => params,
+    let connected = {
+        // Added before the lock is free, so that a reset finds it.
+        let mut controller = lock(&link.controller);
+        controller.connect_io(&request, &view).map(|params| {
+            link.add_queue(params.qid, connection.sender.clone());
+            (params, Rc::new(link.enter()))
+        })
+    };
+    let (params, presence) = match connected {
+        Ok(connected) => connected,
         Err(reply) => return connection.refuse(slot, reply),
     };
-    link.add_queue(params.qid, connection.sender.clone());
+    connection.arrive(&presence);
     let limits = QueueLimits {
         entries: params.entries,
         in_capsule: target.config.in_capsule,
         flow_control: params.flow_control,
     };
     tracing::debug!("{}: I/O queue {} of controller {}", connection.peer(), params.qid, link.cntlid);
-    let io = IoQueue::new(params.qid, link, subsystem, &view);
+    let io = IoQueue::new(params.qid, link, presence, subsystem, &view);
     connection.become_role(slot, Role::Io(Rc::new(io)), limits, params.reply());
 }
 
@@ -71,7 +82,10 @@ fn connect_admin(
     };
     let hostnqn = request.hostnqn.clone();
     let (controller, params) = match Controller::connect(request, cntlid, view, now()) {
-        Ok(made) => made,
+        Ok((mut controller, params)) => {
+            controller.set_instance(Instance::new(random()));
+            (controller, params)
+        }
         Err(reply) => return connection.refuse(slot, reply),
     };
     tracing::info!("{}: controller {cntlid} of {} for {hostnqn}", connection.peer(), subsystem.nqn);
@@ -86,6 +100,13 @@ fn connect_admin(
     };
     let admin = AdminQueue { link, subsystem, held: RefCell::default(), _timer: timer };
     connection.become_role(slot, Role::Admin(Rc::new(admin)), limits, params.reply());
+}
+
+/// Bits that nobody can foresee.
+fn random() -> u64 {
+    // Without the fixed bits of a UUID's version and variant.
+    let (high, low) = Uuid::new_v4().as_u64_pair();
+    high ^ low.rotate_left(32)
 }
 
 /// Ends a controller whose host does not show any sign of life.
@@ -196,6 +217,7 @@ impl AdminQueue {
             },
             Action::Hold => self.held.borrow_mut().push(slot),
             Action::Abort { sqid, cid } => self.abort(connection, slot, sqid, cid),
+            Action::ResetOther(fields) => self.reset_other(connection, slot, fields),
             Action::Change(change) => self.change(connection, slot, change),
             Action::WriteCache { enabled } => self.write_cache(connection, slot, enabled),
             Action::Disconnect => connection.complete(slot, Reply::error(Status::INVALID_QUEUE_TYPE.dnr())),
@@ -223,6 +245,22 @@ impl AdminQueue {
             // A queue that is gone has dropped the message: not aborted.
             let aborted = answer.await.unwrap_or(false);
             let reply = lock(&link.controller).abort_done(aborted);
+            if connection.is_current(slot, use_) {
+                connection.complete(slot, reply);
+            }
+            connection.flush();
+        });
+    }
+
+    fn reset_other(self: &Rc<Self>, connection: &Rc<Connection>, slot: u16, fields: CrossControllerReset) {
+        let (this, use_) = (Rc::clone(self), connection.use_of(slot));
+        connection.spawn(async move |connection| {
+            let host = {
+                let controller = lock(&this.link.controller);
+                (controller.hostnqn().to_owned(), controller.hostid())
+            };
+            let outcome = this.subsystem.reset_other(fields, host).await;
+            let reply = lock(&this.link.controller).reset_other_done(outcome);
             if connection.is_current(slot, use_) {
                 connection.complete(slot, reply);
             }
@@ -266,7 +304,7 @@ impl AdminQueue {
 
     /// The association ends with its admin queue.
     pub(crate) fn end(&self) {
-        lock(&self.subsystem.controllers).remove(&self.link.cntlid);
+        self.subsystem.depart(&self.link);
         drop(self.link.close_io());
     }
 }

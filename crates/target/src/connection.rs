@@ -9,7 +9,7 @@
 use crate::admin::{self, AdminQueue};
 use crate::io::{self, IoQueue};
 use crate::share::{Charge, Share};
-use crate::subsystem::Message;
+use crate::subsystem::{Message, Presence};
 use crate::target::Shared as Target;
 use futures_channel::mpsc;
 use futures_util::{FutureExt, StreamExt};
@@ -72,6 +72,8 @@ pub(crate) struct Slot {
     bytes: Option<Buf>,
     /// Leave to hold that memory while the peer takes its time.
     charge: Option<Charge>,
+    /// A device is busy with a change that it cannot be kept from.
+    committed: bool,
 }
 
 /// One connection, on its engine thread.
@@ -87,6 +89,8 @@ pub(crate) struct Connection {
     /// Reaches this connection from other threads.
     pub(crate) sender: mpsc::UnboundedSender<Message>,
     draining: Cell<bool>,
+    /// Data may still come into a device's own memory.
+    presence: RefCell<Option<Rc<Presence>>>,
     /// A command has ended (for whoever drains).
     ended_one: Notify,
 }
@@ -111,6 +115,7 @@ pub(crate) async fn serve(target: Arc<Target>, stream: TcpStream, peer: SocketAd
         peer,
         sender,
         draining: Cell::new(false),
+        presence: RefCell::default(),
         ended_one: Notify::new(),
     });
     let watch = spawn(watch(Rc::clone(&connection)));
@@ -127,6 +132,7 @@ pub(crate) async fn serve(target: Arc<Target>, stream: TcpStream, peer: SocketAd
             connection.shared.end();
         }
     }
+    drop(connection.presence.take());
     // What is queued (a TermReq, say) still goes out, if the peer takes it.
     let _ = longhaul_engine::timeout(DRAIN, transmit).await;
     let _ = longhaul_engine::timeout(LINGER, linger(&connection.shared)).await;
@@ -222,6 +228,7 @@ impl Connection {
             Role::New => tracing::debug!("{}: {ended}", self.peer),
             Role::Io(io) => {
                 tracing::debug!("{}: I/O queue {}: {ended}", self.peer, io.qid);
+                io.depart();
                 io.link.remove_queue(io.qid);
             }
             Role::Admin(admin) => {
@@ -263,6 +270,7 @@ impl Connection {
         s.use_ = s.use_.wrapping_add(1);
         s.work = Work::None;
         s.destination = None;
+        s.committed = false;
         let charge = s.charge.take();
         drop(slots);
         drop(charge);
@@ -356,10 +364,28 @@ impl Connection {
         }
     }
 
+    /// A device is busy with a change from now on.
+    pub(crate) fn commit(&self, slot: u16) {
+        self.slots.borrow_mut()[usize::from(slot)].committed = true;
+    }
+
+    /// This connection brings data for a controller's namespaces.
+    pub(crate) fn arrive(&self, presence: &Rc<Presence>) {
+        *self.presence.borrow_mut() = Some(Rc::clone(presence));
+    }
+
     /// Aborts a command that is under way. Whether there was one.
     fn abort(&self, cid: u16) -> bool {
         let slot = self.shared.queue.borrow().find(cid);
         let Some(slot) = slot else { return false };
+        //= NVMe Base 2.1, Abort command: a command that was aborted has no effect after its completion
+        let changing = {
+            let s = &self.slots.borrow()[usize::from(slot)];
+            s.committed || !matches!(s.work, Work::None)
+        };
+        if changing {
+            return false;
+        }
         self.complete(slot, Reply::error(Status::ABORT_REQUESTED));
         true
     }
@@ -503,6 +529,7 @@ impl Driver for Served {
                             source: None,
                             bytes: None,
                             charge: None,
+                            committed: false,
                         });
                     }
                     drop(slots);

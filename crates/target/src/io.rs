@@ -3,11 +3,13 @@
 //! Invariants:
 //! - a command sees the namespaces of the subsystem's generation at its time,
 //!   or of a later one;
-//! - commands that wait for a device to be opened keep their order.
+//! - commands that wait for a device to be opened keep their order;
+//! - a change of a namespace begins only while the queue lives, and while a
+//!   device is busy with it the controller counts as present.
 
 use crate::connection::{Connection, Work};
 use crate::share::Charge;
-use crate::subsystem::{Link, Subsystem, lock};
+use crate::subsystem::{Link, Presence, Subsystem, lock};
 use longhaul_block::{BlockIo, IoError, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, Memory};
 use longhaul_proto::controller::io::{IoCommand, Limits, deallocate_ranges, parse};
@@ -35,6 +37,8 @@ pub(crate) struct WithData {
 pub(crate) struct IoQueue {
     pub(crate) qid: u16,
     pub(crate) link: Arc<Link>,
+    /// None once the queue has ended.
+    presence: RefCell<Option<Rc<Presence>>>,
     subsystem: Arc<Subsystem>,
     limits: Limits,
     generation: Cell<u64>,
@@ -79,12 +83,14 @@ impl IoQueue {
     pub(crate) fn new(
         qid: u16,
         link: Arc<Link>,
+        presence: Rc<Presence>,
         subsystem: Arc<Subsystem>,
         view: &Arc<SubsystemView>,
     ) -> IoQueue {
         IoQueue {
             qid,
             link,
+            presence: RefCell::new(Some(presence)),
             limits: Limits::of(view),
             // Looked at anew with the first command.
             generation: Cell::new(0),
@@ -95,6 +101,11 @@ impl IoQueue {
             opening: Cell::new(false),
             counts: Counts::default(),
         }
+    }
+
+    /// The queue has ended: no change begins from now on.
+    pub(crate) fn depart(&self) {
+        drop(self.presence.take());
     }
 
     /// Passes counts on, once for many commands.
@@ -134,6 +145,9 @@ impl IoQueue {
         sqe: &Sqe,
         data: CommandData,
     ) {
+        if self.presence.borrow().is_none() {
+            return connection.complete(slot, Reply::error(Status::ABORTED_SQ_DELETION));
+        }
         if is_fabrics(sqe.opcode) {
             return self.fabrics(connection, slot, sqe);
         }
@@ -260,7 +274,7 @@ impl IoQueue {
             IoCommand::WriteZeroes { offset, len, fua, deallocate } => {
                 let fua = fua || self.link.write_through.load(Ordering::Relaxed);
                 let flags = ZeroFlags { fua, may_deallocate: deallocate };
-                self.run(connection, slot, sqe, async move { io.write_zeroes(offset, len, flags).await });
+                self.change(connection, slot, sqe, async move { io.write_zeroes(offset, len, flags).await });
             }
             IoCommand::Verify { offset, len } => {
                 let memory = connection.target.memory.check.clone();
@@ -360,6 +374,23 @@ impl IoQueue {
         });
     }
 
+    /// As [`run`](Self::run), for an operation that changes the namespace: it
+    /// cannot be aborted, and the controller is present until its end.
+    fn change(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        sqe: &Sqe,
+        operation: impl Future<Output = Result<(), IoError>> + 'static,
+    ) {
+        let presence = self.presence.borrow().clone();
+        connection.commit(slot);
+        self.run(connection, slot, sqe, async move {
+            let _until_done = presence;
+            operation.await
+        });
+    }
+
     /// Goes on with a command whose data has come.
     pub(crate) fn data(
         self: &Rc<Self>,
@@ -383,7 +414,7 @@ impl IoQueue {
                 match io.write(offset, src, flags).try_ready() {
                     Ok(Ok(())) => connection.complete(slot, Reply::ok(0)),
                     Ok(Err(e)) => self.fail(connection, slot, &sqe, status_of(&e, false)),
-                    Err(write) => self.run(connection, slot, &sqe, write),
+                    Err(write) => self.change(connection, slot, &sqe, write),
                 }
             }
             IoCommand::Compare { offset, len } => {
@@ -397,7 +428,7 @@ impl IoQueue {
                     Ok(ranges) => ranges.collect(),
                     Err(status) => return self.fail(connection, slot, &sqe, status),
                 };
-                self.run(connection, slot, &sqe, async move {
+                self.change(connection, slot, &sqe, async move {
                     for (offset, len) in ranges {
                         match io.discard(offset, len).await {
                             // Deallocation is a hint; a device that cannot

@@ -5,20 +5,25 @@
 //!   namespace exists;
 //! - `generation` grows after every change of the view: who has seen a
 //!   generation and reads the view sees that generation's or a later one;
-//! - a controller is in `controllers` exactly while its admin queue lives.
+//! - a controller is in `controllers` while its admin queue lives and no
+//!   other controller has reset it, and after that in `departing` for as long
+//!   as any of its commands may still change a namespace;
+//! - an identifier belongs to one controller of both.
 
 use crate::config::Config;
 use futures_channel::{mpsc, oneshot};
 use longhaul_block::BlockDevice;
 use longhaul_proto::controller::{
-    Content, Controller, HealthCounters, NamespaceView, NvmContent, SubsystemView, Traffic,
+    Content, Controller, HealthCounters, Instance, NamespaceView, NvmContent, OtherReset, SubsystemView,
+    Traffic,
 };
+use longhaul_wire::command::CrossControllerReset;
 use longhaul_wire::fabrics::CNTLID_MAX;
 use longhaul_wire::log::AnaState;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// The largest namespace identifier that a subsystem ever gives out.
@@ -74,6 +79,7 @@ pub(crate) struct Subsystem {
     view: RwLock<Arc<SubsystemView>>,
     generation: AtomicU64,
     pub(crate) controllers: Mutex<BTreeMap<u16, Arc<Link>>>,
+    departing: Mutex<BTreeMap<u16, Arc<Link>>>,
     last_cntlid: Mutex<u16>,
     since: Instant,
 }
@@ -92,6 +98,7 @@ impl Subsystem {
             namespaces: Mutex::default(),
             generation: AtomicU64::new(1),
             controllers: Mutex::default(),
+            departing: Mutex::default(),
             last_cntlid: Mutex::default(),
             since: Instant::now(),
         }
@@ -140,11 +147,65 @@ impl Subsystem {
     /// out last: a host that is slow to notice must not meet a stranger.
     pub(crate) fn free_cntlid(&self) -> Option<u16> {
         let controllers = lock(&self.controllers);
+        let departing = self.departing();
         let mut last = lock(&self.last_cntlid);
         let mut order = (*last + 1..=CNTLID_MAX).chain(1..=*last);
-        let cntlid = order.find(|id| !controllers.contains_key(id))?;
+        let cntlid = order.find(|id| !controllers.contains_key(id) && !departing.contains_key(id))?;
         *last = cntlid;
         Some(cntlid)
+    }
+
+    /// Controllers that are gone, but for commands that a device below is
+    /// still busy with.
+    fn departing(&self) -> MutexGuard<'_, BTreeMap<u16, Arc<Link>>> {
+        let mut departing = lock(&self.departing);
+        departing.retain(|_, link| link.is_present());
+        departing
+    }
+
+    /// The controller takes no more commands, and is not found by its
+    /// identifier any more.
+    pub(crate) fn depart(&self, link: &Arc<Link>) {
+        let mut controllers = lock(&self.controllers);
+        let mut departing = self.departing();
+        if controllers.get(&link.cntlid).is_some_and(|found| Arc::ptr_eq(found, link)) {
+            controllers.remove(&link.cntlid);
+            departing.insert(link.cntlid, Arc::clone(link));
+        }
+    }
+
+    /// Ends the instance of a controller that `fields` names, at the request
+    /// of a host, and waits until nothing of it is left.
+    pub(crate) async fn reset_other(
+        &self,
+        fields: CrossControllerReset,
+        (hostnqn, hostid): (String, Uuid),
+    ) -> OtherReset {
+        let found = {
+            let controllers = lock(&self.controllers);
+            let departing = self.departing();
+            controllers.get(&fields.icid).or_else(|| departing.get(&fields.icid)).cloned()
+        };
+        let Some(link) = found else { return OtherReset::Done };
+        {
+            let mut controller = lock(&link.controller);
+            if controller.instance() != Some(Instance { ciu: fields.ciu, cirn: fields.cirn }) {
+                return OtherReset::Done;
+            }
+            if (controller.hostnqn(), controller.hostid()) != (hostnqn.as_str(), hostid) {
+                return OtherReset::NotYours;
+            }
+            // No queue is added to it from here on.
+            controller.fail();
+        }
+        tracing::info!("controller {} is reset by its host through another one", fields.icid);
+        self.depart(&link);
+        drop(link.close_io());
+        link.send(0, Message::Close);
+        match longhaul_engine::timeout(RESET_WAIT, link.absence()).await {
+            Ok(()) => OtherReset::Done,
+            Err(_) => OtherReset::InProgress,
+        }
     }
 
     pub(crate) fn health(&self) -> HealthCounters {
@@ -161,6 +222,11 @@ impl Subsystem {
         sum
     }
 }
+
+/// How long a Cross-Controller Reset waits for commands that a device is busy
+/// with before it says so; the host asks again. Shorter than hosts wait for an
+/// admin command.
+const RESET_WAIT: Duration = Duration::from_secs(20);
 
 /// Characters of a serial number.
 const SERIAL: usize = 20;
@@ -192,8 +258,7 @@ pub(crate) struct Link {
     pub(crate) traffic: Traffic,
     /// Its connections by queue identifier; the admin queue is 0.
     queues: Mutex<BTreeMap<u16, mpsc::UnboundedSender<Message>>>,
-    /// Dropped when the last I/O queue has gone.
-    io_closed: Mutex<Vec<oneshot::Sender<()>>>,
+    present: Mutex<Present>,
     pub(crate) health: Health,
     /// Every write is to be durable: the host has switched the cache off.
     pub(crate) write_through: AtomicBool,
@@ -228,7 +293,7 @@ impl Link {
             traffic: controller.traffic(),
             controller: Mutex::new(controller),
             queues: Mutex::default(),
-            io_closed: Mutex::default(),
+            present: Mutex::default(),
             health: Health::default(),
             write_through: AtomicBool::new(false),
         }
@@ -240,11 +305,28 @@ impl Link {
 
     pub(crate) fn remove_queue(&self, qid: u16) {
         lock(&self.controller).queue_closed(qid);
-        let mut queues = lock(&self.queues);
-        queues.remove(&qid);
-        if queues.range(1..).next().is_none() {
-            lock(&self.io_closed).clear();
+        lock(&self.queues).remove(&qid);
+    }
+
+    /// Something of the controller can change namespaces until the result is
+    /// dropped.
+    pub(crate) fn enter(self: &Arc<Self>) -> Presence {
+        lock(&self.present).count += 1;
+        Presence(Arc::clone(self))
+    }
+
+    fn is_present(&self) -> bool {
+        lock(&self.present).count > 0
+    }
+
+    /// Ends once nothing of the controller can change namespaces any more.
+    pub(crate) fn absence(&self) -> impl Future<Output = ()> + use<> {
+        let mut present = lock(&self.present);
+        let (sender, gone) = oneshot::channel();
+        if present.count > 0 {
+            present.waiters.push(sender);
         }
+        async move { _ = gone.await }
     }
 
     /// Sends to one queue, if it lives.
@@ -252,16 +334,34 @@ impl Link {
         lock(&self.queues).get(&qid).is_some_and(|queue| queue.unbounded_send(message).is_ok())
     }
 
-    /// Closes the I/O queues; the future ends when the last one has gone.
+    /// Closes the I/O queues; the future ends when the last one has gone and
+    /// devices are done with what it brought.
     pub(crate) fn close_io(&self) -> impl Future<Output = ()> + use<> {
-        let queues = lock(&self.queues);
-        let (sender, closed) = oneshot::channel();
-        for (_, queue) in queues.range(1..) {
+        for (_, queue) in lock(&self.queues).range(1..) {
             let _ = queue.unbounded_send(Message::Close);
         }
-        if queues.range(1..).next().is_some() {
-            lock(&self.io_closed).push(sender);
+        self.absence()
+    }
+}
+
+/// How many can still change namespaces, and who waits for none.
+#[derive(Default)]
+struct Present {
+    count: usize,
+    /// Dropped when there are none.
+    waiters: Vec<oneshot::Sender<()>>,
+}
+
+/// A connection that may bring data, or a command that a device is busy with:
+/// see [`Link::enter`].
+pub(crate) struct Presence(Arc<Link>);
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        let mut present = lock(&self.0.present);
+        present.count -= 1;
+        if present.count == 0 {
+            present.waiters.clear();
         }
-        async move { _ = closed.await }
     }
 }

@@ -189,6 +189,9 @@ statuses! {
     COMMAND_SET_NOT_ENABLED = 1, 0x2A, "I/O Command Set Not Enabled";
     COMMAND_SET_REJECTED = 1, 0x2B, "I/O Command Set Combination Rejected";
     INVALID_COMMAND_SET = 1, 0x2C, "Invalid I/O Command Set";
+    RESET_IN_PROGRESS = 1, 0x3F, "Cross-Controller Reset in Progress";
+    RESET_LOG_FULL = 1, 0x40, "Cross-Controller Reset Log Page Full";
+    RESET_LIMIT = 1, 0x41, "Cross-Controller Reset Limit Exceeded";
     INCOMPATIBLE_FORMAT = 1, 0x80, "Incompatible Format (Connect, Disconnect) or Conflicting Attributes";
     CONTROLLER_BUSY = 1, 0x81, "Controller Busy (Connect) or Invalid Protection Information";
     CONNECT_INVALID_PARAMETERS = 1, 0x82, "Connect Invalid Parameters or Attempted Write to Read Only Range";

@@ -1,5 +1,6 @@
 //! What a controller answers.
 
+use longhaul_wire::command::CrossControllerReset;
 use longhaul_wire::completion::{Cqe, Status};
 
 /// Status and result of a command: its completion but for the queue fields.
@@ -54,6 +55,11 @@ pub enum Action {
         /// Command.
         cid: u16,
     },
+    /// End this instance of another controller of the same host, so that
+    /// none of its commands has any effect afterwards; then complete it with
+    /// what [`Controller::reset_other_done`](super::Controller::reset_other_done)
+    /// says.
+    ResetOther(CrossControllerReset),
     /// Complete it with success, then make the change.
     Change(Change),
     /// The host turns the write cache on or off. If off: from now on write

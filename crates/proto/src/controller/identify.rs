@@ -6,7 +6,7 @@ use super::keep_alive::KAS;
 use super::log::{self, ERROR_ENTRIES, TEMPERATURE_CRITICAL, TEMPERATURE_WARNING};
 use super::property::VERSION;
 use super::subsystem::{NamespaceView, NvmContent, PAGE, SubsystemView};
-use super::{ABORT_LIMIT, Controller};
+use super::{ABORT_LIMIT, Controller, Instance, RESET_LIMIT};
 use longhaul_wire::command::{self, SQE_LEN, Sqe};
 use longhaul_wire::completion::{CQE_LEN, Status};
 use longhaul_wire::fabrics::Version;
@@ -98,6 +98,12 @@ impl Controller {
         };
         if let Some(nvm) = subsystem.nvm() {
             io_controller(&mut id, subsystem, nvm);
+        }
+        if let Some(Instance { ciu, cirn }) = self.instance() {
+            (id.ciu, id.cirn, id.ccrl) = (ciu, cirn, RESET_LIMIT);
+            // CQT stays 0, not reported: how long a device below takes to end
+            // what it has begun has no bound that could be promised. The
+            // answer to Cross-Controller Reset waits for it instead.
         }
         id
     }

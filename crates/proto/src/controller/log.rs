@@ -35,7 +35,7 @@ const SPARE_THRESHOLD: u8 = 10;
 /// ANA log, LSP: groups without their namespaces.
 const LSP_GROUPS_ONLY: u8 = 1;
 
-const ADMIN_COMMANDS: [u8; 7] = [
+const ADMIN_COMMANDS: [u8; 8] = [
     admin::GET_LOG_PAGE,
     admin::IDENTIFY,
     admin::ABORT,
@@ -43,6 +43,7 @@ const ADMIN_COMMANDS: [u8; 7] = [
     admin::GET_FEATURES,
     admin::ASYNC_EVENT_REQUEST,
     admin::KEEP_ALIVE,
+    admin::CROSS_CONTROLLER_RESET,
 ];
 
 const READING_COMMANDS: [u8; 4] = [io::FLUSH, io::READ, io::COMPARE, io::VERIFY];

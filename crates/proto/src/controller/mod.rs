@@ -32,6 +32,7 @@ mod discovery;
 mod event;
 mod feature;
 mod identify;
+mod instance;
 pub mod io;
 mod keep_alive;
 mod log;
@@ -46,6 +47,7 @@ pub use action::{Action, Change, QueueParams, Reply};
 pub use connect::ConnectRequest;
 pub use discovery::{DiscoveryTarget, discovery_entry};
 pub use event::AER_LIMIT;
+pub use instance::{Instance, OtherReset, RESET_LIMIT};
 pub use keep_alive::{Expired, Traffic};
 pub use log::{ERROR_ENTRIES, ErrorRecord};
 pub use subsystem::{
@@ -97,6 +99,10 @@ pub struct Controller {
     keep_alive: KeepAlive,
     /// Abort commands that the driver is busy with.
     aborts: u8,
+    /// Which life of the controller this is, if that is told.
+    instance: Option<Instance>,
+    /// Cross-Controller Resets that the driver is busy with.
+    resets: u8,
 }
 
 impl Controller {
@@ -128,6 +134,8 @@ impl Controller {
             errors: ErrorLog::default(),
             keep_alive,
             aborts: 0,
+            instance: None,
+            resets: 0,
         };
         Ok((controller, params))
     }
@@ -209,6 +217,7 @@ impl Controller {
             admin::SET_FEATURES => self.set_features(sqe, env),
             admin::ASYNC_EVENT_REQUEST => self.event_request(sqe),
             admin::ABORT => self.abort(sqe),
+            admin::CROSS_CONTROLLER_RESET if self.instance.is_some() => self.cross_controller_reset(sqe),
             admin::KEEP_ALIVE => {
                 self.keep_alive.restart(env.now);
                 Action::ok()

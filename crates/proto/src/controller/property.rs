@@ -88,6 +88,7 @@ impl Controller {
             self.csts = Csts::default().with_rdy(1);
         }
         self.keep_alive.restart(now);
+        self.renew_instance();
         Action::Change(Change::Enabled)
     }
 

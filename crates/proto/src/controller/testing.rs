@@ -103,12 +103,16 @@ impl Rig {
 
     /// A controller that is ready.
     pub(super) fn ready() -> Rig {
-        Rig::connected(subsystem()).enabled()
+        let mut rig = Rig::connected(subsystem());
+        rig.controller.set_instance(Instance::new(0xA5 << 56 | 77));
+        rig.enabled()
     }
 
     /// A discovery controller that is ready.
     pub(super) fn discovery() -> Rig {
-        Rig::connected(discovery_subsystem()).enabled()
+        let mut rig = Rig::connected(discovery_subsystem());
+        rig.controller.set_instance(Instance::new(78));
+        rig.enabled()
     }
 
     fn enabled(mut self) -> Rig {

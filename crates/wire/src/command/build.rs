@@ -163,6 +163,15 @@ impl Sqe {
         Sqe::new(admin::ABORT).with_cdw(10, u32::from(sqid) | u32::from(cid) << 16)
     }
 
+    /// Cross-Controller Reset: `ciu` and `cirn` are what the impacted
+    /// controller `icid` has said in its Identify Controller.
+    pub fn cross_controller_reset(icid: u16, ciu: u8, cirn: u64) -> Sqe {
+        Sqe::new(admin::CROSS_CONTROLLER_RESET)
+            .with_cdw(10, u32::from(icid) | u32::from(ciu) << 16)
+            .with_cdw(12, cirn as u32)
+            .with_cdw(13, (cirn >> 32) as u32)
+    }
+
     /// Flush.
     pub fn flush(nsid: u32) -> Sqe {
         Sqe::new(io::FLUSH).with_nsid(nsid)
@@ -191,7 +200,9 @@ impl Sqe {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Abort, DatasetManagement, Features, GetLogPage, Identify, Select};
+    use super::super::{
+        Abort, CrossControllerReset, DatasetManagement, Features, GetLogPage, Identify, Select,
+    };
     use super::*;
 
     #[test]
@@ -247,6 +258,10 @@ mod tests {
         assert_eq!(Identify::of(&sqe), Identify { cns: 5, cntid: 0, cnssid: 0, csi: 2 });
         assert_eq!((sqe.nsid(), sqe.sgl.length()), (7, 4096));
         assert_eq!(Abort::of(&Sqe::abort(3, 0xABCD)), Abort { sqid: 3, cid: 0xABCD });
+        let reset = Sqe::cross_controller_reset(0xABCD, 0x12, 0x0102_0304_0506_0708);
+        assert_eq!((reset.cdw10(), reset.cdw12(), reset.cdw13()), (0x0012_ABCD, 0x0506_0708, 0x0102_0304));
+        let fields = CrossControllerReset { icid: 0xABCD, ciu: 0x12, cirn: 0x0102_0304_0506_0708 };
+        assert_eq!(CrossControllerReset::of(&reset), fields);
         let set = Features::of(&Sqe::set_features(7, 0, 0, true));
         assert!(set.save && set.fid == 7);
         assert_eq!(Features::of(&Sqe::get_features(0x0F, 0, 3)).select, Select::Supported);

@@ -192,3 +192,28 @@ impl Abort {
         Abort { sqid: sqe.cdw10() as u16, cid: (sqe.cdw10() >> 16) as u16 }
     }
 }
+
+/// Cross-Controller Reset: ends another controller of the same host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CrossControllerReset {
+    /// Identifier of the impacted controller.
+    pub icid: u16,
+    /// Its Controller Instance Uniquifier.
+    pub ciu: u8,
+    /// Its Controller Instance Random Number.
+    pub cirn: u64,
+}
+
+impl CrossControllerReset {
+    /// Bit 0 of dword 0 of the completion: the reset is done already.
+    pub const DONE: u32 = 1;
+
+    /// Reads the fields.
+    pub fn of(sqe: &Sqe) -> CrossControllerReset {
+        CrossControllerReset {
+            icid: sqe.cdw10() as u16,
+            ciu: (sqe.cdw10() >> 16) as u8,
+            cirn: u64_of(sqe.cdw12(), sqe.cdw13()),
+        }
+    }
+}

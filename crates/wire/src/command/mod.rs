@@ -12,7 +12,8 @@ mod sgl;
 
 pub use build::DsmRange;
 pub use fields::{
-    Abort, DatasetManagement, FEATURE_SAVE, Features, GetLogPage, Identify, Prinfo, ReadWrite, Select,
+    Abort, CrossControllerReset, DatasetManagement, FEATURE_SAVE, Features, GetLogPage, Identify, Prinfo,
+    ReadWrite, Select,
 };
 pub use opcode::{Direction, admin, fctype, io, is_fabrics, opcode_name};
 pub use sgl::{Sgl, SglKind};

@@ -30,6 +30,8 @@ pub mod admin {
     pub const LOCKDOWN: u8 = 0x24;
     pub const FABRIC_ZONING_LOOKUP: u8 = 0x25;
     pub const FABRIC_ZONING_SEND: u8 = 0x29;
+    /// Of NVMe Base 2.3.
+    pub const CROSS_CONTROLLER_RESET: u8 = 0x38;
     pub const DOORBELL_BUFFER_CONFIG: u8 = 0x7C;
     pub const FABRICS: u8 = 0x7F;
     pub const FORMAT_NVM: u8 = 0x80;
@@ -133,6 +135,7 @@ fn admin_name(opcode: u8) -> &'static str {
         admin::GET_FEATURES => "Get Features",
         admin::ASYNC_EVENT_REQUEST => "Asynchronous Event Request",
         admin::KEEP_ALIVE => "Keep Alive",
+        admin::CROSS_CONTROLLER_RESET => "Cross-Controller Reset",
         _ => "unknown admin command",
     }
 }

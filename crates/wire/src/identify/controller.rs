@@ -49,6 +49,11 @@ layout! {
         130 => crdt2: u16,
         /// Command retry delay 3.
         132 => crdt3: u16,
+        /// Controller Instance Uniquifier; 0: Cross-Controller Reset does not
+        /// know this controller (NVMe Base 2.3).
+        135 => ciu: u8,
+        /// Controller Instance Random Number.
+        136 => cirn: u64,
         /// Optional admin commands.
         256 => oacs: u16,
         /// Abort Command Limit, counted from 0.
@@ -83,6 +88,9 @@ layout! {
         344 => anagrpmax: u32,
         /// Number of ANA groups.
         348 => nanagrpid: u32,
+        /// Command Quiesce Time in milliseconds: within it commands of a
+        /// controller whose keep-alive timer expired end; 0: not reported.
+        386 => cqt: u16,
         /// Submission queue entry sizes: required (3:0) and maximum (7:4).
         512 => sqes: u8,
         /// Completion queue entry sizes.
@@ -129,6 +137,9 @@ layout! {
         1804 => ofcs: u16,
         /// Discovery controller type.
         1806 => dctype: u8,
+        /// Cross-Controller Reset Limit: how many may be under way; 0: the
+        /// command is not supported (NVMe Base 2.3).
+        1807 => ccrl: u8,
         /// Power state 0.
         2048 => psd0: PowerState,
     }
@@ -316,6 +327,8 @@ mod tests {
             ("cntrltype", (111, 111)),
             ("crdt1", (129, 128)),
             ("crdt3", (133, 132)),
+            ("ciu", (135, 135)),
+            ("cirn", (143, 136)),
             ("oacs", (257, 256)),
             ("aerl", (259, 259)),
             ("lpa", (261, 261)),
@@ -324,6 +337,7 @@ mod tests {
             ("anatt", (342, 342)),
             ("anagrpmax", (347, 344)),
             ("nanagrpid", (351, 348)),
+            ("cqt", (387, 386)),
             ("sqes", (512, 512)),
             ("maxcmd", (515, 514)),
             ("nn", (519, 516)),
@@ -338,6 +352,7 @@ mod tests {
             ("msdbd", (1803, 1803)),
             ("ofcs", (1805, 1804)),
             ("dctype", (1806, 1806)),
+            ("ccrl", (1807, 1807)),
             ("psd0", (2079, 2048)),
         ];
         for (name, at) in expected {

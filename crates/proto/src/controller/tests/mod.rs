@@ -4,6 +4,7 @@ mod admin;
 mod connect;
 mod feature;
 mod identify;
+mod instance;
 mod io;
 mod log;
 mod property;
