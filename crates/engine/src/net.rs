@@ -1,5 +1,9 @@
 //! Stream sockets.
 
+mod life;
+
+pub use life::Life;
+
 use crate::driver::{Driver, Interest, op};
 use crate::exec::{try_with_core, with_core};
 use crate::msg::{RecvMsg, SendMsg};
@@ -354,6 +358,12 @@ impl TcpStream {
     /// # Errors
     /// Of getsockopt(2).
     pub fn round_trip(&self) -> io::Result<(Duration, Duration)> {
+        let info = self.tcp_info()?;
+        let micros = |us: u32| Duration::from_micros(us.into());
+        Ok((micros(info.tcpi_rtt), micros(info.tcpi_rttvar)))
+    }
+
+    fn tcp_info(&self) -> io::Result<libc::tcp_info> {
         // SAFETY: a structure of plain numbers.
         let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
         let mut len = size_of_val(&info) as libc::socklen_t;
@@ -368,8 +378,7 @@ impl TcpStream {
             )
         };
         check(rc as isize)?;
-        let micros = |us: u32| Duration::from_micros(us.into());
-        Ok((micros(info.tcpi_rtt), micros(info.tcpi_rttvar)))
+        Ok(info)
     }
 }
 

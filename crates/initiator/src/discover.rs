@@ -3,13 +3,13 @@
 use crate::controller::service;
 use crate::error::{Error, Result};
 use crate::options::Options;
+use crate::queue::Signs;
 use crate::setup::{Admin, Endpoint};
 use longhaul_wire::log::{
     DISCOVERY_ENTRY_LEN, DISCOVERY_HEADER_LEN, DiscoveryEntry, DiscoveryHeader, SubsystemType, adrfam, lid,
     trtype,
 };
 use longhaul_wire::nqn::{self, DISCOVERY_NQN};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Records read with one command.
@@ -137,7 +137,7 @@ pub(crate) async fn find_subsystem(endpoint: &Endpoint, name: &str, options: &Op
 
 async fn read_log(endpoint: &Endpoint, options: &Options) -> Result<Discovery> {
     let options = Options { kato: Duration::ZERO, ..options.clone() };
-    let (admin, ..) = Admin::open(endpoint.clone(), &options, DISCOVERY_NQN, &Arc::default()).await?;
+    let (admin, ..) = Admin::open(endpoint.clone(), &options, DISCOVERY_NQN, &Signs::default()).await?;
     let result = read_stable(&admin).await;
     admin.shut_down().await;
     result

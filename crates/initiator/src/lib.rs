@@ -48,19 +48,33 @@
 
 #![forbid(unsafe_code)]
 
+mod backoff;
+mod call;
 mod controller;
 mod device;
 mod discover;
 mod error;
+mod events;
+mod fence;
+mod info;
+mod io;
+mod keep_alive;
+mod lane;
 mod options;
 mod queue;
+mod reach;
+mod session;
 mod setup;
+mod split;
+mod supervise;
 mod uri;
+mod watch;
 
-pub use controller::{ControllerEvent, ControllerInfo, NamespaceInfo};
 pub use device::RemoteDevice;
 pub use discover::{Discovery, Record, discover};
 pub use error::{Error, Result};
+pub use info::{ControllerEvent, ControllerInfo, NamespaceInfo};
+pub use io::{Abort, RemoteIo};
 pub use options::Options;
 pub use uri::{DISCOVERY_PORT, IO_PORT, SCHEME, Uri, UriError, UriOptions, parse_authority};
 

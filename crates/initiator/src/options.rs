@@ -14,6 +14,11 @@ const KATO: Duration = Duration::from_secs(15);
 /// How long one step of setting up may take: several retransmissions of TCP
 /// at 200 ms of round trip.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long I/O waits for a lost connection: as `nvme-cli` has it.
+const CTRL_LOSS: Duration = Duration::from_secs(600);
+/// How long a command may take: a disk that spins up, or a controller below
+/// that is reset, takes half a minute.
+const IO_TIMEOUT: Duration = Duration::from_secs(60);
 /// I/O queues that are connected together with the controller.
 const QUEUES: u16 = 1;
 /// R2Ts for one command at a time: the Linux kernel's target refuses hosts
@@ -40,6 +45,18 @@ pub struct Options {
     pub kato: Duration,
     /// How long one step of setting up may take.
     pub connect_timeout: Duration,
+    /// How long I/O waits for a connection that is lost, before it fails;
+    /// without it, for ever. Zero: nothing is tried again.
+    pub ctrl_loss: Option<Duration>,
+    /// How long a command may take once everything that was submitted before
+    /// it is done. Then it is aborted and tried again; if it cannot be aborted
+    /// and does not end in as much time again, the connection is made anew.
+    /// Zero: for ever.
+    pub io_timeout: Duration,
+    /// Keeps writes of a connection that was lost from taking effect after
+    /// later ones. Only tests that show what it is good for switch it off.
+    #[doc(hidden)]
+    pub fencing: bool,
     /// Largest transfer of one command, in bytes.
     pub max_transfer: u32,
     /// R2Ts that a target may have outstanding for one command. More than one
@@ -66,6 +83,9 @@ impl Default for Options {
             queues: QUEUES,
             kato: KATO,
             connect_timeout: CONNECT_TIMEOUT,
+            ctrl_loss: Some(CTRL_LOSS),
+            io_timeout: IO_TIMEOUT,
+            fencing: true,
             max_transfer: MAX_TRANSFER,
             max_r2t: MAX_R2T,
             hostnqn,
@@ -83,6 +103,7 @@ impl Options {
         self.hdr_digest = uri.hdr_digest.unwrap_or(self.hdr_digest);
         self.data_digest = uri.data_digest.unwrap_or(self.data_digest);
         self.queue_size = uri.queue_size.unwrap_or(self.queue_size);
+        self.ctrl_loss = uri.ctrl_loss.unwrap_or(self.ctrl_loss);
         self.kato = uri.kato_ms.map_or(self.kato, |ms| Duration::from_millis(ms.into()));
         if let Some(hostnqn) = &uri.hostnqn {
             self.hostnqn.clone_from(hostnqn);

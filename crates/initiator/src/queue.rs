@@ -1,92 +1,36 @@
 //! A queue of a controller, on one connection.
 //!
 //! Invariants:
-//! - a call is in exactly one place: waiting for room, in its slot, or done;
+//! - a call is in exactly one place: waiting for room, in its slot, parked, or
+//!   done;
 //! - calls that wait are started in the order they came;
-//! - once the connection has ended every call is done, and every later one
-//!   fails at once with the reason.
+//! - once the connection has ended, calls that fail with it have failed, every
+//!   later one fails at once with the reason, and calls that are kept are given
+//!   back once, in the order of their submission, when no receive can touch
+//!   their memory any more.
 
+use crate::call::{Call, Data, Done, Fate, Pending, Waiting};
 use longhaul_block::IoError;
 use longhaul_conn::{Driver, Ended, Shared, receive, transmit};
-use longhaul_engine::net::TcpStream;
+use longhaul_engine::net::{Life, TcpStream};
+use longhaul_engine::sync::Notify;
 use longhaul_engine::{Memory, RecvMsg, Segment, SendMsg, spawn};
 use longhaul_proto::host::{Event, HostConfig, HostData, HostQueue};
 use longhaul_proto::transport::Batch;
 use longhaul_wire::command::Sqe;
-use longhaul_wire::completion::Cqe;
+use longhaul_wire::completion::Status;
 use longhaul_wire::digest::crc32c;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::future::Future;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker};
 
 /// Staging area of an I/O queue: a full queue of small responses.
 const STAGING: usize = 64 << 10;
 /// Length of an ICResp in bytes (NVMe-TCP 1.1, ICResp PDU).
 const IC_LEN: usize = 128;
-
-/// What a command leaves behind.
-#[derive(Debug)]
-pub(crate) struct Done {
-    pub(crate) cqe: Cqe,
-    /// Bytes of a read that have come.
-    pub(crate) received: u32,
-    /// The memory that the command was given.
-    pub(crate) memory: Option<Memory>,
-}
-
-type CallResult = Result<Done, IoError>;
-
-/// One command from submission to completion.
-#[derive(Default)]
-struct Call {
-    result: Cell<Option<CallResult>>,
-    waker: Cell<Option<Waker>>,
-}
-
-impl Call {
-    fn finish(&self, result: CallResult) {
-        self.result.set(Some(result));
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
-    }
-}
-
-/// A command under way. It goes on if this is dropped.
-pub(crate) struct Pending(Rc<Call>);
-
-impl Future for Pending {
-    type Output = CallResult;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<CallResult> {
-        match self.0.result.take() {
-            Some(result) => Poll::Ready(result),
-            None => {
-                self.0.waker.set(Some(cx.waker().clone()));
-                Poll::Pending
-            }
-        }
-    }
-}
-
-/// Memory and purpose of a command's data.
-pub(crate) enum Data {
-    None,
-    Write(Memory),
-    Read(Memory),
-}
-
-struct Waiting {
-    sqe: Sqe,
-    data: Data,
-    call: Rc<Call>,
-}
 
 #[derive(Default)]
 struct Slot {
@@ -129,17 +73,39 @@ pub(crate) async fn handshake(stream: &TcpStream, config: HostConfig) -> Result<
     }
 }
 
+/// Signs of life that queues share with the thread that looks for them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Signs {
+    /// Something came from the controller since the keep-alive timer looked.
+    pub(crate) traffic: Arc<AtomicBool>,
+    /// A command that is kept has been completed on this association.
+    pub(crate) work: Arc<AtomicBool>,
+}
+
 /// The state that the tasks of a queue share.
 struct Inner {
     shared: Shared<HostQueue>,
     slots: RefCell<Vec<Slot>>,
     waiting: RefCell<VecDeque<Waiting>>,
+    /// The controller has given them back unexecuted, since it stops.
+    parked: RefCell<Vec<Waiting>>,
     /// Why the connection has ended.
     ended: RefCell<Option<IoError>>,
+    /// What is kept, once no receive can touch it any more.
+    survivors: RefCell<Option<Vec<Waiting>>>,
+    over: Notify,
     /// End when the last command is done.
     closing: Cell<bool>,
-    /// Something came from the controller since the keep-alive timer looked.
-    traffic: Arc<AtomicBool>,
+    signs: Signs,
+    /// Bytes of kept commands that are done, over all connections of a lane.
+    done_bytes: Rc<Cell<u64>>,
+    /// Commands completed.
+    completed: Cell<u64>,
+    /// Whether [`Signs::work`] was given.
+    worked: Cell<bool>,
+    /// Nothing is under way, as far as the watch knows.
+    idle: Cell<bool>,
+    busy: Notify,
     /// Dropped when the connection ends; see [`Queue::keep`].
     kept: RefCell<Option<Box<dyn Any>>>,
 }
@@ -152,48 +118,126 @@ pub(crate) struct Queue {
 impl Queue {
     /// Serves a connection whose parameters are agreed on (see
     /// [`handshake`]) from the calling engine thread.
-    pub(crate) fn serve(queue: HostQueue, stream: TcpStream, traffic: Arc<AtomicBool>) -> Queue {
+    pub(crate) fn serve(
+        queue: HostQueue,
+        stream: TcpStream,
+        signs: Signs,
+        done_bytes: Rc<Cell<u64>>,
+    ) -> Queue {
         let inner = Rc::new(Inner {
             shared: Shared::new(queue, stream),
             slots: RefCell::default(),
             waiting: RefCell::default(),
+            parked: RefCell::default(),
             ended: RefCell::default(),
+            survivors: RefCell::default(),
+            over: Notify::new(),
             closing: Cell::new(false),
-            traffic,
+            signs,
+            done_bytes,
+            completed: Cell::new(0),
+            worked: Cell::new(false),
+            idle: Cell::new(true),
+            busy: Notify::new(),
             kept: RefCell::default(),
         });
-
         let (rx, tx) = (Rc::clone(&inner), Rc::clone(&inner));
         spawn(async move {
             let ended = receive(&rx.shared, &*rx, STAGING).await;
-            rx.fail(&ended);
+            rx.end(IoError::Unreachable(ended.to_string()), matches!(ended, Ended::Eof | Ended::Io(_)));
+            rx.give_back();
         })
         .detach();
         spawn(async move {
             if let Err(e) = transmit(&tx.shared, &*tx).await {
-                tx.fail(&Ended::Io(e));
+                tx.end(IoError::Unreachable(e.to_string()), true);
             }
         })
         .detach();
         Queue { inner }
     }
 
-    /// Submits a command, now or as soon as there is room.
+    /// Submits a command that fails with the connection, now or as soon as
+    /// there is room.
     pub(crate) fn submit(&self, sqe: Sqe, data: Data) -> Pending {
-        let inner = &self.inner;
-        let call = Rc::new(Call::default());
-        if let Some(reason) = &*inner.ended.borrow() {
-            call.finish(Err(reason.clone()));
-            return Pending(call);
+        let call = Call::new(sqe, Fate::Fails, 0, 0);
+        if let Err((waiting, reason)) = self.push(Waiting { call: Rc::clone(&call), data }) {
+            waiting.call.finish(Err(reason));
         }
-        let waiting = Waiting { sqe, data, call: Rc::clone(&call) };
+        Pending(call)
+    }
+
+    /// Submits a call, or gives it back if the connection has ended or the
+    /// controller takes no more.
+    #[inline]
+    pub(crate) fn push(&self, waiting: Waiting) -> Result<(), (Waiting, IoError)> {
+        let inner = &self.inner;
+        if let Some(reason) = &*inner.ended.borrow() {
+            return Err((waiting, reason.clone()));
+        }
+        if inner.is_leaving() {
+            return Err((waiting, IoError::Unreachable("the controller stops".into())));
+        }
         if inner.waiting.borrow().is_empty() && inner.shared.queue.borrow().room() > 0 {
             inner.begin(waiting);
             inner.shared.output.notify();
         } else {
             inner.waiting.borrow_mut().push_back(waiting);
         }
-        Pending(call)
+        if inner.idle.replace(false) {
+            inner.busy.notify();
+        }
+        Ok(())
+    }
+
+    /// Waits until the connection is over: why, and what it leaves undone.
+    pub(crate) async fn over(&self) -> (IoError, Vec<Waiting>) {
+        let inner = &self.inner;
+        loop {
+            if let Some(survivors) = inner.survivors.take() {
+                let reason = inner.ended.borrow().clone();
+                return (reason.unwrap_or(IoError::Aborted), survivors);
+            }
+            inner.over.notified().await;
+        }
+    }
+
+    /// Waits until commands are under way.
+    pub(crate) async fn busy(&self) {
+        while self.inner.shared.queue.borrow().outstanding() == 0 {
+            self.inner.idle.set(true);
+            self.inner.busy.notified().await;
+        }
+    }
+
+    /// Commands under way.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.inner.shared.queue.borrow().outstanding()
+    }
+
+    /// Changes whenever bytes go or come, or a command is completed.
+    pub(crate) fn progress(&self) -> u64 {
+        self.inner.shared.progress.get() + self.inner.completed.get()
+    }
+
+    /// What TCP knows of the other end.
+    pub(crate) fn life(&self) -> Option<Life> {
+        self.inner.shared.stream.life().ok()
+    }
+
+    /// Calls `f` with each kept command under way, and its identifier.
+    pub(crate) fn each(&self, mut f: impl FnMut(&Rc<Call>, u16)) {
+        let queue = self.inner.shared.queue.borrow();
+        for (slot, s) in (0u16..).zip(&*self.inner.slots.borrow()) {
+            if let Some(call) = s.call.as_ref().filter(|call| call.fate == Fate::IsKept) {
+                f(call, queue.cid(slot));
+            }
+        }
+    }
+
+    /// Takes what waits for room and satisfies `which`.
+    pub(crate) fn take_waiting(&self, which: impl Fn(&Call) -> bool) -> Vec<Waiting> {
+        take_where(&mut self.inner.waiting.borrow_mut(), which)
     }
 
     /// Keeps `what` for as long as the connection lives: longer than this
@@ -222,12 +266,18 @@ impl Queue {
 
     /// Ends the connection after what is queued; commands under way fail.
     pub(crate) fn close(&self) {
-        self.inner.end(IoError::Unreachable("the queue was closed".into()));
+        self.inner.end(IoError::Unreachable("the queue was closed".into()), false);
     }
 
-    /// The same queue, for a task that must not keep it open.
-    pub(crate) fn downgrade(&self) -> WeakQueue {
-        WeakQueue(Rc::downgrade(&self.inner))
+    /// Ends the connection at once: what is not sent yet never is.
+    pub(crate) fn abandon(&self, reason: IoError) {
+        self.inner.end(reason, true);
+    }
+
+    /// Ends the connection once all commands are done.
+    pub(crate) fn close_when_done(&self) {
+        self.inner.closing.set(true);
+        self.inner.close_if_done();
     }
 
     /// The socket.
@@ -236,28 +286,22 @@ impl Queue {
     }
 }
 
-/// See [`Queue::downgrade`].
-pub(crate) struct WeakQueue(std::rc::Weak<Inner>);
-
-impl WeakQueue {
-    /// Ends the connection now; commands under way fail with `reason`.
-    pub(crate) fn fail(&self, reason: IoError) {
-        if let Some(inner) = self.0.upgrade() {
-            inner.end(reason);
-        }
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.close_when_done();
     }
 }
 
-impl Drop for Queue {
-    fn drop(&mut self) {
-        self.inner.closing.set(true);
-        self.inner.close_if_done();
-    }
+/// Takes the calls out that satisfy `which`; the others keep their order.
+pub(crate) fn take_where(calls: &mut VecDeque<Waiting>, which: impl Fn(&Call) -> bool) -> Vec<Waiting> {
+    let (taken, left) = std::mem::take(calls).into_iter().partition::<Vec<_>, _>(|w| which(&w.call));
+    calls.extend(left);
+    taken
 }
 
 impl Inner {
     fn begin(&self, waiting: Waiting) {
-        let Waiting { sqe, data, call } = waiting;
+        let Waiting { call, data } = waiting;
         let (kind, memory) = match data {
             Data::None => (HostData::None, None),
             Data::Write(memory) => (HostData::Write { len: memory.len() as u32 }, Some(memory)),
@@ -265,7 +309,7 @@ impl Inner {
         };
         // The caller has seen that there is room; what else can be wrong is
         // that the connection has ended.
-        let result = self.shared.queue.borrow_mut().submit(sqe, kind);
+        let result = self.shared.queue.borrow_mut().submit(call.sqe, kind);
         match result {
             Ok(slot) => {
                 let mut slots = self.slots.borrow_mut();
@@ -274,42 +318,112 @@ impl Inner {
                 }
                 slots[usize::from(slot)] = Slot { memory, call: Some(call) };
             }
+            Err(_) if call.fate == Fate::IsKept => self.parked.borrow_mut().push(kept(call, memory)),
             Err(e) => call.finish(Err(IoError::Unreachable(e.to_string()))),
         }
     }
 
     /// Starts what waits, as far as there is room.
     fn begin_waiting(&self) {
-        while self.shared.queue.borrow().room() > 0 {
+        while self.shared.queue.borrow().room() > 0 && !self.is_leaving() {
             let Some(waiting) = self.waiting.borrow_mut().pop_front() else { return };
             self.begin(waiting);
         }
     }
 
-    fn fail(&self, ended: &Ended) {
-        self.end(IoError::Unreachable(ended.to_string()));
+    /// The controller has begun to refuse commands because it stops.
+    fn is_leaving(&self) -> bool {
+        !self.parked.borrow().is_empty()
     }
 
-    /// The connection is over: everything under way fails.
-    fn end(&self, reason: IoError) {
+    /// The connection is over: what fails with it does so now. If `at_once`,
+    /// nothing more is sent.
+    fn end(&self, reason: IoError, at_once: bool) {
         let reason = self.ended.borrow_mut().get_or_insert(reason).clone();
-        let calls: Vec<_> = self.slots.borrow_mut().iter_mut().filter_map(|slot| slot.call.take()).collect();
-        let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
-        for call in calls.into_iter().chain(waiting.into_iter().map(|w| w.call)) {
+        let mut failed: Vec<_> = take_where(&mut self.waiting.borrow_mut(), |call| call.fate == Fate::Fails)
+            .into_iter()
+            .map(|waiting| waiting.call)
+            .collect();
+        for slot in &mut *self.slots.borrow_mut() {
+            failed.extend(slot.call.take_if(|call| call.fate == Fate::Fails));
+        }
+        for call in failed {
             call.finish(Err(reason.clone()));
         }
         self.shared.end();
-        let _ = self.shared.stream.shutdown(std::net::Shutdown::Read);
+        if at_once {
+            self.shared.stream.abandon();
+        } else {
+            let _ = self.shared.stream.shutdown(std::net::Shutdown::Read);
+        }
         let kept = self.kept.borrow_mut().take();
         drop(kept);
     }
 
+    /// The receive loop has ended: memory is at home, and what is kept can be
+    /// given back. Memory of writes stays here too, since it may be in the
+    /// middle of being sent.
+    fn give_back(&self) {
+        let mut survivors = std::mem::take(&mut *self.parked.borrow_mut());
+        survivors.extend(self.waiting.borrow_mut().drain(..));
+        for slot in &mut *self.slots.borrow_mut() {
+            let Some(call) = slot.call.take() else { continue };
+            let memory = match &slot.memory {
+                Some(Memory::Shared(buf)) => Some(Memory::Shared(buf.clone())),
+                _ => slot.memory.take(),
+            };
+            survivors.push(kept(call, memory));
+        }
+        survivors.sort_by_key(|waiting| waiting.call.seq);
+        *self.survivors.borrow_mut() = Some(survivors);
+        self.over.notify();
+    }
+
     fn close_if_done(&self) {
-        let idle = self.shared.queue.borrow().outstanding() == 0 && self.waiting.borrow().is_empty();
-        if self.closing.get() && idle {
-            self.end(IoError::Unreachable("the queue was closed".into()));
+        let idle = self.shared.queue.borrow().outstanding() == 0;
+        if idle && self.is_leaving() {
+            self.end(IoError::Unreachable("the controller stops".into()), true);
+        } else if idle && self.closing.get() && self.waiting.borrow().is_empty() {
+            self.end(IoError::Unreachable("the queue was closed".into()), false);
         }
     }
+
+    fn complete(&self, slot: u16, result: Done) {
+        let Slot { call, memory } = std::mem::take(&mut self.slots.borrow_mut()[usize::from(slot)]);
+        let Some(call) = call else { return };
+        self.completed.set(self.completed.get() + 1);
+        if call.fate == Fate::Fails {
+            return call.finish(Ok(Done { memory, ..result }));
+        }
+        let status = result.cqe.status();
+        if !status.is_success() && !call.unwanted.get() {
+            // The target stops: another one, or its successor, will take it.
+            if status.is(Status::ABORTED_SQ_DELETION) {
+                return self.parked.borrow_mut().push(kept(call, memory));
+            }
+            // It was late and had no effect: it is tried once more.
+            if status.is(Status::ABORT_REQUESTED) && call.aborting.replace(false) {
+                call.due.set(0);
+                return self.waiting.borrow_mut().push_front(kept(call, memory));
+            }
+        }
+        if !self.worked.replace(true) {
+            self.signs.work.store(true, Ordering::Relaxed);
+        }
+        let len = memory.as_ref().map_or(0, |memory| memory.len() as u64);
+        self.done_bytes.set(self.done_bytes.get() + len);
+        call.finish(Ok(Done { memory, ..result }));
+    }
+}
+
+/// A call as it was submitted.
+fn kept(call: Rc<Call>, memory: Option<Memory>) -> Waiting {
+    let data = match memory {
+        None => Data::None,
+        Some(memory @ Memory::Buf(_)) => Data::Read(memory),
+        Some(memory) => Data::Write(memory),
+    };
+    Waiting { call, data }
 }
 
 impl Driver for Inner {
@@ -354,18 +468,15 @@ impl Driver for Inner {
             match event {
                 Event::Ready(_) => {}
                 Event::Completion { slot, cqe, received } => {
-                    let slot = std::mem::take(&mut self.slots.borrow_mut()[usize::from(slot)]);
-                    if let Some(call) = slot.call {
-                        call.finish(Ok(Done { cqe, received, memory: slot.memory }));
-                    }
+                    self.complete(slot, Done { cqe, received, memory: None });
                 }
-                Event::Closed(reason) => self.end(IoError::Unreachable(reason.to_string())),
+                Event::Closed(reason) => self.end(IoError::Unreachable(reason.to_string()), false),
             }
         }
         if any {
-            self.traffic.store(true, Ordering::Relaxed);
+            self.signs.traffic.store(true, Ordering::Relaxed);
             self.begin_waiting();
-            if self.closing.get() {
+            if self.closing.get() || self.is_leaving() {
                 self.close_if_done();
             }
         }

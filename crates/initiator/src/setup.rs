@@ -8,9 +8,12 @@
 //! 5. identity, number of queues, namespaces, in one go;
 //! 6. Connect of the I/O queues, all at the same time.
 
+use crate::call::{Data, Done};
 use crate::error::{Error, Result};
+use crate::info::ControllerInfo;
 use crate::options::Options;
-use crate::queue::{Data, Done, Queue, handshake};
+use crate::queue::{Queue, Signs, handshake};
+use crate::reach::reach;
 use longhaul_block::IoError;
 use longhaul_engine::net::{SocketOptions, TcpStream};
 use longhaul_engine::{BufMut, Memory, sleep, timeout};
@@ -21,14 +24,16 @@ use longhaul_wire::fabrics::{
     CNTLID_DYNAMIC, Cap, Cc, ConnectData, ConnectResponse, Csts, InvalidParameter, cattr, offset,
 };
 use longhaul_wire::identify::{IDENTIFY_LEN, IdentifyController, cns};
+use std::cell::Cell;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// Entries of the admin queue: the smallest size that every controller has.
 const ADMIN_ENTRIES: u16 = 32;
+/// A queue identifier that no controller grants.
+const NO_QUEUE: u16 = 0xFFFF;
 /// First wait before the status is read again; doubles up to the last.
 const READY_POLL: Duration = Duration::from_millis(1);
 const READY_POLL_MAX: Duration = Duration::from_millis(200);
@@ -39,6 +44,9 @@ pub(crate) struct Endpoint {
     pub(crate) addrs: Vec<SocketAddr>,
     /// As a person named it.
     pub(crate) name: String,
+    /// It was there before, and may be cut off for a moment: what is lost on
+    /// the way is not waited for.
+    pub(crate) again: bool,
 }
 
 impl Endpoint {
@@ -53,7 +61,7 @@ impl Endpoint {
         if addrs.is_empty() {
             return Err(fail("it has no address".into()));
         }
-        Ok(Endpoint { addrs, name })
+        Ok(Endpoint { addrs, name, again: false })
     }
 
     pub(crate) fn refused(&self, what: impl Into<String>, reason: impl ToString) -> Error {
@@ -93,29 +101,21 @@ impl Prepared {
         endpoint
             .within(options.connect_timeout, "the connection set-up", async {
                 let socket = SocketOptions { congestion: options.congestion.clone() };
-                let mut last = None;
-                for addr in &endpoint.addrs {
-                    match TcpStream::connect(*addr, &socket).await {
-                        Ok(stream) => {
-                            let queue = handshake(&stream, config)
-                                .await
-                                .map_err(|e| endpoint.incompatible(format!("no NVMe/TCP there: {e}")))?;
-                            let stream = stream.into_std().map_err(|e| Error::Local(e.to_string()))?;
-                            return Ok(Prepared { queue, stream });
-                        }
-                        Err(e) => last = Some(e),
-                    }
-                }
-                Err(endpoint.unreachable(last.map_or_else(|| "no address".into(), |e| e.to_string())))
+                let stream = reach(endpoint, &socket).await?;
+                let queue = handshake(&stream, config)
+                    .await
+                    .map_err(|e| endpoint.incompatible(format!("no NVMe/TCP there: {e}")))?;
+                let stream = stream.into_std().map_err(|e| Error::Local(e.to_string()))?;
+                Ok(Prepared { queue, stream })
             })
             .await
     }
 
     /// Serves it from the calling engine thread.
-    pub(crate) fn serve(self, traffic: &Arc<AtomicBool>) -> Result<Queue> {
+    pub(crate) fn serve(self, signs: &Signs, done_bytes: &Rc<Cell<u64>>) -> Result<Queue> {
         let stream = TcpStream::from_std(self.stream, &SocketOptions::default());
         let stream = stream.map_err(|e| Error::Local(e.to_string()))?;
-        Ok(Queue::serve(self.queue, stream, Arc::clone(traffic)))
+        Ok(Queue::serve(self.queue, stream, signs.clone(), Rc::clone(done_bytes)))
     }
 }
 
@@ -180,6 +180,24 @@ fn connected(endpoint: &Endpoint, options: &Options, subnqn: &str, cqe: Cqe) -> 
     Ok(response.cntlid)
 }
 
+/// Whether the controller still exists. A queue that no controller has is
+/// asked for, so that it is refused in any case: for the controller if there
+/// is none, for the queue if there is.
+pub(crate) async fn still_exists(endpoint: &Endpoint, options: &Options, info: &ControllerInfo) -> bool {
+    let config = host_config(options, ADMIN_ENTRIES, None);
+    let Ok(prepared) = Prepared::open(endpoint, options, config).await else { return true };
+    let Ok(queue) = prepared.serve(&Signs::default(), &Rc::default()) else { return true };
+    let (nqn, sqsize, cntlid) = (&info.subnqn, ADMIN_ENTRIES - 1, Some(info.cntlid));
+    let answer = send_connect(endpoint, options, &queue, nqn, NO_QUEUE, sqsize, cntlid).await;
+    queue.close();
+    //= NVMe Base 2.1, Connect command: a controller that does not exist is an invalid CNTLID
+    let gone = |cqe: Cqe| {
+        let at = InvalidParameter::from_dw0(cqe.dw0());
+        same_code(cqe.status(), Status::CONNECT_INVALID_PARAMETERS) && (at.in_data, at.offset) == (true, 16)
+    };
+    !answer.is_ok_and(gone)
+}
+
 /// Whether two statuses differ in nothing but hints such as Do Not Retry.
 fn same_code(a: Status, b: Status) -> bool {
     (a.sct(), a.sc()) == (b.sct(), b.sc())
@@ -227,17 +245,17 @@ impl Admin {
         endpoint: Endpoint,
         options: &Options,
         subnqn: &str,
-        traffic: &Arc<AtomicBool>,
+        signs: &Signs,
     ) -> Result<(Admin, u16, Cap)> {
         let mut in_capsule = IN_CAPSULE_ADMIN;
-        let (mut queue, mut cqe) = Admin::connect(&endpoint, options, subnqn, traffic, in_capsule).await?;
+        let (mut queue, mut cqe) = Admin::connect(&endpoint, options, subnqn, signs, in_capsule).await?;
         // Every controller takes 8 KiB in the capsule of a Fabrics command,
         // but for the Linux target that is set to an inline size of 0: it
         // refuses Connect and loses its place in the stream. It gets its data
         // when it asks.
         if same_code(cqe.status(), Status::SGL_OFFSET) {
             in_capsule = 0;
-            (queue, cqe) = Admin::connect(&endpoint, options, subnqn, traffic, in_capsule).await?;
+            (queue, cqe) = Admin::connect(&endpoint, options, subnqn, signs, in_capsule).await?;
         }
         let cntlid = connected(&endpoint, options, subnqn, cqe)?;
         let admin = Admin { queue, endpoint, timeout: options.connect_timeout, in_capsule };
@@ -250,11 +268,11 @@ impl Admin {
         endpoint: &Endpoint,
         options: &Options,
         subnqn: &str,
-        traffic: &Arc<AtomicBool>,
+        signs: &Signs,
         in_capsule: u32,
     ) -> Result<(Queue, Cqe)> {
         let config = host_config(options, ADMIN_ENTRIES, Some(in_capsule));
-        let queue = Prepared::open(endpoint, options, config).await?.serve(traffic)?;
+        let queue = Prepared::open(endpoint, options, config).await?.serve(signs, &Rc::default())?;
         queue.set_fabrics_in_capsule(in_capsule);
         let cqe = send_connect(endpoint, options, &queue, subnqn, 0, ADMIN_ENTRIES - 1, None).await?;
         Ok((queue, cqe))

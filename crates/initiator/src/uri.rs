@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// The scheme of NVMe over TCP.
 pub const SCHEME: &str = "nvme+tcp";
@@ -40,6 +41,8 @@ pub struct UriOptions {
     pub kato_ms: Option<u32>,
     /// NQN that this host calls itself.
     pub hostnqn: Option<String>,
+    /// How long I/O waits for a lost connection (`Some(None)`: for ever).
+    pub ctrl_loss: Option<Option<Duration>>,
 }
 
 /// What is wrong with a URI, in a sentence that names the part.
@@ -126,10 +129,12 @@ impl Uri {
             "data_digest" => options.data_digest = Some(boolean(key, value)?),
             "queue_size" => options.queue_size = Some(number(key, value)?),
             "kato" => options.kato_ms = Some(number(key, value)?),
+            "ctrl-loss-tmo" => options.ctrl_loss = Some(ctrl_loss(key, value)?),
             "hostnqn" => options.hostnqn = Some(value.to_owned()),
             _ => {
                 return Err(format!(
-                    "unknown option '{key}' (nsid, hdr_digest, data_digest, queue_size, kato, hostnqn)"
+                    "unknown option '{key}' (nsid, hdr_digest, data_digest, queue_size, kato, \
+                     ctrl-loss-tmo, hostnqn)"
                 ));
             }
         }
@@ -139,6 +144,16 @@ impl Uri {
 
 fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
     value.parse().map_err(|_| format!("{key}='{value}' is not a number in range"))
+}
+
+/// Seconds, -1 for ever: as in `nvme-cli`.
+fn ctrl_loss(key: &str, value: &str) -> Result<Option<Duration>, String> {
+    match number::<i64>(key, value)? {
+        -1 => Ok(None),
+        seconds => u64::try_from(seconds)
+            .map(|seconds| Some(Duration::from_secs(seconds)))
+            .map_err(|_| format!("{key}='{value}' is neither a time in seconds nor -1")),
+    }
 }
 
 fn boolean(key: &str, value: &str) -> Result<bool, String> {
@@ -196,6 +211,16 @@ mod tests {
     }
 
     #[test]
+    fn loss_is_waited_for_in_seconds_or_for_ever() {
+        for (value, want) in
+            [("30", Some(Duration::from_secs(30))), ("0", Some(Duration::ZERO)), ("-1", None)]
+        {
+            let uri: Uri = format!("nvme+tcp://h/{NQN}?ctrl-loss-tmo={value}").parse().expect("good");
+            assert_eq!(uri.options.ctrl_loss, Some(want), "{value}");
+        }
+    }
+
+    #[test]
     fn defaults_and_ipv6() {
         let uri: Uri = "nvme+tcp://[::1]/scratch".parse().expect("good");
         assert_eq!((uri.host.as_str(), uri.port, uri.nsid), ("::1", IO_PORT, None));
@@ -216,6 +241,7 @@ mod tests {
             ("nvme+tcp://host/nqn?nsid=x", "nsid='x' is not a number"),
             ("nvme+tcp://host/nqn?colour=red", "unknown option 'colour'"),
             ("nvme+tcp://host/nqn?hdr_digest=perhaps", "neither true nor false"),
+            ("nvme+tcp://host/nqn?ctrl-loss-tmo=-2", "neither a time in seconds nor -1"),
             ("nvme+tcp://host/%zz", "percent escape"),
         ];
         for (text, want) in faults {

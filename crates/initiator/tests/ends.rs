@@ -14,6 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use uuid::Uuid;
 
+/// A connection that is lost is not made again.
+fn without_retries(engine: &EngineConfig) -> Options {
+    Options { engine: engine.clone(), ctrl_loss: Some(Duration::ZERO), ..Options::default() }
+}
+
 /// The target stops while threads write: what was acknowledged is in the
 /// file, the rest fails, and nothing hangs.
 #[test]
@@ -26,8 +31,7 @@ fn a_target_that_stops_under_load_loses_nothing_that_it_acknowledged() {
         let path = dir.path().join("disk");
         let target = target(|config| config.engine = engine.clone());
         let uri = export(&target, &format!("file:{},size=128MiB", path.display()));
-        let device =
-            connect(&uri, Options { engine: engine.clone(), ..Options::default() }).expect("connected");
+        let device = connect(&uri, without_retries(&engine)).expect("connected");
         let acknowledged = Arc::new(AtomicU64::new(0));
         let writers: Vec<_> = (0..WRITERS)
             .map(|w| {
@@ -80,8 +84,7 @@ fn a_target_that_is_gone_fails_what_is_under_way() {
     for engine in engines() {
         let target = target(|config| config.engine = engine.clone());
         let uri = export(&target, "mem:8MiB,delay=60s");
-        let device =
-            connect(&uri, Options { engine: engine.clone(), ..Options::default() }).expect("connected");
+        let device = connect(&uri, without_retries(&engine)).expect("connected");
         let mut events = device.events();
         let (begun, wait) = std::sync::mpsc::channel();
         // Stays until its end has been told.

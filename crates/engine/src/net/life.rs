@@ -1,0 +1,58 @@
+//! Whether the other end of a connection is still there, and how to leave
+//! one whose other end is not.
+
+use super::TcpStream;
+use socket2::{SockRef, TcpKeepalive};
+use std::io;
+use std::net::Shutdown;
+use std::time::Duration;
+
+/// What TCP knows of the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// Segments sent and not acknowledged.
+    pub unacked: u32,
+    /// Probes of a closed window that nobody has answered.
+    pub probes: u8,
+    /// Time since the last acknowledgement came.
+    pub last_ack: Duration,
+    /// Smoothed round trip.
+    pub round_trip: Duration,
+}
+
+impl TcpStream {
+    /// What TCP knows of the other end.
+    ///
+    /// # Errors
+    /// Of getsockopt(2).
+    pub fn life(&self) -> io::Result<Life> {
+        let info = self.tcp_info()?;
+        Ok(Life {
+            unacked: info.tcpi_unacked,
+            probes: info.tcpi_probes,
+            last_ack: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+            round_trip: Duration::from_micros(info.tcpi_rtt.into()),
+        })
+    }
+
+    /// Lets the kernel ask an idle other end whether it is there, `count`
+    /// times, `interval` (whole seconds) apart; if it does not answer, what is
+    /// under way on the socket fails. The kernel over there answers, however
+    /// busy its programs are.
+    ///
+    /// # Errors
+    /// Of setsockopt(2).
+    pub fn keep_alive(&self, interval: Duration, count: u32) -> io::Result<()> {
+        let settings = TcpKeepalive::new().with_time(interval).with_interval(interval).with_retries(count);
+        SockRef::from(&self.source.fd).set_tcp_keepalive(&settings)
+    }
+
+    /// Ends both directions at once: tasks that wait in it return, and what
+    /// the kernel has not sent yet is thrown away when the socket is dropped.
+    pub fn abandon(&self) {
+        let socket = SockRef::from(&self.source.fd);
+        // Both fail only on a connection that is gone already.
+        let _ = socket.set_linger(Some(Duration::ZERO));
+        let _ = socket.shutdown(Shutdown::Both);
+    }
+}

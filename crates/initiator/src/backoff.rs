@@ -1,0 +1,134 @@
+//! When to try again.
+//!
+//! Invariants:
+//! - the first attempt after a connection that has worked is made at once;
+//! - the time limit counts from the loss of the last connection that has
+//!   worked: one that dies before any work is done does not count.
+
+use longhaul_engine::now;
+use std::time::{Duration, Instant};
+
+/// The second attempt comes after this time, each later one after twice as
+/// much.
+const FIRST: Duration = Duration::from_millis(50);
+/// The longest wait between attempts that find nobody: a fraction of the
+/// second within which I/O is to go on when the link is back.
+const LAST: Duration = Duration::from_millis(200);
+/// The longest wait before another connection while they die without having
+/// done any work.
+const LAST_USELESS: Duration = Duration::from_secs(10);
+
+/// The time without a connection.
+#[derive(Debug)]
+pub(crate) struct Outage {
+    since: Instant,
+    /// Attempts since then.
+    attempts: u32,
+    /// Connections in a row that have died without having done any work.
+    useless: u32,
+    /// What the next attempt waits for.
+    wait: Duration,
+}
+
+impl Outage {
+    pub(crate) fn new() -> Outage {
+        Outage { since: now(), attempts: 0, useless: 0, wait: Duration::ZERO }
+    }
+
+    /// A connection is lost; `worked` tells whether it has done any work.
+    pub(crate) fn begin(&mut self, worked: bool) {
+        if worked {
+            *self = Outage::new();
+            return;
+        }
+        if self.useless == 0 {
+            self.since = now();
+        }
+        self.useless += 1;
+        self.attempts = 0;
+        self.wait = doubled(FIRST, self.useless, LAST_USELESS);
+    }
+
+    /// Begins an attempt: its number, and how long to wait before it, between
+    /// a half and the whole of what it could be, so that hosts that have lost
+    /// the same target do not come at the same time.
+    pub(crate) fn attempt(&mut self) -> (u32, Duration) {
+        self.attempts += 1;
+        let wait = std::mem::replace(&mut self.wait, Duration::ZERO);
+        let wait = match self.attempts {
+            1 => wait,
+            n => wait.max(doubled(FIRST, n - 2, LAST)),
+        };
+        (self.attempts, wait.mul_f64(0.5 + jitter() / 2.0))
+    }
+
+    /// Connections in a row that were of no use.
+    pub(crate) fn useless(&self) -> u32 {
+        self.useless
+    }
+
+    pub(crate) fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    pub(crate) fn since(&self) -> Instant {
+        self.since
+    }
+}
+
+fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
+    first.saturating_mul(1 << times.min(16)).min(most)
+}
+
+/// From 0 to 1.
+fn jitter() -> f64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(now()) as f64 / u64::MAX as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits(outage: &mut Outage, n: usize) -> Vec<u128> {
+        (0..n).map(|_| outage.attempt().1.as_millis()).collect()
+    }
+
+    #[test]
+    fn the_first_attempt_is_at_once_and_later_ones_are_never_far_apart() {
+        let mut outage = Outage::new();
+        outage.begin(true);
+        let waits = waits(&mut outage, 50);
+        assert_eq!(waits[0], 0);
+        for (i, most) in [(1, 50), (2, 100), (3, 200), (4, 200), (49, 200)] {
+            assert!((most / 2..=most).contains(&waits[i]), "{i}: {} ms", waits[i]);
+        }
+        assert_eq!(outage.attempts(), 50);
+    }
+
+    #[test]
+    fn connections_of_no_use_are_made_ever_more_seldom() {
+        let mut outage = Outage::new();
+        outage.begin(true);
+        let since = outage.since();
+        let mut first = Vec::new();
+        for _ in 0..12 {
+            outage.begin(false);
+            first.push(waits(&mut outage, 1)[0]);
+        }
+        assert!(first[0] >= 50 && first[11] >= 5000 && first[11] <= 10_000, "{first:?}");
+        assert_eq!((outage.useless(), outage.attempts()), (12, 1));
+        assert!(outage.since() >= since);
+        let begun = outage.since();
+        outage.begin(false);
+        assert_eq!(outage.since(), begun, "the limit counts from the first of them");
+        outage.begin(true);
+        assert_eq!((outage.useless(), waits(&mut outage, 1)[0]), (0, 0));
+    }
+
+    #[test]
+    fn hosts_do_not_come_at_the_same_time() {
+        let all: std::collections::BTreeSet<_> = (0..100).map(|_| jitter().to_bits()).collect();
+        assert!(all.len() > 90 && all.iter().all(|&j| (0.0..=1.0).contains(&f64::from_bits(j))));
+    }
+}

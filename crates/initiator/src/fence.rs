@@ -1,0 +1,100 @@
+//! Fencing: no write of an earlier connection takes effect after one of a
+//! later connection.
+//!
+//! What was sent on a connection that is lost may still be under way: in the
+//! network, in a socket of the target, or with a device that is slow. It must
+//! have ended before anything that was not acknowledged is written again.
+//! Either the target says so (Cross-Controller Reset), or the old controller
+//! must have ended by itself, since it has not heard of this host for longer
+//! than its keep-alive time-out. Reads need not wait.
+
+use crate::call::{Data, Pending};
+use crate::controller::Controller;
+use crate::options::Options;
+use crate::session::Session;
+use crate::setup::{Admin, still_exists};
+use longhaul_engine::{now, sleep, sleep_until};
+use longhaul_wire::command::CrossControllerReset;
+use longhaul_wire::completion::Status;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Time between two questions whether the reset is done.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+/// Time between two looks whether the old controller has gone: each is a
+/// connection.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// A session that is lost, and the command that was sent to end what is left
+/// of it.
+pub(crate) type Reset = (Arc<Session>, Option<Pending>);
+
+/// Sends the commands that end what is left of `sessions`, without waiting.
+pub(crate) fn begin(admin: &Admin, sessions: Vec<Arc<Session>>) -> Vec<Reset> {
+    let send = |session: &Session| session.reset().map(|sqe| admin.queue.submit(sqe, Data::None));
+    sessions.into_iter().map(|session| (Arc::clone(&session), send(&session))).collect()
+}
+
+/// Waits until nothing of earlier sessions can have any effect, and then lets
+/// changes through on the one of `admin`.
+pub(crate) async fn complete(
+    weak: Weak<Controller>,
+    admin: Rc<Admin>,
+    options: Options,
+    epoch: u64,
+    resets: Vec<Reset>,
+) {
+    for (session, pending) in resets {
+        let by_target = match pending {
+            Some(pending) => by_target(&admin, &session, pending).await,
+            None => false,
+        };
+        if !by_target {
+            by_time(&admin, &options, &session).await;
+        }
+        let Some(controller) = weak.upgrade() else { return };
+        controller.fenced(&session);
+    }
+    if let Some(controller) = weak.upgrade() {
+        controller.open_for_changes(epoch);
+    }
+}
+
+/// Whether the target has ended the session. If it has not, it cannot.
+async fn by_target(admin: &Admin, session: &Session, mut pending: Pending) -> bool {
+    loop {
+        let Ok(done) = pending.await else {
+            // The new connection is lost, too; the next one tries again.
+            return std::future::pending().await;
+        };
+        let status = done.cqe.status();
+        if status.is_success() && done.cqe.dw0() & CrossControllerReset::DONE != 0 {
+            return true;
+        }
+        let later = [Status::RESET_IN_PROGRESS, Status::RESET_LIMIT, Status::RESET_LOG_FULL];
+        if !status.is_success() && !later.iter().any(|&s| status.is(s)) {
+            let address = &session.info.address;
+            tracing::warn!("{address}: it does not end the earlier connection ({status}); writes wait");
+            return false;
+        }
+        sleep(ASK_AGAIN).await;
+        let Some(sqe) = session.reset() else { return false };
+        pending = admin.queue.submit(sqe, Data::None);
+    }
+}
+
+/// Waits until the old controller has ended by itself.
+async fn by_time(admin: &Admin, options: &Options, session: &Session) {
+    loop {
+        let gone_at = session.gone_at();
+        if gone_at.is_some_and(|at| at <= now()) {
+            return;
+        }
+        if !still_exists(&admin.endpoint, options, &session.info).await {
+            return;
+        }
+        let look = now() + LOOK_AGAIN;
+        sleep_until(gone_at.map_or(look, |at| at.min(look))).await;
+    }
+}

@@ -1,0 +1,240 @@
+//! What controllers and namespaces say of themselves, and what can happen to
+//! them.
+
+use crate::error::{Error, Result};
+use crate::options::Options;
+use crate::setup::Admin;
+use futures_util::future;
+use longhaul_wire::feature::NumberOfQueues;
+use longhaul_wire::identify::{
+    Identifier, IdentifyController, IdentifyNamespace, cns, ctratt, decode_descriptors, decode_nsid_list,
+};
+use std::time::Duration;
+use uuid::Uuid;
+
+/// What a controller says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControllerInfo {
+    /// Where it is.
+    pub address: String,
+    /// NQN of its subsystem.
+    pub subnqn: String,
+    /// Its identifier.
+    pub cntlid: u16,
+    /// Model.
+    pub model: String,
+    /// Serial number.
+    pub serial: String,
+    /// Firmware revision.
+    pub firmware: String,
+    /// NVMe version, as "2.1.0".
+    pub version: String,
+    /// Largest transfer of one command in bytes; none if there is no limit.
+    pub max_transfer: Option<u64>,
+    /// In-capsule data of an I/O queue, in bytes.
+    pub in_capsule: u64,
+    /// Entries of a queue at most.
+    pub queue_entries: u32,
+    /// I/O queues granted.
+    pub queues: u16,
+    /// Keep-alive time-out in use.
+    pub kato: Duration,
+    /// It counts any traffic as a sign of life.
+    pub traffic_keep_alive: bool,
+    /// It can end what an earlier connection has left behind
+    /// (Cross-Controller Reset).
+    pub resets_others: bool,
+    /// Header digests in use.
+    pub hdr_digest: bool,
+    /// Data digests in use.
+    pub data_digest: bool,
+    /// It has a volatile write cache.
+    pub write_cache: bool,
+    /// Supported optional NVM commands ([`longhaul_wire::identify::oncs`] bits).
+    pub oncs: u16,
+    /// Round trip and its variation when it was set up, as TCP saw them.
+    pub round_trip: (Duration, Duration),
+    /// Congestion control in use on this end.
+    pub congestion: String,
+}
+
+/// What a namespace is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceInfo {
+    /// Its identifier.
+    pub nsid: u32,
+    /// Capacity in bytes.
+    pub size: u64,
+    /// Logical block size in bytes.
+    pub block_size: u32,
+    /// Optimal write size in bytes, 0 if it does not say.
+    pub optimal_io: u32,
+    /// It refuses writes.
+    pub read_only: bool,
+    /// Identity.
+    pub uuid: Option<Uuid>,
+    /// Identity of 16 bytes, all zero if it has none.
+    pub nguid: [u8; 16],
+    /// Identity of 8 bytes, all zero if it has none.
+    pub eui64: [u8; 8],
+}
+
+impl NamespaceInfo {
+    /// Why `now` cannot stand for this namespace, to which I/O may be under
+    /// way.
+    pub(crate) fn replaced(&self, now: &NamespaceInfo) -> Option<String> {
+        let name = |ns: &NamespaceInfo| match ns.uuid {
+            Some(uuid) => format!("UUID {uuid}"),
+            None if ns.nguid != [0; 16] => format!("NGUID {:032x}", u128::from_be_bytes(ns.nguid)),
+            None => format!("EUI64 {:016x}", u64::from_be_bytes(ns.eui64)),
+        };
+        let nsid = self.nsid;
+        if (self.uuid, self.nguid, self.eui64) != (now.uuid, now.nguid, now.eui64) {
+            let (was, is) = (name(self), name(now));
+            return Some(format!("namespace {nsid} is another one now: it was {was}, and is {is}"));
+        }
+        if self.block_size != now.block_size {
+            let (was, is) = (self.block_size, now.block_size);
+            return Some(format!("namespace {nsid} has blocks of {is} bytes now, it had blocks of {was}"));
+        }
+        None
+    }
+
+    /// The same after it was out of sight, when what did not arrive is to be
+    /// sent again: it must not have become smaller either.
+    pub(crate) fn conflict(&self, now: &NamespaceInfo) -> Option<String> {
+        if let Some(replaced) = self.replaced(now) {
+            return Some(replaced);
+        }
+        let nsid = self.nsid;
+        if self.size > now.size {
+            let (was, is) = (self.size, now.size);
+            return Some(format!("namespace {nsid} has {is} bytes now, it had {was}"));
+        }
+        None
+    }
+}
+
+/// What can happen to a controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ControllerEvent {
+    /// A namespace was added, removed or changed (its size, say).
+    NamespaceChanged(u32),
+    /// Access to namespaces over this path has changed.
+    AnaChanged,
+    /// The discovery log has changed.
+    DiscoveryChanged,
+    /// The connection is lost, and attempts to connect again are under way.
+    /// I/O waits.
+    Reconnecting {
+        /// Why it was lost, or the last attempt failed.
+        reason: String,
+        /// The attempt, from 1. Not every later one is told.
+        attempt: u32,
+    },
+    /// There is a connection again; I/O goes on.
+    Reconnected {
+        /// Why the last one was lost.
+        reason: String,
+        /// Attempts that it took.
+        attempts: u32,
+        /// Time without a connection.
+        after: Duration,
+    },
+    /// The connection is lost for good, for this reason.
+    Lost(String),
+}
+
+pub(crate) fn describe(
+    admin: &Admin,
+    subnqn: &str,
+    cntlid: u16,
+    id: &IdentifyController,
+    cap: longhaul_wire::fabrics::Cap,
+    granted: NumberOfQueues,
+    options: &Options,
+) -> ControllerInfo {
+    let version = id.ver.to_le_bytes();
+    let (hdr_digest, data_digest) = admin.queue.digests();
+    ControllerInfo {
+        address: admin.endpoint.name.clone(),
+        subnqn: subnqn.to_owned(),
+        cntlid,
+        model: id.mn.text().into_owned(),
+        serial: id.sn.text().into_owned(),
+        firmware: id.fr.text().into_owned(),
+        version: format!("{}.{}.{}", u16::from_le_bytes([version[2], version[3]]), version[1], version[0]),
+        max_transfer: id.max_transfer(cap.mpsmin() as u32),
+        in_capsule: id.in_capsule_len(),
+        queue_entries: cap.mqes() as u32 + 1,
+        queues: u16::try_from(granted.submission.min(granted.completion)).unwrap_or(u16::MAX),
+        kato: if id.kas == 0 { Duration::ZERO } else { options.kato },
+        traffic_keep_alive: id.ctratt & ctratt::TRAFFIC_KEEP_ALIVE != 0,
+        resets_others: id.ccrl != 0 && id.ciu != 0,
+        hdr_digest,
+        data_digest,
+        write_cache: id.vwc & 1 != 0,
+        oncs: id.oncs,
+        round_trip: admin.queue.stream().round_trip().unwrap_or_default(),
+        congestion: admin.queue.stream().congestion().unwrap_or_default(),
+    }
+}
+
+pub(crate) async fn active_namespaces(admin: &Admin) -> Result<Vec<u32>> {
+    let mut all = Vec::new();
+    loop {
+        let after = all.last().copied().unwrap_or(0);
+        let page = admin.identify("the namespace list", cns::ACTIVE_NAMESPACES, after).await?;
+        let found: Vec<u32> = decode_nsid_list(&page).collect();
+        let full = found.len() == longhaul_wire::identify::NSID_LIST_MAX;
+        // A list that does not grow would be asked for for ever.
+        let grows = found.first().is_some_and(|&first| first > after);
+        all.extend(found);
+        if !full || !grows {
+            return Ok(all);
+        }
+    }
+}
+
+pub(crate) async fn namespace_info(admin: &Admin, nsid: u32) -> Result<NamespaceInfo> {
+    let (ns, ids) = future::join(
+        admin.identify("Identify Namespace", cns::NAMESPACE, nsid),
+        admin.identify("the namespace's identifiers", cns::NAMESPACE_DESCRIPTORS, nsid),
+    )
+    .await;
+    let ns = IdentifyNamespace::decode(&ns?)
+        .ok_or_else(|| admin.endpoint.incompatible("Identify Namespace is cut"))?;
+    if ns.nsze == 0 {
+        return Err(Error::NotFound(format!("{} has no namespace {nsid}", admin.endpoint.name)));
+    }
+    let format = ns.format().ok_or_else(|| admin.endpoint.incompatible("its LBA format does not exist"))?;
+    // 512 bytes is the least that the command set has; 64 KiB is what a
+    // block device of any kernel can be.
+    if !(9..=16).contains(&format.lbads) || format.metadata != 0 {
+        return Err(admin.endpoint.incompatible(format!("LBA format {format:?} is not supported")));
+    }
+    let block_size = 1u32 << format.lbads;
+    let size = ns.nsze.checked_mul(block_size.into());
+    let size = size.ok_or_else(|| admin.endpoint.incompatible("its size exceeds 2^64 bytes"))?;
+    // Targets without descriptors refuse the command; what fails for another
+    // reason must not be taken for a namespace without identity.
+    let ids = match ids {
+        Err(Error::Refused { .. }) => Vec::new(),
+        ids => decode_descriptors(&ids?),
+    };
+    let uuid = ids.into_iter().find_map(|id| match id {
+        Identifier::Uuid(uuid) => Some(uuid),
+        _ => None,
+    });
+    let hints = ns.nsfeat & longhaul_wire::identify::nsfeat::OPTPERF != 0;
+    Ok(NamespaceInfo {
+        nsid,
+        size,
+        block_size,
+        optimal_io: if hints { (u32::from(ns.nows) + 1).saturating_mul(block_size) } else { 0 },
+        read_only: ns.nsattr & longhaul_wire::identify::nsattr::WRITE_PROTECTED != 0,
+        uuid,
+        nguid: ns.nguid,
+        eui64: ns.eui64,
+    })
+}

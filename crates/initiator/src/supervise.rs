@@ -1,0 +1,373 @@
+//! The task that keeps a controller connected: it serves the admin queue of a
+//! session, and when that is lost, makes another one.
+
+use crate::backoff::Outage;
+use crate::call::Data;
+use crate::controller::{Controller, Request, Settings};
+use crate::error::{Error, Result};
+use crate::events::{subscribe, watch_events};
+use crate::fence;
+use crate::info::{ControllerEvent, NamespaceInfo, active_namespaces, describe, namespace_info};
+use crate::keep_alive::keep_alive;
+use crate::queue::Signs;
+use crate::session::Session;
+use crate::setup::{Admin, Endpoint, Prepared, host_config};
+use futures_channel::{mpsc, oneshot};
+use futures_util::{FutureExt, StreamExt, future};
+use longhaul_block::IoError;
+use longhaul_engine::sync::Notify;
+use longhaul_engine::{now, sleep, sleep_until, spawn, timeout};
+use longhaul_wire::command::Sqe;
+use longhaul_wire::feature::{NumberOfQueues, fid};
+use longhaul_wire::identify::IdentifyController;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How long to wait for a farewell.
+const GOODBYE: Duration = Duration::from_secs(2);
+/// How long a look at the name may take before the last addresses are used.
+const RESOLVE: Duration = Duration::from_millis(500);
+/// A session of this age was of use, though nobody asked anything of it.
+const OF_AGE: Duration = Duration::from_secs(30);
+/// Connections that are made beside the admin queue, at most; the others are
+/// made when their threads ask.
+const PREPARED_MAX: usize = 64;
+/// Sessions that may still have effects, at most, before another one may
+/// carry I/O: what is known of them is bounded.
+const UNFENCED_MAX: usize = 16;
+
+/// A session with its admin queue.
+pub(crate) struct First {
+    pub(crate) session: Arc<Session>,
+    admin: Rc<Admin>,
+    id: IdentifyController,
+}
+
+/// What is known when a session is made again.
+struct Again {
+    epoch: u64,
+    namespace: Option<u32>,
+    unfenced: Vec<Arc<Session>>,
+    lanes: usize,
+}
+
+/// A session that was made again, and what was asked beside.
+struct Made {
+    first: First,
+    namespace: Option<NamespaceInfo>,
+    resets: Vec<fence::Reset>,
+}
+
+impl First {
+    /// Makes the first session.
+    pub(crate) async fn open(endpoint: Endpoint, settings: &Settings) -> Result<First> {
+        let again =
+            Again { epoch: 1, namespace: None, unfenced: Vec::new(), lanes: settings.options.queues.into() };
+        make(endpoint, settings, again).await.map(|made| made.first)
+    }
+}
+
+/// Makes a session. What needs no answer to what went before is asked at the
+/// same time.
+async fn make(endpoint: Endpoint, settings: &Settings, again: Again) -> Result<Made> {
+    let Settings { options, subnqn, .. } = settings;
+    let signs = Signs::default();
+    // I/O connections are set up beside the admin queue, so that more queues
+    // cost no more round trips.
+    let config = host_config(options, options.queue_size, None);
+    let prepare = (0..again.lanes.min(PREPARED_MAX)).map(|_| Prepared::open(&endpoint, options, config));
+    let (admin, prepared) =
+        future::join(Admin::open(endpoint.clone(), options, subnqn, &signs), future::join_all(prepare)).await;
+    let (admin, cntlid, cap) = admin?;
+    let resets = fence::begin(&admin, again.unfenced);
+    let wanted = NumberOfQueues { submission: NumberOfQueues::MAX, completion: NumberOfQueues::MAX };
+    let set_queues = Sqe::set_features(fid::NUMBER_OF_QUEUES, 0, wanted.to_dword(), false);
+    let namespace = async {
+        match again.namespace {
+            Some(nsid) => namespace_info(&admin, nsid).await.map(Some),
+            None => Ok(None),
+        }
+    };
+    let (id, queues, namespace) = future::join3(
+        admin.identify_controller(),
+        admin.command("Set Features (queues)", set_queues, 0),
+        namespace,
+    )
+    .await;
+    let (id, namespace) = (id?, namespace?);
+    let granted = NumberOfQueues::from_dword(queues?.cqe.dw0());
+    let info = describe(&admin, subnqn, cntlid, &id, cap, granted, options);
+    let fits = options.queue_size <= info.queue_entries.try_into().unwrap_or(u16::MAX);
+    // One that failed is tried again when it is needed.
+    let prepared = prepared.into_iter().filter_map(Result::ok).filter(|_| fits).collect();
+    let capsule = admin.in_capsule;
+    let session = Session::new(again.epoch, endpoint, options.clone(), &id, info, capsule, signs, prepared);
+    let first = First { session: Arc::new(session), admin: Rc::new(admin), id };
+    Ok(Made { first, namespace, resets })
+}
+
+/// Why a session is not served any more.
+enum Ended {
+    Lost(String),
+    Closed(oneshot::Sender<()>),
+    /// Nobody uses the controller any more.
+    Dropped,
+}
+
+/// Keeps a controller connected until nobody uses it any more, it is closed,
+/// or it is lost for good.
+pub(crate) async fn supervise(
+    weak: Weak<Controller>,
+    mut first: First,
+    mut inbox: mpsc::UnboundedReceiver<Request>,
+) {
+    let mut outage = Outage::new();
+    let mut resets = Vec::new();
+    let mut later = Vec::new();
+    loop {
+        let begun = now();
+        let ended = serve(&weak, &first, resets, later, &mut inbox).await;
+        let reason = match ended {
+            Ended::Lost(reason) => reason,
+            Ended::Closed(reply) => {
+                goodbye(&first.admin).await;
+                over(&weak, IoError::Unreachable("it was closed".into()));
+                let _ = reply.send(());
+                return;
+            }
+            Ended::Dropped => {
+                let _ = timeout(GOODBYE, first.admin.shut_down()).await;
+                return;
+            }
+        };
+        let session = &first.session;
+        session.end(&reason);
+        first.admin.queue.abandon(IoError::Unreachable(reason.clone()));
+        let worked = session.signs.work.load(Ordering::Relaxed) || begun.elapsed() > OF_AGE;
+        outage.begin(worked);
+        let Some(controller) = weak.upgrade() else { return };
+        controller.down(session);
+        let settings = Arc::clone(&controller.settings);
+        drop(controller);
+        match reconnect(&weak, &settings, &first.session, reason, &mut outage, &mut inbox).await {
+            Some((made, requests)) => (first, resets, later) = (made.first, made.resets, requests),
+            None => return,
+        }
+    }
+}
+
+fn over(weak: &Weak<Controller>, reason: IoError) {
+    if let Some(controller) = weak.upgrade() {
+        controller.over(reason);
+    }
+}
+
+async fn goodbye(admin: &Admin) {
+    let all = async {
+        admin.shut_down().await;
+        admin.wait_until_down().await;
+    };
+    let _ = timeout(GOODBYE, all).await;
+}
+
+/// Serves the admin queue until the session ends.
+async fn serve(
+    weak: &Weak<Controller>,
+    first: &First,
+    resets: Vec<fence::Reset>,
+    later: Vec<Request>,
+    inbox: &mut mpsc::UnboundedReceiver<Request>,
+) -> Ended {
+    let First { session, admin, id } = first;
+    let probe = Rc::new(Notify::new());
+    let beat = spawn(keep_alive(Rc::clone(admin), Arc::clone(session), Rc::clone(&probe)));
+    let events = spawn(watch_events(Rc::clone(admin), weak.clone(), subscribe(id)));
+    let mut lost = future::select(beat, events).map(|e| e.factor_first().0).fuse();
+    let options = weak.upgrade().map(|controller| controller.settings.options.clone());
+    let _fence = options.filter(|_| !resets.is_empty()).map(|options| {
+        spawn(fence::complete(weak.clone(), Rc::clone(admin), options, session.epoch, resets))
+    });
+    for request in later {
+        answer(admin, request);
+    }
+    loop {
+        let request = futures_util::select_biased! {
+            reason = lost => return Ended::Lost(reason),
+            request = inbox.next() => request,
+        };
+        match request {
+            None => return Ended::Dropped,
+            Some(Request::Close(reply)) => return Ended::Closed(reply),
+            Some(Request::Lost(epoch, reason)) if epoch == session.epoch => return Ended::Lost(reason),
+            Some(Request::Probe(epoch)) if epoch == session.epoch => probe.notify(),
+            Some(Request::Abort { epoch, qid, cid, reply }) if epoch == session.epoch => {
+                let admin = Rc::clone(admin);
+                spawn(async move { _ = reply.send(abort(&admin, qid, cid).await) }).detach();
+            }
+            Some(request) => answer(admin, request),
+        }
+    }
+}
+
+/// Answers what can be answered in any session.
+fn answer(admin: &Rc<Admin>, request: Request) {
+    let admin = Rc::clone(admin);
+    match request {
+        Request::Namespace(nsid, reply) => {
+            spawn(async move { _ = reply.send(namespace_info(&admin, nsid).await) }).detach();
+        }
+        Request::Namespaces(reply) => {
+            spawn(async move { _ = reply.send(active_namespaces(&admin).await) }).detach();
+        }
+        // Of an earlier session.
+        Request::Lost(..) | Request::Probe(_) | Request::Abort { .. } | Request::Close(_) => {}
+    }
+}
+
+/// Whether the command was aborted.
+async fn abort(admin: &Admin, qid: u16, cid: u16) -> bool {
+    //= NVMe Base 2.1, Abort command: bit 0 of dword 0 is cleared if the command was aborted
+    match admin.queue.submit(Sqe::abort(qid, cid), Data::None).await {
+        Ok(done) => done.cqe.status().is_success() && done.cqe.dw0() & 1 == 0,
+        Err(_) => false,
+    }
+}
+
+/// Tries until there is a session again, for as long as that is allowed.
+/// Gives it, and what was asked meanwhile.
+async fn reconnect(
+    weak: &Weak<Controller>,
+    settings: &Settings,
+    old: &Arc<Session>,
+    lost: String,
+    outage: &mut Outage,
+    inbox: &mut mpsc::UnboundedReceiver<Request>,
+) -> Option<(Made, Vec<Request>)> {
+    let mut later = Vec::new();
+    let mut endpoint = Endpoint { again: true, ..old.endpoint.clone() };
+    let mut reason = lost.clone();
+    let begun = now();
+    let deadline = settings.options.ctrl_loss.map(|limit| outage.since() + limit);
+    loop {
+        if deadline.is_some_and(|at| at <= now()) {
+            over(weak, given_up(settings, old, &reason));
+            return None;
+        }
+        let (number, wait) = outage.attempt();
+        report(weak, old, &reason, number, outage.useless(), wait);
+        let attempt = async {
+            sleep(wait).await;
+            attempt(weak, settings, &mut endpoint, old.epoch + 1).await
+        };
+        let mut attempt = Box::pin(attempt.fuse());
+        let mut expired = std::pin::pin!(until(deadline).fuse());
+        let made = loop {
+            let request = futures_util::select_biased! {
+                made = attempt => break made,
+                () = expired => break Err(Error::Local(reason.clone())),
+                request = inbox.next() => request,
+            };
+            match request {
+                None => return None,
+                Some(Request::Close(reply)) => {
+                    over(weak, IoError::Unreachable("it was closed".into()));
+                    let _ = reply.send(());
+                    return None;
+                }
+                Some(request @ (Request::Namespace(..) | Request::Namespaces(_))) => later.push(request),
+                Some(Request::Lost(..) | Request::Probe(_) | Request::Abort { .. }) => {}
+            }
+        };
+        drop(attempt);
+        match made {
+            Ok(made) => {
+                let controller = weak.upgrade()?;
+                let published = controller.up(&made.first.session, made.namespace.clone());
+                let events = match published {
+                    Ok(events) => events,
+                    Err(conflict) => {
+                        made.first.admin.shut_down().await;
+                        let address = &old.info.address;
+                        controller.over(IoError::Refused(format!("{address}: {conflict}")));
+                        return None;
+                    }
+                };
+                let (attempts, after) = (outage.attempts(), begun.elapsed());
+                let address = &made.first.session.info.address;
+                tracing::warn!("{address}: reconnected after {:.1} s ({lost})", after.as_secs_f64());
+                controller.tell(&ControllerEvent::Reconnected { reason: lost, attempts, after });
+                events.iter().for_each(|event| controller.tell(event));
+                return Some((made, later));
+            }
+            Err(e) => reason = e.to_string(),
+        }
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(at) => sleep_until(at).await,
+        None => future::pending().await,
+    }
+}
+
+/// One attempt, at the addresses that the name has now.
+async fn attempt(
+    weak: &Weak<Controller>,
+    settings: &Settings,
+    endpoint: &mut Endpoint,
+    epoch: u64,
+) -> Result<Made> {
+    let resolve = Endpoint::resolve(&settings.host, settings.port);
+    if let Ok(Ok(found)) = timeout(RESOLVE, resolve).await {
+        endpoint.addrs = found.addrs;
+    }
+    let gone = || Error::Local("nobody uses it any more".into());
+    let again = {
+        let controller = weak.upgrade().ok_or_else(gone)?;
+        Again {
+            epoch,
+            namespace: controller.namespace_now().map(|ns| ns.nsid),
+            unfenced: controller.unfenced(),
+            lanes: controller.lanes(),
+        }
+    };
+    let mut made = make(endpoint.clone(), settings, again).await?;
+    if made.resets.len() >= UNFENCED_MAX {
+        let resets = std::mem::take(&mut made.resets);
+        let admin = Rc::clone(&made.first.admin);
+        fence::complete(weak.clone(), admin, settings.options.clone(), epoch, resets).await;
+    }
+    Ok(made)
+}
+
+/// Tells of an attempt: of every one at first, then of ever fewer.
+fn report(weak: &Weak<Controller>, old: &Session, reason: &str, attempt: u32, useless: u32, wait: Duration) {
+    let address = &old.info.address;
+    if !attempt.is_power_of_two() {
+        return tracing::debug!("{address}: attempt {attempt} to reconnect: {reason}");
+    }
+    let useless = match useless {
+        0 | 1 => String::new(),
+        n => format!("; {n} connections in a row have ended before any I/O was done"),
+    };
+    let reason = format!("{reason}{useless}");
+    let wait = if wait.is_zero() { String::new() } else { format!(" in {} ms", wait.as_millis()) };
+    tracing::warn!("{address}: connection lost, attempt {attempt} to reconnect{wait}: {reason}");
+    if let Some(controller) = weak.upgrade() {
+        controller.tell(&ControllerEvent::Reconnecting { reason, attempt });
+    }
+}
+
+fn given_up(settings: &Settings, old: &Session, reason: &str) -> IoError {
+    let address = &old.info.address;
+    match settings.options.ctrl_loss {
+        Some(limit) if !limit.is_zero() => IoError::Unreachable(format!(
+            "no connection to {address} for {} s (the limit that --ctrl-loss-timeout sets): {reason}",
+            limit.as_secs_f64()
+        )),
+        _ => IoError::Unreachable(format!("{address}: {reason}")),
+    }
+}
