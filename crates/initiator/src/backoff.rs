@@ -46,7 +46,11 @@ impl Outage {
         }
         self.useless += 1;
         self.attempts = 0;
-        self.wait = doubled(FIRST, self.useless, LAST_USELESS);
+        self.wait = match self.useless {
+            // It may just have been idle.
+            1 => Duration::ZERO,
+            n => doubled(FIRST, n, LAST_USELESS),
+        };
     }
 
     /// Begins an attempt: its number, and how long to wait before it, between
@@ -116,7 +120,7 @@ mod tests {
             outage.begin(false);
             first.push(waits(&mut outage, 1)[0]);
         }
-        assert!(first[0] >= 50 && first[11] >= 5000 && first[11] <= 10_000, "{first:?}");
+        assert!(first[0] == 0 && first[1] >= 100 && first[11] >= 5000 && first[11] <= 10_000, "{first:?}");
         assert_eq!((outage.useless(), outage.attempts()), (12, 1));
         assert!(outage.since() >= since);
         let begun = outage.since();

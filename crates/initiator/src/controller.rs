@@ -10,7 +10,7 @@
 //!   ended for sure; a session that could have carried commands is in there
 //!   from its loss until then.
 
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use crate::info::{ControllerEvent, ControllerInfo, NamespaceInfo};
 use crate::options::Options;
 use crate::session::Session;
@@ -221,7 +221,7 @@ impl Controller {
 
     /// There will be no session any more.
     pub(crate) fn over(&self, reason: IoError) {
-        let text = reason.to_string();
+        let text = error::reason(&reason);
         let ended = self.change(|state| {
             if matches!(state.phase, Phase::Over(_)) {
                 return false;
@@ -284,7 +284,7 @@ impl Controller {
 
     fn gone(&self) -> Error {
         let reason = match &self.lock().phase {
-            Phase::Over(e) => e.to_string(),
+            Phase::Over(e) => error::reason(e),
             _ => "the connection was closed".into(),
         };
         Error::Unreachable { addr: self.info().address.clone(), reason }

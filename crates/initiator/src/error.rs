@@ -7,7 +7,7 @@ use longhaul_wire::completion::Status;
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why a remote device cannot be had.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
     /// The URI makes no sense.
     #[error(transparent)]
@@ -36,7 +36,7 @@ pub enum Error {
         /// What was asked.
         what: &'static str,
         /// How long was waited.
-        seconds: u64,
+        seconds: f64,
     },
     /// The far side speaks, but refuses.
     #[error("{addr} refused {what}: {reason}")]
@@ -70,6 +70,14 @@ impl From<Error> for IoError {
             Error::Refused { .. } | Error::NotFound(_) => IoError::Refused(e.to_string()),
             _ => IoError::Unreachable(e.to_string()),
         }
+    }
+}
+
+/// Why there is no connection any more, in words that stand behind others.
+pub(crate) fn reason(e: &IoError) -> String {
+    match e {
+        IoError::Unreachable(text) => text.clone(),
+        e => e.to_string(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::call::Data;
 use crate::controller::Controller;
-use crate::error::Result;
+use crate::error::{Result, reason};
 use crate::info::{ControllerEvent, active_namespaces};
 use crate::setup::Admin;
 use futures_util::future;
@@ -36,8 +36,8 @@ pub(crate) async fn watch_events(
         tracing::info!("no asynchronous events: {e}");
     }
     let loops = (0..requests).map(|_| watch_one(Rc::clone(&admin), controller.clone()));
-    let (reason, ..) = future::select_all(loops.map(Box::pin)).await;
-    reason
+    let (why, ..) = future::select_all(loops.map(Box::pin)).await;
+    why
 }
 
 /// Keeps one Asynchronous Event Request outstanding. Returns why it ended.
@@ -45,7 +45,7 @@ async fn watch_one(admin: Rc<Admin>, controller: Weak<Controller>) -> String {
     loop {
         let done = match admin.queue.submit(Sqe::async_event_request(), Data::None).await {
             Ok(done) => done,
-            Err(e) => return e.to_string(),
+            Err(e) => return reason(&e),
         };
         let status = done.cqe.status();
         if !status.is_success() {

@@ -42,11 +42,14 @@ pub(crate) async fn complete(
     weak: Weak<Controller>,
     admin: Rc<Admin>,
     options: Options,
-    epoch: u64,
+    (epoch, cntlid): (u64, u16),
     resets: Vec<Reset>,
 ) {
     for (session, pending) in resets {
+        // An identifier is given away again when who had it is gone.
+        let replaced = session.info.cntlid == cntlid;
         let by_target = match pending {
+            _ if replaced => true,
             Some(pending) => by_target(&admin, &session, pending).await,
             None => false,
         };

@@ -1,6 +1,7 @@
 //! Is the far side still there?
 
 use crate::call::Data;
+use crate::error::reason;
 use crate::session::Session;
 use crate::setup::Admin;
 use crate::watch::Silence;
@@ -59,9 +60,13 @@ async fn beat(admin: &Admin, session: &Session) -> Result<(), String> {
         let mut pause = std::pin::pin!(sleep(LOOK.min(limit)).fuse());
         futures_util::select_biased! {
             result = answer => return match result {
-                Ok(done) if done.cqe.status().is_success() => Ok(()),
+                Ok(done) if done.cqe.status().is_success() => {
+                    // Its own answer is no reason to do without the next one.
+                    session.signs.traffic.store(false, Ordering::Relaxed);
+                    Ok(())
+                }
                 Ok(done) => Err(format!("Keep Alive failed: {}", done.cqe.status())),
-                Err(e) => Err(e.to_string()),
+                Err(e) => Err(reason(&e)),
             },
             () = pause => {}
         }

@@ -10,7 +10,7 @@
 
 use crate::call::{Call, Data, Fate, Pending, Waiting};
 use crate::controller::Controller;
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use crate::queue::{Queue, take_where};
 use crate::session::Session;
 use crate::split::split;
@@ -148,7 +148,7 @@ impl Inner {
         loop {
             let session = self.controller.session().await.map_err(|e| {
                 let addr = self.controller.info().address.clone();
-                Error::Unreachable { addr, reason: e.to_string() }
+                Error::Unreachable { addr, reason: error::reason(&e) }
             })?;
             match session.open_queue(&self.done_bytes).await {
                 Ok((queue, qid)) => return Ok((session, queue, qid)),
@@ -287,10 +287,7 @@ impl Inner {
             queue.abandon(IoError::Aborted);
         })
         .detach();
-        match reason {
-            IoError::Unreachable(text) => text,
-            e => e.to_string(),
-        }
+        error::reason(&reason)
     }
 
     /// Connects to the next session; nothing if nobody waits for that any

@@ -9,14 +9,14 @@
 //! 6. Connect of the I/O queues, all at the same time.
 
 use crate::call::{Data, Done};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, reason};
 use crate::info::ControllerInfo;
 use crate::options::Options;
 use crate::queue::{Queue, Signs, handshake};
 use crate::reach::reach;
 use longhaul_block::IoError;
 use longhaul_engine::net::{SocketOptions, TcpStream};
-use longhaul_engine::{BufMut, Memory, sleep, timeout};
+use longhaul_engine::{BufMut, Memory, now, sleep, timeout};
 use longhaul_proto::host::{HostConfig, HostQueue, IN_CAPSULE_ADMIN};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::{Cqe, Status};
@@ -47,6 +47,8 @@ pub(crate) struct Endpoint {
     /// It was there before, and may be cut off for a moment: what is lost on
     /// the way is not waited for.
     pub(crate) again: bool,
+    /// How long a step may take, if less than the options say.
+    pub(crate) patience: Duration,
 }
 
 impl Endpoint {
@@ -61,7 +63,7 @@ impl Endpoint {
         if addrs.is_empty() {
             return Err(fail("it has no address".into()));
         }
-        Ok(Endpoint { addrs, name, again: false })
+        Ok(Endpoint { addrs, name, again: false, patience: Duration::MAX })
     }
 
     pub(crate) fn refused(&self, what: impl Into<String>, reason: impl ToString) -> Error {
@@ -84,7 +86,7 @@ impl Endpoint {
         future: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         timeout(limit, future).await.unwrap_or_else(|_| {
-            Err(Error::TimedOut { addr: self.name.clone(), what, seconds: limit.as_secs() })
+            Err(Error::TimedOut { addr: self.name.clone(), what, seconds: limit.as_secs_f64() })
         })
     }
 }
@@ -98,17 +100,20 @@ pub(crate) struct Prepared {
 impl Prepared {
     /// Opens a connection and agrees on its parameters.
     pub(crate) async fn open(endpoint: &Endpoint, options: &Options, config: HostConfig) -> Result<Prepared> {
-        endpoint
-            .within(options.connect_timeout, "the connection set-up", async {
-                let socket = SocketOptions { congestion: options.congestion.clone() };
-                let stream = reach(endpoint, &socket).await?;
-                let queue = handshake(&stream, config)
-                    .await
-                    .map_err(|e| endpoint.incompatible(format!("no NVMe/TCP there: {e}")))?;
-                let stream = stream.into_std().map_err(|e| Error::Local(e.to_string()))?;
-                Ok(Prepared { queue, stream })
-            })
-            .await
+        let socket = SocketOptions { congestion: options.congestion.clone() };
+        let what = "the connection set-up";
+        let begun = now();
+        let stream = endpoint.within(options.connect_timeout, what, reach(endpoint, &socket)).await?;
+        // What a place that was there before takes is known.
+        let left = options.connect_timeout.saturating_sub(begun.elapsed());
+        let ready = async {
+            handshake(&stream, config)
+                .await
+                .map_err(|e| endpoint.incompatible(format!("no NVMe/TCP there: {}", reason(&e))))
+        };
+        let queue = endpoint.within(left.min(endpoint.patience), what, ready).await?;
+        let stream = stream.into_std().map_err(|e| Error::Local(e.to_string()))?;
+        Ok(Prepared { queue, stream })
     }
 
     /// Serves it from the calling engine thread.
@@ -162,8 +167,9 @@ async fn send_connect(
     let sqe = Sqe::connect(qid, sqsize, cattr::NO_FLOW_CONTROL, kato);
     let data = ConnectData::new(options.hostid, cntlid.unwrap_or(CNTLID_DYNAMIC), subnqn, &options.hostnqn);
     let data = Data::Write(Memory::Shared(longhaul_engine::Buf::copy_of(data.as_bytes())));
-    let answer = endpoint.within(options.connect_timeout, "Connect", async {
-        queue.submit(sqe, data).await.map_err(|e| endpoint.unreachable(e))
+    let limit = options.connect_timeout.min(endpoint.patience);
+    let answer = endpoint.within(limit, "Connect", async {
+        queue.submit(sqe, data).await.map_err(|e| endpoint.unreachable(reason(&e)))
     });
     answer.await.map(|done| done.cqe)
 }
@@ -258,7 +264,8 @@ impl Admin {
             (queue, cqe) = Admin::connect(&endpoint, options, subnqn, signs, in_capsule).await?;
         }
         let cntlid = connected(&endpoint, options, subnqn, cqe)?;
-        let admin = Admin { queue, endpoint, timeout: options.connect_timeout, in_capsule };
+        let timeout = options.connect_timeout.min(endpoint.patience);
+        let admin = Admin { queue, endpoint, timeout, in_capsule };
         let cap = admin.enable().await?;
         Ok((admin, cntlid, cap))
     }
@@ -282,7 +289,7 @@ impl Admin {
     pub(crate) async fn command(&self, what: &'static str, sqe: Sqe, len: usize) -> Result<Done> {
         let data = if len == 0 { Data::None } else { Data::Read(Memory::Buf(BufMut::zeroed(len))) };
         let pending = self.queue.submit(sqe, data);
-        let answer = async { pending.await.map_err(|e: IoError| self.endpoint.unreachable(e)) };
+        let answer = async { pending.await.map_err(|e: IoError| self.endpoint.unreachable(reason(&e))) };
         let done = self.endpoint.within(self.timeout, what, answer).await?;
         let status = done.cqe.status();
         if !status.is_success() {

@@ -27,6 +27,11 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for a farewell.
 const GOODBYE: Duration = Duration::from_secs(2);
+/// How long a step of connecting again may take at first, beside
+/// [`PATIENCE_ROUND_TRIPS`]; twice as long after every one that took longer. A
+/// connection whose link was cut in the middle of it is not waited for.
+const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE_ROUND_TRIPS: u32 = 8;
 /// How long a look at the name may take before the last addresses are used.
 const RESOLVE: Duration = Duration::from_millis(500);
 /// A session of this age was of use, though nobody asked anything of it.
@@ -80,7 +85,7 @@ async fn make(endpoint: Endpoint, settings: &Settings, again: Again) -> Result<M
     let prepare = (0..again.lanes.min(PREPARED_MAX)).map(|_| Prepared::open(&endpoint, options, config));
     let (admin, prepared) =
         future::join(Admin::open(endpoint.clone(), options, subnqn, &signs), future::join_all(prepare)).await;
-    let (admin, cntlid, cap) = admin?;
+    let (mut admin, cntlid, cap) = admin?;
     let resets = fence::begin(&admin, again.unfenced);
     let wanted = NumberOfQueues { submission: NumberOfQueues::MAX, completion: NumberOfQueues::MAX };
     let set_queues = Sqe::set_features(fid::NUMBER_OF_QUEUES, 0, wanted.to_dword(), false);
@@ -97,6 +102,7 @@ async fn make(endpoint: Endpoint, settings: &Settings, again: Again) -> Result<M
     )
     .await;
     let (id, namespace) = (id?, namespace?);
+    admin.timeout = options.connect_timeout;
     let granted = NumberOfQueues::from_dword(queues?.cqe.dw0());
     let info = describe(&admin, subnqn, cntlid, &id, cap, granted, options);
     let fits = options.queue_size <= info.queue_entries.try_into().unwrap_or(u16::MAX);
@@ -187,7 +193,8 @@ async fn serve(
     let mut lost = future::select(beat, events).map(|e| e.factor_first().0).fuse();
     let options = weak.upgrade().map(|controller| controller.settings.options.clone());
     let _fence = options.filter(|_| !resets.is_empty()).map(|options| {
-        spawn(fence::complete(weak.clone(), Rc::clone(admin), options, session.epoch, resets))
+        let place = (session.epoch, session.info.cntlid);
+        spawn(fence::complete(weak.clone(), Rc::clone(admin), options, place, resets))
     });
     for request in later {
         answer(admin, request);
@@ -246,7 +253,8 @@ async fn reconnect(
     inbox: &mut mpsc::UnboundedReceiver<Request>,
 ) -> Option<(Made, Vec<Request>)> {
     let mut later = Vec::new();
-    let mut endpoint = Endpoint { again: true, ..old.endpoint.clone() };
+    let patience = PATIENCE + old.info.round_trip.0 * PATIENCE_ROUND_TRIPS;
+    let mut endpoint = Endpoint { again: true, patience, ..old.endpoint.clone() };
     let mut reason = lost.clone();
     let begun = now();
     let deadline = settings.options.ctrl_loss.map(|limit| outage.since() + limit);
@@ -301,7 +309,12 @@ async fn reconnect(
                 events.iter().for_each(|event| controller.tell(event));
                 return Some((made, later));
             }
-            Err(e) => reason = e.to_string(),
+            Err(e) => {
+                if matches!(e, Error::TimedOut { .. }) {
+                    endpoint.patience = endpoint.patience.saturating_mul(2);
+                }
+                reason = e.to_string();
+            }
         }
     }
 }
@@ -338,7 +351,8 @@ async fn attempt(
     if made.resets.len() >= UNFENCED_MAX {
         let resets = std::mem::take(&mut made.resets);
         let admin = Rc::clone(&made.first.admin);
-        fence::complete(weak.clone(), admin, settings.options.clone(), epoch, resets).await;
+        let place = (epoch, made.first.session.info.cntlid);
+        fence::complete(weak.clone(), admin, settings.options.clone(), place, resets).await;
     }
     Ok(made)
 }

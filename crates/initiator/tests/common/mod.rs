@@ -2,7 +2,9 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+pub mod gate;
 pub mod raw;
+pub mod relay;
 
 use longhaul_block::{BackendSpec, BlockDevice, Blocking, IoResult};
 use longhaul_engine::{Config as EngineConfig, Engine, Kind};

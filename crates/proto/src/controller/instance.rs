@@ -77,7 +77,12 @@ impl Controller {
         let fields = CrossControllerReset::of(sqe);
         //= NVMe Base 2.3, Cross-Controller Reset command: a controller does not reset itself by it
         if fields.icid == self.cntlid {
-            return Status::INVALID_FIELD.dnr().into();
+            let this = Instance { ciu: fields.ciu, cirn: fields.cirn };
+            return match self.instance == Some(this) {
+                true => Status::INVALID_FIELD.dnr().into(),
+                // An identifier is given away again when who had it is gone.
+                false => Action::Complete(Reply::ok(CrossControllerReset::DONE.into())),
+            };
         }
         //= NVMe Base 2.3, Cross-Controller Reset command: no more than CCRL are under way at a time
         if self.resets == RESET_LIMIT {

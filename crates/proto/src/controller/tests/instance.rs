@@ -51,7 +51,10 @@ fn another_controller_is_reset_by_the_driver() {
         assert_eq!(rig.admin(sqe), Action::ResetOther(fields));
         assert_eq!(rig.controller.reset_other_done(outcome), answer);
     }
-    assert_eq!(rig.failure(Sqe::cross_controller_reset(CNTLID, 7, 1)), Status::INVALID_FIELD.dnr());
+    let own = rig.controller.instance().expect("given");
+    let this = Sqe::cross_controller_reset(CNTLID, own.ciu, own.cirn);
+    assert_eq!(rig.failure(this), Status::INVALID_FIELD.dnr());
+    assert_eq!(rig.result(Sqe::cross_controller_reset(CNTLID, own.ciu, !own.cirn)), 1, "gone for long");
     for _ in 0..RESET_LIMIT {
         assert_eq!(rig.admin(sqe), Action::ResetOther(fields));
     }

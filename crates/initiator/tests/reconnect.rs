@@ -1,0 +1,381 @@
+//! I/O outlives connections: nothing fails, nothing is lost, and nothing goes
+//! to the wrong place.
+
+mod common;
+
+use common::gate::Gate;
+use common::relay::Relay;
+use common::{NQN, backend, connect, engines, in_time, pattern, read, target, until};
+use futures_channel::mpsc::UnboundedReceiver;
+use longhaul_block::filter::OpKind;
+use longhaul_block::{BlockDevice, Blocking, IoError, WriteFlags};
+use longhaul_engine::{Buf, BufMut, Config as EngineConfig, Engine, spawn};
+use longhaul_initiator::{ControllerEvent, Options, RemoteDevice};
+use longhaul_target::{Config, Target};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use uuid::Uuid;
+
+const BLOCK: usize = 16_384;
+
+/// A target with `device`, that has one identity over all its lives.
+fn serve(device: &Arc<dyn BlockDevice>, change: impl FnOnce(&mut Config)) -> (Target, String) {
+    let target = target(change);
+    let nsid = target.export(NQN, "disk", Arc::clone(device), Uuid::from_u128(7)).expect("exported");
+    let uri = format!("nvme+tcp://{}/{NQN}?nsid={nsid}", target.addresses()[0]);
+    (target, uri)
+}
+
+/// Through a relay.
+fn behind(device: &Arc<dyn BlockDevice>, options: Options) -> (Target, Relay, Arc<RemoteDevice>) {
+    let (target, uri) = serve(device, |config| config.engine = options.engine.clone());
+    let relay = Relay::start(target.addresses()[0]);
+    let remote = connect(&relay.uri(&uri), options).expect("connected");
+    (target, relay, remote)
+}
+
+fn with(engine: &EngineConfig) -> Options {
+    Options { engine: engine.clone(), ..Options::default() }
+}
+
+/// What has happened since the last look.
+fn drain(events: &mut UnboundedReceiver<ControllerEvent>) -> Vec<ControllerEvent> {
+    std::iter::from_fn(|| events.try_recv().ok()).collect()
+}
+
+fn is_reconnected(event: &ControllerEvent) -> bool {
+    matches!(event, ControllerEvent::Reconnected { .. })
+}
+
+/// Waits until there is a connection again.
+fn reconnected(events: &mut UnboundedReceiver<ControllerEvent>) {
+    until_event("to be reconnected", events, is_reconnected);
+}
+
+fn until_event(
+    what: &str,
+    events: &mut UnboundedReceiver<ControllerEvent>,
+    is: impl Fn(&ControllerEvent) -> bool,
+) -> ControllerEvent {
+    let cell = std::cell::RefCell::new((events, None));
+    until(what, || {
+        let (events, found) = &mut *cell.borrow_mut();
+        *found = drain(events).into_iter().find(&is);
+        found.is_some()
+    });
+    cell.into_inner().1.expect("found")
+}
+
+/// Writers and readers at depth, until told to stop; then everything is what
+/// was written last. Gives the I/Os done.
+struct Load {
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Load {
+    const SLOTS: u64 = 16;
+    const BLOCKS: u64 = 32;
+
+    fn start(remote: Arc<RemoteDevice>, engine: EngineConfig) -> Load {
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stopped, count) = (Arc::clone(&stop), Arc::clone(&done));
+        let thread = std::thread::spawn(move || {
+            Engine::new(&engine).expect("engine").block_on(async {
+                let io = remote.open().await.expect("opened");
+                let slots = (0..Load::SLOTS).map(|slot| {
+                    let (io, stopped, count) = (Rc::clone(&io), Arc::clone(&stopped), Arc::clone(&count));
+                    spawn(async move {
+                        let mut last = vec![None; Load::BLOCKS as usize];
+                        let mut i = 0;
+                        while !stopped.load(Ordering::Relaxed) {
+                            let block = i * 7 % Load::BLOCKS;
+                            let at = (slot * Load::BLOCKS + block) * BLOCK as u64;
+                            let seed = slot << 40 | i;
+                            let bytes = Buf::copy_of(&pattern(BLOCK, seed));
+                            io.write(at, bytes, WriteFlags::default()).await.expect("written");
+                            last[block as usize] = Some(seed);
+                            let found = io.read(at, BufMut::zeroed(BLOCK)).await.expect("read");
+                            assert!(found[..] == pattern(BLOCK, seed), "slot {slot}, block {block}");
+                            count.fetch_add(2, Ordering::Relaxed);
+                            i += 1;
+                        }
+                        for (block, seed) in (0..).zip(last) {
+                            let Some(seed) = seed else { continue };
+                            let at = (slot * Load::BLOCKS + block) * BLOCK as u64;
+                            let found = io.read(at, BufMut::zeroed(BLOCK)).await.expect("read");
+                            assert!(found[..] == pattern(BLOCK, seed), "slot {slot}, block {block}");
+                        }
+                    })
+                });
+                for slot in slots.collect::<Vec<_>>() {
+                    slot.await;
+                }
+            });
+        });
+        Load { stop, done, thread }
+    }
+
+    /// Waits for `n` more I/Os.
+    fn more(&self, n: u64) {
+        let from = self.done.load(Ordering::Relaxed);
+        until("I/O to go on", || self.done.load(Ordering::Relaxed) >= from + n || self.thread.is_finished());
+    }
+
+    fn finish(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        in_time("the load", move || self.thread.join().expect("no fault"));
+    }
+}
+
+#[test]
+fn a_link_that_is_cut_under_load_costs_nothing() {
+    for engine in engines() {
+        let (_target, relay, remote) = behind(&backend("mem:32MiB"), with(&engine));
+        let mut events = remote.events();
+        let load = Load::start(Arc::clone(&remote), engine.clone());
+        for _ in 0..5 {
+            load.more(200);
+            relay.cut();
+            until_event("an attempt", &mut events, |e| {
+                matches!(e, ControllerEvent::Reconnecting { attempt: 2, .. })
+            });
+            relay.restore();
+            reconnected(&mut events);
+        }
+        load.more(200);
+        load.finish();
+        assert!(!drain(&mut events).iter().any(|e| matches!(e, ControllerEvent::Lost(_))));
+    }
+}
+
+/// Each connection lives for a moment only; work is done all the same.
+#[test]
+fn a_link_that_flaps_costs_nothing() {
+    for engine in engines() {
+        let (_target, relay, remote) = behind(&backend("mem:32MiB"), with(&engine));
+        let load = Load::start(Arc::clone(&remote), engine.clone());
+        for _ in 0..20 {
+            load.more(20);
+            relay.flap();
+        }
+        load.finish();
+    }
+}
+
+/// With every digest, and commands that take R2Ts.
+#[test]
+fn a_target_that_is_restarted_costs_nothing() {
+    for engine in engines() {
+        let dir = tempfile::tempdir().expect("directory");
+        let spec = format!("file:{},size=32MiB", dir.path().join("disk").display());
+        let options = Options { hdr_digest: true, data_digest: true, ..with(&engine) };
+        let (first, uri) = serve(&backend(&spec), |config| config.engine = engine.clone());
+        let relay = Relay::start(first.addresses()[0]);
+        let remote = connect(&relay.uri(&uri), options).expect("connected");
+        let load = Load::start(Arc::clone(&remote), engine.clone());
+        let mut target = Some(first);
+        for life in 0..4u32 {
+            load.more(100);
+            let old = target.take().expect("a target");
+            // In order, and not.
+            if life % 2 == 0 {
+                assert!(in_time("the target to stop", move || old.stop()));
+            } else {
+                drop(old);
+            }
+            let (next, _) = serve(&backend(&spec), |config| {
+                config.engine = engine.clone();
+                config.in_capsule = if life % 2 == 0 { 4096 } else { 1 << 20 };
+            });
+            relay.lead_to(next.addresses()[0]);
+            target = Some(next);
+        }
+        load.more(100);
+        load.finish();
+    }
+}
+
+#[test]
+fn a_connection_that_does_not_come_back_fails_io_when_the_time_is_over() {
+    for engine in engines() {
+        let options = Options { ctrl_loss: Some(Duration::from_millis(300)), ..with(&engine) };
+        let (_target, relay, remote) = behind(&backend("mem:8MiB"), options);
+        let mut events = remote.events();
+        let disk = Blocking::open_on(Arc::clone(&remote) as _, engine.clone()).expect("opened");
+        disk.write_at(&pattern(BLOCK, 1), 0).expect("written");
+        relay.cut();
+        for _ in 0..2 {
+            // The first waits, the second does not.
+            let e = read(&disk, 0, BLOCK).expect_err("it has not come back");
+            assert!(matches!(e, IoError::Unreachable(_)), "{e}");
+            assert!(e.to_string().contains("0.3 s (the limit that --ctrl-loss-timeout sets)"), "{e}");
+        }
+        until_event("the end", &mut events, |e| matches!(e, ControllerEvent::Lost(_)));
+        relay.restore();
+        read(&disk, 0, BLOCK).expect_err("it is lost for good");
+    }
+}
+
+/// The hazard: an old write that a device was slow with lands after a newer
+/// one. Without fencing it does, so the test can fail.
+#[test]
+fn a_stale_write_never_lands_after_a_newer_one() {
+    for engine in engines() {
+        for fencing in [false, true] {
+            let gate = Gate::new(backend("mem:8MiB"), OpKind::Write);
+            let device: Arc<dyn BlockDevice> = Arc::clone(&gate) as _;
+            let options = Options { fencing, ..with(&engine) };
+            let (_target, relay, remote) = behind(&device, options);
+            let mut events = remote.events();
+            let disk = Blocking::open_on(Arc::clone(&remote) as _, engine.clone()).expect("opened");
+            let reader = Blocking::open_on(Arc::clone(&remote) as _, engine.clone()).expect("opened");
+
+            gate.hold(1);
+            let (old, new) = (pattern(BLOCK, 1), pattern(BLOCK, 2));
+            let written = Arc::new(AtomicBool::new(false));
+            let writer = {
+                let (old, new, written) = (old.clone(), new.clone(), Arc::clone(&written));
+                std::thread::spawn(move || {
+                    disk.write_at(&old, 0).expect("written");
+                    disk.write_at(&new, 0).expect("written");
+                    written.store(true, Ordering::SeqCst);
+                    disk
+                })
+            };
+            until("the device to hold the write", || gate.held() == 1);
+            relay.flap();
+            reconnected(&mut events);
+            // Reads need not wait.
+            read(&reader, 1 << 20, BLOCK).expect("read");
+            if !fencing {
+                until("both writes to be acknowledged", || written.load(Ordering::SeqCst));
+            } else {
+                assert!(!written.load(Ordering::SeqCst), "the old one may still land");
+            }
+            gate.release();
+            let disk = in_time("the writes", move || writer.join().expect("no panic"));
+            let check = || read(&disk, 0, BLOCK).expect("read");
+            if fencing {
+                assert!(check() == new, "the newer write stays");
+            } else {
+                until("the stale write to land", || check() == old);
+            }
+        }
+    }
+}
+
+#[test]
+fn limits_that_shrink_are_kept_to() {
+    for engine in engines() {
+        let gate = Gate::new(backend("mem:32MiB"), OpKind::Write);
+        let device: Arc<dyn BlockDevice> = Arc::clone(&gate) as _;
+        let (first, uri) = serve(&device, |config| {
+            config.engine = engine.clone();
+            config.in_capsule = 4 << 20;
+        });
+        let relay = Relay::start(first.addresses()[0]);
+        let options = Options { max_transfer: 4 << 20, queue_size: 256, ..with(&engine) };
+        let remote = connect(&relay.uri(&uri), options).expect("connected");
+        assert_eq!(remote.controller().max_transfer, Some(4 << 20));
+        let mut events = remote.events();
+        gate.hold(8);
+        let kept = Arc::clone(&remote);
+        let config = engine.clone();
+        let (begun, wait) = std::sync::mpsc::channel();
+        let io = std::thread::spawn(move || {
+            Engine::new(&config).expect("engine").block_on(async {
+                let io = kept.open().await.expect("opened");
+                let bytes = |i| Buf::copy_of(&pattern(4 << 20, i));
+                let writes: Vec<_> =
+                    (0..8).map(|i| io.write(i * (4 << 20), bytes(i), WriteFlags { fua: true })).collect();
+                longhaul_engine::yield_now().await;
+                begun.send(()).expect("waited for");
+                for write in writes {
+                    write.await.expect("written");
+                }
+                for i in 0..8 {
+                    let found = io.read(i * (4 << 20), BufMut::zeroed(4 << 20)).await.expect("read");
+                    assert!(found[..] == pattern(4 << 20, i), "{i}");
+                }
+            });
+        });
+        wait.recv().expect("begun");
+        until("the device to hold a write", || gate.held() > 0);
+        relay.cut();
+        gate.hold(0);
+        gate.release();
+        drop(first);
+        let (_second, _) = serve(&device, |config| {
+            config.engine = engine.clone();
+            config.in_capsule = 8192;
+            config.max_queue_size = 16;
+            config.max_queues = 1;
+        });
+        relay.lead_to(_second.addresses()[0]);
+        relay.restore();
+        in_time("the I/O", move || io.join().expect("no fault"));
+        reconnected(&mut events);
+        let now = remote.controller();
+        assert_eq!((now.max_transfer, now.queue_entries, now.queues), (Some(1 << 20), 16, 1));
+    }
+}
+
+/// A namespace under the same number, at the same place.
+#[test]
+fn a_namespace_that_has_become_another_gets_nothing() {
+    let cases: [(&str, u128, &str); 4] = [
+        ("mem:16MiB", 8, "is another one now"),
+        ("mem:8MiB", 7, "has 8388608 bytes now, it had 16777216"),
+        ("mem:16MiB,block=512", 7, "has blocks of 512 bytes now"),
+        ("mem:32MiB", 7, ""),
+    ];
+    for engine in engines() {
+        for (spec, uuid, complaint) in cases {
+            let (first, relay, remote) = behind(&backend("mem:16MiB"), with(&engine));
+            let mut events = remote.events();
+            let disk = Blocking::open_on(Arc::clone(&remote) as _, engine.clone()).expect("opened");
+            disk.write_at(&pattern(BLOCK, 1), 0).expect("written");
+            relay.cut();
+            drop(first);
+            let other = backend(spec);
+            let second = target(|config| config.engine = engine.clone());
+            second.export(NQN, "disk", Arc::clone(&other), Uuid::from_u128(uuid)).expect("exported");
+            relay.lead_to(second.addresses()[0]);
+            relay.restore();
+            let result = disk.write_at(&pattern(BLOCK, 2), 0);
+            let below = Blocking::open(other).expect("opened");
+            if complaint.is_empty() {
+                result.expect("a larger one is no other");
+                assert!(read(&below, 0, BLOCK).expect("read") == pattern(BLOCK, 2));
+                assert_eq!(remote.info().size, 32 << 20);
+                until_event("the new size", &mut events, |e| *e == ControllerEvent::NamespaceChanged(1));
+            } else {
+                let e = result.expect_err(complaint);
+                assert!(matches!(e, IoError::Refused(_)) && e.to_string().contains(complaint), "{e}");
+                assert_eq!(read(&below, 0, BLOCK).expect("read"), vec![0; BLOCK], "no data has gone there");
+                until_event("the end", &mut events, |e| matches!(e, ControllerEvent::Lost(_)));
+            }
+        }
+    }
+}
+
+/// Events are armed again on the new connection.
+#[test]
+fn a_namespace_that_grows_later_is_seen() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("disk");
+    let (target, relay, remote) =
+        behind(&backend(&format!("file:{},size=8MiB", path.display())), Options::default());
+    let mut events = remote.events();
+    relay.flap();
+    reconnected(&mut events);
+    std::fs::OpenOptions::new().write(true).open(&path).expect("opened").set_len(16 << 20).expect("grown");
+    until("the new size", || {
+        target.refresh();
+        remote.info().size == 16 << 20
+    });
+}
