@@ -196,6 +196,8 @@ async fn serve(
         let place = (session.epoch, session.info.cntlid);
         spawn(fence::complete(weak.clone(), Rc::clone(admin), options, place, resets))
     });
+    let (aborts, wanted) = mpsc::unbounded();
+    let _aborts = spawn(abort_all(Rc::clone(admin), usize::from(id.acl) + 1, wanted));
     for request in later {
         answer(admin, request);
     }
@@ -210,8 +212,7 @@ async fn serve(
             Some(Request::Lost(epoch, reason)) if epoch == session.epoch => return Ended::Lost(reason),
             Some(Request::Probe(epoch)) if epoch == session.epoch => probe.notify(),
             Some(Request::Abort { epoch, qid, cid, reply }) if epoch == session.epoch => {
-                let admin = Rc::clone(admin);
-                spawn(async move { _ = reply.send(abort(&admin, qid, cid).await) }).detach();
+                let _ = aborts.unbounded_send((qid, cid, reply));
             }
             Some(request) => answer(admin, request),
         }
@@ -231,6 +232,19 @@ fn answer(admin: &Rc<Admin>, request: Request) {
         // Of an earlier session.
         Request::Lost(..) | Request::Probe(_) | Request::Abort { .. } | Request::Close(_) => {}
     }
+}
+
+/// Aborts commands, no more at a time than the controller takes.
+async fn abort_all(
+    admin: Rc<Admin>,
+    limit: usize,
+    wanted: mpsc::UnboundedReceiver<(u16, u16, oneshot::Sender<bool>)>,
+) {
+    let one = |(qid, cid, reply): (u16, u16, oneshot::Sender<bool>)| {
+        let admin = Rc::clone(&admin);
+        async move { _ = reply.send(abort(&admin, qid, cid).await) }
+    };
+    wanted.for_each_concurrent(limit, one).await;
 }
 
 /// Whether the command was aborted.

@@ -12,6 +12,10 @@ use std::net::{SocketAddr, TcpStream};
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
+/// Who it is.
+pub const HOSTNQN: &str = "nqn.2026-11.io.longhaul:test:raw";
+pub const HOSTID: Uuid = Uuid::from_u128(7);
+
 /// One connection.
 pub struct Raw {
     stream: TcpStream,
@@ -36,8 +40,13 @@ impl Raw {
 
     /// An admin queue, with the controller enabled; its identifier too.
     pub fn admin(addr: SocketAddr, subnqn: &str, kato_ms: u32) -> (Raw, u16) {
+        Raw::admin_of(addr, subnqn, kato_ms, (HOSTNQN, HOSTID))
+    }
+
+    /// The same for another host.
+    pub fn admin_of(addr: SocketAddr, subnqn: &str, kato_ms: u32, host: (&str, Uuid)) -> (Raw, u16) {
         let mut raw = Raw::open(addr);
-        let cntlid = raw.connect(subnqn, 0, CNTLID_DYNAMIC, kato_ms);
+        let cntlid = raw.connect(subnqn, 0, CNTLID_DYNAMIC, kato_ms, host);
         let cc = Cc(0).with_en(1).with_iosqes(6).with_iocqes(4);
         raw.submit(Sqe::property_set(offset::CC, false, cc.0.into()), None);
         assert!(raw.completion().1.status().is_success());
@@ -47,13 +56,12 @@ impl Raw {
     /// An I/O queue of a controller.
     pub fn io(addr: SocketAddr, subnqn: &str, qid: u16, cntlid: u16) -> Raw {
         let mut raw = Raw::open(addr);
-        raw.connect(subnqn, qid, cntlid, 0);
+        raw.connect(subnqn, qid, cntlid, 0, (HOSTNQN, HOSTID));
         raw
     }
 
-    fn connect(&mut self, subnqn: &str, qid: u16, cntlid: u16, kato_ms: u32) -> u16 {
-        let hostnqn = "nqn.2026-11.io.longhaul:test:raw";
-        let data = ConnectData::new(Uuid::from_u128(7), cntlid, subnqn, hostnqn);
+    fn connect(&mut self, subnqn: &str, qid: u16, cntlid: u16, kato_ms: u32, host: (&str, Uuid)) -> u16 {
+        let data = ConnectData::new(host.1, cntlid, subnqn, host.0);
         let sqe = Sqe::connect(qid, 31, cattr::NO_FLOW_CONTROL, kato_ms);
         self.submit(sqe, Some(data.as_bytes().to_vec()));
         let cqe = self.completion().1;
@@ -76,6 +84,11 @@ impl Raw {
         self.memory.insert(slot, vec![0; len as usize]);
         self.send();
         slot
+    }
+
+    /// The data of a slot.
+    pub fn data(&self, slot: u16) -> &[u8] {
+        &self.memory[&slot]
     }
 
     /// The command identifier of a slot.
