@@ -152,19 +152,18 @@ impl Inner {
             })?;
             match session.open_queue(&self.done_bytes).await {
                 Ok((queue, qid)) => return Ok((session, queue, qid)),
-                // The session has ended meanwhile: the next one may do.
-                Err(Error::Unreachable { .. }) if session.has_ended() => {
-                    self.controller.ended(session.epoch).await;
-                }
-                Err(Error::Unreachable { reason, addr }) => {
-                    // Perhaps it is about to; the admin queue will know.
-                    self.controller.lost(session.epoch, reason.clone());
+                Err(e @ (Error::Refused { .. } | Error::NotFound(_) | Error::Local(_))) => return Err(e),
+                Err(e) => {
+                    // The connection, not the controller, refuses: the admin
+                    // queue has seen it too, or is about to.
+                    if !session.has_ended() {
+                        self.controller.lost(session.epoch, e.to_string());
+                    }
                     if self.controller.settings.options.ctrl_loss.is_some_and(|limit| limit.is_zero()) {
-                        return Err(Error::Unreachable { addr, reason });
+                        return Err(e);
                     }
                     self.controller.ended(session.epoch).await;
                 }
-                Err(e) => return Err(e),
             }
         }
     }

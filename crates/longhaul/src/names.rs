@@ -121,6 +121,14 @@ pub(crate) struct InitiatorArgs {
     /// How long one step of connecting may take [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     connect_timeout: Option<Duration>,
+    /// How long I/O waits for a connection that is lost, before it fails (0: not
+    /// at all, -1: for ever) [default: 600s]
+    #[arg(long, alias = "ctrl-loss-tmo", value_name = "TIME", value_parser = parse_loss, allow_negative_numbers = true)]
+    ctrl_loss_timeout: Option<Loss>,
+    /// How long a command may take once those before it are done, until it is
+    /// aborted and tried again (0: for ever) [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    io_timeout: Option<Duration>,
     /// NQN that this host calls itself
     #[arg(long, value_name = "NQN")]
     hostnqn: Option<String>,
@@ -145,6 +153,22 @@ impl EngineArgs {
     }
 }
 
+/// How long to wait for a connection that is lost; without it, for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Loss(Option<Duration>);
+
+/// A time, a number of seconds, or -1 for ever: as in `nvme-cli`.
+fn parse_loss(text: &str) -> Result<Loss, String> {
+    match text.parse::<i64>() {
+        Ok(-1) => Ok(Loss(None)),
+        Ok(seconds) => {
+            let seconds = u64::try_from(seconds).map_err(|_| "it is a time, or -1 for ever".to_owned())?;
+            Ok(Loss(Some(Duration::from_secs(seconds))))
+        }
+        Err(_) => parse_time(text).map(|time| Loss(Some(time))),
+    }
+}
+
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     parse_duration(text).map_err(|e| e.to_string())
 }
@@ -162,6 +186,8 @@ impl InitiatorArgs {
             queue_size: self.queue_size.unwrap_or(defaults.queue_size),
             kato: self.keep_alive.unwrap_or(defaults.kato),
             connect_timeout: self.connect_timeout.unwrap_or(defaults.connect_timeout),
+            ctrl_loss: self.ctrl_loss_timeout.map_or(defaults.ctrl_loss, |Loss(limit)| limit),
+            io_timeout: self.io_timeout.unwrap_or(defaults.io_timeout),
             hostnqn: self.hostnqn.clone().unwrap_or(defaults.hostnqn),
             congestion: self.congestion.clone(),
             engine: self.engine.config(),

@@ -230,7 +230,7 @@ fn sigterm_drains_under_load() {
     let target = Target::start(&[&format!("x=file:{},size=64MiB", path.display())], &[]);
     let uri = target.uri(0);
     let args = ["bench", &uri, "--rw", "write", "--bs", "64k", "--iodepth", "16", "--runtime", "60s"];
-    let load = command(&args).spawn().expect("started");
+    let load = command(&[&args[..], &["--ctrl-loss-timeout", "0"]].concat()).spawn().expect("started");
     let written =
         || std::fs::read(&path).expect("read").chunks(65_536).filter(|b| b.iter().any(|b| *b != 0)).count();
     until("some writes", || written() > 16);
@@ -238,6 +238,54 @@ fn sigterm_drains_under_load() {
     let ran = finish(load);
     assert_eq!(ran.code, Some(5), "{ran:?}");
     assert!(ran.stderr.contains("connection lost") || ran.stderr.contains("cannot reach"), "{ran:?}");
+}
+
+/// The target is killed and started again, twice: the load goes on, its
+/// content is right, and people are told.
+#[test]
+fn a_load_survives_a_target_that_is_restarted() {
+    let dir = tempfile::tempdir().expect("directory");
+    let export = format!("x=file:{},size=64MiB", dir.path().join("disk").display());
+    let mut target = Target::start(&[&export], &[]);
+    let (uri, addr) = (target.uri(0), target.addr());
+    let args = ["bench", &uri, "--rw", "randrw", "--bs", "16k", "--iodepth", "16", "--verify", "crc32c"];
+    let load = command(&[&args[..], &["--runtime", "4s"]].concat()).spawn().expect("started");
+    let bytes = |target: &Target| {
+        let io = std::fs::read_to_string(format!("/proc/{}/io", target.child.id())).unwrap_or_default();
+        let read = io.lines().find_map(|line| line.strip_prefix("write_bytes: "));
+        read.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0)
+    };
+    for _ in 0..2 {
+        until("the load", || bytes(&target) > 1 << 20);
+        drop(target);
+        // The kernel may still be busy with the end of the old one.
+        until("the port to be free", || std::net::TcpListener::bind(&addr).is_ok());
+        target = Target::start(&[&export], &["--listen", &addr]);
+    }
+    let ran = finish(load);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(ran.stderr.matches("reconnected after").count(), 2, "{ran:?}");
+    assert!(ran.stdout.contains("checked, 0 faults"), "{ran:?}");
+    target.stop();
+}
+
+#[test]
+fn a_connection_is_waited_for_as_long_as_was_said() {
+    let target = Target::start(&["x=mem:16MiB"], &[]);
+    let uri = target.uri(0);
+    let args = ["bench", &uri, "--rw", "randread", "--runtime", "60s", "--ctrl-loss-timeout", "200ms"];
+    let load = command(&args).spawn().expect("started");
+    until("the load", || {
+        let tcp = std::fs::read_to_string(format!("/proc/{}/net/tcp", target.child.id())).unwrap_or_default();
+        let port = target.addr().rsplit(':').next().and_then(|p| p.parse::<u16>().ok()).expect("a port");
+        tcp.matches(&format!(":{port:04X} ")).count() > 3
+    });
+    drop(target);
+    let ran = finish(load);
+    assert_eq!(ran.code, Some(5), "{ran:?}");
+    assert!(ran.stderr.contains("the limit that --ctrl-loss-timeout sets"), "{ran:?}");
+    fails(&["info", &uri, "--ctrl-loss-timeout", "-2"], 2, &["-1 for ever"]);
+    fails(&["info", &format!("{uri}&ctrl-loss-tmo=x"), "--connect-timeout", "1s"], 2, &["ctrl-loss-tmo"]);
 }
 
 #[test]

@@ -31,6 +31,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
                 "queues": controller.queues, "kato_ms": controller.kato.as_millis() as u64,
                 "traffic_keep_alive": controller.traffic_keep_alive, "hdr_digest": controller.hdr_digest,
                 "data_digest": controller.data_digest, "write_cache": controller.write_cache,
+                "resets_others": controller.resets_others,
             },
             "namespace": {
                 "nsid": ns.nsid, "size": ns.size, "block_size": ns.block_size, "optimal_io": ns.optimal_io,
