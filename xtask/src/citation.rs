@@ -8,8 +8,8 @@
 use crate::repo::{File, Finding, Repo};
 
 /// The documents that may be cited.
-pub(crate) const DOCUMENTS: [&str; 4] =
-    ["NVMe Base 2.1", "NVMe-TCP 1.1", "NVM Command Set 1.1", "NVMe Boot 1.1"];
+pub(crate) const DOCUMENTS: [&str; 5] =
+    ["NVMe Base 2.1", "NVMe Base 2.3", "NVMe-TCP 1.1", "NVM Command Set 1.1", "NVMe Boot 1.1"];
 
 /// One citation.
 #[derive(Clone, Debug, PartialEq, Eq)]

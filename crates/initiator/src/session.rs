@@ -59,6 +59,7 @@ struct State {
 }
 
 impl Session {
+    #[allow(clippy::too_many_arguments, reason = "it is made in one place")]
     pub(crate) fn new(
         epoch: u64,
         endpoint: Endpoint,

@@ -267,7 +267,8 @@ fn a_device_that_is_cut_off_stalls_no_other() {
         let (_two, _relay, second) = behind(&backend("mem:8MiB"), with(&engine));
         in_time("the I/O", move || {
             Engine::new(&engine).expect("engine").block_on(async {
-                let (dead, alive) = (first.open().await.expect("opened"), second.open().await.expect("opened"));
+                let (dead, alive) =
+                    (first.open().await.expect("opened"), second.open().await.expect("opened"));
                 cut.cut();
                 let waits = dead.read(0, BufMut::zeroed(BLOCK));
                 for i in 0..500 {

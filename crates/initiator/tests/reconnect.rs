@@ -4,7 +4,7 @@
 mod common;
 
 use common::gate::Gate;
-use common::relay::Relay;
+use common::relay::{Relay, Way};
 use common::{NQN, backend, connect, engines, in_time, pattern, read, target, until};
 use futures_channel::mpsc::UnboundedReceiver;
 use longhaul_block::filter::OpKind;
@@ -265,6 +265,51 @@ fn a_stale_write_never_lands_after_a_newer_one() {
                 until("the stale write to land", || check() == old);
             }
         }
+    }
+}
+
+/// A target that cannot reset other controllers: writes wait until the old one
+/// is known to be gone, reads do not.
+#[test]
+fn writes_to_a_target_without_resets_wait_for_the_old_controller() {
+    /// Places in Identify Controller, behind the header of C2HData.
+    const CIU: usize = 24 + 135;
+    const CCRL: usize = 24 + 1807;
+    for engine in engines() {
+        let gate = Gate::new(backend("mem:8MiB"), OpKind::Write);
+        let device: Arc<dyn BlockDevice> = Arc::clone(&gate) as _;
+        let (target, uri) = serve(&device, |config| config.engine = engine.clone());
+        let relay = Relay::start(target.addresses()[0]);
+        relay.tamper(Some(Box::new(|_, way, bytes| {
+            let identify = way == Way::Back && bytes.len() >= 24 + 4096 && bytes[0] == 7;
+            if identify && bytes[24 + 24..].starts_with(b"Longhaul NVMe/TCP target") {
+                bytes[CIU..CIU + 9].fill(0);
+                bytes[CCRL] = 0;
+            }
+        })));
+        let remote = connect(&relay.uri(&uri), with(&engine)).expect("connected");
+        assert!(!remote.controller().resets_others);
+        let mut events = remote.events();
+        let disk = Blocking::open_on(Arc::clone(&remote) as _, engine.clone()).expect("opened");
+        let reader = Blocking::open_on(Arc::clone(&remote) as _, engine.clone()).expect("opened");
+        gate.hold(1);
+        let written = Arc::new(AtomicBool::new(false));
+        let done = Arc::clone(&written);
+        let writer = std::thread::spawn(move || {
+            for i in 1..=2 {
+                disk.write_at(&pattern(BLOCK, i), 0).expect("written");
+            }
+            done.store(true, Ordering::SeqCst);
+            disk
+        });
+        until("the device to hold the write", || gate.held() == 1);
+        relay.flap();
+        reconnected(&mut events);
+        read(&reader, 1 << 20, BLOCK).expect("reads need not wait");
+        assert!(!written.load(Ordering::SeqCst));
+        gate.release();
+        let disk = in_time("the writes", move || writer.join().expect("no panic"));
+        assert!(read(&disk, 0, BLOCK).expect("read") == pattern(BLOCK, 2));
     }
 }
 

@@ -45,7 +45,10 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     }
     let link = lock(&subsystem.controllers).get(&request.cntlid).cloned();
     let Some(link) = link else {
-        return connection.refuse(slot, request.unknown_controller());
+        // Hosts take an unknown controller for one whose commands have ended.
+        let busy = subsystem.is_departing(request.cntlid);
+        let reply = if busy { request.busy() } else { request.unknown_controller() };
+        return connection.refuse(slot, reply);
     };
     let connected = {
         // Added before the lock is free, so that a reset finds it.

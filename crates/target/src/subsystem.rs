@@ -163,6 +163,12 @@ impl Subsystem {
         departing
     }
 
+    /// Whether a controller is gone, but for commands that a device below is
+    /// still busy with.
+    pub(crate) fn is_departing(&self, cntlid: u16) -> bool {
+        self.departing().contains_key(&cntlid)
+    }
+
     /// The controller takes no more commands, and is not found by its
     /// identifier any more.
     pub(crate) fn depart(&self, link: &Arc<Link>) {
