@@ -7,7 +7,7 @@ use crate::input::Input;
 use crate::pdus::{Parser, Pdu};
 use longhaul_proto::controller::{
     ABORT_LIMIT, AER_LIMIT, Action, Change, ConnectRequest, Content, Controller, DiscoveryContent, Env,
-    ErrorRecord, HealthCounters, HostAccess, NvmContent, Reply, SubsystemView,
+    ErrorRecord, HealthCounters, HostAccess, Instance, NvmContent, OtherReset, Reply, SubsystemView,
 };
 use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, TargetQueue};
 use longhaul_proto::transport::{Batch, Piece, Want};
@@ -268,6 +268,17 @@ impl Rig {
                 self.aborts.push(slot);
                 assert!(self.aborts.len() <= usize::from(ABORT_LIMIT));
             }
+            Action::ResetOther(fields) => {
+                assert_ne!(fields.icid, CNTLID);
+                let outcome = match fields.ciu % 3 {
+                    0 => OtherReset::Done,
+                    1 => OtherReset::InProgress,
+                    _ => OtherReset::NotYours,
+                };
+                let controller = self.controller.as_mut().expect("it has answered");
+                let reply = controller.reset_other_done(outcome);
+                self.reply(slot, reply);
+            }
             Action::Change(change) => {
                 self.changes.push(change);
                 self.reply(slot, Reply::ok(0));
@@ -295,7 +306,8 @@ impl Rig {
             Controller::connect(request, CNTLID, &self.view, self.now)
         });
         let reply = match connected {
-            Ok((controller, params)) => {
+            Ok((mut controller, params)) => {
+                controller.set_instance(Instance::new(params.entries.into()));
                 assert!(params.qid == 0 && params.entries <= self.view.max_queue_size);
                 assert_eq!(controller.hostid(), HOSTID);
                 self.controller = Some(controller);

@@ -56,6 +56,7 @@ mod discover;
 mod error;
 mod events;
 mod fence;
+mod handshake;
 mod info;
 mod io;
 mod keep_alive;

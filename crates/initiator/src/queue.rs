@@ -14,9 +14,8 @@ use longhaul_block::IoError;
 use longhaul_conn::{Driver, Ended, Shared, receive, transmit};
 use longhaul_engine::net::{Life, TcpStream};
 use longhaul_engine::sync::Notify;
-use longhaul_engine::{Memory, RecvMsg, Segment, SendMsg, spawn};
-use longhaul_proto::host::{Event, HostConfig, HostData, HostQueue};
-use longhaul_proto::transport::Batch;
+use longhaul_engine::{Memory, Segment, spawn};
+use longhaul_proto::host::{Event, HostData, HostQueue};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::Status;
 use longhaul_wire::digest::crc32c;
@@ -29,48 +28,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Staging area of an I/O queue: a full queue of small responses.
 const STAGING: usize = 64 << 10;
-/// Length of an ICResp in bytes (NVMe-TCP 1.1, ICResp PDU).
-const IC_LEN: usize = 128;
 
 #[derive(Default)]
 struct Slot {
     memory: Option<Memory>,
     call: Option<Rc<Call>>,
-}
-
-/// Sends ICReq and waits for ICResp: what [`Queue::serve`] takes, possibly on
-/// another thread.
-pub(crate) async fn handshake(stream: &TcpStream, config: HostConfig) -> Result<HostQueue, IoError> {
-    let fail = |e: String| IoError::Unreachable(e);
-    let mut queue = HostQueue::new(config);
-    let mut batch = Batch::default();
-    if queue.poll_transmit(&mut batch) {
-        let mut msg = SendMsg::new();
-        let len = batch.bytes.len();
-        msg.begin(std::mem::take(&mut batch.bytes));
-        msg.push_bytes(0, len);
-        stream.send(msg).await.0.map_err(|e| fail(e.to_string()))?;
-    }
-    // Exactly an ICResp and not a byte more, so that none is left over.
-    let mut msg = RecvMsg::new(IC_LEN);
-    let mut missing = IC_LEN;
-    loop {
-        msg.set_staging_limit(missing);
-        let (result, back) = stream.recv(msg).await;
-        msg = back;
-        match result {
-            Ok(0) => return Err(fail("the peer closed the connection".into())),
-            Ok(n) => missing -= n,
-            Err(e) => return Err(fail(e.to_string())),
-        }
-        queue.handle(msg.staged());
-        match queue.poll_event() {
-            Some(Event::Ready(_)) => return Ok(queue),
-            Some(Event::Closed(reason)) => return Err(fail(reason.to_string())),
-            _ if missing == 0 => return Err(fail("its answer to ICReq is no ICResp".into())),
-            _ => {}
-        }
-    }
 }
 
 /// Signs of life that queues share with the thread that looks for them.
@@ -117,7 +79,7 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// Serves a connection whose parameters are agreed on (see
-    /// [`handshake`]) from the calling engine thread.
+    /// [`crate::handshake`]) from the calling engine thread.
     pub(crate) fn serve(
         queue: HostQueue,
         stream: TcpStream,

@@ -10,9 +10,10 @@
 
 use crate::call::{Data, Done};
 use crate::error::{Error, Result, reason};
+use crate::handshake::handshake;
 use crate::info::ControllerInfo;
 use crate::options::Options;
-use crate::queue::{Queue, Signs, handshake};
+use crate::queue::{Queue, Signs};
 use crate::reach::reach;
 use longhaul_block::IoError;
 use longhaul_engine::net::{SocketOptions, TcpStream};
