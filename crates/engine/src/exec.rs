@@ -314,7 +314,10 @@ impl Core {
             }
         }
         self.take_inbox();
-        self.timers.borrow_mut().fire();
+        // One look at the clock a round: it is a good part of what a round
+        // without work costs.
+        let now = Instant::now();
+        self.timers.borrow_mut().fire(now);
 
         let busy = || !self.ready.borrow().is_empty() || root_woken.load(Ordering::SeqCst);
         if busy() {
@@ -325,7 +328,7 @@ impl Core {
         let mut driver = self.driver.borrow_mut();
         let mut spin = self.spin.borrow_mut();
         let pending = || self.shared.pending.load(Ordering::SeqCst) || root_woken.load(Ordering::SeqCst);
-        if driver.poll() || spin.wait(&mut driver, deadline, &pending) {
+        if driver.poll() || spin.wait(&mut driver, now, deadline, &pending) {
             return;
         }
         // Announce the sleep, then look a last time.

@@ -19,12 +19,8 @@ impl Timers {
         self.by_deadline.keys().next().map(|key| key.0)
     }
 
-    /// Wakes every timer that is due.
-    pub(crate) fn fire(&mut self) {
-        if self.by_deadline.is_empty() {
-            return;
-        }
-        let now = Instant::now();
+    /// Wakes every timer that is due now.
+    pub(crate) fn fire(&mut self, now: Instant) {
         while let Some(entry) = self.by_deadline.first_entry() {
             if entry.key().0 > now {
                 break;

@@ -20,7 +20,7 @@ const PENALTY: Duration = Duration::from_millis(2);
 /// Looks at the rings between two looks at the clock.
 const LOOKS: u32 = 16;
 /// Clock looks between two yields.
-const LOOKS_PER_YIELD: u32 = 4;
+const LOOKS_PER_YIELD: u32 = 8;
 
 pub(crate) struct Spin {
     max: Duration,
@@ -33,18 +33,18 @@ impl Spin {
         Spin { max, budget: FIRST.min(max), not_before: None }
     }
 
-    /// Looks for events until the budget is used up. Whether there are any
-    /// (or a timer is due).
+    /// Looks for events until the budget that begins at `began` is used up.
+    /// Whether there are any (or a timer is due).
     pub(crate) fn wait(
         &mut self,
         driver: &mut Driver,
+        began: Instant,
         deadline: Option<Instant>,
         pending: &dyn Fn() -> bool,
     ) -> bool {
         if self.budget.is_zero() {
             return false;
         }
-        let began = Instant::now();
         if let Some(until) = self.not_before {
             if began < until {
                 return false;
