@@ -3,17 +3,21 @@
 //! Invariants: bytes arrive in order, once, and not before their time; time
 //! goes on only when nothing is left to do at the present moment.
 
+#[cfg(test)]
+mod distance;
 mod host;
 #[cfg(test)]
 mod random;
 mod rng;
 mod target;
+mod tcp;
 #[cfg(test)]
 mod tests;
 
 pub use host::{BLOCK, Done, HostEnd};
 pub use rng::Rng;
 pub use target::{Answers, Pending, TargetEnd};
+pub use tcp::TcpLink;
 
 use longhaul_wire::digest::crc32c;
 use std::collections::VecDeque;
@@ -22,6 +26,7 @@ use std::time::Duration;
 use crate::host::{HostConfig, HostQueue};
 use crate::target::{QueueLimits, TargetConfig, TargetQueue};
 use crate::transport::{Batch, Piece};
+use tcp::Flow;
 
 /// A batch as the bytes that go over the wire, and the slots whose last piece
 /// is among them. `memory` is the payload memory of a slot.
@@ -71,6 +76,8 @@ pub struct PairConfig {
     pub delay: Duration,
     /// Bytes per second, each way; or no limit.
     pub bandwidth: Option<u64>,
+    /// TCP with all that it costs at a distance, in place of `bandwidth`.
+    pub tcp: Option<TcpLink>,
     /// How the streams are cut up.
     pub segments: Segments,
     /// For everything that is random.
@@ -89,6 +96,7 @@ impl Default for PairConfig {
             device: 4 << 20,
             delay: Duration::from_millis(10),
             bandwidth: None,
+            tcp: None,
             segments: Segments::Whole,
             seed: 1,
         }
@@ -105,6 +113,8 @@ struct Link {
     sent: Vec<u8>,
     /// A bit to flip, counted from the start of the connection.
     flip: Option<u64>,
+    /// Carries the bytes, if it is TCP; then none are remembered in `sent`.
+    flow: Option<Flow>,
 }
 
 impl Link {
@@ -118,7 +128,36 @@ impl Link {
         }
     }
 
+    /// Whether it takes more from the sender.
+    fn has_room(&self) -> bool {
+        self.flow.as_ref().is_none_or(Flow::has_room)
+    }
+
+    fn push(&mut self, config: &PairConfig, now: Duration, mut bytes: Vec<u8>) {
+        if let Some(flow) = &mut self.flow {
+            return flow.push(now, &bytes);
+        }
+        let took = config
+            .bandwidth
+            .map_or(Duration::ZERO, |rate| Duration::from_secs_f64(bytes.len() as f64 / rate as f64));
+        self.idle_at = self.idle_at.max(now) + took;
+        self.damage(&mut bytes);
+        self.sent.extend(&bytes);
+        self.in_flight.push_back((self.idle_at + config.delay, bytes));
+    }
+
+    /// When something happens on it.
+    fn next(&self) -> Option<Duration> {
+        match &self.flow {
+            Some(flow) => flow.next(),
+            None => self.in_flight.front().map(|f| f.0),
+        }
+    }
+
     fn arrived(&mut self, now: Duration) -> Option<Vec<u8>> {
+        if let Some(flow) = &mut self.flow {
+            return Some(flow.advance(now)).filter(|bytes| !bytes.is_empty());
+        }
         self.in_flight.front().filter(|f| f.0 <= now)?;
         self.in_flight.pop_front().map(|f| f.1)
     }
@@ -142,13 +181,15 @@ impl Pair {
     /// A connection on which nothing has been sent.
     pub fn new(config: PairConfig) -> Pair {
         let (host, target) = (HostQueue::new(config.host), TargetQueue::new(config.target));
+        let link =
+            |seed| Link { flow: config.tcp.map(|tcp| Flow::new(tcp, config.delay, seed)), ..Link::default() };
         Pair {
             host: HostEnd::new(host, config.seed),
             target: TargetEnd::new(target, config.limits, config.answers, config.device, config.seed),
             config,
             now: Duration::ZERO,
-            to_target: Link::default(),
-            to_host: Link::default(),
+            to_target: link(config.seed),
+            to_host: link(config.seed + 1),
             rng: Rng::new(config.seed),
         }
     }
@@ -170,16 +211,20 @@ impl Pair {
     /// link that took (rounded; bandwidth counts too, if it is limited).
     pub fn run(&mut self) -> u32 {
         let start = self.now;
-        loop {
-            self.send();
-            let next =
-                [&self.to_target, &self.to_host].into_iter().filter_map(|l| l.in_flight.front()).map(|f| f.0);
-            let Some(next) = next.min() else { break };
-            self.now = next;
-            self.deliver();
-        }
+        while self.step() {}
         let rtt = 2 * self.config.delay;
         if rtt.is_zero() { 0 } else { (self.now - start).div_duration_f64(rtt).round() as u32 }
+    }
+
+    /// Goes on to the next moment at which something happens, if there is one.
+    pub fn step(&mut self) -> bool {
+        self.send();
+        let Some(next) = [self.to_target.next(), self.to_host.next()].into_iter().flatten().min() else {
+            return false;
+        };
+        self.now = next;
+        self.deliver();
+        true
     }
 
     /// Flips the bit that is sent `bits` bits from now, in one direction.
@@ -200,22 +245,15 @@ impl Pair {
 
     fn send(&mut self) {
         loop {
-            let (a, b) = (self.host.transmit(), self.target.transmit());
+            let a = if self.to_target.has_room() { self.host.transmit() } else { Vec::new() };
+            let b = if self.to_host.has_room() { self.target.transmit() } else { Vec::new() };
             if a.is_empty() && b.is_empty() {
                 return;
             }
-            for (link, mut bytes) in [(&mut self.to_target, a), (&mut self.to_host, b)] {
-                if bytes.is_empty() {
-                    continue;
+            for (link, bytes) in [(&mut self.to_target, a), (&mut self.to_host, b)] {
+                if !bytes.is_empty() {
+                    link.push(&self.config, self.now, bytes);
                 }
-                let took = self
-                    .config
-                    .bandwidth
-                    .map_or(Duration::ZERO, |rate| Duration::from_secs_f64(bytes.len() as f64 / rate as f64));
-                link.idle_at = link.idle_at.max(self.now) + took;
-                link.damage(&mut bytes);
-                link.sent.extend(&bytes);
-                link.in_flight.push_back((link.idle_at + self.config.delay, bytes));
             }
         }
     }
