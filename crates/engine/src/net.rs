@@ -1,7 +1,9 @@
 //! Stream sockets.
 
+mod info;
 mod life;
 
+pub use info::TcpInfo;
 pub use life::Life;
 
 use crate::driver::{Driver, Interest, op};
@@ -358,27 +360,28 @@ impl TcpStream {
     /// # Errors
     /// Of getsockopt(2).
     pub fn round_trip(&self) -> io::Result<(Duration, Duration)> {
-        let info = self.tcp_info()?;
-        let micros = |us: u32| Duration::from_micros(us.into());
-        Ok((micros(info.tcpi_rtt), micros(info.tcpi_rttvar)))
+        self.info().map(|info| (info.rtt, info.rtt_var))
     }
 
-    fn tcp_info(&self) -> io::Result<libc::tcp_info> {
-        // SAFETY: a structure of plain numbers.
-        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-        let mut len = size_of_val(&info) as libc::socklen_t;
-        // SAFETY: `info` is writable and `len` its length.
+    /// What the kernel knows of the connection.
+    ///
+    /// # Errors
+    /// Of getsockopt(2).
+    pub fn info(&self) -> io::Result<TcpInfo> {
+        let mut bytes = [0u8; info::INFO_LEN];
+        let mut len = bytes.len() as libc::socklen_t;
+        // SAFETY: `bytes` is writable and `len` its length.
         let rc = unsafe {
             libc::getsockopt(
                 self.source.raw(),
                 libc::IPPROTO_TCP,
                 libc::TCP_INFO,
-                (&raw mut info).cast(),
+                bytes.as_mut_ptr().cast(),
                 &raw mut len,
             )
         };
         check(rc as isize)?;
-        Ok(info)
+        Ok(TcpInfo::decode(&bytes[..(len as usize).min(bytes.len())]))
     }
 }
 

@@ -62,6 +62,7 @@ mod io;
 mod keep_alive;
 mod lane;
 mod options;
+pub mod path;
 mod queue;
 mod reach;
 mod session;

@@ -26,13 +26,9 @@ impl TcpStream {
     /// # Errors
     /// Of getsockopt(2).
     pub fn life(&self) -> io::Result<Life> {
-        let info = self.tcp_info()?;
-        Ok(Life {
-            unacked: info.tcpi_unacked,
-            probes: info.tcpi_probes,
-            last_ack: Duration::from_millis(info.tcpi_last_ack_recv.into()),
-            round_trip: Duration::from_micros(info.tcpi_rtt.into()),
-        })
+        let info = self.info()?;
+        let (unacked, probes, last_ack) = info.unanswered;
+        Ok(Life { unacked, probes, last_ack, round_trip: info.rtt })
     }
 
     /// Lets the kernel ask an idle other end whether it is there, `count`

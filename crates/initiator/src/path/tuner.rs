@@ -1,0 +1,468 @@
+//! What to keep in flight on a path, decided from what was measured on it.
+//!
+//! The bytes in flight that fill a path are its bandwidth-delay product: the
+//! rate at which it delivers times its round trip. Neither is known before
+//! they have been exceeded, so the tuner first doubles what is in flight while
+//! the rate still grows, and then *holds* a multiple of the product: twice, so
+//! that the sender has something to send while TCP repairs a loss (a round
+//! trip in which nothing is delivered). Where nothing is lost and the bytes
+//! only stand in queues, it lets go of them a quarter at a time for as long as
+//! that costs no rate.
+//!
+//! To the multiple an extra is added that grows as the square root of the
+//! product: of several that share a path, whoever has less gets relatively
+//! more of it, and so they come to the same share.
+//!
+//! Order of calls: [`Tuner::new`] with what is known from connecting, then
+//! [`Tuner::handle_sample`] at the end of every [`Tuner::round`]; [`Tuner::plan`]
+//! at any time.
+//!
+//! Invariants:
+//! - a rate counts as what the path can carry only if what was in flight
+//!   could have filled it, or if it is more than was thought;
+//! - the plan is within its [`Limits`] at all times;
+//! - one experiment at a time: while connections are being judged, or the
+//!   round trip is, nothing else is tried.
+
+use super::sockets::{Limit, Sockets};
+use std::time::Duration;
+
+/// The least bytes in flight, and the least extra: some I/Os of any size, so
+/// that storage and processors on both sides are kept busy on short paths.
+pub const FLOOR: u64 = 2 << 20;
+/// The extra is √(this × product): 4 MiB make it 40 % of 25 MB (2 Gb/s at
+/// 100 ms) and 18 % of 125 MB (10 Gb/s at 100 ms).
+const EXTRA: f64 = (4u64 << 20) as f64;
+/// Multiples of the bandwidth-delay product: to begin with, and the least.
+const GAIN: f64 = 2.0;
+const GAIN_MIN: f64 = 1.25;
+const GAIN_STEP: f64 = 0.25;
+/// A rate that is this much above the best one is growth.
+const GROWTH: f64 = 1.125;
+/// Rounds without growth after which the path is taken for full: what is
+/// changed shows after a round trip and the queue.
+const STALLED: u32 = 4;
+/// Rounds whose best rate counts: longer than TCP takes to repair a loss.
+const MEMORY: usize = 8;
+/// Rounds from one experiment with the gain to the next, and after one that
+/// cost rate.
+const LET_GO_AFTER: u32 = 8;
+const LET_GO_AGAIN: u32 = 128;
+/// Rounds for which a loss is remembered when connections are added.
+const LOSS_REMEMBERED: u32 = 64;
+/// Rate that letting go may cost: what noise does.
+const COST: f64 = 0.97;
+/// Rounds in which more connections have to show their use: they begin slowly.
+const JUDGE_AFTER: u32 = 20;
+/// Rounds for which connections that were of no use are not tried again.
+const NO_USE: u32 = 512;
+/// Growth of the rate that makes connections worth having.
+const USE: f64 = 1.1;
+/// Products below this are within what every kernel's socket buffers hold.
+const SOCKET_MIN: f64 = (256u64 << 10) as f64;
+/// The network queues if the round trip is above this multiple of the least
+/// one and this time.
+const QUEUED: f64 = 1.25;
+const QUEUED_MIN: f64 = 0.002;
+/// A round trip this much above the level that was last looked into makes
+/// the least one doubtful.
+const DOUBT: f64 = 1.3;
+/// The least round trip was too low if draining the path leaves this share of
+/// what was seen before: the rest of the queues would be others'.
+const UNMOVED: f64 = 0.93;
+/// A round trip below this share of the least one is another path.
+const SHORTER: f64 = 0.9;
+/// Bytes in flight at least while the path is drained.
+const DRAINED: u64 = 64 << 10;
+/// Rounds for which the doubt has to last, and for which the path is drained
+/// to find out.
+const DOUBT_ROUNDS: u32 = 6;
+const DRAIN_ROUNDS: u32 = 4;
+/// A round is one round trip within these bounds: long enough to count bytes
+/// in, short enough to follow.
+const ROUND_MIN: Duration = Duration::from_millis(50);
+const ROUND_MAX: Duration = Duration::from_secs(1);
+
+/// The two directions of a path, as an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the far side to here.
+    Read,
+    /// From here to the far side.
+    Write,
+}
+
+/// What a plan must keep to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes in flight at most, a direction.
+    pub in_flight: u64,
+    /// Connections at most.
+    pub connections: u16,
+}
+
+/// What was measured in a round.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sample {
+    /// When the round ended, from any fixed moment.
+    pub now: Duration,
+    /// Each direction, by [`Way`].
+    pub ways: [WaySample; 2],
+    /// Smoothed round trip of the connections, the least one of them.
+    pub rtt: Option<Duration>,
+    /// The least time that a command took, from submission to completion.
+    pub latency_min: Option<Duration>,
+    /// What the sockets say.
+    pub sockets: Sockets,
+    /// Connections in use.
+    pub connections: u16,
+}
+
+/// One direction in a round.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WaySample {
+    /// Bytes of commands that were completed.
+    pub completed: u64,
+    /// Bytes in flight, on average over completions.
+    pub in_flight: u64,
+    /// Segments were lost (or came in another order).
+    pub lost: bool,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// Bytes to keep in flight, by [`Way`].
+    pub in_flight: [u64; 2],
+    /// Connections to spread them over.
+    pub connections: u16,
+    /// Bytes per second that each direction was seen to carry, by [`Way`]; 0
+    /// if it was not used.
+    pub rate: [f64; 2],
+    /// The least round trip.
+    pub rtt: Duration,
+    /// Whether each direction is at its end: more in flight brings no more.
+    pub full: [bool; 2],
+    /// What kept one connection from filling the path.
+    pub limit: Option<Limit>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    /// Doubling while the rate grows.
+    Grow { stalled: u32 },
+    Hold,
+}
+
+/// State of a direction.
+#[derive(Clone, Debug)]
+struct Direction {
+    phase: Phase,
+    in_flight: f64,
+    gain: f64,
+    /// Rates of the last rounds that count.
+    rates: [f64; MEMORY],
+    at: usize,
+    /// Rounds since the last experiment with the gain.
+    since: u32,
+    wait: u32,
+    /// Average rate before the last step down, if it is to be judged.
+    before: Option<f64>,
+    /// Rounds for which a loss is remembered.
+    lost: u32,
+}
+
+impl Direction {
+    fn new() -> Direction {
+        Direction {
+            phase: Phase::Grow { stalled: 0 },
+            in_flight: (2 * FLOOR) as f64,
+            gain: GAIN,
+            rates: [0.0; MEMORY],
+            at: 0,
+            since: 0,
+            wait: LET_GO_AFTER,
+            before: None,
+            lost: 0,
+        }
+    }
+
+    fn best(&self) -> f64 {
+        self.rates.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// Average of the rates that are known.
+    fn mean(&self) -> f64 {
+        let known = self.rates.iter().filter(|&&rate| rate > 0.0);
+        known.clone().sum::<f64>() / known.count().max(1) as f64
+    }
+
+    /// What fills a path of this product.
+    fn hold(&self, product: f64) -> f64 {
+        self.gain * product + (EXTRA * product).sqrt().max(FLOOR as f64)
+    }
+
+    /// Takes the rate of a round; whether it says something of the path.
+    fn take(&mut self, rate: f64, in_flight: f64) -> bool {
+        let filled = in_flight >= 0.6 * self.in_flight;
+        if filled || rate > self.best() {
+            self.rates[self.at] = rate;
+            self.at = (self.at + 1) % MEMORY;
+        }
+        filled
+    }
+
+    fn handle(&mut self, rate: f64, sample: &WaySample, rtt: f64, queued: bool) {
+        let best = self.best();
+        let filled = self.take(rate, sample.in_flight as f64);
+        let product = self.best() * rtt;
+        self.lost = if sample.lost { LOSS_REMEMBERED } else { self.lost.saturating_sub(1) };
+        match self.phase {
+            Phase::Grow { .. } if rate > GROWTH * best => {
+                self.phase = Phase::Grow { stalled: 0 };
+                self.in_flight = (2.0 * self.in_flight).min(4.0 * product + 2.0 * FLOOR as f64);
+            }
+            Phase::Grow { stalled } if filled => {
+                self.phase = Phase::Grow { stalled: stalled + 1 };
+                if stalled + 1 >= STALLED {
+                    self.phase = Phase::Hold;
+                    (self.since, self.wait, self.before) = (0, LET_GO_AFTER, None);
+                }
+            }
+            Phase::Grow { .. } => {}
+            Phase::Hold if filled => self.let_go(queued),
+            Phase::Hold => {}
+        }
+        let hold = self.hold(product);
+        match self.phase {
+            Phase::Grow { .. } => self.in_flight = self.in_flight.max(hold),
+            Phase::Hold => self.in_flight = hold,
+        }
+    }
+
+    /// Whether less would do as well.
+    fn let_go(&mut self, queued: bool) {
+        self.since += 1;
+        let lost = self.lost == LOSS_REMEMBERED;
+        if lost && self.gain < GAIN {
+            self.gain = GAIN;
+            (self.since, self.wait, self.before) = (0, LET_GO_AGAIN, None);
+        }
+        if self.since < self.wait {
+            return;
+        }
+        (self.since, self.wait) = (0, LET_GO_AFTER);
+        let mean = self.mean();
+        if self.before.take().is_some_and(|before| mean < COST * before) {
+            self.gain = (self.gain + GAIN_STEP).min(GAIN);
+            self.wait = LET_GO_AGAIN;
+        } else if queued && !lost && self.gain > GAIN_MIN {
+            self.before = Some(mean);
+            self.gain -= GAIN_STEP;
+        }
+    }
+}
+
+/// What connections are being tried for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Trial {
+    /// Nothing; not before this many rounds.
+    None { wait: u32 },
+    /// From this many connections, at this rate, for so many rounds yet.
+    More { from: u16, rate: f64, left: u32 },
+}
+
+/// Whether the least round trip still is what it was.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Doubt {
+    None,
+    /// The round trip was too long for so many rounds.
+    Growing(u32),
+    /// Draining for so many rounds yet; the least seen meanwhile.
+    Drain { left: u32, least: f64 },
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Tuner {
+    limits: Limits,
+    ways: [Direction; 2],
+    /// The least round trip in seconds.
+    rtt: f64,
+    /// The round trip that was last found to be queues.
+    explained: f64,
+    doubt: Doubt,
+    connections: u16,
+    trial: Trial,
+    limit: Option<Limit>,
+    last: Duration,
+}
+
+impl Tuner {
+    /// A tuner for a path of this round trip, at this moment.
+    pub fn new(limits: Limits, rtt: Duration, now: Duration) -> Tuner {
+        let rtt = rtt.as_secs_f64().max(1e-6);
+        Tuner {
+            limits,
+            ways: [Direction::new(), Direction::new()],
+            rtt,
+            explained: rtt,
+            doubt: Doubt::None,
+            connections: 1,
+            trial: Trial::None { wait: 0 },
+            limit: None,
+            last: now,
+        }
+    }
+
+    /// How long the next round is.
+    pub fn round(&self) -> Duration {
+        Duration::from_secs_f64(self.rtt).clamp(ROUND_MIN, ROUND_MAX)
+    }
+
+    /// Takes what a round has shown.
+    pub fn handle_sample(&mut self, sample: &Sample) {
+        let took = sample.now.saturating_sub(self.last).as_secs_f64();
+        self.last = sample.now;
+        // Nothing can be said of a time without I/O, or of no time.
+        if took <= 0.0 || sample.ways.iter().all(|way| way.completed == 0) {
+            return;
+        }
+        let seen = [sample.rtt, sample.latency_min].into_iter().flatten().min();
+        let seen = seen.map_or(self.rtt, |seen| seen.as_secs_f64()).max(1e-6);
+        // A path that has become shorter may be shorter still: what is in
+        // flight, right for the longer one, queues on it.
+        let holds = self.ways.iter().any(|way| way.phase == Phase::Hold);
+        if seen < SHORTER * self.rtt && holds && !matches!(self.doubt, Doubt::Drain { .. }) {
+            self.doubt = Doubt::Drain { left: DRAIN_ROUNDS, least: seen };
+            self.explained = seen;
+        }
+        self.rtt = self.rtt.min(seen);
+        let lost = sample.ways.iter().any(|way| way.lost);
+        if self.look_at_round_trip(seen, lost) {
+            return;
+        }
+        let network = sample.rtt.map_or(seen, |rtt| rtt.as_secs_f64());
+        let queued = network > QUEUED * self.rtt + QUEUED_MIN;
+        for (direction, way) in self.ways.iter_mut().zip(&sample.ways) {
+            if way.completed > 0 {
+                direction.handle(way.completed as f64 / took, way, self.rtt, queued);
+            }
+        }
+        self.look_at_connections(sample, queued);
+    }
+
+    /// Whether the path is being drained, so that nothing else can be judged.
+    fn look_at_round_trip(&mut self, seen: f64, lost: bool) -> bool {
+        let too_long = seen > DOUBT * self.explained + QUEUED_MIN;
+        match self.doubt {
+            Doubt::Drain { left: 0, least } => {
+                self.doubt = Doubt::None;
+                self.drained(least.min(seen));
+                return true;
+            }
+            Doubt::Drain { left, least } => {
+                self.doubt = Doubt::Drain { left: left - 1, least: least.min(seen) };
+                return true;
+            }
+            // What overflows is a queue.
+            Doubt::Growing(_) if lost => self.doubt = Doubt::None,
+            Doubt::Growing(rounds) if too_long && rounds >= DOUBT_ROUNDS => {
+                self.doubt = Doubt::Drain { left: DRAIN_ROUNDS, least: seen };
+                self.explained = seen;
+            }
+            Doubt::Growing(rounds) if too_long => self.doubt = Doubt::Growing(rounds + 1),
+            Doubt::None if too_long => self.doubt = Doubt::Growing(1),
+            _ => {
+                self.doubt = Doubt::None;
+                let level = self.explained.min(seen.max(self.rtt));
+                self.explained += (level - self.explained) / 8.0;
+            }
+        }
+        false
+    }
+
+    /// The path was drained, and this was the least round trip meanwhile. If
+    /// it is what it was before, then no queue made it so long.
+    fn drained(&mut self, least: f64) {
+        if least < UNMOVED * self.explained || least <= self.rtt {
+            return;
+        }
+        (self.rtt, self.explained) = (least, least);
+        for way in &mut self.ways {
+            way.phase = Phase::Grow { stalled: 0 };
+            way.gain = GAIN;
+        }
+    }
+
+    /// More connections, where a connection and not the path is the limit.
+    fn look_at_connections(&mut self, sample: &Sample, queued: bool) {
+        let total: f64 = self.ways.iter().map(Direction::best).sum();
+        match self.trial {
+            Trial::More { from, rate, left: 0 } => {
+                let useful = total >= USE * rate;
+                if !useful {
+                    self.connections = from;
+                }
+                self.trial = Trial::None { wait: if useful { 0 } else { NO_USE } };
+                if !useful && from == 1 {
+                    self.limit = None;
+                }
+            }
+            Trial::More { from, rate, left } => {
+                // Only once they are there.
+                let left = if sample.connections < self.connections { left } else { left - 1 };
+                self.trial = Trial::More { from, rate, left };
+            }
+            Trial::None { wait } if wait > 0 => self.trial = Trial::None { wait: wait - 1 },
+            Trial::None { .. } => {
+                let Some(way) = self.held_up(queued) else { return };
+                let more = (2 * self.connections).min(self.limits.connections);
+                if more <= self.connections {
+                    return;
+                }
+                let product = self.ways[way as usize].best() * self.rtt;
+                let each = product / f64::from(self.connections.max(1));
+                if self.limit.is_none() {
+                    let lost = self.ways[way as usize].lost > 0;
+                    self.limit = Some(sample.sockets.name(way, each as u64, lost));
+                }
+                self.trial = Trial::More { from: self.connections, rate: total, left: JUDGE_AFTER };
+                self.connections = more;
+                for direction in &mut self.ways {
+                    direction.phase = Phase::Grow { stalled: 0 };
+                }
+            }
+        }
+    }
+
+    /// A direction that is at its end although the network does not queue: the
+    /// bytes in flight wait in the hosts.
+    fn held_up(&self, queued: bool) -> Option<Way> {
+        let held = |way: &Direction| {
+            let product = way.best() * self.rtt;
+            way.phase == Phase::Hold && !queued && product > SOCKET_MIN
+        };
+        [Way::Read, Way::Write].into_iter().find(|&way| held(&self.ways[way as usize]))
+    }
+
+    /// What to do now.
+    pub fn plan(&self) -> Plan {
+        let most = self.limits.in_flight.max(FLOOR);
+        let in_flight = [0, 1].map(|way| {
+            let direction = &self.ways[way];
+            match self.doubt {
+                Doubt::Drain { .. } => ((direction.best() * self.rtt / 4.0) as u64).clamp(DRAINED, most),
+                _ => (direction.in_flight as u64).clamp(FLOOR, most),
+            }
+        });
+        Plan {
+            in_flight,
+            connections: self.connections.clamp(1, self.limits.connections.max(1)),
+            rate: [0, 1].map(|way| self.ways[way].best()),
+            rtt: Duration::from_secs_f64(self.rtt),
+            full: [0, 1].map(|way| self.ways[way].phase == Phase::Hold),
+            limit: self.limit,
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The tuner on paths in virtual time: a bottleneck with a queue that tuners
+//! share, TCP that begins slowly, and sockets that hold only so much.
+
+use super::sockets::{Limit, Sockets};
+use super::tuner::*;
+use std::time::Duration;
+
+/// One gigabit per second, in bytes.
+const GBIT: f64 = 125e6;
+/// What a connection has in flight at first.
+const INITIAL_WINDOW: f64 = 90e3;
+
+/// A path, and those who use it for reads.
+struct Path {
+    rate: f64,
+    rtt: f64,
+    /// Bytes that the bottleneck queues; more stays in the hosts.
+    queue: f64,
+    /// Bytes in flight that the sockets of a connection hold.
+    socket: f64,
+    /// Most that the far side's storage gives, in all.
+    storage: f64,
+    now: f64,
+    seed: u64,
+    users: Vec<User>,
+}
+
+struct User {
+    tuner: Tuner,
+    window: f64,
+    next: f64,
+    done: f64,
+    /// What it keeps in flight if it does not follow the plan.
+    fixed: Option<f64>,
+    /// Rate and bytes in flight of each round.
+    history: Vec<(f64, f64, f64)>,
+    began: f64,
+}
+
+impl Path {
+    fn new(gbit: f64, rtt_ms: f64) -> Path {
+        let (rate, rtt) = (gbit * GBIT, rtt_ms / 1e3);
+        let (queue, socket) = ((rate * rtt).max(256e3), f64::MAX);
+        Path { rate, rtt, queue, socket, storage: f64::MAX, now: 0.0, seed: 1, users: Vec::new() }
+    }
+
+    fn join(&mut self) -> usize {
+        let limits = Limits { in_flight: 1 << 30, connections: 16 };
+        let tuner = Tuner::new(limits, Duration::from_secs_f64(self.rtt), Duration::from_secs_f64(self.now));
+        let next = self.now + tuner.round().as_secs_f64();
+        let (window, began) = (INITIAL_WINDOW, self.now);
+        self.users.push(User { tuner, window, next, done: 0.0, fixed: None, history: Vec::new(), began });
+        self.users.len() - 1
+    }
+
+    /// A factor near 1.
+    fn noise(&mut self) -> f64 {
+        self.seed = self.seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        1.0 + 0.04 * ((self.seed >> 33) as f64 / (1u64 << 31) as f64 - 0.5)
+    }
+
+    fn wants(&self, user: &User) -> f64 {
+        let plan = user.tuner.plan();
+        let wanted = user.fixed.unwrap_or(plan.in_flight[0] as f64);
+        wanted.min(user.window).min(self.socket * f64::from(plan.connections))
+    }
+
+    fn run(&mut self, seconds: f64) {
+        let end = self.now + seconds;
+        let step = (self.rtt / 8.0).max(0.002);
+        while self.now < end {
+            self.now += step;
+            let in_network: Vec<f64> = self.users.iter().map(|user| self.wants(user)).collect();
+            let total: f64 = in_network.iter().sum();
+            let standing = (total - self.rate * self.rtt).clamp(0.0, self.queue);
+            let rtt = self.rtt + standing / self.rate;
+            let lost = total - self.rate * self.rtt > 1.05 * self.queue;
+            let most = self.rate.min(self.storage).min(total / self.rtt);
+            for (n, share) in in_network.iter().enumerate() {
+                let rate = most * share / total;
+                let noise = self.noise();
+                let now = self.now;
+                let user = &mut self.users[n];
+                user.window *= 1.0 + step / rtt;
+                user.done += rate * step * noise;
+                if now >= user.next {
+                    user.round(now, rtt, rate, lost);
+                }
+            }
+        }
+    }
+}
+
+impl User {
+    fn round(&mut self, now: f64, rtt: f64, rate: f64, lost: bool) {
+        let plan = self.tuner.plan();
+        let in_flight = self.fixed.unwrap_or(plan.in_flight[0] as f64);
+        // In the hosts or in the network: by Little's law.
+        let latency = (in_flight / rate).max(rtt);
+        let read = WaySample { completed: self.done as u64, in_flight: in_flight as u64, lost };
+        let sample = Sample {
+            now: Duration::from_secs_f64(now),
+            ways: [read, WaySample::default()],
+            rtt: Some(Duration::from_secs_f64(rtt)),
+            latency_min: Some(Duration::from_secs_f64(latency)),
+            sockets: Sockets { receive_window: Some(1 << 30), ..Sockets::default() },
+            connections: plan.connections,
+        };
+        let took = self.tuner.round().as_secs_f64();
+        self.history.push((now, self.done / took, in_flight));
+        self.tuner.handle_sample(&sample);
+        self.done = 0.0;
+        self.next = now + self.tuner.round().as_secs_f64();
+    }
+
+    /// Average rate from this moment on.
+    fn rate_since(&self, from: f64) -> f64 {
+        let rates: Vec<f64> = self.history.iter().filter(|h| h.0 > from).map(|h| h.1).collect();
+        rates.iter().sum::<f64>() / rates.len() as f64
+    }
+
+    /// The least and the most in flight from this moment on.
+    fn in_flight_since(&self, from: f64) -> (f64, f64) {
+        let all = self.history.iter().filter(|h| h.0 > from).map(|h| h.2);
+        all.fold((f64::MAX, 0.0), |(low, high), x| (low.min(x), high.max(x)))
+    }
+
+    /// Seconds until nearly all of `rate` was there.
+    fn time_to(&self, rate: f64) -> f64 {
+        self.history.iter().find(|h| h.1 > 0.95 * rate).map_or(f64::MAX, |h| h.0 - self.began)
+    }
+}
+
+#[test]
+fn every_path_is_filled_soon_and_held_with_little_queue() {
+    for gbit in [1.0, 2.0, 10.0] {
+        for rtt_ms in [0.15, 15.0, 100.0] {
+            let mut path = Path::new(gbit, rtt_ms);
+            path.join();
+            path.run(60.0);
+            let (user, rate) = (&path.users[0], gbit * GBIT);
+            let what = format!("{gbit} Gb/s at {rtt_ms} ms");
+            assert!(user.time_to(rate) < 0.5 + 20.0 * path.rtt, "{what}: {} s", user.time_to(rate));
+            assert!(user.rate_since(5.0) > 0.98 * rate, "{what}: {:e}", user.rate_since(5.0));
+            let product = rate * path.rtt;
+            let extra = (product * (4 << 20) as f64).sqrt().max(FLOOR as f64);
+            let (low, high) = user.in_flight_since(30.0);
+            assert!(low > product && high < 2.2 * product + 1.1 * extra, "{what}: {low:e} {high:e}");
+            // No oscillation: once it holds, it holds.
+            assert!(high < 1.15 * low, "{what}: between {low:e} and {high:e}");
+            assert_eq!(user.tuner.plan().connections, 1, "{what}");
+            let rtt = user.tuner.plan().rtt.as_secs_f64();
+            assert!((0.99..1.05).contains(&(rtt / path.rtt)), "{what}: {rtt}");
+        }
+    }
+}
+
+#[test]
+fn a_step_in_the_rate_is_followed() {
+    for (from, to) in [(1.0, 2.0), (1.0, 10.0), (2.0, 0.5)] {
+        let mut path = Path::new(from, 15.0);
+        path.join();
+        path.run(40.0);
+        path.rate = to * GBIT;
+        path.run(3.0);
+        let settled = path.now;
+        path.run(20.0);
+        let user = &path.users[0];
+        let plan = user.tuner.plan();
+        assert!(user.rate_since(settled) > 0.97 * path.rate, "{from} to {to} Gb/s: {plan:?}");
+        let (_, high) = user.in_flight_since(settled + 5.0);
+        let product = path.rate * path.rtt;
+        let extra = (product * (4 << 20) as f64).sqrt().max(FLOOR as f64);
+        assert!(high < 2.2 * product + 1.1 * extra, "{from} to {to}: {high:e} of {product:e}, {plan:?}");
+    }
+}
+
+#[test]
+fn a_step_in_the_round_trip_is_followed() {
+    for (from, to) in [(15.0, 100.0), (1.0, 15.0), (100.0, 15.0)] {
+        let mut path = Path::new(2.0, from);
+        path.queue = 8e6;
+        path.join();
+        path.run(40.0);
+        path.rtt = to / 1e3;
+        path.run(8.0);
+        let settled = path.now;
+        path.run(20.0);
+        let user = &path.users[0];
+        let plan = user.tuner.plan();
+        assert!(user.rate_since(settled) > 0.97 * path.rate, "{from} to {to} ms: {plan:?}");
+        let rtt = plan.rtt.as_secs_f64() / path.rtt;
+        assert!((0.99..1.4).contains(&rtt), "{from} to {to} ms: {plan:?}");
+    }
+}
+
+#[test]
+fn those_who_share_a_path_come_to_the_same_share() {
+    for (gbit, rtt_ms, others) in [(2.0, 15.0, 1), (2.0, 100.0, 1), (10.0, 15.0, 3)] {
+        let mut path = Path::new(gbit, rtt_ms);
+        path.join();
+        path.run(20.0);
+        for _ in 0..others {
+            path.join();
+        }
+        path.run(60.0);
+        let settled = path.now;
+        path.run(20.0);
+        let rates: Vec<f64> = path.users.iter().map(|user| user.rate_since(settled)).collect();
+        let total: f64 = rates.iter().sum();
+        let (low, high) = rates.iter().fold((f64::MAX, 0.0f64), |(l, h), &r| (l.min(r), h.max(r)));
+        assert!(total > 0.97 * path.rate, "{gbit} Gb/s at {rtt_ms} ms: {rates:?}");
+        assert!(low > 0.75 * high, "{gbit} Gb/s at {rtt_ms} ms: {rates:?}");
+    }
+}
+
+#[test]
+fn small_socket_buffers_are_named_and_answered_by_connections() {
+    let mut path = Path::new(10.0, 92.0);
+    path.socket = 16e6;
+    path.join();
+    path.run(40.0);
+    let plan = path.users[0].tuner.plan();
+    assert_eq!(plan.connections, 8, "{plan:?}");
+    assert!(path.users[0].rate_since(30.0) > 0.97 * path.rate);
+    let Some(Limit::Socket(limit)) = plan.limit else { panic!("{plan:?}") };
+    assert_eq!(limit.buffer, super::Buffer::FarSend);
+    assert!((15e6..17e6).contains(&(limit.bytes as f64)), "{limit:?}");
+}
+
+#[test]
+fn connections_that_are_of_no_use_are_given_up() {
+    let mut path = Path::new(10.0, 15.0);
+    path.storage = 3.0 * GBIT;
+    path.join();
+    path.run(30.0);
+    let plan = path.users[0].tuner.plan();
+    assert_eq!((plan.connections, plan.limit), (1, None), "{plan:?}");
+    assert!(path.users[0].rate_since(10.0) > 0.97 * path.storage);
+}
+
+#[test]
+fn who_asks_for_little_learns_nothing_wrong() {
+    let mut path = Path::new(2.0, 15.0);
+    path.join();
+    path.users[0].fixed = Some(128e3);
+    path.run(20.0);
+    let plan = path.users[0].tuner.plan();
+    assert!(!plan.full[0] && plan.connections == 1, "{plan:?}");
+    path.users[0].fixed = None;
+    path.run(5.0);
+    let settled = path.now;
+    path.run(10.0);
+    assert!(path.users[0].rate_since(settled) > 0.97 * path.rate);
+}
+
+#[test]
+fn plans_keep_to_their_limits() {
+    let limits = Limits { in_flight: 8 << 20, connections: 1 };
+    let mut tuner = Tuner::new(limits, Duration::from_millis(100), Duration::ZERO);
+    for n in 1..200u64 {
+        let read = WaySample { completed: 100 << 20, in_flight: 8 << 20, lost: n % 7 == 0 };
+        let now = Duration::from_millis(100 * n);
+        let rtt = Some(Duration::from_millis(100 + n % 13));
+        tuner.handle_sample(&Sample { now, ways: [read, read], rtt, ..Sample::default() });
+        let plan = tuner.plan();
+        assert!(plan.in_flight.iter().all(|&b| (FLOOR..=8 << 20).contains(&b)) && plan.connections == 1);
+    }
+}
