@@ -95,6 +95,9 @@ pub struct Job {
     pub bs: u64,
     /// I/Os under way at a time, per job.
     pub iodepth: u32,
+    /// As many I/Os as the device advises, at any time; `iodepth` where it
+    /// has no advice.
+    pub iodepth_auto: bool,
     /// Jobs per device, a thread each.
     pub numjobs: u32,
     /// First byte.
@@ -128,6 +131,7 @@ impl Default for Job {
             rwmixread: 50,
             bs: 4096,
             iodepth: 1,
+            iodepth_auto: false,
             numjobs: 1,
             offset: 0,
             size: None,
@@ -150,7 +154,7 @@ impl Job {
             ("name", self.name.clone()),
             ("rw", self.rw.to_string()),
             ("bs", self.bs.to_string()),
-            ("iodepth", self.iodepth.to_string()),
+            ("iodepth", if self.iodepth_auto { "auto".into() } else { self.iodepth.to_string() }),
             ("numjobs", self.numjobs.to_string()),
             ("randseed", self.seed.to_string()),
         ];

@@ -5,7 +5,7 @@ use crate::schema::{self, Pairs};
 use crate::stats::{DirStats, Latencies, Samples};
 use crate::verify::{FaultKind, VerifyReport};
 use crate::worker::{Outcome, Record, Usage};
-use longhaul_block::{DeviceInfo, IoError};
+use longhaul_block::{Advice, DeviceInfo, IoError};
 use std::time::{Duration, SystemTime};
 
 /// The percentiles that fio lists.
@@ -34,15 +34,21 @@ pub struct JobResult {
     pub error: Option<IoError>,
     /// What verification found.
     pub verify: VerifyReport,
+    /// The most I/Os that were under way at a time, by `iodepth` or by the
+    /// device's advice.
+    pub depth: u32,
+    /// What the device advised in the end, if it was asked.
+    pub advice: Option<Advice>,
     depths: [u64; 7],
     usage: Usage,
 }
 
 impl JobResult {
     pub(crate) fn new(device: DeviceInfo, outcome: Outcome) -> JobResult {
-        let Outcome { record, window, elapsed, error, verify, usage } = outcome;
+        let Outcome { record, window, elapsed, error, verify, usage, depth, advice } = outcome;
         let Record { read, write, sync, depths, .. } = record;
-        JobResult { device: device.name, read, write, sync, window, elapsed, error, verify, depths, usage }
+        let device = device.name;
+        JobResult { device, read, write, sync, window, elapsed, error, verify, depth, advice, depths, usage }
     }
 
     /// Adds a job of the same group.
@@ -54,6 +60,7 @@ impl JobResult {
         self.elapsed = self.elapsed.max(other.elapsed);
         self.error = self.error.take().or_else(|| other.error.clone());
         self.verify.merge(&other.verify);
+        self.depth = self.depth.max(other.depth);
         self.depths.iter_mut().zip(other.depths).for_each(|(a, b)| *a += b);
         self.usage.user += other.usage.user;
         self.usage.system += other.usage.system;
@@ -159,11 +166,18 @@ impl Results {
             latency_ns,
             latency_us,
             latency_ms,
-            latency_depth: self.job.iodepth,
+            latency_depth: job.depth,
             latency_target: 0,
             latency_percentile: 100.0,
             latency_window: 0,
             verify: self.job.verify.then(|| verify(&job.verify)),
+            advice: job.advice.filter(|_| self.job.iodepth_auto).map(|advice| schema::Advice {
+                read: advice.read,
+                write: advice.write,
+                io_size: advice.io_size,
+                read_ahead: advice.read_ahead,
+                commands: advice.commands,
+            }),
         }
     }
 }

@@ -92,6 +92,26 @@ pub struct Job {
     /// What `verify` found; not in fio's layout.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verify: Option<Verify>,
+    /// With an automatic `iodepth`, what the device advised in the end; not
+    /// in fio's layout.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advice: Option<Advice>,
+}
+
+/// How much to keep in flight, in bytes and commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Advice {
+    /// Bytes of reads.
+    pub read: u64,
+    /// Bytes of writes.
+    pub write: u64,
+    /// Bytes of one I/O.
+    pub io_size: u32,
+    /// Bytes to read ahead.
+    pub read_ahead: u64,
+    /// Operations beyond which more only wait.
+    pub commands: u32,
 }
 
 /// One direction.

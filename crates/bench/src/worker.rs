@@ -3,16 +3,19 @@
 //! Invariants:
 //! - each slot has one buffer and at most one I/O under way, so never more
 //!   than `iodepth` are; nothing is allocated per I/O by the load itself;
+//! - where the device advises the depth, slots come and go with it, one for
+//!   one as I/Os complete; the buffer of one that went waits for the next;
 //! - an I/O is counted if it completes within the window, and only then: what
 //!   completes during the ramp or after the end was paid for elsewhere;
 //! - after the first error no I/O begins.
 
-use crate::Job;
 use crate::pattern::{Pattern, Rng, mix};
 use crate::run::{Counters, Stop};
 use crate::stats::{DirStats, Latencies, SAMPLE, Times};
 use crate::verify::{self, Expect, Table, VerifyReport};
-use longhaul_block::{BlockIo, DeviceInfo, IoError, IoResult, WriteFlags};
+use crate::{Job, MAX_IODEPTH};
+use longhaul_block::{Advice, BlockIo, DeviceInfo, IoError, IoResult, WriteFlags};
+use longhaul_engine::sync::Notify;
 use longhaul_engine::{Buf, BufMut, spawn, yield_now};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -49,6 +52,15 @@ pub(crate) struct Worker {
     stop: Stop,
     counters: Arc<Counters>,
     under_way: Cell<u32>,
+    /// Slots at work, and all that ever were.
+    slots: Cell<u32>,
+    numbered: Cell<u32>,
+    /// Buffers of slots that have gone.
+    spare: RefCell<Vec<Buffer>>,
+    /// The last slot has ended.
+    done: Notify,
+    /// The most slots that the device has asked for.
+    deepest: Cell<u32>,
     unflushed: Cell<u32>,
     record: RefCell<Record>,
     error: RefCell<Option<IoError>>,
@@ -109,6 +121,11 @@ impl Worker {
             stop,
             counters,
             under_way: Cell::new(0),
+            slots: Cell::new(0),
+            numbered: Cell::new(0),
+            spare: RefCell::default(),
+            done: Notify::new(),
+            deepest: Cell::new(0),
             unflushed: Cell::new(0),
             record: RefCell::new(Record { next_sample: begin + ns(SAMPLE), ..Record::default() }),
             error: RefCell::default(),
@@ -121,9 +138,9 @@ impl Worker {
     /// Runs the load, flushes and reads back as the job says.
     pub(crate) async fn run(self: Rc<Worker>) -> Outcome {
         let usage = Usage::now();
-        let slots = (0..self.job.iodepth).map(|n| spawn(Rc::clone(&self).slot(n)));
-        for slot in slots.collect::<Vec<_>>() {
-            slot.await;
+        self.fill_up();
+        while self.slots.get() > 0 {
+            self.done.notified().await;
         }
         let usage = Usage::now().since(&usage);
         let ended = self.now();
@@ -134,7 +151,7 @@ impl Worker {
         if self.error.borrow().is_none() && self.table.is_some() {
             self.counters.verifying.store(true, Relaxed);
             let next = Rc::new(Cell::new(0));
-            let slots = (0..self.job.iodepth).map(|_| spawn(Rc::clone(&self).read_back(Rc::clone(&next))));
+            let slots = (0..self.depth()).map(|_| spawn(Rc::clone(&self).read_back(Rc::clone(&next))));
             for slot in slots.collect::<Vec<_>>() {
                 slot.await;
             }
@@ -153,6 +170,8 @@ impl Worker {
             verify: self.report.take(),
             record,
             usage,
+            depth: self.deepest.get(),
+            advice: self.io.advice(),
         }
     }
 
@@ -161,12 +180,17 @@ impl Worker {
         self.start.elapsed().as_nanos() as u64
     }
 
+    /// Whether no I/O is to begin any more.
+    fn is_over(&self, now: u64) -> bool {
+        self.left.get() == 0 || now >= self.window.1 || self.stop.is_set() || self.error.borrow().is_some()
+    }
+
     /// What to do next; nothing once the load is over.
     fn next(&self, now: u64) -> Option<Op> {
-        let left = self.left.get();
-        if left == 0 || now >= self.window.1 || self.stop.is_set() || self.error.borrow().is_some() {
+        if self.is_over(now) {
             return None;
         }
+        let left = self.left.get();
         self.left.set(if left == u64::MAX { left } else { left - 1 });
         let write = match (self.job.rw.reads(), self.job.rw.writes()) {
             (true, true) => self.mix.borrow_mut().percent() >= self.job.rwmixread,
@@ -181,16 +205,61 @@ impl Worker {
         Some(Op { write, block, generation })
     }
 
+    /// Slots that there should be now.
+    fn depth(&self) -> u32 {
+        let advice = if self.job.iodepth_auto { self.io.advice() } else { None };
+        let Some(advice) = advice else { return self.job.iodepth };
+        let bytes = match (self.job.rw.reads(), self.job.rw.writes()) {
+            (true, true) => advice.read + advice.write,
+            (true, false) => advice.read,
+            _ => advice.write,
+        };
+        // A block is read back only by whoever wrote it.
+        let most = if self.table.is_some() { self.part.blocks } else { u64::MAX };
+        let depth = advice.depth(bytes, self.job.bs).min(MAX_IODEPTH);
+        depth.min(u32::try_from(most).unwrap_or(u32::MAX))
+    }
+
+    /// Starts the slots that are missing.
+    fn fill_up(self: &Rc<Worker>) {
+        let depth = self.depth();
+        while self.slots.get() < depth {
+            let number = self.numbered.get();
+            self.numbered.set(number.wrapping_add(1));
+            self.slots.set(self.slots.get() + 1);
+            self.deepest.set(self.deepest.get().max(self.slots.get()));
+            spawn(Rc::clone(self).slot(number)).detach();
+        }
+    }
+
+    /// Whether a slot is to end, since fewer are wanted; else starts more, if
+    /// more are.
+    fn one_too_many(self: &Rc<Worker>) -> bool {
+        if !self.job.iodepth_auto {
+            return false;
+        }
+        if self.slots.get() > self.depth() {
+            return true;
+        }
+        if !self.is_over(self.now()) {
+            self.fill_up();
+        }
+        false
+    }
+
     fn address(&self, block: u64) -> u64 {
         self.part.offset + block * self.job.bs
     }
 
     async fn slot(self: Rc<Worker>, number: u32) {
-        let mut buffer = Buffer::Writable(self.fresh_buffer(number));
+        let spare = self.spare.borrow_mut().pop();
+        let mut buffer = spare.unwrap_or_else(|| Buffer::Writable(self.fresh_buffer(number)));
         let mut marks = u64::from(number) << 40;
         let mut now = self.now();
         let mut burst = 0;
-        while let Some(op) = self.next(now) {
+        while !self.one_too_many()
+            && let Some(op) = self.next(now)
+        {
             let begin = now;
             self.begin();
             let at = self.address(op.block);
@@ -226,6 +295,11 @@ impl Worker {
                 yield_now().await;
                 now = self.now();
             }
+        }
+        self.slots.set(self.slots.get() - 1);
+        self.spare.borrow_mut().push(buffer);
+        if self.slots.get() == 0 {
+            self.done.notify();
         }
     }
 
@@ -374,6 +448,10 @@ pub(crate) struct Outcome {
     pub(crate) error: Option<IoError>,
     pub(crate) verify: VerifyReport,
     pub(crate) usage: Usage,
+    /// The most I/Os that were to be under way.
+    pub(crate) depth: u32,
+    /// What the device advised in the end.
+    pub(crate) advice: Option<Advice>,
 }
 
 /// What the thread used of the machine.

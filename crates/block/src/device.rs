@@ -1,5 +1,6 @@
 //! The interface.
 
+use crate::Advice;
 use longhaul_engine::{Buf, BufMut, Segment};
 use std::fmt;
 use std::future::Future;
@@ -215,6 +216,12 @@ pub trait BlockIo {
 
     /// Makes the range read as zeroes.
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()>;
+
+    /// How much to keep in flight, if the device knows: where it is far
+    /// away, say, and has measured its path. It may change at any time.
+    fn advice(&self) -> Option<Advice> {
+        None
+    }
 
     /// The device's own memory behind the range, for I/O without a copy, if
     /// it has such memory. The range has been checked by the caller.

@@ -20,7 +20,7 @@ pub use error::{ErrorKind, Errors};
 pub use readonly::ReadOnly;
 pub use stats::{OpStats, Stats, StatsSnapshot};
 
-use crate::{BlockDevice, BlockIo, DeviceInfo, IoFuture, IoResult, Open, WriteFlags, ZeroFlags};
+use crate::{Advice, BlockDevice, BlockIo, DeviceInfo, IoFuture, IoResult, Open, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, Segment};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -181,6 +181,10 @@ impl<F: Around> BlockIo for FilteredIo<F> {
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
         let op = Op { kind: OpKind::WriteZeroes, offset, len };
         self.filter.around(op, || self.inner.write_zeroes(offset, len, flags))
+    }
+
+    fn advice(&self) -> Option<Advice> {
+        self.inner.advice()
     }
 
     fn map_read(&self, offset: u64, len: usize) -> Option<Segment> {

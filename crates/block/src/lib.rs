@@ -6,6 +6,7 @@
 //! Filters (delay, error, …) are devices that wrap a device. [`Blocking`] is
 //! the short way for code that runs on no engine.
 
+mod advice;
 mod blocking;
 mod device;
 mod file;
@@ -17,6 +18,7 @@ mod spec;
 mod testing;
 pub mod units;
 
+pub use advice::Advice;
 pub use blocking::Blocking;
 pub use device::{
     BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,

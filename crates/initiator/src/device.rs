@@ -5,8 +5,8 @@ use crate::discover::find_subsystem;
 use crate::error::{Error, Result};
 use crate::info::{ControllerEvent, ControllerInfo, NamespaceInfo};
 use crate::io::RemoteIo;
-use crate::lane::Lane;
 use crate::options::Options;
+use crate::path::{Lanes, PathReport, Reports};
 use crate::setup::Endpoint;
 use crate::uri::Uri;
 use futures_channel::mpsc;
@@ -23,6 +23,7 @@ pub struct RemoteDevice {
     controller: Arc<Controller>,
     nsid: u32,
     name: String,
+    paths: Arc<Reports>,
 }
 
 impl RemoteDevice {
@@ -75,7 +76,7 @@ impl RemoteDevice {
         })?;
         let name = uri.to_string();
         controller.set_namespace(namespace);
-        let device = Arc::new(RemoteDevice { controller, nsid, name });
+        let device = Arc::new(RemoteDevice { controller, nsid, name, paths: Arc::default() });
         RemoteDevice::follow(&device);
         Ok(device)
     }
@@ -140,8 +141,14 @@ impl RemoteDevice {
     /// The controller is lost for good, or has no queue left.
     pub async fn open_io(&self) -> Result<Rc<RemoteIo>> {
         let shift = self.namespace().block_size.ilog2();
-        let lane = Lane::open(&self.controller, shift).await?;
-        Ok(Rc::new(RemoteIo { lane: Rc::new(lane), nsid: self.nsid, shift, oncs: self.controller().oncs }))
+        let lanes = Lanes::open(&self.controller, shift, Arc::clone(&self.paths)).await?;
+        Ok(Rc::new(RemoteIo { lanes, nsid: self.nsid, shift, oncs: self.controller().oncs }))
+    }
+
+    /// What was last measured on a path to it, and chosen for it, by any
+    /// thread that has opened it; nothing before there was I/O.
+    pub fn path(&self) -> Option<PathReport> {
+        self.paths.last()
     }
 }
 

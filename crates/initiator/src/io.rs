@@ -2,9 +2,9 @@
 
 use crate::call::{Data, Done};
 use crate::error::io_error;
-use crate::lane::{self, Lane};
+use crate::path::{Lanes, Way};
 use futures_util::future::try_join_all;
-use longhaul_block::{BlockIo, IoError, IoFuture, IoResult, WriteFlags, ZeroFlags};
+use longhaul_block::{Advice, BlockIo, IoError, IoFuture, IoResult, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, Memory};
 use longhaul_wire::command::{DsmRange, ReadWrite, Sqe, io};
 use longhaul_wire::identify::oncs;
@@ -20,7 +20,7 @@ const ZEROES_BLOCKS_MAX: u64 = 1 << 16;
 /// [`RemoteDevice::open_io`](crate::RemoteDevice::open_io). It outlives its
 /// connection: what is under way when that is lost waits for the next one.
 pub struct RemoteIo {
-    pub(crate) lane: Rc<Lane>,
+    pub(crate) lanes: Rc<Lanes>,
     pub(crate) nsid: u32,
     /// Logical block size as a power of two.
     pub(crate) shift: u32,
@@ -30,7 +30,7 @@ pub struct RemoteIo {
 /// Aborts operations that were begun by [`RemoteIo::abortable`].
 #[derive(Clone)]
 pub struct Abort {
-    lane: Weak<lane::Inner>,
+    lanes: Weak<Lanes>,
     commands: Range<u64>,
 }
 
@@ -41,8 +41,8 @@ impl Abort {
     /// where it was too late. A write that was aborted may have been done in
     /// part.
     pub async fn abort(&self) {
-        if let Some(lane) = self.lane.upgrade() {
-            lane.abort(self.commands.clone()).await;
+        if let Some(lanes) = self.lanes.upgrade() {
+            lanes.abort(&self.commands).await;
         }
     }
 }
@@ -68,10 +68,16 @@ impl RemoteIo {
     /// Begins operations in `begin`, and gives what aborts them. (Dropping an
     /// [`IoFuture`] does not: the operation goes on to its end.)
     pub fn abortable<T>(&self, begin: impl FnOnce(&RemoteIo) -> T) -> (T, Abort) {
-        let first = self.lane.next_seq();
+        let first = self.lanes.next_seq();
         let result = begin(self);
-        let commands = first..self.lane.next_seq();
-        (result, Abort { lane: self.lane.downgrade(), commands })
+        let commands = first..self.lanes.next_seq();
+        (result, Abort { lanes: Rc::downgrade(&self.lanes), commands })
+    }
+
+    /// Bytes of one command: whole blocks.
+    fn max_transfer(&self) -> usize {
+        let block = 1 << self.shift;
+        (self.lanes.io_size() as usize & !(block - 1)).max(block)
     }
 
     fn lba(&self, bytes: u64) -> u64 {
@@ -82,7 +88,7 @@ impl RemoteIo {
         let len = dst.len();
         let rw = ReadWrite::new(self.lba(offset), self.lba(len as u64) as u32);
         let sqe = rw.to_sqe(io::READ, self.nsid);
-        let pending = self.lane.submit(sqe, Data::Read(Memory::Buf(dst)));
+        let pending = self.lanes.submit(Way::Read, sqe, Data::Read(Memory::Buf(dst)));
         async move {
             let done = pending.await?;
             check(&done)?;
@@ -97,12 +103,12 @@ impl RemoteIo {
         let mut rw = ReadWrite::new(self.lba(offset), self.lba(src.len() as u64) as u32);
         rw.fua = fua;
         let sqe = rw.to_sqe(io::WRITE, self.nsid);
-        let pending = self.lane.submit(sqe, Data::Write(Memory::Shared(src)));
+        let pending = self.lanes.submit(Way::Write, sqe, Data::Write(Memory::Shared(src)));
         async move { check(&pending.await?) }
     }
 
     fn command(&self, sqe: Sqe, data: Data) -> impl Future<Output = IoResult<()>> + use<> {
-        let pending = self.lane.submit(sqe, data);
+        let pending = self.lanes.submit_other(sqe, data);
         async move { check(&pending.await?) }
     }
 }
@@ -113,9 +119,13 @@ fn pieces(len: usize, max: usize) -> impl Iterator<Item = usize> {
 }
 
 impl BlockIo for RemoteIo {
+    fn advice(&self) -> Option<Advice> {
+        Some(self.lanes.advice())
+    }
+
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
-        let max = self.lane.max_transfer();
-        let whole = Rc::clone(&self.lane);
+        let max = self.max_transfer();
+        let whole = Rc::clone(&self.lanes);
         if dst.is_empty() {
             return IoFuture::ready(Ok(dst));
         }
@@ -145,8 +155,8 @@ impl BlockIo for RemoteIo {
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
-        let max = self.lane.max_transfer();
-        let whole = Rc::clone(&self.lane);
+        let max = self.max_transfer();
+        let whole = Rc::clone(&self.lanes);
         if src.is_empty() {
             return IoFuture::ready(Ok(()));
         }
@@ -171,7 +181,7 @@ impl BlockIo for RemoteIo {
     }
 
     fn flush(&self) -> IoFuture<()> {
-        let whole = Rc::clone(&self.lane);
+        let whole = Rc::clone(&self.lanes);
         let flush = self.command(Sqe::flush(self.nsid), Data::None);
         IoFuture::new(async move {
             let _open = whole;
@@ -193,7 +203,7 @@ impl BlockIo for RemoteIo {
             commands.push(self.command(Sqe::deallocate(self.nsid, 1), data));
             done += piece;
         }
-        let whole = Rc::clone(&self.lane);
+        let whole = Rc::clone(&self.lanes);
         IoFuture::new(async move {
             let _open = whole;
             try_join_all(commands).await.map(drop)
@@ -215,7 +225,7 @@ impl BlockIo for RemoteIo {
             commands.push(self.command(rw.to_sqe(io::WRITE_ZEROES, self.nsid), Data::None));
             done += piece;
         }
-        let whole = Rc::clone(&self.lane);
+        let whole = Rc::clone(&self.lanes);
         IoFuture::new(async move {
             let _open = whole;
             try_join_all(commands).await.map(drop)

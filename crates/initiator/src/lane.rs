@@ -17,6 +17,7 @@ use crate::split::split;
 use crate::watch::watch;
 use futures_util::FutureExt;
 use longhaul_block::IoError;
+use longhaul_engine::net::TcpInfo;
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{now, sleep, spawn};
 use longhaul_wire::command::Sqe;
@@ -42,6 +43,9 @@ enum Gate {
     Open,
 }
 
+/// See [`Lane::relieve`].
+type Relief = Box<dyn Fn(Vec<Waiting>) -> Vec<Waiting>>;
+
 /// See the module. Dropping it ends it once everything is done.
 pub(crate) struct Lane(Rc<Inner>);
 
@@ -58,7 +62,10 @@ pub(crate) struct Inner {
     held: RefCell<VecDeque<Waiting>>,
     /// The controller is lost for good.
     failed: RefCell<Option<IoError>>,
-    next_seq: Cell<u64>,
+    next_seq: Rc<Cell<u64>>,
+    /// Takes what is held if the controller grants this lane no queue, and
+    /// gives back what nobody else can do.
+    relief: RefCell<Option<Relief>>,
     submitted_bytes: Cell<u64>,
     done_bytes: Rc<Cell<u64>>,
     closing: Cell<bool>,
@@ -66,11 +73,15 @@ pub(crate) struct Inner {
 }
 
 impl Lane {
-    /// Connects.
+    /// Connects. `next_seq` numbers commands; lanes may share it.
     ///
     /// # Errors
     /// The first connection cannot be had; later ones are tried for.
-    pub(crate) async fn open(controller: &Arc<Controller>, shift: u32) -> Result<Lane> {
+    pub(crate) async fn open(
+        controller: &Arc<Controller>,
+        shift: u32,
+        next_seq: Rc<Cell<u64>>,
+    ) -> Result<Lane> {
         let inner = Rc::new(Inner {
             controller: Arc::clone(controller),
             shift,
@@ -80,7 +91,8 @@ impl Lane {
             place: Cell::default(),
             held: RefCell::default(),
             failed: RefCell::default(),
-            next_seq: Cell::new(0),
+            next_seq,
+            relief: RefCell::default(),
             submitted_bytes: Cell::new(0),
             done_bytes: Rc::default(),
             closing: Cell::new(false),
@@ -118,9 +130,33 @@ impl Lane {
         self.0.max_transfer.get() as usize
     }
 
-    /// The number that the next command gets.
-    pub(crate) fn next_seq(&self) -> u64 {
-        self.0.next_seq.get()
+    /// Whether commands go to the controller as they are submitted.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.0.gate.get() == Gate::Open
+    }
+
+    /// What TCP knows of the connection, if there is one.
+    pub(crate) fn tcp_info(&self) -> Option<TcpInfo> {
+        self.0.queue.borrow().as_ref()?.stream().info().ok()
+    }
+
+    /// Has `relief` take over what is held whenever the controller grants this
+    /// lane no queue, where it would wait although others could do it.
+    pub(crate) fn relieve(&self, relief: Relief) {
+        *self.0.relief.borrow_mut() = Some(relief);
+    }
+
+    /// Takes over a command of another lane that was not acknowledged.
+    pub(crate) fn take_over(&self, waiting: Waiting) {
+        let Waiting { call, data } = waiting;
+        let lane = &self.0;
+        let ahead = lane.submitted_bytes.get();
+        lane.submitted_bytes.set(ahead + data.len() as u64);
+        let ours = Call::new(call.sqe, Fate::IsKept, call.seq, ahead);
+        let pending = Pending(Rc::clone(&ours));
+        spawn(async move { call.finish(pending.await) }).detach();
+        lane.held.borrow_mut().push_back(Waiting { call: ours, data });
+        lane.open_gate();
     }
 
     /// The lane, for who must not keep it.
@@ -321,6 +357,10 @@ impl Inner {
                     return Some(Ok(session));
                 }
                 Err(e @ Error::Refused { .. }) => {
+                    if let Some(relief) = &*self.relief.borrow() {
+                        let left = relief(std::mem::take(&mut *self.held.borrow_mut()).into());
+                        self.held.borrow_mut().extend(left);
+                    }
                     let limit = self.controller.settings.options.ctrl_loss;
                     if limit.is_some_and(|limit| since.elapsed() >= limit) {
                         return Some(Err(IoError::Unreachable(e.to_string())));

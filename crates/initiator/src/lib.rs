@@ -78,6 +78,7 @@ pub use error::{Error, Result};
 pub use info::{ControllerEvent, ControllerInfo, NamespaceInfo};
 pub use io::{Abort, RemoteIo};
 pub use options::Options;
+pub use path::{PathOptions, PathReport};
 pub use uri::{DISCOVERY_PORT, IO_PORT, SCHEME, Uri, UriError, UriOptions, parse_authority};
 
 use std::sync::Arc;

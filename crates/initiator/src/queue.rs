@@ -210,6 +210,11 @@ impl Queue {
         }
     }
 
+    /// Entries that the controller takes, before the first command.
+    pub(crate) fn limit_entries(&self, entries: u16) {
+        self.inner.shared.queue.borrow_mut().limit_entries(entries);
+    }
+
     /// In-capsule data that the controller takes, in bytes.
     pub(crate) fn set_in_capsule(&self, bytes: u32) {
         self.inner.shared.queue.borrow_mut().set_in_capsule(bytes);

@@ -148,7 +148,8 @@ impl Session {
         Ok(qid)
     }
 
-    fn entries(&self) -> u16 {
+    /// Entries of each I/O queue.
+    pub(crate) fn entries(&self) -> u16 {
         let most = u16::try_from(self.info.queue_entries).unwrap_or(u16::MAX);
         self.options.queue_size.clamp(2, most.max(2))
     }
@@ -189,6 +190,7 @@ impl Session {
         done_bytes: &Rc<Cell<u64>>,
     ) -> Result<Queue> {
         let queue = prepared.serve(&self.signs, done_bytes)?;
+        queue.limit_entries(self.entries());
         queue.set_in_capsule(in_capsule);
         queue.set_fabrics_in_capsule(self.fabrics_in_capsule);
         let (nqn, sqsize) = (&self.info.subnqn, self.entries() - 1);

@@ -105,9 +105,8 @@ async fn make(endpoint: Endpoint, settings: &Settings, again: Again) -> Result<M
     admin.timeout = options.connect_timeout;
     let granted = NumberOfQueues::from_dword(queues?.cqe.dw0());
     let info = describe(&admin, subnqn, cntlid, &id, cap, granted, options);
-    let fits = options.queue_size <= info.queue_entries.try_into().unwrap_or(u16::MAX);
     // One that failed is tried again when it is needed.
-    let prepared = prepared.into_iter().filter_map(Result::ok).filter(|_| fits).collect();
+    let prepared = prepared.into_iter().filter_map(Result::ok).collect();
     let capsule = admin.in_capsule;
     let session = Session::new(again.epoch, endpoint, options.clone(), &id, info, capsule, signs, prepared);
     let first = First { session: Arc::new(session), admin: Rc::new(admin), id };

@@ -43,6 +43,15 @@ pub struct UriOptions {
     pub hostnqn: Option<String>,
     /// How long I/O waits for a lost connection (`Some(None)`: for ever).
     pub ctrl_loss: Option<Option<Duration>>,
+    /// Bytes to keep in flight; see [`PathOptions`](crate::path::PathOptions)
+    /// for this and what follows.
+    pub in_flight: Option<u64>,
+    /// Connections a thread.
+    pub connections: Option<u16>,
+    /// Bytes of one command.
+    pub io_size: Option<u32>,
+    /// Bytes to read ahead.
+    pub read_ahead: Option<u64>,
 }
 
 /// What is wrong with a URI, in a sentence that names the part.
@@ -131,10 +140,21 @@ impl Uri {
             "kato" => options.kato_ms = Some(number(key, value)?),
             "ctrl-loss-tmo" => options.ctrl_loss = Some(ctrl_loss(key, value)?),
             "hostnqn" => options.hostnqn = Some(value.to_owned()),
+            "in_flight" => options.in_flight = Some(size(key, value)?),
+            "connections" => {
+                options.connections = Some(number(key, value)?);
+                if options.connections == Some(0) {
+                    return Err("connections=0: at least one is needed".into());
+                }
+            }
+            "io_size" => {
+                options.io_size = Some(u32::try_from(size(key, value)?).map_err(|_| too_much(key, value))?);
+            }
+            "read_ahead" => options.read_ahead = Some(size(key, value)?),
             _ => {
                 return Err(format!(
                     "unknown option '{key}' (nsid, hdr_digest, data_digest, queue_size, kato, \
-                     ctrl-loss-tmo, hostnqn)"
+                     ctrl-loss-tmo, hostnqn, in_flight, connections, io_size, read_ahead)"
                 ));
             }
         }
@@ -154,6 +174,14 @@ fn ctrl_loss(key: &str, value: &str) -> Result<Option<Duration>, String> {
             .map(|seconds| Some(Duration::from_secs(seconds)))
             .map_err(|_| format!("{key}='{value}' is neither a time in seconds nor -1")),
     }
+}
+
+fn size(key: &str, value: &str) -> Result<u64, String> {
+    longhaul_block::units::parse_size(value).map_err(|e| format!("{key}: {e}"))
+}
+
+fn too_much(key: &str, value: &str) -> String {
+    format!("{key}='{value}' is not a size of less than 4 GiB")
 }
 
 fn boolean(key: &str, value: &str) -> Result<bool, String> {
@@ -228,6 +256,14 @@ mod tests {
     }
 
     #[test]
+    fn tuning_by_hand() {
+        let text = "nvme+tcp://h/n?in_flight=64MiB&connections=4&io_size=256k&read_ahead=0";
+        let options = text.parse::<Uri>().expect("good").options;
+        assert_eq!((options.in_flight, options.connections), (Some(64 << 20), Some(4)));
+        assert_eq!((options.io_size, options.read_ahead), (Some(256 << 10), Some(0)));
+    }
+
+    #[test]
     fn each_fault_is_named() {
         let faults = [
             ("http://host/nqn", "does not begin with nvme+tcp://"),
@@ -242,6 +278,9 @@ mod tests {
             ("nvme+tcp://host/nqn?colour=red", "unknown option 'colour'"),
             ("nvme+tcp://host/nqn?hdr_digest=perhaps", "neither true nor false"),
             ("nvme+tcp://host/nqn?ctrl-loss-tmo=-2", "neither a time in seconds nor -1"),
+            ("nvme+tcp://host/nqn?in_flight=much", "in_flight: "),
+            ("nvme+tcp://host/nqn?io_size=8GiB", "not a size of less than 4 GiB"),
+            ("nvme+tcp://host/nqn?connections=0", "at least one is needed"),
             ("nvme+tcp://host/%zz", "percent escape"),
         ];
         for (text, want) in faults {

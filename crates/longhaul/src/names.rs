@@ -3,7 +3,7 @@
 use crate::exit::{Exit, Failure};
 use longhaul_block::units::parse_duration;
 use longhaul_block::{BackendSpec, BlockDevice};
-use longhaul_initiator::{Error, Options, RemoteDevice, SCHEME, Uri};
+use longhaul_initiator::{Error, Options, PathOptions, RemoteDevice, SCHEME, Uri};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::str::FromStr;
@@ -135,6 +135,21 @@ pub(crate) struct InitiatorArgs {
     /// Congestion control, by the kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
+    /// Bytes to keep in flight on a path [default: what fills it, as measured]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    in_flight: Option<u64>,
+    /// The most that measuring may choose for that [default: 256MiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    in_flight_max: Option<u64>,
+    /// Connections of each thread that uses a path [default: as measured]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=128))]
+    connections: Option<u16>,
+    /// Bytes at which an I/O is split into commands [default: as measured]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    io_size: Option<u64>,
+    /// Bytes to read ahead of a sequential reader [default: as measured]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    read_ahead: Option<u64>,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }
@@ -190,7 +205,22 @@ impl InitiatorArgs {
             io_timeout: self.io_timeout.unwrap_or(defaults.io_timeout),
             hostnqn: self.hostnqn.clone().unwrap_or(defaults.hostnqn),
             congestion: self.congestion.clone(),
+            path: self.path(),
             engine: self.engine.config(),
+            ..defaults
+        }
+    }
+
+    /// Tuning of a path: what is set by hand.
+    fn path(&self) -> PathOptions {
+        let defaults = PathOptions::default();
+        let most = u64::from(u32::MAX);
+        PathOptions {
+            in_flight: self.in_flight,
+            in_flight_max: self.in_flight_max.unwrap_or(defaults.in_flight_max),
+            connections: self.connections,
+            io_size: self.io_size.map(|size| size.min(most) as u32),
+            read_ahead: self.read_ahead,
             ..defaults
         }
     }
@@ -202,7 +232,7 @@ impl InitiatorArgs {
     }
 
     /// Opens what `name` names: a URI, a back end (`mem:1GiB`), or a path.
-    pub(crate) fn open(&self, name: &str) -> Result<Arc<dyn BlockDevice>, Failure> {
+    pub(crate) fn open(&self, name: &str) -> Result<Device, Failure> {
         if name.contains("://") {
             if !name.starts_with(SCHEME) {
                 let scheme = name.split("://").next().unwrap_or_default();
@@ -210,14 +240,32 @@ impl InitiatorArgs {
                     "'{scheme}://' is not a device: use {SCHEME}://HOST/SUBNQN"
                 )));
             }
-            return Ok(self.connect(name)?);
+            return Ok(Device::Remote(self.connect(name)?));
         }
         let spec = match BackendSpec::parse(name) {
             Ok(spec) => spec,
             Err(e) if looks_like_backend(name) => return Err(Failure::usage(e)),
             Err(_) => path_spec(name)?,
         };
-        spec.open().map_err(Failure::failed)
+        spec.open().map(Device::Local).map_err(Failure::failed)
+    }
+}
+
+/// A device that was named.
+pub(crate) enum Device {
+    /// Of this machine.
+    Local(Arc<dyn BlockDevice>),
+    /// Of another one.
+    Remote(Arc<RemoteDevice>),
+}
+
+impl Device {
+    /// As everything that stores blocks.
+    pub(crate) fn block(&self) -> Arc<dyn BlockDevice> {
+        match self {
+            Device::Local(device) => Arc::clone(device),
+            Device::Remote(device) => Arc::<RemoteDevice>::clone(device),
+        }
     }
 }
 

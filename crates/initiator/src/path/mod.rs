@@ -1,10 +1,18 @@
 //! How a path is measured and filled: what to keep in flight, on how many
 //! connections.
+//!
+//! [`Tuner`] decides and does no I/O; `lanes` measures for it and does what it
+//! says, for each thread that has opened a device.
 
+mod lanes;
+mod meter;
+mod options;
 mod sockets;
 mod tuner;
 #[cfg(test)]
 mod tuner_tests;
 
+pub(crate) use lanes::{Lanes, Reports};
+pub use options::{PathOptions, PathReport};
 pub use sockets::{Buffer, Limit, SocketLimit, Sockets};
 pub use tuner::{FLOOR, Limits, Plan, Sample, Tuner, Way, WaySample};

@@ -119,7 +119,7 @@ pub struct Sample {
 }
 
 /// One direction in a round.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WaySample {
     /// Bytes of commands that were completed.
     pub completed: u64,
@@ -150,7 +150,9 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
     /// Doubling while the rate grows.
-    Grow { stalled: u32 },
+    Grow {
+        stalled: u32,
+    },
     Hold,
 }
 
@@ -279,7 +281,10 @@ enum Doubt {
     /// The round trip was too long for so many rounds.
     Growing(u32),
     /// Draining for so many rounds yet; the least seen meanwhile.
-    Drain { left: u32, least: f64 },
+    Drain {
+        left: u32,
+        least: f64,
+    },
 }
 
 /// See the module.
@@ -318,6 +323,11 @@ impl Tuner {
     /// How long the next round is.
     pub fn round(&self) -> Duration {
         Duration::from_secs_f64(self.rtt).clamp(ROUND_MIN, ROUND_MAX)
+    }
+
+    /// There was no I/O until now: the round begins here.
+    pub fn handle_idle(&mut self, now: Duration) {
+        self.last = now;
     }
 
     /// Takes what a round has shown.

@@ -1,7 +1,7 @@
 //! `longhaul bench`.
 
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::{InitiatorArgs, parse_bytes, parse_time};
+use crate::names::{Device, InitiatorArgs, parse_bytes, parse_time};
 use crate::output::Output;
 use longhaul_bench::schema::Direction;
 use longhaul_bench::{BenchError, Job, Live, Phase, Results, Rw, Stop, Threads, run as run_load};
@@ -30,9 +30,10 @@ pub(crate) struct Args {
     /// Size of one I/O
     #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = parse_bytes)]
     bs: u64,
-    /// I/Os under way at a time, for each job
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    iodepth: u32,
+    /// I/Os under way at a time, for each job, or auto: what fills the path
+    /// to the device [default: auto in sequential order, 1 in random order]
+    #[arg(long, value_name = "N|auto", value_parser = parse_depth)]
+    iodepth: Option<Depth>,
     /// Jobs for each device, a thread and a queue each
     #[arg(long, value_name = "N", default_value_t = 1)]
     numjobs: u32,
@@ -70,6 +71,20 @@ pub(crate) struct Args {
     initiator: InitiatorArgs,
 }
 
+/// How many I/Os are under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Depth {
+    Fixed(u32),
+    Auto,
+}
+
+fn parse_depth(text: &str) -> Result<Depth, String> {
+    match text {
+        "auto" => Ok(Depth::Auto),
+        _ => text.parse().map(Depth::Fixed).map_err(|_| format!("'{text}' is neither a number nor auto")),
+    }
+}
+
 /// A time; a number alone is seconds, as in fio.
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     if text.bytes().all(|b| b.is_ascii_digit()) { parse_time(&format!("{text}s")) } else { parse_time(text) }
@@ -77,12 +92,20 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 
 impl Args {
     fn job(&self) -> Job {
+        // Who reads or writes a whole device wants it done; who picks blocks
+        // at random wants to know how long one takes, unless they say.
+        let usual = if self.rw.is_random() { Depth::Fixed(1) } else { Depth::Auto };
+        let (iodepth, iodepth_auto) = match self.iodepth.unwrap_or(usual) {
+            Depth::Fixed(depth) => (depth, false),
+            Depth::Auto => (1, true),
+        };
         Job {
             name: self.name.clone(),
             rw: self.rw,
             rwmixread: self.rwmixread,
             bs: self.bs,
-            iodepth: self.iodepth,
+            iodepth,
+            iodepth_auto,
             numjobs: self.numjobs,
             offset: self.offset,
             size: self.size,
@@ -108,7 +131,8 @@ impl From<BenchError> for Failure {
 }
 
 pub(crate) fn run(args: Args, output: Output) -> Outcome {
-    let devices = args.devices.iter().map(|name| args.initiator.open(name)).collect::<Result<Vec<_>, _>>()?;
+    let named = args.devices.iter().map(|name| args.initiator.open(name)).collect::<Result<Vec<_>, _>>()?;
+    let devices: Vec<_> = named.iter().map(Device::block).collect();
     let stop = Stop::new();
     stop_on_interrupt(&stop)?;
     let live = output.is_live();
@@ -130,6 +154,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
         output.document(&text);
     } else {
         print(&results, output);
+        print_paths(&named, &results, output);
     }
     judge(&results).map_err(|failure| Failure { in_result: output.is_json(), ..failure })
 }
@@ -191,6 +216,23 @@ fn print(results: &Results, output: Output) {
     }
     if let Some(job) = all.jobs.first() {
         output.line(format_args!("cpu: {:.1} % user, {:.1} % system", job.usr_cpu, job.sys_cpu));
+    }
+}
+
+/// What was chosen on the paths, and why.
+fn print_paths(devices: &[Device], results: &Results, output: Output) {
+    if !results.job.iodepth_auto {
+        return;
+    }
+    let mut jobs = results.jobs.iter();
+    for device in devices {
+        let depth = jobs.by_ref().take(results.job.numjobs as usize).map(|job| job.depth).max();
+        if let Device::Remote(device) = device
+            && let Some(report) = device.path()
+        {
+            let depth = depth.unwrap_or_default();
+            output.line(format_args!("path: {}; iodepth up to {depth}", report.sentence()));
+        }
     }
 }
 

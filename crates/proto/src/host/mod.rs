@@ -124,6 +124,21 @@ impl HostQueue {
         self.config.in_capsule = bytes.min(DATA_MAX);
     }
 
+    /// The controller takes only queues of this many entries: fewer than were
+    /// configured, before any command was submitted.
+    ///
+    /// # Panics
+    /// If commands are outstanding, or fewer than two entries are left.
+    pub fn limit_entries(&mut self, entries: u16) {
+        if entries >= self.config.entries {
+            return;
+        }
+        assert!(entries >= 2 && self.outstanding() == 0 && self.tail == 0, "a queue in use");
+        self.config.entries = entries;
+        self.slots.truncate(usize::from(entries - 1));
+        self.free = (0..entries - 1).rev().collect();
+    }
+
     /// Fabrics commands carry at most this many bytes in capsule, and not
     /// [`IN_CAPSULE_ADMIN`]: for controllers that do not take what they have
     /// to.

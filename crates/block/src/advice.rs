@@ -1,0 +1,49 @@
+//! How much to keep in flight.
+
+/// What fills a device, as it knows it at this moment. It changes as a path
+/// changes, so whoever keeps a device busy asks again now and then.
+///
+/// A device that puts others together adds up what they say; a filter passes
+/// it on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Advice {
+    /// Bytes of reads to keep in flight.
+    pub read: u64,
+    /// Bytes of writes to keep in flight.
+    pub write: u64,
+    /// Bytes of one I/O at which the device is at its best: what a caller who
+    /// has more to move at a time should cut it into.
+    pub io_size: u32,
+    /// Bytes to read ahead of a sequential reader: what is in flight for it,
+    /// and what waits for it. Nothing, if it is 0.
+    pub read_ahead: u64,
+    /// Operations at a time beyond which more only wait.
+    pub commands: u32,
+}
+
+impl Advice {
+    /// For devices that have no advice: what keeps a drive busy.
+    pub const LOCAL: Advice =
+        Advice { read: 4 << 20, write: 4 << 20, io_size: 512 << 10, read_ahead: 4 << 20, commands: 64 };
+
+    /// Operations of `bs` bytes that make up `bytes` in flight: one at least.
+    pub fn depth(&self, bytes: u64, bs: u64) -> u32 {
+        let depth = bytes.div_ceil(bs.max(1)).max(1);
+        u32::try_from(depth).unwrap_or(u32::MAX).min(self.commands.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depth_is_bytes_in_operations() {
+        let advice = Advice { commands: 100, ..Advice::LOCAL };
+        assert_eq!(advice.depth(4 << 20, 128 << 10), 32);
+        assert_eq!(advice.depth((4 << 20) + 1, 128 << 10), 33);
+        assert_eq!(advice.depth(4 << 20, 8 << 20), 1);
+        assert_eq!(advice.depth(4 << 20, 4096), 100);
+        assert_eq!(advice.depth(0, 4096), 1);
+    }
+}

@@ -1,0 +1,356 @@
+//! The connections over which one thread reaches a namespace, and the task
+//! that measures and tunes them.
+//!
+//! Invariants:
+//! - a command is on one lane from submission to completion, and counted in
+//!   flight there for as long;
+//! - lanes are only added, and all of them end with the [`Lanes`];
+//! - while nothing is in flight the task sleeps without a timer.
+
+use super::meter::Meter;
+use super::{Limits, PathOptions, PathReport, Plan, Sample, Sockets, Tuner, Way};
+use crate::call::{Data, Done, Pending, Waiting};
+use crate::controller::Controller;
+use crate::error::Result;
+use crate::lane::Lane as Connection;
+use longhaul_block::{Advice, IoResult};
+use longhaul_engine::net::TcpInfo;
+use longhaul_engine::{sleep, spawn};
+use longhaul_wire::command::Sqe;
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::ops::Range;
+use std::rc::{Rc, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A split is no smaller than this: below, commands cost more than they gain.
+const IO_SIZE_MIN: u64 = 128 << 10;
+/// Commands that each connection should have, so that one completing leaves
+/// others to go on with.
+const COMMANDS_MIN: u64 = 4;
+
+/// What a device remembers of its paths, for those who ask the device.
+#[derive(Debug, Default)]
+pub(crate) struct Reports(Mutex<Option<PathReport>>);
+
+impl Reports {
+    pub(crate) fn last(&self) -> Option<PathReport> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, report: PathReport) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
+    }
+}
+
+struct Lane {
+    connection: Rc<Connection>,
+    in_flight: Rc<Cell<u64>>,
+    /// What the kernel said when the last round ended.
+    before: Cell<TcpInfo>,
+}
+
+/// See the module.
+pub(crate) struct Lanes {
+    lanes: RefCell<Vec<Lane>>,
+    controller: Arc<Controller>,
+    /// Block size as a power of two.
+    shift: u32,
+    reports: Arc<Reports>,
+    next_seq: Rc<Cell<u64>>,
+    /// Commands that one connection takes at a time.
+    commands: u16,
+    /// A connection is being opened, or no more are to be had.
+    opening: Cell<bool>,
+    meter: Rc<Meter>,
+    tuner: RefCell<Tuner>,
+    plan: Cell<Plan>,
+    epoch: Instant,
+}
+
+/// A command that is counted in flight until this is dropped.
+struct Flight {
+    lane: Rc<Cell<u64>>,
+    meter: Rc<Meter>,
+    way: Way,
+    bytes: u64,
+    began: Instant,
+    done: bool,
+}
+
+impl Flight {
+    fn complete(&mut self) {
+        self.done = true;
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.lane.set(self.lane.get() - self.bytes);
+        let latency = self.done.then(|| self.began.elapsed());
+        self.meter.end(self.way, self.bytes, latency);
+    }
+}
+
+impl Lanes {
+    /// Begins with one connection.
+    ///
+    /// # Errors
+    /// It cannot be had; later ones are tried for.
+    pub(crate) async fn open(
+        controller: &Arc<Controller>,
+        shift: u32,
+        reports: Arc<Reports>,
+    ) -> Result<Rc<Lanes>> {
+        let next_seq = Rc::default();
+        let first = Connection::open(controller, shift, Rc::clone(&next_seq)).await?;
+        let (info, options) = (controller.info(), &controller.settings.options.path);
+        let most = options.connections.unwrap_or(options.connections_max).clamp(1, info.queues.max(1));
+        let entries = u16::try_from(info.queue_entries).unwrap_or(u16::MAX);
+        let commands = controller.settings.options.queue_size.clamp(2, entries.max(2)) - 1;
+        let limits = Limits { in_flight: options.in_flight_max, connections: most };
+        let tuner = Tuner::new(limits, info.round_trip.0, Duration::ZERO);
+        let lanes = Rc::new(Lanes {
+            lanes: RefCell::default(),
+            controller: Arc::clone(controller),
+            shift,
+            reports,
+            next_seq,
+            commands,
+            plan: Cell::new(tuner.plan()),
+            tuner: RefCell::new(tuner),
+            opening: Cell::new(false),
+            meter: Rc::default(),
+            epoch: Instant::now(),
+        });
+        lanes.push(first);
+        lanes.follow();
+        lanes.grow();
+        let weak = Rc::downgrade(&lanes);
+        let meter = Rc::clone(&lanes.meter);
+        spawn(async move { tune(weak, meter).await }).detach();
+        Ok(lanes)
+    }
+
+    fn options(&self) -> &PathOptions {
+        &self.controller.settings.options.path
+    }
+
+    fn push(self: &Rc<Self>, connection: Connection) {
+        let weak = Rc::downgrade(self);
+        connection.relieve(Box::new(move |held| match weak.upgrade() {
+            Some(lanes) => lanes.take_over(held),
+            None => held,
+        }));
+        let before = Cell::new(connection.tcp_info().unwrap_or_default());
+        let connection = Rc::new(connection);
+        self.lanes.borrow_mut().push(Lane { connection, in_flight: Rc::default(), before });
+    }
+
+    /// Gives what a lane holds that gets no connection to one that has one.
+    fn take_over(&self, held: Vec<Waiting>) -> Vec<Waiting> {
+        let (connection, _) = self.least();
+        if !connection.is_connected() {
+            return held;
+        }
+        for waiting in held {
+            connection.take_over(waiting);
+        }
+        Vec::new()
+    }
+
+    /// The number that the next command gets.
+    pub(crate) fn next_seq(&self) -> u64 {
+        self.next_seq.get()
+    }
+
+    /// Aborts commands by their numbers. Ends when the target has answered.
+    pub(crate) async fn abort(&self, which: &Range<u64>) {
+        let lanes = self.lanes.borrow().iter().map(|lane| lane.connection.downgrade()).collect::<Vec<_>>();
+        let each = lanes.iter().filter_map(Weak::upgrade).map(|lane| lane.abort(which.clone()));
+        futures_util::future::join_all(each).await;
+    }
+
+    /// Submits a command that moves data, on the lane that has least to do.
+    pub(crate) fn submit(
+        &self,
+        way: Way,
+        sqe: Sqe,
+        data: Data,
+    ) -> impl Future<Output = IoResult<Done>> + use<> {
+        let bytes = match &data {
+            Data::Read(memory) | Data::Write(memory) => memory.len() as u64,
+            Data::None => 0,
+        };
+        let (connection, lane) = self.least();
+        lane.set(lane.get() + bytes);
+        self.meter.begin(way, bytes);
+        let meter = Rc::clone(&self.meter);
+        let mut flight = Flight { lane, meter, way, bytes, began: Instant::now(), done: false };
+        let pending = connection.submit(sqe, data);
+        async move {
+            let _open = connection;
+            let done = pending.await?;
+            flight.complete();
+            Ok(done)
+        }
+    }
+
+    /// Submits any other command.
+    pub(crate) fn submit_other(&self, sqe: Sqe, data: Data) -> Pending {
+        self.least().0.submit(sqe, data)
+    }
+
+    /// The lane with least to do, of those in use; one that is connected, if
+    /// any is.
+    fn least(&self) -> (Rc<Connection>, Rc<Cell<u64>>) {
+        let lanes = self.lanes.borrow();
+        let used = usize::from(self.plan.get().connections).clamp(1, lanes.len());
+        let key = |lane: &Lane| (!lane.connection.is_connected(), lane.in_flight.get());
+        let mut best = &lanes[0];
+        if used > 1 || !best.connection.is_connected() {
+            // Those out of use are better than none.
+            let used =
+                if lanes[..used].iter().any(|l| l.connection.is_connected()) { used } else { lanes.len() };
+            best = lanes[..used].iter().min_by_key(|lane| key(lane)).unwrap_or(best);
+        }
+        (Rc::clone(&best.connection), Rc::clone(&best.in_flight))
+    }
+
+    fn max_transfer(&self) -> u32 {
+        self.lanes.borrow()[0].connection.max_transfer() as u32
+    }
+
+    /// Bytes of one command: what leaves each connection several.
+    pub(crate) fn io_size(&self) -> u32 {
+        let most = self.max_transfer();
+        if let Some(size) = self.options().io_size {
+            return size.min(most);
+        }
+        let plan = self.plan.get();
+        let bytes = plan.in_flight[0].max(plan.in_flight[1]);
+        let each = bytes / (COMMANDS_MIN * u64::from(plan.connections.max(1)));
+        let size = 1u64 << each.max(IO_SIZE_MIN).ilog2();
+        size.min(most.into()) as u32
+    }
+
+    /// How much to keep in flight.
+    pub(crate) fn advice(&self) -> Advice {
+        let (plan, options) = (self.plan.get(), self.options());
+        let [read, write] = plan.in_flight;
+        let io_size = self.io_size();
+        // Two more wait for the reader while the rest is on its way.
+        let read_ahead = options.read_ahead.unwrap_or(read + 2 * u64::from(io_size));
+        let lanes = u32::try_from(self.lanes.borrow().len()).unwrap_or(u32::MAX);
+        Advice { read, write, io_size, read_ahead, commands: u32::from(self.commands).saturating_mul(lanes) }
+    }
+
+    /// Takes the tuner's plan, with what was set by hand in its place.
+    fn follow(&self) {
+        let mut plan = self.tuner.borrow().plan();
+        let options = self.options();
+        if let Some(bytes) = options.in_flight {
+            plan.in_flight = [bytes; 2];
+        }
+        if let Some(connections) = options.connections {
+            plan.connections = connections.clamp(1, self.controller.info().queues.max(1));
+        }
+        if plan.connections != self.plan.get().connections {
+            tracing::debug!("{} connections: {:?}", plan.connections, plan.limit);
+        }
+        self.plan.set(plan);
+    }
+
+    /// Opens connections until there are as many as the plan says.
+    fn grow(self: &Rc<Lanes>) {
+        let missing = usize::from(self.plan.get().connections).saturating_sub(self.lanes.borrow().len());
+        if missing == 0 || self.opening.replace(true) {
+            return;
+        }
+        let open = |_| {
+            let (controller, shift, next_seq) =
+                (Arc::clone(&self.controller), self.shift, Rc::clone(&self.next_seq));
+            async move { Connection::open(&controller, shift, next_seq).await }
+        };
+        let opening = (0..missing).map(open).collect::<Vec<_>>();
+        let weak = Rc::downgrade(self);
+        spawn(async move {
+            let opened = futures_util::future::join_all(opening).await;
+            let Some(lanes) = weak.upgrade() else { return };
+            let mut good = true;
+            for connection in opened {
+                match connection {
+                    Ok(connection) => lanes.push(connection),
+                    Err(e) => {
+                        tracing::info!("no further connection: {e}");
+                        good = false;
+                    }
+                }
+            }
+            // If one was refused, more will be.
+            lanes.opening.set(!good);
+        })
+        .detach();
+    }
+
+    /// Ends a round.
+    fn round(self: &Rc<Lanes>) -> Duration {
+        let lanes = self.lanes.borrow();
+        let looks = lanes.iter().map(|lane| {
+            let now = lane.connection.tcp_info().unwrap_or_default();
+            (lane.before.replace(now), now)
+        });
+        let looks: Vec<_> = looks.collect();
+        let connections = u16::try_from(lanes.len()).unwrap_or(u16::MAX);
+        drop(lanes);
+        let rtt = looks.iter().map(|(_, now)| now.rtt).filter(|rtt| !rtt.is_zero()).min();
+        let mut round = self.meter.take();
+        round.ways[Way::Read as usize].lost = looks.iter().any(|(a, b)| b.out_of_order > a.out_of_order);
+        round.ways[Way::Write as usize].lost =
+            looks.iter().any(|(a, b)| b.retransmissions > a.retransmissions);
+        let sample = Sample {
+            now: self.epoch.elapsed(),
+            ways: round.ways,
+            rtt,
+            latency_min: round.latency_min,
+            sockets: Sockets::between(looks.into_iter()),
+            connections,
+        };
+        self.tuner.borrow_mut().handle_sample(&sample);
+        self.follow();
+        self.grow();
+        let plan = self.plan.get();
+        tracing::trace!("{sample:?} {plan:?}");
+        let advice = self.advice();
+        self.reports.set(PathReport { plan, advice, smoothed: rtt.unwrap_or_default() });
+        self.tuner.borrow().round()
+    }
+
+    /// Begins to measure.
+    fn begin(&self) -> Duration {
+        self.meter.take();
+        let mut tuner = self.tuner.borrow_mut();
+        tuner.handle_idle(self.epoch.elapsed());
+        tuner.round()
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        self.meter.close();
+    }
+}
+
+/// Ends a round after another, as long as there is I/O.
+async fn tune(lanes: Weak<Lanes>, meter: Rc<Meter>) {
+    loop {
+        meter.wait_for_work().await;
+        let Some(mut round) = lanes.upgrade().map(|lanes| lanes.begin()) else { return };
+        while meter.is_busy() {
+            sleep(round).await;
+            let Some(lanes) = lanes.upgrade() else { return };
+            round = lanes.round();
+        }
+    }
+}

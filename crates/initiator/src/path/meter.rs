@@ -1,0 +1,116 @@
+//! Counts what one thread has in flight.
+
+use super::{Way, WaySample};
+use longhaul_engine::sync::Notify;
+use std::cell::Cell;
+use std::time::Duration;
+
+/// Counters of a direction since the last look.
+#[derive(Default)]
+struct Direction {
+    in_flight: Cell<u64>,
+    completed: Cell<u64>,
+    /// Bytes in flight, added up over completions, and how many these were.
+    sum: Cell<u128>,
+    count: Cell<u64>,
+}
+
+/// Counters of one thread's I/O on a path.
+#[derive(Default)]
+pub(super) struct Meter {
+    ways: [Direction; 2],
+    latency_min: Cell<Option<Duration>>,
+    commands: Cell<u64>,
+    ended: Cell<bool>,
+    /// There is I/O again, or nobody will ever do any.
+    work: Notify,
+}
+
+/// What was counted in a round.
+pub(super) struct Round {
+    pub(super) ways: [WaySample; 2],
+    pub(super) latency_min: Option<Duration>,
+}
+
+impl Meter {
+    /// A command begins.
+    pub(super) fn begin(&self, way: Way, bytes: u64) {
+        let direction = &self.ways[way as usize];
+        direction.in_flight.set(direction.in_flight.get() + bytes);
+        self.commands.set(self.commands.get() + 1);
+        if self.commands.get() == 1 {
+            self.work.notify();
+        }
+    }
+
+    /// A command has ended after this time, or failed.
+    pub(super) fn end(&self, way: Way, bytes: u64, latency: Option<Duration>) {
+        let direction = &self.ways[way as usize];
+        let before = direction.in_flight.get();
+        direction.in_flight.set(before - bytes);
+        self.commands.set(self.commands.get() - 1);
+        let Some(latency) = latency else { return };
+        direction.completed.set(direction.completed.get() + bytes);
+        direction.sum.set(direction.sum.get() + u128::from(before));
+        direction.count.set(direction.count.get() + 1);
+        if self.latency_min.get().is_none_or(|least| latency < least) {
+            self.latency_min.set(Some(latency));
+        }
+    }
+
+    /// Whether commands are under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.commands.get() > 0
+    }
+
+    /// Nobody will begin a command any more.
+    pub(super) fn close(&self) {
+        self.ended.set(true);
+        self.work.notify();
+    }
+
+    /// Waits for a command to begin, or for the end.
+    pub(super) async fn wait_for_work(&self) {
+        while !self.is_busy() && !self.ended.get() {
+            self.work.notified().await;
+        }
+    }
+
+    /// What was counted since the last look.
+    pub(super) fn take(&self) -> Round {
+        let ways = [0, 1].map(|way| {
+            let direction = &self.ways[way];
+            let (sum, count) = (direction.sum.take(), direction.count.take());
+            let in_flight = (sum / u128::from(count.max(1))) as u64;
+            WaySample { completed: direction.completed.take(), in_flight, lost: false }
+        });
+        Round { ways, latency_min: self.latency_min.take() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_counts_what_ended_in_it() {
+        let meter = Meter::default();
+        for _ in 0..4 {
+            meter.begin(Way::Read, 1000);
+        }
+        meter.begin(Way::Write, 500);
+        let ms = Duration::from_millis;
+        meter.end(Way::Read, 1000, Some(ms(5)));
+        meter.end(Way::Read, 1000, Some(ms(3)));
+        meter.end(Way::Write, 500, None);
+        let round = meter.take();
+        assert_eq!(round.ways[0], WaySample { completed: 2000, in_flight: 3500, lost: false });
+        assert_eq!(round.ways[1], WaySample::default());
+        assert_eq!(round.latency_min, Some(ms(3)));
+        assert!(meter.is_busy());
+        assert_eq!(meter.take().ways[0], WaySample::default());
+        meter.end(Way::Read, 1000, None);
+        meter.end(Way::Read, 1000, None);
+        assert!(!meter.is_busy());
+    }
+}

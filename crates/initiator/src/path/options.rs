@@ -1,0 +1,98 @@
+//! What of a path's tuning is set by hand, and what was chosen.
+
+use super::{Limit, Plan, Way};
+use longhaul_block::Advice;
+use longhaul_block::units::{format_rate, format_size};
+use std::time::Duration;
+
+/// Bytes in flight at most, a thread and direction: twice the product of
+/// 10 Gb/s and 100 ms.
+const IN_FLIGHT_MAX: u64 = 256 << 20;
+/// Connections at most, a thread: 64 MiB each make the above many times over,
+/// and 4 MiB each, what Linux allows a socket by default, 64 MiB.
+const CONNECTIONS_MAX: u16 = 16;
+
+/// Tuning of a path: what is `None` follows what is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathOptions {
+    /// Bytes to keep in flight, each direction.
+    pub in_flight: Option<u64>,
+    /// The most that tuning may choose for that.
+    pub in_flight_max: u64,
+    /// Connections of each thread that opens the device.
+    pub connections: Option<u16>,
+    /// The most that tuning may choose for that.
+    pub connections_max: u16,
+    /// Bytes at which an I/O is split into commands.
+    pub io_size: Option<u32>,
+    /// Bytes to read ahead of a sequential reader.
+    pub read_ahead: Option<u64>,
+}
+
+impl Default for PathOptions {
+    fn default() -> PathOptions {
+        PathOptions {
+            in_flight: None,
+            in_flight_max: IN_FLIGHT_MAX,
+            connections: None,
+            connections_max: CONNECTIONS_MAX,
+            io_size: None,
+            read_ahead: None,
+        }
+    }
+}
+
+/// What was measured on a path, and what was chosen for it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PathReport {
+    /// What was measured, and what is kept in flight.
+    pub plan: Plan,
+    /// What callers are told.
+    pub advice: Advice,
+    /// Round trip as TCP sees it at the moment, queues and all.
+    pub smoothed: Duration,
+}
+
+impl PathReport {
+    /// Bytes per second of the direction that carried most.
+    pub fn rate(&self) -> f64 {
+        self.plan.rate[0].max(self.plan.rate[1])
+    }
+
+    /// That direction.
+    pub fn way(&self) -> Way {
+        if self.plan.rate[1] > self.plan.rate[0] { Way::Write } else { Way::Read }
+    }
+
+    /// Bytes that the path itself holds.
+    pub fn bandwidth_delay_product(&self) -> u64 {
+        (self.rate() * self.plan.rtt.as_secs_f64()) as u64
+    }
+
+    /// The whole in a sentence.
+    pub fn sentence(&self) -> String {
+        let plan = &self.plan;
+        let rtt = plan.rtt.as_secs_f64() * 1e3;
+        let rtt = if rtt < 10.0 { format!("{rtt:.2}") } else { format!("{rtt:.0}") };
+        let rate = format_rate(self.rate() * 8.0);
+        let way = self.way();
+        // Nothing kept more in flight from bringing more.
+        let can = if plan.full[way as usize] { "can carry" } else { "carried" };
+        let limit = match plan.limit {
+            Some(limit @ Limit::Socket(_)) => format!("a connection is limited by {limit}"),
+            Some(Limit::Loss) => "a connection is limited by loss on the way".into(),
+            None => "one connection fills it".into(),
+        };
+        let limit = if plan.limit.is_none() && !plan.full[way as usize] {
+            "what was asked of it was too little to find its end".into()
+        } else {
+            limit
+        };
+        let chosen = match plan.connections {
+            1 => "1 connection".into(),
+            n => format!("{n} connections"),
+        };
+        let bytes = format_size(plan.in_flight[way as usize]);
+        format!("at {rtt} ms this path {can} {rate}; {limit}; {chosen} and {bytes} in flight chosen")
+    }
+}
