@@ -248,7 +248,15 @@ impl Lanes {
 
     /// Takes the tuner's plan, with what was set by hand in its place.
     fn follow(&self) {
-        let mut plan = self.tuner.borrow().plan();
+        let plan = self.by_hand(self.tuner.borrow().plan());
+        if plan.connections != self.plan.get().connections {
+            tracing::debug!("{} connections: {:?}", plan.connections, plan.limit);
+        }
+        self.plan.set(plan);
+    }
+
+    /// A plan with what was set by hand in its place.
+    fn by_hand(&self, mut plan: Plan) -> Plan {
         let options = self.options();
         if let Some(bytes) = options.in_flight {
             plan.in_flight = [bytes; 2];
@@ -256,10 +264,7 @@ impl Lanes {
         if let Some(connections) = options.connections {
             plan.connections = connections.clamp(1, self.controller.info().queues.max(1));
         }
-        if plan.connections != self.plan.get().connections {
-            tracing::debug!("{} connections: {:?}", plan.connections, plan.limit);
-        }
-        self.plan.set(plan);
+        plan
     }
 
     /// Opens connections until there are as many as the plan says.
@@ -309,6 +314,9 @@ impl Lanes {
         round.ways[Way::Read as usize].lost = looks.iter().any(|(a, b)| b.out_of_order > a.out_of_order);
         round.ways[Way::Write as usize].lost =
             looks.iter().any(|(a, b)| b.retransmissions > a.retransmissions);
+        round.ways[Way::Read as usize].wire = wire(&looks, |info| info.segments_received, |info| info.mss.1);
+        round.ways[Way::Write as usize].wire =
+            wire(&looks, |info| info.segments_delivered, |info| info.mss.0);
         let sample = Sample {
             now: self.epoch.elapsed(),
             ways: round.ways,
@@ -320,7 +328,7 @@ impl Lanes {
         self.tuner.borrow_mut().handle_sample(&sample);
         self.follow();
         self.grow();
-        let plan = self.plan.get();
+        let plan = self.by_hand(self.tuner.borrow().settled());
         tracing::trace!("{sample:?} {plan:?}");
         let advice = self.advice();
         self.reports.set(PathReport { plan, advice, smoothed: rtt.unwrap_or_default() });
@@ -334,6 +342,19 @@ impl Lanes {
         tuner.handle_idle(self.epoch.elapsed());
         tuner.round()
     }
+}
+
+/// Bytes that have moved over the wire on all connections between two looks.
+fn wire(
+    looks: &[(TcpInfo, TcpInfo)],
+    segments: fn(&TcpInfo) -> Option<u32>,
+    mss: fn(&TcpInfo) -> u32,
+) -> Option<u64> {
+    let each = looks.iter().map(|(before, now)| {
+        let segments = segments(now)?.wrapping_sub(segments(before)?);
+        Some(u64::from(segments) * u64::from(mss(now)))
+    });
+    each.sum()
 }
 
 impl Drop for Lanes {

@@ -82,7 +82,7 @@ impl Meter {
             let direction = &self.ways[way];
             let (sum, count) = (direction.sum.take(), direction.count.take());
             let in_flight = (sum / u128::from(count.max(1))) as u64;
-            WaySample { completed: direction.completed.take(), in_flight, lost: false }
+            WaySample { completed: direction.completed.take(), in_flight, ..WaySample::default() }
         });
         Round { ways, latency_min: self.latency_min.take() }
     }
@@ -104,7 +104,7 @@ mod tests {
         meter.end(Way::Read, 1000, Some(ms(3)));
         meter.end(Way::Write, 500, None);
         let round = meter.take();
-        assert_eq!(round.ways[0], WaySample { completed: 2000, in_flight: 3500, lost: false });
+        assert_eq!(round.ways[0], WaySample { completed: 2000, in_flight: 3500, ..WaySample::default() });
         assert_eq!(round.ways[1], WaySample::default());
         assert_eq!(round.latency_min, Some(ms(3)));
         assert!(meter.is_busy());

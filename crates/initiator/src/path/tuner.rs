@@ -44,6 +44,8 @@ const GROWTH: f64 = 1.125;
 const STALLED: u32 = 4;
 /// Rounds whose best rate counts: longer than TCP takes to repair a loss.
 const MEMORY: usize = 8;
+/// Rounds of the long average.
+const AVERAGE: f64 = 16.0;
 /// Rounds from one experiment with the gain to the next, and after one that
 /// cost rate.
 const LET_GO_AFTER: u32 = 8;
@@ -58,6 +60,9 @@ const JUDGE_AFTER: u32 = 20;
 const NO_USE: u32 = 512;
 /// Growth of the rate that makes connections worth having.
 const USE: f64 = 1.1;
+/// Rounds in which the network must not have queued before a connection is
+/// taken for what limits: after a loss, TCP drains what it has filled.
+const HELD_UP_AFTER: u32 = 16;
 /// Products below this are within what every kernel's socket buffers hold.
 const SOCKET_MIN: f64 = (256u64 << 10) as f64;
 /// The network queues if the round trip is above this multiple of the least
@@ -125,6 +130,10 @@ pub struct WaySample {
     pub completed: u64,
     /// Bytes in flight, on average over completions.
     pub in_flight: u64,
+    /// Bytes that came over the wire, if the kernel tells, those included for
+    /// which TCP waits. When it has repaired a loss, much is completed at once
+    /// that came long before: this bounds it.
+    pub wire: Option<u64>,
     /// Segments were lost (or came in another order).
     pub lost: bool,
 }
@@ -165,6 +174,9 @@ struct Direction {
     /// Rates of the last rounds that count.
     rates: [f64; MEMORY],
     at: usize,
+    /// What was completed, on a long average: the path carries that at least,
+    /// whatever single rounds say.
+    average: f64,
     /// Rounds since the last experiment with the gain.
     since: u32,
     wait: u32,
@@ -182,6 +194,7 @@ impl Direction {
             gain: GAIN,
             rates: [0.0; MEMORY],
             at: 0,
+            average: 0.0,
             since: 0,
             wait: LET_GO_AFTER,
             before: None,
@@ -190,7 +203,7 @@ impl Direction {
     }
 
     fn best(&self) -> f64 {
-        self.rates.iter().copied().fold(0.0, f64::max)
+        self.rates.iter().copied().fold(self.average, f64::max)
     }
 
     /// Average of the rates that are known.
@@ -205,8 +218,11 @@ impl Direction {
     }
 
     /// Takes the rate of a round; whether it says something of the path.
-    fn take(&mut self, rate: f64, in_flight: f64) -> bool {
+    fn take(&mut self, rate: f64, completed: f64, in_flight: f64) -> bool {
         let filled = in_flight >= 0.6 * self.in_flight;
+        if filled {
+            self.average += (completed - self.average) / AVERAGE;
+        }
         if filled || rate > self.best() {
             self.rates[self.at] = rate;
             self.at = (self.at + 1) % MEMORY;
@@ -214,9 +230,10 @@ impl Direction {
         filled
     }
 
-    fn handle(&mut self, rate: f64, sample: &WaySample, rtt: f64, queued: bool) {
-        let best = self.best();
-        let filled = self.take(rate, sample.in_flight as f64);
+    fn handle(&mut self, took: f64, sample: &WaySample, rtt: f64, queued: bool) {
+        let came = sample.wire.map_or(sample.completed, |wire| wire.min(sample.completed));
+        let (rate, best) = (came as f64 / took, self.best());
+        let filled = self.take(rate, sample.completed as f64 / took, sample.in_flight as f64);
         let product = self.best() * rtt;
         self.lost = if sample.lost { LOSS_REMEMBERED } else { self.lost.saturating_sub(1) };
         match self.phase {
@@ -300,6 +317,8 @@ pub struct Tuner {
     connections: u16,
     trial: Trial,
     limit: Option<Limit>,
+    /// Rounds since the network last queued.
+    unqueued: u32,
     last: Duration,
 }
 
@@ -316,6 +335,7 @@ impl Tuner {
             connections: 1,
             trial: Trial::None { wait: 0 },
             limit: None,
+            unqueued: 0,
             last: now,
         }
     }
@@ -356,10 +376,11 @@ impl Tuner {
         let queued = network > QUEUED * self.rtt + QUEUED_MIN;
         for (direction, way) in self.ways.iter_mut().zip(&sample.ways) {
             if way.completed > 0 {
-                direction.handle(way.completed as f64 / took, way, self.rtt, queued);
+                direction.handle(took, way, self.rtt, queued);
             }
         }
-        self.look_at_connections(sample, queued);
+        self.unqueued = if queued { 0 } else { self.unqueued.saturating_add(1) };
+        self.look_at_connections(sample);
     }
 
     /// Whether the path is being drained, so that nothing else can be judged.
@@ -406,7 +427,7 @@ impl Tuner {
     }
 
     /// More connections, where a connection and not the path is the limit.
-    fn look_at_connections(&mut self, sample: &Sample, queued: bool) {
+    fn look_at_connections(&mut self, sample: &Sample) {
         let total: f64 = self.ways.iter().map(Direction::best).sum();
         match self.trial {
             Trial::More { from, rate, left: 0 } => {
@@ -426,7 +447,7 @@ impl Tuner {
             }
             Trial::None { wait } if wait > 0 => self.trial = Trial::None { wait: wait - 1 },
             Trial::None { .. } => {
-                let Some(way) = self.held_up(queued) else { return };
+                let Some(way) = self.held_up() else { return };
                 let more = (2 * self.connections).min(self.limits.connections);
                 if more <= self.connections {
                     return;
@@ -448,24 +469,28 @@ impl Tuner {
 
     /// A direction that is at its end although the network does not queue: the
     /// bytes in flight wait in the hosts.
-    fn held_up(&self, queued: bool) -> Option<Way> {
+    fn held_up(&self) -> Option<Way> {
         let held = |way: &Direction| {
             let product = way.best() * self.rtt;
-            way.phase == Phase::Hold && !queued && product > SOCKET_MIN
+            way.phase == Phase::Hold && product > SOCKET_MIN && self.unqueued >= HELD_UP_AFTER
         };
         [Way::Read, Way::Write].into_iter().find(|&way| held(&self.ways[way as usize]))
     }
 
     /// What to do now.
     pub fn plan(&self) -> Plan {
+        let mut plan = self.settled();
+        if let Doubt::Drain { .. } = self.doubt {
+            let rtt = self.rtt;
+            plan.in_flight = plan.rate.map(|rate| ((rate * rtt / 4.0) as u64).max(DRAINED));
+        }
+        plan
+    }
+
+    /// The plan, but for what is done for a moment to find out more.
+    pub fn settled(&self) -> Plan {
         let most = self.limits.in_flight.max(FLOOR);
-        let in_flight = [0, 1].map(|way| {
-            let direction = &self.ways[way];
-            match self.doubt {
-                Doubt::Drain { .. } => ((direction.best() * self.rtt / 4.0) as u64).clamp(DRAINED, most),
-                _ => (direction.in_flight as u64).clamp(FLOOR, most),
-            }
-        });
+        let in_flight = [0, 1].map(|way| (self.ways[way].in_flight as u64).clamp(FLOOR, most));
         Plan {
             in_flight,
             connections: self.connections.clamp(1, self.limits.connections.max(1)),

@@ -97,7 +97,7 @@ impl User {
         let in_flight = self.fixed.unwrap_or(plan.in_flight[0] as f64);
         // In the hosts or in the network: by Little's law.
         let latency = (in_flight / rate).max(rtt);
-        let read = WaySample { completed: self.done as u64, in_flight: in_flight as u64, lost };
+        let read = WaySample { completed: self.done as u64, in_flight: in_flight as u64, wire: None, lost };
         let sample = Sample {
             now: Duration::from_secs_f64(now),
             ways: [read, WaySample::default()],
@@ -255,11 +255,34 @@ fn who_asks_for_little_learns_nothing_wrong() {
 }
 
 #[test]
+fn what_comes_at_once_after_a_loss_is_not_taken_for_the_rate() {
+    let limits = Limits { in_flight: 1 << 30, connections: 1 };
+    let mut tuner = Tuner::new(limits, Duration::from_millis(100), Duration::ZERO);
+    for n in 1..400u64 {
+        // Each round brings 25 MB; every twentieth, and the four after it,
+        // wait for a hole to be filled.
+        let completed = match n % 20 {
+            0..4 => 0,
+            4 => 125_000_000,
+            _ => 25_000_000,
+        };
+        let in_flight = tuner.plan().in_flight[0];
+        let read = WaySample { completed, in_flight, wire: Some(25_000_000), lost: n % 20 == 0 };
+        let rtt = Some(Duration::from_millis(100));
+        let ways = [read, WaySample::default()];
+        tuner.handle_sample(&Sample { now: Duration::from_millis(100 * n), ways, rtt, ..Sample::default() });
+    }
+    let plan = tuner.plan();
+    assert!((2.4e8..3.5e8).contains(&plan.rate[0]), "{plan:?}");
+    assert!(plan.in_flight[0] < 85_000_000, "{plan:?}");
+}
+
+#[test]
 fn plans_keep_to_their_limits() {
     let limits = Limits { in_flight: 8 << 20, connections: 1 };
     let mut tuner = Tuner::new(limits, Duration::from_millis(100), Duration::ZERO);
     for n in 1..200u64 {
-        let read = WaySample { completed: 100 << 20, in_flight: 8 << 20, lost: n % 7 == 0 };
+        let read = WaySample { completed: 100 << 20, in_flight: 8 << 20, wire: None, lost: n % 7 == 0 };
         let now = Duration::from_millis(100 * n);
         let rtt = Some(Duration::from_millis(100 + n % 13));
         tuner.handle_sample(&Sample { now, ways: [read, read], rtt, ..Sample::default() });
