@@ -14,6 +14,7 @@ pub mod filter;
 mod mem;
 mod null;
 mod spec;
+pub mod stream;
 #[cfg(test)]
 mod testing;
 pub mod units;

@@ -47,13 +47,6 @@ pub struct TcpInfo {
     pub received: u64,
     /// Bytes that the peer has acknowledged.
     pub acknowledged: u64,
-    /// Bytes of a whole segment that this end sends, and that it receives.
-    pub mss: (u32, u32),
-    /// Segments of data that have come, those behind a hole included
-    /// (Linux 4.6).
-    pub segments_received: Option<u32>,
-    /// Segments that the peer has, those behind a hole included (Linux 4.18).
-    pub segments_delivered: Option<u32>,
     /// Bytes that this end allows the peer to send (Linux 6.2).
     pub receive_window: Option<u32>,
     /// Bytes that the peer allows this end to send (Linux 5.4).
@@ -100,9 +93,6 @@ impl TcpInfo {
             send_buffer_limited: u64_at(184).map(Duration::from_micros),
             received: u64_at(128).unwrap_or_default(),
             acknowledged: u64_at(120).unwrap_or_default(),
-            mss: (u32_at(16).unwrap_or_default(), u32_at(20).unwrap_or_default()),
-            segments_received: u32_at(152),
-            segments_delivered: u32_at(192),
             receive_window: u32_at(232),
             send_window: u32_at(228),
         }
@@ -122,19 +112,12 @@ mod tests {
         bytes[148..152].copy_from_slice(&14_900u32.to_ne_bytes());
         bytes[160..168].copy_from_slice(&125_000_000u64.to_ne_bytes());
         bytes[184..192].copy_from_slice(&7u64.to_ne_bytes());
-        bytes[20..24].copy_from_slice(&1448u32.to_ne_bytes());
-        bytes[152..156].copy_from_slice(&10u32.to_ne_bytes());
-        bytes[192..196].copy_from_slice(&3u32.to_ne_bytes());
         bytes[232..236].copy_from_slice(&65_536u32.to_ne_bytes());
         let info = TcpInfo::decode(&bytes);
         assert_eq!(info.rtt, Duration::from_millis(15));
         assert_eq!((info.cwnd, info.min_rtt), (10_000, Some(Duration::from_micros(14_900))));
         assert_eq!((info.delivery_rate, info.receive_window), (Some(125_000_000), Some(65_536)));
         assert_eq!(info.send_buffer_limited, Some(Duration::from_micros(7)));
-        assert_eq!(
-            (info.segments_received, info.segments_delivered, info.mss),
-            (Some(10), Some(3), (1000, 1448))
-        );
         // Linux 3.10 gave 104 bytes.
         let old = TcpInfo::decode(&bytes[..104]);
         assert_eq!((old.rtt, old.cwnd), (info.rtt, info.cwnd));

@@ -314,9 +314,6 @@ impl Lanes {
         round.ways[Way::Read as usize].lost = looks.iter().any(|(a, b)| b.out_of_order > a.out_of_order);
         round.ways[Way::Write as usize].lost =
             looks.iter().any(|(a, b)| b.retransmissions > a.retransmissions);
-        round.ways[Way::Read as usize].wire = wire(&looks, |info| info.segments_received, |info| info.mss.1);
-        round.ways[Way::Write as usize].wire =
-            wire(&looks, |info| info.segments_delivered, |info| info.mss.0);
         let sample = Sample {
             now: self.epoch.elapsed(),
             ways: round.ways,
@@ -342,19 +339,6 @@ impl Lanes {
         tuner.handle_idle(self.epoch.elapsed());
         tuner.round()
     }
-}
-
-/// Bytes that have moved over the wire on all connections between two looks.
-fn wire(
-    looks: &[(TcpInfo, TcpInfo)],
-    segments: fn(&TcpInfo) -> Option<u32>,
-    mss: fn(&TcpInfo) -> u32,
-) -> Option<u64> {
-    let each = looks.iter().map(|(before, now)| {
-        let segments = segments(now)?.wrapping_sub(segments(before)?);
-        Some(u64::from(segments) * u64::from(mss(now)))
-    });
-    each.sum()
 }
 
 impl Drop for Lanes {

@@ -81,7 +81,11 @@ impl Meter {
         let ways = [0, 1].map(|way| {
             let direction = &self.ways[way];
             let (sum, count) = (direction.sum.take(), direction.count.take());
-            let in_flight = (sum / u128::from(count.max(1))) as u64;
+            let in_flight = match count {
+                // Nothing came: TCP repairs a loss, say.
+                0 => direction.in_flight.get(),
+                _ => (sum / u128::from(count)) as u64,
+            };
             WaySample { completed: direction.completed.take(), in_flight, ..WaySample::default() }
         });
         Round { ways, latency_min: self.latency_min.take() }
@@ -106,9 +110,10 @@ mod tests {
         let round = meter.take();
         assert_eq!(round.ways[0], WaySample { completed: 2000, in_flight: 3500, ..WaySample::default() });
         assert_eq!(round.ways[1], WaySample::default());
+        let stalled = WaySample { in_flight: 2000, ..WaySample::default() };
         assert_eq!(round.latency_min, Some(ms(3)));
         assert!(meter.is_busy());
-        assert_eq!(meter.take().ways[0], WaySample::default());
+        assert_eq!(meter.take().ways[0], stalled);
         meter.end(Way::Read, 1000, None);
         meter.end(Way::Read, 1000, None);
         assert!(!meter.is_busy());

@@ -42,10 +42,16 @@ const GROWTH: f64 = 1.125;
 /// Rounds without growth after which the path is taken for full: what is
 /// changed shows after a round trip and the queue.
 const STALLED: u32 = 4;
-/// Rounds whose best rate counts: longer than TCP takes to repair a loss.
+/// Rounds over which the rate is taken: longer than TCP takes to repair a
+/// loss. Nothing is completed meanwhile, and all of it at once afterwards, so
+/// the rate of a single round says little.
 const MEMORY: usize = 8;
 /// Rounds of the long average.
 const AVERAGE: f64 = 16.0;
+/// Rounds of the longer average.
+const USUAL: f64 = 64.0;
+/// The rate has fallen if it is below this share of what is usual.
+const FALLEN: f64 = 0.8;
 /// Rounds from one experiment with the gain to the next, and after one that
 /// cost rate.
 const LET_GO_AFTER: u32 = 8;
@@ -57,12 +63,22 @@ const COST: f64 = 0.97;
 /// Rounds in which more connections have to show their use: they begin slowly.
 const JUDGE_AFTER: u32 = 20;
 /// Rounds for which connections that were of no use are not tried again.
-const NO_USE: u32 = 512;
+const NO_USE: u32 = 2048;
 /// Growth of the rate that makes connections worth having.
 const USE: f64 = 1.1;
 /// Rounds in which the network must not have queued before a connection is
 /// taken for what limits: after a loss, TCP drains what it has filled.
 const HELD_UP_AFTER: u32 = 16;
+/// A rate is steady if its average is this share of its best: only then is
+/// something a limit, and not on its way.
+const STEADY: f64 = 0.9;
+/// The network has been reached if the round trip is above this multiple of
+/// the least one and this time; it is remembered for so many rounds.
+const TOUCHED: f64 = 1.05;
+const TOUCHED_MIN: f64 = 0.001;
+const CEILING_REMEMBERED: u32 = 1024;
+/// A path is full at this share of where it was seen to queue.
+const NEAR_CEILING: f64 = 0.85;
 /// Products below this are within what every kernel's socket buffers hold.
 const SOCKET_MIN: f64 = (256u64 << 10) as f64;
 /// The network queues if the round trip is above this multiple of the least
@@ -82,7 +98,8 @@ const DRAINED: u64 = 64 << 10;
 /// Rounds for which the doubt has to last, and for which the path is drained
 /// to find out.
 const DOUBT_ROUNDS: u32 = 6;
-const DRAIN_ROUNDS: u32 = 4;
+const DRAIN_ROUNDS: u32 = 3;
+const REFILL_ROUNDS: u32 = 4;
 /// A round is one round trip within these bounds: long enough to count bytes
 /// in, short enough to follow.
 const ROUND_MIN: Duration = Duration::from_millis(50);
@@ -130,10 +147,6 @@ pub struct WaySample {
     pub completed: u64,
     /// Bytes in flight, on average over completions.
     pub in_flight: u64,
-    /// Bytes that came over the wire, if the kernel tells, those included for
-    /// which TCP waits. When it has repaired a loss, much is completed at once
-    /// that came long before: this bounds it.
-    pub wire: Option<u64>,
     /// Segments were lost (or came in another order).
     pub lost: bool,
 }
@@ -174,9 +187,15 @@ struct Direction {
     /// Rates of the last rounds that count.
     rates: [f64; MEMORY],
     at: usize,
+    /// How many there ever were.
+    known: usize,
+    /// The best of a single round since growing began.
+    peak: f64,
     /// What was completed, on a long average: the path carries that at least,
     /// whatever single rounds say.
     average: f64,
+    /// The average on a longer average: what it was before it fell.
+    usual: f64,
     /// Rounds since the last experiment with the gain.
     since: u32,
     wait: u32,
@@ -194,7 +213,10 @@ impl Direction {
             gain: GAIN,
             rates: [0.0; MEMORY],
             at: 0,
+            known: 0,
+            peak: 0.0,
             average: 0.0,
+            usual: 0.0,
             since: 0,
             wait: LET_GO_AFTER,
             before: None,
@@ -202,14 +224,15 @@ impl Direction {
         }
     }
 
-    fn best(&self) -> f64 {
-        self.rates.iter().copied().fold(self.average, f64::max)
+    /// What the path carries: the average of the last rounds.
+    fn rate(&self) -> f64 {
+        self.rates.iter().sum::<f64>() / self.known.clamp(1, MEMORY) as f64
     }
 
-    /// Average of the rates that are known.
-    fn mean(&self) -> f64 {
-        let known = self.rates.iter().filter(|&&rate| rate > 0.0);
-        known.clone().sum::<f64>() / known.count().max(1) as f64
+    /// Looks for the end of the path again.
+    fn grow_again(&mut self) {
+        self.phase = Phase::Grow { stalled: 0 };
+        self.peak = self.rate();
     }
 
     /// What fills a path of this product.
@@ -217,29 +240,38 @@ impl Direction {
         self.gain * product + (EXTRA * product).sqrt().max(FLOOR as f64)
     }
 
-    /// Takes the rate of a round; whether it says something of the path.
-    fn take(&mut self, rate: f64, completed: f64, in_flight: f64) -> bool {
+    /// Takes the rate of a round; whether what was in flight could have filled
+    /// the path.
+    fn take(&mut self, rate: f64, in_flight: f64) -> bool {
         let filled = in_flight >= 0.6 * self.in_flight;
         if filled {
-            self.average += (completed - self.average) / AVERAGE;
+            self.average += (rate - self.average) / AVERAGE;
+            self.usual += (self.average - self.usual) / USUAL;
         }
-        if filled || rate > self.best() {
+        if filled || rate > self.rate() {
             self.rates[self.at] = rate;
             self.at = (self.at + 1) % MEMORY;
+            self.known += 1;
         }
         filled
     }
 
+    /// Whether it brings clearly less than it did.
+    fn has_fallen(&self) -> bool {
+        self.average < FALLEN * self.usual
+    }
+
     fn handle(&mut self, took: f64, sample: &WaySample, rtt: f64, queued: bool) {
-        let came = sample.wire.map_or(sample.completed, |wire| wire.min(sample.completed));
-        let (rate, best) = (came as f64 / took, self.best());
-        let filled = self.take(rate, sample.completed as f64 / took, sample.in_flight as f64);
-        let product = self.best() * rtt;
+        let rate = sample.completed as f64 / took;
+        let filled = self.take(rate, sample.in_flight as f64);
+        let product = self.rate() * rtt;
         self.lost = if sample.lost { LOSS_REMEMBERED } else { self.lost.saturating_sub(1) };
         match self.phase {
-            Phase::Grow { .. } if rate > GROWTH * best => {
+            Phase::Grow { .. } if rate > GROWTH * self.peak => {
                 self.phase = Phase::Grow { stalled: 0 };
-                self.in_flight = (2.0 * self.in_flight).min(4.0 * product + 2.0 * FLOOR as f64);
+                self.peak = rate;
+                let most = 4.0 * rate * rtt + 2.0 * FLOOR as f64;
+                self.in_flight = (2.0 * self.in_flight).min(most).max(self.in_flight);
             }
             Phase::Grow { stalled } if filled => {
                 self.phase = Phase::Grow { stalled: stalled + 1 };
@@ -271,7 +303,7 @@ impl Direction {
             return;
         }
         (self.since, self.wait) = (0, LET_GO_AFTER);
-        let mean = self.mean();
+        let mean = self.rate();
         if self.before.take().is_some_and(|before| mean < COST * before) {
             self.gain = (self.gain + GAIN_STEP).min(GAIN);
             self.wait = LET_GO_AGAIN;
@@ -287,8 +319,9 @@ impl Direction {
 enum Trial {
     /// Nothing; not before this many rounds.
     None { wait: u32 },
-    /// From this many connections, at this rate, for so many rounds yet.
-    More { from: u16, rate: f64, left: u32 },
+    /// From this many connections, at this rate, for so many rounds yet,
+    /// against this.
+    More { from: u16, rate: f64, left: u32, against: Limit },
 }
 
 /// Whether the least round trip still is what it was.
@@ -302,6 +335,8 @@ enum Doubt {
         left: u32,
         least: f64,
     },
+    /// Filling up again for so many rounds yet: all at once would overflow.
+    Refill(u32),
 }
 
 /// See the module.
@@ -317,6 +352,9 @@ pub struct Tuner {
     connections: u16,
     trial: Trial,
     limit: Option<Limit>,
+    /// Bytes per second at which the network was seen to queue, all in all,
+    /// and for how many rounds that is remembered.
+    ceiling: (f64, u32),
     /// Rounds since the network last queued.
     unqueued: u32,
     last: Duration,
@@ -335,6 +373,7 @@ impl Tuner {
             connections: 1,
             trial: Trial::None { wait: 0 },
             limit: None,
+            ceiling: (0.0, 0),
             unqueued: 0,
             last: now,
         }
@@ -355,7 +394,7 @@ impl Tuner {
         let took = sample.now.saturating_sub(self.last).as_secs_f64();
         self.last = sample.now;
         // Nothing can be said of a time without I/O, or of no time.
-        if took <= 0.0 || sample.ways.iter().all(|way| way.completed == 0) {
+        if took <= 0.0 || sample.ways.iter().all(|way| way.completed == 0 && way.in_flight == 0) {
             return;
         }
         let seen = [sample.rtt, sample.latency_min].into_iter().flatten().min();
@@ -363,7 +402,8 @@ impl Tuner {
         // A path that has become shorter may be shorter still: what is in
         // flight, right for the longer one, queues on it.
         let holds = self.ways.iter().any(|way| way.phase == Phase::Hold);
-        if seen < SHORTER * self.rtt && holds && !matches!(self.doubt, Doubt::Drain { .. }) {
+        if seen < SHORTER * self.rtt && holds && !matches!(self.doubt, Doubt::Drain { .. } | Doubt::Refill(_))
+        {
             self.doubt = Doubt::Drain { left: DRAIN_ROUNDS, least: seen };
             self.explained = seen;
         }
@@ -375,21 +415,28 @@ impl Tuner {
         let network = sample.rtt.map_or(seen, |rtt| rtt.as_secs_f64());
         let queued = network > QUEUED * self.rtt + QUEUED_MIN;
         for (direction, way) in self.ways.iter_mut().zip(&sample.ways) {
-            if way.completed > 0 {
+            if way.completed > 0 || way.in_flight > 0 {
                 direction.handle(took, way, self.rtt, queued);
             }
         }
+        self.look_for_ceiling(network > TOUCHED * self.rtt + TOUCHED_MIN);
         self.unqueued = if queued { 0 } else { self.unqueued.saturating_add(1) };
         self.look_at_connections(sample);
     }
 
     /// Whether the path is being drained, so that nothing else can be judged.
     fn look_at_round_trip(&mut self, seen: f64, lost: bool) -> bool {
-        let too_long = seen > DOUBT * self.explained + QUEUED_MIN;
+        // As long as the rate is what it was, what is in flight is enough.
+        let fallen = self.ways.iter().any(Direction::has_fallen);
+        let too_long = fallen && seen > DOUBT * self.explained + QUEUED_MIN;
         match self.doubt {
             Doubt::Drain { left: 0, least } => {
-                self.doubt = Doubt::None;
+                self.doubt = Doubt::Refill(REFILL_ROUNDS);
                 self.drained(least.min(seen));
+                return true;
+            }
+            Doubt::Refill(left) => {
+                self.doubt = if left > 0 { Doubt::Refill(left - 1) } else { Doubt::None };
                 return true;
             }
             Doubt::Drain { left, least } => {
@@ -421,29 +468,41 @@ impl Tuner {
         }
         (self.rtt, self.explained) = (least, least);
         for way in &mut self.ways {
-            way.phase = Phase::Grow { stalled: 0 };
+            way.grow_again();
             way.gain = GAIN;
         }
     }
 
+    /// Where the network begins to queue is where the path is full, however
+    /// short the queue is the next moment.
+    fn look_for_ceiling(&mut self, touched: bool) {
+        let rate: f64 = self.ways.iter().map(Direction::rate).sum();
+        let (seen, left) = self.ceiling;
+        self.ceiling = match (touched, left) {
+            (true, 0) => (rate, CEILING_REMEMBERED),
+            (true, _) => (rate.max(seen), CEILING_REMEMBERED),
+            (false, 0) => (0.0, 0),
+            (false, left) => (seen, left - 1),
+        };
+    }
+
     /// More connections, where a connection and not the path is the limit.
     fn look_at_connections(&mut self, sample: &Sample) {
-        let total: f64 = self.ways.iter().map(Direction::best).sum();
+        let total: f64 = self.ways.iter().map(Direction::rate).sum();
         match self.trial {
-            Trial::More { from, rate, left: 0 } => {
+            Trial::More { from, rate, left: 0, against } => {
                 let useful = total >= USE * rate;
-                if !useful {
+                if useful {
+                    self.limit.get_or_insert(against);
+                } else {
                     self.connections = from;
                 }
                 self.trial = Trial::None { wait: if useful { 0 } else { NO_USE } };
-                if !useful && from == 1 {
-                    self.limit = None;
-                }
             }
-            Trial::More { from, rate, left } => {
+            Trial::More { from, rate, left, against } => {
                 // Only once they are there.
                 let left = if sample.connections < self.connections { left } else { left - 1 };
-                self.trial = Trial::More { from, rate, left };
+                self.trial = Trial::More { from, rate, left, against };
             }
             Trial::None { wait } if wait > 0 => self.trial = Trial::None { wait: wait - 1 },
             Trial::None { .. } => {
@@ -452,16 +511,15 @@ impl Tuner {
                 if more <= self.connections {
                     return;
                 }
-                let product = self.ways[way as usize].best() * self.rtt;
+                let product = self.ways[way as usize].rate() * self.rtt;
                 let each = product / f64::from(self.connections.max(1));
-                if self.limit.is_none() {
-                    let lost = self.ways[way as usize].lost > 0;
-                    self.limit = Some(sample.sockets.name(way, each as u64, lost));
-                }
-                self.trial = Trial::More { from: self.connections, rate: total, left: JUDGE_AFTER };
+                let lost = self.ways[way as usize].lost > 0;
+                let against = sample.sockets.name(way, each as u64, lost);
+                let from = self.connections;
+                self.trial = Trial::More { from, rate: total, left: JUDGE_AFTER, against };
                 self.connections = more;
                 for direction in &mut self.ways {
-                    direction.phase = Phase::Grow { stalled: 0 };
+                    direction.grow_again();
                 }
             }
         }
@@ -470,9 +528,14 @@ impl Tuner {
     /// A direction that is at its end although the network does not queue: the
     /// bytes in flight wait in the hosts.
     fn held_up(&self) -> Option<Way> {
+        let total: f64 = self.ways.iter().map(Direction::rate).sum();
+        if self.ceiling.1 > 0 && total > NEAR_CEILING * self.ceiling.0 {
+            return None;
+        }
         let held = |way: &Direction| {
-            let product = way.best() * self.rtt;
-            way.phase == Phase::Hold && product > SOCKET_MIN && self.unqueued >= HELD_UP_AFTER
+            let product = way.rate() * self.rtt;
+            let steady = way.phase == Phase::Hold && way.average > STEADY * way.rate();
+            steady && product > SOCKET_MIN && self.unqueued >= HELD_UP_AFTER
         };
         [Way::Read, Way::Write].into_iter().find(|&way| held(&self.ways[way as usize]))
     }
@@ -480,9 +543,14 @@ impl Tuner {
     /// What to do now.
     pub fn plan(&self) -> Plan {
         let mut plan = self.settled();
-        if let Doubt::Drain { .. } = self.doubt {
-            let rtt = self.rtt;
-            plan.in_flight = plan.rate.map(|rate| ((rate * rtt / 4.0) as u64).max(DRAINED));
+        let share = match self.doubt {
+            Doubt::Drain { .. } => 0.0,
+            Doubt::Refill(left) => 1.0 - f64::from(left) / f64::from(REFILL_ROUNDS + 1),
+            Doubt::None | Doubt::Growing(_) => return plan,
+        };
+        for (bytes, rate) in plan.in_flight.iter_mut().zip(plan.rate) {
+            let (full, drained) = (*bytes as f64, (rate * self.rtt / 4.0).max(DRAINED as f64));
+            *bytes = (drained + share * (full - drained).max(0.0)) as u64;
         }
         plan
     }
@@ -494,7 +562,7 @@ impl Tuner {
         Plan {
             in_flight,
             connections: self.connections.clamp(1, self.limits.connections.max(1)),
-            rate: [0, 1].map(|way| self.ways[way].best()),
+            rate: [0, 1].map(|way| self.ways[way].rate()),
             rtt: Duration::from_secs_f64(self.rtt),
             full: [0, 1].map(|way| self.ways[way].phase == Phase::Hold),
             limit: self.limit,

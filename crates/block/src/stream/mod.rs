@@ -1,0 +1,225 @@
+//! Devices as files: a position, reads and writes of any length at any byte.
+//!
+//! [`StreamReader`] and [`StreamWriter`] are for code that blocks, and are
+//! `std::io::Read`, `Write` and `Seek`; [`Stream`] is both in one. On an
+//! engine thread, [`AsyncStream`] is the same. They keep in flight what the
+//! device advises ([`BlockIo::advice`]): so a program that reads 128 KiB at a
+//! time gets the whole of a long path.
+//!
+//! # Reading
+//!
+//! Sequential reads are detected as the kernel does it, and read ahead in a
+//! window that doubles up to [`Advice::read_ahead`](crate::Advice). Reads at
+//! random places bring the blocks that they ask for and nothing else.
+//!
+//! # Writing
+//!
+//! Writes are coalesced into I/Os of the size that the device likes, and done
+//! behind the writer's back.
+//!
+//! - **`write` returns** when the bytes are taken: they are neither durable
+//!   nor certain to become so. It waits while as many are under way as the
+//!   device advises.
+//! - **`flush` returns** when everything that was written through this handle
+//!   is durable, as after `fsync` on a file, or with an error.
+//! - **Errors** of earlier writes come from the next `write`, `seek`, `read`
+//!   or `flush`, whichever is first: the first one, once. A `write` that fails
+//!   has taken nothing. What failed is not tried again: after an error, what
+//!   was written since the last good `flush` may be on the device or not.
+//! - **Drop** hands everything over and, for the blocking kinds, waits until
+//!   the device has it; it does not make it durable. An error that nobody was
+//!   told of by then is logged as an error. Who wants to know calls `flush`.
+//! - **A handle reads what it has written**: reads wait for its own writes.
+//!   Other handles see them after `flush`.
+//! - A write that begins or ends within a block reads that block first; two
+//!   handles that write to one block at a time must not be.
+
+mod blocking;
+mod reader;
+#[cfg(test)]
+mod tests;
+mod window;
+mod writer;
+
+pub use blocking::{Stream, StreamReader, StreamWriter};
+
+use crate::{BlockDevice, BlockIo, DeviceInfo, IoResult};
+use longhaul_engine::{Buf, spawn};
+use reader::ReadSide;
+use std::rc::Rc;
+use writer::WriteSide;
+
+/// A device as a file, on an engine thread. See the [module](self) for what
+/// reading and writing mean.
+pub struct AsyncStream {
+    /// Only a stream that is being dropped has none.
+    inner: Option<Inner>,
+    position: u64,
+    /// Bytes at `position` that were read already.
+    here: Option<Buf>,
+}
+
+struct Inner {
+    io: Rc<dyn BlockIo>,
+    info: DeviceInfo,
+    reads: ReadSide,
+    writes: WriteSide,
+}
+
+impl Inner {
+    /// Hands over what is pending and tells the log what went wrong.
+    async fn finish(mut self) {
+        let drained = self.writes.drain(&self.io, &self.info).await;
+        if let Some(e) = drained.err().or_else(|| self.writes.take_error()) {
+            tracing::error!("{}: what was written to a stream is lost: {e}", self.info.name);
+        }
+    }
+}
+
+impl AsyncStream {
+    /// Opens `device` on the calling engine thread.
+    ///
+    /// # Errors
+    /// The device cannot be opened.
+    pub async fn open(device: &dyn BlockDevice) -> IoResult<AsyncStream> {
+        Ok(AsyncStream::new(device.open().await?, device.info()))
+    }
+
+    /// A stream over an open device.
+    pub fn new(io: Rc<dyn BlockIo>, info: DeviceInfo) -> AsyncStream {
+        let (reads, writes) = (ReadSide::new(), WriteSide::new());
+        AsyncStream { inner: Some(Inner { io, info, reads, writes }), position: 0, here: None }
+    }
+
+    fn inner(&mut self) -> &mut Inner {
+        self.inner.as_mut().expect("only drop takes it")
+    }
+
+    /// Where the next byte is read or written.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Size of the device in bytes.
+    pub fn size(&self) -> u64 {
+        self.inner.as_ref().map_or(0, |inner| inner.info.size)
+    }
+
+    /// Goes to `position`, which may be past the end: nothing is read there,
+    /// and nothing can be written.
+    pub fn seek(&mut self, position: u64) {
+        if position != self.position {
+            self.here = None;
+            self.position = position;
+        }
+    }
+
+    /// The bytes at the position, without a copy: empty at the end of the
+    /// device, and else what is there, at most `len` bytes unless more of
+    /// them came along. The position stays; see [`consume`](Self::consume).
+    ///
+    /// # Errors
+    /// What the device says, of this read or of earlier writes.
+    pub async fn fill(&mut self, len: usize) -> IoResult<Buf> {
+        if let Some(here) = &self.here {
+            return Ok(here.clone());
+        }
+        let position = self.position;
+        let Inner { io, info, reads, writes } = self.inner();
+        if writes.is_pending() {
+            writes.drain(io, info).await?;
+        }
+        if let Some(e) = writes.take_error() {
+            return Err(e);
+        }
+        let bytes = reads.read(io, info, position, len as u64).await?;
+        if !bytes.is_empty() {
+            self.here = Some(bytes.clone());
+        }
+        Ok(bytes)
+    }
+
+    /// Goes on by `len` bytes, of what [`fill`](Self::fill) gave.
+    pub fn consume(&mut self, len: usize) {
+        self.position += len as u64;
+        self.here = self.here.take().filter(|here| here.len() > len).map(|here| here.slice(len..here.len()));
+    }
+
+    /// Reads what is there, at least a byte unless at the end of the device;
+    /// how many bytes.
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill).
+    pub async fn read(&mut self, dst: &mut [u8]) -> IoResult<usize> {
+        if dst.is_empty() {
+            return Ok(0);
+        }
+        let bytes = self.fill(dst.len()).await?;
+        let n = bytes.len().min(dst.len());
+        dst[..n].copy_from_slice(&bytes[..n]);
+        self.consume(n);
+        Ok(n)
+    }
+
+    /// Takes bytes to write at the position, at least one; how many.
+    ///
+    /// # Errors
+    /// The position is past the end, or earlier writes failed.
+    pub async fn write(&mut self, bytes: &[u8]) -> IoResult<usize> {
+        let position = self.position;
+        self.here = None;
+        let Inner { io, info, reads, writes } = self.inner();
+        // What was read ahead may be what is written now.
+        reads.forget();
+        let n = writes.write(io, info, position, bytes).await?;
+        self.position += n as u64;
+        Ok(n)
+    }
+
+    /// Takes all of `bytes`.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); a part may have been taken.
+    pub async fn write_all(&mut self, mut bytes: &[u8]) -> IoResult<()> {
+        while !bytes.is_empty() {
+            let n = self.write(bytes).await?;
+            bytes = &bytes[n..];
+        }
+        Ok(())
+    }
+
+    /// Waits until all that was written is durable.
+    ///
+    /// # Errors
+    /// Earlier writes failed, or the flush did.
+    pub async fn flush(&mut self) -> IoResult<()> {
+        let Inner { io, info, writes, .. } = self.inner();
+        writes.flush(io, info).await
+    }
+
+    /// Hands everything over to the device and waits until it has it; an
+    /// error is logged. What drop does, for those who wait.
+    pub async fn close(mut self) {
+        if let Some(inner) = self.inner.take() {
+            inner.finish().await;
+        }
+    }
+}
+
+impl Drop for AsyncStream {
+    fn drop(&mut self) {
+        if let Some(mut inner) = self.inner.take() {
+            if inner.writes.is_pending() {
+                spawn(inner.finish()).detach();
+            } else if let Some(e) = inner.writes.take_error() {
+                tracing::error!("{}: what was written to a stream is lost: {e}", inner.info.name);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for AsyncStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "AsyncStream(at {} of {})", self.position, self.size())
+    }
+}
