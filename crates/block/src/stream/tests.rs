@@ -1,1 +1,277 @@
+//! Streams over devices that are slow, that fail, and that count.
 
+use super::*;
+use crate::filter::{Delay, ErrorKind, Errors, Filtered, OpKind, OpSet, Stats};
+use crate::{Advice, IoError, IoFuture, MemDevice, WriteFlags, ZeroFlags};
+use longhaul_engine::{BufMut, Config, Engine};
+use std::cell::Cell;
+use std::future::Future;
+use std::io::{BufRead, Read, Seek, SeekFrom, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+const K: u64 = 1024;
+
+fn on_engine<T>(future: impl Future<Output = T>) -> T {
+    Engine::new(&Config::default()).expect("engine").block_on(future)
+}
+
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|i| ((i / 512 * 31 + i + seed) % 251) as u8).collect()
+}
+
+fn memory(size: u64, block: u32) -> Arc<MemDevice> {
+    Arc::new(MemDevice::new(size, block).expect("mapped"))
+}
+
+fn counted(size: u64) -> Arc<Filtered<Stats>> {
+    let slow = Delay { time: Duration::from_micros(200), ops: OpSet::ALL };
+    Arc::new(Filtered::new(Arc::new(Filtered::new(memory(size, 512), slow)), Stats::default()))
+}
+
+/// Advises, and remembers the most that was in flight.
+struct Advised {
+    io: Rc<dyn BlockIo>,
+    advice: Cell<Advice>,
+    in_flight: Rc<Cell<u64>>,
+    most: Rc<Cell<u64>>,
+}
+
+impl Advised {
+    async fn open(device: &dyn BlockDevice, advice: Advice) -> Rc<Advised> {
+        let io = device.open().await.expect("opened");
+        Rc::new(Advised { io, advice: Cell::new(advice), in_flight: Rc::default(), most: Rc::default() })
+    }
+
+    fn count<T: Unpin + 'static>(&self, len: u64, io: IoFuture<T>) -> IoFuture<T> {
+        let in_flight = Rc::clone(&self.in_flight);
+        in_flight.set(in_flight.get() + len);
+        self.most.set(self.most.get().max(in_flight.get()));
+        // It ends by itself, whether anybody waits or not.
+        let task = spawn(async move {
+            let result = io.await;
+            in_flight.set(in_flight.get() - len);
+            result
+        });
+        IoFuture::new(task)
+    }
+}
+
+impl BlockIo for Advised {
+    fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
+        self.count(dst.len() as u64, self.io.read(offset, dst))
+    }
+
+    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
+        self.count(src.len() as u64, self.io.write(offset, src, flags))
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.io.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.io.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.io.write_zeroes(offset, len, flags)
+    }
+
+    fn advice(&self) -> Option<Advice> {
+        Some(self.advice.get())
+    }
+}
+
+fn advice(bytes: u64) -> Advice {
+    Advice { read: bytes, write: bytes, io_size: 128 << 10, read_ahead: bytes, commands: 1000 }
+}
+
+#[test]
+fn a_sequential_reader_has_the_advised_bytes_on_their_way() {
+    on_engine(async {
+        let device = counted(32 << 20);
+        let content = pattern(32 << 20, 1);
+        let io = device.open().await.expect("opened");
+        for at in (0..content.len()).step_by(1 << 20) {
+            let part = Buf::copy_of(&content[at..at + (1 << 20)]);
+            io.write(at as u64, part, WriteFlags::default()).await.expect("written");
+        }
+        let advised = Advised::open(&*device, advice(4 << 20)).await;
+        let mut stream = AsyncStream::new(advised.clone(), device.info());
+        let (mut all, mut part) = (Vec::new(), vec![0; 128 << 10]);
+        while all.len() < 16 << 20 {
+            let n = stream.read(&mut part).await.expect("read");
+            all.extend_from_slice(&part[..n]);
+        }
+        let most = advised.most.replace(0);
+        assert!((3 << 20..=(4 << 20) + (128 << 10)).contains(&most), "{most} bytes");
+        // A path that has become shorter needs less.
+        advised.advice.set(advice(1 << 20));
+        loop {
+            let n = stream.read(&mut part).await.expect("read");
+            if n == 0 {
+                break;
+            }
+            all.extend_from_slice(&part[..n]);
+        }
+        assert!(all == content);
+        assert!(advised.in_flight.get() == 0);
+        assert_eq!(device.filter().snapshot().of(OpKind::Read).bytes, 32 << 20, "nothing twice");
+    });
+}
+
+#[test]
+fn a_random_reader_wastes_nothing() {
+    on_engine(async {
+        let device = counted(8 << 20);
+        let mut stream = AsyncStream::open(&*device).await.expect("opened");
+        let mut part = [0; 4096];
+        for n in [77u64, 3, 1500, 900, 41, 1999, 700] {
+            stream.seek(n * 4096);
+            let mut got = 0;
+            while got < part.len() {
+                got += stream.read(&mut part[got..]).await.expect("read");
+            }
+        }
+        let reads = device.filter().snapshot();
+        assert_eq!(reads.of(OpKind::Read).bytes, 7 * 4096);
+    });
+}
+
+#[test]
+fn a_writer_has_the_advised_bytes_on_their_way_and_coalesces() {
+    on_engine(async {
+        let device = counted(32 << 20);
+        let content = pattern(16 << 20, 2);
+        let advised = Advised::open(&*device, advice(2 << 20)).await;
+        let mut stream = AsyncStream::new(advised.clone(), device.info());
+        for part in content.chunks(10_000) {
+            stream.write_all(part).await.expect("written");
+        }
+        stream.flush().await.expect("flushed");
+        let most = advised.most.get();
+        assert!((1 << 20..=(2 << 20) + (128 << 10)).contains(&most), "{most} bytes");
+        let stats = device.filter().snapshot();
+        assert_eq!(stats.of(OpKind::Write).done, 128, "of 128 KiB each");
+        assert_eq!((stats.of(OpKind::Read).done, stats.of(OpKind::Flush).done), (0, 1));
+        stream.flush().await.expect("flushed");
+        assert_eq!(device.filter().snapshot().of(OpKind::Flush).done, 1, "nothing new");
+        stream.seek(0);
+        let mut all = vec![0; content.len()];
+        let mut got = 0;
+        while got < all.len() {
+            got += stream.read(&mut all[got..]).await.expect("read");
+        }
+        assert!(all == content);
+    });
+}
+
+/// Any mix of reads, writes, seeks and flushes is as on a vector.
+#[test]
+fn a_stream_is_a_file() {
+    for seed in 1..20u64 {
+        let size = 256 * K as usize;
+        let mut model = pattern(size, 9);
+        let device = memory(size as u64, 4096);
+        let mut stream = Stream::open(device.clone()).expect("opened");
+        stream.write_all(&model).expect("written");
+        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut random = |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 11) as usize % below
+        };
+        let mut at = size;
+        for step in 0..300 {
+            match random(8) {
+                0 | 1 => {
+                    at = random(size);
+                    assert_eq!(stream.seek(SeekFrom::Start(at as u64)).expect("sought"), at as u64);
+                }
+                2..5 => {
+                    let bytes = pattern(random(20_000) + 1, step);
+                    let n = bytes.len().min(size - at);
+                    stream.write_all(&bytes[..n]).expect("written");
+                    model[at..at + n].copy_from_slice(&bytes[..n]);
+                    at += n;
+                }
+                5..7 => {
+                    let mut bytes = vec![0; random(20_000) + 1];
+                    let n = bytes.len().min(size - at);
+                    stream.read_exact(&mut bytes[..n]).expect("read");
+                    assert!(bytes[..n] == model[at..at + n], "seed {seed} step {step}: {n} bytes at {at}");
+                    at += n;
+                }
+                _ => stream.flush().expect("flushed"),
+            }
+        }
+        // What was not flushed is there all the same after the drop.
+        drop(stream);
+        let mut all = Vec::new();
+        StreamReader::open(device).expect("opened").read_to_end(&mut all).expect("read");
+        assert!(all == model, "seed {seed}");
+    }
+}
+
+#[test]
+fn the_end_is_the_end() {
+    let mut stream = Stream::open(memory(8192, 512)).expect("opened");
+    assert_eq!(stream.seek(SeekFrom::End(-3)).expect("sought"), 8189);
+    assert_eq!(stream.write(&[1, 2, 3, 4]).expect("written"), 3);
+    let e = stream.write(&[4]).expect_err("no room");
+    assert_eq!(e.kind(), std::io::ErrorKind::InvalidInput);
+    assert_eq!(stream.read(&mut [0; 10]).expect("nothing"), 0);
+    stream.seek(SeekFrom::Current(-2)).expect("sought");
+    assert_eq!(stream.fill_buf().expect("read"), [2, 3]);
+    stream.consume(1);
+    assert_eq!(stream.stream_position().expect("position"), 8191);
+    assert!(stream.seek(SeekFrom::Current(-9000)).is_err());
+    stream.seek(SeekFrom::Start(1 << 40)).expect("sought");
+    assert_eq!(stream.read(&mut [0; 10]).expect("nothing"), 0);
+}
+
+fn failing(range: std::ops::Range<u64>) -> Arc<Filtered<Errors>> {
+    let mut errors = Errors::new(1.0, 0);
+    errors.ops = OpSet::NONE.with(OpKind::Write);
+    errors.kind = ErrorKind::NoSpace;
+    errors.range = Some(range);
+    Arc::new(Filtered::new(memory(4 << 20, 512), errors))
+}
+
+#[test]
+fn the_error_of_an_earlier_write_is_told_once() {
+    on_engine(async {
+        let device = failing(0..512);
+        let mut stream = AsyncStream::open(&*device).await.expect("opened");
+        // Coalesced, so taken.
+        assert_eq!(stream.write(&[7; 1000]).await, Ok(1000));
+        assert_eq!(stream.flush().await, Err(IoError::NoSpace));
+        assert_eq!(stream.flush().await, Ok(()), "told once");
+        stream.seek(0);
+        stream.write_all(&[7; 512]).await.expect("taken");
+        stream.seek(8192);
+        // Handed over by the next write, which is somewhere else.
+        stream.write_all(&[8; 512]).await.expect("taken");
+        stream.seek(16384);
+        let mut told = 0;
+        for _ in 0..3 {
+            told += u32::from(stream.write(&[9; 512]).await.is_err());
+            told += u32::from(stream.flush().await.is_err());
+        }
+        assert_eq!(told, 1);
+        stream.seek(0);
+        stream.write_all(&[7; 512]).await.expect("taken");
+        assert_eq!(stream.read(&mut [0; 8]).await, Err(IoError::NoSpace), "reads tell it too");
+    });
+}
+
+#[test]
+fn a_blocking_writer_hears_of_errors() {
+    let mut writer = StreamWriter::open(failing(0..512)).expect("opened");
+    writer.write_all(&[7; 100]).expect("taken");
+    let e = writer.flush().expect_err("it failed");
+    assert_eq!(e.kind(), std::io::ErrorKind::StorageFull);
+    writer.flush().expect("told once");
+}
