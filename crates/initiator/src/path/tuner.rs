@@ -3,11 +3,11 @@
 //! The bytes in flight that fill a path are its bandwidth-delay product: the
 //! rate at which it delivers times its round trip. Neither is known before
 //! they have been exceeded, so the tuner first doubles what is in flight while
-//! the rate still grows, and then *holds* a multiple of the product: twice, so
-//! that the sender has something to send while TCP repairs a loss (a round
-//! trip in which nothing is delivered). Where nothing is lost and the bytes
-//! only stand in queues, it lets go of them a quarter at a time for as long as
-//! that costs no rate.
+//! the rate still grows, and then *holds* a multiple of the product: more
+//! while segments are lost, so that the sender always has something to send
+//! while TCP repairs (nothing is completed in that time), and little more than
+//! the product itself where nothing is lost and the bytes would only stand in
+//! queues, for as long as that costs no rate.
 //!
 //! To the multiple an extra is added that grows as the square root of the
 //! product: of several that share a path, whoever has less gets relatively
@@ -36,7 +36,11 @@ const EXTRA: f64 = (4u64 << 20) as f64;
 /// Multiples of the bandwidth-delay product: to begin with, and the least.
 const GAIN: f64 = 2.0;
 const GAIN_MIN: f64 = 1.25;
-const GAIN_STEP: f64 = 0.25;
+/// The multiple where segments are lost: the path and its queue hold up to
+/// two, and for two more round trips of a full queue nothing is completed
+/// while TCP repairs. With less TCP runs dry, and what is completed all at
+/// once is asked for all at once and overflows the queue again.
+const GAIN_LOST: f64 = 4.0;
 /// A rate that is this much above the best one is growth.
 const GROWTH: f64 = 1.125;
 /// Rounds without growth after which the path is taken for full: what is
@@ -52,12 +56,18 @@ const AVERAGE: f64 = 16.0;
 const USUAL: f64 = 64.0;
 /// The rate has fallen if it is below this share of what is usual.
 const FALLEN: f64 = 0.8;
-/// Rounds from one experiment with the gain to the next, and after one that
-/// cost rate.
+/// Rounds without a loss before less is tried, at first; after each time that
+/// it was wrong, four times as many, up to the last.
 const LET_GO_AFTER: u32 = 8;
-const LET_GO_AGAIN: u32 = 128;
+const LET_GO_AFTER_LOSS: u32 = 32;
+const LET_GO_MAX: u32 = 2048;
+/// Rounds after which it is judged.
+const LET_GO_JUDGE: u32 = 16;
 /// Rounds for which a loss is remembered when connections are added.
 const LOSS_REMEMBERED: u32 = 64;
+/// Bytes in flight that are more than this multiple of the product stand
+/// somewhere.
+const STANDING: f64 = 2.5;
 /// Rate that letting go may cost: what noise does.
 const COST: f64 = 0.97;
 /// Rounds in which more connections have to show their use: they begin slowly.
@@ -262,26 +272,31 @@ impl Direction {
     }
 
     fn handle(&mut self, took: f64, sample: &WaySample, rtt: f64, queued: bool) {
+        // Nothing has come yet: TCP begins slowly.
+        if sample.completed == 0 && self.known == 0 {
+            return;
+        }
         let rate = sample.completed as f64 / took;
         let filled = self.take(rate, sample.in_flight as f64);
         let product = self.rate() * rtt;
         self.lost = if sample.lost { LOSS_REMEMBERED } else { self.lost.saturating_sub(1) };
         match self.phase {
-            Phase::Grow { .. } if rate > GROWTH * self.peak => {
+            Phase::Grow { .. } if filled && rate > GROWTH * self.peak => {
                 self.phase = Phase::Grow { stalled: 0 };
                 self.peak = rate;
                 let most = 4.0 * rate * rtt + 2.0 * FLOOR as f64;
                 self.in_flight = (2.0 * self.in_flight).min(most).max(self.in_flight);
             }
-            Phase::Grow { stalled } if filled => {
+            Phase::Grow { stalled } if filled || sample.in_flight as f64 >= self.hold(product) => {
                 self.phase = Phase::Grow { stalled: stalled + 1 };
                 if stalled + 1 >= STALLED {
                     self.phase = Phase::Hold;
+                    self.gain = if self.lost > 0 { GAIN_LOST } else { GAIN };
                     (self.since, self.wait, self.before) = (0, LET_GO_AFTER, None);
                 }
             }
             Phase::Grow { .. } => {}
-            Phase::Hold if filled => self.let_go(queued),
+            Phase::Hold if filled => self.choose_gain(queued || self.in_flight > STANDING * product),
             Phase::Hold => {}
         }
         let hold = self.hold(product);
@@ -291,25 +306,36 @@ impl Direction {
         }
     }
 
-    /// Whether less would do as well.
-    fn let_go(&mut self, queued: bool) {
+    /// Holds more while segments are lost, and less where that would do as
+    /// well.
+    fn choose_gain(&mut self, queued: bool) {
         self.since += 1;
-        let lost = self.lost == LOSS_REMEMBERED;
-        if lost && self.gain < GAIN {
-            self.gain = GAIN;
-            (self.since, self.wait, self.before) = (0, LET_GO_AGAIN, None);
-        }
-        if self.since < self.wait {
+        let was_lean = self.gain <= GAIN_MIN;
+        if self.lost == LOSS_REMEMBERED {
+            self.before = None;
+            if was_lean {
+                self.wait = (4 * self.wait).min(LET_GO_MAX);
+            }
+            (self.gain, self.since, self.wait) = (GAIN_LOST, 0, self.wait.max(LET_GO_AFTER_LOSS));
             return;
         }
-        (self.since, self.wait) = (0, LET_GO_AFTER);
-        let mean = self.rate();
-        if self.before.take().is_some_and(|before| mean < COST * before) {
-            self.gain = (self.gain + GAIN_STEP).min(GAIN);
-            self.wait = LET_GO_AGAIN;
-        } else if queued && !lost && self.gain > GAIN_MIN {
-            self.before = Some(mean);
-            self.gain -= GAIN_STEP;
+        match self.before {
+            Some(_) if self.since < LET_GO_JUDGE => {}
+            Some(before) => {
+                self.before = None;
+                if self.rate() < COST * before {
+                    self.gain = if self.lost > 0 { GAIN_LOST } else { GAIN };
+                    (self.since, self.wait) = (0, (4 * self.wait).min(LET_GO_MAX));
+                }
+            }
+            // Others have come: who holds less than they would be left with less.
+            None if was_lean && self.has_fallen() => {
+                (self.gain, self.since, self.wait) = (GAIN, 0, (4 * self.wait).min(LET_GO_MAX));
+            }
+            None if queued && !was_lean && self.since >= self.wait => {
+                (self.before, self.gain, self.since) = (Some(self.rate()), GAIN_MIN, 0);
+            }
+            None => {}
         }
     }
 }
