@@ -98,6 +98,9 @@ pub struct Job {
     /// As many I/Os as the device advises, at any time; `iodepth` where it
     /// has no advice.
     pub iodepth_auto: bool,
+    /// Blocking calls through the file-like API, one after another, in place
+    /// of `iodepth` I/Os at a time: fio's `ioengine=sync`.
+    pub sync: bool,
     /// Jobs per device, a thread each.
     pub numjobs: u32,
     /// First byte.
@@ -132,6 +135,7 @@ impl Default for Job {
             bs: 4096,
             iodepth: 1,
             iodepth_auto: false,
+            sync: false,
             numjobs: 1,
             offset: 0,
             size: None,
@@ -155,6 +159,7 @@ impl Job {
             ("rw", self.rw.to_string()),
             ("bs", self.bs.to_string()),
             ("iodepth", if self.iodepth_auto { "auto".into() } else { self.iodepth.to_string() }),
+            ("ioengine", if self.sync { "sync".into() } else { "longhaul".into() }),
             ("numjobs", self.numjobs.to_string()),
             ("randseed", self.seed.to_string()),
         ];

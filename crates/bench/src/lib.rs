@@ -4,6 +4,7 @@
 //! [`BlockDevice`](longhaul_block::BlockDevice)s, and [`Results::to_fio`]
 //! tells of it in fio's JSON layout.
 
+mod calls;
 mod job;
 mod pattern;
 mod results;

@@ -1,11 +1,13 @@
 //! Planning, starting and watching jobs.
 
+use crate::calls::Calls;
 use crate::pattern::mix;
 use crate::results::{JobResult, Results};
 use crate::verify::MAX_BLOCKS;
 use crate::worker::{Outcome, Part, Worker, part};
 use crate::{Job, MAX_IODEPTH, MAX_JOBS};
 use futures_channel::oneshot;
+use longhaul_block::stream::Stream;
 use longhaul_block::{BlockDevice, DeviceInfo, IoError};
 use longhaul_engine::{BUF_MAX, Config, Handle, Thread};
 use std::rc::Rc;
@@ -170,9 +172,16 @@ pub fn run(
             stop: stop.clone(),
             counters: Arc::clone(&count),
         };
-        // The task tells its end itself; the handle on it is not needed.
         let tell = tell.clone();
-        drop(handles[index % handles.len()].spawn(move || setup.run(tell, started)));
+        let handle = handles[index % handles.len()].clone();
+        if job.sync {
+            // It ends when it has told its end, or nobody listens any more.
+            let name = format!("bench-calls-{index}");
+            std::thread::Builder::new().name(name).spawn(move || setup.run_calls(&handle, &tell, started))?;
+        } else {
+            // The task tells its end itself; the handle on it is not needed.
+            drop(handle.spawn(move || setup.run(tell, started)));
+        }
         starts.push(start);
         counters.push(count);
     }
@@ -214,6 +223,9 @@ fn plan(info: &DeviceInfo, job: &Job) -> Result<(), BenchError> {
     }
     if job.rwmixread > 100 {
         return wrong(format!("rwmixread={} is more than 100 percent", job.rwmixread));
+    }
+    if job.sync && job.verify {
+        return wrong("verify needs to know when a write is done: not with ioengine=sync".into());
     }
     if job.time_based && job.runtime.is_none() {
         return wrong("time_based needs a runtime".into());
@@ -310,6 +322,26 @@ impl Setup {
         let worker = Worker::new(&self.job, self.index, self.part, io, self.run, shared, start);
         let outcome = Rc::new(worker).run().await;
         let _ = tell.send(Told::Done(self.index, Box::new(outcome)));
+    }
+}
+
+impl Setup {
+    /// The job, on a thread of its own; its stream lives on the engine thread.
+    fn run_calls(self, handle: &Handle, tell: &Sender<Told>, started: oneshot::Receiver<Instant>) {
+        let stream = match Stream::open_on(Arc::clone(&self.device), handle) {
+            Ok(stream) => stream,
+            Err(e) => {
+                let _ = tell.send(Told::Failed(self.device.info().name, e));
+                return;
+            }
+        };
+        if tell.send(Told::Opened).is_err() {
+            return;
+        }
+        let Ok(Ok(start)) = handle.spawn(move || started).wait() else { return };
+        let Setup { job, part, index, stop, counters, .. } = self;
+        let outcome = Calls { job: &job, part, index, stream, stop, counters, start }.run();
+        let _ = tell.send(Told::Done(index, Box::new(outcome)));
     }
 }
 

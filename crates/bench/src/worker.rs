@@ -28,7 +28,7 @@ const BURST: u32 = 64;
 
 /// The distance in bytes of the marks that keep buffers from being the same:
 /// what deduplicating devices look at.
-const SCRAMBLE: usize = 4096;
+pub(crate) const SCRAMBLE: usize = 4096;
 
 /// Which part of the device a job works on.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +78,28 @@ pub(crate) struct Record {
     pub(crate) depths: [u64; 7],
     next_sample: u64,
     /// The last completion within the window.
-    last: u64,
+    pub(crate) last: u64,
+}
+
+impl Record {
+    /// A record whose first sample ends at this moment.
+    pub(crate) fn beginning(next_sample: u64) -> Record {
+        Record { next_sample, ..Record::default() }
+    }
+
+    /// Counts an I/O, if it ended within the window.
+    pub(crate) fn measure(&mut self, window: (u64, u64), write: bool, bytes: u64, times: Times) {
+        while times.end >= self.next_sample && self.next_sample <= window.1 {
+            self.read.sample(SAMPLE.as_secs_f64());
+            self.write.sample(SAMPLE.as_secs_f64());
+            self.next_sample += SAMPLE.as_nanos() as u64;
+        }
+        if times.end >= window.0 && times.end < window.1 {
+            self.last = times.end;
+            let direction = if write { &mut self.write } else { &mut self.read };
+            direction.record(bytes, times);
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -127,7 +148,7 @@ impl Worker {
             done: Notify::new(),
             deepest: Cell::new(0),
             unflushed: Cell::new(0),
-            record: RefCell::new(Record { next_sample: begin + ns(SAMPLE), ..Record::default() }),
+            record: RefCell::new(Record::beginning(begin + ns(SAMPLE))),
             error: RefCell::default(),
             table: wants_table.then(|| RefCell::new(Table::new(run, part.blocks))),
             report: RefCell::default(),
@@ -349,7 +370,7 @@ impl Worker {
         }
         let bytes = self.job.bs;
         self.counters.count(op.write, bytes);
-        self.measure(op.write, bytes, times);
+        self.record.borrow_mut().measure(self.window, op.write, bytes, times);
         if !self.job.verify {
             return;
         }
@@ -363,20 +384,6 @@ impl Worker {
                 None => Some(Expect::AnyRun),
             };
             self.check(op.block, buf, expect);
-        }
-    }
-
-    fn measure(&self, write: bool, bytes: u64, times: Times) {
-        let mut record = self.record.borrow_mut();
-        while times.end >= record.next_sample && record.next_sample <= self.window.1 {
-            record.read.sample(SAMPLE.as_secs_f64());
-            record.write.sample(SAMPLE.as_secs_f64());
-            record.next_sample += SAMPLE.as_nanos() as u64;
-        }
-        if times.end >= self.window.0 && times.end < self.window.1 {
-            record.last = times.end;
-            let direction = if write { &mut record.write } else { &mut record.read };
-            direction.record(bytes, times);
         }
     }
 
@@ -465,7 +472,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    fn now() -> Usage {
+    pub(crate) fn now() -> Usage {
         // SAFETY: plain numbers, for which zero is a valid value.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: fills the structure; zeroes stay if it cannot.
@@ -480,7 +487,7 @@ impl Usage {
         }
     }
 
-    fn since(&self, before: &Usage) -> Usage {
+    pub(crate) fn since(&self, before: &Usage) -> Usage {
         Usage {
             user: self.user.saturating_sub(before.user),
             system: self.system.saturating_sub(before.system),

@@ -1,6 +1,6 @@
 //! What of a path's tuning is set by hand, and what was chosen.
 
-use super::{Limit, Plan, Way};
+use super::{Plan, Way};
 use longhaul_block::Advice;
 use longhaul_block::units::{format_rate, format_size};
 use std::time::Duration;
@@ -79,14 +79,9 @@ impl PathReport {
         // Nothing kept more in flight from bringing more.
         let can = if plan.full[way as usize] { "can carry" } else { "carried" };
         let limit = match plan.limit {
-            Some(limit @ Limit::Socket(_)) => format!("a connection is limited by {limit}"),
-            Some(Limit::Loss) => "a connection is limited by loss on the way".into(),
-            None => "one connection fills it".into(),
-        };
-        let limit = if plan.limit.is_none() && !plan.full[way as usize] {
-            "what was asked of it was too little to find its end".into()
-        } else {
-            limit
+            Some(limit) => format!("a connection is limited by {limit}"),
+            None if plan.full[way as usize] => "one connection fills it".into(),
+            None => "what was asked of it was too little to find its end".into(),
         };
         let chosen = match plan.connections {
             1 => "1 connection".into(),
@@ -94,5 +89,39 @@ impl PathReport {
         };
         let bytes = format_size(plan.in_flight[way as usize]);
         format!("at {rtt} ms this path {can} {rate}; {limit}; {chosen} and {bytes} in flight chosen")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Buffer, Limit, SocketLimit};
+    use super::*;
+
+    #[test]
+    fn a_path_in_a_sentence() {
+        let mut plan = Plan {
+            in_flight: [256 << 20, 4 << 20],
+            connections: 8,
+            rate: [1.175e9, 0.0],
+            rtt: Duration::from_millis(92),
+            full: [true, false],
+            limit: Some(Limit::Socket(SocketLimit { buffer: Buffer::FarSend, bytes: 4 << 20 })),
+            settled: true,
+        };
+        let report = |plan| PathReport { plan, advice: Advice::LOCAL, smoothed: plan.rtt };
+        assert_eq!(
+            report(plan).sentence(),
+            "at 92 ms this path can carry 9.4 Gb/s; a connection is limited by net.ipv4.tcp_wmem \
+             (4 MiB in flight) on the far side; 8 connections and 256 MiB in flight chosen"
+        );
+        assert_eq!(report(plan).bandwidth_delay_product(), 108_100_000);
+        (plan.limit, plan.connections, plan.rtt) = (None, 1, Duration::from_micros(150));
+        assert_eq!(
+            report(plan).sentence(),
+            "at 0.15 ms this path can carry 9.4 Gb/s; one connection fills it; 1 connection and \
+             256 MiB in flight chosen"
+        );
+        plan.full = [false; 2];
+        assert!(report(plan).sentence().contains("carried 9.4 Gb/s; what was asked of it was too little"));
     }
 }

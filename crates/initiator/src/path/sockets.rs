@@ -86,7 +86,7 @@ impl fmt::Display for SocketLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let side = if self.buffer.is_far() { "the far side" } else { "this side" };
         let bytes = longhaul_block::units::format_size(self.bytes);
-        write!(f, "{} ({bytes} in flight a connection) on {side}", self.buffer.setting())
+        write!(f, "{} ({bytes} in flight) on {side}", self.buffer.setting())
     }
 }
 
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(buffer(sockets, Way::Read, 5 << 20), Buffer::Receive);
         assert_eq!(buffer(sockets, Way::Read, 2 << 20), Buffer::FarSend);
         let text = sockets.name(Way::Read, 4 << 20, false).to_string();
-        assert_eq!(text, "net.ipv4.tcp_wmem (4 MiB in flight a connection) on the far side");
+        assert_eq!(text, "net.ipv4.tcp_wmem (4 MiB in flight) on the far side");
         assert_eq!(sockets.name(Way::Read, 4 << 20, true), Limit::Loss);
         let sockets = Sockets { send_buffer: 0.0, peer_window: 0.5, receive_window: None };
         assert_eq!(buffer(sockets, Way::Write, 1 << 20), Buffer::FarReceive);

@@ -177,6 +177,9 @@ pub struct Plan {
     pub full: [bool; 2],
     /// What kept one connection from filling the path.
     pub limit: Option<Limit>,
+    /// Nothing is being tried at the moment: longer measuring changes it only
+    /// if the path changes.
+    pub settled: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -554,8 +557,7 @@ impl Tuner {
     /// A direction that is at its end although the network does not queue: the
     /// bytes in flight wait in the hosts.
     fn held_up(&self) -> Option<Way> {
-        let total: f64 = self.ways.iter().map(Direction::rate).sum();
-        if self.ceiling.1 > 0 && total > NEAR_CEILING * self.ceiling.0 {
+        if self.is_full() {
             return None;
         }
         let held = |way: &Direction| {
@@ -592,6 +594,23 @@ impl Tuner {
             rtt: Duration::from_secs_f64(self.rtt),
             full: [0, 1].map(|way| self.ways[way].phase == Phase::Hold),
             limit: self.limit,
+            settled: self.is_settled(),
         }
+    }
+
+    fn is_settled(&self) -> bool {
+        let used = || self.ways.iter().filter(|way| way.known > 0);
+        let judged = used().count() > 0 && used().all(|way| way.phase == Phase::Hold && way.before.is_none());
+        let tried = match self.trial {
+            Trial::More { .. } => false,
+            Trial::None { wait } => wait > 0 || self.is_full() || self.connections >= self.limits.connections,
+        };
+        judged && tried && self.doubt == Doubt::None
+    }
+
+    /// Whether the network was seen to queue at about this rate.
+    fn is_full(&self) -> bool {
+        let total: f64 = self.ways.iter().map(Direction::rate).sum();
+        self.ceiling.1 > 0 && total > NEAR_CEILING * self.ceiling.0
     }
 }

@@ -34,6 +34,10 @@ pub(crate) struct Args {
     /// to the device [default: auto in sequential order, 1 in random order]
     #[arg(long, value_name = "N|auto", value_parser = parse_depth)]
     iodepth: Option<Depth>,
+    /// async: iodepth I/Os at a time; sync: blocking calls through the
+    /// file-like API, one after another, which reads ahead and writes behind
+    #[arg(long, value_name = "KIND", default_value = "async", value_parser = ["async", "sync"])]
+    ioengine: String,
     /// Jobs for each device, a thread and a queue each
     #[arg(long, value_name = "N", default_value_t = 1)]
     numjobs: u32,
@@ -106,6 +110,7 @@ impl Args {
             bs: self.bs,
             iodepth,
             iodepth_auto,
+            sync: self.ioengine == "sync",
             numjobs: self.numjobs,
             offset: self.offset,
             size: self.size,
@@ -230,8 +235,8 @@ fn print_paths(devices: &[Device], results: &Results, output: Output) {
         if let Device::Remote(device) = device
             && let Some(report) = device.path()
         {
-            let depth = depth.unwrap_or_default();
-            output.line(format_args!("path: {}; iodepth up to {depth}", report.sentence()));
+            let depth = depth.filter(|_| !results.job.sync).map(|depth| format!("; iodepth up to {depth}"));
+            output.line(format_args!("path: {}{}", report.sentence(), depth.unwrap_or_default()));
         }
     }
 }

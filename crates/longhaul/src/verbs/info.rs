@@ -1,16 +1,33 @@
 //! `longhaul info`.
 
-use crate::exit::Outcome;
+use crate::exit::{Failure, Outcome};
 use crate::names::InitiatorArgs;
 use crate::output::Output;
+use longhaul_bench::{Job, Live, Stop, Threads};
 use longhaul_block::BlockDevice;
 use longhaul_block::units::format_size;
-use serde_json::json;
+use longhaul_initiator::path::Limit;
+use longhaul_initiator::{PathReport, RemoteDevice};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes of one I/O when the path is measured.
+const MEASURE_IO: u64 = 1 << 20;
+/// Measuring takes at least this long, and at most: several doublings of
+/// connections at 200 ms of round trip.
+const MEASURE_MIN: Duration = Duration::from_secs(3);
+const MEASURE_MAX: Duration = Duration::from_secs(30);
+/// Bytes that are read at most: seven seconds at 10 Gb/s.
+const MEASURE_BYTES: u64 = 8 << 30;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The namespace: nvme+tcp://HOST[:PORT]/SUBNQN[?nsid=N]
     uri: String,
+    /// Measure the path to it, by reading for some seconds
+    #[arg(long)]
+    path: bool,
     #[command(flatten)]
     initiator: InitiatorArgs,
 }
@@ -19,6 +36,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let device = args.initiator.connect(&args.uri)?;
     let (controller, ns, info) = (device.controller(), device.namespace(), device.info());
     let round_trip = controller.round_trip;
+    let measured = if args.path { Some(measure(&device, args, output)?) } else { None };
     output.event(
         "summary",
         json!({
@@ -40,6 +58,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
             "path": {
                 "round_trip_us": round_trip.0.as_micros() as u64, "variation_us": round_trip.1.as_micros() as u64,
                 "congestion": controller.congestion,
+                "measured": measured.as_ref().map(Measured::to_json),
             },
         }),
     );
@@ -91,5 +110,69 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     for (name, value) in lines {
         output.line(format_args!("{name:12} {value}"));
     }
+    if let Some(measured) = measured {
+        output.line(format_args!("{}", measured.report.sentence()));
+    }
     Ok(())
+}
+
+/// A path that was measured.
+struct Measured {
+    report: PathReport,
+    bytes: u64,
+    time: Duration,
+}
+
+impl Measured {
+    fn to_json(&self) -> Value {
+        let PathReport { plan, advice, smoothed } = self.report;
+        let limit = plan.limit.map(|limit| match limit {
+            Limit::Socket(limit) => json!({
+                "setting": limit.buffer.setting(), "side": if limit.buffer.is_far() { "far" } else { "near" },
+                "bytes_in_flight": limit.bytes,
+            }),
+            Limit::Loss => json!({ "setting": null, "side": null, "loss": true }),
+        });
+        json!({
+            "sentence": self.report.sentence(),
+            "round_trip_us": plan.rtt.as_micros() as u64, "round_trip_now_us": smoothed.as_micros() as u64,
+            "bits_per_second": (self.report.rate() * 8.0) as u64,
+            "bandwidth_delay_product": self.report.bandwidth_delay_product(),
+            "full": plan.full[0], "settled": plan.settled, "limit": limit, "connections": plan.connections,
+            "in_flight": plan.in_flight[0], "io_size": advice.io_size, "read_ahead": advice.read_ahead,
+            "bytes_read": self.bytes, "seconds": self.time.as_secs_f64(),
+        })
+    }
+}
+
+/// Reads until what fills the path is known, or it has taken long enough.
+fn measure(device: &Arc<RemoteDevice>, args: &Args, output: Output) -> Result<Measured, Failure> {
+    let info = device.info();
+    let block = u64::from(info.block_size);
+    let bs = MEASURE_IO.min(info.size / block * block).max(block);
+    let job = Job { bs, iodepth_auto: true, runtime: Some(MEASURE_MAX), time_based: true, ..Job::default() };
+    let (stop, told) = (Stop::new(), output.is_live());
+    let mut progress = |now: &Live| {
+        let settled = device.path().is_some_and(|path| path.plan.settled);
+        if (now.elapsed >= MEASURE_MIN && settled) || now.done_bytes >= MEASURE_BYTES {
+            stop.stop();
+        }
+        if told {
+            eprint!("\r\x1b[Kmeasuring, {:.0} s", now.elapsed.as_secs_f64());
+        }
+    };
+    let threads = Threads::Own(args.initiator.engine.config());
+    let devices: [Arc<dyn BlockDevice>; 1] = [Arc::<RemoteDevice>::clone(device)];
+    let results = longhaul_bench::run(&devices, &job, &threads, &stop, &mut progress);
+    if told {
+        eprint!("\r\x1b[K");
+    }
+    let results = results?;
+    if let Some(e) = results.error() {
+        return Err(e.clone().into());
+    }
+    let total = results.total();
+    let (bytes, time) = total.map_or((0, Duration::ZERO), |total| (total.read.bytes, total.elapsed));
+    let report = device.path().ok_or_else(|| Failure::failed("nothing could be read to measure the path"))?;
+    Ok(Measured { report, bytes, time })
 }

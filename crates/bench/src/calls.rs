@@ -1,0 +1,116 @@
+//! A job of blocking calls through the file-like API, one after another, as a
+//! program has that reads or writes a file.
+//!
+//! An I/O is one call of `bs` bytes: a read is done when its bytes are here, a
+//! write when its bytes are taken ([`longhaul_block::stream`] says what that
+//! means). What is in flight beneath is the stream's affair.
+
+use crate::Job;
+use crate::pattern::{Pattern, Rng, mix};
+use crate::run::{Counters, Stop};
+use crate::stats::{SAMPLE, Times};
+use crate::worker::{Outcome, Part, Record, SCRAMBLE, Usage};
+use longhaul_block::IoError;
+use longhaul_block::stream::Stream;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// One job on the calling thread.
+pub(crate) struct Calls<'a> {
+    pub(crate) job: &'a Job,
+    pub(crate) part: Part,
+    pub(crate) index: u64,
+    pub(crate) stream: Stream,
+    pub(crate) stop: Stop,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) start: Instant,
+}
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The error of the device within.
+fn error(e: io::Error) -> IoError {
+    let text = e.to_string();
+    match e.into_inner().and_then(|inner| inner.downcast::<IoError>().ok()) {
+        Some(inner) => *inner,
+        None => IoError::Medium(text),
+    }
+}
+
+impl Calls<'_> {
+    fn now(&self) -> u64 {
+        ns(self.start.elapsed())
+    }
+
+    /// Runs the load.
+    pub(crate) fn run(mut self) -> Outcome {
+        let usage = Usage::now();
+        let begin = ns(self.job.ramp);
+        let window = (begin, self.job.runtime.map_or(u64::MAX, |time| begin.saturating_add(ns(time))));
+        let mut record = Record::beginning(begin + ns(SAMPLE));
+        let mut result = self.calls(window, &mut record);
+        let ended = self.now();
+        if result.is_ok() && self.job.end_fsync {
+            result = self.stream.flush();
+        }
+        let end = if ended >= window.1 { window.1 } else { record.last.max(window.0) };
+        Outcome {
+            window: Duration::from_nanos(end - window.0.min(end)),
+            elapsed: Duration::from_nanos(ended),
+            error: result.err().map(error),
+            verify: Default::default(),
+            record,
+            usage: Usage::now().since(&usage),
+            depth: 1,
+            advice: None,
+        }
+    }
+
+    fn calls(&mut self, window: (u64, u64), record: &mut Record) -> io::Result<()> {
+        let (job, part) = (self.job, self.part);
+        let seed = mix(job.seed) ^ self.index;
+        let (mut pattern, mut dice) = (Pattern::new(part.blocks, job.rw.is_random(), seed), Rng::new(seed));
+        let mut buf = vec![0u8; job.bs as usize];
+        let (mut marks, mut unflushed) = (self.index << 40, 0);
+        let mut left = if job.time_based && job.runtime.is_some() { u64::MAX } else { part.blocks };
+        let mut begin = self.now();
+        while left > 0 && begin < window.1 && !self.stop.is_set() {
+            left -= u64::from(left != u64::MAX);
+            let write = match (job.rw.reads(), job.rw.writes()) {
+                (true, true) => dice.percent() >= job.rwmixread,
+                (_, writes) => writes,
+            };
+            // A seek to where it is costs nothing.
+            self.stream.seek(SeekFrom::Start(part.offset + pattern.next() * job.bs))?;
+            if write {
+                for piece in buf.chunks_mut(SCRAMBLE) {
+                    marks += 1;
+                    let mark = mix(marks).to_le_bytes();
+                    let n = piece.len().min(mark.len());
+                    piece[..n].copy_from_slice(&mark[..n]);
+                }
+                self.stream.write_all(&buf)?;
+            } else {
+                self.stream.read_exact(&mut buf)?;
+            }
+            let end = self.now();
+            self.counters.count(write, job.bs);
+            record.depths[0] += 1;
+            record.measure(window, write, job.bs, Times { begin, submitted: None, end });
+            unflushed += u32::from(write);
+            if job.fdatasync > 0 && unflushed >= job.fdatasync {
+                unflushed = 0;
+                self.stream.flush()?;
+                let flushed = self.now();
+                if flushed >= window.0 && flushed < window.1 {
+                    record.sync.record(flushed - end);
+                }
+            }
+            begin = self.now();
+        }
+        Ok(())
+    }
+}
