@@ -4,6 +4,7 @@
 //! [`Tuner`] decides and does no I/O; `lanes` measures for it and does what it
 //! says, for each thread that has opened a device.
 
+mod direction;
 mod lanes;
 mod meter;
 mod options;
@@ -11,8 +12,11 @@ mod sockets;
 mod tuner;
 #[cfg(test)]
 mod tuner_tests;
+mod types;
 
+pub use direction::FLOOR;
 pub(crate) use lanes::{Lanes, Reports};
 pub use options::{PathOptions, PathReport};
 pub use sockets::{Buffer, Limit, SocketLimit, Sockets};
-pub use tuner::{FLOOR, Limits, Plan, Sample, Tuner, Way, WaySample};
+pub use tuner::Tuner;
+pub use types::{Limits, Plan, Sample, Way, WaySample};

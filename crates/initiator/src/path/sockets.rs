@@ -5,7 +5,7 @@
 //! it is what is left when data comes slower than the path carries it, while
 //! our window stands open.
 
-use super::tuner::Way;
+use super::types::Way;
 use longhaul_engine::net::TcpInfo;
 use std::fmt;
 use std::time::Duration;

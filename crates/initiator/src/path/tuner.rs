@@ -24,58 +24,17 @@
 //! - one experiment at a time: while connections are being judged, or the
 //!   round trip is, nothing else is tried.
 
-use super::sockets::{Limit, Sockets};
+use super::direction::{Direction, FLOOR, GAIN, Phase};
+use super::sockets::Limit;
+use super::types::{Limits, Plan, Sample, Way};
 use std::time::Duration;
 
-/// The least bytes in flight, and the least extra: some I/Os of any size, so
-/// that storage and processors on both sides are kept busy on short paths.
-pub const FLOOR: u64 = 2 << 20;
-/// The extra is √(this × product): 4 MiB make it 40 % of 25 MB (2 Gb/s at
-/// 100 ms) and 18 % of 125 MB (10 Gb/s at 100 ms).
-const EXTRA: f64 = (4u64 << 20) as f64;
-/// Multiples of the bandwidth-delay product: to begin with, and the least.
-const GAIN: f64 = 2.0;
-const GAIN_MIN: f64 = 1.25;
-/// The multiple where segments are lost: the path and its queue hold up to
-/// two, and for two more round trips of a full queue nothing is completed
-/// while TCP repairs. With less TCP runs dry, and what is completed all at
-/// once is asked for all at once and overflows the queue again.
-const GAIN_LOST: f64 = 4.0;
-/// A rate that is this much above the best one is growth.
-const GROWTH: f64 = 1.125;
-/// Rounds without growth after which the path is taken for full: what is
-/// changed shows after a round trip and the queue.
-const STALLED: u32 = 4;
-/// Rounds over which the rate is taken: longer than TCP takes to repair a
-/// loss. Nothing is completed meanwhile, and all of it at once afterwards, so
-/// the rate of a single round says little.
-const MEMORY: usize = 8;
-/// Rounds of the long average.
-const AVERAGE: f64 = 16.0;
-/// Rounds of the longer average.
-const USUAL: f64 = 64.0;
-/// The rate has fallen if it is below this share of what is usual.
-const FALLEN: f64 = 0.8;
-/// Rounds without a loss before less is tried, at first; after each time that
-/// it was wrong, four times as many, up to the last.
-const LET_GO_AFTER: u32 = 8;
-const LET_GO_AFTER_LOSS: u32 = 32;
-const LET_GO_MAX: u32 = 2048;
-/// Rounds after which it is judged.
-const LET_GO_JUDGE: u32 = 16;
-/// Rounds for which a loss is remembered when connections are added.
-const LOSS_REMEMBERED: u32 = 64;
-/// Bytes in flight that are more than this multiple of the product stand
-/// somewhere.
-const STANDING: f64 = 2.5;
-/// Rate that letting go may cost: what noise does.
-const COST: f64 = 0.97;
 /// Rounds in which more connections have to show their use: they begin slowly.
 const JUDGE_AFTER: u32 = 20;
 /// Rounds for which connections that were of no use are not tried again.
 const NO_USE: u32 = 2048;
 /// Growth of the rate that makes connections worth having.
-const USE: f64 = 1.1;
+const USE: f64 = 1.05;
 /// Rounds in which the network must not have queued before a connection is
 /// taken for what limits: after a loss, TCP drains what it has filled.
 const HELD_UP_AFTER: u32 = 16;
@@ -83,9 +42,11 @@ const HELD_UP_AFTER: u32 = 16;
 /// something a limit, and not on its way.
 const STEADY: f64 = 0.9;
 /// The network has been reached if the round trip is above this multiple of
-/// the least one and this time; it is remembered for so many rounds.
+/// the least one and this time for so many rounds (one may be an accident); it
+/// is remembered for so many.
 const TOUCHED: f64 = 1.05;
 const TOUCHED_MIN: f64 = 0.001;
+const TOUCHED_ROUNDS: u32 = 5;
 const CEILING_REMEMBERED: u32 = 1024;
 /// A path is full at this share of where it was seen to queue.
 const NEAR_CEILING: f64 = 0.85;
@@ -114,234 +75,6 @@ const REFILL_ROUNDS: u32 = 4;
 /// in, short enough to follow.
 const ROUND_MIN: Duration = Duration::from_millis(50);
 const ROUND_MAX: Duration = Duration::from_secs(1);
-
-/// The two directions of a path, as an index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// From the far side to here.
-    Read,
-    /// From here to the far side.
-    Write,
-}
-
-/// What a plan must keep to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes in flight at most, a direction.
-    pub in_flight: u64,
-    /// Connections at most.
-    pub connections: u16,
-}
-
-/// What was measured in a round.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Sample {
-    /// When the round ended, from any fixed moment.
-    pub now: Duration,
-    /// Each direction, by [`Way`].
-    pub ways: [WaySample; 2],
-    /// Smoothed round trip of the connections, the least one of them.
-    pub rtt: Option<Duration>,
-    /// The least time that a command took, from submission to completion.
-    pub latency_min: Option<Duration>,
-    /// What the sockets say.
-    pub sockets: Sockets,
-    /// Connections in use.
-    pub connections: u16,
-}
-
-/// One direction in a round.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WaySample {
-    /// Bytes of commands that were completed.
-    pub completed: u64,
-    /// Bytes in flight, on average over completions.
-    pub in_flight: u64,
-    /// Segments were lost (or came in another order).
-    pub lost: bool,
-}
-
-/// What to do.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Plan {
-    /// Bytes to keep in flight, by [`Way`].
-    pub in_flight: [u64; 2],
-    /// Connections to spread them over.
-    pub connections: u16,
-    /// Bytes per second that each direction was seen to carry, by [`Way`]; 0
-    /// if it was not used.
-    pub rate: [f64; 2],
-    /// The least round trip.
-    pub rtt: Duration,
-    /// Whether each direction is at its end: more in flight brings no more.
-    pub full: [bool; 2],
-    /// What kept one connection from filling the path.
-    pub limit: Option<Limit>,
-    /// Nothing is being tried at the moment: longer measuring changes it only
-    /// if the path changes.
-    pub settled: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Phase {
-    /// Doubling while the rate grows.
-    Grow {
-        stalled: u32,
-    },
-    Hold,
-}
-
-/// State of a direction.
-#[derive(Clone, Debug)]
-struct Direction {
-    phase: Phase,
-    in_flight: f64,
-    gain: f64,
-    /// Rates of the last rounds that count.
-    rates: [f64; MEMORY],
-    at: usize,
-    /// How many there ever were.
-    known: usize,
-    /// The best of a single round since growing began.
-    peak: f64,
-    /// What was completed, on a long average: the path carries that at least,
-    /// whatever single rounds say.
-    average: f64,
-    /// The average on a longer average: what it was before it fell.
-    usual: f64,
-    /// Rounds since the last experiment with the gain.
-    since: u32,
-    wait: u32,
-    /// Average rate before the last step down, if it is to be judged.
-    before: Option<f64>,
-    /// Rounds for which a loss is remembered.
-    lost: u32,
-}
-
-impl Direction {
-    fn new() -> Direction {
-        Direction {
-            phase: Phase::Grow { stalled: 0 },
-            in_flight: (2 * FLOOR) as f64,
-            gain: GAIN,
-            rates: [0.0; MEMORY],
-            at: 0,
-            known: 0,
-            peak: 0.0,
-            average: 0.0,
-            usual: 0.0,
-            since: 0,
-            wait: LET_GO_AFTER,
-            before: None,
-            lost: 0,
-        }
-    }
-
-    /// What the path carries: the average of the last rounds.
-    fn rate(&self) -> f64 {
-        self.rates.iter().sum::<f64>() / self.known.clamp(1, MEMORY) as f64
-    }
-
-    /// Looks for the end of the path again.
-    fn grow_again(&mut self) {
-        self.phase = Phase::Grow { stalled: 0 };
-        self.peak = self.rate();
-    }
-
-    /// What fills a path of this product.
-    fn hold(&self, product: f64) -> f64 {
-        self.gain * product + (EXTRA * product).sqrt().max(FLOOR as f64)
-    }
-
-    /// Takes the rate of a round; whether what was in flight could have filled
-    /// the path.
-    fn take(&mut self, rate: f64, in_flight: f64) -> bool {
-        let filled = in_flight >= 0.6 * self.in_flight;
-        if filled {
-            self.average += (rate - self.average) / AVERAGE;
-            self.usual += (self.average - self.usual) / USUAL;
-        }
-        if filled || rate > self.rate() {
-            self.rates[self.at] = rate;
-            self.at = (self.at + 1) % MEMORY;
-            self.known += 1;
-        }
-        filled
-    }
-
-    /// Whether it brings clearly less than it did.
-    fn has_fallen(&self) -> bool {
-        self.average < FALLEN * self.usual
-    }
-
-    fn handle(&mut self, took: f64, sample: &WaySample, rtt: f64, queued: bool) {
-        // Nothing has come yet: TCP begins slowly.
-        if sample.completed == 0 && self.known == 0 {
-            return;
-        }
-        let rate = sample.completed as f64 / took;
-        let filled = self.take(rate, sample.in_flight as f64);
-        let product = self.rate() * rtt;
-        self.lost = if sample.lost { LOSS_REMEMBERED } else { self.lost.saturating_sub(1) };
-        match self.phase {
-            Phase::Grow { .. } if filled && rate > GROWTH * self.peak => {
-                self.phase = Phase::Grow { stalled: 0 };
-                self.peak = rate;
-                let most = 4.0 * rate * rtt + 2.0 * FLOOR as f64;
-                self.in_flight = (2.0 * self.in_flight).min(most).max(self.in_flight);
-            }
-            Phase::Grow { stalled } if filled || sample.in_flight as f64 >= self.hold(product) => {
-                self.phase = Phase::Grow { stalled: stalled + 1 };
-                if stalled + 1 >= STALLED {
-                    self.phase = Phase::Hold;
-                    self.gain = if self.lost > 0 { GAIN_LOST } else { GAIN };
-                    (self.since, self.wait, self.before) = (0, LET_GO_AFTER, None);
-                }
-            }
-            Phase::Grow { .. } => {}
-            Phase::Hold if filled => self.choose_gain(queued || self.in_flight > STANDING * product),
-            Phase::Hold => {}
-        }
-        let hold = self.hold(product);
-        match self.phase {
-            Phase::Grow { .. } => self.in_flight = self.in_flight.max(hold),
-            Phase::Hold => self.in_flight = hold,
-        }
-    }
-
-    /// Holds more while segments are lost, and less where that would do as
-    /// well.
-    fn choose_gain(&mut self, queued: bool) {
-        self.since += 1;
-        let was_lean = self.gain <= GAIN_MIN;
-        if self.lost == LOSS_REMEMBERED {
-            self.before = None;
-            if was_lean {
-                self.wait = (4 * self.wait).min(LET_GO_MAX);
-            }
-            (self.gain, self.since, self.wait) = (GAIN_LOST, 0, self.wait.max(LET_GO_AFTER_LOSS));
-            return;
-        }
-        match self.before {
-            Some(_) if self.since < LET_GO_JUDGE => {}
-            Some(before) => {
-                self.before = None;
-                if self.rate() < COST * before {
-                    self.gain = if self.lost > 0 { GAIN_LOST } else { GAIN };
-                    (self.since, self.wait) = (0, (4 * self.wait).min(LET_GO_MAX));
-                }
-            }
-            // Others have come: who holds less than they would be left with less.
-            None if was_lean && self.has_fallen() => {
-                (self.gain, self.since, self.wait) = (GAIN, 0, (4 * self.wait).min(LET_GO_MAX));
-            }
-            None if queued && !was_lean && self.since >= self.wait => {
-                (self.before, self.gain, self.since) = (Some(self.rate()), GAIN_MIN, 0);
-            }
-            None => {}
-        }
-    }
-}
 
 /// What connections are being tried for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -384,6 +117,8 @@ pub struct Tuner {
     /// Bytes per second at which the network was seen to queue, all in all,
     /// and for how many rounds that is remembered.
     ceiling: (f64, u32),
+    /// Rounds for which the network has queued a little.
+    touched: u32,
     /// Rounds since the network last queued.
     unqueued: u32,
     last: Duration,
@@ -403,6 +138,7 @@ impl Tuner {
             trial: Trial::None { wait: 0 },
             limit: None,
             ceiling: (0.0, 0),
+            touched: 0,
             unqueued: 0,
             last: now,
         }
@@ -448,7 +184,9 @@ impl Tuner {
                 direction.handle(took, way, self.rtt, queued);
             }
         }
-        self.look_for_ceiling(network > TOUCHED * self.rtt + TOUCHED_MIN);
+        let touched = network > TOUCHED * self.rtt + TOUCHED_MIN;
+        self.touched = if touched { self.touched.saturating_add(1) } else { 0 };
+        self.look_for_ceiling(self.touched >= TOUCHED_ROUNDS);
         self.unqueued = if queued { 0 } else { self.unqueued.saturating_add(1) };
         self.look_at_connections(sample);
     }

@@ -2,7 +2,7 @@
 //! share, TCP that begins slowly, and sockets that hold only so much.
 
 use super::sockets::{Limit, Sockets};
-use super::tuner::*;
+use super::{FLOOR, Limits, Sample, Tuner, WaySample};
 use std::time::Duration;
 
 /// One gigabit per second, in bytes.
