@@ -159,13 +159,13 @@ impl Job {
             ("rw", self.rw.to_string()),
             ("bs", self.bs.to_string()),
             ("iodepth", if self.iodepth_auto { "auto".into() } else { self.iodepth.to_string() }),
-            ("ioengine", if self.sync { "sync".into() } else { "longhaul".into() }),
             ("numjobs", self.numjobs.to_string()),
             ("randseed", self.seed.to_string()),
         ];
         if self.rw.reads() && self.rw.writes() {
             options.push(("rwmixread", self.rwmixread.to_string()));
         }
+        options.extend(self.sync.then(|| ("ioengine", "sync".into())));
         options.extend((self.offset > 0).then(|| ("offset", self.offset.to_string())));
         options.extend(self.size.map(|size| ("size", size.to_string())));
         options.extend(self.runtime.map(|time| ("runtime", seconds(time))));

@@ -336,6 +336,42 @@ fn results_keep_their_layout() {
     assert_eq!(names(&found, ""), names(&sample, ""));
 }
 
+/// The file-like API under load: fio's ioengine=sync.
+#[test]
+fn calls_of_a_file_are_a_load() {
+    let target = Target::start(&["a=mem:64MiB"], &[]);
+    let uri = target.uri(0);
+    for rw in ["write", "read", "randrw"] {
+        let load = ["--ioengine", "sync", "--rw", rw, "--bs", "128k", "--end-fsync", "--json"];
+        let ran = longhaul(&[&["bench", &uri][..], &load].concat());
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("layout");
+        let job = &result.jobs[0];
+        assert_eq!((job.read.total_ios + job.write.total_ios, job.error), (512, 0), "{rw}");
+        assert_eq!(job.job_options.get("ioengine").map(String::as_str), Some("sync"));
+    }
+    fails(&["bench", &uri, "--ioengine", "sync", "--verify", "crc32c"], 2, &["verify", "ioengine=sync"]);
+    fails(&["bench", &uri, "--iodepth", "many"], 2, &["'many' is neither a number nor auto"]);
+    target.stop();
+}
+
+/// What a path was found to be, in words and in fields.
+#[test]
+fn a_path_is_measured_by_reading() {
+    let target = Target::start(&["a=mem:64MiB"], &[]);
+    let ran = longhaul(&["info", &target.uri(0), "--path", "--json"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let path = ran.events().pop().expect("an event")["path"]["measured"].clone();
+    let number = |name: &str| path[name].as_f64().unwrap_or_else(|| panic!("{name} in {path}"));
+    let sentence = path["sentence"].as_str().expect("a sentence");
+    assert!(sentence.starts_with("at ") && sentence.contains(" this path c"), "{sentence}");
+    assert!(number("bits_per_second") > 1e6 && number("round_trip_us") > 0.0);
+    let share = number("bits_per_second") / 8.0 * number("round_trip_us") / 1e6;
+    assert!((share / number("bandwidth_delay_product") - 1.0).abs() < 0.5, "{path}");
+    assert!(number("connections") >= 1.0 && number("in_flight") >= 1e6 && number("bytes_read") > 1e6);
+    target.stop();
+}
+
 /// All names of a document, with where they are.
 fn names(value: &serde_json::Value, at: &str) -> std::collections::BTreeSet<String> {
     match value {
