@@ -1,7 +1,34 @@
 //! Emulated long-distance links for people and tests.
+//!
+//! Two of them, for two purposes:
+//!
+//! - [`Wan`]: real TCP over an emulated path, between network namespaces. It
+//!   needs root and `/dev/net/tun`; windows, loss, queues and cuts are those
+//!   of the kernel's own TCP.
+//! - [`Relay`]: an ideal long link inside this process, for anybody.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod arena;
+pub mod conditions;
+mod error;
+mod flow;
+mod guard;
+mod model;
+mod mover;
+mod netns;
+mod packet;
 pub mod relay;
+mod setup;
+mod statistics;
+#[allow(unsafe_code)]
+mod sys;
+mod wan;
 
+pub use conditions::{Change, Conditions, Direction, Queue, Way};
+pub use error::Error;
+pub use netns::Namespace;
 pub use relay::{Link, Relay, RelayStats};
+pub use setup::unavailable;
+pub use statistics::{Lateness, LinkStatistics, Statistics, WayStatistics};
+pub use wan::{MAX_LINKS, MAX_NAME, Plan, Wan};

@@ -1,0 +1,44 @@
+//! What can go wrong.
+
+use std::io;
+
+/// Why there is no link, or why it does not change.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// This machine, or this user, cannot have one: the reason to skip a test.
+    #[error("{0}")]
+    Unavailable(String),
+    /// A name that is taken. What bears it is left alone.
+    #[error("{what} '{name}' exists already; choose another name")]
+    Exists {
+        /// Kind of thing.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// Settings that make no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// There is no such link.
+    #[error("there is no link {0}")]
+    NoLink(usize),
+    /// A system call or a program failed.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// Why it did not work.
+        source: io::Error,
+    },
+    /// The thread that moves packets is gone.
+    #[error("the link has stopped")]
+    Stopped,
+}
+
+impl Error {
+    /// For `map_err`: says what was tried.
+    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+        |source| Error::System { what: what.into(), source }
+    }
+}

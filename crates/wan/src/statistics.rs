@@ -1,0 +1,143 @@
+//! What went through, what did not and why, and whether it was on time.
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Longest lateness told apart, in ns.
+const LONGEST: u64 = 60_000_000_000;
+
+/// Counters of one direction. Packets are those of the wire: one that stands
+/// for many counts as many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WayStatistics {
+    /// Packets that came.
+    pub packets_in: u64,
+    /// IP bytes that came.
+    pub bytes_in: u64,
+    /// Packets that arrived at the other end.
+    pub packets_out: u64,
+    /// IP bytes that arrived.
+    pub bytes_out: u64,
+    /// Packets that found the queue full.
+    pub dropped_queue: u64,
+    /// Packets lost at random.
+    pub dropped_loss: u64,
+    /// Packets that the cut link lost.
+    pub dropped_cut: u64,
+    /// Packets too large for the black hole.
+    pub dropped_black_hole: u64,
+    /// Packets for which the emulator had no memory. Not the link's doing:
+    /// with one of these a run is not what it seems.
+    pub dropped_memory: u64,
+    /// Packets that the kernel dropped because the emulator did not fetch them
+    /// in time. Not the link's doing either.
+    pub dropped_device: u64,
+    /// Packets held back for later ones to overtake.
+    pub reordered: u64,
+    /// Packets that arrived a second time.
+    pub duplicated: u64,
+    /// Packets that the kernel did not take (the far device is down).
+    pub errors: u64,
+    /// Most bytes that waited for the wire at a time.
+    pub queue_max: u64,
+    /// How late packets arrived.
+    pub lateness: Lateness,
+}
+
+impl WayStatistics {
+    /// Packets that were dropped, whatever for.
+    pub fn dropped(&self) -> u64 {
+        self.dropped_queue
+            + self.dropped_loss
+            + self.dropped_cut
+            + self.dropped_black_hole
+            + self.dropped_memory
+            + self.dropped_device
+    }
+}
+
+/// How much later than due packets were handed over. The machine was busy where
+/// this is not small against the round-trip time: throw such a run away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lateness {
+    /// Mean.
+    pub mean: Duration,
+    /// Half of the packets were at most this late.
+    pub p50: Duration,
+    /// 99 %.
+    pub p99: Duration,
+    /// 99.9 %.
+    pub p999: Duration,
+    /// The latest.
+    pub max: Duration,
+}
+
+/// Both directions of a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkStatistics {
+    /// From the client to the server.
+    pub there: WayStatistics,
+    /// From the server to the client.
+    pub back: WayStatistics,
+}
+
+/// All links, and what it took to emulate them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// A link each, in order.
+    pub links: Vec<LinkStatistics>,
+    /// Since when: the start, or the last reset.
+    pub elapsed: Duration,
+    /// Processor time of the emulator.
+    pub cpu: Duration,
+    /// Bytes of memory that packets have taken so far.
+    pub memory: u64,
+    /// Whether the emulator was granted real-time priority.
+    pub real_time: bool,
+}
+
+impl Statistics {
+    /// The worst 99 % lateness of all directions.
+    pub fn late_p99(&self) -> Duration {
+        self.links.iter().flat_map(|l| [l.there, l.back]).map(|w| w.lateness.p99).max().unwrap_or_default()
+    }
+
+    /// Packets that the emulator itself lost: with one of these a run is void.
+    pub fn lost_here(&self) -> u64 {
+        let ways = self.links.iter().flat_map(|l| [l.there, l.back]);
+        ways.map(|w| w.dropped_memory + w.dropped_device + w.errors).sum()
+    }
+}
+
+/// The lateness of one direction as it grows.
+pub(crate) struct LateMeter(Histogram<u64>);
+
+impl LateMeter {
+    pub(crate) fn new() -> LateMeter {
+        // The bounds are constants that the constructor accepts.
+        LateMeter(Histogram::new_with_bounds(1, LONGEST, 2).unwrap_or_else(|_| unreachable!()))
+    }
+
+    pub(crate) fn record(&mut self, late: u64) {
+        self.0.saturating_record(late);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    pub(crate) fn lateness(&self) -> Lateness {
+        if self.0.is_empty() {
+            return Lateness::default();
+        }
+        let at = |q| Duration::from_nanos(self.0.value_at_quantile(q));
+        Lateness {
+            mean: Duration::from_nanos(self.0.mean() as u64),
+            p50: at(0.5),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: Duration::from_nanos(self.0.max()),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What the tests of emulated links share.
+
+use longhaul_wan::{Conditions, Error, Plan, Wan};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+pub(crate) const MS: Duration = Duration::from_millis(1);
+
+/// Nothing here takes longer: a hang becomes a failure.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+pub(crate) fn plan(rtt: Duration, rate: u64) -> Plan {
+    Plan::new(Plan::unique_name("t"), Conditions::new(rtt, (rate > 0).then_some(rate)))
+}
+
+/// The link, or a reason on standard error why there is none here.
+pub(crate) fn start(plan: Plan) -> Option<Wan> {
+    match Wan::start(plan) {
+        Ok(wan) => Some(wan),
+        Err(Error::Unavailable(why)) => {
+            eprintln!("skipped: {why}");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+/// Content that no part of resembles another one.
+pub(crate) fn content(len: usize) -> Vec<u8> {
+    let mut x = 0x2545_f491_4f6c_dd1du64;
+    let next = || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x.to_le_bytes()
+    };
+    std::iter::repeat_with(next).flatten().take(len).collect()
+}
+
+/// A listener in the namespace of the server.
+pub(crate) fn listen(wan: &Wan, link: usize) -> TcpListener {
+    let address = SocketAddr::from((wan.server_address(link), 0));
+    wan.server(link).run(|| TcpListener::bind(address)).expect("entered").expect("bound")
+}
+
+pub(crate) fn connect(wan: &Wan, listener: &TcpListener) -> TcpStream {
+    let address = listener.local_addr().expect("address");
+    let stream = wan.client().run(|| TcpStream::connect_timeout(&address, LIMIT)).expect("entered");
+    let stream = stream.expect("connected");
+    stream.set_read_timeout(Some(LIMIT)).expect("time limit");
+    stream.set_write_timeout(Some(LIMIT)).expect("time limit");
+    stream
+}
+
+/// Sends `data` to the server behind `link`, which returns all of it as it
+/// came; returns how long that took.
+pub(crate) fn there_and_back(wan: &Wan, link: usize, data: &[u8]) -> Duration {
+    let listener = listen(wan, link);
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().expect("accepted");
+            stream.set_read_timeout(Some(LIMIT)).expect("time limit");
+            stream.set_write_timeout(Some(LIMIT)).expect("time limit");
+            let mut all = vec![0; data.len()];
+            stream.read_exact(&mut all).expect("received");
+            stream.write_all(&all).expect("returned");
+        });
+        let mut stream = connect(wan, &listener);
+        stream.write_all(data).expect("sent");
+        let mut back = vec![0; data.len()];
+        stream.read_exact(&mut back).expect("came back");
+        assert!(back == data, "the content changed on its way");
+    });
+    begin.elapsed()
+}
