@@ -43,6 +43,8 @@ pub(crate) enum Verb {
     Demo(verbs::demo::Args),
     /// Make data sets to test with
     Dataset(verbs::dataset::Args),
+    /// Emulate a long link, between namespaces
+    Wan(Box<verbs::wan::Args>),
     /// Print a completion script for a shell
     Completions {
         /// The shell

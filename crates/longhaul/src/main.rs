@@ -45,6 +45,7 @@ fn run(cli: Cli, output: Output) -> Outcome {
         Verb::Bench(args) => verbs::bench::run(args, output),
         Verb::Demo(args) => verbs::demo::run(&args, output),
         Verb::Dataset(args) => verbs::dataset::run(args, output),
+        Verb::Wan(args) => verbs::wan::run(&args, output),
         Verb::Completions { shell } => verbs::meta::completions(shell),
         Verb::Man { dir } => verbs::meta::man(dir.as_deref()),
     }

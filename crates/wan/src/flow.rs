@@ -6,6 +6,9 @@
 //!   that nothing else waits for them;
 //! - each packet in either of them owns its place in the arena.
 
+#[cfg(test)]
+mod tests;
+
 use crate::arena::{Arena, Place};
 use crate::conditions::Way;
 use crate::model::{Lane, Piece};

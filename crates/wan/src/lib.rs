@@ -11,11 +11,13 @@
 
 mod arena;
 pub mod conditions;
+pub mod control;
 mod error;
 mod flow;
 mod guard;
 mod model;
 mod mover;
+mod netem;
 mod netns;
 mod packet;
 pub mod relay;
@@ -29,6 +31,5 @@ pub use conditions::{Change, Conditions, Direction, Queue, Way};
 pub use error::Error;
 pub use netns::Namespace;
 pub use relay::{Link, Relay, RelayStats};
-pub use setup::unavailable;
 pub use statistics::{Lateness, LinkStatistics, Statistics, WayStatistics};
-pub use wan::{MAX_LINKS, MAX_NAME, Plan, Wan};
+pub use wan::{MAX_LINKS, MAX_NAME, Plan, Via, Wan, unavailable};

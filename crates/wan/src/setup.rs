@@ -8,7 +8,7 @@ use crate::netns::Namespace;
 use crate::{Error, sys};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -19,14 +19,11 @@ const TUN: &str = "/dev/net/tun";
 /// 10 Gb/s bring in half a second in large packets.
 const DEVICE_QUEUE: u32 = 10_000;
 
-/// Why this machine, or this user, cannot have emulated paths; nothing if it
-/// can, as far as can be told without making one.
-pub fn unavailable() -> Option<String> {
+/// Why this machine, or this user, cannot have namespaces; nothing if it can,
+/// as far as can be told without making one.
+pub(crate) fn without_namespaces() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("emulated links need root".into());
-    }
-    if let Err(e) = open_tun() {
-        return Some(format!("emulated links need {TUN}: {e}"));
     }
     let tool = Command::new("ip").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !tool.is_ok_and(|status| status.success()) {
@@ -36,6 +33,11 @@ pub fn unavailable() -> Option<String> {
         return Some("emulated links need a kernel with network namespaces".into());
     }
     None
+}
+
+/// Why there can be no TUN devices; nothing if there can.
+pub(crate) fn without_tun() -> Option<String> {
+    open_tun().err().map(|e| format!("emulated links need {TUN}: {e}"))
 }
 
 fn open_tun() -> io::Result<File> {
@@ -51,6 +53,12 @@ pub(crate) enum End {
 
 pub(crate) fn address(index: usize, end: End) -> Ipv4Addr {
     Ipv4Addr::new(10, 77, index as u8, end as u8)
+}
+
+pub(crate) fn address6(index: usize, end: End) -> Ipv6Addr {
+    // The number is written in decimal, as people read it.
+    let decimal = u16::from_str_radix(&index.to_string(), 16).unwrap_or(0);
+    Ipv6Addr::new(0xfd77, decimal, 0, 0, 0, 0, 0, end as u16)
 }
 
 pub(crate) fn device(index: usize) -> String {
@@ -81,7 +89,13 @@ pub(crate) fn attach(namespace: &Namespace, index: usize, end: End, mtu: u32) ->
         sys::make_tun(&file, &name).map(|()| file)
     })?;
     let file = file.map_err(Error::system(format!("cannot make device {name}")))?;
-    let address = address(index, end);
+    bring_up(namespace, index, end, mtu)?;
+    Ok(file)
+}
+
+/// Gives the device of link `index` its addresses.
+pub(crate) fn bring_up(namespace: &Namespace, index: usize, end: End, mtu: u32) -> Result<(), Error> {
+    let (name, address) = (device(index), address(index, end));
     let mut commands = vec![
         format!("link set {name} mtu {mtu} txqueuelen {DEVICE_QUEUE}"),
         format!("addr add {address}/24 dev {name}"),
@@ -89,11 +103,10 @@ pub(crate) fn attach(namespace: &Namespace, index: usize, end: End, mtu: u32) ->
     if Path::new("/proc/sys/net/ipv6").exists() {
         // Without addresses that it makes up, the device stays silent.
         commands.push(format!("link set {name} addrgenmode none"));
-        commands.push(format!("addr add fd77:{index}::{}/64 dev {name} nodad", end as u8));
+        commands.push(format!("addr add {}/64 dev {name} nodad", address6(index, end)));
     }
     commands.push(format!("link set {name} up"));
-    ip(namespace, &commands)?;
-    Ok(file)
+    ip(namespace, &commands)
 }
 
 /// Packets that the kernel dropped before the emulator could fetch them.
@@ -109,7 +122,7 @@ fn parse_drops(table: &str, device: &str) -> Option<u64> {
 }
 
 /// Runs commands of `ip` in a namespace.
-fn ip(namespace: &Namespace, commands: &[String]) -> Result<(), Error> {
+pub(crate) fn ip(namespace: &Namespace, commands: &[String]) -> Result<(), Error> {
     let run = || {
         let mut child = Command::new("ip")
             .args(["-n", namespace.name(), "-batch", "-"])

@@ -55,6 +55,20 @@ impl WayStatistics {
             + self.dropped_memory
             + self.dropped_device
     }
+
+    /// What others count, less what they had counted before. The counters of
+    /// an emulator that was made anew meanwhile begin at zero.
+    pub(crate) fn since(&self, before: &WayStatistics) -> WayStatistics {
+        WayStatistics {
+            packets_in: self.packets_in.saturating_sub(before.packets_in),
+            bytes_in: self.bytes_in.saturating_sub(before.bytes_in),
+            packets_out: self.packets_out.saturating_sub(before.packets_out),
+            bytes_out: self.bytes_out.saturating_sub(before.bytes_out),
+            dropped_queue: self.dropped_queue.saturating_sub(before.dropped_queue),
+            dropped_device: self.dropped_device.saturating_sub(before.dropped_device),
+            ..*self
+        }
+    }
 }
 
 /// How much later than due packets were handed over. The machine was busy where

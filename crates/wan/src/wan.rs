@@ -1,23 +1,66 @@
 //! An emulated path: one client, and a server behind each of its links.
 
 use crate::Error;
-use crate::conditions::{Change, Conditions, Direction};
+use crate::conditions::{Change, Conditions, Direction, Way};
 use crate::guard::Guard;
 use crate::mover::{Mover, Route};
+use crate::netem;
 use crate::netns::Namespace;
 use crate::setup::{self, End};
-use crate::statistics::{LinkStatistics, Statistics};
-use std::net::Ipv4Addr;
+use crate::statistics::{LinkStatistics, Statistics, WayStatistics};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Links of one path at most: their numbers are part of addresses.
 pub const MAX_LINKS: usize = 64;
 
 /// Longest name of a path, so that what is made of it fits everywhere.
 pub const MAX_NAME: usize = 40;
+
+/// What carries the packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Via {
+    /// This process, between TUN devices: all that [`Way`] has, on any kernel.
+    #[default]
+    Tun,
+    /// The kernel's netem, between virtual Ethernet devices.
+    Netem,
+    /// netem where the kernel has it and it can do what is asked; else TUN.
+    Auto,
+}
+
+impl std::str::FromStr for Via {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Via, String> {
+        match text {
+            "tun" => Ok(Via::Tun),
+            "netem" => Ok(Via::Netem),
+            "auto" => Ok(Via::Auto),
+            _ => Err(format!("'{text}' is neither auto nor tun nor netem")),
+        }
+    }
+}
+
+impl std::fmt::Display for Via {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Via::Tun => "tun",
+            Via::Netem => "netem",
+            Via::Auto => "auto",
+        })
+    }
+}
+
+/// Why this machine, or this user, cannot have emulated links by TUN devices:
+/// the reason to skip a test. Nothing if it can, as far as can be told without
+/// making one.
+pub fn unavailable() -> Option<String> {
+    setup::without_namespaces().or_else(setup::without_tun)
+}
 
 /// What to make.
 #[derive(Clone, Debug)]
@@ -39,6 +82,8 @@ pub struct Plan {
     /// Decides loss, jitter, reordering and duplicates; `None` for another one
     /// each time.
     pub seed: Option<u64>,
+    /// What carries the packets.
+    pub via: Via,
 }
 
 impl Plan {
@@ -52,6 +97,7 @@ impl Plan {
             tcp_buffers: Some(256 << 20),
             memory: 1 << 30,
             seed: None,
+            via: Via::Tun,
         }
     }
 
@@ -97,7 +143,7 @@ impl Plan {
 pub struct Wan {
     name: String,
     // Dropped in this order: first the packets stop, then the namespaces go.
-    mover: Mover,
+    carrier: Carrier,
     links: Vec<LinkState>,
     client: Namespace,
     guard: Mutex<Guard>,
@@ -107,8 +153,70 @@ pub struct Wan {
 struct LinkState {
     server: Namespace,
     conditions: Mutex<Conditions>,
-    /// What devices had dropped when the statistics began, there and back.
-    drops: Mutex<[u64; 2]>,
+    /// What had been counted elsewhere when the statistics began: drops of the
+    /// devices, or everything with netem. There and back.
+    before: Mutex<[WayStatistics; 2]>,
+}
+
+#[derive(Debug)]
+enum Carrier {
+    Tun(Mover),
+    /// And when the statistics began.
+    Netem(Vec<netem::Link>, Mutex<Instant>),
+}
+
+/// Makes namespaces and what is in them.
+struct Builder {
+    plan: Plan,
+    guard: Guard,
+}
+
+impl Builder {
+    fn namespace(&mut self, name: &str) -> Result<Namespace, Error> {
+        self.guard.netns(name)?;
+        let namespace = Namespace::open(name).map_err(Error::system(format!("namespace {name}")))?;
+        setup::prepare(&namespace, self.plan.tcp_buffers)?;
+        Ok(namespace)
+    }
+
+    /// What is to carry the packets, now that there is a namespace to try in.
+    fn choose(&self, client: &Namespace) -> Result<Via, Error> {
+        let unsupported = netem::unsupported(&self.plan.conditions);
+        match self.plan.via {
+            Via::Tun => Ok(Via::Tun),
+            Via::Auto if unsupported.is_none() && netem::works(client) => Ok(Via::Netem),
+            Via::Auto => Ok(Via::Tun),
+            Via::Netem => match unsupported {
+                Some(what) => Err(without(what)),
+                None if netem::works(client) => Ok(Via::Netem),
+                None => Err(Error::Unavailable("this kernel has no netem (sch_netem)".into())),
+            },
+        }
+    }
+
+    fn netem(&mut self, client: &Namespace, servers: &[Namespace]) -> Result<Carrier, Error> {
+        let middle = self.namespace(&format!("{}-net", self.plan.name))?;
+        let (mtu, conditions) = (self.plan.mtu, &self.plan.conditions);
+        let link = |(i, server)| netem::Link::make(&middle, [client, server], i, mtu, conditions);
+        let links = (1..).zip(servers).map(link).collect::<Result<_, _>>()?;
+        Ok(Carrier::Netem(links, Mutex::new(Instant::now())))
+    }
+
+    fn tun(&self, client: &Namespace, servers: &[Namespace]) -> Result<Carrier, Error> {
+        if let Some(why) = setup::without_tun() {
+            return Err(Error::Unavailable(why));
+        }
+        let mut routes = Vec::new();
+        for (index, server) in (1..).zip(servers) {
+            let near = Arc::new(setup::attach(client, index, End::Client, self.plan.mtu)?);
+            let far = Arc::new(setup::attach(server, index, End::Server, self.plan.mtu)?);
+            let Conditions { there, back } = self.plan.conditions.clone();
+            routes.push(Route { from: Arc::clone(&near), to: Arc::clone(&far), way: there });
+            routes.push(Route { from: far, to: near, way: back });
+        }
+        let seed = self.plan.seed.unwrap_or_else(clock_seed);
+        Mover::start(routes, self.plan.memory, seed).map(Carrier::Tun)
+    }
 }
 
 impl Wan {
@@ -120,30 +228,34 @@ impl Wan {
     /// left behind.
     pub fn start(plan: Plan) -> Result<Wan, Error> {
         plan.check()?;
-        if let Some(why) = setup::unavailable() {
+        if let Some(why) = setup::without_namespaces() {
             return Err(Error::Unavailable(why));
         }
-        let mut guard = Guard::start(&plan.name)?;
-        let mut make = |name: String| {
-            guard.netns(&name)?;
-            let opened = Namespace::open(&name).map_err(Error::system(format!("namespace {name}")));
-            opened.and_then(|ns| setup::prepare(&ns, plan.tcp_buffers).map(|()| ns))
+        let guard = Guard::start(&plan.name)?;
+        let mut builder = Builder { plan, guard };
+        let client = builder.namespace(&format!("{}-client", builder.plan.name))?;
+        let count = builder.plan.star.unwrap_or(1);
+        let server = |i| builder.namespace(&builder.plan.server_name(i));
+        let servers = (1..=count).map(server).collect::<Result<Vec<_>, _>>()?;
+        let carrier = match builder.choose(&client)? {
+            Via::Netem => builder.netem(&client, &servers)?,
+            _ => builder.tun(&client, &servers)?,
         };
-        let client = make(format!("{}-client", plan.name))?;
-        let (mut links, mut routes) = (Vec::new(), Vec::new());
-        for index in 1..=plan.star.unwrap_or(1) {
-            let server = make(plan.server_name(index))?;
-            let near = Arc::new(setup::attach(&client, index, End::Client, plan.mtu)?);
-            let far = Arc::new(setup::attach(&server, index, End::Server, plan.mtu)?);
-            let Conditions { there, back } = plan.conditions.clone();
-            routes.push(Route { from: Arc::clone(&near), to: Arc::clone(&far), way: there });
-            routes.push(Route { from: far, to: near, way: back });
+        let Builder { plan, guard } = builder;
+        let state = |server| {
             let conditions = Mutex::new(plan.conditions.clone());
-            links.push(LinkState { server, conditions, drops: Mutex::default() });
+            LinkState { server, conditions, before: Mutex::default() }
+        };
+        let links = servers.into_iter().map(state).collect();
+        Ok(Wan { name: plan.name, carrier, links, client, guard: Mutex::new(guard) })
+    }
+
+    /// What carries the packets: TUN or netem.
+    pub fn via(&self) -> Via {
+        match self.carrier {
+            Carrier::Tun(_) => Via::Tun,
+            Carrier::Netem(..) => Via::Netem,
         }
-        let seed = plan.seed.unwrap_or_else(clock_seed);
-        let mover = Mover::start(routes, plan.memory, seed)?;
-        Ok(Wan { name: plan.name, mover, links, client, guard: Mutex::new(guard) })
     }
 
     /// The name of the plan.
@@ -179,6 +291,11 @@ impl Wan {
         setup::address(link, End::Client)
     }
 
+    /// The IPv6 address of the server behind a link, where the kernel has IPv6.
+    pub fn server_address6(&self, link: usize) -> Ipv6Addr {
+        setup::address6(link, End::Server)
+    }
+
     fn link(&self, link: usize) -> Result<&LinkState, Error> {
         link.checked_sub(1).and_then(|i| self.links.get(i)).ok_or(Error::NoLink(link))
     }
@@ -200,15 +317,26 @@ impl Wan {
         // Held meanwhile: changes happen in one order.
         let mut conditions = lock(&state.conditions);
         let next = conditions.with(change)?;
-        let flow = 2 * (link - 1);
+        if matches!(self.carrier, Carrier::Netem(..)) {
+            netem::unsupported(&next).map_or(Ok(()), |what| Err(without(what)))?;
+        }
         if change.direction != Some(Direction::Back) {
-            self.mover.set(flow, next.there.clone())?;
+            self.carry(link, Direction::There, &conditions.there, &next.there)?;
+            conditions.there = next.there;
         }
         if change.direction != Some(Direction::There) {
-            self.mover.set(flow + 1, next.back.clone())?;
+            self.carry(link, Direction::Back, &conditions.back, &next.back)?;
+            conditions.back = next.back;
         }
-        *conditions = next;
         Ok(())
+    }
+
+    fn carry(&self, link: usize, direction: Direction, before: &Way, way: &Way) -> Result<(), Error> {
+        let there = direction == Direction::There;
+        match &self.carrier {
+            Carrier::Tun(mover) => mover.set(2 * (link - 1) + usize::from(!there), way.clone()),
+            Carrier::Netem(links, _) => links[link - 1].set(there, Some(before), way),
+        }
     }
 
     /// Changes all links.
@@ -236,22 +364,46 @@ impl Wan {
     }
 
     fn collect(&self, reset: bool) -> Result<Statistics, Error> {
-        let report = self.mover.report(reset)?;
+        match &self.carrier {
+            Carrier::Tun(mover) => self.collect_tun(mover, reset),
+            Carrier::Netem(links, since) => self.collect_netem(links, since, reset),
+        }
+    }
+
+    fn collect_tun(&self, mover: &Mover, reset: bool) -> Result<Statistics, Error> {
+        let report = mover.report(reset)?;
         let mut links = Vec::new();
         for (i, flows) in report.flows.chunks_exact(2).enumerate() {
-            let mut link = LinkStatistics { there: flows[0], back: flows[1] };
             let state = &self.links[i];
-            let now = [&self.client, &state.server].map(|ns| setup::device_drops(ns, i + 1));
-            let mut before = lock(&state.drops);
-            link.there.dropped_device = now[0].saturating_sub(before[0]);
-            link.back.dropped_device = now[1].saturating_sub(before[1]);
-            if reset {
-                *before = now;
-            }
-            links.push(link);
+            // The mover counts from its reset, the devices from their making.
+            let drops = [&self.client, &state.server].map(|ns| setup::device_drops(ns, i + 1));
+            let devices = drops.map(|n| WayStatistics { dropped_device: n, ..WayStatistics::default() });
+            let [there, back] = state.since(devices, reset).map(|way| way.dropped_device);
+            links.push(LinkStatistics {
+                there: WayStatistics { dropped_device: there, ..flows[0] },
+                back: WayStatistics { dropped_device: back, ..flows[1] },
+            });
         }
         let (elapsed, cpu, memory, real_time) = (report.elapsed, report.cpu, report.memory, report.real_time);
         Ok(Statistics { links, elapsed, cpu, memory, real_time })
+    }
+
+    fn collect_netem(
+        &self,
+        links: &[netem::Link],
+        since: &Mutex<Instant>,
+        reset: bool,
+    ) -> Result<Statistics, Error> {
+        let mut since = lock(since);
+        let mut statistics = Statistics { elapsed: since.elapsed(), ..Statistics::default() };
+        for (link, state) in links.iter().zip(&self.links) {
+            let [there, back] = state.since([link.statistics(true)?, link.statistics(false)?], reset);
+            statistics.links.push(LinkStatistics { there, back });
+        }
+        if reset {
+            *since = Instant::now();
+        }
+        Ok(statistics)
     }
 
     /// Has a file removed with the rest, also if this process is killed.
@@ -261,6 +413,22 @@ impl Wan {
     pub fn remove_at_end(&self, path: &Path) -> Result<(), Error> {
         lock(&self.guard).file(&path.to_string_lossy())
     }
+}
+
+impl LinkState {
+    /// What was counted since the last reset, given all that was counted.
+    fn since(&self, now: [WayStatistics; 2], reset: bool) -> [WayStatistics; 2] {
+        let mut before = lock(&self.before);
+        let difference = [now[0].since(&before[0]), now[1].since(&before[1])];
+        if reset {
+            *before = now;
+        }
+        difference
+    }
+}
+
+fn without(what: &str) -> Error {
+    Error::Invalid(format!("the kernel's netem has no {what}: use TUN (--via tun)"))
 }
 
 /// A lock whose holder panicked guards nothing that could be half done.

@@ -7,3 +7,4 @@ pub(crate) mod discover;
 pub(crate) mod info;
 pub(crate) mod meta;
 pub(crate) mod target;
+pub(crate) mod wan;

@@ -1,0 +1,189 @@
+//! `longhaul wan`: an emulated long link between namespaces.
+
+mod arguments;
+mod command;
+mod show;
+
+use crate::exit::{Exit, Failure, Outcome};
+use crate::names::parse_bytes;
+use crate::output::Output;
+use arguments::{ConditionArgs, SetArgs, StatusArgs};
+use clap::Subcommand;
+use longhaul_wan::control::{self, Control, Request, Status};
+use longhaul_wan::{Conditions, Error, Plan, Via, Wan};
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::ffi::OsString;
+use std::sync::Arc;
+
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(after_help = "\
+Makes network namespaces joined by links that behave as if they were long, for real TCP. Needs root.
+COMMAND runs at the client, its exit status is passed on; without one the links stay until SIGINT or
+SIGTERM. Server i has address 10.77.i.2. With --json, what COMMAND prints goes to standard error.
+
+Examples:
+  longhaul wan --rtt 15ms --rate 1Gbit --loss 0.1% -- ping -c 3 10.77.1.2
+  longhaul wan --rtt 100ms --rate 2Gbit --star 4 --name far &
+  ip netns exec far-server1 iperf3 -s -D
+  longhaul wan set far --link 1 --cut")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+    #[command(flatten)]
+    conditions: ConditionArgs,
+    /// Name of the path: its namespaces are NAME-client and NAME-server
+    #[arg(long, default_value = "wan")]
+    name: String,
+    /// One client, and N servers (NAME-server1 …) each behind a link of its own
+    #[arg(long, value_name = "N")]
+    star: Option<usize>,
+    /// Largest IP packet
+    #[arg(long, value_name = "BYTES", default_value_t = 9000)]
+    mtu: u32,
+    /// How far TCP's buffers may grow in the namespaces, or 0 for what this machine has set
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
+    tcp_buffers: u64,
+    /// Memory for packets under way, all links together
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_bytes)]
+    memory: u64,
+    /// Decides loss, jitter, reordering and duplicates [default: another one each time]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// What carries the packets: tun, netem, or auto: netem where the kernel has it and it can do
+    /// what is asked
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    via: Via,
+    /// What to run at the client
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Change a running path: any condition, cut, restore
+    Set(SetArgs),
+    /// Show running paths and what went through
+    Status(StatusArgs),
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Failure {
+        let exit = match e {
+            Error::Invalid(_) | Error::NoLink(_) => Exit::Usage,
+            Error::NotRunning(_) => Exit::Unreachable,
+            _ => Exit::Failed,
+        };
+        Failure::new(exit, e)
+    }
+}
+
+pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+    match &args.verb {
+        Some(Verb::Set(set)) => set_path(set, output),
+        Some(Verb::Status(status)) => show_paths(status, output),
+        None => emulate(args, output),
+    }
+}
+
+fn set_path(args: &SetArgs, output: Output) -> Outcome {
+    let change = Box::new(args.change()?);
+    let status = control::ask(&args.name, &Request::Set { link: args.link, change })?;
+    output.event("summary", show::path(&status));
+    for line in show::conditions(&status) {
+        output.line(line);
+    }
+    Ok(())
+}
+
+fn show_paths(args: &StatusArgs, output: Output) -> Outcome {
+    let names = args.name.clone().map_or_else(control::names, |name| vec![name]);
+    let mut paths = Vec::new();
+    for name in names {
+        match control::ask(&name, &Request::Status { reset: args.reset }) {
+            Ok(status) => paths.push(status),
+            // Of those that were not named, what was left behind is no path.
+            Err(Error::NotRunning(_)) if args.name.is_none() => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    let all: Vec<Value> = paths.iter().map(show::path).collect();
+    output.event("summary", json!({ "paths": all }));
+    if paths.is_empty() {
+        output.note("no emulated path is running");
+    }
+    for status in &paths {
+        show::conditions(status).into_iter().chain(show::statistics(status)).for_each(|l| output.line(l));
+    }
+    Ok(())
+}
+
+impl Args {
+    fn plan(&self) -> Result<Plan, Failure> {
+        let conditions = Conditions::default().with(&self.conditions.change())?;
+        let memory = usize::try_from(self.memory).map_err(Failure::usage)?;
+        Ok(Plan {
+            star: self.star,
+            mtu: self.mtu,
+            tcp_buffers: (self.tcp_buffers > 0).then_some(self.tcp_buffers),
+            memory,
+            seed: self.seed,
+            via: self.via,
+            ..Plan::new(self.name.clone(), conditions)
+        })
+    }
+}
+
+fn emulate(args: &Args, output: Output) -> Outcome {
+    if args.conditions.rtt.is_none() {
+        return Err(Failure::usage("--rtt is needed: how long is the link, such as --rtt 15ms?"));
+    }
+    // From here on a signal is an event: none leaves anything behind.
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGCHLD]).map_err(Failure::failed)?;
+    let wan = Arc::new(Wan::start(args.plan()?)?);
+    let control = Control::start(&wan)?;
+    let status = control::status(&wan, false)?;
+    ready(&status, args, output);
+    let exit = match args.command.split_first() {
+        Some((program, rest)) => Some(command::run(&wan, program, rest, &mut signals, output)?),
+        None => {
+            signals.forever().find(|signal| *signal != SIGCHLD);
+            None
+        }
+    };
+    let status = control::status(&wan, false)?;
+    drop(control);
+    drop(wan);
+    summary(&status, exit, output);
+    match exit {
+        // The status of the command is this program's, whatever it is.
+        Some(code) if code != 0 => std::process::exit(code),
+        _ => Ok(()),
+    }
+}
+
+fn ready(status: &Status, args: &Args, output: Output) {
+    output.event("ready", show::path(status));
+    for line in show::conditions(status) {
+        output.note(line);
+    }
+    if args.command.is_empty() {
+        output.note(format_args!("enter with: ip netns exec {} COMMAND", status.client));
+        output.note(format_args!("change with: longhaul wan set {}", status.name));
+        if !output.is_json() {
+            output.line(format_args!("ready {} {}", status.client, status.servers.join(" ")));
+        }
+    }
+}
+
+fn summary(status: &Status, exit: Option<i32>, output: Output) {
+    let mut path = show::path(status);
+    path["command_exit"] = exit.into();
+    output.event("summary", path);
+    for line in show::statistics(status) {
+        // Standard output is the command's where there is one.
+        if exit.is_some() { output.note(line) } else { output.line(line) }
+    }
+}

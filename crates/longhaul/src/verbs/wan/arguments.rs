@@ -1,0 +1,154 @@
+//! Conditions of a link as people write them.
+
+use crate::exit::Failure;
+use crate::names::{parse_bytes, parse_time};
+use longhaul_block::units::{parse_rate, parse_share};
+use longhaul_wan::{Change, Direction, Queue};
+use std::time::Duration;
+
+/// Conditions: in the beginning, or to change to.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConditionArgs {
+    /// Round-trip time, half of it each way
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) rtt: Option<Duration>,
+    /// Rate each way, IP headers included, or 0 for no limit
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    rate: Option<u64>,
+    /// Share of packets lost, each way
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    loss: Option<f64>,
+    /// The delay wanders within plus and minus this, without reordering
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    jitter: Option<Duration>,
+    /// Queue before the link: a size, a time, a number of bandwidth-delay products (0.1bdp), or auto
+    #[arg(long, value_name = "QUEUE", value_parser = queue)]
+    queue: Option<Queue>,
+    /// Share of packets held back, so that later ones overtake them
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    reorder: Option<f64>,
+    /// How long they are held back [default: 1ms]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    reorder_by: Option<Duration>,
+    /// Share of packets that arrive twice
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    duplicate: Option<f64>,
+    /// How much later the second one arrives [default: 1ms]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    duplicate_after: Option<Duration>,
+    /// Swallow packets above this many bytes without a word, or 0 for none
+    #[arg(long, value_name = "BYTES")]
+    black_hole: Option<u32>,
+}
+
+impl ConditionArgs {
+    pub(crate) fn change(&self) -> Change {
+        Change {
+            direction: None,
+            rtt: self.rtt,
+            jitter: self.jitter,
+            rate: self.rate,
+            queue: self.queue,
+            loss: self.loss,
+            reorder: self.reorder,
+            reorder_by: self.reorder_by,
+            duplicate: self.duplicate,
+            duplicate_after: self.duplicate_after,
+            black_hole: self.black_hole,
+            cut: None,
+        }
+    }
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  longhaul wan set wan --rtt 100ms --loss 1%
+  longhaul wan set wan --cut --direction back
+  longhaul wan set wan --restore")]
+pub(crate) struct SetArgs {
+    /// The path to change
+    pub(crate) name: String,
+    /// One link only, by its number from 1
+    #[arg(long, value_name = "I")]
+    pub(crate) link: Option<usize>,
+    /// One direction only: there (client to server) or back
+    #[arg(long, value_name = "WAY", value_parser = direction)]
+    direction: Option<Direction>,
+    /// Cut the link: nothing passes, and what was on its way is lost
+    #[arg(long, conflicts_with = "restore")]
+    cut: bool,
+    /// Let it carry again
+    #[arg(long)]
+    restore: bool,
+    #[command(flatten)]
+    conditions: ConditionArgs,
+}
+
+impl SetArgs {
+    pub(crate) fn change(&self) -> Result<Change, Failure> {
+        let cut = (self.cut || self.restore).then_some(self.cut);
+        let change = Change { cut, ..self.conditions.change() };
+        if change == Change::default() {
+            return Err(Failure::usage("nothing to change: name a condition, --cut or --restore"));
+        }
+        Ok(Change { direction: self.direction, ..change })
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct StatusArgs {
+    /// The path to show [default: all]
+    pub(crate) name: Option<String>,
+    /// Count from nothing again
+    #[arg(long)]
+    pub(crate) reset: bool,
+}
+
+fn rate(text: &str) -> Result<u64, String> {
+    parse_rate(text).map_err(|e| e.to_string())
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    parse_share(text).ok_or_else(|| format!("'{text}' is not a share, such as 0.1%"))
+}
+
+fn direction(text: &str) -> Result<Direction, String> {
+    match text {
+        "there" => Ok(Direction::There),
+        "back" => Ok(Direction::Back),
+        _ => Err(format!("'{text}' is neither there nor back")),
+    }
+}
+
+/// A size in bytes, unless its unit is one of time: `5ms`, `1s`, or products.
+fn queue(text: &str) -> Result<Queue, String> {
+    if text == "auto" {
+        return Ok(Queue::Auto);
+    }
+    if let Some(number) = text.strip_suffix("bdp") {
+        let products = number.trim().parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
+        return products.map(Queue::Products).ok_or_else(|| format!("'{text}' is not a number of products"));
+    }
+    if text.ends_with('s') {
+        return parse_time(text).map(Queue::Time);
+    }
+    parse_bytes(text).map(Queue::Bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_a_size_a_time_or_a_product() {
+        assert_eq!(queue("250KiB"), Ok(Queue::Bytes(250 << 10)));
+        assert_eq!(queue("1500"), Ok(Queue::Bytes(1500)));
+        assert_eq!(queue("5ms"), Ok(Queue::Time(Duration::from_millis(5))));
+        assert_eq!(queue("0.1bdp"), Ok(Queue::Products(0.1)));
+        assert_eq!(queue("auto"), Ok(Queue::Auto));
+        for wrong in ["-1bdp", "bdp", "much", "nanbdp"] {
+            assert!(queue(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+use super::*;
+use crate::conditions::Queue;
+use std::time::Duration;
+
+const MS: u64 = 1_000_000;
+
+struct Pipe {
+    flow: Flow,
+    arena: Arena,
+}
+
+impl Pipe {
+    fn new(way: Way) -> Pipe {
+        Pipe { flow: Flow::new(way, 1), arena: Arena::new(1 << 24) }
+    }
+
+    /// A packet of 1000 bytes on the wire, with a number in it.
+    fn put(&mut self, now: u64, number: u8) {
+        let len = packet::VNET + 1000;
+        let space = &mut self.arena.space().expect("space")[..len];
+        space.fill(0);
+        space[len - 1] = number;
+        self.flow.arrive(&mut self.arena, now, len);
+    }
+
+    /// What has arrived by `now`.
+    fn get(&mut self, now: u64) -> Vec<u8> {
+        let mut all = Vec::new();
+        while let Some(parcel) = self.flow.take(now) {
+            all.extend(self.arena.bytes(parcel.place).last());
+            self.flow.delivered(&parcel, now);
+            self.arena.free(parcel.place);
+        }
+        all
+    }
+}
+
+fn slow() -> Way {
+    let delay = Duration::from_millis(10);
+    Way { delay, rate: Some(8_000_000), queue: Queue::Bytes(100_000), ..Way::default() }
+}
+
+#[test]
+fn packets_arrive_when_they_are_due_and_not_before() {
+    let mut pipe = Pipe::new(slow());
+    (0..5).for_each(|i| pipe.put(0, i));
+    assert_eq!(pipe.flow.next_due(), Some(11 * MS));
+    assert!(pipe.get(11 * MS - 1).is_empty());
+    assert_eq!(pipe.get(12 * MS), [0, 1]);
+    assert_eq!(pipe.get(20 * MS), [2, 3, 4]);
+    assert_eq!(pipe.flow.next_due(), None);
+    let counts = pipe.flow.statistics();
+    assert_eq!((counts.packets_out, counts.bytes_out), (5, 5000));
+    assert!(counts.lateness.max >= Duration::from_millis(6), "the third was due at 13 ms");
+    pipe.flow.reset();
+    assert_eq!(pipe.flow.statistics(), WayStatistics::default());
+}
+
+#[test]
+fn a_cut_loses_what_is_on_its_way() {
+    let mut pipe = Pipe::new(slow());
+    (0..5).for_each(|i| pipe.put(0, i));
+    assert_eq!(pipe.get(12 * MS), [0, 1]);
+    pipe.flow.change(&mut pipe.arena, 12 * MS, Way { cut: true, ..slow() });
+    assert_eq!(pipe.flow.next_due(), None);
+    pipe.put(13 * MS, 5);
+    pipe.flow.change(&mut pipe.arena, 14 * MS, slow());
+    pipe.put(14 * MS, 6);
+    assert_eq!(pipe.get(100 * MS), [6]);
+    assert_eq!(pipe.flow.statistics().dropped_cut, 4);
+}
+
+#[test]
+fn a_new_rate_holds_for_what_waits_and_not_for_what_flies() {
+    let mut pipe = Pipe::new(slow());
+    (0..9).for_each(|i| pipe.put(0, i));
+    // Four are on their way at 4 ms; the others leave within half of the rest.
+    pipe.flow.change(&mut pipe.arena, 4 * MS, Way { rate: Some(16_000_000), ..slow() });
+    assert_eq!(pipe.get(14 * MS), [0, 1, 2, 3]);
+    assert_eq!(pipe.get(15 * MS), [4, 5]);
+    pipe.put(15 * MS, 9);
+    assert_eq!(pipe.get(100 * MS), [6, 7, 8, 9]);
+}
+
+#[test]
+fn packets_keep_their_order_however_the_delay_changes() {
+    let mut pipe = Pipe::new(Way { rate: None, ..slow() });
+    let mut seen = Vec::new();
+    for i in 0..100u8 {
+        let delay = Duration::from_millis(u64::from(i) * 37 % 11);
+        pipe.flow.change(&mut pipe.arena, u64::from(i) * MS, Way { delay, rate: None, ..slow() });
+        pipe.put(u64::from(i) * MS, i);
+        seen.extend(pipe.get(u64::from(i) * MS));
+    }
+    seen.extend(pipe.get(1000 * MS));
+    assert_eq!(seen, (0..100).collect::<Vec<_>>());
+}
+
+#[test]
+fn held_packets_and_duplicates_arrive_behind_later_ones() {
+    let by = Duration::from_millis(5);
+    let mut pipe = Pipe::new(Way { reorder: 1.0, reorder_by: by, rate: None, ..slow() });
+    pipe.put(0, 1);
+    pipe.flow.change(&mut pipe.arena, 0, Way { duplicate: 1.0, duplicate_after: by, rate: None, ..slow() });
+    pipe.put(2 * MS, 2);
+    assert_eq!(pipe.get(12 * MS), [2]);
+    assert_eq!(pipe.get(15 * MS), [1]);
+    assert_eq!(pipe.get(100 * MS), [2]);
+}
+
+#[test]
+fn without_memory_packets_are_dropped_and_counted() {
+    let mut pipe = Pipe::new(Way { rate: None, ..slow() });
+    pipe.arena = Arena::new(0);
+    let mut sent = 0u64;
+    while pipe.arena.space().is_some() {
+        pipe.put(0, 0);
+        sent += 1;
+    }
+    pipe.flow.refuse(&vec![0; packet::VNET + 1000]);
+    let counts = pipe.flow.statistics();
+    assert_eq!((counts.packets_in, counts.dropped_memory), (sent + 1, 1));
+    assert_eq!(pipe.get(100 * MS).len() as u64, sent);
+    assert!(pipe.arena.space().is_some());
+}

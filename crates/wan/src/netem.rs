@@ -1,0 +1,202 @@
+//! The same links by the kernel's own emulator, where the kernel has it.
+//!
+//! ```text
+//! client wan1 --veth-- c1 [bridge br1] s1 --veth-- wan1 server
+//! ```
+//!
+//! Both devices of the bridge, in a namespace of their own between the ends,
+//! delay what they send; so TCP at the ends learns of a full queue by loss, as
+//! behind a real router, and not from its own host.
+//!
+//! netem has no word for some of the model ([`unsupported`]), counts all drops
+//! together, and says nothing about lateness.
+
+use crate::conditions::{Conditions, Way};
+use crate::error::Error;
+use crate::netns::Namespace;
+use crate::setup::{self, End};
+use crate::statistics::WayStatistics;
+use std::io;
+use std::process::Command;
+
+/// Packets that fit into the emulator although no rate says how many there may
+/// be: as much as 10 Gb/s bring in a second, at 9000 bytes each.
+const UNLIMITED: u64 = 140_000;
+
+/// Fewest packets of its queue: fewer would stop TCP before it begins.
+const FEWEST: u64 = 4;
+
+/// Whether the kernel has netem, tried in a namespace of ours.
+pub(crate) fn works(namespace: &Namespace) -> bool {
+    tc(namespace, "qdisc add dev lo root netem delay 1ms").is_ok()
+        && tc(namespace, "qdisc del dev lo root").is_ok()
+}
+
+/// What netem cannot do of these conditions.
+pub(crate) fn unsupported(conditions: &Conditions) -> Option<&'static str> {
+    [&conditions.there, &conditions.back].into_iter().find_map(|way| {
+        let asked = [
+            (way.reorder > 0.0, "packets held back"),
+            (way.duplicate > 0.0, "late duplicates"),
+            (way.black_hole.is_some(), "a black hole for large packets"),
+        ];
+        asked.into_iter().find(|(asked, _)| *asked).map(|(_, what)| what)
+    })
+}
+
+/// A link's ends within the middle namespace.
+#[derive(Debug)]
+pub(crate) struct Link {
+    middle: Namespace,
+    index: usize,
+    mtu: u32,
+}
+
+impl Link {
+    /// Joins client and server by a bridge in `middle`.
+    pub(crate) fn make(
+        middle: &Namespace,
+        ends: [&Namespace; 2],
+        index: usize,
+        mtu: u32,
+        conditions: &Conditions,
+    ) -> Result<Link, Error> {
+        let device = setup::device(index);
+        let mut commands = vec![format!("link add br{index} mtu {mtu} type bridge")];
+        for (port, end) in [format!("c{index}"), format!("s{index}")].iter().zip(ends) {
+            // One packet of the wire each, or netem would count and lose up to
+            // 64 KiB as one.
+            commands.push(format!(
+                "link add {port} mtu {mtu} gso_max_segs 1 type veth \
+                 peer name {device} mtu {mtu} gso_max_segs 1 netns {}",
+                end.name()
+            ));
+            commands.push(format!("link set {port} master br{index} up"));
+        }
+        commands.push(format!("link set br{index} up"));
+        setup::ip(middle, &commands)?;
+        for (namespace, end) in ends.iter().zip([End::Client, End::Server]) {
+            setup::bring_up(namespace, index, end, mtu)?;
+        }
+        let link = Link { middle: middle.clone(), index, mtu };
+        link.set(true, None, &conditions.there)?;
+        link.set(false, None, &conditions.back)?;
+        Ok(link)
+    }
+
+    /// The device that sends in this direction.
+    fn port(&self, there: bool) -> String {
+        format!("{}{}", if there { 's' } else { 'c' }, self.index)
+    }
+
+    /// Changes a direction from what it was before, if it was.
+    pub(crate) fn set(&self, there: bool, before: Option<&Way>, way: &Way) -> Result<(), Error> {
+        let port = self.port(there);
+        // A rate that is not named stays, and a change leaves alone what is on
+        // its way: only a new one has no rate, and is empty.
+        let anew = |old: &Way| way.rate.is_none() && old.rate.is_some() || way.cut && !old.cut;
+        let verb = match before {
+            None => "add",
+            Some(old) if anew(old) => {
+                tc(&self.middle, &format!("qdisc del dev {port} root"))?;
+                "add"
+            }
+            Some(_) => "change",
+        };
+        tc(&self.middle, &format!("qdisc {verb} dev {port} root netem {}", words(way, self.mtu))).map(drop)
+    }
+
+    /// Counters of a direction.
+    pub(crate) fn statistics(&self, there: bool) -> Result<WayStatistics, Error> {
+        let text = tc(&self.middle, &format!("-s -j qdisc show dev {}", self.port(there)))?;
+        Ok(parse(&text).unwrap_or_default())
+    }
+}
+
+/// A way in netem's words.
+fn words(way: &Way, mtu: u32) -> String {
+    let micros = |time: std::time::Duration| format!("{}us", time.as_micros());
+    let limit = match (way.rate, way.queue_bytes()) {
+        (Some(rate), Some(queue)) => {
+            let flying = u128::from(rate) * way.delay.as_nanos() / 8_000_000_000;
+            let bytes = u64::try_from(flying).unwrap_or(u64::MAX).saturating_add(queue);
+            bytes.div_ceil(mtu.into()).max(FEWEST)
+        }
+        _ => UNLIMITED,
+    };
+    let mut words = format!("limit {} delay {}", limit.min(u32::MAX.into()), micros(way.delay));
+    if !way.jitter.is_zero() {
+        words += &format!(" {}", micros(way.jitter));
+    }
+    let loss = if way.cut { 1.0 } else { way.loss };
+    if loss > 0.0 {
+        words += &format!(" loss random {}%", loss * 100.0);
+    }
+    if let Some(rate) = way.rate {
+        words += &format!(" rate {rate}bit");
+    }
+    words
+}
+
+/// Reads what `tc -s -j qdisc show` says of the one emulator.
+fn parse(text: &str) -> Option<WayStatistics> {
+    let all: serde_json::Value = serde_json::from_str(text).ok()?;
+    let netem = all.as_array()?.iter().find(|qdisc| qdisc["kind"] == "netem")?;
+    let number = |name: &str| netem[name].as_u64().unwrap_or(0);
+    let (packets, bytes, drops) = (number("packets"), number("bytes"), number("drops"));
+    Some(WayStatistics {
+        packets_in: packets + drops,
+        packets_out: packets,
+        bytes_in: bytes,
+        bytes_out: bytes,
+        dropped_queue: drops,
+        ..WayStatistics::default()
+    })
+}
+
+fn tc(namespace: &Namespace, command: &str) -> Result<String, Error> {
+    let failed = |why: io::Error| Error::system(format!("tc {command}"))(why);
+    let output = Command::new("tc")
+        .args(["-n", namespace.name()])
+        .args(command.split_whitespace())
+        .output()
+        .map_err(failed)?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(failed(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; "))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_way_in_words() {
+        let ms = Duration::from_millis;
+        let mut way = Way { delay: ms(50), rate: Some(1_000_000_000), ..Way::default() };
+        // 6.25 MB under way, and 12.5 MB in the queue.
+        assert_eq!(words(&way, 9000), "limit 2084 delay 50000us rate 1000000000bit");
+        way = Way { loss: 0.001, jitter: ms(2), rate: None, ..way };
+        assert_eq!(words(&way, 9000), "limit 140000 delay 50000us 2000us loss random 0.1%");
+        way.cut = true;
+        assert!(words(&way, 9000).ends_with("loss random 100%"));
+    }
+
+    #[test]
+    fn what_it_cannot_do_is_known() {
+        let mut conditions = Conditions::default();
+        assert_eq!(unsupported(&conditions), None);
+        conditions.back.black_hole = Some(1500);
+        assert_eq!(unsupported(&conditions), Some("a black hole for large packets"));
+    }
+
+    #[test]
+    fn counters_are_read() {
+        let text = r#"[{"kind":"netem","handle":"8001:","root":true,"bytes":5000,"packets":7,"drops":3}]"#;
+        let stats = parse(text).unwrap();
+        assert_eq!((stats.packets_in, stats.packets_out, stats.dropped()), (10, 7, 3));
+        assert_eq!(parse("[]"), None);
+    }
+}
