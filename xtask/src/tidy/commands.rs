@@ -87,15 +87,17 @@ impl Help {
 }
 
 fn wrong(help: &mut Help, words: &[String]) -> Result<Option<String>> {
-    let mut plain = words.iter().filter(|w| !w.starts_with('-'));
-    let mut verb = plain.next().cloned().unwrap_or_default();
+    let mut behind = words.iter().skip_while(|w| w.starts_with('-'));
+    let mut verb = behind.next().cloned().unwrap_or_default();
     // In a synopsis the verb is a placeholder.
     if verb.chars().all(|c| c.is_uppercase() || c == '…') && !verb.is_empty() {
         return Ok(None);
     }
     let mut text = help.of(&verb)?.to_owned();
-    // A verb with verbs of its own, such as `dataset make`.
-    if let (true, Some(below)) = (!verb.is_empty() && text.contains("\nCommands:"), plain.next()) {
+    // A verb with verbs of its own, such as `dataset make`; one that has flags
+    // as well, such as `wan --rtt 15ms`, may do without.
+    let below = behind.next().filter(|w| !w.starts_with('-'));
+    if let (true, Some(below)) = (!verb.is_empty() && text.contains("\nCommands:"), below) {
         verb = format!("{verb} {below}");
         text = help.of(&verb)?.to_owned();
     }
