@@ -16,8 +16,10 @@ use crate::error::Error;
 use crate::netns::Namespace;
 use crate::setup::{self, End};
 use crate::statistics::WayStatistics;
+use crate::wan::lock;
 use std::io;
 use std::process::Command;
+use std::sync::Mutex;
 
 /// Packets that fit into the emulator although no rate says how many there may
 /// be: as much as 10 Gb/s bring in a second, at 9000 bytes each.
@@ -50,6 +52,8 @@ pub(crate) struct Link {
     middle: Namespace,
     index: usize,
     mtu: u32,
+    /// What emulators had counted that were replaced since, there and back.
+    past: Mutex<[WayStatistics; 2]>,
 }
 
 impl Link {
@@ -78,7 +82,7 @@ impl Link {
         for (namespace, end) in ends.iter().zip([End::Client, End::Server]) {
             setup::bring_up(namespace, index, end, mtu)?;
         }
-        let link = Link { middle: middle.clone(), index, mtu };
+        let link = Link { middle: middle.clone(), index, mtu, past: Mutex::default() };
         link.set(true, None, &conditions.there)?;
         link.set(false, None, &conditions.back)?;
         Ok(link)
@@ -98,7 +102,9 @@ impl Link {
         let verb = match before {
             None => "add",
             Some(old) if anew(old) => {
+                let counted = self.statistics(there)?;
                 tc(&self.middle, &format!("qdisc del dev {port} root"))?;
+                lock(&self.past)[usize::from(!there)] = counted;
                 "add"
             }
             Some(_) => "change",
@@ -106,10 +112,11 @@ impl Link {
         tc(&self.middle, &format!("qdisc {verb} dev {port} root netem {}", words(way, self.mtu))).map(drop)
     }
 
-    /// Counters of a direction.
+    /// Counters of a direction, since it was made.
     pub(crate) fn statistics(&self, there: bool) -> Result<WayStatistics, Error> {
         let text = tc(&self.middle, &format!("-s -j qdisc show dev {}", self.port(there)))?;
-        Ok(parse(&text).unwrap_or_default())
+        let now = parse(&text).unwrap_or_default();
+        Ok(now.and(&lock(&self.past)[usize::from(!there)]))
     }
 }
 

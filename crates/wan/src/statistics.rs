@@ -56,8 +56,19 @@ impl WayStatistics {
             + self.dropped_device
     }
 
-    /// What others count, less what they had counted before. The counters of
-    /// an emulator that was made anew meanwhile begin at zero.
+    /// What others count, and what had been counted before them.
+    pub(crate) fn and(&self, before: &WayStatistics) -> WayStatistics {
+        WayStatistics {
+            packets_in: self.packets_in + before.packets_in,
+            bytes_in: self.bytes_in + before.bytes_in,
+            packets_out: self.packets_out + before.packets_out,
+            bytes_out: self.bytes_out + before.bytes_out,
+            dropped_queue: self.dropped_queue + before.dropped_queue,
+            ..*self
+        }
+    }
+
+    /// What others count, less what they had counted before.
     pub(crate) fn since(&self, before: &WayStatistics) -> WayStatistics {
         WayStatistics {
             packets_in: self.packets_in.saturating_sub(before.packets_in),

@@ -428,11 +428,11 @@ impl LinkState {
 }
 
 fn without(what: &str) -> Error {
-    Error::Invalid(format!("the kernel's netem has no {what}: use TUN (--via tun)"))
+    Error::Invalid(format!("the kernel's netem does not have {what}: use TUN (--via tun)"))
 }
 
 /// A lock whose holder panicked guards nothing that could be half done.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

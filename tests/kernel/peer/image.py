@@ -35,6 +35,7 @@ MODULES = """
     virtio_pci virtio_blk virtio_net virtio_console virtio_rng
     crc32c_generic crc32c_intel crc32c-x86_64 ext4 xfs loop null_blk
     nvme-core nvme-fabrics nvme-tcp nvmet nvmet-tcp configfs
+    tun veth bridge sch_netem
 """.split()
 
 # Modules that some kernels do not have because another took over their work.
