@@ -5,8 +5,9 @@ use longhaul_block::units::format_size;
 use std::fs;
 use std::process::Command;
 
-/// A list in Markdown of all that a number depends on.
-pub(crate) fn conditions(setup: &Setup) -> Vec<String> {
+/// A list in Markdown of all that a number depends on. Measurements over
+/// emulated links are bound to no processor, and have windows of their own.
+pub(crate) fn conditions(setup: &Setup, local: bool) -> Vec<String> {
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     let read =
         |path: &str| fs::read_to_string(path).map_or_else(|_| "unknown".into(), |s| s.trim().to_owned());
@@ -29,21 +30,25 @@ pub(crate) fn conditions(setup: &Setup) -> Vec<String> {
             read("/proc/sys/net/ipv4/tcp_congestion_control"),
         ),
         format!(
-            "Program: {}{}; target on processor {}, load on processor {}",
+            "Program: {}{}{}",
             first_line(Command::new(&setup.program).arg("--version")).unwrap_or_else(|| "unknown".into()),
             commit(),
-            setup.target_cpu,
-            setup.load_cpu,
+            if local { processors(setup) } else { String::new() },
         ),
         format!(
-            "Each number: median (least–most) of {} measurements of {} after {} of load, interleaved; the \
-             device has {}",
+            "Each number: median (least–most) of {} measurements{}, interleaved; the device has {}",
             setup.rounds,
-            seconds(setup.runtime),
-            seconds(setup.ramp),
+            if local { window(setup) } else { String::new() },
             format_size(setup.size),
         ),
     ]
+}
+
+fn processors(setup: &Setup) -> String {
+    match (setup.target.cpu, setup.load.cpu) {
+        (Some(target), Some(load)) => format!("; target on processor {target}, load on processor {load}"),
+        _ => String::new(),
+    }
 }
 
 /// The commit of the working directory, and whether it is exactly that.
@@ -79,6 +84,6 @@ fn virtual_machine() -> bool {
     field("/proc/cpuinfo", "flags").is_some_and(|flags| flags.split(' ').any(|f| f == "hypervisor"))
 }
 
-fn seconds(time: std::time::Duration) -> String {
-    format!("{} s", time.as_secs_f64())
+fn window(setup: &Setup) -> String {
+    format!(" of {} s after {} s of load", setup.runtime.as_secs_f64(), setup.ramp.as_secs_f64())
 }

@@ -6,6 +6,7 @@
 //! `--write docs/performance.md`.
 
 mod groups;
+mod link;
 mod machine;
 mod process;
 mod program;
@@ -15,7 +16,7 @@ mod setup;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
-use longhaul_block::units::{parse_duration, parse_size};
+use longhaul_block::units::{parse_duration, parse_rate, parse_size};
 use setup::Setup;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -49,6 +50,12 @@ pub(crate) struct Args {
     /// Size of the device, in memory and on disk
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size)]
     size: u64,
+    /// Rates of emulated links
+    #[arg(long, value_name = "RATE,…", default_value = "1Gbit,2Gbit", value_delimiter = ',', value_parser = rate)]
+    rates: Vec<u64>,
+    /// Round trips of emulated links
+    #[arg(long, value_name = "TIME,…", default_value = "0.15ms,1ms,5ms,15ms,45ms,100ms,200ms", value_delimiter = ',', value_parser = time)]
+    round_trips: Vec<Duration>,
     /// Directory on the disk to measure
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
@@ -75,9 +82,21 @@ enum Group {
     Idle,
     /// A target's memory under load
     Memory,
+    /// Sequential streams over emulated long links; takes over an hour, and root, as all below
+    Distance,
+    /// Small reads over emulated long links, one at a time
+    Latency,
+    /// Writes over emulated long links, with and without in-capsule data
+    Capsule,
+    /// Lossy links, small queues and reordering
+    Loss,
+    /// Links that are cut under load
+    Cut,
+    /// All over emulated long links
+    Far,
     /// stream and random
     Loopback,
-    /// All of them
+    /// All that need one machine and no root
     All,
 }
 
@@ -85,10 +104,16 @@ impl Group {
     /// Whether asking for `self` asks for the single group `one`.
     fn has(self, one: Group) -> bool {
         match self {
-            Group::All => true,
+            Group::All => !one.is_far(),
+            Group::Far => one.is_far(),
             Group::Loopback => matches!(one, Group::Stream | Group::Random),
             group => group == one,
         }
+    }
+
+    /// Whether it is measured over emulated links.
+    fn is_far(self) -> bool {
+        matches!(self, Group::Distance | Group::Latency | Group::Capsule | Group::Loss | Group::Cut)
     }
 }
 
@@ -98,6 +123,10 @@ fn time(text: &str) -> Result<Duration, String> {
 
 fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|e| e.to_string())
+}
+
+fn rate(text: &str) -> Result<u64, String> {
+    parse_rate(text).map_err(|e| e.to_string())
 }
 
 fn main() -> ExitCode {
@@ -112,24 +141,28 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     type Measure = fn(&Setup) -> Result<report::Section>;
-    let all: [(Group, Measure); 5] = [
+    let all: [(Group, Measure); 10] = [
         (Group::Stream, groups::stream::run),
         (Group::Random, groups::random::run),
         (Group::File, groups::file::run),
         (Group::Idle, groups::idle::run),
         (Group::Memory, groups::memory::run),
+        (Group::Distance, groups::far::distance::run),
+        (Group::Latency, groups::far::latency::run),
+        (Group::Capsule, groups::far::capsule::run),
+        (Group::Loss, groups::far::loss::run),
+        (Group::Cut, groups::far::cut::run),
     ];
     ensure!(args.cpus.len() == 2, "--cpus takes two processors, for example 0,1");
     if let Some(path) = &args.write {
         report::check_markers(path)?;
     }
     let setup = Setup::new(args)?;
-    let conditions = machine::conditions(&setup);
     let mut sections = Vec::new();
     for (group, measure) in all.iter().filter(|(one, _)| args.groups.iter().any(|g| g.has(*one))) {
         eprintln!("{group:?} …");
         let mut section = measure(&setup).with_context(|| format!("measuring {group:?}"))?;
-        section.conditions.clone_from(&conditions);
+        section.conditions = machine::conditions(&setup, !group.is_far());
         println!("{}", section.markdown());
         sections.push(section);
     }

@@ -24,18 +24,19 @@ pub(crate) fn pin_thread(cpu: usize) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Starts `command` on a processor; it is asked to end if we die.
-pub(crate) fn start(command: &mut Command, cpu: usize) -> Result<Child> {
+/// Starts `command`, on a processor if one is given; it is asked to end if we
+/// die.
+pub(crate) fn start(command: &mut Command, cpu: Option<usize>) -> Result<Child> {
     let setup = move || {
         // SAFETY: a system call without memory.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
-        pin_thread(cpu)
+        cpu.map_or(Ok(()), pin_thread)
     };
     // SAFETY: between fork and exec `setup` makes system calls only; it
     // allocates nothing and takes no lock.
     let command = unsafe { command.pre_exec(setup) };
     let name = command.get_program().to_string_lossy().into_owned();
-    command.spawn().with_context(|| format!("cannot start {name} on processor {cpu}"))
+    command.spawn().with_context(|| format!("cannot start {name}"))
 }
 
 /// A child that is ended when it is dropped.
@@ -115,7 +116,7 @@ mod tests {
     #[test]
     fn a_child_is_pinned_watched_and_ended() {
         let mut command = Command::new("sleep");
-        let child = Guard(start(command.arg("600"), 0).expect("start"));
+        let child = Guard(start(command.arg("600"), Some(0)).expect("start"));
         let pid = child.pid();
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
         let allowed = status.lines().find(|l| l.starts_with("Cpus_allowed_list:")).expect("line");

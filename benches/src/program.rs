@@ -46,16 +46,17 @@ pub(crate) struct Target {
 impl Target {
     /// Starts a target that exports `backend`, and waits until it is ready.
     pub(crate) fn start(setup: &Setup, engine: &str, backend: &str, extra: &[&str]) -> Result<Target> {
-        let mut command = Command::new(&setup.program);
+        let mut command = setup.target.command(&setup.program);
         command
-            .args(["target", "--json", "--listen", "127.0.0.1:0", "--discovery", "none"])
+            .args(["target", "--json", "--listen", &format!("{}:0", setup.target.address)])
+            .args(["--discovery", "none"])
             .args(["--congestion", &setup.congestion, "--engine", engine, "--threads", "1"])
             .arg("--export")
             .arg(format!("bench={backend}"))
             .args(extra)
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
-        let mut process = Guard(process::start(&mut command, setup.target_cpu)?);
+        let mut process = Guard(setup.target.start(&mut command)?);
         let mut stdout = BufReader::new(process.0.stdout.take().context("no pipe")?);
         let mut line = String::new();
         stdout.read_line(&mut line).context("the target's output")?;
@@ -83,23 +84,30 @@ pub(crate) struct Load {
     pub(crate) rw: &'static str,
     /// Bytes of one I/O.
     pub(crate) bs: u64,
-    pub(crate) iodepth: u32,
+    /// I/Os under way; measured by the program itself if `None`.
+    pub(crate) iodepth: Option<u32>,
     pub(crate) numjobs: u32,
 }
 
 impl Load {
     pub(crate) fn new(rw: &'static str, bs: u64, iodepth: u32) -> Load {
-        Load { rw, bs, iodepth, numjobs: 1 }
+        Load { rw, bs, iodepth: Some(iodepth), numjobs: 1 }
+    }
+
+    /// A load that is left to the program's own tuning.
+    pub(crate) fn tuned(rw: &'static str, bs: u64) -> Load {
+        Load { rw, bs, iodepth: None, numjobs: 1 }
     }
 
     /// The options that `longhaul bench` and fio share, without dashes.
-    pub(crate) fn options(&self) -> [(&'static str, String); 4] {
-        [
+    pub(crate) fn options(&self) -> Vec<(&'static str, String)> {
+        let mut options = vec![
             ("rw", self.rw.to_owned()),
             ("bs", self.bs.to_string()),
-            ("iodepth", self.iodepth.to_string()),
             ("numjobs", self.numjobs.to_string()),
-        ]
+        ];
+        options.extend(self.iodepth.map(|depth| ("iodepth", depth.to_string())));
+        options
     }
 }
 
@@ -113,6 +121,8 @@ pub(crate) struct Measured {
     pub(crate) latency: f64,
     /// Processor seconds of both sides per I/O.
     pub(crate) cpu: f64,
+    /// Connections to the target, where the program chose their number.
+    pub(crate) connections: u16,
 }
 
 impl Measured {
@@ -130,12 +140,13 @@ impl Measured {
             iops: direction.iops,
             latency: direction.lat_ns.mean / 1e9,
             cpu: 0.0,
+            connections: output.paths.first().map_or(1, |path| path.connections),
         })
     }
 }
 
-fn bench(setup: &Setup, engine: &str, device: &str) -> Command {
-    let mut command = Command::new(&setup.program);
+pub(crate) fn bench(setup: &Setup, engine: &str, device: &str) -> Command {
+    let mut command = setup.load.command(&setup.program);
     command.args(["bench", device, "--json", "--group-reporting"]).args([
         "--congestion",
         &setup.congestion,
@@ -161,7 +172,7 @@ pub(crate) fn load(
     }
     let ms = |time: Duration| format!("{}ms", time.as_millis());
     command.args(["--runtime", &ms(setup.runtime), "--ramp", &ms(setup.ramp)]).args(extra);
-    let child = Guard(process::start(command.stdin(Stdio::null()).stdout(Stdio::piped()), setup.load_cpu)?);
+    let child = Guard(setup.load.start(command.stdin(Stdio::null()).stdout(Stdio::piped()))?);
     let pids: Vec<u32> = std::iter::once(child.pid()).chain(target.map(Target::pid)).collect();
     let share = processor_share(setup, &pids);
     let result = output(child).and_then(|text| Measured::from_json(&text, load));
@@ -183,11 +194,11 @@ fn processor_share(setup: &Setup, pids: &[u32]) -> Result<f64> {
 
 /// Runs a program on the load's processor to its end.
 pub(crate) fn finish(command: &mut Command, setup: &Setup) -> Result<String> {
-    output(Guard(process::start(command.stdin(Stdio::null()).stdout(Stdio::piped()), setup.load_cpu)?))
+    output(Guard(setup.load.start(command.stdin(Stdio::null()).stdout(Stdio::piped()))?))
 }
 
 /// All that a child prints until it ends well.
-fn output(mut child: Guard) -> Result<String> {
+pub(crate) fn output(mut child: Guard) -> Result<String> {
     let stdout = child.0.stdout.take().context("no pipe")?;
     let text = std::io::read_to_string(stdout).context("a child's output")?;
     let status = child.0.wait()?;

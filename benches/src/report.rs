@@ -22,6 +22,10 @@ impl Samples {
         sorted
     }
 
+    pub(crate) fn most(&self) -> f64 {
+        self.0.iter().copied().fold(f64::NAN, f64::max)
+    }
+
     pub(crate) fn median(&self) -> f64 {
         let sorted = self.sorted();
         let middle = sorted.len() / 2;

@@ -1,9 +1,68 @@
 //! What all measurements of a run share.
 
-use crate::{Args, program};
+use crate::{Args, process, program};
 use anyhow::{Context, Result};
+use longhaul_wan::Namespace;
+use std::ffi::OsStr;
+use std::io;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::process::{Child, Command};
 use std::time::Duration;
+
+/// Where a side of a measurement runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// Its address, as the other side knows it.
+    pub(crate) address: Ipv4Addr,
+    /// The processor that it is bound to.
+    pub(crate) cpu: Option<usize>,
+    /// The network namespace, if not ours.
+    namespace: Option<Namespace>,
+}
+
+impl Place {
+    /// On this host, bound to a processor.
+    fn local(cpu: usize) -> Place {
+        Place { address: Ipv4Addr::LOCALHOST, cpu: Some(cpu), namespace: None }
+    }
+
+    /// At an end of an emulated link, on any processor.
+    pub(crate) fn within(namespace: &Namespace, address: Ipv4Addr) -> Place {
+        Place { address, cpu: None, namespace: Some(namespace.clone()) }
+    }
+
+    /// A command that will run there, once [`Place::start`] starts it.
+    pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        match &self.namespace {
+            Some(namespace) => namespace.command(program),
+            None => Command::new(program),
+        }
+    }
+
+    /// Starts a command of [`Place::command`].
+    pub(crate) fn start(&self, command: &mut Command) -> Result<Child> {
+        process::start(command, self.cpu)
+    }
+
+    /// Binds the calling thread to the processor of this place.
+    pub(crate) fn pin_thread(&self) -> io::Result<()> {
+        self.cpu.map_or(Ok(()), process::pin_thread)
+    }
+
+    /// Runs a closure in the network of this place.
+    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        match &self.namespace {
+            Some(namespace) => Ok(namespace.run(work)?),
+            None => Ok(work()),
+        }
+    }
+
+    /// What a person puts before a command to run it there.
+    pub(crate) fn prefix(&self) -> String {
+        self.cpu.map_or_else(String::new, |cpu| format!("taskset -c {cpu} "))
+    }
+}
 
 /// How to measure.
 #[derive(Clone, Debug)]
@@ -20,12 +79,16 @@ pub(crate) struct Setup {
     pub(crate) engines: Vec<String>,
     /// Congestion control of every socket.
     pub(crate) congestion: String,
-    /// Processor of the target, or of what stands for it.
-    pub(crate) target_cpu: usize,
-    /// Processor of the load.
-    pub(crate) load_cpu: usize,
+    /// Where the target is, or what stands for it.
+    pub(crate) target: Place,
+    /// Where the load is.
+    pub(crate) load: Place,
     /// Bytes of the device.
     pub(crate) size: u64,
+    /// Rates of emulated links, in bits per second.
+    pub(crate) rates: Vec<u64>,
+    /// Round trips of emulated links.
+    pub(crate) round_trips: Vec<Duration>,
     /// Where files for measurements are made.
     pub(crate) dir: PathBuf,
 }
@@ -46,9 +109,11 @@ impl Setup {
             ramp: args.ramp,
             engines: args.engines.clone(),
             congestion: args.congestion.clone(),
-            target_cpu: args.cpus[0],
-            load_cpu: args.cpus[1],
+            target: Place::local(args.cpus[0]),
+            load: Place::local(args.cpus[1]),
             size: args.size,
+            rates: args.rates.clone(),
+            round_trips: args.round_trips.clone(),
             dir: args.dir.clone(),
         })
     }

@@ -50,7 +50,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
             };
             Ok(measured?.rate)
         })?;
-        let case = format!("{} {}, depth {}", block_size(load.bs), load.rw, load.iodepth);
+        let case = format!("{} {}, depth {}", block_size(load.bs), load.rw, load.iodepth.unwrap_or(1));
         let samples: Vec<Samples> = measured.into_iter().map(Samples).collect();
         for (subject, samples) in ["fio", "longhaul bench", "longhaul target"].iter().zip(&samples) {
             section.keep(&case, subject, "bytes/s", samples);
@@ -67,11 +67,11 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     let window = window(setup);
     let load = format!("--rw randread --bs 4KiB --iodepth 32 {window}");
     section.commands = commands(setup, "file:FILE", "", &load);
-    section.commands.push(format!("taskset -c {} longhaul bench file:FILE {load}", setup.load_cpu));
+    section.commands.push(format!("{}longhaul bench file:FILE {load}", setup.load.prefix()));
     section.commands.push(format!(
-        "taskset -c {} fio --name=reference --filename=FILE --ioengine=io_uring --direct=1 --rw=randread \
+        "{}fio --name=reference --filename=FILE --ioengine=io_uring --direct=1 --rw=randread \
          --bs=4096 --iodepth=32 --time_based --runtime={}ms --ramp_time={}ms",
-        setup.load_cpu,
+        setup.load.prefix(),
         setup.runtime.as_millis(),
         setup.ramp.as_millis()
     ));

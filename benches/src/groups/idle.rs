@@ -1,6 +1,6 @@
 //! What an idle target costs.
 
-use crate::process::{self, pin_thread};
+use crate::process;
 use crate::program::Target;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
@@ -51,15 +51,16 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         LOOK.as_secs()
     ));
     section.commands = vec![format!(
-        "taskset -c {} longhaul target --export bench=mem:64MiB --threads 1 --congestion {}",
-        setup.target_cpu, setup.congestion
+        "{}longhaul target --export bench=mem:64MiB --threads 1 --congestion {}",
+        setup.target.prefix(),
+        setup.congestion
     )];
     Ok(section)
 }
 
 /// Connects, and looks at the target's and our own use of processors.
 fn watch(setup: &Setup, engine: &str, target: &Target) -> Result<Vec<[f64; 2]>> {
-    pin_thread(setup.load_cpu)?;
+    setup.load.pin_thread()?;
     let kind = engine.parse().map_err(anyhow::Error::msg)?;
     let mut options = Options { congestion: Some(setup.congestion.clone()), ..Options::default() };
     options.engine.kind = kind;

@@ -1,5 +1,6 @@
 //! What is measured, a group a file.
 
+pub(crate) mod far;
 pub(crate) mod file;
 pub(crate) mod idle;
 pub(crate) mod memory;
@@ -93,10 +94,10 @@ fn commands(setup: &Setup, backend: &str, target: &str, load: &str) -> Vec<Strin
     let shared = format!("--congestion {}", setup.congestion);
     vec![
         format!(
-            "taskset -c {} longhaul target --export bench={backend} --threads 1 {shared}{target}",
-            setup.target_cpu
+            "{}longhaul target --export bench={backend} --threads 1 {shared}{target}",
+            setup.target.prefix()
         ),
-        format!("taskset -c {} longhaul bench URI {load} {shared}", setup.load_cpu),
+        format!("{}longhaul bench URI {load} {shared}", setup.load.prefix()),
     ]
 }
 

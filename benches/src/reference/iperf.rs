@@ -2,12 +2,12 @@
 //! out of the processor's cache, and receives to one buffer.
 
 use crate::machine::first_line;
-use crate::process::{self, Guard};
+use crate::process::Guard;
 use crate::program::finish;
 use crate::setup::Setup;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{ChildStdout, Command, Stdio};
 
@@ -28,12 +28,14 @@ impl Iperf {
             return Ok(None);
         };
         // It cannot say which free port it took, so we look for one.
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
-        let mut command = Command::new("iperf3");
-        command.args(["--server", "--bind", "127.0.0.1", "--port", &port, "--forceflush"]);
+        let host = setup.target.address;
+        let port = setup.target.run(|| Ok(TcpListener::bind((host, 0))?.local_addr()?.port()))?;
+        let port = port.map_err(|e: io::Error| anyhow!(e))?.to_string();
+        let mut command = setup.target.command("iperf3");
+        command.args(["--server", "--bind", &host.to_string(), "--port", &port, "--forceflush"]);
         // It reports on stderr that we end it.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let child = process::start(&mut command, setup.target_cpu)?;
+        let child = setup.target.start(&mut command)?;
         let mut server = Guard(child);
         let mut stdout = BufReader::new(server.0.stdout.take().context("no pipe")?);
         let mut line = String::new();
@@ -52,12 +54,19 @@ impl Iperf {
     /// Bytes per second to (`write`) or from the server. iperf3 counts whole
     /// seconds only.
     pub(crate) fn run(&self, setup: &Setup, write: bool, bs: u64) -> Result<f64> {
+        self.parallel(setup, write, bs, 1)
+    }
+
+    /// The same of several streams together.
+    pub(crate) fn parallel(&self, setup: &Setup, write: bool, bs: u64, streams: u16) -> Result<f64> {
         let seconds = |time: std::time::Duration| time.as_secs_f64().ceil().max(1.0).to_string();
-        let mut command = Command::new("iperf3");
+        let mut command = setup.load.command("iperf3");
+        let host = setup.target.address.to_string();
         command
-            .args(["--client", "127.0.0.1", "--port", &self.port, "--json", "--no-delay"])
+            .args(["--client", &host, "--port", &self.port, "--json", "--no-delay"])
             .args(["--congestion", &setup.congestion, "--length", &bs.to_string()])
             .args(["--time", &seconds(setup.runtime), "--omit", &seconds(setup.ramp)])
+            .args(["--parallel", &streams.to_string()])
             .args((!write).then_some("--reverse"));
         let result: Value = serde_json::from_str(&finish(&mut command, setup)?).context("iperf3's result")?;
         let bits = result["end"]["sum_received"]["bits_per_second"].as_f64();

@@ -4,7 +4,7 @@
 //! a block that stays in the processor's cache costs a microsecond less.
 
 use super::{Memory, socket};
-use crate::process::{pin_thread, thread_cpu_time};
+use crate::process::thread_cpu_time;
 use crate::program::Measured;
 use crate::setup::Setup;
 use anyhow::Result;
@@ -31,17 +31,17 @@ pub(crate) enum Wait {
 
 /// Asks and answers until the time is over.
 pub(crate) fn run(setup: &Setup, wait: Wait, memory: &Memory) -> Result<Measured> {
-    let (target, load) = socket::pair(&setup.congestion)?;
+    let (target, load) = socket::pair(setup)?;
     for stream in [&target, &load] {
         stream.set_nonblocking(wait == Wait::Polling)?;
     }
     thread::scope(|scope| {
         let answering = scope.spawn(move || {
-            pin_thread(setup.target_cpu)?;
+            setup.target.pin_thread()?;
             answer(target, memory.bytes())
         });
         let asking = scope.spawn(move || {
-            pin_thread(setup.load_cpu)?;
+            setup.load.pin_thread()?;
             ask(load, setup)
         });
         let (mut measured, life) = asking.join().expect("a thread that does not panic")?;
@@ -84,7 +84,7 @@ fn ask(mut stream: TcpStream, setup: &Setup) -> Result<(Measured, f64)> {
     }
     let iops = counted as f64 / setup.runtime.as_secs_f64();
     let cpu = thread_cpu_time()?.as_secs_f64() / all as f64;
-    Ok((Measured { rate: iops * BLOCK as f64, iops, latency: 1.0 / iops, cpu }, all as f64))
+    Ok((Measured { rate: iops * BLOCK as f64, iops, latency: 1.0 / iops, cpu, connections: 1 }, all as f64))
 }
 
 fn send(stream: &mut TcpStream, head: &[u8], rest: &[u8]) -> io::Result<()> {

@@ -1,18 +1,20 @@
-//! A TCP connection over loopback.
+//! A TCP connection between the two places of a measurement.
 
+use crate::setup::Setup;
 use anyhow::{Context, Result};
 use socket2::{Domain, SockRef, Socket, Type};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 
-/// Connects two ends with this congestion control. The first one is the
-/// side that accepted: the target's.
-pub(super) fn pair(congestion: &str) -> Result<(TcpStream, TcpStream)> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let local = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+/// Connects both ends. The first one is the side that accepted: the target's.
+pub(super) fn pair(setup: &Setup) -> Result<(TcpStream, TcpStream)> {
+    let congestion = &setup.congestion;
+    let host = setup.target.address;
+    let listener = setup.target.run(|| TcpListener::bind((host, 0)))?.context("the target's side listens")?;
+    let local = setup.load.run(|| Socket::new(Domain::IPV4, Type::STREAM, None))??;
     set(&SockRef::from(&listener), congestion)?;
     set(&local, congestion)?;
     let address: SocketAddr = listener.local_addr()?;
-    local.connect(&address.into()).context("a connection over loopback")?;
+    local.connect(&address.into()).context("a connection to the target's side")?;
     let (remote, _) = listener.accept()?;
     set(&SockRef::from(&remote), congestion)?;
     Ok((remote, local.into()))

@@ -6,7 +6,6 @@
 //! Both sides move a block per call where the kernel lets them.
 
 use super::socket;
-use crate::process::pin_thread;
 use crate::setup::Setup;
 use anyhow::{Context, Result};
 use std::io::{self, ErrorKind, Read, Write};
@@ -45,21 +44,21 @@ impl Memory {
 /// Streams to (`write`) or from the target's side; bytes per second at the
 /// receiver.
 pub(crate) fn run(setup: &Setup, write: bool, bs: u64, depth: u32, memory: &mut Memory) -> Result<f64> {
-    let (target, load) = socket::pair(&setup.congestion)?;
+    let (target, load) = socket::pair(setup)?;
     let bs = usize::try_from(bs)?;
     let mut buffers = vec![0x5a; bs * depth as usize];
     let device = &mut memory.0[..];
     let (sender, receiver) = if write { (load, target) } else { (target, load) };
-    let (sender_cpu, receiver_cpu) =
-        if write { (setup.load_cpu, setup.target_cpu) } else { (setup.target_cpu, setup.load_cpu) };
+    let (at_sender, at_receiver) =
+        if write { (&setup.load, &setup.target) } else { (&setup.target, &setup.load) };
     let (from, to) = if write { (&mut buffers[..], device) } else { (device, &mut buffers[..]) };
     thread::scope(|scope| {
         let sending = scope.spawn(move || {
-            pin_thread(sender_cpu)?;
+            at_sender.pin_thread()?;
             send(sender, from, bs)
         });
         let receiving = scope.spawn(move || {
-            pin_thread(receiver_cpu)?;
+            at_receiver.pin_thread()?;
             receive(receiver, to, bs, setup)
         });
         let rate = receiving.join().expect("a thread that does not panic")?;

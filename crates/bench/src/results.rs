@@ -131,6 +131,7 @@ impl Results {
             ]),
             jobs: jobs.iter().map(|job| self.job_to_fio(job, total)).collect(),
             disk_util: Vec::new(),
+            paths: Vec::new(),
         }
     }
 

@@ -30,6 +30,24 @@ pub struct Output {
     pub jobs: Vec<Job>,
     /// Always empty: remote devices have no entry in the kernel's statistics.
     pub disk_util: Vec<serde_json::Value>,
+    /// The ways to remote devices that were measured and tuned; not in fio's
+    /// layout.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<Path>,
+}
+
+/// What was chosen on the way to a remote device, and why.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Path {
+    /// The device.
+    pub device: String,
+    /// Shortest round trip in microseconds.
+    pub round_trip_us: f64,
+    /// Connections of a thread.
+    pub connections: u16,
+    /// The whole in a sentence.
+    pub sentence: String,
 }
 
 /// Result of a job, or of a group.

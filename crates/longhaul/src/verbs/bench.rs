@@ -3,9 +3,9 @@
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{Device, InitiatorArgs, parse_bytes, parse_time};
 use crate::output::Output;
-use longhaul_bench::schema::Direction;
+use longhaul_bench::schema::{self, Direction};
 use longhaul_bench::{BenchError, Job, Live, Phase, Results, Rw, Stop, Threads, run as run_load};
-use longhaul_block::IoError;
+use longhaul_block::{BlockDevice, IoError};
 use longhaul_block::units::{format_rate, format_size};
 use std::io::Write;
 use std::time::Duration;
@@ -154,8 +154,9 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     }
     let results = results?;
     if output.is_json() {
-        let text =
-            serde_json::to_string_pretty(&results.to_fio(args.group_reporting)).map_err(Failure::failed)?;
+        let mut fio = results.to_fio(args.group_reporting);
+        fio.paths = paths(&named);
+        let text = serde_json::to_string_pretty(&fio).map_err(Failure::failed)?;
         output.document(&text);
     } else {
         print(&results, output);
@@ -225,6 +226,21 @@ fn print(results: &Results, output: Output) {
 }
 
 /// What was chosen on the paths, and why.
+fn paths(devices: &[Device]) -> Vec<schema::Path> {
+    let path = |device: &Device| {
+        let Device::Remote(device) = device else { return None };
+        let report = device.path()?;
+        Some(schema::Path {
+            device: device.info().name.clone(),
+            round_trip_us: report.plan.rtt.as_secs_f64() * 1e6,
+            connections: report.plan.connections,
+            sentence: report.sentence(),
+        })
+    };
+    devices.iter().filter_map(path).collect()
+}
+
+/// The same for people.
 fn print_paths(devices: &[Device], results: &Results, output: Output) {
     if !results.job.iodepth_auto {
         return;

@@ -1,0 +1,33 @@
+//! What is measured over emulated long links. Needs root.
+
+pub(crate) mod capsule;
+pub(crate) mod cut;
+pub(crate) mod distance;
+pub(crate) mod latency;
+pub(crate) mod loss;
+
+use crate::link;
+use crate::setup::Setup;
+use std::time::Duration;
+
+/// Bits per second in Mb/s, from bytes per second.
+const MB: f64 = 1e6 / 8.0;
+
+/// What a person runs to have the link and the target of a measurement.
+fn commands(setup: &Setup, rate: u64, rtt: Duration, more: &str, target: &str) -> Vec<String> {
+    let rtt = link::round_trip(rtt).replace(' ', "");
+    vec![
+        format!("longhaul wan --rtt {rtt} --rate {}Gbit{more} --name link &", rate as f64 / 1e9),
+        format!(
+            "ip netns exec link-server longhaul target --listen 10.77.1.2:4420 --export bench={} --threads 1 \
+             --congestion {}{target}",
+            super::memory_backend(setup),
+            setup.congestion
+        ),
+    ]
+}
+
+/// A load for a person to run on the client's side.
+fn client(command: &str) -> String {
+    format!("ip netns exec link-client {command}")
+}

@@ -1,0 +1,109 @@
+//! An emulated long link as the place of a measurement.
+
+use crate::setup::{Place, Setup};
+use anyhow::{Result, bail};
+use longhaul_wan::{Change, Conditions, Plan, Statistics, Wan};
+use std::cell::Cell;
+use std::time::Duration;
+
+/// A measurement during which the emulator was late is made again, so often at
+/// most.
+const ATTEMPTS: u32 = 4;
+
+/// What 99 % of packets may be late: a fiftieth of the round trip, but what a
+/// scheduler does to short ones.
+const LATE_SHARE: f64 = 0.02;
+const LATE_LEAST: Duration = Duration::from_micros(250);
+
+/// Both ends of an emulated link, or of a star of them.
+pub(crate) struct Link {
+    wan: Wan,
+    rtt: Duration,
+    /// Measurements that were thrown away.
+    void: Cell<u32>,
+}
+
+impl Link {
+    /// One link, or a star with `servers`.
+    pub(crate) fn start(conditions: Conditions, servers: Option<usize>) -> Result<Link> {
+        let rtt = conditions.rtt();
+        // The same losses in each run.
+        let plan = Plan { star: servers, seed: Some(1), ..Plan::new(Plan::unique_name("bench"), conditions) };
+        Ok(Link { wan: Wan::start(plan)?, rtt, void: Cell::new(0) })
+    }
+
+    /// `setup` with the target behind link `index` (from 1), and windows of
+    /// measurement long enough for it.
+    pub(crate) fn setup(&self, setup: &Setup, index: usize) -> Setup {
+        Setup {
+            target: Place::within(self.wan.server(index), self.wan.server_address(index)),
+            load: Place::within(self.wan.client(), self.wan.client_address(index)),
+            ramp: setup.ramp.max(RAMP_LEAST) + RAMP_ROUND_TRIPS * self.rtt,
+            runtime: setup.runtime.max(WINDOW_LEAST) + WINDOW_ROUND_TRIPS * self.rtt,
+            ..setup.clone()
+        }
+    }
+
+    pub(crate) fn set(&self, change: &Change) -> Result<()> {
+        Ok(self.wan.set_all(change)?)
+    }
+
+    /// What was carried since the last measurement began.
+    pub(crate) fn statistics(&self) -> Result<Statistics> {
+        Ok(self.wan.statistics()?)
+    }
+
+    pub(crate) fn rtt(&self) -> Duration {
+        self.rtt
+    }
+
+    /// Measures once the emulator is on time; says if it never was.
+    pub(crate) fn on_time<T>(&self, mut measure: impl FnMut() -> Result<T>) -> Result<T> {
+        for _ in 0..ATTEMPTS {
+            self.wan.take_statistics()?;
+            let measured = measure()?;
+            let statistics = self.wan.take_statistics()?;
+            match self.unfit(&statistics) {
+                None => return Ok(measured),
+                Some(why) => {
+                    eprintln!("  thrown away: {why}");
+                    self.void.set(self.void.get() + 1);
+                }
+            }
+        }
+        bail!("the emulated link was late {ATTEMPTS} times in a row: this machine is too busy to measure")
+    }
+
+    fn unfit(&self, statistics: &Statistics) -> Option<String> {
+        let late = statistics.late_p99();
+        if statistics.lost_here() > 0 {
+            Some(format!("the emulator lost {} packets", statistics.lost_here()))
+        } else if late > LATE_LEAST.max(self.rtt.mul_f64(LATE_SHARE)) {
+            Some(format!("1 % of packets were over {late:?} late"))
+        } else {
+            None
+        }
+    }
+
+    /// Measurements that were thrown away so far.
+    pub(crate) fn void(&self) -> u32 {
+        self.void.get()
+    }
+}
+
+/// TCP needs tens of round trips to fill a long path, and cubic more where the
+/// queue overflows first; all subjects get the same time for it.
+const RAMP_LEAST: Duration = Duration::from_millis(1500);
+const RAMP_ROUND_TRIPS: u32 = 40;
+const WINDOW_LEAST: Duration = Duration::from_secs(3);
+const WINDOW_ROUND_TRIPS: u32 = 10;
+
+/// A rate for people, in the table's unit.
+pub(crate) fn rate(bits_per_second: u64) -> String {
+    format!("{} Gb/s", bits_per_second as f64 / 1e9)
+}
+
+/// A round trip for people.
+pub(crate) fn round_trip(rtt: Duration) -> String {
+    format!("{} ms", rtt.as_secs_f64() * 1e3)
+}
