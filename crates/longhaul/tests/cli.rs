@@ -41,6 +41,10 @@ fn arguments_that_make_no_sense() {
     fails(&["bench", "mem:1MiB", "--runtime", "soon"], 2, &["--runtime", "'soon'"]);
     fails(&["bench", "mem:1MiB", "--size", "2MiB"], 2, &["past the end"]);
     fails(&["bench", "mem:1MiB,ro", "--rw", "write"], 2, &["read-only"]);
+    fails(&["bench", "mem:1MiB", "--layout", "stripe"], 2, &["1 devices", "2 to 64"]);
+    fails(&["bench", "mem:1MiB", "mem:1MiB", "--layout", "raid0"], 2, &["'raid0'", "stripe, mirror"]);
+    fails(&["bench", "mem:1MiB", "mem:1MiB", "--layout", "parity"], 2, &["--layout parity", "use stripe"]);
+    fails(&["bench", "mem:1MiB", "--stripe-unit", "64k"], 2, &["--layout <LAYOUT>"]);
     fails(&["frobnicate"], 2, &["'frobnicate'"]);
     fails(&["target"], 2, &["--export <NAME=BACKEND>"]);
     fails(&export("x"), 2, &["the form is NAME=BACKEND"]);

@@ -3,11 +3,13 @@
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{Device, InitiatorArgs, parse_bytes, parse_time};
 use crate::output::Output;
+use longhaul_array::{Layout, Stripe, suited_unit};
 use longhaul_bench::schema::{self, Direction};
 use longhaul_bench::{BenchError, Job, Live, Phase, Results, Rw, Stop, Threads, run as run_load};
-use longhaul_block::{BlockDevice, IoError};
 use longhaul_block::units::{format_rate, format_size};
+use longhaul_block::{BlockDevice, DeviceInfo, IoError};
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
@@ -16,11 +18,20 @@ A device is nvme+tcp://HOST/SUBNQN[?nsid=N], a path, or file:PATH, block:PATH, m
 Writing destroys what is there. With --json, stdout has fio's own JSON layout.
 
 Example:
-  longhaul bench nvme+tcp://dtn1/scratch --rw randread --bs 4k --iodepth 32 --runtime 10s")]
+  longhaul bench nvme+tcp://dtn1/scratch --rw randread --bs 4k --iodepth 32 --runtime 10s
+  longhaul bench nvme+tcp://dtn1/a nvme+tcp://dtn2/a --layout stripe --bs 1m --runtime 10s")]
 pub(crate) struct Args {
     /// The devices; several are loaded at the same time
     #[arg(value_name = "DEVICE", required = true)]
     devices: Vec<String>,
+    /// Join the devices to one before the load: stripe, which keeps nothing
+    /// on them that says so
+    #[arg(long, value_name = "LAYOUT")]
+    layout: Option<Layout>,
+    /// Bytes on one device before the next [default: what the devices prefer,
+    /// 256KiB at least]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, requires = "layout")]
+    stripe_unit: Option<u64>,
     /// read, write, randread, randwrite, rw or randrw
     #[arg(long, default_value = "read")]
     rw: Rw,
@@ -95,6 +106,21 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl Args {
+    /// The devices to load: those that are named, or what they are joined to.
+    fn join(&self, devices: Vec<Arc<dyn BlockDevice>>) -> Result<Vec<Arc<dyn BlockDevice>>, Failure> {
+        match self.layout {
+            None => Ok(devices),
+            Some(Layout::Stripe) => {
+                let infos: Vec<DeviceInfo> = devices.iter().map(|device| device.info()).collect();
+                let unit = self.stripe_unit.unwrap_or_else(|| suited_unit(&infos));
+                Ok(vec![Arc::new(Stripe::new(devices, unit).map_err(Failure::usage)?)])
+            }
+            Some(layout) => Err(Failure::usage(format!(
+                "--layout {layout} is not for devices that know nothing of each other: use stripe"
+            ))),
+        }
+    }
+
     fn job(&self) -> Job {
         // Who reads or writes a whole device wants it done; who picks blocks
         // at random wants to know how long one takes, unless they say.
@@ -137,7 +163,7 @@ impl From<BenchError> for Failure {
 
 pub(crate) fn run(args: Args, output: Output) -> Outcome {
     let named = args.devices.iter().map(|name| args.initiator.open(name)).collect::<Result<Vec<_>, _>>()?;
-    let devices: Vec<_> = named.iter().map(Device::block).collect();
+    let devices = args.join(named.iter().map(Device::block).collect())?;
     let stop = Stop::new();
     stop_on_interrupt(&stop)?;
     let live = output.is_live();
@@ -160,7 +186,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
         output.document(&text);
     } else {
         print(&results, output);
-        print_paths(&named, &results, output);
+        print_paths(&named, args.layout.is_some(), &results, output);
     }
     judge(&results).map_err(|failure| Failure { in_result: output.is_json(), ..failure })
 }
@@ -241,13 +267,15 @@ fn paths(devices: &[Device]) -> Vec<schema::Path> {
 }
 
 /// The same for people.
-fn print_paths(devices: &[Device], results: &Results, output: Output) {
+fn print_paths(devices: &[Device], joined: bool, results: &Results, output: Output) {
     if !results.job.iodepth_auto {
         return;
     }
-    let mut jobs = results.jobs.iter();
-    for device in devices {
-        let depth = jobs.by_ref().take(results.job.numjobs as usize).map(|job| job.depth).max();
+    let numjobs = results.job.numjobs as usize;
+    for (number, device) in devices.iter().enumerate() {
+        // Jobs are on the devices in turn, or all on what they are joined to.
+        let first = if joined { 0 } else { number * numjobs };
+        let depth = results.jobs.iter().skip(first).take(numjobs).map(|job| job.depth).max();
         if let Device::Remote(device) = device
             && let Some(report) = device.path()
         {

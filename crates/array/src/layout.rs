@@ -1,0 +1,139 @@
+//! What an array's layouts are called, and the bounds of their shape.
+
+use longhaul_block::DeviceInfo;
+use std::fmt;
+use std::str::FromStr;
+
+/// Members of an array at least.
+pub const MIN_WIDTH: usize = 2;
+/// Members of an array at most: what the superblock has room for, and more
+/// than anyone should lose one of at a time.
+pub const MAX_WIDTH: usize = 64;
+/// Smallest stripe unit in bytes: the largest logical block in common use.
+pub const MIN_UNIT: u64 = 4 << 10;
+/// Largest stripe unit in bytes: the largest buffer.
+pub const MAX_UNIT: u64 = 4 << 20;
+/// Stripe unit in bytes where the members prefer none: large enough that one
+/// command is worth its overhead at any distance, small enough that a common
+/// large I/O (1 MiB) keeps several members busy.
+pub const DEFAULT_UNIT: u64 = 256 << 10;
+
+/// How blocks are spread over members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// In turn, without redundancy (RAID0).
+    Stripe,
+    /// The same on all members (RAID1).
+    Mirror,
+    /// In turn over pairs of members, the same on both of a pair (RAID10).
+    StripeMirror,
+    /// In turn, with a rotating parity (RAID5).
+    Parity,
+    /// In turn, with two rotating parities (RAID6).
+    DoubleParity,
+}
+
+impl Layout {
+    /// All of them.
+    pub const ALL: [Layout; 5] =
+        [Layout::Stripe, Layout::Mirror, Layout::StripeMirror, Layout::Parity, Layout::DoubleParity];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Layout::Stripe => "stripe",
+            Layout::Mirror => "mirror",
+            Layout::StripeMirror => "stripe+mirror",
+            Layout::Parity => "parity",
+            Layout::DoubleParity => "double-parity",
+        }
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Layout {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Layout, String> {
+        Layout::ALL.into_iter().find(|layout| layout.name() == text).ok_or_else(|| {
+            let names = Layout::ALL.map(Layout::name).join(", ");
+            format!("'{text}' is not a layout: use one of {names}")
+        })
+    }
+}
+
+/// A shape that no array has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// Too few or too many members.
+    #[error("{width} devices do not make an array: it has {MIN_WIDTH} to {MAX_WIDTH}")]
+    Width {
+        /// Members given.
+        width: usize,
+    },
+    /// The stripe unit is out of bounds, or not a power of two.
+    #[error("a stripe unit of {unit} bytes is not a power of two between {MIN_UNIT} and {MAX_UNIT}")]
+    Unit {
+        /// Bytes.
+        unit: u64,
+    },
+}
+
+/// Checks the number of members and the stripe unit.
+pub(crate) fn check_shape(width: usize, unit: u64) -> Result<(), LayoutError> {
+    if !(MIN_WIDTH..=MAX_WIDTH).contains(&width) {
+        return Err(LayoutError::Width { width });
+    }
+    if !unit.is_power_of_two() || !(MIN_UNIT..=MAX_UNIT).contains(&unit) {
+        return Err(LayoutError::Unit { unit });
+    }
+    Ok(())
+}
+
+/// The stripe unit that suits the members: what the one that likes the
+/// largest I/O prefers, but [`DEFAULT_UNIT`] at least.
+pub fn suited_unit<'a>(members: impl IntoIterator<Item = &'a DeviceInfo>) -> u64 {
+    let largest = members.into_iter().map(|info| u64::from(info.optimal_io)).max().unwrap_or(0);
+    largest.next_power_of_two().clamp(DEFAULT_UNIT, MAX_UNIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longhaul_block::{BlockDevice, MemDevice};
+
+    #[test]
+    fn names_are_read_back() {
+        for layout in Layout::ALL {
+            assert_eq!(layout.to_string().parse(), Ok(layout));
+        }
+        let error = "raid5".parse::<Layout>().expect_err("unknown");
+        assert!(error.starts_with("'raid5' is not a layout: use one of stripe, mirror,"), "{error}");
+    }
+
+    #[test]
+    fn shapes_have_bounds() {
+        assert_eq!(check_shape(2, 4096), Ok(()));
+        assert_eq!(check_shape(64, 4 << 20), Ok(()));
+        assert_eq!(check_shape(1, 4096), Err(LayoutError::Width { width: 1 }));
+        assert_eq!(check_shape(65, 4096), Err(LayoutError::Width { width: 65 }));
+        for unit in [0, 2048, 12 << 10, 8 << 20] {
+            assert_eq!(check_shape(4, unit), Err(LayoutError::Unit { unit }));
+        }
+    }
+
+    #[test]
+    fn the_unit_follows_what_members_like() {
+        let mut infos = [1, 2].map(|_| MemDevice::new(1 << 20, 512).expect("mapped").info());
+        assert_eq!(suited_unit(&infos), DEFAULT_UNIT);
+        infos[1].optimal_io = 768 << 10;
+        assert_eq!(suited_unit(&infos), 1 << 20);
+        infos[0].optimal_io = 64 << 20;
+        assert_eq!(suited_unit(&infos), MAX_UNIT);
+    }
+}
