@@ -82,6 +82,8 @@ enum Group {
     Idle,
     /// A target's memory under load
     Memory,
+    /// XOR and P+Q against ISA-L
+    Parity,
     /// Sequential streams over emulated long links; takes over an hour, and root, as all below
     Distance,
     /// Small reads over emulated long links, one at a time
@@ -141,12 +143,13 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     type Measure = fn(&Setup) -> Result<report::Section>;
-    let all: [(Group, Measure); 10] = [
+    let all: [(Group, Measure); 11] = [
         (Group::Stream, groups::stream::run),
         (Group::Random, groups::random::run),
         (Group::File, groups::file::run),
         (Group::Idle, groups::idle::run),
         (Group::Memory, groups::memory::run),
+        (Group::Parity, groups::parity::run),
         (Group::Distance, groups::far::distance::run),
         (Group::Latency, groups::far::latency::run),
         (Group::Capsule, groups::far::capsule::run),

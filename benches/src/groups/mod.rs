@@ -4,6 +4,7 @@ pub(crate) mod far;
 pub(crate) mod file;
 pub(crate) mod idle;
 pub(crate) mod memory;
+pub(crate) mod parity;
 pub(crate) mod random;
 pub(crate) mod stream;
 

@@ -6,11 +6,13 @@
 
 mod fio;
 mod iperf;
+mod isal;
 mod ping_pong;
 mod socket;
 mod stream;
 
 pub(crate) use fio::{available as fio_available, run as fio};
 pub(crate) use iperf::Iperf;
+pub(crate) use isal::Isal;
 pub(crate) use ping_pong::{Wait, run as ping_pong};
 pub(crate) use stream::{Memory, run as stream};
