@@ -60,9 +60,12 @@ fn on_one_processor(setup: &Setup) -> Result<Section> {
          The floor is for what the library picks by itself, the first row of each case",
         isal.path()
     ));
-    let millis = [setup.runtime, setup.ramp].map(|time| time.as_millis());
-    section.commands =
-        vec![format!("cargo xtask bench parity --runtime {}ms --ramp {}ms", millis[0], millis[1])];
+    section.commands = vec![format!(
+        "cargo xtask bench parity --runtime {}ms --ramp {}ms --rounds {}",
+        setup.runtime.as_millis(),
+        setup.ramp.as_millis(),
+        setup.rounds
+    )];
     Ok(section)
 }
 
