@@ -93,9 +93,9 @@ impl Link {
 
 /// TCP needs tens of round trips to fill a long path, and cubic more where the
 /// queue overflows first; all subjects get the same time for it.
-const RAMP_LEAST: Duration = Duration::from_millis(1500);
-const RAMP_ROUND_TRIPS: u32 = 40;
-const WINDOW_LEAST: Duration = Duration::from_secs(3);
+const RAMP_LEAST: Duration = Duration::from_millis(700);
+const RAMP_ROUND_TRIPS: u32 = 30;
+const WINDOW_LEAST: Duration = Duration::from_secs(2);
 const WINDOW_ROUND_TRIPS: u32 = 10;
 
 /// A rate for people, in the table's unit.

@@ -36,10 +36,9 @@ pub(crate) fn conditions(setup: &Setup, local: bool) -> Vec<String> {
             if local { processors(setup) } else { String::new() },
         ),
         format!(
-            "Each number: median (least–most) of {} measurements{}, interleaved; the device has {}",
+            "Each number: median (least–most) of {} measurements{}",
             setup.rounds,
-            if local { window(setup) } else { String::new() },
-            format_size(setup.size),
+            if local { window(setup) } else { ", interleaved".into() },
         ),
     ]
 }
@@ -85,5 +84,7 @@ fn virtual_machine() -> bool {
 }
 
 fn window(setup: &Setup) -> String {
-    format!(" of {} s after {} s of load", setup.runtime.as_secs_f64(), setup.ramp.as_secs_f64())
+    let (runtime, ramp) = (setup.runtime.as_secs_f64(), setup.ramp.as_secs_f64());
+    let size = format_size(setup.size);
+    format!(" of {runtime} s after {ramp} s of load, interleaved; the device has {size}")
 }

@@ -47,7 +47,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     );
     if let Some(&rtt) = setup.round_trips.first() {
         section.commands = commands(setup, rate, rtt, "", " --in-capsule 4KiB");
-        let load = "longhaul bench URI --rw write --bs 1MiB --runtime 3s --ramp 1500ms";
+        let load = "longhaul bench URI --rw write --bs 1MiB --runtime 2s --ramp 700ms";
         section.commands.push(client(&format!("{load} --iodepth 1 --congestion {}", setup.congestion)));
     }
     Ok(section)

@@ -50,9 +50,8 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         ],
     );
     for rtt in ROUND_TRIPS {
-        for rw in ["write", "read"] {
-            let link = Link::start(Conditions::new(rtt, Some(RATE)), None)?;
-            measure(setup, &link, rw, &mut section)?;
+        for found in both(setup, rtt)? {
+            add_row(&mut section, rtt, &found);
         }
     }
     section.notes.push(format!(
@@ -79,7 +78,36 @@ fn length() -> Duration {
     (BETWEEN + CUT) * CUTS as u32 + BETWEEN
 }
 
-fn measure(setup: &Setup, link: &Link, rw: &'static str, section: &mut Section) -> Result<()> {
+/// What the cuts of one load showed.
+struct Found {
+    rw: &'static str,
+    errors: i32,
+    verified: String,
+    /// Bytes per second before each cut.
+    full: Samples,
+    /// Seconds after each cut.
+    back: Samples,
+}
+
+/// Writes over one link and reads over another, so that one carries its load
+/// while the other one is cut.
+fn both(setup: &Setup, rtt: Duration) -> Result<Vec<Found>> {
+    let one = |rw, begin| {
+        let link = Link::start(Conditions::new(rtt, Some(RATE)), None)?;
+        sleep(begin);
+        measure(setup, &link, rw)
+    };
+    std::thread::scope(|scope| {
+        let writes = scope.spawn(|| one("write", Duration::ZERO));
+        let reads = scope.spawn(|| one("read", (BETWEEN + CUT) / 2));
+        [writes, reads]
+            .into_iter()
+            .map(|thread| thread.join().expect("a thread that does not panic"))
+            .collect()
+    })
+}
+
+fn measure(setup: &Setup, link: &Link, rw: &'static str) -> Result<Found> {
     let setup = &link.setup(setup, 1);
     let engine = setup.engines.first().context("no engine to measure with")?;
     let target = Target::start(setup, engine, &memory_backend(setup), &[])?;
@@ -121,21 +149,23 @@ fn measure(setup: &Setup, link: &Link, rw: &'static str, section: &mut Section) 
         }
         None => "–".into(),
     };
-    let name = link::round_trip(link.rtt());
-    let (full, back) = (Samples(full), Samples(back));
-    section.keep(&format!("{name}, {rw}"), "back at full rate", "seconds", &back);
-    let worst = Samples(vec![back.most()]);
+    Ok(Found { rw, errors: job.error, verified, full: Samples(full), back: Samples(back) })
+}
+
+fn add_row(section: &mut Section, rtt: Duration, found: &Found) {
+    let name = link::round_trip(rtt);
+    section.keep(&format!("{name}, {}", found.rw), "back at full rate", "seconds", &found.back);
+    let worst = Samples(vec![found.back.most()]);
     section.row(vec![
         name,
-        rw.into(),
+        found.rw.into(),
         CUTS.to_string(),
-        job.error.to_string(),
-        verified,
-        full.show(MB, 0),
-        back.show(1.0, 2),
-        worst.at_most(ceiling(link.rtt()).as_secs_f64()).into(),
+        found.errors.to_string(),
+        found.verified.clone(),
+        found.full.show(MB, 0),
+        found.back.show(1.0, 2),
+        worst.at_most(ceiling(rtt).as_secs_f64()).into(),
     ]);
-    Ok(())
 }
 
 /// Seconds until `delivered` grows at its full rate again.

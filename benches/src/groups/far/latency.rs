@@ -50,7 +50,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     );
     if let (Some(&rate), Some(&rtt)) = (setup.rates.first(), setup.round_trips.first()) {
         section.commands = commands(setup, rate, rtt, "", "");
-        let load = "longhaul bench URI --rw randread --bs 4KiB --iodepth 1 --runtime 3s --ramp 500ms";
+        let load = "longhaul bench URI --rw randread --bs 4KiB --iodepth 1 --runtime 1s --ramp 300ms";
         section.commands.push(client(&format!("{load} --congestion {}", setup.congestion)));
     }
     Ok(section)
@@ -58,7 +58,11 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
 
 fn measure(setup: &Setup, link: &Link, rate: u64, memory: &Memory, section: &mut Section) -> Result<()> {
     // Nothing has to grow here: windows are for the number of samples only.
-    let setup = &Setup { ramp: Duration::from_millis(500) + 3 * link.rtt(), ..link.setup(setup, 1) };
+    let setup = &Setup {
+        ramp: Duration::from_millis(300) + 3 * link.rtt(),
+        runtime: Duration::from_secs(1) + 10 * link.rtt(),
+        ..link.setup(setup, 1)
+    };
     let engine = setup.engines.first().context("no engine to measure with")?;
     let target = Target::start(setup, engine, &memory_backend(setup), &[])?;
     let measured = setup.interleave(&[Subject::Ours, Subject::Bare], |subject| {

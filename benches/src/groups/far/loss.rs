@@ -20,7 +20,7 @@ const RATE: u64 = 1_000_000_000;
 const ROUND_TRIPS: [Duration; 2] = [Duration::from_millis(15), Duration::from_millis(100)];
 
 /// Losses come at random: windows are longer than elsewhere.
-const WINDOW: Duration = Duration::from_secs(10);
+const WINDOW: Duration = Duration::from_secs(6);
 
 struct Case {
     name: &'static str,
@@ -52,16 +52,7 @@ const CASES: [Case; 5] = [
 pub(crate) fn run(setup: &Setup) -> Result<Section> {
     let mut section = Section::new(
         "loss",
-        &[
-            "link",
-            "load",
-            "connections",
-            "Longhaul, Mb/s",
-            "as many iperf3 streams, Mb/s",
-            "ratio",
-            "≥ 1",
-            "one iperf3 stream, Mb/s",
-        ],
+        &["link", "load", "connections", "Longhaul, Mb/s", "as many iperf3 streams, Mb/s", "ratio", "≥ 1"],
     );
     for rtt in ROUND_TRIPS {
         for case in &CASES {
@@ -72,7 +63,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         }
     }
     section.notes.push(format!(
-        "{}, windows of 10 s and 10 round trips; losses, queues and reordering in both directions. Connections: \
+        "{}, windows of 6 s and 10 round trips; losses, queues and reordering in both directions. Connections: \
          what was chosen by measurement; iperf3 then gets as many streams in the same round",
         link::rate(RATE)
     ));
@@ -80,7 +71,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     section.commands = commands(setup, RATE, ROUND_TRIPS[0], &format!(" {}", case.flags), "");
     let congestion = &setup.congestion;
     section.commands.extend([
-        client(&format!("longhaul bench URI --rw read --bs 1MiB --runtime 10s --ramp 2100ms --congestion {congestion}")),
+        client(&format!("longhaul bench URI --rw read --bs 1MiB --runtime 6s --ramp 1150ms --congestion {congestion}")),
         client(&format!("iperf3 --client 10.77.1.2 --congestion {congestion} --parallel CONNECTIONS --length 128K --no-delay --reverse")),
     ]);
     Ok(section)
@@ -95,34 +86,28 @@ fn measure(setup: &Setup, link: &Link, case: &Case, section: &mut Section) -> Re
         Iperf::start(setup)?.context("iperf3 is the reference of this group, and is not installed")?;
     for rw in ["read", "write"] {
         let write = rw == "write";
-        let mut columns = [const { Vec::new() }; 4];
+        let mut columns = [const { Vec::new() }; 3];
         for _ in 0..setup.rounds {
             let load = Load::tuned(rw, 1 << 20);
             let ours =
                 link.on_time(|| program::load(setup, engine, &target.uri, &load, Some(&target), &[]))?;
             let many = link.on_time(|| iperf.parallel(setup, write, 128 << 10, ours.connections))?;
-            let one = match ours.connections {
-                1 => many,
-                _ => link.on_time(|| iperf.run(setup, write, 128 << 10))?,
-            };
             eprintln!(
-                "  {} {rw} {}: {} conns {:.0}, {:.0}, one {:.0}",
+                "  {} {rw} {}: {:.0} on {} connections, {:.0}",
                 case.name,
                 link::round_trip(link.rtt()),
-                ours.connections,
                 ours.rate / MB,
-                many / MB,
-                one / MB
+                ours.connections,
+                many / MB
             );
-            for (column, value) in columns.iter_mut().zip([f64::from(ours.connections), ours.rate, many, one])
-            {
+            for (column, value) in columns.iter_mut().zip([f64::from(ours.connections), ours.rate, many]) {
                 column.push(value);
             }
         }
-        let [connections, ours, many, one] = columns.map(Samples);
+        let [connections, ours, many] = columns.map(Samples);
         let name = format!("{}, {}", link::round_trip(link.rtt()), case.name);
         let ratio = ours.ratio(&many);
-        for (subject, samples) in [("longhaul", &ours), ("as many streams", &many), ("one stream", &one)] {
+        for (subject, samples) in [("longhaul", &ours), ("as many streams", &many)] {
             section.keep(&format!("{name}, {rw}"), subject, "bytes/s", samples);
         }
         section.row(vec![
@@ -133,7 +118,6 @@ fn measure(setup: &Setup, link: &Link, case: &Case, section: &mut Section) -> Re
             many.show(MB, 0),
             ratio.show_ratio(),
             ratio.at_least(FLOOR).into(),
-            one.show(MB, 0),
         ]);
     }
     Ok(())

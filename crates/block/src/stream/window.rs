@@ -2,13 +2,16 @@
 //!
 //! Invariants:
 //! - nothing is read ahead before a second read has followed the first, or
-//!   the first was at the beginning: random reads bring what they ask for and
-//!   no more;
+//!   a read is at the beginning: random reads bring what they ask for and no
+//!   more;
 //! - the window only grows while its bytes are used, and never above what the
 //!   device advises.
 
-/// The window begins at this many times the read, as with the kernel's.
+/// The window begins at this many times the read, as with the kernel's, or at
+/// this part of the advice if that is more: what nobody wants then costs the
+/// path a part of a round trip, and what is missing costs a whole one.
 const FIRST: u64 = 4;
+const FIRST_PART: u64 = 4;
 
 /// The read-ahead of one reader. Offsets and lengths are in bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,15 +26,12 @@ impl Window {
     /// may be read ahead. How many bytes should be on their way or here, from
     /// `offset` on.
     pub(super) fn handle_read(&mut self, offset: u64, len: u64, most: u64) -> u64 {
-        let sequential = match self.next {
-            Some(next) => next == offset,
-            // Who begins at the beginning means to go on.
-            None => offset == 0,
-        };
+        // Who begins at the beginning means to go on.
+        let sequential = offset == 0 || self.next == Some(offset);
         self.next = Some(offset + len);
         self.size = match (sequential, self.size) {
             (false, _) => 0,
-            (true, 0) => FIRST.saturating_mul(len),
+            (true, 0) => FIRST.saturating_mul(len).max(most / FIRST_PART),
             (true, size) => size.saturating_mul(2),
         };
         self.size = self.size.min(most);
@@ -59,9 +59,20 @@ mod tests {
     fn a_sequential_reader_gets_a_window_that_doubles_to_the_advice() {
         let mut window = Window::default();
         let sizes: Vec<u64> = (0..8).map(|n| window.handle_read(n * 128 * K, 128 * K, 8 << 20) / K).collect();
-        assert_eq!(sizes, [512, 1024, 2048, 4096, 8192, 8192, 8192, 8192]);
+        assert_eq!(sizes, [2048, 4096, 8192, 8192, 8192, 8192, 8192, 8192]);
         // The path has become shorter.
         assert_eq!(window.handle_read(8 * 128 * K, 128 * K, 256 * K), 256 * K);
+    }
+
+    #[test]
+    fn a_reader_that_begins_again_gets_its_window_at_once() {
+        let mut window = Window::default();
+        window.handle_read(0, 128 * K, 64 << 20);
+        assert_eq!(window.handle_read(128 * K, 128 * K, 64 << 20), 32 << 20);
+        assert_eq!(window.handle_read(0, 128 * K, 64 << 20), 64 << 20);
+        // From elsewhere on, there must be two in a row.
+        assert_eq!(window.handle_read(7 << 20, 128 * K, 64 << 20), 128 * K);
+        assert_eq!(window.handle_read((7 << 20) + 128 * K, 128 * K, 1 << 20), 512 * K);
     }
 
     #[test]
@@ -72,7 +83,7 @@ mod tests {
             assert!(!window.is_sequential());
         }
         // Two in a row are a beginning.
-        assert_eq!(window.handle_read(3 * 4096, 4096, 8 << 20), 4 * 4096);
+        assert_eq!(window.handle_read(3 * 4096, 4096, 64 << 10), 4 * 4096);
         assert_eq!(window.handle_read(4096, 4096, 8 << 20), 4096);
     }
 

@@ -85,6 +85,8 @@ pub(super) struct Direction {
     pub(super) before: Option<f64>,
     /// Rounds for which a loss is remembered.
     pub(super) lost: u32,
+    /// I/O had begun anew in the last round.
+    begun: bool,
 }
 
 impl Direction {
@@ -103,6 +105,7 @@ impl Direction {
             wait: LET_GO_AFTER,
             before: None,
             lost: 0,
+            begun: false,
         }
     }
 
@@ -122,10 +125,8 @@ impl Direction {
         self.gain * product + (EXTRA * product).sqrt().max(FLOOR as f64)
     }
 
-    /// Takes the rate of a round; whether what was in flight could have filled
-    /// the path.
-    fn take(&mut self, rate: f64, in_flight: f64) -> bool {
-        let filled = in_flight >= 0.6 * self.in_flight;
+    /// Takes the rate of a round; whether what was in flight filled the path.
+    fn take(&mut self, rate: f64, filled: bool) {
         if filled {
             self.average += (rate - self.average) / AVERAGE;
             self.usual += (self.average - self.usual) / USUAL;
@@ -135,7 +136,6 @@ impl Direction {
             self.at = (self.at + 1) % MEMORY;
             self.known += 1;
         }
-        filled
     }
 
     /// Whether it brings clearly less than it did.
@@ -149,17 +149,24 @@ impl Direction {
             return;
         }
         let rate = sample.completed as f64 / took;
-        let filled = self.take(rate, sample.in_flight as f64);
+        let could_fill = sample.in_flight as f64 >= 0.6 * self.in_flight;
+        // Who pauses, between two files say, finds the path empty: of a round
+        // trip from then on only what is more than before says something.
+        let paused = sample.begun | std::mem::replace(&mut self.begun, sample.begun);
+        let filled = could_fill && !paused;
+        self.take(rate, filled);
         let product = self.rate() * rtt;
         self.lost = if sample.lost { LOSS_REMEMBERED } else { self.lost.saturating_sub(1) };
         match self.phase {
-            Phase::Grow { .. } if filled && rate > GROWTH * self.peak => {
+            Phase::Grow { .. } if could_fill && rate > GROWTH * self.peak => {
                 self.phase = Phase::Grow { stalled: 0 };
                 self.peak = rate;
                 let most = 4.0 * rate * rtt + 2.0 * FLOOR as f64;
                 self.in_flight = (2.0 * self.in_flight).min(most).max(self.in_flight);
             }
-            Phase::Grow { stalled } if filled || sample.in_flight as f64 >= self.hold(product) => {
+            Phase::Grow { stalled }
+                if !paused && (could_fill || sample.in_flight as f64 >= self.hold(product)) =>
+            {
                 self.phase = Phase::Grow { stalled: stalled + 1 };
                 if stalled + 1 >= STALLED {
                     self.phase = Phase::Hold;

@@ -13,6 +13,8 @@ struct Direction {
     /// Bytes in flight, added up over completions, and how many these were.
     sum: Cell<u128>,
     count: Cell<u64>,
+    /// Something was begun when nothing was in flight.
+    begun: Cell<bool>,
 }
 
 /// Counters of one thread's I/O on a path.
@@ -36,7 +38,11 @@ impl Meter {
     /// A command begins.
     pub(super) fn begin(&self, way: Way, bytes: u64) {
         let direction = &self.ways[way as usize];
-        direction.in_flight.set(direction.in_flight.get() + bytes);
+        let before = direction.in_flight.get();
+        direction.in_flight.set(before + bytes);
+        if before == 0 {
+            direction.begun.set(true);
+        }
         self.commands.set(self.commands.get() + 1);
         if self.commands.get() == 1 {
             self.work.notify();
@@ -86,7 +92,8 @@ impl Meter {
                 0 => direction.in_flight.get(),
                 _ => (sum / u128::from(count)) as u64,
             };
-            WaySample { completed: direction.completed.take(), in_flight, ..WaySample::default() }
+            let (completed, begun) = (direction.completed.take(), direction.begun.take());
+            WaySample { completed, in_flight, begun, ..WaySample::default() }
         });
         Round { ways, latency_min: self.latency_min.take() }
     }
@@ -108,8 +115,11 @@ mod tests {
         meter.end(Way::Read, 1000, Some(ms(3)));
         meter.end(Way::Write, 500, None);
         let round = meter.take();
-        assert_eq!(round.ways[0], WaySample { completed: 2000, in_flight: 3500, ..WaySample::default() });
-        assert_eq!(round.ways[1], WaySample::default());
+        assert_eq!(
+            round.ways[0],
+            WaySample { completed: 2000, in_flight: 3500, begun: true, ..WaySample::default() }
+        );
+        assert_eq!(round.ways[1], WaySample { begun: true, ..WaySample::default() });
         let stalled = WaySample { in_flight: 2000, ..WaySample::default() };
         assert_eq!(round.latency_min, Some(ms(3)));
         assert!(meter.is_busy());

@@ -99,7 +99,7 @@ impl User {
         let in_flight = self.fixed.unwrap_or(plan.in_flight[0] as f64);
         // In the hosts or in the network: by Little's law.
         let latency = (in_flight / rate).max(rtt);
-        let read = WaySample { completed: self.done as u64, in_flight: in_flight as u64, lost };
+        let read = WaySample { completed: self.done as u64, in_flight: in_flight as u64, lost, begun: false };
         let sample = Sample {
             now: Duration::from_secs_f64(now),
             ways: [read, WaySample::default()],
@@ -269,7 +269,7 @@ fn what_comes_at_once_after_a_loss_is_not_taken_for_the_rate() {
             _ => 25_000_000,
         };
         let in_flight = tuner.plan().in_flight[0];
-        let read = WaySample { completed, in_flight, lost: n % 20 == 0 };
+        let read = WaySample { completed, in_flight, lost: n % 20 == 0, begun: false };
         let rtt = Some(Duration::from_millis(100));
         let ways = [read, WaySample::default()];
         tuner.handle_sample(&Sample { now: Duration::from_millis(100 * n), ways, rtt, ..Sample::default() });
@@ -277,6 +277,29 @@ fn what_comes_at_once_after_a_loss_is_not_taken_for_the_rate() {
     let plan = tuner.plan();
     assert!((1.9e8..3.3e8).contains(&plan.rate[0]), "{plan:?}");
     assert!(plan.in_flight[0] < 130_000_000, "{plan:?}");
+}
+
+#[test]
+fn pauses_between_files_are_not_taken_for_the_rate() {
+    let limits = Limits { in_flight: 1 << 30, connections: 1 };
+    let mut tuner = Tuner::new(limits, Duration::from_millis(100), Duration::ZERO);
+    for n in 1..400u64 {
+        // Every tenth round a file ends; the first bytes of the next one come
+        // a round trip after they were asked for.
+        let pause = n > 100 && n % 10 == 0;
+        let completed = match n % 10 {
+            0 if pause => 2_000_000,
+            1 if n > 100 => 3_000_000,
+            _ => 25_000_000,
+        };
+        let read = WaySample { completed, in_flight: tuner.plan().in_flight[0], lost: false, begun: pause };
+        let rtt = Some(Duration::from_millis(100));
+        let ways = [read, WaySample::default()];
+        tuner.handle_sample(&Sample { now: Duration::from_millis(100 * n), ways, rtt, ..Sample::default() });
+    }
+    let plan = tuner.plan();
+    assert!((2.4e8..2.6e8).contains(&plan.rate[0]) && plan.full[0], "{plan:?}");
+    assert!(plan.in_flight[0] > 30_000_000, "{plan:?}");
 }
 
 #[test]
@@ -297,7 +320,7 @@ fn plans_keep_to_their_limits() {
     let limits = Limits { in_flight: 8 << 20, connections: 1 };
     let mut tuner = Tuner::new(limits, Duration::from_millis(100), Duration::ZERO);
     for n in 1..200u64 {
-        let read = WaySample { completed: 100 << 20, in_flight: 8 << 20, lost: n % 7 == 0 };
+        let read = WaySample { completed: 100 << 20, in_flight: 8 << 20, lost: n % 7 == 0, begun: false };
         let now = Duration::from_millis(100 * n);
         let rtt = Some(Duration::from_millis(100 + n % 13));
         tuner.handle_sample(&Sample { now, ways: [read, read], rtt, ..Sample::default() });

@@ -47,6 +47,8 @@ pub struct WaySample {
     pub in_flight: u64,
     /// Segments were lost (or came in another order).
     pub lost: bool,
+    /// There was nothing in flight for a moment, and then something again.
+    pub begun: bool,
 }
 
 /// What to do.
