@@ -22,6 +22,9 @@ pub enum Kind {
     Uring,
     /// epoll, with file I/O on helper threads.
     Epoll,
+    /// Virtual time, without sockets and files: what
+    /// [`Engine::simulated`](crate::Engine::simulated) makes, and nothing else.
+    Simulated,
 }
 
 impl FromStr for Kind {
@@ -43,6 +46,7 @@ impl fmt::Display for Kind {
             Kind::Auto => "auto",
             Kind::Uring => "uring",
             Kind::Epoll => "epoll",
+            Kind::Simulated => "simulated",
         })
     }
 }

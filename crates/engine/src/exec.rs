@@ -10,6 +10,7 @@
 
 use crate::config::{Config, Kind};
 use crate::driver::{Driver, Spin};
+use crate::simulated::Simulated;
 use crate::time::Timers;
 use async_task::Runnable;
 use futures_channel::oneshot;
@@ -39,6 +40,8 @@ pub(crate) struct Core {
     pub(crate) timers: RefCell<Timers>,
     pub(crate) driver: RefCell<Driver>,
     spin: RefCell<Spin>,
+    /// Virtual time, on an engine that is simulated.
+    simulated: Option<Simulated>,
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -119,6 +122,13 @@ pub(crate) fn try_with_core(f: impl FnOnce(&Core)) {
             f(core);
         }
     });
+}
+
+/// The time of the calling thread's engine, or the system's.
+pub(crate) fn clock() -> Instant {
+    let mut time = None;
+    try_with_core(|core| time = core.simulated.as_ref().map(Simulated::now));
+    time.unwrap_or_else(Instant::now)
 }
 
 /// Starts a task on the calling engine thread.
@@ -205,6 +215,35 @@ impl Engine {
     pub fn new(config: &Config) -> io::Result<Engine> {
         let signal = Arc::new(crate::driver::Signal::new()?);
         let driver = Driver::new(config, &signal)?;
+        Ok(Engine::with(signal, driver, config, None))
+    }
+
+    /// Sets up an engine in virtual time on the calling thread: for code that
+    /// needs timers and other tasks, but no sockets and no files (those fail,
+    /// or panic).
+    ///
+    /// Nothing here depends on the machine: the same program with the same
+    /// `seed` does the same. Of the tasks that are ready the seed chooses the
+    /// next; when none is, the time jumps to the next timer. Tasks take no time.
+    ///
+    /// # Errors
+    /// The system has no descriptor left.
+    ///
+    /// # Panics
+    /// If the thread has an engine already. [`block_on`](Engine::block_on)
+    /// panics when nothing is left that could ever go on.
+    pub fn simulated(seed: u64) -> io::Result<Engine> {
+        let signal = Arc::new(crate::driver::Signal::new()?);
+        let simulated = Simulated::new(seed);
+        Ok(Engine::with(signal, Driver::Simulated, &Config::default(), Some(simulated)))
+    }
+
+    fn with(
+        signal: Arc<crate::driver::Signal>,
+        driver: Driver,
+        config: &Config,
+        simulated: Option<Simulated>,
+    ) -> Engine {
         let shared = Arc::new(Shared {
             inbox: Mutex::default(),
             pending: AtomicBool::new(false),
@@ -218,12 +257,13 @@ impl Engine {
             timers: RefCell::default(),
             driver: RefCell::new(driver),
             spin: RefCell::new(Spin::new(config.spin)),
+            simulated,
         });
         CURRENT.with(|current| {
             let old = current.borrow_mut().replace(Rc::clone(&core));
             assert!(old.is_none(), "this thread has an engine already");
         });
-        Ok(Engine { core })
+        Engine { core }
     }
 
     /// This engine, for other threads.
@@ -303,6 +343,10 @@ impl Core {
     /// One round: ready tasks, the inbox, timers, then I/O, waiting for it
     /// only if nothing else is to be done.
     fn round(&self, root_woken: &AtomicBool) {
+        if let Some(simulated) = &self.simulated {
+            self.simulated_round(simulated, root_woken);
+            return;
+        }
         for _ in 0..TURNS {
             let turn = self.ready.borrow().len();
             if turn == 0 {
@@ -339,6 +383,22 @@ impl Core {
             spin.slept(began.elapsed());
         }
         self.shared.sleeping.store(false, Ordering::SeqCst);
+    }
+
+    /// One round in virtual time: a task, or else the next timers.
+    fn simulated_round(&self, simulated: &Simulated, root_woken: &AtomicBool) {
+        self.take_inbox();
+        let count = self.ready.borrow().len();
+        if count > 0 {
+            let chosen = self.ready.borrow_mut().swap_remove_back(simulated.below(count));
+            if let Some(runnable) = chosen {
+                runnable.run();
+            }
+        } else if !root_woken.load(Ordering::SeqCst) {
+            let next = self.timers.borrow().next();
+            simulated.jump(next.expect("every task waits, and there is no timer"));
+            self.timers.borrow_mut().fire(simulated.now());
+        }
     }
 
     fn take_inbox(&self) {

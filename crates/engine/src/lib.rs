@@ -17,6 +17,7 @@ mod exec;
 pub mod fs;
 mod msg;
 pub mod net;
+mod simulated;
 pub mod sync;
 mod thread;
 mod time;

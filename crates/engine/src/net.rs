@@ -55,6 +55,7 @@ impl Source {
         let key = with_core(|core| match &mut *core.driver.borrow_mut() {
             Driver::Uring(_) => Ok(None),
             Driver::Epoll(epoll) => epoll.register(fd.as_raw_fd()).map(Some),
+            Driver::Simulated => Err(io::ErrorKind::Unsupported.into()),
         })?;
         Ok(Source { fd, key })
     }
@@ -77,7 +78,7 @@ impl Source {
         poll_fn(|cx| {
             with_core(|core| match &mut *core.driver.borrow_mut() {
                 Driver::Epoll(epoll) => epoll.poll_ready(key, interest, cx),
-                Driver::Uring(_) => unreachable!("a source stays with its engine"),
+                _ => unreachable!("a source stays with its engine"),
             })
         })
         .await;

@@ -1,6 +1,6 @@
 //! Timers.
 
-use crate::exec::{try_with_core, with_core};
+use crate::exec::{clock, try_with_core, with_core};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -30,14 +30,15 @@ impl Timers {
     }
 }
 
-/// The time.
+/// The time: that of the calling thread's engine, which may be a simulated
+/// one, else the system's. Code that is to be simulated takes it from here.
 pub fn now() -> Instant {
-    Instant::now()
+    clock()
 }
 
 /// Resolves after `duration`.
 pub fn sleep(duration: Duration) -> Sleep {
-    sleep_until(Instant::now() + duration)
+    sleep_until(now() + duration)
 }
 
 /// Resolves at `deadline`.
@@ -56,7 +57,7 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if Instant::now() >= self.deadline {
+        if now() >= self.deadline {
             return Poll::Ready(());
         }
         with_core(|core| {

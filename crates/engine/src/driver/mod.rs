@@ -18,6 +18,8 @@ pub(crate) use uring::{Uring, disk_op, op};
 pub(crate) enum Driver {
     Uring(Box<Uring>),
     Epoll(Box<Epoll>),
+    /// No system calls at all.
+    Simulated,
 }
 
 impl Driver {
@@ -28,6 +30,7 @@ impl Driver {
             Kind::Uring => Uring::new(signal)
                 .map(|uring| Driver::Uring(Box::new(uring)))
                 .map_err(|e| io::Error::new(e.kind(), format!("io_uring cannot be used here: {e}"))),
+            Kind::Simulated => Err(io::Error::other("a simulated engine is made by Engine::simulated")),
             Kind::Auto => match Uring::new(signal) {
                 Ok(uring) => Ok(Driver::Uring(Box::new(uring))),
                 Err(e) => {
@@ -42,6 +45,7 @@ impl Driver {
         match self {
             Driver::Uring(_) => Kind::Uring,
             Driver::Epoll(_) => Kind::Epoll,
+            Driver::Simulated => Kind::Simulated,
         }
     }
 
@@ -51,6 +55,7 @@ impl Driver {
         match self {
             Driver::Uring(uring) => uring.poll(),
             Driver::Epoll(epoll) => epoll.poll(Some(Duration::ZERO)),
+            Driver::Simulated => false,
         }
     }
 
@@ -60,6 +65,7 @@ impl Driver {
         match self {
             Driver::Uring(uring) => uring.peek(),
             Driver::Epoll(epoll) => epoll.poll(Some(Duration::ZERO)),
+            Driver::Simulated => false,
         }
     }
 
@@ -71,6 +77,7 @@ impl Driver {
             Driver::Epoll(epoll) => {
                 epoll.poll(wait);
             }
+            Driver::Simulated => {}
         }
     }
 

@@ -227,7 +227,7 @@ pub(crate) unsafe fn op<T: 'static>(entry: squeue::Entry, memory: T) -> Op<T> {
     let key = with_core(|core| match &mut *core.driver.borrow_mut() {
         // SAFETY: by the contract of this function and of `Op`'s destructor.
         super::Driver::Uring(uring) => unsafe { uring.start(entry) },
-        super::Driver::Epoll(_) => unreachable!("io_uring operations are made on that driver only"),
+        _ => unreachable!("io_uring operations are made on that driver only"),
     });
     Op { key, memory: Some(memory) }
 }

@@ -1,0 +1,115 @@
+//! Virtual time and the choices of a seed.
+//!
+//! Invariants:
+//! - time stands still while anything can run, and never goes back;
+//! - every choice follows from the seed and from what was asked before.
+
+use std::cell::Cell;
+use std::time::Instant;
+
+/// The clock and the dice of an engine that is simulated.
+pub(crate) struct Simulated {
+    now: Cell<Instant>,
+    state: Cell<u64>,
+}
+
+impl Simulated {
+    /// Time begins at an instant that means nothing: only distances from it do.
+    pub(crate) fn new(seed: u64) -> Simulated {
+        Simulated { now: Cell::new(Instant::now()), state: Cell::new(seed) }
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.now.get()
+    }
+
+    /// Lets the time pass until `then`.
+    pub(crate) fn jump(&self, then: Instant) {
+        self.now.set(self.now.get().max(then));
+    }
+
+    /// A number below `count`, which is not zero: SplitMix64 (Steele, Lea,
+    /// Flood, "Fast splittable pseudorandom number generators").
+    pub(crate) fn below(&self, count: usize) -> usize {
+        let state = self.state.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.state.set(state);
+        let mut mixed = state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        // The high half of the product: as even as 64 bits are.
+        ((u128::from(mixed) * count as u128) >> 64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Config, Engine, Kind, kind, now, sleep, spawn, timeout, yield_now};
+    use std::cell::RefCell;
+    use std::rc::Rc;
+    use std::time::Duration;
+
+    /// The order in which tasks that are all ready get their turns.
+    fn order(seed: u64) -> Vec<u32> {
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let engine = Engine::simulated(seed).expect("engine");
+        engine.block_on(async {
+            let start = |i| {
+                let seen = Rc::clone(&seen);
+                spawn(async move {
+                    for _ in 0..3 {
+                        seen.borrow_mut().push(i);
+                        yield_now().await;
+                    }
+                })
+            };
+            for task in (0..5).map(start).collect::<Vec<_>>() {
+                task.await;
+            }
+        });
+        drop(engine);
+        Rc::into_inner(seen).expect("the tasks are gone").into_inner()
+    }
+
+    #[test]
+    fn the_seed_decides_on_the_order_and_nothing_else_does() {
+        assert_eq!(order(1), order(1));
+        let orders: std::collections::BTreeSet<_> = (0..20).map(order).collect();
+        assert!(orders.len() > 10, "{orders:?}");
+        for order in orders {
+            assert!((0..5).all(|i| order.iter().filter(|o| **o == i).count() == 3), "{order:?}");
+        }
+    }
+
+    #[test]
+    fn a_day_passes_at_once_and_exactly() {
+        const DAY: Duration = Duration::from_secs(86_400);
+        let engine = Engine::simulated(7).expect("engine");
+        engine.block_on(async {
+            assert_eq!(kind(), Kind::Simulated);
+            let began = now();
+            let late = spawn(async { sleep(DAY).await });
+            assert!(timeout(DAY / 2, sleep(DAY)).await.is_err());
+            assert_eq!(now() - began, DAY / 2);
+            late.await;
+            assert_eq!(now() - began, DAY);
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "every task waits, and there is no timer")]
+    fn waiting_for_ever_is_noticed() {
+        Engine::simulated(0).expect("engine").block_on(std::future::pending::<()>());
+    }
+
+    #[test]
+    fn there_are_no_sockets() {
+        let engine = Engine::simulated(0).expect("engine");
+        let refused =
+            engine.block_on(async { crate::net::TcpListener::bind("127.0.0.1:0".parse().unwrap()) });
+        assert_eq!(refused.map(drop).map_err(|e| e.kind()), Err(std::io::ErrorKind::Unsupported));
+        drop(engine);
+        let config = Config { kind: Kind::Simulated, ..Config::default() };
+        assert!(Engine::new(&config).is_err());
+    }
+}
