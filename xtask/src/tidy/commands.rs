@@ -55,6 +55,8 @@ fn after_program(text: &str) -> Option<Vec<String>> {
     let start = match words.as_slice() {
         ["sudo", "longhaul", ..] => 2,
         ["longhaul", ..] => 1,
+        // Another program of the workspace has its own help.
+        ["cargo", "run", ..] if words.windows(2).any(|w| w[0] == "-p" && w[1] != "longhaul") => return None,
         ["cargo", "run", ..] => words.iter().position(|w| *w == "--")? + 1,
         _ => return None,
     };
@@ -150,7 +152,7 @@ mod tests {
 
     #[test]
     fn commands_stand_in_fenced_blocks() {
-        let text = "longhaul no\n```sh\n$ longhaul bench URI --bs 4k \\\n    --json | jq .\ncargo run --release -- demo # x\nls\n```\n";
+        let text = "longhaul no\n```sh\n$ longhaul bench URI --bs 4k \\\n    --json | jq .\ncargo run --release -- demo # x\ncargo run -p longhaul-sim -- --seeds 1\nls\n```\n";
         assert_eq!(found(text), [vec!["bench", "URI", "--bs", "4k", "--json"], vec!["demo"]]);
     }
 

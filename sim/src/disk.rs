@@ -1,0 +1,403 @@
+//! A disk that takes its time, and that fails in all the ways that are known.
+//!
+//! Invariants:
+//! - an operation has its effect at one moment between its begin and its
+//!   end, also when nobody waits for it any more;
+//! - an operation that was under way when the disk left never has its effect
+//!   later: what of it came to pass is settled at that moment;
+//! - what was flushed, or written with FUA, outlives a power loss, unless
+//!   a fault was planted.
+
+use crate::medium::{Fate, Medium};
+use crate::random::Random;
+use crate::world::World;
+use futures_channel::oneshot;
+use longhaul_block::{
+    BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
+};
+use longhaul_engine::{Buf, BufMut, sleep, spawn};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The largest transfer of a disk in bytes: small, so that splitting is tried.
+const MAX_IO: u32 = 128 << 10;
+/// In how many of a hundred operations a disk takes a long break.
+const HICCUPS: u32 = 1;
+/// How much longer an operation of a straggler takes.
+const STRAGGLING: u32 = 200;
+
+/// What a disk is made like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Make {
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of a logical block, which is written as a whole or not at all.
+    pub block: u32,
+    /// Whether there is a cache that a power loss empties.
+    pub volatile: bool,
+    /// About how long an operation takes.
+    pub latency: Duration,
+}
+
+/// A fault that is not noticed when it happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A bit on the medium is another.
+    Flip,
+    /// A block cannot be read.
+    Unreadable,
+    /// The next write is acknowledged and forgotten.
+    LostWrite,
+    /// The next write goes to another place.
+    MisdirectedWrite,
+}
+
+/// A simulated disk. Clones are the same disk.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    name: Arc<str>,
+    number: u64,
+    make: Make,
+    world: World,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    medium: Medium,
+    random: Random,
+    /// Changes under way that have had no effect yet.
+    pending: BTreeMap<u64, Change>,
+    next: u64,
+    /// Counts departures: an operation of an earlier presence fails.
+    presence: u64,
+    gone: bool,
+    straggling: bool,
+    armed: Option<Fault>,
+}
+
+#[derive(Debug)]
+enum Change {
+    Write { offset: u64, data: Buf, through: bool },
+    Flush { version: u64 },
+}
+
+impl Disk {
+    /// An empty disk; `number` tells disks of a world apart.
+    #[must_use]
+    pub fn new(number: u64, make: Make, world: &World, random: Random) -> Disk {
+        let state = State {
+            medium: Medium::new(make.size, make.block, make.volatile),
+            random,
+            pending: BTreeMap::new(),
+            next: 0,
+            presence: 0,
+            gone: false,
+            straggling: false,
+            armed: None,
+        };
+        let state = Arc::new(Mutex::new(state));
+        Disk { name: format!("disk{number}").into(), number, make, world: world.clone(), state }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it is out of reach.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.state().gone
+    }
+
+    /// Puts it out of reach. With `power` its cache is lost as well.
+    pub fn leave(&self, power: bool) {
+        let mut state = self.state();
+        state.gone = true;
+        state.presence += 1;
+        state.settle();
+        if power {
+            state.lose_power();
+        }
+        self.world.tell(format_args!("{} leaves{}", self.name, if power { ", without power" } else { "" }));
+    }
+
+    /// Puts it in reach again, as it is.
+    pub fn come_back(&self) {
+        self.state().gone = false;
+        self.world.tell(format_args!("{} comes back", self.name));
+    }
+
+    /// A copy of its medium, to come back with one day.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot(self.state().medium.clone())
+    }
+
+    /// Its content becomes that of an earlier time.
+    pub fn restore(&self, snapshot: Snapshot) {
+        self.state().medium = snapshot.0;
+        self.world.tell(format_args!("{} has old content", self.name));
+    }
+
+    /// Whoever used it has crashed: what was under way may have had its
+    /// effect, or parts of it. With `power` the cache is lost as well.
+    pub fn crash(&self, power: bool) {
+        let mut state = self.state();
+        state.presence += 1;
+        state.settle();
+        if power {
+            state.lose_power();
+        }
+    }
+
+    /// Everything takes much longer from now on, or not any more.
+    pub fn straggle(&self, straggling: bool) {
+        self.state().straggling = straggling;
+    }
+
+    /// Plants a fault; false if there is nothing yet that it could hit.
+    pub fn plant(&self, fault: Fault) -> bool {
+        let mut state = self.state();
+        let State { medium, random, armed, .. } = &mut *state;
+        let hit = match fault {
+            Fault::Flip => medium.flip(random),
+            Fault::Unreadable => medium.spoil(random),
+            Fault::LostWrite | Fault::MisdirectedWrite => {
+                *armed = Some(fault);
+                Some(0)
+            }
+        };
+        if let Some(block) = hit {
+            let at = block * u64::from(self.make.block);
+            self.world.tell(format_args!("{}: {fault:?} at {at}", self.name));
+        }
+        hit.is_some()
+    }
+
+    /// Takes back a fault that was to hit the next write; whether it was
+    /// still to come.
+    pub fn disarm(&self) -> bool {
+        self.state().armed.take().is_some()
+    }
+
+    /// A time for half an operation.
+    fn half(&self) -> Duration {
+        let mut state = self.state();
+        let micros = self.make.latency.as_micros() as u64;
+        let mut time = Duration::from_micros(state.random.between(micros / 8, micros));
+        if state.straggling {
+            time *= STRAGGLING;
+        } else if state.random.chance(HICCUPS) {
+            time *= 20;
+        }
+        time
+    }
+
+    fn unreachable(&self) -> IoError {
+        IoError::Unreachable(format!("{} is gone", self.name))
+    }
+
+    /// Runs `effect` in the middle of an operation, if the disk is there from
+    /// its begin to its end.
+    fn operation<T: Unpin + 'static>(
+        &self,
+        effect: impl FnOnce(&Disk, &mut State) -> IoResult<T> + 'static,
+        what: String,
+        mark: u64,
+    ) -> IoFuture<T> {
+        let (presence, gone) = {
+            let state = self.state();
+            (state.presence, state.gone)
+        };
+        let (disk, (tx, rx)) = (self.clone(), oneshot::channel());
+        spawn(async move {
+            sleep(disk.half()).await;
+            let Some(result) = disk.take_effect(effect, (presence, gone), &what, mark) else {
+                return std::future::pending().await;
+            };
+            sleep(disk.half()).await;
+            let there = disk.state().presence == presence && !gone;
+            let _ = tx.send(if there { result } else { Err(disk.unreachable()) });
+        })
+        .detach();
+        IoFuture::new(async move { rx.await.unwrap_or(Err(IoError::Aborted)) })
+    }
+
+    /// The middle of an operation that began in this presence, or when the
+    /// disk was gone. `None` if the world has stopped.
+    fn take_effect<T>(
+        &self,
+        effect: impl FnOnce(&Disk, &mut State) -> IoResult<T>,
+        (presence, gone): (u64, bool),
+        what: &str,
+        mark: u64,
+    ) -> Option<IoResult<T>> {
+        let mut state = self.state();
+        if state.presence != presence || gone {
+            return Some(Err(self.unreachable()));
+        }
+        let goes_on = self.world.event(format_args!("{} {what}", self.name), mark ^ self.number << 56);
+        goes_on.then(|| effect(self, &mut state))
+    }
+
+    /// An operation that changes something.
+    fn change(&self, change: Change, what: String, mark: u64) -> IoFuture<()> {
+        let id = {
+            let mut state = self.state();
+            state.next += 1;
+            let id = state.next;
+            if !state.gone {
+                state.pending.insert(id, change);
+            }
+            id
+        };
+        let effect = move |disk: &Disk, state: &mut State| {
+            match state.pending.remove(&id) {
+                Some(Change::Flush { version }) => state.medium.flush(version),
+                Some(Change::Write { offset, data, through }) => state.write(disk, offset, &data, through),
+                None => return Err(disk.unreachable()),
+            }
+            Ok(())
+        };
+        self.operation(effect, what, mark)
+    }
+}
+
+/// The content of a disk at some time.
+#[derive(Clone, Debug)]
+pub struct Snapshot(Medium);
+
+impl State {
+    fn lose_power(&mut self) {
+        let fate = Fate::random(&mut self.random);
+        self.medium.lose_power(fate, &mut self.random);
+    }
+
+    /// Decides what comes of the changes that are under way.
+    fn settle(&mut self) {
+        for (_, change) in std::mem::take(&mut self.pending) {
+            if let Change::Write { offset, data, through } = change {
+                let fate = Fate::random(&mut self.random);
+                let dice = self.random.bits();
+                let lands = |place: usize| match fate {
+                    Fate::Nothing => false,
+                    Fate::Everything => true,
+                    Fate::Any => dice >> (place % 64) & 1 == 1,
+                    Fate::Prefix => (place as u64) < dice % 16,
+                };
+                self.medium.write(offset, &data, through, lands);
+            }
+        }
+    }
+
+    fn write(&mut self, disk: &Disk, offset: u64, data: &[u8], through: bool) {
+        match self.armed.take() {
+            Some(Fault::LostWrite) => {
+                disk.world.tell(format_args!("{} loses the write at {offset}", disk.name));
+            }
+            Some(Fault::MisdirectedWrite) => {
+                let place = self.medium.elsewhere(offset, data.len(), &mut self.random);
+                disk.world.tell(format_args!("{} writes to {place} what is for {offset}", disk.name));
+                self.medium.write(place, data, through, |_| true);
+            }
+            _ => self.medium.write(offset, data, through, |_| true),
+        }
+    }
+}
+
+impl BlockDevice for Disk {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: self.name.to_string(),
+            size: self.make.size,
+            block_size: self.make.block,
+            max_io: MAX_IO,
+            optimal_io: 0,
+            read_only: false,
+            volatile_cache: self.make.volatile,
+            discard: true,
+            uuid: None,
+        }
+    }
+
+    fn open(&self) -> Open<'_> {
+        Box::pin(async move {
+            sleep(self.half()).await;
+            if self.is_gone() {
+                return Err(self.unreachable());
+            }
+            let io: Rc<dyn BlockIo> = Rc::new(DiskIo(self.clone()));
+            Ok(io)
+        })
+    }
+}
+
+struct DiskIo(Disk);
+
+impl DiskIo {
+    fn check(&self, offset: u64, len: u64, most: u64) -> IoResult<()> {
+        assert!(len <= most, "{}: {len} bytes at once, and it takes {most}", self.0.name);
+        self.0.info().check(offset, len)
+    }
+}
+
+/// For the digest of a world.
+fn mark(kind: u64, offset: u64, len: u64) -> u64 {
+    kind << 48 ^ offset << 20 ^ len
+}
+
+impl BlockIo for DiskIo {
+    fn read(&self, offset: u64, mut dst: BufMut) -> IoFuture<BufMut> {
+        let len = dst.len() as u64;
+        if let Err(e) = self.check(offset, len, u64::from(MAX_IO)) {
+            return IoFuture::ready(Err(e));
+        }
+        let effect = move |disk: &Disk, state: &mut State| match state.medium.read(offset, &mut dst) {
+            Ok(()) => Ok(dst),
+            Err(block) => Err(IoError::Medium(format!("{}: block {block} is unreadable", disk.name))),
+        };
+        self.0.operation(effect, format!("reads {offset}+{len}"), mark(1, offset, len))
+    }
+
+    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
+        let len = src.len() as u64;
+        if let Err(e) = self.check(offset, len, u64::from(MAX_IO)) {
+            return IoFuture::ready(Err(e));
+        }
+        let what = format!("writes {offset}+{len}{}", if flags.fua { " fua" } else { "" });
+        let change = Change::Write { offset, data: src, through: flags.fua };
+        self.0.change(change, what, mark(2, offset, len))
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        let version = self.0.state().medium.version();
+        self.0.change(Change::Flush { version }, "flushes".into(), mark(3, 0, 0))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        if self.0.state().random.chance(50) {
+            self.write_zeroes(offset, len, ZeroFlags::default())
+        } else {
+            // As good: it says nothing about the content.
+            IoFuture::ready(self.check(offset, len, u64::MAX))
+        }
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        if let Err(e) = self.check(offset, len, u64::MAX) {
+            return IoFuture::ready(Err(e));
+        }
+        let data = BufMut::zeroed(len as usize).freeze();
+        let change = Change::Write { offset, data, through: flags.fua };
+        self.0.change(change, format!("zeroes {offset}+{len}"), mark(4, offset, len))
+    }
+}

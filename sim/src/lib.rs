@@ -1,0 +1,24 @@
+//! Seeded simulation of arrays: disks that are slow, crash, lie and leave
+//! under the code that users run, judged by a model that knows nothing of it.
+//!
+//! A seed is a [`Plan`] and every choice in it: [`run`] does the same again
+//! and again. Time is virtual, so that a day passes in no time.
+
+#![forbid(unsafe_code)]
+
+pub mod content;
+mod disk;
+mod load;
+mod medium;
+pub mod model;
+mod plan;
+mod random;
+mod run;
+pub mod subject;
+mod world;
+
+pub use disk::{Disk, Fault, Make, Snapshot};
+pub use plan::Plan;
+pub use random::Random;
+pub use run::{Done, Failure, run};
+pub use world::World;

@@ -1,0 +1,108 @@
+//! `longhaul-sim --seeds 10000`: looks for a seed that fails.
+
+#![forbid(unsafe_code)]
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use longhaul_array::Layout;
+use longhaul_sim::subject::{Striped, Subject};
+use longhaul_sim::{Failure, Plan, run};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Simulate arrays, their disks and all that goes wrong, seed by seed.
+#[derive(Debug, Parser)]
+#[command(name = "longhaul-sim", max_term_width = 100)]
+struct Args {
+    /// How many seeds to try
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    seeds: u64,
+    /// The first of them
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    first: u64,
+    /// Only this seed, and tell of every event on standard error
+    #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "first"])]
+    seed: Option<u64>,
+    /// Only these layouts (a seed then stands for something else)
+    #[arg(long, value_name = "LAYOUT,…", value_delimiter = ',')]
+    layout: Vec<Layout>,
+    /// Go on after a seed that fails
+    #[arg(long)]
+    keep_going: bool,
+    /// Threads, each with seeds of its own [default: processors]
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
+}
+
+/// Layouts that are simulated unless others are asked for.
+const LAYOUTS: [Layout; 1] = [Layout::Stripe];
+
+fn main() -> ExitCode {
+    match search(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("longhaul-sim: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Tries the seeds; whether all passed.
+fn search(args: &Args) -> Result<bool> {
+    let layouts = if args.layout.is_empty() { &LAYOUTS[..] } else { &args.layout[..] };
+    for layout in layouts {
+        ensure!(LAYOUTS.contains(layout), "{layout} is not simulated yet");
+    }
+    let (first, end) = args.seed.map_or((args.first, args.first + args.seeds), |seed| (seed, seed + 1));
+    let jobs = args.jobs.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
+    // Panics are findings, which are told with their seed.
+    std::panic::set_hook(Box::new(|_| {}));
+    let (next, events, crashes) = (AtomicU64::new(first), AtomicU64::new(0), AtomicU64::new(0));
+    let failures = Mutex::new(0u64);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                while args.keep_going || failures.lock().is_ok_and(|failures| *failures == 0) {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= end {
+                        break;
+                    }
+                    let plan = Plan::new(seed, layouts);
+                    match run(&plan, &*subject(&plan), args.seed.is_some()) {
+                        Ok(done) => {
+                            events.fetch_add(done.events, Ordering::Relaxed);
+                            crashes.fetch_add(done.crashes, Ordering::Relaxed);
+                        }
+                        Err(failure) => tell(&failure, args, &failures),
+                    }
+                }
+            });
+        }
+    });
+    let failed = failures.into_inner().unwrap_or(u64::MAX);
+    println!(
+        "{} seeds, {failed} failed; {} disk events, {} crashes, {:.1} s",
+        next.into_inner().min(end) - first,
+        events.into_inner(),
+        crashes.into_inner(),
+        began.elapsed().as_secs_f64()
+    );
+    Ok(failed == 0)
+}
+
+fn tell(failure: &Failure, args: &Args, failures: &Mutex<u64>) {
+    let names: Vec<&str> = args.layout.iter().map(|layout| layout.name()).collect();
+    let only = if names.is_empty() { String::new() } else { format!(" --layout {}", names.join(",")) };
+    println!("seed {}: {failure}{only}", failure.plan.seed);
+    if let Ok(mut failures) = failures.lock() {
+        *failures += 1;
+    }
+}
+
+fn subject(plan: &Plan) -> Box<dyn Subject + Sync> {
+    Box::new(Striped { unit: plan.unit })
+}

@@ -1,0 +1,384 @@
+//! What a reader of a block device may see: the judge of all simulations.
+//!
+//! It knows nothing of arrays. Writes are numbered; each block has
+//! the writers that a read may give now, and those that may have been the
+//! last when power is lost: the last one that a flush covers, and all later
+//! ones.
+//!
+//! Order of calls: `begin_*`, then the operation, then the `end_*` of the
+//! token; `crash` forgets all tokens.
+//!
+//! Invariants:
+//! - at most one change to a block is under way: users of block devices see
+//!   to that, and so does the load;
+//! - `now` of a block is part of `later`, but for what is under way.
+
+use crate::content::{self, NOBODY, SECTOR, Writer};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// What is known of a device's blocks.
+#[derive(Debug)]
+pub struct Model {
+    blocks: Vec<Block>,
+    /// Bytes of a block.
+    block: usize,
+    /// A block is on disks as a whole or not at all.
+    whole: bool,
+    /// Blocks that a crash may change.
+    dirty: BTreeSet<usize>,
+    reads: BTreeMap<u64, Reading>,
+    /// Counts tokens and writers.
+    next: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Block {
+    /// Writers that a read may give.
+    now: Vec<Writer>,
+    /// Writers that may be left after a crash, with when they began.
+    later: Vec<(u64, Writer)>,
+    /// The change that is under way.
+    flying: Option<Writer>,
+}
+
+#[derive(Debug)]
+struct Reading {
+    first: usize,
+    /// Of each block the writers that may be seen, and whether no change was
+    /// under way since the read began.
+    allowed: Vec<(Vec<Writer>, bool)>,
+}
+
+/// A read under way.
+#[derive(Debug)]
+#[must_use]
+pub struct Read(u64);
+
+/// A change under way.
+#[derive(Debug)]
+#[must_use]
+pub struct Write {
+    blocks: Range<usize>,
+    /// Who writes.
+    pub writer: Writer,
+    kind: Kind,
+}
+
+/// How content changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A write; with FUA if true.
+    Write(bool),
+    /// To zeroes; with FUA if true.
+    Zero(bool),
+    /// To zeroes, or not.
+    Discard,
+}
+
+/// A flush under way.
+#[derive(Debug)]
+#[must_use]
+pub struct Flush {
+    at: u64,
+    now: Vec<(usize, Vec<Writer>)>,
+}
+
+fn insert(list: &mut Vec<Writer>, writer: Writer) {
+    if !list.contains(&writer) {
+        list.push(writer);
+    }
+}
+
+impl Model {
+    /// A device of zeroes. `whole` if its blocks are never torn.
+    #[must_use]
+    pub fn new(size: u64, block: u32, whole: bool) -> Model {
+        let fresh = Block { now: vec![NOBODY], later: vec![(0, NOBODY)], flying: None };
+        Model {
+            blocks: vec![fresh; (size / u64::from(block)) as usize],
+            block: block as usize,
+            whole,
+            dirty: BTreeSet::new(),
+            reads: BTreeMap::new(),
+            next: 0,
+        }
+    }
+
+    /// Blocks of the device.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub fn block(&self) -> usize {
+        self.block
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// A change of `blocks` begins, unless another is under way there.
+    pub fn begin_write(&mut self, blocks: Range<usize>, kind: Kind) -> Option<Write> {
+        if self.blocks[blocks.clone()].iter().any(|block| block.flying.is_some()) {
+            return None;
+        }
+        let at = self.number();
+        let writer = if matches!(kind, Kind::Write(_)) { at as Writer } else { NOBODY };
+        for (number, block) in blocks.clone().zip(&mut self.blocks[blocks.clone()]) {
+            block.flying = Some(writer);
+            block.later.push((at, writer));
+            self.dirty.insert(number);
+        }
+        for read in self.reads.values_mut() {
+            for (number, (allowed, steady)) in (read.first..).zip(&mut read.allowed) {
+                if blocks.contains(&number) {
+                    insert(allowed, writer);
+                    *steady = false;
+                }
+            }
+        }
+        Some(Write { blocks, writer, kind })
+    }
+
+    /// A change has ended: done, or failed and so perhaps done.
+    pub fn end_write(&mut self, write: &Write, done: bool) {
+        for block in &mut self.blocks[write.blocks.clone()] {
+            block.flying = None;
+            if !done || write.kind == Kind::Discard {
+                insert(&mut block.now, write.writer);
+                continue;
+            }
+            block.now = vec![write.writer];
+            if matches!(write.kind, Kind::Write(true) | Kind::Zero(true)) {
+                let last = block.later.last().copied();
+                block.later = last.into_iter().collect();
+            }
+        }
+    }
+
+    /// A flush begins: it covers every change that has ended.
+    pub fn begin_flush(&mut self) -> Flush {
+        let at = self.number();
+        let settled = |number: &usize| self.blocks[*number].flying.is_none();
+        let now = self.dirty.iter().copied().filter(settled).map(|n| (n, self.blocks[n].now.clone()));
+        Flush { at, now: now.collect() }
+    }
+
+    /// A flush is done.
+    pub fn end_flush(&mut self, flush: Flush) {
+        for (number, now) in flush.now {
+            let block = &mut self.blocks[number];
+            // What a later FUA write has settled is not to be unsettled.
+            if block.later.iter().any(|(at, _)| *at <= flush.at) {
+                let later = block.later.iter().copied().filter(|(at, _)| *at > flush.at);
+                block.later = now.iter().map(|writer| (flush.at, *writer)).chain(later).collect();
+            }
+            if block.flying.is_none() && block.later.len() == 1 && block.now == [block.later[0].1] {
+                self.dirty.remove(&number);
+            }
+        }
+    }
+
+    /// A read begins.
+    pub fn begin_read(&mut self, blocks: Range<usize>) -> Read {
+        let allowed = self.blocks[blocks.clone()].iter().map(|block| {
+            let mut allowed = block.now.clone();
+            block.flying.into_iter().for_each(|writer| insert(&mut allowed, writer));
+            (allowed, block.flying.is_none())
+        });
+        let reading = Reading { first: blocks.start, allowed: allowed.collect() };
+        let number = self.number();
+        self.reads.insert(number, reading);
+        Read(number)
+    }
+
+    /// A read has failed.
+    pub fn drop_read(&mut self, read: &Read) {
+        self.reads.remove(&read.0);
+    }
+
+    /// A read has given `bytes`.
+    ///
+    /// # Errors
+    /// In words, what must not be seen.
+    pub fn end_read(&mut self, read: &Read, bytes: &[u8]) -> Result<(), String> {
+        let Some(reading) = self.reads.remove(&read.0) else { return Ok(()) };
+        for ((number, (allowed, steady)), bytes) in
+            (reading.first..).zip(&reading.allowed).zip(bytes.chunks_exact(self.block))
+        {
+            let writers = self.writers(number, bytes);
+            let known = writers.iter().all(|writer| writer.is_some_and(|w| allowed.contains(&w)));
+            let first = writers[0];
+            let torn = writers.iter().any(|writer| *writer != first);
+            if !known || (torn && (self.whole || allowed.len() == 1)) {
+                return Err(format!(
+                    "block {number} (byte {}) is of {}, and may be of {allowed:?}",
+                    number * self.block,
+                    describe(&writers)
+                ));
+            }
+            // Nothing has changed it or does, so what it is it stays.
+            let block = &mut self.blocks[number];
+            if let (true, false, Some(writer)) = (*steady, torn, first) {
+                block.now = vec![writer];
+            }
+        }
+        Ok(())
+    }
+
+    fn writers(&self, number: usize, bytes: &[u8]) -> Vec<Option<Writer>> {
+        let sector = (number * self.block / SECTOR) as u64;
+        (sector..).zip(bytes.chunks_exact(SECTOR)).map(|(at, bytes)| content::writer(bytes, at)).collect()
+    }
+
+    /// All that was under way is cut off, and everything not flushed may be lost.
+    pub fn crash(&mut self) {
+        self.reads.clear();
+        for number in &self.dirty {
+            let block = &mut self.blocks[*number];
+            block.flying = None;
+            block.now.clear();
+            for (_, writer) in &block.later {
+                insert(&mut block.now, *writer);
+            }
+        }
+    }
+}
+
+/// The writers of a block's sectors, in short.
+fn describe(writers: &[Option<Writer>]) -> String {
+    let mut parts: Vec<(Option<Writer>, usize)> = Vec::new();
+    for writer in writers {
+        match parts.last_mut() {
+            Some((last, count)) if last == writer => *count += 1,
+            _ => parts.push((*writer, 1)),
+        }
+    }
+    let name = |writer: Option<Writer>| writer.map_or_else(|| "garbage".into(), |w| w.to_string());
+    let parts: Vec<String> = parts.into_iter().map(|(w, n)| format!("{}×{n}", name(w))).collect();
+    format!("[{}]", parts.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: u32 = 1024;
+
+    fn model(whole: bool) -> Model {
+        Model::new(8 * u64::from(BLOCK), BLOCK, whole)
+    }
+
+    fn bytes(blocks: Range<usize>, writer: Writer) -> Vec<u8> {
+        let mut bytes = vec![0; blocks.len() * BLOCK as usize];
+        content::fill(&mut bytes, (blocks.start * 2) as u64, writer);
+        bytes
+    }
+
+    /// Whether a read of block 1 may give `writer`.
+    fn may(model: &mut Model, writer: Writer) -> bool {
+        let read = model.begin_read(1..2);
+        model.end_read(&read, &bytes(1..2, writer)).is_ok()
+    }
+
+    fn write(model: &mut Model, kind: Kind) -> Writer {
+        let write = model.begin_write(0..4, kind).expect("nothing is under way");
+        model.end_write(&write, true);
+        write.writer
+    }
+
+    #[test]
+    fn what_is_acknowledged_is_read() {
+        let mut model = model(true);
+        let first = write(&mut model, Kind::Write(false));
+        let second = write(&mut model, Kind::Write(false));
+        assert!(!may(&mut model, NOBODY) && !may(&mut model, first) && may(&mut model, second));
+    }
+
+    #[test]
+    fn a_read_beside_a_write_gives_either() {
+        let mut model = model(true);
+        let (before, during) = (model.begin_read(1..2), model.begin_write(0..4, Kind::Write(false)).unwrap());
+        let after = model.begin_read(1..2);
+        assert!(model.begin_write(3..5, Kind::Write(false)).is_none());
+        model.end_write(&during, true);
+        assert_eq!(model.end_read(&before, &bytes(1..2, NOBODY)), Ok(()));
+        assert_eq!(model.end_read(&after, &bytes(1..2, during.writer)), Ok(()));
+        assert!(!may(&mut model, NOBODY));
+    }
+
+    #[test]
+    fn a_crash_leaves_something_since_the_last_flush_and_then_one_of_it() {
+        for seen in 0..4 {
+            let mut model = model(true);
+            let first = write(&mut model, Kind::Write(false));
+            let second = write(&mut model, Kind::Write(false));
+            let flush = model.begin_flush();
+            let third = write(&mut model, Kind::Write(false));
+            model.end_flush(flush);
+            let fourth = model.begin_write(1..2, Kind::Write(false)).unwrap().writer;
+            model.crash();
+            let writer = [first, second, third, fourth][seen];
+            assert_eq!(may(&mut model, writer), seen > 0);
+            if seen > 0 {
+                // It has been seen: it is that.
+                assert!(may(&mut model, writer) && !may(&mut model, if seen == 1 { third } else { second }));
+                // But only a flush makes it stay.
+                model.crash();
+                assert!(may(&mut model, second));
+            }
+        }
+    }
+
+    #[test]
+    fn fua_settles_without_a_flush_and_is_not_unsettled_by_one() {
+        let mut model = model(true);
+        let first = write(&mut model, Kind::Write(false));
+        let flush = model.begin_flush();
+        let second = write(&mut model, Kind::Write(true));
+        model.end_flush(flush);
+        model.crash();
+        assert!(!may(&mut model, first) && may(&mut model, second));
+    }
+
+    #[test]
+    fn a_failed_write_and_a_discard_may_be_either() {
+        let mut model = model(true);
+        let first = write(&mut model, Kind::Write(true));
+        let failed = model.begin_write(0..4, Kind::Write(false)).unwrap();
+        model.end_write(&failed, false);
+        assert!(may(&mut model, first), "old");
+        assert!(!may(&mut model, failed.writer), "it was old a moment ago");
+        write(&mut model, Kind::Discard);
+        assert!(may(&mut model, NOBODY), "discarded");
+        assert!(!may(&mut model, first), "it was zero a moment ago");
+    }
+
+    #[test]
+    fn torn_and_foreign_content_is_noticed() {
+        for whole in [false, true] {
+            let mut model = model(whole);
+            let old = write(&mut model, Kind::Write(true));
+            let new = model.begin_write(0..4, Kind::Write(false)).unwrap().writer;
+            model.crash();
+            let mut torn = bytes(1..2, old);
+            torn[512..].copy_from_slice(&bytes(1..2, new)[512..]);
+            let read = model.begin_read(1..2);
+            assert_eq!(model.end_read(&read, &torn).is_ok(), !whole);
+            torn[700] ^= 1;
+            let read = model.begin_read(1..2);
+            assert!(model.end_read(&read, &torn).unwrap_err().contains("garbage"));
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What a seed stands for: the array, its disks, the load, and what goes wrong.
+
+use crate::disk::Make;
+use crate::random::Random;
+use longhaul_array::Layout;
+use std::fmt;
+use std::time::Duration;
+
+/// Everything about a simulation but the single choices in it.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Where all chance comes from.
+    pub seed: u64,
+    /// How blocks are spread.
+    pub layout: Layout,
+    /// Members.
+    pub width: usize,
+    /// Stripe unit in bytes.
+    pub unit: u64,
+    /// Stripes.
+    pub rows: u64,
+    /// Bytes of a disk's logical block.
+    pub block: u32,
+    /// Whether disks have a cache that a power loss empties.
+    pub volatile: bool,
+    /// About how long an operation on a disk takes.
+    pub latency: Duration,
+    /// Lives of the array, each but the last ended by a crash.
+    pub lives: u32,
+    /// Tasks that put load on it.
+    pub clients: u32,
+    /// Operations of each in a life.
+    pub operations: u32,
+    /// Stragglers, losses, returns and silent faults in a life.
+    pub faults: u32,
+}
+
+/// Widths that are simulated at most: more of the same takes more time.
+const WIDTH_MAX: u64 = 7;
+
+impl Plan {
+    /// The plan of a seed; of one of `layouts`.
+    #[must_use]
+    pub fn new(seed: u64, layouts: &[Layout]) -> Plan {
+        let mut random = Random::new(seed);
+        let layout = random.pick(layouts);
+        let width = match layout {
+            Layout::Stripe | Layout::Parity => random.between(2, WIDTH_MAX),
+            Layout::Mirror => random.between(2, 4),
+            Layout::StripeMirror => 2 * random.between(1, 3),
+            Layout::DoubleParity => random.between(3, WIDTH_MAX),
+        };
+        Plan {
+            seed,
+            layout,
+            width: width as usize,
+            unit: random.pick(&[4096, 4096, 8192, 16 << 10, 64 << 10]),
+            rows: random.between(1, 24),
+            block: random.pick(&[512, 4096]),
+            volatile: random.chance(80),
+            latency: Duration::from_micros(random.pick(&[20, 100, 1000, 15_000])),
+            lives: random.between(1, 4) as u32,
+            clients: random.between(1, 6) as u32,
+            operations: random.between(5, 60) as u32,
+            faults: random.below(6) as u32,
+        }
+    }
+
+    /// What the disks are like, `size` bytes each.
+    #[must_use]
+    pub fn make(&self, size: u64) -> Make {
+        Make { size, block: self.block, volatile: self.volatile, latency: self.latency }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {} with units of {} KiB, {} stripes; disks with blocks of {} bytes, {}, {:?}; {} lives of \
+             {} × {} operations, {} faults each",
+            self.layout,
+            self.width,
+            self.unit >> 10,
+            self.rows,
+            self.block,
+            if self.volatile { "volatile cache" } else { "no cache" },
+            self.latency,
+            self.lives,
+            self.clients,
+            self.operations,
+            self.faults
+        )
+    }
+}
