@@ -5,6 +5,7 @@ use longhaul_engine::sync::Notify;
 use longhaul_engine::{Memory, Segment};
 use longhaul_proto::transport::{Batch, Want};
 use std::cell::{Cell, RefCell};
+use std::time::Duration;
 
 /// A state machine of `proto` with the methods that both ends have.
 pub trait Queue {
@@ -52,6 +53,21 @@ pub trait Driver {
     fn events(&self);
 }
 
+/// Round trip from which on sending is paced: a metropolitan one.
+const FAR: Duration = Duration::from_millis(1);
+
+/// A burst of a whole window overflows any queue on the way that is smaller
+/// than the window: 1 MiB sent at once, and the queue of a router often is a
+/// tenth of that. Near by windows are small, and a timer costs more than it
+/// brings.
+fn pace_if_far(stream: &TcpStream) {
+    let rtt = stream.info().ok().and_then(|info| info.min_rtt);
+    if rtt.is_some_and(|rtt| rtt >= FAR) {
+        // What cannot be paced is sent all the same.
+        let _ = stream.pace();
+    }
+}
+
 /// A queue and its socket.
 #[derive(Debug)]
 pub struct Shared<Q> {
@@ -74,6 +90,7 @@ pub struct Shared<Q> {
 impl<Q> Shared<Q> {
     /// Joins both.
     pub fn new(queue: Q, stream: TcpStream) -> Shared<Q> {
+        pace_if_far(&stream);
         Shared {
             queue: RefCell::new(queue),
             stream,

@@ -384,6 +384,30 @@ impl TcpStream {
         check(rc as isize)?;
         Ok(TcpInfo::decode(&bytes[..(len as usize).min(bytes.len())]))
     }
+
+    /// Asks the kernel to spread what is sent over the round trip, at the rate
+    /// that its congestion control allows, where it would otherwise send a
+    /// window in bursts. It costs a timer for every few packets.
+    ///
+    /// # Errors
+    /// Of setsockopt(2); kernels before 4.20 cannot do it.
+    pub fn pace(&self) -> io::Result<()> {
+        // A bound that is never reached: it is its presence that makes TCP pace
+        // without a queueing discipline that does (tcp(7), SO_MAX_PACING_RATE
+        // in socket(7)).
+        let bound: u64 = 1 << 48;
+        // SAFETY: `bound` is readable, and its size is told.
+        let rc = unsafe {
+            libc::setsockopt(
+                self.source.raw(),
+                libc::SOL_SOCKET,
+                libc::SO_MAX_PACING_RATE,
+                (&raw const bound).cast(),
+                size_of_val(&bound) as libc::socklen_t,
+            )
+        };
+        check(rc as isize).map(|_| ())
+    }
 }
 
 impl fmt::Debug for TcpStream {

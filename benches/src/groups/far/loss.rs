@@ -22,6 +22,9 @@ const ROUND_TRIPS: [Duration; 2] = [Duration::from_millis(15), Duration::from_mi
 /// Losses come at random: windows are longer than elsewhere.
 const WINDOW: Duration = Duration::from_secs(6);
 
+/// How long connections may be tried; plain streams are there from the start.
+const SETTLING: Duration = Duration::from_secs(5);
+
 struct Case {
     name: &'static str,
     /// The same in words of `longhaul wan`.
@@ -63,7 +66,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         }
     }
     section.notes.push(format!(
-        "{}, windows of 6 s and 10 round trips; losses, queues and reordering in both directions. Connections: \
+        "{}, windows of 6 s and 10 round trips after 0.7 s and 30 round trips of load, and 5 s more for ours, in which connections are tried; losses, queues and reordering in both directions. Connections: \
          what was chosen by measurement; iperf3 then gets as many streams in the same round",
         link::rate(RATE)
     ));
@@ -71,7 +74,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     section.commands = commands(setup, RATE, ROUND_TRIPS[0], &format!(" {}", case.flags), "");
     let congestion = &setup.congestion;
     section.commands.extend([
-        client(&format!("longhaul bench URI --rw read --bs 1MiB --runtime 6s --ramp 1150ms --congestion {congestion}")),
+        client(&format!("longhaul bench URI --rw read --bs 1MiB --runtime 6s --ramp 6150ms --congestion {congestion}")),
         client(&format!("iperf3 --client 10.77.1.2 --congestion {congestion} --parallel CONNECTIONS --length 128K --no-delay --reverse")),
     ]);
     Ok(section)
@@ -79,7 +82,8 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
 
 fn measure(setup: &Setup, link: &Link, case: &Case, section: &mut Section) -> Result<()> {
     let setup = &Setup { runtime: setup.runtime.max(WINDOW), ..setup.clone() };
-    let setup = &link.setup(setup, 1);
+    let plain = &link.setup(setup, 1);
+    let setup = &Setup { ramp: plain.ramp + SETTLING, ..plain.clone() };
     let engine = setup.engines.first().context("no engine to measure with")?;
     let target = Target::start(setup, engine, &memory_backend(setup), &[])?;
     let iperf =
@@ -91,7 +95,7 @@ fn measure(setup: &Setup, link: &Link, case: &Case, section: &mut Section) -> Re
             let load = Load::tuned(rw, 1 << 20);
             let ours =
                 link.on_time(|| program::load(setup, engine, &target.uri, &load, Some(&target), &[]))?;
-            let many = link.on_time(|| iperf.parallel(setup, write, 128 << 10, ours.connections))?;
+            let many = link.on_time(|| iperf.parallel(plain, write, 128 << 10, ours.connections))?;
             eprintln!(
                 "  {} {rw} {}: {:.0} on {} connections, {:.0}",
                 case.name,

@@ -21,6 +21,9 @@ const GAIN_MIN: f64 = 1.25;
 /// while TCP repairs. With less TCP runs dry, and what is completed all at
 /// once is asked for all at once and overflows the queue again.
 const GAIN_LOST: f64 = 4.0;
+/// The extra for each connection where segments are lost: one that waits for a
+/// retransmission timer, for many round trips, holds this back from the others.
+const REPAIRED: f64 = (1u64 << 20) as f64;
 /// A rate that is this much above the best one is growth.
 const GROWTH: f64 = 1.125;
 /// Rounds without growth after which the path is taken for full: what is
@@ -120,9 +123,10 @@ impl Direction {
         self.peak = self.rate();
     }
 
-    /// What fills a path of this product.
-    fn hold(&self, product: f64) -> f64 {
-        self.gain * product + (EXTRA * product).sqrt().max(FLOOR as f64)
+    /// What fills a path of this product with so many connections.
+    fn hold(&self, product: f64, connections: u16) -> f64 {
+        let repairing = if self.lost > 0 { f64::from(connections) * REPAIRED } else { 0.0 };
+        self.gain * product + (EXTRA * product).sqrt().max(FLOOR as f64).max(repairing)
     }
 
     /// Takes the rate of a round; whether what was in flight filled the path.
@@ -143,7 +147,7 @@ impl Direction {
         self.average < FALLEN * self.usual
     }
 
-    pub(super) fn handle(&mut self, took: f64, sample: &WaySample, rtt: f64, queued: bool) {
+    pub(super) fn handle(&mut self, took: f64, sample: &WaySample, rtt: f64, queued: bool, connections: u16) {
         // Nothing has come yet: TCP begins slowly.
         if sample.completed == 0 && self.known == 0 {
             return;
@@ -165,7 +169,7 @@ impl Direction {
                 self.in_flight = (2.0 * self.in_flight).min(most).max(self.in_flight);
             }
             Phase::Grow { stalled }
-                if !paused && (could_fill || sample.in_flight as f64 >= self.hold(product)) =>
+                if !paused && (could_fill || sample.in_flight as f64 >= self.hold(product, connections)) =>
             {
                 self.phase = Phase::Grow { stalled: stalled + 1 };
                 if stalled + 1 >= STALLED {
@@ -178,7 +182,7 @@ impl Direction {
             Phase::Hold if filled => self.choose_gain(queued || self.in_flight > STANDING * product),
             Phase::Hold => {}
         }
-        let hold = self.hold(product);
+        let hold = self.hold(product, connections);
         match self.phase {
             Phase::Grow { .. } => self.in_flight = self.in_flight.max(hold),
             Phase::Hold => self.in_flight = hold,

@@ -80,7 +80,8 @@ impl PathReport {
         let can = if plan.full[way as usize] { "can carry" } else { "carried" };
         let limit = match plan.limit {
             Some(limit) => format!("a connection is limited by {limit}"),
-            None if plan.full[way as usize] => "one connection fills it".into(),
+            None if plan.full[way as usize] && plan.connections == 1 => "one connection fills it".into(),
+            None if plan.full[way as usize] => "they fill it".into(),
             None => "what was asked of it was too little to find its end".into(),
         };
         let chosen = match plan.connections {

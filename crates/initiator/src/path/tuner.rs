@@ -31,6 +31,9 @@ use std::time::Duration;
 
 /// Rounds in which more connections have to show their use: they begin slowly.
 const JUDGE_AFTER: u32 = 20;
+/// After so many rounds already they have, with so many times the rate.
+const CONVINCING_AFTER: u32 = 8;
+const CONVINCING: f64 = 1.5;
 /// Rounds for which connections that were of no use are not tried again.
 const NO_USE: u32 = 2048;
 /// Growth of the rate that makes connections worth having.
@@ -181,7 +184,7 @@ impl Tuner {
         let queued = network > QUEUED * self.rtt + QUEUED_MIN;
         for (direction, way) in self.ways.iter_mut().zip(&sample.ways) {
             if way.completed > 0 || way.in_flight > 0 {
-                direction.handle(took, way, self.rtt, queued);
+                direction.handle(took, way, self.rtt, queued, self.connections);
             }
         }
         let touched = network > TOUCHED * self.rtt + TOUCHED_MIN;
@@ -257,7 +260,7 @@ impl Tuner {
     fn look_at_connections(&mut self, sample: &Sample) {
         let total: f64 = self.ways.iter().map(Direction::rate).sum();
         match self.trial {
-            Trial::More { from, rate, left: 0, against } => {
+            Trial::More { from, rate, left, against } if left == 0 || self.convinces(left, rate) => {
                 let useful = total >= USE * rate;
                 if useful {
                     self.limit.get_or_insert(against);
@@ -292,6 +295,12 @@ impl Tuner {
         }
     }
 
+    /// Whether connections have shown their use before their time is over.
+    fn convinces(&self, left: u32, before: f64) -> bool {
+        let total: f64 = self.ways.iter().map(Direction::rate).sum();
+        left <= JUDGE_AFTER - CONVINCING_AFTER && total >= CONVINCING * before
+    }
+
     /// A direction that is at its end although the network does not queue: the
     /// bytes in flight wait in the hosts.
     fn held_up(&self) -> Option<Way> {
@@ -301,7 +310,9 @@ impl Tuner {
         let held = |way: &Direction| {
             let product = way.rate() * self.rtt;
             let steady = way.phase == Phase::Hold && way.average > STEADY * way.rate();
-            steady && product > SOCKET_MIN && self.unqueued >= HELD_UP_AFTER
+            // A lossy path is never full, however small its product becomes.
+            let held_back = product > SOCKET_MIN || way.lost > 0;
+            steady && held_back && self.unqueued >= HELD_UP_AFTER
         };
         [Way::Read, Way::Write].into_iter().find(|&way| held(&self.ways[way as usize]))
     }
