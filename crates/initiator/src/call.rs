@@ -63,7 +63,8 @@ pub(crate) struct Call {
     pub(crate) seq: u64,
     /// Bytes that were submitted before it.
     pub(crate) ahead: u64,
-    /// The tick of the watch from which on nothing is ahead of it; 0: not yet.
+    /// The tick of the watch of its connection from which on nothing is ahead
+    /// of it; 0: not yet.
     pub(crate) due: Cell<u32>,
     /// Abort was sent for it: when it is late, or since nobody wants it.
     pub(crate) aborting: Cell<bool>,

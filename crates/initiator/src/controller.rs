@@ -67,8 +67,9 @@ pub(crate) enum Request {
     Namespaces(oneshot::Sender<Result<Vec<u32>>>),
     /// A connection of the session is lost, for this reason.
     Lost(u64, String),
-    /// Is the far side still there?
-    Probe(u64),
+    /// Is the far side still there? And if so, does more than a packet come
+    /// from it at a time?
+    Probe { epoch: u64, large: bool },
     /// Abort a command of a queue.
     Abort {
         epoch: u64,
@@ -313,9 +314,10 @@ impl Controller {
         let _ = self.requests.unbounded_send(Request::Lost(epoch, reason));
     }
 
-    /// Asks whether the far side is still there; if not, the session ends.
-    pub(crate) fn probe(&self, epoch: u64) {
-        let _ = self.requests.unbounded_send(Request::Probe(epoch));
+    /// Asks whether the far side is still there, and, if `large`, whether more
+    /// than a packet comes from it; if not, the session ends.
+    pub(crate) fn probe(&self, epoch: u64, large: bool) {
+        let _ = self.requests.unbounded_send(Request::Probe { epoch, large });
     }
 
     /// Has a command aborted. Whether it was: if so, it completes with a

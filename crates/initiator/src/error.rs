@@ -29,7 +29,7 @@ pub enum Error {
         reason: String,
     },
     /// The far side took too long.
-    #[error("{addr} did not answer {what} within {seconds} s")]
+    #[error("{addr} did not answer {what} within {seconds} s{hint}")]
     TimedOut {
         /// Address and port.
         addr: String,
@@ -37,6 +37,9 @@ pub enum Error {
         what: &'static str,
         /// How long was waited.
         seconds: f64,
+        /// What may be the cause, in words that stand behind; empty if nothing
+        /// is known.
+        hint: String,
     },
     /// The far side speaks, but refuses.
     #[error("{addr} refused {what}: {reason}")]

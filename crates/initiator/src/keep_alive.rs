@@ -1,14 +1,18 @@
 //! Is the far side still there?
 
+use crate::black_hole;
 use crate::call::Data;
 use crate::error::reason;
 use crate::session::Session;
 use crate::setup::Admin;
-use crate::watch::Silence;
+use crate::watch::{Silence, silence};
 use futures_util::FutureExt;
+use futures_util::future::try_join_all;
 use longhaul_engine::sync::Notify;
-use longhaul_engine::{now, sleep};
+use longhaul_engine::{BufMut, Memory, now, sleep};
 use longhaul_wire::command::Sqe;
+use longhaul_wire::identify::{IDENTIFY_LEN, cns};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,10 +26,25 @@ const ANSWER: Duration = Duration::from_secs(15);
 /// How often TCP is asked while an answer is awaited.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// Asks for a Keep Alive at once.
+#[derive(Default)]
+pub(crate) struct Probe {
+    wanted: Notify,
+    large: Cell<bool>,
+}
+
+impl Probe {
+    /// Asks; if `large`, whether more than a packet comes as well.
+    pub(crate) fn ask(&self, large: bool) {
+        self.large.set(self.large.get() | large);
+        self.wanted.notify();
+    }
+}
+
 /// Sends Keep Alive often enough, and not at all while other traffic shows
 /// the controller that this host lives, where it counts that; and at once
 /// whenever `probe` is given. Returns why the controller is lost.
-pub(crate) async fn keep_alive(admin: Rc<Admin>, session: Arc<Session>, probe: Rc<Notify>) -> String {
+pub(crate) async fn keep_alive(admin: Rc<Admin>, session: Arc<Session>, probe: Rc<Probe>) -> String {
     let info = &session.info;
     // A half, so that one lost beat is not the end.
     let interval = if info.kato.is_zero() { NEVER } else { info.kato / 2 };
@@ -33,7 +52,7 @@ pub(crate) async fn keep_alive(admin: Rc<Admin>, session: Arc<Session>, probe: R
         let asked = {
             let mut pause = std::pin::pin!(sleep(interval).fuse());
             futures_util::select_biased! {
-                () = probe.notified().fuse() => true,
+                () = probe.wanted.notified().fuse() => true,
                 () = pause => false,
             }
         };
@@ -42,6 +61,12 @@ pub(crate) async fn keep_alive(admin: Rc<Admin>, session: Arc<Session>, probe: R
             continue;
         }
         if let Err(reason) = beat(&admin, &session).await {
+            return reason;
+        }
+        session.answered();
+        if probe.large.take()
+            && let Err(reason) = large(&admin).await
+        {
             return reason;
         }
     }
@@ -70,14 +95,45 @@ async fn beat(admin: &Admin, session: &Session) -> Result<(), String> {
             },
             () = pause => {}
         }
-        if let Some(reason) = silence.look(admin.queue.life()) {
-            return Err(reason);
+        if let Some(silent) = silence.look(admin.queue.life()) {
+            return Err(silent.to_string());
         }
         if session.signs.traffic.swap(false, Ordering::Relaxed) {
             since = now();
         }
         if since.elapsed() >= limit {
             return Err(format!("no answer to Keep Alive for {} ms", limit.as_millis()));
+        }
+    }
+}
+
+/// Has more than a packet come from a controller that has just answered: I/O
+/// hangs, since a device is slow, or since large packets vanish.
+async fn large(admin: &Admin) -> Result<(), String> {
+    let life = admin.queue.life();
+    let count = black_hole::identifies(life.map_or(0, |life| life.packet));
+    let limit = silence(life.map_or(Duration::ZERO, |life| life.round_trip));
+    let identify = |_| {
+        let data = Data::Read(Memory::Buf(BufMut::zeroed(IDENTIFY_LEN)));
+        admin.queue.submit(Sqe::identify(cns::CONTROLLER, 0, 0), data)
+    };
+    let mut answers = try_join_all((0..count).map(identify)).fuse();
+    let mut unanswered = Silence::default();
+    let begun = now();
+    loop {
+        let mut pause = std::pin::pin!(sleep(LOOK).fuse());
+        futures_util::select_biased! {
+            result = answers => return result.map(drop).map_err(|e| reason(&e)),
+            () = pause => {}
+        }
+        let life = admin.queue.life();
+        // While the question itself is not acknowledged, the way there is at fault.
+        let asked = life.is_some_and(|life| life.unacked == 0);
+        if let Some(silent) = unanswered.look(life) {
+            return Err(silent.to_string());
+        }
+        if asked && begun.elapsed() >= limit {
+            return Err(black_hole::back(count * IDENTIFY_LEN, begun.elapsed()));
         }
     }
 }

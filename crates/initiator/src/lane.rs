@@ -295,7 +295,7 @@ impl Inner {
         let (reason, survivors) = {
             let mut over = Box::pin(queue.over().fuse());
             let mut ended = Box::pin(self.controller.ended(epoch).fuse());
-            let mut dead = Box::pin(watch(self, &queue, epoch).fuse());
+            let mut dead = Box::pin(watch(self, &queue, session).fuse());
             let mut open = Box::pin(self.controller.open_for(epoch).fuse());
             loop {
                 futures_util::select_biased! {

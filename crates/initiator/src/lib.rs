@@ -49,6 +49,7 @@
 #![forbid(unsafe_code)]
 
 mod backoff;
+mod black_hole;
 mod call;
 mod controller;
 mod device;

@@ -369,8 +369,7 @@ impl Inner {
                 return self.parked.borrow_mut().push(kept(call, memory));
             }
             // It was late and had no effect: it is tried once more.
-            if status.is(Status::ABORT_REQUESTED) && call.aborting.replace(false) {
-                call.due.set(0);
+            if status.is(Status::ABORT_REQUESTED) && call.aborting.get() {
                 return self.waiting.borrow_mut().push_front(kept(call, memory));
             }
         }
@@ -383,8 +382,11 @@ impl Inner {
     }
 }
 
-/// A call as it was submitted.
+/// A call as it was submitted: its time begins anew, by the clock of who
+/// watches the next connection.
 fn kept(call: Rc<Call>, memory: Option<Memory>) -> Waiting {
+    call.due.set(0);
+    call.aborting.set(false);
     let data = match memory {
         None => Data::None,
         Some(memory @ Memory::Buf(_)) => Data::Read(memory),

@@ -54,6 +54,8 @@ struct State {
     quiet: Option<Instant>,
     /// Connections of I/O queues that wait for a thread.
     prepared: Vec<Prepared>,
+    /// When the controller last answered Keep Alive.
+    answered: Option<Instant>,
     /// Why it has ended.
     ended: Option<String>,
 }
@@ -101,6 +103,16 @@ impl Session {
     /// Whether it has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.lock().ended.is_some()
+    }
+
+    /// The controller has answered Keep Alive.
+    pub(crate) fn answered(&self) {
+        self.lock().answered = Some(longhaul_engine::now());
+    }
+
+    /// Whether it has since then.
+    pub(crate) fn has_answered_since(&self, since: Instant) -> bool {
+        self.lock().answered.is_some_and(|at| at > since)
     }
 
     /// Whether commands of it may have reached the controller.

@@ -8,6 +8,7 @@
 //! 5. identity, number of queues, namespaces, in one go;
 //! 6. Connect of the I/O queues, all at the same time.
 
+use crate::black_hole;
 use crate::call::{Data, Done};
 use crate::error::{Error, Result, reason};
 use crate::handshake::handshake;
@@ -15,6 +16,7 @@ use crate::info::ControllerInfo;
 use crate::options::Options;
 use crate::queue::{Queue, Signs};
 use crate::reach::reach;
+use crate::watch::SILENCE;
 use longhaul_block::IoError;
 use longhaul_engine::net::{SocketOptions, TcpStream};
 use longhaul_engine::{BufMut, Memory, now, sleep, timeout};
@@ -87,7 +89,8 @@ impl Endpoint {
         future: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         timeout(limit, future).await.unwrap_or_else(|_| {
-            Err(Error::TimedOut { addr: self.name.clone(), what, seconds: limit.as_secs_f64() })
+            let (addr, seconds, hint) = (self.name.clone(), limit.as_secs_f64(), String::new());
+            Err(Error::TimedOut { addr, what, seconds, hint })
         })
     }
 }
@@ -291,7 +294,8 @@ impl Admin {
         let data = if len == 0 { Data::None } else { Data::Read(Memory::Buf(BufMut::zeroed(len))) };
         let pending = self.queue.submit(sqe, data);
         let answer = async { pending.await.map_err(|e: IoError| self.endpoint.unreachable(reason(&e))) };
-        let done = self.endpoint.within(self.timeout, what, answer).await?;
+        let answer = self.endpoint.within(self.timeout, what, answer).await;
+        let done = answer.map_err(|e| self.explain(e, len))?;
         let status = done.cqe.status();
         if !status.is_success() {
             return Err(self.endpoint.refused(what, status));
@@ -300,6 +304,21 @@ impl Admin {
             return Err(self.endpoint.incompatible(format!("{what} gave {} of {len} bytes", done.received)));
         }
         Ok(done)
+    }
+
+    /// Why an answer of `len` bytes does not come from a controller that has
+    /// answered before, where that can be told.
+    fn explain(&self, mut e: Error, len: usize) -> Error {
+        // Whatever hurries may have been too early.
+        let waited = self.timeout >= SILENCE && len >= IDENTIFY_LEN;
+        let asked = self.queue.life().is_some_and(|life| life.unacked == 0);
+        if let Error::TimedOut { hint, .. } = &mut e
+            && waited
+            && asked
+        {
+            *hint = format!(": {}", black_hole::back(len, self.timeout));
+        }
+        e
     }
 
     async fn property(&self, what: &'static str, offset: u32, wide: bool) -> Result<u64> {

@@ -8,14 +8,13 @@ use crate::error::{Error, Result};
 use crate::events::{subscribe, watch_events};
 use crate::fence;
 use crate::info::{ControllerEvent, NamespaceInfo, active_namespaces, describe, namespace_info};
-use crate::keep_alive::keep_alive;
+use crate::keep_alive::{Probe, keep_alive};
 use crate::queue::Signs;
 use crate::session::Session;
 use crate::setup::{Admin, Endpoint, Prepared, host_config};
 use futures_channel::{mpsc, oneshot};
 use futures_util::{FutureExt, StreamExt, future};
 use longhaul_block::IoError;
-use longhaul_engine::sync::Notify;
 use longhaul_engine::{now, sleep, sleep_until, spawn, timeout};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::feature::{NumberOfQueues, fid};
@@ -186,7 +185,7 @@ async fn serve(
     inbox: &mut mpsc::UnboundedReceiver<Request>,
 ) -> Ended {
     let First { session, admin, id } = first;
-    let probe = Rc::new(Notify::new());
+    let probe = Rc::new(Probe::default());
     let beat = spawn(keep_alive(Rc::clone(admin), Arc::clone(session), Rc::clone(&probe)));
     let events = spawn(watch_events(Rc::clone(admin), weak.clone(), subscribe(id)));
     let mut lost = future::select(beat, events).map(|e| e.factor_first().0).fuse();
@@ -209,7 +208,7 @@ async fn serve(
             None => return Ended::Dropped,
             Some(Request::Close(reply)) => return Ended::Closed(reply),
             Some(Request::Lost(epoch, reason)) if epoch == session.epoch => return Ended::Lost(reason),
-            Some(Request::Probe(epoch)) if epoch == session.epoch => probe.notify(),
+            Some(Request::Probe { epoch, large }) if epoch == session.epoch => probe.ask(large),
             Some(Request::Abort { epoch, qid, cid, reply }) if epoch == session.epoch => {
                 let _ = aborts.unbounded_send((qid, cid, reply));
             }
@@ -229,7 +228,7 @@ fn answer(admin: &Rc<Admin>, request: Request) {
             spawn(async move { _ = reply.send(active_namespaces(&admin).await) }).detach();
         }
         // Of an earlier session.
-        Request::Lost(..) | Request::Probe(_) | Request::Abort { .. } | Request::Close(_) => {}
+        Request::Lost(..) | Request::Probe { .. } | Request::Abort { .. } | Request::Close(_) => {}
     }
 }
 
@@ -298,7 +297,7 @@ async fn reconnect(
                     return None;
                 }
                 Some(request @ (Request::Namespace(..) | Request::Namespaces(_))) => later.push(request),
-                Some(Request::Lost(..) | Request::Probe(_) | Request::Abort { .. }) => {}
+                Some(Request::Lost(..) | Request::Probe { .. } | Request::Abort { .. }) => {}
             }
         };
         drop(attempt);

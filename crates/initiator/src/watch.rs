@@ -4,13 +4,17 @@
 //!   and again. The kernel over there acknowledges, however busy the target.
 //! - A connection on which bytes come or go is alive.
 //! - Where neither tells anything, the admin queue is asked; the target
-//!   answers there, however busy its devices.
+//!   answers there, however busy its devices. What hangs longer has it asked for
+//!   more than a packet: see [`crate::black_hole`].
 
+use crate::black_hole;
 use crate::lane;
 use crate::queue::Queue;
+use crate::session::Session;
 use longhaul_engine::net::Life;
 use longhaul_engine::{now, sleep, spawn};
 use longhaul_wire::command::opcode_name;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 /// Silence of TCP that ends a connection: four retransmissions on a short
@@ -21,6 +25,26 @@ const SILENCE_ROUND_TRIPS: u32 = 10;
 /// Unanswered probes of a closed window from which on they count as silence.
 const PROBES: u8 = 3;
 
+/// A connection on which nothing was acknowledged for too long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Silent {
+    /// Since then.
+    pub(crate) since: Instant,
+    /// What TCP knows.
+    pub(crate) life: Life,
+}
+
+impl fmt::Display for Silent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "nothing was acknowledged for {:.1} s", self.since.elapsed().as_secs_f64())
+    }
+}
+
+/// How long TCP may be silent on a path with this round trip.
+pub(crate) fn silence(round_trip: Duration) -> Duration {
+    SILENCE.max(round_trip * SILENCE_ROUND_TRIPS)
+}
+
 /// Looks at TCP from time to time, and finds silence.
 #[derive(Debug, Default)]
 pub(crate) struct Silence {
@@ -29,8 +53,8 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    /// Takes a look: why the connection is dead, if it is.
-    pub(crate) fn look(&mut self, life: Option<Life>) -> Option<String> {
+    /// Takes a look: what shows that the connection is dead, if it is.
+    pub(crate) fn look(&mut self, life: Option<Life>) -> Option<Silent> {
         let life = life?;
         let waits = life.unacked > 0 || life.probes >= PROBES;
         let begun = *self.since.get_or_insert_with(now);
@@ -39,9 +63,7 @@ impl Silence {
             self.since = waits.then(now);
             return None;
         }
-        let limit = SILENCE.max(life.round_trip * SILENCE_ROUND_TRIPS);
-        let silent = begun.elapsed();
-        (silent >= limit).then(|| format!("nothing was acknowledged for {:.1} s", silent.as_secs_f64()))
+        (begun.elapsed() >= silence(life.round_trip)).then_some(Silent { since: begun, life })
     }
 }
 
@@ -49,35 +71,63 @@ impl Silence {
 const TICK: Duration = Duration::from_millis(250);
 /// Without progress for so long, the admin queue is asked.
 const STALL: Duration = Duration::from_secs(1);
+/// Without progress for so long, it is asked for more than a packet, and again
+/// after this time.
+const STALL_LARGE: (Duration, Duration) = (SILENCE, Duration::from_secs(10));
 /// The kernel's own questions on a connection that has stalled: how far apart,
 /// and how many without an answer end it.
 const ASK: (Duration, u32) = (Duration::from_secs(1), 4);
 
 /// Watches a queue. Returns why it is to be given up.
-pub(crate) async fn watch(lane: &lane::Inner, queue: &Queue, epoch: u64) -> String {
+pub(crate) async fn watch(lane: &lane::Inner, queue: &Queue, session: &Session) -> String {
     let mut silence = Silence::default();
+    let mut stall = Stall::new(queue);
     let mut tick: u32 = 1;
-    let mut moved = (queue.progress(), now());
-    let mut asked = now();
     loop {
         queue.busy().await;
         sleep(TICK).await;
         tick += 1;
-        let progress = queue.progress();
-        if progress != moved.0 || queue.outstanding() == 0 {
-            moved = (progress, now());
+        if let Some(silent) = silence.look(queue.life()) {
+            let small = session.has_answered_since(silent.since);
+            let named = if small { black_hole::there(&silent) } else { None };
+            return named.unwrap_or_else(|| silent.to_string());
         }
-        if let Some(reason) = silence.look(queue.life()) {
-            return reason;
-        }
-        if moved.1.elapsed() >= STALL && asked.elapsed() >= STALL {
-            asked = now();
-            let _ = queue.stream().keep_alive(ASK.0, ASK.1);
-            lane.controller.probe(epoch);
-        }
+        stall.look(lane, queue, session.epoch);
         if let Some(reason) = overdue(lane, queue, tick) {
             return reason;
         }
+    }
+}
+
+/// Has the controller asked whether it is there while a queue makes no progress.
+struct Stall {
+    progress: u64,
+    moved: Instant,
+    asked: Instant,
+    asked_large: Option<Instant>,
+}
+
+impl Stall {
+    fn new(queue: &Queue) -> Stall {
+        Stall { progress: queue.progress(), moved: now(), asked: now(), asked_large: None }
+    }
+
+    fn look(&mut self, lane: &lane::Inner, queue: &Queue, epoch: u64) {
+        let progress = queue.progress();
+        if progress != self.progress || queue.outstanding() == 0 {
+            *self = Stall { asked: self.asked, ..Stall::new(queue) };
+        }
+        if self.moved.elapsed() < STALL || self.asked.elapsed() < STALL {
+            return;
+        }
+        self.asked = now();
+        let _ = queue.stream().keep_alive(ASK.0, ASK.1);
+        let (first, again) = STALL_LARGE;
+        let large = self.moved.elapsed() >= first && self.asked_large.is_none_or(|at| at.elapsed() >= again);
+        if large {
+            self.asked_large = Some(now());
+        }
+        lane.controller.probe(epoch, large);
     }
 }
 

@@ -26,6 +26,11 @@ pub struct TcpInfo {
     /// Segments sent and not acknowledged, probes of a closed window that
     /// nobody has answered, and the time since the last acknowledgement came.
     pub unanswered: (u32, u8, Duration),
+    /// Largest packet that TCP sends on this path, in bytes (the path's MTU as
+    /// far as it is known).
+    pub packet: u32,
+    /// Bytes sent and not acknowledged, to the byte (Linux 4.19).
+    pub unacked_bytes: Option<u64>,
     /// Segments sent again (Linux 2.6).
     pub retransmissions: u32,
     /// Segments that came out of order: the peer's way has lost or reordered
@@ -64,6 +69,10 @@ impl TcpInfo {
             let field = bytes.get(at..at + 8)?;
             Some(u64::from_ne_bytes(field.try_into().ok()?))
         };
+        let unacked_bytes = || {
+            let (sent, again, acked) = (u64_at(200)?, u64_at(208)?, u64_at(120)?);
+            Some(sent.saturating_sub(again).saturating_sub(acked))
+        };
         let micros = |us: u32| Duration::from_micros(us.into());
         let mss = u64::from(u32_at(16).unwrap_or_default());
         let segments = |at| mss * u64::from(u32_at(at).unwrap_or_default());
@@ -83,6 +92,8 @@ impl TcpInfo {
                 bytes.get(3).copied().unwrap_or_default(),
                 Duration::from_millis(u32_at(56).unwrap_or_default().into()),
             ),
+            packet: u32_at(60).unwrap_or_default(),
+            unacked_bytes: unacked_bytes(),
             retransmissions: u32_at(100).unwrap_or_default(),
             out_of_order: u32_at(224),
             delivery_rate: u64_at(160),
@@ -109,18 +120,24 @@ mod tests {
         bytes[16..20].copy_from_slice(&1000u32.to_ne_bytes());
         bytes[68..72].copy_from_slice(&15_000u32.to_ne_bytes());
         bytes[80..84].copy_from_slice(&10u32.to_ne_bytes());
+        bytes[60..64].copy_from_slice(&9000u32.to_ne_bytes());
+        bytes[120..128].copy_from_slice(&700u64.to_ne_bytes());
         bytes[148..152].copy_from_slice(&14_900u32.to_ne_bytes());
         bytes[160..168].copy_from_slice(&125_000_000u64.to_ne_bytes());
         bytes[184..192].copy_from_slice(&7u64.to_ne_bytes());
+        bytes[200..208].copy_from_slice(&1000u64.to_ne_bytes());
+        bytes[208..216].copy_from_slice(&200u64.to_ne_bytes());
         bytes[232..236].copy_from_slice(&65_536u32.to_ne_bytes());
         let info = TcpInfo::decode(&bytes);
         assert_eq!(info.rtt, Duration::from_millis(15));
         assert_eq!((info.cwnd, info.min_rtt), (10_000, Some(Duration::from_micros(14_900))));
         assert_eq!((info.delivery_rate, info.receive_window), (Some(125_000_000), Some(65_536)));
         assert_eq!(info.send_buffer_limited, Some(Duration::from_micros(7)));
+        assert_eq!((info.packet, info.unacked_bytes), (9000, Some(100)));
         // Linux 3.10 gave 104 bytes.
         let old = TcpInfo::decode(&bytes[..104]);
         assert_eq!((old.rtt, old.cwnd), (info.rtt, info.cwnd));
+        assert_eq!((old.packet, old.unacked_bytes), (9000, None));
         assert_eq!((old.min_rtt, old.delivery_rate, old.out_of_order), (None, None, None));
         assert_eq!(TcpInfo::decode(&[]), TcpInfo::default());
         bytes[148..152].copy_from_slice(&u32::MAX.to_ne_bytes());

@@ -18,6 +18,10 @@ pub struct Life {
     pub last_ack: Duration,
     /// Smoothed round trip.
     pub round_trip: Duration,
+    /// Largest packet that TCP sends on this path, in bytes.
+    pub packet: u32,
+    /// Bytes sent and not acknowledged, where the kernel says.
+    pub unacked_bytes: Option<u64>,
 }
 
 impl TcpStream {
@@ -28,7 +32,8 @@ impl TcpStream {
     pub fn life(&self) -> io::Result<Life> {
         let info = self.info()?;
         let (unacked, probes, last_ack) = info.unanswered;
-        Ok(Life { unacked, probes, last_ack, round_trip: info.rtt })
+        let (packet, unacked_bytes) = (info.packet, info.unacked_bytes);
+        Ok(Life { unacked, probes, last_ack, round_trip: info.rtt, packet, unacked_bytes })
     }
 
     /// Lets the kernel ask an idle other end whether it is there, `count`
