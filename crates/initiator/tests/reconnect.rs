@@ -3,18 +3,18 @@
 
 mod common;
 
+use common::events::{drain, reconnected, until_event};
 use common::gate::Gate;
+use common::load::Load;
 use common::relay::{Relay, Way};
 use common::{NQN, backend, connect, engines, in_time, pattern, read, target, until};
-use futures_channel::mpsc::UnboundedReceiver;
 use longhaul_block::filter::OpKind;
 use longhaul_block::{BlockDevice, Blocking, IoError, WriteFlags};
-use longhaul_engine::{Buf, BufMut, Config as EngineConfig, Engine, spawn};
+use longhaul_engine::{Buf, BufMut, Config as EngineConfig, Engine};
 use longhaul_initiator::{ControllerEvent, Options, RemoteDevice};
 use longhaul_target::{Config, Target};
-use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -38,97 +38,6 @@ fn behind(device: &Arc<dyn BlockDevice>, options: Options) -> (Target, Relay, Ar
 
 fn with(engine: &EngineConfig) -> Options {
     Options { engine: engine.clone(), ..Options::default() }
-}
-
-/// What has happened since the last look.
-fn drain(events: &mut UnboundedReceiver<ControllerEvent>) -> Vec<ControllerEvent> {
-    std::iter::from_fn(|| events.try_recv().ok()).collect()
-}
-
-fn is_reconnected(event: &ControllerEvent) -> bool {
-    matches!(event, ControllerEvent::Reconnected { .. })
-}
-
-/// Waits until there is a connection again.
-fn reconnected(events: &mut UnboundedReceiver<ControllerEvent>) {
-    until_event("to be reconnected", events, is_reconnected);
-}
-
-fn until_event(
-    what: &str,
-    events: &mut UnboundedReceiver<ControllerEvent>,
-    is: impl Fn(&ControllerEvent) -> bool,
-) -> ControllerEvent {
-    let cell = std::cell::RefCell::new((events, None));
-    until(what, || {
-        let (events, found) = &mut *cell.borrow_mut();
-        *found = drain(events).into_iter().find(&is);
-        found.is_some()
-    });
-    cell.into_inner().1.expect("found")
-}
-
-/// Writers and readers at depth, until told to stop; then everything is what
-/// was written last. Gives the I/Os done.
-struct Load {
-    stop: Arc<AtomicBool>,
-    done: Arc<AtomicU64>,
-    thread: std::thread::JoinHandle<()>,
-}
-
-impl Load {
-    const SLOTS: u64 = 16;
-    const BLOCKS: u64 = 32;
-
-    fn start(remote: Arc<RemoteDevice>, engine: EngineConfig) -> Load {
-        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stopped, count) = (Arc::clone(&stop), Arc::clone(&done));
-        let thread = std::thread::spawn(move || {
-            Engine::new(&engine).expect("engine").block_on(async {
-                let io = remote.open().await.expect("opened");
-                let slots = (0..Load::SLOTS).map(|slot| {
-                    let (io, stopped, count) = (Rc::clone(&io), Arc::clone(&stopped), Arc::clone(&count));
-                    spawn(async move {
-                        let mut last = vec![None; Load::BLOCKS as usize];
-                        let mut i = 0;
-                        while !stopped.load(Ordering::Relaxed) {
-                            let block = i * 7 % Load::BLOCKS;
-                            let at = (slot * Load::BLOCKS + block) * BLOCK as u64;
-                            let seed = slot << 40 | i;
-                            let bytes = Buf::copy_of(&pattern(BLOCK, seed));
-                            io.write(at, bytes, WriteFlags::default()).await.expect("written");
-                            last[block as usize] = Some(seed);
-                            let found = io.read(at, BufMut::zeroed(BLOCK)).await.expect("read");
-                            assert!(found[..] == pattern(BLOCK, seed), "slot {slot}, block {block}");
-                            count.fetch_add(2, Ordering::Relaxed);
-                            i += 1;
-                        }
-                        for (block, seed) in (0..).zip(last) {
-                            let Some(seed) = seed else { continue };
-                            let at = (slot * Load::BLOCKS + block) * BLOCK as u64;
-                            let found = io.read(at, BufMut::zeroed(BLOCK)).await.expect("read");
-                            assert!(found[..] == pattern(BLOCK, seed), "slot {slot}, block {block}");
-                        }
-                    })
-                });
-                for slot in slots.collect::<Vec<_>>() {
-                    slot.await;
-                }
-            });
-        });
-        Load { stop, done, thread }
-    }
-
-    /// Waits for `n` more I/Os.
-    fn more(&self, n: u64) {
-        let from = self.done.load(Ordering::Relaxed);
-        until("I/O to go on", || self.done.load(Ordering::Relaxed) >= from + n || self.thread.is_finished());
-    }
-
-    fn finish(self) {
-        self.stop.store(true, Ordering::Relaxed);
-        in_time("the load", move || self.thread.join().expect("no fault"));
-    }
 }
 
 #[test]

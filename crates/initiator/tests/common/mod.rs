@@ -2,7 +2,10 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+pub mod events;
+pub mod fake;
 pub mod gate;
+pub mod load;
 pub mod raw;
 pub mod relay;
 
