@@ -18,6 +18,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// How often progress is told.
 pub const TICK: Duration = Duration::from_millis(250);
+/// When a load was stopped and nothing has ended for so long, what is under way
+/// is given up: more than any path and disk take, little for who waits.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why a load was not begun.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +42,10 @@ pub enum BenchError {
     /// A thread ended before its job did.
     #[error("a job's thread ended early")]
     Lost,
+    /// The load was stopped, and its I/O does not end: its connection is lost,
+    /// say.
+    #[error("stopped; I/O under way did not end within {} s and was given up", STOP_PATIENCE.as_secs())]
+    GivenUp,
 }
 
 /// Where jobs run.
@@ -50,7 +57,9 @@ pub enum Threads {
     On(Vec<Handle>),
 }
 
-/// Ends a load early. What was measured so far is valid.
+/// Ends a load early. What was measured so far is valid. I/O under way comes to
+/// its end, or is given up if none does for two seconds
+/// ([`BenchError::GivenUp`]).
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
@@ -187,7 +196,12 @@ pub fn run(
     }
     drop(tell);
     let total = job_bytes(job, parts.iter().map(|(_, part)| *part));
-    let result = watch(job, starts, &counters, &told, total, progress);
+    let result = watch(job, starts, &counters, &told, total, (stop, progress));
+    if matches!(result, Err(BenchError::GivenUp)) {
+        // They are left to themselves: what does not end would be waited for.
+        std::mem::forget(own);
+        return Err(BenchError::GivenUp);
+    }
     drop(own);
     let outcomes = result?;
     let jobs =
@@ -352,13 +366,16 @@ fn watch(
     counters: &[Arc<Counters>],
     told: &Receiver<Told>,
     total: Option<u64>,
-    progress: &mut dyn FnMut(&Live),
+    (stop, progress): (&Stop, &mut dyn FnMut(&Live)),
 ) -> Result<Vec<Outcome>, BenchError> {
-    for _ in &starts {
-        match told.recv() {
-            Ok(Told::Opened) => {}
+    let mut opened = 0;
+    while opened < starts.len() {
+        match told.recv_timeout(TICK) {
+            Ok(Told::Opened) => opened += 1,
             Ok(Told::Failed(device, source)) => return Err(BenchError::Open { device, source }),
-            Ok(Told::Done(..)) | Err(_) => return Err(BenchError::Lost),
+            Err(RecvTimeoutError::Timeout) if stop.is_set() => return Err(BenchError::GivenUp),
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(Told::Done(..)) | Err(RecvTimeoutError::Disconnected) => return Err(BenchError::Lost),
         }
     }
     let start = Instant::now();
@@ -368,13 +385,20 @@ fn watch(
     }
     let mut view = View { job, total, start, before: [Rate::default(); 2], seen: Instant::now() };
     let mut next = start + TICK;
+    let mut moved = (0, start);
     while outcomes.iter().any(Option::is_none) {
         match told.recv_timeout(next.saturating_duration_since(Instant::now())) {
             Ok(Told::Done(index, outcome)) => outcomes[index as usize] = Some(*outcome),
             Ok(_) | Err(RecvTimeoutError::Disconnected) => return Err(BenchError::Lost),
             Err(RecvTimeoutError::Timeout) => {
-                progress(&view.look(counters));
+                let live = view.look(counters);
+                progress(&live);
                 next += TICK;
+                if live.done_bytes != moved.0 {
+                    moved = (live.done_bytes, Instant::now());
+                } else if stop.is_set() && moved.1.elapsed() >= STOP_PATIENCE {
+                    return Err(BenchError::GivenUp);
+                }
             }
         }
     }

@@ -211,6 +211,11 @@ impl InitiatorArgs {
         }
     }
 
+    /// How long I/O waits for a connection that is lost; nothing: for ever.
+    pub(crate) fn ctrl_loss(&self) -> Option<Duration> {
+        self.options().ctrl_loss
+    }
+
     /// Tuning of a path: what is set by hand.
     fn path(&self) -> PathOptions {
         let defaults = PathOptions::default();

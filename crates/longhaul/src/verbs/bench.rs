@@ -12,10 +12,16 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// I/O that takes so long after the end of the window is told of.
+const OVERTIME: Duration = Duration::from_secs(1);
+
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A device is nvme+tcp://HOST/SUBNQN[?nsid=N], a path, or file:PATH, block:PATH, mem:SIZE, null:SIZE.
 Writing destroys what is there. With --json, stdout has fio's own JSON layout.
+At the end of --runtime no I/O begins any more, and what is under way is waited for: over a
+connection that is lost for up to --ctrl-loss-timeout. Ctrl-C ends a load; I/O that does
+not end within 2 s (at once, with a second Ctrl-C) is given up then, with exit code 1.
 
 Example:
   longhaul bench nvme+tcp://dtn1/scratch --rw randread --bs 4k --iodepth 32 --runtime 10s
@@ -168,7 +174,12 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     stop_on_interrupt(&stop)?;
     let live = output.is_live();
     let threads = Threads::Own(args.initiator.engine.config());
+    let mut told = false;
     let mut progress = |now: &Live| {
+        if overtime(&args, now) >= OVERTIME && !std::mem::replace(&mut told, true) {
+            let clear = if live { "\r\x1b[K" } else { "" };
+            eprintln!("{clear}longhaul: {}", waits(&args));
+        }
         if live {
             eprint!("\r\x1b[K{}", live_line(now));
             let _ = std::io::stderr().flush();
@@ -189,6 +200,26 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
         print_paths(&named, args.layout.is_some(), &results, output);
     }
     judge(&results).map_err(|failure| Failure { in_result: output.is_json(), ..failure })
+}
+
+/// Time since the end of the window for which I/O has been waited for.
+fn overtime(args: &Args, now: &Live) -> Duration {
+    match args.runtime {
+        Some(time) if now.phase == Phase::Drain => now.elapsed.saturating_sub(args.ramp + time),
+        _ => Duration::ZERO,
+    }
+}
+
+/// What is waited for, and for how long.
+fn waits(args: &Args) -> String {
+    let limit = match args.initiator.ctrl_loss() {
+        Some(limit) => format!("for up to {} s since it was lost", limit.as_secs()),
+        None => "for ever".to_owned(),
+    };
+    format!(
+        "the time is over, and I/O under way is waited for: {limit} if its connection is lost \
+         (--ctrl-loss-timeout); Ctrl-C gives it up"
+    )
 }
 
 fn stop_on_interrupt(stop: &Stop) -> Outcome {

@@ -140,7 +140,8 @@ impl Drop for Target {
     }
 }
 
-fn follow(stdout: ChildStdout) -> mpsc::Receiver<Value> {
+/// Events as they come.
+pub fn follow(stdout: ChildStdout) -> mpsc::Receiver<Value> {
     let (tx, rx) = mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(stdout).lines() {

@@ -1,0 +1,280 @@
+//! The program at both ends of links at their worst: what a person sees. They
+//! need root and `/dev/net/tun`, and say so where they skip.
+
+mod common;
+
+use common::{Ran, command, finish, follow, signal, text, until};
+use longhaul_wan::{Change, Conditions, Error, Namespace, Plan, Wan};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const MS: Duration = Duration::from_millis(1);
+/// The identity of the namespace over all lives of a target.
+const UUID: &str = "uuid=7d2a1f60-0000-4000-8000-000000000007";
+
+/// A network with `servers` behind links of their own, or a reason on standard
+/// error why there is none here.
+fn wan(servers: usize) -> Option<Wan> {
+    let conditions = Conditions::new(10 * MS, Some(200_000_000));
+    let plan = Plan { star: Some(servers), ..Plan::new(Plan::unique_name("p"), conditions) };
+    match Wan::start(plan) {
+        Ok(wan) => Some(wan),
+        Err(Error::Unavailable(why)) => {
+            eprintln!("skipped: {why}");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+/// The program within a namespace.
+fn within(namespace: &Namespace, args: &[&str]) -> Command {
+    let plain = command(args);
+    let mut command = namespace.command(plain.get_program());
+    command.args(plain.get_args()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("XDG_CONFIG_HOME", "/nonexistent").env_remove("LONGHAUL_LOG");
+    command
+}
+
+/// A process that is killed when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A target behind a link, once it is ready.
+fn serve(wan: &Wan, link: usize, export: &str, more: &[&str]) -> Running {
+    let listen = format!("{}:4420", wan.server_address(link));
+    let args = ["target", "--listen", &listen, "--discovery", "none", "--json", "--export", export];
+    let all = [&args[..], more].concat();
+    let mut child =
+        within(wan.server(link), &all).stderr(Stdio::inherit()).spawn().expect("started");
+    let events = follow(child.stdout.take().expect("a pipe"));
+    let running = Running(child);
+    assert_eq!(events.recv_timeout(common::PATIENCE).expect("an event")["event"], "ready");
+    running
+}
+
+/// A run whose standard error is read as it comes.
+struct Bench {
+    child: Running,
+    said: std::sync::Arc<std::sync::Mutex<String>>,
+    reader: std::thread::JoinHandle<()>,
+}
+
+impl Bench {
+    fn start(mut command: Command) -> Bench {
+        let mut child = command.spawn().expect("started");
+        let said = std::sync::Arc::new(std::sync::Mutex::new(String::new()));
+        let (to, pipe) = (said.clone(), child.stderr.take().expect("a pipe"));
+        let reader = std::thread::spawn(move || {
+            for line in std::io::BufRead::lines(std::io::BufReader::new(pipe)) {
+                to.lock().expect("no panic").push_str(&(line.expect("UTF-8") + "\n"));
+            }
+        });
+        Bench { child: Running(child), said, reader }
+    }
+
+    fn said(&self) -> String {
+        self.said.lock().expect("no panic").clone()
+    }
+
+    /// Waits until it has said this on standard error.
+    fn says(&self, words: &str) {
+        until(words, || self.said().contains(words));
+    }
+
+    /// Waits for its end.
+    fn finish(mut self) -> Ran {
+        let stdout = self.child.0.stdout.take().map(OwnedFd::from);
+        let code = {
+            let child = &mut self.child.0;
+            let cell = std::cell::RefCell::new(child);
+            until("the end of the load", || cell.borrow_mut().try_wait().expect("waited").is_some());
+            cell.into_inner().wait().expect("waited").code()
+        };
+        self.reader.join().expect("read");
+        let stdout = stdout.map(|fd| std::io::read_to_string(std::fs::File::from(fd)).expect("UTF-8"));
+        let stderr = self.said.lock().expect("no panic").clone();
+        Ran { code, stdout: stdout.unwrap_or_default(), stderr }
+    }
+}
+
+/// A verified load of some seconds.
+fn load<'a>(uri: &'a str, runtime: &'a str) -> Vec<&'a str> {
+    let load = ["bench", uri, "--rw", "randrw", "--bs", "64k", "--iodepth", "16", "--verify", "crc32c"];
+    [&load[..], &["--runtime", runtime, "--size", "32MiB", "--json"]].concat()
+}
+
+/// Every block was found as it was written, and no I/O failed.
+fn verified(ran: &Ran) {
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let result: serde_json::Value = serde_json::from_str(&ran.stdout).expect("fio's JSON");
+    let job = &result["jobs"][0];
+    assert_eq!(job["error"], 0, "{job}");
+    assert!(job["write"]["total_ios"].as_u64().expect("a number") > 50, "{job}");
+}
+
+/// Processor time of a process so far, in hundredths of a second (USER_HZ).
+fn ticks(child: &Child) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("it lives");
+    // Behind the name, which is in parentheses: utime and stime are the 12th
+    // and 13th field.
+    let fields = stat.rsplit(") ").next().expect("fields").split(' ').collect::<Vec<_>>();
+    fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum()
+}
+
+#[test]
+fn a_target_that_is_stopped_is_waited_for_at_no_cost() {
+    for engine in ["uring", "epoll"] {
+        let Some(wan) = wan(1) else { return };
+        let target = serve(&wan, 1, &format!("d=mem:64MiB,{UUID}"), &[]);
+        let uri = format!("nvme+tcp://{}/d", wan.server_address(1));
+        let args = [&load(&uri, "4s")[..], &["--keep-alive", "1s", "--engine", engine]].concat();
+        let bench = Bench::start(within(wan.client(), &args));
+        std::thread::sleep(Duration::from_secs(2));
+        signal(&target.0, "STOP");
+        let before = ticks(&bench.child.0);
+        bench.says("connection lost, attempt 1 to reconnect: no answer to Keep Alive for 1000 ms");
+        bench.says("did not answer the connection set-up within");
+        std::thread::sleep(Duration::from_secs(1));
+        let spent = ticks(&bench.child.0) - before;
+        assert!(spent <= 20, "it spins: {spent}0 ms of processor time");
+        signal(&target.0, "CONT");
+        bench.says(": reconnected after");
+        verified(&bench.finish());
+    }
+}
+
+/// A hosts file for one process, as the resolver sees it.
+fn with_hosts(namespace: &Namespace, hosts: &Path, args: &[&str]) -> Command {
+    let plain = within(namespace, args);
+    let mut command = namespace.command("unshare");
+    let script = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
+    command.args(["--mount", "sh", "-c", script, text(hosts)]).arg(plain.get_program()).args(plain.get_args());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("XDG_CONFIG_HOME", "/nonexistent").env_remove("LONGHAUL_LOG");
+    command
+}
+
+#[test]
+fn a_name_that_leads_elsewhere_is_followed() {
+    let Some(wan) = wan(2) else { return };
+    let dir = tempfile::tempdir().expect("directory");
+    let (hosts, disk) = (dir.path().join("hosts"), dir.path().join("disk"));
+    let lead_to = |link| {
+        // In its place: it is mounted.
+        let line = format!("{} storage.test\n", wan.server_address(link));
+        std::fs::write(&hosts, line).expect("written");
+    };
+    lead_to(1);
+    let export = format!("d=file:{},size=64MiB,{UUID},nqn=nqn.2026-11.io.longhaul:test:moves", disk.display());
+    let first = serve(&wan, 1, &export, &[]);
+    let uri = "nvme+tcp://storage.test/nqn.2026-11.io.longhaul:test:moves?nsid=1";
+    let bench = Bench::start(with_hosts(wan.client(), &hosts, &load(uri, "5s")));
+    std::thread::sleep(Duration::from_secs(2));
+    drop(first);
+    bench.says("storage.test:4420: connection lost, attempt 2 to reconnect");
+    let _second = serve(&wan, 2, &export, &[]);
+    lead_to(2);
+    bench.says("storage.test:4420: reconnected after");
+    verified(&bench.finish());
+    let moved = wan.statistics().expect("statistics").links[1].there.bytes_out;
+    assert!(moved > 1 << 20, "the rest went to the other place: {moved} bytes");
+}
+
+/// Limits that have become smaller, in every way that there is.
+#[test]
+fn a_target_that_comes_back_with_smaller_limits_is_used_within_them() {
+    let Some(wan) = wan(1) else { return };
+    let dir = tempfile::tempdir().expect("directory");
+    let export = format!("d=file:{},size=64MiB,{UUID}", dir.path().join("disk").display());
+    let first = serve(&wan, 1, &export, &["--in-capsule", "4MiB"]);
+    let uri = format!("nvme+tcp://{}/d", wan.server_address(1));
+    let args = [&load(&uri, "4s")[..], &["--hdr-digest", "--data-digest"]].concat();
+    let bench = Bench::start(within(wan.client(), &args));
+    std::thread::sleep(Duration::from_secs(2));
+    drop(first);
+    let smaller = ["--in-capsule", "8KiB", "--max-queue-size", "8", "--max-queues", "1", "--memory", "32MiB"];
+    let _second = serve(&wan, 1, &export, &[&smaller[..], &["--no-hdr-digest", "--no-data-digest"]].concat());
+    bench.says(": reconnected after");
+    verified(&bench.finish());
+}
+
+#[test]
+fn a_namespace_that_has_become_another_is_named() {
+    let Some(wan) = wan(1) else { return };
+    let dir = tempfile::tempdir().expect("directory");
+    let (old, new) = (dir.path().join("old"), dir.path().join("new"));
+    let uri = format!("nvme+tcp://{}/nqn.2026-11.io.longhaul:test:changes", wan.server_address(1));
+    let export = |path: &Path, size: &str, uuid: &str| {
+        format!("d=file:{},size={size},{uuid},nqn=nqn.2026-11.io.longhaul:test:changes", path.display())
+    };
+    let cases = [
+        ("64MiB", UUID.replace("07", "08"), "namespace 1 is another one now: it was UUID 7d2a1f60-"),
+        ("32MiB", UUID.into(), "namespace 1 has 33554432 bytes now, it had 67108864"),
+    ];
+    for (size, uuid, complaint) in cases {
+        let first = serve(&wan, 1, &export(&old, "64MiB", UUID), &[]);
+        let bench = Bench::start(within(wan.client(), &load(&uri, "60s")));
+        std::thread::sleep(Duration::from_secs(1));
+        drop(first);
+        let second = serve(&wan, 1, &export(&new, size, &uuid), &[]);
+        let ran = bench.finish();
+        assert!(ran.code == Some(1) && ran.stderr.contains(complaint), "{ran:?}");
+        drop(second);
+        let bytes = std::fs::read(&new).expect("read");
+        assert!(bytes.iter().all(|&b| b == 0), "no data has gone there");
+        std::fs::remove_file(&new).expect("removed");
+    }
+}
+
+/// What does not end with the time is waited for, which is told; Ctrl-C gives
+/// it up.
+#[test]
+fn a_load_whose_link_is_dead_says_what_it_waits_for_and_ends_by_ctrl_c() {
+    let Some(wan) = wan(1) else { return };
+    let _target = serve(&wan, 1, &format!("d=mem:64MiB,{UUID}"), &[]);
+    let uri = format!("nvme+tcp://{}/d", wan.server_address(1));
+    let begin = || {
+        let bench = Bench::start(within(wan.client(), &load(&uri, "2s")));
+        std::thread::sleep(Duration::from_secs(1));
+        wan.set(1, &Change::cut()).expect("cut");
+        bench
+    };
+    let waits = "I/O under way is waited for: for up to 600 s since it was lost if its connection is lost";
+    let bench = begin();
+    bench.says(waits);
+    bench.says("connection lost, attempt 1 to reconnect: nothing was acknowledged for 3.");
+    signal(&bench.child.0, "INT");
+    let begun = Instant::now();
+    let ran = bench.finish();
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert!(ran.code == Some(1) && ran.stderr.contains("was given up"), "{ran:?}");
+
+    // The same, but the link comes back.
+    wan.set(1, &Change::restore()).expect("restored");
+    let bench = begin();
+    bench.says(waits);
+    wan.set(1, &Change::restore()).expect("restored");
+    verified(&bench.finish());
+}
+
+/// A load that is well ends by Ctrl-C with its results.
+#[test]
+fn ctrl_c_ends_a_load_with_its_results() {
+    let args = ["bench", "mem:8MiB", "--rw", "write", "--bs", "4k", "--runtime", "60s", "--json"];
+    let child = command(&args).spawn().expect("started");
+    std::thread::sleep(Duration::from_secs(1));
+    signal(&child, "INT");
+    let ran = finish(child);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let result: serde_json::Value = serde_json::from_str(&ran.stdout).expect("fio's JSON");
+    assert!(result["jobs"][0]["write"]["total_ios"].as_u64().expect("a number") > 0);
+}
