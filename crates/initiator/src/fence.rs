@@ -13,6 +13,7 @@ use crate::controller::Controller;
 use crate::options::Options;
 use crate::session::Session;
 use crate::setup::{Admin, still_exists};
+use futures_util::FutureExt;
 use longhaul_engine::{now, sleep, sleep_until};
 use longhaul_wire::command::CrossControllerReset;
 use longhaul_wire::completion::Status;
@@ -25,6 +26,9 @@ const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// Time between two looks whether the old controller has gone: each is a
 /// connection.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// Writes that wait for so long are told of.
+const TELL: Duration = Duration::from_secs(1);
 
 /// A session that is lost, and the command that was sent to end what is left
 /// of it.
@@ -48,13 +52,20 @@ pub(crate) async fn complete(
     for (session, pending) in resets {
         // An identifier is given away again when who had it is gone.
         let replaced = session.info.cntlid == cntlid;
-        let by_target = match pending {
-            _ if replaced => true,
-            Some(pending) => by_target(&admin, &session, pending).await,
-            None => false,
+        let ended = async {
+            let by_target = match pending {
+                _ if replaced => true,
+                Some(pending) => by_target(&admin, &session, pending).await,
+                None => false,
+            };
+            if !by_target {
+                by_time(&admin, &options, &session).await;
+            }
         };
-        if !by_target {
-            by_time(&admin, &options, &session).await;
+        let told = tell(&session).fuse();
+        futures_util::select_biased! {
+            () = std::pin::pin!(ended.fuse()) => {}
+            () = std::pin::pin!(told) => {}
         }
         let Some(controller) = weak.upgrade() else { return };
         controller.fenced(&session);
@@ -62,6 +73,18 @@ pub(crate) async fn complete(
     if let Some(controller) = weak.upgrade() {
         controller.open_for_changes(epoch);
     }
+}
+
+/// Says that writes wait, once they do for long enough to be wondered at. Does
+/// not end.
+async fn tell(session: &Session) {
+    sleep(TELL).await;
+    let (address, cntlid) = (&session.info.address, session.info.cntlid);
+    tracing::warn!(
+        "{address}: writes wait until controller {cntlid}, whose connection was lost, has ended: what was \
+         sent to it may still be under way"
+    );
+    std::future::pending().await
 }
 
 /// Whether the target has ended the session. If it has not, it cannot.
