@@ -69,7 +69,9 @@ mod tests {
         assert!(there(1500, None).is_some_and(|s| s.contains("those of 1500 bytes")));
         assert_eq!(there(9000, Some(72)), None);
         assert_eq!(super::there(&silent(0, 9000, None)), None, "its window is closed");
-        assert!(back(8192, Duration::from_secs(3)).starts_with("8192 bytes of an answer have not come for 3.0 s"));
+        assert!(
+            back(8192, Duration::from_secs(3)).starts_with("8192 bytes of an answer have not come for 3.0 s")
+        );
     }
 
     #[test]

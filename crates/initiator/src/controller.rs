@@ -69,7 +69,10 @@ pub(crate) enum Request {
     Lost(u64, String),
     /// Is the far side still there? And if so, does more than a packet come
     /// from it at a time?
-    Probe { epoch: u64, large: bool },
+    Probe {
+        epoch: u64,
+        large: bool,
+    },
     /// Abort a command of a queue.
     Abort {
         epoch: u64,

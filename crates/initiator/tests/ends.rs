@@ -7,6 +7,7 @@ use common::{NQN, backend, connect, engines, export, in_time, pattern, read, ser
 use longhaul_block::{BlockDevice, Blocking, IoError, MemDevice, WriteFlags};
 use longhaul_engine::{Buf, BufMut, Config as EngineConfig, Engine, sleep};
 use longhaul_initiator::{ControllerEvent, Options};
+use longhaul_target::Target;
 use longhaul_wire::command::{ReadWrite, Sqe, io as opcode};
 use longhaul_wire::completion::Status;
 use std::sync::Arc;
@@ -283,4 +284,21 @@ fn connections_that_break_off_leave_nothing_behind() {
     let disk = common::disk(&uri, Options::default());
     assert_eq!(disk.info().size, backend("mem:8MiB").info().size);
     disk.write_at(&[1; 4096], 0).expect("written");
+}
+
+/// The sockets of a target that was killed outlive its process for a moment.
+#[test]
+fn an_address_that_becomes_free_is_taken_over() {
+    let predecessor = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+    let addr = predecessor.local_addr().expect("address");
+    let config = || longhaul_target::Config { listen: vec![addr], ..Default::default() };
+    let e = Target::start(config()).map(drop).expect_err("it stays in use");
+    assert!(e.to_string().contains("another program listens there"), "{e}");
+    let leaves = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        drop(predecessor);
+    });
+    let target = Target::start(config()).expect("started");
+    assert_eq!(target.addresses()[0], addr);
+    leaves.join().expect("no panic");
 }

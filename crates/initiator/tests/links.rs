@@ -67,11 +67,8 @@ impl Loaded {
 
     fn on(link: usize, options: Options, device: Arc<dyn BlockDevice>) -> Option<Loaded> {
         let wan = wan()?;
-        let config = Config {
-            listen: vec![(wan.server_address(link), 0).into()],
-            threads: 1,
-            ..Config::default()
-        };
+        let config =
+            Config { listen: vec![(wan.server_address(link), 0).into()], threads: 1, ..Config::default() };
         let target = wan.server(link).run(|| Target::start(config)).expect("entered").expect("started");
         let nsid = target.export(NQN, "disk", device, Uuid::from_u128(7)).expect("exported");
         let uri = format!("nvme+tcp://{}/{NQN}?nsid={nsid}", target.addresses()[0]);
@@ -89,9 +86,11 @@ impl Loaded {
 
     /// Waits until a connection is given up for a reason with `words` in it.
     fn given_up(&mut self, words: &str) {
-        until_event(words, &mut self.events, |e| {
-            matches!(e, ControllerEvent::Reconnecting { reason, .. } if reason.contains(words))
-        });
+        until_event(
+            words,
+            &mut self.events,
+            |e| matches!(e, ControllerEvent::Reconnecting { reason, .. } if reason.contains(words)),
+        );
     }
 
     /// I/O goes on, all of it; then the content is compared.
@@ -206,7 +205,11 @@ fn fake(link: usize, options: Options, manner: Manner) -> Option<(Fake, Arc<Remo
 }
 
 /// Writes on a thread of its own.
-fn write_beside(disk: &Arc<Blocking>, seed: u64, offset: u64) -> std::thread::JoinHandle<Result<(), IoError>> {
+fn write_beside(
+    disk: &Arc<Blocking>,
+    seed: u64,
+    offset: u64,
+) -> std::thread::JoinHandle<Result<(), IoError>> {
     let disk = Arc::clone(disk);
     std::thread::spawn(move || disk.write_at(&pattern(fake::BLOCK, seed), offset))
 }

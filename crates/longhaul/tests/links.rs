@@ -53,8 +53,7 @@ fn serve(wan: &Wan, link: usize, export: &str, more: &[&str]) -> Running {
     let listen = format!("{}:4420", wan.server_address(link));
     let args = ["target", "--listen", &listen, "--discovery", "none", "--json", "--export", export];
     let all = [&args[..], more].concat();
-    let mut child =
-        within(wan.server(link), &all).stderr(Stdio::inherit()).spawn().expect("started");
+    let mut child = within(wan.server(link), &all).stderr(Stdio::inherit()).spawn().expect("started");
     let events = follow(child.stdout.take().expect("a pipe"));
     let running = Running(child);
     assert_eq!(events.recv_timeout(common::PATIENCE).expect("an event")["event"], "ready");
@@ -157,7 +156,10 @@ fn with_hosts(namespace: &Namespace, hosts: &Path, args: &[&str]) -> Command {
     let plain = within(namespace, args);
     let mut command = namespace.command("unshare");
     let script = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
-    command.args(["--mount", "sh", "-c", script, text(hosts)]).arg(plain.get_program()).args(plain.get_args());
+    command
+        .args(["--mount", "sh", "-c", script, text(hosts)])
+        .arg(plain.get_program())
+        .args(plain.get_args());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env("XDG_CONFIG_HOME", "/nonexistent").env_remove("LONGHAUL_LOG");
     command
@@ -174,7 +176,8 @@ fn a_name_that_leads_elsewhere_is_followed() {
         std::fs::write(&hosts, line).expect("written");
     };
     lead_to(1);
-    let export = format!("d=file:{},size=64MiB,{UUID},nqn=nqn.2026-11.io.longhaul:test:moves", disk.display());
+    let export =
+        format!("d=file:{},size=64MiB,{UUID},nqn=nqn.2026-11.io.longhaul:test:moves", disk.display());
     let first = serve(&wan, 1, &export, &[]);
     let uri = "nvme+tcp://storage.test/nqn.2026-11.io.longhaul:test:moves?nsid=1";
     let bench = Bench::start(with_hosts(wan.client(), &hosts, &load(uri, "5s")));
