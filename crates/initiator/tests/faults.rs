@@ -185,6 +185,46 @@ fn a_command_that_is_late_is_aborted_and_tried_again() {
     }
 }
 
+/// Time that a command has spent on a connection that is lost does not count on
+/// the next one.
+#[test]
+fn the_time_of_a_command_begins_anew_on_every_connection() {
+    for engine in engines() {
+        let gate = Gate::new(backend("mem:8MiB"), OpKind::Read);
+        let (_target, relay, remote) = behind(&(Arc::clone(&gate) as _), with(&engine));
+        let mut events = remote.events();
+        let disk = Arc::new(open(&remote, &engine));
+        gate.hold(usize::MAX);
+        let begin = |at| {
+            let disk = Arc::clone(&disk);
+            std::thread::spawn(move || read(&disk, at, BLOCK).expect("read"))
+        };
+        // A connection in use is looked at every quarter of a second, and so
+        // gets on in years.
+        let first = begin(0);
+        until("the first read", || gate.held() == 1);
+        std::thread::sleep(Duration::from_millis(1500));
+        gate.release();
+        in_time("the first read", move || first.join().expect("no fault"));
+        // Nothing is ahead of this one: its time begins.
+        let second = begin(1 << 20);
+        until("the second read", || gate.held() == 1);
+        std::thread::sleep(Duration::from_millis(500));
+        relay.flap();
+        until("it to be on another connection", || gate.held() == 2);
+        assert_eq!(reasons(&mut events).len(), 1);
+        // For several looks.
+        std::thread::sleep(Duration::from_secs(1));
+        assert_eq!(reasons(&mut events), Vec::<String>::new(), "it is not late");
+        // It is still looked after.
+        relay.flap();
+        until("it to be on a third one", || gate.held() == 3);
+        gate.hold(0);
+        gate.release();
+        in_time("the second read", move || second.join().expect("no fault"));
+    }
+}
+
 /// One that cannot be aborted, since a device is busy with it, costs the
 /// connection; its end is waited for, and nothing fails.
 #[test]

@@ -131,7 +131,7 @@ fn ticks(child: &Child) -> u64 {
 
 #[test]
 fn a_target_that_is_stopped_is_waited_for_at_no_cost() {
-    for engine in ["uring", "epoll"] {
+    for engine in ["auto", "epoll"] {
         let Some(wan) = wan(1) else { return };
         let target = serve(&wan, 1, &format!("d=mem:64MiB,{UUID}"), &[]);
         let uri = format!("nvme+tcp://{}/d", wan.server_address(1));
@@ -236,6 +236,31 @@ fn a_namespace_that_has_become_another_is_named() {
         assert!(bytes.iter().all(|&b| b == 0), "no data has gone there");
         std::fs::remove_file(&new).expect("removed");
     }
+}
+
+/// Somebody else's target has taken the address: what is looked for may come
+/// back.
+#[test]
+fn a_subsystem_that_is_not_there_any_more_is_named_and_waited_for() {
+    let Some(wan) = wan(1) else { return };
+    let dir = tempfile::tempdir().expect("directory");
+    let export = |disk: &str, nqn: &str| {
+        let path = dir.path().join(disk);
+        format!("d=file:{},size=64MiB,{UUID},nqn=nqn.2026-11.io.longhaul:test:{nqn}", path.display())
+    };
+    let first = serve(&wan, 1, &export("mine", "mine"), &[]);
+    let uri = format!("nvme+tcp://{}/nqn.2026-11.io.longhaul:test:mine", wan.server_address(1));
+    let bench = Bench::start(within(wan.client(), &load(&uri, "3s")));
+    std::thread::sleep(Duration::from_secs(1));
+    drop(first);
+    let other = serve(&wan, 1, &export("other", "other"), &[]);
+    bench.says("10.77.1.2:4420 has no subsystem 'nqn.2026-11.io.longhaul:test:mine'");
+    drop(other);
+    let bytes = std::fs::read(dir.path().join("other")).expect("read");
+    assert!(bytes.iter().all(|&b| b == 0), "no data has gone there");
+    let _back = serve(&wan, 1, &export("mine", "mine"), &[]);
+    bench.says(": reconnected after");
+    verified(&bench.finish());
 }
 
 /// What does not end with the time is waited for, which is told; Ctrl-C gives
