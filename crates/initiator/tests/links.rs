@@ -16,6 +16,7 @@ use futures_channel::mpsc::UnboundedReceiver;
 use longhaul_block::filter::OpKind;
 use longhaul_block::{BlockDevice, Blocking, IoError};
 use longhaul_engine::Config as EngineConfig;
+use longhaul_initiator::path::PathOptions;
 use longhaul_initiator::{ControllerEvent, Options, RemoteDevice};
 use longhaul_target::{Config, Target};
 use longhaul_wan::{Change, Conditions, Direction, Error, Plan, Wan};
@@ -235,6 +236,29 @@ fn a_peer_that_takes_no_more_bytes_is_named_and_left_for_another_connection() {
     let disk = in_time("the writes", move || writer.join().expect("no fault"));
     for (i, at) in [(1, 0), (2, 2 << 20), (3, 3 << 20)] {
         assert!(read(&disk, at, 1 << 20).expect("read") == pattern(1 << 20, i));
+    }
+}
+
+/// Whatever is begun, no more is under way than the queue has entries for.
+#[test]
+fn a_peer_that_answers_no_more_is_not_flooded() {
+    let path = PathOptions { connections: Some(1), ..PathOptions::default() };
+    let options = Options { queue_size: 8, path, ..Options::default() };
+    let Some((fake, _remote, disk)) = fake(7, options, Manner::default()) else { return };
+    fake.change(|manner| manner.swallow = u32::MAX);
+    let disk = Arc::new(disk);
+    let offset = |i: u64| i * fake::BLOCK as u64;
+    let writers: Vec<_> = (0..32).map(|i| write_beside(&disk, i, offset(i))).collect();
+    until("the queue to be full", || fake.writes().len() == 7);
+    sleep(500 * MS);
+    assert_eq!(fake.writes().len(), 7, "and no more");
+    fake.change(|manner| manner.swallow = 0);
+    fake.drop_connections();
+    for writer in writers {
+        in_time("a write", move || writer.join().expect("no panic")).expect("written");
+    }
+    for i in 0..32 {
+        assert!(read(&disk, offset(i), fake::BLOCK).expect("read") == pattern(fake::BLOCK, i));
     }
 }
 
