@@ -36,8 +36,10 @@ pub(crate) fn build() -> Result<PathBuf> {
 /// A running `longhaul target`.
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// Where its one export is.
+    /// Where its first export is.
     pub(crate) uri: String,
+    /// Where all of them are.
+    pub(crate) uris: Vec<String>,
     process: Guard,
     /// Kept open, so that what it says at its end does no harm.
     _stdout: BufReader<ChildStdout>,
@@ -46,13 +48,23 @@ pub(crate) struct Target {
 impl Target {
     /// Starts a target that exports `backend`, and waits until it is ready.
     pub(crate) fn start(setup: &Setup, engine: &str, backend: &str, extra: &[&str]) -> Result<Target> {
+        let export = format!("bench={backend}");
+        Target::export(setup, engine, &[export], extra)
+    }
+
+    /// The same with several exports of `backend`.
+    pub(crate) fn start_many(setup: &Setup, engine: &str, backend: &str, count: usize) -> Result<Target> {
+        let exports: Vec<String> = (1..=count).map(|n| format!("bench{n}={backend}")).collect();
+        Target::export(setup, engine, &exports, &[])
+    }
+
+    fn export(setup: &Setup, engine: &str, exports: &[String], extra: &[&str]) -> Result<Target> {
         let mut command = setup.target.command(&setup.program);
         command
             .args(["target", "--json", "--listen", &format!("{}:0", setup.target.address)])
             .args(["--discovery", "none"])
             .args(["--congestion", &setup.congestion, "--engine", engine, "--threads", "1"])
-            .arg("--export")
-            .arg(format!("bench={backend}"))
+            .args(exports.iter().flat_map(|export| ["--export", export]))
             .args(extra)
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
@@ -61,8 +73,10 @@ impl Target {
         let mut line = String::new();
         stdout.read_line(&mut line).context("the target's output")?;
         let event: Value = serde_json::from_str(&line).context("the target did not start")?;
-        let uri = event["exports"][0]["uri"].as_str().context("the target is ready without an export")?;
-        Ok(Target { uri: uri.to_owned(), process, _stdout: stdout })
+        let exports = event["exports"].as_array().context("the target is ready without exports")?;
+        let uris: Vec<String> = exports.iter().filter_map(|e| e["uri"].as_str()).map(str::to_owned).collect();
+        let uri = uris.first().context("the target is ready without an export")?.clone();
+        Ok(Target { uri, uris, process, _stdout: stdout })
     }
 
     pub(crate) fn pid(&self) -> u32 {
