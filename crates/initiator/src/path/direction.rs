@@ -117,6 +117,14 @@ impl Direction {
         self.rates.iter().sum::<f64>() / self.known.clamp(1, MEMORY) as f64
     }
 
+    /// What the path carried at its best lately. Of single rounds the second
+    /// best: one may have brought what others were late with.
+    pub(super) fn best(&self) -> f64 {
+        let mut rates = self.rates;
+        rates.sort_by(f64::total_cmp);
+        rates[MEMORY - 2]
+    }
+
     /// Looks for the end of the path again.
     pub(super) fn grow_again(&mut self) {
         self.phase = Phase::Grow { stalled: 0 };

@@ -244,9 +244,10 @@ impl Tuner {
     }
 
     /// Where the network begins to queue is where the path is full, however
-    /// short the queue is the next moment.
+    /// short the queue is the next moment. TCP may just have begun: the average
+    /// says nothing then.
     fn look_for_ceiling(&mut self, touched: bool) {
-        let rate: f64 = self.ways.iter().map(Direction::rate).sum();
+        let rate: f64 = self.ways.iter().map(Direction::best).sum();
         let (seen, left) = self.ceiling;
         self.ceiling = match (touched, left) {
             (true, 0) => (rate, CEILING_REMEMBERED),
