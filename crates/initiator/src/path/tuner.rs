@@ -34,15 +34,18 @@ const JUDGE_AFTER: u32 = 20;
 /// After so many rounds already they have, with so many times the rate.
 const CONVINCING_AFTER: u32 = 8;
 const CONVINCING: f64 = 1.5;
-/// Rounds for which connections that were of no use are not tried again.
-const NO_USE: u32 = 2048;
+/// Rounds for which connections that were of no use are not tried again: at
+/// first, for they may have been compared with what TCP had in the beginning,
+/// before its first loss; then four times as many each time, up to the last.
+const NO_USE: u32 = 64;
+const NO_USE_MAX: u32 = 2048;
 /// Growth of the rate that makes connections worth having.
 const USE: f64 = 1.05;
 /// Rounds in which the network must not have queued before a connection is
 /// taken for what limits: after a loss, TCP drains what it has filled.
 const HELD_UP_AFTER: u32 = 16;
-/// A rate is steady if its average is this share of its best: only then is
-/// something a limit, and not on its way.
+/// A rate is steady if it and its average are within this share of each other:
+/// only then is something a limit, and not on its way.
 const STEADY: f64 = 0.9;
 /// The network has been reached if the round trip is above this multiple of
 /// the least one and this time for so many rounds (one may be an accident); it
@@ -116,6 +119,8 @@ pub struct Tuner {
     doubt: Doubt,
     connections: u16,
     trial: Trial,
+    /// How long the next trial waits if this one is of no use.
+    no_use: u32,
     limit: Option<Limit>,
     /// Bytes per second at which the network was seen to queue, all in all,
     /// and for how many rounds that is remembered.
@@ -139,6 +144,7 @@ impl Tuner {
             doubt: Doubt::None,
             connections: 1,
             trial: Trial::None { wait: 0 },
+            no_use: NO_USE,
             limit: None,
             ceiling: (0.0, 0),
             touched: 0,
@@ -265,10 +271,13 @@ impl Tuner {
                 let useful = total >= USE * rate;
                 if useful {
                     self.limit.get_or_insert(against);
+                    self.no_use = NO_USE;
+                    self.trial = Trial::None { wait: 0 };
                 } else {
                     self.connections = from;
+                    self.trial = Trial::None { wait: self.no_use };
+                    self.no_use = (4 * self.no_use).min(NO_USE_MAX);
                 }
-                self.trial = Trial::None { wait: if useful { 0 } else { NO_USE } };
             }
             Trial::More { from, rate, left, against } => {
                 // Only once they are there.
@@ -310,7 +319,8 @@ impl Tuner {
         }
         let held = |way: &Direction| {
             let product = way.rate() * self.rtt;
-            let steady = way.phase == Phase::Hold && way.average > STEADY * way.rate();
+            let (rate, average) = (way.rate(), way.average);
+            let steady = way.phase == Phase::Hold && average > STEADY * rate && rate > STEADY * average;
             // A lossy path is never full, however small its product becomes.
             let held_back = product > SOCKET_MIN || way.lost > 0;
             steady && held_back && self.unqueued >= HELD_UP_AFTER
