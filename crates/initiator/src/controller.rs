@@ -11,7 +11,7 @@
 //!   from its loss until then.
 
 use crate::error::{self, Error, Result};
-use crate::info::{ControllerEvent, ControllerInfo, NamespaceInfo};
+use crate::info::{ControllerEvent, ControllerInfo, NamespaceInfo, SetUp, Which};
 use crate::options::Options;
 use crate::session::Session;
 use crate::setup::Endpoint;
@@ -20,6 +20,7 @@ use futures_channel::{mpsc, oneshot};
 use longhaul_block::IoError;
 use longhaul_engine::{Handle, Thread, spawn};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// What a controller is reached by.
 #[derive(Clone, Debug)]
@@ -47,7 +48,8 @@ struct State {
     open: bool,
     unfenced: Vec<Arc<Session>>,
     /// The namespace that must stay the same, as it is now.
-    namespace: Option<NamespaceInfo>,
+    namespace: NamespaceInfo,
+    set_up: SetUp,
     /// I/O queues that want a connection.
     lanes: usize,
     /// Told of every change of the above.
@@ -95,10 +97,15 @@ pub(crate) fn service(options: &Options) -> Result<Handle> {
 }
 
 impl Controller {
-    /// Connects to a subsystem; runs on the service thread.
-    pub(crate) async fn open(endpoint: Endpoint, settings: Settings) -> Result<Arc<Controller>> {
+    /// Connects to a subsystem for the sake of a namespace; runs on the
+    /// service thread.
+    pub(crate) async fn open(
+        endpoint: Endpoint,
+        settings: Settings,
+        which: Which,
+    ) -> Result<Arc<Controller>> {
         let settings = Arc::new(settings);
-        let first = First::open(endpoint, &settings).await?;
+        let first = First::open(endpoint, &settings, which).await?;
         let session = Arc::clone(&first.session);
         let (requests, inbox) = mpsc::unbounded();
         let state = State {
@@ -107,7 +114,8 @@ impl Controller {
             phase: Phase::Up(session),
             open: true,
             unfenced: Vec::new(),
-            namespace: None,
+            namespace: first.namespace.clone(),
+            set_up: first.set_up,
             lanes: 0,
             watchers: Vec::new(),
             listeners: Vec::new(),
@@ -190,19 +198,17 @@ impl Controller {
     pub(crate) fn up(
         &self,
         session: &Arc<Session>,
-        namespace: Option<NamespaceInfo>,
+        namespace: NamespaceInfo,
     ) -> std::result::Result<Vec<ControllerEvent>, String> {
         self.change(|state| {
             let mut events = Vec::new();
-            if let (Some(was), Some(is)) = (&state.namespace, namespace) {
-                if let Some(conflict) = was.conflict(&is) {
-                    return Err(conflict);
-                }
-                if *was != is {
-                    events.push(ControllerEvent::NamespaceChanged(is.nsid));
-                }
-                state.namespace = Some(is);
+            if let Some(conflict) = state.namespace.conflict(&namespace) {
+                return Err(conflict);
             }
+            if state.namespace != namespace {
+                events.push(ControllerEvent::NamespaceChanged(namespace.nsid));
+            }
+            state.namespace = namespace;
             state.epoch = session.epoch;
             state.open = state.unfenced.is_empty();
             state.info = Arc::clone(&session.info);
@@ -267,12 +273,35 @@ impl Controller {
 
     /// The namespace that must stay the same over all sessions.
     pub(crate) fn set_namespace(&self, namespace: NamespaceInfo) {
-        self.lock().namespace = Some(namespace);
+        self.lock().namespace = namespace;
     }
 
     /// The same, as it is now.
-    pub(crate) fn namespace_now(&self) -> Option<NamespaceInfo> {
+    pub(crate) fn namespace_now(&self) -> NamespaceInfo {
         self.lock().namespace.clone()
+    }
+
+    /// How it was set up.
+    pub(crate) fn set_up(&self) -> SetUp {
+        self.lock().set_up
+    }
+
+    /// Time passed before it was connected to.
+    pub(crate) fn began_earlier(&self, by: Duration, round_trips: u32) {
+        let set_up = &mut self.lock().set_up;
+        set_up.controller += by;
+        set_up.total += by;
+        set_up.round_trips += round_trips;
+    }
+
+    /// A queue that a thread has asked for when it opened the namespace is
+    /// ready, so long after it did.
+    pub(crate) fn queue_is_ready(&self, after: Duration, round_trips: u32) {
+        let mut state = self.lock();
+        let set_up = &mut state.set_up;
+        set_up.queues = set_up.queues.saturating_add(1);
+        set_up.total = set_up.total.max(set_up.controller + after);
+        set_up.queue_round_trips = set_up.queue_round_trips.max(round_trips);
     }
 
     /// Events from now on.

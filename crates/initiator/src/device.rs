@@ -3,7 +3,7 @@
 use crate::controller::{Controller, Settings, service};
 use crate::discover::find_subsystem;
 use crate::error::{Error, Result};
-use crate::info::{ControllerEvent, ControllerInfo, NamespaceInfo};
+use crate::info::{ControllerEvent, ControllerInfo, NamespaceInfo, SetUp, Which};
 use crate::io::RemoteIo;
 use crate::options::Options;
 use crate::path::{Lanes, PathReport, Reports};
@@ -11,6 +11,7 @@ use crate::setup::Endpoint;
 use crate::uri::Uri;
 use futures_channel::mpsc;
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, Open};
+use longhaul_engine::now;
 use longhaul_wire::identify::oncs;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -54,28 +55,19 @@ impl RemoteDevice {
     }
 
     async fn connect_here(uri: Uri, options: Options) -> Result<Arc<RemoteDevice>> {
+        let begun = now();
         let endpoint = Endpoint::resolve(&uri.host, uri.port).await?;
-        let subnqn = if uri.subnqn.starts_with("nqn.") {
-            uri.subnqn.clone()
+        let (subnqn, round_trips) = if uri.subnqn.starts_with("nqn.") {
+            (uri.subnqn.clone(), 0)
         } else {
             find_subsystem(&endpoint, &uri.subnqn, &options).await?
         };
         let settings = Settings { host: uri.host.clone(), port: uri.port, subnqn, options };
-        let controller = Controller::open(endpoint, settings).await?;
-        let (address, nqn) = (&controller.info().address, &controller.settings.subnqn);
-        let nsid = match uri.nsid {
-            Some(nsid) => nsid,
-            None => only_namespace(&controller).await?,
-        };
-        let namespace = controller.namespace(nsid).await.map_err(|e| match e {
-            // Invalid Namespace or Format, and so on: there is none.
-            Error::Refused { reason, .. } => {
-                Error::NotFound(format!("{address} has no namespace {nsid} in {nqn} ({reason})"))
-            }
-            e => e,
-        })?;
-        let name = uri.to_string();
-        controller.set_namespace(namespace);
+        let which = uri.nsid.map_or(Which::Only, Which::Nsid);
+        let searched = begun.elapsed();
+        let controller = Controller::open(endpoint, settings, which).await?;
+        controller.began_earlier(searched, round_trips);
+        let (nsid, name) = (controller.namespace_now().nsid, uri.to_string());
         let device = Arc::new(RemoteDevice { controller, nsid, name, paths: Arc::default() });
         RemoteDevice::follow(&device);
         Ok(device)
@@ -112,7 +104,12 @@ impl RemoteDevice {
 
     /// What the namespace is at this moment.
     pub fn namespace(&self) -> NamespaceInfo {
-        self.controller.namespace_now().unwrap_or_else(|| unreachable!("it is set before there is a device"))
+        self.controller.namespace_now()
+    }
+
+    /// How long it took to set up, and how many round trips.
+    pub fn set_up(&self) -> SetUp {
+        self.controller.set_up()
     }
 
     /// Events of the controller from now on.
@@ -149,19 +146,6 @@ impl RemoteDevice {
     /// thread that has opened it; nothing before there was I/O.
     pub fn path(&self) -> Option<PathReport> {
         self.paths.last()
-    }
-}
-
-async fn only_namespace(controller: &Controller) -> Result<u32> {
-    let (name, nqn) = (&controller.info().address, &controller.settings.subnqn);
-    match controller.namespaces().await?[..] {
-        [] => Err(Error::NotFound(format!("{nqn} at {name} has no namespace"))),
-        [nsid] => Ok(nsid),
-        ref all => {
-            let all: Vec<_> = all.iter().map(u32::to_string).collect();
-            let all = all.join(", ");
-            Err(Error::NotFound(format!("{nqn} at {name} has namespaces {all}: choose one with ?nsid=N")))
-        }
     }
 }
 

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::queue::Signs;
 use crate::setup::{Admin, Endpoint};
+use longhaul_engine::spawn;
 use longhaul_wire::log::{
     DISCOVERY_ENTRY_LEN, DISCOVERY_HEADER_LEN, DiscoveryEntry, DiscoveryHeader, SubsystemType, adrfam, lid,
     trtype,
@@ -107,15 +108,20 @@ pub fn discover(host: &str, port: u16, options: Options) -> Result<Discovery> {
     service(&options)?
         .spawn(move || async move {
             let endpoint = Endpoint::resolve(&host, port).await?;
-            read_log(&endpoint, &options).await
+            read_log(&endpoint, &options).await.map(|(log, _)| log)
         })
         .wait()
         .map_err(|_| Error::Local("the thread that serves admin queues has ended".into()))?
 }
 
-/// The subsystem at `endpoint` whose NQN ends with `:name`.
-pub(crate) async fn find_subsystem(endpoint: &Endpoint, name: &str, options: &Options) -> Result<String> {
-    let log = read_log(endpoint, options).await?;
+/// The subsystem at `endpoint` whose NQN ends with `:name`, and the round trips
+/// that it took to find it.
+pub(crate) async fn find_subsystem(
+    endpoint: &Endpoint,
+    name: &str,
+    options: &Options,
+) -> Result<(String, u32)> {
+    let (log, round_trips) = read_log(endpoint, options).await?;
     let mut found: Vec<_> = log
         .records
         .into_iter()
@@ -127,7 +133,7 @@ pub(crate) async fn find_subsystem(endpoint: &Endpoint, name: &str, options: &Op
     found.dedup();
     let at = &endpoint.name;
     match &found[..] {
-        [nqn] => Ok(nqn.clone()),
+        [nqn] => Ok((nqn.clone(), round_trips)),
         [] => Err(Error::NotFound(format!("{at} has no subsystem '{name}': see 'longhaul discover {at}'"))),
         many => {
             Err(Error::NotFound(format!("'{name}' at {at} is any of {}: name one in full", many.join(", "))))
@@ -135,22 +141,26 @@ pub(crate) async fn find_subsystem(endpoint: &Endpoint, name: &str, options: &Op
     }
 }
 
-async fn read_log(endpoint: &Endpoint, options: &Options) -> Result<Discovery> {
+/// The log, and the round trips that it took.
+async fn read_log(endpoint: &Endpoint, options: &Options) -> Result<(Discovery, u32)> {
     let options = Options { kato: Duration::ZERO, ..options.clone() };
-    let (admin, ..) = Admin::open(endpoint.clone(), &options, DISCOVERY_NQN, &Signs::default()).await?;
-    let result = read_stable(&admin).await;
-    admin.shut_down().await;
-    result
+    let (admin, _) = Admin::open(endpoint.clone(), &options, DISCOVERY_NQN, &Signs::default()).await?;
+    let (_, header) = admin.enable_and(async || read_header(&admin).await).await?;
+    let result = read_stable(&admin, header).await;
+    let round_trips = admin.round_trips.get();
+    // Nobody waits for the farewell.
+    spawn(async move { admin.shut_down().await }).detach();
+    result.map(|log| (log, round_trips))
 }
 
 /// Reads the log until its generation is the same before and after.
-async fn read_stable(admin: &Admin) -> Result<Discovery> {
-    let mut header = read_header(admin).await?;
+async fn read_stable(admin: &Admin, mut header: DiscoveryHeader) -> Result<Discovery> {
     for _ in 0..TRIES {
         if header.numrec > RECORDS_MAX {
             return Err(admin.endpoint.incompatible(format!("a discovery log of {} records", header.numrec)));
         }
         let records = read_records(admin, header.numrec as usize).await?;
+        admin.round_trip();
         let after = read_header(admin).await?;
         if after.genctr == header.genctr {
             return Ok(Discovery { generation: header.genctr, records });
@@ -170,6 +180,7 @@ async fn read_records(admin: &Admin, n: usize) -> Result<Vec<Record>> {
     while records.len() < n {
         let some = (n - records.len()).min(RECORDS_PER_READ);
         let at = DISCOVERY_HEADER_LEN + records.len() * DISCOVERY_ENTRY_LEN;
+        admin.round_trip();
         let page = admin
             .log_page("the discovery log", lid::DISCOVERY, 0, at as u64, some * DISCOVERY_ENTRY_LEN)
             .await?;

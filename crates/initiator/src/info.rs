@@ -115,6 +115,23 @@ impl NamespaceInfo {
     }
 }
 
+/// How a device was set up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetUp {
+    /// From the call until the controller was ready and the namespace known.
+    pub controller: Duration,
+    /// The same until every I/O queue was ready that was asked for at once;
+    /// what the caller did between connecting and opening is not counted.
+    pub total: Duration,
+    /// Round trips one after another that `controller` is made of, TCP's own
+    /// included.
+    pub round_trips: u32,
+    /// The same for the I/O queues, from when they were asked for.
+    pub queue_round_trips: u32,
+    /// I/O queues.
+    pub queues: u16,
+}
+
 /// What can happen to a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControllerEvent {
@@ -194,6 +211,51 @@ pub(crate) async fn active_namespaces(admin: &Admin) -> Result<Vec<u32>> {
             return Ok(all);
         }
     }
+}
+
+/// Which namespace is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    Nsid(u32),
+    /// The only one that there is.
+    Only,
+}
+
+/// The namespace that is meant.
+pub(crate) async fn find_namespace(admin: &Admin, which: Which, subnqn: &str) -> Result<NamespaceInfo> {
+    // Most subsystems that have one call it 1: what that is, is asked together
+    // with whether it is.
+    const USUAL: u32 = 1;
+    let name = &admin.endpoint.name;
+    let there = |result: Result<NamespaceInfo>, nsid| {
+        result.map_err(|e| match e {
+            // Invalid Namespace or Format, and so on: there is none.
+            Error::Refused { reason, .. } => {
+                Error::NotFound(format!("{name} has no namespace {nsid} in {subnqn} ({reason})"))
+            }
+            e => e,
+        })
+    };
+    let nsid = match which {
+        Which::Nsid(nsid) => return there(namespace_info(admin, nsid).await, nsid),
+        Which::Only => {
+            let (all, usual) = future::join(active_namespaces(admin), namespace_info(admin, USUAL)).await;
+            match all?[..] {
+                [USUAL] => return there(usual, USUAL),
+                [nsid] => nsid,
+                [] => return Err(Error::NotFound(format!("{subnqn} at {name} has no namespace"))),
+                ref all => {
+                    let all: Vec<_> = all.iter().map(u32::to_string).collect();
+                    let all = all.join(", ");
+                    return Err(Error::NotFound(format!(
+                        "{subnqn} at {name} has namespaces {all}: choose one with ?nsid=N"
+                    )));
+                }
+            }
+        }
+    };
+    admin.round_trip();
+    there(namespace_info(admin, nsid).await, nsid)
 }
 
 pub(crate) async fn namespace_info(admin: &Admin, nsid: u32) -> Result<NamespaceInfo> {

@@ -19,7 +19,7 @@ use futures_util::FutureExt;
 use longhaul_block::IoError;
 use longhaul_engine::net::TcpInfo;
 use longhaul_engine::sync::Notify;
-use longhaul_engine::{now, sleep, spawn};
+use longhaul_engine::{now, sleep, spawn, timeout};
 use longhaul_wire::command::Sqe;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -30,8 +30,12 @@ use std::time::Duration;
 
 /// Time for the last words of a queue (why it ends the connection) to go.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// Wait before a queue is asked for again that the controller does not grant.
+/// Wait before a queue is asked for again that the controller does not grant,
+/// or whose connection it does not take.
 const NO_QUEUE: Duration = Duration::from_millis(500);
+/// How often a first connection is tried that is not taken although the
+/// controller is there.
+const TRIES: u32 = 3;
 
 /// What may go to the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +77,8 @@ pub(crate) struct Inner {
 }
 
 impl Lane {
-    /// Connects. `next_seq` numbers commands; lanes may share it.
+    /// Connects: it, and the round trips that took. `next_seq` numbers
+    /// commands; lanes may share it.
     ///
     /// # Errors
     /// The first connection cannot be had; later ones are tried for.
@@ -81,7 +86,7 @@ impl Lane {
         controller: &Arc<Controller>,
         shift: u32,
         next_seq: Rc<Cell<u64>>,
-    ) -> Result<Lane> {
+    ) -> Result<(Lane, u32)> {
         let inner = Rc::new(Inner {
             controller: Arc::clone(controller),
             shift,
@@ -98,11 +103,11 @@ impl Lane {
             closing: Cell::new(false),
             wake: Notify::new(),
         });
-        let (session, queue, qid) = inner.first().await?;
+        let (session, (queue, qid, round_trips)) = inner.first().await?;
         controller.enter();
         inner.adopt(&session, queue, qid);
         spawn(Rc::clone(&inner).run(session)).detach();
-        Ok(Lane(inner))
+        Ok((Lane(inner), round_trips))
     }
 
     /// Submits a command, now or as soon as that is possible.
@@ -179,19 +184,27 @@ impl Drop for Lane {
 }
 
 impl Inner {
-    /// The first queue.
-    async fn first(&self) -> Result<(Arc<Session>, Queue, u16)> {
+    /// The first queue, as [`Session::open_queue`] gives it.
+    async fn first(&self) -> Result<(Arc<Session>, (Queue, u16, u32))> {
+        let mut tries = 1;
         loop {
             let session = self.controller.session().await.map_err(|e| {
                 let addr = self.controller.info().address.clone();
                 Error::Unreachable { addr, reason: error::reason(&e) }
             })?;
             match session.open_queue(&self.done_bytes).await {
-                Ok((queue, qid)) => return Ok((session, queue, qid)),
+                Ok(opened) => return Ok((session, opened)),
                 Err(e @ (Error::Refused { .. } | Error::NotFound(_) | Error::Local(_))) => return Err(e),
+                // It takes no more connections than it has.
+                Err(e) if self.is_there(&session).await => {
+                    if tries == TRIES {
+                        let why = format!("{}; the others go on", e);
+                        return Err(session.endpoint.refused("another connection", why));
+                    }
+                    tries += 1;
+                    sleep(NO_QUEUE).await;
+                }
                 Err(e) => {
-                    // The connection, not the controller, refuses: the admin
-                    // queue has seen it too, or is about to.
                     if !session.has_ended() {
                         self.controller.lost(session.epoch, e.to_string());
                     }
@@ -202,6 +215,15 @@ impl Inner {
                 }
             }
         }
+    }
+
+    /// Whether the controller answers, so that the connection to it that failed
+    /// was one by itself.
+    async fn is_there(&self, session: &Session) -> bool {
+        let limit = self.controller.settings.options.connect_timeout.min(session.endpoint.patience);
+        !session.has_ended()
+            && timeout(limit, self.controller.namespaces()).await.is_ok_and(|answer| answer.is_ok())
+            && !session.has_ended()
     }
 
     fn adopt(&self, session: &Session, queue: Queue, qid: u16) {
@@ -352,11 +374,11 @@ impl Inner {
                 Err(e) => return Some(Err(e)),
             };
             match result {
-                Ok((queue, qid)) => {
+                Ok((queue, qid, _)) => {
                     self.adopt(&session, queue, qid);
                     return Some(Ok(session));
                 }
-                Err(e @ Error::Refused { .. }) => {
+                Err(e) if matches!(e, Error::Refused { .. }) || self.is_there(&session).await => {
                     if let Some(relief) = &*self.relief.borrow() {
                         let left = relief(std::mem::take(&mut *self.held.borrow_mut()).into());
                         self.held.borrow_mut().extend(left);

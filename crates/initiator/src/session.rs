@@ -10,8 +10,9 @@
 use crate::error::{Error, Result};
 use crate::info::ControllerInfo;
 use crate::options::Options;
+use crate::prepared::{Pool, Prepared};
 use crate::queue::{Queue, Signs};
-use crate::setup::{Endpoint, Prepared, connect, host_config};
+use crate::setup::{Endpoint, connect, host_config};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::identify::IdentifyController;
 use std::cell::Cell;
@@ -38,6 +39,8 @@ pub(crate) struct Session {
     /// Controller Instance Random Number.
     cirn: u64,
     cqt: Duration,
+    /// Connections of I/O queues that wait for a thread.
+    prepared: Pool,
     state: Mutex<State>,
 }
 
@@ -52,8 +55,6 @@ struct State {
     used: bool,
     /// When the last queue was given back.
     quiet: Option<Instant>,
-    /// Connections of I/O queues that wait for a thread.
-    prepared: Vec<Prepared>,
     /// When the controller last answered Keep Alive.
     answered: Option<Instant>,
     /// Why it has ended.
@@ -70,9 +71,8 @@ impl Session {
         info: ControllerInfo,
         fabrics_in_capsule: u32,
         signs: Signs,
-        prepared: Vec<Prepared>,
+        prepared: Pool,
     ) -> Session {
-        let state = State { prepared, ..State::default() };
         Session {
             epoch,
             info: Arc::new(info),
@@ -83,7 +83,8 @@ impl Session {
             ciu: id.ciu,
             cirn: id.cirn,
             cqt: Duration::from_millis(id.cqt.into()),
-            state: Mutex::new(state),
+            prepared,
+            state: Mutex::default(),
         }
     }
 
@@ -93,11 +94,13 @@ impl Session {
 
     /// No queue is leased from now on.
     pub(crate) fn end(&self, reason: &str) {
-        let mut state = self.lock();
-        state.ended.get_or_insert_with(|| reason.to_owned());
-        let prepared = std::mem::take(&mut state.prepared);
-        drop(state);
-        drop(prepared);
+        self.lock().ended.get_or_insert_with(|| reason.to_owned());
+        self.prepared.keep(0);
+    }
+
+    /// Ends the connections that were made ahead and that nobody has asked for.
+    pub(crate) fn release_prepared(&self) {
+        self.prepared.keep(0);
     }
 
     /// Whether it has ended.
@@ -166,14 +169,17 @@ impl Session {
         self.options.queue_size.clamp(2, most.max(2))
     }
 
-    /// Connects an I/O queue on the calling engine thread: it, and its
-    /// identifier.
-    pub(crate) async fn open_queue(self: &Arc<Self>, done_bytes: &Rc<Cell<u64>>) -> Result<(Queue, u16)> {
+    /// Connects an I/O queue on the calling engine thread: it, its identifier,
+    /// and the round trips that it took after those of the controller.
+    pub(crate) async fn open_queue(
+        self: &Arc<Self>,
+        done_bytes: &Rc<Cell<u64>>,
+    ) -> Result<(Queue, u16, u32)> {
         let qid = self.take_qid()?;
         let lease = Lease { session: Arc::clone(self), qid };
         let in_capsule = u32::try_from(self.info.in_capsule).unwrap_or(u32::MAX);
-        let prepared = self.lock().prepared.pop();
-        let early = match prepared {
+        let mut round_trips = 1;
+        let early = match self.prepared.take().await {
             Some(prepared) => Some(self.connect_queue(prepared, qid, in_capsule, done_bytes).await),
             None => None,
         };
@@ -181,6 +187,7 @@ impl Session {
             // A target does not wait for Connect for ever: one that came too
             // late for the connection that was prepared begins again.
             None | Some(Err(Error::Unreachable { .. })) => {
+                round_trips += Prepared::ROUND_TRIPS + u32::from(early.is_some());
                 let config = host_config(&self.options, self.entries(), Some(in_capsule));
                 let fresh = Prepared::open(&self.endpoint, &self.options, config).await?;
                 self.connect_queue(fresh, qid, in_capsule, done_bytes).await?
@@ -191,7 +198,7 @@ impl Session {
         if let Some(reason) = &self.lock().ended {
             return Err(self.endpoint.unreachable(reason));
         }
-        Ok((queue, qid))
+        Ok((queue, qid, round_trips))
     }
 
     async fn connect_queue(

@@ -1,26 +1,30 @@
 //! From a name to a controller that is ready, in as few round trips as the
 //! protocol allows:
 //!
-//! 1. TCP, for the admin queue and the first I/O queues at the same time;
+//! 1. TCP, for the admin queue and the I/O queues at the same time;
 //! 2. ICReq and ICResp, likewise;
 //! 3. Connect of the admin queue;
-//! 4. capabilities, enable, status, in one go;
-//! 5. identity, number of queues, namespaces, in one go;
-//! 6. Connect of the I/O queues, all at the same time.
+//! 4. capabilities, enable, status, identity, number of queues, the namespace,
+//!    in one go;
+//! 5. Connect of the I/O queues, all at the same time.
+//!
+//! Each step needs the answer to the one before: nothing may be sent before
+//! ICResp, nothing but Connect before Connect is completed, and no I/O queue
+//! may exist when the number of queues is set. What a controller cannot answer
+//! together with step 4 (it takes its time to become ready, or the namespace
+//! is not the one that most have) costs a round trip of its own.
 
 use crate::black_hole;
 use crate::call::{Data, Done};
 use crate::error::{Error, Result, reason};
-use crate::handshake::handshake;
 use crate::info::ControllerInfo;
 use crate::options::Options;
+use crate::prepared::Prepared;
 use crate::queue::{Queue, Signs};
-use crate::reach::reach;
 use crate::watch::SILENCE;
 use longhaul_block::IoError;
-use longhaul_engine::net::{SocketOptions, TcpStream};
 use longhaul_engine::{BufMut, Memory, now, sleep, timeout};
-use longhaul_proto::host::{HostConfig, HostQueue, IN_CAPSULE_ADMIN};
+use longhaul_proto::host::{HostConfig, IN_CAPSULE_ADMIN};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::fabrics::{
@@ -30,7 +34,7 @@ use longhaul_wire::identify::{IDENTIFY_LEN, IdentifyController, cns};
 use std::cell::Cell;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// Entries of the admin queue: the smallest size that every controller has.
@@ -52,6 +56,9 @@ pub(crate) struct Endpoint {
     pub(crate) again: bool,
     /// How long a step may take, if less than the options say.
     pub(crate) patience: Duration,
+    /// It has lost a connection on which something was asked before the
+    /// controller was known to be ready: nothing is any more.
+    pub(crate) careful: bool,
 }
 
 impl Endpoint {
@@ -66,7 +73,7 @@ impl Endpoint {
         if addrs.is_empty() {
             return Err(fail("it has no address".into()));
         }
-        Ok(Endpoint { addrs, name, again: false, patience: Duration::MAX })
+        Ok(Endpoint { addrs, name, again: false, patience: Duration::MAX, careful: false })
     }
 
     pub(crate) fn refused(&self, what: impl Into<String>, reason: impl ToString) -> Error {
@@ -92,39 +99,6 @@ impl Endpoint {
             let (addr, seconds, hint) = (self.name.clone(), limit.as_secs_f64(), String::new());
             Err(Error::TimedOut { addr, what, seconds, hint })
         })
-    }
-}
-
-/// A connection whose parameters are agreed on, not yet bound to a thread.
-pub(crate) struct Prepared {
-    queue: HostQueue,
-    stream: std::net::TcpStream,
-}
-
-impl Prepared {
-    /// Opens a connection and agrees on its parameters.
-    pub(crate) async fn open(endpoint: &Endpoint, options: &Options, config: HostConfig) -> Result<Prepared> {
-        let socket = SocketOptions { congestion: options.congestion.clone() };
-        let what = "the connection set-up";
-        let begun = now();
-        let stream = endpoint.within(options.connect_timeout, what, reach(endpoint, &socket)).await?;
-        // What a place that was there before takes is known.
-        let left = options.connect_timeout.saturating_sub(begun.elapsed());
-        let ready = async {
-            handshake(&stream, config)
-                .await
-                .map_err(|e| endpoint.incompatible(format!("no NVMe/TCP there: {}", reason(&e))))
-        };
-        let queue = endpoint.within(left.min(endpoint.patience), what, ready).await?;
-        let stream = stream.into_std().map_err(|e| Error::Local(e.to_string()))?;
-        Ok(Prepared { queue, stream })
-    }
-
-    /// Serves it from the calling engine thread.
-    pub(crate) fn serve(self, signs: &Signs, done_bytes: &Rc<Cell<u64>>) -> Result<Queue> {
-        let stream = TcpStream::from_std(self.stream, &SocketOptions::default());
-        let stream = stream.map_err(|e| Error::Local(e.to_string()))?;
-        Ok(Queue::serve(self.queue, stream, signs.clone(), Rc::clone(done_bytes)))
     }
 }
 
@@ -246,32 +220,76 @@ pub(crate) struct Admin {
     /// Data that admin and Fabrics commands may have in their capsules, in
     /// bytes, on every queue of the controller.
     pub(crate) in_capsule: u32,
+    /// Round trips so far, one after another.
+    pub(crate) round_trips: Cell<u32>,
+    /// The controller is known to be ready.
+    ready: Cell<bool>,
+    /// It has refused something because it was not ready.
+    too_early: Cell<bool>,
 }
 
 impl Admin {
-    /// Connects to a subsystem and enables the controller: it, its
-    /// identifier and its capabilities.
+    /// Connects to a subsystem: its admin queue, and the controller's
+    /// identifier. The controller is not enabled yet.
     pub(crate) async fn open(
         endpoint: Endpoint,
         options: &Options,
         subnqn: &str,
         signs: &Signs,
-    ) -> Result<(Admin, u16, Cap)> {
-        let mut in_capsule = IN_CAPSULE_ADMIN;
+    ) -> Result<(Admin, u16)> {
+        const STEPS: u32 = Prepared::ROUND_TRIPS + 1;
+        let (mut in_capsule, mut round_trips) = (IN_CAPSULE_ADMIN, STEPS);
         let (mut queue, mut cqe) = Admin::connect(&endpoint, options, subnqn, signs, in_capsule).await?;
         // Every controller takes 8 KiB in the capsule of a Fabrics command,
         // but for the Linux target that is set to an inline size of 0: it
         // refuses Connect and loses its place in the stream. It gets its data
         // when it asks.
         if same_code(cqe.status(), Status::SGL_OFFSET) {
-            in_capsule = 0;
+            (in_capsule, round_trips) = (0, round_trips + STEPS + 1);
             (queue, cqe) = Admin::connect(&endpoint, options, subnqn, signs, in_capsule).await?;
         }
         let cntlid = connected(&endpoint, options, subnqn, cqe)?;
-        let timeout = options.connect_timeout.min(endpoint.patience);
-        let admin = Admin { queue, endpoint, timeout, in_capsule };
-        let cap = admin.enable().await?;
-        Ok((admin, cntlid, cap))
+        let admin = Admin {
+            queue,
+            timeout: options.connect_timeout.min(endpoint.patience),
+            endpoint,
+            in_capsule,
+            round_trips: Cell::new(round_trips),
+            ready: Cell::new(false),
+            too_early: Cell::new(false),
+        };
+        Ok((admin, cntlid))
+    }
+
+    /// Enables the controller, and asks `questions` in the same go: its
+    /// capabilities, and the answers.
+    pub(crate) async fn enable_and<T>(&self, questions: impl AsyncFn() -> Result<T>) -> Result<(Cap, T)> {
+        if !self.endpoint.careful {
+            //= NVMe Base 2.1, CC.EN: commands that come before the controller is ready are not executed; the
+            //= host may only rely on those whose completion says that they were
+            let (cap, answers) = futures_util::join!(self.enable(), questions());
+            let cap = match (cap, &answers) {
+                (Ok(cap), _) => cap,
+                // They came, or not, in the same segments: the larger answers
+                // know better what that means.
+                (Err(Error::TimedOut { .. }), Err(e @ Error::TimedOut { .. })) => return Err(e.clone()),
+                (Err(e), _) => return Err(e),
+            };
+            // Also if there is an answer: it may be one without what was refused.
+            if !self.too_early.replace(false) {
+                return Ok((cap, answers?));
+            }
+            self.round_trip();
+            return Ok((cap, questions().await?));
+        }
+        let cap = self.enable().await?;
+        self.round_trip();
+        Ok((cap, questions().await?))
+    }
+
+    /// Another one.
+    pub(crate) fn round_trip(&self) {
+        self.round_trips.set(self.round_trips.get() + 1);
     }
 
     /// A fresh admin queue, and how its Connect was completed.
@@ -292,12 +310,16 @@ impl Admin {
     /// One command without data, or that gives `len` bytes.
     pub(crate) async fn command(&self, what: &'static str, sqe: Sqe, len: usize) -> Result<Done> {
         let data = if len == 0 { Data::None } else { Data::Read(Memory::Buf(BufMut::zeroed(len))) };
+        let early = !self.ready.get();
         let pending = self.queue.submit(sqe, data);
         let answer = async { pending.await.map_err(|e: IoError| self.endpoint.unreachable(reason(&e))) };
         let answer = self.endpoint.within(self.timeout, what, answer).await;
         let done = answer.map_err(|e| self.explain(e, len))?;
         let status = done.cqe.status();
         if !status.is_success() {
+            //= NVMe Base 2.1, Command Sequence Error: it was not its turn, as before the controller is ready
+            let early = early && same_code(status, Status::SEQUENCE_ERROR);
+            self.too_early.set(self.too_early.get() | early);
             return Err(self.endpoint.refused(what, status));
         }
         if (done.received as usize) < len {
@@ -330,6 +352,7 @@ impl Admin {
     /// within MPSMIN for a fabrics controller, as is the NVM command set).
     async fn enable(&self) -> Result<Cap> {
         let cc = Cc(0).with_en(1).with_iosqes(6).with_iocqes(4);
+        self.round_trip();
         let (cap, set, csts) = futures_util::join!(
             self.property("Property Get (CAP)", offset::CAP, true),
             self.command("Property Set (CC)", Sqe::property_set(offset::CC, false, cc.0.into()), 0),
@@ -338,20 +361,22 @@ impl Admin {
         let cap = Cap(cap?);
         set?;
         let limit = Duration::from_millis(500) * (cap.timeout() as u32).max(1);
-        let end = Instant::now() + limit.max(self.timeout);
+        let end = now() + limit.max(self.timeout);
         let mut csts = Csts(csts? as u32);
         let mut wait = READY_POLL;
         while csts.rdy() == 0 {
             if csts.cfs() != 0 {
                 return Err(self.endpoint.incompatible("the controller reports a fatal status"));
             }
-            if Instant::now() > end {
+            if now() > end {
                 return Err(self.endpoint.incompatible("the controller does not become ready"));
             }
             sleep(wait).await;
             wait = (wait * 2).min(READY_POLL_MAX);
+            self.round_trip();
             csts = Csts(self.property("Property Get (CSTS)", offset::CSTS, false).await? as u32);
         }
+        self.ready.set(true);
         Ok(cap)
     }
 

@@ -7,11 +7,14 @@ use crate::controller::{Controller, Request, Settings};
 use crate::error::{Error, Result};
 use crate::events::{subscribe, watch_events};
 use crate::fence;
-use crate::info::{ControllerEvent, NamespaceInfo, active_namespaces, describe, namespace_info};
+use crate::info::{
+    ControllerEvent, NamespaceInfo, SetUp, Which, active_namespaces, describe, find_namespace, namespace_info,
+};
 use crate::keep_alive::{Probe, keep_alive};
+use crate::prepared::Pool;
 use crate::queue::Signs;
 use crate::session::Session;
-use crate::setup::{Admin, Endpoint, Prepared, host_config};
+use crate::setup::{Admin, Endpoint, host_config};
 use futures_channel::{mpsc, oneshot};
 use futures_util::{FutureExt, StreamExt, future};
 use longhaul_block::IoError;
@@ -19,6 +22,7 @@ use longhaul_engine::{now, sleep, sleep_until, spawn, timeout};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::feature::{NumberOfQueues, fid};
 use longhaul_wire::identify::IdentifyController;
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -38,6 +42,9 @@ const OF_AGE: Duration = Duration::from_secs(30);
 /// Connections that are made beside the admin queue, at most; the others are
 /// made when their threads ask.
 const PREPARED_MAX: usize = 64;
+/// How long they are kept for threads to ask for them: a target that has not
+/// seen Connect ends them by itself sooner or later.
+const PREPARED_FOR: Duration = Duration::from_secs(5);
 /// Sessions that may still have effects, at most, before another one may
 /// carry I/O: what is known of them is bounded.
 const UNFENCED_MAX: usize = 16;
@@ -45,14 +52,17 @@ const UNFENCED_MAX: usize = 16;
 /// A session with its admin queue.
 pub(crate) struct First {
     pub(crate) session: Arc<Session>,
+    pub(crate) namespace: NamespaceInfo,
+    pub(crate) set_up: SetUp,
     admin: Rc<Admin>,
     id: IdentifyController,
 }
 
-/// What is known when a session is made again.
-struct Again {
+/// What is known when a session is made.
+#[derive(Clone)]
+struct Wanted {
     epoch: u64,
-    namespace: Option<u32>,
+    namespace: Which,
     unfenced: Vec<Arc<Session>>,
     lanes: usize,
 }
@@ -60,56 +70,65 @@ struct Again {
 /// A session that was made again, and what was asked beside.
 struct Made {
     first: First,
-    namespace: Option<NamespaceInfo>,
     resets: Vec<fence::Reset>,
 }
 
 impl First {
     /// Makes the first session.
-    pub(crate) async fn open(endpoint: Endpoint, settings: &Settings) -> Result<First> {
-        let again =
-            Again { epoch: 1, namespace: None, unfenced: Vec::new(), lanes: settings.options.queues.into() };
-        make(endpoint, settings, again).await.map(|made| made.first)
+    pub(crate) async fn open(endpoint: Endpoint, settings: &Settings, namespace: Which) -> Result<First> {
+        let path = &settings.options.path;
+        let lanes = settings.options.queues.max(path.connections.unwrap_or(0)).into();
+        let wanted = Wanted { epoch: 1, namespace, unfenced: Vec::new(), lanes };
+        let hasty = Cell::new(false);
+        let made = match make(endpoint.clone(), settings, wanted.clone(), &hasty).await {
+            // It may be one of those that do not refuse what comes early, but
+            // lose their footing.
+            Err(Error::Unreachable { .. }) if hasty.get() => {
+                let endpoint = Endpoint { careful: true, ..endpoint };
+                make(endpoint, settings, wanted, &hasty).await
+            }
+            made => made,
+        };
+        made.map(|made| made.first)
     }
 }
 
 /// Makes a session. What needs no answer to what went before is asked at the
-/// same time.
-async fn make(endpoint: Endpoint, settings: &Settings, again: Again) -> Result<Made> {
+/// same time. `hasty` is set if the connection was lost while that was so.
+async fn make(endpoint: Endpoint, settings: &Settings, wanted: Wanted, hasty: &Cell<bool>) -> Result<Made> {
     let Settings { options, subnqn, .. } = settings;
     let signs = Signs::default();
+    let begun = now();
     // I/O connections are set up beside the admin queue, so that more queues
     // cost no more round trips.
     let config = host_config(options, options.queue_size, None);
-    let prepare = (0..again.lanes.min(PREPARED_MAX)).map(|_| Prepared::open(&endpoint, options, config));
-    let (admin, prepared) =
-        future::join(Admin::open(endpoint.clone(), options, subnqn, &signs), future::join_all(prepare)).await;
-    let (mut admin, cntlid, cap) = admin?;
-    let resets = fence::begin(&admin, again.unfenced);
-    let wanted = NumberOfQueues { submission: NumberOfQueues::MAX, completion: NumberOfQueues::MAX };
-    let set_queues = Sqe::set_features(fid::NUMBER_OF_QUEUES, 0, wanted.to_dword(), false);
-    let namespace = async {
-        match again.namespace {
-            Some(nsid) => namespace_info(&admin, nsid).await.map(Some),
-            None => Ok(None),
-        }
-    };
-    let (id, queues, namespace) = future::join3(
-        admin.identify_controller(),
-        admin.command("Set Features (queues)", set_queues, 0),
-        namespace,
-    )
-    .await;
-    let (id, namespace) = (id?, namespace?);
+    let prepared = Pool::begin(wanted.lanes.min(PREPARED_MAX), &endpoint, options, config);
+    let (mut admin, cntlid) = Admin::open(endpoint.clone(), options, subnqn, &signs).await?;
+    let most = NumberOfQueues { submission: NumberOfQueues::MAX, completion: NumberOfQueues::MAX };
+    let set_queues = Sqe::set_features(fid::NUMBER_OF_QUEUES, 0, most.to_dword(), false);
+    let answers = admin.enable_and(async || {
+        let (id, queues, namespace) = future::join3(
+            admin.identify_controller(),
+            admin.command("Set Features (queues)", set_queues, 0),
+            find_namespace(&admin, wanted.namespace, subnqn),
+        )
+        .await;
+        Ok((id?, queues?, namespace?))
+    });
+    let (cap, (id, queues, namespace)) = answers.await.inspect_err(|e| {
+        hasty.set(!endpoint.careful && matches!(e, Error::Unreachable { .. }));
+    })?;
+    let resets = fence::begin(&admin, wanted.unfenced);
     admin.timeout = options.connect_timeout;
-    let granted = NumberOfQueues::from_dword(queues?.cqe.dw0());
+    let granted = NumberOfQueues::from_dword(queues.cqe.dw0());
     let info = describe(&admin, subnqn, cntlid, &id, cap, granted, options);
-    // One that failed is tried again when it is needed.
-    let prepared = prepared.into_iter().filter_map(Result::ok).collect();
-    let capsule = admin.in_capsule;
-    let session = Session::new(again.epoch, endpoint, options.clone(), &id, info, capsule, signs, prepared);
-    let first = First { session: Arc::new(session), admin: Rc::new(admin), id };
-    Ok(Made { first, namespace, resets })
+    prepared.keep(info.queues.into());
+    let (capsule, round_trips) = (admin.in_capsule, admin.round_trips.get());
+    let session = Session::new(wanted.epoch, endpoint, options.clone(), &id, info, capsule, signs, prepared);
+    let set_up =
+        SetUp { controller: begun.elapsed(), total: begun.elapsed(), round_trips, ..SetUp::default() };
+    let first = First { session: Arc::new(session), namespace, set_up, admin: Rc::new(admin), id };
+    Ok(Made { first, resets })
 }
 
 /// Why a session is not served any more.
@@ -184,7 +203,7 @@ async fn serve(
     later: Vec<Request>,
     inbox: &mut mpsc::UnboundedReceiver<Request>,
 ) -> Ended {
-    let First { session, admin, id } = first;
+    let First { session, admin, id, .. } = first;
     let probe = Rc::new(Probe::default());
     let beat = spawn(keep_alive(Rc::clone(admin), Arc::clone(session), Rc::clone(&probe)));
     let events = spawn(watch_events(Rc::clone(admin), weak.clone(), subscribe(id)));
@@ -193,6 +212,11 @@ async fn serve(
     let _fence = options.filter(|_| !resets.is_empty()).map(|options| {
         let place = (session.epoch, session.info.cntlid);
         spawn(fence::complete(weak.clone(), Rc::clone(admin), options, place, resets))
+    });
+    let unclaimed = Arc::clone(session);
+    let _unclaimed = spawn(async move {
+        sleep(PREPARED_FOR).await;
+        unclaimed.release_prepared();
     });
     let (aborts, wanted) = mpsc::unbounded();
     let _aborts = spawn(abort_all(Rc::clone(admin), usize::from(id.acl) + 1, wanted));
@@ -304,7 +328,7 @@ async fn reconnect(
         match made {
             Ok(made) => {
                 let controller = weak.upgrade()?;
-                let published = controller.up(&made.first.session, made.namespace.clone());
+                let published = controller.up(&made.first.session, made.first.namespace.clone());
                 let events = match published {
                     Ok(events) => events,
                     Err(conflict) => {
@@ -350,16 +374,16 @@ async fn attempt(
         endpoint.addrs = found.addrs;
     }
     let gone = || Error::Local("nobody uses it any more".into());
-    let again = {
+    let wanted = {
         let controller = weak.upgrade().ok_or_else(gone)?;
-        Again {
+        Wanted {
             epoch,
-            namespace: controller.namespace_now().map(|ns| ns.nsid),
+            namespace: Which::Nsid(controller.namespace_now().nsid),
             unfenced: controller.unfenced(),
             lanes: controller.lanes(),
         }
     };
-    let mut made = make(endpoint.clone(), settings, again).await?;
+    let mut made = make(endpoint.clone(), settings, wanted, &Cell::new(false)).await?;
     if made.resets.len() >= UNFENCED_MAX {
         let resets = std::mem::take(&mut made.resets);
         let admin = Rc::clone(&made.first.admin);

@@ -181,19 +181,21 @@ fn a_stale_write_never_lands_after_a_newer_one() {
 /// is known to be gone, reads do not.
 #[test]
 fn writes_to_a_target_without_resets_wait_for_the_old_controller() {
-    /// Places in Identify Controller, behind the header of C2HData.
-    const CIU: usize = 24 + 135;
-    const CCRL: usize = 24 + 1807;
+    /// Places in Identify Controller.
+    const CIU: usize = 135;
+    const CCRL: usize = 1807;
+    const MN: usize = 24;
+    const MODEL: &[u8] = b"Longhaul NVMe/TCP target";
     for engine in engines() {
         let gate = Gate::new(backend("mem:8MiB"), OpKind::Write);
         let device: Arc<dyn BlockDevice> = Arc::clone(&gate) as _;
         let (target, uri) = serve(&device, |config| config.engine = engine.clone());
         let relay = Relay::start(target.addresses()[0]);
         relay.tamper(Some(Box::new(|_, way, bytes| {
-            let identify = way == Way::Back && bytes.len() >= 24 + 4096 && bytes[0] == 7;
-            if identify && bytes[24 + 24..].starts_with(b"Longhaul NVMe/TCP target") {
-                bytes[CIU..CIU + 9].fill(0);
-                bytes[CCRL] = 0;
+            let model = bytes.windows(MODEL.len()).position(|part| part == MODEL);
+            if let Some(at) = model.filter(|_| way == Way::Back).and_then(|at| at.checked_sub(MN)) {
+                bytes[at + CIU..at + CIU + 9].fill(0);
+                bytes[at + CCRL] = 0;
             }
         })));
         let remote = connect(&relay.uri(&uri), with(&engine)).expect("connected");

@@ -230,14 +230,22 @@ impl InitiatorArgs {
         }
     }
 
-    /// Connects to a remote namespace.
+    /// Connects to a remote namespace that one thread will open.
     pub(crate) fn connect(&self, uri: &str) -> Result<Arc<RemoteDevice>, Failure> {
+        self.connect_for(uri, 1)
+    }
+
+    fn connect_for(&self, uri: &str, threads: u16) -> Result<Arc<RemoteDevice>, Failure> {
         let uri: Uri = uri.parse().map_err(Error::Uri)?;
-        Ok(RemoteDevice::connect_blocking(&uri, self.options())?)
+        let mut options = self.options();
+        options.queues =
+            threads.saturating_mul(options.path.connections.or(uri.options.connections).unwrap_or(1));
+        Ok(RemoteDevice::connect_blocking(&uri, options)?)
     }
 
     /// Opens what `name` names: a URI, a back end (`mem:1GiB`), or a path.
-    pub(crate) fn open(&self, name: &str) -> Result<Device, Failure> {
+    /// `threads` will open what it is at the same time.
+    pub(crate) fn open(&self, name: &str, threads: u16) -> Result<Device, Failure> {
         if name.contains("://") {
             if !name.starts_with(SCHEME) {
                 let scheme = name.split("://").next().unwrap_or_default();
@@ -245,7 +253,7 @@ impl InitiatorArgs {
                     "'{scheme}://' is not a device: use {SCHEME}://HOST/SUBNQN"
                 )));
             }
-            return Ok(Device::Remote(self.connect(name)?));
+            return Ok(Device::Remote(self.connect_for(name, threads)?));
         }
         let spec = match BackendSpec::parse(name) {
             Ok(spec) => spec,

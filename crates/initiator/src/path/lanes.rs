@@ -11,11 +11,14 @@ use super::meter::Meter;
 use super::{Limits, PathOptions, PathReport, Plan, Sample, Sockets, Tuner, Way};
 use crate::call::{Data, Done, Pending, Waiting};
 use crate::controller::Controller;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lane::Lane as Connection;
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use longhaul_block::{Advice, IoResult};
 use longhaul_engine::net::TcpInfo;
-use longhaul_engine::{sleep, spawn};
+use longhaul_engine::{now, sleep, spawn};
 use longhaul_wire::command::Sqe;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -94,18 +97,21 @@ impl Drop for Flight {
 }
 
 impl Lanes {
-    /// Begins with one connection.
+    /// Begins with as many connections as were asked for by hand, all at once,
+    /// or with one; it is open when the first of them is there.
     ///
     /// # Errors
-    /// It cannot be had; later ones are tried for.
+    /// None can be had; later ones are tried for.
     pub(crate) async fn open(
         controller: &Arc<Controller>,
         shift: u32,
         reports: Arc<Reports>,
     ) -> Result<Rc<Lanes>> {
         let next_seq = Rc::default();
-        let first = Connection::open(controller, shift, Rc::clone(&next_seq)).await?;
         let (info, options) = (controller.info(), &controller.settings.options.path);
+        let n = options.connections.unwrap_or(1).clamp(1, info.queues.max(1));
+        let (first, others) =
+            first_of(open_connections(n.into(), controller, shift, &next_seq, true)).await?;
         let most = options.connections.unwrap_or(options.connections_max).clamp(1, info.queues.max(1));
         let entries = u16::try_from(info.queue_entries).unwrap_or(u16::MAX);
         let commands = controller.settings.options.queue_size.clamp(2, entries.max(2)) - 1;
@@ -120,13 +126,13 @@ impl Lanes {
             commands,
             plan: Cell::new(tuner.plan()),
             tuner: RefCell::new(tuner),
-            opening: Cell::new(false),
+            opening: Cell::new(n > 1),
             meter: Rc::default(),
             epoch: Instant::now(),
         });
         lanes.push(first);
         lanes.follow();
-        lanes.grow();
+        lanes.gather(others);
         let weak = Rc::downgrade(&lanes);
         let meter = Rc::clone(&lanes.meter);
         spawn(async move { tune(weak, meter).await }).detach();
@@ -273,18 +279,17 @@ impl Lanes {
         if missing == 0 || self.opening.replace(true) {
             return;
         }
-        let open = |_| {
-            let (controller, shift, next_seq) =
-                (Arc::clone(&self.controller), self.shift, Rc::clone(&self.next_seq));
-            async move { Connection::open(&controller, shift, next_seq).await }
-        };
-        let opening = (0..missing).map(open).collect::<Vec<_>>();
+        let opening = open_connections(missing, &self.controller, self.shift, &self.next_seq, false);
+        self.gather(opening);
+    }
+
+    /// Takes connections as they come.
+    fn gather(self: &Rc<Lanes>, mut opening: Opening) {
         let weak = Rc::downgrade(self);
         spawn(async move {
-            let opened = futures_util::future::join_all(opening).await;
-            let Some(lanes) = weak.upgrade() else { return };
             let mut good = true;
-            for connection in opened {
+            while let Some(connection) = opening.next().await {
+                let Some(lanes) = weak.upgrade() else { return };
                 match connection {
                     Ok(connection) => lanes.push(connection),
                     Err(e) => {
@@ -293,8 +298,10 @@ impl Lanes {
                     }
                 }
             }
+            let Some(lanes) = weak.upgrade() else { return };
             // If one was refused, more will be.
             lanes.opening.set(!good);
+            lanes.grow();
         })
         .detach();
     }
@@ -345,6 +352,45 @@ impl Drop for Lanes {
     fn drop(&mut self) {
         self.meter.close();
     }
+}
+
+/// Connections that are being opened.
+type Opening = FuturesUnordered<LocalBoxFuture<'static, Result<Connection>>>;
+
+/// Begins to open `n` connections. If they are the `first`, that they are ready
+/// belongs to the device's being set up.
+fn open_connections(
+    n: usize,
+    controller: &Arc<Controller>,
+    shift: u32,
+    next_seq: &Rc<Cell<u64>>,
+    first: bool,
+) -> Opening {
+    let begun = now();
+    let open = |_| {
+        let (controller, next_seq) = (Arc::clone(controller), Rc::clone(next_seq));
+        let open = async move {
+            let (connection, round_trips) = Connection::open(&controller, shift, next_seq).await?;
+            if first {
+                controller.queue_is_ready(begun.elapsed(), round_trips);
+            }
+            Ok(connection)
+        };
+        open.boxed_local()
+    };
+    (0..n).map(open).collect()
+}
+
+/// The first that is there, and the others.
+async fn first_of(mut opening: Opening) -> Result<(Connection, Opening)> {
+    let mut failed = None;
+    while let Some(opened) = opening.next().await {
+        match opened {
+            Ok(connection) => return Ok((connection, opening)),
+            Err(e) => failed = Some(e),
+        }
+    }
+    Err(failed.unwrap_or_else(|| Error::Local("no connection was asked for".into())))
 }
 
 /// Ends a round after another, as long as there is I/O.

@@ -23,6 +23,8 @@ struct State {
     held: [bool; 2],
     /// New connections are closed at once.
     refusing: bool,
+    /// Connections after so many are closed at once.
+    limit: usize,
     accepted: usize,
     live: Vec<TcpStream>,
     tamper: Option<Tamper>,
@@ -50,8 +52,15 @@ impl Relay {
     pub fn start(target: SocketAddr) -> Relay {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
         let addr = listener.local_addr().expect("address");
-        let state =
-            State { target, held: [false; 2], refusing: false, accepted: 0, live: Vec::new(), tamper: None };
+        let state = State {
+            target,
+            held: [false; 2],
+            refusing: false,
+            limit: usize::MAX,
+            accepted: 0,
+            live: Vec::new(),
+            tamper: None,
+        };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         let relay = Relay { addr, shared: Arc::clone(&shared) };
         thread::spawn(move || {
@@ -100,6 +109,12 @@ impl Relay {
         self.shared.changed.notify_all();
     }
 
+    /// Lets so many more connections through.
+    pub fn limit(&self, n: usize) {
+        let mut state = self.shared.lock();
+        state.limit = state.accepted + n;
+    }
+
     /// Connections so far.
     pub fn accepted(&self) -> usize {
         self.shared.lock().accepted
@@ -114,7 +129,7 @@ impl Relay {
 fn serve(shared: &Arc<Shared>, near: TcpStream) {
     let (target, number) = {
         let mut state = shared.lock();
-        if state.refusing {
+        if state.refusing || state.accepted >= state.limit {
             return;
         }
         state.accepted += 1;

@@ -168,7 +168,9 @@ impl From<BenchError> for Failure {
 }
 
 pub(crate) fn run(args: Args, output: Output) -> Outcome {
-    let named = args.devices.iter().map(|name| args.initiator.open(name)).collect::<Result<Vec<_>, _>>()?;
+    let threads = u16::try_from(args.numjobs).unwrap_or(u16::MAX);
+    let named =
+        args.devices.iter().map(|name| args.initiator.open(name, threads)).collect::<Result<Vec<_>, _>>()?;
     let devices = args.join(named.iter().map(Device::block).collect())?;
     let stop = Stop::new();
     stop_on_interrupt(&stop)?;

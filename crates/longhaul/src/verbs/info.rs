@@ -7,7 +7,7 @@ use longhaul_bench::{Job, Live, Stop, Threads};
 use longhaul_block::BlockDevice;
 use longhaul_block::units::format_size;
 use longhaul_initiator::path::Limit;
-use longhaul_initiator::{PathReport, RemoteDevice};
+use longhaul_initiator::{PathReport, RemoteDevice, SetUp};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +60,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
                 "congestion": controller.congestion,
                 "measured": measured.as_ref().map(Measured::to_json),
             },
+            "setup": setup_json(&device.set_up()),
         }),
     );
     if output.is_json() {
@@ -110,10 +111,30 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     for (name, value) in lines {
         output.line(format_args!("{name:12} {value}"));
     }
+    let up = device.set_up();
+    let queues = match up.queues {
+        0 => String::new(),
+        n => format!(" with {n} I/O queues"),
+    };
+    output.line(format_args!(
+        "{:12} {:.1} ms, {} round trips{queues}",
+        "set up",
+        up.total.as_secs_f64() * 1e3,
+        up.round_trips + up.queue_round_trips
+    ));
     if let Some(measured) = measured {
         output.line(format_args!("{}", measured.report.sentence()));
     }
     Ok(())
+}
+
+/// How long it took until the controller and the queues that were asked for at
+/// once were ready.
+fn setup_json(up: &SetUp) -> Value {
+    json!({
+        "setup_us": up.total.as_micros() as u64, "controller_us": up.controller.as_micros() as u64,
+        "round_trips": up.round_trips + up.queue_round_trips, "queues": up.queues,
+    })
 }
 
 /// A path that was measured.

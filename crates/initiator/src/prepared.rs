@@ -1,0 +1,244 @@
+//! Connections that are made ahead of the queues that will use them, so that
+//! many queues take no more round trips than one.
+//!
+//! Invariants:
+//! - a connection of a pool is under way, ready, or somebody's;
+//! - who waits gets whichever connection is ready first, in the order they
+//!   came; no more wait than are under way, so that nobody waits for nothing;
+//! - connections beyond what [`Pool::keep`] has left end, also those that are
+//!   still under way, and all of them with the pool.
+
+use crate::error::{Error, Result, reason};
+use crate::handshake::handshake;
+use crate::options::Options;
+use crate::queue::{Queue, Signs};
+use crate::reach::reach;
+use crate::setup::Endpoint;
+use futures_channel::oneshot;
+use futures_util::future::{Either, select};
+use longhaul_engine::net::{SocketOptions, TcpStream};
+use longhaul_engine::{now, spawn};
+use longhaul_proto::host::{HostConfig, HostQueue};
+use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A connection whose parameters are agreed on, not yet bound to a thread.
+pub(crate) struct Prepared {
+    queue: HostQueue,
+    stream: std::net::TcpStream,
+}
+
+impl Prepared {
+    /// Round trips that [`open`](Self::open) takes: TCP's own, and ICReq with
+    /// ICResp.
+    pub(crate) const ROUND_TRIPS: u32 = 2;
+
+    /// Opens a connection and agrees on its parameters.
+    pub(crate) async fn open(endpoint: &Endpoint, options: &Options, config: HostConfig) -> Result<Prepared> {
+        let socket = SocketOptions { congestion: options.congestion.clone() };
+        let what = "the connection set-up";
+        let begun = now();
+        let stream = endpoint.within(options.connect_timeout, what, reach(endpoint, &socket)).await?;
+        // What a place that was there before takes is known.
+        let left = options.connect_timeout.saturating_sub(begun.elapsed());
+        let ready = async {
+            handshake(&stream, config)
+                .await
+                .map_err(|e| endpoint.incompatible(format!("no NVMe/TCP there: {}", reason(&e))))
+        };
+        let queue = endpoint.within(left.min(endpoint.patience), what, ready).await?;
+        let stream = stream.into_std().map_err(|e| Error::Local(e.to_string()))?;
+        Ok(Prepared { queue, stream })
+    }
+
+    /// Serves it from the calling engine thread.
+    pub(crate) fn serve(self, signs: &Signs, done_bytes: &Rc<Cell<u64>>) -> Result<Queue> {
+        let stream = TcpStream::from_std(self.stream, &SocketOptions::default());
+        let stream = stream.map_err(|e| Error::Local(e.to_string()))?;
+        Ok(Queue::serve(self.queue, stream, signs.clone(), Rc::clone(done_bytes)))
+    }
+}
+
+/// See the module. Threads share it.
+pub(crate) struct Pool(Arc<Mutex<State<Prepared>>>);
+
+fn lock<T>(state: &Mutex<State<T>>) -> MutexGuard<'_, State<T>> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct State<T> {
+    ready: Vec<T>,
+    /// What ends each of those under way, by its number.
+    under_way: BTreeMap<usize, oneshot::Sender<()>>,
+    waiting: VecDeque<oneshot::Sender<T>>,
+}
+
+impl<T> Default for State<T> {
+    fn default() -> State<T> {
+        State { ready: Vec::new(), under_way: BTreeMap::new(), waiting: VecDeque::new() }
+    }
+}
+
+impl Pool {
+    /// Begins `n` connections on the calling engine thread, all at once.
+    pub(crate) fn begin(n: usize, endpoint: &Endpoint, options: &Options, config: HostConfig) -> Pool {
+        let pool = Pool(Arc::default());
+        for number in 0..n {
+            let (cancel, cancelled) = oneshot::channel();
+            lock(&pool.0).under_way.insert(number, cancel);
+            let (endpoint, options, state) = (endpoint.clone(), options.clone(), Arc::downgrade(&pool.0));
+            spawn(async move {
+                let open = Box::pin(Prepared::open(&endpoint, &options, config));
+                let made = match select(open, cancelled).await {
+                    Either::Left((made, _)) => made,
+                    Either::Right(_) => return,
+                };
+                if let Err(e) = &made {
+                    // Whoever needs it tries again, and says so if it fails.
+                    tracing::debug!("a connection that was made ahead: {e}");
+                }
+                if let Some(state) = state.upgrade() {
+                    lock(&state).arrive(number, made.ok());
+                }
+            })
+            .detach();
+        }
+        pool
+    }
+
+    /// One that is ready, or the next that will be; nothing if there are none
+    /// left for the caller.
+    pub(crate) async fn take(&self) -> Option<Prepared> {
+        let next = match lock(&self.0).take() {
+            Ok(ready) => return Some(ready),
+            Err(next) => next?,
+        };
+        next.await.ok()
+    }
+
+    /// Keeps no more than `n`, and ends the others.
+    pub(crate) fn keep(&self, n: usize) {
+        let gone = lock(&self.0).keep(n);
+        drop(gone);
+    }
+}
+
+impl<T> State<T> {
+    /// One that is ready, or else what will give the next, or nothing.
+    fn take(&mut self) -> std::result::Result<T, Option<oneshot::Receiver<T>>> {
+        if let Some(ready) = self.ready.pop() {
+            return Ok(ready);
+        }
+        self.waiting.retain(|waiting| !waiting.is_canceled());
+        if self.waiting.len() >= self.under_way.len() {
+            return Err(None);
+        }
+        let (tx, rx) = oneshot::channel();
+        self.waiting.push_back(tx);
+        Err(Some(rx))
+    }
+
+    /// One is ready, or has failed.
+    fn arrive(&mut self, number: usize, made: Option<T>) {
+        if self.under_way.remove(&number).is_none() {
+            return;
+        }
+        let mut made = made;
+        while let Some(ready) = made.take() {
+            match self.waiting.pop_front() {
+                Some(first) => made = first.send(ready).err(),
+                None => self.ready.push(ready),
+            }
+        }
+        self.waiting.retain(|waiting| !waiting.is_canceled());
+        self.waiting.truncate(self.under_way.len());
+    }
+
+    /// As [`Pool::keep`]; gives what is to be dropped. Those that are ready
+    /// stay before those that may never be.
+    fn keep(&mut self, n: usize) -> (Vec<T>, Vec<oneshot::Sender<()>>) {
+        let gone = self.ready.split_off(n.min(self.ready.len()));
+        let left = n - self.ready.len();
+        let mut cancelled = Vec::new();
+        while self.under_way.len() > left {
+            cancelled.extend(self.under_way.pop_last().map(|(_, cancel)| cancel));
+        }
+        self.waiting.truncate(self.under_way.len());
+        (gone, cancelled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begun(n: usize) -> (State<u8>, Vec<oneshot::Receiver<()>>) {
+        let mut state = State::default();
+        let cancelled = (0..n).map(|number| {
+            let (cancel, cancelled) = oneshot::channel();
+            state.under_way.insert(number, cancel);
+            cancelled
+        });
+        let cancelled = cancelled.collect();
+        (state, cancelled)
+    }
+
+    fn wait(state: &mut State<u8>) -> oneshot::Receiver<u8> {
+        state.take().expect_err("none is ready").expect("one is under way")
+    }
+
+    #[test]
+    fn the_first_that_is_ready_goes_to_the_first_that_waits() {
+        let (mut state, _cancelled) = begun(3);
+        let (mut first, mut second) = (wait(&mut state), wait(&mut state));
+        state.arrive(2, Some(2));
+        assert_eq!(first.try_recv(), Ok(Some(2)));
+        assert_eq!(second.try_recv(), Ok(None));
+        state.arrive(0, Some(0));
+        assert_eq!(second.try_recv(), Ok(Some(0)));
+        state.arrive(1, Some(1));
+        assert_eq!(state.take().ok(), Some(1));
+        assert!(matches!(state.take(), Err(None)));
+    }
+
+    #[test]
+    fn nobody_waits_for_one_that_does_not_come() {
+        let (mut state, _cancelled) = begun(2);
+        let (mut first, mut second) = (wait(&mut state), wait(&mut state));
+        assert!(matches!(state.take(), Err(None)), "two are under way, and two wait");
+        state.arrive(0, None);
+        assert_eq!(first.try_recv(), Ok(None));
+        assert!(second.try_recv().is_err(), "one is left, for the first");
+        state.arrive(1, None);
+        assert!(first.try_recv().is_err());
+    }
+
+    #[test]
+    fn who_has_gone_is_passed_over() {
+        let (mut state, _cancelled) = begun(2);
+        let first = wait(&mut state);
+        let mut second = wait(&mut state);
+        drop(first);
+        state.arrive(0, Some(7));
+        assert_eq!(second.try_recv(), Ok(Some(7)));
+    }
+
+    #[test]
+    fn what_was_not_granted_ends() {
+        let (mut state, mut cancelled) = begun(4);
+        state.arrive(1, Some(1));
+        state.arrive(2, Some(2));
+        let (gone, cancels) = state.keep(3);
+        assert_eq!((gone.len(), cancels.len()), (0, 1));
+        drop(cancels);
+        assert!(cancelled[3].try_recv().is_err(), "it was cancelled");
+        assert_eq!(cancelled[0].try_recv(), Ok(None), "it goes on");
+        let (gone, cancels) = state.keep(1);
+        assert_eq!((gone, cancels.len()), (vec![2], 1));
+        state.arrive(0, Some(0));
+        let (gone, _) = state.keep(0);
+        assert_eq!(gone, [1], "what comes after all is dropped");
+    }
+}
