@@ -3,17 +3,21 @@
 //!
 //! An I/O is one call of `bs` bytes: a read is done when its bytes are here, a
 //! write when its bytes are taken ([`longhaul_block::stream`] says what that
-//! means). What is in flight beneath is the stream's affair.
+//! means). What is in flight beneath is the stream's affair. With `verify`, a
+//! read must give what was last taken, and once everything is flushed, all of
+//! it is read back.
 
 use crate::Job;
 use crate::pattern::{Pattern, Rng, mix};
 use crate::run::{Counters, Stop};
 use crate::stats::{SAMPLE, Times};
+use crate::verify::{self, Expect, Table, VerifyReport};
 use crate::worker::{Outcome, Part, Record, SCRAMBLE, Usage};
 use longhaul_block::IoError;
 use longhaul_block::stream::Stream;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// One job on the calling thread.
@@ -21,6 +25,7 @@ pub(crate) struct Calls<'a> {
     pub(crate) job: &'a Job,
     pub(crate) part: Part,
     pub(crate) index: u64,
+    pub(crate) run: u64,
     pub(crate) stream: Stream,
     pub(crate) stop: Stop,
     pub(crate) counters: Arc<Counters>,
@@ -50,18 +55,22 @@ impl Calls<'_> {
         let usage = Usage::now();
         let begin = ns(self.job.ramp);
         let window = (begin, self.job.runtime.map_or(u64::MAX, |time| begin.saturating_add(ns(time))));
-        let mut record = Record::beginning(begin + ns(SAMPLE));
-        let mut result = self.calls(window, &mut record);
+        let mut record = Record::beginning(begin + ns(SAMPLE), self.job.numjobs);
+        let mut content = Content::new(self.job, self.part, self.run);
+        let mut result = self.calls(window, &mut record, &mut content);
         let ended = self.now();
-        if result.is_ok() && self.job.end_fsync {
+        if result.is_ok() && (self.job.end_fsync || content.table.is_some()) {
             result = self.stream.flush();
+        }
+        if result.is_ok() {
+            result = self.read_back(&mut content);
         }
         let end = if ended >= window.1 { window.1 } else { record.last.max(window.0) };
         Outcome {
             window: Duration::from_nanos(end - window.0.min(end)),
             elapsed: Duration::from_nanos(ended),
             error: result.err().map(error),
-            verify: Default::default(),
+            verify: content.report,
             record,
             usage: Usage::now().since(&usage),
             depth: 1,
@@ -69,7 +78,7 @@ impl Calls<'_> {
         }
     }
 
-    fn calls(&mut self, window: (u64, u64), record: &mut Record) -> io::Result<()> {
+    fn calls(&mut self, window: (u64, u64), record: &mut Record, content: &mut Content) -> io::Result<()> {
         let (job, part) = (self.job, self.part);
         let seed = mix(job.seed) ^ self.index;
         let (mut pattern, mut dice) = (Pattern::new(part.blocks, job.rw.is_random(), seed), Rng::new(seed));
@@ -84,8 +93,16 @@ impl Calls<'_> {
                 (_, writes) => writes,
             };
             // A seek to where it is costs nothing.
-            self.stream.seek(SeekFrom::Start(part.offset + pattern.next() * job.bs))?;
-            if write {
+            let block = pattern.next();
+            self.stream.seek(SeekFrom::Start(part.offset + block * job.bs))?;
+            if write && content.table.is_some() {
+                // A block that has had all of its generations leaves the next
+                // one to be written.
+                let Some(block) = content.stamp(&mut buf, block) else { break };
+                self.stream.seek(SeekFrom::Start(part.offset + block * job.bs))?;
+                self.stream.write_all(&buf)?;
+                content.taken(block);
+            } else if write {
                 for piece in buf.chunks_mut(SCRAMBLE) {
                     marks += 1;
                     let mark = mix(marks).to_le_bytes();
@@ -95,6 +112,7 @@ impl Calls<'_> {
                 self.stream.write_all(&buf)?;
             } else {
                 self.stream.read_exact(&mut buf)?;
+                content.check(&buf, block);
             }
             let end = self.now();
             self.counters.count(write, job.bs);
@@ -112,5 +130,74 @@ impl Calls<'_> {
             begin = self.now();
         }
         Ok(())
+    }
+
+    /// Reads what was written, from the beginning to the end.
+    fn read_back(&mut self, content: &mut Content) -> io::Result<()> {
+        let Some(blocks) = content.table.as_ref().map(Table::len) else { return Ok(()) };
+        self.counters.verifying.store(true, Relaxed);
+        let mut buf = vec![0; self.job.bs as usize];
+        for block in (0..blocks).take_while(|_| !self.stop.is_set()) {
+            if !content.was_written(block) {
+                continue;
+            }
+            self.stream.seek(SeekFrom::Start(self.part.offset + block * self.job.bs))?;
+            self.stream.read_exact(&mut buf)?;
+            content.check(&buf, block);
+            self.counters.verified.fetch_add(self.job.bs, Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// What is where, and what was found there.
+struct Content {
+    verify: bool,
+    offset: u64,
+    bs: u64,
+    table: Option<Table>,
+    report: VerifyReport,
+}
+
+impl Content {
+    fn new(job: &Job, part: Part, run: u64) -> Content {
+        let table = (job.verify && job.rw.writes()).then(|| Table::new(run, part.blocks));
+        Content {
+            verify: job.verify,
+            offset: part.offset,
+            bs: job.bs,
+            table,
+            report: VerifyReport::default(),
+        }
+    }
+
+    /// Puts the next generation of a block into `buf`: which block, since one
+    /// that can have no more is passed over.
+    fn stamp(&mut self, buf: &mut [u8], block: u64) -> Option<u64> {
+        let table = self.table.as_mut()?;
+        let (block, generation) = table.begin_write(block)?;
+        verify::stamp(buf, self.offset + block * self.bs, table.run(), generation);
+        Some(block)
+    }
+
+    /// The stream has taken it: this handle reads nothing older.
+    fn taken(&mut self, block: u64) {
+        if let Some(table) = &mut self.table {
+            table.end_write(block);
+        }
+    }
+
+    fn was_written(&self, block: u64) -> bool {
+        self.table.as_ref().is_none_or(|table| table.acknowledged(block) > 0)
+    }
+
+    fn check(&mut self, buf: &[u8], block: u64) {
+        let expect = match &self.table {
+            Some(table) => table.expect(block, table.acknowledged(block)),
+            None => self.verify.then_some(Expect::AnyRun),
+        };
+        if let Some(expect) = expect {
+            self.report.add(verify::check(buf, self.offset + block * self.bs, expect));
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// The largest `iodepth`: slots are allocated at the start, a buffer each.
 pub const MAX_IODEPTH: u32 = 65_536;
 
-/// The largest `numjobs`, a thread each.
+/// The largest `numjobs`.
 pub const MAX_JOBS: u32 = 1024;
 
 /// Direction and order of the I/O.
@@ -80,7 +80,11 @@ impl fmt::Display for Rw {
     }
 }
 
-/// A load, in fio's names. It differs from fio's in two points: with `verify`
+/// The most jobs that have a thread each. More than that share as many threads
+/// as the machine has processors, and the connections of these.
+pub const OWN_THREADS_MAX: usize = 64;
+
+/// A load, in fio's names. It differs from fio's in some points: with `verify`
 /// each of several jobs has its own part of `size`, and what completes after
 /// the window's end is not counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,11 +105,14 @@ pub struct Job {
     /// Blocking calls through the file-like API, one after another, in place
     /// of `iodepth` I/Os at a time: fio's `ioengine=sync`.
     pub sync: bool,
-    /// Jobs per device, a thread each.
+    /// Jobs per device, a thread each, up to [`OWN_THREADS_MAX`] in all.
     pub numjobs: u32,
     /// First byte.
     pub offset: u64,
-    /// Bytes from there on, or to the end of the device. In random order each
+    /// How much further on each job begins than the one before: so each has a
+    /// region of its own, a file so to speak. 0: all have the same.
+    pub offset_increment: u64,
+    /// Bytes from there on, or `offset_increment`, or to the end of the device. In random order each
     /// block comes once per pass, as with fio's random map.
     pub size: Option<u64>,
     /// Length of the measured window. Without `time_based` the load ends
@@ -138,6 +145,7 @@ impl Default for Job {
             sync: false,
             numjobs: 1,
             offset: 0,
+            offset_increment: 0,
             size: None,
             runtime: None,
             time_based: false,
@@ -167,6 +175,8 @@ impl Job {
         }
         options.extend(self.sync.then(|| ("ioengine", "sync".into())));
         options.extend((self.offset > 0).then(|| ("offset", self.offset.to_string())));
+        let increment = (self.offset_increment > 0).then(|| self.offset_increment.to_string());
+        options.extend(increment.map(|bytes| ("offset_increment", bytes)));
         options.extend(self.size.map(|size| ("size", size.to_string())));
         options.extend(self.runtime.map(|time| ("runtime", seconds(time))));
         options.extend(self.time_based.then(|| ("time_based", "1".into())));

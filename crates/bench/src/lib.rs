@@ -14,7 +14,7 @@ mod stats;
 mod verify;
 mod worker;
 
-pub use job::{Job, MAX_IODEPTH, MAX_JOBS, Rw};
+pub use job::{Job, MAX_IODEPTH, MAX_JOBS, OWN_THREADS_MAX, Rw};
 pub use results::{JobResult, Results};
 pub use run::{BenchError, Live, Phase, Rate, Stop, TICK, Threads, run};
 pub use stats::{DirStats, Latencies, Samples};

@@ -51,6 +51,11 @@ impl JobResult {
         JobResult { device, read, write, sync, window, elapsed, error, verify, depth, advice, depths, usage }
     }
 
+    /// Bytes per second in the window, both directions together.
+    pub fn rate(&self) -> f64 {
+        (self.read.bytes + self.write.bytes) as f64 / self.window.as_secs_f64().max(1e-9)
+    }
+
     /// Adds a job of the same group.
     fn merge(&mut self, other: &JobResult) {
         self.read.merge(&other.read);

@@ -5,7 +5,7 @@ use crate::pattern::mix;
 use crate::results::{JobResult, Results};
 use crate::verify::MAX_BLOCKS;
 use crate::worker::{Outcome, Part, Worker, part};
-use crate::{Job, MAX_IODEPTH, MAX_JOBS};
+use crate::{Job, MAX_IODEPTH, MAX_JOBS, OWN_THREADS_MAX};
 use futures_channel::oneshot;
 use longhaul_block::stream::Stream;
 use longhaul_block::{BlockDevice, DeviceInfo, IoError};
@@ -51,7 +51,8 @@ pub enum BenchError {
 /// Where jobs run.
 #[derive(Clone, Debug)]
 pub enum Threads {
-    /// Each on an engine thread of its own.
+    /// Each on an engine thread of its own, up to [`OWN_THREADS_MAX`]; more
+    /// share as many as there are processors.
     Own(Config),
     /// On these engine threads, in turn.
     On(Vec<Handle>),
@@ -180,6 +181,7 @@ pub fn run(
             run,
             stop: stop.clone(),
             counters: Arc::clone(&count),
+            sharers: sharers(parts.len(), handles.len(), index),
         };
         let tell = tell.clone();
         let handle = handles[index % handles.len()].clone();
@@ -238,24 +240,50 @@ fn plan(info: &DeviceInfo, job: &Job) -> Result<(), BenchError> {
     if job.rwmixread > 100 {
         return wrong(format!("rwmixread={} is more than 100 percent", job.rwmixread));
     }
-    if job.sync && job.verify {
-        return wrong("verify needs to know when a write is done: not with ioengine=sync".into());
-    }
     if job.time_based && job.runtime.is_none() {
         return wrong("time_based needs a runtime".into());
     }
     if !job.offset.is_multiple_of(block) {
         return wrong(format!("offset={} is not a multiple of the logical block, {block} bytes", job.offset));
     }
-    let size = job.size.unwrap_or_else(|| info.size.saturating_sub(job.offset));
-    if job.offset.checked_add(size).is_none_or(|end| end > info.size) {
-        let (offset, all) = (job.offset, info.size);
-        return wrong(format!("offset={offset} and size={size} go past the end of {name}, {all} bytes"));
-    }
+    plan_region(info, job)?;
     if job.rw.writes() && info.read_only {
         return wrong(format!("{name} is read-only: rw={} cannot be done", job.rw));
     }
     plan_blocks(info, job)
+}
+
+/// Whether the region of every job is on the device, and nobody else's where
+/// that matters.
+fn plan_region(info: &DeviceInfo, job: &Job) -> Result<(), BenchError> {
+    let wrong = |text: String| Err(BenchError::Option(text));
+    let (name, all, block) = (&info.name, info.size, u64::from(info.block_size));
+    let (offset, increment) = (job.offset, job.offset_increment);
+    let first = if increment > 0 { increment } else { all.saturating_sub(offset) };
+    let size = job.size.unwrap_or(first);
+    if !increment.is_multiple_of(block) {
+        return wrong(format!(
+            "offset_increment={increment} is not a multiple of the logical block, {block} bytes"
+        ));
+    }
+    if increment > 0 && size > increment && job.verify && job.rw.writes() {
+        return wrong(format!(
+            "offset_increment={increment} lets jobs of size={size} write to each other's blocks: \
+             verify needs them apart"
+        ));
+    }
+    let others = increment.checked_mul(u64::from(job.numjobs) - 1);
+    let end = others.and_then(|others| offset.checked_add(others)).and_then(|last| last.checked_add(size));
+    if end.is_none_or(|end| end > all) {
+        let jobs = match increment {
+            0 => String::new(),
+            _ => format!(", offset_increment={increment} and numjobs={}", job.numjobs),
+        };
+        return wrong(format!(
+            "offset={offset} and size={size}{jobs} go past the end of {name}, {all} bytes"
+        ));
+    }
+    Ok(())
 }
 
 fn plan_blocks(info: &DeviceInfo, job: &Job) -> Result<(), BenchError> {
@@ -289,7 +317,9 @@ fn engines(threads: &Threads, jobs: usize) -> Result<(Vec<Thread>, Vec<Handle>),
         Threads::On(handles) => Ok((Vec::new(), handles.clone())),
         Threads::Own(config) => {
             let start = |n| Thread::start(&format!("bench-{n}"), config.clone());
-            let own = (0..jobs).map(start).collect::<Result<Vec<_>, _>>()?;
+            let processors = std::thread::available_parallelism().map_or(1, usize::from);
+            let threads = if jobs <= OWN_THREADS_MAX { jobs } else { processors.min(OWN_THREADS_MAX) };
+            let own = (0..threads).map(start).collect::<Result<Vec<_>, _>>()?;
             let handles = own.iter().map(Thread::handle).collect();
             Ok((own, handles))
         }
@@ -316,6 +346,15 @@ struct Setup {
     run: u64,
     stop: Stop,
     counters: Arc<Counters>,
+    /// Jobs on the same engine thread.
+    sharers: u32,
+}
+
+/// How many of `jobs` have the thread of job `index`, if they take `threads` in
+/// turn.
+fn sharers(jobs: usize, threads: usize, index: usize) -> u32 {
+    let first = index % threads;
+    u32::try_from((jobs - first).div_ceil(threads)).unwrap_or(u32::MAX)
 }
 
 impl Setup {
@@ -334,7 +373,9 @@ impl Setup {
         let Ok(start) = started.await else { return };
         let shared = (self.stop, self.counters);
         let worker = Worker::new(&self.job, self.index, self.part, io, self.run, shared, start);
-        let outcome = Rc::new(worker).run().await;
+        let mut outcome = Rc::new(worker).run().await;
+        // What the thread used, used all of its jobs.
+        outcome.usage = outcome.usage.share(self.sharers);
         let _ = tell.send(Told::Done(self.index, Box::new(outcome)));
     }
 }
@@ -353,8 +394,8 @@ impl Setup {
             return;
         }
         let Ok(Ok(start)) = handle.spawn(move || started).wait() else { return };
-        let Setup { job, part, index, stop, counters, .. } = self;
-        let outcome = Calls { job: &job, part, index, stream, stop, counters, start }.run();
+        let Setup { job, part, index, run, stop, counters, .. } = self;
+        let outcome = Calls { job: &job, part, index, run, stream, stop, counters, start }.run();
         let _ = tell.send(Told::Done(index, Box::new(outcome)));
     }
 }

@@ -1,7 +1,9 @@
 //! Latencies and rates of one direction.
 //!
 //! Invariant: memory does not grow with the number of I/Os. A histogram has
-//! three significant digits from 1 ns to [`LONGEST`]; moments are exact.
+//! [`DIGITS`] significant digits from 1 ns to [`LONGEST`], or [`DIGITS_FEW`]
+//! where there are many of them, and there is none before there is a latency;
+//! moments are exact.
 
 use hdrhistogram::Histogram;
 use std::fmt;
@@ -11,13 +13,20 @@ use std::time::Duration;
 /// as this long (the exact maximum is kept beside).
 const LONGEST: u64 = 3_600_000_000_000;
 
+/// Significant digits: 270 KiB a histogram.
+const DIGITS: u8 = 3;
+/// The same where thousands are kept: 25 KiB a histogram, and still finer than
+/// fio's.
+const DIGITS_FEW: u8 = 2;
+
 /// Length of one sample of bandwidth and IOPS: as in fio.
 pub(crate) const SAMPLE: Duration = Duration::from_millis(500);
 
 /// Latencies in nanoseconds.
 #[derive(Clone)]
 pub struct Latencies {
-    histogram: Histogram<u64>,
+    histogram: Option<Box<Histogram<u64>>>,
+    digits: u8,
     sum: u128,
     squares: u128,
     min: u64,
@@ -26,8 +35,7 @@ pub struct Latencies {
 
 impl Default for Latencies {
     fn default() -> Latencies {
-        let histogram = Histogram::new_with_bounds(1, LONGEST, 3).expect("constant bounds are valid");
-        Latencies { histogram, sum: 0, squares: 0, min: u64::MAX, max: 0 }
+        Latencies { histogram: None, digits: DIGITS, sum: 0, squares: 0, min: u64::MAX, max: 0 }
     }
 }
 
@@ -38,10 +46,22 @@ impl fmt::Debug for Latencies {
     }
 }
 
+/// A histogram of so many digits.
+#[cold]
+fn histogram(digits: u8) -> Box<Histogram<u64>> {
+    Box::new(Histogram::new_with_bounds(1, LONGEST, digits).expect("constant bounds are valid"))
+}
+
 impl Latencies {
+    /// Latencies of one of many.
+    fn of_many() -> Latencies {
+        Latencies { digits: DIGITS_FEW, ..Latencies::default() }
+    }
+
     #[inline]
     pub(crate) fn record(&mut self, ns: u64) {
-        self.histogram.saturating_record(ns);
+        let digits = self.digits;
+        self.histogram.get_or_insert_with(|| histogram(digits)).saturating_record(ns);
         self.sum += u128::from(ns);
         self.squares += u128::from(ns) * u128::from(ns);
         self.min = self.min.min(ns);
@@ -49,7 +69,11 @@ impl Latencies {
     }
 
     pub(crate) fn merge(&mut self, other: &Latencies) {
-        self.histogram.add(&other.histogram).expect("both have the same bounds");
+        let digits = self.digits;
+        if let Some(other) = &other.histogram {
+            let ours = self.histogram.get_or_insert_with(|| histogram(digits));
+            ours.add(&**other).expect("both have the same bounds");
+        }
         self.sum += other.sum;
         self.squares += other.squares;
         self.min = self.min.min(other.min);
@@ -58,7 +82,7 @@ impl Latencies {
 
     /// How many.
     pub fn count(&self) -> u64 {
-        self.histogram.len()
+        self.histogram.as_ref().map_or(0, |histogram| histogram.len())
     }
 
     /// The shortest; 0 without any.
@@ -91,14 +115,17 @@ impl Latencies {
         (spread / (n - 1) as f64).sqrt()
     }
 
-    /// The latency that `percent` of all do not exceed, within 0.1 %.
+    /// The latency that `percent` of all do not exceed, within 0.1 % (1 % where
+    /// there are more jobs than [`OWN_THREADS_MAX`](crate::OWN_THREADS_MAX)).
     pub fn percentile(&self, percent: f64) -> u64 {
-        self.histogram.value_at_percentile(percent).min(self.max)
+        let value = self.histogram.as_ref().map_or(0, |histogram| histogram.value_at_percentile(percent));
+        value.min(self.max)
     }
 
     /// How many are at least `from` and below `to`, within 0.1 %.
     pub(crate) fn count_between(&self, from: u64, to: u64) -> u64 {
-        self.histogram
+        let Some(histogram) = &self.histogram else { return 0 };
+        histogram
             .iter_recorded()
             .filter(|step| (from..to).contains(&step.value_iterated_to()))
             .map(|step| step.count_at_value())
@@ -186,6 +213,12 @@ pub(crate) struct Times {
 }
 
 impl DirStats {
+    /// Those of one of many jobs, which take less memory.
+    pub(crate) fn of_many() -> DirStats {
+        let [slat, clat, lat] = std::array::from_fn(|_| Latencies::of_many());
+        DirStats { slat, clat, lat, ..DirStats::default() }
+    }
+
     #[inline]
     pub(crate) fn record(&mut self, bytes: u64, times: Times) {
         self.ios += 1;

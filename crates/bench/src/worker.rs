@@ -13,7 +13,7 @@ use crate::pattern::{Pattern, Rng, mix};
 use crate::run::{Counters, Stop};
 use crate::stats::{DirStats, Latencies, SAMPLE, Times};
 use crate::verify::{self, Expect, Table, VerifyReport};
-use crate::{Job, MAX_IODEPTH};
+use crate::{Job, MAX_IODEPTH, OWN_THREADS_MAX};
 use longhaul_block::{Advice, BlockIo, DeviceInfo, IoError, IoResult, WriteFlags};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Buf, BufMut, spawn, yield_now};
@@ -82,9 +82,12 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// A record whose first sample ends at this moment.
-    pub(crate) fn beginning(next_sample: u64) -> Record {
-        Record { next_sample, ..Record::default() }
+    /// A record of one of so many jobs, whose first sample ends at this moment.
+    pub(crate) fn beginning(next_sample: u64, jobs: u32) -> Record {
+        if jobs as usize <= OWN_THREADS_MAX {
+            return Record { next_sample, ..Record::default() };
+        }
+        Record { next_sample, read: DirStats::of_many(), write: DirStats::of_many(), ..Record::default() }
     }
 
     /// Counts an I/O, if it ended within the window.
@@ -148,7 +151,7 @@ impl Worker {
             done: Notify::new(),
             deepest: Cell::new(0),
             unflushed: Cell::new(0),
-            record: RefCell::new(Record::beginning(begin + ns(SAMPLE))),
+            record: RefCell::new(Record::beginning(begin + ns(SAMPLE), job.numjobs)),
             error: RefCell::default(),
             table: wants_table.then(|| RefCell::new(Table::new(run, part.blocks))),
             report: RefCell::default(),
@@ -487,6 +490,18 @@ impl Usage {
         }
     }
 
+    /// The part of one of `n` that shared the thread.
+    pub(crate) fn share(self, n: u32) -> Usage {
+        let part = |count: u64| count / u64::from(n.max(1));
+        Usage {
+            user: self.user / n.max(1),
+            system: self.system / n.max(1),
+            switches: part(self.switches),
+            major_faults: part(self.major_faults),
+            minor_faults: part(self.minor_faults),
+        }
+    }
+
     pub(crate) fn since(&self, before: &Usage) -> Usage {
         Usage {
             user: self.user.saturating_sub(before.user),
@@ -500,10 +515,14 @@ impl Usage {
 
 /// Which part of `info`'s device job `index` of `job.numjobs` works on.
 pub(crate) fn part(info: &DeviceInfo, job: &Job, index: u32) -> Part {
+    let offset = job.offset.saturating_add(job.offset_increment.saturating_mul(index.into()));
+    if job.offset_increment > 0 {
+        return Part { offset, blocks: job.size.unwrap_or(job.offset_increment) / job.bs };
+    }
     let size = job.size.unwrap_or_else(|| info.size.saturating_sub(job.offset));
     let blocks = size / job.bs;
     if !job.verify || !job.rw.writes() {
-        return Part { offset: job.offset, blocks };
+        return Part { offset, blocks };
     }
     let share = blocks / u64::from(job.numjobs);
     Part { offset: job.offset + u64::from(index) * share * job.bs, blocks: share }

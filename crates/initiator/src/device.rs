@@ -19,7 +19,8 @@ use std::sync::Arc;
 /// The most that one call may ask for; it is split into commands below.
 const MAX_IO: u32 = 1 << 30;
 
-/// A remote namespace. Threads that open it get an I/O queue of their own.
+/// A remote namespace. Threads that open it get I/O queues of their own; all
+/// who open it on one thread share those, and what is kept in flight on them.
 pub struct RemoteDevice {
     controller: Arc<Controller>,
     nsid: u32,
@@ -138,8 +139,8 @@ impl RemoteDevice {
     /// The controller is lost for good, or has no queue left.
     pub async fn open_io(&self) -> Result<Rc<RemoteIo>> {
         let shift = self.namespace().block_size.ilog2();
-        let lanes = Lanes::open(&self.controller, shift, Arc::clone(&self.paths)).await?;
-        Ok(Rc::new(RemoteIo { lanes, nsid: self.nsid, shift, oncs: self.controller().oncs }))
+        let (lanes, sharer) = Lanes::join(&self.controller, shift, &self.paths).await?;
+        Ok(Rc::new(RemoteIo { lanes, sharer, nsid: self.nsid, shift, oncs: self.controller().oncs }))
     }
 
     /// What was last measured on a path to it, and chosen for it, by any

@@ -2,7 +2,7 @@
 
 use crate::call::{Data, Done};
 use crate::error::io_error;
-use crate::path::{Lanes, Way};
+use crate::path::{Lanes, Sharer, Way};
 use futures_util::future::try_join_all;
 use longhaul_block::{Advice, BlockIo, IoError, IoFuture, IoResult, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, Memory};
@@ -21,6 +21,7 @@ const ZEROES_BLOCKS_MAX: u64 = 1 << 16;
 /// connection: what is under way when that is lost waits for the next one.
 pub struct RemoteIo {
     pub(crate) lanes: Rc<Lanes>,
+    pub(crate) sharer: Rc<Sharer>,
     pub(crate) nsid: u32,
     /// Logical block size as a power of two.
     pub(crate) shift: u32,
@@ -88,7 +89,7 @@ impl RemoteIo {
         let len = dst.len();
         let rw = ReadWrite::new(self.lba(offset), self.lba(len as u64) as u32);
         let sqe = rw.to_sqe(io::READ, self.nsid);
-        let pending = self.lanes.submit(Way::Read, sqe, Data::Read(Memory::Buf(dst)));
+        let pending = self.lanes.submit(&self.sharer, Way::Read, sqe, Data::Read(Memory::Buf(dst)));
         async move {
             let done = pending.await?;
             check(&done)?;
@@ -103,7 +104,7 @@ impl RemoteIo {
         let mut rw = ReadWrite::new(self.lba(offset), self.lba(src.len() as u64) as u32);
         rw.fua = fua;
         let sqe = rw.to_sqe(io::WRITE, self.nsid);
-        let pending = self.lanes.submit(Way::Write, sqe, Data::Write(Memory::Shared(src)));
+        let pending = self.lanes.submit(&self.sharer, Way::Write, sqe, Data::Write(Memory::Shared(src)));
         async move { check(&pending.await?) }
     }
 
@@ -120,7 +121,7 @@ fn pieces(len: usize, max: usize) -> impl Iterator<Item = usize> {
 
 impl BlockIo for RemoteIo {
     fn advice(&self) -> Option<Advice> {
-        Some(self.lanes.advice())
+        Some(self.lanes.advice_each())
     }
 
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {

@@ -357,7 +357,14 @@ fn calls_of_a_file_are_a_load() {
         assert_eq!((job.read.total_ios + job.write.total_ios, job.error), (512, 0), "{rw}");
         assert_eq!(job.job_options.get("ioengine").map(String::as_str), Some("sync"));
     }
-    fails(&["bench", &uri, "--ioengine", "sync", "--verify", "crc32c"], 2, &["verify", "ioengine=sync"]);
+    for rw in ["write", "read", "randrw"] {
+        let load = ["--ioengine", "sync", "--rw", rw, "--bs", "64k", "--verify", "crc32c", "--json"];
+        let ran = longhaul(&[&["bench", &uri][..], &load].concat());
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("layout");
+        let verify = result.jobs[0].verify.as_ref().expect("it was asked for");
+        assert!(verify.checked_blocks >= 512, "{rw}: {verify:?}");
+    }
     fails(&["bench", &uri, "--iodepth", "many"], 2, &["'many' is neither a number nor auto"]);
     target.stop();
 }

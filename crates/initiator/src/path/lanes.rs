@@ -8,6 +8,7 @@
 //! - while nothing is in flight the task sleeps without a timer.
 
 use super::meter::Meter;
+use super::share::{Sharer, Sharers, open_shared, share};
 use super::{Limits, PathOptions, PathReport, Plan, Sample, Sockets, Tuner, Way};
 use crate::call::{Data, Done, Pending, Waiting};
 use crate::controller::Controller;
@@ -67,6 +68,7 @@ pub(crate) struct Lanes {
     /// A connection is being opened, or no more are to be had.
     opening: Cell<bool>,
     meter: Rc<Meter>,
+    sharers: Rc<Sharers>,
     tuner: RefCell<Tuner>,
     plan: Cell<Plan>,
     epoch: Instant,
@@ -76,6 +78,7 @@ pub(crate) struct Lanes {
 struct Flight {
     lane: Rc<Cell<u64>>,
     meter: Rc<Meter>,
+    sharer: Rc<Sharer>,
     way: Way,
     bytes: u64,
     began: Instant,
@@ -93,16 +96,32 @@ impl Drop for Flight {
         self.lane.set(self.lane.get() - self.bytes);
         let latency = self.done.then(|| self.began.elapsed());
         self.meter.end(self.way, self.bytes, latency);
+        self.sharer.end();
     }
 }
 
 impl Lanes {
+    /// Those of the calling thread, which all share who open the device on it:
+    /// they, and a share in them.
+    ///
+    /// # Errors
+    /// There are none, and none can be had.
+    pub(crate) async fn join(
+        controller: &Arc<Controller>,
+        shift: u32,
+        reports: &Arc<Reports>,
+    ) -> Result<(Rc<Lanes>, Rc<Sharer>)> {
+        let lanes = open_shared(controller, shift, reports).await?;
+        let sharer = Rc::new(Sharer::new(&lanes.sharers));
+        Ok((lanes, sharer))
+    }
+
     /// Begins with as many connections as were asked for by hand, all at once,
     /// or with one; it is open when the first of them is there.
     ///
     /// # Errors
     /// None can be had; later ones are tried for.
-    pub(crate) async fn open(
+    pub(super) async fn open(
         controller: &Arc<Controller>,
         shift: u32,
         reports: Arc<Reports>,
@@ -128,6 +147,7 @@ impl Lanes {
             tuner: RefCell::new(tuner),
             opening: Cell::new(n > 1),
             meter: Rc::default(),
+            sharers: Rc::default(),
             epoch: Instant::now(),
         });
         lanes.push(first);
@@ -181,6 +201,7 @@ impl Lanes {
     /// Submits a command that moves data, on the lane that has least to do.
     pub(crate) fn submit(
         &self,
+        sharer: &Rc<Sharer>,
         way: Way,
         sqe: Sqe,
         data: Data,
@@ -192,8 +213,9 @@ impl Lanes {
         let (connection, lane) = self.least();
         lane.set(lane.get() + bytes);
         self.meter.begin(way, bytes);
-        let meter = Rc::clone(&self.meter);
-        let mut flight = Flight { lane, meter, way, bytes, began: Instant::now(), done: false };
+        sharer.begin();
+        let (meter, sharer) = (Rc::clone(&self.meter), Rc::clone(sharer));
+        let mut flight = Flight { lane, meter, sharer, way, bytes, began: Instant::now(), done: false };
         let pending = connection.submit(sqe, data);
         async move {
             let _open = connection;
@@ -241,8 +263,13 @@ impl Lanes {
         size.min(most.into()) as u32
     }
 
+    /// How much one of those who share them is to keep in flight.
+    pub(crate) fn advice_each(&self) -> Advice {
+        share(self.advice(), self.sharers.count())
+    }
+
     /// How much to keep in flight.
-    pub(crate) fn advice(&self) -> Advice {
+    fn advice(&self) -> Advice {
         let (plan, options) = (self.plan.get(), self.options());
         let [read, write] = plan.in_flight;
         let io_size = self.io_size();
@@ -318,6 +345,7 @@ impl Lanes {
         drop(lanes);
         let rtt = looks.iter().map(|(_, now)| now.rtt).filter(|rtt| !rtt.is_zero()).min();
         let mut round = self.meter.take();
+        self.sharers.end_round();
         round.ways[Way::Read as usize].lost = looks.iter().any(|(a, b)| b.out_of_order > a.out_of_order);
         round.ways[Way::Write as usize].lost =
             looks.iter().any(|(a, b)| b.retransmissions > a.retransmissions);
@@ -402,6 +430,9 @@ async fn tune(lanes: Weak<Lanes>, meter: Rc<Meter>) {
             sleep(round).await;
             let Some(lanes) = lanes.upgrade() else { return };
             round = lanes.round();
+        }
+        if let Some(lanes) = lanes.upgrade() {
+            lanes.sharers.handle_idle();
         }
     }
 }

@@ -8,6 +8,7 @@ mod direction;
 mod lanes;
 mod meter;
 mod options;
+mod share;
 mod sockets;
 mod tuner;
 #[cfg(test)]
@@ -17,6 +18,7 @@ mod types;
 pub use direction::FLOOR;
 pub(crate) use lanes::{Lanes, Reports};
 pub use options::{PathOptions, PathReport};
+pub(crate) use share::Sharer;
 pub use sockets::{Buffer, Limit, SocketLimit, Sockets};
 pub use tuner::Tuner;
 pub use types::{Limits, Plan, Sample, Way, WaySample};

@@ -5,7 +5,9 @@ use crate::names::{Device, InitiatorArgs, parse_bytes, parse_time};
 use crate::output::Output;
 use longhaul_array::{Layout, Stripe, suited_unit};
 use longhaul_bench::schema::{self, Direction};
-use longhaul_bench::{BenchError, Job, Live, Phase, Results, Rw, Stop, Threads, run as run_load};
+use longhaul_bench::{
+    BenchError, Job, JobResult, Live, OWN_THREADS_MAX, Phase, Results, Rw, Stop, Threads, run as run_load,
+};
 use longhaul_block::units::{format_rate, format_size};
 use longhaul_block::{BlockDevice, DeviceInfo, IoError};
 use std::io::Write;
@@ -55,13 +57,19 @@ pub(crate) struct Args {
     /// file-like API, one after another, which reads ahead and writes behind
     #[arg(long, value_name = "KIND", default_value = "async", value_parser = ["async", "sync"])]
     ioengine: String,
-    /// Jobs for each device, a thread and a queue each
+    /// Jobs for each device, a thread and a queue each; more than 64 in all
+    /// share as many threads as there are processors
     #[arg(long, value_name = "N", default_value_t = 1)]
     numjobs: u32,
     /// Where to begin
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_bytes)]
     offset: u64,
-    /// How much of the device to use [default: all from the offset]
+    /// How much further on each job begins than the one before, so that each
+    /// has a region of its own (0: all have the same)
+    #[arg(long, alias = "offset_increment", value_name = "SIZE", default_value = "0", value_parser = parse_bytes)]
+    offset_increment: u64,
+    /// How much of the device a job uses [default: the increment, or all from
+    /// the offset]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     size: Option<u64>,
     /// How long to measure [default: until size is done once]
@@ -145,6 +153,7 @@ impl Args {
             sync: self.ioengine == "sync",
             numjobs: self.numjobs,
             offset: self.offset,
+            offset_increment: self.offset_increment,
             size: self.size,
             runtime: self.runtime,
             time_based: self.runtime.is_some(),
@@ -168,9 +177,11 @@ impl From<BenchError> for Failure {
 }
 
 pub(crate) fn run(args: Args, output: Output) -> Outcome {
-    let threads = u16::try_from(args.numjobs).unwrap_or(u16::MAX);
+    // Jobs that share threads share their queues.
+    let own = args.numjobs as usize * args.devices.len() <= OWN_THREADS_MAX;
+    let queues = if own { u16::try_from(args.numjobs).unwrap_or(u16::MAX) } else { 1 };
     let named =
-        args.devices.iter().map(|name| args.initiator.open(name, threads)).collect::<Result<Vec<_>, _>>()?;
+        args.devices.iter().map(|name| args.initiator.open(name, queues)).collect::<Result<Vec<_>, _>>()?;
     let devices = args.join(named.iter().map(Device::block).collect())?;
     let stop = Stop::new();
     stop_on_interrupt(&stop)?;
@@ -270,6 +281,12 @@ fn print(results: &Results, output: Output) {
     if let Some(job) = all.jobs.first() {
         line("read", &job.read, output);
         line("write", &job.write, output);
+    }
+    if results.jobs.len() > 1 {
+        let rates: Vec<f64> = results.jobs.iter().map(JobResult::rate).collect();
+        let rate = |found: Option<f64>| format_size(found.unwrap_or(0.0) as u64);
+        let (least, most) = (rates.iter().copied().reduce(f64::min), rates.iter().copied().reduce(f64::max));
+        output.line(format_args!("jobs: {}, {}/s to {}/s each", rates.len(), rate(least), rate(most)));
     }
     let verify = results.verify();
     if results.job.verify {
