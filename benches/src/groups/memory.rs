@@ -34,7 +34,9 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
             let target = Target::start(setup, engine, &file.backend(), &["--memory", MEMORY.0])?;
             for (rw, measured) in ["read", "write"].into_iter().zip(&mut measured) {
                 let load = Load { numjobs: JOBS, ..Load::new(rw, BS, DEPTH) };
-                let extra = ["--queue-size", QUEUE_SIZE];
+                // Each job a connection of its own.
+                let threads = JOBS.to_string();
+                let extra = ["--queue-size", QUEUE_SIZE, "--threads", &threads];
                 let rate = program::load(setup, engine, &target.uri, &load, Some(&target), &extra)?.rate;
                 measured.push((process::peak_memory(target.pid())? as f64, rate));
             }
@@ -58,7 +60,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         MEMORY.0
     ));
     let load = format!(
-        "--rw read --bs 128KiB --iodepth {DEPTH} --numjobs {JOBS} --queue-size {QUEUE_SIZE} {}",
+        "--rw read --bs 128KiB --iodepth {DEPTH} --numjobs {JOBS} --threads {JOBS} --queue-size {QUEUE_SIZE} {}",
         window(setup)
     );
     section.commands = commands(setup, "file:FILE", &format!(" --memory {}", MEMORY.0), &load);

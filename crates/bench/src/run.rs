@@ -54,6 +54,8 @@ pub enum Threads {
     /// Each on an engine thread of its own, up to [`OWN_THREADS_MAX`]; more
     /// share as many as there are processors.
     Own(Config),
+    /// On so many engine threads of their own, in turn.
+    Shared(Config, usize),
     /// On these engine threads, in turn.
     On(Vec<Handle>),
 }
@@ -315,11 +317,15 @@ fn engines(threads: &Threads, jobs: usize) -> Result<(Vec<Thread>, Vec<Handle>),
             Err(BenchError::Option("no engine thread given".into()))
         }
         Threads::On(handles) => Ok((Vec::new(), handles.clone())),
-        Threads::Own(config) => {
+        Threads::Own(config) | Threads::Shared(config, _) => {
             let start = |n| Thread::start(&format!("bench-{n}"), config.clone());
-            let processors = std::thread::available_parallelism().map_or(1, usize::from);
-            let threads = if jobs <= OWN_THREADS_MAX { jobs } else { processors.min(OWN_THREADS_MAX) };
-            let own = (0..threads).map(start).collect::<Result<Vec<_>, _>>()?;
+            let processors = || std::thread::available_parallelism().map_or(1, usize::from);
+            let wanted = match threads {
+                Threads::Shared(_, threads) => *threads,
+                _ if jobs <= OWN_THREADS_MAX => jobs,
+                _ => processors().min(OWN_THREADS_MAX),
+            };
+            let own = (0..wanted.clamp(1, jobs)).map(start).collect::<Result<Vec<_>, _>>()?;
             let handles = own.iter().map(Thread::handle).collect();
             Ok((own, handles))
         }

@@ -135,6 +135,16 @@ fn what_does_not_fit_is_refused_with_a_reason() {
         (Job { rwmixread: 101, ..base.clone() }, "rwmixread=101"),
         (Job { offset: 512, ..base.clone() }, "offset=512"),
         (Job { size: Some(2 << 20), ..base.clone() }, "go past the end of mem:1048576, 1048576 bytes"),
+        (Job { offset_increment: 100, ..base.clone() }, "offset_increment=100 is not a multiple"),
+        (
+            Job { offset_increment: 512 << 10, numjobs: 3, ..base.clone() },
+            "offset_increment=524288 and numjobs=3",
+        ),
+        (Job { offset_increment: u64::MAX / 4096 * 4096, numjobs: 9, ..base.clone() }, "go past the end"),
+        (
+            Job { offset_increment: 4096, size: Some(8192), rw: Rw::RandRw, verify: true, ..base.clone() },
+            "each other's blocks",
+        ),
         (Job { size: Some(100), ..base.clone() }, "no block of bs=4096 fits"),
         (Job { time_based: true, ..base.clone() }, "time_based needs a runtime"),
         (Job { rw: Rw::Write, ..base.clone() }, "read-only: rw=write cannot be done"),
@@ -144,5 +154,46 @@ fn what_does_not_fit_is_refused_with_a_reason() {
         let error = run(std::slice::from_ref(&device), &job, &threads, &Stop::new(), &mut |_| {});
         let error = error.map(drop).expect_err(reason).to_string();
         assert!(error.contains(reason), "{error}");
+    }
+}
+
+/// Each job has a region of its own, both ways of calling alike: what is written
+/// is found again where it belongs, and nowhere else.
+#[test]
+fn a_thousand_jobs_have_a_region_each() {
+    const JOBS: u32 = 1000;
+    const SIZE: u64 = 32 << 10;
+    for sync in [false, true] {
+        let memory = device("mem:40MiB");
+        let job = Job {
+            numjobs: JOBS,
+            offset_increment: SIZE,
+            sync,
+            verify: true,
+            iodepth_auto: !sync,
+            ..Job::default()
+        };
+        let write = load(&memory, &Job { rw: Rw::Write, ..job.clone() });
+        let read = load(&memory, &Job { rw: Rw::Read, ..job.clone() });
+        for results in [&write, &read] {
+            assert_eq!(results.error(), None);
+            assert_eq!(results.jobs.len(), JOBS as usize);
+            assert!(results.jobs.iter().all(|job| job.read.ios + job.write.ios == 8));
+            let verify = results.verify();
+            assert_eq!((verify.checked_blocks, verify.faults()), (u64::from(JOBS) * 8, 0));
+        }
+        let after = Job { offset: u64::from(JOBS) * SIZE, offset_increment: 0, numjobs: 1, ..job };
+        assert!(load(&memory, &Job { rw: Rw::Read, ..after }).verify().faults() > 0);
+    }
+}
+
+#[test]
+fn jobs_share_the_threads_that_were_asked_for() {
+    for (threads, jobs) in [(1, 6), (4, 6), (9, 6)] {
+        let memory = device("mem:8MiB");
+        let job = Job { rw: Rw::Write, bs: 65_536, numjobs: jobs, ..Job::default() };
+        let threads = Threads::Shared(Config::default(), threads);
+        let results = run(&[memory], &job, &threads, &Stop::new(), &mut |_| {}).expect("begun");
+        assert_eq!(results.total().expect("jobs").write.bytes, u64::from(jobs) * (8 << 20));
     }
 }

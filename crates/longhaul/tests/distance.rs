@@ -134,3 +134,50 @@ fn what_was_set_up_is_told_to_people_too() {
     let ran = longhaul(&["info", &target.uri]);
     assert!(ran.stdout.contains("ms, 4 round trips"), "{ran:?}");
 }
+
+/// A thousand files' worth of jobs: everything is written, and found again,
+/// whatever they are called with.
+fn a_thousand_jobs(command: impl Fn() -> Command, uri: &str) {
+    const JOBS: usize = 1000;
+    const SIZE: u64 = 32 << 10;
+    for engine in ["async", "sync"] {
+        for rw in ["write", "read"] {
+            let (jobs, size) = (JOBS.to_string(), SIZE.to_string());
+            let mut command = command();
+            command.args(["bench", uri, "--rw", rw, "--bs", "16k", "--numjobs", &jobs, "--ioengine", engine]);
+            command.args(["--offset_increment", &size, "--verify", "crc32c", "--json"]);
+            command.env("XDG_CONFIG_HOME", "/nonexistent").stdin(Stdio::null());
+            let ran = finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started"));
+            assert_eq!(ran.code, Some(0), "{engine} {rw}: {}", ran.stderr);
+            assert!(!ran.stderr.contains("connect"), "nothing was lost: {engine} {rw}: {}", ran.stderr);
+            let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("layout");
+            assert_eq!(result.jobs.len(), JOBS);
+            for job in &result.jobs {
+                let verify = job.verify.as_ref().expect("asked for");
+                assert_eq!((job.read.io_bytes + job.write.io_bytes, job.error), (SIZE, 0));
+                assert_eq!((verify.checked_blocks, verify.first.len()), (SIZE >> 14, 0));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_thousand_jobs_on_loopback() {
+    let target = Served::start(Command::new(PROGRAM), Ipv4Addr::LOCALHOST.into(), "disk=mem:64MiB");
+    let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let relay = Relay::start(loopback, target.address(), Link::round_trip(MS)).expect("relay");
+    let uri = target.uri.replace(&target.address().to_string(), &relay.local_addr().to_string());
+    a_thousand_jobs(|| Command::new(PROGRAM), &uri);
+    // In each of four runs an admin queue, and at most sixteen for each thread,
+    // of which there is one a processor: nothing like one for each job.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(64);
+    let most = 4 * (1 + 16 * threads);
+    assert!(relay.stats().connections <= most as u64, "{:?}", relay.stats());
+}
+
+#[test]
+fn a_thousand_jobs_on_a_long_link() {
+    let Some(wan) = link(15 * MS, 300_000_000) else { return };
+    let target = serve_behind(&wan, "disk=mem:64MiB");
+    a_thousand_jobs(|| wan.client().bound_command(PROGRAM), &target.uri);
+}

@@ -57,10 +57,13 @@ pub(crate) struct Args {
     /// file-like API, one after another, which reads ahead and writes behind
     #[arg(long, value_name = "KIND", default_value = "async", value_parser = ["async", "sync"])]
     ioengine: String,
-    /// Jobs for each device, a thread and a queue each; more than 64 in all
-    /// share as many threads as there are processors
+    /// Jobs for each device
     #[arg(long, value_name = "N", default_value_t = 1)]
     numjobs: u32,
+    /// Threads that the jobs share, each with queues of its own [default: one a
+    /// job; as many as processors for more than 64 jobs in all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
     /// Where to begin
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_bytes)]
     offset: u64,
@@ -177,16 +180,25 @@ impl From<BenchError> for Failure {
 }
 
 pub(crate) fn run(args: Args, output: Output) -> Outcome {
-    // Jobs that share threads share their queues.
-    let own = args.numjobs as usize * args.devices.len() <= OWN_THREADS_MAX;
-    let queues = if own { u16::try_from(args.numjobs).unwrap_or(u16::MAX) } else { 1 };
+    let jobs = args.numjobs as usize * args.devices.len();
+    // Every thread opens every device that one of its jobs is on.
+    let threads = match args.threads {
+        Some(threads) => usize::from(threads).min(jobs),
+        None if jobs <= OWN_THREADS_MAX => args.numjobs as usize,
+        None => 1,
+    };
+    let queues = u16::try_from(threads).unwrap_or(u16::MAX);
     let named =
         args.devices.iter().map(|name| args.initiator.open(name, queues)).collect::<Result<Vec<_>, _>>()?;
     let devices = args.join(named.iter().map(Device::block).collect())?;
     let stop = Stop::new();
     stop_on_interrupt(&stop)?;
     let live = output.is_live();
-    let threads = Threads::Own(args.initiator.engine.config());
+    let config = args.initiator.engine.config();
+    let threads = match args.threads {
+        Some(threads) => Threads::Shared(config, threads.into()),
+        None => Threads::Own(config),
+    };
     let mut told = false;
     let mut progress = |now: &Live| {
         if overtime(&args, now) >= OVERTIME && !std::mem::replace(&mut told, true) {
