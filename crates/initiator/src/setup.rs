@@ -265,8 +265,7 @@ impl Admin {
     /// capabilities, and the answers.
     pub(crate) async fn enable_and<T>(&self, questions: impl AsyncFn() -> Result<T>) -> Result<(Cap, T)> {
         if !self.endpoint.careful {
-            //= NVMe Base 2.1, CC.EN: commands that come before the controller is ready are not executed; the
-            //= host may only rely on those whose completion says that they were
+            //= NVMe Base 2.1, CC.EN: what comes before the controller is ready is refused, not lost
             let (cap, answers) = futures_util::join!(self.enable(), questions());
             let cap = match (cap, &answers) {
                 (Ok(cap), _) => cap,

@@ -101,10 +101,12 @@ async fn make(endpoint: Endpoint, settings: &Settings, wanted: Wanted, hasty: &C
     let begun = now();
     // I/O connections are set up beside the admin queue, so that more queues
     // cost no more round trips.
+    //= NVMe-TCP 1.1, connection establishment: ICReq and ICResp belong to a connection, whatever queue it becomes
     let config = host_config(options, options.queue_size, None);
     let prepared = Pool::begin(wanted.lanes.min(PREPARED_MAX), &endpoint, options, config);
     let (mut admin, cntlid) = Admin::open(endpoint.clone(), options, subnqn, &signs).await?;
     let most = NumberOfQueues { submission: NumberOfQueues::MAX, completion: NumberOfQueues::MAX };
+    //= NVMe Base 2.1, Number of Queues feature: it is set before any I/O queue is created
     let set_queues = Sqe::set_features(fid::NUMBER_OF_QUEUES, 0, most.to_dword(), false);
     let answers = admin.enable_and(async || {
         let (id, queues, namespace) = future::join3(

@@ -1,5 +1,7 @@
 """Our initiator on the kernel's target."""
 
+import json
+
 from peer.suite import GUEST_PORTS, check, require
 
 NQN = "nqn.2014-08.org.example:kernel"
@@ -26,6 +28,18 @@ def discovers(bench):
     require(NQN in out, f"discover --json does not name the subsystem:\n{out}")
     out = bench.longhaul.run("info", f"nvme+tcp://127.0.0.1:{port}/{NQN}", "--json")
     require(str(128 << 20) in out, f"info does not say the size:\n{out}")
+
+
+@check("initiator: several queues of the kernel's target in few round trips")
+def few_round_trips(bench):
+    port = serve(bench, 16384)
+    uri = f"nvme+tcp://127.0.0.1:{port}/{NQN}"
+    out = bench.longhaul.run("info", uri, "--path", "--connections", "64", "--json")
+    summary = json.loads(out.splitlines()[-1])
+    setup, granted = summary["setup"], summary["controller"]["queues"]
+    # What was asked before it was known to be ready may cost one more.
+    require(setup["round_trips"] in (5, 6), str(setup))
+    require(setup["queues"] == min(64, granted), f"{setup} of {granted} queues")
 
 
 @check("initiator: a subsystem that is not there is named, in one sentence")
