@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{Target, text};
+use common::{PATIENCE, Target, text};
 use longhaul_block::{BlockDevice, WriteFlags};
 use longhaul_engine::{Buf, BufMut, Config, Engine};
-use longhaul_initiator::{Options, RemoteDevice};
-use std::rc::Rc;
+use longhaul_initiator::{Options, PathOptions, RemoteDevice};
+use std::time::Duration;
 
 const CONNECTIONS: usize = 128;
 const DEPTH: usize = 128;
@@ -36,33 +36,37 @@ fn a_load_of_many_times_the_bound_is_done_within_it() {
         let before = peak(&target);
         let uri = target.uri(0).parse().expect("a URI");
         // One entry of a queue always stays empty.
-        let options = Options { queue_size: DEPTH as u16 + 1, ..Options::default() };
+        let path = PathOptions { connections: Some(CONNECTIONS as u16), ..PathOptions::default() };
+        let options = Options { queue_size: DEPTH as u16 + 1, path, ..Options::default() };
         let device = RemoteDevice::connect_blocking(&uri, options).expect("connected");
+        let mut events = device.events();
         let source = Buf::copy_of(&vec![0x5a; BLOCK]);
         Engine::new(&Config::default()).expect("engine").block_on(async {
-            let mut queues = Vec::new();
-            for _ in 0..CONNECTIONS {
-                queues.push(device.open().await.expect("opened"));
+            // Commands go to the connection with least to do: to each as many.
+            let io = device.open().await.expect("opened");
+            let end = longhaul_engine::now() + PATIENCE;
+            while usize::from(device.set_up().queues) < CONNECTIONS {
+                assert!(longhaul_engine::now() < end, "{:?}", device.set_up());
+                longhaul_engine::sleep(Duration::from_millis(1)).await;
             }
             let at = |i: usize| (i * BLOCK) as u64 % (256 << 20);
             let mut writes = Vec::new();
-            for (i, _) in (0..DEPTH).flat_map(|_| (0..CONNECTIONS).enumerate()) {
-                writes.push(queues[i].write(at(writes.len()), source.clone(), WriteFlags::default()));
+            for _ in 0..DEPTH * CONNECTIONS {
+                writes.push(io.write(at(writes.len()), source.clone(), WriteFlags::default()));
             }
             for write in writes {
                 write.await.expect("written");
             }
             let mut reads = Vec::new();
-            for (i, _) in (0..DEPTH / 16).flat_map(|_| (0..CONNECTIONS).enumerate()) {
-                reads.push(queues[i].read(at(reads.len()), BufMut::zeroed(BLOCK)));
+            for _ in 0..DEPTH / 16 * CONNECTIONS {
+                reads.push(io.read(at(reads.len()), BufMut::zeroed(BLOCK)));
             }
             for read in reads {
                 read.await.expect("read");
             }
-            // Every queue is still the one it was.
-            for queue in &queues {
-                Rc::clone(queue).flush().await.expect("flushed");
-            }
+            io.flush().await.expect("flushed");
+            // Every connection is still the one it was.
+            assert!(events.try_recv().is_err(), "nothing has happened to the controller");
         });
         let peak = peak(&target);
         eprintln!("{spec}: {before} KiB at rest, {peak} KiB at the peak");

@@ -180,7 +180,8 @@ impl From<BenchError> for Failure {
 }
 
 pub(crate) fn run(args: Args, output: Output) -> Outcome {
-    let jobs = args.numjobs as usize * args.devices.len();
+    let loaded = if args.layout.is_some() { 1 } else { args.devices.len() };
+    let jobs = args.numjobs as usize * loaded;
     // Every thread opens every device that one of its jobs is on.
     let threads = match args.threads {
         Some(threads) => usize::from(threads).min(jobs),
