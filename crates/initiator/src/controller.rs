@@ -323,6 +323,12 @@ impl Controller {
         Error::Unreachable { addr: self.info().address.clone(), reason }
     }
 
+    /// Fails once the controller is lost for good.
+    pub(crate) fn check(&self) -> Result<()> {
+        let over = matches!(self.lock().phase, Phase::Over(_));
+        if over { Err(self.gone()) } else { Ok(()) }
+    }
+
     async fn ask<T>(&self, make: impl FnOnce(oneshot::Sender<Result<T>>) -> Request) -> Result<T> {
         let (tx, rx) = oneshot::channel();
         if self.requests.unbounded_send(make(tx)).is_err() {

@@ -111,6 +111,7 @@ impl Lanes {
         shift: u32,
         reports: &Arc<Reports>,
     ) -> Result<(Rc<Lanes>, Rc<Sharer>)> {
+        controller.check()?;
         let lanes = open_shared(controller, shift, reports).await?;
         let sharer = Rc::new(Sharer::new(&lanes.sharers));
         Ok((lanes, sharer))
