@@ -3,7 +3,7 @@
 use crate::call::Data;
 use crate::controller::Controller;
 use crate::error::{Result, reason};
-use crate::info::{ControllerEvent, active_namespaces};
+use crate::info::{ControllerEvent, active_namespaces, namespace_info};
 use crate::setup::Admin;
 use futures_util::future;
 use longhaul_wire::command::Sqe;
@@ -36,8 +36,24 @@ pub(crate) async fn watch_events(
         tracing::info!("no asynchronous events: {e}");
     }
     let loops = (0..requests).map(|_| watch_one(Rc::clone(&admin), controller.clone()));
-    let (why, ..) = future::select_all(loops.map(Box::pin)).await;
+    let watch = future::select_all(loops.map(Box::pin));
+    let ((why, ..), ()) = future::join(watch, look_again(&admin, &controller)).await;
     why
+}
+
+/// Tells of what has changed since the namespace was looked at when the session
+/// was made, before events were asked for: no event does.
+async fn look_again(admin: &Admin, controller: &Weak<Controller>) {
+    let Some(known) = controller.upgrade().map(|controller| controller.namespace_now()) else { return };
+    match namespace_info(admin, known.nsid).await {
+        Ok(now) if now == known => {}
+        Ok(_) => {
+            if let Some(controller) = controller.upgrade() {
+                controller.tell(&ControllerEvent::NamespaceChanged(known.nsid));
+            }
+        }
+        Err(e) => tracing::debug!("{e}"),
+    }
 }
 
 /// Keeps one Asynchronous Event Request outstanding. Returns why it ended.
