@@ -94,6 +94,10 @@ enum Group {
     Loss,
     /// Links that are cut under load
     Cut,
+    /// A thousand files at once, on one device and on six
+    Files,
+    /// How long many queues take to be ready
+    Queues,
     /// All over emulated long links
     Far,
     /// stream and random
@@ -115,7 +119,16 @@ impl Group {
 
     /// Whether it is measured over emulated links.
     fn is_far(self) -> bool {
-        matches!(self, Group::Distance | Group::Latency | Group::Capsule | Group::Loss | Group::Cut)
+        matches!(
+            self,
+            Group::Distance
+                | Group::Latency
+                | Group::Capsule
+                | Group::Loss
+                | Group::Cut
+                | Group::Files
+                | Group::Queues
+        )
     }
 }
 
@@ -143,7 +156,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     type Measure = fn(&Setup) -> Result<report::Section>;
-    let all: [(Group, Measure); 11] = [
+    let all: [(Group, Measure); 13] = [
         (Group::Stream, groups::stream::run),
         (Group::Random, groups::random::run),
         (Group::File, groups::file::run),
@@ -155,6 +168,8 @@ fn run(args: &Args) -> Result<()> {
         (Group::Capsule, groups::far::capsule::run),
         (Group::Loss, groups::far::loss::run),
         (Group::Cut, groups::far::cut::run),
+        (Group::Files, groups::far::files::run),
+        (Group::Queues, groups::far::queues::run),
     ];
     ensure!(args.cpus.len() == 2, "--cpus takes two processors, for example 0,1");
     if let Some(path) = &args.write {

@@ -46,6 +46,8 @@ pub struct Path {
     pub round_trip_us: f64,
     /// Connections of a thread.
     pub connections: u16,
+    /// How often the device was lost and connected to again.
+    pub disconnects: u64,
     /// The whole in a sentence.
     pub sentence: String,
 }

@@ -50,6 +50,8 @@ struct State {
     /// The namespace that must stay the same, as it is now.
     namespace: NamespaceInfo,
     set_up: SetUp,
+    /// How often a session was lost.
+    disconnects: u64,
     /// I/O queues that want a connection.
     lanes: usize,
     /// Told of every change of the above.
@@ -116,6 +118,7 @@ impl Controller {
             unfenced: Vec::new(),
             namespace: first.namespace.clone(),
             set_up: first.set_up,
+            disconnects: 0,
             lanes: 0,
             watchers: Vec::new(),
             listeners: Vec::new(),
@@ -222,6 +225,7 @@ impl Controller {
         let fence = self.settings.options.fencing && session.was_used();
         self.change(|state| {
             state.phase = Phase::Down;
+            state.disconnects += 1;
             state.open = false;
             if fence {
                 state.unfenced.push(Arc::clone(session));
@@ -309,6 +313,11 @@ impl Controller {
         let (tx, rx) = mpsc::unbounded();
         self.lock().listeners.push(tx);
         rx
+    }
+
+    /// How often the controller was lost and had to be connected to again.
+    pub(crate) fn disconnects(&self) -> u64 {
+        self.lock().disconnects
     }
 
     pub(crate) fn tell(&self, event: &ControllerEvent) {

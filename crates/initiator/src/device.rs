@@ -113,6 +113,12 @@ impl RemoteDevice {
         self.controller.set_up()
     }
 
+    /// How often the target was lost since: its connections ended, and it had to
+    /// be connected to again.
+    pub fn disconnects(&self) -> u64 {
+        self.controller.disconnects()
+    }
+
     /// Events of the controller from now on.
     pub fn events(&self) -> mpsc::UnboundedReceiver<ControllerEvent> {
         self.controller.events()

@@ -33,6 +33,8 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
             "beyond the round trip, µs",
             "≤ 100 µs",
             "bare request and response, beyond the round trip, µs",
+            "of ours beyond it, µs",
+            "≤ 100 µs",
         ],
     );
     let memory = Memory::new(setup.size)?;
@@ -76,6 +78,7 @@ fn measure(setup: &Setup, link: &Link, rate: u64, memory: &Memory, section: &mut
     let case = format!("{}, {}", link::rate(rate), link::round_trip(link.rtt()));
     let all = Samples::of(&measured[0], |m| m.latency);
     let [ours, bare] = [0, 1].map(|i| Samples::of(&measured[i], |m| m.latency - link.rtt().as_secs_f64()));
+    let added = Samples(ours.0.iter().zip(&bare.0).map(|(ours, bare)| ours - bare).collect());
     eprintln!("  {case}: {}", ours.show(MICRO, 0));
     section.keep(&case, "longhaul", "seconds", &all);
     section.keep(&case, "bare, beyond the round trip", "seconds", &bare);
@@ -85,6 +88,8 @@ fn measure(setup: &Setup, link: &Link, rate: u64, memory: &Memory, section: &mut
         ours.show(MICRO, 0),
         ours.at_most(CEILING).into(),
         bare.show(MICRO, 0),
+        added.show(MICRO, 0),
+        added.at_most(CEILING).into(),
     ]);
     Ok(())
 }

@@ -3,8 +3,10 @@
 pub(crate) mod capsule;
 pub(crate) mod cut;
 pub(crate) mod distance;
+pub(crate) mod files;
 pub(crate) mod latency;
 pub(crate) mod loss;
+pub(crate) mod queues;
 
 use crate::link;
 use crate::setup::Setup;

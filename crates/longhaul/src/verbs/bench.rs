@@ -323,6 +323,7 @@ fn paths(devices: &[Device]) -> Vec<schema::Path> {
             device: device.info().name.clone(),
             round_trip_us: report.plan.rtt.as_secs_f64() * 1e6,
             connections: report.plan.connections,
+            disconnects: device.disconnects(),
             sentence: report.sentence(),
         })
     };
