@@ -98,6 +98,8 @@ enum Group {
     Files,
     /// How long many queues take to be ready
     Queues,
+    /// Two loads on one link
+    Share,
     /// All over emulated long links
     Far,
     /// stream and random
@@ -156,7 +158,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     type Measure = fn(&Setup) -> Result<report::Section>;
-    let all: [(Group, Measure); 13] = [
+    let all: [(Group, Measure); 14] = [
         (Group::Stream, groups::stream::run),
         (Group::Random, groups::random::run),
         (Group::File, groups::file::run),
@@ -170,6 +172,7 @@ fn run(args: &Args) -> Result<()> {
         (Group::Cut, groups::far::cut::run),
         (Group::Files, groups::far::files::run),
         (Group::Queues, groups::far::queues::run),
+        (Group::Share, groups::far::share::run),
     ];
     ensure!(args.cpus.len() == 2, "--cpus takes two processors, for example 0,1");
     if let Some(path) = &args.write {

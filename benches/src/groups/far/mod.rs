@@ -7,6 +7,7 @@ pub(crate) mod files;
 pub(crate) mod latency;
 pub(crate) mod loss;
 pub(crate) mod queues;
+pub(crate) mod share;
 
 use crate::link;
 use crate::setup::Setup;
