@@ -82,6 +82,24 @@ pub enum LayoutError {
         /// Bytes.
         unit: u64,
     },
+    /// The layout asks for other numbers of members.
+    #[error(
+        "{layout} does not work with {width} devices: double-parity needs 3, stripe+mirror an even number"
+    )]
+    Layout {
+        /// The layout.
+        layout: Layout,
+        /// Members given.
+        width: usize,
+    },
+    /// A member has no room for one stripe.
+    #[error("{size} bytes are too few for a member: it needs {least} at least")]
+    TooSmall {
+        /// Its size in bytes.
+        size: u64,
+        /// What it needs, in bytes.
+        least: u64,
+    },
 }
 
 /// Checks the number of members and the stripe unit.

@@ -6,11 +6,49 @@
 
 #![forbid(unsafe_code)]
 
+mod array;
+mod assemble;
+mod bytes;
+mod core;
+mod device;
+mod event;
+mod fence;
+mod fill;
+mod geometry;
+mod hedge;
+mod intent;
 mod join;
+mod journal;
 mod layout;
+mod locks;
+mod manage;
+mod member;
+mod options;
+mod overlay;
+mod plan;
+mod read;
+mod report;
+mod resync;
+mod rows;
+mod scrub;
 mod stripe;
+mod sums;
+mod superblock;
 #[cfg(test)]
 mod testing;
+mod units;
+mod upkeep;
+mod write;
 
+pub use array::{assemble, assemble_as, create, create_as};
+pub use assemble::{ArrayError, Shape};
+pub use core::Counts;
+pub use device::ArrayDevice;
+pub use geometry::{BLOCK, Geometry};
 pub use layout::{DEFAULT_UNIT, Layout, LayoutError, MAX_UNIT, MAX_WIDTH, MIN_UNIT, MIN_WIDTH, suited_unit};
+pub use member::MemberCounts;
+pub use options::Options;
+pub use report::{Health, LostRange, MemberStatus, Progress, Status};
+pub use scrub::ScrubReport;
 pub use stripe::{Stripe, StripeError};
+pub use superblock::{Condition, MAX_NAME, MAX_SPARES};

@@ -294,7 +294,7 @@ impl BlockIo for StripeIo {
 /// What fills all members: the sum of what fills each. Members that share a
 /// link measure their share of it, so the sum is what the link holds, and not
 /// a multiple of it.
-fn combine(members: &[Option<Advice>], width: u64) -> Option<Advice> {
+pub(crate) fn combine(members: &[Option<Advice>], width: u64) -> Option<Advice> {
     if members.iter().all(Option::is_none) {
         return None;
     }

@@ -1,0 +1,187 @@
+//! A running array, and its start and end.
+
+use crate::assemble::{self, ArrayError, Shape};
+use crate::core::Core;
+use crate::device::{ArrayDevice, Job};
+use crate::journal::scan::Found;
+use crate::options::Options;
+use crate::superblock::Condition;
+use crate::upkeep;
+use futures_channel::mpsc;
+use futures_util::StreamExt;
+use longhaul_block::{BlockDevice, IoResult};
+use longhaul_engine::{now, spawn};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use uuid::Uuid;
+
+thread_local! {
+    /// The arrays of this thread, by session.
+    static HERE: RefCell<HashMap<Uuid, Rc<Core>>> = RefCell::default();
+}
+
+/// The array of a session, if this is its thread.
+pub(crate) fn here(session: Uuid) -> Option<Rc<Core>> {
+    HERE.with(|here| here.borrow().get(&session).cloned())
+}
+
+/// Makes an array, which reads as zeroes, and gives its UUID. Runs on any
+/// engine thread.
+///
+/// # Errors
+/// The devices do not make such an array; nothing was written then, unless a
+/// device has failed.
+pub async fn create(
+    devices: &[Arc<dyn BlockDevice>],
+    spares: &[Arc<dyn BlockDevice>],
+    shape: &Shape,
+) -> Result<Uuid, ArrayError> {
+    create_as(devices, spares, shape, Uuid::new_v4).await
+}
+
+/// As [`create`], with identities that the caller chooses: for simulations,
+/// which must not differ from run to run.
+///
+/// # Errors
+/// As there.
+pub async fn create_as(
+    devices: &[Arc<dyn BlockDevice>],
+    spares: &[Arc<dyn BlockDevice>],
+    shape: &Shape,
+    new_uuid: impl FnMut() -> Uuid,
+) -> Result<Uuid, ArrayError> {
+    assemble::create(devices, spares, shape, new_uuid).await
+}
+
+/// Puts an array together from its members, in any order, and runs it on the
+/// calling engine thread until [`ArrayDevice::stop`]. Members that are not
+/// given count as absent.
+///
+/// After a crash the journal is replayed, and stripes that were being written
+/// are made consistent, before this returns.
+///
+/// # Errors
+/// The devices are not, or are not enough of, one array; an [`ArrayError`]
+/// says which is wrong and why. Nothing was written then.
+pub async fn assemble(
+    devices: &[Arc<dyn BlockDevice>],
+    options: Options,
+) -> Result<Arc<ArrayDevice>, ArrayError> {
+    assemble_as(devices, options, Uuid::new_v4()).await
+}
+
+/// As [`assemble`], with a session's identity that the caller has chosen: for
+/// simulations, which must not differ from run to run.
+///
+/// # Errors
+/// As there.
+pub async fn assemble_as(
+    devices: &[Arc<dyn BlockDevice>],
+    options: Options,
+    session: Uuid,
+) -> Result<Arc<ArrayDevice>, ArrayError> {
+    let mut candidates = Vec::new();
+    for (result, device) in assemble::examine_all(devices).await.into_iter().zip(devices) {
+        match result {
+            Ok(candidate) => candidates.push(candidate),
+            // It is missing, as if it had not been given.
+            Err(e) => tracing::warn!("{}: {e}", device.info().name),
+        }
+    }
+    let assembly = assemble::arrange(candidates)?;
+    assemble::check_enough(&assembly)?;
+    let was_clean = assembly.superblock.clean;
+    let (core, stale) = assemble::fill(assembly, options, session);
+    crate::fence::claim(&core).await?;
+    begin(&core, was_clean).await?;
+    for (index, candidate) in stale {
+        core.members[index].put(candidate.device, candidate.io);
+    }
+    Ok(run(core))
+}
+
+/// Recovers from a crash, if there was one, and takes possession.
+async fn begin(core: &Rc<Core>, was_clean: bool) -> IoResult<()> {
+    for member in &core.members {
+        if member.is_usable() || matches!(member.condition.get(), Condition::Absent | Condition::Failed) {
+            core.upkeep.left(member.index, member.condition.get());
+            continue;
+        }
+        let condition = match member.condition.get() {
+            Condition::Rebuilding { partial: false, .. } => Condition::Failed,
+            _ => Condition::Absent,
+        };
+        core.enter(member.index, condition, "not there when the array was assembled");
+    }
+    let mut found = Found::default();
+    assemble::read_logs(core, &mut found).await?;
+    for member in &core.members {
+        if let Condition::Rebuilding { partial: true, .. } = member.condition.get() {
+            core.upkeep.catch_up(member.index, core.intent.marked());
+        }
+    }
+    core.epoch.set(core.epoch.get() + 1);
+    core.publish().await?;
+    if was_clean {
+        core.journal.resume(core.epoch.get(), &[]);
+    } else {
+        let records = core.replay(found).await?;
+        let stripes = core.resync().await?;
+        tracing::info!(
+            "array {}: was not stopped: {records} journal records replayed, {stripes} stripes checked",
+            core.name.borrow()
+        );
+    }
+    if core.geometry.has_parity() {
+        core.journal.mark(core).await?;
+    }
+    Ok(())
+}
+
+/// Serves an array on this thread.
+fn run(core: Rc<Core>) -> Arc<ArrayDevice> {
+    let (jobs, mut inbox) = mpsc::unbounded::<Job>();
+    HERE.with(|here| here.borrow_mut().insert(core.session, Rc::clone(&core)));
+    upkeep::start(&core);
+    let device = ArrayDevice::new(&core, jobs);
+    let registered = Registered(core.session);
+    spawn(async move {
+        let _registered = registered;
+        while let Some(job) = inbox.next().await {
+            job(&core);
+        }
+    })
+    .detach();
+    Arc::new(device)
+}
+
+/// An array's place in the list of its thread, until its task ends.
+struct Registered(Uuid);
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let core = HERE.with(|here| here.borrow_mut().remove(&self.0));
+        // Dropped while the list is not borrowed.
+        drop(core);
+    }
+}
+
+/// Ends everything in order: what was acknowledged is in place and durable,
+/// and the members say so.
+pub(crate) async fn stop(core: &Rc<Core>) -> IoResult<()> {
+    core.upkeep.stopping.set(true);
+    core.upkeep.changed.notify();
+    for row in core.rows.all() {
+        let Some(queue) = core.rows.queue(row) else { continue };
+        queue.changed.until(|| core.rows.queue(row).is_none_or(|now| !Rc::ptr_eq(&now, &queue))).await;
+    }
+    core.upkeep.ended().await;
+    core.flush_members().await?;
+    core.intent.sweep(core, now()).await?;
+    let result = core.publish_with(|| core.clean.set(true)).await;
+    crate::fence::release(core).await;
+    core.halt("it was stopped");
+    result
+}

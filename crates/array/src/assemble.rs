@@ -1,0 +1,428 @@
+//! Making arrays, and putting them together again from their members.
+//!
+//! Invariants:
+//! - nothing is written to a device before all of them have been looked at
+//!   and found to be right;
+//! - an array never begins with fewer members than it needs, nor with two
+//!   histories.
+
+use crate::core::{Core, Spare};
+use crate::geometry::{BLOCK, Geometry, INTENT_AT, INTENT_LEN, JOURNAL_AT, SUPER_AT};
+use crate::layout::{Layout, LayoutError};
+use crate::options::Options;
+use crate::superblock::{Condition, Entry, MAX_NAME, MAX_SPARES, Superblock};
+use futures_util::future::{join_all, try_join_all};
+use longhaul_block::{BlockDevice, BlockIo, IoError, IoResult, WriteFlags, ZeroFlags};
+use longhaul_engine::{Buf, BufMut};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// Why there is no array.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ArrayError {
+    /// The shape is out of bounds.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A name is too long, or empty.
+    #[error("'{0}' is no name for an array: it has 1 to {MAX_NAME} bytes, and no control characters")]
+    Name(String),
+    /// A device cannot be used at all.
+    #[error("{device}: {source}")]
+    Device {
+        /// Its name.
+        device: String,
+        /// Why.
+        source: IoError,
+    },
+    /// A device is in an array already.
+    #[error(
+        "{device} is a member of array {name} ({array}): --force takes it away, and all that array's data with it"
+    )]
+    Taken {
+        /// Its name.
+        device: String,
+        /// Name of the array.
+        name: String,
+        /// UUID of the array.
+        array: Uuid,
+    },
+    /// A device has no superblock.
+    #[error("{0} is no member of an array")]
+    NoMember(String),
+    /// Devices of different arrays were given.
+    #[error("{device} is a member of another array, {name} ({array})")]
+    Foreign {
+        /// Its name.
+        device: String,
+        /// Name of its array.
+        name: String,
+        /// UUID of its array.
+        array: Uuid,
+    },
+    /// The same member was given twice.
+    #[error("{device} and {other} are the same member of the array")]
+    Double {
+        /// One.
+        device: String,
+        /// The other.
+        other: String,
+    },
+    /// A member is smaller than the array needs.
+    #[error("{device} has {size} bytes, and a member of this array needs {needs}: has it been made smaller?")]
+    TooSmall {
+        /// Its name.
+        device: String,
+        /// Its size in bytes.
+        size: u64,
+        /// What it needs in bytes.
+        needs: u64,
+    },
+    /// Members have gone different ways.
+    #[error(
+        "{device} and {other} were used apart from each other, and both have data that the other \
+         has not: leave out the one that matters less; it is filled anew when it is added again"
+    )]
+    Diverged {
+        /// One.
+        device: String,
+        /// The other.
+        other: String,
+    },
+    /// Too few members.
+    #[error("{0}")]
+    TooFew(String),
+    /// Somebody else has assembled it.
+    #[error("the array is in use by another host (session {0}): stop it there first")]
+    InUse(Uuid),
+    /// I/O failed while it was assembled.
+    #[error("cannot assemble the array: {0}")]
+    Io(#[from] IoError),
+}
+
+/// What a new array is to be.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Its name.
+    pub name: String,
+    /// How blocks are spread.
+    pub layout: Layout,
+    /// Stripe unit in bytes.
+    pub unit: u64,
+    /// Use devices that are in an array.
+    pub force: bool,
+}
+
+/// A device, opened and looked at.
+pub(crate) struct Candidate {
+    pub(crate) device: Arc<dyn BlockDevice>,
+    pub(crate) io: Rc<dyn BlockIo>,
+    pub(crate) superblock: Option<Superblock>,
+}
+
+impl Candidate {
+    pub(crate) fn name(&self) -> String {
+        self.device.info().name
+    }
+}
+
+/// Opens a device and reads its superblock.
+pub(crate) async fn examine(device: &Arc<dyn BlockDevice>) -> Result<Candidate, ArrayError> {
+    let failed = |source| ArrayError::Device { device: device.info().name, source };
+    let io = device.open().await.map_err(failed)?;
+    let (a, b) = futures_util::join!(
+        io.read(SUPER_AT[0], BufMut::zeroed(BLOCK as usize)),
+        io.read(SUPER_AT[1], BufMut::zeroed(BLOCK as usize)),
+    );
+    // A copy that cannot be read is as good as one that is torn.
+    let copy = |read: IoResult<BufMut>| read.map(|buf| buf.to_vec());
+    let superblock = match (copy(a), copy(b)) {
+        (Err(e), Err(_)) => return Err(failed(e)),
+        (a, b) => Superblock::newest([&a.unwrap_or_default(), &b.unwrap_or_default()]),
+    };
+    Ok(Candidate { device: Arc::clone(device), io, superblock })
+}
+
+/// Opens and looks at all devices at the same time.
+pub(crate) async fn examine_all(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<Candidate, ArrayError>> {
+    join_all(devices.iter().map(examine)).await
+}
+
+fn check_device(device: &dyn BlockDevice) -> Result<(), ArrayError> {
+    let info = device.info();
+    let wrong = |source| ArrayError::Device { device: info.name.clone(), source };
+    if info.read_only {
+        return Err(wrong(IoError::ReadOnly));
+    }
+    if u64::from(info.block_size) > BLOCK {
+        return Err(wrong(IoError::Unsupported("logical blocks of 4096 bytes or less")));
+    }
+    Ok(())
+}
+
+/// Makes an array of `devices`, and spares of `spares`. All of it reads as
+/// zeroes.
+pub(crate) async fn create(
+    devices: &[Arc<dyn BlockDevice>],
+    spares: &[Arc<dyn BlockDevice>],
+    shape: &Shape,
+    mut new_uuid: impl FnMut() -> Uuid,
+) -> Result<Uuid, ArrayError> {
+    if shape.name.is_empty() || shape.name.len() > MAX_NAME || shape.name.chars().any(char::is_control) {
+        return Err(ArrayError::Name(shape.name.clone()));
+    }
+    crate::layout::check_shape(devices.len(), shape.unit)?;
+    if spares.len() > MAX_SPARES {
+        return Err(ArrayError::TooFew(format!("{} spares are more than {MAX_SPARES}", spares.len())));
+    }
+    let all: Vec<Arc<dyn BlockDevice>> = devices.iter().chain(spares).cloned().collect();
+    distinct(&all)?;
+    all.iter().try_for_each(|device| check_device(&**device))?;
+    let candidates = examine_all(&all).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    for candidate in &candidates {
+        if let (Some(found), false) = (&candidate.superblock, shape.force) {
+            let (name, array) = (found.name.clone(), found.array);
+            return Err(ArrayError::Taken { device: candidate.name(), name, array });
+        }
+    }
+    let size = devices.iter().map(|device| device.info().size).min().unwrap_or(0);
+    let geometry = Geometry::fit(shape.layout, devices.len(), shape.unit, size)?;
+    for device in spares {
+        let (size, needs) = (device.info().size, geometry.end());
+        if size < needs {
+            return Err(ArrayError::TooSmall { device: device.info().name, size, needs });
+        }
+    }
+    let array = new_uuid();
+    let entry = |_: &_| Entry { uuid: new_uuid(), condition: Condition::Active, since: 1 };
+    let entries: Vec<Entry> = devices.iter().map(entry).collect();
+    let superblock = Superblock {
+        array,
+        name: shape.name.clone(),
+        geometry,
+        generation: 1,
+        epoch: 0,
+        clean: true,
+        member: Uuid::nil(),
+        spares: spares.iter().map(|_| new_uuid()).collect(),
+        entries,
+    };
+    let uuids = superblock.entries.iter().map(|entry| entry.uuid).chain(superblock.spares.iter().copied());
+    let uuids: Vec<Uuid> = uuids.collect();
+    // First everything else, so that what has a superblock is whole.
+    try_join_all(candidates.iter().take(devices.len()).map(|candidate| prepare(candidate, &geometry, array)))
+        .await?;
+    let members = candidates.iter().zip(uuids).map(async |(candidate, member)| {
+        let block = Superblock { member, ..superblock.clone() };
+        enlist(candidate, &block).await
+    });
+    try_join_all(members).await?;
+    Ok(array)
+}
+
+/// Writes both copies of a superblock and makes them durable.
+pub(crate) async fn enlist(candidate: &Candidate, superblock: &Superblock) -> Result<(), ArrayError> {
+    let failed = |source| ArrayError::Device { device: candidate.name(), source };
+    let buf = Buf::copy_of(&superblock.encode());
+    let fua = WriteFlags { fua: candidate.device.info().volatile_cache };
+    for at in SUPER_AT {
+        candidate.io.write(at, buf.clone(), fua).await.map_err(failed)?;
+    }
+    candidate.io.flush().await.map_err(failed)
+}
+
+/// Empties the regions of a new member.
+pub(crate) async fn prepare(
+    candidate: &Candidate,
+    geometry: &Geometry,
+    array: Uuid,
+) -> Result<(), ArrayError> {
+    let failed = |source| ArrayError::Device { device: candidate.name(), source };
+    let io = &candidate.io;
+    // The heartbeat, too, is somebody else's.
+    zero(io, SUPER_AT[0], geometry.end()).await.map_err(failed)?;
+    for (at, page) in crate::intent::Intent::new(array, geometry.regions()).pages() {
+        io.write(at, page, WriteFlags::default()).await.map_err(failed)?;
+    }
+    io.flush().await.map_err(failed)
+}
+
+/// Bytes of zeroes written at a time where there is no better way, and
+/// zeroed by one operation where there is: short enough not to run into a
+/// member's time-out.
+const ZERO_PIECE: u64 = 1 << 20;
+const ZERO_RANGE: u64 = 1 << 30;
+
+pub(crate) async fn zero(io: &Rc<dyn BlockIo>, from: u64, to: u64) -> IoResult<()> {
+    let mut at = from;
+    while at < to {
+        let len = ZERO_RANGE.min(to - at);
+        let flags = ZeroFlags { fua: false, may_deallocate: true };
+        match io.write_zeroes(at, len, flags).await {
+            Err(IoError::Unsupported(_)) => {
+                let zeroes = BufMut::zeroed(ZERO_PIECE as usize).freeze();
+                let writes = (at..at + len).step_by(ZERO_PIECE as usize).map(|piece| {
+                    let n = ZERO_PIECE.min(at + len - piece) as usize;
+                    io.write(piece, zeroes.slice(0..n), WriteFlags::default())
+                });
+                for write in writes {
+                    write.await?;
+                }
+            }
+            result => result?,
+        }
+        at += len;
+    }
+    Ok(())
+}
+
+/// Refuses a device that was given twice, where that can be known.
+fn distinct(devices: &[Arc<dyn BlockDevice>]) -> Result<(), ArrayError> {
+    let mut seen: Vec<(&Arc<dyn BlockDevice>, Option<Uuid>)> = Vec::new();
+    for device in devices {
+        let uuid = device.info().uuid;
+        for (other, known) in &seen {
+            if Arc::ptr_eq(other, device) || (uuid.is_some() && uuid == *known) {
+                return Err(ArrayError::Double { device: device.info().name, other: other.info().name });
+            }
+        }
+        seen.push((device, uuid));
+    }
+    Ok(())
+}
+
+/// The devices of an array, put in their places.
+pub(crate) struct Assembly {
+    /// The newest superblock.
+    pub(crate) superblock: Superblock,
+    /// By index.
+    pub(crate) members: BTreeMap<usize, Candidate>,
+    pub(crate) spares: Vec<Candidate>,
+    /// Members that were passed over, and why.
+    pub(crate) stale: Vec<(usize, Candidate)>,
+}
+
+/// Finds out which device is what. `devices` are in any order; those that
+/// could not be opened count as missing.
+pub(crate) fn arrange(candidates: Vec<Candidate>) -> Result<Assembly, ArrayError> {
+    let mut newest: Option<Superblock> = None;
+    for candidate in &candidates {
+        let Some(found) = &candidate.superblock else { return Err(ArrayError::NoMember(candidate.name())) };
+        if let Some(first) = &candidates[0].superblock
+            && first.array != found.array
+        {
+            let (name, array) = (found.name.clone(), found.array);
+            return Err(ArrayError::Foreign { device: candidate.name(), name, array });
+        }
+        if newest.as_ref().is_none_or(|newest| newest.generation < found.generation) {
+            newest = Some(found.clone());
+        }
+    }
+    let Some(superblock) = newest else { return Err(ArrayError::TooFew("no device was given".into())) };
+    let mut assembly =
+        Assembly { members: BTreeMap::new(), spares: Vec::new(), stale: Vec::new(), superblock };
+    let mut seen: BTreeMap<Uuid, String> = BTreeMap::new();
+    for candidate in candidates {
+        let Some(found) = candidate.superblock.clone() else { continue };
+        if let Some(other) = seen.insert(found.member, candidate.name()) {
+            return Err(ArrayError::Double { device: candidate.name(), other });
+        }
+        let (size, needs) = (candidate.device.info().size, assembly.superblock.geometry.end());
+        if size < needs {
+            return Err(ArrayError::TooSmall { device: candidate.name(), size, needs });
+        }
+        let newest = &assembly.superblock;
+        match newest.entries.iter().position(|entry| entry.uuid == found.member) {
+            Some(index) => {
+                let entry = newest.entries[index];
+                let away = matches!(entry.condition, Condition::Absent | Condition::Failed);
+                // It went on by itself after the others had left it behind.
+                if away && found.generation >= entry.since {
+                    let other = seen.get(&newest.member).cloned().unwrap_or_else(|| "the others".into());
+                    return Err(ArrayError::Diverged { device: candidate.name(), other });
+                }
+                if away {
+                    assembly.stale.push((index, candidate));
+                } else {
+                    assembly.members.insert(index, candidate);
+                }
+            }
+            None if newest.spares.contains(&found.member) => assembly.spares.push(candidate),
+            // Replaced, or taken out, while it was away.
+            None => return Err(ArrayError::NoMember(format!("{} (it was replaced)", candidate.name()))),
+        }
+    }
+    Ok(assembly)
+}
+
+/// Whether an array can begin with these members.
+pub(crate) fn check_enough(assembly: &Assembly) -> Result<(), ArrayError> {
+    let superblock = &assembly.superblock;
+    let geometry = superblock.geometry;
+    let has = |index: &usize| {
+        assembly.members.contains_key(index) && superblock.entries[*index].condition == Condition::Active
+    };
+    let lost: BTreeSet<usize> = (0..geometry.width).filter(|index| !has(index)).collect();
+    let enough = match geometry.layout {
+        Layout::StripeMirror => {
+            (0..geometry.width).step_by(2).all(|m| !(lost.contains(&m) && lost.contains(&(m + 1))))
+        }
+        _ => lost.len() <= geometry.redundancy(),
+    };
+    if enough {
+        return Ok(());
+    }
+    let words: Vec<String> = lost
+        .iter()
+        .map(|index| match superblock.entries[*index].condition {
+            Condition::Active => format!("{index} (not given, or out of reach)"),
+            Condition::Absent => format!("{index} (was absent, and misses what was written since)"),
+            Condition::Failed => format!("{index} (has failed)"),
+            Condition::Rebuilding { .. } => format!("{index} (was not yet filled)"),
+        })
+        .collect();
+    Err(ArrayError::TooFew(format!(
+        "array {} cannot begin without members {}: {} can be missing, not {}",
+        superblock.name,
+        words.join(", "),
+        geometry.redundancy(),
+        lost.len()
+    )))
+}
+
+/// A core with its members, before anything is written.
+pub(crate) fn fill(
+    assembly: Assembly,
+    options: Options,
+    session: Uuid,
+) -> (Rc<Core>, Vec<(usize, Candidate)>) {
+    let core = Core::new(&assembly.superblock, options, session);
+    for (index, candidate) in assembly.members {
+        core.members[index].put(candidate.device, candidate.io);
+    }
+    let spare = |candidate: Candidate| {
+        let uuid = candidate.superblock.as_ref().map(|found| found.member)?;
+        Some(Spare { uuid, device: candidate.device })
+    };
+    core.spares.borrow_mut().extend(assembly.spares.into_iter().filter_map(spare));
+    (Rc::new(core), assembly.stale)
+}
+
+/// Reads the intent bitmaps and journals of the members in use.
+pub(crate) async fn read_logs(core: &Rc<Core>, found: &mut crate::journal::scan::Found) -> IoResult<()> {
+    for member in core.members.iter().filter(|member| member.is_usable()) {
+        let bitmap = member.read(INTENT_AT, INTENT_LEN).await;
+        match bitmap {
+            Ok(pages) => core.intent.merge(&pages[..core.intent.pages().len() * BLOCK as usize]),
+            Err(e) => core.lose(member.index, &e).await?,
+        }
+        if core.geometry.journal > 0 && member.is_usable() {
+            match member.read(JOURNAL_AT, core.geometry.journal).await {
+                Ok(ring) => found.add(&ring, core.array),
+                Err(e) => core.lose(member.index, &e).await?,
+            }
+        }
+    }
+    Ok(())
+}

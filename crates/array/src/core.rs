@@ -1,0 +1,351 @@
+//! What the parts of a running array share, and what its members are to it.
+//!
+//! All of it lives on one engine thread, the array's: stripes, journal and
+//! caches need one order of events, and one thread gives it without locks; a
+//! buffer changes threads without a copy. Other threads hand their operations
+//! over (see [`crate::device`]).
+//!
+//! Invariants:
+//! - a member that has missed a write is published as not active, durably on
+//!   all others, before the write is acknowledged;
+//! - the loss of more members than the array can lose is never published:
+//!   the array halts instead, and everything acknowledged stays where it is;
+//! - superblocks are written one generation at a time.
+
+use crate::geometry::{Geometry, Role, SUPER_AT};
+use crate::intent::Intent;
+use crate::journal::Journal;
+use crate::locks::{Budget, RowLocks};
+use crate::member::Member;
+use crate::options::Options;
+use crate::rows::Rows;
+use crate::sums::Sums;
+use crate::superblock::{Condition, Entry, Superblock};
+use futures_util::future::join_all;
+use longhaul_block::{IoError, IoResult};
+use longhaul_engine::Buf;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use uuid::Uuid;
+
+/// A spare: a device that waits for a place.
+pub(crate) struct Spare {
+    pub(crate) uuid: Uuid,
+    pub(crate) device: std::sync::Arc<dyn longhaul_block::BlockDevice>,
+}
+
+/// Counts since the array was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Stripes written as a whole, without a read.
+    pub full_writes: u64,
+    /// Parts of stripes written after reading old data and parity.
+    pub modify_writes: u64,
+    /// Parts of stripes written after reading the rest of the data.
+    pub rebuild_writes: u64,
+    /// Parts of stripes written after reconstructing what is missing.
+    pub degraded_writes: u64,
+    /// Reads that were reconstructed, in parts of stripes.
+    pub reconstructed: u64,
+    /// Races that reconstruction has won.
+    pub hedges_won: u64,
+}
+
+pub(crate) struct Core {
+    pub(crate) geometry: Geometry,
+    pub(crate) array: Uuid,
+    pub(crate) name: RefCell<String>,
+    pub(crate) options: Options,
+    pub(crate) members: Vec<Member>,
+    pub(crate) spares: RefCell<Vec<Spare>>,
+    pub(crate) generation: Cell<u64>,
+    pub(crate) epoch: Cell<u64>,
+    pub(crate) session: Uuid,
+    pub(crate) clean: Cell<bool>,
+    /// Why nothing is written any more.
+    pub(crate) halted: RefCell<Option<String>>,
+    pub(crate) locks: Rc<RowLocks>,
+    pub(crate) rows: Rows,
+    pub(crate) sums: Sums,
+    pub(crate) intent: Rc<Intent>,
+    pub(crate) journal: Journal,
+    pub(crate) budget: Rc<Budget>,
+    pub(crate) counts: Cell<Counts>,
+    pub(crate) upkeep: crate::upkeep::Upkeep,
+    /// I/O begun, by users.
+    pub(crate) begun: Cell<u64>,
+    publishing: Rc<RowLocks>,
+}
+
+impl Core {
+    pub(crate) fn new(superblock: &Superblock, options: Options, session: Uuid) -> Core {
+        let geometry = superblock.geometry;
+        let member = |(index, entry): (usize, &Entry)| {
+            Member::new(index, entry.uuid, entry.condition, entry.since, options.member_timeout)
+        };
+        Core {
+            geometry,
+            array: superblock.array,
+            name: RefCell::new(superblock.name.clone()),
+            members: superblock.entries.iter().enumerate().map(member).collect(),
+            spares: RefCell::default(),
+            generation: Cell::new(superblock.generation),
+            epoch: Cell::new(superblock.epoch),
+            session,
+            clean: Cell::new(false),
+            halted: RefCell::default(),
+            locks: Rc::default(),
+            rows: Rows::default(),
+            sums: Sums::new(geometry, options.sums_memory),
+            intent: Rc::new(Intent::new(superblock.array, geometry.regions())),
+            journal: Journal::new(superblock.array, geometry.journal),
+            budget: Rc::new(Budget::new(options.memory)),
+            counts: Cell::default(),
+            upkeep: crate::upkeep::Upkeep::new(&options),
+            begun: Cell::new(0),
+            publishing: Rc::default(),
+            options,
+        }
+    }
+
+    pub(crate) fn count(&self, change: impl FnOnce(&mut Counts)) {
+        let mut counts = self.counts.get();
+        change(&mut counts);
+        self.counts.set(counts);
+    }
+
+    /// Whether a member has a stripe.
+    pub(crate) fn holds(&self, member: usize, row: u64) -> bool {
+        match self.members[member].condition.get() {
+            Condition::Active => true,
+            Condition::Absent | Condition::Failed => false,
+            Condition::Rebuilding { done, partial } => {
+                row < done
+                    || self.upkeep.is_filled(member, row)
+                    || (partial && !self.upkeep.missed(member, self.geometry.region_of(row)))
+            }
+        }
+    }
+
+    /// The members that hold a role of a stripe.
+    pub(crate) fn holders(&self, row: u64, role: Role) -> impl Iterator<Item = usize> {
+        self.geometry.homes(row, role).filter(move |member| self.holds(*member, row))
+    }
+
+    /// Whether everything of a stripe can be had.
+    pub(crate) fn is_whole(&self, row: u64) -> bool {
+        let has = |role| self.holders(row, role).next().is_some();
+        let units = self.geometry.data_units();
+        let missing = (0..units).filter(|i| !has(Role::Data(*i))).count();
+        let parity = usize::from(has(Role::P)) + usize::from(has(Role::Q));
+        missing <= parity
+    }
+
+    /// Whether every member has a stripe.
+    pub(crate) fn is_healthy(&self, row: u64) -> bool {
+        (0..self.geometry.width).all(|member| self.holds(member, row))
+    }
+
+    /// Whether the array would lose data without these members.
+    fn needs(&self, without: &[usize]) -> bool {
+        let lost = |member: usize| without.contains(&member) || !self.members[member].is_active();
+        match self.geometry.layout {
+            crate::Layout::StripeMirror => {
+                (0..self.geometry.width).step_by(2).any(|m| lost(m) && lost(m + 1))
+            }
+            _ => (0..self.geometry.width).filter(|m| lost(*m)).count() > self.geometry.redundancy(),
+        }
+    }
+
+    /// Whether the array has stopped for good.
+    pub(crate) fn check_running(&self) -> IoResult<()> {
+        match &*self.halted.borrow() {
+            None => Ok(()),
+            Some(why) => Err(IoError::Unreachable(format!("array {}: {why}", self.name.borrow()))),
+        }
+    }
+
+    pub(crate) fn lost_too_many(&self) -> IoError {
+        let lost: Vec<String> = self
+            .members
+            .iter()
+            .filter(|member| !member.is_active())
+            .map(|member| format!("member {} ({})", member.index, member.reason.borrow()))
+            .collect();
+        IoError::Unreachable(format!(
+            "array {}: more is missing than its redundancy of {}: {}",
+            self.name.borrow(),
+            self.geometry.redundancy(),
+            lost.join(", ")
+        ))
+    }
+
+    /// Stops writing for good: what is acknowledged stays where it is.
+    pub(crate) fn halt(&self, why: &str) {
+        if self.halted.borrow().is_none() {
+            tracing::error!("array {}: {why}; it is read-only from now on", self.name.borrow());
+            *self.halted.borrow_mut() = Some(why.to_owned());
+        }
+        self.journal.halt();
+        self.upkeep.changed.notify();
+    }
+
+    /// A member has failed an operation that it must not fail: publishes that
+    /// it is not active any more. Returns once the others say so durably.
+    pub(crate) async fn lose(&self, index: usize, error: &IoError) -> IoResult<()> {
+        let condition = match error {
+            IoError::Unreachable(_) | IoError::Aborted => Condition::Absent,
+            _ => Condition::Failed,
+        };
+        self.lose_as(index, condition, &error.to_string()).await
+    }
+
+    pub(crate) async fn lose_as(&self, index: usize, condition: Condition, reason: &str) -> IoResult<()> {
+        let _alone = self.publishing.exclusive(0).await;
+        self.check_running()?;
+        let member = &self.members[index];
+        let condition = match (member.condition.get(), condition) {
+            (Condition::Absent | Condition::Failed, _) => return Ok(()),
+            // A member that is filled whole begins again from nothing.
+            (Condition::Rebuilding { partial: false, .. }, Condition::Absent) => Condition::Failed,
+            (_, condition) => condition,
+        };
+        if member.is_active() && self.needs(&[index]) {
+            let name = member.name().unwrap_or_default();
+            *member.reason.borrow_mut() = reason.to_owned();
+            self.halt(&format!(
+                "member {index} ({name}) is lost as well, more than the redundancy: {reason}"
+            ));
+            return self.check_running();
+        }
+        tracing::warn!("array {}: member {index} is {condition:?}: {reason}", self.name.borrow());
+        self.enter(index, condition, reason);
+        self.publish_alone().await
+    }
+
+    /// Changes a member's condition; the caller publishes it.
+    pub(crate) fn enter(&self, index: usize, condition: Condition, reason: &str) {
+        let member = &self.members[index];
+        let started = !matches!(member.condition.get(), Condition::Rebuilding { .. });
+        member.condition.set(condition);
+        member.since.set(self.generation.get() + 1);
+        *member.reason.borrow_mut() = reason.to_owned();
+        if started || !matches!(condition, Condition::Rebuilding { .. }) {
+            self.upkeep.forget(index);
+        }
+        self.upkeep.left(index, condition);
+        self.upkeep.changed.notify();
+    }
+
+    /// Writes the next generation to every member in use and every spare.
+    pub(crate) async fn publish(&self) -> IoResult<()> {
+        let _alone = self.publishing.exclusive(0).await;
+        self.publish_alone().await
+    }
+
+    /// Changes something and publishes it, with nobody in between.
+    pub(crate) async fn publish_with(&self, change: impl FnOnce()) -> IoResult<()> {
+        let _alone = self.publishing.exclusive(0).await;
+        change();
+        self.publish_alone().await
+    }
+
+    async fn publish_alone(&self) -> IoResult<()> {
+        loop {
+            self.generation.set(self.generation.get() + 1);
+            let superblock = self.superblock();
+            let usable = self.members.iter().filter(|member| member.is_usable());
+            let results = join_all(usable.map(async |member| {
+                let block = Superblock { member: member.uuid.get(), ..superblock.clone() };
+                let buf = Buf::copy_of(&block.encode());
+                (member.index, member.write_durably(SUPER_AT[block.slot()], buf).await)
+            }))
+            .await;
+            let failed: Vec<(usize, IoError)> =
+                results.into_iter().filter_map(|(index, result)| Some((index, result.err()?))).collect();
+            if failed.is_empty() {
+                return self.check_running();
+            }
+            let lost: Vec<usize> = failed.iter().map(|(index, _)| *index).collect();
+            if self.needs(&lost) {
+                let (index, error) = &failed[0];
+                self.halt(&format!("the superblock of member {index} cannot be written: {error}"));
+                return self.check_running();
+            }
+            for (index, error) in failed {
+                let absent = matches!(error, IoError::Unreachable(_) | IoError::Aborted);
+                let condition = match self.members[index].condition.get() {
+                    Condition::Rebuilding { partial: false, .. } => Condition::Failed,
+                    _ if absent => Condition::Absent,
+                    _ => Condition::Failed,
+                };
+                self.enter(index, condition, &error.to_string());
+            }
+        }
+    }
+
+    /// What the superblock says at this moment; `member` is set for each.
+    pub(crate) fn superblock(&self) -> Superblock {
+        let entry = |member: &Member| Entry {
+            uuid: member.uuid.get(),
+            condition: member.condition.get(),
+            since: member.since.get(),
+        };
+        Superblock {
+            array: self.array,
+            name: self.name.borrow().clone(),
+            geometry: self.geometry,
+            generation: self.generation.get(),
+            epoch: self.epoch.get(),
+            clean: self.clean.get(),
+            member: Uuid::nil(),
+            entries: self.members.iter().map(entry).collect(),
+            spares: self.spares.borrow().iter().map(|spare| spare.uuid).collect(),
+        }
+    }
+
+    /// Writes the same to all members in use; those that fail are lost.
+    pub(crate) async fn write_to_all(&self, offset: u64, bytes: &Buf) -> IoResult<()> {
+        self.check_running()?;
+        let usable = self.members.iter().filter(|member| member.is_usable());
+        let results = join_all(
+            usable.map(async |member| (member.index, member.write_durably(offset, bytes.clone()).await)),
+        )
+        .await;
+        self.settle(results).await
+    }
+
+    /// Flushes all members in use; those that fail are lost.
+    pub(crate) async fn flush_members(&self) -> IoResult<()> {
+        self.check_running()?;
+        let applied = self.journal.flush_begins();
+        let usable = self.members.iter().filter(|member| member.is_usable());
+        let results = join_all(usable.map(async |member| (member.index, member.flush().await))).await;
+        self.settle(results).await?;
+        self.journal.applied(&applied, true);
+        Ok(())
+    }
+
+    /// Loses the members whose part of an operation has failed.
+    pub(crate) async fn settle(&self, results: Vec<(usize, IoResult<()>)>) -> IoResult<()> {
+        for (index, result) in results {
+            if let Err(e) = result {
+                self.lose(index, &e).await?;
+            }
+        }
+        self.check_running()
+    }
+
+    /// Whether a member has a cache that a flush empties.
+    pub(crate) fn has_volatile_cache(&self) -> bool {
+        self.members.iter().any(|member| member.is_usable() && member.has_volatile_cache())
+    }
+
+    /// Whether nobody depends on the marks of the intent bitmap.
+    pub(crate) fn may_forget_intents(&self) -> bool {
+        let depends = |member: &Member| {
+            matches!(member.condition.get(), Condition::Absent | Condition::Rebuilding { partial: true, .. })
+        };
+        self.halted.borrow().is_none() && !self.members.iter().any(depends)
+    }
+}

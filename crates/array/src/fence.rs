@@ -1,0 +1,164 @@
+//! Keeps two hosts from running one array.
+//!
+//! Whoever runs an array writes its session and a counter to every member
+//! every [`Options::heartbeat`](crate::Options::heartbeat). Who assembles it
+//! looks whether somebody does, for longer than that takes, and looks again
+//! after it has written its own.
+//!
+//! Invariants (as long as reads and writes of a member take less than a
+//! quarter of the heartbeat):
+//! - nobody begins while another's counter moves;
+//! - of two who begin at the same moment one at most goes on.
+//!
+//! Beyond that (a host that was suspended, say) who finds another's session
+//! on a member stops writing at once: at the next beat at the latest. What it
+//! has under way at that moment is not fenced off; that takes reservations,
+//! which not every member has.
+
+use crate::assemble::ArrayError;
+use crate::bytes::{Reader, Writer, open, seal};
+use crate::core::Core;
+use crate::geometry::{BLOCK, HEARTBEAT_AT};
+use crate::upkeep::{Running, is_over, pause};
+use futures_util::future::join_all;
+use longhaul_block::IoResult;
+use longhaul_engine::{Buf, sleep};
+use std::rc::Rc;
+use uuid::Uuid;
+
+const MAGIC: &[u8; 8] = b"LHBEAT\0\0";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Beat {
+    array: Uuid,
+    session: Uuid,
+    counter: u64,
+    stopped: bool,
+}
+
+impl Beat {
+    fn encode(&self) -> Buf {
+        let mut block = vec![0; BLOCK as usize];
+        let mut out = Writer::new(&mut block[4..]);
+        out.bytes(MAGIC).uuid(self.array).uuid(self.session).u64(self.counter).u16(u16::from(self.stopped));
+        seal(&mut block);
+        Buf::copy_of(&block)
+    }
+
+    fn decode(block: &[u8]) -> Option<Beat> {
+        let mut from = Reader::new(open(block)?);
+        if from.bytes(MAGIC.len())? != MAGIC {
+            return None;
+        }
+        let (array, session) = (from.uuid()?, from.uuid()?);
+        Some(Beat { array, session, counter: from.u64()?, stopped: from.u16()? != 0 })
+    }
+}
+
+impl Core {
+    fn beat(&self, counter: u64, stopped: bool) -> Buf {
+        Beat { array: self.array, session: self.session, counter, stopped }.encode()
+    }
+
+    /// What other sessions have written to members, by member.
+    async fn others(&self) -> Vec<(usize, Beat)> {
+        let usable = self.members.iter().filter(|member| member.is_usable());
+        let reads = usable.map(async |member| (member.index, member.read(HEARTBEAT_AT, BLOCK).await));
+        let found = join_all(reads).await.into_iter().filter_map(|(index, read)| {
+            let beat = Beat::decode(&read.ok()?)?;
+            (beat.array == self.array && beat.session != self.session).then_some((index, beat))
+        });
+        found.collect()
+    }
+}
+
+/// Takes possession, if nobody else has it.
+pub(crate) async fn claim(core: &Rc<Core>) -> Result<(), ArrayError> {
+    let interval = core.options.heartbeat;
+    let before: Vec<_> = core.others().await.into_iter().filter(|(_, beat)| !beat.stopped).collect();
+    if !before.is_empty() {
+        // Its end was not told: does it go on?
+        sleep(interval * 5 / 2).await;
+        for (index, now) in core.others().await {
+            if !now.stopped && !before.contains(&(index, now)) {
+                return Err(ArrayError::InUse(now.session));
+            }
+        }
+    }
+    // Nobody is lost for not taking it: that is said with the superblock.
+    let beat = core.beat(0, false);
+    let usable = core.members.iter().filter(|member| member.is_usable());
+    join_all(usable.map(|member| member.write_durably(HEARTBEAT_AT, beat.clone()))).await;
+    sleep(interval / 4).await;
+    // Who wrote over it, or could not be written over, was as fast.
+    match core.others().await.first() {
+        Some((_, other)) => Err(ArrayError::InUse(other.session)),
+        None => Ok(()),
+    }
+}
+
+impl Core {
+    /// Takes possession of a member that comes (back) into an array that runs;
+    /// false if somebody else uses it.
+    pub(crate) async fn claim_member(&self, member: &crate::member::Member) -> IoResult<bool> {
+        let other = async || {
+            let block = member.read(HEARTBEAT_AT, BLOCK).await?;
+            let beat = Beat::decode(&block);
+            Ok(beat.filter(|beat| beat.array == self.array && beat.session != self.session && !beat.stopped))
+        };
+        let before: IoResult<Option<Beat>> = other().await;
+        if let Some(before) = before? {
+            sleep(self.options.heartbeat * 5 / 2).await;
+            let now: IoResult<Option<Beat>> = other().await;
+            if now?.is_some_and(|now| now != before) {
+                return Ok(false);
+            }
+        }
+        member.write_durably(HEARTBEAT_AT, self.beat(0, false)).await?;
+        Ok(true)
+    }
+}
+
+/// Says that the array is in use, until it is not.
+pub(crate) async fn beat(core: Rc<Core>) {
+    let _running = Running::new(&core);
+    let mut counter = 1;
+    loop {
+        pause(&core, core.options.heartbeat).await;
+        if is_over(&core) {
+            return;
+        }
+        if let Some((member, other)) = core.others().await.first() {
+            core.halt(&format!("session {} has taken it over, member {member} says", other.session));
+            return;
+        }
+        // A member that does not take it is lost, which is how one is found
+        // out that dies while nobody writes.
+        let result: IoResult<()> = core.write_to_all(HEARTBEAT_AT, &core.beat(counter, false)).await;
+        if result.is_err() {
+            return;
+        }
+        counter += 1;
+    }
+}
+
+/// Says that the array is not in use any more.
+pub(crate) async fn release(core: &Rc<Core>) {
+    let beat = core.beat(0, true);
+    let usable = core.members.iter().filter(|member| member.is_usable());
+    join_all(usable.map(|member| member.write_durably(HEARTBEAT_AT, beat.clone()))).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_beat_is_read_back() {
+        let beat = Beat { array: Uuid::from_u128(1), session: Uuid::from_u128(2), counter: 3, stopped: true };
+        let mut block = beat.encode().to_vec();
+        assert_eq!(Beat::decode(&block), Some(beat));
+        block[20] ^= 1;
+        assert_eq!(Beat::decode(&block), None);
+    }
+}

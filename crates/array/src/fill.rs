@@ -1,0 +1,316 @@
+//! Filling members: after an absence, or in the place of another.
+//!
+//! Invariants:
+//! - a stripe counts as filled from the moment at which nobody else can write
+//!   to it before the member gets that write too: it is said while the stripe
+//!   is held;
+//! - progress is published only when everything below it is durable;
+//! - what cannot be had is never made up: such a block is marked by a checksum
+//!   that is wrong on purpose, and reads as an error until it is written.
+
+use crate::core::{Core, Spare};
+use crate::geometry::{BLOCK, HEARTBEAT_AT, Role, SUPER_AT};
+use crate::report::{LostRange, Progress};
+use crate::superblock::{Condition, Superblock};
+use crate::units::Units;
+use crate::upkeep::{is_over, pause};
+use futures_util::future::join_all;
+use longhaul_block::{BlockIo, IoError, IoResult, WriteFlags};
+use longhaul_engine::{Buf, BufMut, now};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes of a member that are filled at a time: enough to fill a long path.
+const AT_A_TIME: u64 = 16 << 20;
+/// Stripes that are filled at a time at most.
+const ROWS_MAX: u64 = 64;
+/// How often progress is published.
+const PUBLISH: Duration = Duration::from_secs(2);
+/// Ranges that are listed as lost at most; more are counted.
+const LOST_MAX: usize = 10_000;
+
+impl Core {
+    /// Looks for absent members that answer again, and lets them catch up.
+    pub(crate) async fn welcome_back(self: &Rc<Self>) {
+        for member in &self.members {
+            // Nothing of before may land on it from now on.
+            let absent = member.condition.get() == Condition::Absent;
+            if !absent || member.device().is_none() || member.under_way() > 0 {
+                continue;
+            }
+            let (a, b) =
+                futures_util::join!(member.read(SUPER_AT[0], BLOCK), member.read(SUPER_AT[1], BLOCK));
+            let (Ok(a), Ok(b)) = (a, b) else { continue };
+            let found = Superblock::newest([&a, &b]);
+            let ours = found.is_some_and(|found| {
+                found.array == self.array
+                    && found.member == member.uuid.get()
+                    && found.generation < member.since.get()
+            });
+            if !ours {
+                let why = "what came back is not what had gone";
+                // A failure to say so halts the array, and is told there.
+                let _ = self.publish_with(|| self.enter(member.index, Condition::Failed, why)).await;
+                continue;
+            }
+            match self.claim_member(member).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    *member.reason.borrow_mut() = "another host has it in use".into();
+                    continue;
+                }
+                Err(_) => continue,
+            }
+            self.sums.forget(member.index);
+            let back = self.publish_with(|| {
+                if member.condition.get() != Condition::Absent {
+                    return;
+                }
+                self.enter(member.index, Condition::Rebuilding { done: 0, partial: true }, "it is back");
+                self.upkeep.catch_up(member.index, self.intent.marked());
+            });
+            if back.await.is_ok() {
+                let _ = self.intent.write_all(self).await;
+            }
+        }
+    }
+
+    /// Puts spares in the places of members that are gone for too long.
+    pub(crate) async fn take_spares(self: &Rc<Self>) {
+        for member in &self.members {
+            let gone = match member.condition.get() {
+                Condition::Failed => true,
+                Condition::Absent => self
+                    .upkeep
+                    .missing_since(member.index)
+                    .is_some_and(|since| now() - since >= self.options.spare_grace),
+                _ => false,
+            };
+            if !gone {
+                continue;
+            }
+            let Some(spare) = self.spares.borrow_mut().pop() else { return };
+            let name = spare.device.info().name;
+            let opened = spare.device.open().await;
+            let result = match opened {
+                Ok(io) => self.take_place(member.index, &spare, io).await,
+                Err(e) => Err(e),
+            };
+            match result {
+                Ok(()) => {
+                    tracing::warn!("array {}: spare {name} takes place {}", self.name.borrow(), member.index)
+                }
+                Err(e) => tracing::warn!("array {}: spare {name} cannot be used: {e}", self.name.borrow()),
+            }
+        }
+    }
+
+    /// Puts a device in a place, to be filled. What was there is not in the
+    /// array any more.
+    pub(crate) async fn take_place(
+        self: &Rc<Self>,
+        index: usize,
+        spare: &Spare,
+        io: Rc<dyn BlockIo>,
+    ) -> IoResult<()> {
+        let info = spare.device.info();
+        if info.size < self.geometry.end() {
+            return Err(IoError::OutOfRange { offset: 0, len: self.geometry.end(), size: info.size });
+        }
+        let member = &self.members[index];
+        if member.is_active() || matches!(member.condition.get(), Condition::Rebuilding { .. }) {
+            self.lose_as(index, Condition::Failed, "it is replaced").await?;
+        }
+        // No beat, bit or record of an earlier life counts.
+        wipe(&io, HEARTBEAT_AT, self.geometry.sums_at()).await?;
+        member.take();
+        self.sums.forget(index);
+        self.publish_with(|| {
+            member.put(Arc::clone(&spare.device), io);
+            member.uuid.set(spare.uuid);
+            member.counts.set(crate::MemberCounts::default());
+            self.enter(index, Condition::Rebuilding { done: 0, partial: false }, "it is filled");
+        })
+        .await?;
+        self.intent.write_all(self).await
+    }
+
+    /// Fills a member to its end, or until the array stops.
+    pub(crate) async fn fill_member(self: &Rc<Self>, index: usize) -> IoResult<()> {
+        let member = &self.members[index];
+        let Condition::Rebuilding { done, partial } = member.condition.get() else { return Ok(()) };
+        let rows: Vec<u64> = if partial {
+            let regions = self.upkeep.regions(index);
+            regions
+                .into_iter()
+                .flat_map(|region| self.geometry.rows_of(region))
+                .filter(|row| *row >= done)
+                .collect()
+        } else {
+            (done..self.geometry.rows).collect()
+        };
+        let began = now();
+        let mut seen = Seen { begun: self.begun.get(), published: began, done: 0 };
+        let at_a_time = (AT_A_TIME / self.geometry.unit).clamp(1, ROWS_MAX) as usize;
+        for batch in rows.chunks(at_a_time) {
+            if is_over(self) || !matches!(member.condition.get(), Condition::Rebuilding { .. }) {
+                return Ok(());
+            }
+            let start = now();
+            for result in join_all(batch.iter().map(|row| self.fill_row(index, *row))).await {
+                result?;
+            }
+            if let Err(e) = member.flush().await {
+                return self.lose(index, &e).await;
+            }
+            let done = batch.last().map_or(0, |row| row + 1);
+            if let Condition::Rebuilding { partial, .. } = member.condition.get() {
+                member.condition.set(Condition::Rebuilding { done, partial });
+                self.upkeep.filled_to(index, done);
+            }
+            seen.done += batch.len() as u64;
+            self.tell(index, &seen, rows.len() as u64, began);
+            if now() - seen.published >= PUBLISH {
+                seen.published = now();
+                self.publish().await?;
+            }
+            self.give_way(&mut seen, batch.len() as u64 * self.geometry.unit, start).await;
+        }
+        self.upkeep.tasks.borrow_mut().filling = None;
+        if is_over(self) {
+            return Ok(());
+        }
+        tracing::info!("array {}: member {index} is filled", self.name.borrow());
+        self.publish_with(|| {
+            if matches!(member.condition.get(), Condition::Rebuilding { .. }) {
+                self.enter(index, Condition::Active, "");
+            }
+        })
+        .await
+    }
+
+    fn tell(&self, member: usize, seen: &Seen, total: u64, began: Instant) {
+        let unit = self.geometry.unit;
+        let progress =
+            Progress { member, done: seen.done * unit, total: total * unit, elapsed: now() - began };
+        self.upkeep.tasks.borrow_mut().filling = Some(progress);
+    }
+
+    /// Lets users go first: as long as the rate that is set asks for, or for
+    /// as long as the work took if they are at work. Where the next loss would
+    /// lose data there is no giving way but by the rate.
+    pub(crate) async fn give_way(self: &Rc<Self>, seen: &mut Seen, bytes: u64, start: Instant) {
+        let took = now() - start;
+        let by_rate = self.upkeep.rebuild_rate.get().map_or(Duration::ZERO, |rate| {
+            Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64).saturating_sub(took)
+        });
+        let busy = self.begun.get() != seen.begun;
+        seen.begun = self.begun.get();
+        let missing = self.members.iter().filter(|member| !member.is_active()).count();
+        let urgent = missing >= self.geometry.redundancy();
+        let by_users = if busy && !urgent { took } else { Duration::ZERO };
+        pause(self, by_rate.max(by_users)).await;
+    }
+
+    /// Gives a member its unit of a stripe.
+    async fn fill_row(self: &Rc<Self>, index: usize, row: u64) -> IoResult<()> {
+        let _alone = self.locks.exclusive(row).await;
+        if self.holds(index, row) {
+            return Ok(());
+        }
+        let role = self.geometry.role(row, index);
+        let (unit, at) = (self.geometry.unit, self.geometry.unit_at(row));
+        let (bytes, lost) = self.unit_for(row, role, index).await?;
+        let member = &self.members[index];
+        let mut sums = self.sums.of(&bytes);
+        for block in &lost {
+            sums[*block] = !sums[*block];
+            self.lose_range(row, role, *block as u64 * BLOCK);
+        }
+        // What was discarded stays so, and takes no room.
+        let write = async {
+            if bytes.iter().all(|byte| *byte == 0) {
+                member.zero(at, unit).await
+            } else {
+                member.write(at, bytes.clone(), WriteFlags::default()).await
+            }
+        };
+        let (write, update) = futures_util::join!(write, self.sums.update(member, row, 0, &sums));
+        if let Err(e) = write.and(update) {
+            self.lose(index, &e).await?;
+            return Err(e);
+        }
+        self.upkeep.fill(index, row);
+        Ok(())
+    }
+
+    /// A unit as the others have it, and the blocks that they do not have.
+    async fn unit_for(self: &Rc<Self>, row: u64, role: Role, index: usize) -> IoResult<(Buf, Vec<usize>)> {
+        let unit = self.geometry.unit;
+        let has_parity = self.geometry.has_parity();
+        let wanted = |other: Role| has_parity || other == role;
+        let units = self.read_units(row, 0, unit, wanted, &[index]).await?;
+        if let Some(bytes) = self.derive(units, role, unit) {
+            return Ok((bytes, Vec::new()));
+        }
+        let (mut whole, mut lost) = (BufMut::zeroed(unit as usize), Vec::new());
+        for block in 0..unit / BLOCK {
+            let units = self.read_units(row, block * BLOCK, BLOCK, wanted, &[index]).await?;
+            match self.derive(units, role, BLOCK) {
+                Some(bytes) => {
+                    let start = (block * BLOCK) as usize;
+                    whole[start..start + BLOCK as usize].copy_from_slice(&bytes);
+                }
+                None => lost.push(block as usize),
+            }
+        }
+        Ok((whole.freeze(), lost))
+    }
+
+    /// What a role is, given the other units.
+    pub(crate) fn derive(&self, mut units: Units, role: Role, len: u64) -> Option<Buf> {
+        if let Role::Data(i) = role
+            && let Some(bytes) = units.data[i].take()
+        {
+            return Some(bytes);
+        }
+        units.complete(len).ok()?;
+        match role {
+            Role::Data(i) => units.data[i].take(),
+            Role::P => Some(units.parity(len, false).0),
+            Role::Q => units.parity(len, true).1,
+        }
+    }
+
+    /// Notes a block that nobody has any more.
+    pub(crate) fn lose_range(&self, row: u64, role: Role, at: u64) {
+        let geometry = &self.geometry;
+        let (offset, len) = match role {
+            Role::Data(i) => (row * geometry.stripe() + i as u64 * geometry.unit + at, BLOCK),
+            // Some of the data is lost elsewhere, and noted where it is read.
+            Role::P | Role::Q => return,
+        };
+        tracing::error!("array {}: {len} bytes at {offset} are lost", self.name.borrow());
+        let mut tasks = self.upkeep.tasks.borrow_mut();
+        tasks.lost_bytes += len;
+        let room = tasks.lost.len() < LOST_MAX;
+        match tasks.lost.last_mut() {
+            Some(last) if last.offset + last.len == offset => last.len += len,
+            _ if room => tasks.lost.push(LostRange { offset, len }),
+            _ => {}
+        }
+    }
+}
+
+/// What a task in the background has seen.
+pub(crate) struct Seen {
+    pub(crate) begun: u64,
+    pub(crate) published: Instant,
+    pub(crate) done: u64,
+}
+
+/// Makes a range of a device read as zeroes.
+async fn wipe(io: &Rc<dyn BlockIo>, from: u64, to: u64) -> IoResult<()> {
+    crate::assemble::zero(io, from, to).await
+}

@@ -1,0 +1,308 @@
+//! What lies where: on an array, and on each of its members.
+//!
+//! A *stripe* is one row of units, a unit on each member. A member holds, in
+//! this order: superblock copies, heartbeat, intent bitmap, journal, checksums,
+//! data. Everything is a multiple of [`BLOCK`].
+//!
+//! Invariants:
+//! - every member of an array has the same regions at the same places;
+//! - each unit of data has at least one home, and no member has two units of
+//!   a stripe.
+
+use crate::layout::{Layout, LayoutError, check_shape};
+use std::ops::Range;
+
+/// Bytes of the array's logical block, and of what one checksum covers: the
+/// smallest unit that file systems use, and the largest block of devices.
+pub const BLOCK: u64 = 4096;
+
+/// First copy of the superblock.
+pub(crate) const SUPER_AT: [u64; 2] = [0, 64 << 10];
+/// Who has assembled the array.
+pub(crate) const HEARTBEAT_AT: u64 = 128 << 10;
+/// The intent bitmap.
+pub(crate) const INTENT_AT: u64 = 192 << 10;
+/// Bytes of the intent bitmap.
+pub(crate) const INTENT_LEN: u64 = 64 << 10;
+/// The journal.
+pub(crate) const JOURNAL_AT: u64 = INTENT_AT + INTENT_LEN;
+/// Bytes of the smallest journal: some hundred small writes.
+const JOURNAL_MIN: u64 = 1 << 20;
+/// Bytes of the largest journal: all of it is read after a crash.
+const JOURNAL_MAX: u64 = 64 << 20;
+/// Journal of a member as a part of its size.
+const JOURNAL_SHARE: u64 = 64;
+/// The journal holds this many stripe units at least: parity of a whole
+/// stripe, twice, must not take more than a part of it.
+const JOURNAL_UNITS: u64 = 8;
+/// Bytes of a member behind one intent bit at least.
+const REGION_MIN: u64 = 1 << 20;
+/// Bytes that one checksum takes.
+pub(crate) const SUM: u64 = 4;
+
+/// What a member holds of a stripe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The data unit of this number.
+    Data(usize),
+    /// The sum of the data.
+    P,
+    /// The weighted sum of the data.
+    Q,
+}
+
+/// The shape of an array. Sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// How blocks are spread.
+    pub layout: Layout,
+    /// Members.
+    pub width: usize,
+    /// Stripe unit.
+    pub unit: u64,
+    /// Stripes.
+    pub rows: u64,
+    /// Journal of each member.
+    pub journal: u64,
+    /// Bytes of each member that one intent bit stands for.
+    pub region: u64,
+}
+
+impl Geometry {
+    /// The largest array of this shape whose members have `size` bytes each.
+    ///
+    /// # Errors
+    /// The shape is out of bounds, or the members are too small for it.
+    pub fn fit(layout: Layout, width: usize, unit: u64, size: u64) -> Result<Geometry, LayoutError> {
+        check_shape(width, unit)?;
+        let (least, even) = match layout {
+            Layout::DoubleParity => (3, false),
+            Layout::StripeMirror => (2, true),
+            _ => (2, false),
+        };
+        if width < least || (even && !width.is_multiple_of(2)) {
+            return Err(LayoutError::Layout { layout, width });
+        }
+        let journal = if matches!(layout, Layout::Parity | Layout::DoubleParity) {
+            let share = (size / JOURNAL_SHARE).clamp(JOURNAL_MIN, JOURNAL_MAX);
+            share.max(JOURNAL_UNITS * unit) / BLOCK * BLOCK
+        } else {
+            0
+        };
+        let mut geometry = Geometry { layout, width, unit, rows: 0, journal, region: 0 };
+        // Checksums take a known part; what rounding costs is found by trying.
+        let room = size.saturating_sub(JOURNAL_AT + journal);
+        geometry.rows = room / unit;
+        while geometry.rows > 0 && geometry.end() > size {
+            let excess = geometry.end() - size;
+            geometry.rows -= excess.div_ceil(unit + unit / BLOCK * SUM).clamp(1, geometry.rows);
+        }
+        if geometry.rows == 0 {
+            return Err(LayoutError::TooSmall { size, least: Geometry { rows: 1, ..geometry }.end() });
+        }
+        let bits = crate::intent::BITS_MAX;
+        let region = (geometry.rows * unit).div_ceil(bits).next_power_of_two();
+        geometry.region = region.max(REGION_MIN).max(unit);
+        Ok(geometry)
+    }
+
+    /// Units of data in a stripe.
+    pub fn data_units(&self) -> usize {
+        match self.layout {
+            Layout::Stripe => self.width,
+            Layout::Mirror => 1,
+            Layout::StripeMirror => self.width / 2,
+            Layout::Parity => self.width - 1,
+            Layout::DoubleParity => self.width - 2,
+        }
+    }
+
+    /// Members that may be lost at a time, whichever they are.
+    pub fn redundancy(&self) -> usize {
+        match self.layout {
+            Layout::Stripe => 0,
+            Layout::Mirror => self.width - 1,
+            Layout::StripeMirror | Layout::Parity => 1,
+            Layout::DoubleParity => 2,
+        }
+    }
+
+    /// Whether stripes have parity (and so a journal).
+    pub(crate) fn has_parity(&self) -> bool {
+        matches!(self.layout, Layout::Parity | Layout::DoubleParity)
+    }
+
+    /// Whether blocks have checksums. Where there is no redundancy there is
+    /// nothing to mend from, and the members see to it.
+    pub(crate) fn has_sums(&self) -> bool {
+        self.layout != Layout::Stripe
+    }
+
+    /// Bytes of data in a stripe.
+    pub fn stripe(&self) -> u64 {
+        self.data_units() as u64 * self.unit
+    }
+
+    /// Bytes of the array.
+    pub fn size(&self) -> u64 {
+        self.rows * self.stripe()
+    }
+
+    /// Where checksums begin on a member.
+    pub(crate) fn sums_at(&self) -> u64 {
+        JOURNAL_AT + self.journal
+    }
+
+    /// Bytes of checksums.
+    pub(crate) fn sums_len(&self) -> u64 {
+        if !self.has_sums() {
+            return 0;
+        }
+        (self.rows * self.unit / BLOCK * SUM).next_multiple_of(BLOCK)
+    }
+
+    /// Where data begins on a member.
+    pub(crate) fn data_at(&self) -> u64 {
+        (self.sums_at() + self.sums_len()).next_multiple_of(self.unit)
+    }
+
+    /// Bytes that an array of this shape needs of each member.
+    pub fn end(&self) -> u64 {
+        self.data_at() + self.rows * self.unit
+    }
+
+    /// What `member` holds of stripe `row`. Parity rotates from the last
+    /// member to the first, and data follows it (left-symmetric, as md's).
+    pub(crate) fn role(&self, row: u64, member: usize) -> Role {
+        let width = self.width;
+        let p = width - 1 - (row % width as u64) as usize;
+        let behind = (member + width - p) % width;
+        match self.layout {
+            Layout::Stripe => Role::Data(member),
+            Layout::Mirror => Role::Data(0),
+            Layout::StripeMirror => Role::Data(member / 2),
+            Layout::Parity if behind == 0 => Role::P,
+            Layout::Parity => Role::Data(behind - 1),
+            Layout::DoubleParity if behind == 0 => Role::P,
+            Layout::DoubleParity if behind == 1 => Role::Q,
+            Layout::DoubleParity => Role::Data(behind - 2),
+        }
+    }
+
+    /// The members that hold `role` of stripe `row`.
+    pub(crate) fn homes(&self, row: u64, role: Role) -> Range<usize> {
+        let width = self.width;
+        let p = width - 1 - (row % width as u64) as usize;
+        let one = |behind: usize| (p + behind) % width..(p + behind) % width + 1;
+        match (self.layout, role) {
+            (Layout::Stripe, Role::Data(i)) => i..i + 1,
+            (Layout::Mirror, Role::Data(_)) => 0..width,
+            (Layout::StripeMirror, Role::Data(i)) => 2 * i..2 * i + 2,
+            (Layout::Parity, Role::Data(i)) => one(i + 1),
+            (Layout::DoubleParity, Role::Data(i)) => one(i + 2),
+            (Layout::Parity | Layout::DoubleParity, Role::P) => one(0),
+            (Layout::DoubleParity, Role::Q) => one(1),
+            (_, Role::P | Role::Q) => 0..0,
+        }
+    }
+
+    /// The stripe, data unit and byte within it of a byte of the array.
+    pub(crate) fn locate(&self, offset: u64) -> (u64, usize, u64) {
+        let within = offset % self.stripe();
+        (offset / self.stripe(), (within / self.unit) as usize, within % self.unit)
+    }
+
+    /// Where a stripe's unit begins on its member.
+    pub(crate) fn unit_at(&self, row: u64) -> u64 {
+        self.data_at() + row * self.unit
+    }
+
+    /// Intent bits.
+    pub(crate) fn regions(&self) -> u64 {
+        (self.rows * self.unit).div_ceil(self.region)
+    }
+
+    /// The intent bit of a stripe.
+    pub(crate) fn region_of(&self, row: u64) -> u64 {
+        row * self.unit / self.region
+    }
+
+    /// The stripes of an intent bit.
+    pub(crate) fn rows_of(&self, region: u64) -> Range<u64> {
+        let rows = self.region / self.unit;
+        region * rows..((region + 1) * rows).min(self.rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn fit(layout: Layout, width: usize) -> Geometry {
+        Geometry::fit(layout, width, 4096, 8 << 20).expect("fits")
+    }
+
+    #[test]
+    fn parity_rotates_as_md_rotates_it() {
+        // Five members, left-symmetric: the table in md(4)'s sources.
+        let geometry = fit(Layout::Parity, 5);
+        let row = |row| (0..5).map(|m| geometry.role(row, m)).collect::<Vec<_>>();
+        use Role::{Data as D, P, Q};
+        assert_eq!(row(0), [D(0), D(1), D(2), D(3), P]);
+        assert_eq!(row(1), [D(1), D(2), D(3), P, D(0)]);
+        assert_eq!(row(4), [P, D(0), D(1), D(2), D(3)]);
+        let geometry = fit(Layout::DoubleParity, 5);
+        assert_eq!((0..5).map(|m| geometry.role(0, m)).collect::<Vec<_>>(), [Q, D(0), D(1), D(2), P]);
+        assert_eq!((0..5).map(|m| geometry.role(1, m)).collect::<Vec<_>>(), [D(0), D(1), D(2), P, Q]);
+    }
+
+    #[test]
+    fn homes_and_roles_agree() {
+        for (layout, width) in Layout::ALL.into_iter().flat_map(|l| [4, 6, 64].map(|w| (l, w))) {
+            let geometry = fit(layout, width);
+            for row in 0..130 {
+                for member in 0..width {
+                    let role = geometry.role(row, member);
+                    assert!(geometry.homes(row, role).contains(&member), "{layout} {width} {row} {member}");
+                }
+                let homes = |role| geometry.homes(row, role).len();
+                let data: usize = (0..geometry.data_units()).map(|i| homes(Role::Data(i))).sum();
+                assert_eq!(data + homes(Role::P) + homes(Role::Q), width, "{layout} {width}");
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_that_cannot_be_are_refused() {
+        let refuse = |layout, width, size| {
+            Geometry::fit(layout, width, 4096, size).map(drop).expect_err("refused").to_string()
+        };
+        assert!(refuse(Layout::DoubleParity, 2, 1 << 30).contains("double-parity"));
+        assert!(refuse(Layout::StripeMirror, 3, 1 << 30).contains("even"));
+        let small = refuse(Layout::Mirror, 2, 256 << 10);
+        assert_eq!(small, "262144 bytes are too few for a member: it needs 270336 at least");
+    }
+
+    proptest! {
+        #[test]
+        fn regions_never_overlap_and_use_most_of_a_member(
+            layout in 0usize..5, width in 2usize..33, shift in 12u32..23, size in (40u64 << 20)..(1 << 45),
+        ) {
+            let unit = 1 << shift;
+            let layout = Layout::ALL[layout];
+            let Ok(geometry) = Geometry::fit(layout, width * 2, unit, size) else {
+                return Err(TestCaseError::fail("does not fit"));
+            };
+            prop_assert!(geometry.sums_at() >= JOURNAL_AT + geometry.journal);
+            prop_assert!(geometry.data_at() >= geometry.sums_at() + geometry.sums_len());
+            prop_assert!(geometry.data_at().is_multiple_of(unit));
+            prop_assert!(geometry.end() <= size);
+            let more = Geometry { rows: geometry.rows + 2, ..geometry };
+            prop_assert!(more.end() > size, "rows are left over");
+            prop_assert!(geometry.regions() <= crate::intent::BITS_MAX);
+            let last = geometry.rows - 1;
+            prop_assert!(geometry.rows_of(geometry.region_of(last)).contains(&last));
+        }
+    }
+}

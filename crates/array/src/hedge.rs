@@ -1,0 +1,161 @@
+//! Races of reconstruction against a member that is late.
+//!
+//! A read that takes longer than its member's reads rarely do is raced by
+//! what the other members give: from another copy, or from parity. A budget
+//! bounds how many reads may be raced, so that an array that is slow as a
+//! whole is not asked for a multiple of its load.
+//!
+//! Invariants:
+//! - of `100 / percent` reads one adds a race to the budget, and the budget
+//!   never grows beyond [`BUDGET_MAX`] races.
+
+use crate::core::Core;
+use crate::geometry::Role;
+use crate::units::Fault;
+use futures_util::future::{Either, select};
+use longhaul_block::IoResult;
+use longhaul_engine::{BufMut, sleep};
+use std::cell::Cell;
+use std::pin::pin;
+use std::rc::Rc;
+
+/// Races that can be saved up: a burst of stragglers is met at once.
+const BUDGET_MAX: u32 = 16;
+
+/// How many races are allowed.
+pub(crate) struct Budget {
+    percent: u32,
+    /// In hundredths of a race.
+    saved: Cell<u32>,
+}
+
+impl Budget {
+    pub(crate) fn new(percent: u32) -> Budget {
+        Budget { percent, saved: Cell::new(100 * BUDGET_MAX * u32::from(percent > 0)) }
+    }
+
+    fn earn(&self) {
+        self.saved.set((self.saved.get() + self.percent).min(100 * BUDGET_MAX));
+    }
+
+    fn spend(&self) -> bool {
+        let enough = self.saved.get() >= 100;
+        if enough {
+            self.saved.set(self.saved.get() - 100);
+        }
+        enough
+    }
+}
+
+/// How a read ended.
+pub(crate) enum Race {
+    /// The member answered.
+    Read(BufMut),
+    /// The others were faster.
+    Reconstructed(BufMut),
+    /// Nobody has given anything that can be used without a closer look.
+    Failed,
+}
+
+impl Core {
+    /// Reads a data unit's range from `home`, or from the others if that is
+    /// late.
+    pub(crate) async fn race(
+        self: &Rc<Self>,
+        home: usize,
+        row: u64,
+        unit: usize,
+        at: u64,
+        dst: BufMut,
+    ) -> Race {
+        let len = dst.len() as u64;
+        let budget = &self.upkeep.hedges;
+        budget.earn();
+        let read = pin!(self.read_unit(home, row, at, dst));
+        let Some(late) = self.members[home].late_after().filter(|_| self.can_race(home, row)) else {
+            return self.judge(home, row, read.await).await;
+        };
+        let read = match select(read, pin!(sleep(late))).await {
+            Either::Left((result, _)) => return self.judge(home, row, result).await,
+            Either::Right(((), read)) => read,
+        };
+        if !budget.spend() {
+            return self.judge(home, row, read.await).await;
+        }
+        self.members[home].count(|counts| counts.hedged += 1);
+        match select(read, pin!(self.without(home, row, unit, at, len))).await {
+            Either::Left((Ok(bytes), _)) => Race::Read(bytes),
+            Either::Left((Err(fault), others)) => match others.await {
+                Ok(Some(bytes)) => Race::Reconstructed(bytes),
+                _ => self.judge(home, row, Err(fault)).await,
+            },
+            Either::Right((Ok(Some(bytes)), _)) => {
+                self.count(|counts| counts.hedges_won += 1);
+                Race::Reconstructed(bytes)
+            }
+            Either::Right((_, read)) => self.judge(home, row, read.await).await,
+        }
+    }
+
+    async fn judge(self: &Rc<Self>, home: usize, row: u64, result: Result<BufMut, Fault>) -> Race {
+        match result {
+            Ok(bytes) => Race::Read(bytes),
+            Err(fault) => {
+                if let Fault::Error(_) = &fault {
+                    // What the loss of a member leads to shows in what follows.
+                    let _ = self.note(home, row, &fault).await;
+                }
+                Race::Failed
+            }
+        }
+    }
+
+    fn can_race(&self, home: usize, row: u64) -> bool {
+        let role = self.geometry.role(row, home);
+        let copies = self.holders(row, role).any(|other| other != home);
+        copies || (self.geometry.has_parity() && self.is_healthy(row))
+    }
+
+    /// The same range without `home`; nothing if the others do not have it.
+    async fn without(
+        self: &Rc<Self>,
+        home: usize,
+        row: u64,
+        unit: usize,
+        at: u64,
+        len: u64,
+    ) -> IoResult<Option<BufMut>> {
+        let _together = self.locks.shared(row).await;
+        let wanted = |role| self.geometry.has_parity() || role == Role::Data(unit);
+        let mut units = self.read_units(row, at, len, wanted, &[home]).await?;
+        if units.bad.len() > 1 || (self.geometry.has_parity() && units.complete(len).is_err()) {
+            return Ok(None);
+        }
+        let bytes = units.data.into_iter().nth(unit).flatten();
+        Ok(bytes.map(|bytes| bytes.try_mut().unwrap_or_else(|bytes| BufMut::copy_of(&bytes))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn races_are_a_share_of_reads() {
+        let budget = Budget::new(5);
+        let raced = |reads: u32| {
+            (0..reads)
+                .filter(|_| {
+                    budget.earn();
+                    budget.spend()
+                })
+                .count()
+        };
+        // The first adds nothing to a budget that is full.
+        assert_eq!(raced(100), 16 + 4);
+        assert_eq!(raced(1000), 50);
+        let none = Budget::new(0);
+        none.earn();
+        assert!(!none.spend());
+    }
+}

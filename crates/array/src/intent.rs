@@ -1,0 +1,214 @@
+//! The intent bitmap: where members may differ.
+//!
+//! A bit stands for a region of all members. It is set, on every member that
+//! is in use, before something in the region is written, and cleared some time
+//! after the last write. So after a crash only the regions whose bits are set
+//! have to be looked at; and while a member is absent no bit is cleared, so
+//! that it is told by them what it has missed.
+//!
+//! Invariants:
+//! - a write to a region is under way only while its bit is on every member
+//!   that is in use;
+//! - a bit is cleared only when no write to its region is under way, all
+//!   earlier ones are durable, and no member is absent or catching up;
+//! - a damaged page of the bitmap means that every region of it is marked.
+
+use crate::bytes::{Reader, Writer, open, seal};
+use crate::core::Core;
+use crate::event::Event;
+use crate::geometry::{BLOCK, INTENT_AT, INTENT_LEN};
+use longhaul_block::IoResult;
+use longhaul_engine::{Buf, now};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Instant;
+use uuid::Uuid;
+
+/// Bytes of a page before its bits: checksum, array, number, reserve.
+const HEAD: usize = 32;
+/// Bits of a page.
+const PER_PAGE: u64 = (BLOCK - HEAD as u64) * 8;
+/// Bits of the bitmap.
+pub(crate) const BITS_MAX: u64 = PER_PAGE * (INTENT_LEN / BLOCK);
+
+pub(crate) struct Intent {
+    array: Uuid,
+    regions: u64,
+    /// Bits that are set, or about to be.
+    set: RefCell<Vec<u64>>,
+    /// Bits that are set on all members in use.
+    durable: RefCell<Vec<u64>>,
+    /// Pages that are being written.
+    busy: RefCell<Vec<bool>>,
+    /// Writes under way by region, and the end of the last one.
+    users: RefCell<HashMap<u64, (usize, Instant)>>,
+    changed: Event,
+    /// Bitmap writes done, for tests and statistics.
+    pub(crate) writes: Cell<u64>,
+}
+
+/// A write to a region, until it is dropped.
+pub(crate) struct Marked {
+    intent: Rc<Intent>,
+    region: u64,
+}
+
+impl Drop for Marked {
+    fn drop(&mut self) {
+        if let Some((count, last)) = self.intent.users.borrow_mut().get_mut(&self.region) {
+            *count -= 1;
+            *last = now();
+        }
+    }
+}
+
+fn get(bits: &[u64], bit: u64) -> bool {
+    bits[(bit / 64) as usize] & 1 << (bit % 64) != 0
+}
+
+impl Intent {
+    pub(crate) fn new(array: Uuid, regions: u64) -> Intent {
+        let words = vec![0; regions.div_ceil(64) as usize];
+        Intent {
+            array,
+            regions,
+            set: RefCell::new(words.clone()),
+            durable: RefCell::new(words),
+            busy: RefCell::new(vec![false; regions.div_ceil(PER_PAGE) as usize]),
+            users: RefCell::default(),
+            changed: Event::default(),
+            writes: Cell::new(0),
+        }
+    }
+
+    /// Adds what is marked on a member; `pages` is its whole bitmap.
+    pub(crate) fn merge(&self, pages: &[u8]) {
+        let mut set = self.set.borrow_mut();
+        for (number, page) in pages.chunks(BLOCK as usize).enumerate() {
+            let first = number as u64 * PER_PAGE;
+            let bits = self.page_bits(number, page);
+            for bit in first..(first + PER_PAGE).min(self.regions) {
+                let within = (bit - first) as usize;
+                // A page that is damaged tells nothing: all may be marked.
+                if bits.is_none_or(|bits| bits[within / 8] & 1 << (within % 8) != 0) {
+                    set[(bit / 64) as usize] |= 1 << (bit % 64);
+                }
+            }
+        }
+    }
+
+    fn page_bits<'a>(&self, number: usize, page: &'a [u8]) -> Option<&'a [u8]> {
+        let mut from = Reader::new(open(page)?);
+        let ours = from.uuid()? == self.array && from.u32()? as usize == number;
+        from.bytes(HEAD - 24)?;
+        if ours { from.bytes(BLOCK as usize - HEAD) } else { None }
+    }
+
+    fn page(&self, number: usize) -> Buf {
+        let mut page = vec![0; BLOCK as usize];
+        Writer::new(&mut page[4..]).uuid(self.array).u32(number as u32);
+        let first = number as u64 * PER_PAGE;
+        let set = self.set.borrow();
+        for bit in (first..(first + PER_PAGE).min(self.regions)).filter(|bit| get(&set, *bit)) {
+            let within = (bit - first) as usize;
+            page[HEAD + within / 8] |= 1 << (within % 8);
+        }
+        seal(&mut page);
+        Buf::copy_of(&page)
+    }
+
+    /// All pages, as they are on a new member.
+    pub(crate) fn pages(&self) -> Vec<(u64, Buf)> {
+        let pages = 0..self.busy.borrow().len();
+        pages.map(|number| (INTENT_AT + number as u64 * BLOCK, self.page(number))).collect()
+    }
+
+    /// The regions that are marked.
+    pub(crate) fn marked(&self) -> Vec<u64> {
+        let set = self.set.borrow();
+        (0..self.regions).filter(|region| get(&set, *region)).collect()
+    }
+
+    /// Begins a write to a region: returns when its bit is on the members.
+    pub(crate) async fn mark(self: &Rc<Self>, core: &Rc<Core>, region: u64) -> IoResult<Marked> {
+        self.users.borrow_mut().entry(region).or_insert((0, now())).0 += 1;
+        let marked = Marked { intent: Rc::clone(self), region };
+        let page = (region / PER_PAGE) as usize;
+        self.set.borrow_mut()[(region / 64) as usize] |= 1 << (region % 64);
+        loop {
+            let durable = || get(&self.durable.borrow(), region);
+            self.changed.until(|| durable() || !self.busy.borrow()[page]).await;
+            if durable() {
+                return Ok(marked);
+            }
+            self.write(core, page).await?;
+        }
+    }
+
+    /// Writes a page to all members in use.
+    async fn write(&self, core: &Rc<Core>, number: usize) -> IoResult<()> {
+        self.busy.borrow_mut()[number] = true;
+        let words = self.set.borrow().clone();
+        let page = self.page(number);
+        let first = number * (PER_PAGE / 64) as usize;
+        let end = (first + (PER_PAGE / 64) as usize).min(words.len());
+        // What this write clears does not count as set any more.
+        for (durable, word) in self.durable.borrow_mut()[first..end].iter_mut().zip(&words[first..end]) {
+            *durable &= word;
+        }
+        let result = core.write_to_all(INTENT_AT + number as u64 * BLOCK, &page).await;
+        self.writes.set(self.writes.get() + 1);
+        if result.is_ok() {
+            self.durable.borrow_mut()[first..end].copy_from_slice(&words[first..end]);
+        }
+        self.busy.borrow_mut()[number] = false;
+        self.changed.notify();
+        result
+    }
+
+    /// Writes all pages: for members that are new in the array.
+    pub(crate) async fn write_all(&self, core: &Rc<Core>) -> IoResult<()> {
+        let pages = self.busy.borrow().len();
+        for number in 0..pages {
+            self.changed.until(|| !self.busy.borrow()[number]).await;
+            self.write(core, number).await?;
+        }
+        Ok(())
+    }
+
+    /// Clears the bits of regions that nobody has written to since `before`.
+    pub(crate) async fn sweep(&self, core: &Rc<Core>, before: Instant) -> IoResult<()> {
+        let idle: Vec<u64> = {
+            let users = self.users.borrow();
+            let idle = |region: &u64| users.get(region).is_none_or(|(n, last)| *n == 0 && *last <= before);
+            self.marked().into_iter().filter(idle).collect()
+        };
+        if idle.is_empty() || !core.may_forget_intents() {
+            return Ok(());
+        }
+        core.flush_members().await?;
+        if !core.may_forget_intents() {
+            return Ok(());
+        }
+        let mut pages: Vec<usize> = idle.iter().map(|region| (region / PER_PAGE) as usize).collect();
+        pages.dedup();
+        for region in idle {
+            let mut users = self.users.borrow_mut();
+            if users.get(&region).is_some_and(|(n, last)| *n > 0 || *last > before) {
+                continue;
+            }
+            users.remove(&region);
+            let clear = |words: &RefCell<Vec<u64>>| {
+                words.borrow_mut()[(region / 64) as usize] &= !(1 << (region % 64))
+            };
+            clear(&self.set);
+            clear(&self.durable);
+        }
+        for page in pages {
+            self.changed.until(|| !self.busy.borrow()[page]).await;
+            self.write(core, page).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,332 @@
+//! The journal: what is about to happen to stripes that are changed in part.
+//!
+//! Records lie one behind another in a ring that has the same shape on every
+//! member; each is written to one member more than the array can lose. A
+//! *data* record holds new data and is written while old data is read; once it
+//! is durable the write is acknowledged. A *commit* holds the new parity; once
+//! it is durable the stripe is changed in place. So at every moment a stripe
+//! in place is consistent, or a commit says what it has to become, and no
+//! member's loss changes that.
+//!
+//! Invariants:
+//! - a stripe changes in place in part only after a commit for it is durable;
+//! - records of a stripe are replayed from the oldest that may be found on, so
+//!   that one never brings back what a later write has changed: a stripe that
+//!   has records in the window is written by way of the journal;
+//! - space is written again only when a durable record says that the journal
+//!   begins behind it, and all before it is in place and durable;
+//! - a data record is appended only together with the room for its commit, so
+//!   commits never wait for each other.
+
+pub(crate) mod record;
+pub(crate) mod scan;
+
+use crate::core::Core;
+use crate::event::Event;
+use crate::geometry::JOURNAL_AT;
+use futures_util::future::join_all;
+use longhaul_block::{IoError, IoResult};
+use record::{HEAD, Kind, Piece, Record};
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use uuid::Uuid;
+
+/// Room that is kept for marks, which make room for others.
+const MARKS: u64 = 4 * HEAD;
+
+/// A record in the window, oldest first.
+struct Entry {
+    pos: u64,
+    len: u64,
+    seq: u64,
+    row: u64,
+    step: Step,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Not in place yet.
+    Open,
+    /// In place, but perhaps only in a cache of a member.
+    Applied,
+    /// In place and durable.
+    Done,
+}
+
+#[derive(Default)]
+struct State {
+    epoch: u64,
+    epoch_start: u64,
+    /// Where the next record goes.
+    head: u64,
+    /// What a durable record says of the tail.
+    durable_tail: u64,
+    next_seq: u64,
+    /// Room promised to commits.
+    reserved: u64,
+    entries: VecDeque<Entry>,
+    /// Records in the window, by stripe.
+    rows: HashMap<u64, usize>,
+}
+
+pub(crate) struct Journal {
+    array: Uuid,
+    size: u64,
+    state: RefCell<State>,
+    marking: Cell<bool>,
+    changed: Event,
+}
+
+/// A data record that is durable, and the room for its commit.
+pub(crate) struct Logged {
+    pub(crate) seq: u64,
+    room: u64,
+}
+
+impl State {
+    fn tail(&self) -> u64 {
+        let open = self.entries.iter().find(|entry| entry.step != Step::Done);
+        open.map_or(self.head, |entry| entry.pos)
+    }
+
+    fn free(&self, size: u64) -> u64 {
+        size.saturating_sub(self.head - self.durable_tail + self.reserved)
+    }
+
+    /// Takes a place at the head.
+    fn take(&mut self, kind: Kind, row: u64, len: u64) -> Record {
+        let (pos, seq, tail) = (self.head, self.next_seq, self.tail());
+        self.head += len;
+        self.next_seq += 1;
+        let step = if kind == Kind::Mark { Step::Done } else { Step::Open };
+        self.entries.push_back(Entry { pos, len, seq, row, step });
+        *self.rows.entry(row).or_default() += 1;
+        let (epoch, epoch_start) = (self.epoch, self.epoch_start);
+        Record { kind, epoch, epoch_start, pos, seq, tail, row, covers: Vec::new(), pieces: Vec::new() }
+    }
+
+    /// A durable record says that the journal begins at `tail`.
+    fn begin_at(&mut self, tail: u64) {
+        self.durable_tail = self.durable_tail.max(tail);
+        while let Some(first) = self.entries.front() {
+            if first.pos + first.len > self.durable_tail || first.step != Step::Done {
+                break;
+            }
+            if let Some(count) = self.rows.get_mut(&first.row) {
+                *count -= 1;
+                if *count == 0 {
+                    self.rows.remove(&first.row);
+                }
+            }
+            self.entries.pop_front();
+        }
+    }
+}
+
+/// The row of records that belong to none.
+const NO_ROW: u64 = u64::MAX;
+
+impl Journal {
+    pub(crate) fn new(array: Uuid, size: u64) -> Journal {
+        Journal {
+            array,
+            size,
+            state: RefCell::default(),
+            marking: Cell::new(false),
+            changed: Event::default(),
+        }
+    }
+
+    /// Bytes of data that one record should have at most.
+    pub(crate) fn piece_max(&self) -> u64 {
+        self.size / 16
+    }
+
+    /// Whether a replay after a crash may write to a stripe.
+    pub(crate) fn has_row(&self, row: u64) -> bool {
+        self.state.borrow().rows.contains_key(&row)
+    }
+
+    /// Bytes of the window.
+    pub(crate) fn used(&self) -> u64 {
+        let state = self.state.borrow();
+        state.head - state.durable_tail
+    }
+
+    /// Appends new data of a stripe, which will need a commit with `parity`
+    /// bytes; done when it is durable.
+    pub(crate) async fn log(
+        &self,
+        core: &Rc<Core>,
+        row: u64,
+        pieces: Vec<Piece>,
+        parity: u64,
+    ) -> IoResult<Logged> {
+        let len = HEAD + pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
+        let room = HEAD + parity;
+        self.wait_for(core, len + room).await?;
+        let mut record = {
+            let mut state = self.state.borrow_mut();
+            state.reserved += room;
+            state.take(Kind::Data, row, len)
+        };
+        record.pieces = pieces;
+        let logged = Logged { seq: record.seq, room };
+        match self.append(core, &record).await {
+            Ok(()) => Ok(logged),
+            Err(e) => {
+                self.forget(logged);
+                Err(e)
+            }
+        }
+    }
+
+    /// Appends a commit that covers data records; done when it is durable.
+    /// Gives its number, for [`applied`](Self::applied).
+    pub(crate) async fn commit(
+        &self,
+        core: &Rc<Core>,
+        row: u64,
+        covers: Vec<Logged>,
+        pieces: Vec<Piece>,
+    ) -> IoResult<Vec<u64>> {
+        let len = HEAD + pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
+        let room: u64 = covers.iter().map(|logged| logged.room).sum();
+        if len > room {
+            self.wait_for(core, len - room).await?;
+        }
+        let mut record = {
+            let mut state = self.state.borrow_mut();
+            state.reserved -= room;
+            state.take(Kind::Commit, row, len)
+        };
+        self.changed.notify();
+        record.pieces = pieces;
+        record.covers = covers.iter().map(|logged| logged.seq).collect();
+        self.append(core, &record).await?;
+        Ok(record.covers.iter().copied().chain([record.seq]).collect())
+    }
+
+    /// Gives back the room of a data record that was never durable. It stays
+    /// in the window until what is before it has left, and counts as done.
+    fn forget(&self, logged: Logged) {
+        self.state.borrow_mut().reserved -= logged.room;
+        self.applied(&[logged.seq], true);
+    }
+
+    /// Records are in place: durably, or up to the next flush.
+    pub(crate) fn applied(&self, seqs: &[u64], durably: bool) {
+        let step = if durably { Step::Done } else { Step::Applied };
+        let mut state = self.state.borrow_mut();
+        for entry in state.entries.iter_mut().filter(|entry| seqs.contains(&entry.seq)) {
+            entry.step = step;
+        }
+        drop(state);
+        self.changed.notify();
+    }
+
+    /// Numbers below which a flush that begins now makes what is applied
+    /// durable.
+    pub(crate) fn flush_begins(&self) -> Vec<u64> {
+        let state = self.state.borrow();
+        state.entries.iter().filter(|entry| entry.step == Step::Applied).map(|entry| entry.seq).collect()
+    }
+
+    /// Whether room is short, and a flush would make some.
+    pub(crate) fn wants_flush(&self) -> bool {
+        let state = self.state.borrow();
+        state.head - state.durable_tail > self.size / 2
+            && state.entries.iter().any(|entry| entry.step == Step::Applied)
+    }
+
+    /// Returns when `len` bytes can be taken.
+    async fn wait_for(&self, core: &Rc<Core>, len: u64) -> IoResult<()> {
+        if len + MARKS > self.size {
+            return Err(IoError::Medium(format!("{len} bytes do not fit into the journal")));
+        }
+        loop {
+            core.check_running()?;
+            let (free, tail_moved) = {
+                let state = self.state.borrow();
+                (state.free(self.size), state.tail() > state.durable_tail)
+            };
+            if free >= len + MARKS {
+                return Ok(());
+            }
+            if self.wants_flush() && !tail_moved {
+                core.flush_members().await?;
+                continue;
+            }
+            if tail_moved && !self.marking.get() {
+                self.mark(core).await?;
+                continue;
+            }
+            let before = self.progress();
+            self.changed.until(|| self.progress() != before || core.check_running().is_err()).await;
+        }
+    }
+
+    fn progress(&self) -> (u64, u64, u64, bool) {
+        let state = self.state.borrow();
+        (state.tail(), state.durable_tail, state.reserved, self.marking.get())
+    }
+
+    /// Says durably where the journal begins now.
+    pub(crate) async fn mark(&self, core: &Rc<Core>) -> IoResult<()> {
+        self.marking.set(true);
+        let record = self.state.borrow_mut().take(Kind::Mark, NO_ROW, HEAD);
+        let result = self.append(core, &record).await;
+        self.marking.set(false);
+        self.changed.notify();
+        result
+    }
+
+    /// Writes a record to as many members as make it outlive any loss that
+    /// the array outlives.
+    async fn append(&self, core: &Rc<Core>, record: &Record) -> IoResult<()> {
+        let bytes = record.encode(self.array);
+        let at = record.pos % self.size;
+        let first = (self.size - at).min(bytes.len() as u64) as usize;
+        let copies = core.geometry.redundancy() + 1;
+        loop {
+            let usable: Vec<usize> = core.members.iter().filter(|m| m.is_usable()).map(|m| m.index).collect();
+            if usable.is_empty() {
+                return Err(core.lost_too_many());
+            }
+            // In turn, so that no member has all of the load.
+            let start = record.seq as usize % usable.len();
+            let chosen = usable.iter().cycle().skip(start).take(copies.min(usable.len()));
+            let writes = chosen.map(|index| {
+                let member = &core.members[*index];
+                let (head, rest) = (bytes.slice(0..first), bytes.slice(first..bytes.len()));
+                async move {
+                    let head = member.write_durably(JOURNAL_AT + at, head);
+                    if rest.is_empty() {
+                        return (*index, head.await);
+                    }
+                    let (a, b) = futures_util::join!(head, member.write_durably(JOURNAL_AT, rest));
+                    (*index, a.and(b))
+                }
+            });
+            let mut failed = false;
+            for (index, result) in join_all(writes).await {
+                if let Err(e) = result {
+                    failed = true;
+                    core.lose(index, &e).await?;
+                }
+            }
+            if !failed {
+                break;
+            }
+        }
+        self.state.borrow_mut().begin_at(record.tail);
+        self.changed.notify();
+        Ok(())
+    }
+
+    /// Wakes who waits for room, to see that there will be none.
+    pub(crate) fn halt(&self) {
+        self.changed.notify();
+    }
+}

@@ -1,0 +1,68 @@
+//! The journal after a crash.
+
+use super::record::{HEAD, Kind, Record};
+use super::{Entry, Journal, Logged, NO_ROW, Step};
+use std::collections::BTreeMap;
+use uuid::Uuid;
+
+/// The records found on members.
+#[derive(Default)]
+pub(crate) struct Found {
+    by_place: BTreeMap<(u64, u64), Record>,
+}
+
+impl Found {
+    /// Adds the records of one member's journal.
+    pub(crate) fn add(&mut self, ring: &[u8], array: Uuid) {
+        for at in (0..ring.len() as u64).step_by(HEAD as usize) {
+            if let Some(record) = Record::decode(ring, at, array) {
+                self.by_place.entry((record.epoch, record.seq)).or_insert(record);
+            }
+        }
+    }
+
+    /// Those that count, oldest first: behind the tail of the newest, and not
+    /// overtaken by a later epoch (what a member brings back that nobody else
+    /// has was never acknowledged).
+    pub(crate) fn window(mut self) -> Vec<Record> {
+        let Some(newest) = self.by_place.values().next_back() else { return Vec::new() };
+        let tail = newest.tail;
+        let mut starts: BTreeMap<u64, u64> = BTreeMap::new();
+        for record in self.by_place.values() {
+            starts.insert(record.epoch, record.epoch_start);
+        }
+        let counts = |record: &Record| {
+            let mut later = starts.range(record.epoch + 1..);
+            record.pos >= tail && later.all(|(_, start)| record.pos < *start)
+        };
+        self.by_place.retain(|_, record| counts(record));
+        let mut records: Vec<Record> = self.by_place.into_values().collect();
+        records.sort_by_key(|record| record.pos);
+        records
+    }
+}
+
+impl Journal {
+    /// Goes on behind the records of the last epoch. Gives back those to
+    /// replay, and the room for the commits of those that have none yet.
+    pub(crate) fn resume(&self, epoch: u64, records: &[Record]) -> Vec<Logged> {
+        let mut state = self.state.borrow_mut();
+        let end = records.iter().map(|record| record.pos + record.len()).max();
+        state.epoch = epoch;
+        state.head = end.unwrap_or(0);
+        state.epoch_start = state.head;
+        state.next_seq = records.iter().map(|record| record.seq + 1).max().unwrap_or(1);
+        state.durable_tail = records.first().map_or(state.head, |record| record.pos);
+        for record in records {
+            let row = if record.kind == Kind::Mark { NO_ROW } else { record.row };
+            let step = if record.kind == Kind::Mark { Step::Done } else { Step::Open };
+            state.entries.push_back(Entry { pos: record.pos, len: record.len(), seq: record.seq, row, step });
+            *state.rows.entry(row).or_default() += 1;
+        }
+        let covered: Vec<u64> = records.iter().flat_map(|record| record.covers.iter().copied()).collect();
+        let open = |record: &&Record| record.kind == Kind::Data && !covered.contains(&record.seq);
+        let logged: Vec<Logged> =
+            records.iter().filter(open).map(|record| Logged { seq: record.seq, room: 0 }).collect();
+        logged
+    }
+}

@@ -1,0 +1,146 @@
+//! What a person asks of a running array.
+
+use crate::assemble::{ArrayError, examine};
+use crate::core::{Core, Spare};
+use crate::device::ArrayDevice;
+use crate::scrub::ScrubReport;
+use crate::superblock::{MAX_SPARES, Superblock};
+use longhaul_block::{BlockDevice, IoError, IoResult};
+use longhaul_engine::spawn;
+use std::rc::Rc;
+use std::sync::Arc;
+use uuid::Uuid;
+
+impl Core {
+    /// Looks at a device that is to join the array.
+    async fn newcomer(
+        self: &Rc<Self>,
+        device: Arc<dyn BlockDevice>,
+        force: bool,
+        uuid: Uuid,
+    ) -> Result<(Spare, crate::assemble::Candidate), ArrayError> {
+        let candidate = examine(&device).await?;
+        let (size, needs) = (device.info().size, self.geometry.end());
+        if size < needs {
+            return Err(ArrayError::TooSmall { device: candidate.name(), size, needs });
+        }
+        if let Some(found) = &candidate.superblock {
+            let in_use =
+                self.members.iter().any(|member| member.uuid.get() == found.member && member.is_usable())
+                    || self.spares.borrow().iter().any(|spare| spare.uuid == found.member);
+            if in_use {
+                return Err(ArrayError::Double { device: candidate.name(), other: "a member in use".into() });
+            }
+            // What this array has thrown out may come back as new.
+            if found.array != self.array && !force {
+                let (name, array) = (found.name.clone(), found.array);
+                return Err(ArrayError::Taken { device: candidate.name(), name, array });
+            }
+        }
+        Ok((Spare { uuid, device }, candidate))
+    }
+
+    async fn replace(
+        self: &Rc<Self>,
+        index: usize,
+        device: Arc<dyn BlockDevice>,
+        force: bool,
+        uuid: Uuid,
+    ) -> Result<(), ArrayError> {
+        if index >= self.geometry.width {
+            return Err(ArrayError::TooFew(format!("there is no member {index}")));
+        }
+        let (spare, candidate) = self.newcomer(device, force, uuid).await?;
+        Ok(self.take_place(index, &spare, candidate.io).await?)
+    }
+
+    async fn add_spare(
+        self: &Rc<Self>,
+        device: Arc<dyn BlockDevice>,
+        force: bool,
+        uuid: Uuid,
+    ) -> Result<(), ArrayError> {
+        if self.spares.borrow().len() >= MAX_SPARES {
+            return Err(ArrayError::TooFew(format!("there are {MAX_SPARES} spares already")));
+        }
+        let (spare, candidate) = self.newcomer(device, force, uuid).await?;
+        self.publish_with(|| self.spares.borrow_mut().push(spare)).await?;
+        let superblock = Superblock { member: uuid, ..self.superblock() };
+        crate::assemble::enlist(&candidate, &superblock).await
+    }
+}
+
+/// Goes on while nobody waits for it.
+async fn on_its_thread<T: Send + 'static, F: Future<Output = T> + 'static>(
+    array: &ArrayDevice,
+    run: impl FnOnce(Rc<Core>) -> F + Send + 'static,
+) -> IoResult<T> {
+    array
+        .ask(move |core, answer| {
+            let future = run(Rc::clone(core));
+            spawn(async move { drop(answer.send(future.await)) }).detach();
+        })
+        .await
+}
+
+impl ArrayDevice {
+    /// Puts `device` in the place of member `index` and begins to fill it.
+    ///
+    /// # Errors
+    /// The device is too small, or a member of something; the array cannot do
+    /// without the member that it replaces.
+    pub async fn replace(
+        &self,
+        index: usize,
+        device: Arc<dyn BlockDevice>,
+        force: bool,
+    ) -> Result<(), ArrayError> {
+        let uuid = Uuid::new_v4();
+        on_its_thread(self, move |core| async move { core.replace(index, device, force, uuid).await }).await?
+    }
+
+    /// Adds a device that takes the place of a member when one is lost.
+    ///
+    /// # Errors
+    /// The device is too small, or a member of something.
+    pub async fn add_spare(&self, device: Arc<dyn BlockDevice>, force: bool) -> Result<(), ArrayError> {
+        let uuid = Uuid::new_v4();
+        on_its_thread(self, move |core| async move { core.add_spare(device, force, uuid).await }).await?
+    }
+
+    /// Reads and compares everything, and mends what is wrong. Ends early if
+    /// the array stops.
+    ///
+    /// # Errors
+    /// There is no redundancy to compare with, or more is lost than it has.
+    pub async fn scrub(&self) -> IoResult<ScrubReport> {
+        on_its_thread(self, |core| async move { core.scrub().await }).await?
+    }
+
+    /// Changes how many bytes per second rebuild and scrub read of each
+    /// member at most.
+    ///
+    /// # Errors
+    /// The array's thread has ended.
+    pub async fn set_rebuild_rate(&self, rate: Option<u64>) -> IoResult<()> {
+        self.ask(move |core, answer| {
+            core.upkeep.rebuild_rate.set(rate);
+            // Who has gone does not need to know.
+            let _ = answer.send(());
+        })
+        .await
+    }
+
+    /// Returns when nothing is missing any more, or nothing can be done.
+    ///
+    /// # Errors
+    /// The array has halted, or its thread has ended.
+    pub async fn wait_healthy(&self) -> IoResult<()> {
+        on_its_thread(self, |core| async move {
+            let healthy = || core.members.iter().all(|member| member.is_active());
+            core.upkeep.changed.until(|| healthy() || core.halted.borrow().is_some()).await;
+            if healthy() { Ok(()) } else { core.check_running().and(Err(IoError::Aborted)) }
+        })
+        .await?
+    }
+}

@@ -1,0 +1,283 @@
+//! A member, as the array's thread uses it.
+//!
+//! Invariants:
+//! - an operation that is given up on (it took too long) still counts as
+//!   under way until it ends below: what is written late must never land on
+//!   a member that is being filled again;
+//! - no operation is larger than the device takes.
+
+use crate::join;
+use crate::superblock::Condition;
+use longhaul_block::{
+    Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, WriteFlags, ZeroFlags,
+};
+use longhaul_engine::{Buf, BufMut, now, spawn, timeout};
+use std::cell::{Cell, Ref, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// A latency sample's weight in the mean, as a power of two.
+const MEAN_SHIFT: u32 = 3;
+/// Bytes of zeroes written at a time where the device has no better way.
+const ZERO_PIECE: u64 = 1 << 20;
+
+/// Counts of one member since the array was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemberCounts {
+    /// Blocks whose content did not match their checksum.
+    pub mismatches: u64,
+    /// Blocks that were written again from redundancy.
+    pub mended: u64,
+    /// Reads that failed.
+    pub read_errors: u64,
+    /// Reads that reconstruction was raced against.
+    pub hedged: u64,
+}
+
+/// What the device behind a place is, and what it is opened as.
+struct Opened {
+    device: Arc<dyn BlockDevice>,
+    info: DeviceInfo,
+    io: Rc<dyn BlockIo>,
+}
+
+/// One place of the array.
+pub(crate) struct Member {
+    pub(crate) index: usize,
+    pub(crate) uuid: Cell<Uuid>,
+    pub(crate) condition: Cell<Condition>,
+    /// Generation in which it entered its condition.
+    pub(crate) since: Cell<u64>,
+    pub(crate) counts: Cell<MemberCounts>,
+    /// Why it is not active, for people.
+    pub(crate) reason: RefCell<String>,
+    opened: RefCell<Option<Opened>>,
+    under_way: Rc<Cell<usize>>,
+    /// Mean time of a read.
+    mean: Cell<Duration>,
+    /// Mean deviation of it.
+    deviation: Cell<Duration>,
+    timeout: Duration,
+}
+
+/// An operation under way.
+struct UnderWay(Rc<Cell<usize>>);
+
+impl UnderWay {
+    fn new(count: &Rc<Cell<usize>>) -> UnderWay {
+        count.set(count.get() + 1);
+        UnderWay(Rc::clone(count))
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+impl Member {
+    pub(crate) fn new(
+        index: usize,
+        uuid: Uuid,
+        condition: Condition,
+        since: u64,
+        timeout: Duration,
+    ) -> Member {
+        Member {
+            index,
+            uuid: Cell::new(uuid),
+            condition: Cell::new(condition),
+            since: Cell::new(since),
+            counts: Cell::default(),
+            reason: RefCell::default(),
+            opened: RefCell::default(),
+            under_way: Rc::default(),
+            mean: Cell::default(),
+            deviation: Cell::default(),
+            timeout,
+        }
+    }
+
+    /// Puts a device behind it.
+    pub(crate) fn put(&self, device: Arc<dyn BlockDevice>, io: Rc<dyn BlockIo>) {
+        let info = device.info();
+        *self.opened.borrow_mut() = Some(Opened { device, info, io });
+    }
+
+    /// Takes the device away; operations under way go on.
+    pub(crate) fn take(&self) -> Option<Arc<dyn BlockDevice>> {
+        self.opened.borrow_mut().take().map(|opened| opened.device)
+    }
+
+    /// What the device is called.
+    pub(crate) fn name(&self) -> Option<String> {
+        self.opened.borrow().as_ref().map(|opened| opened.info.name.clone())
+    }
+
+    pub(crate) fn device(&self) -> Option<Arc<dyn BlockDevice>> {
+        self.opened.borrow().as_ref().map(|opened| Arc::clone(&opened.device))
+    }
+
+    pub(crate) fn info(&self) -> Option<Ref<'_, DeviceInfo>> {
+        Ref::filter_map(self.opened.borrow(), |opened| opened.as_ref().map(|opened| &opened.info)).ok()
+    }
+
+    pub(crate) fn is_active(&self) -> bool {
+        self.condition.get() == Condition::Active
+    }
+
+    /// Whether superblocks, bitmaps and the journal are written to it.
+    pub(crate) fn is_usable(&self) -> bool {
+        matches!(self.condition.get(), Condition::Active | Condition::Rebuilding { .. })
+            && self.opened.borrow().is_some()
+    }
+
+    pub(crate) fn has_volatile_cache(&self) -> bool {
+        self.info().is_some_and(|info| info.volatile_cache)
+    }
+
+    /// Operations that have not ended, given up ones among them.
+    pub(crate) fn under_way(&self) -> usize {
+        self.under_way.get()
+    }
+
+    pub(crate) fn advice(&self) -> Option<Advice> {
+        self.opened.borrow().as_ref()?.io.advice()
+    }
+
+    pub(crate) fn count(&self, change: impl FnOnce(&mut MemberCounts)) {
+        let mut counts = self.counts.get();
+        change(&mut counts);
+        self.counts.set(counts);
+    }
+
+    /// When a read is late: what is rarely exceeded, once some were seen.
+    pub(crate) fn late_after(&self) -> Option<Duration> {
+        let mean = self.mean.get();
+        // A round trip may double without anything being wrong.
+        (!mean.is_zero()).then(|| (mean * 2).max(mean + 4 * self.deviation.get()) + Duration::from_millis(1))
+    }
+
+    pub(crate) fn mean_read(&self) -> Duration {
+        self.mean.get()
+    }
+
+    fn sample(&self, time: Duration) {
+        let mean = self.mean.get();
+        if mean.is_zero() {
+            self.mean.set(time);
+            return;
+        }
+        let away = time.abs_diff(mean);
+        let blend = |old: Duration, new: Duration| old - old / (1 << MEAN_SHIFT) + new / (1 << MEAN_SHIFT);
+        self.mean.set(blend(mean, time));
+        self.deviation.set(blend(self.deviation.get(), away));
+    }
+
+    fn gone(&self) -> IoError {
+        IoError::Unreachable(format!("member {} has no device", self.index))
+    }
+
+    async fn within<T: Unpin + 'static>(
+        &self,
+        begin: impl FnOnce(&dyn BlockIo, &DeviceInfo) -> IoFuture<T>,
+    ) -> IoResult<T> {
+        let started = match &*self.opened.borrow() {
+            Some(opened) => begin(&*opened.io, &opened.info).try_ready(),
+            None => return Err(self.gone()),
+        };
+        let operation = match started {
+            Ok(result) => return result,
+            Err(operation) => operation,
+        };
+        let count = UnderWay::new(&self.under_way);
+        let mut task = spawn(async move {
+            let result = operation.await;
+            drop(count);
+            result
+        });
+        let result = timeout(self.timeout, &mut task).await;
+        match result {
+            Ok(result) => result,
+            Err(_) => {
+                task.detach();
+                let name = self.name().unwrap_or_default();
+                Err(IoError::Unreachable(format!(
+                    "{name} did not answer in {} s",
+                    self.timeout.as_secs_f64()
+                )))
+            }
+        }
+    }
+
+    /// Reads `len` bytes into memory of its own.
+    pub(crate) async fn read(&self, offset: u64, len: u64) -> IoResult<BufMut> {
+        self.read_into(offset, BufMut::zeroed(len as usize)).await
+    }
+
+    pub(crate) async fn read_into(&self, offset: u64, dst: BufMut) -> IoResult<BufMut> {
+        let began = now();
+        let result = self
+            .within(|io, info| {
+                let mut rest = dst;
+                let mut parts = Vec::new();
+                let mut at = offset;
+                while rest.len() > info.max_io as usize {
+                    let tail = rest.split_off(info.max_io as usize);
+                    let part = std::mem::replace(&mut rest, tail);
+                    let len = part.len() as u64;
+                    parts.push(io.read(at, part));
+                    at += len;
+                }
+                parts.push(io.read(at, rest));
+                join::buffer(parts)
+            })
+            .await;
+        match &result {
+            Ok(_) => self.sample(now() - began),
+            Err(_) => self.count(|counts| counts.read_errors += 1),
+        }
+        result
+    }
+
+    pub(crate) async fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoResult<()> {
+        self.within(|io, info| {
+            let max = info.max_io as usize;
+            let part = |start: usize| {
+                let end = src.len().min(start + max);
+                io.write(offset + start as u64, src.slice(start..end), flags)
+            };
+            join::all((0..src.len()).step_by(max).map(part).collect())
+        })
+        .await
+    }
+
+    /// A write that is on the medium when it ends.
+    pub(crate) async fn write_durably(&self, offset: u64, src: Buf) -> IoResult<()> {
+        self.write(offset, src, WriteFlags { fua: self.has_volatile_cache() }).await
+    }
+
+    pub(crate) async fn flush(&self) -> IoResult<()> {
+        if self.has_volatile_cache() { self.within(|io, _| io.flush()).await } else { Ok(()) }
+    }
+
+    /// Makes a range read as zeroes, and gives its space back if it can.
+    pub(crate) async fn zero(&self, offset: u64, len: u64) -> IoResult<()> {
+        let flags = ZeroFlags { fua: false, may_deallocate: true };
+        match self.within(|io, _| io.write_zeroes(offset, len, flags)).await {
+            Err(IoError::Unsupported(_)) => {}
+            result => return result,
+        }
+        let zeroes = BufMut::zeroed(ZERO_PIECE.min(len) as usize).freeze();
+        let mut done = 0;
+        while done < len {
+            let n = ZERO_PIECE.min(len - done);
+            self.write(offset + done, zeroes.slice(0..n as usize), WriteFlags::default()).await?;
+            done += n;
+        }
+        Ok(())
+    }
+}

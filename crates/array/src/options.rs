@@ -1,0 +1,53 @@
+//! How an array is run. Nothing of it is stored on members.
+
+use std::time::Duration;
+
+/// Settings of a running array.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// How long a member may take for one operation until it counts as
+    /// absent.
+    pub member_timeout: Duration,
+    /// How long a write that continues another waits for the rest of its
+    /// stripe.
+    pub gather: Duration,
+    /// Write whole stripes through the journal as well: a crash and the loss
+    /// of a member in the same moment then leave nothing undefined, at twice
+    /// the bytes.
+    pub journal_all: bool,
+    /// Bytes of writes under way at most.
+    pub memory: usize,
+    /// Bytes of checksums kept in memory at most.
+    pub sums_memory: usize,
+    /// Share of reads that may be raced by reconstruction, in percent.
+    pub hedge_percent: u32,
+    /// How long a member may be absent until a spare takes its place.
+    pub spare_grace: Duration,
+    /// Bytes per second that rebuild and scrub read of each member at most.
+    pub rebuild_rate: Option<u64>,
+    /// How often the array says that it is in use, and looks whether others
+    /// say so.
+    pub heartbeat: Duration,
+    /// How long a region stays marked after its last write.
+    pub intent_idle: Duration,
+    /// Decides what is random.
+    pub seed: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            member_timeout: Duration::from_secs(10),
+            gather: Duration::from_millis(2),
+            journal_all: false,
+            memory: 128 << 20,
+            sums_memory: 64 << 20,
+            hedge_percent: 5,
+            spare_grace: Duration::from_secs(60),
+            rebuild_rate: None,
+            heartbeat: Duration::from_secs(2),
+            intent_idle: Duration::from_secs(5),
+            seed: 1,
+        }
+    }
+}

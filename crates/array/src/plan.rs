@@ -1,0 +1,212 @@
+//! What has to be written so that a part of a stripe has new content.
+//!
+//! Everything that is needed is read in one round trip, by the way that moves
+//! the fewest bytes: nothing for whole stripes, old data and parity
+//! (read-modify-write), or the rest of the data (reconstruct-write). Where the
+//! way is barred by a member that is missing, all that is left is read.
+
+use crate::core::Core;
+use crate::geometry::Role;
+use crate::journal::record::Piece;
+use crate::units::Units;
+use longhaul_block::IoResult;
+use longhaul_engine::{Buf, BufMut};
+use std::rc::Rc;
+
+/// A range of a stripe's units: each data unit has new content in all of it,
+/// or in nothing of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    /// Where it begins in the units, in bytes.
+    pub(crate) at: u64,
+    pub(crate) len: u64,
+    /// New content by data unit.
+    pub(crate) new: Vec<Option<Buf>>,
+}
+
+/// Bytes and the member they are for.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    pub(crate) member: usize,
+    pub(crate) piece: Piece,
+}
+
+/// The writes that a segment comes down to.
+#[derive(Default)]
+pub(crate) struct Plan {
+    pub(crate) writes: Vec<Placed>,
+    /// New parity, for the journal.
+    pub(crate) parity: Vec<Piece>,
+}
+
+/// How parity is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// There is none, or no member to hold it.
+    None,
+    /// From new data alone.
+    Full,
+    /// From old data and old parity.
+    Modify,
+    /// From the rest of the data.
+    Rebuild,
+    /// From whatever is left.
+    Recover,
+}
+
+impl Core {
+    /// Plans a segment. The stripe is held alone.
+    pub(crate) async fn plan(self: &Rc<Self>, row: u64, segment: &Segment) -> IoResult<Plan> {
+        let mut plan = Plan::default();
+        let way = self.way(row, segment);
+        self.count(|counts| match way {
+            Way::None | Way::Full => counts.full_writes += 1,
+            Way::Modify => counts.modify_writes += 1,
+            Way::Rebuild => counts.rebuild_writes += 1,
+            Way::Recover => counts.degraded_writes += 1,
+        });
+        let done = match way {
+            Way::None => Some((None, None)),
+            Way::Full => Some(self.whole(segment, None)),
+            Way::Modify => self.modify(row, segment).await?,
+            Way::Rebuild => self.rebuild(row, segment).await?,
+            Way::Recover => None,
+        };
+        let (p, q) = match done {
+            Some(parity) => parity,
+            None => self.recover(row, segment, &mut plan).await?,
+        };
+        for (i, new) in segment.new.iter().enumerate() {
+            let Some(bytes) = new else { continue };
+            self.place(row, &mut plan, Role::Data(i), segment.at, bytes);
+        }
+        for (role, bytes) in [(Role::P, p), (Role::Q, q)] {
+            let Some(bytes) = bytes else { continue };
+            self.place(row, &mut plan, role, segment.at, &bytes);
+            plan.parity.push(Piece { role, at: segment.at, bytes });
+        }
+        Ok(plan)
+    }
+
+    fn place(&self, row: u64, plan: &mut Plan, role: Role, at: u64, bytes: &Buf) {
+        for member in self.holders(row, role) {
+            plan.writes.push(Placed { member, piece: Piece { role, at, bytes: bytes.clone() } });
+        }
+    }
+
+    fn has(&self, row: u64, role: Role) -> bool {
+        self.holders(row, role).next().is_some()
+    }
+
+    fn way(&self, row: u64, segment: &Segment) -> Way {
+        let live = [Role::P, Role::Q].into_iter().filter(|role| self.has(row, *role)).count();
+        let is_held = |i: usize| self.has(row, Role::Data(i));
+        let all = 0..segment.new.len();
+        if live == 0 {
+            return Way::None;
+        }
+        if segment.new.iter().all(Option::is_some) {
+            return Way::Full;
+        }
+        let (touched, rest): (Vec<usize>, Vec<usize>) = all.partition(|i| segment.new[*i].is_some());
+        let modify = touched.iter().all(|i| is_held(*i)).then_some(touched.len() + live);
+        let rebuild = rest.iter().all(|i| is_held(*i)).then_some(rest.len());
+        match (modify, rebuild) {
+            (Some(modify), Some(rebuild)) if modify < rebuild => Way::Modify,
+            (_, Some(_)) => Way::Rebuild,
+            (Some(_), None) => Way::Modify,
+            (None, None) => Way::Recover,
+        }
+    }
+
+    /// Parity of new data, and of `old` where there is none.
+    fn whole(&self, segment: &Segment, old: Option<Units>) -> (Option<Buf>, Option<Buf>) {
+        let old = old.map_or_else(|| vec![None; segment.new.len()], |units| units.data);
+        let data = segment.new.iter().zip(old).map(|(new, old)| new.clone().or(old)).collect();
+        let units = Units { data, p: None, q: None, bad: Vec::new() };
+        let (p, q) = units.parity(segment.len, self.geometry.redundancy() == 2);
+        (Some(p), q)
+    }
+
+    /// Parity from the rest of the data; nothing if that cannot be read.
+    async fn rebuild(
+        self: &Rc<Self>,
+        row: u64,
+        segment: &Segment,
+    ) -> IoResult<Option<(Option<Buf>, Option<Buf>)>> {
+        let wanted = |role| matches!(role, Role::Data(i) if segment.new[i].is_none());
+        let old = self.read_units(row, segment.at, segment.len, wanted, &[]).await?;
+        let complete = old.data.iter().zip(&segment.new).all(|(old, new)| old.is_some() || new.is_some());
+        Ok((complete && old.bad.is_empty()).then(|| self.whole(segment, Some(old))))
+    }
+
+    /// Parity from old data and old parity; nothing if those cannot be read.
+    async fn modify(
+        self: &Rc<Self>,
+        row: u64,
+        segment: &Segment,
+    ) -> IoResult<Option<(Option<Buf>, Option<Buf>)>> {
+        let wanted = |role: Role| match role {
+            Role::Data(i) => segment.new[i].is_some(),
+            role => self.has(row, role),
+        };
+        let (wants_p, wants_q) = (wanted(Role::P), wanted(Role::Q));
+        let old = self.read_units(row, segment.at, segment.len, wanted, &[]).await?;
+        let complete = old.data.iter().zip(&segment.new).all(|(old, new)| old.is_some() || new.is_none());
+        if !complete || !old.bad.is_empty() || wants_p != old.p.is_some() || wants_q != old.q.is_some() {
+            return Ok(None);
+        }
+        let own = |buf: Option<Buf>| buf.map(|buf| buf.try_mut().unwrap_or_else(|buf| BufMut::copy_of(&buf)));
+        let (mut p, mut q) = (own(old.p), own(old.q));
+        for (i, (new, old)) in segment.new.iter().zip(&old.data).enumerate() {
+            if let (Some(new), Some(old)) = (new, old) {
+                longhaul_parity::update(i, old, new, p.as_deref_mut(), q.as_deref_mut());
+            }
+        }
+        Ok(Some((p.map(BufMut::freeze), q.map(BufMut::freeze))))
+    }
+
+    /// Parity from whatever is left; what was unreadable is written again.
+    async fn recover(
+        self: &Rc<Self>,
+        row: u64,
+        segment: &Segment,
+        plan: &mut Plan,
+    ) -> IoResult<(Option<Buf>, Option<Buf>)> {
+        let mut old = self.read_units(row, segment.at, segment.len, |_| true, &[]).await?;
+        // What is written anew need not be known.
+        let unknown = old.data.iter().zip(&segment.new).any(|(old, new)| old.is_none() && new.is_none());
+        if unknown && old.complete(segment.len).is_err() {
+            return Err(self.unreadable(row));
+        }
+        for member in &old.bad {
+            if let Role::Data(i) = self.geometry.role(row, *member)
+                && segment.new[i].is_none()
+                && let Some(bytes) = old.data[i].clone()
+            {
+                self.members[*member].count(|counts| counts.mended += segment.len / crate::geometry::BLOCK);
+                let piece = Piece { role: Role::Data(i), at: segment.at, bytes };
+                plan.writes.push(Placed { member: *member, piece });
+            }
+        }
+        Ok(self.whole(segment, Some(old)))
+    }
+
+    /// Writes what was planned, with its checksums. Members that fail are
+    /// lost, durably, before this ends well.
+    pub(crate) async fn put(self: &Rc<Self>, row: u64, writes: Vec<Placed>) -> IoResult<()> {
+        self.check_running()?;
+        let writes = writes.into_iter().map(async |placed| {
+            let Placed { member, piece } = placed;
+            let place = &self.members[member];
+            let at = self.geometry.unit_at(row) + piece.at;
+            let sums = if self.geometry.has_sums() { self.sums.of(&piece.bytes) } else { Vec::new() };
+            let write = place.write(at, piece.bytes, longhaul_block::WriteFlags::default());
+            let update = self.sums.update(place, row, piece.at, &sums);
+            let (write, update) = futures_util::join!(write, update);
+            (member, write.and(update))
+        });
+        let results = futures_util::future::join_all(writes).await;
+        self.settle(results).await
+    }
+}

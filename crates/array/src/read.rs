@@ -1,0 +1,238 @@
+//! Reads.
+//!
+//! A read goes straight to the members that hold its bytes, all at once, and
+//! is checked against their checksums. Only where that does not do (a member
+//! is missing, or late, or wrong) are the other members asked as well.
+//!
+//! Invariants:
+//! - what is read is the content after every write that was acknowledged
+//!   before the read began;
+//! - a mismatch counts only while nobody writes the stripe: a reader does not
+//!   hold it, and may see data and checksum of different times.
+
+use crate::core::Core;
+use crate::geometry::{BLOCK, Role};
+use crate::hedge::Race;
+use crate::journal::record::Piece;
+use crate::plan::Placed;
+use crate::rows::Pending;
+use crate::units::Units;
+use futures_util::future::join_all;
+use longhaul_block::IoResult;
+use longhaul_engine::{Buf, BufMut};
+use std::rc::Rc;
+
+/// A range of a data unit, and the window of the caller's buffer for it.
+struct Part {
+    unit: usize,
+    at: u64,
+    dst: BufMut,
+}
+
+impl Core {
+    /// Fills `dst` from `offset`. The buffer that comes back is another one
+    /// where a part of it is still waited for below.
+    pub(crate) async fn read(self: &Rc<Self>, offset: u64, dst: BufMut) -> IoResult<BufMut> {
+        self.begun.set(self.begun.get() + 1);
+        let total = dst.len();
+        let (mut rest, mut at) = (dst, offset);
+        let mut rows: Vec<(u64, Vec<Part>)> = Vec::new();
+        while !rest.is_empty() {
+            let (row, unit, within) = self.geometry.locate(at);
+            let len = (rest.len() as u64).min(self.geometry.unit - within);
+            let tail = rest.split_off(len as usize);
+            let part = Part { unit, at: within, dst: std::mem::replace(&mut rest, tail) };
+            match rows.last_mut() {
+                Some((last, parts)) if *last == row => parts.push(part),
+                _ => rows.push((row, vec![part])),
+            }
+            at += len;
+        }
+        let rows = join_all(rows.into_iter().map(|(row, parts)| self.read_row(row, parts))).await;
+        let mut parts = Vec::new();
+        for row in rows {
+            parts.extend(row?);
+        }
+        Ok(join_parts(parts, total))
+    }
+
+    /// Reads parts of one stripe.
+    async fn read_row(self: &Rc<Self>, row: u64, parts: Vec<Part>) -> IoResult<Vec<BufMut>> {
+        let missing = |part: &Part| self.holders(row, Role::Data(part.unit)).next().is_none();
+        if parts.len() > 1 && parts.iter().any(missing) && self.geometry.has_parity() {
+            return self.read_together(row, parts).await;
+        }
+        join_all(parts.into_iter().map(|part| self.read_part(row, part))).await.into_iter().collect()
+    }
+
+    async fn read_part(self: &Rc<Self>, row: u64, part: Part) -> IoResult<BufMut> {
+        let Part { unit, at, mut dst } = part;
+        let len = dst.len() as u64;
+        loop {
+            match self.rows.pending(row, unit, at, len) {
+                Pending::Nothing => break,
+                Pending::Content(bytes) => {
+                    dst.copy_from_slice(&bytes);
+                    return Ok(dst);
+                }
+                Pending::Wait(queue, write) => queue.changed.until(|| write.applied.get()).await,
+            }
+        }
+        let homes: Vec<usize> = self.holders(row, Role::Data(unit)).collect();
+        // Of copies the nearest, and those alike in turn.
+        let turn = (row as usize).wrapping_add(unit);
+        let key =
+            |home: &usize| (self.members[*home].mean_read().as_millis() / 2, (home + turn) % homes.len());
+        let Some(home) = homes.iter().min_by_key(|home| key(home)).copied() else {
+            return self.reconstruct(row, unit, at, len).await;
+        };
+        match self.race(home, row, unit, at, dst).await {
+            Race::Read(bytes) => Ok(bytes),
+            Race::Reconstructed(bytes) => Ok(bytes),
+            Race::Failed => self.mend(row, unit, at, len, Some(home)).await,
+        }
+    }
+
+    /// A part that no member holds, from the others.
+    pub(crate) async fn reconstruct(
+        self: &Rc<Self>,
+        row: u64,
+        unit: usize,
+        at: u64,
+        len: u64,
+    ) -> IoResult<BufMut> {
+        let units = {
+            let _together = self.locks.shared(row).await;
+            let mut units = self.read_units(row, at, len, |_| true, &[]).await?;
+            if units.bad.is_empty() && units.complete(len).is_ok() { Some(units) } else { None }
+        };
+        let Some(units) = units else { return self.mend(row, unit, at, len, None).await };
+        self.count(|counts| counts.reconstructed += 1);
+        self.unit_of(units, row, unit)
+    }
+
+    fn unit_of(&self, units: Units, row: u64, unit: usize) -> IoResult<BufMut> {
+        let bytes = units.data.into_iter().nth(unit).flatten().ok_or_else(|| self.unreadable(row))?;
+        Ok(bytes.try_mut().unwrap_or_else(|bytes| BufMut::copy_of(&bytes)))
+    }
+
+    /// Parts of a stripe of which some have to be reconstructed: each member
+    /// is read once for all of them.
+    async fn read_together(self: &Rc<Self>, row: u64, parts: Vec<Part>) -> IoResult<Vec<BufMut>> {
+        if let Some(queue) = self.rows.queue(row) {
+            let logged = queue.logged();
+            queue.changed.until(|| logged.iter().all(|write| write.applied.get())).await;
+        }
+        let from = parts.iter().map(|part| part.at).min().unwrap_or(0);
+        let to = parts.iter().map(|part| part.at + part.dst.len() as u64).max().unwrap_or(0);
+        let units = {
+            let _together = self.locks.shared(row).await;
+            let mut units = self.read_units(row, from, to - from, |_| true, &[]).await?;
+            if units.bad.is_empty() && units.complete(to - from).is_ok() { Some(units) } else { None }
+        };
+        let Some(units) = units else {
+            let each =
+                parts.into_iter().map(|part| self.mend(row, part.unit, part.at, part.dst.len() as u64, None));
+            return join_all(each).await.into_iter().collect();
+        };
+        self.count(|counts| counts.reconstructed += 1);
+        let mut filled = Vec::new();
+        for part in parts {
+            let Part { unit, at, mut dst } = part;
+            let Some(bytes) = &units.data[unit] else { return Err(self.unreadable(row)) };
+            let (start, len) = ((at - from) as usize, dst.len());
+            dst.copy_from_slice(&bytes[start..start + len]);
+            filled.push(dst);
+        }
+        Ok(filled)
+    }
+
+    /// Reads a part while the stripe is held alone, so that a mismatch is a
+    /// fault: what is wrong is written again. The member that is suspected is
+    /// asked first.
+    pub(crate) async fn mend(
+        self: &Rc<Self>,
+        row: u64,
+        unit: usize,
+        at: u64,
+        len: u64,
+        suspect: Option<usize>,
+    ) -> IoResult<BufMut> {
+        let _alone = self.locks.exclusive(row).await;
+        let mut known = Vec::new();
+        if let Some(member) = suspect.filter(|member| self.holds(*member, row)) {
+            match self.read_unit(member, row, at, BufMut::zeroed(len as usize)).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(fault) => self.note(member, row, &fault).await?,
+            }
+            known.push(member);
+        }
+        let wanted = |role| role == Role::Data(unit);
+        let units = self.read_units(row, at, len, wanted, &known).await?;
+        if units.bad.is_empty() && units.data[unit].is_some() {
+            return self.unit_of(units, row, unit);
+        }
+        let bad = units.bad.clone();
+        let bytes = match units.data[unit].clone() {
+            Some(bytes) => bytes,
+            None => {
+                let mut others = self.read_units(row, at, len, |_| true, &bad).await?;
+                match others.complete(len).ok().and_then(|()| others.data[unit].take()) {
+                    Some(bytes) => bytes,
+                    None => self.recover_blocks(row, unit, at, len).await?,
+                }
+            }
+        };
+        self.count(|counts| counts.reconstructed += 1);
+        let writes = bad.into_iter().filter(|member| self.holds(*member, row)).map(|member| {
+            self.members[member].count(|counts| counts.mended += len / BLOCK);
+            let piece = Piece { role: Role::Data(unit), at, bytes: bytes.clone() };
+            Placed { member, piece }
+        });
+        let writes: Vec<Placed> = writes.collect();
+        if self.check_running().is_ok() && !self.is_read_only() && !writes.is_empty() {
+            let _marked = self.intent.mark(self, self.geometry.region_of(row)).await?;
+            self.put(row, writes).await?;
+        }
+        Ok(bytes.try_mut().unwrap_or_else(|bytes| BufMut::copy_of(&bytes)))
+    }
+
+    /// Reconstructs block by block: members that are wrong in different
+    /// blocks give each other back.
+    async fn recover_blocks(self: &Rc<Self>, row: u64, unit: usize, at: u64, len: u64) -> IoResult<Buf> {
+        let mut whole = BufMut::zeroed(len as usize);
+        for block in 0..len / BLOCK {
+            let at = at + block * BLOCK;
+            let mut units = self.read_units(row, at, BLOCK, |_| true, &[]).await?;
+            let Some(bytes) = units.complete(BLOCK).ok().and_then(|()| units.data[unit].take()) else {
+                return Err(self.unreadable(row));
+            };
+            let start = (block * BLOCK) as usize;
+            whole[start..start + BLOCK as usize].copy_from_slice(&bytes);
+        }
+        Ok(whole.freeze())
+    }
+
+    /// Whether mending has to wait for another day.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.halted.borrow().is_some()
+    }
+}
+
+/// The parts as one buffer: the caller's, if they are windows of it.
+fn join_parts(parts: Vec<BufMut>, total: usize) -> BufMut {
+    let mut parts = parts.into_iter();
+    let Some(mut whole) = parts.next() else { return BufMut::zeroed(0) };
+    while let Some(part) = parts.next() {
+        if let Err(part) = whole.unsplit(part) {
+            let mut copy = BufMut::zeroed(total);
+            let mut at = 0;
+            for piece in [whole, part].into_iter().chain(parts) {
+                copy[at..at + piece.len()].copy_from_slice(&piece);
+                at += piece.len();
+            }
+            return copy;
+        }
+    }
+    whole
+}

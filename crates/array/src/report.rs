@@ -1,0 +1,182 @@
+//! What an array says of itself.
+
+use crate::core::Core;
+use crate::device::ArrayDevice;
+use crate::layout::Layout;
+use crate::member::MemberCounts;
+use crate::scrub::ScrubReport;
+use crate::superblock::Condition;
+use crate::{Counts, Geometry};
+use longhaul_block::IoResult;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// A range of the array whose content is lost. Reading it is an error until
+/// it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LostRange {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// How far a member is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Which.
+    pub member: usize,
+    /// Bytes of it that are done.
+    pub done: u64,
+    /// Bytes of it to do.
+    pub total: u64,
+    /// Since when.
+    pub elapsed: Duration,
+}
+
+impl Progress {
+    /// Bytes per second so far.
+    pub fn rate(&self) -> f64 {
+        self.done as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    /// Time to the end at this rate, once there is one.
+    pub fn remaining(&self) -> Option<Duration> {
+        let left = self.total.saturating_sub(self.done) as f64;
+        Duration::try_from_secs_f64(left / self.rate()).ok()
+    }
+}
+
+/// Work that goes on beside I/O.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tasks {
+    pub(crate) filling: Option<Progress>,
+    pub(crate) scrub: Option<ScrubReport>,
+    pub(crate) lost: Vec<LostRange>,
+    pub(crate) lost_bytes: u64,
+}
+
+/// A member, as it is now.
+#[derive(Clone, Debug)]
+pub struct MemberStatus {
+    /// Its place.
+    pub index: usize,
+    /// Its identity.
+    pub uuid: Uuid,
+    /// What the device is called, if there is one.
+    pub device: Option<String>,
+    /// What it is to the array.
+    pub condition: Condition,
+    /// Why, where it is not active.
+    pub reason: String,
+    /// What was counted since the array was started.
+    pub counts: MemberCounts,
+}
+
+/// What an array can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// Everything is there.
+    Healthy,
+    /// Something is missing, and everything can be read and written.
+    Degraded,
+    /// It does not write any more.
+    Halted,
+}
+
+/// An array, as it is now.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// Its identity.
+    pub uuid: Uuid,
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub geometry: Geometry,
+    /// What it can do.
+    pub health: Health,
+    /// Why it is halted, or what is at risk.
+    pub detail: String,
+    /// Superblocks written, ever.
+    pub generation: u64,
+    /// The members, by place.
+    pub members: Vec<MemberStatus>,
+    /// Devices that wait for a place.
+    pub spares: Vec<String>,
+    /// The member that is being filled.
+    pub filling: Option<Progress>,
+    /// The scrub that runs, or the last one.
+    pub scrub: Option<ScrubReport>,
+    /// What is lost.
+    pub lost: Vec<LostRange>,
+    /// Bytes that are lost: more than are listed, where there are many.
+    pub lost_bytes: u64,
+    /// Regions that would be looked at after a crash, of so many.
+    pub marked_regions: (u64, u64),
+    /// Bytes of the journal in use.
+    pub journal_used: u64,
+    /// What was counted since the array was started.
+    pub counts: Counts,
+}
+
+impl Core {
+    pub(crate) fn status(&self) -> Status {
+        let members: Vec<MemberStatus> = self
+            .members
+            .iter()
+            .map(|member| MemberStatus {
+                index: member.index,
+                uuid: member.uuid.get(),
+                device: member.name(),
+                condition: member.condition.get(),
+                reason: member.reason.borrow().clone(),
+                counts: member.counts.get(),
+            })
+            .collect();
+        let missing = self.members.iter().filter(|member| !member.is_active()).count();
+        let (health, detail) = match (&*self.halted.borrow(), missing) {
+            (Some(why), _) => (Health::Halted, why.clone()),
+            (None, 0) => (Health::Healthy, String::new()),
+            (None, missing) => (Health::Degraded, self.at_risk(missing)),
+        };
+        let tasks = self.upkeep.tasks.borrow();
+        Status {
+            uuid: self.array,
+            name: self.name.borrow().clone(),
+            geometry: self.geometry,
+            health,
+            detail,
+            generation: self.generation.get(),
+            members,
+            spares: self.spares.borrow().iter().map(|spare| spare.device.info().name).collect(),
+            filling: tasks.filling,
+            scrub: tasks.scrub.clone(),
+            lost: tasks.lost.clone(),
+            lost_bytes: tasks.lost_bytes,
+            marked_regions: (self.intent.marked().len() as u64, self.geometry.regions()),
+            journal_used: self.journal.used(),
+            counts: self.counts.get(),
+        }
+    }
+
+    fn at_risk(&self, missing: usize) -> String {
+        let left = match self.geometry.layout {
+            Layout::StripeMirror => 0,
+            _ => self.geometry.redundancy().saturating_sub(missing),
+        };
+        match left {
+            0 => "the loss of one more member can lose data".into(),
+            left => format!("the loss of {left} more loses nothing"),
+        }
+    }
+}
+
+impl ArrayDevice {
+    /// What the array is at this moment.
+    ///
+    /// # Errors
+    /// Its thread has ended.
+    pub async fn status(&self) -> IoResult<Status> {
+        self.ask(|core, answer| drop(answer.send(core.status()))).await
+    }
+}

@@ -1,0 +1,243 @@
+//! After a crash: records are replayed, and regions where writes were under
+//! way are made consistent.
+//!
+//! Invariants:
+//! - records are replayed in their order, and all of them before anything
+//!   else is written;
+//! - content that matches its checksum is never replaced by content that does
+//!   not.
+
+use crate::core::Core;
+use crate::geometry::{BLOCK, Role};
+use crate::journal::record::{Kind, Piece, Record};
+use crate::journal::scan::Found;
+use crate::plan::Placed;
+use crate::rows::{Log, Queued};
+use crate::units::Units;
+use futures_util::future::{join, join_all};
+use longhaul_block::{IoError, IoResult};
+use longhaul_engine::{Buf, BufMut};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Stripes that are made consistent at a time.
+const ROWS: usize = 8;
+
+/// A member's unit as it is, right or wrong.
+struct Raw {
+    member: usize,
+    role: Role,
+    bytes: BufMut,
+    /// Blocks that do not match their checksums.
+    wrong: Vec<usize>,
+}
+
+impl Core {
+    /// Replays the journal.
+    pub(crate) async fn replay(self: &Rc<Self>, found: Found) -> IoResult<usize> {
+        let records = found.window();
+        let mut logged: HashMap<u64, _> =
+            self.journal.resume(self.epoch.get(), &records).into_iter().map(|l| (l.seq, l)).collect();
+        let data: HashMap<u64, &Record> =
+            records.iter().filter(|r| r.kind == Kind::Data).map(|r| (r.seq, r)).collect();
+        for record in records.iter().filter(|record| record.kind == Kind::Commit) {
+            let covered = record.covers.iter().filter_map(|seq| data.get(seq));
+            let mut pieces: Vec<&Piece> = covered.flat_map(|record| &record.pieces).collect();
+            pieces.extend(&record.pieces);
+            self.put_pieces(record.row, &pieces).await?;
+            let seqs: Vec<u64> = record.covers.iter().copied().chain([record.seq]).collect();
+            self.journal.applied(&seqs, false);
+        }
+        for record in records.iter().filter(|record| record.kind == Kind::Data) {
+            let Some(open) = logged.remove(&record.seq) else { continue };
+            let (write, _) = Queued::new(record.pieces.clone(), false, None);
+            *write.log.borrow_mut() = Log::Durable(open);
+            self.apply(record.row, &[write]).await?;
+        }
+        self.flush_members().await?;
+        Ok(records.len())
+    }
+
+    /// Writes pieces one after another where their roles are.
+    async fn put_pieces(self: &Rc<Self>, row: u64, pieces: &[&Piece]) -> IoResult<()> {
+        if row >= self.geometry.rows {
+            return Err(IoError::Integrity("a journal record for a stripe that there is not".into()));
+        }
+        for piece in pieces {
+            let place = |member| Placed { member, piece: Piece::clone(piece) };
+            self.put(row, self.holders(row, piece.role).map(place).collect()).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the marked regions consistent.
+    pub(crate) async fn resync(self: &Rc<Self>) -> IoResult<u64> {
+        let regions = self.intent.marked();
+        let rows: Vec<u64> = regions.iter().flat_map(|region| self.geometry.rows_of(*region)).collect();
+        for rows in rows.chunks(ROWS) {
+            for result in join_all(rows.iter().map(|row| self.resync_row(*row))).await {
+                result?;
+            }
+        }
+        self.flush_members().await?;
+        Ok(rows.len() as u64)
+    }
+
+    async fn read_raw(&self, member: usize, row: u64) -> IoResult<Raw> {
+        let place = &self.members[member];
+        let unit = self.geometry.unit;
+        let read = place.read(self.geometry.unit_at(row), unit);
+        let (bytes, sums) = join(read, self.sums.load(place, row, 0, unit)).await;
+        let bytes = bytes?;
+        sums?;
+        let mut wrong = self.sums.wrong(member, row, 0, &bytes);
+        if !wrong.is_empty() {
+            self.sums.load(place, row, 0, unit).await?;
+            wrong = self.sums.wrong(member, row, 0, &bytes);
+        }
+        Ok(Raw { member, role: self.geometry.role(row, member), bytes, wrong })
+    }
+
+    /// Makes one stripe consistent: by checksums as far as they tell who is
+    /// right, and else as it is, since it was being written.
+    pub(crate) async fn resync_row(self: &Rc<Self>, row: u64) -> IoResult<()> {
+        if !self.geometry.has_sums() {
+            return Ok(());
+        }
+        let _alone = self.locks.exclusive(row).await;
+        let members: Vec<usize> = (0..self.geometry.width).filter(|m| self.holds(*m, row)).collect();
+        let mut raws = Vec::new();
+        for (member, raw) in
+            members.iter().zip(join_all(members.iter().map(|member| self.read_raw(*member, row))).await)
+        {
+            match raw {
+                Ok(raw) => raws.push(raw),
+                // An unreadable block is left to reads and to scrub.
+                Err(IoError::Medium(_)) => return Ok(()),
+                Err(e) => self.lose(*member, &e).await?,
+            }
+        }
+        let writes = if self.geometry.has_parity() { self.fit_parity(row, raws) } else { fit_copies(raws) };
+        self.put(row, writes).await
+    }
+
+    /// Blocks to write so that parity and checksums are right.
+    fn fit_parity(&self, row: u64, mut raws: Vec<Raw>) -> Vec<Placed> {
+        let mut writes = Vec::new();
+        let blocks = (self.geometry.unit / BLOCK) as usize;
+        let all_there = raws.len() == self.geometry.width;
+        for block in 0..blocks {
+            let range = block * BLOCK as usize..(block + 1) * BLOCK as usize;
+            let wrong: Vec<usize> = (0..raws.len()).filter(|i| raws[*i].wrong.contains(&block)).collect();
+            if !wrong.is_empty() {
+                self.trust_checksums(row, block, &range, &wrong, &mut raws);
+            }
+            let mut changed: Vec<usize> = wrong;
+            if all_there {
+                changed.extend(self.fit_block(&range, &mut raws));
+            }
+            changed.sort_unstable();
+            changed.dedup();
+            for i in changed {
+                let raw = &raws[i];
+                let bytes = Buf::copy_of(&raw.bytes[range.clone()]);
+                let piece = Piece { role: raw.role, at: range.start as u64, bytes };
+                writes.push(Placed { member: raw.member, piece });
+            }
+        }
+        writes
+    }
+
+    /// Replaces wrong blocks by what the others say, if that is what their
+    /// checksums ask for.
+    fn trust_checksums(
+        &self,
+        row: u64,
+        block: usize,
+        range: &std::ops::Range<usize>,
+        wrong: &[usize],
+        raws: &mut [Raw],
+    ) {
+        let mut units =
+            Units { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
+        for (i, raw) in raws.iter().enumerate().filter(|(i, _)| !wrong.contains(i)) {
+            let _ = i;
+            let bytes = Some(Buf::copy_of(&raw.bytes[range.clone()]));
+            match raw.role {
+                Role::Data(unit) => units.data[unit] = bytes,
+                Role::P => units.p = bytes,
+                Role::Q => units.q = bytes,
+            }
+        }
+        if units.complete(BLOCK).is_err() {
+            return;
+        }
+        let (p, q) = units.parity(BLOCK, self.geometry.redundancy() == 2);
+        let right = |raw: &Raw| match raw.role {
+            Role::Data(unit) => units.data[unit].clone(),
+            Role::P => Some(p.clone()),
+            Role::Q => q.clone(),
+        };
+        let asked =
+            |raw: &Raw, bytes: &Buf| self.sums.wrong(raw.member, row, block as u64 * BLOCK, bytes).is_empty();
+        let found: Vec<Option<Buf>> = wrong.iter().map(|i| right(&raws[*i])).collect();
+        let all =
+            wrong.iter().zip(&found).all(|(i, bytes)| bytes.as_ref().is_some_and(|b| asked(&raws[*i], b)));
+        if all {
+            for (i, bytes) in wrong.iter().zip(found.into_iter().flatten()) {
+                raws[*i].bytes[range.clone()].copy_from_slice(&bytes);
+            }
+        }
+    }
+
+    /// Makes the parity of one block fit the data; says which units changed.
+    fn fit_block(&self, range: &std::ops::Range<usize>, raws: &mut [Raw]) -> Vec<usize> {
+        let mut units =
+            Units { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
+        for raw in raws.iter() {
+            if let Role::Data(unit) = raw.role {
+                units.data[unit] = Some(Buf::copy_of(&raw.bytes[range.clone()]));
+            }
+        }
+        let (p, q) = units.parity(BLOCK, self.geometry.redundancy() == 2);
+        let mut changed = Vec::new();
+        for (i, raw) in raws.iter_mut().enumerate() {
+            let right = match raw.role {
+                Role::Data(_) => None,
+                Role::P => Some(&p),
+                Role::Q => q.as_ref(),
+            };
+            if let Some(right) = right
+                && raw.bytes[range.clone()] != right[..]
+            {
+                raw.bytes[range.clone()].copy_from_slice(right);
+                changed.push(i);
+            }
+        }
+        changed
+    }
+}
+
+/// Blocks to write so that copies are the same: the first that matches its
+/// checksum counts, or the first.
+fn fit_copies(raws: Vec<Raw>) -> Vec<Placed> {
+    let mut writes = Vec::new();
+    let Some(len) = raws.first().map(|raw| raw.bytes.len()) else { return writes };
+    let mut roles: Vec<Role> = raws.iter().map(|raw| raw.role).collect();
+    roles.dedup();
+    for role in roles {
+        let copies: Vec<&Raw> = raws.iter().filter(|raw| raw.role == role).collect();
+        for block in 0..len / BLOCK as usize {
+            let range = block * BLOCK as usize..(block + 1) * BLOCK as usize;
+            let right = copies.iter().find(|raw| !raw.wrong.contains(&block)).unwrap_or(&copies[0]);
+            for raw in &copies {
+                if raw.wrong.contains(&block) || raw.bytes[range.clone()] != right.bytes[range.clone()] {
+                    let bytes = Buf::copy_of(&right.bytes[range.clone()]);
+                    let piece = Piece { role, at: range.start as u64, bytes };
+                    writes.push(Placed { member: raw.member, piece });
+                }
+            }
+        }
+    }
+    writes
+}

@@ -1,0 +1,228 @@
+//! Writes that wait for their stripe.
+//!
+//! Invariants:
+//! - the writes of a stripe take effect in the order in which they came;
+//! - while a stripe has a queue somebody works on it, and an acknowledged
+//!   write stays in the queue until it is in place: who reads asks the queue
+//!   first.
+
+use crate::event::Event;
+use crate::geometry::Role;
+use crate::journal::Logged;
+use crate::journal::record::Piece;
+use crate::locks::Permit;
+use futures_channel::oneshot;
+use longhaul_block::IoResult;
+use longhaul_engine::Buf;
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+
+/// Ends of writes that are remembered to know one that continues another:
+/// more than the sequential writers that an array commonly has.
+const ENDS: usize = 64;
+
+/// How far the data record of a write is.
+pub(crate) enum Log {
+    /// There is none.
+    None,
+    /// On its way.
+    UnderWay,
+    /// Durable.
+    Durable(Logged),
+    /// Could not be written: the write goes on without, not acknowledged.
+    Failed,
+    /// Became part of a commit.
+    Taken,
+}
+
+/// A write to one stripe.
+pub(crate) struct Queued {
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) log: RefCell<Log>,
+    /// It may wait for the rest of the stripe.
+    pub(crate) held: Cell<bool>,
+    pub(crate) applied: Cell<bool>,
+    ack: RefCell<Option<oneshot::Sender<IoResult<()>>>>,
+    _room: Option<Rc<Permit>>,
+}
+
+/// The writes of a stripe.
+#[derive(Default)]
+pub(crate) struct Queue {
+    /// In order; those that are being applied first.
+    writes: RefCell<VecDeque<Rc<Queued>>>,
+    pub(crate) changed: Event,
+}
+
+#[derive(Default)]
+pub(crate) struct Rows {
+    queues: RefCell<HashMap<u64, Rc<Queue>>>,
+    ends: RefCell<VecDeque<u64>>,
+    /// Writes that waited in vain in a row: who waits for nothing stops it.
+    vain: Cell<u32>,
+}
+
+/// Waits in vain until waiting stops, and how often it is tried again.
+const VAIN_MAX: u32 = 8;
+const VAIN_RETRY: u32 = 64;
+
+impl Queued {
+    pub(crate) fn new(
+        pieces: Vec<Piece>,
+        held: bool,
+        room: Option<Rc<Permit>>,
+    ) -> (Rc<Queued>, oneshot::Receiver<IoResult<()>>) {
+        let (ack, acked) = oneshot::channel();
+        let queued = Queued {
+            pieces,
+            log: RefCell::new(Log::None),
+            held: Cell::new(held),
+            applied: Cell::new(false),
+            ack: RefCell::new(Some(ack)),
+            _room: room,
+        };
+        (Rc::new(queued), acked)
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.bytes.len() as u64).sum()
+    }
+
+    /// Tells whoever waits, once.
+    pub(crate) fn acknowledge(&self, result: IoResult<()>) {
+        if let Some(ack) = self.ack.borrow_mut().take() {
+            drop(ack.send(result));
+        }
+    }
+
+    /// Whether it has, or had, a data record.
+    pub(crate) fn is_logged(&self) -> bool {
+        !matches!(*self.log.borrow(), Log::None | Log::Failed)
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        !matches!(*self.log.borrow(), Log::UnderWay)
+    }
+}
+
+impl Queue {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.writes.borrow().iter().map(|write| write.len()).sum()
+    }
+
+    pub(crate) fn held(&self) -> Vec<Rc<Queued>> {
+        self.writes.borrow().iter().filter(|write| write.held.get()).cloned().collect()
+    }
+
+    /// Writes that may be acknowledged already.
+    pub(crate) fn logged(&self) -> Vec<Rc<Queued>> {
+        self.writes.borrow().iter().filter(|write| write.is_logged()).cloned().collect()
+    }
+
+    pub(crate) fn first(&self) -> Option<Rc<Queued>> {
+        self.writes.borrow().front().cloned()
+    }
+
+    /// The first writes that go the same way, at most `most` of them; they
+    /// stay in the queue.
+    pub(crate) fn batch(&self, most: usize) -> Vec<Rc<Queued>> {
+        let writes = self.writes.borrow();
+        let Some(first) = writes.front() else { return Vec::new() };
+        let logged = first.is_logged();
+        let alike =
+            |write: &&Rc<Queued>| write.is_logged() == logged && write.is_settled() && !write.held.get();
+        writes.iter().take_while(alike).take(most).cloned().collect()
+    }
+
+    /// The first `count` are in place.
+    pub(crate) fn remove(&self, count: usize) {
+        for write in self.writes.borrow_mut().drain(..count) {
+            write.applied.set(true);
+        }
+        self.changed.notify();
+    }
+}
+
+impl Rows {
+    /// Adds a write; gives the queue to whoever has to begin to work on it.
+    pub(crate) fn push(&self, row: u64, write: Rc<Queued>) -> Option<Rc<Queue>> {
+        let mut queues = self.queues.borrow_mut();
+        let is_new = !queues.contains_key(&row);
+        let queue = queues.entry(row).or_default();
+        queue.writes.borrow_mut().push_back(write);
+        queue.changed.notify();
+        is_new.then(|| Rc::clone(queue))
+    }
+
+    /// Takes an empty queue away; false if it is not empty.
+    pub(crate) fn retire(&self, row: u64) -> bool {
+        let mut queues = self.queues.borrow_mut();
+        let empty = queues.get(&row).is_none_or(|queue| queue.writes.borrow().is_empty());
+        if empty {
+            queues.remove(&row);
+        }
+        empty
+    }
+
+    pub(crate) fn queue(&self, row: u64) -> Option<Rc<Queue>> {
+        self.queues.borrow().get(&row).cloned()
+    }
+
+    /// The stripes that have a queue.
+    pub(crate) fn all(&self) -> Vec<u64> {
+        self.queues.borrow().keys().copied().collect()
+    }
+
+    /// What a range of a data unit has to become by writes that are logged
+    /// (and so may be acknowledged): nothing, its new content, or what has to
+    /// be in place before it can be read.
+    pub(crate) fn pending(&self, row: u64, unit: usize, at: u64, len: u64) -> Pending {
+        let Some(queue) = self.queue(row) else { return Pending::Nothing };
+        let writes = queue.writes.borrow();
+        for write in writes.iter().rev().filter(|write| write.is_logged()) {
+            for piece in write.pieces.iter().filter(|piece| piece.role == Role::Data(unit)) {
+                let end = piece.at + piece.bytes.len() as u64;
+                if piece.at <= at && at + len <= end {
+                    let start = (at - piece.at) as usize;
+                    return Pending::Content(piece.bytes.slice(start..start + len as usize));
+                }
+                if piece.at < at + len && at < end {
+                    return Pending::Wait(Rc::clone(&queue), Rc::clone(write));
+                }
+            }
+        }
+        Pending::Nothing
+    }
+
+    /// Whether a write begins where another ended, and waiting for the rest
+    /// of a stripe has been worth it lately.
+    pub(crate) fn continues(&self, offset: u64, len: u64) -> bool {
+        let mut ends = self.ends.borrow_mut();
+        let known = ends.iter().position(|end| *end == offset);
+        if let Some(at) = known {
+            ends.remove(at);
+        }
+        ends.push_back(offset + len);
+        if ends.len() > ENDS {
+            ends.pop_front();
+        }
+        let vain = self.vain.get();
+        if known.is_some() && vain >= VAIN_MAX {
+            self.vain.set(if vain >= VAIN_MAX + VAIN_RETRY { VAIN_MAX - 1 } else { vain + 1 });
+        }
+        known.is_some() && vain < VAIN_MAX
+    }
+
+    /// A wait for the rest of a stripe is over.
+    pub(crate) fn waited(&self, in_vain: bool) {
+        self.vain.set(if in_vain { self.vain.get() + 1 } else { 0 });
+    }
+}
+
+/// See [`Rows::pending`].
+pub(crate) enum Pending {
+    Nothing,
+    Content(Buf),
+    Wait(Rc<Queue>, Rc<Queued>),
+}

@@ -1,0 +1,194 @@
+//! Checksums of the blocks of members.
+//!
+//! Each member has a CRC32C for each [`BLOCK`] of its unit, so that it is
+//! known who is wrong when members disagree. They are kept in pages of a
+//! region of the member's own, and the pages in use are kept in memory.
+//!
+//! What is stored is the CRC less that of a block of zeroes: a region of
+//! zeroes, as on a new array, is right for units of zeroes.
+//!
+//! Invariants:
+//! - a page in memory is newer than, or the same as, the one on the member;
+//! - a page is written by one operation at a time, and an update is done when
+//!   a write that began after it has ended;
+//! - an entry changes only while its stripe is held alone, and together with
+//!   data that the journal or the intent bitmap covers: a crash between the
+//!   two leaves a difference that is put right when the array is assembled.
+
+use crate::event::Event;
+use crate::geometry::{BLOCK, Geometry, SUM};
+use crate::member::Member;
+use longhaul_block::{IoResult, WriteFlags};
+use longhaul_engine::BufMut;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Checksums of a page.
+const PER_PAGE: u64 = BLOCK / SUM;
+
+pub(crate) struct Sums {
+    geometry: Geometry,
+    pages: RefCell<HashMap<(usize, u64), Rc<Page>>>,
+    /// Pages in memory at most.
+    limit: usize,
+    zero: u32,
+}
+
+#[derive(Default)]
+struct Page {
+    entries: RefCell<Vec<u32>>,
+    loaded: Cell<bool>,
+    busy: Cell<bool>,
+    /// Updates made, and those that a write that has ended covers.
+    made: Cell<u64>,
+    stored: Cell<u64>,
+    /// Used since the last look for room.
+    recent: Cell<bool>,
+    changed: Event,
+}
+
+impl Sums {
+    pub(crate) fn new(geometry: Geometry, memory: usize) -> Sums {
+        let zero = crc_fast::crc32_iscsi(&[0; BLOCK as usize]);
+        let limit = (memory as u64 / BLOCK).max(2 * geometry.width as u64) as usize;
+        Sums { geometry, pages: RefCell::default(), limit, zero }
+    }
+
+    /// What is stored for each block of `bytes`.
+    pub(crate) fn of(&self, bytes: &[u8]) -> Vec<u32> {
+        bytes.chunks(BLOCK as usize).map(|block| crc_fast::crc32_iscsi(block) ^ self.zero).collect()
+    }
+
+    /// Number of the first block, and blocks, of a range of a unit.
+    fn blocks(&self, row: u64, at: u64, len: u64) -> (u64, u64) {
+        ((row * self.geometry.unit + at) / BLOCK, len / BLOCK)
+    }
+
+    fn page(&self, member: usize, number: u64) -> Rc<Page> {
+        let mut pages = self.pages.borrow_mut();
+        if pages.len() >= self.limit && !pages.contains_key(&(member, number)) {
+            make_room(&mut pages);
+        }
+        let page = Rc::clone(pages.entry((member, number)).or_default());
+        page.recent.set(true);
+        page
+    }
+
+    /// Reads the pages of a range, those that are not in memory.
+    pub(crate) async fn load(&self, member: &Member, row: u64, at: u64, len: u64) -> IoResult<()> {
+        if !self.geometry.has_sums() {
+            return Ok(());
+        }
+        let (first, count) = self.blocks(row, at, len);
+        for number in first / PER_PAGE..=(first + count - 1) / PER_PAGE {
+            let page = self.page(member.index, number);
+            page.changed.until(|| page.loaded.get() || !page.busy.get()).await;
+            if page.loaded.get() {
+                continue;
+            }
+            page.busy.set(true);
+            let read = member.read(self.geometry.sums_at() + number * BLOCK, BLOCK).await;
+            page.busy.set(false);
+            if let Ok(bytes) = &read {
+                let entry = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                *page.entries.borrow_mut() = bytes.chunks_exact(SUM as usize).map(entry).collect();
+                page.loaded.set(true);
+            }
+            page.changed.notify();
+            read?;
+        }
+        Ok(())
+    }
+
+    /// The blocks of a range (counted from its start) whose content is not
+    /// what was written. The pages must be loaded; a page that has made room
+    /// meanwhile makes its blocks wrong, so the caller looks again.
+    pub(crate) fn wrong(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> Vec<usize> {
+        if !self.geometry.has_sums() {
+            return Vec::new();
+        }
+        let (first, _) = self.blocks(row, at, bytes.len() as u64);
+        let pages = self.pages.borrow();
+        let stored = |number: u64| {
+            let page = pages.get(&(member, number / PER_PAGE))?;
+            page.entries.borrow().get((number % PER_PAGE) as usize).copied()
+        };
+        let sums = self.of(bytes).into_iter().enumerate();
+        sums.filter(|(i, sum)| stored(first + *i as u64) != Some(*sum)).map(|(i, _)| i).collect()
+    }
+
+    /// Changes the entries of a range to `sums`, in memory and on the member.
+    pub(crate) async fn update(&self, member: &Member, row: u64, at: u64, sums: &[u32]) -> IoResult<()> {
+        if !self.geometry.has_sums() || sums.is_empty() {
+            return Ok(());
+        }
+        let len = sums.len() as u64 * BLOCK;
+        let (first, count) = self.blocks(row, at, len);
+        let mut waits = Vec::new();
+        for number in first / PER_PAGE..=(first + count - 1) / PER_PAGE {
+            let page = self.page(member.index, number);
+            if !page.loaded.get() {
+                // One page at most is not covered as a whole at either end.
+                let start = (number * PER_PAGE).max(first) - first;
+                self.load(member, row, at + start * BLOCK, BLOCK).await?;
+            }
+            let page = self.page(member.index, number);
+            let mut entries = page.entries.borrow_mut();
+            for entry in number * PER_PAGE..(number + 1) * PER_PAGE {
+                if (first..first + count).contains(&entry)
+                    && let Some(slot) = entries.get_mut((entry % PER_PAGE) as usize)
+                {
+                    *slot = sums[(entry - first) as usize];
+                }
+            }
+            page.made.set(page.made.get() + 1);
+            waits.push((number, page.made.get()));
+            drop(entries);
+        }
+        let stores = waits.into_iter().map(|(number, made)| self.store(member, number, made));
+        futures_util::future::try_join_all(stores).await.map(drop)
+    }
+
+    /// Returns when the update `made` of a page is on the member.
+    async fn store(&self, member: &Member, number: u64, made: u64) -> IoResult<()> {
+        let page = self.page(member.index, number);
+        loop {
+            page.changed.until(|| page.stored.get() >= made || !page.busy.get()).await;
+            if page.stored.get() >= made {
+                return Ok(());
+            }
+            page.busy.set(true);
+            let covers = page.made.get();
+            let mut block = BufMut::zeroed(BLOCK as usize);
+            for (slot, entry) in block.chunks_exact_mut(SUM as usize).zip(page.entries.borrow().iter()) {
+                slot.copy_from_slice(&entry.to_le_bytes());
+            }
+            let at = self.geometry.sums_at() + number * BLOCK;
+            let result = member.write(at, block.freeze(), WriteFlags::default()).await;
+            page.busy.set(false);
+            if result.is_ok() {
+                page.stored.set(covers);
+            }
+            page.changed.notify();
+            result?;
+        }
+    }
+
+    /// Forgets what is known of a member.
+    pub(crate) fn forget(&self, member: usize) {
+        self.pages.borrow_mut().retain(|(of, _), _| *of != member);
+    }
+}
+
+/// Lets go of pages that were not used lately and have nothing to store.
+fn make_room(pages: &mut HashMap<(usize, u64), Rc<Page>>) {
+    let idle = |page: &Rc<Page>| {
+        Rc::strong_count(page) == 1 && !page.busy.get() && page.stored.get() == page.made.get()
+    };
+    let before = pages.len();
+    pages.retain(|_, page| !idle(page) || page.recent.replace(false));
+    if pages.len() == before {
+        pages.retain(|_, page| !idle(page));
+    }
+}

@@ -1,0 +1,163 @@
+//! Units of a stripe, read and checked; what is missing is reconstructed.
+//!
+//! Invariants:
+//! - bytes that do not match their checksum are never used, nor passed on;
+//! - a unit that cannot be read counts as missing for this operation, and is
+//!   written again where the caller holds the stripe alone.
+
+use crate::core::Core;
+use crate::geometry::Role;
+use futures_util::future::{join, join_all};
+use longhaul_block::{IoError, IoResult};
+use longhaul_engine::{Buf, BufMut};
+use longhaul_parity::{Unit, recover};
+use std::rc::Rc;
+
+/// Why a member's bytes cannot be used.
+#[derive(Clone, Debug)]
+pub(crate) enum Fault {
+    /// The read failed.
+    Error(IoError),
+    /// So many blocks do not match their checksums.
+    Mismatch(usize),
+}
+
+/// A range of the units of a stripe, as far as it can be had.
+pub(crate) struct Units {
+    pub(crate) data: Vec<Option<Buf>>,
+    pub(crate) p: Option<Buf>,
+    pub(crate) q: Option<Buf>,
+    /// Members that have the stripe, but whose bytes cannot be used.
+    pub(crate) bad: Vec<usize>,
+}
+
+impl Core {
+    /// Reads a range of a member's unit and checks it.
+    pub(crate) async fn read_unit(
+        &self,
+        member: usize,
+        row: u64,
+        at: u64,
+        dst: BufMut,
+    ) -> Result<BufMut, Fault> {
+        let len = dst.len() as u64;
+        let place = &self.members[member];
+        let read = place.read_into(self.geometry.unit_at(row) + at, dst);
+        let (data, sums) = join(read, self.sums.load(place, row, at, len)).await;
+        let data = data.map_err(Fault::Error)?;
+        sums.map_err(Fault::Error)?;
+        let mut wrong = self.sums.wrong(member, row, at, &data).len();
+        if wrong > 0 {
+            // The page may have made room for another in between.
+            self.sums.load(place, row, at, len).await.map_err(Fault::Error)?;
+            wrong = self.sums.wrong(member, row, at, &data).len();
+        }
+        if wrong == 0 { Ok(data) } else { Err(Fault::Mismatch(wrong)) }
+    }
+
+    /// Notes a fault that was seen while nobody writes the stripe. A member
+    /// that is out of reach is lost.
+    pub(crate) async fn note(&self, member: usize, row: u64, fault: &Fault) -> IoResult<()> {
+        match fault {
+            Fault::Error(e @ (IoError::Unreachable(_) | IoError::Aborted)) => self.lose(member, e).await,
+            Fault::Error(e) => {
+                tracing::warn!("array {}: member {member} cannot read stripe {row}: {e}", self.name.borrow());
+                Ok(())
+            }
+            Fault::Mismatch(blocks) => {
+                self.members[member].count(|counts| counts.mismatches += *blocks as u64);
+                tracing::warn!(
+                    "array {}: member {member} has wrong content in {blocks} blocks of stripe {row}",
+                    self.name.borrow()
+                );
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads a range of those units that `wanted` says, each from one of its
+    /// homes; homes in `without` are left out. The stripe is held.
+    pub(crate) async fn read_units(
+        self: &Rc<Self>,
+        row: u64,
+        at: u64,
+        len: u64,
+        wanted: impl Fn(Role) -> bool,
+        without: &[usize],
+    ) -> IoResult<Units> {
+        let count = self.geometry.data_units();
+        let roles: Vec<Role> =
+            (0..count).map(Role::Data).chain([Role::P, Role::Q]).filter(|role| wanted(*role)).collect();
+        let reads = roles.iter().map(async |role| {
+            let mut bad = Vec::new();
+            loop {
+                let mut homes = self.holders(row, *role);
+                let next = homes.find(|home| !without.contains(home) && !bad.contains(home));
+                let Some(member) = next else { return Ok((None, bad)) };
+                let dst = BufMut::zeroed(len as usize);
+                match self.read_unit(member, row, at, dst).await {
+                    Ok(bytes) => return Ok((Some(bytes.freeze()), bad)),
+                    Err(fault) => {
+                        self.note(member, row, &fault).await?;
+                        bad.push(member);
+                    }
+                }
+            }
+        });
+        let results: Vec<IoResult<(Option<Buf>, Vec<usize>)>> = join_all(reads).await;
+        let mut units = Units { data: vec![None; count], p: None, q: None, bad: without.to_vec() };
+        for (role, result) in roles.iter().zip(results) {
+            let (bytes, bad) = result?;
+            units.bad.extend(bad);
+            match role {
+                Role::Data(i) => units.data[*i] = bytes,
+                Role::P => units.p = bytes,
+                Role::Q => units.q = bytes,
+            }
+        }
+        Ok(units)
+    }
+
+    /// What a stripe that has lost too much says.
+    pub(crate) fn unreadable(&self, row: u64) -> IoError {
+        let offset = row * self.geometry.stripe();
+        IoError::Medium(format!(
+            "array {}: more of the stripe at {offset} is unreadable than redundancy gives back",
+            self.name.borrow()
+        ))
+    }
+}
+
+impl Units {
+    /// Reconstructs the data units that are missing.
+    pub(crate) fn complete(&mut self, len: u64) -> Result<(), longhaul_parity::Unrecoverable> {
+        let missing: Vec<usize> = (0..self.data.len()).filter(|i| self.data[*i].is_none()).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let mut found: Vec<BufMut> = missing.iter().map(|_| BufMut::zeroed(len as usize)).collect();
+        {
+            let data: Vec<Option<&[u8]>> = self.data.iter().map(|unit| unit.as_deref()).collect();
+            let mut wanted: Vec<(Unit, &mut [u8])> =
+                missing.iter().zip(&mut found).map(|(i, buf)| (Unit::Data(*i), &mut buf[..])).collect();
+            recover(&data, self.p.as_deref(), self.q.as_deref(), &mut wanted)?;
+        }
+        for (i, buf) in missing.into_iter().zip(found) {
+            self.data[i] = Some(buf.freeze());
+        }
+        Ok(())
+    }
+
+    /// P and Q of the data, all of which must be there.
+    pub(crate) fn parity(&self, len: u64, wants_q: bool) -> (Buf, Option<Buf>) {
+        let data: Vec<&[u8]> = self.data.iter().flatten().map(|unit| &unit[..]).collect();
+        let mut p = BufMut::zeroed(len as usize);
+        if !wants_q {
+            longhaul_parity::xor(&mut p, &data);
+            return (p.freeze(), None);
+        }
+        let mut q = BufMut::zeroed(len as usize);
+        longhaul_parity::pq(&data, &mut p, &mut q);
+        (p.freeze(), Some(q.freeze()))
+    }
+}

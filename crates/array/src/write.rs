@@ -1,0 +1,305 @@
+//! Writes.
+//!
+//! A write is cut by stripes. Each part joins the queue of its stripe, which
+//! one task works off:
+//!
+//! - whole stripes, and all writes of mirrors, go straight to their places,
+//!   under the intent bit of their region, and are acknowledged when they are
+//!   there;
+//! - parts of stripes with parity go to the journal first and are acknowledged
+//!   once they are durable there, at the cost of one round trip; they are put
+//!   in place behind that. While a member is missing whole stripes go this way
+//!   as well, since parity is all that some of their data is in.
+
+use crate::core::Core;
+use crate::geometry::Role;
+use crate::journal::Logged;
+use crate::journal::record::{COVERS_MAX, Piece};
+use crate::locks::Permit;
+use crate::overlay::Overlay;
+use crate::plan::{Placed, Segment};
+use crate::rows::{Log, Queue, Queued};
+use futures_util::future::{join, join_all, try_join_all};
+use longhaul_block::{IoError, IoResult};
+use longhaul_engine::{Buf, spawn, timeout};
+use std::rc::Rc;
+
+/// Writes of whole stripes of zeroes under way at a time.
+const ZERO_ROWS: usize = 32;
+/// Bytes of zeroes that one buffer holds for all writes of zeroes.
+const ZERO_BUF: u64 = 1 << 20;
+
+impl Core {
+    /// Writes; `room` counts for it until it is in place.
+    pub(crate) async fn write(self: &Rc<Self>, offset: u64, src: Buf) -> IoResult<()> {
+        self.check_running()?;
+        self.begun.set(self.begun.get() + 1);
+        let room = Rc::new(self.budget.take(src.len()).await);
+        let continues = self.rows.continues(offset, src.len() as u64);
+        let parts = self.split(offset, &src);
+        let writes = parts
+            .into_iter()
+            .map(|(row, pieces)| self.write_row(row, pieces, continues, Some(Rc::clone(&room))));
+        let acks: Vec<_> = writes.collect();
+        for result in join_all(acks).await {
+            result?;
+        }
+        Ok(())
+    }
+
+    /// The parts of a range by stripe.
+    fn split(&self, offset: u64, src: &Buf) -> Vec<(u64, Vec<Piece>)> {
+        let mut parts: Vec<(u64, Vec<Piece>)> = Vec::new();
+        let mut done = 0;
+        while done < src.len() as u64 {
+            let (row, unit, at) = self.geometry.locate(offset + done);
+            let len = (src.len() as u64 - done).min(self.geometry.unit - at);
+            let bytes = src.slice(done as usize..(done + len) as usize);
+            let piece = Piece { role: Role::Data(unit), at, bytes };
+            match parts.last_mut() {
+                Some((last, pieces)) if *last == row => pieces.push(piece),
+                _ => parts.push((row, vec![piece])),
+            }
+            done += len;
+        }
+        parts
+    }
+
+    /// Queues a write to one stripe, now; resolves when it is acknowledged.
+    fn write_row(
+        self: &Rc<Self>,
+        row: u64,
+        pieces: Vec<Piece>,
+        continues: bool,
+        room: Option<Rc<Permit>>,
+    ) -> impl Future<Output = IoResult<()>> + use<> {
+        let len: u64 = pieces.iter().map(|piece| piece.bytes.len() as u64).sum();
+        let whole = len == self.geometry.stripe();
+        let has_parity = self.geometry.has_parity();
+        let small = len <= self.journal.piece_max();
+        let hold = has_parity && continues && !whole && !self.options.gather.is_zero();
+        let (write, acked) = Queued::new(pieces, hold, room);
+        let worker = self.rows.push(row, Rc::clone(&write));
+        if has_parity && !whole && !hold && small {
+            self.log(row, &write);
+        }
+        if let Some(queue) = worker {
+            let core = Rc::clone(self);
+            spawn(async move { core.work(row, &queue).await }).detach();
+        }
+        async move { acked.await.unwrap_or(Err(IoError::Aborted)) }
+    }
+
+    /// Begins the data record of a write.
+    fn log(self: &Rc<Self>, row: u64, write: &Rc<Queued>) {
+        *write.log.borrow_mut() = Log::UnderWay;
+        // What parity changes is no more than the bytes of each unit.
+        let parity = write.len() * self.geometry.redundancy() as u64;
+        let (core, write) = (Rc::clone(self), Rc::clone(write));
+        spawn(async move {
+            let logged = core.journal.log(&core, row, write.pieces.clone(), parity).await;
+            match logged {
+                Ok(logged) => {
+                    *write.log.borrow_mut() = Log::Durable(logged);
+                    write.acknowledge(Ok(()));
+                }
+                Err(_) => *write.log.borrow_mut() = Log::Failed,
+            }
+            if let Some(queue) = core.rows.queue(row) {
+                queue.changed.notify();
+            }
+        })
+        .detach();
+    }
+
+    /// Works off the queue of a stripe.
+    async fn work(self: &Rc<Self>, row: u64, queue: &Rc<Queue>) {
+        loop {
+            self.gather(row, queue).await;
+            // Somebody waits for room in the journal perhaps, and the rest of
+            // the queue with them; the stripe is not held meanwhile.
+            queue.changed.until(|| queue.first().is_none_or(|write| write.is_settled())).await;
+            let alone = self.locks.exclusive(row).await;
+            let batch = queue.batch(COVERS_MAX);
+            if batch.is_empty() {
+                if self.rows.retire(row) {
+                    return;
+                }
+                continue;
+            }
+            let result = self.apply(row, &batch).await;
+            if let Err(e) = &result
+                && batch.iter().any(|write| matches!(*write.log.borrow(), Log::Durable(_) | Log::Taken))
+            {
+                // What is acknowledged waits in the journal for the next
+                // assembly; nothing may come to lie above it.
+                self.halt(&format!("a stripe with acknowledged data cannot be written: {e}"));
+            }
+            batch.iter().for_each(|write| write.acknowledge(result.clone()));
+            queue.remove(batch.len());
+            drop(alone);
+        }
+    }
+
+    /// Waits a little for the rest of a stripe, where somebody writes on.
+    async fn gather(self: &Rc<Self>, row: u64, queue: &Rc<Queue>) {
+        if queue.held().is_empty() {
+            return;
+        }
+        let stripe = self.geometry.stripe();
+        let whole =
+            timeout(self.options.gather, queue.changed.until(|| queue.bytes() >= stripe)).await.is_ok();
+        self.rows.waited(!whole);
+        for write in queue.held() {
+            write.held.set(false);
+            if !whole && write.len() <= self.journal.piece_max() {
+                self.log(row, &write);
+            }
+        }
+    }
+
+    /// Puts writes of one stripe in place. The stripe is held alone.
+    pub(crate) async fn apply(self: &Rc<Self>, row: u64, batch: &[Rc<Queued>]) -> IoResult<()> {
+        self.check_running()?;
+        let mut overlay = Overlay::new(&self.geometry);
+        batch.iter().flat_map(|write| &write.pieces).for_each(|piece| overlay.lay(piece));
+        let mut covers: Vec<Logged> = Vec::new();
+        for write in batch {
+            let mut log = write.log.borrow_mut();
+            if let Log::Durable(_) = *log
+                && let Log::Durable(logged) = std::mem::replace(&mut *log, Log::Taken)
+            {
+                covers.push(logged);
+            }
+        }
+        let region = self.geometry.region_of(row);
+        if !covers.is_empty() {
+            return self.apply_logged(row, region, covers, overlay.segments(u64::MAX / 2)).await;
+        }
+        let straight = !self.geometry.has_parity()
+            || (overlay.covers_all()
+                && self.is_healthy(row)
+                && !self.options.journal_all
+                && !self.journal.has_row(row));
+        if straight {
+            let _marked = self.intent.mark(self, region).await?;
+            let (writes, _) = self.plan_all(row, &overlay.segments(u64::MAX / 2)).await?;
+            return self.put(row, writes).await;
+        }
+        // Through the journal, in parts that it has room for.
+        let most = self.journal.piece_max() / self.geometry.width as u64 / crate::BLOCK * crate::BLOCK;
+        for segment in overlay.segments(most.max(crate::BLOCK)) {
+            self.apply_whole(row, region, segment).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes that have data records: their commit needs parity alone.
+    async fn apply_logged(
+        self: &Rc<Self>,
+        row: u64,
+        region: u64,
+        covers: Vec<Logged>,
+        segments: Vec<Segment>,
+    ) -> IoResult<()> {
+        let (marked, planned) = join(self.intent.mark(self, region), self.plan_all(row, &segments)).await;
+        let (_marked, (writes, parity)) = (marked?, planned?);
+        let seqs = self.journal.commit(self, row, covers, parity).await?;
+        self.put(row, writes).await?;
+        self.journal.applied(&seqs, !self.has_volatile_cache());
+        Ok(())
+    }
+
+    /// A part of a stripe whose data is in no record yet.
+    async fn apply_whole(self: &Rc<Self>, row: u64, region: u64, segment: Segment) -> IoResult<()> {
+        let segments = [segment];
+        let (marked, planned) = join(self.intent.mark(self, region), self.plan_all(row, &segments)).await;
+        let (_marked, (writes, parity)) = (marked?, planned?);
+        let [segment] = segments;
+        let new = segment.new.into_iter().enumerate();
+        let data =
+            new.filter_map(|(i, new)| Some(Piece { role: Role::Data(i), at: segment.at, bytes: new? }));
+        let pieces = data.chain(parity).collect();
+        let seqs = self.journal.commit(self, row, Vec::new(), pieces).await?;
+        self.put(row, writes).await?;
+        self.journal.applied(&seqs, !self.has_volatile_cache());
+        Ok(())
+    }
+
+    async fn plan_all(
+        self: &Rc<Self>,
+        row: u64,
+        segments: &[Segment],
+    ) -> IoResult<(Vec<Placed>, Vec<Piece>)> {
+        if !self.is_whole(row) {
+            return Err(self.lost_too_many());
+        }
+        let plans = try_join_all(segments.iter().map(|segment| self.plan(row, segment))).await?;
+        let (mut writes, mut parity) = (Vec::new(), Vec::new());
+        for plan in plans {
+            writes.extend(plan.writes);
+            parity.extend(plan.parity);
+        }
+        Ok((writes, parity))
+    }
+
+    /// Makes a range read as zeroes: whole stripes by giving their space
+    /// back, and the rest, if `all`, by writing.
+    pub(crate) async fn zero(self: &Rc<Self>, offset: u64, len: u64, all: bool) -> IoResult<()> {
+        self.check_running()?;
+        let stripe = self.geometry.stripe();
+        let end = offset + len;
+        let (first, last) = (offset.next_multiple_of(stripe), end / stripe * stripe);
+        let mut parts = Vec::new();
+        if first < last {
+            if all {
+                parts.extend([(offset, first), (last, end)]);
+            }
+            let rows: Vec<u64> = (first / stripe..last / stripe).collect();
+            for rows in rows.chunks(ZERO_ROWS) {
+                try_join_all(rows.iter().map(|row| self.zero_row(*row))).await?;
+            }
+        } else if all {
+            parts.push((offset, end));
+        }
+        for (from, to) in parts.into_iter().filter(|(from, to)| from < to) {
+            self.write_zeroes(from, to - from).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_zeroes(self: &Rc<Self>, offset: u64, len: u64) -> IoResult<()> {
+        let zeroes = longhaul_engine::BufMut::zeroed(len.min(ZERO_BUF) as usize).freeze();
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(ZERO_BUF);
+            self.write(offset + done, zeroes.slice(0..n as usize)).await?;
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// Zeroes of all units are right parity and right checksums.
+    async fn zero_row(self: &Rc<Self>, row: u64) -> IoResult<()> {
+        let alone = self.locks.exclusive(row).await;
+        if self.rows.queue(row).is_some()
+            || !self.is_healthy(row)
+            || self.options.journal_all
+            || self.journal.has_row(row)
+        {
+            drop(alone);
+            let stripe = self.geometry.stripe();
+            return self.write_zeroes(row * stripe, stripe).await;
+        }
+        let _marked = self.intent.mark(self, self.geometry.region_of(row)).await?;
+        let unit = self.geometry.unit;
+        let sums = vec![0; (unit / crate::BLOCK) as usize];
+        let zeroes = self.members.iter().map(async |member| {
+            let zero = member.zero(self.geometry.unit_at(row), unit);
+            let (zero, update) = join(zero, self.sums.update(member, row, 0, &sums)).await;
+            (member.index, zero.and(update))
+        });
+        let results = join_all(zeroes).await;
+        self.settle(results).await
+    }
+}

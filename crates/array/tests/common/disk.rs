@@ -1,0 +1,313 @@
+//! A disk in memory that takes time, fails on request, and loses what was
+//! under way when the power goes.
+
+use super::Dice;
+use longhaul_block::{
+    BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
+};
+use longhaul_engine::{Buf, BufMut, sleep, spawn};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const SECTOR: usize = 512;
+
+/// What all disks hang on.
+pub struct Power {
+    /// Writes until it goes, if it does.
+    pub fuse: AtomicU64,
+    /// It has gone: nothing is answered any more.
+    pub off: AtomicBool,
+    pub dice: Mutex<Dice>,
+    pub changed: Mutex<Vec<std::task::Waker>>,
+}
+
+impl Default for Power {
+    fn default() -> Power {
+        Power {
+            fuse: AtomicU64::new(u64::MAX),
+            off: AtomicBool::new(false),
+            dice: Mutex::new(Dice(1)),
+            changed: Mutex::default(),
+        }
+    }
+}
+
+impl Power {
+    /// Lets it go after so many more writes.
+    pub fn light(&self, writes: u64, seed: u64) {
+        self.fuse.store(writes, SeqCst);
+        *self.dice.lock().unwrap() = Dice(seed);
+    }
+
+    pub fn restore(&self) {
+        self.fuse.store(u64::MAX, SeqCst);
+        self.off.store(false, SeqCst);
+    }
+
+    pub fn is_off(&self) -> bool {
+        self.off.load(SeqCst)
+    }
+
+    fn burn(&self) {
+        let left = self.fuse.load(SeqCst);
+        if left == u64::MAX {
+            return;
+        }
+        if left == 0 {
+            self.off.store(true, SeqCst);
+            self.changed.lock().unwrap().drain(..).for_each(std::task::Waker::wake);
+        } else {
+            self.fuse.store(left - 1, SeqCst);
+        }
+    }
+
+    fn roll(&self, n: u64) -> u64 {
+        self.dice.lock().unwrap().below(n)
+    }
+
+    /// Resolves when the power goes.
+    pub async fn gone(&self) {
+        std::future::poll_fn(|cx| {
+            if self.is_off() {
+                return std::task::Poll::Ready(());
+            }
+            self.changed.lock().unwrap().push(cx.waker().clone());
+            std::task::Poll::Pending
+        })
+        .await;
+    }
+}
+
+pub struct Disk {
+    inner: Arc<Inner>,
+}
+
+pub struct Inner {
+    info: DeviceInfo,
+    content: Mutex<Vec<u8>>,
+    power: Arc<Power>,
+    /// Answers nothing but errors.
+    pub unreachable: AtomicBool,
+    /// Answers nothing.
+    pub silent: AtomicBool,
+    /// Every write fails.
+    pub worn: AtomicBool,
+    /// Added to each operation, in microseconds.
+    pub slow: AtomicU64,
+    /// Sectors that cannot be read.
+    pub bad: Mutex<BTreeSet<u64>>,
+    pub reads: AtomicU64,
+    pub read_bytes: AtomicU64,
+    pub writes: AtomicU64,
+    /// Bytes of write zeroes.
+    pub zeroed: AtomicU64,
+}
+
+impl std::ops::Deref for Disk {
+    type Target = Inner;
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl Disk {
+    pub fn new(name: &str, size: u64, power: &Arc<Power>) -> Disk {
+        let info = DeviceInfo {
+            name: name.into(),
+            size,
+            block_size: 512,
+            max_io: 256 << 10,
+            optimal_io: 0,
+            read_only: false,
+            volatile_cache: false,
+            discard: true,
+            uuid: None,
+        };
+        Disk {
+            inner: Arc::new(Inner {
+                info,
+                content: Mutex::new(vec![0xA5; size as usize]),
+                power: Arc::clone(power),
+                unreachable: AtomicBool::new(false),
+                silent: AtomicBool::new(false),
+                worn: AtomicBool::new(false),
+                slow: AtomicU64::new(0),
+                bad: Mutex::default(),
+                reads: AtomicU64::new(0),
+                read_bytes: AtomicU64::new(0),
+                writes: AtomicU64::new(0),
+                zeroed: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// The first `size` bytes as a disk of their own.
+    pub fn cut(&self, name: &str, size: u64) -> Disk {
+        let disk = Disk::new(name, size, &self.power);
+        disk.content.lock().unwrap().copy_from_slice(&self.peek(0, size as usize));
+        disk
+    }
+
+    /// Changes a byte behind everybody's back.
+    pub fn flip(&self, at: u64) {
+        self.content.lock().unwrap()[at as usize] ^= 0x40;
+    }
+
+    pub fn peek(&self, at: u64, len: usize) -> Vec<u8> {
+        self.content.lock().unwrap()[at as usize..at as usize + len].to_vec()
+    }
+
+    /// First place at or behind `from` whose sector begins with `bytes`.
+    pub fn find(&self, from: u64, bytes: &[u8]) -> Option<u64> {
+        let content = self.content.lock().unwrap();
+        (from as usize..content.len() - bytes.len())
+            .step_by(SECTOR)
+            .find(|at| content[*at..].starts_with(bytes))
+            .map(|at| at as u64)
+    }
+}
+
+impl Inner {
+    async fn delay(&self) -> IoResult<()> {
+        let time = 50 + self.power.roll(150) + self.slow.load(SeqCst);
+        sleep(Duration::from_micros(time)).await;
+        if self.power.is_off() || self.silent.load(SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        if self.unreachable.load(SeqCst) { Err(IoError::Unreachable("pulled out".into())) } else { Ok(()) }
+    }
+
+    /// Stores bytes; when the power goes in the middle, some sectors of them.
+    async fn store(&self, offset: u64, bytes: &[u8]) -> IoResult<()> {
+        self.writes.fetch_add(1, SeqCst);
+        if !self.power.is_off() {
+            self.power.burn();
+        }
+        self.delay_or_tear(offset, bytes).await
+    }
+
+    async fn delay_or_tear(&self, offset: u64, bytes: &[u8]) -> IoResult<()> {
+        let torn = Torn { disk: self, offset, bytes, armed: true };
+        let answer = self.delay().await;
+        let mut torn = torn;
+        torn.armed = false;
+        answer?;
+        if self.worn.load(SeqCst) {
+            return Err(IoError::Medium("worn out".into()));
+        }
+        let at = offset as usize;
+        self.content.lock().unwrap()[at..at + bytes.len()].copy_from_slice(bytes);
+        let sectors = offset / SECTOR as u64..(offset + bytes.len() as u64) / SECTOR as u64;
+        self.bad.lock().unwrap().retain(|sector| !sectors.contains(sector));
+        Ok(())
+    }
+}
+
+/// A write under way: if it never ends because the power has gone, none, all
+/// or some of its sectors are on the medium.
+struct Torn<'a> {
+    disk: &'a Inner,
+    offset: u64,
+    bytes: &'a [u8],
+    armed: bool,
+}
+
+impl Drop for Torn<'_> {
+    fn drop(&mut self) {
+        if !self.armed || !self.disk.power.is_off() {
+            return;
+        }
+        let choice = self.disk.power.roll(3);
+        let mut content = self.disk.content.lock().unwrap();
+        for (number, sector) in self.bytes.chunks(SECTOR).enumerate() {
+            let lands = match choice {
+                0 => false,
+                1 => true,
+                _ => self.disk.power.roll(2) == 0,
+            };
+            if lands {
+                let at = self.offset as usize + number * SECTOR;
+                content[at..at + sector.len()].copy_from_slice(sector);
+            }
+        }
+    }
+}
+
+impl BlockDevice for Disk {
+    fn info(&self) -> DeviceInfo {
+        self.inner.info.clone()
+    }
+
+    fn open(&self) -> Open<'_> {
+        Box::pin(async move {
+            self.inner.delay().await?;
+            let io: Rc<dyn BlockIo> = Rc::new(Io(Arc::clone(&self.inner)));
+            Ok(io)
+        })
+    }
+}
+
+struct Io(Arc<Inner>);
+
+/// Runs to its end also when nobody waits.
+fn go<T: Unpin + 'static>(future: impl Future<Output = IoResult<T>> + 'static) -> IoFuture<T> {
+    let (done, result) = futures_channel::oneshot::channel();
+    spawn(async move { drop(done.send(future.await)) }).detach();
+    IoFuture::new(async move { result.await.unwrap_or(Err(IoError::Aborted)) })
+}
+
+impl BlockIo for Io {
+    fn read(&self, offset: u64, mut dst: BufMut) -> IoFuture<BufMut> {
+        let disk = Arc::clone(&self.0);
+        if let Err(e) = disk.info.check(offset, dst.len() as u64) {
+            return IoFuture::ready(Err(e));
+        }
+        assert!(dst.len() <= disk.info.max_io as usize);
+        go(async move {
+            disk.reads.fetch_add(1, SeqCst);
+            disk.read_bytes.fetch_add(dst.len() as u64, SeqCst);
+            disk.delay().await?;
+            let sectors = offset / SECTOR as u64..(offset + dst.len() as u64) / SECTOR as u64;
+            if disk.bad.lock().unwrap().range(sectors).next().is_some() {
+                return Err(IoError::Medium("unreadable sector".into()));
+            }
+            let at = offset as usize;
+            let len = dst.len();
+            dst.copy_from_slice(&disk.content.lock().unwrap()[at..at + len]);
+            Ok(dst)
+        })
+    }
+
+    fn write(&self, offset: u64, src: Buf, _flags: WriteFlags) -> IoFuture<()> {
+        let disk = Arc::clone(&self.0);
+        if let Err(e) = disk.info.check(offset, src.len() as u64) {
+            return IoFuture::ready(Err(e));
+        }
+        assert!(src.len() <= disk.info.max_io as usize);
+        go(async move { disk.store(offset, &src).await })
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        let disk = Arc::clone(&self.0);
+        go(async move { disk.delay().await })
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        IoFuture::ready(self.0.info.check(offset, len))
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> IoFuture<()> {
+        let disk = Arc::clone(&self.0);
+        if let Err(e) = disk.info.check(offset, len) {
+            return IoFuture::ready(Err(e));
+        }
+        go(async move {
+            disk.zeroed.fetch_add(len, SeqCst);
+            let zeroes = vec![0; len as usize];
+            disk.store(offset, &zeroes).await
+        })
+    }
+}

@@ -1,0 +1,76 @@
+//! Disks that fail on request, and a model of what an array must hold.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
+
+pub mod disk;
+pub mod model;
+
+pub use disk::{Disk, Power};
+pub use model::Model;
+
+use longhaul_array::{ArrayDevice, ArrayError, Layout, Options, Shape, assemble_as, create_as};
+use longhaul_block::BlockDevice;
+use longhaul_engine::Engine;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Numbers that follow from a seed: SplitMix64.
+#[derive(Clone, Debug)]
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    pub fn uuid(&mut self) -> Uuid {
+        Uuid::from_u64_pair(self.next(), self.next())
+    }
+
+    pub fn shuffle<T>(&mut self, list: &mut [T]) {
+        for i in (1..list.len()).rev() {
+            list.swap(i, self.below(i as u64 + 1) as usize);
+        }
+    }
+}
+
+/// Runs in virtual time, in an order that the seed chooses.
+pub fn simulate<T>(seed: u64, future: impl Future<Output = T>) -> T {
+    Engine::simulated(seed).expect("engine").block_on(future)
+}
+
+pub fn devices(disks: &[Arc<Disk>]) -> Vec<Arc<dyn BlockDevice>> {
+    disks.iter().map(|disk| Arc::clone(disk) as Arc<dyn BlockDevice>).collect()
+}
+
+/// Disks of one size, on one power supply.
+pub fn disks(count: usize, size: u64) -> (Vec<Arc<Disk>>, Arc<Power>) {
+    let power = Arc::new(Power::default());
+    ((0..count).map(|n| Arc::new(Disk::new(&format!("disk{n}"), size, &power))).collect(), power)
+}
+
+pub async fn make(disks: &[Arc<Disk>], layout: Layout, unit: u64) -> Uuid {
+    let shape = Shape { name: "test".into(), layout, unit, force: false };
+    let mut dice = Dice(99);
+    create_as(&devices(disks), &[], &shape, || dice.uuid()).await.expect("made")
+}
+
+pub async fn start(disks: &[Arc<Disk>], options: Options) -> Result<Arc<ArrayDevice>, ArrayError> {
+    static SESSIONS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+    let session = SESSIONS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    assemble_as(&devices(disks), options, Uuid::from_u64_pair(7, session)).await
+}
+
+/// Options for virtual time.
+pub fn options() -> Options {
+    Options { member_timeout: Duration::from_secs(5), ..Options::default() }
+}

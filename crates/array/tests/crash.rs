@@ -1,0 +1,165 @@
+//! Power cuts at every step, member losses, and a model that knows what must
+//! be there afterwards. A failing seed is shown; `ARRAY_SEED` runs one alone.
+
+mod common;
+
+use common::{Dice, Disk, Model, Power, disks, make, options, simulate, start};
+use futures_util::future::{Either, join_all, select};
+use longhaul_array::{Layout, Options};
+use longhaul_block::{BlockDevice, BlockIo};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+const UNIT: u64 = 16 << 10;
+const SIZE: u64 = 3 << 20;
+
+/// Clients that write and read at the same time.
+async fn load(io: &Rc<dyn BlockIo>, model: &Model, seed: u64, stripe: u64, ops: u64) {
+    let client = async |n: u64| {
+        let mut dice = Dice(seed ^ (n << 32));
+        // Few stripes, so that writes meet.
+        let room = model.blocks().min(8 * stripe);
+        for _ in 0..ops {
+            let count = match dice.below(4) {
+                0 => stripe,
+                1 => 1 + dice.below(stripe),
+                _ => 1 + dice.below(3),
+            };
+            let mut first = dice.below(room - count + 1);
+            if dice.below(3) == 0 {
+                first = first / stripe * stripe;
+            }
+            let done = match dice.below(12) {
+                0..=6 => model.write(&**io, first, count).await,
+                7 => model.zero(&**io, first, count).await,
+                8 => io.flush().await.map(|()| true),
+                _ => model.read(&**io, first, count).await,
+            };
+            done.expect("I/O");
+        }
+    };
+    join_all((0..4).map(client)).await;
+}
+
+struct Plan {
+    layout: Layout,
+    width: usize,
+    /// Members lost with each crash at most.
+    lose: usize,
+    options: Options,
+}
+
+/// Makes an array and crashes it again and again.
+fn run(seed: u64, plan: &Plan) {
+    let mut dice = Dice(seed);
+    let (disks, power) = disks(plan.width, SIZE);
+    let size = simulate(seed, async {
+        make(&disks, plan.layout, UNIT).await;
+        start(&disks, plan.options.clone()).await.expect("assembled").info().size
+    });
+    let model = Model::new(size);
+    for round in 0..4 {
+        round_of(&mut dice, &disks, &power, &model, plan, round);
+    }
+}
+
+fn round_of(
+    dice: &mut Dice,
+    disks: &[Arc<Disk>],
+    power: &Arc<Power>,
+    model: &Model,
+    plan: &Plan,
+    round: u64,
+) {
+    let mut present: Vec<Arc<Disk>> = disks.to_vec();
+    dice.shuffle(&mut present);
+    let lost = dice.below(plan.lose as u64 + 1) as usize;
+    if round == 3 {
+        present.truncate(plan.width - lost);
+    }
+    let (seed, fuse) = (dice.next(), dice.below(300));
+    let engine = longhaul_engine::Engine::simulated(seed).expect("engine");
+    engine.block_on(async {
+        // The power may go while the array is put together.
+        if dice.below(4) == 0 {
+            power.light(dice.below(60), dice.next());
+        }
+        let work = pin!(async {
+            let array = start(&present, plan.options.clone()).await.expect("assembled");
+            let io = array.open().await.expect("opened");
+            model.check(&*io).await.expect("checked");
+            if !power.is_off() {
+                power.light(fuse, seed);
+            }
+            let geometry = stripe_blocks(plan);
+            load(&io, model, seed, geometry, 40).await;
+        });
+        match select(work, pin!(power.gone())).await {
+            Either::Left(_) | Either::Right(_) => {}
+        }
+        // What is under way is torn when the engine ends.
+        power.off.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    drop(engine);
+    power.restore();
+    model.crashed();
+    let seed = dice.next();
+    simulate(seed, async {
+        let array = start(&present, plan.options.clone()).await.expect("assembled after a crash");
+        let io = array.open().await.expect("opened");
+        model.check(&*io).await.expect("checked after a crash");
+        array.stop().await.expect("stopped");
+    });
+}
+
+fn stripe_blocks(plan: &Plan) -> u64 {
+    let units = match plan.layout {
+        Layout::Stripe => plan.width,
+        Layout::Mirror => 1,
+        Layout::StripeMirror => plan.width / 2,
+        Layout::Parity => plan.width - 1,
+        Layout::DoubleParity => plan.width - 2,
+    };
+    units as u64 * UNIT / longhaul_array::BLOCK
+}
+
+fn many(name: &str, plan: &Plan) {
+    let alone = std::env::var("ARRAY_SEED").ok().and_then(|seed| seed.parse().ok());
+    let count: u64 = std::env::var("ARRAY_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+    let seeds = alone.map_or(0..count, |seed: u64| seed..seed + 1);
+    for seed in seeds {
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed, plan)));
+        if let Err(panic) = result {
+            eprintln!("ARRAY_SEED={seed} cargo test -p longhaul-array --test crash {name}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+#[test]
+fn mirror_outlives_crashes_and_losses() {
+    many("mirror", &Plan { layout: Layout::Mirror, width: 3, lose: 2, options: options() });
+}
+
+#[test]
+fn stripe_mirror_outlives_crashes() {
+    many("stripe_mirror", &Plan { layout: Layout::StripeMirror, width: 4, lose: 1, options: options() });
+}
+
+#[test]
+fn parity_outlives_crashes() {
+    many("parity_outlives_crashes", &Plan { layout: Layout::Parity, width: 4, lose: 0, options: options() });
+}
+
+#[test]
+fn parity_outlives_crashes_with_losses() {
+    let options = Options { journal_all: true, ..options() };
+    many("with_losses", &Plan { layout: Layout::Parity, width: 4, lose: 1, options });
+}
+
+#[test]
+fn double_parity_outlives_crashes_with_losses() {
+    let options = Options { journal_all: true, ..options() };
+    many("double_parity", &Plan { layout: Layout::DoubleParity, width: 5, lose: 2, options });
+}

@@ -1,0 +1,157 @@
+//! Which devices make an array, and which are refused.
+
+mod common;
+
+use common::{Disk, Model, disks, make, options, simulate, start};
+use longhaul_array::{Condition, Layout, Options};
+use longhaul_block::BlockDevice;
+use longhaul_engine::{sleep, spawn};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+const UNIT: u64 = 16 << 10;
+const SIZE: u64 = 3 << 20;
+
+async fn refused(disks: &[Arc<Disk>]) -> String {
+    start(disks, options()).await.map(drop).expect_err("refused").to_string()
+}
+
+#[test]
+fn members_come_in_any_order() {
+    simulate(1, async {
+        let (mut disks, _power) = disks(5, SIZE);
+        make(&disks, Layout::DoubleParity, UNIT).await;
+        let array = start(&disks, options()).await.expect("assembled");
+        let io = array.open().await.expect("opened");
+        let model = Model::new(array.info().size);
+        for first in (0..model.blocks() - 7).step_by(7) {
+            model.write(&*io, first, 7).await.expect("written");
+        }
+        array.stop().await.expect("stopped");
+        // Two that are swapped are where they were: the superblock says so.
+        for order in [[4, 3, 2, 1, 0], [1, 0, 2, 3, 4], [2, 4, 1, 0, 3]] {
+            disks = order.map(|i| Arc::clone(&disks[i])).to_vec();
+            let array = start(&disks, options()).await.expect("assembled");
+            let io = array.open().await.expect("opened");
+            model.check(&*io).await.expect("read");
+            array.stop().await.expect("stopped");
+        }
+    });
+}
+
+#[test]
+fn what_does_not_belong_is_named() {
+    simulate(2, async {
+        let (ours, power) = disks(3, SIZE);
+        make(&ours, Layout::Parity, UNIT).await;
+        let blank = Arc::new(Disk::new("blank", SIZE, &power));
+        let with = |disk: &Arc<Disk>| [&ours[..2], &[Arc::clone(disk)]].concat();
+        assert!(refused(&with(&blank)).await.contains("blank is no member of an array"));
+        assert!(refused(&with(&ours[0])).await.contains("disk0 and disk0 are the same member"));
+        let small = Arc::new(ours[2].cut("small", SIZE - (64 << 10)));
+        let text = refused(&with(&small)).await;
+        assert!(text.contains("small has 3080192 bytes") && text.contains("made smaller"), "{text}");
+        let text = refused(&ours[..1]).await;
+        assert!(
+            text.contains("cannot begin without members 1 (not given")
+                && text.contains("1 can be missing, not 2"),
+            "{text}"
+        );
+        assert!(refused(&[]).await.contains("no device was given"));
+    });
+    simulate(3, async {
+        let (a, _) = disks(2, SIZE);
+        let (b, _) = disks(2, SIZE);
+        make(&a, Layout::Mirror, UNIT).await;
+        let shape =
+            longhaul_array::Shape { name: "other".into(), layout: Layout::Mirror, unit: UNIT, force: false };
+        longhaul_array::create(&common::devices(&b), &[], &shape).await.expect("made");
+        let text = refused(&[Arc::clone(&a[0]), Arc::clone(&b[1])]).await;
+        assert!(text.contains("is a member of another array, other"), "{text}");
+    });
+}
+
+#[test]
+fn a_stale_member_is_not_believed() {
+    simulate(4, async {
+        let (disks, _power) = disks(2, SIZE);
+        make(&disks, Layout::Mirror, UNIT).await;
+        let array = start(&disks[..1], options()).await.expect("degraded");
+        let io = array.open().await.expect("opened");
+        let model = Model::new(array.info().size);
+        model.write(&*io, 0, 20).await.expect("written");
+        array.stop().await.expect("stopped");
+        // Alone it would bring back what was overwritten.
+        let array = start(&disks, options()).await.expect("assembled");
+        let io = array.open().await.expect("opened");
+        assert_eq!(array.status().await.expect("status").members[1].condition, Condition::Absent);
+        model.check(&*io).await.expect("read");
+        array.wait_healthy().await.expect("caught up");
+        disks[0].unreachable.store(true, SeqCst);
+        model.check(&*io).await.expect("read");
+    });
+}
+
+#[test]
+fn two_histories_are_never_mixed() {
+    simulate(5, async {
+        let (disks, _power) = disks(2, SIZE);
+        make(&disks, Layout::Mirror, UNIT).await;
+        for disk in &disks {
+            let array = start(&[Arc::clone(disk)], options()).await.expect("degraded");
+            array.stop().await.expect("stopped");
+        }
+        let text = refused(&disks).await;
+        assert!(text.contains("were used apart from each other"), "{text}");
+    });
+}
+
+#[test]
+fn one_host_at_a_time() {
+    simulate(6, async {
+        let (disks, _power) = disks(3, SIZE);
+        make(&disks, Layout::Parity, UNIT).await;
+        let array = start(&disks, options()).await.expect("assembled");
+        assert!(refused(&disks).await.contains("in use by another host"));
+        let io = array.open().await.expect("opened");
+        let model = Model::new(array.info().size);
+        model.write(&*io, 0, 5).await.expect("the first is not disturbed");
+        array.stop().await.expect("stopped");
+        start(&disks, options()).await.expect("assembled");
+    });
+    for seed in 10..40 {
+        // At the same moment: one at most.
+        simulate(seed, async {
+            let (disks, _power) = disks(3, SIZE);
+            make(&disks, Layout::Parity, UNIT).await;
+            let begin = |wait: u64| {
+                let disks = disks.clone();
+                spawn(async move {
+                    sleep(Duration::from_micros(wait)).await;
+                    start(&disks, options()).await.is_ok()
+                })
+            };
+            let (a, b) = (begin(0), begin((seed - 10) * 40));
+            let (a, b) = (a.await, b.await);
+            assert!(!(a && b), "both have it");
+        });
+    }
+}
+
+#[test]
+fn a_host_that_sleeps_through_its_succession_stops() {
+    simulate(7, async {
+        let (disks, _power) = disks(2, SIZE);
+        make(&disks, Layout::Mirror, UNIT).await;
+        // So rarely that the other one takes it for dead.
+        let slow = Options { heartbeat: Duration::from_secs(3600), ..options() };
+        let first = start(&disks, slow).await.expect("assembled");
+        let second = start(&disks, options()).await.expect("taken over");
+        sleep(Duration::from_secs(3601)).await;
+        let status = first.status().await.expect("status");
+        assert!(status.detail.contains("has taken it over"), "{}", status.detail);
+        let io = second.open().await.expect("opened");
+        Model::new(second.info().size).write(&*io, 0, 4).await.expect("written");
+    });
+}
