@@ -1,8 +1,9 @@
 //! A running array, and its start and end.
 
-use crate::assemble::{self, ArrayError, Shape};
+use crate::assemble::{self, Shape};
 use crate::core::Core;
 use crate::device::{ArrayDevice, Job};
+use crate::error::ArrayError;
 use crate::journal::scan::Found;
 use crate::options::Options;
 use crate::superblock::Condition;
@@ -182,6 +183,6 @@ pub(crate) async fn stop(core: &Rc<Core>) -> IoResult<()> {
     core.intent.sweep(core, now()).await?;
     let result = core.publish_with(|| core.clean.set(true)).await;
     crate::fence::release(core).await;
-    core.halt("it was stopped");
+    core.end("it was stopped");
     result
 }

@@ -7,8 +7,9 @@
 //!   histories.
 
 use crate::core::{Core, Spare};
+use crate::error::ArrayError;
 use crate::geometry::{BLOCK, Geometry, INTENT_AT, INTENT_LEN, JOURNAL_AT, SUPER_AT};
-use crate::layout::{Layout, LayoutError};
+use crate::layout::Layout;
 use crate::options::Options;
 use crate::superblock::{Condition, Entry, MAX_NAME, MAX_SPARES, Superblock};
 use futures_util::future::{join_all, try_join_all};
@@ -18,88 +19,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use uuid::Uuid;
-
-/// Why there is no array.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ArrayError {
-    /// The shape is out of bounds.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// A name is too long, or empty.
-    #[error("'{0}' is no name for an array: it has 1 to {MAX_NAME} bytes, and no control characters")]
-    Name(String),
-    /// A device cannot be used at all.
-    #[error("{device}: {source}")]
-    Device {
-        /// Its name.
-        device: String,
-        /// Why.
-        source: IoError,
-    },
-    /// A device is in an array already.
-    #[error(
-        "{device} is a member of array {name} ({array}): --force takes it away, and all that array's data with it"
-    )]
-    Taken {
-        /// Its name.
-        device: String,
-        /// Name of the array.
-        name: String,
-        /// UUID of the array.
-        array: Uuid,
-    },
-    /// A device has no superblock.
-    #[error("{0} is no member of an array")]
-    NoMember(String),
-    /// Devices of different arrays were given.
-    #[error("{device} is a member of another array, {name} ({array})")]
-    Foreign {
-        /// Its name.
-        device: String,
-        /// Name of its array.
-        name: String,
-        /// UUID of its array.
-        array: Uuid,
-    },
-    /// The same member was given twice.
-    #[error("{device} and {other} are the same member of the array")]
-    Double {
-        /// One.
-        device: String,
-        /// The other.
-        other: String,
-    },
-    /// A member is smaller than the array needs.
-    #[error("{device} has {size} bytes, and a member of this array needs {needs}: has it been made smaller?")]
-    TooSmall {
-        /// Its name.
-        device: String,
-        /// Its size in bytes.
-        size: u64,
-        /// What it needs in bytes.
-        needs: u64,
-    },
-    /// Members have gone different ways.
-    #[error(
-        "{device} and {other} were used apart from each other, and both have data that the other \
-         has not: leave out the one that matters less; it is filled anew when it is added again"
-    )]
-    Diverged {
-        /// One.
-        device: String,
-        /// The other.
-        other: String,
-    },
-    /// Too few members.
-    #[error("{0}")]
-    TooFew(String),
-    /// Somebody else has assembled it.
-    #[error("the array is in use by another host (session {0}): stop it there first")]
-    InUse(Uuid),
-    /// I/O failed while it was assembled.
-    #[error("cannot assemble the array: {0}")]
-    Io(#[from] IoError),
-}
 
 /// What a new array is to be.
 #[derive(Clone, Debug)]

@@ -184,8 +184,13 @@ impl Core {
     pub(crate) fn halt(&self, why: &str) {
         if self.halted.borrow().is_none() {
             tracing::error!("array {}: {why}; it is read-only from now on", self.name.borrow());
-            *self.halted.borrow_mut() = Some(why.to_owned());
         }
+        self.end(why);
+    }
+
+    /// As [`halt`](Self::halt), where that is as it should be.
+    pub(crate) fn end(&self, why: &str) {
+        self.halted.borrow_mut().get_or_insert_with(|| why.to_owned());
         self.journal.halt();
         self.upkeep.changed.notify();
     }

@@ -15,9 +15,9 @@
 //! has under way at that moment is not fenced off; that takes reservations,
 //! which not every member has.
 
-use crate::assemble::ArrayError;
 use crate::bytes::{Reader, Writer, open, seal};
 use crate::core::Core;
+use crate::error::ArrayError;
 use crate::geometry::{BLOCK, HEARTBEAT_AT};
 use crate::upkeep::{Running, is_over, pause};
 use futures_util::future::join_all;

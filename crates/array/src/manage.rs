@@ -1,8 +1,9 @@
 //! What a person asks of a running array.
 
-use crate::assemble::{ArrayError, examine};
+use crate::assemble::examine;
 use crate::core::{Core, Spare};
 use crate::device::ArrayDevice;
+use crate::error::ArrayError;
 use crate::scrub::ScrubReport;
 use crate::superblock::{MAX_SPARES, Superblock};
 use longhaul_block::{BlockDevice, IoError, IoResult};

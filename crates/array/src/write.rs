@@ -123,6 +123,7 @@ impl Core {
             let batch = queue.batch(COVERS_MAX);
             if batch.is_empty() {
                 if self.rows.retire(row) {
+                    queue.changed.notify();
                     return;
                 }
                 continue;

@@ -363,3 +363,28 @@ fn names_and_shapes_are_checked_before_anything_is_written() {
         assert!(refused.to_string().contains("is a member of array test"), "{refused}");
     });
 }
+
+#[test]
+fn a_stop_waits_for_what_is_acknowledged_and_not_in_place() {
+    for seed in 90..110 {
+        let (disks, _power) = disks(4, SIZE);
+        let model = simulate(seed, async {
+            make(&disks, Layout::Parity, UNIT).await;
+            let array = start(&disks, options()).await.expect("assembled");
+            let io = array.open().await.expect("opened");
+            let model = Model::new(array.info().size);
+            let mut dice = Dice(seed);
+            for _ in 0..30 {
+                let first = dice.below(60);
+                model.write(&*io, first, 1 + dice.below(3)).await.expect("written");
+            }
+            array.stop().await.expect("stopped");
+            model
+        });
+        simulate(seed, async {
+            let without = disks[1..].to_vec();
+            let array = start(&without, options()).await.expect("assembled");
+            model.check(&*array.open().await.expect("opened")).await.expect("read");
+        });
+    }
+}

@@ -39,6 +39,8 @@ pub(crate) enum Verb {
     Info(verbs::info::Args),
     /// Put load on a device, in fio's words
     Bench(verbs::bench::Args),
+    /// Make arrays of devices, and look after them
+    Array(Box<verbs::array::Args>),
     /// Show the whole thing at work on this machine
     Demo(verbs::demo::Args),
     /// Make data sets to test with

@@ -12,6 +12,8 @@ pub(crate) enum Exit {
     Failed = 1,
     /// The arguments make no sense.
     Usage = 2,
+    /// Done, but not all of it.
+    Partly = 3,
     /// Content differs from what was written.
     Mismatch = 4,
     /// The far side could not be reached.
@@ -20,6 +22,24 @@ pub(crate) enum Exit {
     Refused = 6,
     /// It took too long.
     TimedOut = 7,
+    /// There was nothing to do.
+    Nothing = 8,
+}
+
+impl Exit {
+    /// The code of this number; a failure, if there is none.
+    pub(crate) fn of(number: Option<u64>) -> Exit {
+        let all = [
+            Exit::Usage,
+            Exit::Partly,
+            Exit::Mismatch,
+            Exit::Unreachable,
+            Exit::Refused,
+            Exit::TimedOut,
+            Exit::Nothing,
+        ];
+        all.into_iter().find(|exit| Some(*exit as u64) == number).unwrap_or(Exit::Failed)
+    }
 }
 
 impl From<Exit> for ExitCode {

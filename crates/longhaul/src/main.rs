@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arrays;
 mod cli;
 mod config;
 mod exit;
@@ -43,6 +44,7 @@ fn run(cli: Cli, output: Output) -> Outcome {
         Verb::Discover(args) => verbs::discover::run(&args, output),
         Verb::Info(args) => verbs::info::run(&args, output),
         Verb::Bench(args) => verbs::bench::run(args, output),
+        Verb::Array(args) => verbs::array::run(*args, output),
         Verb::Demo(args) => verbs::demo::run(&args, output),
         Verb::Dataset(args) => verbs::dataset::run(args, output),
         Verb::Wan(args) => verbs::wan::run(&args, output),

@@ -1,5 +1,6 @@
 //! What people name: exports, hosts, devices.
 
+use crate::arrays::{self, Record, Running};
 use crate::exit::{Exit, Failure};
 use longhaul_block::units::parse_duration;
 use longhaul_block::{BackendSpec, BlockDevice};
@@ -36,13 +37,22 @@ impl From<Error> for Failure {
     }
 }
 
+/// What is behind an export.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// A back end of this machine.
+    Backend(BackendSpec),
+    /// An array, by name or UUID.
+    Array(String),
+}
+
 /// `NAME=BACKEND[,option…]`: a namespace to export.
 #[derive(Clone, Debug)]
 pub(crate) struct Export {
     /// What people call the subsystem.
     pub(crate) name: String,
     /// What is behind it.
-    pub(crate) backend: BackendSpec,
+    pub(crate) source: Source,
     /// NQN of the subsystem, if it is not to be made from the name.
     nqn: Option<String>,
     uuid: Option<Uuid>,
@@ -71,12 +81,31 @@ impl FromStr for Export {
                 backend.push(part);
             }
         }
-        let backend = BackendSpec::parse(&backend.join(",")).map_err(|e| e.to_string())?;
-        Ok(Export { name: name.to_owned(), backend, nqn, uuid, text: rest.to_owned() })
+        let backend = backend.join(",");
+        let source = match backend.strip_prefix(arrays::SCHEME) {
+            Some(array) if array.contains(',') => {
+                return Err("an array takes no options here but uuid= and nqn=".into());
+            }
+            Some(array) => Source::Array(array.to_owned()),
+            None => Source::Backend(BackendSpec::parse(&backend).map_err(|e| e.to_string())?),
+        };
+        Ok(Export { name: name.to_owned(), source, nqn, uuid, text: rest.to_owned() })
     }
 }
 
 impl Export {
+    /// Opens what is behind it.
+    pub(crate) fn open(&self, opener: &Opener) -> Result<Device, Failure> {
+        let named = |e: &dyn std::fmt::Display| format!("{}: {e}", self.name);
+        match &self.source {
+            Source::Backend(spec) => spec.open().map(Device::Local).map_err(|e| Failure::failed(named(&e))),
+            Source::Array(array) => opener.open(&format!("{}{array}", arrays::SCHEME)).map_err(|failure| {
+                let message = named(&failure.message);
+                Failure { message, ..failure }
+            }),
+        }
+    }
+
     /// The subsystem's NQN: globally unique, since it has the identity of
     /// this machine in it.
     pub(crate) fn nqn(&self) -> String {
@@ -89,8 +118,10 @@ impl Export {
     /// Memory is another namespace every time, since its content is.
     pub(crate) fn uuid(&self, device: &dyn BlockDevice) -> Uuid {
         use longhaul_block::Backend;
-        let made = || match self.backend.backend {
-            Backend::Mem { .. } | Backend::Null { .. } => Uuid::new_v4(),
+        let made = || match &self.source {
+            Source::Backend(spec) if matches!(spec.backend, Backend::Mem { .. } | Backend::Null { .. }) => {
+                Uuid::new_v4()
+            }
             _ => Uuid::new_v5(&machine_id(), format!("{} {}", self.nqn(), self.text).as_bytes()),
         };
         self.uuid.or(device.info().uuid).unwrap_or_else(made)
@@ -232,20 +263,59 @@ impl InitiatorArgs {
 
     /// Connects to a remote namespace that one thread will open.
     pub(crate) fn connect(&self, uri: &str) -> Result<Arc<RemoteDevice>, Failure> {
-        self.connect_for(uri, 1)
+        self.opener().connect(uri)
     }
 
-    fn connect_for(&self, uri: &str, threads: u16) -> Result<Arc<RemoteDevice>, Failure> {
+    /// What opens devices with these options.
+    pub(crate) fn opener(&self) -> Opener {
+        Opener { options: self.options(), threads: 1 }
+    }
+
+    /// Opens what `name` names, as [`Opener::open`] does. `threads` will open
+    /// what it is at the same time.
+    pub(crate) fn open(&self, name: &str, threads: u16) -> Result<Device, Failure> {
+        Opener { threads, ..self.opener() }.open(name)
+    }
+}
+
+/// Opens devices by name.
+#[derive(Clone, Debug)]
+pub(crate) struct Opener {
+    pub(crate) options: Options,
+    /// Threads that will open the same device at the same time.
+    threads: u16,
+}
+
+impl Opener {
+    /// With the engine that was asked for, and else as usual.
+    pub(crate) fn new(engine: longhaul_engine::Config) -> Opener {
+        Opener { options: Options { engine, ..Options::default() }, threads: 1 }
+    }
+
+    /// The engine of threads that use the devices.
+    pub(crate) fn config(&self) -> longhaul_engine::Config {
+        self.options.engine.clone()
+    }
+
+    /// Connects to a remote namespace.
+    fn connect(&self, uri: &str) -> Result<Arc<RemoteDevice>, Failure> {
         let uri: Uri = uri.parse().map_err(Error::Uri)?;
-        let mut options = self.options();
-        options.queues =
-            threads.saturating_mul(options.path.connections.or(uri.options.connections).unwrap_or(1));
+        let mut options = self.options.clone();
+        let connections = options.path.connections.or(uri.options.connections).unwrap_or(1);
+        options.queues = self.threads.saturating_mul(connections);
         Ok(RemoteDevice::connect_blocking(&uri, options)?)
     }
 
-    /// Opens what `name` names: a URI, a back end (`mem:1GiB`), or a path.
-    /// `threads` will open what it is at the same time.
-    pub(crate) fn open(&self, name: &str, threads: u16) -> Result<Device, Failure> {
+    /// Opens a device that is to join an array. The calling engine's thread
+    /// goes on meanwhile.
+    pub(crate) async fn open_apart(&self, name: &str) -> Result<Arc<dyn BlockDevice>, Failure> {
+        let (opener, name) = (self.clone(), name.to_owned());
+        longhaul_engine::blocking(move || opener.open(&name).map(|device| device.block())).await
+    }
+
+    /// Opens what `name` names: a URI, an array, a back end (`mem:1GiB`), or
+    /// a path.
+    pub(crate) fn open(&self, name: &str) -> Result<Device, Failure> {
         if name.contains("://") {
             if !name.starts_with(SCHEME) {
                 let scheme = name.split("://").next().unwrap_or_default();
@@ -253,7 +323,12 @@ impl InitiatorArgs {
                     "'{scheme}://' is not a device: use {SCHEME}://HOST/SUBNQN"
                 )));
             }
-            return Ok(Device::Remote(self.connect_for(name, threads)?));
+            return Ok(Device::Remote(self.connect(name)?));
+        }
+        if let Some(array) = name.strip_prefix(arrays::SCHEME) {
+            // Its members are opened by its own thread alone.
+            let opener = Opener { threads: 1, ..self.clone() };
+            return Ok(Device::Array(Box::new(Running::open(&Record::find(array)?, &opener)?)));
         }
         let spec = match BackendSpec::parse(name) {
             Ok(spec) => spec,
@@ -270,6 +345,8 @@ pub(crate) enum Device {
     Local(Arc<dyn BlockDevice>),
     /// Of another one.
     Remote(Arc<RemoteDevice>),
+    /// Several as one; it is stopped when this is dropped.
+    Array(Box<Running>),
 }
 
 impl Device {
@@ -278,6 +355,7 @@ impl Device {
         match self {
             Device::Local(device) => Arc::clone(device),
             Device::Remote(device) => Arc::<RemoteDevice>::clone(device),
+            Device::Array(array) => Arc::<longhaul_array::ArrayDevice>::clone(array.device()),
         }
     }
 }
@@ -292,7 +370,8 @@ fn path_spec(name: &str) -> Result<BackendSpec, Failure> {
         Ok(meta) if meta.file_type().is_block_device() => "block",
         Ok(_) => "file",
         Err(e) => {
-            let form = "a device is a path, file:PATH, mem:SIZE, null:SIZE or nvme+tcp://HOST/SUBNQN";
+            let form =
+                "a device is a path, file:PATH, mem:SIZE, null:SIZE, array:NAME or nvme+tcp://HOST/SUBNQN";
             return Err(Failure::failed(format!("cannot open '{name}': {e}; {form}")));
         }
     };

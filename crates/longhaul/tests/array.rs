@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::{Target, longhaul};
+use common::{Ran, Target, command, finish, longhaul};
 use serde_json::Value;
+use std::process::Command;
 
 #[test]
 fn a_stripe_over_two_targets_keeps_what_it_is_given() {
@@ -37,4 +38,155 @@ fn a_stripe_over_two_targets_keeps_what_it_is_given() {
     };
     assert_eq!(read([&a, &b]), Some(0));
     assert_eq!(read([&b, &a]), Some(4));
+}
+
+/// The program, with its state in a directory of the test's own.
+struct Home(tempfile::TempDir);
+
+impl Home {
+    fn new() -> Home {
+        Home(tempfile::tempdir().expect("directory"))
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().expect("UTF-8").to_owned()
+    }
+
+    /// Files, as devices.
+    fn files(&self, names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| format!("file:{},size=16MiB", self.path(name))).collect()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = command(args);
+        command.env("XDG_STATE_HOME", self.path("state")).env("XDG_RUNTIME_DIR", self.path("run"));
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Ran {
+        finish(self.command(args).spawn().expect("started"))
+    }
+
+    /// Runs with `--json` and gives the last event.
+    fn summary(&self, args: &[&str], code: i32) -> Value {
+        let ran = self.run(&[args, &["--json"]].concat());
+        assert_eq!(ran.code, Some(code), "{args:?}: {ran:?}");
+        ran.events().pop().unwrap_or_default()
+    }
+
+    fn create(&self, name: &str, layout: &str, members: &[String]) {
+        let mut args = vec!["array", "create", name, "--layout", layout, "--stripe-unit", "64k"];
+        args.extend(members.iter().flat_map(|member| ["--device", member]));
+        self.summary(&args, 0);
+    }
+}
+
+/// Overwrites the data of a member behind everybody's back.
+fn damage(path: &str, from: u64) {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::OpenOptions::new().write(true).open(path).expect("a file");
+    file.write_all_at(&[0xEE; 1 << 20], from).expect("written");
+}
+
+#[test]
+fn an_array_of_files_is_made_loaded_scrubbed_and_mended() {
+    let home = Home::new();
+    let members = home.files(&["a", "b", "c", "d"]);
+    home.create("scratch", "parity", &members);
+    let status = home.summary(&["array", "status", "scratch"], 0);
+    assert_eq!((&status["health"], &status["layout"]), (&"healthy".into(), &"parity".into()));
+    assert_eq!(status["stripe"], 3 * (64 << 10));
+    let load = ["bench", "array:scratch", "--rw", "write", "--bs", "192k", "--verify", "crc32c"];
+    assert_eq!(home.run(&load).code, Some(0));
+    damage(&home.path("b"), 8 << 20);
+    let scrub = home.summary(&["array", "scrub", "scratch"], 0);
+    assert_eq!((scrub["wrong_blocks"][1].as_u64(), scrub["lost"].as_u64()), (Some(256), Some(0)), "{scrub}");
+    assert_eq!(scrub["wrong_blocks"][0], 0, "{scrub}");
+    let again = home.summary(&["array", "scrub", "scratch"], 0);
+    assert_eq!(again["mended"], 0, "{again}");
+    let read = ["bench", "array:scratch", "--bs", "192k", "--verify", "crc32c"];
+    assert_eq!(home.run(&read).code, Some(0));
+}
+
+#[test]
+fn a_member_that_is_gone_is_replaced() {
+    let home = Home::new();
+    let members = home.files(&["a", "b", "c"]);
+    home.create("pool", "double-parity", &members);
+    let load = ["bench", "array:pool", "--rw", "write", "--bs", "64k", "--verify", "crc32c"];
+    assert_eq!(home.run(&load).code, Some(0));
+    std::fs::write(home.path("c"), vec![0; 16 << 20]).expect("wiped");
+    let status = home.summary(&["array", "status", "pool"], 3);
+    assert_eq!(
+        (&status["health"], &status["members"][2]["condition"]),
+        (&"degraded".into(), &"absent".into())
+    );
+    let new = home.files(&["new"]).remove(0);
+    let status = home.summary(&["array", "replace", "pool", "--member", "2", "--device", &new], 0);
+    assert_eq!((&status["health"], &status["lost_bytes"]), (&"healthy".into(), &0.into()));
+    // Known by its members alone, in another order, on another host.
+    let other = Home::new();
+    let devices = [&new, &members[1], &members[0]];
+    let mut args = vec!["array", "assemble"];
+    args.extend(devices.iter().flat_map(|device| ["--device", device.as_str()]));
+    assert_eq!(other.summary(&args, 0)["health"], "healthy");
+    let read = ["bench", "array:pool", "--bs", "64k", "--verify", "crc32c"];
+    assert_eq!(other.run(&read).code, Some(0));
+}
+
+#[test]
+fn a_target_exports_an_array_and_answers_for_it() {
+    let home = Home::new();
+    let members = home.files(&["a", "b"]);
+    home.create("vol", "mirror", &members);
+    let args =
+        ["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--json", "--export", "v=array:vol"];
+    let target = Target::spawn(home.command(&args));
+    let load = ["bench", &target.uri(0), "--rw", "write", "--bs", "64k", "--verify", "crc32c"];
+    assert_eq!(longhaul(&load).code, Some(0));
+    let status = home.summary(&["array", "status", "array:vol"], 0);
+    assert_eq!((&status["running"], &status["health"]), (&true.into(), &"healthy".into()));
+    let refused = home.run(&["bench", "array:vol"]);
+    assert_eq!(refused.code, Some(6), "{refused:?}");
+    let spare = home.files(&["spare"]).remove(0);
+    let status = home.summary(&["array", "add-spare", "vol", "--device", &spare], 0);
+    assert_eq!(status["spares"].as_array().map(Vec::len), Some(1), "{status}");
+    assert_eq!(home.summary(&["array", "scrub", "vol"], 0)["finished"], true);
+    target.stop();
+    let status = home.summary(&["array", "status", "vol"], 0);
+    assert_eq!((&status["running"], status["spares"].as_array().map(Vec::len)), (&false.into(), Some(1)));
+    assert_eq!(home.run(&["array", "stop", "vol"]).code, Some(8));
+}
+
+#[test]
+fn what_makes_no_array_is_refused() {
+    let home = Home::new();
+    let [a, b] = ["a", "b"].map(|name| home.files(&[name]).remove(0));
+    let fails = |args: &[&str], code: i32, needle: &str| {
+        let ran = home.run(args);
+        assert!(ran.code == Some(code) && ran.stderr.contains(needle), "{args:?}: {ran:?}");
+    };
+    let create = |layout: &'static str, devices: &[&str]| {
+        let mut args = vec!["array", "create", "x", "--layout", layout];
+        for device in devices {
+            args.extend(["--device", *device]);
+        }
+        home.run(&args)
+    };
+    let one = create("mirror", &[&a]);
+    assert!(one.code == Some(2) && one.stderr.contains("2 to 64"), "{one:?}");
+    assert_eq!(create("raid7", &[&a, &b]).code, Some(2));
+    let two = create("double-parity", &[&a, &b]);
+    assert!(two.code == Some(2) && two.stderr.contains("double-parity needs 3"), "{two:?}");
+    assert_eq!(create("mirror", &[&a, &b]).code, Some(0));
+    let again = create("mirror", &[&a, &b]);
+    assert!(again.code == Some(2) && again.stderr.contains("known here already"), "{again:?}");
+    let taken = ["array", "create", "y", "--layout", "mirror", "--device", &a, "--device", &b];
+    fails(&taken, 6, "is a member of array x");
+    assert_eq!(home.run(&[&taken[..], &["--force"]].concat()).code, Some(0));
+    fails(&["array", "status", "nobody"], 2, "no array nobody is known on this host (known: x, y)");
+    fails(&["bench", "array:x"], 5, "none of the 2 devices of array x can be used");
+    let blank = home.files(&["blank"]).remove(0);
+    fails(&["array", "assemble", "--device", &blank], 1, "is no member of an array");
+    fails(&["target", "--export", "v=array:y,ro"], 2, "an array takes no options");
 }

@@ -1,5 +1,6 @@
 //! The verbs: a module each.
 
+pub(crate) mod array;
 pub(crate) mod bench;
 pub(crate) mod dataset;
 pub(crate) mod demo;

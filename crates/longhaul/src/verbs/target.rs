@@ -1,7 +1,7 @@
 //! `longhaul target`.
 
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::{EngineArgs, Export, parse_bytes};
+use crate::names::{EngineArgs, Export, Opener, parse_bytes};
 use crate::output::Output;
 use longhaul_target::{Config, Error, HostAccess, Target, is_loopback};
 use serde_json::{Value, json};
@@ -19,6 +19,7 @@ Back ends:
   block:/dev/…             a block device
   mem:SIZE                 memory
   null:SIZE                reads zeroes, forgets writes
+  array:NAME               an array that is known on this host (longhaul array)
 Options after a back end: ro, block=512|4096, delay=TIME, error=SHARE, uuid=UUID, nqn=NQN.
 The same NAME again adds a namespace to the same subsystem.
 
@@ -113,17 +114,16 @@ impl From<Error> for Failure {
 pub(crate) fn run(args: Args, output: Output) -> Outcome {
     // From here on a signal is an event, also before all is ready.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(Failure::failed)?;
+    // Devices first: nobody is to find a target without its exports. Arrays
+    // among them are stopped when nobody reaches them any more.
+    let opener = Opener::new(args.engine.config());
+    let open = |export: &Export| export.open(&opener);
+    let devices = args.export.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let target = {
-        // Devices first: nobody is to find a target without its exports.
-        let mut devices = Vec::new();
-        for export in &args.export {
-            let device =
-                export.backend.open().map_err(|e| Failure::failed(format!("{}: {e}", export.name)))?;
-            devices.push((export, device));
-        }
         let target = Target::start(args.config()?)?;
         let mut exports = Vec::new();
-        for (export, device) in devices {
+        for (export, device) in args.export.iter().zip(&devices) {
+            let device = device.block();
             let (nqn, uuid) = (export.nqn(), export.uuid(&*device));
             let info = device.info();
             let nsid = target.export(&nqn, &export.name, device, uuid)?;
@@ -152,6 +152,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     }
     output.event("stopping", json!({}));
     let clean = target.stop();
+    drop(devices);
     output.event("summary", json!({ "clean": clean }));
     if clean { Ok(()) } else { Err(Failure::failed("not everything could be made durable; see above")) }
 }

@@ -100,7 +100,12 @@ impl Target {
         let mut args = vec!["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--json"];
         args.extend(exports.iter().flat_map(|export| ["--export", export]));
         args.extend(more);
-        let mut child = command(&args).stderr(Stdio::inherit()).spawn().expect("started");
+        Target::spawn(command(&args))
+    }
+
+    /// Starts what is a target that tells events.
+    pub fn spawn(mut command: Command) -> Target {
+        let mut child = command.stderr(Stdio::inherit()).spawn().expect("started");
         let events = follow(child.stdout.take().expect("a pipe"));
         let mut target = Target { child, events, ready: Value::Null };
         target.ready = target.event("ready");

@@ -1,0 +1,34 @@
+//! Arrays as devices: where their members are, and who runs them.
+//!
+//! Members know what they are, but not where: a *record* of each array that
+//! was made or assembled on this host says that. Whoever runs an array (a
+//! target, a load) answers questions on a socket, so that `array status` and
+//! the like reach it.
+
+mod control;
+mod record;
+mod running;
+
+pub(crate) use control::{Client, Reply, Request};
+pub(crate) use record::Record;
+pub(crate) use running::{Running, labels, open_members};
+
+use crate::exit::{Exit, Failure};
+use longhaul_array::ArrayError;
+use longhaul_block::IoError;
+
+/// How device names of arrays begin.
+pub(crate) const SCHEME: &str = "array:";
+
+impl From<ArrayError> for Failure {
+    fn from(e: ArrayError) -> Failure {
+        let exit = match &e {
+            ArrayError::Layout(_) | ArrayError::Name(_) => Exit::Usage,
+            ArrayError::Taken { .. } | ArrayError::InUse(_) | ArrayError::Diverged { .. } => Exit::Refused,
+            ArrayError::Io(IoError::Unreachable(_))
+            | ArrayError::Device { source: IoError::Unreachable(_), .. } => Exit::Unreachable,
+            _ => Exit::Failed,
+        };
+        Failure::new(exit, e)
+    }
+}

@@ -1,0 +1,236 @@
+//! Asking whoever runs an array.
+//!
+//! One request a connection, a line of JSON; the answer is a line of JSON:
+//! `{"ok":…}` or `{"error":{"exit":…,"message":…}}`. The socket is the
+//! person's own: its directory lets nobody else in.
+
+use super::record::Record;
+use crate::exit::{Exit, Failure};
+use crate::names::Opener;
+use crate::verbs::array::show;
+use futures_util::FutureExt;
+use longhaul_array::ArrayDevice;
+use longhaul_engine::{Config, Engine};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// Longest request in bytes: a device name and some flags.
+const REQUEST_MAX: u64 = 64 << 10;
+
+/// What can be asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    Status,
+    Stop,
+    Scrub,
+    Replace {
+        index: usize,
+        device: String,
+        force: bool,
+    },
+    AddSpare {
+        device: String,
+        force: bool,
+    },
+    Rate {
+        rate: Option<u64>,
+    },
+    /// Answers when nothing is missing any more.
+    Healthy,
+}
+
+/// An answer: what was asked for.
+pub(crate) type Reply = Result<Value, Failure>;
+
+impl Request {
+    fn to_json(&self) -> Value {
+        match self {
+            Request::Status => json!({ "do": "status" }),
+            Request::Stop => json!({ "do": "stop" }),
+            Request::Scrub => json!({ "do": "scrub" }),
+            Request::Healthy => json!({ "do": "healthy" }),
+            Request::Rate { rate } => json!({ "do": "rate", "rate": rate }),
+            Request::AddSpare { device, force } => {
+                json!({ "do": "add-spare", "device": device, "force": force })
+            }
+            Request::Replace { index, device, force } => {
+                json!({ "do": "replace", "index": index, "device": device, "force": force })
+            }
+        }
+    }
+
+    fn parse(text: &str) -> Option<Request> {
+        let value: Value = serde_json::from_str(text).ok()?;
+        let device = || value["device"].as_str().map(str::to_owned);
+        let force = value["force"].as_bool().unwrap_or(false);
+        Some(match value["do"].as_str()? {
+            "status" => Request::Status,
+            "stop" => Request::Stop,
+            "scrub" => Request::Scrub,
+            "healthy" => Request::Healthy,
+            "rate" => Request::Rate { rate: value["rate"].as_u64() },
+            "add-spare" => Request::AddSpare { device: device()?, force },
+            "replace" => Request::Replace {
+                index: usize::try_from(value["index"].as_u64()?).ok()?,
+                device: device()?,
+                force,
+            },
+            _ => return None,
+        })
+    }
+
+    /// Does it.
+    pub(crate) async fn run(self, array: &ArrayDevice, opener: &Opener) -> Reply {
+        match self {
+            Request::Status => Ok(show::status(&array.status().await?)),
+            Request::Stop => {
+                array.stop().await?;
+                Ok(json!({}))
+            }
+            Request::Scrub => Ok(show::scrub(&array.scrub().await?)),
+            Request::Healthy => {
+                array.wait_healthy().await?;
+                Ok(show::status(&array.status().await?))
+            }
+            Request::Rate { rate } => {
+                array.set_rebuild_rate(rate).await?;
+                Ok(json!({}))
+            }
+            Request::AddSpare { device, force } => {
+                array.add_spare(opener.open_apart(&device).await?, force).await?;
+                Ok(json!({}))
+            }
+            Request::Replace { index, device, force } => {
+                array.replace(index, opener.open_apart(&device).await?, force).await?;
+                Ok(json!({}))
+            }
+        }
+    }
+}
+
+fn directory() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+        Some(path) if path.is_absolute() => path.join("longhaul"),
+        _ => std::env::temp_dir().join(format!("longhaul-{}", rustix::process::getuid().as_raw())),
+    }
+}
+
+fn socket(array: Uuid) -> PathBuf {
+    directory().join(format!("array-{}.sock", array.simple()))
+}
+
+/// Answers requests for one array.
+pub(crate) struct Server {
+    path: PathBuf,
+}
+
+impl Server {
+    pub(crate) fn start(record: Record, array: Arc<ArrayDevice>, opener: Opener) -> Result<Server, Failure> {
+        let (directory, path) = (directory(), socket(record.uuid));
+        let wrong = |e: std::io::Error| Failure::failed(format!("{}: {e}", path.display()));
+        std::fs::create_dir_all(&directory).map_err(wrong)?;
+        std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o700)).map_err(wrong)?;
+        // One that is left over from a crash: the array's own fence says that
+        // nobody else runs it.
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).map_err(wrong)?;
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                // A thread each: a scrub takes hours, and a status does not wait.
+                let Ok(stream) = stream else { return };
+                let (array, opener) = (Arc::downgrade(&array), opener.clone());
+                std::thread::spawn(move || {
+                    let Some(array) = array.upgrade() else { return };
+                    answer(stream, &array, &opener);
+                });
+            }
+        });
+        Ok(Server { path })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn answer(stream: UnixStream, array: &ArrayDevice, opener: &Opener) {
+    let mut line = String::new();
+    if BufReader::new(Read::take(&stream, REQUEST_MAX)).read_line(&mut line).is_err() {
+        return;
+    }
+    let reply = match Request::parse(&line) {
+        None => Err(Failure::usage("not a request")),
+        Some(request) => match Engine::new(&Config::default()) {
+            Ok(engine) => engine.block_on(request.run(array, opener).boxed_local()),
+            Err(e) => Err(Failure::failed(e)),
+        },
+    };
+    let reply = match reply {
+        Ok(value) => json!({ "ok": value }),
+        Err(failure) => json!({ "error": { "exit": failure.exit as u8, "message": failure.message } }),
+    };
+    // Who has gone does not need an answer.
+    let _ = writeln!(&stream, "{reply}");
+}
+
+/// Asks whoever runs an array on this host.
+pub(crate) struct Client;
+
+impl Client {
+    /// The answer, or nothing if nobody runs it here.
+    pub(crate) fn ask(array: Uuid, request: &Request) -> Option<Reply> {
+        let path = socket(array);
+        let stream = match UnixStream::connect(&path) {
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return None,
+            Err(e) => return Some(Err(Failure::failed(format!("{}: {e}", path.display())))),
+            Ok(stream) => stream,
+        };
+        Some(Client::exchange(&stream, request))
+    }
+
+    fn exchange(mut stream: &UnixStream, request: &Request) -> Reply {
+        writeln!(stream, "{}", request.to_json()).map_err(Failure::failed)?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).map_err(Failure::failed)?;
+        let gone = || Failure::failed("whoever runs the array has gone");
+        let reply: Value = serde_json::from_str(&line).map_err(|_| gone())?;
+        if let Some(ok) = reply.get("ok") {
+            return Ok(ok.clone());
+        }
+        let message = reply["error"]["message"].as_str().ok_or_else(gone)?;
+        Err(Failure::new(Exit::of(reply["error"]["exit"].as_u64()), message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_read_back() {
+        let device = "nvme+tcp://h/x".to_owned();
+        let all = [
+            Request::Status,
+            Request::Stop,
+            Request::Scrub,
+            Request::Healthy,
+            Request::Rate { rate: None },
+            Request::Rate { rate: Some(1 << 20) },
+            Request::AddSpare { device: device.clone(), force: true },
+            Request::Replace { index: 3, device, force: false },
+        ];
+        for request in all {
+            assert_eq!(Request::parse(&request.to_json().to_string()), Some(request));
+        }
+        for text in ["", "{}", r#"{"do":"dance"}"#, r#"{"do":"replace","device":"x"}"#] {
+            assert_eq!(Request::parse(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Where the members of this host's arrays are.
+
+use crate::exit::Failure;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use uuid::Uuid;
+
+/// Where records are, below the state directory of a person.
+const BELOW: &str = "longhaul/arrays";
+/// Where they are where nobody has a home.
+const SYSTEM: &str = "/var/lib/longhaul/arrays";
+
+/// An array, and the devices that may be its members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) uuid: Uuid,
+    pub(crate) name: String,
+    /// As a person names them.
+    pub(crate) devices: Vec<String>,
+    /// Bytes per second of rebuild and scrub, if they are bounded.
+    pub(crate) rebuild_rate: Option<u64>,
+}
+
+fn directory() -> PathBuf {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
+    state.map_or_else(|| SYSTEM.into(), |state| state.join(BELOW))
+}
+
+impl Record {
+    /// Finds the record that `name` (a name or a UUID) means.
+    pub(crate) fn find(name: &str) -> Result<Record, Failure> {
+        let all = Record::all()?;
+        let uuid = name.parse::<Uuid>().ok();
+        let mut found = all.iter().filter(|record| record.name == name || Some(record.uuid) == uuid);
+        match (found.next(), found.next()) {
+            (Some(record), None) => Ok(record.clone()),
+            (Some(a), Some(b)) => Err(Failure::usage(format!(
+                "arrays {} and {} are both called {name}: use the UUID",
+                a.uuid, b.uuid
+            ))),
+            (None, _) => {
+                let known: Vec<&str> = all.iter().map(|record| record.name.as_str()).collect();
+                let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+                Err(Failure::usage(format!(
+                    "no array {name} is known on this host (known: {known}): \
+                     longhaul array assemble --device … makes it known"
+                )))
+            }
+        }
+    }
+
+    /// All records, by name.
+    pub(crate) fn all() -> Result<Vec<Record>, Failure> {
+        let directory = directory();
+        let entries = match std::fs::read_dir(&directory) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(|e| wrong(&directory, e))?,
+        };
+        let mut all = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(|e| wrong(&directory, e))?.path();
+            if path.extension().is_some_and(|ext| ext == "json") {
+                let text = std::fs::read_to_string(&path).map_err(|e| wrong(&path, e))?;
+                all.push(Record::parse(&text).ok_or_else(|| wrong(&path, "not a record of an array"))?);
+            }
+        }
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+
+    fn parse(text: &str) -> Option<Record> {
+        let value: Value = serde_json::from_str(text).ok()?;
+        let devices = value["devices"].as_array()?.iter().map(|name| name.as_str().map(str::to_owned));
+        Some(Record {
+            uuid: value["uuid"].as_str()?.parse().ok()?,
+            name: value["name"].as_str()?.to_owned(),
+            devices: devices.collect::<Option<_>>()?,
+            rebuild_rate: value["rebuild_rate"].as_u64(),
+        })
+    }
+
+    /// Keeps it; an earlier one of the same array is replaced as a whole.
+    pub(crate) fn save(&self) -> Result<(), Failure> {
+        let directory = directory();
+        std::fs::create_dir_all(&directory).map_err(|e| wrong(&directory, e))?;
+        let text = json!({
+            "uuid": self.uuid.to_string(), "name": self.name, "devices": self.devices,
+            "rebuild_rate": self.rebuild_rate,
+        });
+        let path = directory.join(format!("{}.json", self.uuid));
+        let new = directory.join(format!("{}.new", self.uuid));
+        std::fs::write(&new, format!("{text:#}\n")).map_err(|e| wrong(&new, e))?;
+        std::fs::rename(&new, &path).map_err(|e| wrong(&path, e))
+    }
+
+    /// Adds a device, if it is not there yet.
+    pub(crate) fn add(&mut self, device: &str) {
+        if !self.devices.iter().any(|known| known == device) {
+            self.devices.push(device.to_owned());
+        }
+    }
+}
+
+fn wrong(path: &Path, e: impl std::fmt::Display) -> Failure {
+    Failure::failed(format!("{}: {e}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_back_and_others_are_not() {
+        let text =
+            r#"{"uuid":"00000000-0000-0000-0000-000000000007","name":"a","devices":["/x"],"rebuild_rate":5}"#;
+        let record = Record::parse(text).expect("a record");
+        assert_eq!((record.uuid, record.rebuild_rate), (Uuid::from_u128(7), Some(5)));
+        assert_eq!(record.devices, ["/x"]);
+        for text in
+            ["", "{}", r#"{"uuid":"x","name":"a","devices":[]}"#, r#"{"uuid":7,"name":"a","devices":[1]}"#]
+        {
+            assert_eq!(Record::parse(text), None, "{text}");
+        }
+    }
+}

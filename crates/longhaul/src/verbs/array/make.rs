@@ -1,0 +1,81 @@
+//! Making arrays, and finding them again.
+
+use super::{Assemble, Create, show};
+use crate::arrays::{Record, Request, Running, labels, open_members};
+use crate::exit::{Exit, Failure, Outcome};
+use crate::names::Device;
+use crate::output::Output;
+use longhaul_array::{Shape, suited_unit};
+use longhaul_block::{BlockDevice, DeviceInfo};
+use longhaul_engine::Thread;
+use serde_json::json;
+use std::sync::Arc;
+
+pub(super) fn create(args: Create, output: Output) -> Outcome {
+    let opener = args.initiator.opener();
+    if Record::all()?.iter().any(|record| record.name == args.name) && !args.force {
+        return Err(Failure::usage(format!(
+            "an array called {} is known here already: choose another name",
+            args.name
+        )));
+    }
+    let open = |names: &[String]| -> Result<Vec<Arc<dyn BlockDevice>>, Failure> {
+        names.iter().map(|name| opener.open(name).map(|device: Device| device.block())).collect()
+    };
+    let (devices, spares) = (open(&args.devices)?, open(&args.spares)?);
+    let infos: Vec<DeviceInfo> = devices.iter().map(|device| device.info()).collect();
+    let unit = args.stripe_unit.unwrap_or_else(|| suited_unit(&infos));
+    let shape = Shape { name: args.name.clone(), layout: args.layout, unit, force: args.force };
+    let thread = Thread::start("longhaul-array", opener.config()).map_err(Failure::failed)?;
+    let made = {
+        let (devices, spares) = (devices.clone(), spares.clone());
+        let make = move || async move { longhaul_array::create(&devices, &spares, &shape).await };
+        thread.handle().spawn(make).wait()
+    };
+    let uuid = made.map_err(Failure::failed)??;
+    let devices = args.devices.iter().chain(&args.spares).cloned().collect();
+    let record = Record { uuid, name: args.name, devices, rebuild_rate: args.rebuild_rate };
+    record.save()?;
+    output.event("summary", json!({ "uuid": uuid.to_string(), "name": record.name, "stripe_unit": unit }));
+    if !output.is_json() {
+        output.line(format_args!("array:{} ({uuid})", record.name));
+    }
+    Ok(())
+}
+
+pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
+    let opener = args.initiator.opener();
+    let members = open_members(&args.devices, &opener);
+    if members.is_empty() {
+        return Err(Failure::new(Exit::Unreachable, "none of the devices can be opened"));
+    }
+    let devices: Vec<Arc<dyn BlockDevice>> = members.iter().map(|(_, device)| Arc::clone(device)).collect();
+    let found = labels(&devices, &opener.config())?;
+    let mut record: Option<Record> = None;
+    for ((name, _), label) in members.iter().zip(found) {
+        let Some(label) = label? else {
+            return Err(longhaul_array::ArrayError::NoMember(name.clone()).into());
+        };
+        let record = record.get_or_insert_with(|| Record {
+            uuid: label.array,
+            name: label.name.clone(),
+            devices: args.devices.clone(),
+            rebuild_rate: args.rebuild_rate,
+        });
+        if record.uuid != label.array {
+            let (device, name, array) = (name.clone(), label.name, label.array);
+            return Err(longhaul_array::ArrayError::Foreign { device, name, array }.into());
+        }
+    }
+    let Some(record) = record else { return Err(Failure::usage("no device was given")) };
+    drop((members, devices));
+    let running = Running::open(&record, &opener)?;
+    let status = {
+        let opener = opener.clone();
+        running.wait(move |device| async move { Request::Status.run(&device, &opener).await })??
+    };
+    running.stop()?;
+    record.save()?;
+    show::summary(&status, output);
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! What is asked of an array: of whoever runs it on this host, or else of one
+//! that is run for the purpose.
+
+use super::{AddSpare, Named, Replace, show};
+use crate::arrays::{Client, Record, Reply, Request, Running};
+use crate::exit::{Exit, Failure, Outcome};
+use crate::names::{InitiatorArgs, Opener};
+use crate::output::Output;
+use serde_json::{Value, json};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// How often progress is told.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Whoever runs an array.
+enum Runner {
+    /// Another process of this host.
+    Other,
+    /// This one.
+    This(Box<(Running, Opener)>),
+}
+
+struct Managed {
+    record: Record,
+    runner: Runner,
+}
+
+impl Managed {
+    /// Finds who runs the array, or runs it.
+    fn open(name: &str, initiator: &InitiatorArgs) -> Result<Managed, Failure> {
+        let name = name.strip_prefix(crate::arrays::SCHEME).unwrap_or(name);
+        let record = Record::find(name)?;
+        if Client::ask(record.uuid, &Request::Status).is_some() {
+            return Ok(Managed { record, runner: Runner::Other });
+        }
+        let opener = initiator.opener();
+        let running = Running::open(&record, &opener)?;
+        Ok(Managed { record, runner: Runner::This(Box::new((running, opener))) })
+    }
+
+    fn ask(&self, request: Request) -> Reply {
+        match &self.runner {
+            Runner::Other => Client::ask(self.record.uuid, &request)
+                .unwrap_or_else(|| Err(Failure::failed("whoever ran the array has gone"))),
+            Runner::This(this) => {
+                let opener = this.1.clone();
+                this.0.wait(move |device| async move { request.run(&device, &opener).await })?
+            }
+        }
+    }
+
+    /// Asks, and shows the status until there is an answer.
+    fn follow(&self, request: Request, line: fn(&Value) -> String, output: Output) -> Reply {
+        let (done, answer) = channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || drop(done.send(self.ask(request))));
+            loop {
+                match answer.recv_timeout(TICK) {
+                    Ok(reply) => return reply,
+                    Err(RecvTimeoutError::Disconnected) => return Err(Failure::failed("it ended early")),
+                    Err(RecvTimeoutError::Timeout) => {
+                        let status = self.ask(Request::Status)?;
+                        output.event("progress", status.clone());
+                        let text = line(&status);
+                        if output.is_live() && !text.is_empty() {
+                            eprint!("\r\x1b[K{text}");
+                        }
+                    }
+                }
+            }
+        })
+    }
+
+    /// The end of the array, if it was run for the purpose.
+    fn end(self) -> Outcome {
+        match self.runner {
+            Runner::Other => Ok(()),
+            Runner::This(this) => this.0.stop(),
+        }
+    }
+}
+
+pub(super) fn status(args: &Named, output: Output) -> Outcome {
+    let array = Managed::open(&args.array, &args.initiator)?;
+    let mut status = array.ask(Request::Status)?;
+    status["running"] = json!(matches!(array.runner, Runner::Other));
+    array.end()?;
+    show::summary(&status, output);
+    match status["health"].as_str() {
+        Some("healthy") => Ok(()),
+        health => {
+            let (exit, name) =
+                (if health == Some("degraded") { Exit::Partly } else { Exit::Failed }, &status["name"]);
+            let name = name.as_str().unwrap_or_default();
+            let detail = status["detail"].as_str().unwrap_or_default();
+            let failure =
+                Failure::new(exit, format!("array {name} is {}: {detail}", health.unwrap_or("unknown")));
+            Err(Failure { in_result: true, ..failure })
+        }
+    }
+}
+
+pub(super) fn replace(args: Replace, output: Output) -> Outcome {
+    let mut array = Managed::open(&args.array, &args.initiator)?;
+    if let Some(rate) = args.rebuild_rate {
+        array.ask(Request::Rate { rate: Some(rate) })?;
+    }
+    let device = args.device.clone();
+    array.ask(Request::Replace { index: args.member, device, force: args.force })?;
+    array.record.add(&args.device);
+    array.record.save()?;
+    let status = array.follow(Request::Healthy, show::filling, output)?;
+    array.end()?;
+    show::summary(&status, output);
+    lost(&status)
+}
+
+fn lost(status: &Value) -> Outcome {
+    match status["lost_bytes"].as_u64() {
+        None | Some(0) => Ok(()),
+        Some(bytes) => {
+            let failure =
+                Failure::new(Exit::Mismatch, format!("{bytes} bytes are lost; the status lists them"));
+            Err(Failure { in_result: true, ..failure })
+        }
+    }
+}
+
+pub(super) fn add_spare(args: AddSpare, output: Output) -> Outcome {
+    let mut array = Managed::open(&args.array, &args.initiator)?;
+    array.ask(Request::AddSpare { device: args.device.clone(), force: args.force })?;
+    array.record.add(&args.device);
+    array.record.save()?;
+    let status = array.ask(Request::Status)?;
+    array.end()?;
+    show::summary(&status, output);
+    Ok(())
+}
+
+pub(super) fn scrub(args: &Named, output: Output) -> Outcome {
+    let array = Managed::open(&args.array, &args.initiator)?;
+    let report = array.follow(Request::Scrub, show::scrubbing, output)?;
+    array.end()?;
+    output.event("summary", report.clone());
+    show::scrubbed(&report, output);
+    if report["finished"] != true {
+        return Err(Failure {
+            in_result: true,
+            ..Failure::new(Exit::Partly, "the scrub has not come to its end")
+        });
+    }
+    match report["lost"].as_u64() {
+        None | Some(0) => Ok(()),
+        Some(lost) => {
+            let failure = Failure::new(Exit::Mismatch, format!("{lost} blocks cannot be mended"));
+            Err(Failure { in_result: true, ..failure })
+        }
+    }
+}
+
+pub(super) fn stop(args: &Named, output: Output) -> Outcome {
+    let name = args.array.strip_prefix(crate::arrays::SCHEME).unwrap_or(&args.array);
+    let record = Record::find(name)?;
+    match Client::ask(record.uuid, &Request::Stop) {
+        None => Err(Failure::new(Exit::Nothing, format!("array {} does not run on this host", record.name))),
+        Some(reply) => {
+            reply?;
+            output.event("summary", json!({ "uuid": record.uuid.to_string(), "name": record.name }));
+            output.note(format_args!("array {} is stopped", record.name));
+            Ok(())
+        }
+    }
+}

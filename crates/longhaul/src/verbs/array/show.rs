@@ -1,0 +1,179 @@
+//! An array in JSON, and in words.
+
+use crate::output::Output;
+use longhaul_array::{Condition, Health, Progress, ScrubReport, Status};
+use longhaul_block::units::format_size;
+use serde_json::{Value, json};
+
+fn condition(condition: Condition, rows: u64) -> Value {
+    match condition {
+        Condition::Active => json!({ "condition": "active" }),
+        Condition::Absent => json!({ "condition": "absent" }),
+        Condition::Failed => json!({ "condition": "failed" }),
+        Condition::Rebuilding { done, partial } => {
+            let name = if partial { "catching-up" } else { "rebuilding" };
+            json!({ "condition": name, "done_stripes": done, "stripes": rows })
+        }
+    }
+}
+
+fn progress(progress: &Progress) -> Value {
+    json!({
+        "member": progress.member, "done_bytes": progress.done, "total_bytes": progress.total,
+        "elapsed_seconds": progress.elapsed.as_secs_f64(), "bytes_per_second": progress.rate(),
+        "remaining_seconds": progress.remaining().map(|time| time.as_secs_f64()),
+    })
+}
+
+pub(crate) fn scrub(report: &ScrubReport) -> Value {
+    json!({
+        "finished": report.finished, "stripes_done": report.stripes.0, "stripes": report.stripes.1,
+        "wrong_blocks": report.wrong, "unreadable_blocks": report.unreadable,
+        "mended": report.mended, "inconsistent": report.inconsistent, "lost": report.lost,
+        "elapsed_seconds": report.elapsed.as_secs_f64(),
+    })
+}
+
+pub(crate) fn status(status: &Status) -> Value {
+    let geometry = &status.geometry;
+    let members: Vec<Value> = status
+        .members
+        .iter()
+        .map(|member| {
+            let mut value = condition(member.condition, geometry.rows);
+            value["index"] = json!(member.index);
+            value["uuid"] = json!(member.uuid.to_string());
+            value["device"] = json!(member.device);
+            value["reason"] = json!(member.reason);
+            value["mismatches"] = json!(member.counts.mismatches);
+            value["mended"] = json!(member.counts.mended);
+            value["read_errors"] = json!(member.counts.read_errors);
+            value["hedged"] = json!(member.counts.hedged);
+            value
+        })
+        .collect();
+    let health = match status.health {
+        Health::Healthy => "healthy",
+        Health::Degraded => "degraded",
+        Health::Halted => "halted",
+    };
+    let lost: Vec<Value> =
+        status.lost.iter().map(|range| json!({ "offset": range.offset, "bytes": range.len })).collect();
+    json!({
+        "uuid": status.uuid.to_string(), "name": status.name, "layout": geometry.layout.name(),
+        "size": geometry.size(), "stripe_unit": geometry.unit, "stripe": geometry.stripe(),
+        "redundancy": geometry.redundancy(), "health": health, "detail": status.detail,
+        "generation": status.generation, "members": members, "spares": status.spares,
+        "filling": status.filling.as_ref().map(progress), "scrub": status.scrub.as_ref().map(scrub),
+        "lost": lost, "lost_bytes": status.lost_bytes,
+        "marked_regions": status.marked_regions.0, "regions": status.marked_regions.1,
+        "journal_used": status.journal_used,
+        "writes": {
+            "full": status.counts.full_writes, "read_modify": status.counts.modify_writes,
+            "reconstruct": status.counts.rebuild_writes, "degraded": status.counts.degraded_writes,
+        },
+        "reads": { "reconstructed": status.counts.reconstructed, "hedges_won": status.counts.hedges_won },
+    })
+}
+
+/// The status as the result of the program.
+pub(super) fn summary(status: &Value, output: Output) {
+    output.event("summary", status.clone());
+    if output.is_json() {
+        return;
+    }
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let size = |value: &Value| format_size(value.as_u64().unwrap_or(0));
+    let health = match text(&status["detail"]) {
+        detail if detail.is_empty() => text(&status["health"]),
+        detail => format!("{}: {detail}", text(&status["health"])),
+    };
+    output.line(format_args!("array:{} ({})", text(&status["name"]), text(&status["uuid"])));
+    output.line(format_args!(
+        "{}, {} in stripes of {} (unit {})",
+        text(&status["layout"]),
+        size(&status["size"]),
+        size(&status["stripe"]),
+        size(&status["stripe_unit"])
+    ));
+    output.line(format_args!("{health}"));
+    for member in status["members"].as_array().into_iter().flatten() {
+        let device = member["device"].as_str().unwrap_or("no device");
+        let mut line = format!("  {} {}: {device}", member["index"], text(&member["condition"]));
+        if let (Some(done), Some(all)) = (member["done_stripes"].as_u64(), member["stripes"].as_u64()) {
+            line += &format!(", {:.0} %", done as f64 * 100.0 / all.max(1) as f64);
+        }
+        let reason = text(&member["reason"]);
+        if !reason.is_empty() {
+            line += &format!(" ({reason})");
+        }
+        for (count, name) in
+            [("mismatches", "wrong blocks"), ("mended", "mended"), ("read_errors", "read errors")]
+        {
+            if let Some(n) = member[count].as_u64().filter(|n| *n > 0) {
+                line += &format!(", {n} {name}");
+            }
+        }
+        output.line(line);
+    }
+    for spare in status["spares"].as_array().into_iter().flatten() {
+        output.line(format_args!("  spare: {}", text(spare)));
+    }
+    let filling = filling(status);
+    if !filling.is_empty() {
+        output.line(filling);
+    }
+    for range in status["lost"].as_array().into_iter().flatten() {
+        output.line(format_args!("  lost: {} bytes at {}", range["bytes"], range["offset"]));
+    }
+}
+
+/// How far a member is filled, in words.
+pub(super) fn filling(status: &Value) -> String {
+    let now = &status["filling"];
+    let (Some(done), Some(total)) = (now["done_bytes"].as_u64(), now["total_bytes"].as_u64()) else {
+        return String::new();
+    };
+    let rate = now["bytes_per_second"].as_f64().unwrap_or(0.0);
+    let left = now["remaining_seconds"].as_f64().map_or_else(String::new, |s| format!(", {s:.0} s left"));
+    format!(
+        "member {} is filled: {} of {}, {}/s{left}; {}",
+        now["member"],
+        format_size(done),
+        format_size(total),
+        format_size(rate as u64),
+        status["detail"].as_str().unwrap_or_default()
+    )
+}
+
+/// How far a scrub is, in words.
+pub(super) fn scrubbing(status: &Value) -> String {
+    let now = &status["scrub"];
+    let (Some(done), Some(all)) = (now["stripes_done"].as_u64(), now["stripes"].as_u64()) else {
+        return String::new();
+    };
+    format!("scrub: {:.0} %, {} mended", done as f64 * 100.0 / all.max(1) as f64, now["mended"])
+}
+
+/// What a scrub has found, in words.
+pub(super) fn scrubbed(report: &Value, output: Output) {
+    if output.is_json() {
+        return;
+    }
+    output.line(format_args!(
+        "{} of {} stripes: {} blocks mended, {} lost, {} inconsistent ({:.1} s)",
+        report["stripes_done"],
+        report["stripes"],
+        report["mended"],
+        report["lost"],
+        report["inconsistent"],
+        report["elapsed_seconds"].as_f64().unwrap_or(0.0)
+    ));
+    for (what, words) in [("wrong_blocks", "wrong"), ("unreadable_blocks", "unreadable")] {
+        for (member, count) in report[what].as_array().into_iter().flatten().enumerate() {
+            if count.as_u64() > Some(0) {
+                output.line(format_args!("  member {member} was {words} in {count} blocks"));
+            }
+        }
+    }
+}
