@@ -39,8 +39,11 @@ const CONVINCING: f64 = 1.5;
 /// before its first loss; then four times as many each time, up to the last.
 const NO_USE: u32 = 64;
 const NO_USE_MAX: u32 = 2048;
-/// Growth of the rate that makes connections worth having.
+/// Growth of the rate that makes connections worth having; and where loss is
+/// taken for what limits, for it may be that of a queue too short to be seen,
+/// whose senders only take from each other.
 const USE: f64 = 1.05;
+const USE_LOST: f64 = 1.15;
 /// Rounds in which the network must not have queued before a connection is
 /// taken for what limits: after a loss, TCP drains what it has filled.
 const HELD_UP_AFTER: u32 = 16;
@@ -58,6 +61,8 @@ const CEILING_REMEMBERED: u32 = 1024;
 const NEAR_CEILING: f64 = 0.85;
 /// Products below this are within what every kernel's socket buffers hold.
 const SOCKET_MIN: f64 = (256u64 << 10) as f64;
+/// Round trips from which on losses can hold back what is less than that.
+const LOSSY_MIN: f64 = 0.003;
 /// The network queues if the round trip is above this multiple of the least
 /// one and this time.
 const QUEUED: f64 = 1.25;
@@ -268,7 +273,8 @@ impl Tuner {
         let total: f64 = self.ways.iter().map(Direction::rate).sum();
         match self.trial {
             Trial::More { from, rate, left, against } if left == 0 || self.convinces(left, rate) => {
-                let useful = total >= USE * rate;
+                let worth = if against == Limit::Loss { USE_LOST } else { USE };
+                let useful = total >= worth * rate;
                 if useful {
                     self.limit.get_or_insert(against);
                     self.no_use = NO_USE;
@@ -321,8 +327,9 @@ impl Tuner {
             let product = way.rate() * self.rtt;
             let (rate, average) = (way.rate(), way.average);
             let steady = way.phase == Phase::Hold && average > STEADY * rate && rate > STEADY * average;
-            // A lossy path is never full, however small its product becomes.
-            let held_back = product > SOCKET_MIN || way.lost > 0;
+            // A lossy path is never full, however small its product becomes;
+            // but on a short one TCP repairs sooner than this can tell.
+            let held_back = product > SOCKET_MIN || (way.lost > 0 && self.rtt > LOSSY_MIN);
             steady && held_back && self.unqueued >= HELD_UP_AFTER
         };
         [Way::Read, Way::Write].into_iter().find(|&way| held(&self.ways[way as usize]))
