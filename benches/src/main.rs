@@ -6,6 +6,7 @@
 //! `--write docs/performance.md`.
 
 mod groups;
+mod keep;
 mod link;
 mod machine;
 mod process;
@@ -65,6 +66,10 @@ pub(crate) struct Args {
     /// Keep every sample in this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Keep what was measured in this file, and do not measure again what it has: a long run
+    /// goes on where it was interrupted (distance, and all of arrays)
+    #[arg(long, value_name = "FILE")]
+    keep: Option<PathBuf>,
     /// Put the tables between the markers of this document
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
@@ -130,6 +135,7 @@ impl Group {
                 | Group::Cut
                 | Group::Files
                 | Group::Queues
+                | Group::Share
         )
     }
 }

@@ -1,5 +1,6 @@
 //! What all measurements of a run share.
 
+use crate::keep::Keep;
 use crate::{Args, process, program};
 use anyhow::{Context, Result};
 use longhaul_wan::Namespace;
@@ -91,6 +92,8 @@ pub(crate) struct Setup {
     pub(crate) round_trips: Vec<Duration>,
     /// Where files for measurements are made.
     pub(crate) dir: PathBuf,
+    /// What was measured already.
+    pub(crate) keep: Option<Keep>,
 }
 
 impl Setup {
@@ -102,8 +105,10 @@ impl Setup {
             }
             None => program::build()?,
         };
+        let keep = args.keep.as_ref().map(|path| Keep::new(path, &program)).transpose()?;
         Ok(Setup {
             program,
+            keep,
             rounds: args.rounds,
             runtime: args.runtime,
             ramp: args.ramp,
@@ -137,6 +142,23 @@ impl Setup {
                 measured[index].push(measure(&subjects[index])?);
             }
         }
+        Ok(measured)
+    }
+
+    /// The same of numbers, which are taken from `--keep` where it has this
+    /// case, and put there where it has not.
+    pub(crate) fn interleave_kept<S>(
+        &self,
+        case: &str,
+        subjects: &[S],
+        measure: impl FnMut(&S) -> Result<f64>,
+    ) -> Result<Vec<Vec<f64>>> {
+        let Some(keep) = &self.keep else { return self.interleave(subjects, measure) };
+        if let Some(kept) = keep.get(case, subjects.len(), self.rounds)? {
+            return Ok(kept);
+        }
+        let measured = self.interleave(subjects, measure)?;
+        keep.put(case, &measured)?;
         Ok(measured)
     }
 }

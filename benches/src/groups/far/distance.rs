@@ -86,7 +86,8 @@ fn measure(setup: &Setup, link: &Link, rate: u64, cells: &mut Vec<Cell>) -> Resu
     let iperf =
         Iperf::start(setup)?.context("iperf3 is the reference of this group, and is not installed")?;
     for rw in ["read", "write"] {
-        let measured = setup.interleave(&SUBJECTS, |subject| {
+        let case = format!("{}, {}, {rw}", link::rate(rate), link::round_trip(link.rtt()));
+        let measured = setup.interleave_kept(&format!("distance: {case}"), &SUBJECTS, |subject| {
             let measured = link.on_time(|| match *subject {
                 Subject::Plain => iperf.run(setup, rw == "write", 128 << 10),
                 Subject::Block(bs) => sequential(setup, engine, &target, rw, bs, &[]),
