@@ -37,6 +37,10 @@ const JOURNAL_SHARE: u64 = 64;
 const JOURNAL_UNITS: u64 = 8;
 /// Bytes of a member behind one intent bit at least.
 const REGION_MIN: u64 = 1 << 20;
+/// Intent bits that are aimed at: fewer would make more to look at after a
+/// crash, and more would have to be set more often.
+const REGIONS: u64 = 16 << 10;
+const _: () = assert!(REGIONS <= crate::intent::BITS_MAX);
 /// Bytes that one checksum takes.
 pub(crate) const SUM: u64 = 4;
 
@@ -100,8 +104,7 @@ impl Geometry {
         if geometry.rows == 0 {
             return Err(LayoutError::TooSmall { size, least: Geometry { rows: 1, ..geometry }.end() });
         }
-        let bits = crate::intent::BITS_MAX;
-        let region = (geometry.rows * unit).div_ceil(bits).next_power_of_two();
+        let region = (geometry.rows * unit).div_ceil(REGIONS).next_power_of_two();
         geometry.region = region.max(REGION_MIN).max(unit);
         Ok(geometry)
     }

@@ -18,7 +18,7 @@ use crate::core::Core;
 use crate::event::Event;
 use crate::geometry::{BLOCK, INTENT_AT, INTENT_LEN};
 use longhaul_block::IoResult;
-use longhaul_engine::{Buf, now};
+use longhaul_engine::{Buf, now, spawn};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -132,8 +132,16 @@ impl Intent {
 
     /// Begins a write to a region: returns when its bit is on the members.
     pub(crate) async fn mark(self: &Rc<Self>, core: &Rc<Core>, region: u64) -> IoResult<Marked> {
-        self.users.borrow_mut().entry(region).or_insert((0, now())).0 += 1;
+        let is_new = {
+            let mut users = self.users.borrow_mut();
+            let user = users.entry(region).or_insert((0, now()));
+            user.0 += 1;
+            user.0 == 1
+        };
         let marked = Marked { intent: Rc::clone(self), region };
+        if is_new && region > 0 && get(&self.set.borrow(), region - 1) {
+            self.mark_ahead(core, region + 1);
+        }
         let page = (region / PER_PAGE) as usize;
         self.set.borrow_mut()[(region / 64) as usize] |= 1 << (region % 64);
         loop {
@@ -144,6 +152,27 @@ impl Intent {
             }
             self.write(core, page).await?;
         }
+    }
+
+    /// Marks the next region before somebody who writes on gets there, so that
+    /// they do not wait for it. If nobody comes it is cleared like any other.
+    fn mark_ahead(self: &Rc<Self>, core: &Rc<Core>, region: u64) {
+        if region >= self.regions || get(&self.set.borrow(), region) {
+            return;
+        }
+        self.set.borrow_mut()[(region / 64) as usize] |= 1 << (region % 64);
+        self.users.borrow_mut().entry(region).or_insert((0, now()));
+        let (intent, core) = (Rc::clone(self), Rc::clone(core));
+        spawn(async move {
+            let page = (region / PER_PAGE) as usize;
+            let durable = || get(&intent.durable.borrow(), region);
+            intent.changed.until(|| durable() || !intent.busy.borrow()[page]).await;
+            if !durable() && core.check_running().is_ok() {
+                // Who comes to need it sees what has become of it.
+                let _ = intent.write(&core, page).await;
+            }
+        })
+        .detach();
     }
 
     /// Writes a page to all members in use.

@@ -24,6 +24,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
+/// Pages that are read at a time where they are used in order: 64 MiB of a
+/// member's data pass without a wait for checksums.
+const AHEAD: u64 = 16;
 /// Checksums of a page.
 const PER_PAGE: u64 = BLOCK / SUM;
 
@@ -84,21 +87,35 @@ impl Sums {
         for number in first / PER_PAGE..=(first + count - 1) / PER_PAGE {
             let page = self.page(member.index, number);
             page.changed.until(|| page.loaded.get() || !page.busy.get()).await;
-            if page.loaded.get() {
-                continue;
+            if !page.loaded.get() {
+                self.fetch(member, number).await?;
             }
-            page.busy.set(true);
-            let read = member.read(self.geometry.sums_at() + number * BLOCK, BLOCK).await;
-            page.busy.set(false);
+        }
+        Ok(())
+    }
+
+    /// Reads a page, and some behind it where pages are used one after
+    /// another.
+    async fn fetch(&self, member: &Member, number: u64) -> IoResult<()> {
+        let is_known = |number: u64| self.pages.borrow().contains_key(&(member.index, number));
+        let most = if number == 0 || is_known(number - 1) { AHEAD } else { 1 };
+        let end = (number + most).min(self.geometry.sums_len() / BLOCK);
+        let behind = (number + 1..end).take_while(|number| !is_known(*number)).count() as u64;
+        let pages: Vec<Rc<Page>> = (0..=behind).map(|n| self.page(member.index, number + n)).collect();
+        pages.iter().for_each(|page| page.busy.set(true));
+        let at = self.geometry.sums_at() + number * BLOCK;
+        let read = member.read(at, pages.len() as u64 * BLOCK).await;
+        for (n, page) in pages.iter().enumerate() {
             if let Ok(bytes) = &read {
+                let bytes = &bytes[n * BLOCK as usize..(n + 1) * BLOCK as usize];
                 let entry = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
                 *page.entries.borrow_mut() = bytes.chunks_exact(SUM as usize).map(entry).collect();
                 page.loaded.set(true);
             }
+            page.busy.set(false);
             page.changed.notify();
-            read?;
         }
-        Ok(())
+        read.map(drop)
     }
 
     /// The blocks of a range (counted from its start) whose content is not

@@ -91,7 +91,7 @@ pub struct Inner {
     power: Arc<Power>,
     /// Answers nothing but errors.
     pub unreachable: AtomicBool,
-    /// Answers nothing.
+    /// Answers nothing for as long as this is set.
     pub silent: AtomicBool,
     /// Every write fails.
     pub worn: AtomicBool,
@@ -174,7 +174,11 @@ impl Inner {
     async fn delay(&self) -> IoResult<()> {
         let time = 50 + self.power.roll(150) + self.slow.load(SeqCst);
         sleep(Duration::from_micros(time)).await;
-        if self.power.is_off() || self.silent.load(SeqCst) {
+        // What was asked of a silent one is done when it speaks again: late.
+        while self.silent.load(SeqCst) && !self.power.is_off() {
+            sleep(Duration::from_millis(100)).await;
+        }
+        if self.power.is_off() {
             std::future::pending::<()>().await;
         }
         if self.unreachable.load(SeqCst) { Err(IoError::Unreachable("pulled out".into())) } else { Ok(()) }
