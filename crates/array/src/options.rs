@@ -8,8 +8,8 @@ pub struct Options {
     /// How long a member may take for one operation until it counts as
     /// absent.
     pub member_timeout: Duration,
-    /// How long a write that continues another waits for the rest of its
-    /// stripe.
+    /// How long a write that continues another waits for the next one, as
+    /// long as its stripe is not whole; longer where members are far away.
     pub gather: Duration,
     /// Write whole stripes through the journal as well: a crash and the loss
     /// of a member in the same moment then leave nothing undefined, at twice

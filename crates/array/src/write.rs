@@ -21,11 +21,16 @@ use crate::plan::{Placed, Segment};
 use crate::rows::{Log, Queue, Queued};
 use futures_util::future::{join, join_all, try_join_all};
 use longhaul_block::{IoError, IoResult};
-use longhaul_engine::{Buf, spawn, timeout};
+use longhaul_engine::{Buf, now, spawn, timeout};
 use std::rc::Rc;
 
 /// Writes of whole stripes of zeroes under way at a time.
 const ZERO_ROWS: usize = 32;
+/// A writer counts as writing on if it does within this share of a round trip
+/// (or within [`Options::gather`](crate::Options::gather)), and a stripe is
+/// waited for so many of these times, or one round trip.
+const GAP_SHARE: u32 = 4;
+const GAPS: u32 = 10;
 /// Bytes of zeroes that one buffer holds for all writes of zeroes.
 const ZERO_BUF: u64 = 1 << 20;
 
@@ -142,14 +147,28 @@ impl Core {
         }
     }
 
-    /// Waits a little for the rest of a stripe, where somebody writes on.
+    /// Waits a little for the rest of a stripe, where somebody writes on: for
+    /// as long as more comes, but no longer than the wait is worth.
     async fn gather(self: &Rc<Self>, row: u64, queue: &Rc<Queue>) {
         if queue.held().is_empty() {
             return;
         }
         let stripe = self.geometry.stripe();
-        let whole =
-            timeout(self.options.gather, queue.changed.until(|| queue.bytes() >= stripe)).await.is_ok();
+        let far = self.members.iter().map(|member| member.mean_read()).max().unwrap_or_default();
+        let gap = self.options.gather.max(far / GAP_SHARE);
+        let end = now() + (self.options.gather * GAPS).max(far);
+        loop {
+            let before = queue.bytes();
+            if before >= stripe {
+                break;
+            }
+            let left = gap.min(end.saturating_duration_since(now()));
+            let more = timeout(left, queue.changed.until(|| queue.bytes() != before)).await;
+            if more.is_err() {
+                break;
+            }
+        }
+        let whole = queue.bytes() >= stripe;
         self.rows.waited(!whole);
         for write in queue.held() {
             write.held.set(false);

@@ -388,3 +388,33 @@ fn a_stop_waits_for_what_is_acknowledged_and_not_in_place() {
         });
     }
 }
+
+#[test]
+fn sequential_writes_make_whole_stripes_and_random_ones_do_not_wait() {
+    simulate(95, async {
+        let rig = rig(Layout::Parity, 4, options()).await;
+        let full = async || rig.array.status().await.expect("status").counts.full_writes;
+        let blocks = 600;
+        // Each goes on where the one before ended, a dozen at a time, and they
+        // come one after another.
+        for first in (0..blocks - 35).step_by(36) {
+            let writes = (first..first + 36).step_by(3).map(async |at| {
+                sleep(Duration::from_micros((at - first) * 100)).await;
+                rig.model.write(&*rig.io, at, 3).await
+            });
+            for done in futures_util::future::join_all(writes).await {
+                assert!(done.expect("written"));
+            }
+        }
+        let stripes = blocks / 12;
+        assert!(full().await >= stripes * 3 / 4, "{} of {stripes} were written whole", full().await);
+        rig.model.check(&*rig.io).await.expect("read");
+        // One after another, waiting would be in vain.
+        let began = longhaul_engine::now();
+        for first in 0..100 {
+            rig.model.write(&*rig.io, first, 1).await.expect("written");
+        }
+        let each = (longhaul_engine::now() - began) / 100;
+        assert!(each < Duration::from_millis(2), "{each:?}");
+    });
+}
