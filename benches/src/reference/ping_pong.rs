@@ -12,7 +12,7 @@ use std::hint::spin_loop;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes of a command capsule.
 const REQUEST: usize = 72;
@@ -27,6 +27,10 @@ pub(crate) enum Wait {
     Blocking,
     /// By asking again and again.
     Polling,
+    /// As blocking, and the asking side sleeps for so long between an answer
+    /// and the next request: what the same exchange costs when processors and
+    /// their caches have turned to other things.
+    Pausing(Duration),
 }
 
 /// Asks and answers until the time is over.
@@ -42,7 +46,7 @@ pub(crate) fn run(setup: &Setup, wait: Wait, memory: &Memory) -> Result<Measured
         });
         let asking = scope.spawn(move || {
             setup.load.pin_thread()?;
-            ask(load, setup)
+            ask(load, setup, wait)
         });
         let (mut measured, life) = asking.join().expect("a thread that does not panic")?;
         // The answering side's time is of the whole life.
@@ -67,24 +71,35 @@ fn answer(mut stream: TcpStream, memory: &[u8]) -> Result<f64> {
 
 /// Asks; what was measured, with this side's processor time, and how many
 /// requests there were in all.
-fn ask(mut stream: TcpStream, setup: &Setup) -> Result<(Measured, f64)> {
+fn ask(mut stream: TcpStream, setup: &Setup, wait: Wait) -> Result<(Measured, f64)> {
     let (request, mut response) = ([0x5a; REQUEST], [0; HEADER + BLOCK]);
     let begin = Instant::now() + setup.ramp;
     let end = begin + setup.runtime;
-    let (mut all, mut counted) = (0u64, 0u64);
+    let (mut all, mut counted, mut waited) = (0u64, 0u64, Duration::ZERO);
     let mut now = Instant::now();
     while now < end {
+        if let Wait::Pausing(pause) = wait {
+            thread::sleep(pause);
+            now = Instant::now();
+        }
+        let asked = now;
         send(&mut stream, &request, &[])?;
         if !receive(&mut stream, &mut response)? {
             return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
         }
         now = Instant::now();
         all += 1;
-        counted += u64::from(now >= begin && now < end);
+        if now >= begin && now < end {
+            counted += 1;
+            waited += now - asked;
+        }
     }
     let iops = counted as f64 / setup.runtime.as_secs_f64();
     let cpu = thread_cpu_time()?.as_secs_f64() / all as f64;
-    Ok((Measured { rate: iops * BLOCK as f64, iops, latency: 1.0 / iops, cpu, connections: 1 }, all as f64))
+    // Of what was waited, not of the window: a few round trips fill a window
+    // of a long link badly.
+    let latency = waited.as_secs_f64() / counted as f64;
+    Ok((Measured { rate: iops * BLOCK as f64, iops, latency, cpu, connections: 1 }, all as f64))
 }
 
 fn send(stream: &mut TcpStream, head: &[u8], rest: &[u8]) -> io::Result<()> {
