@@ -74,6 +74,10 @@ impl PathReport {
         let plan = &self.plan;
         let rtt = plan.rtt.as_secs_f64() * 1e3;
         let rtt = if rtt < 10.0 { format!("{rtt:.2}") } else { format!("{rtt:.0}") };
+        if self.rate() == 0.0 {
+            // Before the first load, or while nothing gets through.
+            return format!("at {rtt} ms nothing came through this path lately, so what it can carry is not known");
+        }
         let rate = format_rate(self.rate() * 8.0);
         let way = self.way();
         // Nothing kept more in flight from bringing more.
@@ -124,5 +128,7 @@ mod tests {
         );
         plan.full = [false; 2];
         assert!(report(plan).sentence().contains("carried 9.4 Gb/s; what was asked of it was too little"));
+        plan.rate = [0.0; 2];
+        assert!(report(plan).sentence().ends_with("lately, so what it can carry is not known"));
     }
 }
