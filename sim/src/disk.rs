@@ -25,8 +25,9 @@ use std::time::Duration;
 const MAX_IO: u32 = 128 << 10;
 /// In how many of a hundred operations a disk takes a long break.
 const HICCUPS: u32 = 1;
-/// How much longer an operation of a straggler takes.
-const STRAGGLING: u32 = 200;
+/// How much longer half an operation of a straggler takes at most, in
+/// milliseconds: far more than disks do, and less than arrays give up after.
+const STRAGGLING: u64 = 700;
 
 /// What a disk is made like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,7 +196,7 @@ impl Disk {
         let micros = self.make.latency.as_micros() as u64;
         let mut time = Duration::from_micros(state.random.between(micros / 8, micros));
         if state.straggling {
-            time *= STRAGGLING;
+            time += Duration::from_millis(state.random.below(STRAGGLING));
         } else if state.random.chance(HICCUPS) {
             time *= 20;
         }

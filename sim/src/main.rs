@@ -5,7 +5,7 @@
 use anyhow::{Result, ensure};
 use clap::Parser;
 use longhaul_array::Layout;
-use longhaul_sim::subject::{Striped, Subject};
+use longhaul_sim::subject::{Arrayed, Striped, Subject};
 use longhaul_sim::{Failure, Plan, run};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -37,7 +37,7 @@ struct Args {
 }
 
 /// Layouts that are simulated unless others are asked for.
-const LAYOUTS: [Layout; 1] = [Layout::Stripe];
+const LAYOUTS: [Layout; 5] = Layout::ALL;
 
 fn main() -> ExitCode {
     match search(&Args::parse()) {
@@ -103,6 +103,11 @@ fn tell(failure: &Failure, args: &Args, failures: &Mutex<u64>) {
     }
 }
 
+/// Stripes come with and without superblocks.
 fn subject(plan: &Plan) -> Box<dyn Subject + Sync> {
-    Box::new(Striped { unit: plan.unit })
+    if plan.layout == Layout::Stripe && plan.seed.is_multiple_of(2) {
+        Box::new(Striped { unit: plan.unit })
+    } else {
+        Box::new(Arrayed::new(plan))
+    }
 }

@@ -25,6 +25,8 @@ pub struct Plan {
     pub volatile: bool,
     /// About how long an operation on a disk takes.
     pub latency: Duration,
+    /// Whether whole stripes go through the journal, too.
+    pub journal_all: bool,
     /// Lives of the array, each but the last ended by a crash.
     pub lives: u32,
     /// Tasks that put load on it.
@@ -59,6 +61,7 @@ impl Plan {
             block: random.pick(&[512, 4096]),
             volatile: random.chance(80),
             latency: Duration::from_micros(random.pick(&[20, 100, 1000, 15_000])),
+            journal_all: random.chance(30),
             lives: random.between(1, 4) as u32,
             clients: random.between(1, 6) as u32,
             operations: random.between(5, 60) as u32,

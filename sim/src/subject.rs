@@ -3,10 +3,14 @@
 
 use crate::disk::Disk;
 use futures_util::future::{FutureExt, LocalBoxFuture};
-use longhaul_array::Stripe;
+use crate::plan::Plan;
+use crate::random::Random;
+use longhaul_array::{Geometry, Layout, Options, Shape, Stripe, assemble_as, create_as};
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use uuid::Uuid;
 
 /// The result of something that is asked of a subject; in words why not.
 pub type Asked<'a, T> = LocalBoxFuture<'a, Result<T, String>>;
@@ -81,6 +85,90 @@ impl Subject for Striped {
             let members = disks.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn BlockDevice>).collect();
             let stripe = Stripe::new(members, self.unit).map_err(|e| e.to_string())?;
             open(&stripe).await
+        }
+        .boxed_local()
+    }
+}
+
+/// Members with superblocks, of any layout.
+#[derive(Debug)]
+pub struct Arrayed {
+    layout: Layout,
+    width: usize,
+    unit: u64,
+    options: Options,
+    /// Where identities and the order of devices come from.
+    random: Mutex<Random>,
+}
+
+impl Arrayed {
+    /// The array of a plan, with settings of the seed's choice.
+    #[must_use]
+    pub fn new(plan: &Plan) -> Arrayed {
+        let mut random = Random::new(plan.seed ^ 0x6172_7261_7965_6421);
+        let options = Options {
+            member_timeout: Duration::from_secs(random.pick(&[4, 10, 30])),
+            gather: Duration::from_micros(random.pick(&[0, 100, 2000])),
+            journal_all: plan.journal_all,
+            memory: random.pick(&[256 << 10, 4 << 20, 128 << 20]),
+            sums_memory: random.pick(&[4096, 64 << 10, 64 << 20]),
+            hedge_percent: random.pick(&[0, 5, 50]),
+            intent_idle: Duration::from_millis(random.pick(&[0, 50, 5000])),
+            seed: random.bits(),
+            ..Options::default()
+        };
+        let (layout, width, unit) = (plan.layout, plan.width, plan.unit);
+        Arrayed { layout, width, unit, options, random: Mutex::new(random) }
+    }
+
+    fn random(&self) -> MutexGuard<'_, Random> {
+        self.random.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn new_uuid(&self) -> Uuid {
+        let mut random = self.random();
+        Uuid::from_u64_pair(random.bits(), random.bits())
+    }
+
+    fn fit(&self, size: u64) -> Result<Geometry, String> {
+        Geometry::fit(self.layout, self.width, self.unit, size).map_err(|e| e.to_string())
+    }
+}
+
+fn devices(disks: &[Disk]) -> Vec<Arc<dyn BlockDevice>> {
+    disks.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn BlockDevice>).collect()
+}
+
+impl Subject for Arrayed {
+    fn redundancy(&self) -> usize {
+        self.fit(1 << 40).map_or(0, |geometry| geometry.redundancy())
+    }
+
+    fn member_size(&self, rows: u64) -> u64 {
+        // The smallest for one stripe, and as many more.
+        let fits = |size: &u64| self.fit(*size).is_ok_and(|geometry| geometry.rows >= rows);
+        let step = self.unit.max(4096);
+        (1..).map(|n| n * step).find(fits).unwrap_or(1 << 30)
+    }
+
+    fn create<'a>(&'a self, disks: &'a [Disk]) -> Asked<'a, ()> {
+        async {
+            let shape = Shape { name: "sim".into(), layout: self.layout, unit: self.unit, force: false };
+            let made = create_as(&devices(disks), &[], &shape, || self.new_uuid()).await;
+            made.map(drop).map_err(|e| e.to_string())
+        }
+        .boxed_local()
+    }
+
+    fn open<'a>(&'a self, disks: &'a [Disk]) -> Asked<'a, Box<dyn Running>> {
+        async {
+            let mut devices = devices(disks);
+            for last in (1..devices.len()).rev() {
+                let other = self.random().below(last as u64 + 1) as usize;
+                devices.swap(last, other);
+            }
+            let assembled = assemble_as(&devices, self.options.clone(), self.new_uuid()).await;
+            open(&*assembled.map_err(|e| e.to_string())?).await
         }
         .boxed_local()
     }
