@@ -15,6 +15,7 @@ mod plan;
 mod random;
 mod run;
 pub mod subject;
+mod trouble;
 mod world;
 
 pub use disk::{Disk, Fault, Make, Snapshot};

@@ -41,11 +41,16 @@ impl Load {
         self.world.stop();
     }
 
+    /// Whether errors are allowed at this moment.
+    pub(crate) fn may_fail(&self) -> bool {
+        self.beyond.get() || self.model.borrow().is_fragile()
+    }
+
     /// Waits for an operation, but not for ever. `None` if it failed.
     async fn within<T>(&self, what: &str, work: impl Future<Output = Result<T, IoError>>) -> Option<T> {
         match timeout(HANGS, work).await {
             Ok(Ok(value)) => Some(value),
-            Ok(Err(error)) if self.beyond.get() => {
+            Ok(Err(error)) if self.may_fail() => {
                 self.world.tell(format_args!("{what}: {error}, as may be"));
                 None
             }

@@ -40,6 +40,9 @@ struct Block {
     later: Vec<(u64, Writer)>,
     /// The change that is under way.
     flying: Option<Writer>,
+    /// It was being changed when a crash and a fault came together: it may
+    /// be lost until it is written again.
+    fragile: bool,
 }
 
 #[derive(Debug)]
@@ -94,7 +97,7 @@ impl Model {
     /// A device of zeroes. `whole` if its blocks are never torn.
     #[must_use]
     pub fn new(size: u64, block: u32, whole: bool) -> Model {
-        let fresh = Block { now: vec![NOBODY], later: vec![(0, NOBODY)], flying: None };
+        let fresh = Block { now: vec![NOBODY], later: vec![(0, NOBODY)], flying: None, fragile: false };
         Model {
             blocks: vec![fresh; (size / u64::from(block)) as usize],
             block: block as usize,
@@ -160,6 +163,7 @@ impl Model {
                 continue;
             }
             block.now = vec![write.writer];
+            block.fragile = false;
             if matches!(write.kind, Kind::Write(true) | Kind::Zero(true)) {
                 let last = block.later.last().copied();
                 block.later = last.into_iter().collect();
@@ -242,12 +246,20 @@ impl Model {
         (sector..).zip(bytes.chunks_exact(SECTOR)).map(|(at, bytes)| content::writer(bytes, at)).collect()
     }
 
-    /// All that was under way is cut off, and everything not flushed may be lost.
-    pub fn crash(&mut self) {
+    /// Whether some block may be lost.
+    #[must_use]
+    pub fn is_fragile(&self) -> bool {
+        self.blocks.iter().any(|block| block.fragile)
+    }
+
+    /// All that was under way is cut off, and everything not flushed may be
+    /// lost; and not be readable at all where it is `fragile`.
+    pub fn crash(&mut self, fragile: bool) {
         self.reads.clear();
         for number in &self.dirty {
             let block = &mut self.blocks[*number];
             block.flying = None;
+            block.fragile |= fragile;
             block.now.clear();
             for (_, writer) in &block.later {
                 insert(&mut block.now, *writer);
@@ -328,14 +340,14 @@ mod tests {
             let third = write(&mut model, Kind::Write(false));
             model.end_flush(flush);
             let fourth = model.begin_write(1..2, Kind::Write(false)).unwrap().writer;
-            model.crash();
+            model.crash(false);
             let writer = [first, second, third, fourth][seen];
             assert_eq!(may(&mut model, writer), seen > 0);
             if seen > 0 {
                 // It has been seen: it is that.
                 assert!(may(&mut model, writer) && !may(&mut model, if seen == 1 { third } else { second }));
                 // But only a flush makes it stay.
-                model.crash();
+                model.crash(false);
                 assert!(may(&mut model, second));
             }
         }
@@ -348,7 +360,7 @@ mod tests {
         let flush = model.begin_flush();
         let second = write(&mut model, Kind::Write(true));
         model.end_flush(flush);
-        model.crash();
+        model.crash(false);
         assert!(!may(&mut model, first) && may(&mut model, second));
     }
 
@@ -371,7 +383,7 @@ mod tests {
             let mut model = model(whole);
             let old = write(&mut model, Kind::Write(true));
             let new = model.begin_write(0..4, Kind::Write(false)).unwrap().writer;
-            model.crash();
+            model.crash(false);
             let mut torn = bytes(1..2, old);
             torn[512..].copy_from_slice(&bytes(1..2, new)[512..]);
             let read = model.begin_read(1..2);

@@ -27,6 +27,9 @@ pub struct Plan {
     pub latency: Duration,
     /// Whether whole stripes go through the journal, too.
     pub journal_all: bool,
+    /// Whether more may break than redundancy mends: then errors are
+    /// allowed, and wrong content is not.
+    pub beyond: bool,
     /// Lives of the array, each but the last ended by a crash.
     pub lives: u32,
     /// Tasks that put load on it.
@@ -62,6 +65,7 @@ impl Plan {
             volatile: random.chance(80),
             latency: Duration::from_micros(random.pick(&[20, 100, 1000, 15_000])),
             journal_all: random.chance(30),
+            beyond: random.chance(10),
             lives: random.between(1, 4) as u32,
             clients: random.between(1, 6) as u32,
             operations: random.between(5, 60) as u32,
@@ -80,12 +84,14 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} of {} with units of {} KiB, {} stripes; disks with blocks of {} bytes, {}, {:?}; {} lives of \
+            "{} of {} with units of {} KiB, {} stripes{}{}; disks with blocks of {} bytes, {}, {:?}; {} lives of \
              {} × {} operations, {} faults each",
             self.layout,
             self.width,
             self.unit >> 10,
             self.rows,
+            if self.journal_all { ", all through the journal" } else { "" },
+            if self.beyond { ", more broken than it mends" } else { "" },
             self.block,
             if self.volatile { "volatile cache" } else { "no cache" },
             self.latency,

@@ -6,14 +6,20 @@ use crate::model::Model;
 use crate::plan::Plan;
 use crate::random::Random;
 use crate::subject::{Running, Subject};
+use crate::trouble::{Ward, heal, trouble};
 use crate::world::World;
 use futures_util::future::{Either, join_all, select};
-use longhaul_engine::{Engine, sleep, spawn};
+use longhaul_engine::{Engine, spawn, timeout};
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
+
+/// How long an array may take to open: a journal is replayed, and somebody
+/// else's heartbeat waited for.
+const OPENS: Duration = Duration::from_secs(3600);
 
 /// What a simulation has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,11 +74,10 @@ struct Simulation<'a> {
     plan: &'a Plan,
     subject: &'a (dyn Subject + Sync),
     world: World,
-    disks: Vec<Disk>,
+    ward: Rc<Ward>,
     random: Random,
     model: Option<Rc<RefCell<Model>>>,
     failure: Rc<RefCell<Option<String>>>,
-    beyond: Rc<Cell<bool>>,
     crashes: u64,
 }
 
@@ -82,23 +87,19 @@ impl<'a> Simulation<'a> {
         let world = World::new(loud);
         world.tell(format_args!("seed {}: {plan}", plan.seed));
         let make = plan.make(subject.member_size(plan.rows));
-        let disk = |number| Disk::new(number as u64, make, &world, random.fork());
-        let disks = (0..plan.width).map(disk).collect();
-        Simulation {
-            plan,
-            subject,
-            world,
-            disks,
-            random,
-            model: None,
-            failure: Rc::default(),
-            beyond: Rc::default(),
-            crashes: 0,
-        }
+        let (below, chance, count) = (world.clone(), RefCell::new(random.fork()), Cell::new(0));
+        let make = Box::new(move || {
+            let number = count.replace(count.get() + 1);
+            Disk::new(number, make, &below, chance.borrow_mut().fork())
+        });
+        let disks = (0..plan.width).map(|_| make()).collect();
+        let ward = Rc::new(Ward::new(disks, subject.redundancy(), make));
+        Simulation { plan, subject, world, ward, random, model: None, failure: Rc::default(), crashes: 0 }
     }
 
     fn run(mut self) -> Result<Done, String> {
-        self.engine()?.block_on(self.subject.create(&self.disks)).map_err(|e| format!("create: {e}"))?;
+        let disks = self.ward.disks.borrow().clone();
+        self.engine()?.block_on(self.subject.create(&disks)).map_err(|e| format!("create: {e}"))?;
         for life in 1..=self.plan.lives {
             let last = life == self.plan.lives;
             self.world.tell(format_args!("life {life}"));
@@ -107,13 +108,20 @@ impl<'a> Simulation<'a> {
                 let most = self.random.pick(&[20, 200, 2000]);
                 self.world.stop_after(self.random.below(most));
             }
+            if last || self.random.chance(50) {
+                self.ward.all_back();
+            }
             let engine = self.engine()?;
-            let ended = engine.block_on(self.life());
+            let ended = engine.block_on(self.life(last));
             drop(engine);
             if let Some(why) = self.failure.borrow_mut().take() {
                 return Err(format!("life {life}: {why}"));
             }
-            ended.map_err(|why| format!("life {life}: {why}"))?;
+            match ended {
+                // More is broken than it can begin with.
+                Err(_) if self.ward.beyond.get() => break,
+                ended => ended.map_err(|why| format!("life {life}: {why}"))?,
+            }
             self.world.resume();
             if !last {
                 self.crash();
@@ -130,24 +138,28 @@ impl<'a> Simulation<'a> {
     fn crash(&mut self) {
         let power = self.random.chance(60);
         self.world.tell(format_args!("crash{}", if power { ", without power" } else { "" }));
-        self.disks.iter().for_each(|disk| disk.crash(power));
+        self.ward.disks.borrow().iter().for_each(|disk| disk.crash(power));
         if let Some(model) = &self.model {
-            model.borrow_mut().crash();
+            // A crash and a fault at the same time may leave stripes that were
+            // being written whole undefined, unless they go through the journal.
+            model.borrow_mut().crash(self.ward.is_hurt() && !self.plan.journal_all);
         }
         self.crashes += 1;
     }
 
     /// From opening the array until its load is done, or everything stops.
-    async fn life(&mut self) -> Result<(), String> {
+    async fn life(&mut self, last: bool) -> Result<(), String> {
         let world = self.world.clone();
-        let stopped = pin!(world.stopped());
-        let (random, disks) = (self.random.fork(), self.disks.clone());
-        let opened = match select(stopped, self.subject.open(&disks)).await {
+        let (random, disks) = (self.random.fork(), self.ward.disks.borrow().clone());
+        let opening = timeout(OPENS, self.subject.open(&disks));
+        let opened = match select(pin!(world.stopped()), pin!(opening)).await {
             Either::Left(_) => return Ok(()),
-            Either::Right((opened, _)) => opened.map_err(|e| format!("open: {e}"))?,
+            Either::Right((Err(_), _)) => return Err(format!("not open after {} s", OPENS.as_secs())),
+            Either::Right((Ok(opened), _)) => opened.map_err(|e| format!("open: {e}"))?,
         };
-        let load = self.load(&*opened);
-        let work = pin!(work(load, self.plan.clone(), self.disks.clone(), random));
+        let array: Rc<dyn Running> = opened.into();
+        let load = self.load(&*array);
+        let work = pin!(work(load, Rc::clone(&self.ward), array, self.plan.clone(), random, last));
         select(pin!(world.stopped()), work).await;
         Ok(())
     }
@@ -163,7 +175,7 @@ impl<'a> Simulation<'a> {
             io,
             model: Rc::clone(model),
             failure: Rc::clone(&self.failure),
-            beyond: Rc::clone(&self.beyond),
+            beyond: Rc::clone(&self.ward.beyond),
             stripe: info.size / self.plan.rows,
             info,
         })
@@ -171,26 +183,31 @@ impl<'a> Simulation<'a> {
 }
 
 /// The load of a life, and what goes wrong meanwhile.
-async fn work(load: Rc<Load>, plan: Plan, disks: Vec<Disk>, mut random: Random) {
+async fn work(
+    load: Rc<Load>,
+    ward: Rc<Ward>,
+    array: Rc<dyn Running>,
+    plan: Plan,
+    mut random: Random,
+    last: bool,
+) {
     let pause = plan.latency;
     if random.chance(50) {
         load.read_all(random.fork()).await;
     }
     let client = |_| spawn(Rc::clone(&load).client(random.fork(), plan.operations, pause));
     let clients: Vec<_> = (0..plan.clients).map(client).collect();
-    let trouble = spawn(trouble(disks, random.fork(), plan));
+    let (chance, plan) = (random.fork(), plan);
+    let trouble = spawn(trouble(Rc::clone(&ward), Rc::clone(&load), Rc::clone(&array), chance, plan));
     join_all(clients).await;
-    drop(trouble);
-    load.read_all(random).await;
-}
-
-/// Disks that are slow for a while.
-async fn trouble(disks: Vec<Disk>, mut random: Random, plan: Plan) {
-    for _ in 0..plan.faults {
-        sleep(plan.latency * random.below(200) as u32).await;
-        let disk = random.pick(&disks);
-        disk.straggle(true);
-        sleep(plan.latency * random.below(200) as u32).await;
-        disk.straggle(false);
+    trouble.await;
+    load.read_all(random.fork()).await;
+    if last {
+        heal(&ward, &load, &*array).await;
+        load.read_all(random).await;
+        match array.stop().await {
+            Err(why) if !load.may_fail() => load.fail(format!("stop: {why}")),
+            _ => {}
+        }
     }
 }

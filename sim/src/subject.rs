@@ -2,11 +2,14 @@
 //! again after every crash, and asked to heal.
 
 use crate::disk::Disk;
-use futures_util::future::{FutureExt, LocalBoxFuture};
 use crate::plan::Plan;
 use crate::random::Random;
-use longhaul_array::{Geometry, Layout, Options, Shape, Stripe, assemble_as, create_as};
-use longhaul_block::{BlockDevice, BlockIo, DeviceInfo};
+use futures_util::future::{FutureExt, LocalBoxFuture};
+use longhaul_array::{
+    ArrayDevice, ArrayError, Condition, Geometry, Layout, MemberStatus, Options, Shape, Stripe, assemble_as,
+    create_as,
+};
+use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoError};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -30,13 +33,33 @@ pub trait Subject {
     fn open<'a>(&'a self, disks: &'a [Disk]) -> Asked<'a, Box<dyn Running>>;
 }
 
-/// An array in use.
+/// An array in use. What it cannot do it need not have.
 pub trait Running {
     /// What it is.
     fn info(&self) -> DeviceInfo;
 
     /// The way in.
     fn io(&self) -> Rc<dyn BlockIo>;
+
+    /// Resolves when every member is whole again.
+    fn healed(&self) -> Asked<'_, ()> {
+        async { Ok(()) }.boxed_local()
+    }
+
+    /// Has everything compared and mended; gives how many blocks are lost.
+    fn scrub(&self) -> Asked<'_, u64> {
+        async { Ok(0) }.boxed_local()
+    }
+
+    /// Puts another disk in the place of the one called `old`.
+    fn replace<'a>(&'a self, _old: &'a Disk, _new: &'a Disk) -> Asked<'a, ()> {
+        async { Err("nothing can be replaced".into()) }.boxed_local()
+    }
+
+    /// Ends it in order.
+    fn stop(&self) -> Asked<'_, ()> {
+        async { Ok(()) }.boxed_local()
+    }
 }
 
 /// Members in turn, without redundancy and without superblocks.
@@ -167,9 +190,73 @@ impl Subject for Arrayed {
                 let other = self.random().below(last as u64 + 1) as usize;
                 devices.swap(last, other);
             }
-            let assembled = assemble_as(&devices, self.options.clone(), self.new_uuid()).await;
-            open(&*assembled.map_err(|e| e.to_string())?).await
+            loop {
+                match assemble_as(&devices, self.options.clone(), self.new_uuid()).await {
+                    Ok(array) => {
+                        let io = array.open().await.map_err(|e| e.to_string())?;
+                        let running: Box<dyn Running> = Box::new(Array { array, io });
+                        return Ok(running);
+                    }
+                    // A person leaves out what is no member (any more).
+                    Err(ArrayError::NoMember(name)) if devices.len() > 1 => {
+                        let before = devices.len();
+                        devices.retain(|device| !name.starts_with(&device.info().name));
+                        if devices.len() == before {
+                            return Err(format!("{name} is no member, and none of the disks"));
+                        }
+                    }
+                    Err(e) => return Err(e.to_string()),
+                }
+            }
         }
         .boxed_local()
+    }
+}
+
+struct Array {
+    array: Arc<ArrayDevice>,
+    io: Rc<dyn BlockIo>,
+}
+
+impl Running for Array {
+    fn info(&self) -> DeviceInfo {
+        self.array.info()
+    }
+
+    fn io(&self) -> Rc<dyn BlockIo> {
+        Rc::clone(&self.io)
+    }
+
+    fn healed(&self) -> Asked<'_, ()> {
+        async { self.array.wait_healthy().await.map_err(|e| e.to_string()) }.boxed_local()
+    }
+
+    fn scrub(&self) -> Asked<'_, u64> {
+        async {
+            match self.array.scrub().await {
+                Ok(report) if report.finished => Ok(report.lost),
+                Ok(_) => Err("the scrub has not come to its end".into()),
+                Err(IoError::Unsupported(_)) => Ok(0),
+                Err(e) => Err(e.to_string()),
+            }
+        }
+        .boxed_local()
+    }
+
+    fn replace<'a>(&'a self, old: &'a Disk, new: &'a Disk) -> Asked<'a, ()> {
+        async {
+            let status = self.array.status().await.map_err(|e| e.to_string())?;
+            let is_old = |member: &MemberStatus| member.device.as_deref() == Some(old.name());
+            // A member that is away may have no device any more.
+            let away = |member: &MemberStatus| member.condition != Condition::Active;
+            let index = status.members.iter().position(is_old).or(status.members.iter().position(away));
+            let index = index.ok_or("there is nothing to replace")?;
+            self.array.replace(index, Arc::new(new.clone()), false).await.map_err(|e| e.to_string())
+        }
+        .boxed_local()
+    }
+
+    fn stop(&self) -> Asked<'_, ()> {
+        async { self.array.stop().await.map_err(|e| e.to_string()) }.boxed_local()
     }
 }

@@ -1,0 +1,161 @@
+//! What goes wrong beside crashes, within the bounds of redundancy.
+//!
+//! Invariants:
+//! - a member that is away, has missed something or has a fault counts as
+//!   hurt until the array says that it is whole, and a scrub has found
+//!   nothing lost;
+//! - more members than the array's redundancy are hurt only in plans that
+//!   go beyond, and from then on errors are allowed for good.
+
+use crate::disk::{Disk, Fault};
+use crate::load::Load;
+use crate::plan::Plan;
+use crate::random::Random;
+use crate::subject::Running;
+use longhaul_engine::{sleep, timeout};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How long healing may take: disks are small.
+const HEALS: Duration = Duration::from_secs(4 * 3600);
+/// How long a member is away at most, in milliseconds.
+const AWAY: u64 = 90_000;
+
+/// The disks of an array, and which of them are hurt. It outlives crashes.
+pub(crate) struct Ward {
+    pub(crate) disks: RefCell<Vec<Disk>>,
+    /// Numbers of places that are hurt.
+    hurt: RefCell<BTreeSet<usize>>,
+    /// Makes an empty disk.
+    make: Box<dyn Fn() -> Disk>,
+    redundancy: usize,
+    /// More was hurt than redundancy mends.
+    pub(crate) beyond: Rc<Cell<bool>>,
+}
+
+impl Ward {
+    pub(crate) fn new(disks: Vec<Disk>, redundancy: usize, make: Box<dyn Fn() -> Disk>) -> Ward {
+        Ward { disks: RefCell::new(disks), hurt: RefCell::default(), make, redundancy, beyond: Rc::default() }
+    }
+
+    pub(crate) fn disk(&self, place: usize) -> Disk {
+        self.disks.borrow()[place].clone()
+    }
+
+    pub(crate) fn is_hurt(&self) -> bool {
+        !self.hurt.borrow().is_empty()
+    }
+
+    /// A place that may be hurt, if any: it counts as hurt from now on.
+    fn victim(&self, plan: &Plan, random: &mut Random) -> Option<usize> {
+        let place = random.below(plan.width as u64) as usize;
+        let mut hurt = self.hurt.borrow_mut();
+        if hurt.contains(&place) {
+            return None;
+        }
+        let most = self.redundancy + usize::from(plan.beyond);
+        if hurt.len() >= most {
+            return None;
+        }
+        hurt.insert(place);
+        if hurt.len() > self.redundancy {
+            self.beyond.set(true);
+        }
+        Some(place)
+    }
+
+    /// Brings back who is away.
+    pub(crate) fn all_back(&self) {
+        self.disks.borrow().iter().filter(|disk| disk.is_gone()).for_each(Disk::come_back);
+    }
+}
+
+/// Faults of all kinds, one after the other, and healing in between.
+pub(crate) async fn trouble(
+    ward: Rc<Ward>,
+    load: Rc<Load>,
+    array: Rc<dyn Running>,
+    mut random: Random,
+    plan: Plan,
+) {
+    for _ in 0..plan.faults {
+        sleep(plan.latency * random.below(200) as u32).await;
+        match random.below(10) {
+            0 | 1 => {
+                let disk = random.pick(&ward.disks.borrow());
+                disk.straggle(true);
+                sleep(plan.latency * random.below(400) as u32).await;
+                disk.straggle(false);
+            }
+            2..6 => {
+                if let Some(place) = ward.victim(&plan, &mut random) {
+                    absence(&ward, &load, &*array, place, &mut random).await;
+                }
+            }
+            6..9 => silent(&ward, &plan, &mut random),
+            _ => heal(&ward, &load, &*array).await,
+        }
+    }
+    if random.chance(60) {
+        heal(&ward, &load, &*array).await;
+    }
+}
+
+/// A member goes, and comes back, or is replaced; or stays away.
+async fn absence(ward: &Ward, load: &Load, array: &dyn Running, place: usize, random: &mut Random) {
+    let disk = ward.disk(place);
+    disk.leave(random.chance(50));
+    let most = random.pick(&[20, 2000, AWAY]);
+    sleep(Duration::from_millis(random.below(most))).await;
+    match random.below(4) {
+        0 => {}
+        1 => {
+            let new = (ward.make)();
+            match array.replace(&disk, &new).await {
+                // The old one never comes back.
+                Ok(()) => ward.disks.borrow_mut()[place] = new,
+                Err(why) => load.world.tell(format_args!("not replaced: {why}")),
+            }
+        }
+        _ => disk.come_back(),
+    }
+}
+
+/// Something breaks without a word, in a member that is there.
+fn silent(ward: &Ward, plan: &Plan, random: &mut Random) {
+    let faults = [Fault::Flip, Fault::Unreadable, Fault::LostWrite, Fault::MisdirectedWrite];
+    if ward.redundancy == 0 {
+        return;
+    }
+    if let Some(place) = ward.victim(plan, random)
+        && !ward.disk(place).plant(random.pick(&faults))
+    {
+        ward.hurt.borrow_mut().remove(&place);
+    }
+}
+
+/// Everything becomes whole again, if it was not too much.
+pub(crate) async fn heal(ward: &Ward, load: &Load, array: &dyn Running) {
+    for disk in ward.disks.borrow().iter() {
+        disk.disarm();
+    }
+    ward.all_back();
+    load.world.tell(format_args!("heal"));
+    match timeout(HEALS, array.healed()).await {
+        Ok(Ok(())) => {}
+        _ if load.may_fail() => return,
+        Ok(Err(why)) => return load.fail(format!("healing: {why}")),
+        Err(_) => return load.fail(format!("not healed after {} s", HEALS.as_secs())),
+    }
+    match timeout(HEALS, array.scrub()).await {
+        Ok(Ok(0)) => {}
+        _ if load.may_fail() => return,
+        Ok(Ok(lost)) => return load.fail(format!("a scrub has found {lost} blocks lost")),
+        Ok(Err(why)) => return load.fail(format!("scrub: {why}")),
+        Err(_) => return load.fail(format!("not scrubbed after {} s", HEALS.as_secs())),
+    }
+    load.world.tell(format_args!("healed"));
+    ward.hurt.borrow_mut().clear();
+}
