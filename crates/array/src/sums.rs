@@ -51,6 +51,24 @@ struct Page {
     changed: Event,
 }
 
+/// A page is read or written, until this is dropped: whoever does it may be
+/// the loser of a race, and go in the middle.
+struct Busy(Rc<Page>);
+
+impl Busy {
+    fn new(page: &Rc<Page>) -> Busy {
+        page.busy.set(true);
+        Busy(Rc::clone(page))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.busy.set(false);
+        self.0.changed.notify();
+    }
+}
+
 impl Sums {
     pub(crate) fn new(geometry: Geometry, memory: usize) -> Sums {
         let zero = crc_fast::crc32_iscsi(&[0; BLOCK as usize]);
@@ -102,7 +120,7 @@ impl Sums {
         let end = (number + most).min(self.geometry.sums_len() / BLOCK);
         let behind = (number + 1..end).take_while(|number| !is_known(*number)).count() as u64;
         let pages: Vec<Rc<Page>> = (0..=behind).map(|n| self.page(member.index, number + n)).collect();
-        pages.iter().for_each(|page| page.busy.set(true));
+        let busy: Vec<Busy> = pages.iter().map(Busy::new).collect();
         let at = self.geometry.sums_at() + number * BLOCK;
         let read = member.read(at, pages.len() as u64 * BLOCK).await;
         for (n, page) in pages.iter().enumerate() {
@@ -112,9 +130,8 @@ impl Sums {
                 *page.entries.borrow_mut() = bytes.chunks_exact(SUM as usize).map(entry).collect();
                 page.loaded.set(true);
             }
-            page.busy.set(false);
-            page.changed.notify();
         }
+        drop(busy);
         read.map(drop)
     }
 
@@ -175,7 +192,7 @@ impl Sums {
             if page.stored.get() >= made {
                 return Ok(());
             }
-            page.busy.set(true);
+            let busy = Busy::new(&page);
             let covers = page.made.get();
             let mut block = BufMut::zeroed(BLOCK as usize);
             for (slot, entry) in block.chunks_exact_mut(SUM as usize).zip(page.entries.borrow().iter()) {
@@ -183,11 +200,10 @@ impl Sums {
             }
             let at = self.geometry.sums_at() + number * BLOCK;
             let result = member.write(at, block.freeze(), WriteFlags::default()).await;
-            page.busy.set(false);
             if result.is_ok() {
                 page.stored.set(covers);
             }
-            page.changed.notify();
+            drop(busy);
             result?;
         }
     }
