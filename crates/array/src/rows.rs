@@ -120,6 +120,15 @@ impl Queue {
         self.writes.borrow().iter().filter(|write| write.is_logged()).cloned().collect()
     }
 
+    /// Whether every write before `write` has, or had, a data record: only
+    /// then may it have one. Else the one before, which needs room in the
+    /// journal, would wait for this one's record to leave it, and this one for
+    /// its turn.
+    pub(crate) fn may_log(&self, write: &Rc<Queued>) -> bool {
+        let writes = self.writes.borrow();
+        writes.iter().take_while(|before| !Rc::ptr_eq(before, write)).all(|before| before.is_logged())
+    }
+
     pub(crate) fn first(&self) -> Option<Rc<Queued>> {
         self.writes.borrow().front().cloned()
     }

@@ -85,7 +85,8 @@ impl Core {
         let hold = has_parity && continues && !whole && !self.options.gather.is_zero();
         let (write, acked) = Queued::new(pieces, hold, room);
         let worker = self.rows.push(row, Rc::clone(&write));
-        if has_parity && !whole && !hold && small {
+        let may_log = self.rows.queue(row).is_some_and(|queue| queue.may_log(&write));
+        if has_parity && !whole && !hold && small && may_log {
             self.log(row, &write);
         }
         if let Some(queue) = worker {
@@ -172,7 +173,7 @@ impl Core {
         self.rows.waited(!whole);
         for write in queue.held() {
             write.held.set(false);
-            if !whole && write.len() <= self.journal.piece_max() {
+            if !whole && write.len() <= self.journal.piece_max() && queue.may_log(&write) {
                 self.log(row, &write);
             }
         }
