@@ -51,8 +51,13 @@ pub trait Running {
         async { Ok(0) }.boxed_local()
     }
 
-    /// Puts another disk in the place of the one called `old`.
-    fn replace<'a>(&'a self, _old: &'a Disk, _new: &'a Disk) -> Asked<'a, ()> {
+    /// Places whose members will not come back by themselves.
+    fn given_up(&self) -> Asked<'_, Vec<usize>> {
+        async { Ok(Vec::new()) }.boxed_local()
+    }
+
+    /// Puts a disk in the place of another.
+    fn replace<'a>(&'a self, _place: usize, _new: &'a Disk) -> Asked<'a, ()> {
         async { Err("nothing can be replaced".into()) }.boxed_local()
     }
 
@@ -190,6 +195,7 @@ impl Subject for Arrayed {
                 let other = self.random().below(last as u64 + 1) as usize;
                 devices.swap(last, other);
             }
+            let mut refused = 0;
             loop {
                 match assemble_as(&devices, self.options.clone(), self.new_uuid()).await {
                     Ok(array) => {
@@ -205,6 +211,8 @@ impl Subject for Arrayed {
                             return Err(format!("{name} is no member, and none of the disks"));
                         }
                     }
+                    // And tries again, who knows that nobody else has it.
+                    Err(ArrayError::InUse(_)) if refused < 2 => refused += 1,
                     Err(e) => return Err(e.to_string()),
                 }
             }
@@ -243,15 +251,23 @@ impl Running for Array {
         .boxed_local()
     }
 
-    fn replace<'a>(&'a self, old: &'a Disk, new: &'a Disk) -> Asked<'a, ()> {
+    fn given_up(&self) -> Asked<'_, Vec<usize>> {
         async {
             let status = self.array.status().await.map_err(|e| e.to_string())?;
-            let is_old = |member: &MemberStatus| member.device.as_deref() == Some(old.name());
-            // A member that is away may have no device any more.
-            let away = |member: &MemberStatus| member.condition != Condition::Active;
-            let index = status.members.iter().position(is_old).or(status.members.iter().position(away));
-            let index = index.ok_or("there is nothing to replace")?;
-            self.array.replace(index, Arc::new(new.clone()), false).await.map_err(|e| e.to_string())
+            // Failed, or away without a device that could come back.
+            let lost = |member: &&MemberStatus| match member.condition {
+                Condition::Failed => true,
+                Condition::Absent => member.device.is_none(),
+                _ => false,
+            };
+            Ok(status.members.iter().filter(lost).map(|member| member.index).collect())
+        }
+        .boxed_local()
+    }
+
+    fn replace<'a>(&'a self, place: usize, new: &'a Disk) -> Asked<'a, ()> {
+        async move {
+            self.array.replace(place, Arc::new(new.clone()), false).await.map_err(|e| e.to_string())
         }
         .boxed_local()
     }

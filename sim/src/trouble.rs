@@ -20,6 +20,8 @@ use std::time::Duration;
 
 /// How long healing may take: disks are small.
 const HEALS: Duration = Duration::from_secs(4 * 3600);
+/// How long a person waits until looking for what is left to do.
+const PATIENCE: Duration = Duration::from_secs(300);
 /// How long a member is away at most, in milliseconds.
 const AWAY: u64 = 90_000;
 
@@ -113,7 +115,7 @@ async fn absence(ward: &Ward, load: &Load, array: &dyn Running, place: usize, ra
         0 => {}
         1 => {
             let new = (ward.make)();
-            match array.replace(&disk, &new).await {
+            match array.replace(place, &new).await {
                 // The old one never comes back.
                 Ok(()) => ward.disks.borrow_mut()[place] = new,
                 Err(why) => load.world.tell(format_args!("not replaced: {why}")),
@@ -136,6 +138,22 @@ fn silent(ward: &Ward, plan: &Plan, random: &mut Random) {
     }
 }
 
+/// Waits until all members are whole; gives new disks for those that are not
+/// going to be, as a person would.
+async fn replace_until_healed(ward: &Ward, load: &Load, array: &dyn Running) -> Result<(), String> {
+    loop {
+        if let Ok(healed) = timeout(PATIENCE, array.healed()).await {
+            return healed;
+        }
+        for place in array.given_up().await? {
+            let new = (ward.make)();
+            array.replace(place, &new).await?;
+            load.world.tell(format_args!("place {place} is given {}", new.name()));
+            ward.disks.borrow_mut()[place] = new;
+        }
+    }
+}
+
 /// Everything becomes whole again, if it was not too much.
 pub(crate) async fn heal(ward: &Ward, load: &Load, array: &dyn Running) {
     for disk in ward.disks.borrow().iter() {
@@ -143,7 +161,7 @@ pub(crate) async fn heal(ward: &Ward, load: &Load, array: &dyn Running) {
     }
     ward.all_back();
     load.world.tell(format_args!("heal"));
-    match timeout(HEALS, array.healed()).await {
+    match timeout(HEALS, replace_until_healed(ward, load, array)).await {
         Ok(Ok(())) => {}
         _ if load.may_fail() => return,
         Ok(Err(why)) => return load.fail(format!("healing: {why}")),
