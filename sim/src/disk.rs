@@ -190,6 +190,12 @@ impl Disk {
         self.state().armed.take().is_some()
     }
 
+    /// Whether a fault has left something on it that was not written since.
+    #[must_use]
+    pub fn is_marred(&self) -> bool {
+        self.state().medium.is_marred()
+    }
+
     /// A time for half an operation.
     fn half(&self) -> Duration {
         let mut state = self.state();
@@ -304,11 +310,14 @@ impl State {
         match self.armed.take() {
             Some(Fault::LostWrite) => {
                 disk.world.tell(format_args!("{} loses the write at {offset}", disk.name));
+                self.medium.mar(offset, data.len());
             }
             Some(Fault::MisdirectedWrite) => {
                 let place = self.medium.elsewhere(offset, data.len(), &mut self.random);
                 disk.world.tell(format_args!("{} writes to {place} what is for {offset}", disk.name));
                 self.medium.write(place, data, through, |_| true);
+                self.medium.mar(place, data.len());
+                self.medium.mar(offset, data.len());
             }
             _ => self.medium.write(offset, data, through, |_| true),
         }

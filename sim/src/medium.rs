@@ -22,6 +22,9 @@ pub(crate) struct Medium {
     unreadable: BTreeSet<u64>,
     /// Blocks that have ever been written: where faults can do harm.
     written: BTreeSet<u64>,
+    /// Blocks that a fault has left with other content than they should
+    /// have, until they are written.
+    marred: BTreeSet<u64>,
     versions: u64,
     volatile: bool,
 }
@@ -51,6 +54,7 @@ impl Medium {
             cache: BTreeMap::new(),
             unreadable: BTreeSet::new(),
             written: BTreeSet::new(),
+            marred: BTreeSet::new(),
             versions: 0,
             volatile,
         }
@@ -91,6 +95,7 @@ impl Medium {
                 continue;
             }
             self.written.insert(number);
+            self.marred.remove(&number);
             if through || !self.volatile {
                 self.cache.remove(&number);
                 self.unreadable.remove(&number);
@@ -151,6 +156,7 @@ impl Medium {
         let number = self.any_written(random)?;
         let bit = random.below(self.block as u64 * 8) as usize;
         self.on_medium(number)[bit / 8] ^= 1 << (bit % 8);
+        self.marred.insert(number);
         Some(number)
     }
 
@@ -158,7 +164,18 @@ impl Medium {
     pub(crate) fn spoil(&mut self, random: &mut Random) -> Option<u64> {
         let number = self.any_written(random)?;
         self.unreadable.insert(number);
+        self.marred.insert(number);
         Some(number)
+    }
+
+    /// The content of a range is not what it should be.
+    pub(crate) fn mar(&mut self, offset: u64, len: usize) {
+        self.marred.extend(self.blocks(offset, len));
+    }
+
+    /// Whether a fault is still to be mended.
+    pub(crate) fn is_marred(&self) -> bool {
+        !self.marred.is_empty()
     }
 
     /// Some place for `len` bytes that were meant for another.

@@ -41,16 +41,24 @@ struct Block {
     /// The change that is under way.
     flying: Option<Writer>,
     /// It was being changed when a crash and a fault came together: it may
-    /// be lost until it is written again.
+    /// be anything, or an error, until it is written again.
     fragile: bool,
 }
 
 #[derive(Debug)]
 struct Reading {
     first: usize,
-    /// Of each block the writers that may be seen, and whether no change was
-    /// under way since the read began.
-    allowed: Vec<(Vec<Writer>, bool)>,
+    allowed: Vec<Allowed>,
+}
+
+/// What a read may see of a block.
+#[derive(Debug)]
+struct Allowed {
+    writers: Vec<Writer>,
+    /// No change was under way since the read began.
+    steady: bool,
+    /// It may be anything.
+    anything: bool,
 }
 
 /// A read under way.
@@ -144,10 +152,10 @@ impl Model {
             self.dirty.insert(number);
         }
         for read in self.reads.values_mut() {
-            for (number, (allowed, steady)) in (read.first..).zip(&mut read.allowed) {
+            for (number, allowed) in (read.first..).zip(&mut read.allowed) {
                 if blocks.contains(&number) {
-                    insert(allowed, writer);
-                    *steady = false;
+                    insert(&mut allowed.writers, writer);
+                    allowed.steady = false;
                 }
             }
         }
@@ -197,9 +205,9 @@ impl Model {
     /// A read begins.
     pub fn begin_read(&mut self, blocks: Range<usize>) -> Read {
         let allowed = self.blocks[blocks.clone()].iter().map(|block| {
-            let mut allowed = block.now.clone();
-            block.flying.into_iter().for_each(|writer| insert(&mut allowed, writer));
-            (allowed, block.flying.is_none())
+            let mut writers = block.now.clone();
+            block.flying.into_iter().for_each(|writer| insert(&mut writers, writer));
+            Allowed { writers, steady: block.flying.is_none(), anything: block.fragile }
         });
         let reading = Reading { first: blocks.start, allowed: allowed.collect() };
         let number = self.number();
@@ -218,23 +226,27 @@ impl Model {
     /// In words, what must not be seen.
     pub fn end_read(&mut self, read: &Read, bytes: &[u8]) -> Result<(), String> {
         let Some(reading) = self.reads.remove(&read.0) else { return Ok(()) };
-        for ((number, (allowed, steady)), bytes) in
+        for ((number, allowed), bytes) in
             (reading.first..).zip(&reading.allowed).zip(bytes.chunks_exact(self.block))
         {
+            if allowed.anything {
+                continue;
+            }
             let writers = self.writers(number, bytes);
-            let known = writers.iter().all(|writer| writer.is_some_and(|w| allowed.contains(&w)));
+            let known = writers.iter().all(|writer| writer.is_some_and(|w| allowed.writers.contains(&w)));
             let first = writers[0];
             let torn = writers.iter().any(|writer| *writer != first);
-            if !known || (torn && (self.whole || allowed.len() == 1)) {
+            if !known || (torn && (self.whole || allowed.writers.len() == 1)) {
                 return Err(format!(
-                    "block {number} (byte {}) is of {}, and may be of {allowed:?}",
+                    "block {number} (byte {}) is of {}, and may be of {:?}",
                     number * self.block,
-                    describe(&writers)
+                    describe(&writers),
+                    allowed.writers
                 ));
             }
             // Nothing has changed it or does, so what it is it stays.
             let block = &mut self.blocks[number];
-            if let (true, false, Some(writer)) = (*steady, torn, first) {
+            if let (true, false, Some(writer)) = (allowed.steady, torn, first) {
                 block.now = vec![writer];
             }
         }
@@ -246,6 +258,17 @@ impl Model {
         (sector..).zip(bytes.chunks_exact(SECTOR)).map(|(at, bytes)| content::writer(bytes, at)).collect()
     }
 
+    /// What was not flushed may be lost, though nothing has crashed: a
+    /// member has lost its cache, and there is no other that has the same.
+    pub fn lapse(&mut self) {
+        for number in &self.dirty {
+            let block = &mut self.blocks[*number];
+            for (_, writer) in &block.later {
+                insert(&mut block.now, *writer);
+            }
+        }
+    }
+
     /// Whether some block may be lost.
     #[must_use]
     pub fn is_fragile(&self) -> bool {
@@ -253,13 +276,16 @@ impl Model {
     }
 
     /// All that was under way is cut off, and everything not flushed may be
-    /// lost; and not be readable at all where it is `fragile`.
-    pub fn crash(&mut self, fragile: bool) {
+    /// lost. Of stripes of `fragile` blocks, those that were being written as
+    /// a whole may be anything; 0 if there are none.
+    pub fn crash(&mut self, fragile: usize) {
         self.reads.clear();
         for number in &self.dirty {
+            let row = |of: usize| number / of * of..(number / of + 1) * of;
+            let whole = fragile > 0 && row(fragile).all(|beside| self.dirty.contains(&beside));
             let block = &mut self.blocks[*number];
             block.flying = None;
-            block.fragile |= fragile;
+            block.fragile |= whole;
             block.now.clear();
             for (_, writer) in &block.later {
                 insert(&mut block.now, *writer);
@@ -340,14 +366,14 @@ mod tests {
             let third = write(&mut model, Kind::Write(false));
             model.end_flush(flush);
             let fourth = model.begin_write(1..2, Kind::Write(false)).unwrap().writer;
-            model.crash(false);
+            model.crash(0);
             let writer = [first, second, third, fourth][seen];
             assert_eq!(may(&mut model, writer), seen > 0);
             if seen > 0 {
                 // It has been seen: it is that.
                 assert!(may(&mut model, writer) && !may(&mut model, if seen == 1 { third } else { second }));
                 // But only a flush makes it stay.
-                model.crash(false);
+                model.crash(0);
                 assert!(may(&mut model, second));
             }
         }
@@ -360,7 +386,7 @@ mod tests {
         let flush = model.begin_flush();
         let second = write(&mut model, Kind::Write(true));
         model.end_flush(flush);
-        model.crash(false);
+        model.crash(0);
         assert!(!may(&mut model, first) && may(&mut model, second));
     }
 
@@ -383,7 +409,7 @@ mod tests {
             let mut model = model(whole);
             let old = write(&mut model, Kind::Write(true));
             let new = model.begin_write(0..4, Kind::Write(false)).unwrap().writer;
-            model.crash(false);
+            model.crash(0);
             let mut torn = bytes(1..2, old);
             torn[512..].copy_from_slice(&bytes(1..2, new)[512..]);
             let read = model.begin_read(1..2);

@@ -6,9 +6,10 @@ use crate::model::Model;
 use crate::plan::Plan;
 use crate::random::Random;
 use crate::subject::{Running, Subject};
-use crate::trouble::{Ward, heal, trouble};
+use crate::trouble::{Ward, heal, trouble, watch};
 use crate::world::World;
 use futures_util::future::{Either, join_all, select};
+use longhaul_array::Layout;
 use longhaul_engine::{Engine, spawn, timeout};
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -142,7 +143,11 @@ impl<'a> Simulation<'a> {
         if let Some(model) = &self.model {
             // A crash and a fault at the same time may leave stripes that were
             // being written whole undefined, unless they go through the journal.
-            model.borrow_mut().crash(self.ward.is_hurt() && !self.plan.journal_all);
+            let parity = matches!(self.plan.layout, Layout::Parity | Layout::DoubleParity);
+            let fragile = parity && self.ward.is_hurt() && !self.plan.journal_all;
+            let mut model = model.borrow_mut();
+            let stripe = model.len() / self.plan.rows as usize;
+            model.crash(if fragile { stripe } else { 0 });
         }
         self.crashes += 1;
     }
@@ -158,6 +163,7 @@ impl<'a> Simulation<'a> {
             Either::Right((Ok(opened), _)) => opened.map_err(|e| format!("open: {e}"))?,
         };
         let array: Rc<dyn Running> = opened.into();
+        self.ward.look(&world, &*array).await?;
         let load = self.load(&*array);
         let work = pin!(work(load, Rc::clone(&self.ward), array, self.plan.clone(), random, last));
         select(pin!(world.stopped()), work).await;
@@ -198,10 +204,12 @@ async fn work(
     let client = |_| spawn(Rc::clone(&load).client(random.fork(), plan.operations, pause));
     let clients: Vec<_> = (0..plan.clients).map(client).collect();
     let (chance, plan) = (random.fork(), plan);
+    let watch = spawn(watch(Rc::clone(&ward), Rc::clone(&load), Rc::clone(&array)));
     let trouble = spawn(trouble(Rc::clone(&ward), Rc::clone(&load), Rc::clone(&array), chance, plan));
     join_all(clients).await;
     trouble.await;
     load.read_all(random.fork()).await;
+    drop(watch);
     if last {
         heal(&ward, &load, &*array).await;
         load.read_all(random).await;

@@ -51,6 +51,11 @@ pub trait Running {
         async { Ok(0) }.boxed_local()
     }
 
+    /// Places whose members are not whole, and why, in words.
+    fn missing(&self) -> Asked<'_, Vec<(usize, String)>> {
+        async { Ok(Vec::new()) }.boxed_local()
+    }
+
     /// Places whose members will not come back by themselves.
     fn given_up(&self) -> Asked<'_, Vec<usize>> {
         async { Ok(Vec::new()) }.boxed_local()
@@ -247,6 +252,16 @@ impl Running for Array {
                 Err(IoError::Unsupported(_)) => Ok(0),
                 Err(e) => Err(e.to_string()),
             }
+        }
+        .boxed_local()
+    }
+
+    fn missing(&self) -> Asked<'_, Vec<(usize, String)>> {
+        async {
+            let status = self.array.status().await.map_err(|e| e.to_string())?;
+            let missing = status.members.iter().filter(|member| member.condition != Condition::Active);
+            let words = |member: &MemberStatus| format!("{:?}: {}", member.condition, member.reason);
+            Ok(missing.map(|member| (member.index, words(member))).collect())
         }
         .boxed_local()
     }

@@ -12,6 +12,7 @@ use crate::load::Load;
 use crate::plan::Plan;
 use crate::random::Random;
 use crate::subject::Running;
+use crate::world::World;
 use longhaul_engine::{sleep, timeout};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -20,6 +21,8 @@ use std::time::Duration;
 
 /// How long healing may take: disks are small.
 const HEALS: Duration = Duration::from_secs(4 * 3600);
+/// How often the array's members are looked at.
+const LOOK: Duration = Duration::from_millis(100);
 /// How long a person waits until looking for what is left to do.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// How long a member is away at most, in milliseconds.
@@ -33,13 +36,22 @@ pub(crate) struct Ward {
     /// Makes an empty disk.
     make: Box<dyn Fn() -> Disk>,
     redundancy: usize,
+    /// Places that the array misses, and why, when it was last looked at.
+    seen: RefCell<Vec<(usize, String)>>,
     /// More was hurt than redundancy mends.
     pub(crate) beyond: Rc<Cell<bool>>,
 }
 
 impl Ward {
     pub(crate) fn new(disks: Vec<Disk>, redundancy: usize, make: Box<dyn Fn() -> Disk>) -> Ward {
-        Ward { disks: RefCell::new(disks), hurt: RefCell::default(), make, redundancy, beyond: Rc::default() }
+        Ward {
+            disks: RefCell::new(disks),
+            hurt: RefCell::default(),
+            make,
+            redundancy,
+            seen: RefCell::default(),
+            beyond: Rc::default(),
+        }
     }
 
     pub(crate) fn disk(&self, place: usize) -> Disk {
@@ -66,6 +78,25 @@ impl Ward {
             self.beyond.set(true);
         }
         Some(place)
+    }
+
+    /// Compares what the array misses with what has happened.
+    ///
+    /// # Errors
+    /// A member that nothing has happened to is missing.
+    pub(crate) async fn look(&self, world: &World, array: &dyn Running) -> Result<(), String> {
+        let missing = array.missing().await?;
+        for (place, why) in &missing {
+            if !self.hurt.borrow().contains(place) && !self.beyond.get() {
+                return Err(format!("place {place} is missing, and nothing has happened to it: {why}"));
+            }
+        }
+        let mut seen = self.seen.borrow_mut();
+        if *seen != missing {
+            world.tell(format_args!("missing: {missing:?}"));
+            *seen = missing;
+        }
+        Ok(())
     }
 
     /// Brings back who is away.
@@ -105,10 +136,27 @@ pub(crate) async fn trouble(
     }
 }
 
+/// Looks again and again.
+pub(crate) async fn watch(ward: Rc<Ward>, load: Rc<Load>, array: Rc<dyn Running>) {
+    loop {
+        sleep(LOOK).await;
+        if let Err(why) = ward.look(&load.world, &*array).await {
+            if !load.may_fail() {
+                load.fail(why);
+            }
+            return;
+        }
+    }
+}
+
 /// A member goes, and comes back, or is replaced; or stays away.
 async fn absence(ward: &Ward, load: &Load, array: &dyn Running, place: usize, random: &mut Random) {
     let disk = ward.disk(place);
-    disk.leave(random.chance(50));
+    let power = random.chance(50);
+    disk.leave(power);
+    if power && ward.beyond.get() {
+        load.model.borrow_mut().lapse();
+    }
     let most = random.pick(&[20, 2000, AWAY]);
     sleep(Duration::from_millis(random.below(most))).await;
     match random.below(4) {
@@ -175,5 +223,6 @@ pub(crate) async fn heal(ward: &Ward, load: &Load, array: &dyn Running) {
         Err(_) => return load.fail(format!("not scrubbed after {} s", HEALS.as_secs())),
     }
     load.world.tell(format_args!("healed"));
-    ward.hurt.borrow_mut().clear();
+    // What no scrub looks at, such as a journal, may keep its fault.
+    ward.hurt.borrow_mut().retain(|place| ward.disk(*place).is_marred());
 }
