@@ -5,6 +5,8 @@
 //!   end, also when nobody waits for it any more;
 //! - an operation that was under way when the disk left never has its effect
 //!   later: what of it came to pass is settled at that moment;
+//! - a disk that has lost its power under its user fails the first operation
+//!   after it: nobody could know otherwise that what was cached is lost;
 //! - what was flushed, or written with FUA, outlives a power loss, unless
 //!   a fault was planted.
 
@@ -75,6 +77,8 @@ struct State {
     /// Counts departures: an operation of an earlier presence fails.
     presence: u64,
     gone: bool,
+    /// It has lost what was cached, and has not said so yet.
+    restarted: bool,
     straggling: bool,
     armed: Option<Fault>,
 }
@@ -96,6 +100,7 @@ impl Disk {
             next: 0,
             presence: 0,
             gone: false,
+            restarted: false,
             straggling: false,
             armed: None,
         };
@@ -127,6 +132,7 @@ impl Disk {
         state.settle();
         if power {
             state.lose_power();
+            state.restarted = true;
         }
         self.world.tell(format_args!("{} leaves{}", self.name, if power { ", without power" } else { "" }));
     }
@@ -155,6 +161,7 @@ impl Disk {
         let mut state = self.state();
         state.presence += 1;
         state.settle();
+        state.restarted = false;
         if power {
             state.lose_power();
         }
@@ -222,8 +229,10 @@ impl Disk {
         mark: u64,
     ) -> IoFuture<T> {
         let (presence, gone) = {
-            let state = self.state();
-            (state.presence, state.gone)
+            let mut state = self.state();
+            // Whoever goes on using it after a power loss is told so, once.
+            let restarted = !state.gone && std::mem::take(&mut state.restarted);
+            (state.presence, state.gone || restarted)
         };
         let (disk, (tx, rx)) = (self.clone(), oneshot::channel());
         spawn(async move {

@@ -23,6 +23,9 @@ use std::time::Duration;
 const HEALS: Duration = Duration::from_secs(4 * 3600);
 /// How often the array's members are looked at.
 const LOOK: Duration = Duration::from_millis(100);
+/// By when an array has noticed that a member was away: operations that were
+/// under way have ended, and there was a heartbeat.
+const NOTICED: Duration = Duration::from_secs(6);
 /// How long a person waits until looking for what is left to do.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// How long a member is away at most, in milliseconds.
@@ -209,6 +212,8 @@ pub(crate) async fn heal(ward: &Ward, load: &Load, array: &dyn Running) {
     }
     ward.all_back();
     load.world.tell(format_args!("heal"));
+    // The array may not have noticed yet that somebody was away.
+    sleep(NOTICED).await;
     match timeout(HEALS, replace_until_healed(ward, load, array)).await {
         Ok(Ok(())) => {}
         _ if load.may_fail() => return,
