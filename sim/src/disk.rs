@@ -220,20 +220,24 @@ impl Disk {
         IoError::Unreachable(format!("{} is gone", self.name))
     }
 
+    /// The presence in which an operation begins, and whether it is going to
+    /// fail for it.
+    fn begin(&self) -> (u64, bool) {
+        let mut state = self.state();
+        // Whoever goes on using it after a power loss is told so, once.
+        let restarted = !state.gone && std::mem::take(&mut state.restarted);
+        (state.presence, state.gone || restarted)
+    }
+
     /// Runs `effect` in the middle of an operation, if the disk is there from
     /// its begin to its end.
     fn operation<T: Unpin + 'static>(
         &self,
+        (presence, gone): (u64, bool),
         effect: impl FnOnce(&Disk, &mut State) -> IoResult<T> + 'static,
         what: String,
         mark: u64,
     ) -> IoFuture<T> {
-        let (presence, gone) = {
-            let mut state = self.state();
-            // Whoever goes on using it after a power loss is told so, once.
-            let restarted = !state.gone && std::mem::take(&mut state.restarted);
-            (state.presence, state.gone || restarted)
-        };
         let (disk, (tx, rx)) = (self.clone(), oneshot::channel());
         spawn(async move {
             sleep(disk.half()).await;
@@ -267,11 +271,12 @@ impl Disk {
 
     /// An operation that changes something.
     fn change(&self, change: Change, what: String, mark: u64) -> IoFuture<()> {
+        let begun = self.begin();
         let id = {
             let mut state = self.state();
             state.next += 1;
             let id = state.next;
-            if !state.gone {
+            if !begun.1 {
                 state.pending.insert(id, change);
             }
             id
@@ -284,7 +289,7 @@ impl Disk {
             }
             Ok(())
         };
-        self.operation(effect, what, mark)
+        self.operation(begun, effect, what, mark)
     }
 }
 
@@ -384,7 +389,7 @@ impl BlockIo for DiskIo {
             Ok(()) => Ok(dst),
             Err(block) => Err(IoError::Medium(format!("{}: block {block} is unreadable", disk.name))),
         };
-        self.0.operation(effect, format!("reads {offset}+{len}"), mark(1, offset, len))
+        self.0.operation(self.0.begin(), effect, format!("reads {offset}+{len}"), mark(1, offset, len))
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
