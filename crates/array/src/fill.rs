@@ -4,7 +4,9 @@
 //! - a stripe counts as filled from the moment at which nobody else can write
 //!   to it before the member gets that write too: it is said while the stripe
 //!   is held;
-//! - progress is published only when everything below it is durable;
+//! - progress is published only when everything below it is durable, and no
+//!   record that was written without the member can be replayed any more: it
+//!   would bring back what the member had before, and have nothing after it;
 //! - what cannot be had is never made up: such a block is marked by a checksum
 //!   that is wrong on purpose, and reads as an error until it is written.
 
@@ -164,6 +166,7 @@ impl Core {
             if let Err(e) = member.flush().await {
                 return self.lose(index, &e).await;
             }
+            self.journal.pass(self).await?;
             let done = batch.last().map_or(0, |row| row + 1);
             if let Condition::Rebuilding { partial, .. } = member.condition.get() {
                 member.condition.set(Condition::Rebuilding { done, partial });
@@ -181,6 +184,7 @@ impl Core {
         if is_over(self) {
             return Ok(());
         }
+        self.journal.pass(self).await?;
         tracing::info!("array {}: member {index} is filled", self.name.borrow());
         self.publish_with(|| {
             if matches!(member.condition.get(), Condition::Rebuilding { .. }) {

@@ -282,6 +282,28 @@ impl Journal {
         result
     }
 
+    /// Returns when no record of before the call can be replayed any more.
+    pub(crate) async fn pass(&self, core: &Rc<Core>) -> IoResult<()> {
+        if self.size == 0 {
+            return Ok(());
+        }
+        let end = self.state.borrow().head;
+        let any = |step: Step| {
+            let state = self.state.borrow();
+            state.entries.iter().any(|entry| entry.pos < end && entry.step == step)
+        };
+        self.changed.until(|| !any(Step::Open) || core.check_running().is_err()).await;
+        if any(Step::Applied) {
+            core.flush_members().await?;
+        }
+        while self.state.borrow().durable_tail < end {
+            core.check_running()?;
+            self.changed.until(|| !self.marking.get()).await;
+            self.mark(core).await?;
+        }
+        Ok(())
+    }
+
     /// Writes a record to as many members as make it outlive any loss that
     /// the array outlives.
     async fn append(&self, core: &Rc<Core>, record: &Record) -> IoResult<()> {
