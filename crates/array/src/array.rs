@@ -178,6 +178,10 @@ pub(crate) async fn stop(core: &Rc<Core>) -> IoResult<()> {
         let Some(queue) = core.rows.queue(row) else { continue };
         queue.changed.until(|| core.rows.queue(row).is_none_or(|now| !Rc::ptr_eq(&now, &queue))).await;
     }
+    if core.geometry.redundancy() == 0 {
+        // Writes that have no queue: all room is free when none is under way.
+        drop(core.budget.take(core.options.memory).await);
+    }
     core.upkeep.ended().await;
     core.flush_members().await?;
     core.intent.sweep(core, now()).await?;

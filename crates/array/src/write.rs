@@ -3,6 +3,8 @@
 //! A write is cut by stripes. Each part joins the queue of its stripe, which
 //! one task works off:
 //!
+//! - where there is no redundancy nothing can disagree: a write goes straight to
+//!   its places, in any order with others, and there is no queue;
 //! - whole stripes, and all writes of mirrors, go straight to their places,
 //!   under the intent bit of their region, and are acknowledged when they are
 //!   there;
@@ -20,7 +22,7 @@ use crate::overlay::Overlay;
 use crate::plan::{Placed, Segment};
 use crate::rows::{Log, Queue, Queued};
 use futures_util::future::{join, join_all, try_join_all};
-use longhaul_block::{IoError, IoResult};
+use longhaul_block::{IoError, IoResult, WriteFlags};
 use longhaul_engine::{Buf, now, spawn, timeout};
 use std::rc::Rc;
 
@@ -40,6 +42,9 @@ impl Core {
         self.check_running()?;
         self.begun.set(self.begun.get() + 1);
         let room = Rc::new(self.budget.take(src.len()).await);
+        if self.geometry.redundancy() == 0 {
+            return self.write_through(offset, &src).await;
+        }
         let continues = self.rows.continues(offset, src.len() as u64);
         let parts = self.split(offset, &src);
         let writes = parts
@@ -50,6 +55,21 @@ impl Core {
             result?;
         }
         Ok(())
+    }
+
+    /// Writes where each range has one home and nothing depends on another.
+    async fn write_through(self: &Rc<Self>, offset: u64, src: &Buf) -> IoResult<()> {
+        let mut writes = Vec::new();
+        for (row, pieces) in self.split(offset, src) {
+            for Piece { role, at, bytes } in pieces {
+                let at = self.geometry.unit_at(row) + at;
+                writes.extend(self.geometry.homes(row, role).map(|home| (home, at, bytes.clone())));
+            }
+        }
+        let writes = writes.into_iter().map(async |(home, at, bytes)| {
+            (home, self.members[home].write(at, bytes, WriteFlags::default()).await)
+        });
+        self.settle(join_all(writes).await).await
     }
 
     /// The parts of a range by stripe.
