@@ -6,12 +6,14 @@ use std::fs;
 use std::hash::{DefaultHasher, Hasher};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// A file of what was measured already.
 ///
 /// Invariants:
 /// - The file holds measurements of one program only: another one is refused.
-/// - It is replaced as a whole, so that it is never half written.
+/// - It is replaced as a whole, so that it is never half written, and by one
+///   thread at a time.
 #[derive(Clone, Debug)]
 pub(crate) struct Keep {
     path: PathBuf,
@@ -53,6 +55,8 @@ impl Keep {
     }
 
     pub(crate) fn put(&self, case: &str, samples: &[Vec<f64>]) -> Result<()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = self.read()?;
         all["measured"][case] = json!(samples);
         let mut beside = self.path.clone().into_os_string();

@@ -51,12 +51,15 @@ pub(crate) struct Args {
     /// Size of the device, in memory and on disk
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size)]
     size: u64,
-    /// Rates of emulated links
-    #[arg(long, value_name = "RATE,…", default_value = "1Gbit,2Gbit", value_delimiter = ',', value_parser = rate)]
+    /// Rates of emulated links [default: 1Gbit,2Gbit; 100Mbit,1Gbit for star]
+    #[arg(long, value_name = "RATE,…", value_delimiter = ',', value_parser = rate)]
     rates: Vec<u64>,
-    /// Round trips of emulated links
-    #[arg(long, value_name = "TIME,…", default_value = "0.15ms,1ms,5ms,15ms,45ms,100ms,200ms", value_delimiter = ',', value_parser = time)]
+    /// Round trips of emulated links [default: 0.15ms to 200ms; 0.15ms,15ms for arrays]
+    #[arg(long, value_name = "TIME,…", value_delimiter = ',', value_parser = time)]
     round_trips: Vec<Duration>,
+    /// Servers of star [default: 1,2,3,4,6]
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    servers: Vec<usize>,
     /// Directory on the disk to measure
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
@@ -107,6 +110,10 @@ enum Group {
     Share,
     /// All over emulated long links
     Far,
+    /// A stripe over servers behind a link each
+    Star,
+    /// All of arrays of remote devices
+    Arrays,
     /// stream and random
     Loopback,
     /// All that need one machine and no root
@@ -117,8 +124,9 @@ impl Group {
     /// Whether asking for `self` asks for the single group `one`.
     fn has(self, one: Group) -> bool {
         match self {
-            Group::All => !one.is_far(),
+            Group::All => !one.is_far() && !one.is_array(),
             Group::Far => one.is_far(),
+            Group::Arrays => one.is_array(),
             Group::Loopback => matches!(one, Group::Stream | Group::Random),
             group => group == one,
         }
@@ -137,6 +145,11 @@ impl Group {
                 | Group::Queues
                 | Group::Share
         )
+    }
+
+    /// Whether it is about arrays of remote devices.
+    fn is_array(self) -> bool {
+        matches!(self, Group::Star)
     }
 }
 
@@ -164,7 +177,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     type Measure = fn(&Setup) -> Result<report::Section>;
-    let all: [(Group, Measure); 14] = [
+    let all: [(Group, Measure); 15] = [
         (Group::Stream, groups::stream::run),
         (Group::Random, groups::random::run),
         (Group::File, groups::file::run),
@@ -179,6 +192,7 @@ fn run(args: &Args) -> Result<()> {
         (Group::Files, groups::far::files::run),
         (Group::Queues, groups::far::queues::run),
         (Group::Share, groups::far::share::run),
+        (Group::Star, groups::arrays::star::run),
     ];
     ensure!(args.cpus.len() == 2, "--cpus takes two processors, for example 0,1");
     if let Some(path) = &args.write {
@@ -189,7 +203,7 @@ fn run(args: &Args) -> Result<()> {
     for (group, measure) in all.iter().filter(|(one, _)| args.groups.iter().any(|g| g.has(*one))) {
         eprintln!("{group:?} …");
         let mut section = measure(&setup).with_context(|| format!("measuring {group:?}"))?;
-        section.conditions = machine::conditions(&setup, !group.is_far());
+        section.conditions = machine::conditions(&setup, !group.is_far() && !group.is_array());
         println!("{}", section.markdown());
         sections.push(section);
     }

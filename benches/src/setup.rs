@@ -7,7 +7,7 @@ use longhaul_wan::Namespace;
 use std::ffi::OsStr;
 use std::io;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
@@ -20,25 +20,36 @@ pub(crate) struct Place {
     pub(crate) cpu: Option<usize>,
     /// The network namespace, if not ours.
     namespace: Option<Namespace>,
+    /// Where the program keeps what it knows there, if not at its usual place.
+    home: Option<PathBuf>,
 }
 
 impl Place {
     /// On this host, bound to a processor.
     fn local(cpu: usize) -> Place {
-        Place { address: Ipv4Addr::LOCALHOST, cpu: Some(cpu), namespace: None }
+        Place { address: Ipv4Addr::LOCALHOST, cpu: Some(cpu), namespace: None, home: None }
     }
 
     /// At an end of an emulated link, on any processor.
     pub(crate) fn within(namespace: &Namespace, address: Ipv4Addr) -> Place {
-        Place { address, cpu: None, namespace: Some(namespace.clone()) }
+        Place { address, cpu: None, namespace: Some(namespace.clone()), home: None }
+    }
+
+    /// The same, where the program keeps what it knows in `home`.
+    pub(crate) fn at_home(self, home: &Path) -> Place {
+        Place { home: Some(home.to_owned()), ..self }
     }
 
     /// A command that will run there, once [`Place::start`] starts it.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        match &self.namespace {
+        let mut command = match &self.namespace {
             Some(namespace) => namespace.command(program),
             None => Command::new(program),
+        };
+        if let Some(home) = &self.home {
+            command.env("XDG_STATE_HOME", home).env("XDG_RUNTIME_DIR", home);
         }
+        command
     }
 
     /// Starts a command of [`Place::command`].
@@ -86,10 +97,12 @@ pub(crate) struct Setup {
     pub(crate) load: Place,
     /// Bytes of the device.
     pub(crate) size: u64,
-    /// Rates of emulated links, in bits per second.
+    /// Rates of emulated links in bits per second, if they were given.
     pub(crate) rates: Vec<u64>,
-    /// Round trips of emulated links.
+    /// Round trips of emulated links, if they were given.
     pub(crate) round_trips: Vec<Duration>,
+    /// Numbers of servers, if they were given.
+    pub(crate) servers: Vec<usize>,
     /// Where files for measurements are made.
     pub(crate) dir: PathBuf,
     /// What was measured already.
@@ -119,8 +132,25 @@ impl Setup {
             size: args.size,
             rates: args.rates.clone(),
             round_trips: args.round_trips.clone(),
+            servers: args.servers.clone(),
             dir: args.dir.clone(),
         })
+    }
+
+    /// The rates to measure at, in bits per second: those that were given, or
+    /// those of the group.
+    pub(crate) fn rates<'a>(&'a self, usual: &'a [u64]) -> &'a [u64] {
+        if self.rates.is_empty() { usual } else { &self.rates }
+    }
+
+    /// The same of round trips.
+    pub(crate) fn round_trips<'a>(&'a self, usual: &'a [Duration]) -> &'a [Duration] {
+        if self.round_trips.is_empty() { usual } else { &self.round_trips }
+    }
+
+    /// The same of numbers of servers.
+    pub(crate) fn servers<'a>(&'a self, usual: &'a [usize]) -> &'a [usize] {
+        if self.servers.is_empty() { usual } else { &self.servers }
     }
 
     /// Measures each of `subjects` once a round, in turn and in every other

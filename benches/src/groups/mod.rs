@@ -1,5 +1,6 @@
 //! What is measured, a group a file.
 
+pub(crate) mod arrays;
 pub(crate) mod far;
 pub(crate) mod file;
 pub(crate) mod idle;

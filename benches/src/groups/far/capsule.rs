@@ -2,7 +2,7 @@
 //! target asks for (R2T), over the round trip.
 
 use super::super::{block_size, memory_backend};
-use super::{MB, client, commands};
+use super::{MB, RATES, ROUND_TRIPS, client, commands};
 use crate::link::{self, Link};
 use crate::program::{self, Load, Target};
 use crate::report::{Samples, Section};
@@ -18,7 +18,7 @@ const IN_CAPSULE: [&str; 2] = ["1MiB", "4KiB"];
 /// The rate at which the curve is taken, in bits per second: the last one of
 /// the list, where a wasted round trip costs most.
 fn rate(setup: &Setup) -> Result<u64> {
-    setup.rates.last().copied().context("no rate to measure at")
+    setup.rates(&RATES).last().copied().context("no rate to measure at")
 }
 
 pub(crate) fn run(setup: &Setup) -> Result<Section> {
@@ -36,7 +36,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         ],
     );
     let rate = rate(setup)?;
-    for &rtt in &setup.round_trips {
+    for &rtt in setup.round_trips(&ROUND_TRIPS) {
         let link = Link::start(Conditions::new(rtt, Some(rate)), None)?;
         measure(setup, &link, rate, &mut section)?;
     }
@@ -45,7 +45,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
          transmission of the data, too, and TCP's slow start again after each pause. Tuned: no depth given"
             .into(),
     );
-    if let Some(&rtt) = setup.round_trips.first() {
+    if let Some(&rtt) = setup.round_trips(&ROUND_TRIPS).first() {
         section.commands = commands(setup, rate, rtt, "", " --in-capsule 4KiB");
         let load = "longhaul bench URI --rw write --bs 1MiB --runtime 2s --ramp 700ms";
         section.commands.push(client(&format!("{load} --iodepth 1 --congestion {}", setup.congestion)));

@@ -1,7 +1,7 @@
 //! Sequential streams over emulated long links against iperf3 on the same link.
 
 use super::super::memory_backend;
-use super::{MB, client, commands};
+use super::{MB, RATES, ROUND_TRIPS, client, commands};
 use crate::link::{self, Link};
 use crate::program::{self, Load, Target};
 use crate::reference::Iperf;
@@ -65,8 +65,8 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     let setup = &Setup { size: setup.size.max(FILE), ..setup.clone() };
     let mut cells = Vec::new();
     let mut void = 0;
-    for &rate in &setup.rates {
-        for rtt in &setup.round_trips {
+    for &rate in setup.rates(&RATES) {
+        for rtt in setup.round_trips(&ROUND_TRIPS) {
             let link = Link::start(Conditions::new(*rtt, Some(rate)), None)?;
             measure(setup, &link, rate, &mut cells)?;
             void += link.void();
@@ -143,7 +143,7 @@ fn add_row(section: &mut Section, cell: &Cell) {
 }
 
 fn notes(section: &mut Section, setup: &Setup, cells: &[Cell], void: u32) {
-    for &rate in &setup.rates {
+    for &rate in setup.rates(&RATES) {
         let at = |rtt: f64, rw: &str, subject: usize| {
             let cell = cells.iter().find(|c| c.rate == rate && c.rw == rw && (c.rtt - rtt).abs() < 1e-9)?;
             Some(cell.samples[subject].median())
@@ -175,7 +175,7 @@ fn notes(section: &mut Section, setup: &Setup, cells: &[Cell], void: u32) {
             .into(),
     );
     section.notes.push("iperf3: one stream, 128 KiB a call".into());
-    let first = (setup.rates.first(), setup.round_trips.first());
+    let first = (setup.rates(&RATES).first(), setup.round_trips(&ROUND_TRIPS).first());
     let (Some(&rate), Some(&rtt)) = first else { return };
     section.commands = commands(setup, rate, rtt, "", "");
     let congestion = &setup.congestion;

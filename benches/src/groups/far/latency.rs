@@ -1,7 +1,7 @@
 //! 4 KiB reads, one at a time: what is added to the round trip of the link.
 
 use super::super::memory_backend;
-use super::{client, commands};
+use super::{RATES, ROUND_TRIPS, client, commands};
 use crate::link::{self, Link};
 use crate::program::{self, Load, Target};
 use crate::reference::{Memory, Wait, ping_pong};
@@ -43,8 +43,8 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         ],
     );
     let memory = Memory::new(setup.size)?;
-    for &rate in &setup.rates {
-        for &rtt in &setup.round_trips {
+    for &rate in setup.rates(&RATES) {
+        for &rtt in setup.round_trips(&ROUND_TRIPS) {
             let link = Link::start(Conditions::new(rtt, Some(rate)), None)?;
             measure(setup, &link, rate, &memory, &mut section)?;
         }
@@ -56,7 +56,8 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
          emulator twice each way), over loopback two: after a pause of 100 ms every one of them finds cold caches"
             .into(),
     );
-    if let (Some(&rate), Some(&rtt)) = (setup.rates.first(), setup.round_trips.first()) {
+    if let (Some(&rate), Some(&rtt)) = (setup.rates(&RATES).first(), setup.round_trips(&ROUND_TRIPS).first())
+    {
         section.commands = commands(setup, rate, rtt, "", "");
         let load = "longhaul bench URI --rw randread --bs 4KiB --iodepth 1 --runtime 1s --ramp 300ms";
         section.commands.push(client(&format!("{load} --congestion {}", setup.congestion)));

@@ -16,6 +16,18 @@ use std::time::Duration;
 /// Bits per second in Mb/s, from bytes per second.
 const MB: f64 = 1e6 / 8.0;
 
+/// Rates and round trips of links where nothing else is asked for.
+const RATES: [u64; 2] = [1_000_000_000, 2_000_000_000];
+const ROUND_TRIPS: [Duration; 7] = [
+    Duration::from_micros(150),
+    Duration::from_millis(1),
+    Duration::from_millis(5),
+    Duration::from_millis(15),
+    Duration::from_millis(45),
+    Duration::from_millis(100),
+    Duration::from_millis(200),
+];
+
 /// What a person runs to have the link and the target of a measurement.
 fn commands(setup: &Setup, rate: u64, rtt: Duration, more: &str, target: &str) -> Vec<String> {
     let rtt = link::round_trip(rtt).replace(' ', "");

@@ -1,0 +1,138 @@
+//! Arrays of remote devices, as `longhaul array` makes them. Over emulated
+//! links, which need root.
+
+pub(crate) mod star;
+
+use super::memory_backend;
+use crate::link::{self, Link};
+use crate::program::{self, Load, Target};
+use crate::reference::Iperf;
+use crate::setup::{Place, Setup};
+use anyhow::{Context, Result};
+use longhaul_wan::Conditions;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Bits per second in Mb/s, from bytes per second.
+const MB: f64 = 1e6 / 8.0;
+
+/// What the arrays here are called.
+const NAME: &str = "bench";
+
+/// The least load before a window, and round trips on top: TCP on each link
+/// has left slow start.
+const RAMP: Duration = Duration::from_millis(400);
+const RAMP_ROUND_TRIPS: u32 = 30;
+
+/// A target behind each of some links of one client, and what the client
+/// knows of arrays of them.
+struct Star {
+    // Ended before the links are.
+    servers: Vec<Server>,
+    _home: TempDir,
+    link: Link,
+    engine: String,
+}
+
+struct Server {
+    setup: Setup,
+    target: Option<Target>,
+}
+
+impl Star {
+    /// `servers` links of these conditions; windows are as long as `setup`
+    /// says.
+    fn start(setup: &Setup, conditions: Conditions, servers: usize) -> Result<Star> {
+        let engine = setup.engines.first().context("no engine to measure with")?.clone();
+        let link = Link::start(conditions, Some(servers))?;
+        let home = tempfile::Builder::new().prefix("longhaul-benches-").tempdir()?;
+        let runtime = setup.runtime;
+        let server = |index| {
+            let setup = link.setup(setup, index);
+            let setup = Setup {
+                load: Place::at_home(setup.load.clone(), home.path()),
+                ramp: RAMP + RAMP_ROUND_TRIPS * link.rtt(),
+                runtime,
+                ..setup
+            };
+            let target = Target::start(&setup, &engine, &memory_backend(&setup), &[])?;
+            Ok(Server { setup, target: Some(target) })
+        };
+        let servers = (1..=servers).map(server).collect::<Result<Vec<_>>>()?;
+        Ok(Star { servers, _home: home, link, engine })
+    }
+
+    /// How to measure on it.
+    fn setup(&self) -> &Setup {
+        &self.servers[0].setup
+    }
+
+    /// The devices of the servers that run, in order.
+    fn uris(&self) -> Vec<&str> {
+        self.servers.iter().filter_map(|server| Some(server.target.as_ref()?.uri.as_str())).collect()
+    }
+
+    /// Runs `longhaul array` on the client; returns what it prints.
+    fn array(&self, args: &[&str]) -> Result<String> {
+        let setup = self.setup();
+        let mut command = setup.load.command(&setup.program);
+        command.arg("array").args(args).args(["--json", "--congestion", &setup.congestion]);
+        program::finish(&mut command, setup).with_context(|| format!("array {}", args.join(" ")))
+    }
+
+    /// Makes an array of devices, and says what it is called as a device.
+    fn create(&self, layout: &str, devices: &[&str]) -> Result<String> {
+        let mut args = vec!["create", NAME, "--layout", layout];
+        args.extend(devices.iter().flat_map(|device| ["--device", device]));
+        self.array(&args)?;
+        Ok(format!("array:{NAME}"))
+    }
+
+    /// Bytes per second of a load that the program tunes itself.
+    fn rate(&self, device: &str, load: &Load) -> Result<f64> {
+        Ok(program::load(self.setup(), &self.engine, device, load, None, &[])?.rate)
+    }
+
+    /// An iperf3 server behind each link.
+    fn iperf(&self) -> Result<Vec<Iperf>> {
+        let start = |server: &Server| {
+            Iperf::start(&server.setup)?.context("iperf3 is the reference here, and is not installed")
+        };
+        self.servers.iter().map(start).collect()
+    }
+
+    /// Bytes per second of one plain stream over each link at the same time.
+    fn plain(&self, iperf: &[Iperf], write: bool) -> Result<f64> {
+        std::thread::scope(|scope| {
+            let pairs = self.servers.iter().zip(iperf);
+            let streams: Vec<_> = pairs
+                .map(|(server, iperf)| scope.spawn(|| iperf.run(&server.setup, write, 128 << 10)))
+                .collect();
+            streams.into_iter().map(|stream| stream.join().expect("a thread that does not panic")).sum()
+        })
+    }
+}
+
+/// What a person runs to have a star with an array of all its servers.
+fn commands(setup: &Setup, rate: u64, rtt: Duration, servers: usize, layout: &str) -> Vec<String> {
+    let (congestion, backend) = (&setup.congestion, memory_backend(setup));
+    let devices: Vec<String> =
+        (1..=servers).map(|n| format!("--device nvme+tcp://10.77.{n}.2/bench")).collect();
+    vec![
+        format!(
+            "longhaul wan --rtt {} --rate {}Mbit --star {servers} --name link &",
+            link::round_trip(rtt).replace(' ', ""),
+            rate / 1_000_000
+        ),
+        format!(
+            "ip netns exec link-serverN longhaul target --listen 10.77.N.2:4420 --export bench={backend} \
+             --threads 1 --congestion {congestion} &  # N = 1 to {servers}"
+        ),
+        client(&format!("longhaul array create scratch --layout {layout} {}", devices.join(" "))),
+    ]
+}
+
+/// A command for a person to run on the client.
+fn client(command: &str) -> String {
+    format!("ip netns exec link-client {command}")
+}
