@@ -4,8 +4,8 @@ mod common;
 
 use common::{Disk, Model, disks, make, options, simulate, start};
 use longhaul_array::{Condition, Layout, Options};
-use longhaul_block::BlockDevice;
-use longhaul_engine::{sleep, spawn};
+use longhaul_block::{BlockDevice, WriteFlags};
+use longhaul_engine::{Buf, now, sleep, spawn};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -153,5 +153,34 @@ fn a_host_that_sleeps_through_its_succession_stops() {
         assert!(status.detail.contains("has taken it over"), "{}", status.detail);
         let io = second.open().await.expect("opened");
         Model::new(second.info().size).write(&*io, 0, 4).await.expect("written");
+    });
+}
+
+#[test]
+fn where_nothing_is_redundant_writes_wait_for_nobody_and_stop_waits_for_them() {
+    simulate(8, async {
+        let (disks, _power) = disks(3, SIZE);
+        make(&disks, Layout::Stripe, UNIT).await;
+        let array = start(&disks, options()).await.expect("assembled");
+        let io = array.open().await.expect("opened");
+        let delay = Duration::from_millis(20);
+        disks.iter().for_each(|disk| disk.slow.store(delay.as_micros() as u64, SeqCst));
+        let write = |block: u64| {
+            let bytes = Buf::copy_of(&[block as u8 + 1; 4096]);
+            io.write(block * 4096, bytes, WriteFlags::default())
+        };
+        // All of them in one stripe: in the time of one.
+        let began = now();
+        for write in (0..12).map(write).collect::<Vec<_>>() {
+            write.await.expect("written");
+        }
+        assert!(now() - began < 2 * delay, "{:?}", now() - began);
+        let under_way: Vec<_> = (12..24).map(write).collect();
+        array.stop().await.expect("stopped");
+        for block in 12..24 {
+            let disk = &disks[(block / 4 % 3) as usize];
+            assert!(disk.find(0, &[block + 1; 4096]).is_some(), "block {block} is not there");
+        }
+        drop(under_way);
     });
 }
