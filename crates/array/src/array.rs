@@ -96,7 +96,13 @@ pub async fn assemble_as(
     let was_clean = assembly.superblock.clean;
     let (core, stale) = assemble::fill(assembly, options, session);
     crate::fence::claim(&core).await?;
-    begin(&core, was_clean).await?;
+    // From now on: recovery may take longer than others wait for a beat.
+    spawn(crate::fence::beat(Rc::clone(&core))).detach();
+    if let Err(e) = begin(&core, was_clean).await {
+        core.end("it could not be assembled");
+        core.upkeep.ended().await;
+        return Err(e.into());
+    }
     for (index, candidate) in stale {
         core.members[index].put(candidate.device, candidate.io);
     }

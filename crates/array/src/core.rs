@@ -72,6 +72,8 @@ pub(crate) struct Core {
     pub(crate) budget: Rc<Budget>,
     pub(crate) counts: Cell<Counts>,
     pub(crate) upkeep: crate::upkeep::Upkeep,
+    /// Sessions of others that are over.
+    pub(crate) ended: crate::fence::Ended,
     /// I/O begun, by users.
     pub(crate) begun: Cell<u64>,
     publishing: Rc<RowLocks>,
@@ -102,6 +104,7 @@ impl Core {
             budget: Rc::new(Budget::new(options.memory)),
             counts: Cell::default(),
             upkeep: crate::upkeep::Upkeep::new(&options),
+            ended: crate::fence::Ended::default(),
             begun: Cell::new(0),
             publishing: Rc::default(),
             options,

@@ -8,7 +8,9 @@
 //! Invariants (as long as reads and writes of a member take less than a
 //! quarter of the heartbeat):
 //! - nobody begins while another's counter moves;
-//! - of two who begin at the same moment one at most goes on.
+//! - of two who begin at the same moment one at most goes on;
+//! - a beat that was there before, and has stood still, is nobody's: a member
+//!   that has lost the beat which was written over it gives it back for ever.
 //!
 //! Beyond that (a host that was suspended, say) who finds another's session
 //! on a member stops writing at once: at the next beat at the latest. What it
@@ -23,6 +25,8 @@ use crate::upkeep::{Running, is_over, pause};
 use futures_util::future::join_all;
 use longhaul_block::IoResult;
 use longhaul_engine::{Buf, sleep};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::rc::Rc;
 use uuid::Uuid;
 
@@ -55,9 +59,35 @@ impl Beat {
     }
 }
 
+/// Sessions that have ended, as far as is known: the last counter of each.
+#[derive(Default)]
+pub(crate) struct Ended(RefCell<HashMap<Uuid, u64>>);
+
+impl Ended {
+    fn has(&self, beat: &Beat) -> bool {
+        beat.stopped || self.0.borrow().get(&beat.session).is_some_and(|last| beat.counter <= *last)
+    }
+
+    /// A beat has stood still, or says that it is the last.
+    fn add(&self, beat: &Beat) {
+        let last = if beat.stopped { u64::MAX } else { beat.counter };
+        let mut ended = self.0.borrow_mut();
+        let known = ended.entry(beat.session).or_default();
+        *known = last.max(*known);
+    }
+}
+
 impl Core {
     fn beat(&self, counter: u64, stopped: bool) -> Buf {
         Beat { array: self.array, session: self.session, counter, stopped }.encode()
+    }
+
+    /// What sessions that may go on have written to members, by member.
+    async fn rivals(&self) -> Vec<(usize, Beat)> {
+        let mut found = self.others().await;
+        found.iter().filter(|(_, beat)| beat.stopped).for_each(|(_, beat)| self.ended.add(beat));
+        found.retain(|(_, beat)| !self.ended.has(beat));
+        found
     }
 
     /// What other sessions have written to members, by member.
@@ -75,14 +105,13 @@ impl Core {
 /// Takes possession, if nobody else has it.
 pub(crate) async fn claim(core: &Rc<Core>) -> Result<(), ArrayError> {
     let interval = core.options.heartbeat;
-    let before: Vec<_> = core.others().await.into_iter().filter(|(_, beat)| !beat.stopped).collect();
+    let before = core.rivals().await;
     if !before.is_empty() {
         // Its end was not told: does it go on?
         sleep(interval * 5 / 2).await;
-        for (index, now) in core.others().await {
-            if !now.stopped && !before.contains(&(index, now)) {
-                return Err(ArrayError::InUse(now.session));
-            }
+        before.iter().for_each(|(_, beat)| core.ended.add(beat));
+        if let Some((_, beat)) = core.rivals().await.first() {
+            return Err(ArrayError::InUse(beat.session));
         }
     }
     // Nobody is lost for not taking it: that is said with the superblock.
@@ -91,7 +120,7 @@ pub(crate) async fn claim(core: &Rc<Core>) -> Result<(), ArrayError> {
     join_all(usable.map(|member| member.write_durably(HEARTBEAT_AT, beat.clone()))).await;
     sleep(interval / 4).await;
     // Who wrote over it, or could not be written over, was as fast.
-    match core.others().await.first() {
+    match core.rivals().await.first() {
         Some((_, other)) => Err(ArrayError::InUse(other.session)),
         None => Ok(()),
     }
@@ -101,16 +130,15 @@ impl Core {
     /// Takes possession of a member that comes (back) into an array that runs;
     /// false if somebody else uses it.
     pub(crate) async fn claim_member(&self, member: &crate::member::Member) -> IoResult<bool> {
-        let other = async || {
-            let block = member.read(HEARTBEAT_AT, BLOCK).await?;
-            let beat = Beat::decode(&block);
-            Ok(beat.filter(|beat| beat.array == self.array && beat.session != self.session && !beat.stopped))
+        let rival = async || -> IoResult<Option<Beat>> {
+            let beat = Beat::decode(&member.read(HEARTBEAT_AT, BLOCK).await?);
+            let others = beat.filter(|beat| beat.array == self.array && beat.session != self.session);
+            Ok(others.filter(|beat| !self.ended.has(beat)))
         };
-        let before: IoResult<Option<Beat>> = other().await;
-        if let Some(before) = before? {
+        if let Some(before) = rival().await? {
             sleep(self.options.heartbeat * 5 / 2).await;
-            let now: IoResult<Option<Beat>> = other().await;
-            if now?.is_some_and(|now| now != before) {
+            self.ended.add(&before);
+            if rival().await?.is_some() {
                 return Ok(false);
             }
         }
@@ -128,7 +156,7 @@ pub(crate) async fn beat(core: Rc<Core>) {
         if is_over(&core) {
             return;
         }
-        if let Some((member, other)) = core.others().await.first() {
+        if let Some((member, other)) = core.rivals().await.first() {
             core.halt(&format!("session {} has taken it over, member {member} says", other.session));
             return;
         }

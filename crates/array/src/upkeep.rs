@@ -177,9 +177,8 @@ async fn heal(core: Rc<Core>) {
     }
 }
 
-/// Starts what runs until the array is stopped.
+/// Starts what runs until the array is stopped, beside its heartbeat.
 pub(crate) fn start(core: &Rc<Core>) {
     spawn(sweep(Rc::clone(core))).detach();
     spawn(heal(Rc::clone(core))).detach();
-    spawn(crate::fence::beat(Rc::clone(core))).detach();
 }

@@ -184,3 +184,58 @@ fn where_nothing_is_redundant_writes_wait_for_nobody_and_stop_waits_for_them() {
         drop(under_way);
     });
 }
+
+/// Where the heartbeat is on a member.
+const HEARTBEAT: std::ops::Range<u64> = 128 << 10..(128 << 10) + 4096;
+
+#[test]
+fn a_beat_that_stands_still_is_nobody_s() {
+    for seed in 50..56 {
+        let (disks, _power) = disks(3, SIZE);
+        simulate(seed, async {
+            make(&disks, Layout::Mirror, UNIT).await;
+            // Dropped without an end: as a crash.
+            start(&disks, options()).await.expect("assembled");
+            sleep(Duration::from_secs(seed % 3 * 3)).await;
+        });
+        // One member keeps what the crashed session has left there.
+        *disks[1].forgets.lock().unwrap() = HEARTBEAT;
+        simulate(seed, async {
+            let array = start(&disks, options()).await.expect("nobody else has it");
+            sleep(Duration::from_secs(30)).await;
+            let io = array.open().await.expect("opened");
+            Model::new(array.info().size).write(&*io, 0, 4).await.expect("written");
+            array.stop().await.expect("stopped");
+            // What was stopped in order is over as well.
+            *disks[0].forgets.lock().unwrap() = HEARTBEAT;
+            start(&disks, options()).await.expect("assembled again");
+        });
+    }
+}
+
+#[test]
+fn who_recovers_has_the_array() {
+    let (disks, _power) = disks(3, 24 << 20);
+    simulate(8, async {
+        make(&disks, Layout::Mirror, UNIT).await;
+        let array = start(&disks, options()).await.expect("assembled");
+        let io = array.open().await.expect("opened");
+        let model = Model::new(array.info().size);
+        for first in (0..model.blocks() - 1).step_by(100) {
+            model.write(&*io, first, 1).await.expect("written");
+        }
+    });
+    simulate(9, async {
+        // Recovery takes far longer than a host waits for the beat of another.
+        disks.iter().for_each(|disk| disk.slow.store(200_000, SeqCst));
+        let members = disks.clone();
+        let first = spawn(async move {
+            let began = longhaul_engine::now();
+            start(&members, options()).await.expect("assembled");
+            longhaul_engine::now() - began
+        });
+        sleep(Duration::from_secs(8)).await;
+        assert!(refused(&disks).await.contains("in use by another host"));
+        assert!(first.await > Duration::from_secs(20));
+    });
+}

@@ -97,6 +97,8 @@ pub struct Inner {
     pub worn: AtomicBool,
     /// Added to each operation, in microseconds.
     pub slow: AtomicU64,
+    /// Writes that begin here are lost without a word.
+    pub forgets: Mutex<std::ops::Range<u64>>,
     /// Sectors that cannot be read.
     pub bad: Mutex<BTreeSet<u64>>,
     pub reads: AtomicU64,
@@ -135,6 +137,7 @@ impl Disk {
                 silent: AtomicBool::new(false),
                 worn: AtomicBool::new(false),
                 slow: AtomicU64::new(0),
+                forgets: Mutex::new(0..0),
                 bad: Mutex::default(),
                 reads: AtomicU64::new(0),
                 read_bytes: AtomicU64::new(0),
@@ -201,6 +204,9 @@ impl Inner {
         answer?;
         if self.worn.load(SeqCst) {
             return Err(IoError::Medium("worn out".into()));
+        }
+        if self.forgets.lock().unwrap().contains(&offset) {
+            return Ok(());
         }
         let at = offset as usize;
         self.content.lock().unwrap()[at..at + bytes.len()].copy_from_slice(bytes);
