@@ -16,7 +16,7 @@ use crate::geometry::{Geometry, Role, SUPER_AT};
 use crate::intent::Intent;
 use crate::journal::Journal;
 use crate::locks::{Budget, RowLocks};
-use crate::member::Member;
+use crate::member::{Member, MemberError, MemberResult};
 use crate::options::Options;
 use crate::rows::Rows;
 use crate::sums::Sums;
@@ -200,17 +200,27 @@ impl Core {
 
     /// A member has failed an operation that it must not fail: publishes that
     /// it is not active any more. Returns once the others say so durably.
-    pub(crate) async fn lose(&self, index: usize, error: &IoError) -> IoResult<()> {
-        let condition = match error {
-            IoError::Unreachable(_) | IoError::Aborted => Condition::Absent,
-            _ => Condition::Failed,
-        };
-        self.lose_as(index, condition, &error.to_string()).await
+    pub(crate) async fn lose(&self, index: usize, error: &MemberError) -> IoResult<()> {
+        let condition = if error.is_absence() { Condition::Absent } else { Condition::Failed };
+        self.lose_if(index, condition, &error.error.to_string(), || self.members[index].is_own(error)).await
     }
 
     pub(crate) async fn lose_as(&self, index: usize, condition: Condition, reason: &str) -> IoResult<()> {
+        self.lose_if(index, condition, reason, || true).await
+    }
+
+    async fn lose_if(
+        &self,
+        index: usize,
+        condition: Condition,
+        reason: &str,
+        still: impl FnOnce() -> bool,
+    ) -> IoResult<()> {
         let _alone = self.publishing.exclusive(0).await;
         self.check_running()?;
+        if !still() {
+            return Ok(());
+        }
         let member = &self.members[index];
         let condition = match (member.condition.get(), condition) {
             (Condition::Absent | Condition::Failed, _) => return Ok(()),
@@ -241,6 +251,9 @@ impl Core {
         if started || !matches!(condition, Condition::Rebuilding { .. }) {
             self.upkeep.forget(index);
         }
+        if matches!(condition, Condition::Absent | Condition::Failed) {
+            member.reincarnate();
+        }
         self.upkeep.left(index, condition);
         self.upkeep.changed.notify();
     }
@@ -269,25 +282,25 @@ impl Core {
                 (member.index, member.write_durably(SUPER_AT[block.slot()], buf).await)
             }))
             .await;
-            let failed: Vec<(usize, IoError)> =
-                results.into_iter().filter_map(|(index, result)| Some((index, result.err()?))).collect();
+            let failed = results.into_iter().filter_map(|(index, result)| Some((index, result.err()?)));
+            let failed: Vec<(usize, MemberError)> =
+                failed.filter(|(index, e)| self.members[*index].is_own(e)).collect();
             if failed.is_empty() {
                 return self.check_running();
             }
             let lost: Vec<usize> = failed.iter().map(|(index, _)| *index).collect();
             if self.needs(&lost) {
                 let (index, error) = &failed[0];
-                self.halt(&format!("the superblock of member {index} cannot be written: {error}"));
+                self.halt(&format!("the superblock of member {index} cannot be written: {}", error.error));
                 return self.check_running();
             }
             for (index, error) in failed {
-                let absent = matches!(error, IoError::Unreachable(_) | IoError::Aborted);
                 let condition = match self.members[index].condition.get() {
                     Condition::Rebuilding { partial: false, .. } => Condition::Failed,
-                    _ if absent => Condition::Absent,
+                    _ if error.is_absence() => Condition::Absent,
                     _ => Condition::Failed,
                 };
-                self.enter(index, condition, &error.to_string());
+                self.enter(index, condition, &error.error.to_string());
             }
         }
     }
@@ -335,7 +348,7 @@ impl Core {
     }
 
     /// Loses the members whose part of an operation has failed.
-    pub(crate) async fn settle(&self, results: Vec<(usize, IoResult<()>)>) -> IoResult<()> {
+    pub(crate) async fn settle(&self, results: Vec<(usize, MemberResult<()>)>) -> IoResult<()> {
         for (index, result) in results {
             if let Err(e) = result {
                 self.lose(index, &e).await?;

@@ -243,7 +243,7 @@ impl Core {
         let (write, update) = futures_util::join!(write, self.sums.update(member, row, 0, &sums));
         if let Err(e) = write.and(update) {
             self.lose(index, &e).await?;
-            return Err(e);
+            return Err(e.into());
         }
         self.upkeep.fill(index, row);
         Ok(())

@@ -7,14 +7,16 @@
 //!
 //! Invariants:
 //! - of `100 / percent` reads one adds a race to the budget, and the budget
-//!   never grows beyond [`BUDGET_MAX`] races.
+//!   never grows beyond [`BUDGET_MAX`] races;
+//! - who loses a race goes on to the end, with nobody waiting: it may be in
+//!   the middle of publishing that a member is lost.
 
 use crate::core::Core;
 use crate::geometry::Role;
 use crate::units::Fault;
 use futures_util::future::{Either, select};
 use longhaul_block::IoResult;
-use longhaul_engine::{BufMut, sleep};
+use longhaul_engine::{BufMut, sleep, spawn};
 use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
@@ -83,8 +85,13 @@ impl Core {
             return self.judge(home, row, read.await).await;
         }
         self.members[home].count(|counts| counts.hedged += 1);
-        match select(read, pin!(self.without(home, row, unit, at, len))).await {
-            Either::Left((Ok(bytes), _)) => Race::Read(bytes),
+        let core = Rc::clone(self);
+        let others = spawn(async move { core.without(home, row, unit, at, len).await });
+        match select(read, others).await {
+            Either::Left((Ok(bytes), others)) => {
+                others.detach();
+                Race::Read(bytes)
+            }
             Either::Left((Err(fault), others)) => match others.await {
                 Ok(Some(bytes)) => Race::Reconstructed(bytes),
                 _ => self.judge(home, row, Err(fault)).await,

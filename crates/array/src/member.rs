@@ -4,7 +4,9 @@
 //! - an operation that is given up on (it took too long) still counts as
 //!   under way until it ends below: what is written late must never land on
 //!   a member that is being filled again;
-//! - no operation is larger than the device takes.
+//! - no operation is larger than the device takes;
+//! - an error counts against the device that it comes from, and only as long
+//!   as that has its place: another one may have it by the time it is told.
 
 use crate::join;
 use crate::superblock::Condition;
@@ -36,6 +38,30 @@ pub struct MemberCounts {
     pub hedged: u64,
 }
 
+/// Why an operation of a member has failed, and of which: a place may have
+/// had several devices, and a device may have been away in between.
+#[derive(Clone, Debug)]
+pub(crate) struct MemberError {
+    pub(crate) error: IoError,
+    pub(crate) incarnation: u64,
+}
+
+impl From<MemberError> for IoError {
+    fn from(e: MemberError) -> IoError {
+        e.error
+    }
+}
+
+impl MemberError {
+    /// The member has not answered, and may do so again.
+    pub(crate) fn is_absence(&self) -> bool {
+        matches!(self.error, IoError::Unreachable(_) | IoError::Aborted)
+    }
+}
+
+/// Result of an operation of a member.
+pub(crate) type MemberResult<T> = Result<T, MemberError>;
+
 /// What the device behind a place is, and what it is opened as.
 struct Opened {
     device: Arc<dyn BlockDevice>,
@@ -53,6 +79,8 @@ pub(crate) struct Member {
     pub(crate) counts: Cell<MemberCounts>,
     /// Why it is not active, for people.
     pub(crate) reason: RefCell<String>,
+    /// Counts the devices that had the place, and their absences.
+    incarnation: Cell<u64>,
     opened: RefCell<Option<Opened>>,
     under_way: Rc<Cell<usize>>,
     /// Mean time of a read.
@@ -93,6 +121,7 @@ impl Member {
             since: Cell::new(since),
             counts: Cell::default(),
             reason: RefCell::default(),
+            incarnation: Cell::new(0),
             opened: RefCell::default(),
             under_way: Rc::default(),
             mean: Cell::default(),
@@ -104,12 +133,24 @@ impl Member {
     /// Puts a device behind it.
     pub(crate) fn put(&self, device: Arc<dyn BlockDevice>, io: Rc<dyn BlockIo>) {
         let info = device.info();
+        self.reincarnate();
         *self.opened.borrow_mut() = Some(Opened { device, info, io });
     }
 
     /// Takes the device away; operations under way go on.
     pub(crate) fn take(&self) -> Option<Arc<dyn BlockDevice>> {
+        self.reincarnate();
         self.opened.borrow_mut().take().map(|opened| opened.device)
+    }
+
+    /// Errors of operations that were begun before do not count any more.
+    pub(crate) fn reincarnate(&self) {
+        self.incarnation.set(self.incarnation.get() + 1);
+    }
+
+    /// Whether an error is one of the device that has the place now.
+    pub(crate) fn is_own(&self, error: &MemberError) -> bool {
+        error.incarnation == self.incarnation.get()
     }
 
     /// What the device is called.
@@ -184,6 +225,14 @@ impl Member {
     async fn within<T: Unpin + 'static>(
         &self,
         begin: impl FnOnce(&dyn BlockIo, &DeviceInfo) -> IoFuture<T>,
+    ) -> MemberResult<T> {
+        let incarnation = self.incarnation.get();
+        self.run(begin).await.map_err(|error| MemberError { error, incarnation })
+    }
+
+    async fn run<T: Unpin + 'static>(
+        &self,
+        begin: impl FnOnce(&dyn BlockIo, &DeviceInfo) -> IoFuture<T>,
     ) -> IoResult<T> {
         let started = match &*self.opened.borrow() {
             Some(opened) => begin(&*opened.io, &opened.info).try_ready(),
@@ -214,11 +263,11 @@ impl Member {
     }
 
     /// Reads `len` bytes into memory of its own.
-    pub(crate) async fn read(&self, offset: u64, len: u64) -> IoResult<BufMut> {
+    pub(crate) async fn read(&self, offset: u64, len: u64) -> MemberResult<BufMut> {
         self.read_into(offset, BufMut::zeroed(len as usize)).await
     }
 
-    pub(crate) async fn read_into(&self, offset: u64, dst: BufMut) -> IoResult<BufMut> {
+    pub(crate) async fn read_into(&self, offset: u64, dst: BufMut) -> MemberResult<BufMut> {
         let began = now();
         let result = self
             .within(|io, info| {
@@ -243,7 +292,7 @@ impl Member {
         result
     }
 
-    pub(crate) async fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoResult<()> {
+    pub(crate) async fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> MemberResult<()> {
         self.within(|io, info| {
             let max = info.max_io as usize;
             let part = |start: usize| {
@@ -256,19 +305,19 @@ impl Member {
     }
 
     /// A write that is on the medium when it ends.
-    pub(crate) async fn write_durably(&self, offset: u64, src: Buf) -> IoResult<()> {
+    pub(crate) async fn write_durably(&self, offset: u64, src: Buf) -> MemberResult<()> {
         self.write(offset, src, WriteFlags { fua: self.has_volatile_cache() }).await
     }
 
-    pub(crate) async fn flush(&self) -> IoResult<()> {
+    pub(crate) async fn flush(&self) -> MemberResult<()> {
         if self.has_volatile_cache() { self.within(|io, _| io.flush()).await } else { Ok(()) }
     }
 
     /// Makes a range read as zeroes, and gives its space back if it can.
-    pub(crate) async fn zero(&self, offset: u64, len: u64) -> IoResult<()> {
+    pub(crate) async fn zero(&self, offset: u64, len: u64) -> MemberResult<()> {
         let flags = ZeroFlags { fua: false, may_deallocate: true };
         match self.within(|io, _| io.write_zeroes(offset, len, flags)).await {
-            Err(IoError::Unsupported(_)) => {}
+            Err(MemberError { error: IoError::Unsupported(_), .. }) => {}
             result => return result,
         }
         let zeroes = BufMut::zeroed(ZERO_PIECE.min(len) as usize).freeze();

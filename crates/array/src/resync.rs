@@ -11,6 +11,7 @@ use crate::core::Core;
 use crate::geometry::{BLOCK, Role};
 use crate::journal::record::{Kind, Piece, Record};
 use crate::journal::scan::Found;
+use crate::member::MemberResult;
 use crate::plan::Placed;
 use crate::rows::{Log, Queued};
 use crate::units::Units;
@@ -86,7 +87,7 @@ impl Core {
         Ok(rows.len() as u64)
     }
 
-    async fn read_raw(&self, member: usize, row: u64) -> IoResult<Raw> {
+    async fn read_raw(&self, member: usize, row: u64) -> MemberResult<Raw> {
         let place = &self.members[member];
         let unit = self.geometry.unit;
         let read = place.read(self.geometry.unit_at(row), unit);
@@ -116,7 +117,7 @@ impl Core {
             match raw {
                 Ok(raw) => raws.push(raw),
                 // An unreadable block is left to reads and to scrub.
-                Err(IoError::Medium(_)) => return Ok(()),
+                Err(e) if matches!(e.error, IoError::Medium(_)) => return Ok(()),
                 Err(e) => self.lose(*member, &e).await?,
             }
         }

@@ -9,6 +9,7 @@ use crate::core::Core;
 use crate::fill::Seen;
 use crate::geometry::{BLOCK, Role};
 use crate::journal::record::Piece;
+use crate::member::MemberResult;
 use crate::plan::Placed;
 use crate::units::Fault;
 use crate::upkeep::is_over;
@@ -111,7 +112,7 @@ impl Core {
     }
 
     /// The blocks of a member's unit.
-    async fn blocks(&self, member: usize, row: u64) -> IoResult<Vec<Block>> {
+    async fn blocks(&self, member: usize, row: u64) -> MemberResult<Vec<Block>> {
         let unit = self.geometry.unit;
         let dst = longhaul_engine::BufMut::zeroed(unit as usize);
         if let Ok(bytes) = self.read_unit(member, row, 0, dst).await {
@@ -125,7 +126,7 @@ impl Core {
             blocks.push(match self.read_unit(member, row, at, dst).await {
                 Ok(bytes) => Block::Right(bytes.freeze()),
                 Err(Fault::Mismatch(_)) => Block::Wrong,
-                Err(Fault::Error(e @ (IoError::Unreachable(_) | IoError::Aborted))) => return Err(e),
+                Err(Fault::Error(e)) if e.is_absence() => return Err(e),
                 Err(Fault::Error(_)) => Block::Unreadable,
             });
         }

@@ -17,8 +17,8 @@
 
 use crate::event::Event;
 use crate::geometry::{BLOCK, Geometry, SUM};
-use crate::member::Member;
-use longhaul_block::{IoResult, WriteFlags};
+use crate::member::{Member, MemberResult};
+use longhaul_block::WriteFlags;
 use longhaul_engine::BufMut;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -97,7 +97,7 @@ impl Sums {
     }
 
     /// Reads the pages of a range, those that are not in memory.
-    pub(crate) async fn load(&self, member: &Member, row: u64, at: u64, len: u64) -> IoResult<()> {
+    pub(crate) async fn load(&self, member: &Member, row: u64, at: u64, len: u64) -> MemberResult<()> {
         if !self.geometry.has_sums() {
             return Ok(());
         }
@@ -114,7 +114,7 @@ impl Sums {
 
     /// Reads a page, and some behind it where pages are used one after
     /// another.
-    async fn fetch(&self, member: &Member, number: u64) -> IoResult<()> {
+    async fn fetch(&self, member: &Member, number: u64) -> MemberResult<()> {
         let is_known = |number: u64| self.pages.borrow().contains_key(&(member.index, number));
         let most = if number == 0 || is_known(number - 1) { AHEAD } else { 1 };
         let end = (number + most).min(self.geometry.sums_len() / BLOCK);
@@ -153,7 +153,7 @@ impl Sums {
     }
 
     /// Changes the entries of a range to `sums`, in memory and on the member.
-    pub(crate) async fn update(&self, member: &Member, row: u64, at: u64, sums: &[u32]) -> IoResult<()> {
+    pub(crate) async fn update(&self, member: &Member, row: u64, at: u64, sums: &[u32]) -> MemberResult<()> {
         if !self.geometry.has_sums() || sums.is_empty() {
             return Ok(());
         }
@@ -185,7 +185,7 @@ impl Sums {
     }
 
     /// Returns when the update `made` of a page is on the member.
-    async fn store(&self, member: &Member, number: u64, made: u64) -> IoResult<()> {
+    async fn store(&self, member: &Member, number: u64, made: u64) -> MemberResult<()> {
         let page = self.page(member.index, number);
         loop {
             page.changed.until(|| page.stored.get() >= made || !page.busy.get()).await;

@@ -7,6 +7,7 @@
 
 use crate::core::Core;
 use crate::geometry::Role;
+use crate::member::MemberError;
 use futures_util::future::{join, join_all};
 use longhaul_block::{IoError, IoResult};
 use longhaul_engine::{Buf, BufMut};
@@ -17,7 +18,7 @@ use std::rc::Rc;
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     /// The read failed.
-    Error(IoError),
+    Error(MemberError),
     /// So many blocks do not match their checksums.
     Mismatch(usize),
 }
@@ -59,9 +60,13 @@ impl Core {
     /// that is out of reach is lost.
     pub(crate) async fn note(&self, member: usize, row: u64, fault: &Fault) -> IoResult<()> {
         match fault {
-            Fault::Error(e @ (IoError::Unreachable(_) | IoError::Aborted)) => self.lose(member, e).await,
+            Fault::Error(e) if e.is_absence() => self.lose(member, e).await,
             Fault::Error(e) => {
-                tracing::warn!("array {}: member {member} cannot read stripe {row}: {e}", self.name.borrow());
+                tracing::warn!(
+                    "array {}: member {member} cannot read stripe {row}: {}",
+                    self.name.borrow(),
+                    e.error
+                );
                 Ok(())
             }
             Fault::Mismatch(blocks) => {

@@ -418,3 +418,28 @@ fn sequential_writes_make_whole_stripes_and_random_ones_do_not_wait() {
         assert!(each < Duration::from_millis(2), "{each:?}");
     });
 }
+
+#[test]
+fn an_error_counts_only_against_the_device_that_it_comes_from() {
+    for (seed, layout) in [(101, Layout::Parity), (102, Layout::Mirror), (103, Layout::DoubleParity)] {
+        simulate(seed, async {
+            let rig = rig(layout, 4, options()).await;
+            rig.fill().await;
+            // What is under way on the old device ends late, and badly.
+            rig.disks[1].silent.store(true, SeqCst);
+            let late = rig.io.write(0, longhaul_engine::Buf::copy_of(&[0; 192 << 10]), Default::default());
+            sleep(Duration::from_secs(2)).await;
+            let new = Arc::new(Disk::new("new", SIZE, &rig.power));
+            rig.array.replace(1, new as Arc<dyn BlockDevice>, false).await.expect("replaced");
+            late.await.expect("written");
+            sleep(Duration::from_secs(20)).await;
+            let status = rig.array.status().await.expect("status");
+            let member = &status.members[1];
+            assert_eq!(
+                (member.device.as_deref(), member.condition),
+                (Some("new"), Condition::Active),
+                "{layout}"
+            );
+        });
+    }
+}
