@@ -4,7 +4,6 @@ use crate::assemble::{self, Shape};
 use crate::core::Core;
 use crate::device::{ArrayDevice, Job};
 use crate::error::ArrayError;
-use crate::journal::scan::Found;
 use crate::options::Options;
 use crate::superblock::Condition;
 use crate::upkeep;
@@ -122,8 +121,7 @@ async fn begin(core: &Rc<Core>, was_clean: bool) -> IoResult<()> {
         };
         core.enter(member.index, condition, "not there when the array was assembled");
     }
-    let mut found = Found::default();
-    assemble::read_logs(core, &mut found).await?;
+    let mut logs = assemble::read_logs(core, was_clean).await?;
     for member in &core.members {
         if let Condition::Rebuilding { partial: true, .. } = member.condition.get() {
             core.upkeep.catch_up(member.index, core.intent.marked());
@@ -134,7 +132,7 @@ async fn begin(core: &Rc<Core>, was_clean: bool) -> IoResult<()> {
     if was_clean {
         core.journal.resume(core.epoch.get(), &[]);
     } else {
-        let records = core.replay(found).await?;
+        let records = core.replay(std::mem::take(&mut logs.records)).await?;
         let stripes = core.resync().await?;
         tracing::info!(
             "array {}: was not stopped: {records} journal records replayed, {stripes} stripes checked",
@@ -144,7 +142,7 @@ async fn begin(core: &Rc<Core>, was_clean: bool) -> IoResult<()> {
     if core.geometry.has_parity() {
         core.journal.mark(core).await?;
     }
-    Ok(())
+    assemble::mend_logs(core, &logs).await
 }
 
 /// Serves an array on this thread.

@@ -8,7 +8,7 @@
 
 use crate::core::{Core, Spare};
 use crate::error::ArrayError;
-use crate::geometry::{BLOCK, Geometry, INTENT_AT, INTENT_LEN, JOURNAL_AT, SUPER_AT};
+use crate::geometry::{BLOCK, Geometry, INTENT_AT, JOURNAL_AT, SUPER_AT};
 use crate::layout::Layout;
 use crate::options::Options;
 use crate::superblock::{Condition, Entry, MAX_NAME, MAX_SPARES, Superblock};
@@ -328,20 +328,57 @@ pub(crate) fn fill(
     (Rc::new(core), assembly.stale)
 }
 
-/// Reads the intent bitmaps and journals of the members in use.
-pub(crate) async fn read_logs(core: &Rc<Core>, found: &mut crate::journal::scan::Found) -> IoResult<()> {
-    for member in core.members.iter().filter(|member| member.is_usable()) {
-        let bitmap = member.read(INTENT_AT, INTENT_LEN).await;
-        match bitmap {
-            Ok(pages) => core.intent.merge(&pages[..core.intent.pages().len() * BLOCK as usize]),
-            Err(e) => core.lose(member.index, &e).await?,
-        }
-        if core.geometry.journal > 0 && member.is_usable() {
-            match member.read(JOURNAL_AT, core.geometry.journal).await {
-                Ok(ring) => found.add(&ring, core.array),
-                Err(e) => core.lose(member.index, &e).await?,
+/// What was found on members that have run.
+#[derive(Default)]
+pub(crate) struct Logs {
+    pub(crate) records: crate::journal::scan::Found,
+    /// Pages of bitmaps are damaged.
+    bitmaps: bool,
+    /// Blocks of journals that cannot be read, by member.
+    journals: Vec<(usize, Vec<u64>)>,
+}
+
+/// Reads the intent bitmaps of the members in use, and their journals unless
+/// the array was stopped in order. What is damaged on one of them the others
+/// have.
+pub(crate) async fn read_logs(core: &Rc<Core>, was_clean: bool) -> IoResult<Logs> {
+    let journal = if was_clean { 0 } else { core.geometry.journal };
+    let pages = core.intent.page_count();
+    let usable = core.members.iter().filter(|member| member.is_usable());
+    let reads = join_all(usable.map(async |member| {
+        let bitmap = member.read_around(INTENT_AT, pages as u64 * BLOCK);
+        (member, futures_util::try_join!(bitmap, member.read_around(JOURNAL_AT, journal)))
+    }))
+    .await;
+    let mut logs = Logs::default();
+    let mut known = vec![false; pages];
+    for (member, read) in reads {
+        let (bitmap, ring) = match read {
+            Ok(read) => read,
+            Err(e) => {
+                core.lose(member.index, &e).await?;
+                continue;
             }
+        };
+        for (number, page) in bitmap.bytes.chunks(BLOCK as usize).enumerate() {
+            let whole = core.intent.merge(number, page);
+            // One that is being filled may not have been given it yet.
+            known[number] |= whole && member.is_active();
+            logs.bitmaps |= !whole;
+        }
+        logs.records.add(&ring.bytes, core.array);
+        if !ring.unreadable.is_empty() {
+            logs.journals.push((member.index, ring.unreadable));
         }
     }
-    Ok(())
+    known.iter().enumerate().filter(|(_, known)| !**known).for_each(|(page, _)| core.intent.mark_all(page));
+    Ok(logs)
+}
+
+/// Writes again what was damaged, once nobody needs it as it was.
+pub(crate) async fn mend_logs(core: &Rc<Core>, logs: &Logs) -> IoResult<()> {
+    for (member, blocks) in &logs.journals {
+        core.journal.clear(core, *member, blocks).await?;
+    }
+    if logs.bitmaps { core.intent.write_all(core).await } else { Ok(()) }
 }

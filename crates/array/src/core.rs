@@ -12,7 +12,7 @@
 //!   the array halts instead, and everything acknowledged stays where it is;
 //! - superblocks are written one generation at a time.
 
-use crate::geometry::{Geometry, Role, SUPER_AT};
+use crate::geometry::{BLOCK, Geometry, Role, SUPER_AT};
 use crate::intent::Intent;
 use crate::journal::Journal;
 use crate::locks::{Budget, RowLocks};
@@ -303,6 +303,35 @@ impl Core {
                 self.enter(index, condition, &error.error.to_string());
             }
         }
+    }
+
+    /// Looks at both copies of the superblock on the members in use, and
+    /// writes them again where they are not right. Gives the number of those.
+    pub(crate) async fn scrub_superblocks(&self) -> IoResult<u64> {
+        let _alone = self.publishing.exclusive(0).await;
+        let newest = self.generation.get();
+        let mut damaged = 0;
+        for member in self.members.iter().filter(|member| member.is_usable()) {
+            for (slot, at) in SUPER_AT.into_iter().enumerate() {
+                let found = match member.read(at, BLOCK).await {
+                    Ok(block) => Superblock::decode(&block),
+                    Err(e) if e.is_absence() => return Ok(damaged),
+                    Err(_) => None,
+                };
+                let is_newest = newest % 2 == slot as u64;
+                let right = found.is_some_and(|found| {
+                    let ours = found.array == self.array && found.member == member.uuid.get();
+                    ours && (found.generation == newest || !is_newest)
+                });
+                damaged += u64::from(!right);
+            }
+        }
+        if damaged > 0 {
+            // One generation for each place.
+            self.publish_alone().await?;
+            self.publish_alone().await?;
+        }
+        Ok(damaged)
     }
 
     /// What the superblock says at this moment; `member` is set for each.

@@ -96,7 +96,7 @@ impl Core {
             let name = spare.device.info().name;
             let opened = spare.device.open().await;
             let result = match opened {
-                Ok(io) => self.take_place(member.index, &spare, io).await,
+                Ok(io) => self.take_place(member.index, &spare, io, true).await,
                 Err(e) => Err(e),
             };
             match result {
@@ -115,6 +115,7 @@ impl Core {
         index: usize,
         spare: &Spare,
         io: Rc<dyn BlockIo>,
+        is_spare: bool,
     ) -> IoResult<()> {
         let info = spare.device.info();
         if info.size < self.geometry.end() {
@@ -124,8 +125,11 @@ impl Core {
         if member.is_active() || matches!(member.condition.get(), Condition::Rebuilding { .. }) {
             self.lose_as(index, Condition::Failed, "it is replaced").await?;
         }
-        // No beat, bit or record of an earlier life counts.
-        wipe(&io, HEARTBEAT_AT, self.geometry.sums_at()).await?;
+        // No beat, bit or record of an earlier life counts, nor a superblock of
+        // another array, which may have a higher generation. A spare of this one
+        // stays known as that until it has its place.
+        let from = if is_spare { HEARTBEAT_AT } else { SUPER_AT[0] };
+        wipe(&io, from, self.geometry.sums_at()).await?;
         member.take();
         self.sums.forget(index);
         self.publish_with(|| {
@@ -152,7 +156,7 @@ impl Core {
         } else {
             (done..self.geometry.rows).collect()
         };
-        let began = now();
+        let (began, incarnation) = (now(), member.incarnation());
         let mut seen = Seen { begun: self.begun.get(), published: began, done: 0 };
         let at_a_time = (AT_A_TIME / self.geometry.unit).clamp(1, ROWS_MAX) as usize;
         for batch in rows.chunks(at_a_time) {
@@ -167,6 +171,9 @@ impl Core {
                 return self.lose(index, &e).await;
             }
             self.journal.pass(self).await?;
+            if member.incarnation() != incarnation {
+                return Ok(());
+            }
             let done = batch.last().map_or(0, |row| row + 1);
             if let Condition::Rebuilding { partial, .. } = member.condition.get() {
                 member.condition.set(Condition::Rebuilding { done, partial });
@@ -227,6 +234,7 @@ impl Core {
         let (unit, at) = (self.geometry.unit, self.geometry.unit_at(row));
         let (bytes, lost) = self.unit_for(row, role, index).await?;
         let member = &self.members[index];
+        let incarnation = member.incarnation();
         let mut sums = self.sums.of(&bytes);
         for block in &lost {
             sums[*block] = !sums[*block];
@@ -245,7 +253,10 @@ impl Core {
             self.lose(index, &e).await?;
             return Err(e.into());
         }
-        self.upkeep.fill(index, row);
+        // Another device may have the place by now, and has nothing.
+        if member.incarnation() == incarnation {
+            self.upkeep.fill(index, row);
+        }
         Ok(())
     }
 

@@ -11,12 +11,14 @@
 //!   that is in use;
 //! - a bit is cleared only when no write to its region is under way, all
 //!   earlier ones are durable, and no member is absent or catching up;
-//! - a damaged page of the bitmap means that every region of it is marked.
+//! - a page that is damaged on all active members means that every region of it
+//!   is marked.
 
 use crate::bytes::{Reader, Writer, open, seal};
 use crate::core::Core;
 use crate::event::Event;
 use crate::geometry::{BLOCK, INTENT_AT, INTENT_LEN};
+use crate::member::Member;
 use longhaul_block::IoResult;
 use longhaul_engine::{Buf, now, spawn};
 use std::cell::{Cell, RefCell};
@@ -82,20 +84,62 @@ impl Intent {
         }
     }
 
-    /// Adds what is marked on a member; `pages` is its whole bitmap.
-    pub(crate) fn merge(&self, pages: &[u8]) {
+    /// Pages that there are.
+    pub(crate) fn page_count(&self) -> usize {
+        self.busy.borrow().len()
+    }
+
+    /// Adds what is marked on a page of a member; false if that is damaged, and
+    /// tells nothing.
+    pub(crate) fn merge(&self, number: usize, page: &[u8]) -> bool {
+        let Some(bits) = self.page_bits(number, page) else { return false };
+        self.add(number, |within| bits[within / 8] & 1 << (within % 8) != 0);
+        true
+    }
+
+    /// Nobody can tell what is marked on a page: all of it may be.
+    pub(crate) fn mark_all(&self, number: usize) {
+        self.add(number, |_| true);
+    }
+
+    fn add(&self, number: usize, is_set: impl Fn(usize) -> bool) {
         let mut set = self.set.borrow_mut();
-        for (number, page) in pages.chunks(BLOCK as usize).enumerate() {
-            let first = number as u64 * PER_PAGE;
-            let bits = self.page_bits(number, page);
-            for bit in first..(first + PER_PAGE).min(self.regions) {
-                let within = (bit - first) as usize;
-                // A page that is damaged tells nothing: all may be marked.
-                if bits.is_none_or(|bits| bits[within / 8] & 1 << (within % 8) != 0) {
-                    set[(bit / 64) as usize] |= 1 << (bit % 64);
-                }
+        let first = number as u64 * PER_PAGE;
+        for bit in first..(first + PER_PAGE).min(self.regions) {
+            if is_set((bit - first) as usize) {
+                set[(bit / 64) as usize] |= 1 << (bit % 64);
             }
         }
+    }
+
+    /// Looks whether the pages on a member can be read and have what they must,
+    /// and writes them again where not. Gives the number of those.
+    pub(crate) async fn scrub(&self, core: &Rc<Core>, member: &Member) -> IoResult<u64> {
+        let before = self.durable.borrow().clone();
+        let read = match member.read_around(INTENT_AT, self.page_count() as u64 * BLOCK).await {
+            Ok(read) => read,
+            Err(e) => return core.lose(member.index, &e).await.map(|()| 0),
+        };
+        let mut damaged = Vec::new();
+        for (number, page) in read.bytes.chunks(BLOCK as usize).enumerate() {
+            let first = number as u64 * PER_PAGE;
+            let has = |bits: &[u8], bit: u64| {
+                let within = (bit - first) as usize;
+                bits[within / 8] & 1 << (within % 8) != 0
+            };
+            let after = self.durable.borrow();
+            let mut must = (first..(first + PER_PAGE).min(self.regions))
+                .filter(|bit| get(&before, *bit) && get(&after, *bit));
+            let right = self.page_bits(number, page).is_some_and(|bits| must.all(|bit| has(bits, bit)));
+            if !right {
+                damaged.push(number);
+            }
+        }
+        for number in &damaged {
+            self.changed.until(|| !self.busy.borrow()[*number]).await;
+            self.write(core, *number).await?;
+        }
+        Ok(damaged.len() as u64)
     }
 
     fn page_bits<'a>(&self, number: usize, page: &'a [u8]) -> Option<&'a [u8]> {

@@ -23,7 +23,7 @@ pub(crate) mod scan;
 
 use crate::core::Core;
 use crate::event::Event;
-use crate::geometry::JOURNAL_AT;
+use crate::geometry::{BLOCK, JOURNAL_AT};
 use futures_util::future::join_all;
 use longhaul_block::{IoError, IoResult};
 use record::{HEAD, Kind, Piece, Record};
@@ -75,6 +75,8 @@ pub(crate) struct Journal {
     size: u64,
     state: RefCell<State>,
     marking: Cell<bool>,
+    /// A block of the ring that is being written again.
+    clearing: Cell<Option<u64>>,
     changed: Event,
 }
 
@@ -134,6 +136,7 @@ impl Journal {
             size,
             state: RefCell::default(),
             marking: Cell::new(false),
+            clearing: Cell::new(None),
             changed: Event::default(),
         }
     }
@@ -304,6 +307,35 @@ impl Journal {
         Ok(())
     }
 
+    /// Writes blocks of a member's ring again that cannot be read, those that no
+    /// record of the window is in. Gives the number of those that were.
+    pub(crate) async fn clear(&self, core: &Rc<Core>, member: usize, blocks: &[u64]) -> IoResult<u64> {
+        let zeroes = longhaul_engine::BufMut::zeroed(BLOCK as usize).freeze();
+        let mut cleared = 0;
+        for block in blocks {
+            self.changed.until(|| self.clearing.get().is_none()).await;
+            let place = &core.members[member];
+            if self.is_in_window(*block) || !place.is_usable() {
+                continue;
+            }
+            self.clearing.set(Some(*block));
+            let result = place.write_durably(JOURNAL_AT + block, zeroes.clone()).await;
+            self.clearing.set(None);
+            self.changed.notify();
+            match result {
+                Ok(()) => cleared += 1,
+                Err(e) => core.lose(member, &e).await?,
+            }
+        }
+        Ok(cleared)
+    }
+
+    fn is_in_window(&self, block: u64) -> bool {
+        let state = self.state.borrow();
+        let ahead = (block + self.size - state.durable_tail % self.size) % self.size;
+        ahead < state.head - state.durable_tail
+    }
+
     /// Writes a record to as many members as make it outlive any loss that
     /// the array outlives.
     async fn append(&self, core: &Rc<Core>, record: &Record) -> IoResult<()> {
@@ -311,6 +343,8 @@ impl Journal {
         let at = record.pos % self.size;
         let first = (self.size - at).min(bytes.len() as u64) as usize;
         let copies = core.geometry.redundancy() + 1;
+        let is_clear = |block: u64| (block + self.size - at) % self.size >= record.len();
+        self.changed.until(|| self.clearing.get().is_none_or(is_clear)).await;
         loop {
             let usable: Vec<usize> = core.members.iter().filter(|m| m.is_usable()).map(|m| m.index).collect();
             if usable.is_empty() {

@@ -52,7 +52,7 @@ impl Core {
             return Err(ArrayError::TooFew(format!("there is no member {index}")));
         }
         let (spare, candidate) = self.newcomer(device, force, uuid).await?;
-        Ok(self.take_place(index, &spare, candidate.io).await?)
+        Ok(self.take_place(index, &spare, candidate.io, false).await?)
     }
 
     async fn add_spare(

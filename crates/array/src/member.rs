@@ -8,8 +8,10 @@
 //! - an error counts against the device that it comes from, and only as long
 //!   as that has its place: another one may have it by the time it is told.
 
+use crate::geometry::BLOCK;
 use crate::join;
 use crate::superblock::Condition;
+use futures_util::StreamExt;
 use longhaul_block::{
     Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, WriteFlags, ZeroFlags,
 };
@@ -19,6 +21,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
+
+/// Bytes that are read at a time, and reads at a time, of a region that may be
+/// large: what a slow path carries well within a time-out.
+const REGION_PIECE: u64 = 1 << 20;
+const REGION_READS: usize = 4;
 
 /// A latency sample's weight in the mean, as a power of two.
 const MEAN_SHIFT: u32 = 3;
@@ -67,6 +74,14 @@ struct Opened {
     device: Arc<dyn BlockDevice>,
     info: DeviceInfo,
     io: Rc<dyn BlockIo>,
+}
+
+/// A region of a member, as far as it can be read.
+pub(crate) struct Region {
+    /// Zeroes, where it cannot.
+    pub(crate) bytes: Vec<u8>,
+    /// Where blocks begin that cannot be read, counted from the start.
+    pub(crate) unreadable: Vec<u64>,
 }
 
 /// One place of the array.
@@ -146,6 +161,12 @@ impl Member {
     /// Errors of operations that were begun before do not count any more.
     pub(crate) fn reincarnate(&self) {
         self.incarnation.set(self.incarnation.get() + 1);
+    }
+
+    /// Differs from what it was if the place has another device since, or that
+    /// was away.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.incarnation.get()
     }
 
     /// Whether an error is one of the device that has the place now.
@@ -265,6 +286,36 @@ impl Member {
     /// Reads `len` bytes into memory of its own.
     pub(crate) async fn read(&self, offset: u64, len: u64) -> MemberResult<BufMut> {
         self.read_into(offset, BufMut::zeroed(len as usize)).await
+    }
+
+    /// Reads a region, around blocks that cannot be read.
+    pub(crate) async fn read_around(&self, offset: u64, len: u64) -> MemberResult<Region> {
+        let mut region = Region { bytes: Vec::with_capacity(len as usize), unreadable: Vec::new() };
+        let pieces = (0..len).step_by(REGION_PIECE as usize);
+        let mut reads = futures_util::stream::iter(pieces.map(async |at| {
+            let n = REGION_PIECE.min(len - at);
+            (at, n, self.read(offset + at, n).await)
+        }))
+        .buffered(REGION_READS);
+        while let Some((at, n, read)) = reads.next().await {
+            match read {
+                Ok(bytes) => region.bytes.extend_from_slice(&bytes),
+                Err(e) if e.is_absence() || n % BLOCK != 0 => return Err(e),
+                Err(_) => {
+                    for block in (at..at + n).step_by(BLOCK as usize) {
+                        match self.read(offset + block, BLOCK).await {
+                            Ok(bytes) => region.bytes.extend_from_slice(&bytes),
+                            Err(e) if e.is_absence() => return Err(e),
+                            Err(_) => {
+                                region.bytes.resize(region.bytes.len() + BLOCK as usize, 0);
+                                region.unreadable.push(block);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Ok(region)
     }
 
     pub(crate) async fn read_into(&self, offset: u64, dst: BufMut) -> MemberResult<BufMut> {

@@ -7,7 +7,7 @@
 
 use crate::core::Core;
 use crate::fill::Seen;
-use crate::geometry::{BLOCK, Role};
+use crate::geometry::{BLOCK, JOURNAL_AT, Role};
 use crate::journal::record::Piece;
 use crate::member::MemberResult;
 use crate::plan::Placed;
@@ -38,6 +38,9 @@ pub struct ScrubReport {
     /// Blocks of parity or copies that did not fit, though every checksum
     /// was right.
     pub inconsistent: u64,
+    /// Blocks of superblocks, bitmaps, journals and checksums that were
+    /// written again.
+    pub own: u64,
     /// Blocks that nobody has any more.
     pub lost: u64,
     /// How long it took so far.
@@ -65,6 +68,7 @@ impl Core {
             ..ScrubReport::default()
         };
         let began = now();
+        report.own = self.scrub_own().await?;
         let mut seen = Seen { begun: self.begun.get(), published: began, done: 0 };
         let at_a_time = (AT_A_TIME / self.geometry.unit).max(1);
         let mut row = 0;
@@ -82,6 +86,34 @@ impl Core {
         report.finished = row == self.geometry.rows;
         self.upkeep.tasks.borrow_mut().scrub = Some(report.clone());
         Ok(report)
+    }
+
+    /// Looks at what members have beside data, and writes again from memory
+    /// what cannot be read, or is not what was written.
+    async fn scrub_own(self: &Rc<Self>) -> IoResult<u64> {
+        let mut mended = self.scrub_superblocks().await?;
+        for member in &self.members {
+            if member.is_usable() {
+                mended += self.intent.scrub(self, member).await?;
+            }
+            if member.is_usable() && self.geometry.journal > 0 {
+                match member.read_around(JOURNAL_AT, self.geometry.journal).await {
+                    Ok(ring) if ring.unreadable.is_empty() => {}
+                    Ok(ring) => {
+                        self.journal.pass(self).await?;
+                        mended += self.journal.clear(self, member.index, &ring.unreadable).await?;
+                    }
+                    Err(e) => self.lose(member.index, &e).await?,
+                }
+            }
+            if member.is_usable() {
+                match self.sums.scrub(member).await {
+                    Ok(pages) => mended += pages,
+                    Err(e) => self.lose(member.index, &e).await?,
+                }
+            }
+        }
+        Ok(mended)
     }
 
     /// Scrubs one stripe.

@@ -11,6 +11,9 @@
 //! - a page in memory is newer than, or the same as, the one on the member;
 //! - a page is written by one operation at a time, and an update is done when
 //!   a write that began after it has ended;
+//! - a page that cannot be read makes its blocks wrong, and no more than that:
+//!   they are mended from redundancy like any others, and the page is written
+//!   with them;
 //! - an entry changes only while its stripe is held alone, and together with
 //!   data that the journal or the intent bitmap covers: a crash between the
 //!   two leaves a difference that is put right when the array is assembled.
@@ -29,6 +32,11 @@ use std::rc::Rc;
 const AHEAD: u64 = 16;
 /// Checksums of a page.
 const PER_PAGE: u64 = BLOCK / SUM;
+/// What stands for a checksum that nobody knows: no block is expected to have
+/// it, so that its block counts as wrong.
+const UNKNOWN: u32 = 0x5EED_0BAD;
+/// Pages that a scrub reads at a time.
+const SCRUB_PAGES: u64 = 256;
 
 pub(crate) struct Sums {
     geometry: Geometry,
@@ -46,6 +54,8 @@ struct Page {
     /// Updates made, and those that a write that has ended covers.
     made: Cell<u64>,
     stored: Cell<u64>,
+    /// The member was replaced, or went away: this is not about it any more.
+    gone: Cell<bool>,
     /// Used since the last look for room.
     recent: Cell<bool>,
     changed: Event,
@@ -103,13 +113,23 @@ impl Sums {
         }
         let (first, count) = self.blocks(row, at, len);
         for number in first / PER_PAGE..=(first + count - 1) / PER_PAGE {
+            self.loaded(member, number).await?;
+        }
+        Ok(())
+    }
+
+    /// A page, once it is in memory.
+    async fn loaded(&self, member: &Member, number: u64) -> MemberResult<Rc<Page>> {
+        loop {
             let page = self.page(member.index, number);
             page.changed.until(|| page.loaded.get() || !page.busy.get()).await;
-            if !page.loaded.get() {
+            if page.loaded.get() && !page.gone.get() {
+                return Ok(page);
+            }
+            if !page.gone.get() {
                 self.fetch(member, number).await?;
             }
         }
-        Ok(())
     }
 
     /// Reads a page, and some behind it where pages are used one after
@@ -122,17 +142,22 @@ impl Sums {
         let pages: Vec<Rc<Page>> = (0..=behind).map(|n| self.page(member.index, number + n)).collect();
         let busy: Vec<Busy> = pages.iter().map(Busy::new).collect();
         let at = self.geometry.sums_at() + number * BLOCK;
-        let read = member.read(at, pages.len() as u64 * BLOCK).await;
+        let read = member.read_around(at, pages.len() as u64 * BLOCK).await?;
         for (n, page) in pages.iter().enumerate() {
-            if let Ok(bytes) = &read {
-                let bytes = &bytes[n * BLOCK as usize..(n + 1) * BLOCK as usize];
-                let entry = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-                *page.entries.borrow_mut() = bytes.chunks_exact(SUM as usize).map(entry).collect();
-                page.loaded.set(true);
+            let start = n * BLOCK as usize;
+            let bytes = &read.bytes[start..start + BLOCK as usize];
+            let entry = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            let mut entries: Vec<u32> = bytes.chunks_exact(SUM as usize).map(entry).collect();
+            if read.unreadable.contains(&(start as u64)) {
+                tracing::warn!("member {}: checksums at {} are unreadable", member.index, at + start as u64);
+                entries.fill(UNKNOWN);
+                page.made.set(page.made.get() + 1);
             }
+            *page.entries.borrow_mut() = entries;
+            page.loaded.set(true);
         }
         drop(busy);
-        read.map(drop)
+        Ok(())
     }
 
     /// The blocks of a range (counted from its start) whose content is not
@@ -157,17 +182,10 @@ impl Sums {
         if !self.geometry.has_sums() || sums.is_empty() {
             return Ok(());
         }
-        let len = sums.len() as u64 * BLOCK;
-        let (first, count) = self.blocks(row, at, len);
+        let (first, count) = self.blocks(row, at, sums.len() as u64 * BLOCK);
         let mut waits = Vec::new();
         for number in first / PER_PAGE..=(first + count - 1) / PER_PAGE {
-            let page = self.page(member.index, number);
-            if !page.loaded.get() {
-                // One page at most is not covered as a whole at either end.
-                let start = (number * PER_PAGE).max(first) - first;
-                self.load(member, row, at + start * BLOCK, BLOCK).await?;
-            }
-            let page = self.page(member.index, number);
+            let page = self.loaded(member, number).await?;
             let mut entries = page.entries.borrow_mut();
             for entry in number * PER_PAGE..(number + 1) * PER_PAGE {
                 if (first..first + count).contains(&entry)
@@ -177,29 +195,24 @@ impl Sums {
                 }
             }
             page.made.set(page.made.get() + 1);
-            waits.push((number, page.made.get()));
             drop(entries);
+            waits.push((number, page.made.get(), page));
         }
-        let stores = waits.into_iter().map(|(number, made)| self.store(member, number, made));
+        let stores = waits.into_iter().map(|(number, made, page)| self.store(member, number, page, made));
         futures_util::future::try_join_all(stores).await.map(drop)
     }
 
     /// Returns when the update `made` of a page is on the member.
-    async fn store(&self, member: &Member, number: u64, made: u64) -> MemberResult<()> {
-        let page = self.page(member.index, number);
+    async fn store(&self, member: &Member, number: u64, page: Rc<Page>, made: u64) -> MemberResult<()> {
         loop {
             page.changed.until(|| page.stored.get() >= made || !page.busy.get()).await;
-            if page.stored.get() >= made {
+            if page.stored.get() >= made || page.gone.get() {
                 return Ok(());
             }
             let busy = Busy::new(&page);
             let covers = page.made.get();
-            let mut block = BufMut::zeroed(BLOCK as usize);
-            for (slot, entry) in block.chunks_exact_mut(SUM as usize).zip(page.entries.borrow().iter()) {
-                slot.copy_from_slice(&entry.to_le_bytes());
-            }
             let at = self.geometry.sums_at() + number * BLOCK;
-            let result = member.write(at, block.freeze(), WriteFlags::default()).await;
+            let result = member.write(at, page.bytes().freeze(), WriteFlags::default()).await;
             if result.is_ok() {
                 page.stored.set(covers);
             }
@@ -210,7 +223,60 @@ impl Sums {
 
     /// Forgets what is known of a member.
     pub(crate) fn forget(&self, member: usize) {
-        self.pages.borrow_mut().retain(|(of, _), _| *of != member);
+        self.pages.borrow_mut().retain(|(of, _), page| {
+            page.gone.set(*of == member);
+            *of != member
+        });
+    }
+
+    /// Looks whether the pages on a member can be read and are the ones in
+    /// memory, and writes those again that are not. Gives their number.
+    pub(crate) async fn scrub(&self, member: &Member) -> MemberResult<u64> {
+        let (mut first, end) = (0, self.geometry.sums_len() / BLOCK);
+        let mut mended = 0;
+        while first < end {
+            let count = SCRUB_PAGES.min(end - first);
+            let idle = |number: u64| {
+                let page = self.pages.borrow().get(&(member.index, number)).cloned()?;
+                let idle = page.loaded.get() && !page.busy.get() && page.stored.get() == page.made.get();
+                idle.then(|| (page.made.get(), page))
+            };
+            let before: Vec<_> = (first..first + count).map(idle).collect();
+            let read = member.read_around(self.geometry.sums_at() + first * BLOCK, count * BLOCK).await?;
+            for (n, before) in before.into_iter().enumerate() {
+                let start = n * BLOCK as usize;
+                let unreadable = read.unreadable.contains(&(start as u64));
+                let number = first + n as u64;
+                let page = match before {
+                    Some((made, page)) => {
+                        let same = page.bytes()[..] == read.bytes[start..start + BLOCK as usize];
+                        if page.made.get() != made || (same && !unreadable) {
+                            continue;
+                        }
+                        page.made.set(made + 1);
+                        page
+                    }
+                    None if unreadable => self.loaded(member, number).await?,
+                    None => continue,
+                };
+                mended += 1;
+                let made = page.made.get();
+                self.store(member, number, page, made).await?;
+            }
+            first += count;
+        }
+        Ok(mended)
+    }
+}
+
+impl Page {
+    /// What is stored of it.
+    fn bytes(&self) -> BufMut {
+        let mut block = BufMut::zeroed(BLOCK as usize);
+        for (slot, entry) in block.chunks_exact_mut(SUM as usize).zip(self.entries.borrow().iter()) {
+            slot.copy_from_slice(&entry.to_le_bytes());
+        }
+        block
     }
 }
 

@@ -443,3 +443,112 @@ fn an_error_counts_only_against_the_device_that_it_comes_from() {
         });
     }
 }
+
+/// Makes all that a member has beside data unreadable: superblock (but for one
+/// copy), heartbeat, bitmap, journal, checksums.
+fn damage(disk: &Disk, data_at: u64) {
+    let mut bad = disk.bad.lock().unwrap();
+    let journal_and_sums = 256 << 10..data_at - UNIT + BLOCK;
+    for range in [64 << 10..68 << 10, 128 << 10..132 << 10, 192 << 10..196 << 10, journal_and_sums] {
+        bad.extend(range.step_by(512).map(|at| at / 512));
+    }
+}
+
+#[test]
+fn a_member_with_damaged_logs_is_not_lost_for_them() {
+    for (seed, layout) in [(111, Layout::Parity), (112, Layout::Mirror), (113, Layout::DoubleParity)] {
+        let (disks, _power) = disks(4, SIZE);
+        let (model, data_at) = simulate(seed, async {
+            make(&disks, layout, UNIT).await;
+            let array = start(&disks, options()).await.expect("assembled");
+            let io = array.open().await.expect("opened");
+            let model = Model::new(array.info().size);
+            let mut dice = Dice(seed);
+            for _ in 0..40 {
+                let first = dice.below(model.blocks() - 14);
+                model.write(&*io, first, 1 + dice.below(14)).await.expect("written");
+            }
+            let geometry = array.status().await.expect("status").geometry;
+            (model, geometry.end() - geometry.rows * geometry.unit)
+        });
+        // Not stopped: the logs are needed, and one member's are gone.
+        damage(&disks[1], data_at);
+        simulate(seed, async {
+            let array = start(&disks, options()).await.expect("assembled");
+            let io = array.open().await.expect("opened");
+            let active = async || {
+                let status = array.status().await.expect("status");
+                assert!(
+                    status.members.iter().all(|m| m.condition == Condition::Active),
+                    "{layout} {status:?}"
+                );
+            };
+            active().await;
+            let marked = array.status().await.expect("status").marked_regions;
+            assert!(marked.0 <= marked.1, "{marked:?}");
+            model.check(&*io).await.expect("read");
+            let scrub = array.scrub().await.expect("scrubbed");
+            assert!(scrub.finished && scrub.lost == 0, "{scrub:?}");
+            assert_eq!(disks[1].bad.lock().unwrap().len(), 0, "{layout}: all is written again");
+            active().await;
+            disks[0].unreachable.store(true, SeqCst);
+            model.check(&*io).await.expect("read");
+        });
+    }
+}
+
+#[test]
+fn scrub_mends_what_members_have_beside_data() {
+    for layout in [Layout::Parity, Layout::Mirror] {
+        simulate(121, async {
+            let rig = rig(layout, 4, options()).await;
+            rig.fill().await;
+            let geometry = rig.array.status().await.expect("status").geometry;
+            let data_at = geometry.end() - geometry.rows * geometry.unit;
+            // Behind everybody's back: superblocks, bitmap, checksums.
+            let sums_at = data_at - geometry.unit;
+            for at in [0, 64 << 10, 192 << 10, sums_at] {
+                rig.disks[2].flip(at + 40);
+            }
+            damage(&rig.disks[3], data_at);
+            let scrub = rig.array.scrub().await.expect("scrubbed");
+            assert!(scrub.own >= 4 && scrub.lost == 0 && scrub.finished, "{layout} {scrub:?}");
+            sleep(Duration::from_secs(5)).await;
+            assert_eq!(rig.disks[3].bad.lock().unwrap().len(), 0, "{layout}");
+            let again = rig.array.scrub().await.expect("scrubbed");
+            assert_eq!(
+                (again.own, again.wrong.iter().sum::<u64>(), again.lost),
+                (0, 0, 0),
+                "{layout} {again:?}"
+            );
+            let status = rig.array.status().await.expect("status");
+            assert_eq!(status.health, Health::Healthy, "{status:?}");
+            rig.model.check(&*rig.io).await.expect("read");
+        });
+    }
+}
+
+#[test]
+fn a_device_of_another_array_is_not_known_as_that_any_more() {
+    let (disks, power) = disks(3, SIZE);
+    let (other, _power) = common::disks(2, SIZE);
+    let mut dice = Dice(7);
+    simulate(131, async {
+        make(&disks, Layout::Parity, UNIT).await;
+        let shape = Shape { name: "old".into(), layout: Layout::Mirror, unit: UNIT, force: false };
+        create_as(&devices(&other), &[], &shape, || dice.uuid()).await.expect("made");
+        // Its superblocks become newer than ours will be.
+        for _ in 0..20 {
+            start(&other, options()).await.expect("assembled").stop().await.expect("stopped");
+        }
+        let array = start(&disks, options()).await.expect("assembled");
+        let device = Arc::clone(&other[0]) as Arc<dyn BlockDevice>;
+        assert!(array.replace(2, Arc::clone(&device), false).await.is_err(), "not without force");
+        array.replace(2, device, true).await.expect("replaced");
+    });
+    power.restore();
+    simulate(132, async {
+        let members = [Arc::clone(&disks[0]), Arc::clone(&disks[1]), Arc::clone(&other[0])];
+        start(&members, options()).await.expect("assembled").wait_healthy().await.expect("healthy");
+    });
+}

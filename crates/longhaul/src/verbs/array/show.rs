@@ -30,6 +30,7 @@ pub(crate) fn scrub(report: &ScrubReport) -> Value {
         "finished": report.finished, "stripes_done": report.stripes.0, "stripes": report.stripes.1,
         "wrong_blocks": report.wrong, "unreadable_blocks": report.unreadable,
         "mended": report.mended, "inconsistent": report.inconsistent, "lost": report.lost,
+        "own_blocks": report.own,
         "elapsed_seconds": report.elapsed.as_secs_f64(),
     })
 }
