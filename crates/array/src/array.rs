@@ -115,11 +115,7 @@ async fn begin(core: &Rc<Core>, was_clean: bool) -> IoResult<()> {
             core.upkeep.left(member.index, member.condition.get());
             continue;
         }
-        let condition = match member.condition.get() {
-            Condition::Rebuilding { partial: false, .. } => Condition::Failed,
-            _ => Condition::Absent,
-        };
-        core.enter(member.index, condition, "not there when the array was assembled");
+        core.enter(member.index, Condition::Absent, "not there when the array was assembled");
     }
     let mut logs = assemble::read_logs(core, was_clean).await?;
     for member in &core.members {

@@ -114,7 +114,7 @@ pub(crate) async fn create(
         }
     }
     let array = new_uuid();
-    let entry = |_: &_| Entry { uuid: new_uuid(), condition: Condition::Active, since: 1 };
+    let entry = |_: &_| Entry { uuid: new_uuid(), condition: Condition::Active, since: 1, have: u64::MAX };
     let entries: Vec<Entry> = devices.iter().map(entry).collect();
     let superblock = Superblock {
         array,

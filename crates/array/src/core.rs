@@ -29,6 +29,7 @@ use std::rc::Rc;
 use uuid::Uuid;
 
 /// A spare: a device that waits for a place.
+#[derive(Clone)]
 pub(crate) struct Spare {
     pub(crate) uuid: Uuid,
     pub(crate) device: std::sync::Arc<dyn longhaul_block::BlockDevice>,
@@ -76,6 +77,7 @@ pub(crate) struct Core {
     pub(crate) ended: crate::fence::Ended,
     /// I/O begun, by users.
     pub(crate) begun: Cell<u64>,
+    pub(crate) verifying: Rc<RowLocks>,
     publishing: Rc<RowLocks>,
 }
 
@@ -83,7 +85,7 @@ impl Core {
     pub(crate) fn new(superblock: &Superblock, options: Options, session: Uuid) -> Core {
         let geometry = superblock.geometry;
         let member = |(index, entry): (usize, &Entry)| {
-            Member::new(index, entry.uuid, entry.condition, entry.since, options.member_timeout)
+            Member::new(index, entry.uuid, entry.condition, entry.since, entry.have, options.member_timeout)
         };
         Core {
             geometry,
@@ -106,6 +108,7 @@ impl Core {
             upkeep: crate::upkeep::Upkeep::new(&options),
             ended: crate::fence::Ended::default(),
             begun: Cell::new(0),
+            verifying: Rc::default(),
             publishing: Rc::default(),
             options,
         }
@@ -125,7 +128,9 @@ impl Core {
             Condition::Rebuilding { done, partial } => {
                 row < done
                     || self.upkeep.is_filled(member, row)
-                    || (partial && !self.upkeep.missed(member, self.geometry.region_of(row)))
+                    || (partial
+                        && row < self.members[member].have.get()
+                        && !self.upkeep.missed(member, self.geometry.region_of(row)))
             }
         }
     }
@@ -158,6 +163,11 @@ impl Core {
             }
             _ => (0..self.geometry.width).filter(|m| lost(*m)).count() > self.geometry.redundancy(),
         }
+    }
+
+    /// Whether the array would halt without this member.
+    pub(crate) fn cannot_lose(&self, index: usize) -> bool {
+        self.members[index].is_active() && self.needs(&[index])
     }
 
     /// Whether the array has stopped for good.
@@ -224,8 +234,6 @@ impl Core {
         let member = &self.members[index];
         let condition = match (member.condition.get(), condition) {
             (Condition::Absent | Condition::Failed, _) => return Ok(()),
-            // A member that is filled whole begins again from nothing.
-            (Condition::Rebuilding { partial: false, .. }, Condition::Absent) => Condition::Failed,
             (_, condition) => condition,
         };
         if member.is_active() && self.needs(&[index]) {
@@ -245,6 +253,12 @@ impl Core {
     pub(crate) fn enter(&self, index: usize, condition: Condition, reason: &str) {
         let member = &self.members[index];
         let started = !matches!(member.condition.get(), Condition::Rebuilding { .. });
+        match (member.condition.get(), condition) {
+            // It goes on there when it is back.
+            (Condition::Rebuilding { done, partial: false }, Condition::Absent) => member.have.set(done),
+            (_, Condition::Active) => member.have.set(u64::MAX),
+            _ => {}
+        }
         member.condition.set(condition);
         member.since.set(self.generation.get() + 1);
         *member.reason.borrow_mut() = reason.to_owned();
@@ -295,11 +309,7 @@ impl Core {
                 return self.check_running();
             }
             for (index, error) in failed {
-                let condition = match self.members[index].condition.get() {
-                    Condition::Rebuilding { partial: false, .. } => Condition::Failed,
-                    _ if error.is_absence() => Condition::Absent,
-                    _ => Condition::Failed,
-                };
+                let condition = if error.is_absence() { Condition::Absent } else { Condition::Failed };
                 self.enter(index, condition, &error.error.to_string());
             }
         }
@@ -340,6 +350,7 @@ impl Core {
             uuid: member.uuid.get(),
             condition: member.condition.get(),
             since: member.since.get(),
+            have: member.have.get(),
         };
         Superblock {
             array: self.array,
@@ -365,14 +376,35 @@ impl Core {
         self.settle(results).await
     }
 
-    /// Flushes all members in use; those that fail are lost.
-    pub(crate) async fn flush_members(&self) -> IoResult<()> {
-        self.check_running()?;
-        let applied = self.journal.flush_begins();
-        let usable = self.members.iter().filter(|member| member.is_usable());
-        let results = join_all(usable.map(async |member| (member.index, member.flush().await))).await;
-        self.settle(results).await?;
-        self.journal.applied(&applied, true);
+    /// Flushes all members in use; those that fail are lost. What a member has
+    /// lost before it was flushed is made good first.
+    pub(crate) async fn flush_members(self: &Rc<Self>) -> IoResult<()> {
+        loop {
+            self.check_running()?;
+            let applied = self.journal.flush_begins();
+            let usable = self.members.iter().filter(|member| member.is_usable());
+            let results =
+                join_all(usable.map(async |member| (member.index, self.flush_member(member).await))).await;
+            self.settle(results).await?;
+            let doubtful = self.members.iter().filter(|member| member.is_usable() && member.is_in_doubt());
+            let doubtful: Vec<usize> = doubtful.map(|member| member.index).collect();
+            if doubtful.is_empty() {
+                self.journal.applied(&applied, true);
+                return Ok(());
+            }
+            for member in doubtful {
+                self.verify(member).await?;
+            }
+        }
+    }
+
+    /// Flushes a member. It counts only if it is not in doubt afterwards.
+    pub(crate) async fn flush_member(&self, member: &Member) -> MemberResult<()> {
+        let stored = self.sums.flush_begins(member.index);
+        member.flush().await?;
+        if !member.is_in_doubt() {
+            self.sums.flushed(member.index, &stored);
+        }
         Ok(())
     }
 

@@ -65,6 +65,8 @@ impl Core {
                 Err(_) => continue,
             }
             self.sums.forget(member.index);
+            // It catches up on all that it has not flushed.
+            member.trust(member.doubts());
             let back = self.publish_with(|| {
                 if member.condition.get() != Condition::Absent {
                     return;
@@ -92,18 +94,29 @@ impl Core {
             if !gone {
                 continue;
             }
-            let Some(spare) = self.spares.borrow_mut().pop() else { return };
+            self.take_spare(member.index).await;
+        }
+    }
+
+    /// Puts the first spare that can be used in a place; the others stay.
+    async fn take_spare(self: &Rc<Self>, index: usize) {
+        let spares = self.spares.borrow().clone();
+        for spare in spares.iter().rev() {
             let name = spare.device.info().name;
-            let opened = spare.device.open().await;
-            let result = match opened {
-                Ok(io) => self.take_place(member.index, &spare, io, true).await,
+            let result = match spare.device.open().await {
+                Ok(io) => self.take_place(index, spare, io, true).await,
                 Err(e) => Err(e),
             };
             match result {
                 Ok(()) => {
-                    tracing::warn!("array {}: spare {name} takes place {}", self.name.borrow(), member.index)
+                    tracing::warn!("array {}: spare {name} takes place {index}", self.name.borrow());
+                    return;
                 }
-                Err(e) => tracing::warn!("array {}: spare {name} cannot be used: {e}", self.name.borrow()),
+                // It is tried again, and told of once.
+                Err(e) if self.upkeep.tells_of(spare.uuid) => {
+                    tracing::warn!("array {}: spare {name} cannot be used: {e}", self.name.borrow());
+                }
+                Err(_) => {}
             }
         }
     }
@@ -135,6 +148,7 @@ impl Core {
         self.publish_with(|| {
             member.put(Arc::clone(&spare.device), io);
             member.uuid.set(spare.uuid);
+            self.spares.borrow_mut().retain(|other| other.uuid != spare.uuid);
             member.counts.set(crate::MemberCounts::default());
             self.enter(index, Condition::Rebuilding { done: 0, partial: false }, "it is filled");
         })
@@ -147,10 +161,12 @@ impl Core {
         let member = &self.members[index];
         let Condition::Rebuilding { done, partial } = member.condition.get() else { return Ok(()) };
         let rows: Vec<u64> = if partial {
-            let regions = self.upkeep.regions(index);
-            regions
-                .into_iter()
-                .flat_map(|region| self.geometry.rows_of(region))
+            let have = member.have.get().min(self.geometry.rows);
+            let missed = self.upkeep.regions(index);
+            let missed = missed.into_iter().flat_map(|region| self.geometry.rows_of(region));
+            missed
+                .filter(|row| *row < have)
+                .chain(have..self.geometry.rows)
                 .filter(|row| *row >= done)
                 .collect()
         } else {
@@ -164,11 +180,22 @@ impl Core {
                 return Ok(());
             }
             let start = now();
-            for result in join_all(batch.iter().map(|row| self.fill_row(index, *row))).await {
-                result?;
-            }
-            if let Err(e) = member.flush().await {
-                return self.lose(index, &e).await;
+            loop {
+                for result in join_all(batch.iter().map(|row| self.fill_row(index, *row))).await {
+                    result?;
+                }
+                if let Err(e) = self.flush_member(member).await {
+                    return self.lose(index, &e).await;
+                }
+                if !member.is_in_doubt() {
+                    break;
+                }
+                // It may have lost what it was just given.
+                self.upkeep.unfill(index, batch[0]);
+                self.verify(index).await?;
+                if member.incarnation() != incarnation {
+                    return Ok(());
+                }
             }
             self.journal.pass(self).await?;
             if member.incarnation() != incarnation {

@@ -75,6 +75,8 @@ pub(crate) struct Journal {
     size: u64,
     state: RefCell<State>,
     marking: Cell<bool>,
+    /// Stripes whose holder waits for room, and writes nothing meanwhile.
+    waiting: RefCell<Vec<u64>>,
     /// A block of the ring that is being written again.
     clearing: Cell<Option<u64>>,
     changed: Event,
@@ -136,6 +138,7 @@ impl Journal {
             size,
             state: RefCell::default(),
             marking: Cell::new(false),
+            waiting: RefCell::default(),
             clearing: Cell::new(None),
             changed: Event::default(),
         }
@@ -197,7 +200,11 @@ impl Journal {
         let len = HEAD + pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
         let room: u64 = covers.iter().map(|logged| logged.room).sum();
         if len > room {
-            self.wait_for(core, len - room).await?;
+            self.waiting.borrow_mut().push(row);
+            self.changed.notify();
+            let result = self.wait_for(core, len - room).await;
+            self.waiting.borrow_mut().retain(|waiting| *waiting != row);
+            result?;
         }
         let mut record = {
             let mut state = self.state.borrow_mut();
@@ -209,6 +216,16 @@ impl Journal {
         record.covers = covers.iter().map(|logged| logged.seq).collect();
         self.append(core, &record).await?;
         Ok(record.covers.iter().copied().chain([record.seq]).collect())
+    }
+
+    /// Whether the holder of a stripe waits for room.
+    pub(crate) fn is_waiting(&self, row: u64) -> bool {
+        self.waiting.borrow().contains(&row)
+    }
+
+    /// Returns when the holder of a stripe waits for room.
+    pub(crate) async fn until_waiting(&self, row: u64) {
+        self.changed.until(|| self.is_waiting(row)).await;
     }
 
     /// Gives back the room of a data record that was never durable. It stays

@@ -40,6 +40,7 @@ mod survey;
 mod testing;
 mod units;
 mod upkeep;
+mod verify;
 mod write;
 
 pub use array::{assemble, assemble_as, create, create_as};

@@ -74,6 +74,7 @@ struct Opened {
     device: Arc<dyn BlockDevice>,
     info: DeviceInfo,
     io: Rc<dyn BlockIo>,
+    generation: Cell<u64>,
 }
 
 /// A region of a member, as far as it can be read.
@@ -94,6 +95,13 @@ pub(crate) struct Member {
     pub(crate) counts: Cell<MemberCounts>,
     /// Why it is not active, for people.
     pub(crate) reason: RefCell<String>,
+    /// How much of a filling was done when it went away; all, if it was not
+    /// being filled.
+    pub(crate) have: Cell<u64>,
+    /// Times at which it may have lost what it had not flushed, and those after
+    /// which that was looked at.
+    doubts: Cell<u64>,
+    settled: Cell<u64>,
     /// Counts the devices that had the place, and their absences.
     incarnation: Cell<u64>,
     opened: RefCell<Option<Opened>>,
@@ -127,6 +135,7 @@ impl Member {
         uuid: Uuid,
         condition: Condition,
         since: u64,
+        have: u64,
         timeout: Duration,
     ) -> Member {
         Member {
@@ -136,6 +145,9 @@ impl Member {
             since: Cell::new(since),
             counts: Cell::default(),
             reason: RefCell::default(),
+            have: Cell::new(have),
+            doubts: Cell::new(0),
+            settled: Cell::new(0),
             incarnation: Cell::new(0),
             opened: RefCell::default(),
             under_way: Rc::default(),
@@ -149,13 +161,29 @@ impl Member {
     pub(crate) fn put(&self, device: Arc<dyn BlockDevice>, io: Rc<dyn BlockIo>) {
         let info = device.info();
         self.reincarnate();
-        *self.opened.borrow_mut() = Some(Opened { device, info, io });
+        self.trust(self.doubts.get());
+        let generation = Cell::new(io.generation());
+        *self.opened.borrow_mut() = Some(Opened { device, info, io, generation });
     }
 
     /// Takes the device away; operations under way go on.
     pub(crate) fn take(&self) -> Option<Arc<dyn BlockDevice>> {
         self.reincarnate();
         self.opened.borrow_mut().take().map(|opened| opened.device)
+    }
+
+    /// Whether it may have lost what it had not flushed.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.doubts.get() != self.settled.get()
+    }
+
+    pub(crate) fn doubts(&self) -> u64 {
+        self.doubts.get()
+    }
+
+    /// What it may have lost up to the doubt of this number has been made good.
+    pub(crate) fn trust(&self, doubts: u64) {
+        self.settled.set(doubts);
     }
 
     /// Errors of operations that were begun before do not count any more.
@@ -248,7 +276,14 @@ impl Member {
         begin: impl FnOnce(&dyn BlockIo, &DeviceInfo) -> IoFuture<T>,
     ) -> MemberResult<T> {
         let incarnation = self.incarnation.get();
-        self.run(begin).await.map_err(|error| MemberError { error, incarnation })
+        let result = self.run(begin).await;
+        if let Some(opened) = &*self.opened.borrow() {
+            let generation = opened.io.generation();
+            if generation != opened.generation.replace(generation) && opened.info.volatile_cache {
+                self.doubts.set(self.doubts.get() + 1);
+            }
+        }
+        result.map_err(|error| MemberError { error, incarnation })
     }
 
     async fn run<T: Unpin + 'static>(

@@ -117,7 +117,7 @@ impl Core {
     }
 
     /// Scrubs one stripe.
-    async fn scrub_row(self: &Rc<Self>, row: u64) -> IoResult<ScrubReport> {
+    pub(crate) async fn scrub_row(self: &Rc<Self>, row: u64) -> IoResult<ScrubReport> {
         let width = self.geometry.width;
         let mut report =
             ScrubReport { wrong: vec![0; width], unreadable: vec![0; width], ..ScrubReport::default() };

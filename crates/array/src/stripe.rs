@@ -280,6 +280,10 @@ impl BlockIo for StripeIo {
         combine(&advice, self.map.width())
     }
 
+    fn generation(&self) -> u64 {
+        self.members.iter().fold(0, |sum, member| sum.wrapping_add(member.generation()))
+    }
+
     fn map_read(&self, offset: u64, len: usize) -> Option<Segment> {
         let piece = self.map.piece(offset, len as u64);
         if piece.len < len as u64 { None } else { self.members[piece.member].map_read(piece.offset, len) }

@@ -24,7 +24,7 @@ use crate::member::{Member, MemberResult};
 use longhaul_block::WriteFlags;
 use longhaul_engine::BufMut;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 /// Pages that are read at a time where they are used in order: 64 MiB of a
@@ -41,6 +41,9 @@ const SCRUB_PAGES: u64 = 256;
 pub(crate) struct Sums {
     geometry: Geometry,
     pages: RefCell<HashMap<(usize, u64), Rc<Page>>>,
+    /// Pages that a member may have in a volatile cache only. They stay in
+    /// memory: they tell what it must have if it loses that.
+    unflushed: RefCell<BTreeMap<(usize, u64), Rc<Page>>>,
     /// Pages in memory at most.
     limit: usize,
     zero: u32,
@@ -83,7 +86,7 @@ impl Sums {
     pub(crate) fn new(geometry: Geometry, memory: usize) -> Sums {
         let zero = crc_fast::crc32_iscsi(&[0; BLOCK as usize]);
         let limit = (memory as u64 / BLOCK).max(2 * geometry.width as u64) as usize;
-        Sums { geometry, pages: RefCell::default(), limit, zero }
+        Sums { geometry, pages: RefCell::default(), unflushed: RefCell::default(), limit, zero }
     }
 
     /// What is stored for each block of `bytes`.
@@ -215,6 +218,9 @@ impl Sums {
             let result = member.write(at, page.bytes().freeze(), WriteFlags::default()).await;
             if result.is_ok() {
                 page.stored.set(covers);
+                if member.has_volatile_cache() && !page.gone.get() {
+                    self.unflushed.borrow_mut().insert((member.index, number), Rc::clone(&page));
+                }
             }
             drop(busy);
             result?;
@@ -227,6 +233,39 @@ impl Sums {
             page.gone.set(*of == member);
             *of != member
         });
+        self.unflushed.borrow_mut().retain(|(of, _), _| *of != member);
+    }
+
+    /// The pages that a flush of a member which begins now makes durable.
+    pub(crate) fn flush_begins(&self, member: usize) -> Vec<(u64, u64)> {
+        let unflushed = self.unflushed.borrow();
+        let pages = unflushed.range((member, 0)..=(member, u64::MAX));
+        pages.map(|((_, number), page)| (*number, page.stored.get())).collect()
+    }
+
+    /// That flush has ended.
+    pub(crate) fn flushed(&self, member: usize, pages: &[(u64, u64)]) {
+        let mut unflushed = self.unflushed.borrow_mut();
+        for (number, stored) in pages {
+            if unflushed.get(&(member, *number)).is_some_and(|page| page.stored.get() == *stored) {
+                unflushed.remove(&(member, *number));
+            }
+        }
+    }
+
+    /// Writes all pages again that a member may have lost with its cache.
+    pub(crate) async fn restore(&self, member: &Member) -> MemberResult<()> {
+        let pages: Vec<(u64, Rc<Page>)> = {
+            let unflushed = self.unflushed.borrow();
+            let of_it = unflushed.range((member.index, 0)..=(member.index, u64::MAX));
+            of_it.map(|((_, number), page)| (*number, Rc::clone(page))).collect()
+        };
+        let stores = pages.into_iter().map(|(number, page)| {
+            page.made.set(page.made.get() + 1);
+            let made = page.made.get();
+            self.store(member, number, page, made)
+        });
+        futures_util::future::try_join_all(stores).await.map(drop)
     }
 
     /// Looks whether the pages on a member can be read and are the ones in

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 const MAGIC: &[u8; 8] = b"LHARRAY\0";
 /// Version of everything that is stored on members.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Spares of an array at most.
 pub const MAX_SPARES: usize = 16;
 /// Longest name in bytes.
@@ -37,7 +37,8 @@ pub enum Condition {
     /// Has failed: nothing on it counts.
     Failed,
     /// Is being filled: it has the stripes below `done`, and if `partial`
-    /// also those whose intent bits were clear when it came back.
+    /// also those whose intent bits were clear when it came back (as far as it
+    /// had been filled before).
     Rebuilding {
         /// Stripes done.
         done: u64,
@@ -53,6 +54,9 @@ pub(crate) struct Entry {
     pub(crate) condition: Condition,
     /// Generation in which the condition was entered.
     pub(crate) since: u64,
+    /// Stripes that it has, of one that went away while it was filled, or
+    /// catches up after that; `u64::MAX` of others.
+    pub(crate) have: u64,
 }
 
 /// The superblock.
@@ -117,7 +121,7 @@ impl Superblock {
         out.u64(geometry.data_at()).u64(self.generation).u64(self.epoch).u16(u16::from(self.clean));
         for entry in &self.entries {
             let (code, flag, done) = condition_code(entry.condition);
-            out.uuid(entry.uuid).u16(code).u16(flag).u64(done).u64(entry.since);
+            out.uuid(entry.uuid).u16(code).u16(flag).u64(done).u64(entry.since).u64(entry.have);
         }
         for spare in &self.spares {
             out.uuid(*spare);
@@ -156,7 +160,7 @@ impl Superblock {
         for _ in 0..width {
             let uuid = from.uuid()?;
             let condition = condition(from.u16()?, from.u16()?, from.u64()?)?;
-            entries.push(Entry { uuid, condition, since: from.u64()? });
+            entries.push(Entry { uuid, condition, since: from.u64()?, have: from.u64()? });
         }
         let spares = (0..spares).map(|_| from.uuid()).collect::<Option<Vec<_>>>()?;
         let superblock =
@@ -177,7 +181,8 @@ pub(crate) mod tests {
 
     pub(crate) fn example(width: usize, spares: usize) -> Superblock {
         let geometry = Geometry::fit(Layout::Parity, width, 65_536, 1 << 30).expect("fits");
-        let entry = |n| Entry { uuid: Uuid::from_u128(n), condition: Condition::Active, since: 1 };
+        let entry =
+            |n| Entry { uuid: Uuid::from_u128(n), condition: Condition::Active, since: 1, have: u64::MAX };
         let mut entries: Vec<Entry> = (1..=width as u128).map(entry).collect();
         entries[1].condition = Condition::Rebuilding { done: 12_345, partial: true };
         Superblock {

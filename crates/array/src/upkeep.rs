@@ -36,6 +36,8 @@ pub(crate) struct Upkeep {
     pub(crate) stopping: Cell<bool>,
     pub(crate) rebuild_rate: Cell<Option<u64>>,
     pub(crate) tasks: RefCell<Tasks>,
+    /// Spares that could not be used.
+    told: RefCell<BTreeSet<uuid::Uuid>>,
     /// Tasks that have not seen that the array stops.
     running: Cell<usize>,
 }
@@ -51,6 +53,7 @@ impl Upkeep {
             stopping: Cell::new(false),
             rebuild_rate: Cell::new(options.rebuild_rate),
             tasks: RefCell::default(),
+            told: RefCell::default(),
             running: Cell::new(0),
         }
     }
@@ -80,6 +83,16 @@ impl Upkeep {
 
     pub(crate) fn is_filled(&self, member: usize, row: u64) -> bool {
         self.filled.borrow().contains(&(member, row))
+    }
+
+    /// Whether a spare that cannot be used has not been told of.
+    pub(crate) fn tells_of(&self, spare: uuid::Uuid) -> bool {
+        self.told.borrow_mut().insert(spare)
+    }
+
+    /// A member does not have the stripes from `row` on that it was given.
+    pub(crate) fn unfill(&self, member: usize, row: u64) {
+        self.filled.borrow_mut().retain(|(of, filled)| *of != member || *filled < row);
     }
 
     /// The progress of a member has come to `done`.

@@ -552,3 +552,108 @@ fn a_device_of_another_array_is_not_known_as_that_any_more() {
         start(&members, options()).await.expect("assembled").wait_healthy().await.expect("healthy");
     });
 }
+
+/// An array of disks with volatile caches.
+async fn cached(layout: Layout, options: Options) -> Rig {
+    let power = Arc::new(Power::default());
+    let disk = |n: usize| Arc::new(Disk::with_cache(&format!("disk{n}"), SIZE, &power, true));
+    let disks: Vec<_> = (0..4).map(disk).collect();
+    make(&disks, layout, UNIT).await;
+    let array = start(&disks, options).await.expect("assembled");
+    let io = array.open().await.expect("opened");
+    let model = Model::new(array.info().size);
+    Rig { disks, power, array, io, model }
+}
+
+#[test]
+fn what_a_member_loses_with_its_cache_is_made_good_before_a_flush_ends() {
+    let layouts = [Layout::Parity, Layout::Mirror, Layout::DoubleParity, Layout::StripeMirror];
+    for (seed, layout) in (140..148).zip(layouts.into_iter().cycle()) {
+        simulate(seed, async {
+            // Even where there is no room for checksums in memory.
+            let small = Options { sums_memory: 0, ..options() };
+            let rig = cached(layout, small).await;
+            rig.write_some(seed, 30).await;
+            rig.io.flush().await.expect("flushed");
+            rig.write_some(seed + 1, 30).await;
+            rig.disks[1].lose_cache();
+            rig.write_some(seed + 2, (seed - 140) / 4 * 5).await;
+            rig.io.flush().await.expect("flushed");
+            rig.until(1, Condition::Active).await;
+            // It has it all: another can go.
+            rig.disks[0].unreachable.store(true, SeqCst);
+            rig.model.check(&*rig.io).await.expect("read");
+        });
+    }
+}
+
+#[test]
+fn a_new_connection_by_itself_costs_no_member() {
+    for layout in [Layout::Parity, Layout::Mirror] {
+        simulate(151, async {
+            let rig = cached(layout, options()).await;
+            rig.write_some(1, 20).await;
+            let load = async {
+                for seed in 0..40 {
+                    rig.write_some(seed, 2).await;
+                    if seed % 8 == 0 {
+                        for disk in &rig.disks {
+                            disk.generation.fetch_add(1, SeqCst);
+                        }
+                    }
+                }
+            };
+            let flushes = async {
+                for _ in 0..10 {
+                    rig.io.flush().await.expect("flushed");
+                    sleep(Duration::from_millis(7)).await;
+                }
+            };
+            futures_util::future::join(load, flushes).await;
+            rig.io.flush().await.expect("flushed");
+            let status = rig.array.status().await.expect("status");
+            assert!(status.members.iter().all(|m| m.condition == Condition::Active), "{status:?}");
+            // Nobody was away in between: what was published is the start.
+            assert!(status.generation < 4, "{}", status.generation);
+            rig.model.check(&*rig.io).await.expect("read");
+        });
+    }
+}
+
+#[test]
+fn filling_goes_on_when_the_member_has_been_away() {
+    for (seed, layout) in [(161, Layout::Parity), (162, Layout::Mirror), (163, Layout::DoubleParity)] {
+        simulate(seed, async {
+            let (disks, power) = disks(4, 24 << 20);
+            make(&disks, layout, UNIT).await;
+            let slow = Options { rebuild_rate: Some(1 << 20), ..options() };
+            let array = start(&disks, slow).await.expect("assembled");
+            let io = array.open().await.expect("opened");
+            let rig = Rig { model: Model::new(array.info().size), disks, power, array, io };
+            for first in (0..rig.model.blocks() - 12).step_by(90) {
+                rig.model.write(&*rig.io, first, 12).await.expect("written");
+            }
+            let new = Arc::new(Disk::new("new", 24 << 20, &rig.power));
+            rig.array.replace(1, Arc::clone(&new) as Arc<dyn BlockDevice>, false).await.expect("replaced");
+            sleep(Duration::from_secs(12)).await;
+            new.unreachable.store(true, SeqCst);
+            for block in 0..40 {
+                rig.model.write(&*rig.io, block, 3).await.expect("written");
+            }
+            rig.until(1, Condition::Absent).await;
+            let before = new.writes.load(SeqCst);
+            new.unreachable.store(false, SeqCst);
+            rig.array.set_rebuild_rate(None).await.expect("set");
+            for block in 0..40 {
+                rig.model.write(&*rig.io, block, 2).await.expect("written");
+            }
+            rig.until(1, Condition::Active).await;
+            let (writes, status) =
+                (new.writes.load(SeqCst) - before, rig.array.status().await.expect("status"));
+            let all = 2 * status.geometry.rows;
+            assert!(writes < all * 3 / 4, "{writes} of {all}: it began anew");
+            rig.disks[2].unreachable.store(true, SeqCst);
+            rig.model.check(&*rig.io).await.expect("read");
+        });
+    }
+}

@@ -223,6 +223,14 @@ pub trait BlockIo {
         None
     }
 
+    /// Changes whenever the device may have lost writes that it had
+    /// acknowledged, but not flushed, without an error: one that is far away was
+    /// connected to anew, and its power may have been off. Who depends on such
+    /// writes looks at it before and after each flush.
+    fn generation(&self) -> u64 {
+        0
+    }
+
     /// The device's own memory behind the range, for I/O without a copy, if
     /// it has such memory. The range has been checked by the caller.
     fn map_read(&self, offset: u64, len: usize) -> Option<Segment> {

@@ -124,6 +124,10 @@ impl BlockIo for RemoteIo {
         Some(self.lanes.advice_each())
     }
 
+    fn generation(&self) -> u64 {
+        self.lanes.disconnects()
+    }
+
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
         let max = self.max_transfer();
         let whole = Rc::clone(&self.lanes);

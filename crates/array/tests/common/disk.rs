@@ -97,6 +97,11 @@ pub struct Inner {
     pub worn: AtomicBool,
     /// Added to each operation, in microseconds.
     pub slow: AtomicU64,
+    /// What was there before writes that were not flushed.
+    cache: Mutex<Vec<Cached>>,
+    cached: AtomicU64,
+    /// See [`BlockIo::generation`].
+    pub generation: AtomicU64,
     /// Writes that begin here are lost without a word.
     pub forgets: Mutex<std::ops::Range<u64>>,
     /// Sectors that cannot be read.
@@ -108,6 +113,14 @@ pub struct Inner {
     pub zeroed: AtomicU64,
 }
 
+/// A write that was not flushed.
+struct Cached {
+    number: u64,
+    at: usize,
+    /// What was there before.
+    before: Vec<u8>,
+}
+
 impl std::ops::Deref for Disk {
     type Target = Inner;
     fn deref(&self) -> &Inner {
@@ -117,6 +130,11 @@ impl std::ops::Deref for Disk {
 
 impl Disk {
     pub fn new(name: &str, size: u64, power: &Arc<Power>) -> Disk {
+        Disk::with_cache(name, size, power, false)
+    }
+
+    /// One that keeps writes in a volatile cache, if `volatile_cache`.
+    pub fn with_cache(name: &str, size: u64, power: &Arc<Power>, volatile_cache: bool) -> Disk {
         let info = DeviceInfo {
             name: name.into(),
             size,
@@ -124,7 +142,7 @@ impl Disk {
             max_io: 256 << 10,
             optimal_io: 0,
             read_only: false,
-            volatile_cache: false,
+            volatile_cache,
             discard: true,
             uuid: None,
         };
@@ -137,6 +155,9 @@ impl Disk {
                 silent: AtomicBool::new(false),
                 worn: AtomicBool::new(false),
                 slow: AtomicU64::new(0),
+                cache: Mutex::default(),
+                cached: AtomicU64::new(0),
+                generation: AtomicU64::new(0),
                 forgets: Mutex::new(0..0),
                 bad: Mutex::default(),
                 reads: AtomicU64::new(0),
@@ -152,6 +173,15 @@ impl Disk {
         let disk = Disk::new(name, size, &self.power);
         disk.content.lock().unwrap().copy_from_slice(&self.peek(0, size as usize));
         disk
+    }
+
+    /// Loses what was not flushed, as by a loss of power, and is back at once.
+    pub fn lose_cache(&self) {
+        let mut content = self.content.lock().unwrap();
+        for Cached { at, before, .. } in self.cache.lock().unwrap().drain(..).rev() {
+            content[at..at + before.len()].copy_from_slice(&before);
+        }
+        self.generation.fetch_add(1, SeqCst);
     }
 
     /// Changes a byte behind everybody's back.
@@ -174,6 +204,22 @@ impl Disk {
 }
 
 impl Inner {
+    /// Notes what a write is about to change, or that it stays.
+    fn keep(&self, at: usize, bytes: &[u8], fua: bool) {
+        let mut cache = self.cache.lock().unwrap();
+        if !fua {
+            let before = self.content.lock().unwrap()[at..at + bytes.len()].to_vec();
+            cache.push(Cached { number: self.cached.fetch_add(1, SeqCst), at, before });
+            return;
+        }
+        for old in cache.iter_mut() {
+            let (from, to) = (at.max(old.at), (at + bytes.len()).min(old.at + old.before.len()));
+            if from < to {
+                old.before[from - old.at..to - old.at].copy_from_slice(&bytes[from - at..to - at]);
+            }
+        }
+    }
+
     async fn delay(&self) -> IoResult<()> {
         let time = 50 + self.power.roll(150) + self.slow.load(SeqCst);
         sleep(Duration::from_micros(time)).await;
@@ -188,15 +234,15 @@ impl Inner {
     }
 
     /// Stores bytes; when the power goes in the middle, some sectors of them.
-    async fn store(&self, offset: u64, bytes: &[u8]) -> IoResult<()> {
+    async fn store(&self, offset: u64, bytes: &[u8], fua: bool) -> IoResult<()> {
         self.writes.fetch_add(1, SeqCst);
         if !self.power.is_off() {
             self.power.burn();
         }
-        self.delay_or_tear(offset, bytes).await
+        self.delay_or_tear(offset, bytes, fua).await
     }
 
-    async fn delay_or_tear(&self, offset: u64, bytes: &[u8]) -> IoResult<()> {
+    async fn delay_or_tear(&self, offset: u64, bytes: &[u8], fua: bool) -> IoResult<()> {
         let torn = Torn { disk: self, offset, bytes, armed: true };
         let answer = self.delay().await;
         let mut torn = torn;
@@ -209,6 +255,9 @@ impl Inner {
             return Ok(());
         }
         let at = offset as usize;
+        if self.info.volatile_cache {
+            self.keep(at, bytes, fua);
+        }
         self.content.lock().unwrap()[at..at + bytes.len()].copy_from_slice(bytes);
         let sectors = offset / SECTOR as u64..(offset + bytes.len() as u64) / SECTOR as u64;
         self.bad.lock().unwrap().retain(|sector| !sectors.contains(sector));
@@ -291,18 +340,30 @@ impl BlockIo for Io {
         })
     }
 
-    fn write(&self, offset: u64, src: Buf, _flags: WriteFlags) -> IoFuture<()> {
+    fn generation(&self) -> u64 {
+        self.0.generation.load(SeqCst)
+    }
+
+    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
         let disk = Arc::clone(&self.0);
         if let Err(e) = disk.info.check(offset, src.len() as u64) {
             return IoFuture::ready(Err(e));
         }
         assert!(src.len() <= disk.info.max_io as usize);
-        go(async move { disk.store(offset, &src).await })
+        go(async move { disk.store(offset, &src, flags.fua).await })
     }
 
     fn flush(&self) -> IoFuture<()> {
         let disk = Arc::clone(&self.0);
-        go(async move { disk.delay().await })
+        go(async move {
+            let end = disk.cached.load(SeqCst);
+            let generation = disk.generation.load(SeqCst);
+            disk.delay().await?;
+            if disk.generation.load(SeqCst) == generation {
+                disk.cache.lock().unwrap().retain(|cached| cached.number >= end);
+            }
+            Ok(())
+        })
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
@@ -317,7 +378,7 @@ impl BlockIo for Io {
         go(async move {
             disk.zeroed.fetch_add(len, SeqCst);
             let zeroes = vec![0; len as usize];
-            disk.store(offset, &zeroes).await
+            disk.store(offset, &zeroes, false).await
         })
     }
 }

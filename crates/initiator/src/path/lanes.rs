@@ -264,6 +264,11 @@ impl Lanes {
         size.min(most.into()) as u32
     }
 
+    /// How often the controller had to be connected to again.
+    pub(crate) fn disconnects(&self) -> u64 {
+        self.controller.disconnects()
+    }
+
     /// How much one of those who share them is to keep in flight.
     pub(crate) fn advice_each(&self) -> Advice {
         share(self.advice(), self.sharers.count())

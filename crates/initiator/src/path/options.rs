@@ -76,7 +76,9 @@ impl PathReport {
         let rtt = if rtt < 10.0 { format!("{rtt:.2}") } else { format!("{rtt:.0}") };
         if self.rate() == 0.0 {
             // Before the first load, or while nothing gets through.
-            return format!("at {rtt} ms nothing came through this path lately, so what it can carry is not known");
+            return format!(
+                "at {rtt} ms nothing came through this path lately, so what it can carry is not known"
+            );
         }
         let rate = format_rate(self.rate() * 8.0);
         let way = self.way();

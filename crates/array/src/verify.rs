@@ -1,0 +1,117 @@
+//! Members that may have lost what they had in a volatile cache.
+//!
+//! A far device that was connected to anew may have been without power in
+//! between, and then old content is there, with old checksums: it fits, and is
+//! stale. What it must have is in memory: the checksums of all that it has not
+//! flushed (see [`crate::sums`]). The intent bitmap says where that is.
+//!
+//! Invariants:
+//! - no flush ends well while a member is in doubt;
+//! - a member that has lost something is absent from then on, and catches up
+//!   from the intent bitmap like any other; where the array cannot do without
+//!   it, what others still have is mended, and the flush fails.
+
+use crate::core::Core;
+use crate::superblock::Condition;
+use crate::units::Fault;
+use futures_util::future::{Either, join_all, select};
+use longhaul_block::{IoError, IoResult};
+use longhaul_engine::{BufMut, spawn};
+use std::pin::pin;
+use std::rc::Rc;
+
+/// Bytes of a member that are looked at at a time.
+const AT_A_TIME: u64 = 4 << 20;
+
+impl Core {
+    /// Looks whether a member still has what it has not flushed.
+    pub(crate) async fn verify(self: &Rc<Self>, index: usize) -> IoResult<()> {
+        let _alone = self.verifying.exclusive(index as u64).await;
+        let member = &self.members[index];
+        let (doubts, incarnation) = (member.doubts(), member.incarnation());
+        if !member.is_in_doubt() || !member.is_usable() {
+            return Ok(());
+        }
+        if !self.geometry.has_sums() {
+            // Nobody can tell: it has what a device of its own would have.
+            member.trust(doubts);
+            return Ok(());
+        }
+        if let Err(e) = self.sums.restore(member).await {
+            return self.lose(index, &e).await;
+        }
+        let regions = self.intent.marked();
+        let rows = regions.iter().flat_map(|region| self.geometry.rows_of(*region));
+        let rows: Vec<u64> = rows.filter(|row| self.holds(index, *row)).collect();
+        let mut lost = Vec::new();
+        for rows in rows.chunks((AT_A_TIME / self.geometry.unit).max(1) as usize) {
+            let looks = rows.iter().map(async |row| (*row, self.still_has(index, *row).await));
+            for (row, result) in join_all(looks).await {
+                if !result? {
+                    lost.push(row);
+                }
+            }
+            if member.incarnation() != incarnation {
+                return Ok(());
+            }
+        }
+        tracing::info!(
+            "array {}: member {index} was connected to anew: {} stripes looked at, {} are not as written",
+            self.name.borrow(),
+            rows.len(),
+            lost.len()
+        );
+        member.trust(doubts);
+        if lost.is_empty() { Ok(()) } else { self.make_good(index, lost).await }
+    }
+
+    /// Whether a member has a stripe as it was written.
+    async fn still_has(self: &Rc<Self>, index: usize, row: u64) -> IoResult<bool> {
+        let read = async || {
+            let unit = BufMut::zeroed(self.geometry.unit as usize);
+            match self.read_unit(index, row, 0, unit).await {
+                Err(Fault::Mismatch(_)) => Ok(false),
+                Err(Fault::Error(e)) if e.is_absence() => self.lose(index, &e).await.map(|()| true),
+                // What cannot be read is left to reads and to scrub.
+                Ok(_) | Err(Fault::Error(_)) => Ok(true),
+            }
+        };
+        if read().await? {
+            return Ok(true);
+        }
+        // Somebody may be writing it. Who holds it and waits for room in the
+        // journal, which may wait for this, is not.
+        loop {
+            let lock = pin!(self.locks.shared(row));
+            let waits = pin!(self.journal.until_waiting(row));
+            let held = select(lock, waits).await;
+            if !self.holds(index, row) || read().await? {
+                return Ok(true);
+            }
+            if matches!(held, Either::Left(_)) || self.journal.is_waiting(row) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// A member has lost what it had not flushed of these stripes.
+    async fn make_good(self: &Rc<Self>, index: usize, rows: Vec<u64>) -> IoResult<()> {
+        let why = "it has lost what it had not made durable";
+        if !self.cannot_lose(index) {
+            return self.lose_as(index, Condition::Absent, why).await;
+        }
+        let core = Rc::clone(self);
+        spawn(async move {
+            for row in rows {
+                if core.check_running().is_err() || core.scrub_row(row).await.is_err() {
+                    return;
+                }
+            }
+        })
+        .detach();
+        Err(IoError::Medium(format!(
+            "array {}: member {index}: {why}, and others are missing",
+            self.name.borrow()
+        )))
+    }
+}
