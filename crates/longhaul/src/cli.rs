@@ -41,6 +41,12 @@ pub(crate) enum Verb {
     Bench(verbs::bench::Args),
     /// Make arrays of devices, and look after them
     Array(Box<verbs::array::Args>),
+    /// Copy files and directories, at the speed of the link
+    Cp(verbs::cp::CpArgs),
+    /// Make a directory what another one is
+    Sync(verbs::cp::SyncArgs),
+    /// Serve a directory to cp and sync
+    Agent(verbs::agent::Args),
     /// Show the whole thing at work on this machine
     Demo(verbs::demo::Args),
     /// Make data sets to test with

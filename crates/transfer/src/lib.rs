@@ -1,5 +1,59 @@
-//! Data sets: what they are made of and how they are made.
+//! Moving data sets: whole trees of files, at the speed of the link, whatever
+//! the files.
+//!
+//! One pipeline of five stages: *scan*, *read*, *send*, *receive*, *write*, with
+//! bounded queues between them. Scanning, reading and writing are threads
+//! (file systems make who calls them wait); sending and receiving are tasks of
+//! an engine, one for each stream.
+//!
+//! - Small files travel many in one frame, with their metadata and content;
+//!   large ones in blocks of 1 MiB, which all readers read, all streams carry
+//!   and all writers write. No file costs a round trip: the sender never waits
+//!   for an answer, and hears of results in bulk.
+//! - Back-pressure is TCP's: who cannot write does not receive.
+//! - Every block and every small file has a checksum, made where it was read
+//!   and compared where it is written.
+//! - A file appears under its name when all of it is there. What is unfinished
+//!   is found again by a later run of the same copy, block for block.
+//! - What cannot be copied is told and left out; the rest goes on.
+//!
+//! | module | is |
+//! |---|---|
+//! | [`wire`] | names, entries, frames: what travels |
+//! | [`session`] | both sides of the protocol, without I/O |
+//! | `scan`, `read` | the sending side's threads |
+//! | `write`, `journal`, `delete` | the receiving side's threads |
+//! | `tree` | a directory that is never left |
+//! | `source`, `sink` | the two sides: queues, tasks and threads |
+//! | `link` | frames over a connection |
+//! | [`copy()`], [`Agent`] | who connects, and who is connected to |
+//! | [`dataset`] | data sets to test with |
 
 #![forbid(unsafe_code)]
 
+mod agent;
+mod copy;
 pub mod dataset;
+mod delete;
+mod filter;
+mod journal;
+mod link;
+mod monitor;
+mod place;
+mod queue;
+mod read;
+mod scan;
+pub mod session;
+mod sink;
+mod source;
+mod tree;
+pub mod wire;
+mod write;
+
+pub use agent::{Agent, AgentConfig};
+pub use copy::{CopyError, CopySpec, Endpoint, Settings, Summary, copy};
+pub use filter::Filter;
+pub use link::LinkError;
+pub use monitor::{Monitor, Snapshot, Stage};
+pub use queue::Gauge;
+pub use source::SessionError;

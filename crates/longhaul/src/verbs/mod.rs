@@ -1,7 +1,9 @@
 //! The verbs: a module each.
 
+pub(crate) mod agent;
 pub(crate) mod array;
 pub(crate) mod bench;
+pub(crate) mod cp;
 pub(crate) mod dataset;
 pub(crate) mod demo;
 pub(crate) mod discover;

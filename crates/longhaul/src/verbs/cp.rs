@@ -1,0 +1,291 @@
+//! `longhaul cp` and `longhaul sync`.
+
+mod show;
+
+use crate::exit::{Exit, Failure, Outcome};
+use crate::names::{EngineArgs, parse_time};
+use crate::output::Output;
+use clap::ValueEnum;
+use clap::builder::RangedU64ValueParser;
+use longhaul_transfer::wire::{Compare, Durability, Hash, Options, Place, RefusalKind};
+use longhaul_transfer::{CopyError, CopySpec, Endpoint, Filter, Monitor, SessionError, Settings, copy};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The most threads of a stage.
+const THREADS: u64 = 256;
+
+/// Parses a number of threads.
+pub(crate) fn threads() -> RangedU64ValueParser<u16> {
+    RangedU64ValueParser::new().range(1..=THREADS)
+}
+
+/// Lets this process have as many files open as it may: many large files may
+/// be under way at the same time.
+pub(crate) fn raise_descriptors() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // Where it stays as it was, fewer files are possible.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+SRC and DST are paths, or lh://HOST:PORT/PATH at a running `longhaul agent`; one end is on this
+machine. A directory DST gets the sources in it; one that does not exist becomes the copy.
+Modes and times are kept; symbolic links are copied, not followed. A copy that was cut off is taken
+up again where it was when the same command is run again.
+
+Examples:
+  longhaul cp -r results lh://dtn2:7400/incoming
+  longhaul cp -r lh://dtn2:7400/incoming/results .")]
+pub(crate) struct CpArgs {
+    /// What to copy
+    #[arg(required = true, value_name = "SRC")]
+    sources: Vec<OsString>,
+    /// Where to
+    #[arg(required = true, value_name = "DST")]
+    destination: OsString,
+    /// Copy directories, with all that is in them
+    #[arg(short, long)]
+    recursive: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Makes DST what SRC is: copies what DST does not have, or has otherwise. What counts as otherwise:
+  exists    nothing, if there is a file of that name
+  size      another size
+  mtime     another size or another time of change
+  checksum  other content (both sides read all files of the same size)
+SRC and DST are directories, or lh://HOST:PORT/PATH at a running `longhaul agent`; one end is on this
+machine.
+
+Example:
+  longhaul sync /data/run7 lh://dtn2:7400/run7 --delete")]
+pub(crate) struct SyncArgs {
+    /// The directory to read
+    #[arg(value_name = "SRC")]
+    source: OsString,
+    /// The directory to change
+    #[arg(value_name = "DST")]
+    destination: OsString,
+    /// What makes a file another one
+    #[arg(long, value_enum, default_value_t = Level::Mtime)]
+    level: Level,
+    /// Remove what SRC does not have; not if anything of SRC could not be read
+    #[arg(long)]
+    delete: bool,
+    /// Change nothing, and say what would be done
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// What makes a file another one.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Level {
+    Exists,
+    Size,
+    Mtime,
+    Checksum,
+}
+
+/// Checksums.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Checksum {
+    /// XXH3-128: finds accidents
+    Xxh3,
+    /// BLAKE3: finds intent as well
+    Blake3,
+}
+
+/// When data is made durable.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Fsync {
+    /// When the system likes to
+    None,
+    /// Everything, before the copy is called done
+    End,
+    /// Every file, before it appears under its name
+    File,
+}
+
+#[derive(Debug, clap::Args)]
+struct Common {
+    /// Leave out what matches: a name, or a path below SRC with slashes; `**` for any depth
+    #[arg(long, value_name = "GLOB")]
+    exclude: Vec<String>,
+    /// Take what matches, whatever --exclude says
+    #[arg(long, value_name = "GLOB")]
+    include: Vec<String>,
+    /// Keep owner and group (as root)
+    #[arg(long)]
+    owner: bool,
+    /// Carry extended attributes and access control lists
+    #[arg(short = 'X', long)]
+    xattrs: bool,
+    /// Checksum of everything that is sent
+    #[arg(long, value_enum, default_value_t = Checksum::Xxh3)]
+    checksum: Checksum,
+    /// Read everything again once it is written
+    #[arg(long)]
+    verify_after: bool,
+    /// When data is made durable
+    #[arg(long, value_enum, default_value_t = Fsync::End)]
+    fsync: Fsync,
+    /// Connections
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    streams: u16,
+    /// Threads that read on this machine
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = threads())]
+    readers: u16,
+    /// Threads that write on this machine
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = threads())]
+    writers: u16,
+    /// How long connecting may take
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_time)]
+    connect_timeout: Duration,
+    /// Congestion control, by the kernel's name (bbr, cubic, …)
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<String>,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+impl Common {
+    fn filters(&self) -> Result<Vec<String>, Failure> {
+        let taken = self.include.iter().map(|pattern| format!("+{pattern}"));
+        let left = self.exclude.iter().map(|pattern| format!("-{pattern}"));
+        let rules: Vec<String> = taken.chain(left).collect();
+        Filter::new(&rules).map_err(Failure::usage)?;
+        Ok(rules)
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            hash: match self.checksum {
+                Checksum::Xxh3 => Hash::Quick,
+                Checksum::Blake3 => Hash::Strong,
+            },
+            durability: match self.fsync {
+                Fsync::None => Durability::None,
+                Fsync::End => Durability::End,
+                Fsync::File => Durability::File,
+            },
+            owner: self.owner,
+            verify: self.verify_after,
+            xattrs: self.xattrs,
+            ..Options::default()
+        }
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
+            streams: self.streams,
+            readers: self.readers.into(),
+            writers: self.writers.into(),
+            connect: self.connect_timeout,
+            congestion: self.congestion.clone(),
+            engine: self.engine.config(),
+        }
+    }
+}
+
+fn endpoint(text: &OsString) -> Result<Endpoint, Failure> {
+    Endpoint::parse(text).map_err(Failure::usage)
+}
+
+pub(crate) fn cp(args: CpArgs, output: Output) -> Outcome {
+    let spec = CopySpec {
+        sources: args.sources.iter().map(endpoint).collect::<Result<_, _>>()?,
+        destination: endpoint(&args.destination)?,
+        place: Place::Guess,
+        recursive: args.recursive,
+        filters: args.common.filters()?,
+        options: args.common.options(),
+    };
+    run(&spec, &args.common.settings(), output)
+}
+
+pub(crate) fn sync(args: SyncArgs, output: Output) -> Outcome {
+    let compare = match args.level {
+        Level::Exists => Compare::Exists,
+        Level::Size => Compare::Size,
+        Level::Mtime => Compare::Mtime,
+        Level::Checksum => Compare::Checksum,
+    };
+    let (delete, dry_run) = (args.delete, args.dry_run);
+    let spec = CopySpec {
+        sources: vec![endpoint(&args.source)?],
+        destination: endpoint(&args.destination)?,
+        place: Place::Contents,
+        recursive: true,
+        filters: args.common.filters()?,
+        options: Options { compare, delete, dry_run, ..args.common.options() },
+    };
+    run(&spec, &args.common.settings(), output)
+}
+
+fn run(spec: &CopySpec, settings: &Settings, output: Output) -> Outcome {
+    raise_descriptors();
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::failed)?;
+    let handle = signals.handle();
+    std::thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            // Whatever is under way can end here: it is made to be cut off.
+            output.event("error", serde_json::json!({ "exit": 1, "message": "interrupted" }));
+            eprintln!("longhaul: interrupted; the same command takes it up again");
+            std::process::exit(Exit::Failed as i32);
+        }
+    });
+    let monitor = Arc::new(Monitor::new());
+    let progress = show::Progress::start(Arc::clone(&monitor), output);
+    let result = copy(spec, settings, &monitor);
+    let troubles = progress.stop();
+    handle.close();
+    let summary = result?;
+    show::summary(&summary, &monitor.now(), spec, troubles, output);
+    match summary.counts.failed {
+        0 => Ok(()),
+        failed => {
+            let mismatch = troubles.mismatch > 0;
+            let exit = if mismatch { Exit::Mismatch } else { Exit::Partly };
+            let message = format!("{failed} of the files and directories could not be copied; see above");
+            Err(Failure { in_result: true, ..Failure::new(exit, message) })
+        }
+    }
+}
+
+impl From<CopyError> for Failure {
+    fn from(e: CopyError) -> Failure {
+        let of_refusal = |kind: RefusalKind| match kind {
+            RefusalKind::NotAllowed => Exit::Refused,
+            RefusalKind::Version | RefusalKind::Busy => Exit::Refused,
+            _ => Exit::Failed,
+        };
+        let exit = match &e {
+            CopyError::Usage(_) => Exit::Usage,
+            CopyError::Unreachable { .. } => Exit::Unreachable,
+            CopyError::TimedOut { .. } => Exit::TimedOut,
+            CopyError::Refused(refusal) | CopyError::Session(SessionError::Refused(refusal)) => {
+                of_refusal(refusal.kind)
+            }
+            CopyError::Session(SessionError::Link(_) | SessionError::Lost) => Exit::Unreachable,
+            CopyError::Session(_) => Exit::Failed,
+        };
+        let hint = match &e {
+            CopyError::Session(SessionError::Link(_) | SessionError::Lost) => {
+                "; the same command takes the copy up again"
+            }
+            _ => "",
+        };
+        Failure::new(exit, format_args!("{e}{hint}"))
+    }
+}

@@ -1,0 +1,143 @@
+//! What people and programs see of a copy.
+
+use crate::output::Output;
+use indicatif::{ProgressBar, ProgressStyle};
+use longhaul_block::units::format_size;
+use longhaul_transfer::wire::Op;
+use longhaul_transfer::{CopySpec, Monitor, Snapshot, Summary};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often the live line and the events go on.
+const LIVE: Duration = Duration::from_millis(200);
+/// How often there is an event: programs do not need a live line.
+const EVENTS: Duration = Duration::from_secs(1);
+
+/// What went wrong, by number.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Troubles {
+    /// Content that is not what was sent.
+    pub(super) mismatch: u64,
+}
+
+/// Shows how far a copy is, until it is stopped.
+pub(super) struct Progress {
+    stop: Sender<()>,
+    thread: JoinHandle<Troubles>,
+}
+
+impl Progress {
+    pub(super) fn start(monitor: Arc<Monitor>, output: Output) -> Progress {
+        let (stop, stopped) = channel();
+        let thread = std::thread::spawn(move || watch(&monitor, output, &stopped));
+        Progress { stop, thread }
+    }
+
+    pub(super) fn stop(self) -> Troubles {
+        drop(self.stop);
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles {
+    let bar = if output.is_live() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+    let style = ProgressStyle::with_template("{spinner} {msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    let (began, mut last_event) = (Instant::now(), Instant::now());
+    let mut before = (Instant::now(), monitor.now().counts.bytes);
+    let mut troubles = Troubles::default();
+    loop {
+        let end = stopped.recv_timeout(LIVE) != Err(RecvTimeoutError::Timeout);
+        for trouble in monitor.take_troubles() {
+            troubles.mismatch += u64::from(trouble.op == Op::Verify);
+            let (path, op) = (trouble.path.to_string(), trouble.op.name());
+            bar.suspend(|| output.note(format_args!("longhaul: {path}: {} ({op})", trouble.message)));
+            output.event("trouble", json!({ "path": path, "op": op, "message": trouble.message }));
+        }
+        if end {
+            bar.finish_and_clear();
+            return troubles;
+        }
+        let now = monitor.now();
+        let rate = rate(now.counts.bytes - before.1.min(now.counts.bytes), before.0.elapsed());
+        before = (Instant::now(), now.counts.bytes);
+        bar.set_message(line(&now, rate, began.elapsed()));
+        bar.tick();
+        if last_event.elapsed() >= EVENTS {
+            last_event = Instant::now();
+            output.event("progress", event(&now, rate, began.elapsed()));
+        }
+    }
+}
+
+/// Bits per second.
+fn rate(bytes: u64, time: Duration) -> f64 {
+    bytes as f64 * 8.0 / time.as_secs_f64().max(1e-9)
+}
+
+fn line(now: &Snapshot, rate_now: f64, elapsed: Duration) -> String {
+    let counts = now.counts;
+    let mean = rate(counts.bytes, elapsed);
+    let of = |done: String, all: String| if now.scan_done { format!("{done}/{all}") } else { done };
+    let files = of(counts.files.to_string(), now.scanned_files.to_string());
+    let bytes = of(format_size(counts.bytes), format_size(now.scanned_bytes));
+    let left = now.scanned_bytes.saturating_sub(counts.bytes);
+    let eta = match now.scan_done && mean > 0.0 {
+        true => format!(" ETA {:.0} s", left as f64 * 8.0 / mean),
+        false => String::new(),
+    };
+    let limit = now.limit.map(|stage| format!(" limit: {}", stage.name())).unwrap_or_default();
+    let (rate, mean) = (rate_now / 1e9, mean / 1e9);
+    format!("{files} files {bytes} {rate:.3} Gb/s (mean {mean:.3}){eta}{limit}")
+}
+
+fn event(now: &Snapshot, rate_now: f64, elapsed: Duration) -> Value {
+    let counts = now.counts;
+    json!({
+        "seconds": elapsed.as_secs_f64(), "files": counts.files, "bytes": counts.bytes, "same": counts.same,
+        "failed": counts.failed, "bits_per_second": rate_now, "bits_per_second_mean": rate(counts.bytes, elapsed),
+        "files_found": now.scanned_files, "bytes_found": now.scanned_bytes, "scan_done": now.scan_done,
+        "limit": now.limit.map(|stage| stage.name()),
+    })
+}
+
+/// The result.
+pub(super) fn summary(
+    summary: &Summary,
+    end: &Snapshot,
+    spec: &CopySpec,
+    _troubles: Troubles,
+    output: Output,
+) {
+    let (counts, seconds) = (summary.counts, summary.elapsed.as_secs_f64());
+    let mean = rate(counts.bytes, summary.elapsed);
+    let dry_run = spec.options.dry_run;
+    output.event(
+        "summary",
+        json!({
+            "files": counts.files, "others": counts.others, "bytes": counts.bytes, "same": counts.same,
+            "deleted": counts.deleted, "failed": counts.failed, "seconds": seconds, "bits_per_second": mean,
+            "resumed": summary.resumed, "streams": summary.streams, "congestion": summary.congestion,
+            "dry_run": dry_run, "bytes_read": end.read_bytes,
+        }),
+    );
+    let mut words = vec![format!("{} files", counts.files), format_size(counts.bytes)];
+    if counts.others > 0 {
+        words.push(format!("{} directories and links", counts.others));
+    }
+    if counts.same > 0 {
+        words.push(format!("{} there already", counts.same));
+    }
+    if counts.deleted > 0 {
+        words.push(format!("{} {}", counts.deleted, if dry_run { "would be removed" } else { "removed" }));
+    }
+    if counts.failed > 0 {
+        words.push(format!("{} failed", counts.failed));
+    }
+    let resumed = if summary.resumed { ", taken up again" } else { "" };
+    let words = words.join(", ");
+    output.line(format_args!("{words} in {seconds:.2} s, {:.3} Gb/s{resumed}", mean / 1e9));
+}

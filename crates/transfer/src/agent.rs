@@ -1,0 +1,308 @@
+//! The standing agent: it serves a directory to whoever copies to or from it.
+//!
+//! Invariants:
+//! - nothing outside the root is reached, whatever a peer asks for;
+//! - a connection that does not say in time what it wants is closed, and so are
+//!   connections for a session that never begins;
+//! - sessions share one pool of memory, whose size is the bound.
+
+use crate::filter::Filter;
+use crate::journal::Journal;
+use crate::link::Link;
+use crate::monitor::Monitor;
+use crate::place::Root;
+use crate::sink;
+use crate::source::{self, Plan, SessionError};
+use crate::tree::{Tree, say};
+use crate::wire::{Compare, Counts, Direction, Frame, Hello, Place, Refusal, RefusalKind, Request, Welcome};
+use crate::write::Writer;
+use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
+use longhaul_engine::sync::Notify;
+use longhaul_engine::{BufPool, Config, Thread, blocking, spawn, timeout};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a new connection may take to say what it wants, and all connections
+/// of a session to arrive: a few round trips on any path.
+const GREETING: Duration = Duration::from_secs(15);
+/// The most sessions at the same time: each has threads and files of its own.
+const SESSIONS: usize = 64;
+/// The most connections that have not said what they want, or wait for others.
+const GREETINGS: usize = 1024;
+/// The most connections of a session.
+pub(crate) const STREAMS: u16 = 64;
+
+/// How an agent is set up.
+#[derive(Clone, Debug)]
+pub struct AgentConfig {
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// What to serve.
+    pub root: PathBuf,
+    /// Refuse to write.
+    pub read_only: bool,
+    /// Threads that read, for each session.
+    pub readers: usize,
+    /// Threads that write, for each session.
+    pub writers: usize,
+    /// Memory for data that was received, in bytes.
+    pub memory: usize,
+    /// Congestion control, by the kernel's name.
+    pub congestion: Option<String>,
+    /// Settings of the engine.
+    pub engine: Config,
+}
+
+/// A running agent; it ends when dropped. Copies under way end with it, and can
+/// be taken up again.
+#[derive(Debug)]
+pub struct Agent {
+    address: SocketAddr,
+    _thread: Thread,
+}
+
+impl Agent {
+    /// Starts an agent.
+    ///
+    /// # Errors
+    /// The address cannot be listened on, the root cannot be opened, or there is
+    /// no engine.
+    pub fn start(config: AgentConfig) -> io::Result<Agent> {
+        let named =
+            |what: String| move |e: io::Error| io::Error::new(e.kind(), format!("{what}: {}", say(&e)));
+        let root = Tree::open(&config.root).map_err(named(config.root.display().to_string()))?;
+        let listener = TcpListener::bind_std(config.listen)
+            .map_err(named(format!("cannot listen on {}", config.listen)))?;
+        let address = listener.local_addr()?;
+        let thread = Thread::start("transfer", config.engine.clone())?;
+        drop(thread.handle().spawn(move || async move {
+            let agent = Rc::new(Serving {
+                pool: BufPool::new(config.memory),
+                config,
+                root: Root::Beneath(root),
+                joining: RefCell::default(),
+                joined: Notify::new(),
+                greetings: Cell::new(0),
+                sessions: Cell::new(0),
+            });
+            if let Err(e) = agent.accept(listener).await {
+                tracing::error!("the agent accepts no more connections: {e}");
+            }
+        }));
+        Ok(Agent { address, _thread: thread })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+struct Serving {
+    config: AgentConfig,
+    root: Root,
+    pool: BufPool,
+    /// Connections for sessions, until these take them.
+    joining: RefCell<HashMap<[u8; 16], Vec<Link>>>,
+    joined: Notify,
+    greetings: Cell<usize>,
+    sessions: Cell<usize>,
+}
+
+/// Counts one up, and down again when dropped.
+struct Counted<'a>(&'a Cell<usize>);
+
+impl<'a> Counted<'a> {
+    fn new(cell: &'a Cell<usize>, limit: usize) -> Option<Counted<'a>> {
+        let now = cell.get();
+        (now < limit).then(|| {
+            cell.set(now + 1);
+            Counted(cell)
+        })
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+impl Serving {
+    async fn accept(self: &Rc<Self>, listener: std::net::TcpListener) -> io::Result<()> {
+        let listener = TcpListener::from_std(listener)?;
+        let options = SocketOptions { congestion: self.config.congestion.clone() };
+        loop {
+            let (stream, peer) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(e) => {
+                    // Out of descriptors, say: others may come free.
+                    tracing::warn!("a connection could not be accepted: {e}");
+                    longhaul_engine::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            };
+            match TcpStream::from_std(stream, &options) {
+                Ok(stream) => {
+                    let agent = Rc::clone(self);
+                    spawn(async move { agent.greet(stream, peer).await }).detach();
+                }
+                Err(e) => tracing::warn!("{peer}: {e}"),
+            }
+        }
+    }
+
+    /// Hears what a connection wants.
+    async fn greet(self: Rc<Self>, stream: TcpStream, peer: SocketAddr) {
+        let mut link = Link::tcp(stream, self.pool.clone());
+        let greeting = Counted::new(&self.greetings, GREETINGS);
+        if greeting.is_none() {
+            return;
+        }
+        match timeout(GREETING, link.rx.frame()).await {
+            Ok(Ok(Some(Frame::Hello(hello)))) => {
+                drop(greeting);
+                match self.serve(*hello, link, peer).await {
+                    Ok(counts) => tracing::info!("{peer}: done: {counts:?}"),
+                    Err(e) => tracing::warn!("{peer}: {e}"),
+                }
+            }
+            Ok(Ok(Some(Frame::Join(session)))) => {
+                self.joining.borrow_mut().entry(session).or_default().push(link);
+                self.joined.notify();
+                // Whoever waits for it has taken it by then.
+                longhaul_engine::sleep(GREETING).await;
+                self.joining.borrow_mut().remove(&session);
+            }
+            Ok(Ok(Some(_))) => tracing::warn!("{peer}: began with a frame that begins nothing"),
+            Ok(Ok(None)) => {}
+            Ok(Err(e)) => {
+                tracing::warn!("{peer}: {e}");
+                source::refuse(&mut link, Refusal::new(RefusalKind::Protocol, e)).await;
+            }
+            Err(_) => tracing::warn!("{peer}: said nothing for {} s", GREETING.as_secs()),
+        }
+    }
+
+    async fn serve(&self, hello: Hello, mut link: Link, peer: SocketAddr) -> Result<Counts, SessionError> {
+        let slot = Counted::new(&self.sessions, SESSIONS);
+        let prepared = match (slot.as_ref(), hello.negotiate()) {
+            (None, _) => Err(Refusal::new(RefusalKind::Busy, "the agent serves as many copies as it can")),
+            (_, Err(refusal)) => Err(refusal),
+            (Some(_), Ok(version)) => self.prepare(&hello).await.map(|prepared| (version, prepared)),
+        };
+        let (version, prepared) = match prepared {
+            Ok(prepared) => prepared,
+            Err(refusal) => {
+                source::refuse(&mut link, refusal.clone()).await;
+                return Err(SessionError::Refused(refusal));
+            }
+        };
+        tracing::info!("{peer}: {:?} over {} streams", hello.direction, hello.streams);
+        let resume = matches!(&prepared, Prepared::Receive(writer) if writer.resumes());
+        link.tx.send(vec![Frame::Welcome(Welcome { version, resume })]).await?;
+        let links = self.gather(&hello, link).await?;
+        let monitor = Arc::new(Monitor::new());
+        match prepared {
+            Prepared::Receive(writer) => sink::receive(writer, self.config.writers, links, monitor).await,
+            Prepared::Send(plan) => source::send(plan, links, monitor).await,
+        }
+    }
+
+    /// Waits for the other connections of a session.
+    async fn gather(&self, hello: &Hello, link: Link) -> Result<Vec<Link>, SessionError> {
+        let mut links = vec![link];
+        let wanted = usize::from(hello.streams);
+        let all = async {
+            loop {
+                links.extend(self.joining.borrow_mut().remove(&hello.session).unwrap_or_default());
+                if links.len() >= wanted {
+                    break;
+                }
+                // Other sessions may wait too: the signal is passed on in time.
+                let _ = timeout(Duration::from_millis(20), self.joined.notified()).await;
+            }
+        };
+        let arrived = timeout(GREETING, all).await;
+        if arrived.is_err() || links.len() != wanted {
+            return Err(SessionError::Lost);
+        }
+        Ok(links)
+    }
+
+    /// Looks at the files that a session is about, before it is granted.
+    async fn prepare(&self, hello: &Hello) -> Result<Prepared, Refusal> {
+        if !(1..=STREAMS).contains(&hello.streams) {
+            return Err(Refusal::new(
+                RefusalKind::Protocol,
+                format_args!("between 1 and {STREAMS} streams are served"),
+            ));
+        }
+        let (root, request, direction) = (self.root.clone(), hello.request.clone(), hello.direction);
+        let (read_only, readers) = (self.config.read_only, self.config.readers);
+        blocking(move || match direction {
+            Direction::Push if read_only => {
+                Err(Refusal::new(RefusalKind::NotAllowed, "the agent does not let anybody write"))
+            }
+            Direction::Push => writer(&root, &request).map(Prepared::Receive),
+            Direction::Pull => plan(&root, &request, readers).map(Prepared::Send),
+        })
+        .await
+    }
+}
+
+enum Prepared {
+    Receive(Arc<Writer>),
+    Send(Plan),
+}
+
+fn failed(e: impl ToString) -> Refusal {
+    Refusal::new(RefusalKind::Failed, e)
+}
+
+/// What writes the files of a request.
+///
+/// # Errors
+/// The destination cannot be used.
+pub(crate) fn writer(root: &Root, request: &Request) -> Result<Arc<Writer>, Refusal> {
+    let filter = Filter::new(&request.filters).map_err(failed)?;
+    let (place, options) = (request.place, request.options);
+    let destination = root.destination(&request.destination, place, options.dry_run)?;
+    let journal = match options.dry_run {
+        true => None,
+        false => Some(Journal::open(&destination.base, request.key).map_err(|e| {
+            let kind = match e.kind() {
+                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                    RefusalKind::NotAllowed
+                }
+                io::ErrorKind::WouldBlock => RefusalKind::Busy,
+                _ => RefusalKind::Failed,
+            };
+            Refusal::new(kind, format_args!("the destination cannot be written to: {}", say(&e)))
+        })?),
+    };
+    Ok(Arc::new(Writer::new(destination.base, destination.rename, options, filter, journal)))
+}
+
+/// What reads the files of a request.
+///
+/// # Errors
+/// None of them exists.
+pub(crate) fn plan(root: &Root, request: &Request, readers: usize) -> Result<Plan, Refusal> {
+    let contents = request.place == Place::Contents;
+    let starts = request.sources.iter().map(|typed| root.start(typed, contents)).collect::<Result<_, _>>()?;
+    Ok(Plan {
+        starts,
+        filter: Filter::new(&request.filters).map_err(failed)?,
+        recursive: request.recursive,
+        options: request.options,
+        ask: request.options.compare != Compare::Nothing,
+        readers,
+    })
+}

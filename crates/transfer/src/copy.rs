@@ -1,0 +1,419 @@
+//! Copies, from the side that starts them.
+
+use crate::agent::{STREAMS, plan, writer};
+use crate::link::Link;
+use crate::monitor::Monitor;
+use crate::place::{Root, means_contents};
+use crate::source::SessionError;
+use crate::wire::{
+    Compare, Counts, Direction, Frame, Hello, Options, Place, Refusal, RefusalKind, Request, VERSION,
+    Welcome, show,
+};
+use crate::{sink, source};
+use futures_util::future::{join, try_join_all};
+use longhaul_engine::net::{SocketOptions, TcpStream};
+use longhaul_engine::{BufPool, Config, Thread, timeout};
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Port of a standing agent.
+pub(crate) const PORT: u16 = 7400;
+/// How a running agent is named.
+const SCHEME: &[u8] = b"lh://";
+/// Memory for data that was received, in bytes.
+const MEMORY: usize = 64 << 20;
+
+/// One end of a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// A path on this machine.
+    Local(Vec<u8>),
+    /// A path below the root of a running agent.
+    Agent {
+        /// Name or address.
+        host: String,
+        /// Port.
+        port: u16,
+        /// Path, relative to the root.
+        path: Vec<u8>,
+    },
+}
+
+impl Endpoint {
+    /// From what was typed: a path, or `lh://HOST[:PORT]/PATH`.
+    ///
+    /// # Errors
+    /// It is neither; in words.
+    pub fn parse(text: &OsStr) -> Result<Endpoint, String> {
+        let bytes = text.as_bytes();
+        if bytes.is_empty() {
+            return Err("an empty path is none".into());
+        }
+        let Some(rest) = bytes.strip_prefix(SCHEME) else {
+            let colon = bytes.iter().position(|b| *b == b':');
+            let slash = bytes.iter().position(|b| *b == b'/').unwrap_or(bytes.len());
+            return match colon {
+                Some(at) if at < slash => Err(format!(
+                    "'{}': copies over ssh are not supported; start an agent there and use lh://HOST:PORT/PATH, \
+                     or write ./{} for a file of that name",
+                    show(bytes),
+                    show(bytes)
+                )),
+                _ => Ok(Endpoint::Local(bytes.to_vec())),
+            };
+        };
+        let wrong = || format!("'{}' is not of the form lh://HOST:PORT/PATH", show(bytes));
+        let (authority, path) = match rest.iter().position(|b| *b == b'/') {
+            Some(at) => (&rest[..at], &rest[at + 1..]),
+            None => (rest, &b""[..]),
+        };
+        let authority = std::str::from_utf8(authority).map_err(|_| wrong())?;
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.ends_with(']') => (host, port.parse().map_err(|_| wrong())?),
+            _ => (authority, PORT),
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        if host.is_empty() { Err(wrong()) } else { Ok(Endpoint::Agent { host, port, path: path.to_vec() }) }
+    }
+
+    fn path(&self) -> &[u8] {
+        match self {
+            Endpoint::Local(path) | Endpoint::Agent { path, .. } => path,
+        }
+    }
+
+    fn server(&self) -> Option<(&str, u16)> {
+        match self {
+            Endpoint::Local(_) => None,
+            Endpoint::Agent { host, port, .. } => Some((host, *port)),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Local(path) => f.write_str(&show(path)),
+            Endpoint::Agent { host, port, path } => write!(f, "lh://{host}:{port}/{}", show(path)),
+        }
+    }
+}
+
+/// What to copy.
+#[derive(Clone, Debug)]
+pub struct CopySpec {
+    /// From where: all on this machine, or all at one agent.
+    pub sources: Vec<Endpoint>,
+    /// To where.
+    pub destination: Endpoint,
+    /// How it is placed there.
+    pub place: Place,
+    /// Whether directories are copied.
+    pub recursive: bool,
+    /// What to leave out; see [`crate::Filter`].
+    pub filters: Vec<String>,
+    /// The rest.
+    pub options: Options,
+}
+
+/// How to copy.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Connections.
+    pub streams: u16,
+    /// Threads that read here.
+    pub readers: usize,
+    /// Threads that write here.
+    pub writers: usize,
+    /// How long connecting may take.
+    pub connect: Duration,
+    /// Congestion control, by the kernel's name.
+    pub congestion: Option<String>,
+    /// Settings of the engine.
+    pub engine: Config,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            streams: 4,
+            readers: 4,
+            writers: 4,
+            connect: Duration::from_secs(30),
+            congestion: None,
+            engine: Config::default(),
+        }
+    }
+}
+
+/// What was copied.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// What was done.
+    pub counts: Counts,
+    /// How long it took.
+    pub elapsed: Duration,
+    /// A run before this one was taken up.
+    pub resumed: bool,
+    /// Connections that were used; none within a machine.
+    pub streams: u16,
+    /// Congestion control that was used.
+    pub congestion: Option<String>,
+}
+
+/// Why nothing was copied, or not all that could have been.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The ends do not go together.
+    #[error("{0}")]
+    Usage(String),
+    /// The agent cannot be reached.
+    #[error("cannot reach {server}: {reason}")]
+    Unreachable {
+        /// Host and port.
+        server: String,
+        /// Why.
+        reason: String,
+    },
+    /// Connecting took too long.
+    #[error("cannot reach {server} within {} s", .after.as_secs())]
+    TimedOut {
+        /// Host and port.
+        server: String,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// One of the sides will not do it.
+    #[error("{}", .0.message)]
+    Refused(Refusal),
+    /// It ended early.
+    #[error("{0}")]
+    Session(#[from] SessionError),
+}
+
+impl From<Refusal> for CopyError {
+    fn from(refusal: Refusal) -> CopyError {
+        CopyError::Refused(refusal)
+    }
+}
+
+/// Copies; `monitor` shows how far it is. Blocks the calling thread.
+///
+/// # Errors
+/// The copy could not begin, or ended early. What could not be copied of an
+/// otherwise good copy is in the counts, and told by the monitor.
+pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Result<Summary, CopyError> {
+    let began = Instant::now();
+    let request = request(spec)?;
+    let from = spec.sources.first().and_then(Endpoint::server);
+    let to = spec.destination.server();
+    if spec.sources.iter().any(|source| source.server() != from) {
+        return Err(CopyError::Usage(
+            "all sources have to be in one place: on this machine, or at one agent".into(),
+        ));
+    }
+    if from.is_some() && to.is_some() {
+        return Err(CopyError::Usage("one end has to be on this machine".into()));
+    }
+    if !(1..=STREAMS).contains(&settings.streams) {
+        return Err(CopyError::Usage(format!("between 1 and {STREAMS} streams can be used")));
+    }
+    let job = Job { request, settings: settings.clone(), monitor: Arc::clone(monitor) };
+    let thread = Thread::start("transfer", settings.engine.clone()).map_err(SessionError::from)?;
+    let server = from.or(to).map(|(host, port)| (host.to_owned(), port));
+    let push = to.is_some();
+    let remote = thread.handle().spawn(move || async move {
+        match server {
+            None => job.local().await,
+            Some(server) if push => job.push(server).await,
+            Some(server) => job.pull(server).await,
+        }
+    });
+    let lost = |_| CopyError::Session(SessionError::Lost);
+    let summary = remote.wait().map_err(lost)??;
+    Ok(Summary { elapsed: began.elapsed(), ..summary })
+}
+
+fn request(spec: &CopySpec) -> Result<Request, CopyError> {
+    let sources: Vec<Vec<u8>> = spec.sources.iter().map(|source| source.path().to_vec()).collect();
+    if sources.is_empty() {
+        return Err(CopyError::Usage("there is nothing to copy".into()));
+    }
+    let several = sources.len() > 1 || sources.iter().any(|source| means_contents(source));
+    let place = if spec.place == Place::Guess && several { Place::Into } else { spec.place };
+    let mut name = format!("{place:?}\0{}", spec.destination);
+    for source in &spec.sources {
+        name.push('\0');
+        name.push_str(&source.to_string());
+    }
+    Ok(Request {
+        destination: spec.destination.path().to_vec(),
+        place,
+        sources,
+        key: xxhash_rust::xxh3::xxh3_64(name.as_bytes()),
+        options: spec.options,
+        filters: spec.filters.clone(),
+        recursive: spec.recursive,
+    })
+}
+
+struct Job {
+    request: Request,
+    settings: Settings,
+    monitor: Arc<Monitor>,
+}
+
+impl Job {
+    /// Both ends on this machine.
+    async fn local(&self) -> Result<Summary, CopyError> {
+        let request = self.request.clone();
+        let readers = self.settings.readers;
+        let prepare = move || {
+            let plan = plan(&Root::Here, &request, readers)?;
+            Ok::<_, Refusal>((plan, writer(&Root::Here, &request)?))
+        };
+        let (mut plan, writer) = longhaul_engine::blocking(prepare).await?;
+        let resumed = writer.resumes();
+        plan.ask |= resumed;
+        let (here, there) = Link::pair();
+        let received = sink::receive(writer, self.settings.writers, vec![there], Arc::clone(&self.monitor));
+        let (sent, received) =
+            join(source::send(plan, vec![here], Arc::clone(&self.monitor)), received).await;
+        let counts = received.and(sent)?;
+        Ok(Summary { counts, resumed, ..Summary::default() })
+    }
+
+    /// From here to an agent.
+    async fn push(&self, server: (String, u16)) -> Result<Summary, CopyError> {
+        let (request, readers) = (self.request.clone(), self.settings.readers);
+        // What is wrong here is found before anybody is bothered.
+        let mut plan = longhaul_engine::blocking(move || plan(&Root::Here, &request, readers)).await?;
+        let remote = Request { sources: Vec::new(), ..self.request.clone() };
+        let (links, welcome, congestion) = self.connect(&server, Direction::Push, remote).await?;
+        plan.ask |= welcome.resume;
+        let counts = source::send(plan, links, Arc::clone(&self.monitor)).await?;
+        Ok(Summary { counts, resumed: welcome.resume, congestion, ..self.summary() })
+    }
+
+    /// From an agent to here.
+    async fn pull(&self, server: (String, u16)) -> Result<Summary, CopyError> {
+        let request = self.request.clone();
+        let writer = longhaul_engine::blocking(move || writer(&Root::Here, &request)).await?;
+        let resumed = writer.resumes();
+        let mut remote = Request { destination: Vec::new(), ..self.request.clone() };
+        if resumed && remote.options.compare == Compare::Nothing {
+            remote.options.compare = Compare::Mtime;
+        }
+        let (links, _, congestion) = self.connect(&server, Direction::Pull, remote).await?;
+        let counts = sink::receive(writer, self.settings.writers, links, Arc::clone(&self.monitor)).await?;
+        Ok(Summary { counts, resumed, congestion, ..self.summary() })
+    }
+
+    fn summary(&self) -> Summary {
+        Summary { streams: self.settings.streams, ..Summary::default() }
+    }
+
+    /// Opens all connections at the same time, and waits for the session to be
+    /// granted.
+    async fn connect(
+        &self,
+        server: &(String, u16),
+        direction: Direction,
+        request: Request,
+    ) -> Result<(Vec<Link>, Welcome, Option<String>), CopyError> {
+        let name = format!("{}:{}", server.0, server.1);
+        let unreachable = |reason: String| CopyError::Unreachable { server: name.clone(), reason };
+        let addr = resolve(server.clone()).await.map_err(unreachable)?;
+        let session = session_id().map_err(|e| SessionError::Local(e.to_string()))?;
+        let streams = self.settings.streams;
+        let hello = Hello { oldest: VERSION, newest: VERSION, session, streams, direction, request };
+        let pool = BufPool::new(MEMORY);
+        let options = SocketOptions { congestion: self.settings.congestion.clone() };
+        let open = async |index: u16| -> io::Result<(Link, Option<String>)> {
+            let stream = TcpStream::connect(addr, &options).await?;
+            let congestion = stream.congestion().ok();
+            let mut link = Link::tcp(stream, pool.clone());
+            let first = if index == 0 { Frame::Hello(Box::new(hello.clone())) } else { Frame::Join(session) };
+            link.tx.send(vec![first]).await?;
+            Ok((link, congestion))
+        };
+        let begin = async {
+            let opened = try_join_all((0..streams).map(open)).await.map_err(|e| unreachable(reason(&e)))?;
+            let (mut links, congestion): (Vec<Link>, Vec<_>) = opened.into_iter().unzip();
+            let answer = links[0].rx.frame().await.map_err(SessionError::from)?;
+            match answer {
+                Some(Frame::Welcome(welcome)) if welcome.version == VERSION => {
+                    Ok((links, welcome, congestion.into_iter().flatten().next()))
+                }
+                Some(Frame::Refuse(refusal)) => Err(refusal.into()),
+                Some(_) => {
+                    let message = "the other side answers with something that is no welcome";
+                    Err(Refusal::new(RefusalKind::Protocol, message).into())
+                }
+                None => Err(unreachable("it closed the connection; is it a transfer agent?".into())),
+            }
+        };
+        let after = self.settings.connect;
+        timeout(after, begin)
+            .await
+            .unwrap_or_else(|_| Err(CopyError::TimedOut { server: name.clone(), after }))
+    }
+}
+
+fn reason(e: &io::Error) -> String {
+    match e.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            "connection refused: check host and port, and whether the agent runs".into()
+        }
+        _ => crate::tree::say(e),
+    }
+}
+
+async fn resolve(server: (String, u16)) -> Result<SocketAddr, String> {
+    let name = server.0.clone();
+    let found = longhaul_engine::blocking(move || server.to_socket_addrs().map(|mut all| all.next())).await;
+    match found {
+        Ok(Some(addr)) => Ok(addr),
+        Ok(None) => Err(format!("the name {name} has no address")),
+        Err(e) => Err(format!("the name {name} cannot be resolved: {e}")),
+    }
+}
+
+/// A name that nobody else has, or can guess.
+fn session_id() -> io::Result<[u8; 16]> {
+    let mut id = [0; 16];
+    let mut filled = 0;
+    while filled < id.len() {
+        filled += rustix::rand::getrandom(&mut id[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Endpoint, String> {
+        Endpoint::parse(OsStr::new(text))
+    }
+
+    #[test]
+    fn endpoints_are_paths_or_agents() {
+        let agent = |host: &str, port, path: &str| {
+            Ok(Endpoint::Agent { host: host.into(), port, path: path.as_bytes().to_vec() })
+        };
+        assert_eq!(parse("lh://dtn:7000/a/b"), agent("dtn", 7000, "a/b"));
+        assert_eq!(parse("lh://dtn"), agent("dtn", PORT, ""));
+        assert_eq!(parse("lh://[::1]:7000/x"), agent("::1", 7000, "x"));
+        assert_eq!(parse("lh://[::1]/x"), agent("::1", PORT, "x"));
+        assert_eq!(parse("a/b:c"), Ok(Endpoint::Local(b"a/b:c".to_vec())));
+        for bad in ["", "lh://", "lh://:1/x", "lh://h:port/x", "host:path"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

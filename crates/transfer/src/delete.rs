@@ -1,0 +1,104 @@
+//! Removing what the source does not have.
+
+use crate::tree::{self, say};
+use crate::wire::{Counts, Kind, NameError, Op, RelPath, Trouble};
+use crate::write::Writer;
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::AsFd;
+
+/// Removes everything below the writer's base whose name is not among `seen`.
+/// What the filter leaves out is protected, and so are unfinished files.
+pub(crate) fn delete(
+    writer: &Writer,
+    seen: &HashSet<u128>,
+    counts: &mut Counts,
+    troubles: &mut Vec<Trouble>,
+) {
+    Delete { writer, seen, counts, troubles }.list(&RelPath::root(), false);
+}
+
+struct Delete<'a> {
+    writer: &'a Writer,
+    seen: &'a HashSet<u128>,
+    counts: &'a mut Counts,
+    troubles: &'a mut Vec<Trouble>,
+}
+
+impl Delete<'_> {
+    /// Looks through a directory; whether nothing is left in it.
+    fn list(&mut self, path: &RelPath, doomed: bool) -> bool {
+        let base = &self.writer.base;
+        let directory = match base.directory(path.as_bytes()) {
+            Ok(directory) => directory,
+            Err(e) => return self.failed(path, &e),
+        };
+        let names = match tree::names(directory.as_fd()) {
+            Ok(names) => names,
+            Err(e) => return self.failed(path, &e),
+        };
+        let mut empty = true;
+        for name in names {
+            let below = match path.join(&name) {
+                Ok(below) => below,
+                Err(NameError::Reserved(_)) => {
+                    empty = false;
+                    continue;
+                }
+                Err(e) => {
+                    empty = self.failed(path, &io::Error::other(e));
+                    continue;
+                }
+            };
+            let kind = match base.look(&below) {
+                Ok(Some(entry)) => entry.kind,
+                Ok(None) => continue,
+                // Of a kind that is not copied; it is removed like a file.
+                Err(e) if e.kind() == io::ErrorKind::Unsupported => Kind::File,
+                Err(e) => {
+                    empty = self.failed(&below, &e);
+                    continue;
+                }
+            };
+            let gone = self.object(directory.as_fd(), &name, &below, &kind, doomed);
+            empty &= gone;
+        }
+        empty
+    }
+
+    fn object(
+        &mut self,
+        at: std::os::fd::BorrowedFd<'_>,
+        name: &[u8],
+        path: &RelPath,
+        kind: &Kind,
+        doomed: bool,
+    ) -> bool {
+        let known = !doomed && self.seen.contains(&xxhash_rust::xxh3::xxh3_128(path.as_bytes()));
+        if !self.writer.filter.takes(path) {
+            return false;
+        }
+        let is_directory = *kind == Kind::Directory;
+        let empty = !is_directory || self.list(path, !known);
+        if known || !empty {
+            return false;
+        }
+        let removed = match (self.writer.options.dry_run, is_directory) {
+            (true, _) => Ok(()),
+            (false, true) => tree::remove_directory(at, name),
+            (false, false) => tree::remove(at, name),
+        };
+        match removed {
+            Ok(()) => {
+                self.counts.deleted += 1;
+                true
+            }
+            Err(e) => self.failed(path, &e),
+        }
+    }
+
+    fn failed(&mut self, path: &RelPath, e: &io::Error) -> bool {
+        self.troubles.push(Trouble { path: path.clone(), op: Op::Delete, message: say(e) });
+        false
+    }
+}

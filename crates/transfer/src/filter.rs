@@ -1,0 +1,71 @@
+//! What to leave out.
+//!
+//! Rules are tried in the order they were given, and the first that matches
+//! decides; what none matches is taken. A pattern with a slash is compared with
+//! the whole name below the source, one without with the last component. `*`
+//! and `?` do not match a slash, `**` does. A directory that is left out is not
+//! looked into.
+
+use crate::wire::RelPath;
+use globset::{GlobBuilder, GlobMatcher};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+/// A list of rules.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    rules: Vec<Rule>,
+}
+
+#[derive(Clone, Debug)]
+struct Rule {
+    take: bool,
+    whole: bool,
+    pattern: GlobMatcher,
+}
+
+impl Filter {
+    /// From texts: `+PATTERN` takes, `-PATTERN` leaves out.
+    ///
+    /// # Errors
+    /// A pattern makes no sense; in words.
+    pub fn new(rules: &[String]) -> Result<Filter, String> {
+        let rule = |text: &String| {
+            let (take, pattern) = match text.split_at_checked(1) {
+                Some(("+", pattern)) => (true, pattern),
+                Some(("-", pattern)) => (false, pattern),
+                _ => return Err(format!("the rule '{text}' begins with neither + nor -")),
+            };
+            let wrong = |e| format!("the pattern '{pattern}' makes no sense: {e}");
+            let glob =
+                GlobBuilder::new(pattern.trim_matches('/')).literal_separator(true).build().map_err(wrong)?;
+            let whole = pattern.trim_end_matches('/').contains('/');
+            Ok(Rule { take, whole, pattern: glob.compile_matcher() })
+        };
+        Ok(Filter { rules: rules.iter().map(rule).collect::<Result<_, _>>()? })
+    }
+
+    /// Whether what has this name is taken.
+    pub fn takes(&self, path: &RelPath) -> bool {
+        let matches = |rule: &&Rule| {
+            let name = if rule.whole { path.as_bytes() } else { path.split().1 };
+            rule.pattern.is_match(OsStr::from_bytes(name))
+        };
+        path.is_root() || self.rules.iter().find(matches).is_none_or(|rule| rule.take)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_rule_that_matches_decides() {
+        let rules = ["+keep.tmp", "-*.tmp", "-a/b", "-**/deep"].map(String::from);
+        let filter = Filter::new(&rules).expect("good");
+        let takes = |name: &str| filter.takes(&RelPath::new(name.as_bytes()).expect("good"));
+        assert!(takes("x") && takes("d/keep.tmp") && takes("c/a/b") && takes(""));
+        assert!(!takes("y.tmp") && !takes("d/y.tmp") && !takes("a/b") && !takes("q/r/deep"));
+        assert!(Filter::new(&["x".into()]).is_err() && Filter::new(&["-[".into()]).is_err());
+    }
+}

@@ -1,0 +1,220 @@
+//! Frames over a connection, or within the process.
+//!
+//! Invariants: bytes are taken in the order in which they came; nothing is
+//! received beyond a frame whose header is not within the limits.
+
+use crate::queue::Queue;
+use crate::wire::{Frame, HEADER_LEN, Header, Malformed};
+use longhaul_engine::net::TcpStream;
+use longhaul_engine::{Buf, BufMut, BufPool, Memory, RecvMsg, SendMsg};
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Staging area of a connection: room for a few small frames.
+const STAGING: usize = 64 << 10;
+/// Staging behind a body, so that the next header comes with it and hardly any
+/// data has to be copied.
+const STAGING_BEHIND_BODY: usize = 256;
+/// What is under way between two ends within the process, in bytes.
+const MEMORY_LINK: usize = 8 << 20;
+
+/// Why a connection is of no more use.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The socket failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// What came is no frame.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+/// One end of a connection.
+pub(crate) struct Link {
+    pub(crate) tx: Tx,
+    pub(crate) rx: Rx,
+}
+
+/// The end that sends.
+pub(crate) enum Tx {
+    Tcp { stream: Rc<TcpStream>, msg: Option<SendMsg> },
+    Memory(Closing),
+}
+
+/// The end that receives.
+pub(crate) enum Rx {
+    Tcp(Box<TcpRx>),
+    Memory(Closing),
+}
+
+/// An end of a queue; the queue is of no use without it.
+pub(crate) struct Closing(Arc<Queue<Frame>>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+pub(crate) struct TcpRx {
+    stream: Rc<TcpStream>,
+    pool: BufPool,
+    msg: Option<RecvMsg>,
+    /// Staged bytes that were taken.
+    taken: usize,
+}
+
+impl Link {
+    /// Over a connection; bodies are received into memory of `pool`.
+    pub(crate) fn tcp(stream: TcpStream, pool: BufPool) -> Link {
+        let stream = Rc::new(stream);
+        let rx = TcpRx { stream: Rc::clone(&stream), pool, msg: Some(RecvMsg::new(STAGING)), taken: 0 };
+        Link { tx: Tx::Tcp { stream, msg: Some(SendMsg::new()) }, rx: Rx::Tcp(Box::new(rx)) }
+    }
+
+    /// Two ends within the process.
+    pub(crate) fn pair() -> (Link, Link) {
+        let one = || Arc::new(Queue::new(MEMORY_LINK));
+        let (there, back) = (one(), one());
+        let link = |tx: &Arc<Queue<Frame>>, rx: &Arc<Queue<Frame>>| Link {
+            tx: Tx::Memory(Closing(Arc::clone(tx))),
+            rx: Rx::Memory(Closing(Arc::clone(rx))),
+        };
+        (link(&there, &back), link(&back, &there))
+    }
+}
+
+fn closed() -> io::Error {
+    io::Error::new(io::ErrorKind::BrokenPipe, "the other side has gone")
+}
+
+impl Tx {
+    /// Sends frames, in order.
+    pub(crate) async fn send(&mut self, frames: Vec<Frame>) -> io::Result<()> {
+        match self {
+            Tx::Memory(queue) => {
+                for frame in frames {
+                    let weight = frame.weight();
+                    queue.0.push_async(frame, weight).await.map_err(|_| closed())?;
+                }
+                Ok(())
+            }
+            Tx::Tcp { stream, msg } => {
+                let mut next = msg.take().unwrap_or_default();
+                fill(&mut next, frames);
+                let (result, back) = stream.send(next).await;
+                *msg = Some(back);
+                result
+            }
+        }
+    }
+}
+
+/// Makes one message of frames: all heads in one vector of bytes, and the bodies
+/// where they are.
+fn fill(msg: &mut SendMsg, frames: Vec<Frame>) {
+    let mut bytes = msg.take_bytes();
+    bytes.clear();
+    let mut parts = Vec::with_capacity(frames.len());
+    for frame in frames {
+        let (head, body) = frame.encode();
+        parts.push((bytes.len(), head.len(), body));
+        bytes.extend_from_slice(&head);
+    }
+    msg.begin(bytes);
+    for (start, len, body) in parts {
+        msg.push_bytes(start, len);
+        if let Some(body) = body {
+            msg.push(body.segment());
+        }
+    }
+}
+
+impl Rx {
+    /// The next frame; none when the other side has ended between two.
+    pub(crate) async fn frame(&mut self) -> Result<Option<Frame>, LinkError> {
+        match self {
+            Rx::Memory(queue) => Ok(queue.0.pop_async().await),
+            Rx::Tcp(rx) => rx.frame().await,
+        }
+    }
+}
+
+impl TcpRx {
+    async fn frame(&mut self) -> Result<Option<Frame>, LinkError> {
+        let mut header = [0; HEADER_LEN];
+        if !self.read(&mut header, true).await? {
+            return Ok(None);
+        }
+        let header = Header::decode(header)?;
+        let mut head = vec![0; header.head];
+        self.read(&mut head, false).await?;
+        let body = if header.body == 0 { Buf::copy_of(&[]) } else { self.body(header.body).await? };
+        Ok(Some(Frame::decode(header, &head, body)?))
+    }
+
+    fn staged(&self) -> &[u8] {
+        self.msg.as_ref().and_then(|msg| msg.staged().get(self.taken..)).unwrap_or_default()
+    }
+
+    /// Fills `to` from what is staged; how many bytes that was.
+    fn copy(&mut self, to: &mut [u8]) -> usize {
+        let staged = self.staged();
+        let len = staged.len().min(to.len());
+        to[..len].copy_from_slice(&staged[..len]);
+        self.taken += len;
+        len
+    }
+
+    /// Reads small parts; false if the connection ended before the first byte
+    /// and `may_end`.
+    async fn read(&mut self, to: &mut [u8], may_end: bool) -> io::Result<bool> {
+        let mut done = self.copy(to);
+        while done < to.len() {
+            if self.receive(None, STAGING).await?.1 == 0 {
+                let ended = may_end && done == 0;
+                return if ended { Ok(false) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+            }
+            done += self.copy(&mut to[done..]);
+        }
+        Ok(true)
+    }
+
+    /// Reads a body: what is staged is copied, the rest is received in place.
+    async fn body(&mut self, len: usize) -> io::Result<Buf> {
+        let mut buf = self.pool.alloc(len).await;
+        let mut done = self.copy(&mut buf);
+        while done < len {
+            let direct = Some((buf, done));
+            let (back, received) = self.receive(direct, STAGING_BEHIND_BODY).await?;
+            buf = back.ok_or_else(closed)?;
+            if received == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            done += received.min(len - done);
+        }
+        Ok(buf.freeze())
+    }
+
+    async fn receive(
+        &mut self,
+        direct: Option<(BufMut, usize)>,
+        staging: usize,
+    ) -> io::Result<(Option<BufMut>, usize)> {
+        let mut msg = self.msg.take().ok_or_else(closed)?;
+        msg.set_staging_limit(staging);
+        if let Some((buf, at)) = direct {
+            let len = buf.len() - at;
+            msg.set_direct(Memory::Buf(buf), at, len);
+        }
+        let (result, mut msg) = self.stream.recv(msg).await;
+        self.taken = 0;
+        let back = match msg.take_direct() {
+            Some((Memory::Buf(buf), _)) => Some(buf),
+            _ => None,
+        };
+        self.msg = Some(msg);
+        result.map(|received| (back, received))
+    }
+}

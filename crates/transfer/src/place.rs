@@ -1,0 +1,163 @@
+//! Where trees come from and go to, on either side.
+
+use crate::scan::Start;
+use crate::tree::{Tree, say};
+use crate::wire::{Place, Refusal, RefusalKind, RelPath, show};
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// What paths are relative to.
+#[derive(Clone, Debug)]
+pub(crate) enum Root {
+    /// This machine, as whoever runs the program sees it.
+    Here,
+    /// A directory that is not left.
+    Beneath(Tree),
+}
+
+/// Where a copy goes.
+#[derive(Clone, Debug)]
+pub(crate) struct Destination {
+    pub(crate) base: Tree,
+    /// What the first component of names becomes.
+    pub(crate) rename: Option<Vec<u8>>,
+}
+
+fn wrong(path: &[u8], e: &io::Error) -> Refusal {
+    let kind = match e.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => RefusalKind::NoSuchPath,
+        io::ErrorKind::PermissionDenied => RefusalKind::NotAllowed,
+        _ => RefusalKind::Failed,
+    };
+    Refusal::new(kind, format_args!("{}: {}", if path.is_empty() { ".".into() } else { show(path) }, say(e)))
+}
+
+/// A path below a root, as a peer typed it: leading and trailing slashes and
+/// `.` mean nothing there; `..` is refused.
+fn beneath(path: &[u8]) -> Result<RelPath, Refusal> {
+    let parts: Vec<&[u8]> = path.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
+    RelPath::new(&parts.join(&b"/"[..])).map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))
+}
+
+impl Root {
+    fn open(&self, path: &[u8]) -> io::Result<Tree> {
+        match self {
+            Root::Here if path.is_empty() => Tree::open(Path::new(".")),
+            Root::Here => Tree::open(Path::new(OsStr::from_bytes(path))),
+            Root::Beneath(tree) => tree.below(path),
+        }
+    }
+
+    fn make(&self, path: &[u8]) -> io::Result<Tree> {
+        match self {
+            Root::Here => std::fs::create_dir_all(OsStr::from_bytes(path))?,
+            Root::Beneath(tree) => drop(tree.make(path)?),
+        }
+        self.open(path)
+    }
+
+    /// The path as this root takes it: a peer's is checked.
+    fn path(&self, path: &[u8]) -> Result<Vec<u8>, Refusal> {
+        Ok(match self {
+            Root::Here if path.is_empty() => b".".to_vec(),
+            Root::Here => path.to_vec(),
+            Root::Beneath(_) => beneath(path)?.as_bytes().to_vec(),
+        })
+    }
+
+    /// Finds out where a copy goes, and makes that directory where it is wanted.
+    ///
+    /// # Errors
+    /// It does not exist, may not be reached, or is a file.
+    pub(crate) fn destination(
+        &self,
+        typed: &[u8],
+        place: Place,
+        dry_run: bool,
+    ) -> Result<Destination, Refusal> {
+        let path = self.path(typed)?;
+        let path = path.strip_suffix(b"/").filter(|rest| !rest.is_empty()).unwrap_or(&path);
+        let place = if place == Place::Guess && typed.ends_with(b"/") { Place::Into } else { place };
+        let opened = match (self.open(path), place) {
+            (Err(e), Place::Into | Place::Contents) if e.kind() == io::ErrorKind::NotFound && !dry_run => {
+                self.make(path)
+            }
+            (opened, _) => opened,
+        };
+        match (opened, place) {
+            (Ok(base), _) => Ok(Destination { base, rename: None }),
+            (Err(e), Place::Guess)
+                if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+            {
+                // It is a file, or does not exist: the source takes its place.
+                let (parent, name) = split(path);
+                let base = self.open(parent).map_err(|e| wrong(parent, &e))?;
+                RelPath::new(name).map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
+                Ok(Destination { base, rename: Some(name.to_vec()) })
+            }
+            (Err(e), _) => Err(wrong(path, &e)),
+        }
+    }
+
+    /// Where a scan of `typed` begins. With `contents`, or where the path itself
+    /// [means that](means_contents), the names are those below it, else they
+    /// begin with its last component.
+    ///
+    /// # Errors
+    /// It does not exist or may not be reached.
+    pub(crate) fn start(&self, typed: &[u8], contents: bool) -> Result<Start, Refusal> {
+        let path = self.path(typed)?;
+        let path = path.strip_suffix(b"/").filter(|rest| !rest.is_empty()).unwrap_or(&path);
+        if contents || means_contents(typed) {
+            let tree = self.open(path).map_err(|e| wrong(path, &e))?;
+            return Ok(Start { tree, path: RelPath::root() });
+        }
+        let (parent, name) = split(path);
+        let tree = self.open(parent).map_err(|e| wrong(path, &e))?;
+        let name = RelPath::new(name).map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
+        match tree.look(&name) {
+            Ok(Some(_)) => Ok(Start { tree, path: name }),
+            Ok(None) => Err(wrong(path, &io::ErrorKind::NotFound.into())),
+            Err(e) => Err(wrong(path, &e)),
+        }
+    }
+}
+
+/// Whether a source has no name of its own, so that what is in it is copied: a
+/// root, `.`, `..`, or what ends in one of them.
+pub(crate) fn means_contents(typed: &[u8]) -> bool {
+    let end = typed.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
+    matches!(split(&typed[..end]).1, b"" | b"." | b"..")
+}
+
+/// A path's directory and its last component.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|b| *b == b'/') {
+        Some(0) => (b"/", &path[1..]),
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (b"", path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_root_or_a_dot_means_what_is_in_it() {
+        for path in ["", "/", ".", "..", "./", "a/.", "a/..", "a/./", "//"] {
+            assert!(means_contents(path.as_bytes()), "{path}");
+        }
+        for path in ["a", "a/", "/a", "./a", "..a", "a.", ".a//"] {
+            assert!(!means_contents(path.as_bytes()), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_a_peer_types_stays_beneath() {
+        assert_eq!(beneath(b"/a//b/./c/").expect("good").as_bytes(), b"a/b/c");
+        assert_eq!(beneath(b"a/../../b").expect_err("up").kind, RefusalKind::NotAllowed);
+    }
+}

@@ -1,0 +1,263 @@
+//! Bounded queues between stages: threads on one end, tasks on the other.
+//!
+//! Invariants:
+//! - the items in a queue weigh at most `limit`, or there is one item, or they
+//!   were forced in by who may not wait;
+//! - a closed queue takes nothing more, and gives out what is in it;
+//! - an aborted queue is empty, and both ends return at once.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::Instant;
+
+/// A bounded queue of many producers and many consumers.
+#[derive(Debug)]
+pub(crate) struct Queue<T> {
+    limit: usize,
+    state: Mutex<State<T>>,
+    /// Threads that wait for room, and for items.
+    room: Condvar,
+    items: Condvar,
+    /// Nanoseconds that threads spent waiting for room, and for items.
+    blocked: AtomicU64,
+    starved: AtomicU64,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    items: VecDeque<(T, usize)>,
+    weight: usize,
+    closed: bool,
+    /// Tasks that wait for room, and for items.
+    room: Vec<Waker>,
+    takers: Vec<Waker>,
+}
+
+impl<T> Queue<T> {
+    /// A queue whose items weigh at most `limit` together.
+    pub(crate) fn new(limit: usize) -> Queue<T> {
+        Queue {
+            limit,
+            state: Mutex::new(State {
+                items: VecDeque::new(),
+                weight: 0,
+                closed: false,
+                room: Vec::new(),
+                takers: Vec::new(),
+            }),
+            room: Condvar::new(),
+            items: Condvar::new(),
+            blocked: AtomicU64::new(0),
+            starved: AtomicU64::new(0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_room(&self, state: &State<T>, weight: usize) -> bool {
+        state.items.is_empty() || state.weight + weight <= self.limit
+    }
+
+    fn put(&self, state: &mut State<T>, item: T, weight: usize) {
+        state.items.push_back((item, weight));
+        state.weight += weight;
+        if state.takers.is_empty() {
+            self.items.notify_one();
+        } else {
+            state.takers.drain(..).for_each(Waker::wake);
+        }
+    }
+
+    fn take(&self, state: &mut State<T>) -> Option<T> {
+        let (item, weight) = state.items.pop_front()?;
+        state.weight -= weight;
+        self.room.notify_one();
+        state.room.drain(..).for_each(Waker::wake);
+        Some(item)
+    }
+
+    /// Waits for room, on a thread. Gives the item back if the queue is closed.
+    pub(crate) fn push(&self, item: T, weight: usize) -> Result<(), T> {
+        let mut state = self.lock();
+        if !state.closed && !self.has_room(&state, weight) {
+            let began = Instant::now();
+            while !state.closed && !self.has_room(&state, weight) {
+                state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            self.blocked.fetch_add(began.elapsed().as_nanos() as u64, Relaxed);
+        }
+        if state.closed {
+            return Err(item);
+        }
+        self.put(&mut state, item, weight);
+        Ok(())
+    }
+
+    /// Puts an item in whether there is room or not. For those who bound what
+    /// they put in by other means, and whose waiting could make a circle.
+    pub(crate) fn force(&self, item: T, weight: usize) {
+        let mut state = self.lock();
+        if !state.closed {
+            self.put(&mut state, item, weight);
+        }
+    }
+
+    /// Waits for room, in a task. Gives the item back if the queue is closed.
+    pub(crate) async fn push_async(&self, item: T, weight: usize) -> Result<(), T> {
+        let mut item = Some(item);
+        poll_fn(|cx| {
+            let mut state = self.lock();
+            if !state.closed && !self.has_room(&state, weight) {
+                state.room.push(cx.waker().clone());
+                return Poll::Pending;
+            }
+            let Some(item) = item.take() else { return Poll::Ready(Ok(())) };
+            if state.closed {
+                return Poll::Ready(Err(item));
+            }
+            self.put(&mut state, item, weight);
+            Poll::Ready(Ok(()))
+        })
+        .await
+    }
+
+    /// Waits for an item, on a thread; nothing once the queue is closed and
+    /// empty.
+    pub(crate) fn pop(&self) -> Option<T> {
+        let mut state = self.lock();
+        if let Some(item) = self.take(&mut state) {
+            return Some(item);
+        }
+        let began = Instant::now();
+        loop {
+            if state.closed {
+                return None;
+            }
+            state = self.items.wait(state).unwrap_or_else(PoisonError::into_inner);
+            if let Some(item) = self.take(&mut state) {
+                self.starved.fetch_add(began.elapsed().as_nanos() as u64, Relaxed);
+                return Some(item);
+            }
+        }
+    }
+
+    /// Takes an item if there is one that `wanted` likes.
+    pub(crate) fn try_pop_if(&self, wanted: impl Fn(&T) -> bool) -> Option<T> {
+        let mut state = self.lock();
+        let first = state.items.front().is_some_and(|(item, _)| wanted(item));
+        if first { self.take(&mut state) } else { None }
+    }
+
+    /// Waits for an item, in a task; nothing once the queue is closed and empty.
+    pub(crate) async fn pop_async(&self) -> Option<T> {
+        poll_fn(|cx| {
+            let mut state = self.lock();
+            match self.take(&mut state) {
+                Some(item) => Poll::Ready(Some(item)),
+                None if state.closed => Poll::Ready(None),
+                None => {
+                    state.takers.push(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+
+    fn wake_all(&self, state: &mut State<T>) {
+        self.items.notify_all();
+        self.room.notify_all();
+        state.takers.drain(..).chain(state.room.drain(..)).for_each(Waker::wake);
+    }
+
+    /// Nothing more comes.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        self.wake_all(&mut state);
+    }
+
+    /// Nothing more comes, and nobody wants what is there.
+    pub(crate) fn abort(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        state.weight = 0;
+        let items = std::mem::take(&mut state.items);
+        self.wake_all(&mut state);
+        drop(state);
+        drop(items);
+    }
+
+    /// Share of `limit` in use, and how long threads have waited: for room,
+    /// and for items, in seconds.
+    pub(crate) fn gauge(&self) -> Gauge {
+        let fill = self.lock().weight as f64 / self.limit as f64;
+        let seconds = |nanos: &AtomicU64| nanos.load(Relaxed) as f64 / 1e9;
+        Gauge { fill: fill.min(1.0), blocked: seconds(&self.blocked), starved: seconds(&self.starved) }
+    }
+}
+
+/// How a queue is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gauge {
+    /// Share of its bound in use, 0 to 1.
+    pub fill: f64,
+    /// Seconds that threads waited for room in it, all together.
+    pub blocked: f64,
+    /// Seconds that threads waited for items in it, all together.
+    pub starved: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longhaul_engine::{Config, Engine};
+    use std::sync::Arc;
+
+    #[test]
+    fn threads_and_tasks_pass_items_in_order_and_within_bounds() {
+        let queue = Arc::new(Queue::new(10));
+        let producer = Arc::clone(&queue);
+        let thread = std::thread::spawn(move || {
+            for i in 0..1000 {
+                producer.push(i, 3).expect("open");
+            }
+            producer.close();
+        });
+        let engine = Engine::new(&Config::default()).expect("an engine");
+        let got = engine.block_on(async {
+            let mut got = Vec::new();
+            while let Some(item) = queue.pop_async().await {
+                assert!(queue.lock().weight <= 10);
+                got.push(item);
+            }
+            got
+        });
+        thread.join().expect("joined");
+        assert_eq!(got, (0..1000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_aborted_queue_lets_everybody_go() {
+        let queue = Arc::new(Queue::new(1));
+        queue.push(1, 1).expect("open");
+        let waiting = Arc::clone(&queue);
+        let thread = std::thread::spawn(move || waiting.push(2, 1));
+        queue.abort();
+        assert_eq!(thread.join().expect("joined"), Err(2));
+        assert_eq!((queue.pop(), queue.push(3, 1)), (None, Err(3)));
+    }
+
+    #[test]
+    fn an_item_heavier_than_the_bound_goes_alone() {
+        let queue = Queue::new(4);
+        queue.push("heavy", 9).expect("open");
+        assert_eq!(queue.try_pop_if(|item| item.len() > 9), None);
+        assert_eq!(queue.try_pop_if(|item| item.len() == 5), Some("heavy"));
+    }
+}

@@ -1,0 +1,50 @@
+//! The protocol without I/O: what either side does with frames.
+//!
+//! [`Sender`] turns what was read into frames and answers into what is still
+//! to be read; [`Receiver`] turns frames into jobs for whoever writes, and
+//! finished jobs into answers. Neither knows sockets, files or clocks, so both
+//! run in virtual time in the tests.
+//!
+//! What holds on the wire:
+//! - every stream stands for itself: a file is announced on each stream before
+//!   its first block there, so streams need no order among each other;
+//! - nothing waits for an answer, but files that are asked about first, and
+//!   those wait together;
+//! - the receiving side's answers are bulk counts, and one frame for each
+//!   object that failed.
+
+mod receiver;
+mod sender;
+#[cfg(test)]
+mod tests;
+
+pub use receiver::{Done, Incoming, Job, Receiver};
+pub use sender::{Heard, Item, Outgoing, Sender};
+
+use crate::wire::Malformed;
+
+/// The other side does not keep to the protocol.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// A frame makes no sense.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// A frame at the wrong time.
+    #[error("the other side sent {0} when it could not be")]
+    Unexpected(&'static str),
+    /// More than the protocol allows.
+    #[error("the other side sent too many {0}")]
+    TooMany(&'static str),
+}
+
+/// The most questions without an answer. With [`BATCH_ENTRIES`] files each
+/// they ask about 65,536 files in a round trip.
+///
+/// [`BATCH_ENTRIES`]: crate::wire::BATCH_ENTRIES
+pub const QUESTIONS: usize = 64;
+
+/// The most files that are announced and not complete: what bounds the
+/// receiver's memory and its descriptors. A sender cannot come near it, since
+/// the smallest file that comes in blocks is larger than what a path carries
+/// in that many parts.
+pub const OPEN_FILES: usize = 16 << 10;

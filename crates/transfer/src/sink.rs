@@ -1,0 +1,248 @@
+//! The side that receives: a task for each stream, and writing threads.
+//!
+//! Invariants:
+//! - streams wait for room in the queue of jobs, so a slow disk holds TCP back
+//!   and memory stays bounded; finished jobs never wait;
+//! - the threads end with the session, however it ends.
+
+use crate::link::{Link, LinkError, Rx, Tx};
+use crate::monitor::{Monitor, Stage};
+use crate::queue::Queue;
+use crate::session::{Done, Job, Receiver};
+use crate::source::SessionError;
+use crate::wire::{Counts, Frame, Refusal, RefusalKind};
+use crate::write::Writer;
+use futures_util::future::{Either, select, try_join_all};
+use longhaul_engine::sync::Notify;
+use longhaul_engine::{Task, sleep, spawn};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes that were received and wait to be written.
+const WRITE_BEHIND: usize = 32 << 20;
+/// What a job without content weighs, so that many of them fill the queue too.
+const JOB: usize = 1 << 10;
+/// How often the sending side is told how far this one is.
+const TELL: Duration = Duration::from_millis(100);
+/// How long a refusal may take to get through.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// The queues between tasks and threads.
+struct Queues {
+    jobs: Queue<Job>,
+    done: Queue<Done>,
+}
+
+struct Abort(Arc<Queues>);
+
+impl Drop for Abort {
+    fn drop(&mut self) {
+        self.0.jobs.abort();
+        self.0.done.abort();
+    }
+}
+
+/// Receives everything; what was made of it.
+pub(crate) async fn receive(
+    writer: Arc<Writer>,
+    writers: usize,
+    links: Vec<Link>,
+    monitor: Arc<Monitor>,
+) -> Result<Counts, SessionError> {
+    let queues = Arc::new(Queues { jobs: Queue::new(WRITE_BEHIND), done: Queue::new(usize::MAX) });
+    let abort = Abort(Arc::clone(&queues));
+    let gauge = Arc::clone(&queues);
+    monitor.watch(Stage::Write, move || gauge.jobs.gauge());
+    for _ in 0..writers {
+        let (writer, queues) = (Arc::clone(&writer), Arc::clone(&queues));
+        let run = move || {
+            let mut walker = writer.walker();
+            while let Some(job) = queues.jobs.pop() {
+                queues.done.force(writer.run(job, &mut walker), 0);
+            }
+        };
+        let thread = std::thread::Builder::new().name("transfer-write".into()).spawn(run);
+        thread.map_err(|e| SessionError::Local(format!("cannot start a thread: {e}")))?;
+    }
+    let session = Rc::new(Session {
+        receiver: RefCell::new(Receiver::new(links.len())),
+        queues,
+        monitor,
+        writer,
+        frames: Notify::new(),
+        refusal: RefCell::new(None),
+        ended: Cell::new(false),
+    });
+    let result = session.run(links).await;
+    drop(abort);
+    result
+}
+
+struct Session {
+    receiver: RefCell<Receiver>,
+    queues: Arc<Queues>,
+    monitor: Arc<Monitor>,
+    writer: Arc<Writer>,
+    /// There may be frames to send.
+    frames: Notify,
+    /// The last thing to say, if it is not that all is done.
+    refusal: RefCell<Option<Refusal>>,
+    ended: Cell<bool>,
+}
+
+impl Session {
+    async fn run(self: &Rc<Self>, links: Vec<Link>) -> Result<Counts, SessionError> {
+        let (mut receiving, mut sending) = (Vec::new(), Vec::new());
+        for link in links {
+            let session = Rc::clone(self);
+            receiving.push(spawn(async move { session.stream(link.rx).await }));
+            sending.push(link.tx);
+        }
+        let mut sending = sending.into_iter();
+        let Some(first) = sending.next() else { return Err(SessionError::Lost) };
+        // Open until all is done, though nothing goes out on them.
+        let _others: Vec<Tx> = sending.collect();
+        let answering = {
+            let session = Rc::clone(self);
+            spawn(async move { session.answer(first).await })
+        };
+        let ticking: Task<()> = {
+            let session = Rc::clone(self);
+            spawn(async move {
+                loop {
+                    sleep(TELL).await;
+                    session.receiver.borrow_mut().tell();
+                    session.frames.notify();
+                }
+            })
+        };
+        let work = {
+            let session = Rc::clone(self);
+            spawn(async move { session.finish().await })
+        };
+        // A stream ends well when the sender has ended it; the work goes on.
+        let streams = async {
+            match try_join_all(receiving).await {
+                Ok(_) => std::future::pending().await,
+                Err(e) => e,
+            }
+        };
+        let worked = match select(Box::pin(streams), work).await {
+            Either::Left((e, _)) => Err(e),
+            Either::Right((result, _)) => result,
+        };
+        if let Err(e) = &worked {
+            *self.refusal.borrow_mut() = Some(refusal(e));
+        }
+        self.ended.set(true);
+        self.frames.notify();
+        // Whoever has gone does not hear it.
+        let told = longhaul_engine::timeout(FAREWELL, answering).await;
+        ticking.cancel().await;
+        worked?;
+        match told {
+            Ok(Ok(())) => Ok(self.receiver.borrow().counts()),
+            Ok(Err(e)) => Err(e.into()),
+            Err(_) => Err(SessionError::Lost),
+        }
+    }
+
+    /// Takes what comes on one stream, until the sender ends it.
+    async fn stream(&self, mut rx: Rx) -> Result<Rx, SessionError> {
+        while let Some(frame) = rx.frame().await? {
+            let last = matches!(frame, Frame::End { .. });
+            if let Frame::Refuse(refusal) = frame {
+                return Err(SessionError::Refused(refusal));
+            }
+            let trouble = self.receiver.borrow_mut().handle(frame)?;
+            if let Some(trouble) = trouble {
+                self.monitor.trouble(trouble);
+            }
+            loop {
+                let Some(job) = self.receiver.borrow_mut().poll_job() else { break };
+                let weight = weight(&job);
+                self.queues.jobs.push_async(job, weight).await.map_err(|_| SessionError::Lost)?;
+            }
+            if last {
+                return Ok(rx);
+            }
+        }
+        Err(SessionError::Lost)
+    }
+
+    /// Takes what the threads have done, until all is.
+    async fn finish(&self) -> Result<(), SessionError> {
+        while let Some(done) = self.queues.done.pop_async().await {
+            if let Done::Block(_, Err(trouble)) | Done::File(_, Err(trouble)) = &done {
+                tracing::debug!("{}: {}: {}", trouble.op.name(), trouble.path, trouble.message);
+            }
+            let troubles = match &done {
+                Done::Batch(_, troubles) | Done::Settled(_, troubles) => troubles.clone(),
+                Done::Block(_, Err(trouble)) | Done::File(_, Err(trouble)) => vec![trouble.clone()],
+                _ => Vec::new(),
+            };
+            let mut receiver = self.receiver.borrow_mut();
+            receiver.done(done)?;
+            for trouble in troubles {
+                self.monitor.trouble(trouble);
+            }
+            self.monitor.set_counts(receiver.counts());
+            while let Some(job) = receiver.poll_job() {
+                let weight = weight(&job);
+                self.queues.jobs.force(job, weight);
+            }
+            let finished = receiver.is_finished();
+            drop(receiver);
+            self.frames.notify();
+            if self.writer.is_full() {
+                return Err(SessionError::Local(
+                    "the destination takes no more: its file system is full".into(),
+                ));
+            }
+            if finished {
+                return Ok(());
+            }
+        }
+        Err(SessionError::Lost)
+    }
+
+    /// Sends answers until all are sent.
+    async fn answer(&self, mut tx: Tx) -> Result<(), LinkError> {
+        loop {
+            let mut frames = Vec::new();
+            while let Some(frame) = self.receiver.borrow_mut().poll_frame() {
+                frames.push(frame);
+            }
+            let ended = self.ended.get();
+            if ended {
+                frames.extend(self.refusal.borrow_mut().take().map(Frame::Refuse));
+            }
+            if !frames.is_empty() {
+                tx.send(frames).await?;
+            } else if ended {
+                return Ok(());
+            } else {
+                self.frames.notified().await;
+            }
+        }
+    }
+}
+
+fn weight(job: &Job) -> usize {
+    JOB + match job {
+        Job::Batch(body) | Job::Ask { batch: body, .. } | Job::Block { data: body, .. } => body.len(),
+        Job::Complete(_) | Job::Abandon(_) | Job::Settle { .. } => 0,
+    }
+}
+
+/// What to tell the other side about the end of a session.
+fn refusal(e: &SessionError) -> Refusal {
+    let kind = match e {
+        SessionError::Violation(_) | SessionError::Link(LinkError::Malformed(_)) => RefusalKind::Protocol,
+        SessionError::Local(_) => RefusalKind::Storage,
+        _ => RefusalKind::Failed,
+    };
+    Refusal::new(kind, e)
+}

@@ -1,0 +1,362 @@
+//! The side that sends: a scanning thread, reading threads, and a task for each
+//! stream.
+//!
+//! Invariants:
+//! - what is found goes through bounded queues, or was asked about and so is
+//!   bounded by the questions that may be open;
+//! - the streams end when the readers have, the readers when the scan has and
+//!   every question is answered; whoever fails aborts all queues, and so ends
+//!   everybody.
+
+use crate::filter::Filter;
+use crate::link::{Link, LinkError, Rx, Tx};
+use crate::monitor::{Monitor, Stage};
+use crate::queue::Queue;
+use crate::read::{Reader, Work};
+use crate::scan::{Found, Scan, Start, Visitor};
+use crate::session::{Heard, Item, Sender, Violation};
+use crate::tree::{self, say};
+use crate::wire::{
+    BATCH_BYTES, BATCH_ENTRIES, BLOCK, Batch, Compare, Content, Counts, Frame, Hash, Kind, Op, Options,
+    Refusal, Trouble,
+};
+use futures_util::future::{select, try_join_all};
+use longhaul_engine::sync::Notify;
+use longhaul_engine::{BufPool, Task, spawn};
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Entries that were found and wait to be read: enough for every thread to fill
+/// batches, and a few MB of names.
+const FOUND: usize = 16 << 10;
+/// Bytes that were read and wait to be sent: a few blocks for each reader and
+/// stream. More would only be memory, since what is on its way is with TCP.
+const READ_AHEAD: usize = 32 * BLOCK;
+/// Questions that wait to be put, in entries.
+const TO_ASK: usize = 8 * BATCH_ENTRIES;
+
+/// What to send, and how.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) starts: Vec<Start>,
+    pub(crate) filter: Filter,
+    pub(crate) recursive: bool,
+    pub(crate) options: Options,
+    /// Ask before sending: something may be there already.
+    pub(crate) ask: bool,
+    pub(crate) readers: usize,
+}
+
+/// Why a session failed as a whole.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// A connection was lost or makes no sense.
+    #[error("{0}")]
+    Link(#[from] LinkError),
+    /// The other side breaks the protocol.
+    #[error("{0}")]
+    Violation(#[from] Violation),
+    /// The other side gives up.
+    #[error("{}", .0.message)]
+    Refused(Refusal),
+    /// The other side closed the connection early.
+    #[error("the other side closed the connection before all was done")]
+    Lost,
+    /// This side cannot go on.
+    #[error("{0}")]
+    Local(String),
+    /// Somebody wanted it.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl From<io::Error> for SessionError {
+    fn from(e: io::Error) -> SessionError {
+        SessionError::Link(e.into())
+    }
+}
+
+/// The queues between the stages.
+struct Queues {
+    /// Entries to ask about.
+    ask: Arc<Queue<Vec<(Found, Content)>>>,
+    work: Arc<Queue<Work>>,
+    items: Arc<Queue<Item>>,
+}
+
+impl Queues {
+    fn abort(&self) {
+        self.ask.abort();
+        self.work.abort();
+        self.items.abort();
+    }
+}
+
+/// Ends the threads when the session is dropped, however that comes about.
+struct Abort(Arc<Queues>);
+
+impl Drop for Abort {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Sends everything; what the other side has made of it.
+pub(crate) async fn send(
+    plan: Plan,
+    links: Vec<Link>,
+    monitor: Arc<Monitor>,
+) -> Result<Counts, SessionError> {
+    let queues = Arc::new(Queues {
+        ask: Arc::new(Queue::new(TO_ASK)),
+        work: Arc::new(Queue::new(FOUND)),
+        items: Arc::new(Queue::new(READ_AHEAD)),
+    });
+    let (work, items) = (Arc::clone(&queues.work), Arc::clone(&queues.items));
+    monitor.watch(Stage::Read, move || work.gauge());
+    monitor.watch(Stage::Send, move || items.gauge());
+    let abort = Abort(Arc::clone(&queues));
+    let (ask, dry_run) = (plan.ask, plan.options.dry_run);
+    threads(plan, &queues, &monitor)?;
+    let session = Rc::new(Session {
+        sender: RefCell::new(Sender::new(links.len())),
+        queues,
+        monitor,
+        answered: Notify::new(),
+        heard_end: Cell::new(false),
+        dry_run,
+    });
+    let result = session.run(links, ask).await;
+    drop(abort);
+    result
+}
+
+/// Starts the scanning thread and the reading ones. They end with the queues.
+fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<(), SessionError> {
+    let failed = |e: io::Error| SessionError::Local(format!("cannot start a thread: {e}"));
+    let reader = Arc::new(Reader {
+        work: Arc::clone(&queues.work),
+        items: Arc::clone(&queues.items),
+        pool: BufPool::new(READ_AHEAD + (plan.readers + 8) * BLOCK),
+        hash: plan.options.hash,
+        xattrs: plan.options.xattrs,
+        threads: plan.readers,
+        next: AtomicU64::new(0),
+        stats: Arc::clone(&monitor.read),
+    });
+    let running = Arc::new(AtomicUsize::new(plan.readers));
+    for _ in 0..plan.readers {
+        let (reader, running) = (Arc::clone(&reader), Arc::clone(&running));
+        let run = move || {
+            reader.run();
+            if running.fetch_sub(1, Ordering::AcqRel) == 1 {
+                reader.items.close();
+            }
+        };
+        std::thread::Builder::new().name("transfer-read".into()).spawn(run).map_err(failed)?;
+    }
+    let finder = Finder {
+        queues: Arc::clone(queues),
+        monitor: Arc::clone(monitor),
+        ask: plan.ask,
+        checksum: (plan.options.compare == Compare::Checksum).then_some(plan.options.hash),
+        batch: Vec::new(),
+        batch_bytes: 0,
+    };
+    let run = move || finder.run(&plan);
+    std::thread::Builder::new().name("transfer-scan".into()).spawn(run).map_err(failed)?;
+    Ok(())
+}
+
+/// Hands on what the scan finds.
+struct Finder {
+    queues: Arc<Queues>,
+    monitor: Arc<Monitor>,
+    ask: bool,
+    /// Files are compared by this checksum.
+    checksum: Option<Hash>,
+    /// Files to ask about, and their size in a frame, about.
+    batch: Vec<(Found, Content)>,
+    batch_bytes: usize,
+}
+
+impl Finder {
+    fn run(mut self, plan: &Plan) {
+        let (filter, recursive) = (&plan.filter, plan.recursive);
+        let mut scan = Scan::new(&mut self, filter, recursive);
+        for start in &plan.starts {
+            if !scan.run(start) {
+                break;
+            }
+        }
+        self.flush();
+        self.monitor.scan_done.store(true, Ordering::Relaxed);
+        if self.ask {
+            // The work ends when all is answered.
+            self.queues.ask.close();
+        } else {
+            self.queues.work.close();
+        }
+    }
+
+    fn flush(&mut self) -> bool {
+        let batch = std::mem::take(&mut self.batch);
+        let weight = batch.len();
+        self.batch_bytes = 0;
+        batch.is_empty() || self.queues.ask.push(batch, weight).is_ok()
+    }
+
+    /// The checksum of a file, where files are compared by it.
+    fn digest(&self, found: &Found) -> io::Result<Content> {
+        let Some(hash) = self.checksum else { return Ok(Content::Asked(None)) };
+        let file = tree::open_file(&found.tree, &found.entry.path)?;
+        Ok(Content::Asked(Some(hash.of_file(&file)?)))
+    }
+}
+
+impl Visitor for Finder {
+    fn found(&mut self, found: Found) -> bool {
+        if found.entry.kind == Kind::File {
+            self.monitor.scanned_files.fetch_add(1, Ordering::Relaxed);
+            self.monitor.scanned_bytes.fetch_add(found.entry.size, Ordering::Relaxed);
+        }
+        if !self.ask || found.entry.kind != Kind::File {
+            return self.queues.work.push(Work::Found(found, Box::default()), 1).is_ok();
+        }
+        match self.digest(&found) {
+            Ok(content) => {
+                self.batch_bytes += found.entry.weight();
+                self.batch.push((found, content));
+            }
+            Err(e) => self.trouble(Trouble { path: found.entry.path, op: Op::Read, message: say(&e) }),
+        }
+        let full = self.batch.len() >= BATCH_ENTRIES || self.batch_bytes >= BATCH_BYTES;
+        !full || self.flush()
+    }
+
+    fn trouble(&mut self, trouble: Trouble) {
+        // If nobody takes it, nobody is there to be told.
+        let _ = self.queues.items.push(Item::Trouble(trouble), 1);
+    }
+}
+
+/// The tasks of a session.
+struct Session {
+    sender: RefCell<Sender<Found>>,
+    queues: Arc<Queues>,
+    monitor: Arc<Monitor>,
+    /// An answer came.
+    answered: Notify,
+    heard_end: Cell<bool>,
+    dry_run: bool,
+}
+
+impl Session {
+    async fn run(self: &Rc<Self>, links: Vec<Link>, ask: bool) -> Result<Counts, SessionError> {
+        let (mut sending, mut receiving) = (Vec::new(), Vec::new());
+        for (stream, link) in links.into_iter().enumerate() {
+            let session = Rc::clone(self);
+            sending.push(spawn(async move { session.stream(stream, link.tx).await }));
+            receiving.push(link.rx);
+        }
+        let asking: Task<()> = {
+            let session = Rc::clone(self);
+            spawn(async move {
+                if ask {
+                    session.ask().await;
+                }
+            })
+        };
+        let mut receiving = receiving.into_iter();
+        let Some(first) = receiving.next() else { return Err(SessionError::Lost) };
+        let listening = {
+            let session = Rc::clone(self);
+            spawn(async move { session.listen(first).await })
+        };
+        // The sockets stay open until all is done, though nothing comes on them.
+        let _others: Vec<Rx> = receiving.collect();
+        let sent = try_join_all(sending);
+        let counts = match select(sent, listening).await {
+            // What the other side said is a better reason than that it closed.
+            futures_util::future::Either::Left((sent, listening)) => match (sent, listening.await) {
+                (_, Ok(counts)) => Ok(counts),
+                (_, Err(e @ (SessionError::Refused(_) | SessionError::Violation(_)))) => Err(e),
+                (Err(e), _) | (Ok(_), Err(e)) => Err(e),
+            },
+            futures_util::future::Either::Right((result, _)) => result,
+        };
+        asking.cancel().await;
+        counts
+    }
+
+    /// Sends items on one stream until there are no more.
+    async fn stream(&self, stream: usize, mut tx: Tx) -> Result<Tx, SessionError> {
+        while let Some(item) = self.queues.items.pop_async().await {
+            if let Item::Trouble(trouble) = &item {
+                self.monitor.trouble(trouble.clone());
+            }
+            let mut frames = Vec::new();
+            self.sender.borrow_mut().frames(stream, item, &mut frames);
+            tx.send(frames).await?;
+        }
+        let end = self.sender.borrow().end(true);
+        tx.send(vec![end]).await?;
+        Ok(tx)
+    }
+
+    /// Puts questions; when all are put and answered, there is no more work.
+    async fn ask(&self) {
+        while let Some(about) = self.queues.ask.pop_async().await {
+            while !self.sender.borrow().may_ask() {
+                self.answered.notified().await;
+            }
+            let mut batch = Batch::default();
+            let mut found = Vec::with_capacity(about.len());
+            for (one, content) in about {
+                batch.push(&one.entry, &content, &[]);
+                found.push(one);
+            }
+            let number = self.sender.borrow_mut().ask(found);
+            self.queues.items.force(Item::Ask { number, batch: batch.into_body() }, 1);
+        }
+        while !self.sender.borrow().is_answered() {
+            self.answered.notified().await;
+        }
+        self.queues.work.close();
+    }
+
+    /// Hears what the other side says, until it says that all is done.
+    async fn listen(&self, mut rx: Rx) -> Result<Counts, SessionError> {
+        while let Some(frame) = rx.frame().await? {
+            let heard = self.sender.borrow_mut().handle(frame)?;
+            match heard {
+                Heard::Wanted(wanted) => {
+                    for (found, have) in wanted {
+                        if !self.dry_run {
+                            self.queues.work.force(Work::Found(found, have), 1);
+                        }
+                    }
+                    self.answered.notify();
+                }
+                Heard::Trouble(trouble) => self.monitor.trouble(trouble),
+                Heard::Progress(counts) => self.monitor.set_counts(counts),
+                Heard::Finished(counts) => {
+                    self.heard_end.set(true);
+                    self.monitor.set_counts(counts);
+                    return Ok(counts);
+                }
+                Heard::Refused(refusal) => return Err(SessionError::Refused(refusal)),
+            }
+        }
+        Err(SessionError::Lost)
+    }
+}
+
+/// Says why there will be no session, to whoever is at the other end.
+pub(crate) async fn refuse(link: &mut Link, refusal: Refusal) {
+    // Who has gone need not be told.
+    let _ = link.tx.send(vec![Frame::Refuse(refusal)]).await;
+}

@@ -1,0 +1,406 @@
+//! A directory and what is below it, reached without ever leaving it.
+//!
+//! Invariants: every path is resolved beneath the directory's descriptor, and
+//! no symbolic link on the way is followed (`openat2(2)` with
+//! `RESOLVE_BENEATH` and `RESOLVE_NO_SYMLINKS`, or component by component with
+//! `O_NOFOLLOW` where the kernel has no `openat2`). So neither a hostile name
+//! nor somebody who swaps a directory for a link meanwhile leads outside.
+
+use crate::wire::{Entry, Kind, RelPath, Time, Xattr};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, Uid, XattrFlags,
+};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Descriptors of directories that a [`Walker`] keeps: names come in the order
+/// of directories, so a few are enough.
+const DIRECTORIES: usize = 64;
+/// Mode of directories that are made on the way to something, until their own
+/// entry comes.
+const WAY: u32 = 0o700;
+
+/// The root of a tree.
+#[derive(Clone, Debug)]
+pub(crate) struct Tree {
+    root: Arc<OwnedFd>,
+}
+
+fn os(bytes: &[u8]) -> &OsStr {
+    OsStr::from_bytes(bytes)
+}
+
+/// Opens a directory below another, by a path without symbolic links.
+fn open_beneath(at: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno> {
+    if path.is_empty() {
+        return rustix::io::fcntl_dupfd_cloexec(at, 0);
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    match rustix::fs::openat2(at, os(path), flags, Mode::empty(), how) {
+        Err(Errno::NOSYS | Errno::PERM) => walk(at, path, |at, name| {
+            rustix::fs::openat(at, os(name), flags | OFlags::NOFOLLOW, Mode::empty())
+        }),
+        result => result,
+    }
+}
+
+fn walk(
+    at: BorrowedFd<'_>,
+    path: &[u8],
+    mut step: impl FnMut(BorrowedFd<'_>, &[u8]) -> Result<OwnedFd, Errno>,
+) -> Result<OwnedFd, Errno> {
+    let mut here = rustix::io::fcntl_dupfd_cloexec(at, 0)?;
+    for name in path.split(|b| *b == b'/') {
+        here = step(here.as_fd(), name)?;
+    }
+    Ok(here)
+}
+
+impl Tree {
+    /// The tree at `path`, which is followed wherever it leads: who names a
+    /// root is trusted.
+    pub(crate) fn open(path: &Path) -> io::Result<Tree> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Tree { root: Arc::new(rustix::fs::open(path, flags, Mode::empty())?) })
+    }
+
+    /// A tree below this one. The path is a stranger's: links on it are
+    /// followed as long as they stay beneath this root.
+    pub(crate) fn below(&self, path: &[u8]) -> io::Result<Tree> {
+        if path.is_empty() {
+            return Ok(self.clone());
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let how = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let root = match rustix::fs::openat2(&*self.root, os(path), flags, Mode::empty(), how) {
+            Err(Errno::NOSYS | Errno::PERM) => open_beneath(self.root.as_fd(), path)?,
+            result => result?,
+        };
+        Ok(Tree { root: Arc::new(root) })
+    }
+
+    /// The root's descriptor.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
+    /// Opens a directory below, without following a link.
+    pub(crate) fn directory(&self, path: &[u8]) -> io::Result<OwnedFd> {
+        Ok(open_beneath(self.fd(), path)?)
+    }
+
+    /// Makes a directory and those on the way to it, as far as they are
+    /// missing, and opens it.
+    pub(crate) fn make(&self, path: &[u8]) -> io::Result<OwnedFd> {
+        match open_beneath(self.fd(), path) {
+            Err(Errno::NOENT) => {}
+            result => return Ok(result?),
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(walk(self.fd(), path, |at, name| match rustix::fs::openat(at, os(name), flags, Mode::empty()) {
+            Err(Errno::NOENT) => match rustix::fs::mkdirat(at, os(name), Mode::from_raw_mode(WAY)) {
+                Ok(()) | Err(Errno::EXIST) => rustix::fs::openat(at, os(name), flags, Mode::empty()),
+                Err(e) => Err(e),
+            },
+            result => result,
+        })?)
+    }
+
+    /// What is at `path`, if anything; links are not followed.
+    pub(crate) fn look(&self, path: &RelPath) -> io::Result<Option<Entry>> {
+        let (parent, name) = path.split();
+        let parent = match open_beneath(self.fd(), parent) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+            result => result?,
+        };
+        Ok(entry_at(parent.as_fd(), name, path.clone())?.map(|(entry, _)| entry))
+    }
+
+    /// Makes everything that was written to the tree's file system durable.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        // A descriptor for a path alone cannot be synchronised.
+        Ok(rustix::fs::syncfs(readable(self.fd())?)?)
+    }
+}
+
+/// A directory's descriptor that can be read and synchronised.
+pub(crate) fn readable(directory: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(directory, c".", flags, Mode::empty())?)
+}
+
+/// What is called `name` in a directory, without extended attributes.
+pub(crate) fn entry_at(at: BorrowedFd<'_>, name: &[u8], path: RelPath) -> io::Result<Option<(Entry, Stat)>> {
+    let found = if name.is_empty() {
+        rustix::fs::statat(at, c"", AtFlags::EMPTY_PATH)
+    } else {
+        rustix::fs::statat(at, os(name), AtFlags::SYMLINK_NOFOLLOW)
+    };
+    let stat = match found {
+        Err(Errno::NOENT) => return Ok(None),
+        result => result?,
+    };
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Kind::File,
+        FileType::Directory => Kind::Directory,
+        FileType::Symlink => {
+            let target = rustix::fs::readlinkat(at, os(name), Vec::new())?;
+            Kind::Symlink(target.as_bytes().into())
+        }
+        other => return Err(io::Error::new(io::ErrorKind::Unsupported, unsupported(other))),
+    };
+    Ok(Some((entry(&stat, kind, path), stat)))
+}
+
+fn unsupported(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Fifo => "a named pipe is not copied",
+        FileType::Socket => "a socket is not copied",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device is not copied",
+        _ => "an object of this kind is not copied",
+    }
+}
+
+/// An entry from what the system knows of it.
+pub(crate) fn entry(stat: &Stat, kind: Kind, path: RelPath) -> Entry {
+    let size = if kind == Kind::File { stat.st_size as u64 } else { 0 };
+    Entry {
+        path,
+        kind,
+        mode: stat.st_mode & 0o7777,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        mtime: Time { secs: stat.st_mtime as i64, nanos: stat.st_mtime_nsec as u32 },
+        size,
+        xattrs: Vec::new(),
+    }
+}
+
+/// The names in a directory, but `.` and `..`, in the order of their inodes:
+/// that of the disk, more or less.
+pub(crate) fn names(directory: BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
+    let mut names = Vec::new();
+    for entry in Dir::new(readable(directory)?)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if !matches!(name, b"." | b"..") {
+            names.push((entry.ino(), name.to_vec()));
+        }
+    }
+    names.sort_unstable();
+    Ok(names.into_iter().map(|(_, name)| name).collect())
+}
+
+/// Which metadata is set.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Keep {
+    /// Owner and group.
+    pub(crate) owner: bool,
+}
+
+/// Sets metadata on an open file: owner first, since that clears bits of the
+/// mode; the time last.
+pub(crate) fn set_metadata(file: BorrowedFd<'_>, entry: &Entry, keep: Keep) -> io::Result<()> {
+    if keep.owner {
+        rustix::fs::fchown(file, Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid)))?;
+    }
+    for (name, value) in &entry.xattrs {
+        rustix::fs::fsetxattr(file, os(name), value, XattrFlags::empty())?;
+    }
+    rustix::fs::fchmod(file, Mode::from_raw_mode(safe_mode(entry.mode, keep)))?;
+    Ok(rustix::fs::futimens(file, &times(entry.mtime))?)
+}
+
+/// Without the owner, a file must not run as whoever copies it.
+fn safe_mode(mode: u32, keep: Keep) -> u32 {
+    if keep.owner { mode } else { mode & 0o1777 }
+}
+
+/// Sets what a symbolic link has of metadata.
+pub(crate) fn set_link_metadata(
+    at: BorrowedFd<'_>,
+    name: &[u8],
+    entry: &Entry,
+    keep: Keep,
+) -> io::Result<()> {
+    if keep.owner {
+        let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
+        rustix::fs::chownat(at, os(name), Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+    }
+    Ok(rustix::fs::utimensat(at, os(name), &times(entry.mtime), AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+fn times(mtime: Time) -> Timestamps {
+    let last_modification = Timespec { tv_sec: mtime.secs, tv_nsec: i64::from(mtime.nanos) };
+    let last_access = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
+    Timestamps { last_access, last_modification }
+}
+
+/// The extended attributes of an open file that may be carried elsewhere.
+/// None where the file system has none.
+pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Vec<Xattr>> {
+    let mut names = vec![0u8; crate::wire::XATTR_BYTES_MAX];
+    let len = match rustix::fs::flistxattr(file, &mut names) {
+        Err(Errno::NOTSUP | Errno::BADF) => return Ok(Vec::new()),
+        result => result?,
+    };
+    names.truncate(len);
+    let mut all = Vec::new();
+    for name in names.split(|b| *b == 0).filter(|name| is_carried(name)) {
+        let mut value = vec![0u8; crate::wire::XATTR_BYTES_MAX];
+        let len = rustix::fs::fgetxattr(file, os(name), &mut value)?;
+        value.truncate(len);
+        all.push((name.into(), value.into_boxed_slice()));
+    }
+    Ok(all)
+}
+
+/// What users set, and access control lists: not what the system keeps for
+/// itself (security labels, trusted attributes), which is another's elsewhere.
+pub(crate) fn is_carried(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_")
+}
+
+/// A way through a tree that remembers directories, for one thread.
+#[derive(Debug)]
+pub(crate) struct Walker {
+    tree: Tree,
+    known: HashMap<Vec<u8>, Arc<OwnedFd>>,
+}
+
+impl Walker {
+    pub(crate) fn new(tree: Tree) -> Walker {
+        Walker { tree, known: HashMap::new() }
+    }
+
+    /// The directory at `path`, made if need be.
+    pub(crate) fn make(&mut self, path: &[u8]) -> io::Result<Arc<OwnedFd>> {
+        if let Some(fd) = self.known.get(path) {
+            return Ok(Arc::clone(fd));
+        }
+        let fd = Arc::new(self.tree.make(path)?);
+        if self.known.len() >= DIRECTORIES {
+            self.known.clear();
+        }
+        self.known.insert(path.to_vec(), Arc::clone(&fd));
+        Ok(fd)
+    }
+}
+
+/// Creates a file that is to be filled, under a name of this program's own. What
+/// a run before left is continued where that is wanted and it is this user's,
+/// else replaced: never is anything followed or filled that others put there.
+pub(crate) fn create(at: BorrowedFd<'_>, name: &[u8], keep_content: bool) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    if keep_content && let Ok(fd) = rustix::fs::openat(at, os(name), flags, Mode::empty()) {
+        let stat = rustix::fs::fstat(&fd)?;
+        let own = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_nlink == 1;
+        if own && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+            return Ok(fd.into());
+        }
+    }
+    let (flags, mode) = (flags | OFlags::CREATE | OFlags::EXCL, Mode::from_raw_mode(0o600));
+    match rustix::fs::openat(at, os(name), flags, mode) {
+        Err(Errno::EXIST) => {
+            remove(at, name)?;
+            Ok(rustix::fs::openat(at, os(name), flags, mode)?.into())
+        }
+        result => Ok(result?.into()),
+    }
+}
+
+/// Opens an unfinished file of this user's for reading.
+pub(crate) fn open_own(tree: &Tree, path: &[u8]) -> io::Result<File> {
+    let (parent, name) = match path.iter().rposition(|b| *b == b'/') {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (&b""[..], path),
+    };
+    let parent = open_beneath(tree.fd(), parent)?;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    Ok(rustix::fs::openat(parent, os(name), flags, Mode::empty())?.into())
+}
+
+/// Opens a file for reading, without following links.
+pub(crate) fn open_file(tree: &Tree, path: &RelPath) -> io::Result<File> {
+    // Not to hang in a named pipe that took the place of a file.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    match rustix::fs::openat2(tree.fd(), os(path.as_bytes()), flags, Mode::empty(), how) {
+        Err(Errno::NOSYS | Errno::PERM) => {
+            let (parent, name) = path.split();
+            let parent = open_beneath(tree.fd(), parent)?;
+            Ok(rustix::fs::openat(parent, os(name), flags, Mode::empty())?.into())
+        }
+        result => Ok(result?.into()),
+    }
+}
+
+/// An error of the system in words, with a hint where its own mislead.
+pub(crate) fn say(e: &io::Error) -> String {
+    match e.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::LOOP | Errno::XDEV) => "a symbolic link is in the way, and is not followed".into(),
+        Some(Errno::NOTDIR) => "something that is not a directory is in the way".into(),
+        Some(Errno::NOTEMPTY) => "a directory that is not empty is in the way".into(),
+        Some(Errno::NAMETOOLONG) => "the name is too long for the file system".into(),
+        _ => {
+            let text = e.to_string();
+            text.split(" (os error").next().unwrap_or_default().to_owned()
+        }
+    }
+}
+
+/// Whether something that is no directory is where one should be.
+pub(crate) fn is_in_the_way(e: &io::Error) -> bool {
+    let other = [Errno::NOTDIR, Errno::LOOP];
+    e.raw_os_error().is_some_and(|code| other.contains(&Errno::from_raw_os_error(code)))
+}
+
+/// Whether nothing more can be written there: it makes no sense to go on.
+pub(crate) fn is_full(e: &io::Error) -> bool {
+    let full = [Errno::NOSPC, Errno::DQUOT, Errno::ROFS];
+    e.raw_os_error().is_some_and(|code| full.contains(&Errno::from_raw_os_error(code)))
+}
+
+/// Lets a file appear under its name, in place of what was there. A directory
+/// in its place must be empty, and goes.
+pub(crate) fn appear(at: BorrowedFd<'_>, from: &[u8], to: &[u8]) -> io::Result<()> {
+    match rustix::fs::renameat(at, os(from), at, os(to)) {
+        Err(Errno::ISDIR) => {
+            rustix::fs::unlinkat(at, os(to), AtFlags::REMOVEDIR)?;
+            Ok(rustix::fs::renameat(at, os(from), at, os(to))?)
+        }
+        result => Ok(result?),
+    }
+}
+
+/// Removes a file, if it is there.
+pub(crate) fn remove(at: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    match rustix::fs::unlinkat(at, os(name), AtFlags::empty()) {
+        Err(Errno::NOENT) => Ok(()),
+        result => Ok(result?),
+    }
+}
+
+/// Removes an empty directory.
+pub(crate) fn remove_directory(at: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    Ok(rustix::fs::unlinkat(at, os(name), AtFlags::REMOVEDIR)?)
+}
+
+/// Makes a symbolic link under a name of this program's own.
+pub(crate) fn symlink(at: BorrowedFd<'_>, target: &[u8], name: &[u8]) -> io::Result<()> {
+    remove(at, name)?;
+    Ok(rustix::fs::symlinkat(os(target), at, os(name))?)
+}
+
+/// Makes another name of a file; `from` is in directory `old`.
+pub(crate) fn hard_link(old: BorrowedFd<'_>, from: &[u8], at: BorrowedFd<'_>, to: &[u8]) -> io::Result<()> {
+    Ok(rustix::fs::linkat(old, os(from), at, os(to), AtFlags::empty())?)
+}

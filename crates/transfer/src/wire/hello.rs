@@ -1,0 +1,378 @@
+//! How a session begins: what is wanted, and whether it is granted.
+
+use super::codec::{Fields, Malformed, Put};
+use super::entry::{Digest, Entry};
+
+/// The version that this program speaks.
+pub const VERSION: u16 = 1;
+/// The first bytes of a connection.
+const MAGIC: [u8; 8] = *b"longhaul";
+
+/// Bytes that are read at once to be hashed: they fit a processor's cache.
+const HASH_PIECE: usize = 256 << 10;
+
+/// Who sends the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Who connects sends.
+    Push,
+    /// Who connects receives.
+    Pull,
+}
+
+/// Which checksum covers content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hash {
+    /// XXH3-128: finds accidents.
+    #[default]
+    Quick,
+    /// BLAKE3: finds intent as well.
+    Strong,
+}
+
+impl Hash {
+    /// The checksum of `content`.
+    pub fn of(self, content: &[u8]) -> Digest {
+        match self {
+            Hash::Quick => {
+                let mut digest = Digest::default();
+                digest.0[..16].copy_from_slice(&xxhash_rust::xxh3::xxh3_128(content).to_le_bytes());
+                digest
+            }
+            Hash::Strong => Digest(*blake3::hash(content).as_bytes()),
+        }
+    }
+
+    /// The checksum of a whole file.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(crate) fn of_file(self, file: &std::fs::File) -> std::io::Result<Digest> {
+        let mut buf = vec![0; HASH_PIECE];
+        let (mut quick, mut strong) = (xxhash_rust::xxh3::Xxh3::new(), blake3::Hasher::new());
+        let mut offset = 0;
+        loop {
+            let len = crate::read::read_full(file, &mut buf, offset)?;
+            match self {
+                Hash::Quick => quick.update(&buf[..len]),
+                Hash::Strong => drop(strong.update(&buf[..len])),
+            }
+            offset += len as u64;
+            if len < buf.len() {
+                break;
+            }
+        }
+        let mut digest = Digest::default();
+        match self {
+            Hash::Quick => digest.0[..16].copy_from_slice(&quick.digest128().to_le_bytes()),
+            Hash::Strong => digest.0 = *strong.finalize().as_bytes(),
+        }
+        Ok(digest)
+    }
+}
+
+/// Which files that exist on the receiving side are left as they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Compare {
+    /// None: everything is sent, without asking.
+    #[default]
+    Nothing,
+    /// Those whose name exists.
+    Exists,
+    /// Those of the same size.
+    Size,
+    /// Those of the same size and time of change.
+    Mtime,
+    /// Those of the same content.
+    Checksum,
+}
+
+/// When written data is made durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// When the system likes to.
+    None,
+    /// Everything, before the copy is called done.
+    #[default]
+    End,
+    /// Every file, before it appears under its name.
+    File,
+}
+
+/// How the receiving side is to behave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Checksum of content.
+    pub hash: Hash,
+    /// What need not be sent.
+    pub compare: Compare,
+    /// When data is made durable.
+    pub durability: Durability,
+    /// Set owner and group (which takes privileges).
+    pub owner: bool,
+    /// Remove what the source does not have.
+    pub delete: bool,
+    /// Write nothing.
+    pub dry_run: bool,
+    /// Read everything again once it is written.
+    pub verify: bool,
+    /// Carry extended attributes and access control lists.
+    pub xattrs: bool,
+}
+
+/// Where the trees go below the destination path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Place {
+    /// Into the destination if it is a directory, else in its place.
+    #[default]
+    Guess,
+    /// Into the destination, which is made if need be.
+    Into,
+    /// The content of the source's directory becomes that of the destination.
+    Contents,
+}
+
+/// What one session is to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// The receiving side's path; bytes, as typed.
+    pub destination: Vec<u8>,
+    /// How the trees are placed there.
+    pub place: Place,
+    /// What to send: paths on the side that sends. Empty where who connects
+    /// sends, since it knows them.
+    pub sources: Vec<Vec<u8>>,
+    /// Names this copy: a run with the same key takes up what another left.
+    pub key: u64,
+    /// The rest.
+    pub options: Options,
+    /// Names to leave out or in; see [`crate::Filter`].
+    pub filters: Vec<String>,
+    /// Whether directories are descended into.
+    pub recursive: bool,
+}
+
+/// The first frame of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Oldest version that the sender speaks.
+    pub oldest: u16,
+    /// Newest version that the sender speaks.
+    pub newest: u16,
+    /// Drawn by who connects; further connections join by it.
+    pub session: [u8; 16],
+    /// Number of connections, this one included.
+    pub streams: u16,
+    /// Who sends.
+    pub direction: Direction,
+    /// What to do.
+    pub request: Request,
+}
+
+/// The answer that grants a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The version that is spoken.
+    pub version: u16,
+    /// A run before this one left files behind: compare, do not send blindly.
+    pub resume: bool,
+}
+
+/// Why there is no session, or no more of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalKind {
+    /// The other side may not do this.
+    NotAllowed,
+    /// No version in common.
+    Version,
+    /// What was asked for does not exist, or is of the wrong kind.
+    NoSuchPath,
+    /// Too many sessions.
+    Busy,
+    /// Frames that make no sense.
+    Protocol,
+    /// The receiving side cannot go on: its disk is full, say.
+    Storage,
+    /// Anything else.
+    Failed,
+}
+
+impl RefusalKind {
+    const ALL: [RefusalKind; 7] = [
+        RefusalKind::NotAllowed,
+        RefusalKind::Version,
+        RefusalKind::NoSuchPath,
+        RefusalKind::Busy,
+        RefusalKind::Protocol,
+        RefusalKind::Storage,
+        RefusalKind::Failed,
+    ];
+}
+
+/// A refusal, in words for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What kind.
+    pub kind: RefusalKind,
+    /// What to tell.
+    pub message: String,
+}
+
+impl Refusal {
+    /// A refusal that says `message`.
+    pub fn new(kind: RefusalKind, message: impl ToString) -> Refusal {
+        Refusal { kind, message: message.to_string() }
+    }
+
+    pub(crate) fn encode(&self, to: &mut Vec<u8>) {
+        to.u8(RefusalKind::ALL.iter().position(|kind| *kind == self.kind).unwrap_or(0) as u8);
+        to.bytes(self.message.as_bytes());
+    }
+
+    pub(crate) fn decode(mut from: Fields<'_>) -> Result<Refusal, Malformed> {
+        let kind = from.u8()?;
+        let kind = RefusalKind::ALL.get(usize::from(kind)).copied().unwrap_or(RefusalKind::Failed);
+        Ok(Refusal { kind, message: from.text()? })
+    }
+}
+
+/// A value that is one of a few, by its place among them.
+fn choice<T: Copy>(from: &mut Fields<'_>, all: &[T], what: &'static str) -> Result<T, Malformed> {
+    all.get(usize::from(from.u8()?)).copied().ok_or(Malformed::Value(what))
+}
+
+fn flag(from: &mut Fields<'_>) -> Result<bool, Malformed> {
+    choice(from, &[false, true], "flag")
+}
+
+impl Options {
+    fn encode(self, to: &mut Vec<u8>) {
+        to.u8(self.hash as u8);
+        to.u8(self.compare as u8);
+        to.u8(self.durability as u8);
+        for flag in [self.owner, self.delete, self.dry_run, self.verify, self.xattrs] {
+            to.u8(flag.into());
+        }
+    }
+
+    fn decode(from: &mut Fields<'_>) -> Result<Options, Malformed> {
+        let compare = [Compare::Nothing, Compare::Exists, Compare::Size, Compare::Mtime, Compare::Checksum];
+        let durability = [Durability::None, Durability::End, Durability::File];
+        Ok(Options {
+            hash: choice(from, &[Hash::Quick, Hash::Strong], "checksum")?,
+            compare: choice(from, &compare, "comparison")?,
+            durability: choice(from, &durability, "durability")?,
+            owner: flag(from)?,
+            delete: flag(from)?,
+            dry_run: flag(from)?,
+            verify: flag(from)?,
+            xattrs: flag(from)?,
+        })
+    }
+}
+
+impl Request {
+    fn encode(&self, to: &mut Vec<u8>) {
+        to.bytes(&self.destination);
+        to.u8(self.place as u8);
+        to.u64(self.key);
+        self.options.encode(to);
+        to.u8(self.recursive.into());
+        to.u16(self.sources.len() as u16);
+        self.sources.iter().for_each(|source| to.bytes(source));
+        to.u16(self.filters.len() as u16);
+        self.filters.iter().for_each(|filter| to.bytes(filter.as_bytes()));
+    }
+
+    fn decode(from: &mut Fields<'_>) -> Result<Request, Malformed> {
+        Ok(Request {
+            destination: from.bytes()?.to_vec(),
+            place: choice(from, &[Place::Guess, Place::Into, Place::Contents], "place")?,
+            key: from.u64()?,
+            options: Options::decode(from)?,
+            recursive: flag(from)?,
+            sources: (0..from.u16()?).map(|_| from.bytes().map(<[u8]>::to_vec)).collect::<Result<_, _>>()?,
+            filters: (0..from.u16()?).map(|_| from.text()).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl Hello {
+    /// The version to speak with who said this.
+    ///
+    /// # Errors
+    /// There is none in common.
+    pub fn negotiate(&self) -> Result<u16, Refusal> {
+        if (self.oldest..=self.newest).contains(&VERSION) {
+            return Ok(VERSION);
+        }
+        let (oldest, newest) = (self.oldest, self.newest);
+        let message = format!(
+            "this side speaks version {VERSION} of the transfer protocol, the other {oldest} to {newest}: \
+             use releases that are closer to each other"
+        );
+        Err(Refusal::new(RefusalKind::Version, message))
+    }
+
+    pub(crate) fn encode(&self, head: &mut Vec<u8>, body: &mut Vec<u8>) {
+        head.put(&MAGIC);
+        head.u16(self.oldest);
+        head.u16(self.newest);
+        head.put(&self.session);
+        head.u16(self.streams);
+        head.u8(self.direction as u8);
+        self.request.encode(body);
+    }
+
+    /// The body is of this version's layout only if the versions meet; it is
+    /// left alone where they do not, so that a refusal can be sent.
+    pub(crate) fn decode(mut head: Fields<'_>, body: &[u8]) -> Result<Hello, Malformed> {
+        if head.array()? != MAGIC {
+            return Err(Malformed::Value("beginning"));
+        }
+        let (oldest, newest) = (head.u16()?, head.u16()?);
+        let session = head.array()?;
+        let streams = head.u16()?;
+        let direction = choice(&mut head, &[Direction::Push, Direction::Pull], "direction")?;
+        let mut hello = Hello { oldest, newest, session, streams, direction, request: Request::default() };
+        if hello.negotiate().is_ok() {
+            let mut body = Fields(body);
+            hello.request = Request::decode(&mut body)?;
+            body.end()?;
+        }
+        Ok(hello)
+    }
+}
+
+impl Welcome {
+    pub(crate) fn encode(self, to: &mut Vec<u8>) {
+        to.u16(self.version);
+        to.u8(self.resume.into());
+    }
+
+    pub(crate) fn decode(mut from: Fields<'_>) -> Result<Welcome, Malformed> {
+        Ok(Welcome { version: from.u16()?, resume: flag(&mut from)? })
+    }
+}
+
+impl Entry {
+    /// Whether `other`, which exists, is as good as this one by `compare`, as
+    /// far as metadata tells: `None` where content has to decide.
+    pub fn is_same(&self, other: &Entry, compare: Compare) -> Option<bool> {
+        use super::Kind::File;
+        if std::mem::discriminant(&self.kind) != std::mem::discriminant(&other.kind) {
+            return Some(false);
+        }
+        if self.kind != File {
+            return Some(self.kind == other.kind && compare != Compare::Nothing);
+        }
+        match compare {
+            Compare::Nothing => Some(false),
+            Compare::Exists => Some(true),
+            Compare::Size => Some(self.size == other.size),
+            Compare::Mtime => Some(self.size == other.size && self.mtime == other.mtime),
+            Compare::Checksum if self.size != other.size => Some(false),
+            Compare::Checksum => None,
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! What travels: names, entries, frames.
+//!
+//! A frame is 8 bytes of header, a small head with its fields and a body with
+//! bulk: the head is parsed where it is received, the body is handed on as it
+//! is. All numbers are little-endian.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0 | kind |
+//! | 1 | zero |
+//! | 2–3 | bytes of the head, at most [`HEAD_MAX`] |
+//! | 4–7 | bytes of the body, at most [`BODY_MAX`] |
+//!
+//! The first frame on a connection is [`Frame::Hello`] or [`Frame::Join`],
+//! whose layout is that of every version; the answer names the version that
+//! is spoken, or refuses.
+
+mod codec;
+mod entry;
+mod frame;
+mod hello;
+mod name;
+
+pub use codec::Malformed;
+pub use entry::{Content, Digest, Entry, Kind, Time, XATTR_BYTES_MAX, XATTRS_MAX, Xattr};
+pub use frame::{Batch, BatchReader, Close, Counts, Frame, Header, Op, Trouble, Want};
+pub use hello::{
+    Compare, Direction, Durability, Hash, Hello, Options, Place, Refusal, RefusalKind, Request, VERSION,
+    Welcome,
+};
+pub use name::{COMPONENT_MAX, NameError, PATH_LEN_MAX, RESERVED, RelPath, show};
+
+/// Bytes of a frame's header.
+pub const HEADER_LEN: usize = 8;
+/// The longest head, in bytes: a name and a message with room to spare.
+pub const HEAD_MAX: usize = 16 << 10;
+/// The longest body, in bytes: a block, or a batch that got one more small
+/// file when it was nearly full, with the metadata of all.
+pub const BODY_MAX: usize = 2 << 20;
+/// Bytes of a block: large enough that its frame costs nothing, small enough
+/// to be spread over streams.
+pub const BLOCK: usize = 1 << 20;
+/// Files up to this many bytes travel in batches, larger ones in blocks.
+pub const SMALL: u64 = 256 << 10;
+/// A batch is complete with this many bytes of content and metadata.
+pub const BATCH_BYTES: usize = 512 << 10;
+/// A batch is complete with this many entries.
+pub const BATCH_ENTRIES: usize = 1024;

@@ -1,0 +1,151 @@
+//! Names as they travel: bytes, relative, and never upwards.
+//!
+//! Invariants of a [`RelPath`], whoever sent it: components are joined by
+//! single slashes; none is empty, `.` or `..`, has a zero byte, or is longer
+//! than [`COMPONENT_MAX`]; the whole is at most [`PATH_LEN_MAX`] bytes. The
+//! empty path is the root itself.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// The longest component in bytes: `NAME_MAX` of Linux.
+pub const COMPONENT_MAX: usize = 255;
+/// The longest path in bytes: `PATH_MAX` of Linux.
+pub const PATH_LEN_MAX: usize = 4096;
+/// How the names begin that the receiving side uses for files that are not
+/// complete yet, and for its journal. Nobody may send such a name.
+pub const RESERVED: &[u8] = b".longhaul-";
+
+/// Why a name is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// It begins with a slash, or has an empty component.
+    #[error("the name {0} is not relative")]
+    NotRelative(String),
+    /// A component leads elsewhere.
+    #[error("the name {0} leads out of its directory")]
+    Traversal(String),
+    /// Too long, or with a zero byte.
+    #[error("the name {0} cannot exist")]
+    Impossible(String),
+    /// A name of this program's own.
+    #[error("the name {0} is reserved for files under way")]
+    Reserved(String),
+}
+
+/// A checked path below some root. Bytes, since names need not be UTF-8.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct RelPath(Box<[u8]>);
+
+impl RelPath {
+    /// The root itself.
+    pub fn root() -> RelPath {
+        RelPath::default()
+    }
+
+    /// Checks what somebody sent or typed.
+    ///
+    /// # Errors
+    /// What the invariants of this module exclude.
+    pub fn new(bytes: &[u8]) -> Result<RelPath, NameError> {
+        let shown = || show(bytes).into_owned();
+        if bytes.len() > PATH_LEN_MAX || bytes.contains(&0) {
+            return Err(NameError::Impossible(shown()));
+        }
+        for component in bytes.split(|b| *b == b'/').filter(|_| !bytes.is_empty()) {
+            match component {
+                b"" => return Err(NameError::NotRelative(shown())),
+                b"." | b".." => return Err(NameError::Traversal(shown())),
+                long if long.len() > COMPONENT_MAX => return Err(NameError::Impossible(shown())),
+                own if own.starts_with(RESERVED) => return Err(NameError::Reserved(shown())),
+                _ => {}
+            }
+        }
+        Ok(RelPath(bytes.into()))
+    }
+
+    /// The path as bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether it is the root.
+    pub fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// `name` below this path; `name` is a component as a directory has it.
+    ///
+    /// # Errors
+    /// The result is too long, or the name is reserved.
+    pub fn join(&self, name: &[u8]) -> Result<RelPath, NameError> {
+        if self.is_root() {
+            return RelPath::new(name);
+        }
+        RelPath::new(&[&*self.0, b"/", name].concat())
+    }
+
+    /// The directory that it is in, and its last component.
+    pub fn split(&self) -> (&[u8], &[u8]) {
+        match self.0.iter().rposition(|b| *b == b'/') {
+            Some(at) => (&self.0[..at], &self.0[at + 1..]),
+            None => (b"", &self.0),
+        }
+    }
+
+    /// The first component, and what is below it.
+    pub fn split_first(&self) -> (&[u8], &[u8]) {
+        match self.0.iter().position(|b| *b == b'/') {
+            Some(at) => (&self.0[..at], &self.0[at + 1..]),
+            None => (&self.0, b""),
+        }
+    }
+}
+
+/// A name for people: what is not printable is escaped, so that a name cannot
+/// forge a line of output.
+pub fn show(bytes: &[u8]) -> Cow<'_, str> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.chars().any(char::is_control) => Cow::Borrowed(text),
+        _ => Cow::Owned(bytes.escape_ascii().to_string()),
+    }
+}
+
+impl fmt::Display for RelPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_root() { ".".into() } else { show(&self.0) }.as_ref())
+    }
+}
+
+impl fmt::Debug for RelPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_below_their_root() {
+        for bad in
+            ["/etc", "a//b", "a/", "..", "a/../b", ".", "a/.", "a\0b", ".longhaul-x", "a/.longhaul-1/b"]
+        {
+            assert!(RelPath::new(bad.as_bytes()).is_err(), "{bad:?}");
+        }
+        assert!(RelPath::new(&[b'x'; 256]).is_err());
+        assert!(RelPath::new(&[b"x/".repeat(2048), b"x".to_vec()].concat()).is_err());
+        for good in [&b""[..], b"a", b"a/b", b"...", b"a\nb", b"\xff\xfe", b" ", b".hidden/..x"] {
+            assert!(RelPath::new(good).is_ok(), "{good:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_taken_apart_and_joined() {
+        let path = RelPath::new(b"a/b/c").expect("good");
+        assert_eq!((path.split(), path.split_first()), ((&b"a/b"[..], &b"c"[..]), (&b"a"[..], &b"b/c"[..])));
+        assert_eq!(RelPath::root().join(b"a").expect("good").as_bytes(), b"a");
+        assert_eq!(show(b"a\nb\xff"), "a\\nb\\xff");
+    }
+}

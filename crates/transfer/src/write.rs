@@ -1,0 +1,463 @@
+//! Writing: jobs of the receiving side, done by several threads.
+//!
+//! Invariants:
+//! - content is under a name of this program's own until all of it is written
+//!   and its checksums agree; then it appears under its name in one step;
+//! - directories get their mode and time last, deepest first, since what is
+//!   made in them changes both;
+//! - a hard link is made when all files are there.
+
+use crate::filter::Filter;
+use crate::journal::{Journal, file_key, unfinished};
+use crate::read::read_full;
+use crate::session::{Done, Incoming, Job};
+use crate::tree::{self, Keep, Tree, Walker, is_full, say};
+use crate::wire::{
+    BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry, Kind, Op, Options, RelPath,
+    Trouble, Want,
+};
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What the threads share.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    pub(crate) base: Tree,
+    /// What the first component becomes, where a thing takes the place that was
+    /// named rather than going into it.
+    pub(crate) rename: Option<Vec<u8>>,
+    pub(crate) options: Options,
+    pub(crate) filter: Filter,
+    /// None where nothing is written.
+    pub(crate) journal: Option<Journal>,
+    files: Mutex<HashMap<u64, Arc<Mutex<Option<Arc<Unfinished>>>>>>,
+    last: Mutex<Last>,
+    /// Nothing more can be written.
+    full: AtomicBool,
+}
+
+/// What is done when everything else is.
+#[derive(Debug, Default)]
+struct Last {
+    directories: Vec<Entry>,
+    links: Vec<Entry>,
+    /// Names that came, where others are to be removed.
+    seen: HashSet<u128>,
+}
+
+/// A large file under way.
+#[derive(Debug)]
+struct Unfinished {
+    file: File,
+    directory: Arc<OwnedFd>,
+    temporary: Vec<u8>,
+    name: Vec<u8>,
+    digests: Mutex<Vec<(u64, Digest)>>,
+}
+
+/// What went wrong, and at what.
+type Failed = (Op, io::Error);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn seen_key(path: &RelPath) -> u128 {
+    xxhash_rust::xxh3::xxh3_128(path.as_bytes())
+}
+
+fn mismatch() -> Failed {
+    (Op::Verify, io::Error::other("the content is not what was sent"))
+}
+
+impl Writer {
+    pub(crate) fn new(
+        base: Tree,
+        rename: Option<Vec<u8>>,
+        options: Options,
+        filter: Filter,
+        journal: Option<Journal>,
+    ) -> Writer {
+        let (files, last) = (Mutex::default(), Mutex::default());
+        Writer { base, rename, options, filter, journal, files, last, full: AtomicBool::new(false) }
+    }
+
+    /// Whether something failed that makes it useless to go on.
+    pub(crate) fn is_full(&self) -> bool {
+        self.full.load(Relaxed)
+    }
+
+    /// Whether a run before this one was cut off.
+    pub(crate) fn resumes(&self) -> bool {
+        self.journal.as_ref().is_some_and(|journal| journal.resumed)
+    }
+
+    /// A way through the tree, for one thread.
+    pub(crate) fn walker(&self) -> Walker {
+        Walker::new(self.base.clone())
+    }
+
+    fn keep(&self) -> Keep {
+        Keep { owner: self.options.owner }
+    }
+
+    /// Where something goes.
+    fn place(&self, path: &RelPath) -> io::Result<RelPath> {
+        let Some(name) = &self.rename else { return Ok(path.clone()) };
+        let (_, below) = path.split_first();
+        let placed = if below.is_empty() { name.clone() } else { [name, &b"/"[..], below].concat() };
+        RelPath::new(&placed).map_err(io::Error::other)
+    }
+
+    fn trouble(&self, path: &RelPath, (op, e): &Failed) -> Trouble {
+        if is_full(e) {
+            self.full.store(true, Relaxed);
+        }
+        Trouble { path: path.clone(), op: *op, message: say(e) }
+    }
+
+    /// Does a job.
+    pub(crate) fn run(&self, job: Job, walker: &mut Walker) -> Done {
+        match job {
+            Job::Batch(body) => self.batch(&body, walker),
+            Job::Ask { number, batch } => self.ask(number, &batch),
+            Job::Block { file, offset, digest, data } => {
+                let result = self.block(&file, offset, &digest, &data, walker);
+                let result = result.map(|()| data.len() as u64);
+                Done::Block(file.number, result.map_err(|e| self.trouble(&file.entry.path, &e)))
+            }
+            Job::Complete(file) => {
+                let result = self.complete(&file, walker);
+                lock(&self.files).remove(&file.number);
+                Done::File(file.number, result.map_err(|e| self.trouble(&file.entry.path, &e)))
+            }
+            Job::Abandon(file) => {
+                if let Some(slot) = lock(&self.files).remove(&file.number)
+                    && let Some(open) = lock(&slot).take()
+                {
+                    // What is left behind is named so that nobody takes it for data.
+                    let _ = tree::remove(open.directory.as_fd(), &open.temporary);
+                }
+                Done::Abandoned(file.number)
+            }
+            Job::Settle { whole } => self.settle(whole),
+        }
+    }
+
+    fn batch(&self, body: &[u8], walker: &mut Walker) -> Done {
+        let (mut counts, mut troubles) = (Counts::default(), Vec::new());
+        for part in BatchReader::new(body) {
+            let (entry, content, data) = match part {
+                Ok(part) => part,
+                Err(e) => {
+                    let message = e.to_string();
+                    troubles.push(Trouble { path: RelPath::root(), op: Op::Write, message });
+                    break;
+                }
+            };
+            self.note(&entry);
+            match self.entry(&entry, &content, data, walker) {
+                Ok(()) if entry.kind == Kind::File => {
+                    counts.files += 1;
+                    counts.bytes += data.len() as u64;
+                }
+                // Counted when it is made.
+                Ok(()) if matches!(entry.kind, Kind::HardLink(_)) => {}
+                Ok(()) => counts.others += 1,
+                Err(e) => troubles.push(self.trouble(&entry.path, &e)),
+            }
+        }
+        Done::Batch(counts, troubles)
+    }
+
+    /// Remembers that a name came.
+    fn note(&self, entry: &Entry) {
+        if self.options.delete {
+            lock(&self.last).seen.insert(seen_key(&entry.path));
+        }
+    }
+
+    fn entry(
+        &self,
+        entry: &Entry,
+        content: &Content,
+        data: &[u8],
+        walker: &mut Walker,
+    ) -> Result<(), Failed> {
+        let write = |e| (Op::Write, e);
+        let path = self.place(&entry.path).map_err(write)?;
+        if self.options.dry_run {
+            return Ok(());
+        }
+        let (parent, name) = path.split();
+        match &entry.kind {
+            Kind::Directory => {
+                self.directory(&path, walker).map_err(write)?;
+                lock(&self.last).directories.push(Entry { path, ..entry.clone() });
+                Ok(())
+            }
+            Kind::HardLink(_) => {
+                lock(&self.last).links.push(entry.clone());
+                Ok(())
+            }
+            Kind::Symlink(target) => {
+                let directory = walker.make(parent).map_err(write)?;
+                let temporary = unfinished(file_key(entry));
+                tree::symlink(directory.as_fd(), target, &temporary).map_err(write)?;
+                let done = tree::set_link_metadata(directory.as_fd(), &temporary, entry, self.keep())
+                    .map_err(|e| (Op::Metadata, e))
+                    .and_then(|()| tree::appear(directory.as_fd(), &temporary, name).map_err(write));
+                done.inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))
+            }
+            Kind::File => {
+                match content {
+                    Content::Inline { digest, .. } if self.options.hash.of(data) != *digest => {
+                        return Err(mismatch());
+                    }
+                    Content::Inline { .. } | Content::None => {}
+                    _ => return Err(write(io::Error::other("a file came without its content"))),
+                }
+                let directory = walker.make(parent).map_err(write)?;
+                let temporary = unfinished(file_key(entry));
+                let done = self.small(&directory, &temporary, name, entry, data);
+                done.inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))
+            }
+        }
+    }
+
+    /// A directory, in place of whatever else has its name.
+    fn directory(&self, path: &RelPath, walker: &mut Walker) -> io::Result<()> {
+        match walker.make(path.as_bytes()) {
+            Err(e) if tree::is_in_the_way(&e) => {
+                let (parent, name) = path.split();
+                tree::remove(walker.make(parent)?.as_fd(), name)?;
+                walker.make(path.as_bytes()).map(drop)
+            }
+            result => result.map(drop),
+        }
+    }
+
+    fn small(
+        &self,
+        directory: &OwnedFd,
+        temporary: &[u8],
+        name: &[u8],
+        entry: &Entry,
+        data: &[u8],
+    ) -> Result<(), Failed> {
+        let write = |e| (Op::Write, e);
+        let mut file = tree::create(directory.as_fd(), temporary, false).map_err(write)?;
+        file.write_all(data).map_err(write)?;
+        self.finish(&file, entry)?;
+        if self.options.verify {
+            let mut again = vec![0; data.len()];
+            let read = read_full(&file, &mut again, 0).map_err(|e| (Op::Verify, e))?;
+            if read != data.len() || again != data {
+                return Err(mismatch());
+            }
+        }
+        tree::appear(directory.as_fd(), temporary, name).map_err(write)
+    }
+
+    /// Metadata, and durability where every file has to be.
+    fn finish(&self, file: &File, entry: &Entry) -> Result<(), Failed> {
+        tree::set_metadata(file.as_fd(), entry, self.keep()).map_err(|e| (Op::Metadata, e))?;
+        if self.options.durability == Durability::File {
+            file.sync_data().map_err(|e| (Op::Write, e))?;
+        }
+        Ok(())
+    }
+
+    /// The file that is under way for this one, opened by whoever comes first.
+    fn open(&self, file: &Incoming, walker: &mut Walker) -> io::Result<Arc<Unfinished>> {
+        let slot = Arc::clone(lock(&self.files).entry(file.number).or_default());
+        let mut slot = lock(&slot);
+        if let Some(open) = &*slot {
+            return Ok(Arc::clone(open));
+        }
+        self.note(&file.entry);
+        let path = self.place(&file.entry.path)?;
+        let (parent, name) = path.split();
+        let directory = walker.make(parent)?;
+        let key = file_key(&file.entry);
+        let known = self.journal.as_ref().is_some_and(|journal| journal.known.contains_key(&key));
+        let temporary = unfinished(key);
+        let opened = tree::create(directory.as_fd(), &temporary, known)?;
+        opened.set_len(file.entry.size)?;
+        let digests = Mutex::default();
+        let open = Arc::new(Unfinished { file: opened, directory, temporary, name: name.to_vec(), digests });
+        *slot = Some(Arc::clone(&open));
+        Ok(open)
+    }
+
+    fn block(
+        &self,
+        file: &Incoming,
+        offset: u64,
+        digest: &Digest,
+        data: &[u8],
+        walker: &mut Walker,
+    ) -> Result<(), Failed> {
+        let write = |e| (Op::Write, e);
+        if self.options.hash.of(data) != *digest {
+            return Err(mismatch());
+        }
+        let open = self.open(file, walker).map_err(write)?;
+        open.file.write_all_at(data, offset).map_err(write)?;
+        if self.options.verify {
+            lock(&open.digests).push((offset, *digest));
+        }
+        match &self.journal {
+            Some(journal) => journal.add(file_key(&file.entry), offset, digest).map_err(write),
+            None => Ok(()),
+        }
+    }
+
+    fn complete(&self, file: &Incoming, walker: &mut Walker) -> Result<(), Failed> {
+        let write = |e| (Op::Write, e);
+        // Of a file of holes, or one that was all there, no block came.
+        let open = self.open(file, walker).map_err(write)?;
+        let finish = || {
+            self.finish(&open.file, &file.entry)?;
+            if self.options.verify {
+                self.verify(&open)?;
+            }
+            tree::appear(open.directory.as_fd(), &open.temporary, &open.name).map_err(write)
+        };
+        finish().inspect_err(|_| drop(tree::remove(open.directory.as_fd(), &open.temporary)))
+    }
+
+    /// Reads what was written, from the medium as far as the system lets it.
+    fn verify(&self, open: &Unfinished) -> Result<(), Failed> {
+        let verify = |e: io::Error| (Op::Verify, e);
+        open.file.sync_data().map_err(verify)?;
+        // A hint: where it is not taken, memory is compared.
+        let _ = rustix::fs::fadvise(&open.file, 0, None, rustix::fs::Advice::DontNeed);
+        let size = open.file.metadata().map_err(verify)?.len();
+        let mut again = vec![0; BLOCK];
+        for (offset, digest) in lock(&open.digests).iter() {
+            let len = size.saturating_sub(*offset).min(BLOCK as u64) as usize;
+            let read = read_full(&open.file, &mut again[..len], *offset).map_err(verify)?;
+            if self.options.hash.of(&again[..read]) != *digest {
+                return Err(mismatch());
+            }
+        }
+        Ok(())
+    }
+
+    fn ask(&self, number: u32, batch: &[u8]) -> Done {
+        let (mut wants, mut same) = (Vec::new(), 0);
+        for (index, part) in BatchReader::new(batch).enumerate() {
+            let Ok((entry, content, _)) = part else { break };
+            self.note(&entry);
+            if self.is_there(&entry, &content) {
+                same += 1;
+            } else {
+                wants.push(Want { index: index as u32, have: self.have(&entry) });
+            }
+        }
+        Done::Asked { number, wants, same }
+    }
+
+    /// Whether what is there is as good as what would be sent.
+    fn is_there(&self, entry: &Entry, content: &Content) -> bool {
+        let Ok(path) = self.place(&entry.path) else { return false };
+        let Ok(Some(there)) = self.base.look(&path) else { return false };
+        // Who sends everything asks only to go on with what was cut off.
+        let compare = match self.options.compare {
+            Compare::Nothing => Compare::Mtime,
+            compare => compare,
+        };
+        entry.is_same(&there, compare).unwrap_or_else(|| match content {
+            Content::Asked(Some(digest)) => {
+                let hash =
+                    tree::open_file(&self.base, &path).and_then(|file| self.options.hash.of_file(&file));
+                hash.is_ok_and(|hash| hash == *digest)
+            }
+            _ => false,
+        })
+    }
+
+    /// Blocks that a run before has written, as a bit each; what the journal
+    /// says is checked.
+    fn have(&self, entry: &Entry) -> Box<[u8]> {
+        let key = file_key(entry);
+        let known = self.journal.as_ref().and_then(|journal| journal.known.get(&key));
+        let (Some(known), Ok(path)) = (known, self.place(&entry.path)) else { return Box::default() };
+        let (parent, _) = path.split();
+        let temporary = [parent, if parent.is_empty() { b"" } else { b"/" }, &unfinished(key)].concat();
+        let Ok(file) = tree::open_own(&self.base, &temporary) else { return Box::default() };
+        let mut have = vec![0u8; entry.size.div_ceil(BLOCK as u64).div_ceil(8) as usize];
+        let mut data = vec![0; BLOCK];
+        for (offset, digest) in known {
+            let len = entry.size.saturating_sub(*offset).min(BLOCK as u64) as usize;
+            let good = offset % BLOCK as u64 == 0
+                && read_full(&file, &mut data[..len], *offset).is_ok_and(|read| read == len)
+                && self.options.hash.of(&data[..len]) == *digest;
+            let block = (offset / BLOCK as u64) as usize;
+            if let Some(byte) = have.get_mut(block / 8).filter(|_| good) {
+                *byte |= 1 << (block % 8);
+            }
+        }
+        have.into()
+    }
+
+    fn settle(&self, whole: bool) -> Done {
+        let (mut counts, mut troubles) = (Counts::default(), Vec::new());
+        let Last { mut directories, links, seen } = std::mem::take(&mut *lock(&self.last));
+        for link in &links {
+            match self.hard_link(link) {
+                Ok(()) => counts.others += 1,
+                Err(e) => troubles.push(self.trouble(&link.path, &e)),
+            }
+        }
+        if self.options.delete && whole {
+            crate::delete::delete(self, &seen, &mut counts, &mut troubles);
+        }
+        directories.sort_unstable_by(|a, b| b.path.cmp(&a.path));
+        for entry in &directories {
+            if let Err(e) = self.directory_metadata(entry) {
+                troubles.push(self.trouble(&entry.path, &(Op::Metadata, e)));
+            }
+        }
+        if self.options.durability != Durability::None
+            && !self.options.dry_run
+            && let Err(e) = self.base.sync()
+        {
+            troubles.push(self.trouble(&RelPath::root(), &(Op::Write, e)));
+        }
+        if let Some(journal) = &self.journal {
+            // Left behind it would only make the next run ask.
+            let _ = journal.remove(&self.base);
+        }
+        Done::Settled(counts, troubles)
+    }
+
+    fn directory_metadata(&self, entry: &Entry) -> io::Result<()> {
+        let directory = self.base.directory(entry.path.as_bytes())?;
+        match tree::readable(directory.as_fd()) {
+            Ok(directory) => tree::set_metadata(directory.as_fd(), entry, self.keep()),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn hard_link(&self, entry: &Entry) -> Result<(), Failed> {
+        let write = |e| (Op::Write, e);
+        let Kind::HardLink(first) = &entry.kind else { return Ok(()) };
+        let (first, path) = (self.place(first).map_err(write)?, self.place(&entry.path).map_err(write)?);
+        let ((old, from), (parent, name)) = (first.split(), path.split());
+        let old = self.base.directory(old).map_err(write)?;
+        let directory = self.base.make(parent).map_err(write)?;
+        let temporary = unfinished(file_key(entry));
+        tree::remove(directory.as_fd(), &temporary).map_err(write)?;
+        tree::hard_link(old.as_fd(), from, directory.as_fd(), &temporary).map_err(write)?;
+        tree::appear(directory.as_fd(), &temporary, name).map_err(write)?;
+        // Where both are the same file already, renaming has done nothing.
+        tree::remove(directory.as_fd(), &temporary).map_err(write)
+    }
+}
