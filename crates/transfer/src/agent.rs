@@ -210,7 +210,9 @@ impl Serving {
         let links = self.gather(&hello, link).await?;
         let monitor = Arc::new(Monitor::new());
         match prepared {
-            Prepared::Receive(writer) => sink::receive(writer, self.config.writers, links, monitor).await,
+            Prepared::Receive(writer) => {
+                sink::receive(writer, self.config.writers, links, monitor, true).await
+            }
             Prepared::Send(plan) => source::send(plan, links, monitor).await,
         }
     }

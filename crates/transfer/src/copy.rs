@@ -281,7 +281,8 @@ impl Job {
         let resumed = writer.resumes();
         plan.ask |= resumed;
         let (here, there) = Link::pair();
-        let received = sink::receive(writer, self.settings.writers, vec![there], Arc::clone(&self.monitor));
+        let received =
+            sink::receive(writer, self.settings.writers, vec![there], Arc::clone(&self.monitor), false);
         let (sent, received) =
             join(source::send(plan, vec![here], Arc::clone(&self.monitor)), received).await;
         let counts = received.and(sent)?;
@@ -310,7 +311,8 @@ impl Job {
             remote.options.compare = Compare::Mtime;
         }
         let (links, _, congestion) = self.connect(&server, Direction::Pull, remote).await?;
-        let counts = sink::receive(writer, self.settings.writers, links, Arc::clone(&self.monitor)).await?;
+        let counts =
+            sink::receive(writer, self.settings.writers, links, Arc::clone(&self.monitor), true).await?;
         Ok(Summary { counts, resumed, congestion, ..self.summary() })
     }
 

@@ -44,12 +44,14 @@ impl Drop for Abort {
     }
 }
 
-/// Receives everything; what was made of it.
+/// Receives everything; what was made of it. Where the sending side has the same
+/// monitor, that one tells what it hears, and this side does not.
 pub(crate) async fn receive(
     writer: Arc<Writer>,
     writers: usize,
     links: Vec<Link>,
     monitor: Arc<Monitor>,
+    tell: bool,
 ) -> Result<Counts, SessionError> {
     let queues = Arc::new(Queues { jobs: Queue::new(WRITE_BEHIND), done: Queue::new(usize::MAX) });
     let abort = Abort(Arc::clone(&queues));
@@ -70,6 +72,7 @@ pub(crate) async fn receive(
         receiver: RefCell::new(Receiver::new(links.len())),
         queues,
         monitor,
+        tell,
         writer,
         frames: Notify::new(),
         refusal: RefCell::new(None),
@@ -84,6 +87,7 @@ struct Session {
     receiver: RefCell<Receiver>,
     queues: Arc<Queues>,
     monitor: Arc<Monitor>,
+    tell: bool,
     writer: Arc<Writer>,
     /// There may be frames to send.
     frames: Notify,
@@ -157,7 +161,7 @@ impl Session {
                 return Err(SessionError::Refused(refusal));
             }
             let trouble = self.receiver.borrow_mut().handle(frame)?;
-            if let Some(trouble) = trouble {
+            if let Some(trouble) = trouble.filter(|_| self.tell) {
                 self.monitor.trouble(trouble);
             }
             loop {
@@ -175,17 +179,9 @@ impl Session {
     /// Takes what the threads have done, until all is.
     async fn finish(&self) -> Result<(), SessionError> {
         while let Some(done) = self.queues.done.pop_async().await {
-            if let Done::Block(_, Err(trouble)) | Done::File(_, Err(trouble)) = &done {
-                tracing::debug!("{}: {}: {}", trouble.op.name(), trouble.path, trouble.message);
-            }
-            let troubles = match &done {
-                Done::Batch(_, troubles) | Done::Settled(_, troubles) => troubles.clone(),
-                Done::Block(_, Err(trouble)) | Done::File(_, Err(trouble)) => vec![trouble.clone()],
-                _ => Vec::new(),
-            };
             let mut receiver = self.receiver.borrow_mut();
             receiver.done(done)?;
-            for trouble in troubles {
+            for trouble in receiver.poll_troubles().filter(|_| self.tell) {
                 self.monitor.trouble(trouble);
             }
             self.monitor.set_counts(receiver.counts());

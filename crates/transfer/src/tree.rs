@@ -178,7 +178,7 @@ pub(crate) fn entry(stat: &Stat, kind: Kind, path: RelPath) -> Entry {
         mode: stat.st_mode & 0o7777,
         uid: stat.st_uid,
         gid: stat.st_gid,
-        mtime: Time { secs: stat.st_mtime as i64, nanos: stat.st_mtime_nsec as u32 },
+        mtime: Time { secs: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 },
         size,
         xattrs: Vec::new(),
     }

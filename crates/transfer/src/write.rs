@@ -35,7 +35,7 @@ pub(crate) struct Writer {
     pub(crate) filter: Filter,
     /// None where nothing is written.
     pub(crate) journal: Option<Journal>,
-    files: Mutex<HashMap<u64, Arc<Mutex<Option<Arc<Unfinished>>>>>>,
+    files: Mutex<HashMap<u64, Arc<Slot>>>,
     last: Mutex<Last>,
     /// Nothing more can be written.
     full: AtomicBool,
@@ -59,6 +59,9 @@ struct Unfinished {
     name: Vec<u8>,
     digests: Mutex<Vec<(u64, Digest)>>,
 }
+
+/// Where a large file is found once somebody has opened it.
+type Slot = Mutex<Option<Arc<Unfinished>>>;
 
 /// What went wrong, and at what.
 type Failed = (Op, io::Error);
@@ -434,6 +437,10 @@ impl Writer {
         if let Some(journal) = &self.journal {
             // Left behind it would only make the next run ask.
             let _ = journal.remove(&self.base);
+            // Its removal has changed the time of the directory that it was in.
+            if let Some(root) = directories.last().filter(|entry| entry.path.is_root()) {
+                let _ = self.directory_metadata(root);
+            }
         }
         Done::Settled(counts, troubles)
     }

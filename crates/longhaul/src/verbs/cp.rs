@@ -251,7 +251,7 @@ fn run(spec: &CopySpec, settings: &Settings, output: Output) -> Outcome {
     let troubles = progress.stop();
     handle.close();
     let summary = result?;
-    show::summary(&summary, &monitor.now(), spec, troubles, output);
+    show::summary(&summary, &monitor.now(), spec, output);
     match summary.counts.failed {
         0 => Ok(()),
         failed => {
@@ -266,8 +266,7 @@ fn run(spec: &CopySpec, settings: &Settings, output: Output) -> Outcome {
 impl From<CopyError> for Failure {
     fn from(e: CopyError) -> Failure {
         let of_refusal = |kind: RefusalKind| match kind {
-            RefusalKind::NotAllowed => Exit::Refused,
-            RefusalKind::Version | RefusalKind::Busy => Exit::Refused,
+            RefusalKind::NotAllowed | RefusalKind::Version | RefusalKind::Busy => Exit::Refused,
             _ => Exit::Failed,
         };
         let exit = match &e {

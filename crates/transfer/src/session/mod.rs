@@ -19,7 +19,7 @@ mod sender;
 mod tests;
 
 pub use receiver::{Done, Incoming, Job, Receiver};
-pub use sender::{Heard, Item, Outgoing, Sender};
+pub use sender::{Heard, Item, Outgoing, Sender, Wanted};
 
 use crate::wire::Malformed;
 

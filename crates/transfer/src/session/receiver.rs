@@ -102,6 +102,8 @@ pub struct Receiver {
     files: HashMap<u64, State>,
     jobs: VecDeque<Job>,
     frames: VecDeque<Frame>,
+    /// Of this side, for people on it.
+    troubles: Vec<Trouble>,
     open: usize,
     questions: usize,
     streams: usize,
@@ -119,6 +121,7 @@ impl Receiver {
             files: HashMap::new(),
             jobs: VecDeque::new(),
             frames: VecDeque::new(),
+            troubles: Vec::new(),
             open: 0,
             questions: 0,
             streams,
@@ -155,6 +158,11 @@ impl Receiver {
     /// The next frame for the other side.
     pub fn poll_frame(&mut self) -> Option<Frame> {
         self.frames.pop_front()
+    }
+
+    /// What this side could not write since this was last called.
+    pub fn poll_troubles(&mut self) -> impl Iterator<Item = Trouble> + use<> {
+        std::mem::take(&mut self.troubles).into_iter()
     }
 
     /// Says how far it is, if that has changed; for whoever has a clock.
@@ -282,6 +290,7 @@ impl Receiver {
             Done::Asked { number, wants, same } => {
                 self.questions -= 1;
                 self.counts.same += same;
+                self.counts.wanted += wants.len() as u64;
                 self.frames.push_back(Frame::Wanted { number, wants });
             }
             Done::Block(file, result) => {
@@ -321,6 +330,7 @@ impl Receiver {
         counts.same += more.same;
         counts.deleted += more.deleted;
         counts.failed += troubles.len() as u64;
+        self.troubles.extend_from_slice(&troubles);
         self.frames.extend(troubles.into_iter().map(Frame::Trouble));
     }
 }

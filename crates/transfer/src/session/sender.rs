@@ -56,11 +56,14 @@ pub enum Item {
     Trouble(Trouble),
 }
 
+/// A file that is wanted, and the blocks of it that are there already, a bit each.
+pub type Wanted<T> = (T, Box<[u8]>);
+
 /// What the receiving side said.
 #[derive(Debug)]
 pub enum Heard<T> {
-    /// These are wanted, and of each these blocks are there already.
-    Wanted(Vec<(T, Box<[u8]>)>),
+    /// These are wanted.
+    Wanted(Vec<Wanted<T>>),
     /// Something could not be written.
     Trouble(Trouble),
     /// How far it is.
@@ -166,7 +169,7 @@ impl<T> Sender<T> {
         })
     }
 
-    fn wanted(&mut self, number: u32, wants: Vec<Want>) -> Result<Vec<(T, Box<[u8]>)>, Violation> {
+    fn wanted(&mut self, number: u32, wants: Vec<Want>) -> Result<Vec<Wanted<T>>, Violation> {
         let asked = self.asked.remove(&number).ok_or(Violation::Unexpected("an answer"))?;
         let mut wants = wants.into_iter().peekable();
         let mut wanted = Vec::new();

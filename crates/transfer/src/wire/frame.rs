@@ -76,6 +76,8 @@ pub struct Counts {
     pub bytes: u64,
     /// Objects that were there already.
     pub same: u64,
+    /// Objects that were asked about and are wanted.
+    pub wanted: u64,
     /// Objects removed.
     pub deleted: u64,
     /// Objects that could not be done.
@@ -189,9 +191,8 @@ impl Header {
 
 impl Counts {
     fn encode(&self, to: &mut Vec<u8>) {
-        [self.files, self.others, self.bytes, self.same, self.deleted, self.failed]
-            .iter()
-            .for_each(|n| to.u64(*n));
+        let Counts { files, others, bytes, same, wanted, deleted, failed } = *self;
+        [files, others, bytes, same, wanted, deleted, failed].iter().for_each(|n| to.u64(*n));
     }
 
     fn decode(mut from: Fields<'_>) -> Result<Counts, Malformed> {
@@ -200,6 +201,7 @@ impl Counts {
             others: from.u64()?,
             bytes: from.u64()?,
             same: from.u64()?,
+            wanted: from.u64()?,
             deleted: from.u64()?,
             failed: from.u64()?,
         })

@@ -105,13 +105,7 @@ fn event(now: &Snapshot, rate_now: f64, elapsed: Duration) -> Value {
 }
 
 /// The result.
-pub(super) fn summary(
-    summary: &Summary,
-    end: &Snapshot,
-    spec: &CopySpec,
-    _troubles: Troubles,
-    output: Output,
-) {
+pub(super) fn summary(summary: &Summary, end: &Snapshot, spec: &CopySpec, output: Output) {
     let (counts, seconds) = (summary.counts, summary.elapsed.as_secs_f64());
     let mean = rate(counts.bytes, summary.elapsed);
     let dry_run = spec.options.dry_run;
@@ -119,7 +113,7 @@ pub(super) fn summary(
         "summary",
         json!({
             "files": counts.files, "others": counts.others, "bytes": counts.bytes, "same": counts.same,
-            "deleted": counts.deleted, "failed": counts.failed, "seconds": seconds, "bits_per_second": mean,
+            "wanted": counts.wanted, "deleted": counts.deleted, "failed": counts.failed, "seconds": seconds, "bits_per_second": mean,
             "resumed": summary.resumed, "streams": summary.streams, "congestion": summary.congestion,
             "dry_run": dry_run, "bytes_read": end.read_bytes,
         }),
@@ -127,6 +121,9 @@ pub(super) fn summary(
     let mut words = vec![format!("{} files", counts.files), format_size(counts.bytes)];
     if counts.others > 0 {
         words.push(format!("{} directories and links", counts.others));
+    }
+    if dry_run {
+        words = vec![format!("{} files would be sent", counts.wanted)];
     }
     if counts.same > 0 {
         words.push(format!("{} there already", counts.same));

@@ -1,0 +1,250 @@
+//! `longhaul cp`, `sync` and `agent`, as a stranger runs them: killed at any
+//! moment, refused, and with files that cannot be copied.
+
+mod common;
+
+use common::{Ran, Target, command, finish, longhaul, text};
+use longhaul_engine::Config;
+use longhaul_wan::{Link, Relay};
+use std::collections::HashSet;
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+/// Bytes of a block, as large files travel.
+const BLOCK: u64 = 1 << 20;
+
+/// A running agent; it is killed when dropped.
+struct Agent(Target);
+
+impl Agent {
+    fn start(listen: &str, root: &Path) -> Agent {
+        Agent(Target::spawn(command(&["agent", "--listen", listen, "--root", text(root), "--json"])))
+    }
+
+    fn addr(&self) -> SocketAddr {
+        self.0.ready["listen"].as_str().expect("an address").parse().expect("an address")
+    }
+}
+
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x as u8
+    };
+    std::iter::repeat_with(&mut next).take(len).collect()
+}
+
+/// A few large files and many small ones; their bytes.
+fn make_tree(dir: &Path) -> u64 {
+    let mut total = 0;
+    for i in 0..300u64 {
+        let len = if i % 60 == 0 { 7_000_000 + i as usize } else { (i * 131) as usize };
+        let parent = dir.join(format!("d{}", i % 7));
+        fs::create_dir_all(&parent).expect("made");
+        fs::write(parent.join(format!("f{i}")), noise(i, len)).expect("written");
+        total += len as u64;
+    }
+    total
+}
+
+fn assert_same(one: &Path, other: &Path) {
+    let ran = Command::new("diff").arg("-r").args([one, other]).output().expect("diff");
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
+}
+
+/// Bytes that need not be sent again: files that have appeared, and blocks in
+/// the journal of those that have not.
+fn present(dir: &Path) -> u64 {
+    let (mut bytes, mut open) = (0, vec![dir.to_owned()]);
+    let mut unfinished = HashSet::new();
+    let mut records = HashSet::new();
+    while let Some(path) = open.pop() {
+        let Ok(entries) = fs::read_dir(&path) else { continue };
+        for entry in entries.map(|entry| entry.expect("an entry")) {
+            let name = entry.file_name().into_string().expect("UTF-8");
+            let meta = entry.metadata().expect("there");
+            if meta.is_dir() {
+                open.push(entry.path());
+            } else if name.starts_with(".longhaul-journal-") {
+                let journal = fs::read(entry.path()).expect("read");
+                records.extend(journal.chunks_exact(64).skip(1).map(|record| record[..24].to_vec()));
+            } else if let Some(key) = name.strip_prefix(".longhaul-") {
+                unfinished.insert(u128::from_str_radix(key, 16).expect("a key").to_le_bytes().to_vec());
+            } else {
+                bytes += meta.len();
+            }
+        }
+    }
+    // The last block of a file is shorter: it counts as nothing, to be safe.
+    let whole = records.iter().filter(|record| unfinished.contains(&record[..16])).count() as u64;
+    bytes + whole.saturating_sub(unfinished.len() as u64) * BLOCK
+}
+
+/// Kills one side of a copy after a while; whether it was still at it.
+fn kill_after(child: &mut Child, time: Duration) -> bool {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        if child.try_wait().expect("waited").is_some() {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    true
+}
+
+/// Copies through a slow line, while one side and then the other is killed.
+fn killed_and_resumed(pull: bool) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
+    let total = make_tree(&source);
+    let mut agent = Agent::start("127.0.0.1:0", dir.path());
+    let addr = agent.addr();
+    let link = Link { delay: Duration::from_millis(2), rate: Some(30_000_000), memory: 16 << 20 };
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let relay = Relay::start_with(&Config::default(), any, addr, link).expect("started");
+    let remote = |name: &str| format!("lh://{}/{name}", relay.local_addr());
+    let (from, to) = match pull {
+        true => (remote("source"), text(&copy).to_owned()),
+        false => (text(&source).to_owned(), remote("copy")),
+    };
+    let args = ["cp", "-r", "--fsync", "none", "--json", &from, &to];
+    let mut kills = 0;
+    for round in 0..10u64 {
+        let mut client = command(&args).spawn().expect("started");
+        // Times that seeds cannot choose: what matters is that they differ.
+        let time = Duration::from_millis(40 + 53 * (round * 7 % 10));
+        if round % 2 == 0 {
+            kills += u64::from(kill_after(&mut client, time));
+        } else {
+            let _ = kill_after(&mut agent.0.child, time);
+            let ran = finish(client);
+            assert!(matches!(ran.code, Some(0 | 5)), "{ran:?}");
+            kills += u64::from(ran.code == Some(5));
+            agent = Agent::start(&addr.to_string(), dir.path());
+        }
+    }
+    assert!(kills >= 3, "only {kills} of the runs were cut off");
+    // The last run sends what is missing, and hardly more. The other side may
+    // still be about to notice that the run before is dead.
+    let mut ran = Ran { code: None, stdout: String::new(), stderr: String::new() };
+    let mut there = 0;
+    for _ in 0..100 {
+        there = present(&copy);
+        ran = longhaul(&args);
+        if ran.code != Some(6) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_same(&source, &copy);
+    let summary = ran.events().pop().expect("a summary");
+    let sent = summary["bytes"].as_u64().expect("bytes");
+    assert!(
+        sent <= total - there.min(total) + total / 100 + BLOCK,
+        "{sent} of {total} sent, {there} was there"
+    );
+    let left = Command::new("find").arg(&copy).args(["-name", ".longhaul-*"]).output().expect("find");
+    assert!(left.stdout.is_empty(), "{}", String::from_utf8_lossy(&left.stdout));
+}
+
+#[test]
+fn a_copy_to_an_agent_outlives_both_sides() {
+    killed_and_resumed(false);
+}
+
+#[test]
+fn a_copy_from_an_agent_outlives_both_sides() {
+    killed_and_resumed(true);
+}
+
+#[test]
+fn exit_codes_say_what_happened() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| text(&dir.path().join(name)).to_owned();
+    fs::create_dir(path("d")).expect("made");
+    fs::write(path("d/f"), "1").expect("written");
+    assert_eq!(longhaul(&["cp", "-r", &path("d"), &path("e")]).code, Some(0));
+    assert_eq!(longhaul(&["cp", &path("d"), &path("x")]).code, Some(3), "a directory without -r");
+    assert_eq!(longhaul(&["cp", "-r", &path("none"), &path("x")]).code, Some(1));
+    assert_eq!(longhaul(&["cp", &path("d/f")]).code, Some(2));
+    assert_eq!(longhaul(&["cp", "host:x", &path("y")]).code, Some(2));
+    assert_eq!(longhaul(&["cp", &path("d/f"), "lh://127.0.0.1:1/x"]).code, Some(5));
+    let made = Command::new("mkfifo").arg(path("d/pipe")).status();
+    assert!(made.is_ok_and(|status| status.success()));
+    let ran = longhaul(&["sync", "--json", &path("d"), &path("e")]);
+    assert_eq!(ran.code, Some(3));
+    let events = ran.events();
+    assert_eq!((&events[0]["event"], &events[0]["path"]), (&"trouble".into(), &"pipe".into()));
+    let summary = events.last().expect("a summary");
+    assert_eq!(
+        (&summary["event"], &summary["failed"], &summary["same"]),
+        (&"summary".into(), &1.into(), &1.into())
+    );
+    let open = longhaul(&["agent", "--listen", "0.0.0.0:0", "--root", &path("d")]);
+    assert_eq!(open.code, Some(2), "{open:?}");
+    let only = Target::spawn(command(&[
+        "agent",
+        "--listen",
+        "127.0.0.1:0",
+        "--root",
+        &path("d"),
+        "--read-only",
+        "--json",
+    ]));
+    let uri = only.ready["uri"].as_str().expect("a URI");
+    assert_eq!(longhaul(&["cp", &path("e/f"), uri]).code, Some(6));
+    assert_eq!(longhaul(&["cp", &format!("{uri}nothing"), &path("x")]).code, Some(1));
+}
+
+#[test]
+fn files_that_may_not_be_read_are_listed_and_the_rest_is_copied() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
+    fs::create_dir_all(source.join("closed")).expect("made");
+    for name in ["good", "secret", "closed/f"] {
+        fs::write(source.join(name), name).expect("written");
+    }
+    fs::create_dir(&copy).expect("made");
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("set");
+    mode(&source.join("secret"), 0o000);
+    mode(&source.join("closed"), 0o000);
+    // Who is root may read everything: be nobody, from a copy that nobody can run.
+    mode(dir.path(), 0o755);
+    mode(&copy, 0o777);
+    let program = dir.path().join("longhaul");
+    fs::copy(env!("CARGO_BIN_EXE_longhaul"), &program).expect("copied");
+    let root = rustix::process::geteuid().is_root();
+    let mut run = match root {
+        true => Command::new("setpriv"),
+        false => Command::new(&program),
+    };
+    if root {
+        run.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
+    }
+    run.args(["cp", "-r", text(&source), text(&copy)])
+        .env("XDG_CONFIG_HOME", "/nonexistent")
+        .env("HOME", "/");
+    let Ok(ran) = run.output() else {
+        eprintln!("skip: setpriv is not there");
+        return;
+    };
+    mode(&source.join("closed"), 0o700);
+    let stderr = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(3), "{stderr}");
+    assert!(
+        stderr.contains("source/secret: Permission denied") && stderr.contains("source/closed"),
+        "{stderr}"
+    );
+    assert_eq!(fs::read(copy.join("source/good")).expect("there"), b"good");
+    assert!(!copy.join("source/secret").exists());
+}

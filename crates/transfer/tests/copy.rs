@@ -1,0 +1,194 @@
+//! Copies of real trees: within the machine, to an agent and back.
+
+mod common;
+
+use common::*;
+use longhaul_transfer::CopyError;
+use longhaul_transfer::wire::{Compare, Durability, Hash, Options, RefusalKind};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+#[test]
+fn a_tree_is_the_same_after_a_copy_to_an_agent_and_back() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, root, back) = (dir.path().join("source"), dir.path().join("root"), dir.path().join("back"));
+    fs::create_dir_all(&root).expect("made");
+    make_tree(&source);
+    let agent = agent(&root);
+    let there = run(&spec(local(&source), at(&agent, ""))).expect("copied");
+    assert_same(&source, &root.join("source"));
+    assert_eq!((there.counts.failed, there.counts.files, there.resumed), (0, 209, false));
+    run(&spec(at(&agent, "source"), local(&back))).expect("copied");
+    assert_same(&source, &back);
+    for copy in [&root.join("source"), &back] {
+        let (zero, hard) =
+            (fs::metadata(copy.join("zero")).expect("there"), fs::metadata(copy.join("a/hard")));
+        assert_eq!(zero.ino(), hard.expect("there").ino(), "one file under two names");
+        assert!(fs::metadata(copy.join("sparse")).expect("there").blocks() * 512 < 4 << 20, "still sparse");
+    }
+}
+
+#[test]
+fn a_tree_is_the_same_after_a_copy_within_the_machine() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("source");
+    make_tree(&source);
+    for (name, options) in [
+        ("plain", Options::default()),
+        (
+            "careful",
+            Options { hash: Hash::Strong, verify: true, durability: Durability::File, ..Options::default() },
+        ),
+    ] {
+        let copy = dir.path().join(name);
+        let mut spec = spec(local(&source), local(&copy));
+        spec.options = options;
+        run(&spec).expect("copied");
+        assert_same(&source, &copy);
+    }
+}
+
+#[test]
+fn things_go_where_cp_puts_them() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| local(&dir.path().join(name));
+    let text = |name: &str| endpoint(&format!("{}/{name}", dir.path().display()));
+    fs::create_dir_all(dir.path().join("d/sub")).expect("made");
+    fs::create_dir(dir.path().join("into")).expect("made");
+    fs::write(dir.path().join("d/sub/f"), "1").expect("written");
+    fs::write(dir.path().join("one"), "2").expect("written");
+    fs::write(dir.path().join("old"), "3").expect("written");
+    let there = |name: &str| fs::read_to_string(dir.path().join(name)).expect(name);
+    run(&spec(path("one"), path("two"))).expect("to another name");
+    run(&spec(path("one"), path("old"))).expect("in place of a file");
+    run(&spec(path("one"), path("into"))).expect("into a directory");
+    run(&spec(path("d"), path("e"))).expect("a directory under another name");
+    run(&spec(text("d/"), path("into"))).expect("a directory into one");
+    run(&spec(text("d/."), path("g"))).expect("what is in a directory");
+    assert_eq!([there("two"), there("old"), there("into/one")], ["2", "2", "2"]);
+    assert_eq!([there("e/sub/f"), there("into/d/sub/f"), there("g/sub/f")], ["1", "1", "1"]);
+    let mut several = spec(path("one"), text("many/"));
+    several.sources.push(path("d"));
+    run(&several).expect("several");
+    assert_eq!([there("many/one"), there("many/d/sub/f")], ["2", "1"]);
+    let missing = run(&spec(path("nothing"), path("x")));
+    assert!(matches!(missing, Err(CopyError::Refused(refusal)) if refusal.kind == RefusalKind::NoSuchPath));
+    let nowhere = run(&spec(path("one"), path("no/such/x")));
+    assert!(matches!(nowhere, Err(CopyError::Refused(refusal)) if refusal.kind == RefusalKind::NoSuchPath));
+}
+
+#[test]
+fn sync_changes_what_differs_and_removes_what_is_gone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, root) = (dir.path().join("source"), dir.path().join("root"));
+    fs::create_dir_all(root.join("copy/gone/deep")).expect("made");
+    fs::write(root.join("copy/gone/deep/f"), "x").expect("written");
+    make_tree(&source);
+    let agent = agent(&root);
+    let level = |compare, delete| Options { compare, delete, ..Options::default() };
+    let sync = |options| run(&sync(local(&source), at(&agent, "copy"), options)).expect("done").counts;
+    assert_eq!(sync(level(Compare::Mtime, false)).same, 0);
+    assert!(root.join("copy/gone/deep/f").exists());
+    let dry = sync(Options { dry_run: true, ..level(Compare::Mtime, true) });
+    assert_eq!((dry.files, dry.same, dry.deleted), (0, 209, 3));
+    assert!(root.join("copy/gone/deep/f").exists());
+    fs::write(source.join("fresh"), "1").expect("written");
+    let dry = sync(Options { dry_run: true, ..level(Compare::Mtime, false) });
+    assert_eq!((dry.wanted, dry.files, root.join("copy/fresh").exists()), (1, 0, false));
+    fs::remove_file(source.join("fresh")).expect("removed");
+    let again = sync(level(Compare::Mtime, true));
+    assert_eq!((again.files, again.same, again.deleted), (0, 209, 3));
+    assert_same(&source, &root.join("copy"));
+
+    // The same size and time, other content: only a checksum tells.
+    let victim = root.join("copy/a/f100");
+    let time = fs::metadata(&victim).expect("there").modified().expect("a time");
+    fs::write(&victim, noise(9999, 9700)).expect("written");
+    fs::File::options().write(true).open(&victim).expect("open").set_modified(time).expect("set");
+    assert_eq!(sync(level(Compare::Mtime, false)).files, 0);
+    assert_eq!(sync(level(Compare::Checksum, false)).files, 1);
+    assert_same(&source, &root.join("copy"));
+
+    fs::write(root.join("copy/a/f100"), noise(9999, 9700)).expect("written");
+    assert_eq!(sync(level(Compare::Exists, false)).files, 0);
+    assert_eq!(sync(level(Compare::Size, false)).files, 0);
+    assert_eq!(sync(level(Compare::Mtime, false)).files, 1);
+    assert_same(&source, &root.join("copy"));
+}
+
+#[test]
+fn a_thing_of_another_kind_is_replaced() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
+    fs::create_dir_all(source.join("was-file")).expect("made");
+    fs::create_dir_all(source.join("was-link")).expect("made");
+    fs::write(source.join("was-file/f"), "1").expect("written");
+    fs::write(source.join("was-link/f"), "1").expect("written");
+    fs::write(source.join("was-empty"), "1").expect("written");
+    fs::write(source.join("was-full"), "1").expect("written");
+    fs::create_dir_all(copy.join("was-empty")).expect("made");
+    fs::create_dir_all(copy.join("was-full")).expect("made");
+    fs::create_dir_all(dir.path().join("elsewhere")).expect("made");
+    fs::write(copy.join("was-full/f"), "x").expect("written");
+    fs::write(copy.join("was-file"), "x").expect("written");
+    std::os::unix::fs::symlink(dir.path().join("elsewhere"), copy.join("was-link")).expect("linked");
+    let options = Options { compare: Compare::Mtime, ..Options::default() };
+    let (result, troubles) = run_watched(&sync(local(&source), local(&copy), options));
+    // A directory with something in it is not thrown away for a file.
+    assert_eq!(
+        (result.expect("done").counts.failed, &troubles[..]),
+        (1, &[("was-full".into(), "write")][..])
+    );
+    assert_eq!(fs::read(copy.join("was-file/f")).expect("there"), b"1");
+    assert!(fs::symlink_metadata(copy.join("was-link")).expect("there").is_dir());
+    assert_eq!(fs::read_dir(dir.path().join("elsewhere")).expect("there").count(), 0);
+    assert_eq!(fs::read(copy.join("was-empty")).expect("there"), b"1");
+}
+
+#[test]
+fn filters_leave_out_and_protect() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
+    fs::create_dir_all(source.join("cache")).expect("made");
+    fs::create_dir_all(copy.join("cache")).expect("made");
+    for name in ["a.dat", "a.tmp", "keep.tmp", "cache/x"] {
+        fs::write(source.join(name), name).expect("written");
+    }
+    fs::write(copy.join("cache/mine"), "x").expect("written");
+    fs::write(copy.join("old"), "x").expect("written");
+    let options = Options { compare: Compare::Mtime, delete: true, ..Options::default() };
+    let mut spec = sync(local(&source), local(&copy), options);
+    spec.filters = ["+keep.tmp", "-*.tmp", "-cache"].map(String::from).to_vec();
+    run(&spec).expect("done");
+    let mut names: Vec<_> = look(&copy).into_keys().map(|p| p.display().to_string()).collect();
+    names.sort();
+    assert_eq!(names, ["", "a.dat", "cache", "cache/mine", "keep.tmp"]);
+}
+
+#[test]
+fn extended_attributes_are_carried_where_wanted() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, root) = (dir.path().join("source"), dir.path().join("root"));
+    fs::create_dir_all(&root).expect("made");
+    fs::create_dir_all(&source).expect("made");
+    for (name, size) in [("small", 10), ("large", 1 << 20)] {
+        fs::write(source.join(name), noise(1, size)).expect("written");
+        let set =
+            rustix::fs::setxattr(source.join(name), "user.origin", b"here", rustix::fs::XattrFlags::empty());
+        if set.is_err() {
+            eprintln!("skip: the file system has no extended attributes");
+            return;
+        }
+    }
+    let agent = agent(&root);
+    for (target, xattrs) in [("without", false), ("with", true)] {
+        let mut spec = spec(local(&source), at(&agent, target));
+        spec.options.xattrs = xattrs;
+        run(&spec).expect("copied");
+        for name in ["small", "large"] {
+            let mut value = [0; 16];
+            let got = rustix::fs::getxattr(root.join(target).join(name), "user.origin", &mut value);
+            assert_eq!(got.is_ok().then(|| &value[..4]), xattrs.then_some(&b"here"[..]), "{target}/{name}");
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Peers that are up to no good, and disks that take no more.
+
+mod common;
+
+use common::*;
+use longhaul_engine::Buf;
+use longhaul_transfer::wire::{
+    Batch, Close, Content, Digest, Direction, Entry, Frame, HEADER_LEN, Hash, Header, Hello, Kind, Options,
+    Place, RefusalKind, RelPath, Request, Time, VERSION,
+};
+use longhaul_transfer::{Agent, CopyError, SessionError};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// A connection that says what it likes.
+struct Peer(TcpStream);
+
+impl Peer {
+    fn connect(agent: &Agent) -> Peer {
+        let stream = TcpStream::connect(agent.address()).expect("connected");
+        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
+        Peer(stream)
+    }
+
+    /// One that has been let in to write below `to`.
+    fn welcomed(agent: &Agent, to: &str) -> Peer {
+        let mut peer = Peer::connect(agent);
+        peer.send(hello(Direction::Push, to, VERSION));
+        assert!(matches!(peer.hear(), Some(Frame::Welcome(_))));
+        peer
+    }
+
+    fn send(&mut self, frame: Frame) {
+        let (head, body) = frame.encode();
+        self.raw(&head);
+        self.raw(&body.map_or(Vec::new(), |body| body.to_vec()));
+    }
+
+    fn raw(&mut self, bytes: &[u8]) {
+        self.0.write_all(bytes).expect("sent");
+    }
+
+    fn hear(&mut self) -> Option<Frame> {
+        let mut header = [0; HEADER_LEN];
+        self.0.read_exact(&mut header).ok()?;
+        let header = Header::decode(header).expect("a header");
+        let (mut head, mut body) = (vec![0; header.head], vec![0; header.body]);
+        self.0.read_exact(&mut head).ok()?;
+        self.0.read_exact(&mut body).ok()?;
+        Some(Frame::decode(header, &head, Buf::copy_of(&body)).expect("a frame"))
+    }
+
+    /// What it is told last; troubles come before that.
+    fn end(&mut self) -> (Vec<String>, Option<Frame>) {
+        let mut troubles = Vec::new();
+        loop {
+            match self.hear() {
+                Some(Frame::Trouble(trouble)) => troubles.push(trouble.path.to_string()),
+                Some(Frame::Progress(_)) => {}
+                other => return (troubles, other),
+            }
+        }
+    }
+}
+
+fn hello(direction: Direction, to: &str, version: u16) -> Frame {
+    let request = Request {
+        destination: to.as_bytes().to_vec(),
+        place: Place::Into,
+        sources: vec![to.as_bytes().to_vec()],
+        key: 1,
+        options: Options::default(),
+        filters: Vec::new(),
+        recursive: true,
+    };
+    let (oldest, newest) = (version, version);
+    Frame::Hello(Box::new(Hello { oldest, newest, session: [7; 16], streams: 1, direction, request }))
+}
+
+fn entry(name: &str, kind: Kind, size: u64) -> Entry {
+    let path = RelPath::new(name.as_bytes()).expect("a good name");
+    Entry { path, kind, mode: 0o644, uid: 0, gid: 0, mtime: Time::default(), size, xattrs: Vec::new() }
+}
+
+/// A batch with one small file.
+fn small(name: &str, data: &[u8]) -> Batch {
+    let mut batch = Batch::default();
+    let content = Content::Inline { len: data.len() as u32, digest: Hash::Quick.of(data) };
+    batch.push(&entry(name, Kind::File, data.len() as u64), &content, data);
+    batch
+}
+
+/// A batch whose name is another one of the same length.
+fn renamed(from: &str, to: &str) -> Frame {
+    assert_eq!(from.len(), to.len());
+    let mut body = small(from, b"evil").into_body().to_vec();
+    let at = body.windows(from.len()).position(|w| w == from.as_bytes()).expect("the name");
+    body[at..at + to.len()].copy_from_slice(to.as_bytes());
+    Frame::Batch(Buf::copy_of(&body))
+}
+
+/// A directory with `root` in it, and nothing beside it but what a test puts there.
+fn served() -> (tempfile::TempDir, Agent) {
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::create_dir(dir.path().join("root")).expect("made");
+    let agent = agent(&dir.path().join("root"));
+    (dir, agent)
+}
+
+fn only_root(dir: &Path) {
+    let names: Vec<_> = fs::read_dir(dir).expect("read").map(|e| e.expect("entry").file_name()).collect();
+    assert_eq!(names, ["root"]);
+}
+
+#[test]
+fn names_that_lead_out_end_the_session() {
+    let (dir, agent) = served();
+    let outside = format!("/{}", "x".repeat(9));
+    for (from, to) in
+        [("aa/evil", "../evil"), ("a/bb/evil", "a/../evil"), ("0123456789", &outside), ("aa/b", "aa//")]
+    {
+        let mut peer = Peer::welcomed(&agent, "");
+        peer.send(renamed(from, to));
+        let (_, end) = peer.end();
+        assert!(matches!(&end, Some(Frame::Refuse(r)) if r.kind == RefusalKind::Protocol), "{to}: {end:?}");
+    }
+    only_root(dir.path());
+}
+
+#[test]
+fn a_destination_or_a_source_outside_the_root_is_refused() {
+    let (dir, agent) = served();
+    std::os::unix::fs::symlink(dir.path(), dir.path().join("root/up")).expect("linked");
+    std::os::unix::fs::symlink("/etc", dir.path().join("root/etc")).expect("linked");
+    for path in ["../x", "a/../../x", "up/x", "etc/x"] {
+        for direction in [Direction::Push, Direction::Pull] {
+            let mut peer = Peer::connect(&agent);
+            peer.send(hello(direction, path, VERSION));
+            assert!(matches!(peer.hear(), Some(Frame::Refuse(_))), "{path} {direction:?}");
+        }
+    }
+    // The root of file systems is that of the agent here.
+    let mut peer = Peer::connect(&agent);
+    peer.send(hello(Direction::Pull, "/etc/hostname", VERSION));
+    assert!(matches!(peer.hear(), Some(Frame::Refuse(_))));
+    assert!(!dir.path().join("x").exists());
+}
+
+#[test]
+fn links_on_the_way_are_not_followed() {
+    let (dir, agent) = served();
+    let outside = dir.path().join("outside");
+    fs::create_dir(&outside).expect("made");
+    std::os::unix::fs::symlink(&outside, dir.path().join("root/old")).expect("linked");
+    let mut peer = Peer::welcomed(&agent, "");
+    // A link that was there, and one that the peer makes itself.
+    let target = outside.to_str().expect("UTF-8").as_bytes().into();
+    let mut link = Batch::default();
+    link.push(&entry("new", Kind::Symlink(target), 0), &Content::None, &[]);
+    peer.send(Frame::Batch(link.into_body()));
+    peer.send(Frame::Batch(small("old/evil", b"evil").into_body()));
+    peer.send(Frame::Batch(small("new/evil", b"evil").into_body()));
+    // The same with a large file, and with a hard link to what is outside.
+    fs::write(outside.join("secret"), "secret").expect("written");
+    let mut large = Batch::default();
+    large.push(&entry("old/large", Kind::File, 4), &Content::Blocks(1), &[]);
+    peer.send(Frame::Batch(large.into_body()));
+    let (file, data) = (1, Buf::copy_of(b"evil"));
+    peer.send(Frame::Block { file, offset: 0, digest: Hash::Quick.of(&data), data });
+    peer.send(Frame::Close(Close { file, blocks: 1, good: true }));
+    let mut hard = Batch::default();
+    let first = RelPath::new(b"old/secret").expect("a good name");
+    hard.push(&entry("mine", Kind::HardLink(first), 0), &Content::None, &[]);
+    peer.send(Frame::Batch(hard.into_body()));
+    peer.send(Frame::End { whole: true });
+    let (mut troubles, end) = peer.end();
+    troubles.sort();
+    // Which of the two comes first, the link or the file below it, is open.
+    troubles.retain(|name| name != "new/evil" && name != "new");
+    assert_eq!(troubles, ["mine", "old/evil", "old/large"]);
+    assert!(matches!(end, Some(Frame::Finished(_))), "{end:?}");
+    let names: Vec<_> =
+        fs::read_dir(&outside).expect("read").map(|e| e.expect("entry").file_name()).collect();
+    assert_eq!(names, ["secret"]);
+    assert!(!dir.path().join("root/mine").exists());
+}
+
+#[test]
+fn content_that_is_not_what_was_sent_does_not_appear() {
+    let (dir, agent) = served();
+    let mut peer = Peer::welcomed(&agent, "");
+    let mut damaged = small("small", b"content").into_body().to_vec();
+    let last = damaged.len() - 1;
+    damaged[last] ^= 1;
+    peer.send(Frame::Batch(Buf::copy_of(&damaged)));
+    let mut large = Batch::default();
+    large.push(&entry("large", Kind::File, 7), &Content::Blocks(1), &[]);
+    peer.send(Frame::Batch(large.into_body()));
+    peer.send(Frame::Block { file: 1, offset: 0, digest: Digest::default(), data: Buf::copy_of(b"content") });
+    peer.send(Frame::Close(Close { file: 1, blocks: 1, good: true }));
+    peer.send(Frame::End { whole: true });
+    let (mut troubles, end) = peer.end();
+    troubles.sort();
+    assert_eq!(troubles, ["large", "small"]);
+    assert!(matches!(end, Some(Frame::Finished(counts)) if counts.failed == 2), "{end:?}");
+    assert_eq!(fs::read_dir(dir.path().join("root")).expect("read").count(), 0);
+}
+
+#[test]
+fn another_version_and_noise_are_refused_in_words() {
+    let (_dir, agent) = served();
+    let mut peer = Peer::connect(&agent);
+    peer.send(hello(Direction::Push, "", VERSION + 1));
+    let answer = peer.hear();
+    assert!(matches!(&answer, Some(Frame::Refuse(r)) if r.kind == RefusalKind::Version), "{answer:?}");
+    let mut peer = Peer::connect(&agent);
+    peer.raw(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(matches!(peer.hear(), Some(Frame::Refuse(r)) if r.kind == RefusalKind::Protocol));
+    // A name that this program uses itself.
+    let mut peer = Peer::welcomed(&agent, "");
+    peer.send(renamed("0123456789abc", ".longhaul-abc"));
+    assert!(matches!(peer.end().1, Some(Frame::Refuse(_))));
+}
+
+#[test]
+fn an_agent_that_only_reads_lets_nobody_write() {
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::write(dir.path().join("f"), "1").expect("written");
+    let agent = agent_with(dir.path(), |config| config.read_only = true);
+    let refused = run(&spec(local(&dir.path().join("f")), at(&agent, "g")));
+    assert!(matches!(refused, Err(CopyError::Refused(r)) if r.kind == RefusalKind::NotAllowed));
+    run(&spec(at(&agent, "f"), local(&dir.path().join("g")))).expect("read");
+}
+
+#[test]
+fn two_copies_of_the_same_to_the_same_place_exclude_each_other() {
+    let (_dir, agent) = served();
+    let _first = Peer::welcomed(&agent, "");
+    let mut second = Peer::connect(&agent);
+    second.send(hello(Direction::Push, "", VERSION));
+    assert!(matches!(second.hear(), Some(Frame::Refuse(r)) if r.kind == RefusalKind::Busy));
+}
+
+#[test]
+fn a_full_disk_ends_the_copy_and_says_so() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, root) = (dir.path().join("source"), dir.path().join("root"));
+    fs::create_dir(&root).expect("made");
+    fs::create_dir(&source).expect("made");
+    for i in 0..8 {
+        fs::write(source.join(format!("f{i}")), noise(i, 1 << 20)).expect("written");
+    }
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=3m", "none"]).arg(&root).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        eprintln!("skip: a small file system cannot be mounted");
+        return;
+    }
+    let result = {
+        let agent = agent(&root);
+        run(&spec(local(&source), at(&agent, "copy")))
+    };
+    let unmounted = Command::new("umount").arg("-l").arg(&root).status();
+    assert!(unmounted.is_ok_and(|status| status.success()));
+    match result {
+        Err(CopyError::Session(SessionError::Refused(r))) => assert_eq!(r.kind, RefusalKind::Storage),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_is_not_a_file_is_told_and_the_rest_is_copied() {
+    let (dir, agent) = served();
+    let source = dir.path().join("source");
+    fs::create_dir(&source).expect("made");
+    fs::write(source.join("f"), "1").expect("written");
+    let made = Command::new("mkfifo").arg(source.join("pipe")).status();
+    assert!(made.is_ok_and(|status| status.success()));
+    let (result, troubles) = run_watched(&spec(local(&source), at(&agent, "copy")));
+    assert_eq!(result.expect("done").counts.failed, 1);
+    assert_eq!(troubles, [("source/pipe".to_owned(), "scan")]);
+    assert_eq!(fs::read(dir.path().join("root/copy/f")).expect("there"), b"1");
+}
+
+#[test]
+fn a_file_that_grows_while_it_is_read_does_not_appear_half() {
+    let (dir, agent) = served();
+    let path = dir.path().join("log");
+    fs::write(&path, noise(1, 64 << 20)).expect("written");
+    let writing = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let (going, log) = (std::sync::Arc::clone(&writing), path.clone());
+    let writer = std::thread::spawn(move || {
+        let mut file = fs::File::options().append(true).open(log).expect("open");
+        while going.load(std::sync::atomic::Ordering::Relaxed) {
+            file.write_all(b"more").expect("written");
+            std::thread::yield_now();
+        }
+    });
+    let (result, troubles) = run_watched(&spec(local(&path), at(&agent, "log")));
+    writing.store(false, std::sync::atomic::Ordering::Relaxed);
+    writer.join().expect("joined");
+    assert_eq!(result.expect("done").counts.failed, 1);
+    assert_eq!(troubles, [("log".to_owned(), "changed")]);
+    assert_eq!(fs::read_dir(dir.path().join("root")).expect("read").count(), 0);
+}
