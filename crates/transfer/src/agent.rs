@@ -274,8 +274,8 @@ fn failed(e: impl ToString) -> Refusal {
 /// The destination cannot be used.
 pub(crate) fn writer(root: &Root, request: &Request) -> Result<Arc<Writer>, Refusal> {
     let filter = Filter::new(&request.filters).map_err(failed)?;
-    let (place, options) = (request.place, request.options);
-    let destination = root.destination(&request.destination, place, options.dry_run)?;
+    let options = request.options;
+    let destination = root.destination(request)?;
     let journal = match options.dry_run {
         true => None,
         false => Some(Journal::open(&destination.base, request.key).map_err(|e| {

@@ -19,7 +19,12 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+/// How long to wait for a run that is about to end, and how often to look.
+const PATIENCE: Duration = Duration::from_secs(3);
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// Bytes of a record: version of a file, offset, digest, check.
 const RECORD: usize = 16 + 8 + 32 + 8;
@@ -61,11 +66,9 @@ impl Journal {
     /// # Errors
     /// Another copy holds it, or it cannot be written.
     pub(crate) fn open(tree: &Tree, key: u64) -> io::Result<Journal> {
-        let name = [crate::wire::RESERVED, format!("journal-{key:016x}").as_bytes()].concat();
+        let name = name(key);
         let mut file = tree::create(tree.fd(), &name, true)?;
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            io::Error::new(io::ErrorKind::WouldBlock, "the same copy to the same place is under way already")
-        })?;
+        lock(&file)?;
         // A run that ended meanwhile has removed the name of what was locked.
         if rustix::fs::fstat(&file)?.st_nlink == 0 {
             return Journal::open(tree, key);
@@ -77,6 +80,12 @@ impl Journal {
             file.write_all(&[0; RECORD])?;
         }
         Ok(Journal { file: Mutex::new(file), name, known, resumed })
+    }
+
+    /// Whether the copy with this key was cut off in `tree`.
+    pub(crate) fn exists(tree: &Tree, key: u64) -> bool {
+        // A name of this program's own is none that may travel, so not a RelPath.
+        tree::open_own(tree, &name(key)).is_ok()
     }
 
     /// Remembers a block that was written.
@@ -94,6 +103,23 @@ impl Journal {
     pub(crate) fn remove(&self, tree: &Tree) -> io::Result<()> {
         tree::remove(tree.fd().as_fd(), &self.name)
     }
+}
+
+/// Takes the lock. A run whose other side was killed just now still has it.
+fn lock(file: &File) -> io::Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if Instant::now() >= end {
+            let message = "the same copy to the same place is under way already";
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, message));
+        }
+        std::thread::sleep(AGAIN);
+    }
+    Ok(())
+}
+
+fn name(key: u64) -> Vec<u8> {
+    [crate::wire::RESERVED, format!("journal-{key:016x}").as_bytes()].concat()
 }
 
 /// Reads records up to the first that is torn, and cuts the file there.

@@ -10,12 +10,17 @@ use longhaul_engine::{Buf, BufMut, BufPool, Memory, RecvMsg, SendMsg};
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Staging area of a connection: room for a few small frames.
 const STAGING: usize = 64 << 10;
 /// Staging behind a body, so that the next header comes with it and hardly any
 /// data has to be copied.
 const STAGING_BEHIND_BODY: usize = 256;
+/// How often the kernel asks a silent other side whether it is there, and how
+/// often in vain before the connection is lost: a minute in all.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+const KEEP_ALIVES: u32 = 5;
 /// What is under way between two ends within the process, in bytes.
 const MEMORY_LINK: usize = 8 << 20;
 
@@ -68,6 +73,10 @@ pub(crate) struct TcpRx {
 impl Link {
     /// Over a connection; bodies are received into memory of `pool`.
     pub(crate) fn tcp(stream: TcpStream, pool: BufPool) -> Link {
+        // Without it, whoever waits for a machine that is gone waits for ever.
+        if let Err(e) = stream.keep_alive(KEEP_ALIVE, KEEP_ALIVES) {
+            tracing::debug!("no keep-alive: {e}");
+        }
         let stream = Rc::new(stream);
         let rx = TcpRx { stream: Rc::clone(&stream), pool, msg: Some(RecvMsg::new(STAGING)), taken: 0 };
         Link { tx: Tx::Tcp { stream, msg: Some(SendMsg::new()) }, rx: Rx::Tcp(Box::new(rx)) }

@@ -1,8 +1,9 @@
 //! Where trees come from and go to, on either side.
 
+use crate::journal::Journal;
 use crate::scan::Start;
 use crate::tree::{Tree, say};
-use crate::wire::{Place, Refusal, RefusalKind, RelPath, show};
+use crate::wire::{Place, Refusal, RefusalKind, RelPath, Request, show};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -32,6 +33,12 @@ fn wrong(path: &[u8], e: &io::Error) -> Refusal {
         _ => RefusalKind::Failed,
     };
     Refusal::new(kind, format_args!("{}: {}", if path.is_empty() { ".".into() } else { show(path) }, say(e)))
+}
+
+/// A place that gets the name of what is copied.
+fn named(base: Tree, name: &[u8]) -> Result<Destination, Refusal> {
+    RelPath::new(name).map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
+    Ok(Destination { base, rename: Some(name.to_vec()) })
 }
 
 /// A path below a root, as a peer typed it: leading and trailing slashes and
@@ -68,18 +75,22 @@ impl Root {
     }
 
     /// Finds out where a copy goes, and makes that directory where it is wanted.
+    /// A copy that was cut off (its journal is there) goes where it went: its
+    /// directory exists by now, and is not one to go into.
     ///
     /// # Errors
     /// It does not exist, may not be reached, or is a file.
-    pub(crate) fn destination(
-        &self,
-        typed: &[u8],
-        place: Place,
-        dry_run: bool,
-    ) -> Result<Destination, Refusal> {
+    pub(crate) fn destination(&self, request: &Request) -> Result<Destination, Refusal> {
+        let (typed, place, dry_run) = (&*request.destination, request.place, request.options.dry_run);
         let path = self.path(typed)?;
         let path = path.strip_suffix(b"/").filter(|rest| !rest.is_empty()).unwrap_or(&path);
         let place = if place == Place::Guess && typed.ends_with(b"/") { Place::Into } else { place };
+        if place == Place::Guess
+            && let Ok(base) = self.open(split(path).0)
+            && Journal::exists(&base, request.key)
+        {
+            return named(base, split(path).1);
+        }
         let opened = match (self.open(path), place) {
             (Err(e), Place::Into | Place::Contents) if e.kind() == io::ErrorKind::NotFound && !dry_run => {
                 self.make(path)
@@ -94,8 +105,7 @@ impl Root {
                 // It is a file, or does not exist: the source takes its place.
                 let (parent, name) = split(path);
                 let base = self.open(parent).map_err(|e| wrong(parent, &e))?;
-                RelPath::new(name).map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
-                Ok(Destination { base, rename: Some(name.to_vec()) })
+                named(base, name)
             }
             (Err(e), _) => Err(wrong(path, &e)),
         }

@@ -350,6 +350,7 @@ pub(crate) fn say(e: &io::Error) -> String {
         Some(Errno::NOTDIR) => "something that is not a directory is in the way".into(),
         Some(Errno::NOTEMPTY) => "a directory that is not empty is in the way".into(),
         Some(Errno::NAMETOOLONG) => "the name is too long for the file system".into(),
+        None if e.kind() == io::ErrorKind::NotFound => "No such file or directory".into(),
         _ => {
             let text = e.to_string();
             text.split(" (os error").next().unwrap_or_default().to_owned()
