@@ -176,7 +176,8 @@ pub(crate) async fn stop(core: &Rc<Core>) -> IoResult<()> {
     core.upkeep.changed.notify();
     for row in core.rows.all() {
         let Some(queue) = core.rows.queue(row) else { continue };
-        queue.changed.until(|| core.rows.queue(row).is_none_or(|now| !Rc::ptr_eq(&now, &queue))).await;
+        let gone = || core.rows.queue(row).is_none_or(|now| !Rc::ptr_eq(&now, &queue));
+        queue.changed.until(|| gone() || core.check_running().is_err()).await;
     }
     if core.geometry.redundancy() == 0 {
         // Writes that have no queue: all room is free when none is under way.

@@ -120,7 +120,7 @@ impl Core {
     fn can_race(&self, home: usize, row: u64) -> bool {
         let role = self.geometry.role(row, home);
         let copies = self.holders(row, role).any(|other| other != home);
-        copies || (self.geometry.has_parity() && self.is_healthy(row))
+        !self.rows.is_torn(row) && (copies || (self.geometry.has_parity() && self.is_healthy(row)))
     }
 
     /// The same range without `home`; nothing if the others do not have it.

@@ -8,7 +8,8 @@
 //! - what is read is the content after every write that was acknowledged
 //!   before the read began;
 //! - a mismatch counts only while nobody writes the stripe: a reader does not
-//!   hold it, and may see data and checksum of different times.
+//!   hold it, and may see data and checksum of different times;
+//! - of a stripe that is torn (see [`crate::rows`]) nothing is reconstructed.
 
 use crate::core::Core;
 use crate::geometry::{BLOCK, Role};
@@ -75,10 +76,19 @@ impl Core {
                     dst.copy_from_slice(&bytes);
                     return Ok(dst);
                 }
-                Pending::Wait(queue, write) => queue.changed.until(|| write.applied.get()).await,
+                Pending::Wait(queue, write) => {
+                    queue.changed.until(|| write.applied.get() || self.check_running().is_err()).await;
+                    if !write.applied.get() {
+                        self.check_running()?;
+                    }
+                }
             }
         }
-        let homes: Vec<usize> = self.holders(row, Role::Data(unit)).collect();
+        let mut homes: Vec<usize> = self.holders(row, Role::Data(unit)).collect();
+        if self.rows.is_torn(row) {
+            // Copies may differ: it is always the same one.
+            homes.truncate(1);
+        }
         // Of copies the nearest, and those alike in turn.
         let turn = (row as usize).wrapping_add(unit);
         let key =
@@ -103,6 +113,7 @@ impl Core {
     ) -> IoResult<BufMut> {
         let units = {
             let _together = self.locks.shared(row).await;
+            self.check_untorn(row)?;
             let mut units = self.read_units(row, at, len, |_| true, &[]).await?;
             if units.bad.is_empty() && units.complete(len).is_ok() { Some(units) } else { None }
         };
@@ -121,12 +132,17 @@ impl Core {
     async fn read_together(self: &Rc<Self>, row: u64, parts: Vec<Part>) -> IoResult<Vec<BufMut>> {
         if let Some(queue) = self.rows.queue(row) {
             let logged = queue.logged();
-            queue.changed.until(|| logged.iter().all(|write| write.applied.get())).await;
+            let applied = || logged.iter().all(|write| write.applied.get());
+            queue.changed.until(|| applied() || self.check_running().is_err()).await;
+            if !applied() {
+                self.check_running()?;
+            }
         }
         let from = parts.iter().map(|part| part.at).min().unwrap_or(0);
         let to = parts.iter().map(|part| part.at + part.dst.len() as u64).max().unwrap_or(0);
         let units = {
             let _together = self.locks.shared(row).await;
+            self.check_untorn(row)?;
             let mut units = self.read_units(row, from, to - from, |_| true, &[]).await?;
             if units.bad.is_empty() && units.complete(to - from).is_ok() { Some(units) } else { None }
         };
@@ -167,6 +183,7 @@ impl Core {
             }
             known.push(member);
         }
+        self.check_untorn(row)?;
         let wanted = |role| role == Role::Data(unit);
         let units = self.read_units(row, at, len, wanted, &known).await?;
         if units.bad.is_empty() && units.data[unit].is_some() {
@@ -211,6 +228,11 @@ impl Core {
             whole[start..start + BLOCK as usize].copy_from_slice(&bytes);
         }
         Ok(whole.freeze())
+    }
+
+    /// Whether parts of a stripe tell about others.
+    fn check_untorn(&self, row: u64) -> IoResult<()> {
+        if self.rows.is_torn(row) { self.check_running() } else { Ok(()) }
     }
 
     /// Whether mending has to wait for another day.

@@ -4,7 +4,9 @@
 //! - the writes of a stripe take effect in the order in which they came;
 //! - while a stripe has a queue somebody works on it, and an acknowledged
 //!   write stays in the queue until it is in place: who reads asks the queue
-//!   first.
+//!   first;
+//! - when the array has halted what is logged stays in its queue for good, and
+//!   the stripe counts as torn: parts of what was being written may be in place.
 
 use crate::event::Event;
 use crate::geometry::Role;
@@ -12,10 +14,10 @@ use crate::journal::Logged;
 use crate::journal::record::Piece;
 use crate::locks::Permit;
 use futures_channel::oneshot;
-use longhaul_block::IoResult;
+use longhaul_block::{IoError, IoResult};
 use longhaul_engine::Buf;
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
 /// Ends of writes that are remembered to know one that continues another:
@@ -44,7 +46,7 @@ pub(crate) struct Queued {
     pub(crate) held: Cell<bool>,
     pub(crate) applied: Cell<bool>,
     ack: RefCell<Option<oneshot::Sender<IoResult<()>>>>,
-    _room: Option<Rc<Permit>>,
+    room: Cell<Option<Rc<Permit>>>,
 }
 
 /// The writes of a stripe.
@@ -58,6 +60,8 @@ pub(crate) struct Queue {
 #[derive(Default)]
 pub(crate) struct Rows {
     queues: RefCell<HashMap<u64, Rc<Queue>>>,
+    /// Stripes that were being written when the array halted.
+    torn: RefCell<BTreeSet<u64>>,
     ends: RefCell<VecDeque<u64>>,
     /// Writes that waited in vain in a row: who waits for nothing stops it.
     vain: Cell<u32>,
@@ -80,7 +84,7 @@ impl Queued {
             held: Cell::new(held),
             applied: Cell::new(false),
             ack: RefCell::new(Some(ack)),
-            _room: room,
+            room: Cell::new(room),
         };
         (Rc::new(queued), acked)
     }
@@ -144,6 +148,23 @@ impl Queue {
         writes.iter().take_while(alike).take(most).cloned().collect()
     }
 
+    /// Whether it is known of every write whether it is acknowledged.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.writes.borrow().iter().all(|write| write.is_settled())
+    }
+
+    /// Nothing of it will be in place any more. What is logged stays, and is
+    /// what is read; the rest fails.
+    pub(crate) fn give_up(&self, error: &IoError) {
+        self.writes.borrow_mut().retain(|write| {
+            // Who waits for room is to be told that there is no use.
+            drop(write.room.take());
+            write.acknowledge(Err(error.clone()));
+            write.is_logged()
+        });
+        self.changed.notify();
+    }
+
     /// The first `count` are in place.
     pub(crate) fn remove(&self, count: usize) {
         for write in self.writes.borrow_mut().drain(..count) {
@@ -176,6 +197,17 @@ impl Rows {
 
     pub(crate) fn queue(&self, row: u64) -> Option<Rc<Queue>> {
         self.queues.borrow().get(&row).cloned()
+    }
+
+    /// A stripe was being written when the array halted.
+    pub(crate) fn tear(&self, row: u64) {
+        self.torn.borrow_mut().insert(row);
+    }
+
+    /// Whether a stripe may be neither old nor new as a whole, so that no part
+    /// of it tells about another.
+    pub(crate) fn is_torn(&self, row: u64) -> bool {
+        self.torn.borrow().contains(&row)
     }
 
     /// The stripes that have a queue.

@@ -42,6 +42,8 @@ impl Core {
         self.check_running()?;
         self.begun.set(self.begun.get() + 1);
         let room = Rc::new(self.budget.take(src.len()).await);
+        // Nobody works off what comes after the end.
+        self.check_running()?;
         if self.geometry.redundancy() == 0 {
             return self.write_through(offset, &src).await;
         }
@@ -161,6 +163,12 @@ impl Core {
                 // What is acknowledged waits in the journal for the next
                 // assembly; nothing may come to lie above it.
                 self.halt(&format!("a stripe with acknowledged data cannot be written: {e}"));
+            }
+            if let (Err(e), Err(_)) = (&result, self.check_running()) {
+                self.rows.tear(row);
+                drop(alone);
+                queue.changed.until(|| queue.is_settled()).await;
+                return queue.give_up(e);
             }
             batch.iter().for_each(|write| write.acknowledge(result.clone()));
             queue.remove(batch.len());
@@ -341,6 +349,10 @@ impl Core {
             (member.index, zero.and(update))
         });
         let results = join_all(zeroes).await;
-        self.settle(results).await
+        let result = self.settle(results).await;
+        if result.is_err() {
+            self.rows.tear(row);
+        }
+        result
     }
 }

@@ -1,6 +1,6 @@
 //! Disks that fail on request, and a model of what an array must hold.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "each test file uses a part of it")]
 
 pub mod disk;
 pub mod model;

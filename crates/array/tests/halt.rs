@@ -1,0 +1,65 @@
+//! Arrays that have lost more than they can: what is left can be read, and
+//! never in a state from before an acknowledged write.
+
+mod common;
+
+use common::{disks, make, options, simulate, start};
+use longhaul_array::{BLOCK, Health, Layout};
+use longhaul_block::{BlockDevice, WriteFlags};
+use longhaul_engine::{Buf, BufMut, sleep, timeout};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+const UNIT: u64 = 16 << 10;
+const SIZE: u64 = 3 << 20;
+
+fn block(byte: u8) -> Buf {
+    Buf::copy_of(&[byte; BLOCK as usize])
+}
+
+/// An acknowledged write that is in the journal alone is what is read from an
+/// array that cannot put it in its place any more.
+#[test]
+fn what_is_acknowledged_is_read_from_a_halted_array() {
+    for (seed, layout) in [(1, Layout::Parity), (2, Layout::DoubleParity)] {
+        simulate(seed, async {
+            let (disks, _power) = disks(4, SIZE);
+            make(&disks, layout, UNIT).await;
+            let array = start(&disks, options()).await.expect("assembled");
+            let io = array.open().await.expect("opened");
+            for at in [0, BLOCK] {
+                io.write(at, block(1), WriteFlags::default()).await.expect("written");
+            }
+            io.flush().await.expect("flushed");
+            sleep(Duration::from_secs(1)).await;
+            let other = io.write(2 * BLOCK, block(2), WriteFlags::default());
+            io.write(0, block(2), WriteFlags::default()).await.expect("written");
+            disks.iter().for_each(|disk| disk.worn.store(true, SeqCst));
+            // In the same stripe, and behind it in the queue.
+            let late = io.write(BLOCK, block(3), WriteFlags::default()).await;
+            sleep(Duration::from_secs(5)).await;
+            assert_eq!(array.status().await.expect("status").health, Health::Halted);
+            let read = async |at, len: u64| io.read(at, BufMut::zeroed(len as usize)).await;
+            assert_eq!(read(0, BLOCK).await.expect("it is known")[..], block(2)[..], "{layout}");
+            // Of what is known in part nothing old is shown.
+            if let Ok(bytes) = timeout(Duration::from_secs(60), read(0, 2 * BLOCK)).await.expect("ends") {
+                assert_eq!(bytes[..BLOCK as usize], block(2)[..], "{layout}");
+            }
+            if late.is_ok() {
+                assert_eq!(read(BLOCK, BLOCK).await.expect("it is known")[..], block(3)[..]);
+            }
+            io.write(0, block(4), WriteFlags::default()).await.expect_err("halted");
+            timeout(Duration::from_secs(60), array.stop()).await.expect("ends").expect_err("halted");
+            let other = timeout(Duration::from_secs(60), other).await.expect("ends").is_ok();
+            // The next to assemble it puts it in place.
+            disks.iter().for_each(|disk| disk.worn.store(false, SeqCst));
+            let array = start(&disks, options()).await.expect("assembled again");
+            let io = array.open().await.expect("opened");
+            let back = io.read(0, BufMut::zeroed(3 * BLOCK as usize)).await.expect("read");
+            let at = |n: usize| &back[n * BLOCK as usize..(n + 1) * BLOCK as usize];
+            assert_eq!(at(0), &block(2)[..], "{layout}");
+            assert!(!other || at(2) == &block(2)[..], "{layout}");
+            assert!(late.is_err() || at(1) == &block(3)[..], "{layout}");
+        });
+    }
+}
