@@ -40,6 +40,8 @@ struct Block {
     later: Vec<(u64, Writer)>,
     /// The change that is under way.
     flying: Option<Writer>,
+    /// There was a lapse since that began: parts of it may be lost already.
+    lapsed: bool,
     /// It was being changed when a crash and a fault came together: it may
     /// be anything, or an error, until it is written again.
     fragile: bool,
@@ -101,11 +103,20 @@ fn insert(list: &mut Vec<Writer>, writer: Writer) {
     }
 }
 
+impl Block {
+    /// What is not durable may be lost.
+    fn lapse(&mut self) {
+        for (_, writer) in &self.later {
+            insert(&mut self.now, *writer);
+        }
+    }
+}
+
 impl Model {
     /// A device of zeroes. `whole` if its blocks are never torn.
     #[must_use]
     pub fn new(size: u64, block: u32, whole: bool) -> Model {
-        let fresh = Block { now: vec![NOBODY], later: vec![(0, NOBODY)], flying: None, fragile: false };
+        let fresh = Block { now: vec![NOBODY], later: vec![(0, NOBODY)], flying: None, lapsed: false, fragile: false };
         Model {
             blocks: vec![fresh; (size / u64::from(block)) as usize],
             block: block as usize,
@@ -166,15 +177,19 @@ impl Model {
     pub fn end_write(&mut self, write: &Write, done: bool) {
         for block in &mut self.blocks[write.blocks.clone()] {
             block.flying = None;
+            block.lapsed &= done && write.kind != Kind::Discard;
             if !done || write.kind == Kind::Discard {
                 insert(&mut block.now, write.writer);
                 continue;
             }
-            block.now = vec![write.writer];
             block.fragile = false;
             if matches!(write.kind, Kind::Write(true) | Kind::Zero(true)) {
                 let last = block.later.last().copied();
                 block.later = last.into_iter().collect();
+            }
+            block.now = vec![write.writer];
+            if std::mem::take(&mut block.lapsed) {
+                block.lapse();
             }
         }
     }
@@ -263,9 +278,8 @@ impl Model {
     pub fn lapse(&mut self) {
         for number in &self.dirty {
             let block = &mut self.blocks[*number];
-            for (_, writer) in &block.later {
-                insert(&mut block.now, *writer);
-            }
+            block.lapsed = block.flying.is_some();
+            block.lapse();
         }
     }
 
@@ -284,12 +298,10 @@ impl Model {
             let row = |of: usize| number / of * of..(number / of + 1) * of;
             let whole = fragile > 0 && row(fragile).all(|beside| self.dirty.contains(&beside));
             let block = &mut self.blocks[*number];
-            block.flying = None;
+            (block.flying, block.lapsed) = (None, false);
             block.fragile |= whole;
             block.now.clear();
-            for (_, writer) in &block.later {
-                insert(&mut block.now, *writer);
-            }
+            block.lapse();
         }
     }
 }
@@ -401,6 +413,18 @@ mod tests {
         write(&mut model, Kind::Discard);
         assert!(may(&mut model, NOBODY), "discarded");
         assert!(!may(&mut model, first), "it was zero a moment ago");
+    }
+
+    #[test]
+    fn a_lapse_may_take_what_is_acknowledged_later() {
+        let mut model = model(true);
+        let first = write(&mut model, Kind::Write(true));
+        for fua in [false, true] {
+            let during = model.begin_write(0..4, Kind::Write(fua)).unwrap();
+            model.lapse();
+            model.end_write(&during, true);
+            assert_eq!(may(&mut model, first), !fua);
+        }
     }
 
     #[test]

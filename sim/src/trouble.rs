@@ -43,6 +43,8 @@ pub(crate) struct Ward {
     seen: RefCell<Vec<(usize, String)>>,
     /// More was hurt than redundancy mends.
     pub(crate) beyond: Rc<Cell<bool>>,
+    /// Somebody who is hurt has lost what was cached.
+    forgetful: Cell<bool>,
 }
 
 impl Ward {
@@ -54,6 +56,7 @@ impl Ward {
             redundancy,
             seen: RefCell::default(),
             beyond: Rc::default(),
+            forgetful: Cell::default(),
         }
     }
 
@@ -157,7 +160,8 @@ async fn absence(ward: &Ward, load: &Load, array: &dyn Running, place: usize, ra
     let disk = ward.disk(place);
     let power = random.chance(50);
     disk.leave(power);
-    if power && ward.beyond.get() {
+    ward.forgetful.set(ward.forgetful.get() || power);
+    if ward.forgetful.get() && ward.beyond.get() {
         load.model.borrow_mut().lapse();
     }
     let most = random.pick(&[20, 2000, AWAY]);
@@ -230,4 +234,5 @@ pub(crate) async fn heal(ward: &Ward, load: &Load, array: &dyn Running) {
     load.world.tell(format_args!("healed"));
     // What no scrub looks at, such as a journal, may keep its fault.
     ward.hurt.borrow_mut().retain(|place| ward.disk(*place).is_marred());
+    ward.forgetful.set(false);
 }
