@@ -31,6 +31,8 @@ struct Raw {
     bytes: BufMut,
     /// Blocks that do not match their checksums.
     wrong: Vec<usize>,
+    /// Blocks that cannot be read: zeroes in `bytes`, and not in `wrong`.
+    gone: Vec<usize>,
 }
 
 impl Core {
@@ -89,17 +91,35 @@ impl Core {
 
     async fn read_raw(&self, member: usize, row: u64) -> MemberResult<Raw> {
         let place = &self.members[member];
-        let unit = self.geometry.unit;
-        let read = place.read(self.geometry.unit_at(row), unit);
-        let (bytes, sums) = join(read, self.sums.load(place, row, 0, unit)).await;
-        let bytes = bytes?;
+        let (unit, at) = (self.geometry.unit, self.geometry.unit_at(row));
+        let (bytes, sums) = join(place.read(at, unit), self.sums.load(place, row, 0, unit)).await;
         sums?;
+        let mut gone = Vec::new();
+        let bytes = match bytes {
+            Err(e) if matches!(e.error, IoError::Medium(_)) => self.salvage(member, row, &mut gone).await?,
+            bytes => bytes?,
+        };
         let mut wrong = self.sums.wrong(member, row, 0, &bytes);
         if !wrong.is_empty() {
             self.sums.load(place, row, 0, unit).await?;
             wrong = self.sums.wrong(member, row, 0, &bytes);
         }
-        Ok(Raw { member, role: self.geometry.role(row, member), bytes, wrong })
+        wrong.retain(|block| !gone.contains(block));
+        Ok(Raw { member, role: self.geometry.role(row, member), bytes, wrong, gone })
+    }
+
+    /// The blocks of a unit that can be read.
+    async fn salvage(&self, member: usize, row: u64, gone: &mut Vec<usize>) -> MemberResult<BufMut> {
+        let mut bytes = BufMut::zeroed(self.geometry.unit as usize);
+        for (number, block) in bytes.chunks_exact_mut(BLOCK as usize).enumerate() {
+            let at = self.geometry.unit_at(row) + number as u64 * BLOCK;
+            match self.members[member].read(at, BLOCK).await {
+                Ok(read) => block.copy_from_slice(&read),
+                Err(e) if matches!(e.error, IoError::Medium(_)) => gone.push(number),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(bytes)
     }
 
     /// Makes one stripe consistent: by checksums as far as they tell who is
@@ -116,8 +136,9 @@ impl Core {
         {
             match raw {
                 Ok(raw) => raws.push(raw),
-                // An unreadable block is left to reads and to scrub.
-                Err(e) if matches!(e.error, IoError::Medium(_)) => return Ok(()),
+                // Without its checksums it tells nothing, and counts as not
+                // there; it is left to reads and to scrub.
+                Err(e) if matches!(e.error, IoError::Medium(_)) => {}
                 Err(e) => self.lose(*member, &e).await?,
             }
         }
@@ -129,20 +150,21 @@ impl Core {
     fn fit_parity(&self, row: u64, mut raws: Vec<Raw>) -> Vec<Placed> {
         let mut writes = Vec::new();
         let blocks = (self.geometry.unit / BLOCK) as usize;
-        let all_there = raws.len() == self.geometry.width;
         for block in 0..blocks {
             let range = block * BLOCK as usize..(block + 1) * BLOCK as usize;
-            let wrong: Vec<usize> = (0..raws.len()).filter(|i| raws[*i].wrong.contains(&block)).collect();
+            let bad = |raw: &Raw| raw.wrong.contains(&block) || raw.gone.contains(&block);
+            let wrong: Vec<usize> = (0..raws.len()).filter(|i| bad(&raws[*i])).collect();
             if !wrong.is_empty() {
                 self.trust_checksums(row, block, &range, &wrong, &mut raws);
             }
+            let there = |raw: &&Raw| matches!(raw.role, Role::Data(_)) && !raw.gone.contains(&block);
             let mut changed: Vec<usize> = wrong;
-            if all_there {
-                changed.extend(self.fit_block(&range, &mut raws));
+            if raws.iter().filter(there).count() == self.geometry.data_units() {
+                changed.extend(self.fit_block(block, &range, &mut raws));
             }
             changed.sort_unstable();
             changed.dedup();
-            for i in changed {
+            for i in changed.into_iter().filter(|i| !raws[*i].gone.contains(&block)) {
                 let raw = &raws[i];
                 let bytes = Buf::copy_of(&raw.bytes[range.clone()]);
                 let piece = Piece { role: raw.role, at: range.start as u64, bytes };
@@ -190,12 +212,13 @@ impl Core {
         if all {
             for (i, bytes) in wrong.iter().zip(found.into_iter().flatten()) {
                 raws[*i].bytes[range.clone()].copy_from_slice(&bytes);
+                raws[*i].gone.retain(|gone| *gone != block);
             }
         }
     }
 
     /// Makes the parity of one block fit the data; says which units changed.
-    fn fit_block(&self, range: &std::ops::Range<usize>, raws: &mut [Raw]) -> Vec<usize> {
+    fn fit_block(&self, block: usize, range: &std::ops::Range<usize>, raws: &mut [Raw]) -> Vec<usize> {
         let mut units =
             Units { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
         for raw in raws.iter() {
@@ -212,9 +235,10 @@ impl Core {
                 Role::Q => q.as_ref(),
             };
             if let Some(right) = right
-                && raw.bytes[range.clone()] != right[..]
+                && (raw.gone.contains(&block) || raw.bytes[range.clone()] != right[..])
             {
                 raw.bytes[range.clone()].copy_from_slice(right);
+                raw.gone.retain(|gone| *gone != block);
                 changed.push(i);
             }
         }
@@ -233,9 +257,12 @@ fn fit_copies(raws: Vec<Raw>) -> Vec<Placed> {
         let copies: Vec<&Raw> = raws.iter().filter(|raw| raw.role == role).collect();
         for block in 0..len / BLOCK as usize {
             let range = block * BLOCK as usize..(block + 1) * BLOCK as usize;
-            let right = copies.iter().find(|raw| !raw.wrong.contains(&block)).unwrap_or(&copies[0]);
+            let mut there = copies.iter().filter(|raw| !raw.gone.contains(&block));
+            let first = there.clone().next();
+            let Some(right) = there.find(|raw| !raw.wrong.contains(&block)).or(first) else { continue };
             for raw in &copies {
-                if raw.wrong.contains(&block) || raw.bytes[range.clone()] != right.bytes[range.clone()] {
+                let bad = raw.wrong.contains(&block) || raw.gone.contains(&block);
+                if bad || raw.bytes[range.clone()] != right.bytes[range.clone()] {
                     let bytes = Buf::copy_of(&right.bytes[range.clone()]);
                     let piece = Piece { role, at: range.start as u64, bytes };
                     writes.push(Placed { member: raw.member, piece });
