@@ -21,10 +21,11 @@ use crate::bytes::{Reader, Writer, open, seal};
 use crate::core::Core;
 use crate::error::ArrayError;
 use crate::geometry::{BLOCK, HEARTBEAT_AT};
+use crate::member::MemberResult;
 use crate::upkeep::{Running, is_over, pause};
 use futures_util::future::join_all;
 use longhaul_block::IoResult;
-use longhaul_engine::{Buf, sleep};
+use longhaul_engine::{Buf, BufMut, sleep};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -77,6 +78,9 @@ impl Ended {
     }
 }
 
+/// What was read of each member.
+type Beats = Vec<(usize, MemberResult<BufMut>)>;
+
 impl Core {
     fn beat(&self, counter: u64, stopped: bool) -> Buf {
         Beat { array: self.array, session: self.session, counter, stopped }.encode()
@@ -84,19 +88,27 @@ impl Core {
 
     /// What sessions that may go on have written to members, by member.
     async fn rivals(&self) -> Vec<(usize, Beat)> {
-        let mut found = self.others().await;
+        self.rivals_of(&self.beats().await)
+    }
+
+    fn rivals_of(&self, beats: &Beats) -> Vec<(usize, Beat)> {
+        let mut found = self.others(beats);
         found.iter().filter(|(_, beat)| beat.stopped).for_each(|(_, beat)| self.ended.add(beat));
         found.retain(|(_, beat)| !self.ended.has(beat));
         found
     }
 
-    /// What other sessions have written to members, by member.
-    async fn others(&self) -> Vec<(usize, Beat)> {
+    /// Reads the beats of all members.
+    async fn beats(&self) -> Beats {
         let usable = self.members.iter().filter(|member| member.is_usable());
-        let reads = usable.map(async |member| (member.index, member.read(HEARTBEAT_AT, BLOCK).await));
-        let found = join_all(reads).await.into_iter().filter_map(|(index, read)| {
-            let beat = Beat::decode(&read.ok()?)?;
-            (beat.array == self.array && beat.session != self.session).then_some((index, beat))
+        join_all(usable.map(async |member| (member.index, member.read(HEARTBEAT_AT, BLOCK).await))).await
+    }
+
+    /// What other sessions have written to members, by member.
+    fn others(&self, beats: &Beats) -> Vec<(usize, Beat)> {
+        let found = beats.iter().filter_map(|(index, read)| {
+            let beat = Beat::decode(read.as_ref().ok()?)?;
+            (beat.array == self.array && beat.session != self.session).then_some((*index, beat))
         });
         found.collect()
     }
@@ -156,12 +168,19 @@ pub(crate) async fn beat(core: Rc<Core>) {
         if is_over(&core) {
             return;
         }
-        if let Some((member, other)) = core.rivals().await.first() {
+        let beats = core.beats().await;
+        if let Some((member, other)) = core.rivals_of(&beats).first() {
             core.halt(&format!("session {} has taken it over, member {member} says", other.session));
             return;
         }
-        // A member that does not take it is lost, which is how one is found
-        // out that dies while nobody writes.
+        // A member that does not answer is lost, which is how one is found out
+        // that dies while nobody writes; and an error is told once: it may be
+        // the word of a member that has lost its power in between.
+        let absent = beats.into_iter().filter_map(|(index, read)| Some((index, read.err()?)));
+        let absent = absent.filter(|(_, e)| e.is_absence()).map(|(index, e)| (index, Err(e)));
+        if core.settle(absent.collect()).await.is_err() {
+            return;
+        }
         let result: IoResult<()> = core.write_to_all(HEARTBEAT_AT, &core.beat(counter, false)).await;
         if result.is_err() {
             return;

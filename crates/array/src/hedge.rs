@@ -9,7 +9,8 @@
 //! - of `100 / percent` reads one adds a race to the budget, and the budget
 //!   never grows beyond [`BUDGET_MAX`] races;
 //! - who loses a race goes on to the end, with nobody waiting: it may be in
-//!   the middle of publishing that a member is lost.
+//!   the middle of publishing that a member is lost, or find out that it is:
+//!   an error is told once.
 
 use crate::core::Core;
 use crate::geometry::Role;
@@ -73,7 +74,8 @@ impl Core {
         let len = dst.len() as u64;
         let budget = &self.upkeep.hedges;
         budget.earn();
-        let read = pin!(self.read_unit(home, row, at, dst));
+        let core = Rc::clone(self);
+        let read = Box::pin(async move { core.read_unit(home, row, at, dst).await });
         let Some(late) = self.members[home].late_after().filter(|_| self.can_race(home, row)) else {
             return self.judge(home, row, read.await).await;
         };
@@ -93,11 +95,16 @@ impl Core {
                 Race::Read(bytes)
             }
             Either::Left((Err(fault), others)) => match others.await {
-                Ok(Some(bytes)) => Race::Reconstructed(bytes),
+                Ok(Some(bytes)) => {
+                    self.judge(home, row, Err(fault)).await;
+                    Race::Reconstructed(bytes)
+                }
                 _ => self.judge(home, row, Err(fault)).await,
             },
-            Either::Right((Ok(Some(bytes)), _)) => {
+            Either::Right((Ok(Some(bytes)), read)) => {
                 self.count(|counts| counts.hedges_won += 1);
+                let core = Rc::clone(self);
+                spawn(async move { drop(core.judge(home, row, read.await).await) }).detach();
                 Race::Reconstructed(bytes)
             }
             Either::Right((_, read)) => self.judge(home, row, read.await).await,

@@ -147,10 +147,14 @@ impl Core {
     async fn blocks(&self, member: usize, row: u64) -> MemberResult<Vec<Block>> {
         let unit = self.geometry.unit;
         let dst = longhaul_engine::BufMut::zeroed(unit as usize);
-        if let Ok(bytes) = self.read_unit(member, row, 0, dst).await {
-            let bytes = bytes.freeze();
-            let block = |at: usize| Block::Right(bytes.slice(at..at + BLOCK as usize));
-            return Ok((0..unit as usize).step_by(BLOCK as usize).map(block).collect());
+        match self.read_unit(member, row, 0, dst).await {
+            Ok(bytes) => {
+                let bytes = bytes.freeze();
+                let block = |at: usize| Block::Right(bytes.slice(at..at + BLOCK as usize));
+                return Ok((0..unit as usize).step_by(BLOCK as usize).map(block).collect());
+            }
+            Err(Fault::Error(e)) if e.is_absence() => return Err(e),
+            Err(_) => {}
         }
         let mut blocks = Vec::new();
         for at in (0..unit).step_by(BLOCK as usize) {
