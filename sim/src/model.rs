@@ -116,7 +116,13 @@ impl Model {
     /// A device of zeroes. `whole` if its blocks are never torn.
     #[must_use]
     pub fn new(size: u64, block: u32, whole: bool) -> Model {
-        let fresh = Block { now: vec![NOBODY], later: vec![(0, NOBODY)], flying: None, lapsed: false, fragile: false };
+        let fresh = Block {
+            now: vec![NOBODY],
+            later: vec![(0, NOBODY)],
+            flying: None,
+            lapsed: false,
+            fragile: false,
+        };
         Model {
             blocks: vec![fresh; (size / u64::from(block)) as usize],
             block: block as usize,
