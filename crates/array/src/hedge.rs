@@ -146,6 +146,7 @@ impl Core {
             return Ok(None);
         }
         let bytes = units.data.into_iter().nth(unit).flatten();
+        let bytes = bytes.filter(|bytes| self.sums.denied(home, row, at, bytes).is_empty());
         Ok(bytes.map(|bytes| bytes.try_mut().unwrap_or_else(|bytes| BufMut::copy_of(&bytes))))
     }
 }

@@ -184,6 +184,9 @@ impl Core {
                 && segment.new[i].is_none()
                 && let Some(bytes) = old.data[i].clone()
             {
+                if !self.vouch(*member, row, segment.at, &bytes).await? {
+                    return Err(self.unreadable(row));
+                }
                 self.members[*member].count(|counts| counts.mended += segment.len / crate::geometry::BLOCK);
                 let piece = Piece { role: Role::Data(i), at: segment.at, bytes };
                 plan.writes.push(Placed { member: *member, piece });

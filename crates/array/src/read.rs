@@ -200,6 +200,11 @@ impl Core {
                 }
             }
         };
+        for member in bad.iter().filter(|member| self.geometry.has_parity() && self.holds(**member, row)) {
+            if !self.vouch(*member, row, at, &bytes).await? {
+                return Err(self.unreadable(row));
+            }
+        }
         self.count(|counts| counts.reconstructed += 1);
         let writes = bad.into_iter().filter(|member| self.holds(*member, row)).map(|member| {
             self.members[member].count(|counts| counts.mended += len / BLOCK);

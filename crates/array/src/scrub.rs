@@ -136,11 +136,35 @@ impl Core {
         for block in 0..(self.geometry.unit / BLOCK) as usize {
             self.scrub_block(row, block, &units, &mut writes, &mut report);
         }
+        self.drop_doubtful(row, &mut writes, &mut report).await?;
         if !writes.is_empty() {
             let _marked = self.intent.mark(self, self.geometry.region_of(row)).await?;
             self.put(row, writes).await?;
         }
         Ok(report)
+    }
+
+    /// Leaves out what parity gives, but the checksum of the block denies, and
+    /// all that was made of it.
+    async fn drop_doubtful(
+        &self,
+        row: u64,
+        writes: &mut Vec<Placed>,
+        report: &mut ScrubReport,
+    ) -> IoResult<()> {
+        let mut doubtful = Vec::new();
+        for Placed { member, piece } in writes.iter() {
+            let made = self.geometry.has_parity() && matches!(piece.role, Role::Data(_));
+            if made && !self.vouch(*member, row, piece.at, &piece.bytes).await? {
+                report.lost += 1;
+                self.lose_range(row, piece.role, piece.at);
+                doubtful.push(piece.at);
+            }
+        }
+        let before = writes.len();
+        writes.retain(|placed| !doubtful.contains(&placed.piece.at));
+        report.mended -= (before - writes.len()) as u64;
+        Ok(())
     }
 
     /// The blocks of a member's unit.

@@ -171,13 +171,29 @@ impl Sums {
             return Vec::new();
         }
         let (first, _) = self.blocks(row, at, bytes.len() as u64);
-        let pages = self.pages.borrow();
-        let stored = |number: u64| {
-            let page = pages.get(&(member, number / PER_PAGE))?;
-            page.entries.borrow().get((number % PER_PAGE) as usize).copied()
-        };
         let sums = self.of(bytes).into_iter().enumerate();
-        sums.filter(|(i, sum)| stored(first + *i as u64) != Some(*sum)).map(|(i, _)| i).collect()
+        let stored = |i: usize| self.stored(member, first + i as u64);
+        sums.filter(|(i, sum)| stored(*i) != Some(*sum)).map(|(i, _)| i).collect()
+    }
+
+    /// The blocks of a range whose checksum is known, and is not that of
+    /// `bytes`. The pages should be loaded; of what has made room meanwhile
+    /// nothing is known.
+    pub(crate) fn denied(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> Vec<usize> {
+        if !self.geometry.has_sums() {
+            return Vec::new();
+        }
+        let (first, _) = self.blocks(row, at, bytes.len() as u64);
+        let sums = self.of(bytes).into_iter().enumerate();
+        let known = |i: usize| self.stored(member, first + i as u64).filter(|known| *known != UNKNOWN);
+        sums.filter(|(i, sum)| known(*i).is_some_and(|known| known != *sum)).map(|(i, _)| i).collect()
+    }
+
+    /// The checksum of a block of a member, if its page is in memory.
+    fn stored(&self, member: usize, number: u64) -> Option<u32> {
+        let pages = self.pages.borrow();
+        let page = pages.get(&(member, number / PER_PAGE))?;
+        page.entries.borrow().get((number % PER_PAGE) as usize).copied()
     }
 
     /// Changes the entries of a range to `sums`, in memory and on the member.

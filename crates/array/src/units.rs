@@ -2,11 +2,15 @@
 //!
 //! Invariants:
 //! - bytes that do not match their checksum are never used, nor passed on;
+//! - what parity gives for a member's unit that is there is taken for it only
+//!   if it matches that unit's checksum, or is what the member has (and the
+//!   checksum is what is wrong): else the stripe does not fit together, and
+//!   nobody knows;
 //! - a unit that cannot be read counts as missing for this operation, and is
 //!   written again where the caller holds the stripe alone.
 
 use crate::core::Core;
-use crate::geometry::Role;
+use crate::geometry::{BLOCK, Role};
 use crate::member::MemberError;
 use futures_util::future::{join, join_all};
 use longhaul_block::{IoError, IoResult};
@@ -121,6 +125,29 @@ impl Core {
             }
         }
         Ok(units)
+    }
+
+    /// Whether `bytes`, which come from parity, may be what a member has to
+    /// have in a range of a data unit. The stripe is held.
+    pub(crate) async fn vouch(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> IoResult<bool> {
+        let place = &self.members[member];
+        if let Err(e) = self.sums.load(place, row, at, bytes.len() as u64).await {
+            // It has gone, and so has what it would say.
+            return self.lose(member, &e).await.map(|()| true);
+        }
+        for block in self.sums.denied(member, row, at, bytes) {
+            let (start, len) = (block * BLOCK as usize, BLOCK as usize);
+            let own = place.read(self.geometry.unit_at(row) + at + start as u64, BLOCK).await;
+            if own.is_ok_and(|own| own[..] == bytes[start..start + len]) {
+                continue;
+            }
+            tracing::error!(
+                "array {}: what parity gives for member {member} in stripe {row} is not what was written there",
+                self.name.borrow()
+            );
+            return Ok(false);
+        }
+        Ok(true)
     }
 
     /// What a stripe that has lost too much says.

@@ -88,6 +88,7 @@ pub struct Disk {
 pub struct Inner {
     info: DeviceInfo,
     content: Mutex<Vec<u8>>,
+    kept: Mutex<Option<(u64, Vec<u8>)>>,
     power: Arc<Power>,
     /// Answers nothing but errors.
     pub unreachable: AtomicBool,
@@ -150,6 +151,7 @@ impl Disk {
             inner: Arc::new(Inner {
                 info,
                 content: Mutex::new(vec![0xA5; size as usize]),
+                kept: Mutex::default(),
                 power: Arc::clone(power),
                 unreachable: AtomicBool::new(false),
                 silent: AtomicBool::new(false),
@@ -187,6 +189,17 @@ impl Disk {
     /// Changes a byte behind everybody's back.
     pub fn flip(&self, at: u64) {
         self.content.lock().unwrap()[at as usize] ^= 0x40;
+    }
+
+    /// Remembers the content of a range, for [`give_back`](Self::give_back).
+    pub fn keep(&self, at: u64, len: u64) {
+        *self.kept.lock().unwrap() = Some((at, self.peek(at, len as usize)));
+    }
+
+    /// What was kept is there again, behind everybody's back.
+    pub fn give_back(&self) {
+        let (at, bytes) = self.kept.lock().unwrap().take().expect("kept");
+        self.content.lock().unwrap()[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
     }
 
     pub fn peek(&self, at: u64, len: usize) -> Vec<u8> {
