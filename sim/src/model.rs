@@ -89,6 +89,20 @@ pub enum Kind {
     Discard,
 }
 
+/// What may be anything after a crash, or an error, until it is written again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fragile {
+    /// Nothing.
+    Nothing,
+    /// Stripes of so many blocks that were written as a whole, and not
+    /// flushed.
+    Whole(usize),
+    /// All that was not flushed.
+    Dirty,
+    /// Everything there is.
+    Everything,
+}
+
 /// A flush under way.
 #[derive(Debug)]
 #[must_use]
@@ -296,18 +310,25 @@ impl Model {
     }
 
     /// All that was under way is cut off, and everything not flushed may be
-    /// lost. Of stripes of `fragile` blocks, those that were being written as
-    /// a whole may be anything; 0 if there are none.
-    pub fn crash(&mut self, fragile: usize) {
+    /// lost; some of it may be anything.
+    pub fn crash(&mut self, fragile: Fragile) {
         self.reads.clear();
         for number in &self.dirty {
-            let row = |of: usize| number / of * of..(number / of + 1) * of;
-            let whole = fragile > 0 && row(fragile).all(|beside| self.dirty.contains(&beside));
+            let is_fragile = match fragile {
+                Fragile::Nothing | Fragile::Everything => false,
+                Fragile::Dirty => true,
+                Fragile::Whole(of) => {
+                    (number / of * of..(number / of + 1) * of).all(|beside| self.dirty.contains(&beside))
+                }
+            };
             let block = &mut self.blocks[*number];
             (block.flying, block.lapsed) = (None, false);
-            block.fragile |= whole;
+            block.fragile |= is_fragile;
             block.now.clear();
             block.lapse();
+        }
+        if fragile == Fragile::Everything {
+            self.blocks.iter_mut().for_each(|block| block.fragile = true);
         }
     }
 }
@@ -384,14 +405,14 @@ mod tests {
             let third = write(&mut model, Kind::Write(false));
             model.end_flush(flush);
             let fourth = model.begin_write(1..2, Kind::Write(false)).unwrap().writer;
-            model.crash(0);
+            model.crash(Fragile::Nothing);
             let writer = [first, second, third, fourth][seen];
             assert_eq!(may(&mut model, writer), seen > 0);
             if seen > 0 {
                 // It has been seen: it is that.
                 assert!(may(&mut model, writer) && !may(&mut model, if seen == 1 { third } else { second }));
                 // But only a flush makes it stay.
-                model.crash(0);
+                model.crash(Fragile::Nothing);
                 assert!(may(&mut model, second));
             }
         }
@@ -404,7 +425,7 @@ mod tests {
         let flush = model.begin_flush();
         let second = write(&mut model, Kind::Write(true));
         model.end_flush(flush);
-        model.crash(0);
+        model.crash(Fragile::Nothing);
         assert!(!may(&mut model, first) && may(&mut model, second));
     }
 
@@ -434,12 +455,37 @@ mod tests {
     }
 
     #[test]
+    fn what_is_fragile_may_be_anything_until_it_is_written() {
+        let whole = |model: &mut Model| {
+            drop(model.begin_write(0..4, Kind::Write(false)));
+            drop(model.begin_write(5..6, Kind::Write(false)));
+        };
+        let anything = |model: &mut Model, block: usize| {
+            let read = model.begin_read(block..block + 1);
+            model.end_read(&read, &[7; BLOCK as usize]).is_ok()
+        };
+        for (fragile, expected) in [
+            (Fragile::Nothing, [false, false, false]),
+            (Fragile::Whole(4), [true, false, false]),
+            (Fragile::Dirty, [true, true, false]),
+            (Fragile::Everything, [true, true, true]),
+        ] {
+            let mut model = model(true);
+            whole(&mut model);
+            model.crash(fragile);
+            assert_eq!([1, 5, 7].map(|block| anything(&mut model, block)), expected, "{fragile:?}");
+            write(&mut model, Kind::Write(false));
+            assert!(!anything(&mut model, 1), "{fragile:?}");
+        }
+    }
+
+    #[test]
     fn torn_and_foreign_content_is_noticed() {
         for whole in [false, true] {
             let mut model = model(whole);
             let old = write(&mut model, Kind::Write(true));
             let new = model.begin_write(0..4, Kind::Write(false)).unwrap().writer;
-            model.crash(0);
+            model.crash(Fragile::Nothing);
             let mut torn = bytes(1..2, old);
             torn[512..].copy_from_slice(&bytes(1..2, new)[512..]);
             let read = model.begin_read(1..2);

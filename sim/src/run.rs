@@ -2,7 +2,7 @@
 
 use crate::disk::Disk;
 use crate::load::Load;
-use crate::model::Model;
+use crate::model::{Fragile, Model};
 use crate::plan::Plan;
 use crate::random::Random;
 use crate::subject::{Running, Subject};
@@ -141,15 +141,31 @@ impl<'a> Simulation<'a> {
         self.world.tell(format_args!("crash{}", if power { ", without power" } else { "" }));
         self.ward.disks.borrow().iter().for_each(|disk| disk.crash(power));
         if let Some(model) = &self.model {
-            // A crash and a fault at the same time may leave stripes that were
-            // being written whole undefined, unless they go through the journal.
-            let parity = matches!(self.plan.layout, Layout::Parity | Layout::DoubleParity);
-            let fragile = parity && self.ward.is_hurt() && !self.plan.journal_all;
             let mut model = model.borrow_mut();
             let stripe = model.len() / self.plan.rows as usize;
-            model.crash(if fragile { stripe } else { 0 });
+            model.crash(self.fragile(stripe));
         }
         self.crashes += 1;
+    }
+
+    /// What a crash and a fault at the same time leave undefined, with stripes
+    /// of so many blocks.
+    fn fragile(&self, stripe: usize) -> Fragile {
+        let marred = self.ward.disks.borrow().iter().any(Disk::is_marred);
+        match self.plan.layout {
+            // Where the last copy does not match its checksum after a crash it
+            // is taken for torn, and not for wrong.
+            _ if marred && self.ward.beyond.get() => Fragile::Everything,
+            // A copy was wrong already when both were being written: neither
+            // matches its checksum.
+            Layout::Mirror | Layout::StripeMirror if marred => Fragile::Dirty,
+            // Stripes that were being written as a whole, unless they go
+            // through the journal.
+            Layout::Parity | Layout::DoubleParity if self.ward.is_hurt() && !self.plan.journal_all => {
+                Fragile::Whole(stripe)
+            }
+            _ => Fragile::Nothing,
+        }
     }
 
     /// From opening the array until its load is done, or everything stops.
