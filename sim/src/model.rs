@@ -457,8 +457,8 @@ mod tests {
     #[test]
     fn what_is_fragile_may_be_anything_until_it_is_written() {
         let whole = |model: &mut Model| {
-            drop(model.begin_write(0..4, Kind::Write(false)));
-            drop(model.begin_write(5..6, Kind::Write(false)));
+            let _flying = model.begin_write(0..4, Kind::Write(false));
+            let _flying = model.begin_write(5..6, Kind::Write(false));
         };
         let anything = |model: &mut Model, block: usize| {
             let read = model.begin_read(block..block + 1);
