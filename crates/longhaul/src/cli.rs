@@ -47,6 +47,18 @@ pub(crate) enum Verb {
     Sync(verbs::cp::SyncArgs),
     /// Serve a directory to cp and sync
     Agent(verbs::agent::Args),
+    /// Make a device a local file that can be mounted
+    Attach(Box<verbs::attach::Args>),
+    /// Take an attached device away
+    Detach(verbs::attach::Detach),
+    /// Serve devices to NBD clients
+    Nbd(Box<verbs::attach::nbd::Args>),
+    /// Make a file system on a device
+    Mkfs(Box<verbs::attach::mkfs::Args>),
+    /// Mount the file system on a device
+    Mount(Box<verbs::attach::mount::Args>),
+    /// Unmount what was mounted, and take the device away
+    Umount(verbs::attach::mount::Umount),
     /// Show the whole thing at work on this machine
     Demo(verbs::demo::Args),
     /// Make data sets to test with

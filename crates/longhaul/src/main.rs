@@ -4,11 +4,13 @@
 #![forbid(unsafe_code)]
 
 mod arrays;
+mod attached;
 mod cli;
 mod config;
 mod exit;
 mod names;
 mod output;
+mod runtime;
 mod verbs;
 
 use cli::{Cli, Verb};
@@ -48,6 +50,12 @@ fn run(cli: Cli, output: Output) -> Outcome {
         Verb::Cp(args) => verbs::cp::cp(args, output),
         Verb::Sync(args) => verbs::cp::sync(args, output),
         Verb::Agent(args) => verbs::agent::run(args, output),
+        Verb::Attach(args) => verbs::attach::run(*args, output),
+        Verb::Detach(args) => verbs::attach::detach(&args, output),
+        Verb::Nbd(args) => verbs::attach::nbd::run(&args, output),
+        Verb::Mkfs(args) => verbs::attach::mkfs::run(&args, output),
+        Verb::Mount(args) => verbs::attach::mount::run(&args, output),
+        Verb::Umount(args) => verbs::attach::mount::umount(&args, output),
         Verb::Demo(args) => verbs::demo::run(&args, output),
         Verb::Dataset(args) => verbs::dataset::run(args, output),
         Verb::Wan(args) => verbs::wan::run(&args, output),

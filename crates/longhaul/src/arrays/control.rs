@@ -7,13 +7,13 @@
 use super::record::Record;
 use crate::exit::{Exit, Failure};
 use crate::names::Opener;
+use crate::runtime;
 use crate::verbs::array::show;
 use futures_util::FutureExt;
 use longhaul_array::ArrayDevice;
 use longhaul_engine::{Config, Engine};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -113,15 +113,8 @@ impl Request {
     }
 }
 
-fn directory() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
-        Some(path) if path.is_absolute() => path.join("longhaul"),
-        _ => std::env::temp_dir().join(format!("longhaul-{}", rustix::process::getuid().as_raw())),
-    }
-}
-
 fn socket(array: Uuid) -> PathBuf {
-    directory().join(format!("array-{}.sock", array.simple()))
+    runtime::directory().join(format!("array-{}.sock", array.simple()))
 }
 
 /// Answers requests for one array.
@@ -131,10 +124,9 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(record: Record, array: Arc<ArrayDevice>, opener: Opener) -> Result<Server, Failure> {
-        let (directory, path) = (directory(), socket(record.uuid));
+        runtime::make()?;
+        let path = socket(record.uuid);
         let wrong = |e: std::io::Error| Failure::failed(format!("{}: {e}", path.display()));
-        std::fs::create_dir_all(&directory).map_err(wrong)?;
-        std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o700)).map_err(wrong)?;
         // One that is left over from a crash: the array's own fence says that
         // nobody else runs it.
         let _ = std::fs::remove_file(&path);

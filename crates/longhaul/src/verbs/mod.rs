@@ -2,6 +2,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod array;
+pub(crate) mod attach;
 pub(crate) mod bench;
 pub(crate) mod cp;
 pub(crate) mod dataset;

@@ -1,0 +1,303 @@
+//! Read-ahead for many readers at once.
+//!
+//! A file has one reader, an attached device has as many as its file system:
+//! reads of several files arrive interleaved, and those of one a little out of
+//! order, since the kernel has several under way. So there are several
+//! *streams*, and what is read ahead is kept in *cells*, pieces of the device
+//! on a fixed grid, whoever they were read for.
+//!
+//! Invariants:
+//! - a cell holds what the device holds: it is begun only while no change of
+//!   its bytes is under way, and forgotten when one arrives;
+//! - cells take at most the bytes that they were given, finished or not;
+//! - random reads bring what they ask for and no more: nothing is read ahead
+//!   before a second read has followed the first.
+
+use crate::order::Order;
+use futures_util::FutureExt;
+use futures_util::future::{LocalBoxFuture, Shared};
+use longhaul_block::{Advice, BlockIo, DeviceInfo, IoResult};
+use longhaul_engine::{Buf, BufMut};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Bytes of a cell: enough for the costs of a command not to matter, and a
+/// small part of what fills a long path.
+pub(crate) const CELL: u64 = 256 << 10;
+/// Streams that are told apart; a file system that reads more files at once
+/// fills the path without read-ahead.
+const STREAMS: usize = 32;
+/// How far reads of one stream may be out of order, in bytes: what a kernel
+/// keeps under way for one reader.
+const DISORDER: u64 = 4 << 20;
+/// Bytes that a stream may have skipped, as a multiple of a read, while it is
+/// read ahead of: what it skips, others of its reads bring soon, or it is none.
+const SKIPPED: u64 = 32;
+/// A window begins at this many times the read, or at this part of the advice
+/// if that is more.
+const FIRST: u64 = 4;
+const FIRST_PART: u64 = 4;
+
+/// A cell's content, here or on its way.
+pub(crate) type Fill = Shared<LocalBoxFuture<'static, IoResult<Buf>>>;
+
+struct Cell {
+    fill: Fill,
+    len: u64,
+    /// Bytes of it that were asked for so far.
+    used: u64,
+    touched: u64,
+}
+
+/// One sequential reader, as far as it can be told.
+struct Stream {
+    /// Where it goes on.
+    next: u64,
+    /// Bytes that it has ahead of it; none before its second read.
+    window: u64,
+    /// Bytes before `next` that it did not read.
+    skipped: u64,
+    touched: u64,
+}
+
+/// Streams and cells of a device, on one thread.
+pub(crate) struct Ahead {
+    streams: Vec<Stream>,
+    cells: BTreeMap<u64, Cell>,
+    bytes: u64,
+    /// The most that cells may take.
+    limit: u64,
+    clock: u64,
+}
+
+impl Ahead {
+    /// Takes at most `limit` bytes of memory.
+    pub(crate) fn new(limit: u64) -> Ahead {
+        Ahead { streams: Vec::new(), cells: BTreeMap::new(), bytes: 0, limit, clock: 0 }
+    }
+
+    /// A read of `bytes` is about to be done: how many bytes from its
+    /// beginning on should be here or on their way, if it is sequential.
+    pub(crate) fn handle_read(&mut self, bytes: &Range<u64>, most: u64) -> Option<u64> {
+        self.clock += 1;
+        let (len, clock) = (bytes.end - bytes.start, self.clock);
+        let follows = |stream: &Stream| {
+            // Before the next byte there is only what was skipped.
+            let late =
+                bytes.start < stream.next && bytes.start + DISORDER > stream.next && stream.skipped >= len;
+            let early = bytes.start > stream.next && bytes.start < stream.next + DISORDER;
+            bytes.start == stream.next || stream.window > 0 && (late || early)
+        };
+        let Some(stream) = self.streams.iter_mut().find(|stream| follows(stream)) else {
+            self.begin(bytes.end);
+            return None;
+        };
+        stream.touched = clock;
+        let on = bytes.end.saturating_sub(stream.next);
+        stream.next += on;
+        stream.skipped = (stream.skipped + on).saturating_sub(len);
+        if stream.skipped > DISORDER {
+            (stream.window, stream.skipped) = (0, 0);
+            return None;
+        }
+        if stream.skipped > len.saturating_mul(SKIPPED) {
+            return None;
+        }
+        stream.window = match stream.window {
+            0 => FIRST.saturating_mul(len).max(most / FIRST_PART),
+            size if on > 0 => size.saturating_mul(2),
+            size => size,
+        };
+        stream.window = stream.window.min(most);
+        Some(stream.next - bytes.start.min(stream.next) + stream.window)
+    }
+
+    /// A stream that may come of the read that ended at `next`.
+    fn begin(&mut self, next: u64) {
+        if self.streams.len() >= STREAMS
+            && let Some(oldest) = (0..self.streams.len()).min_by_key(|&at| self.streams[at].touched)
+        {
+            self.streams.swap_remove(oldest);
+        }
+        self.streams.push(Stream { next, window: 0, skipped: 0, touched: self.clock });
+    }
+
+    /// Begins to fill the cells from `offset` on, `ahead` bytes far, that are
+    /// not there and may be.
+    pub(crate) fn fill(
+        &mut self,
+        io: &dyn BlockIo,
+        info: &DeviceInfo,
+        order: &Order,
+        offset: u64,
+        ahead: u64,
+    ) {
+        let end = offset.saturating_add(ahead.min(self.limit)).min(info.size);
+        for index in offset / CELL..end.div_ceil(CELL) {
+            let at = index * CELL;
+            let len = CELL.min(info.size - at);
+            if self.cells.contains_key(&index) {
+                continue;
+            }
+            // The last one waits until it is worth an I/O.
+            if end < at + len && at > offset {
+                return;
+            }
+            if order.touches(&(at..at + len)) {
+                continue;
+            }
+            if !self.make_room(len, offset / CELL..index) {
+                return;
+            }
+            let fill = read(io, info, at, len as usize).boxed_local().shared();
+            self.bytes += len;
+            self.cells.insert(index, Cell { fill, len, used: 0, touched: self.clock });
+        }
+    }
+
+    /// Drops what was not used for longest, but nothing of `wanted` and
+    /// nothing that is still on its way, which would take memory all the same.
+    fn make_room(&mut self, len: u64, wanted: Range<u64>) -> bool {
+        while self.bytes + len > self.limit {
+            let here = |cell: &Cell| cell.fill.peek().is_some();
+            let oldest = self.cells.iter().filter(|(index, cell)| !wanted.contains(index) && here(cell));
+            let Some(index) = oldest.min_by_key(|(_, cell)| cell.touched).map(|(&index, _)| index) else {
+                return false;
+            };
+            self.remove(index);
+        }
+        true
+    }
+
+    fn remove(&mut self, index: u64) {
+        if let Some(cell) = self.cells.remove(&index) {
+            self.bytes -= cell.len;
+        }
+    }
+
+    /// The cell with the byte at `offset`, if there is one, and where it
+    /// begins. `end` is how far the reader means to use it: who has used all
+    /// of a cell leaves it to nobody else, since the kernel above caches.
+    pub(crate) fn take(&mut self, offset: u64, end: u64) -> Option<(u64, Fill)> {
+        let index = offset / CELL;
+        let begin = index * CELL;
+        let cell = self.cells.get_mut(&index)?;
+        cell.touched = self.clock;
+        cell.used += end.min(begin + cell.len) - offset;
+        let (fill, all) = (cell.fill.clone(), cell.used >= cell.len);
+        if all {
+            self.remove(index);
+        }
+        Some((begin, fill))
+    }
+
+    /// Forgets what is about to change.
+    pub(crate) fn forget(&mut self, bytes: &Range<u64>) {
+        if bytes.is_empty() {
+            return;
+        }
+        let indices = bytes.start / CELL..bytes.end.div_ceil(CELL);
+        let gone: Vec<u64> = self.cells.range(indices).map(|(&index, _)| index).collect();
+        for index in gone {
+            self.remove(index);
+        }
+    }
+}
+
+/// What the device advises, as far as memory goes.
+pub(crate) fn most_ahead(io: &dyn BlockIo, limit: u64) -> u64 {
+    io.advice().unwrap_or(Advice::LOCAL).read_ahead.min(limit)
+}
+
+/// Reads whole blocks, in pieces that the device takes. The pieces are begun
+/// at once.
+pub(crate) fn read(
+    io: &dyn BlockIo,
+    info: &DeviceInfo,
+    offset: u64,
+    len: usize,
+) -> impl Future<Output = IoResult<Buf>> + use<> {
+    let piece = info.max_io as usize;
+    let (mut rest, mut at) = (Some(BufMut::zeroed(len)), offset);
+    let mut pieces = Vec::with_capacity(len.div_ceil(piece));
+    while let Some(mut part) = rest.take() {
+        if part.len() > piece {
+            rest = Some(part.split_off(piece));
+        }
+        let size = part.len() as u64;
+        pieces.push(io.read(at, part));
+        at += size;
+    }
+    async move {
+        let mut whole: Option<BufMut> = None;
+        for piece in pieces {
+            let part = piece.await?;
+            match &mut whole {
+                None => whole = Some(part),
+                Some(whole) => whole.unsplit(part).expect("split from it"),
+            }
+        }
+        Ok(whole.unwrap_or_else(|| BufMut::zeroed(0)).freeze())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const K: u64 = 1024;
+
+    fn at(offset: u64, len: u64) -> Range<u64> {
+        offset * K..(offset + len) * K
+    }
+
+    #[test]
+    fn a_second_read_that_follows_makes_a_stream_and_its_window_grows() {
+        let mut ahead = Ahead::new(64 << 20);
+        let most = 8 << 20;
+        assert_eq!(ahead.handle_read(&at(1000, 128), most), None);
+        assert_eq!(ahead.handle_read(&at(1128, 128), most), Some(128 * K + (2 << 20)));
+        assert_eq!(ahead.handle_read(&at(1256, 128), most), Some(128 * K + (4 << 20)));
+        assert_eq!(ahead.handle_read(&at(1384, 128), most), Some(128 * K + (8 << 20)));
+        assert_eq!(ahead.handle_read(&at(1512, 128), most), Some(128 * K + (8 << 20)));
+    }
+
+    #[test]
+    fn reads_a_little_out_of_order_stay_in_their_stream() {
+        let mut ahead = Ahead::new(64 << 20);
+        let most = 8 << 20;
+        ahead.handle_read(&at(0, 128), most);
+        ahead.handle_read(&at(128, 128), most);
+        assert!(ahead.handle_read(&at(384, 128), most).is_some());
+        assert!(ahead.handle_read(&at(256, 128), most).is_some());
+        assert_eq!(ahead.streams.len(), 1);
+        assert_eq!(ahead.streams[0].next, 512 * K);
+    }
+
+    #[test]
+    fn random_reads_near_a_stream_are_not_taken_for_it() {
+        let mut ahead = Ahead::new(64 << 20);
+        let most = 8 << 20;
+        ahead.handle_read(&at(0, 128), most);
+        ahead.handle_read(&at(128, 128), most);
+        for n in 0..500 {
+            assert_eq!(ahead.handle_read(&at(n * 7919 % 4001 / 8 * 8 + 500, 4), most), None, "{n}");
+        }
+    }
+
+    #[test]
+    fn streams_are_told_apart_and_random_reads_make_none() {
+        let mut ahead = Ahead::new(64 << 20);
+        let most = 8 << 20;
+        for base in [0, 1 << 20, 2 << 20] {
+            assert_eq!(ahead.handle_read(&at(base, 64), most), None);
+        }
+        for base in [0, 1 << 20, 2 << 20] {
+            assert!(ahead.handle_read(&at(base + 64, 64), most).is_some());
+        }
+        for n in 0..1000 {
+            assert_eq!(ahead.handle_read(&at((n * 7919 % 1000 + 5000) * 1024, 4), most), None);
+        }
+        assert_eq!(ahead.streams.len(), STREAMS);
+    }
+}

@@ -1,0 +1,235 @@
+//! File systems for a device that is far away: what is on one, how one is
+//! made, how it is mounted.
+//!
+//! A journal that fills up makes everybody wait for writes in place, each a
+//! round trip or more away: so the further away, the larger the journal. What
+//! is known of the shape goes to the file system, so that it writes whole
+//! stripes.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+/// Bytes from the beginning of a device that say what is on it.
+pub const PROBE: u64 = 4096;
+/// Journal for a device that is near, and what each of these times of distance
+/// adds to it, up to a most: with writes in place done 5 ms later, as much more
+/// has to wait in the journal meanwhile.
+const JOURNAL: u64 = 64 * MIB;
+const JOURNAL_MOST: u64 = 1024 * MIB;
+const DISTANCE: Duration = Duration::from_millis(5);
+/// The journal takes this part of a device at most.
+const JOURNAL_PART: u64 = 16;
+/// `mkfs.xfs` makes no smaller log, nor a smaller file system.
+const XFS_LOG_LEAST: u64 = 64 * MIB;
+const XFS_LEAST: u64 = 300 * MIB;
+/// Memory of one XFS log buffer: the largest there is, so that a burst of
+/// changes is few writes.
+const XFS_LOGBSIZE: &str = "256k";
+/// Seconds between commits of ext4 where it is far away; 5 is its default.
+const EXT4_COMMIT_FAR: u32 = 15;
+
+/// A kind of file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// XFS.
+    Xfs,
+    /// The fourth extended file system.
+    Ext4,
+}
+
+impl Kind {
+    /// Its name, as the kernel's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Xfs => "xfs",
+            Kind::Ext4 => "ext4",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Kind, String> {
+        [Kind::Xfs, Kind::Ext4].into_iter().find(|kind| kind.name() == s).ok_or_else(|| "xfs or ext4".into())
+    }
+}
+
+/// What is on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// A file system of this size in bytes.
+    FileSystem(Kind, u64),
+    /// A partition table.
+    Partitions,
+    /// Something that is not known here.
+    Unknown,
+    /// Zeroes.
+    Nothing,
+}
+
+impl Content {
+    /// What the first [`PROBE`] bytes of a device say.
+    pub fn of(first: &[u8]) -> Content {
+        let be = |at: usize, len: usize| {
+            first.get(at..at + len).map(|b| b.iter().fold(0, |n, &b| n << 8 | u64::from(b)))
+        };
+        let le = |at: usize, len: usize| {
+            first.get(at..at + len).map(|b| b.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b)))
+        };
+        // XFS: big endian; block size at 4, blocks at 8.
+        if first.starts_with(b"XFSB") {
+            let size = be(4, 4).unwrap_or(0).saturating_mul(be(8, 8).unwrap_or(0));
+            return Content::FileSystem(Kind::Xfs, size);
+        }
+        // ext4: little endian, at 1024; blocks at 4 and at 336 (the high
+        // half), the logarithm of the block size in KiB at 24, a magic
+        // number at 56.
+        if le(1024 + 56, 2) == Some(0xEF53) {
+            let blocks = le(1024 + 4, 4).unwrap_or(0) | le(1024 + 336, 4).unwrap_or(0) << 32;
+            let shift = le(1024 + 24, 4).unwrap_or(0).min(6);
+            return Content::FileSystem(Kind::Ext4, blocks.saturating_mul(1024 << shift));
+        }
+        if le(510, 2) == Some(0xAA55) || first.get(512..520) == Some(b"EFI PART") {
+            return Content::Partitions;
+        }
+        if first.iter().all(|&b| b == 0) { Content::Nothing } else { Content::Unknown }
+    }
+}
+
+/// What is known of a device that is to hold a file system.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Bytes.
+    pub size: u64,
+    /// Logical block size in bytes.
+    pub block_size: u32,
+    /// Bytes on one member before the next, and members with data; nothing
+    /// where the device has no stripes.
+    pub stripe: Option<(u64, u64)>,
+    /// How long the smallest read takes.
+    pub round_trip: Duration,
+}
+
+impl Shape {
+    /// Bytes of journal.
+    fn journal(&self) -> u64 {
+        let distance = 1 + (self.round_trip.as_nanos() / DISTANCE.as_nanos()) as u64;
+        let wanted = JOURNAL.saturating_mul(distance).min(JOURNAL_MOST);
+        wanted.min(self.size / JOURNAL_PART) / MIB * MIB
+    }
+
+    fn is_far(&self) -> bool {
+        self.round_trip >= DISTANCE
+    }
+
+    /// The arguments of `mkfs.xfs` or `mkfs.ext4`, without the device. What
+    /// was on the device is discarded before, or stays.
+    ///
+    /// # Errors
+    /// The device is too small.
+    pub fn mkfs(&self, kind: Kind, label: Option<&str>) -> Result<Vec<String>, String> {
+        let mut args: Vec<String> = Vec::new();
+        let mut add = |more: &[&str]| args.extend(more.iter().map(|&arg| arg.to_owned()));
+        match kind {
+            Kind::Xfs => {
+                if self.size < XFS_LEAST {
+                    return Err(format!("XFS needs {} MiB; ext4 needs less", XFS_LEAST / MIB));
+                }
+                add(&["-q", "-f", "-K", "-s", &format!("size={}", self.block_size)]);
+                if let Some((unit, data)) = self.stripe {
+                    add(&["-d", &format!("su={unit},sw={data}")]);
+                }
+                // Its records are padded to a unit of the log: with the
+                // stripe's, each fsync would write as much.
+                add(&["-l", &format!("size={},su=32k", self.journal().max(XFS_LOG_LEAST))]);
+            }
+            Kind::Ext4 => {
+                add(&["-q", "-F", "-b", "4096"]);
+                let mut extended = String::from("nodiscard");
+                if let Some((unit, data)) = self.stripe {
+                    let stride = unit / 4096;
+                    extended += &format!(",stride={stride},stripe-width={}", stride * data);
+                }
+                add(&["-E", &extended]);
+                // A smaller one it chooses for itself.
+                if self.journal() >= JOURNAL {
+                    add(&["-J", &format!("size={}", self.journal() / MIB)]);
+                }
+            }
+        }
+        if let Some(label) = label {
+            add(&["-L", label]);
+        }
+        Ok(args)
+    }
+
+    /// Options to mount with, in the kernel's form.
+    pub fn mount_options(&self, kind: Kind, read_only: bool) -> String {
+        match kind {
+            _ if read_only => String::new(),
+            Kind::Xfs => format!("logbsize={XFS_LOGBSIZE}"),
+            Kind::Ext4 if self.is_far() => format!("commit={EXT4_COMMIT_FAR}"),
+            Kind::Ext4 => String::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(size: u64, round_trip: u64) -> Shape {
+        Shape { size, block_size: 4096, stripe: None, round_trip: Duration::from_millis(round_trip) }
+    }
+
+    #[test]
+    fn journals_grow_with_distance_and_stay_a_part_of_the_device() {
+        let gib = 1 << 30;
+        for (size, ms, expected) in [
+            (100 * gib, 0, 64),
+            (100 * gib, 15, 256),
+            (1000 * gib, 100, 1024),
+            (gib, 100, 64),
+            (gib / 2, 100, 32),
+        ] {
+            assert_eq!(shape(size, ms).journal(), expected * MIB, "{size} {ms}");
+        }
+    }
+
+    #[test]
+    fn the_shape_of_an_array_is_passed_on() {
+        let shape = Shape { stripe: Some((256 << 10, 4)), ..shape(10 << 30, 0) };
+        let xfs = shape.mkfs(Kind::Xfs, Some("far")).expect("large enough").join(" ");
+        assert_eq!(xfs, "-q -f -K -s size=4096 -d su=262144,sw=4 -l size=67108864,su=32k -L far");
+        let ext4 = shape.mkfs(Kind::Ext4, None).expect("large enough").join(" ");
+        assert_eq!(ext4, "-q -F -b 4096 -E nodiscard,stride=64,stripe-width=256 -J size=64");
+        assert!(super::Shape { size: 100 * MIB, ..shape }.mkfs(Kind::Xfs, None).is_err());
+    }
+
+    #[test]
+    fn options_to_mount_follow_the_distance() {
+        assert_eq!(shape(1 << 30, 15).mount_options(Kind::Ext4, false), "commit=15");
+        assert_eq!(shape(1 << 30, 0).mount_options(Kind::Ext4, false), "");
+        assert_eq!(shape(1 << 30, 0).mount_options(Kind::Xfs, false), "logbsize=256k");
+        assert_eq!(shape(1 << 30, 15).mount_options(Kind::Xfs, true), "");
+    }
+
+    #[test]
+    fn content_is_recognised() {
+        assert_eq!(Content::of(&[0; 4096]), Content::Nothing);
+        assert_eq!(Content::of(&[1; 4096]), Content::Unknown);
+        assert_eq!(Content::of(b"XFSB"), Content::FileSystem(Kind::Xfs, 0));
+        let mut table = [0; 4096];
+        table[510..512].copy_from_slice(&[0x55, 0xAA]);
+        assert_eq!(Content::of(&table), Content::Partitions);
+    }
+}

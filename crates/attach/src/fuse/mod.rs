@@ -1,0 +1,213 @@
+//! A device as one file, served by FUSE.
+
+mod mount;
+mod session;
+
+pub(crate) use mount::unescape;
+pub use mount::unmount;
+
+use crate::disk::Told;
+use crate::error::AttachError;
+use crate::served::{Request, Requests};
+use mount::{Mounted, Plan, State};
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// How a device appears as a file.
+#[derive(Clone, Debug, Default)]
+pub struct FuseOptions {
+    /// What the mount table calls it.
+    pub name: String,
+    /// Others than the one who attaches may use it: for who is not root, the
+    /// machine must allow it (`user_allow_other` in `/etc/fuse.conf`).
+    pub allow_other: bool,
+}
+
+/// A device that is a file; dropping it takes the file out of sight.
+pub struct FuseFile {
+    mounted: Mounted,
+    /// Whether the empty file below is ours, and goes with it.
+    made: bool,
+    requests: Arc<dyn Requests>,
+    /// Is told of every loss since the beginning, whoever else was.
+    told: Arc<Told>,
+    session: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl FuseFile {
+    /// Makes the device appear at `path`: nothing or an empty file may be
+    /// there. When nobody can reach it any more, by whatever way, `ended` is
+    /// called on another thread.
+    ///
+    /// # Errors
+    /// The path is taken; there is no FUSE.
+    pub fn new(
+        requests: Arc<dyn Requests>,
+        path: &Path,
+        options: &FuseOptions,
+        ended: impl FnOnce() + Send + 'static,
+    ) -> Result<FuseFile, AttachError> {
+        let path = place(path)?;
+        let made = make(&path)?;
+        let told = requests.handle();
+        let plan = Plan {
+            name: &options.name,
+            read_only: requests.info().read_only,
+            allow_other: options.allow_other,
+        };
+        let started = Mounted::new(&path, plan).and_then(|(device, mounted)| {
+            let session = session::start(Arc::clone(&requests), device, options.allow_other, Box::new(ended));
+            Ok((mounted, session.map_err(|e| AttachError::NoFuse(e.to_string()))?))
+        });
+        match started {
+            Ok((mounted, session)) => Ok(FuseFile { mounted, made, requests, told, session: Some(session) }),
+            Err(e) => {
+                if made {
+                    let _ = std::fs::remove_file(&path);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.mounted.path()
+    }
+
+    /// Takes it away, with all that was written durable.
+    ///
+    /// # Errors
+    /// Somebody uses it, and it stays; or something could not be made
+    /// durable, and it has gone.
+    pub fn detach(&mut self) -> Result<(), AttachError> {
+        self.mounted.unmount()?;
+        self.finish()
+    }
+
+    /// Takes it out of sight; who has it open keeps it until it closes it.
+    ///
+    /// # Errors
+    /// It cannot be unmounted.
+    pub fn hide(&mut self) -> Result<(), AttachError> {
+        self.mounted.hide()?;
+        if std::mem::take(&mut self.made) {
+            let _ = std::fs::remove_file(self.path());
+        }
+        Ok(())
+    }
+
+    /// After `ended` was called: makes what was written durable.
+    ///
+    /// # Errors
+    /// Something could not be made durable.
+    pub fn finish(&mut self) -> Result<(), AttachError> {
+        self.end();
+        self.requests.wait(Request::Flush(Arc::clone(&self.told)))?;
+        Ok(())
+    }
+
+    fn has_ended(&self) -> bool {
+        self.session.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    fn end(&mut self) {
+        if let Some(session) = self.session.take() {
+            match session.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => tracing::warn!("{}: FUSE: {e}", self.path().display()),
+                Err(_) => tracing::error!("{}: a thread of FUSE panicked", self.path().display()),
+            }
+        }
+        self.mounted.forget();
+        if self.made {
+            self.made = false;
+            let _ = std::fs::remove_file(self.path());
+        }
+    }
+}
+
+impl std::fmt::Debug for FuseFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "FuseFile({})", self.path().display())
+    }
+}
+
+impl Drop for FuseFile {
+    fn drop(&mut self) {
+        if self.has_ended() {
+            self.end();
+        } else if self.mounted.hide().is_ok() && self.made {
+            let _ = std::fs::remove_file(self.mounted.path());
+        }
+    }
+}
+
+/// The absolute path that a person means, whether it is there or not.
+fn place(path: &Path) -> Result<PathBuf, AttachError> {
+    let name = path.file_name().ok_or_else(|| AttachError::path(path, "not the name of a file"))?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = parent.canonicalize().map_err(|e| AttachError::path(parent, e))?;
+    Ok(parent.join(name))
+}
+
+/// Checks that nothing is mounted at `path`, alive or dead.
+///
+/// # Errors
+/// What is there, and what to do about it.
+pub fn check(path: &Path) -> Result<(), AttachError> {
+    match mount::state(path) {
+        State::Nothing => {}
+        State::Fuse | State::Other => {
+            return Err(AttachError::path(path, "something is mounted there already"));
+        }
+        State::Dead => {
+            let why = "what was attached there lost its process; take it away: longhaul detach PATH";
+            return Err(AttachError::path(path, why));
+        }
+    }
+    Ok(())
+}
+
+/// Makes an empty file, unless there is one.
+fn make(path: &Path) -> Result<bool, AttachError> {
+    check(path)?;
+    match std::fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_file() && meta.len() == 0 => Ok(false),
+        Ok(meta) => Err(AttachError::path(path, format!("it is {}: name a path that is free", kind(&meta)))),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+            made.map(|_| true).map_err(|e| AttachError::path(path, e))
+        }
+        Err(e) => Err(AttachError::path(path, e)),
+    }
+}
+
+fn kind(meta: &std::fs::Metadata) -> &'static str {
+    let kind = meta.file_type();
+    match () {
+        () if kind.is_dir() => "a directory",
+        () if kind.is_symlink() => "a symbolic link",
+        () if kind.is_file() => "a file that is not empty",
+        () if kind.is_block_device() => "a block device",
+        () => "something else",
+    }
+}
+
+/// Takes away what is left at `path` of an attachment whose process has gone.
+/// Whether there was something.
+///
+/// # Errors
+/// It cannot be unmounted.
+pub fn clear(path: &Path) -> Result<bool, AttachError> {
+    let path = place(path)?;
+    if mount::state(&path) != State::Dead {
+        return Ok(false);
+    }
+    mount::unmount(&path, true)?;
+    Ok(true)
+}

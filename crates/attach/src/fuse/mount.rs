@@ -1,0 +1,275 @@
+//! Mounting one file: by ourselves where we may, and else through the helper
+//! that FUSE installs for that.
+//!
+//! The protocol of the helper is that of libfuse: its environment names a
+//! socket, and it sends the descriptor of `/dev/fuse` there.
+
+use crate::error::AttachError;
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use std::ffi::CString;
+use std::io::{self, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The kernel's side of FUSE.
+const DEVICE: &str = "/dev/fuse";
+/// The helper for those who may not mount: it has the right to.
+const HELPER: &str = "fusermount3";
+/// Names the socket to the helper.
+const SOCKET: &str = "_FUSE_COMMFD";
+
+/// A mounted file; it is unmounted when this is dropped, if nobody uses it.
+#[derive(Debug)]
+pub(crate) struct Mounted {
+    path: PathBuf,
+    /// Cleared when it is unmounted, by us or by others.
+    there: bool,
+}
+
+/// How a file is mounted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan<'a> {
+    /// What `mount` and `/proc/mounts` show.
+    pub(crate) name: &'a str,
+    pub(crate) read_only: bool,
+    /// Others than the one who mounts may use it.
+    pub(crate) allow_other: bool,
+}
+
+impl Mounted {
+    /// Mounts a regular file over the one at `path`, which is empty and must
+    /// be there.
+    ///
+    /// # Errors
+    /// There is no FUSE, or no right to it.
+    pub(crate) fn new(path: &Path, plan: Plan<'_>) -> Result<(OwnedFd, Mounted), AttachError> {
+        let path = path.canonicalize().map_err(|e| AttachError::path(path, e))?;
+        let device = match directly(&path, plan) {
+            // Who may not mount asks the helper; who has no device needs none.
+            Err(Errno::PERM | Errno::ACCESS) => with_helper(&path, plan)?,
+            Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => {
+                let why = format!("there is no {DEVICE}; load the kernel module: modprobe fuse");
+                return Err(AttachError::NoFuse(why));
+            }
+            Err(e) => return Err(AttachError::NoFuse(format!("mount: {}", io::Error::from(e)))),
+            Ok(device) => device,
+        };
+        Ok((device, Mounted { path, there: true }))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Unmounts it.
+    ///
+    /// # Errors
+    /// It is in use.
+    pub(crate) fn unmount(&mut self) -> Result<(), AttachError> {
+        if self.there {
+            unmount(&self.path, false)?;
+            self.there = false;
+        }
+        Ok(())
+    }
+
+    /// Takes it out of sight; who has it open keeps it.
+    pub(crate) fn hide(&mut self) -> Result<(), AttachError> {
+        if self.there {
+            unmount(&self.path, true)?;
+            self.there = false;
+        }
+        Ok(())
+    }
+
+    /// Somebody else has unmounted it.
+    pub(crate) fn forget(&mut self) {
+        self.there = false;
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Err(e) = self.hide() {
+            tracing::warn!("{}: {e}", self.path.display());
+        }
+    }
+}
+
+/// Unmounts what is at `path`; `lazily`, it goes out of sight at once and ends
+/// with its last user.
+///
+/// # Errors
+/// It is in use; nothing is mounted there.
+pub fn unmount(path: &Path, lazily: bool) -> Result<(), AttachError> {
+    let flags = UnmountFlags::NOFOLLOW | if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(path, flags) {
+        Ok(()) => Ok(()),
+        Err(Errno::PERM | Errno::ACCESS) => {
+            let mut helper = Command::new(HELPER);
+            helper.arg("-u").args(lazily.then_some("-z")).arg("--").arg(path);
+            let said = helper.stdin(Stdio::null()).output();
+            let said = said.map_err(AttachError::system(format!("cannot run {HELPER}")))?;
+            let why = String::from_utf8_lossy(&said.stderr);
+            match said.status.success() {
+                true => Ok(()),
+                false if why.contains("busy") => Err(busy(path)),
+                false => Err(AttachError::path(path, why.trim())),
+            }
+        }
+        Err(Errno::BUSY) => Err(busy(path)),
+        Err(e) => Err(AttachError::path(path, format!("cannot be unmounted: {}", io::Error::from(e)))),
+    }
+}
+
+fn busy(path: &Path) -> AttachError {
+    AttachError::Busy { path: path.to_owned(), by: crate::users::of(path) }
+}
+
+fn directly(path: &Path, plan: Plan<'_>) -> Result<OwnedFd, Errno> {
+    let device = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let (user, group) = (rustix::process::getuid(), rustix::process::getgid());
+    let mut options = format!(
+        "fd={},rootmode=100000,user_id={},group_id={},default_permissions",
+        device.as_raw_fd(),
+        user.as_raw(),
+        group.as_raw()
+    );
+    if plan.allow_other {
+        options += ",allow_other";
+    }
+    let mut flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME;
+    if plan.read_only {
+        flags |= MountFlags::RDONLY;
+    }
+    let options = CString::new(options).map_err(|_| Errno::INVAL)?;
+    rustix::mount::mount(plan.name, path, "fuse.longhaul", flags, Some(options.as_c_str()))?;
+    Ok(device)
+}
+
+fn with_helper(path: &Path, plan: Plan<'_>) -> Result<OwnedFd, AttachError> {
+    let (ours, theirs) = UnixStream::pair().map_err(AttachError::system("a socket"))?;
+    // A comma would end the name.
+    let name = plan.name.replace(['\\', ','], "_");
+    let mut options = format!("fsname={name},subtype=longhaul,default_permissions,nodev,nosuid,noatime");
+    for (wanted, option) in [(plan.read_only, ",ro"), (plan.allow_other, ",allow_other")] {
+        options += if wanted { option } else { "" };
+    }
+    let mut helper = Command::new(HELPER);
+    helper.arg("-o").arg(options).arg("--").arg(path);
+    // Its standard input is the socket: a descriptor that it has anyway.
+    helper.env(SOCKET, "0").stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
+    let started = helper.spawn();
+    // The command holds the other end of the socket.
+    drop(helper);
+    let mut child = started.map_err(|e| {
+        AttachError::NoFuse(format!("{HELPER}: {e}; install it (Debian: fuse3), or run this as root"))
+    })?;
+    let device = receive(&ours);
+    let mut said = String::new();
+    if let Some(stderr) = &mut child.stderr {
+        // What it says matters only if it failed.
+        let _ = stderr.read_to_string(&mut said);
+    }
+    let ended = child.wait().map_err(AttachError::system(HELPER))?;
+    match device {
+        Ok(Some(device)) if ended.success() => Ok(device),
+        Err(e) if said.is_empty() => Err(AttachError::NoFuse(format!("{HELPER}: {e}"))),
+        _ => Err(AttachError::NoFuse(said.trim().to_owned())),
+    }
+}
+
+/// The descriptor that the helper sends; none, if it ends without.
+fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    loop {
+        let mut parts = [IoSliceMut::new(&mut byte)];
+        match recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+            Ok(_) => break,
+        }
+    }
+    let rights = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    Ok(rights)
+}
+
+/// Whether something is mounted at `path`, and whether it answers.
+pub(crate) fn state(path: &Path) -> State {
+    let wanted = path.as_os_str().as_bytes();
+    let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let mut mounted = mounts.split(|b| *b == b'\n').filter_map(|line| {
+        let mut fields = line.split(|b| *b == b' ');
+        let at = unescape(fields.nth(4)?);
+        (at == wanted).then(|| line.windows(b" - fuse".len()).any(|w| w == b" - fuse"))
+    });
+    match mounted.next_back() {
+        None => State::Nothing,
+        Some(false) => State::Other,
+        Some(true) => match std::fs::metadata(path) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => State::Dead,
+            _ => State::Fuse,
+        },
+    }
+}
+
+/// What is mounted somewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Nothing,
+    /// FUSE, and somebody serves it.
+    Fuse,
+    /// FUSE, and who served it has gone.
+    Dead,
+    Other,
+}
+
+/// Octal escapes, as in `/proc/mounts`.
+pub(crate) fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(field.len());
+    let mut at = 0;
+    while at < field.len() {
+        let digits = field.get(at + 1..at + 4).and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) if field[at] == b'\\' => {
+                out.push(byte);
+                at += 4;
+            }
+            _ => {
+                out.push(field[at]);
+                at += 1;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_of_the_mount_table_are_read_back() {
+        assert_eq!(unescape(b"/mnt/a\\040b\\134c"), b"/mnt/a b\\c");
+        assert_eq!(unescape(b"\\04"), b"\\04");
+        assert_eq!(unescape(b"/plain"), b"/plain");
+    }
+
+    #[test]
+    fn what_is_mounted_is_seen() {
+        assert_eq!(state(Path::new("/proc")), State::Other);
+        assert_eq!(state(Path::new("/nonexistent")), State::Nothing);
+    }
+}

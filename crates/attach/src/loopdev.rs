@@ -1,0 +1,154 @@
+//! Loop devices: a file as a block device of the kernel. Needs root.
+//!
+//! The structures are the kernel's, of `linux/loop.h`.
+
+#![allow(unsafe_code)]
+
+use crate::error::AttachError;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+const CONTROL: &str = "/dev/loop-control";
+const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
+const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
+
+/// Of `linux/prctl.h`.
+const PR_SET_IO_FLUSHER: libc::c_int = 57;
+
+const READ_ONLY: u32 = 1;
+const AUTOCLEAR: u32 = 4;
+const DIRECT_IO: u32 = 16;
+
+/// Others look for free loop devices at the same time: so often it is tried.
+const TRIES: u32 = 64;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Info64 {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    size_limit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Config {
+    fd: u32,
+    block_size: u32,
+    info: Info64,
+    reserved: [u64; 8],
+}
+
+/// A loop device; the kernel gives it up when it is neither open nor mounted
+/// any more.
+#[derive(Debug)]
+pub struct LoopDevice {
+    path: PathBuf,
+    _open: File,
+}
+
+impl LoopDevice {
+    /// Makes a block device of `file`, whose name is for people, with blocks of
+    /// `block_size` bytes. It goes past the page cache of the file.
+    ///
+    /// # Errors
+    /// There is no loop device, or no right to one.
+    pub fn new(
+        file: BorrowedFd<'_>,
+        name: &Path,
+        block_size: u32,
+        read_only: bool,
+    ) -> Result<LoopDevice, AttachError> {
+        let none = |e: io::Error| {
+            let hint = match e.kind() {
+                io::ErrorKind::PermissionDenied => "; only root may use them",
+                io::ErrorKind::NotFound => "; load the kernel module: modprobe loop",
+                _ => "",
+            };
+            AttachError::NoLoop(format!("{e}{hint}"))
+        };
+        let control = OpenOptions::new().read(true).write(true).open(CONTROL).map_err(none)?;
+        let config = config(file, name, block_size, read_only);
+        for _ in 0..TRIES {
+            // SAFETY: the call takes no memory.
+            let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
+            if number < 0 {
+                return Err(none(io::Error::last_os_error()));
+            }
+            let path = PathBuf::from(format!("/dev/loop{number}"));
+            let open = OpenOptions::new().read(true).write(!read_only).open(&path).map_err(none)?;
+            // SAFETY: the structure has the kernel's layout and outlives the
+            // call; the descriptor in it is open.
+            if unsafe { libc::ioctl(open.as_raw_fd(), LOOP_CONFIGURE, &raw const config) } == 0 {
+                return Ok(LoopDevice { path, _open: open });
+            }
+            let e = io::Error::last_os_error();
+            if e.raw_os_error() != Some(libc::EBUSY) {
+                return Err(AttachError::NoLoop(format!("{}: {e}", path.display())));
+            }
+        }
+        Err(AttachError::NoLoop("others take each one that is free".into()))
+    }
+
+    /// Its path, such as `/dev/loop0`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Lets this thread, and those that it starts, serve a device that memory is
+/// freed through: none of their allocations waits for that device. Without
+/// the right to it (`CAP_SYS_RESOURCE`) nothing happens.
+pub fn keep_out_of_reclaim() {
+    // SAFETY: the call takes no memory.
+    unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
+}
+
+fn config(file: BorrowedFd<'_>, name: &Path, block_size: u32, read_only: bool) -> Config {
+    let mut file_name = [0; 64];
+    let text = name.as_os_str().as_encoded_bytes();
+    // The last byte ends it.
+    let len = text.len().min(file_name.len() - 1);
+    file_name[..len].copy_from_slice(&text[..len]);
+    let info = Info64 {
+        device: 0,
+        inode: 0,
+        rdevice: 0,
+        offset: 0,
+        size_limit: 0,
+        number: 0,
+        encrypt_type: 0,
+        encrypt_key_size: 0,
+        flags: AUTOCLEAR | DIRECT_IO | if read_only { READ_ONLY } else { 0 },
+        file_name,
+        crypt_name: [0; 64],
+        encrypt_key: [0; 32],
+        init: [0; 2],
+    };
+    Config { fd: file.as_raw_fd() as u32, block_size, info, reserved: [0; 8] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_structures_are_the_kernels() {
+        assert_eq!(size_of::<Info64>(), 232);
+        assert_eq!(size_of::<Config>(), 304);
+        assert_eq!(std::mem::offset_of!(Info64, flags), 52);
+        assert_eq!(std::mem::offset_of!(Info64, file_name), 56);
+    }
+}

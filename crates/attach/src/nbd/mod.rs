@@ -1,0 +1,243 @@
+//! An NBD server: any client of that protocol reaches a device.
+//!
+//! Invariants:
+//! - connections are bounded, and so is what each has under way; one that
+//!   says nothing before it has chosen an export is hung up;
+//! - after [`Nbd::stop`] no connection is left, and what was acknowledged is
+//!   durable.
+
+mod handshake;
+mod transmission;
+mod wire;
+
+use crate::error::AttachError;
+use crate::served::{Request, Requests};
+use longhaul_block::IoResult;
+use rustix::net::Shutdown;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Longest read or write in bytes: what clients take for granted.
+pub(crate) const REQUEST_MAX: u32 = 32 << 20;
+/// Connections at a time; clients take four to sixteen.
+const CONNECTIONS: usize = 128;
+/// How long a client may take for each step before it has chosen.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// A device under a name.
+pub struct Export {
+    /// What clients ask for.
+    pub name: String,
+    /// What serves it.
+    pub requests: Arc<dyn Requests>,
+}
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A TCP address and port.
+    Tcp(SocketAddr),
+    /// A socket in the file system, which is made.
+    Unix(PathBuf),
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, PathBuf),
+}
+
+/// A running server.
+pub struct Nbd {
+    shared: Arc<Shared>,
+    listeners: Vec<(OwnedFd, Option<PathBuf>)>,
+    addresses: Vec<Address>,
+}
+
+struct Shared {
+    exports: Vec<Arc<Export>>,
+    stopping: AtomicBool,
+    /// Sockets of the connections, by number.
+    connections: Mutex<(u64, HashMap<u64, File>)>,
+    fewer: Condvar,
+}
+
+impl Nbd {
+    /// Listens, and serves whoever comes.
+    ///
+    /// # Errors
+    /// An address cannot be listened on.
+    pub fn start(exports: Vec<Export>, addresses: &[Address]) -> Result<Nbd, AttachError> {
+        let exports = exports.into_iter().map(Arc::new).collect();
+        let (connections, fewer) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { exports, stopping: AtomicBool::new(false), connections, fewer });
+        let mut nbd = Nbd { shared, listeners: Vec::new(), addresses: Vec::new() };
+        for address in addresses {
+            let listener = listen(address)?;
+            let fail = AttachError::system("listening");
+            let (fd, path, address) = match &listener {
+                Listener::Tcp(tcp) => {
+                    (tcp.try_clone().map(OwnedFd::from), None, tcp.local_addr().map(Address::Tcp))
+                }
+                Listener::Unix(unix, path) => {
+                    (unix.try_clone().map(OwnedFd::from), Some(path.clone()), Ok(Address::Unix(path.clone())))
+                }
+            };
+            let (fd, address) = fd.and_then(|fd| Ok((fd, address?))).map_err(fail)?;
+            nbd.listeners.push((fd, path));
+            nbd.addresses.push(address);
+            let shared = Arc::clone(&nbd.shared);
+            std::thread::Builder::new()
+                .name("longhaul-nbd".into())
+                .spawn(move || accept(&shared, &listener))
+                .map_err(AttachError::system("a thread"))?;
+        }
+        Ok(nbd)
+    }
+
+    /// Where it listens: with ports that the system has chosen.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// Lets no more connections in, ends those that are there when what they
+    /// have asked for is answered, and makes everything durable.
+    ///
+    /// # Errors
+    /// Something could not be made durable.
+    pub fn stop(self) -> IoResult<()> {
+        self.hang_up();
+        let connections = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = self.shared.fewer.wait_while(connections, |(_, open)| !open.is_empty());
+        drop(left.unwrap_or_else(PoisonError::into_inner));
+        for export in &self.shared.exports {
+            export.requests.wait(Request::Flush(export.requests.handle()))?;
+        }
+        Ok(())
+    }
+
+    fn hang_up(&self) {
+        self.shared.stopping.store(true, SeqCst);
+        for (fd, path) in &self.listeners {
+            // It ends the wait for connections.
+            let _ = rustix::net::shutdown(fd, Shutdown::Both);
+            if let Some(path) = path {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+        let connections = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        for socket in connections.1.values() {
+            // Nothing more comes in; replies still go out.
+            let _ = rustix::net::shutdown(socket, Shutdown::Read);
+        }
+    }
+}
+
+impl Drop for Nbd {
+    fn drop(&mut self) {
+        self.hang_up();
+    }
+}
+
+impl std::fmt::Debug for Nbd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Nbd({:?})", self.addresses)
+    }
+}
+
+fn listen(address: &Address) -> Result<Listener, AttachError> {
+    let failed = |address: String| move |source| AttachError::Listen { address, source };
+    match address {
+        Address::Tcp(addr) => TcpListener::bind(addr).map(Listener::Tcp).map_err(failed(addr.to_string())),
+        Address::Unix(path) => {
+            clear(path);
+            let bound = UnixListener::bind(path);
+            bound.map(|unix| Listener::Unix(unix, path.clone())).map_err(failed(path.display().to_string()))
+        }
+    }
+}
+
+/// Removes a socket that nobody listens on any more.
+fn clear(path: &Path) {
+    use std::os::unix::fs::FileTypeExt;
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
+    let refused = |e: io::Error| e.kind() == io::ErrorKind::ConnectionRefused;
+    if is_socket && std::os::unix::net::UnixStream::connect(path).err().is_some_and(refused) {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+fn accept(shared: &Arc<Shared>, listener: &Listener) {
+    loop {
+        let socket = match listener {
+            Listener::Tcp(tcp) => tcp.accept().map(|(stream, _)| {
+                // It only makes replies come sooner.
+                let _ = stream.set_nodelay(true);
+                OwnedFd::from(stream)
+            }),
+            Listener::Unix(unix, _) => unix.accept().map(|(stream, _)| OwnedFd::from(stream)),
+        };
+        if shared.stopping.load(SeqCst) {
+            return;
+        }
+        match socket {
+            Ok(socket) => admit(shared, File::from(socket)),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => {
+                tracing::warn!("NBD: {e}");
+                // Too many descriptors, most likely: those that go make room.
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+/// Serves a connection on a thread of its own, once there are few enough.
+fn admit(shared: &Arc<Shared>, socket: File) {
+    let Ok(kept) = socket.try_clone() else { return };
+    let number = {
+        let connections = shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = |(_, open): &mut (u64, HashMap<u64, File>)| open.len() >= CONNECTIONS;
+        let connections = shared.fewer.wait_while(connections, full);
+        let mut connections = connections.unwrap_or_else(PoisonError::into_inner);
+        connections.0 += 1;
+        let number = connections.0;
+        connections.1.insert(number, kept);
+        number
+    };
+    let own = Arc::clone(shared);
+    let started = std::thread::Builder::new().name("longhaul-nbd-rx".into()).spawn(move || {
+        if let Err(e) = converse(&own, socket) {
+            tracing::info!("NBD: connection {number}: {e}");
+        }
+        own.leave(number);
+    });
+    if started.is_err() {
+        shared.leave(number);
+    }
+}
+
+impl Shared {
+    fn leave(&self, number: u64) {
+        let gone = self.connections.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&number);
+        if let Some(socket) = gone {
+            let _ = rustix::net::shutdown(&socket, Shutdown::Both);
+        }
+        self.fewer.notify_all();
+    }
+}
+
+fn converse(shared: &Shared, mut socket: File) -> io::Result<()> {
+    set_socket_timeout(&socket, Timeout::Recv, Some(HANDSHAKE))?;
+    let Some(agreed) = handshake::negotiate(&mut socket, &shared.exports)? else { return Ok(()) };
+    set_socket_timeout(&socket, Timeout::Recv, None)?;
+    transmission::serve(socket, &agreed)
+}

@@ -1,0 +1,232 @@
+//! Requests and replies of one connection.
+//!
+//! Invariants:
+//! - every request gets one reply, in the order in which they are done;
+//! - requests that are not replied to yet, and what they move, are bounded: a
+//!   client that sends and does not receive is waited for.
+
+use super::handshake::Agreed;
+use super::wire::{self, REQUEST_LEN, Request, chunk, cmd, error, error_of, flag};
+use super::{Export, REQUEST_MAX};
+use crate::disk::Told;
+use crate::served;
+use longhaul_block::{IoError, IoResult, ZeroFlags};
+use longhaul_engine::{Buf, BufMut};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+/// Requests of one connection at a time.
+const REQUESTS: usize = 256;
+/// Bytes that they may move.
+const BYTES: u64 = 64 << 20;
+
+/// What is under way on a connection.
+#[derive(Default)]
+struct Load {
+    now: Mutex<(usize, u64)>,
+    less: Condvar,
+}
+
+impl Load {
+    /// Waits until so many bytes may be under way as well.
+    fn take(self: &Arc<Self>, bytes: u64) -> Share {
+        let full = |now: &mut (usize, u64)| now.0 > 0 && (now.0 >= REQUESTS || now.1 + bytes > BYTES);
+        let now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = self.less.wait_while(now, full).unwrap_or_else(PoisonError::into_inner);
+        *now = (now.0 + 1, now.1 + bytes);
+        drop(now);
+        Share { load: Arc::clone(self), bytes }
+    }
+}
+
+struct Share {
+    load: Arc<Load>,
+    bytes: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut now = self.load.now.lock().unwrap_or_else(PoisonError::into_inner);
+        *now = (now.0 - 1, now.1 - self.bytes);
+        self.load.less.notify_one();
+    }
+}
+
+struct Reply {
+    header: Vec<u8>,
+    data: Option<Buf>,
+    _share: Share,
+}
+
+/// Serves a connection until its client has enough, and all it asked for is
+/// answered.
+///
+/// # Errors
+/// The client does not keep to the protocol, or has gone.
+pub(super) fn serve(mut socket: File, agreed: &Agreed) -> io::Result<()> {
+    let (replies, outbox) = channel();
+    let out = socket.try_clone()?;
+    let writer =
+        std::thread::Builder::new().name("longhaul-nbd-tx".into()).spawn(move || send(out, &outbox))?;
+    let result = receive(&mut socket, agreed, &replies);
+    drop(replies);
+    // It ends when the last reply is sent, or cannot be.
+    let sent = writer.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")));
+    result.and(sent)
+}
+
+fn send(mut socket: File, outbox: &Receiver<Reply>) -> io::Result<()> {
+    let mut result = Ok(());
+    for reply in outbox {
+        // A client that has gone has its requests ended all the same.
+        if result.is_ok() {
+            result = socket.write_all(&reply.header);
+            if let (Ok(()), Some(data)) = (&result, &reply.data) {
+                result = socket.write_all(data);
+            }
+        }
+    }
+    result
+}
+
+fn receive(socket: &mut File, agreed: &Agreed, replies: &Sender<Reply>) -> io::Result<()> {
+    let load = Arc::new(Load::default());
+    let told = agreed.export.requests.handle();
+    loop {
+        let mut header = [0; REQUEST_LEN];
+        match socket.read_exact(&mut header) {
+            // Without goodbye, but between requests.
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            other => other?,
+        }
+        let request = Request::parse(&header)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "what should be a request is none"))?;
+        if request.kind == cmd::DISC {
+            return Ok(());
+        }
+        let moves = matches!(request.kind, cmd::READ | cmd::WRITE);
+        if request.kind == cmd::WRITE && request.len > REQUEST_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a write that is too long"));
+        }
+        let share = load.take(if moves { u64::from(request.len.min(REQUEST_MAX)) } else { 0 });
+        let mut data = None;
+        if request.kind == cmd::WRITE {
+            let mut buf = BufMut::zeroed(request.len as usize);
+            socket.read_exact(&mut buf)?;
+            data = Some(buf.freeze());
+        }
+        start(agreed, request, data, &told, replies.clone(), share);
+    }
+}
+
+/// Starts a request, or says at once why not.
+fn start(
+    agreed: &Agreed,
+    request: Request,
+    data: Option<Buf>,
+    told: &Arc<Told>,
+    replies: Sender<Reply>,
+    share: Share,
+) {
+    let structured = agreed.structured && request.kind == cmd::READ;
+    let reply = move |result: Result<Buf, (u32, String)>| {
+        let reply = match result {
+            Ok(data) => good(&request, data, structured, share),
+            Err((number, why)) => bad(&request, number, &why, structured, share),
+        };
+        // A client that has gone does not need it.
+        let _ = replies.send(reply);
+    };
+    let wanted = match check(&agreed.export, &request) {
+        Err(refused) => return reply(Err(refused)),
+        Ok(()) => translate(&request, data, told),
+    };
+    let done = move |result: IoResult<Buf>| reply(result.map_err(|e| (error_of(&e), e.to_string())));
+    // A trim has no way to be durable but a flush behind it.
+    if request.kind == cmd::TRIM && request.flags & flag::FUA != 0 {
+        let (export, told) = (Arc::clone(&agreed.export), Arc::clone(told));
+        let then = move |result: IoResult<Buf>| match result {
+            Ok(_) => export.requests.start(served::Request::Flush(told), Box::new(done)),
+            Err(e) => done(Err(e)),
+        };
+        return agreed.export.requests.start(wanted, Box::new(then));
+    }
+    agreed.export.requests.start(wanted, Box::new(done));
+}
+
+/// What may be asked of this export.
+fn check(export: &Export, request: &Request) -> Result<(), (u32, String)> {
+    let info = export.requests.info();
+    let (offset, len) = (request.offset, u64::from(request.len));
+    let known = match request.kind {
+        cmd::READ => flag::DF,
+        cmd::WRITE | cmd::TRIM => flag::FUA,
+        cmd::WRITE_ZEROES => flag::FUA | flag::NO_HOLE,
+        cmd::FLUSH => 0,
+        kind => return Err((error::EINVAL, format!("command {kind} is not known"))),
+    };
+    if request.flags & !known != 0 {
+        return Err((error::EINVAL, format!("flags {:#x} are not known for this command", request.flags)));
+    }
+    if request.kind == cmd::FLUSH {
+        let plain = offset == 0 && len == 0;
+        return if plain { Ok(()) } else { Err((error::EINVAL, "a flush is of everything".into())) };
+    }
+    if request.kind == cmd::READ && request.len > REQUEST_MAX {
+        return Err((error::EOVERFLOW, format!("at most {REQUEST_MAX} bytes at a time")));
+    }
+    if request.kind != cmd::READ && info.read_only {
+        return Err((error::EPERM, IoError::ReadOnly.to_string()));
+    }
+    if offset.checked_add(len).is_none_or(|end| end > info.size) {
+        let past = IoError::OutOfRange { offset, len, size: info.size };
+        let number = if request.kind == cmd::READ { error::EINVAL } else { error::ENOSPC };
+        return Err((number, past.to_string()));
+    }
+    Ok(())
+}
+
+fn translate(request: &Request, data: Option<Buf>, told: &Arc<Told>) -> served::Request {
+    let (offset, len) = (request.offset, u64::from(request.len));
+    let fua = request.flags & flag::FUA != 0;
+    match request.kind {
+        cmd::WRITE => {
+            let data = data.unwrap_or_else(|| Buf::copy_of(&[]));
+            served::Request::Write { offset, data, fua }
+        }
+        cmd::TRIM => served::Request::Discard { offset, len },
+        cmd::WRITE_ZEROES => {
+            let may_deallocate = request.flags & flag::NO_HOLE == 0;
+            served::Request::Zero { offset, len, flags: ZeroFlags { may_deallocate, fua } }
+        }
+        cmd::FLUSH => served::Request::Flush(Arc::clone(told)),
+        _ => served::Request::Read { offset, len },
+    }
+}
+
+fn good(request: &Request, data: Buf, structured: bool, share: Share) -> Reply {
+    let header = if structured {
+        let offset = request.offset.to_be_bytes();
+        wire::structured(request.cookie, chunk::OFFSET_DATA, &offset, data.len() as u32)
+    } else {
+        wire::simple(request.cookie, 0)
+    };
+    let data = (request.kind == cmd::READ).then_some(data);
+    Reply { header, data, _share: share }
+}
+
+fn bad(request: &Request, number: u32, why: &str, structured: bool, share: Share) -> Reply {
+    let header = if structured {
+        // A string of the protocol has 4096 bytes at most.
+        let why = &why.as_bytes()[..why.len().min(4096)];
+        let mut data = number.to_be_bytes().to_vec();
+        data.extend((why.len() as u16).to_be_bytes());
+        data.extend(why);
+        wire::structured(request.cookie, chunk::ERROR, &data, 0)
+    } else {
+        wire::simple(request.cookie, number)
+    };
+    Reply { header, data: None, _share: share }
+}

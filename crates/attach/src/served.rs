@@ -1,0 +1,198 @@
+//! A device that front ends serve: requests come from their threads, an
+//! engine thread does them at the same time.
+//!
+//! Invariants:
+//! - every request is answered exactly once, also when the engine has ended;
+//! - requests of one thread take their places in the order in which it made
+//!   them.
+
+use crate::disk::{Disk, Losses, Told};
+use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
+use futures_util::StreamExt;
+use longhaul_block::{BlockDevice, DeviceInfo, IoError, IoResult, ZeroFlags};
+use longhaul_engine::{Buf, Config, Thread, spawn};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+/// What can be asked of a device; offsets and lengths are any bytes of it.
+#[derive(Debug)]
+pub enum Request {
+    /// Bytes of the device.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// How many.
+        len: u64,
+    },
+    /// Takes bytes: durable after a flush, or at once.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// The bytes.
+        data: Buf,
+        /// Force unit access: answered when durable.
+        fua: bool,
+    },
+    /// Makes a range read as zeroes.
+    Zero {
+        /// First byte.
+        offset: u64,
+        /// How many.
+        len: u64,
+        /// How.
+        flags: ZeroFlags,
+    },
+    /// A range is not needed any more.
+    Discard {
+        /// First byte.
+        offset: u64,
+        /// How many.
+        len: u64,
+    },
+    /// Answered when all that was acknowledged before is durable.
+    Flush(Arc<Told>),
+    /// Answered when all that was acknowledged before is with the device.
+    Drain(Arc<Told>),
+}
+
+/// What is done with an answer: the bytes of a read, and else none. It is
+/// called on the engine's thread, so it must not wait.
+pub type Done = Box<dyn FnOnce(IoResult<Buf>) + Send>;
+
+/// What front ends (FUSE, NBD) serve: between them and the way I/O is done
+/// stands this and nothing else.
+pub trait Requests: Send + Sync {
+    /// What the device is at this moment.
+    fn info(&self) -> DeviceInfo;
+
+    /// Starts a request.
+    fn start(&self, request: Request, done: Done);
+
+    /// A handle whose flushes are told of writes that are lost from now on.
+    fn handle(&self) -> Arc<Told>;
+
+    /// Waits for the answer to a request; not on an engine's thread.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn wait(&self, request: Request) -> IoResult<Buf> {
+        let (tell, told) = channel();
+        self.start(request, Box::new(move |result| drop(tell.send(result))));
+        told.recv().unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+fn gone() -> IoError {
+    IoError::Unreachable("the thread that serves the device has ended".into())
+}
+
+/// A device with an engine thread of its own.
+///
+/// Dropping it ends what is under way: who wants it all to be durable sends
+/// [`Request::Flush`] first.
+pub struct Served {
+    device: Arc<dyn BlockDevice>,
+    lost: Losses,
+    /// Ends what the thread does when dropped, so it stands before it.
+    inbox: UnboundedSender<(Request, Answer)>,
+    _thread: Thread,
+}
+
+/// Answers when it is dropped, if not before.
+struct Answer(Option<Done>);
+
+impl Answer {
+    fn give(mut self, result: IoResult<Buf>) {
+        if let Some(done) = self.0.take() {
+            done(result);
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if let Some(done) = self.0.take() {
+            done(Err(gone()));
+        }
+    }
+}
+
+impl Served {
+    /// Opens `device` on a thread with an engine as `config` says. What is
+    /// read ahead and written behind takes at most `memory` bytes.
+    ///
+    /// # Errors
+    /// There is no thread or engine to be had, or the device cannot be opened.
+    pub fn open(device: Arc<dyn BlockDevice>, config: Config, memory: u64) -> IoResult<Served> {
+        let thread = Thread::start("longhaul-attach", config)?;
+        let (inbox, requests) = unbounded();
+        let (opened, result) = channel();
+        let (shared, lost) = (Arc::clone(&device), Losses::default());
+        let counts = lost.clone();
+        // The result comes by `opened`: the task itself goes on.
+        drop(thread.handle().spawn(move || async move {
+            match Disk::open(shared, memory, counts).await {
+                Ok(disk) => {
+                    let _ = opened.send(Ok(()));
+                    serve(Rc::new(disk), requests).await;
+                }
+                Err(e) => drop(opened.send(Err(e))),
+            }
+        }));
+        result.recv().unwrap_or_else(|_| Err(gone()))?;
+        Ok(Served { device, lost, inbox, _thread: thread })
+    }
+}
+
+impl Requests for Served {
+    fn info(&self) -> DeviceInfo {
+        self.device.info()
+    }
+
+    fn start(&self, request: Request, done: Done) {
+        // If the thread has ended the answer is dropped, and says so.
+        let _ = self.inbox.unbounded_send((request, Answer(Some(done))));
+    }
+
+    fn handle(&self) -> Arc<Told> {
+        Arc::new(self.lost.handle())
+    }
+}
+
+impl std::fmt::Debug for Served {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Served({})", self.info().name)
+    }
+}
+
+async fn serve(disk: Rc<Disk>, mut requests: UnboundedReceiver<(Request, Answer)>) {
+    let nothing = || Buf::copy_of(&[]);
+    while let Some((request, answer)) = requests.next().await {
+        let disk = Rc::clone(&disk);
+        match request {
+            Request::Read { offset, len } => {
+                spawn(async move { answer.give(disk.read(offset, len).await) }).detach();
+            }
+            Request::Flush(told) => {
+                spawn(async move { answer.give(disk.flush(&told).await.map(|()| nothing())) }).detach();
+            }
+            Request::Drain(told) => {
+                spawn(async move { answer.give(disk.drain(&told).await.map(|()| nothing())) }).detach();
+            }
+            // A change takes its place here, before anything that comes later.
+            Request::Write { offset, data, fua } => {
+                let change = disk.write(offset, data, fua);
+                spawn(async move { answer.give(change.await.map(|()| nothing())) }).detach();
+            }
+            Request::Zero { offset, len, flags } => {
+                let change = disk.write_zeroes(offset, len, flags);
+                spawn(async move { answer.give(change.await.map(|()| nothing())) }).detach();
+            }
+            Request::Discard { offset, len } => {
+                let change = disk.discard(offset, len);
+                spawn(async move { answer.give(change.await.map(|()| nothing())) }).detach();
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Who uses a file.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Most users that are named.
+const NAMED: usize = 8;
+
+/// Loop devices on the file at `path`, and processes that have it open, or
+/// something below it: as far as the caller may see them.
+pub fn of(path: &Path) -> Vec<String> {
+    let mut users = loops_on(path);
+    let mine = std::process::id();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        if pid != mine && has_open(&entry.path(), path) {
+            let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            users.push(format!("{} (process {pid})", name.trim()));
+        }
+        if users.len() >= NAMED {
+            break;
+        }
+    }
+    users
+}
+
+fn has_open(process: &Path, path: &Path) -> bool {
+    let files = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten().map(|file| file.path());
+    let all = files.chain([process.join("cwd"), process.join("root")]);
+    all.filter_map(|file| std::fs::read_link(file).ok()).any(|target| target.starts_with(path))
+}
+
+/// Loop devices on the file at `path`, and where they are mounted.
+fn loops_on(path: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+        let Ok(backing) = std::fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
+        if Path::new(backing.trim_end_matches('\n')) != path {
+            continue;
+        }
+        let name = format!("/dev/{}", entry.file_name().to_string_lossy());
+        let at = mounted_at(Path::new(&name));
+        found.push(if at.is_empty() { name } else { format!("{name}, mounted at {}", at.join(", ")) });
+    }
+    found
+}
+
+/// Whether something is mounted at `path`.
+pub fn is_mounted(path: &Path) -> bool {
+    let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let mut at = mounts.split(|b| *b == b'\n').filter_map(|line| line.split(|b| *b == b' ').nth(4));
+    at.any(|at| crate::fuse::unescape(at) == path.as_os_str().as_encoded_bytes())
+}
+
+/// Where a block device is mounted.
+pub fn mounted_at(device: &Path) -> Vec<String> {
+    let Ok(meta) = std::fs::metadata(device) else { return Vec::new() };
+    let id = meta.rdev();
+    let number = format!("{}:{}", rustix::fs::major(id), rustix::fs::minor(id));
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let at = mounts.lines().filter_map(|line| {
+        let mut fields = line.split(' ');
+        (fields.nth(2)? == number).then(|| fields.nth(1))?
+    });
+    at.map(|at| String::from_utf8_lossy(&crate::fuse::unescape(at.as_bytes())).into_owned()).collect()
+}

@@ -1,0 +1,250 @@
+//! What front ends may rely on: order, honest flushes, bounds, read-ahead.
+
+use longhaul_attach::{Request, Requests, Served};
+use longhaul_block::filter::{Errors, Filtered, OpKind, OpSet, Stats};
+use longhaul_block::{
+    Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, MemDevice, Open, WriteFlags,
+    ZeroFlags,
+};
+use longhaul_engine::{Buf, BufMut, Config, sleep, spawn};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+
+/// Numbers that look random, the same in every run.
+struct Random(Cell<u64>);
+
+impl Random {
+    fn below(&self, n: u64) -> u64 {
+        let mut x = self.0.get();
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        self.0.set(x);
+        (x >> 11) % n
+    }
+}
+
+/// A device that begins what it is asked at times of its own, so that nothing
+/// but its user keeps an order; it counts what is under way.
+#[derive(Default)]
+struct Counts {
+    bytes: AtomicU64,
+    most: AtomicU64,
+    flushes: AtomicU64,
+}
+
+struct Late {
+    inner: Arc<dyn BlockDevice>,
+    counts: Arc<Counts>,
+}
+
+struct LateIo {
+    inner: Rc<dyn BlockIo>,
+    counts: Arc<Counts>,
+    random: Random,
+}
+
+impl BlockDevice for Late {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo { volatile_cache: true, max_io: 64 << 10, ..self.inner.info() }
+    }
+
+    fn open(&self) -> Open<'_> {
+        Box::pin(async move {
+            let inner = self.inner.open().await?;
+            let random = Random(Cell::new(0x9e37_79b9_7f4a_7c15));
+            Ok(Rc::new(LateIo { inner, counts: Arc::clone(&self.counts), random }) as Rc<dyn BlockIo>)
+        })
+    }
+}
+
+impl LateIo {
+    fn late<T: Unpin + 'static>(
+        &self,
+        bytes: u64,
+        begin: impl FnOnce(&dyn BlockIo) -> IoFuture<T> + 'static,
+    ) -> IoFuture<T> {
+        let (inner, counts) = (Rc::clone(&self.inner), Arc::clone(&self.counts));
+        let now = counts.bytes.fetch_add(bytes, Relaxed) + bytes;
+        counts.most.fetch_max(now, Relaxed);
+        let time = Duration::from_micros(self.random.below(2000));
+        let task = spawn(async move {
+            sleep(time).await;
+            let result = begin(&*inner).await;
+            counts.bytes.fetch_sub(bytes, Relaxed);
+            result
+        });
+        IoFuture::new(task)
+    }
+}
+
+impl BlockIo for LateIo {
+    fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
+        self.late(dst.len() as u64, move |io| io.read(offset, dst))
+    }
+    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
+        self.late(src.len() as u64, move |io| io.write(offset, src, flags))
+    }
+    fn flush(&self) -> IoFuture<()> {
+        self.counts.flushes.fetch_add(1, Relaxed);
+        self.late(0, |io| io.flush())
+    }
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.late(0, move |io| io.discard(offset, len))
+    }
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.late(0, move |io| io.write_zeroes(offset, len, flags))
+    }
+}
+
+fn late(size: u64) -> (Served, Arc<Counts>) {
+    let counts = Arc::new(Counts::default());
+    let inner = Arc::new(MemDevice::new(size, 4096).expect("mapped"));
+    let device = Late { inner, counts: Arc::clone(&counts) };
+    (Served::open(Arc::new(device), Config::default(), 256 * MIB).expect("opened"), counts)
+}
+
+fn flush(served: &Served) -> IoResult<()> {
+    served.wait(Request::Flush(served.handle())).map(drop)
+}
+
+#[test]
+fn changes_of_the_same_bytes_happen_in_the_order_in_which_they_came() {
+    const SIZE: u64 = MIB;
+    let (served, _) = late(SIZE);
+    let mut model = vec![0; SIZE as usize];
+    let random = Random(Cell::new(7));
+    for round in 0..8u8 {
+        let (tell, told) = channel();
+        for n in 0..64u8 {
+            // Any bytes, often the same ones, sometimes across several I/Os.
+            let offset = random.below(SIZE / 4);
+            let len = 1 + random.below(if n % 8 == 0 { 200_000 } else { 9000 });
+            let range = offset as usize..(offset + len) as usize;
+            let tell = tell.clone();
+            let request = if n % 5 == 0 {
+                model[range].fill(0);
+                let flags = ZeroFlags { may_deallocate: n % 2 == 0, fua: n % 3 == 0 };
+                Request::Zero { offset, len, flags }
+            } else {
+                model[range].fill(round.wrapping_mul(64).wrapping_add(n) | 1);
+                let data = Buf::copy_of(&vec![round.wrapping_mul(64).wrapping_add(n) | 1; len as usize]);
+                Request::Write { offset, data, fua: n % 7 == 0 }
+            };
+            served.start(request, Box::new(move |result| tell.send(result.map(drop)).expect("a listener")));
+        }
+        // Reads that come behind see all of them, acknowledged or not.
+        for at in (0..SIZE / 2).step_by(100_000) {
+            let read = served.wait(Request::Read { offset: at, len: 100_000 }).expect("read");
+            assert!(*read == model[at as usize..at as usize + 100_000], "round {round}, at {at}");
+        }
+        drop(tell);
+        assert_eq!(told.iter().filter(Result::is_ok).count(), 64);
+    }
+    flush(&served).expect("durable");
+}
+
+#[test]
+fn writes_are_taken_before_the_device_has_them_and_no_more_than_it_advises() {
+    let (served, counts) = late(64 * MIB);
+    for n in 0..64 {
+        let data = Buf::copy_of(&vec![n as u8; MIB as usize]);
+        served.wait(Request::Write { offset: n * MIB, data, fua: false }).expect("taken");
+    }
+    let most = counts.most.load(Relaxed);
+    assert!(most > MIB, "one after the other: {most} bytes under way at most");
+    assert!(most <= Advice::LOCAL.write, "{most} bytes under way");
+    assert_eq!(counts.flushes.load(Relaxed), 0);
+    flush(&served).expect("durable");
+    assert_eq!((counts.flushes.load(Relaxed), counts.bytes.load(Relaxed)), (1, 0));
+}
+
+#[test]
+fn a_lost_write_fails_the_next_flush_of_each_handle_once() {
+    let inner = Arc::new(MemDevice::new(16 * MIB, 4096).expect("mapped"));
+    let mut errors = Errors::new(1.0, 0);
+    errors.ops = OpSet::NONE.with(OpKind::Write);
+    errors.range = Some(0..4096);
+    let device = Arc::new(Filtered::new(inner, errors));
+    let served = Served::open(device, Config::default(), MIB).expect("opened");
+    let (one, two) = (served.handle(), served.handle());
+    let write = |offset| {
+        let data = Buf::copy_of(&[1; 4096]);
+        served.wait(Request::Write { offset, data, fua: false })
+    };
+    write(0).expect("taken");
+    write(4096).expect("taken");
+    let flush = |handle: &Arc<_>| served.wait(Request::Flush(Arc::clone(handle))).map(drop);
+    assert!(matches!(flush(&one), Err(IoError::Medium(_))));
+    assert_eq!(flush(&one), Ok(()));
+    assert!(matches!(served.wait(Request::Drain(Arc::clone(&two))), Err(IoError::Medium(_))));
+    assert_eq!(flush(&two), Ok(()));
+    assert_eq!(flush(&served.handle()), Ok(()));
+    let data = Buf::copy_of(&[1; 4096]);
+    let durable = served.wait(Request::Write { offset: 0, data, fua: true });
+    assert!(matches!(durable, Err(IoError::Medium(_))));
+}
+
+#[test]
+fn sequential_readers_are_read_ahead_of_and_random_ones_are_not() {
+    let inner = Arc::new(MemDevice::new(1024 * MIB, 4096).expect("mapped"));
+    let stats = Arc::new(Filtered::new(inner, Stats::default()));
+    let counts = Arc::new(Counts::default());
+    let device = Late { inner: stats.clone(), counts: Arc::clone(&counts) };
+    let served = Served::open(Arc::new(device), Config::default(), 256 * MIB).expect("opened");
+    // Two readers, turn by turn.
+    for n in 0..128 {
+        for base in [0, 32 * MIB] {
+            let offset = base + n * (128 << 10);
+            served.wait(Request::Read { offset, len: 128 << 10 }).expect("read");
+        }
+    }
+    let most = counts.most.load(Relaxed);
+    assert!(most > MIB, "nothing is read ahead: {most} bytes under way at most");
+    let read = stats.filter().snapshot().of(OpKind::Read).bytes;
+    let most = 32 * MIB + 4 * Advice::LOCAL.read_ahead;
+    assert!((32 * MIB..=most).contains(&read), "{read} bytes read");
+
+    // What was read ahead arrives first.
+    while counts.bytes.load(Relaxed) > 0 {
+        std::thread::yield_now();
+    }
+    let before = stats.filter().snapshot().of(OpKind::Read).bytes;
+    let random = Random(Cell::new(99));
+    for _ in 0..200 {
+        let offset = 40 * MIB + random.below(200_000) * 4096;
+        served.wait(Request::Read { offset, len: 4096 }).expect("read");
+    }
+    let read = stats.filter().snapshot().of(OpKind::Read).bytes - before;
+    assert!(read <= 220 * 4096, "{read} bytes for 200 reads of 4096");
+}
+
+#[test]
+fn what_was_read_ahead_and_is_written_is_read_again() {
+    let (served, _) = late(16 * MIB);
+    let block = 64 << 10;
+    for n in 0..16 {
+        served.wait(Request::Read { offset: n * block, len: block }).expect("read");
+    }
+    let at = 17 * block + 100;
+    served.wait(Request::Write { offset: at, data: Buf::copy_of(&[9; 5000]), fua: false }).expect("taken");
+    let read = served.wait(Request::Read { offset: 17 * block, len: block }).expect("read");
+    assert!(read[..100].iter().all(|&b| b == 0) && read[100..5100].iter().all(|&b| b == 9));
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let (served, _) = late(MIB);
+    let past =
+        |offset, len| matches!(served.wait(Request::Read { offset, len }), Err(IoError::OutOfRange { .. }));
+    assert!(past(MIB, 1) && past(0, MIB + 1) && past(u64::MAX, 2) && !past(MIB, 0));
+    let data = Buf::copy_of(&[0; 2]);
+    let write = served.wait(Request::Write { offset: MIB - 1, data, fua: false });
+    assert!(matches!(write, Err(IoError::OutOfRange { .. })), "{write:?}");
+}

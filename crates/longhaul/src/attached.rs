@@ -1,0 +1,215 @@
+//! What is attached on this host, by one person: a record of each, kept by
+//! the process that serves it.
+//!
+//! Invariants:
+//! - who serves an attachment holds the lock of its record, and nobody else
+//!   writes it: a record without a holder is what a killed process left;
+//! - who attaches a device holds its lock, alone if it is to be written, so
+//!   two never write to one device from this host.
+
+mod control;
+
+pub(crate) use control::{Asked, Server, ask};
+
+use crate::exit::{Exit, Failure};
+use crate::runtime;
+use rustix::fs::{FlockOperation, flock};
+use serde_json::{Value, json};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use uuid::Uuid;
+
+/// An attached device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// Where it appears: a file, or the directory that it is mounted at.
+    pub(crate) path: PathBuf,
+    /// As a person names them.
+    pub(crate) devices: Vec<String>,
+    /// `fuse`, or what a file system is mounted through.
+    pub(crate) via: String,
+    pub(crate) size: u64,
+    pub(crate) read_only: bool,
+    pub(crate) pid: u32,
+}
+
+/// A name for files about `what` in the directory of this run.
+fn file(kind: &str, what: &str, extension: &str) -> PathBuf {
+    let id = Uuid::new_v5(&Uuid::NAMESPACE_URL, what.as_bytes());
+    runtime::directory().join(format!("{kind}-{}.{extension}", id.simple()))
+}
+
+/// The log of the process that serves what is attached at `path`.
+pub(crate) fn log_of(path: &Path) -> PathBuf {
+    file("attach", &path.to_string_lossy(), "log")
+}
+
+/// Where the process that serves it is asked.
+fn socket_of(path: &Path) -> PathBuf {
+    file("attach", &path.to_string_lossy(), "sock")
+}
+
+fn record_of(path: &Path) -> PathBuf {
+    file("attach", &path.to_string_lossy(), "json")
+}
+
+/// The path that a person means, whether it is there or not: without what is
+/// mounted over it having to answer.
+pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    let wrong = |e: &dyn std::fmt::Display| Failure::usage(format!("{}: {e}", path.display()));
+    let name = path.file_name().ok_or_else(|| wrong(&"not the name of a file"))?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(parent.canonicalize().map_err(|e| wrong(&e))?.join(name))
+}
+
+fn open(path: &Path) -> Result<File, Failure> {
+    runtime::make()?;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options.open(path).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))
+}
+
+/// A record in the hands of whoever serves it; it goes when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    record: PathBuf,
+    _file: File,
+}
+
+impl Record {
+    /// Keeps the record for as long as what is returned lives.
+    pub(crate) fn hold(&self) -> Result<Held, Failure> {
+        let record = record_of(&self.path);
+        let mut file = open(&record)?;
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let why = format!("{}: something is attached there already", self.path.display());
+            return Err(Failure::new(Exit::Refused, why));
+        }
+        let text = json!({
+            "path": self.path, "devices": self.devices, "via": self.via, "size": self.size,
+            "read_only": self.read_only, "pid": self.pid,
+        });
+        file.set_len(0)
+            .and_then(|()| file.write_all(format!("{text}\n").as_bytes()))
+            .map_err(|e| Failure::failed(format!("{}: {e}", record.display())))?;
+        Ok(Held { record, _file: file })
+    }
+
+    fn parse(text: &str) -> Option<Record> {
+        let value: Value = serde_json::from_str(text).ok()?;
+        let devices = value["devices"].as_array()?.iter().map(|name| name.as_str().map(str::to_owned));
+        Some(Record {
+            path: value["path"].as_str()?.into(),
+            devices: devices.collect::<Option<_>>()?,
+            via: value["via"].as_str()?.to_owned(),
+            size: value["size"].as_u64()?,
+            read_only: value["read_only"].as_bool()?,
+            pid: value["pid"].as_u64()?.try_into().ok()?,
+        })
+    }
+
+    fn read(path: &Path) -> Option<(Record, bool)> {
+        let mut file = File::open(path).ok()?;
+        // Who can have the lock sees that nobody serves it.
+        let lives = flock(&file, FlockOperation::NonBlockingLockShared).is_err();
+        let mut text = String::new();
+        file.read_to_string(&mut text).ok()?;
+        Some((Record::parse(&text)?, lives))
+    }
+
+    /// All that is attached, and whether somebody still serves it.
+    pub(crate) fn all() -> Vec<(Record, bool)> {
+        let entries = std::fs::read_dir(runtime::directory()).into_iter().flatten().flatten();
+        let named = |path: &Path| {
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            name.starts_with("attach-") && name.ends_with(".json")
+        };
+        let mut all: Vec<_> = entries
+            .map(|entry| entry.path())
+            .filter(|path| named(path))
+            .filter_map(|path| Record::read(&path))
+            .collect();
+        all.sort_by(|a, b| a.0.path.cmp(&b.0.path));
+        all
+    }
+
+    /// What is attached at `path`.
+    pub(crate) fn find(path: &Path) -> Option<(Record, bool)> {
+        Record::read(&record_of(path))
+    }
+
+    /// Forgets what a killed process left.
+    pub(crate) fn forget(path: &Path) {
+        for file in [record_of(path), socket_of(path), log_of(path)] {
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.record);
+    }
+}
+
+/// A device that nobody else on this host writes to.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock of the device with this identity, for `path`; one who
+    /// only reads shares it with others who do.
+    pub(crate) fn take(identity: &str, read_only: bool, name: &str, path: &Path) -> Result<Lock, Failure> {
+        let mut file = open(&file("device", identity, "lock"))?;
+        let how = if read_only {
+            FlockOperation::NonBlockingLockShared
+        } else {
+            FlockOperation::NonBlockingLockExclusive
+        };
+        if flock(&file, how).is_err() {
+            let mut holder = String::new();
+            let _ = file.read_to_string(&mut holder);
+            let holder = if holder.is_empty() { "elsewhere" } else { holder.trim() };
+            let only = if read_only { "to be written" } else { "already" };
+            let why = format!(
+                "{name} is attached {only}, at {holder}: detach it there, or attach it --read-only in both places"
+            );
+            return Err(Failure::new(Exit::Refused, why));
+        }
+        // For whoever is refused; of several readers the last one is named.
+        let _ = file.set_len(0).and_then(|()| file.seek(SeekFrom::Start(0)));
+        let _ = writeln!(file, "{}", path.display());
+        Ok(Lock { _file: file })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_back_and_others_are_not() {
+        let text = r#"{"path":"/x","devices":["mem:1GiB"],"via":"fuse","size":5,"read_only":true,"pid":7}"#;
+        let record = Record::parse(text).expect("a record");
+        assert_eq!((record.path.as_path(), record.size, record.pid), (Path::new("/x"), 5, 7));
+        assert!(record.read_only);
+        for text in
+            ["", "{}", r#"{"path":"/x","devices":[1],"via":"fuse","size":5,"read_only":true,"pid":7}"#]
+        {
+            assert_eq!(Record::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn paths_are_made_absolute_without_a_look_at_them() {
+        let dir = tempfile::tempdir().expect("directory");
+        let real = dir.path().canonicalize().expect("there");
+        assert_eq!(absolute(&dir.path().join("disk")).expect("a path"), real.join("disk"));
+        assert!(absolute(Path::new("/")).is_err());
+        assert!(absolute(Path::new("/nonexistent/disk")).is_err());
+    }
+}

@@ -1,0 +1,87 @@
+//! Asking the process that serves an attachment to end it.
+//!
+//! One request a connection: a line, `detach`. The answer is a line of JSON,
+//! `{"ok":…}` or `{"error":{"exit":…,"message":…}}`, when it is done.
+
+use super::socket_of;
+use crate::exit::{Exit, Failure};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// Longest request in bytes.
+const REQUEST_MAX: u64 = 64;
+
+/// Somebody asks for the end.
+#[derive(Debug)]
+pub(crate) struct Asked(UnixStream);
+
+impl Asked {
+    /// Answers.
+    pub(crate) fn answer(mut self, result: &Result<(), Failure>) {
+        let reply = match result {
+            Ok(()) => json!({ "ok": {} }),
+            Err(failure) => json!({ "error": { "exit": failure.exit as u8, "message": failure.message } }),
+        };
+        // Who has gone does not need an answer.
+        let _ = writeln!(self.0, "{reply}");
+    }
+}
+
+/// Listens for requests.
+#[derive(Debug)]
+pub(crate) struct Server(PathBuf);
+
+impl Server {
+    /// Listens for what is attached at `path`, whose record the caller holds.
+    pub(crate) fn start(path: &Path, asked: impl Fn(Asked) + Send + 'static) -> Result<Server, Failure> {
+        let socket = socket_of(path);
+        let _ = std::fs::remove_file(&socket);
+        let failed = |e: std::io::Error| Failure::failed(format!("{}: {e}", socket.display()));
+        let listener = UnixListener::bind(&socket).map_err(failed)?;
+        std::thread::Builder::new()
+            .name("longhaul-ctl".into())
+            .spawn(move || {
+                for stream in listener.incoming().flatten() {
+                    let mut line = String::new();
+                    let read = BufReader::new(Read::take(&stream, REQUEST_MAX)).read_line(&mut line);
+                    if read.is_ok() && line.trim() == "detach" {
+                        asked(Asked(stream));
+                    }
+                }
+            })
+            .map_err(failed)?;
+        Ok(Server(socket))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Asks whoever serves what is attached at `path` to end it; nothing, if
+/// nobody does.
+pub(crate) fn ask(path: &Path) -> Option<Result<(), Failure>> {
+    let socket = socket_of(path);
+    let mut stream = match UnixStream::connect(&socket) {
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return None,
+        Err(e) => return Some(Err(Failure::failed(format!("{}: {e}", socket.display())))),
+        Ok(stream) => stream,
+    };
+    let mut line = String::new();
+    let exchanged = writeln!(stream, "detach").and_then(|()| BufReader::new(&stream).read_line(&mut line));
+    if let Err(e) = exchanged {
+        return Some(Err(Failure::failed(e)));
+    }
+    let gone = || Failure::failed("whoever served it has gone without an answer; see its log");
+    let Ok(reply) = serde_json::from_str::<Value>(&line) else { return Some(Err(gone())) };
+    if reply.get("ok").is_some() {
+        return Some(Ok(()));
+    }
+    let message = reply["error"]["message"].as_str().map(str::to_owned);
+    let exit = Exit::of(reply["error"]["exit"].as_u64());
+    Some(Err(message.map_or_else(gone, |message| Failure::new(exit, message))))
+}

@@ -1,0 +1,205 @@
+//! `longhaul attach` and `longhaul detach`.
+
+mod background;
+pub(crate) mod mkfs;
+pub(crate) mod mount;
+pub(crate) mod nbd;
+mod open;
+mod serve;
+
+use crate::attached::{Record, absolute, ask, log_of};
+use crate::exit::{Exit, Failure, Outcome};
+use crate::output::Output;
+use comfy_table::Table;
+use longhaul_attach::fuse::{self, FuseFile, FuseOptions};
+use longhaul_attach::users;
+use longhaul_block::units::format_size;
+use open::DeviceArgs;
+use serde_json::{Value, json};
+use serve::{Event, Service};
+use std::path::{Path, PathBuf};
+
+/// How a device becomes a local one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Via {
+    /// One file, served by FUSE
+    Fuse,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The device appears as one file, which losetup and mount -o loop take; longhaul
+mount does all of it. A process in the background serves the file until
+longhaul detach, or SIGTERM.
+
+Examples:
+  longhaul attach nvme+tcp://dtn1/scratch --at /tmp/scratch
+  losetup --find --show --direct-io=on /tmp/scratch
+  longhaul attach --list
+  longhaul detach /tmp/scratch")]
+pub(crate) struct Args {
+    /// The device; several are joined by --layout
+    #[arg(value_name = "DEVICE", required_unless_present = "list")]
+    devices: Vec<String>,
+    /// Where the device appears: a path that is free
+    #[arg(long, value_name = "PATH", required_unless_present = "list")]
+    at: Option<PathBuf>,
+    /// How [default: the best that this machine has]
+    #[arg(long, value_name = "WAY")]
+    via: Option<Via>,
+    /// List what is attached
+    #[arg(long, conflicts_with_all = ["devices", "at"])]
+    list: bool,
+    /// Let others than you use the file
+    #[arg(long)]
+    allow_other: bool,
+    /// Serve the device in this process, until SIGTERM
+    #[arg(long)]
+    foreground: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// Arguments of `detach`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Detach {
+    /// Where the device is attached
+    path: PathBuf,
+}
+
+pub(crate) fn run(args: Args, output: Output) -> Outcome {
+    if args.list {
+        return list(output);
+    }
+    let at = args.at.as_deref().ok_or_else(|| Failure::usage("--at PATH says where"))?;
+    let path = absolute(at)?;
+    fuse::check(&path)?;
+    if !args.foreground {
+        let log = log_of(&path);
+        let ready = background::start(&log, output)?;
+        tell(&ready, output);
+        return Ok(());
+    }
+    serve(&args, &path, output)
+}
+
+fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
+    // From here on a signal is an event, also before all is ready.
+    let (events_in, events) = serve::events()?;
+    let opened = args.device.open(&args.devices, path)?;
+    background::leave();
+    let requests = &opened.requests;
+    let info = requests.info();
+    let record = Record {
+        path: path.to_owned(),
+        devices: args.devices.clone(),
+        via: "fuse".into(),
+        size: info.size,
+        read_only: info.read_only,
+        pid: std::process::id(),
+    };
+    let _held = record.hold()?;
+    let _server = serve::listen(path, &events_in)?;
+    let options = FuseOptions { name: args.devices.join("+"), allow_other: args.allow_other };
+    let ended = move || drop(events_in.send(Event::Ended));
+    let file = FuseFile::new(requests.clone(), path, &options, ended)?;
+    let ready = json!({
+        "event": "ready", "path": path, "via": "fuse", "pid": record.pid, "size": info.size,
+        "block_size": info.block_size, "optimal_io": info.optimal_io, "read_only": info.read_only,
+    });
+    tell(&ready, output);
+    if background::is_this() {
+        // Nobody reads standard output any more.
+        output = Output::new(false);
+    }
+    let release = Box::new(|_| Ok(()));
+    let service = Service { file, path, requests: &**requests, release, output };
+    let result = service.run(&events);
+    background::finish(&log_of(path), &result);
+    output.event("summary", json!({ "clean": result.is_ok() }));
+    result
+}
+
+/// Says that it is there.
+fn tell(ready: &Value, output: Output) {
+    output.event("ready", ready.clone());
+    if !output.is_json() {
+        let text = |name: &str| ready[name].as_str().unwrap_or_default().to_owned();
+        let size = format_size(ready["size"].as_u64().unwrap_or_default());
+        output.line(format_args!("ready {} ({size}, via {})", text("path"), text("via")));
+    }
+}
+
+fn list(output: Output) -> Outcome {
+    let all = Record::all();
+    let mut table = Table::new();
+    table
+        .load_preset(comfy_table::presets::NOTHING)
+        .set_header(["path", "device", "size", "via", "process", "used by"]);
+    for (record, lives) in &all {
+        let users = users::of(&record.path);
+        output.event(
+            "attached",
+            json!({
+                "path": record.path, "devices": record.devices, "via": record.via, "size": record.size,
+                "read_only": record.read_only, "pid": record.pid, "served": lives, "users": users,
+            }),
+        );
+        let process = if *lives { record.pid.to_string() } else { "lost: detach it".into() };
+        let devices = record.devices.join(" ") + if record.read_only { " (read-only)" } else { "" };
+        let path = record.path.display().to_string();
+        table.add_row([
+            path,
+            devices,
+            format_size(record.size),
+            record.via.clone(),
+            process,
+            users.join(", "),
+        ]);
+    }
+    output.event("summary", json!({ "attached": all.len() }));
+    if !output.is_json() && !all.is_empty() {
+        output.line(table.trim_fmt());
+    }
+    Ok(())
+}
+
+/// `longhaul detach PATH`.
+pub(crate) fn detach(args: &Detach, output: Output) -> Outcome {
+    detach_at(&absolute(&args.path)?, output)
+}
+
+fn detach_at(path: &Path, output: Output) -> Outcome {
+    match ask(path) {
+        Some(result) => result?,
+        None => clear(path)?,
+    }
+    output.event("summary", json!({ "path": path }));
+    Ok(())
+}
+
+/// Takes away what a killed process left.
+fn clear(path: &Path) -> Outcome {
+    let known = Record::find(path);
+    if let Some((record, true)) = &known {
+        let why = format!("process {} serves it and does not listen; end it with SIGTERM", record.pid);
+        return Err(Failure::failed(format!("{}: {why}", path.display())));
+    }
+    let is_mount = known.is_some() && path.is_dir();
+    if is_mount && users::is_mounted(path) {
+        // What it had not written is lost; the journal keeps the rest whole.
+        fuse::unmount(path, false)?;
+    }
+    let was_there = fuse::clear(path)?;
+    if known.is_none() && !was_there {
+        return Err(Failure::new(Exit::Nothing, format!("{}: nothing is attached there", path.display())));
+    }
+    if known.is_some() {
+        // The empty file below was ours as well, if it is one.
+        if std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() == 0) {
+            let _ = std::fs::remove_file(path);
+        }
+        Record::forget(path);
+    }
+    Ok(())
+}

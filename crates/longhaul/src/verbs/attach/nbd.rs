@@ -1,0 +1,111 @@
+//! `longhaul nbd`.
+
+use super::open::{Opened, UseArgs};
+use super::serve::{self, Event};
+use crate::exit::{Failure, Outcome};
+use crate::output::Output;
+use longhaul_attach::nbd::{Address, Export, Nbd};
+use serde_json::json;
+use signal_hook::consts::SIGHUP;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Any NBD client reaches the devices: qemu, qemu-img, nbdinfo, nbdcopy, nbd-client.
+Nothing is encrypted, and nobody is asked who they are: use loopback, a Unix
+socket or a trusted network.
+
+Examples:
+  longhaul nbd --export scratch=nvme+tcp://dtn1/scratch --unix /tmp/scratch.sock
+  nbdinfo 'nbd+unix:///scratch?socket=/tmp/scratch.sock'
+  longhaul nbd --export scratch=array:scratch --listen 127.0.0.1:10809")]
+pub(crate) struct Args {
+    /// What to serve, and as what
+    #[arg(long, value_name = "NAME=DEVICE", required = true)]
+    export: Vec<Named>,
+    /// Address and port to serve on [default: 127.0.0.1:10809, unless --unix]
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Vec<SocketAddr>,
+    /// Socket to serve on
+    #[arg(long, value_name = "PATH")]
+    unix: Option<PathBuf>,
+    #[command(flatten)]
+    using: UseArgs,
+}
+
+/// `NAME=DEVICE`.
+#[derive(Clone, Debug)]
+struct Named {
+    name: String,
+    device: String,
+}
+
+impl FromStr for Named {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Named, String> {
+        match s.split_once('=') {
+            // A name of the protocol has 4096 bytes at most.
+            Some((name, device)) if !device.is_empty() && name.len() <= 4096 => {
+                Ok(Named { name: name.to_owned(), device: device.to_owned() })
+            }
+            _ => Err("the form is NAME=DEVICE, such as scratch=nvme+tcp://dtn1/scratch".into()),
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+    // From here on a signal is an event, also before all is ready.
+    let (_events_in, events) = serve::events()?;
+    let mut opened: Vec<Opened> = Vec::new();
+    let mut exports: Vec<Export> = Vec::new();
+    for named in &args.export {
+        if exports.iter().any(|export| export.name == named.name) {
+            return Err(Failure::usage(format!("two exports are called '{}'", named.name)));
+        }
+        let device = args.using.open(&named.device, Path::new(&format!("nbd:{}", named.name)))?;
+        exports.push(Export { name: named.name.clone(), requests: device.requests.clone() });
+        opened.push(device);
+    }
+    let mut addresses: Vec<Address> = args.listen.iter().map(|&addr| Address::Tcp(addr)).collect();
+    addresses.extend(args.unix.clone().map(Address::Unix));
+    if addresses.is_empty() {
+        addresses.push(Address::Tcp(SocketAddr::from(([127, 0, 0, 1], 10809))));
+    }
+    let nbd = Nbd::start(exports, &addresses)?;
+    for address in nbd.addresses() {
+        if let Address::Tcp(addr) = address
+            && !addr.ip().is_loopback()
+        {
+            tracing::warn!(
+                "{addr} is reached from other machines, and nothing is encrypted: use a trusted network"
+            );
+        }
+    }
+    ready(&nbd, args, output);
+    for event in &events {
+        if !matches!(event, Event::Signal(SIGHUP)) {
+            break;
+        }
+    }
+    output.event("stopping", json!({}));
+    nbd.stop()?;
+    output.event("summary", json!({ "clean": true }));
+    Ok(())
+}
+
+fn ready(nbd: &Nbd, args: &Args, output: Output) {
+    let mut uris = Vec::new();
+    for named in &args.export {
+        uris.extend(nbd.addresses().iter().map(|address| match address {
+            Address::Tcp(addr) => format!("nbd://{addr}/{}", named.name),
+            Address::Unix(path) => format!("nbd+unix:///{}?socket={}", named.name, path.display()),
+        }));
+    }
+    output.event("ready", json!({ "uris": uris }));
+    if !output.is_json() {
+        output.line(format_args!("ready {}", uris.join(" ")));
+    }
+}

@@ -1,0 +1,180 @@
+//! The device that is to be attached: one, or several joined.
+
+use crate::attached::Lock;
+use crate::exit::Failure;
+use crate::names::{Device, InitiatorArgs, parse_bytes};
+use longhaul_array::{Layout, Stripe, suited_unit};
+use longhaul_attach::filesystem::{Content, PROBE, Shape};
+use longhaul_attach::{Request, Requests, Served};
+use longhaul_block::filter::{Filtered, ReadOnly};
+use longhaul_block::{BlockDevice, DeviceInfo};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A device that likes I/O of this size at least has a shape that a file
+/// system should know of.
+const STRIPE_LEAST: u32 = 64 << 10;
+/// Reads that measure the distance; the fastest one tells.
+const PROBES: u64 = 5;
+
+/// How several devices make one, and how it is used.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DeviceArgs {
+    /// Join several devices to one: stripe, which keeps nothing on them that
+    /// says so (for other layouts see longhaul array)
+    #[arg(long, value_name = "LAYOUT")]
+    layout: Option<Layout>,
+    /// Bytes on one device before the next [default: what the devices prefer,
+    /// 256KiB at least]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, requires = "layout")]
+    stripe_unit: Option<u64>,
+    #[command(flatten)]
+    pub(crate) using: UseArgs,
+}
+
+/// How a device is used.
+#[derive(Debug, clap::Args)]
+pub(crate) struct UseArgs {
+    /// Refuse all changes; the device may then be attached several times
+    #[arg(long)]
+    read_only: bool,
+    /// Memory for what is read ahead and written behind
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
+    memory: u64,
+    #[command(flatten)]
+    initiator: InitiatorArgs,
+}
+
+/// A device that front ends can serve. Its parts end in their order.
+pub(crate) struct Opened {
+    /// What front ends ask.
+    pub(crate) requests: Arc<dyn Requests>,
+    /// Stripe unit and members with data, where there are stripes.
+    stripe: Option<(u64, u64)>,
+    /// Arrays among them are stopped with it.
+    _devices: Vec<Device>,
+    _locks: Vec<Lock>,
+}
+
+impl UseArgs {
+    /// Opens the device of this name.
+    pub(crate) fn open(&self, name: &str, path: &Path) -> Result<Opened, Failure> {
+        self.open_as(&[name.to_owned()], path, |mut devices| match devices.pop() {
+            Some(device) => Ok((device.block(), None)),
+            None => Err(Failure::usage("no device was named")),
+        })
+    }
+
+    /// Opens devices, to appear at `path`, as what `join` makes of them: a
+    /// device, and its stripes.
+    fn open_as(
+        &self,
+        names: &[String],
+        path: &Path,
+        join: impl FnOnce(Vec<&Device>) -> Result<(Arc<dyn BlockDevice>, Option<(u64, u64)>), Failure>,
+    ) -> Result<Opened, Failure> {
+        let devices = names.iter().map(|name| self.initiator.open(name, 1)).collect::<Result<Vec<_>, _>>()?;
+        let mut locks = Vec::new();
+        for (name, device) in names.iter().zip(&devices) {
+            let info = device.block().info();
+            let read_only = self.read_only || info.read_only;
+            if let Some(identity) = identity(name, &info) {
+                locks.push(Lock::take(&identity, read_only, name, path)?);
+            }
+        }
+        let (mut device, stripe) = join(devices.iter().collect())?;
+        if self.read_only && !device.info().read_only {
+            device = Arc::new(Filtered::new(device, ReadOnly));
+        }
+        let config = self.initiator.opener().config();
+        let requests: Arc<dyn Requests> = Arc::new(Served::open(device, config, self.memory)?);
+        Ok(Opened { requests, stripe, _devices: devices, _locks: locks })
+    }
+}
+
+impl DeviceArgs {
+    /// Opens the devices with these names, to appear at `path`.
+    pub(crate) fn open(&self, names: &[String], path: &Path) -> Result<Opened, Failure> {
+        self.using.open_as(names, path, |devices| {
+            let device = self.join(devices.iter().map(|device| device.block()).collect())?;
+            let stripe = self.stripe(&devices, &device.info())?;
+            Ok((device, stripe))
+        })
+    }
+
+    fn join(&self, mut devices: Vec<Arc<dyn BlockDevice>>) -> Result<Arc<dyn BlockDevice>, Failure> {
+        match (self.layout, devices.len()) {
+            (None, 1) => Ok(devices.remove(0)),
+            (None, _) => Err(Failure::usage("several devices: say how they make one, with --layout stripe")),
+            (Some(Layout::Stripe), _) => {
+                let unit = self.unit(&devices);
+                Ok(Arc::new(Stripe::new(devices, unit).map_err(Failure::usage)?))
+            }
+            (Some(layout), _) => Err(Failure::usage(format!(
+                "--layout {layout} needs to remember what it does: make it with longhaul array create"
+            ))),
+        }
+    }
+
+    fn unit(&self, devices: &[Arc<dyn BlockDevice>]) -> u64 {
+        let infos: Vec<DeviceInfo> = devices.iter().map(|device| device.info()).collect();
+        self.stripe_unit.unwrap_or_else(|| suited_unit(&infos))
+    }
+
+    /// Stripe unit, and units of data in a stripe.
+    fn stripe(&self, devices: &[&Device], info: &DeviceInfo) -> Result<Option<(u64, u64)>, Failure> {
+        if self.layout.is_some() {
+            let blocks: Vec<_> = devices.iter().map(|device| device.block()).collect();
+            return Ok(Some((self.unit(&blocks), devices.len() as u64)));
+        }
+        if let [Device::Array(array)] = devices {
+            let geometry = array.wait(|device| async move { device.status().await })??.geometry;
+            let data = geometry.data_units() as u64;
+            return Ok((data > 1).then_some((geometry.unit, data)));
+        }
+        Ok((info.optimal_io >= STRIPE_LEAST).then_some((u64::from(info.optimal_io), 1)))
+    }
+
+    /// The flags that say how devices are joined, to be typed again.
+    pub(crate) fn layout_words(&self) -> String {
+        let unit = self.stripe_unit.map(|unit| format!(" --stripe-unit {unit}")).unwrap_or_default();
+        self.layout.map(|layout| format!(" --layout {layout}{unit}")).unwrap_or_default()
+    }
+}
+
+impl Opened {
+    /// What is on it.
+    pub(crate) fn content(&self) -> Result<Content, Failure> {
+        let len = PROBE.min(self.requests.info().size);
+        Ok(Content::of(&self.requests.wait(Request::Read { offset: 0, len })?))
+    }
+
+    /// What a file system has to know of it.
+    pub(crate) fn shape(&self) -> Result<Shape, Failure> {
+        let info = self.requests.info();
+        let len = u64::from(info.block_size);
+        let mut round_trip = Duration::MAX;
+        for n in 1..=PROBES {
+            let offset = info.size / (PROBES + 1) * n / len * len;
+            let began = Instant::now();
+            self.requests.wait(Request::Read { offset, len })?;
+            round_trip = round_trip.min(began.elapsed());
+        }
+        Ok(Shape { size: info.size, block_size: info.block_size, stripe: self.stripe, round_trip })
+    }
+}
+
+/// What is the same however a device is named; nothing for memory, which is
+/// another one every time.
+fn identity(name: &str, info: &DeviceInfo) -> Option<String> {
+    if name.starts_with("mem:") || name.starts_with("null:") {
+        return None;
+    }
+    if let Some(uuid) = info.uuid {
+        return Some(uuid.to_string());
+    }
+    let path = name.split_once(':').filter(|(kind, _)| matches!(*kind, "file" | "block"));
+    let path = path.map_or(name, |(_, rest)| rest).split(',').next().unwrap_or(name);
+    Some(std::fs::canonicalize(path).map_or_else(|_| name.to_owned(), |path| path.display().to_string()))
+}

@@ -1,0 +1,150 @@
+//! Serving an attached device until its end, whoever brings it about.
+
+use crate::attached::{Asked, Server};
+use crate::exit::{Exit, Failure, Outcome};
+use crate::output::Output;
+use longhaul_attach::fuse::FuseFile;
+use longhaul_attach::{AttachError, Requests, users};
+use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+/// How often the size is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What happens to an attachment.
+pub(crate) enum Event {
+    Signal(i32),
+    Asked(Asked),
+    /// Nobody can reach the file any more.
+    Ended,
+}
+
+/// Events of this process: signals from now on, and what others send.
+pub(crate) fn events() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
+    let (tell, events) = channel();
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(Failure::failed)?;
+    let signalled = tell.clone();
+    std::thread::Builder::new()
+        .name("longhaul-sig".into())
+        .spawn(move || {
+            for signal in signals.forever() {
+                if signalled.send(Event::Signal(signal)).is_err() {
+                    return;
+                }
+            }
+        })
+        .map_err(Failure::failed)?;
+    Ok((tell, events))
+}
+
+/// Starts to listen for requests to detach what is at `path`.
+pub(crate) fn listen(path: &Path, tell: &Sender<Event>) -> Result<Server, Failure> {
+    let tell = tell.clone();
+    Server::start(path, move |asked| {
+        // If nobody takes it, it is dropped, and whoever asked sees that.
+        let _ = tell.send(Event::Asked(asked));
+    })
+}
+
+impl From<AttachError> for Failure {
+    fn from(e: AttachError) -> Failure {
+        match e {
+            AttachError::Device(e) => e.into(),
+            AttachError::Path { .. } => Failure::usage(e),
+            AttachError::Busy { .. } => Failure::new(Exit::Refused, e),
+            e => Failure::failed(e),
+        }
+    }
+}
+
+/// What is served, and what of it can be taken away.
+pub(crate) struct Service<'a> {
+    pub(crate) file: FuseFile,
+    /// Where people see it.
+    pub(crate) path: &'a Path,
+    pub(crate) requests: &'a dyn Requests,
+    /// Ends the use that this process began itself (a mount), or lazily takes
+    /// it out of sight.
+    pub(crate) release: Box<dyn FnMut(bool) -> Result<(), Failure> + 'a>,
+    pub(crate) output: Output,
+}
+
+impl Service<'_> {
+    /// Serves until the end.
+    pub(crate) fn run(mut self, events: &Receiver<Event>) -> Outcome {
+        let mut size = self.requests.info().size;
+        let mut told = false;
+        loop {
+            match events.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Timeout) => self.look(&mut size),
+                Err(RecvTimeoutError::Disconnected) | Ok(Event::Ended) => return Ok(self.file.finish()?),
+                // A terminal that goes away takes nobody's device along.
+                Ok(Event::Signal(SIGHUP)) => {}
+                Ok(Event::Signal(_)) if told => {
+                    // Dropping the file cuts its users off; what they were
+                    // told is written is made durable first.
+                    let why = format!("{}: ended while it was in use", self.path.display());
+                    self.requests.wait(longhaul_attach::Request::Flush(self.requests.handle()))?;
+                    return Err(Failure::new(Exit::Partly, why));
+                }
+                Ok(Event::Signal(_)) => {
+                    told = true;
+                    if self.stop()? {
+                        return Ok(());
+                    }
+                }
+                Ok(Event::Asked(asked)) => {
+                    let result =
+                        (self.release)(false).and_then(|()| self.file.detach().map_err(Failure::from));
+                    let refused = matches!(&result, Err(failure) if failure.exit == Exit::Refused);
+                    asked.answer(&result);
+                    if !refused {
+                        return result;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends if nobody uses it; else it goes out of sight, and its users keep
+    /// it. Whether it has ended.
+    fn stop(&mut self) -> Result<bool, Failure> {
+        let result = (self.release)(false).and_then(|()| self.file.detach().map_err(Failure::from));
+        match result {
+            Ok(()) => Ok(true),
+            Err(failure) if failure.exit == Exit::Refused => {
+                let by = users::of(self.path);
+                self.output.event("waiting", json!({ "users": by }));
+                self.output.note(format_args!(
+                    "{}; waiting for them: another signal ends it at once",
+                    failure.message
+                ));
+                (self.release)(true)?;
+                self.file.hide()?;
+                Ok(false)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Tells of a size that has changed.
+    fn look(&self, size: &mut u64) {
+        let now = self.requests.info().size;
+        if now == *size {
+            return;
+        }
+        let path = self.path.display();
+        if now < *size {
+            tracing::error!(
+                "{path}: the device has shrunk from {size} to {now} bytes: I/O behind that fails"
+            );
+        }
+        self.output.event("resized", json!({ "size": now }));
+        self.output.note(format_args!("{path}: {now} bytes now, {size} before"));
+        *size = now;
+    }
+}

@@ -1,0 +1,273 @@
+//! Devices as local files: `longhaul attach` and `detach`. They need FUSE, and
+//! say so where they skip.
+
+mod common;
+
+use common::{Ran, Target, finish, signal, text, until};
+use serde_json::Value;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+
+/// A place for files, and for what processes know of each other.
+struct Place(TempDir);
+
+impl Place {
+    /// Or a reason on standard error why there is none here.
+    fn new() -> Option<Place> {
+        if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+            eprintln!("skip: needs FUSE: /dev/fuse: {e}");
+            return None;
+        }
+        Some(Place(tempfile::tempdir().expect("directory")))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = common::command(args);
+        command.env("XDG_RUNTIME_DIR", self.0.path());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Ran {
+        finish(self.command(args).spawn().expect("started"))
+    }
+
+    /// Runs what must work.
+    fn good(&self, args: &[&str]) -> Ran {
+        let ran = self.run(args);
+        assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.stderr);
+        ran
+    }
+
+    /// Attaches a device in the background: its process.
+    fn attach(&self, uri: &str, at: &Path, more: &[&str]) -> String {
+        let args = [&["attach", uri, "--at", text(at), "--json"], more].concat();
+        let ran = self.good(&args);
+        let ready = ran.events().remove(0);
+        assert_eq!((&ready["event"], &ready["path"]), (&"ready".into(), &text(at).into()), "{ready}");
+        ready["pid"].to_string()
+    }
+
+    fn attached(&self) -> Vec<Value> {
+        let mut events = self.good(&["attach", "--list", "--json"]).events();
+        assert_eq!(events.pop().expect("a summary")["event"], "summary");
+        events
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for attached in self.attached() {
+            let _ = Command::new("kill").args(["-KILL", &attached["pid"].to_string()]).status();
+            let _ = self.run(&["detach", attached["path"].as_str().expect("a path")]);
+        }
+    }
+}
+
+fn kill(how: &str, pid: &str) {
+    assert!(Command::new("kill").args([how, pid]).status().expect("kill").success());
+}
+
+fn has_ended(pid: &str) -> bool {
+    !Path::new("/proc").join(pid).join("exe").exists()
+}
+
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|i| ((i / 512 * 31 + i + seed) % 251) as u8).collect()
+}
+
+fn writer(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).open(path).expect("opened")
+}
+
+fn mem() -> Target {
+    Target::start(&["d=mem:64MiB"], &[])
+}
+
+#[test]
+fn a_device_is_a_file_and_keeps_what_is_written() {
+    let Some(place) = Place::new() else { return };
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = dir.path().join("backing");
+    let target = Target::start(&[&format!("d=file:{},size=64MiB", backing.display())], &[]);
+    let at = place.path("disk");
+    place.attach(&target.uri(0), &at, &[]);
+    assert_eq!(fs::metadata(&at).expect("there").len(), 64 * MIB);
+
+    let content = pattern(5 * MIB as usize + 777, 1);
+    let file = writer(&at);
+    file.write_all_at(&content, 4096 + 33).expect("written");
+    let mut back = vec![0; content.len()];
+    file.read_exact_at(&mut back, 4096 + 33).expect("read");
+    assert!(back == content);
+    file.sync_all().expect("durable");
+    let kept = fs::read(&backing).expect("read");
+    assert!(kept[4096 + 33..][..content.len()] == content);
+
+    // A hole reads as zeroes, and gives space back at the far end.
+    let before = fs::metadata(&backing).expect("there").blocks();
+    let punched = Command::new("fallocate")
+        .args(["--punch-hole", "--offset", "1MiB", "--length", "4MiB", text(&at)])
+        .status();
+    assert!(punched.expect("fallocate of util-linux").success());
+    file.sync_all().expect("durable");
+    file.read_exact_at(&mut back[..4 * MIB as usize], MIB).expect("read");
+    assert!(back[..4 * MIB as usize].iter().all(|&b| b == 0));
+    assert!(fs::metadata(&backing).expect("there").blocks() < before - 3 * MIB / 512);
+
+    // The end of the device is the end of the file.
+    assert_eq!(file.read_at(&mut [0; 16], 64 * MIB).expect("read"), 0);
+    let full = file.write_at(&[0; 16], 64 * MIB).expect_err("past the end");
+    assert_eq!(full.raw_os_error(), Some(28), "{full}");
+    drop(file);
+    place.good(&["detach", text(&at)]);
+    assert!(!at.exists() && place.attached().is_empty());
+    target.stop();
+}
+
+#[test]
+fn a_device_in_use_is_not_detached_and_its_user_is_named() {
+    let Some(place) = Place::new() else { return };
+    let target = mem();
+    let at = place.path("disk");
+    let pid = place.attach(&target.uri(0), &at, &[]);
+    let file = writer(&at);
+    let ran = place.run(&["detach", text(&at)]);
+    assert_eq!(ran.code, Some(6), "{}", ran.stderr);
+    assert!(ran.stderr.contains(&std::process::id().to_string()), "{}", ran.stderr);
+    file.write_all_at(&pattern(8192, 2), 0).expect("it is still there");
+
+    // SIGTERM takes it out of sight, and waits for its user.
+    kill("-TERM", &pid);
+    until("it is out of sight", || !at.exists());
+    let mut back = vec![0; 8192];
+    file.read_exact_at(&mut back, 0).expect("its user keeps it");
+    assert_eq!(back, pattern(8192, 2));
+    drop(file);
+    until("its end", || has_ended(&pid));
+    target.stop();
+}
+
+#[test]
+fn sigterm_ends_it_with_everything_written() {
+    let Some(place) = Place::new() else { return };
+    let target = mem();
+    let (at, again) = (place.path("disk"), place.path("again"));
+    let pid = place.attach(&target.uri(0), &at, &[]);
+    writer(&at).write_all_at(&pattern(MIB as usize, 3), 5 * MIB).expect("written");
+    kill("-TERM", &pid);
+    until("its end", || has_ended(&pid));
+    assert!(!at.exists() && place.attached().is_empty());
+
+    place.attach(&target.uri(0), &again, &[]);
+    let mut back = vec![0; MIB as usize];
+    writer(&again).read_exact_at(&mut back, 5 * MIB).expect("read");
+    assert!(back == pattern(MIB as usize, 3));
+    // Taken away by somebody else's umount, it ends as well.
+    assert!(Command::new("umount").arg(&again).status().expect("umount").success());
+    until("its record is gone", || place.attached().is_empty());
+    target.stop();
+}
+
+#[test]
+fn what_a_killed_process_leaves_is_named_and_cleared() {
+    let Some(place) = Place::new() else { return };
+    let target = mem();
+    let at = place.path("disk");
+    let pid = place.attach(&target.uri(0), &at, &[]);
+    let file = writer(&at);
+    file.write_all_at(&pattern(8192, 4), 0).expect("written");
+    file.sync_all().expect("durable");
+    kill("-KILL", &pid);
+    until("its end", || has_ended(&pid));
+    assert!(file.write_at(&[0; 4096], 0).is_err(), "nobody is there to write it");
+    drop(file);
+    assert_eq!(place.attached()[0]["served"], false);
+    let ran = place.run(&["attach", &target.uri(0), "--at", text(&at)]);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("longhaul detach"), "{}", ran.stderr);
+    place.good(&["detach", text(&at)]);
+    assert!(!at.exists() && place.attached().is_empty());
+
+    place.attach(&target.uri(0), &at, &[]);
+    assert_eq!(fs::read(&at).expect("read")[..8192], pattern(8192, 4));
+    place.good(&["detach", text(&at)]);
+    target.stop();
+}
+
+#[test]
+fn only_readers_share_a_device() {
+    let Some(place) = Place::new() else { return };
+    let target = mem();
+    let (one, two) = (place.path("one"), place.path("two"));
+    place.attach(&target.uri(0), &one, &[]);
+    let uri = target.uri(0);
+    for more in [&[][..], &["--read-only"]] {
+        let args = [&["attach", &uri, "--at", text(&two)], more].concat();
+        let ran = place.run(&args);
+        assert_eq!(ran.code, Some(6), "{}", ran.stderr);
+        assert!(ran.stderr.contains(text(&one)), "{}", ran.stderr);
+        assert!(!two.exists(), "nothing half attached is left behind");
+    }
+    place.good(&["detach", text(&one)]);
+    place.attach(&target.uri(0), &one, &["--read-only"]);
+    place.attach(&target.uri(0), &two, &["--read-only"]);
+    assert!(OpenOptions::new().write(true).open(&two).is_err());
+    assert_eq!(fs::read(&two).expect("read").len() as u64, 64 * MIB);
+    assert_eq!(place.attached().len(), 2);
+    target.stop();
+}
+
+#[test]
+fn what_cannot_be_attached_is_named() {
+    let Some(place) = Place::new() else { return };
+    let (full, dir) = (place.path("full"), place.path("dir"));
+    fs::write(&full, "content").expect("written");
+    fs::create_dir(&dir).expect("made");
+    let wrong = |args: &[&str], code, words: &str| {
+        let ran = place.run(args);
+        assert_eq!(ran.code, Some(code), "{args:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains(words), "{args:?}: {}", ran.stderr);
+    };
+    wrong(&["attach", "mem:1MiB", "--at", text(&full)], 2, "a file that is not empty");
+    wrong(&["attach", "mem:1MiB", "--at", text(&dir)], 2, "a directory");
+    wrong(&["attach", "mem:1MiB", "--at", "/nonexistent/x"], 2, "/nonexistent");
+    wrong(&["attach", "mem:1MiB", "mem:1MiB", "--at", text(&place.path("x"))], 2, "--layout");
+    wrong(&["attach", "mem:1MiB"], 2, "--at");
+    wrong(&["attach", "nvme+tcp://127.0.0.1:1/x", "--at", text(&place.path("x"))], 5, "refused");
+    wrong(&["detach", text(&place.path("x"))], 8, "nothing is attached");
+    assert_eq!(fs::read(&full).expect("read"), b"content");
+    assert!(!place.path("x").exists() && place.attached().is_empty());
+}
+
+#[test]
+fn several_devices_are_one_and_it_can_stay_in_the_foreground() {
+    let Some(place) = Place::new() else { return };
+    let at = place.path("disk");
+    let args =
+        ["attach", "mem:8MiB", "mem:8MiB", "--layout", "stripe", "--at", text(&at), "--foreground", "--json"];
+    let mut command = place.command(&args);
+    let mut child: Child = command.stderr(Stdio::inherit()).spawn().expect("started");
+    let events = common::follow(child.stdout.take().expect("a pipe"));
+    let ready = events.recv_timeout(common::PATIENCE).expect("ready");
+    assert_eq!((&ready["event"], &ready["size"]), (&"ready".into(), &(16 * MIB).into()));
+    let content = pattern(3 * MIB as usize, 5);
+    let file = writer(&at);
+    file.write_all_at(&content, 0).expect("written");
+    let mut back = vec![0; content.len()];
+    file.read_exact_at(&mut back, 0).expect("read");
+    assert!(back == content);
+    drop(file);
+    signal(&child, "INT");
+    let summary = events.recv_timeout(common::PATIENCE).expect("a summary");
+    assert_eq!((&summary["event"], &summary["clean"]), (&"summary".into(), &true.into()));
+    assert!(child.wait().expect("ended").success() && !at.exists());
+}
