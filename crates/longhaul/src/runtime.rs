@@ -2,12 +2,20 @@
 
 use crate::exit::Failure;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// Root's, which is the same whether `sudo` or a login made it root.
+const ROOTS: &str = "/run/longhaul";
+/// What a login of root sets.
+const LOGIN_OF_ROOT: &str = "/run/user/0";
 
 /// The directory: the person's own.
 pub(crate) fn directory() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
-        Some(path) if path.is_absolute() => path.join("longhaul"),
+    let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    let is_root = rustix::process::getuid().is_root();
+    match given {
+        Some(path) if !is_root || path != Path::new(LOGIN_OF_ROOT) => path.join("longhaul"),
+        _ if is_root => ROOTS.into(),
         _ => std::env::temp_dir().join(format!("longhaul-{}", rustix::process::getuid().as_raw())),
     }
 }

@@ -67,7 +67,8 @@ impl Drop for Place {
     fn drop(&mut self) {
         for attached in self.attached() {
             let _ = Command::new("kill").args(["-KILL", &attached["pid"].to_string()]).status();
-            let _ = self.run(&["detach", attached["path"].as_str().expect("a path")]);
+            let path = attached["path"].as_str().expect("a path");
+            until("it is cleared", || self.run(&["detach", path]).code == Some(0));
         }
     }
 }

@@ -185,7 +185,9 @@ fn clear(path: &Path) -> Outcome {
         let why = format!("process {} serves it and does not listen; end it with SIGTERM", record.pid);
         return Err(Failure::failed(format!("{}: {why}", path.display())));
     }
-    let is_mount = known.is_some() && path.is_dir();
+    // A file system whose device has gone does not even say that its root is
+    // a directory.
+    let is_mount = known.as_ref().is_some_and(|(record, _)| record.via == mount::VIA);
     if is_mount && users::is_mounted(path) {
         // What it had not written is lost; the journal keeps the rest whole.
         fuse::unmount(path, false)?;

@@ -24,7 +24,7 @@ use std::process::{Command, Stdio};
 use uuid::Uuid;
 
 /// How these are listed.
-const VIA: &str = "fuse+loop";
+pub(super) const VIA: &str = "fuse+loop";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
