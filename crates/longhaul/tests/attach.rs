@@ -272,3 +272,62 @@ fn several_devices_are_one_and_it_can_stay_in_the_foreground() {
     assert_eq!((&summary["event"], &summary["clean"]), (&"summary".into(), &true.into()));
     assert!(child.wait().expect("ended").success() && !at.exists());
 }
+
+/// What somebody does who is not root; `$1` is the program.
+const UNPRIVILEGED: &str = r#"
+cd "$2"
+"$1" attach mem:64MiB --at disk
+head -c 3000000 /dev/urandom > content
+dd if=content of=disk bs=128k conv=notrunc,fsync status=none
+cmp -n 3000000 content disk
+exec 3< disk
+if "$1" detach disk 2> said; then exit 40; fi
+grep -q 'in use by' said
+exec 3<&-
+"$1" detach disk
+test ! -e disk
+echo whole
+"#;
+
+#[test]
+fn who_is_not_root_attaches_through_the_helper() {
+    let Some(place) = Place::new() else { return };
+    let dir = tempfile::tempdir().expect("directory");
+    let device = dir.path().join("fuse");
+    // As on machines where everybody may use FUSE, for this process alone.
+    let everybody = "mknod -m 666 \"$3\" c 10 229 && mount --bind \"$3\" /dev/fuse && chown 65534 \"$2\" && \
+        exec setpriv --reuid=65534 --regid=65534 --clear-groups sh -ec \"$0\" sh \"$1\" \"$2\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", everybody, UNPRIVILEGED]);
+    command.args([Path::new(env!("CARGO_BIN_EXE_longhaul")), dir.path(), &device]);
+    command.env("XDG_CONFIG_HOME", "/nonexistent").env("XDG_RUNTIME_DIR", dir.path());
+    let ran = finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("unshare"));
+    let reasons =
+        ["unshare: ", "mknod: ", "mount: ", "setpriv: ", "Permission denied", "fusermount3: No such"];
+    if let Some(reason) = reasons.iter().find(|reason| ran.code != Some(0) && ran.stderr.contains(**reason)) {
+        eprintln!("skip: needs root, fuse3 and a program that everybody may run: {reason}: {}", ran.stderr);
+        return;
+    }
+    assert!(ran.code == Some(0) && ran.stdout.ends_with("whole\n"), "{ran:?}");
+    drop(place);
+}
+
+#[test]
+fn fio_finds_what_it_has_written() {
+    let Some(place) = Place::new() else { return };
+    let target = mem();
+    let at = place.path("disk");
+    place.attach(&target.uri(0), &at, &[]);
+    let load = ["--rw=randwrite", "--bsrange=4k-256k", "--size=64m", "--iodepth=16", "--direct=1"];
+    let checks =
+        ["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--verify_state_save=0", "--fsync=50"];
+    let mut fio = Command::new("fio");
+    fio.args(["--name=verify", "--ioengine=libaio"]).args(load).args(checks);
+    let Ok(ran) = fio.arg(format!("--filename={}", at.display())).output() else {
+        eprintln!("skip: fio is not installed");
+        return;
+    };
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    place.good(&["detach", text(&at)]);
+    target.stop();
+}
