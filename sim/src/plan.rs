@@ -11,6 +11,9 @@ use std::time::Duration;
 pub struct Plan {
     /// Where all chance comes from.
     pub seed: u64,
+    /// The layouts that the seed chooses from: of others it stands for
+    /// something else.
+    pub layouts: Vec<Layout>,
     /// How blocks are spread.
     pub layout: Layout,
     /// Members.
@@ -57,6 +60,7 @@ impl Plan {
         };
         Plan {
             seed,
+            layouts: layouts.to_vec(),
             layout,
             width: width as usize,
             unit: random.pick(&[4096, 4096, 8192, 16 << 10, 64 << 10]),
@@ -71,6 +75,15 @@ impl Plan {
             operations: random.between(5, 60) as u32,
             faults: random.below(6) as u32,
         }
+    }
+
+    /// The command that does the same again.
+    #[must_use]
+    pub fn again(&self) -> String {
+        let names: Vec<&str> = self.layouts.iter().map(|layout| layout.name()).collect();
+        let only = if self.layouts == Layout::ALL { "" } else { " --layout " };
+        let names = if only.is_empty() { String::new() } else { names.join(",") };
+        format!("cargo run --release -p longhaul-sim -- --seed {}{only}{names}", self.seed)
     }
 
     /// What the disks are like, `size` bytes each.

@@ -46,7 +46,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.what)?;
         writeln!(f, "  {}", self.plan)?;
-        write!(f, "  again: cargo run --release -p longhaul-sim -- --seed {}", self.plan.seed)
+        write!(f, "  again: {}", self.plan.again())
     }
 }
 
@@ -171,7 +171,7 @@ impl<'a> Simulation<'a> {
     /// From opening the array until its load is done, or everything stops.
     async fn life(&mut self, last: bool) -> Result<(), String> {
         let world = self.world.clone();
-        let (random, disks) = (self.random.fork(), self.ward.disks.borrow().clone());
+        let (random, disks) = (self.random.fork(), self.ward.all());
         let opening = timeout(OPENS, self.subject.open(&disks));
         let opened = match select(pin!(world.stopped()), pin!(opening)).await {
             Either::Left(_) => return Ok(()),

@@ -66,6 +66,21 @@ pub trait Running {
         async { Err("nothing can be replaced".into()) }.boxed_local()
     }
 
+    /// Gives it a disk that is to take the place of another when that is lost.
+    fn add_spare<'a>(&'a self, _spare: &'a Disk) -> Asked<'a, ()> {
+        async { Err("there are no spares".into()) }.boxed_local()
+    }
+
+    /// The names of the disks in its places, where it has some.
+    fn places(&self) -> Asked<'_, Vec<Option<String>>> {
+        async { Ok(Vec::new()) }.boxed_local()
+    }
+
+    /// Another host wants to have it while it is in use; fails if that may.
+    fn intrude<'a>(&'a self, _disks: &'a [Disk]) -> Asked<'a, ()> {
+        async { Ok(()) }.boxed_local()
+    }
+
     /// Ends it in order.
     fn stop(&self) -> Asked<'_, ()> {
         async { Ok(()) }.boxed_local()
@@ -168,6 +183,16 @@ impl Arrayed {
     }
 }
 
+/// What a plan is tried on: stripes come with and without superblocks.
+#[must_use]
+pub fn of(plan: &Plan) -> Box<dyn Subject + Sync> {
+    if plan.layout == Layout::Stripe && plan.seed.is_multiple_of(2) {
+        Box::new(Striped { unit: plan.unit })
+    } else {
+        Box::new(Arrayed::new(plan))
+    }
+}
+
 fn devices(disks: &[Disk]) -> Vec<Arc<dyn BlockDevice>> {
     disks.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn BlockDevice>).collect()
 }
@@ -205,7 +230,8 @@ impl Subject for Arrayed {
                 match assemble_as(&devices, self.options.clone(), self.new_uuid()).await {
                     Ok(array) => {
                         let io = array.open().await.map_err(|e| e.to_string())?;
-                        let running: Box<dyn Running> = Box::new(Array { array, io });
+                        let (options, rival) = (self.options.clone(), self.new_uuid());
+                        let running: Box<dyn Running> = Box::new(Array { array, io, options, rival });
                         return Ok(running);
                     }
                     // A person leaves out what is no member (any more).
@@ -229,6 +255,9 @@ impl Subject for Arrayed {
 struct Array {
     array: Arc<ArrayDevice>,
     io: Rc<dyn BlockIo>,
+    options: Options,
+    /// The session of another host.
+    rival: Uuid,
 }
 
 impl Running for Array {
@@ -283,6 +312,30 @@ impl Running for Array {
     fn replace<'a>(&'a self, place: usize, new: &'a Disk) -> Asked<'a, ()> {
         async move {
             self.array.replace(place, Arc::new(new.clone()), false).await.map_err(|e| e.to_string())
+        }
+        .boxed_local()
+    }
+
+    fn add_spare<'a>(&'a self, spare: &'a Disk) -> Asked<'a, ()> {
+        async move { self.array.add_spare(Arc::new(spare.clone()), false).await.map_err(|e| e.to_string()) }
+            .boxed_local()
+    }
+
+    fn places(&self) -> Asked<'_, Vec<Option<String>>> {
+        async {
+            let status = self.array.status().await.map_err(|e| e.to_string())?;
+            Ok(status.members.into_iter().map(|member| member.device).collect())
+        }
+        .boxed_local()
+    }
+
+    fn intrude<'a>(&'a self, disks: &'a [Disk]) -> Asked<'a, ()> {
+        async move {
+            match assemble_as(&devices(disks), self.options.clone(), self.rival).await {
+                Ok(_) => Err("two hosts have it at the same time".into()),
+                // Whatever the reason.
+                Err(_) => Ok(()),
+            }
         }
         .boxed_local()
     }

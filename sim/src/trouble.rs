@@ -34,6 +34,8 @@ const AWAY: u64 = 90_000;
 /// The disks of an array, and which of them are hurt. It outlives crashes.
 pub(crate) struct Ward {
     pub(crate) disks: RefCell<Vec<Disk>>,
+    /// Disks that the array has as spares, or has taken one of.
+    spares: RefCell<Vec<Disk>>,
     /// Numbers of places that are hurt.
     hurt: RefCell<BTreeSet<usize>>,
     /// Makes an empty disk.
@@ -51,6 +53,7 @@ impl Ward {
     pub(crate) fn new(disks: Vec<Disk>, redundancy: usize, make: Box<dyn Fn() -> Disk>) -> Ward {
         Ward {
             disks: RefCell::new(disks),
+            spares: RefCell::default(),
             hurt: RefCell::default(),
             make,
             redundancy,
@@ -91,6 +94,7 @@ impl Ward {
     /// # Errors
     /// A member that nothing has happened to is missing.
     pub(crate) async fn look(&self, world: &World, array: &dyn Running) -> Result<(), String> {
+        self.follow(&array.places().await?);
         let missing = array.missing().await?;
         for (place, why) in &missing {
             if !self.hurt.borrow().contains(place) && !self.beyond.get() {
@@ -103,6 +107,23 @@ impl Ward {
             *seen = missing;
         }
         Ok(())
+    }
+
+    /// Sees which spares have a place now.
+    fn follow(&self, places: &[Option<String>]) {
+        let mut disks = self.disks.borrow_mut();
+        self.spares.borrow_mut().retain(|spare| {
+            let place = places.iter().position(|name| name.as_deref() == Some(spare.name()));
+            if let Some(place) = place {
+                disks[place] = spare.clone();
+            }
+            place.is_none()
+        });
+    }
+
+    /// All disks that a person would name to bring the array into use.
+    pub(crate) fn all(&self) -> Vec<Disk> {
+        self.disks.borrow().iter().chain(self.spares.borrow().iter()).cloned().collect()
     }
 
     /// Brings back who is away.
@@ -121,7 +142,22 @@ pub(crate) async fn trouble(
 ) {
     for _ in 0..plan.faults {
         sleep(plan.latency * random.below(200) as u32).await;
-        match random.below(10) {
+        match random.below(12) {
+            10 => {
+                let spare = (ward.make)();
+                match array.add_spare(&spare).await {
+                    Ok(()) => ward.spares.borrow_mut().push(spare),
+                    Err(why) => load.world.tell(format_args!("no spare: {why}")),
+                }
+            }
+            11 if !ward.is_hurt() && !ward.beyond.get() => {
+                let disks = ward.all();
+                if let Err(why) = array.intrude(&disks).await
+                    && !load.may_fail()
+                {
+                    load.fail(why);
+                }
+            }
             0 | 1 => {
                 let disk = random.pick(&ward.disks.borrow());
                 disk.straggle(true);
@@ -133,7 +169,7 @@ pub(crate) async fn trouble(
                     absence(&ward, &load, &*array, place, &mut random).await;
                 }
             }
-            6..9 => silent(&ward, &plan, &mut random),
+            6..10 if random.chance(70) => silent(&ward, &plan, &mut random),
             _ => heal(&ward, &load, &*array).await,
         }
     }
