@@ -56,15 +56,19 @@ pub trait Driver {
 /// Round trip from which on sending is paced: a metropolitan one.
 const FAR: Duration = Duration::from_millis(1);
 
+/// What a far peer may send at once when it begins.
+const WINDOW: u32 = 4 << 20;
+
 /// A burst of a whole window overflows any queue on the way that is smaller
 /// than the window: 1 MiB sent at once, and the queue of a router often is a
 /// tenth of that. Near by windows are small, and a timer costs more than it
 /// brings.
-fn pace_if_far(stream: &TcpStream) {
+fn prepare_if_far(stream: &TcpStream) {
     let rtt = stream.info().ok().and_then(|info| info.min_rtt);
     if rtt.is_some_and(|rtt| rtt >= FAR) {
-        // What cannot be paced is sent all the same.
+        // What cannot be paced, or begins slowly, is sent all the same.
         let _ = stream.pace();
+        let _ = stream.open_window(WINDOW);
     }
 }
 
@@ -90,7 +94,7 @@ pub struct Shared<Q> {
 impl<Q> Shared<Q> {
     /// Joins both.
     pub fn new(queue: Q, stream: TcpStream) -> Shared<Q> {
-        pace_if_far(&stream);
+        prepare_if_far(&stream);
         Shared {
             queue: RefCell::new(queue),
             stream,

@@ -408,6 +408,33 @@ impl TcpStream {
         };
         check(rc as isize).map(|_| ())
     }
+
+    /// Lets the peer send up to `bytes` before the kernel has seen how much
+    /// comes in a round trip: without, a window of 64 KiB holds back the first
+    /// round trips of a peer whose segments are large. The kernel goes on to
+    /// size the buffer by itself, and bounds it as ever (`tcp_rmem`).
+    ///
+    /// # Errors
+    /// Of setsockopt(2).
+    pub fn open_window(&self, bytes: u32) -> io::Result<()> {
+        // Asking for that much at a time makes room for it (tcp_set_rcvlowat in
+        // Linux, since 4.18), and does not end the kernel's own sizing as
+        // SO_RCVBUF does.
+        for low in [bytes.min(i32::MAX as u32) as i32, 1] {
+            // SAFETY: `low` is readable, and its size is told.
+            let rc = unsafe {
+                libc::setsockopt(
+                    self.source.raw(),
+                    libc::SOL_SOCKET,
+                    libc::SO_RCVLOWAT,
+                    (&raw const low).cast(),
+                    size_of_val(&low) as libc::socklen_t,
+                )
+            };
+            check(rc as isize)?;
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Debug for TcpStream {

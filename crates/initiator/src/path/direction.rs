@@ -90,6 +90,10 @@ pub(super) struct Direction {
     pub(super) lost: u32,
     /// I/O had begun anew in the last round.
     begun: bool,
+    /// Seconds for which nothing was completed, and whether segments were
+    /// lost in them: they belong to what is completed next.
+    waited: f64,
+    lost_waiting: bool,
 }
 
 impl Direction {
@@ -109,6 +113,8 @@ impl Direction {
             before: None,
             lost: 0,
             begun: false,
+            waited: 0.0,
+            lost_waiting: false,
         }
     }
 
@@ -155,20 +161,41 @@ impl Direction {
         self.average < FALLEN * self.usual
     }
 
-    pub(super) fn handle(&mut self, took: f64, sample: &WaySample, rtt: f64, queued: bool, connections: u16) {
-        // Nothing has come yet: TCP begins slowly.
-        if sample.completed == 0 && self.known == 0 {
+    /// There was no connection. What nothing came in was no time of the path.
+    pub(super) fn handle_outage(&mut self) {
+        (self.waited, self.lost_waiting) = (0.0, false);
+    }
+
+    /// Takes a round. While TCP is `resuming`, what is less than before says
+    /// nothing.
+    pub(super) fn handle(
+        &mut self,
+        took: f64,
+        sample: &WaySample,
+        rtt: f64,
+        (queued, resuming): (bool, bool),
+        connections: u16,
+    ) {
+        if sample.completed == 0 {
+            // Before the first bytes, TCP begins slowly.
+            if self.known > 0 {
+                self.waited += took;
+                self.lost_waiting |= sample.lost;
+            }
             return;
         }
+        let took = took + std::mem::take(&mut self.waited);
+        let lost = sample.lost | std::mem::take(&mut self.lost_waiting);
         let rate = sample.completed as f64 / took;
         let could_fill = sample.in_flight as f64 >= 0.6 * self.in_flight;
         // Who pauses, between two files say, finds the path empty: of a round
         // trip from then on only what is more than before says something.
         let paused = sample.begun | std::mem::replace(&mut self.begun, sample.begun);
+        let paused = paused | resuming;
         let filled = could_fill && !paused;
         self.take(rate, filled);
         let product = self.rate() * rtt;
-        self.lost = if sample.lost { LOSS_REMEMBERED } else { self.lost.saturating_sub(1) };
+        self.lost = if lost { LOSS_REMEMBERED } else { self.lost.saturating_sub(1) };
         match self.phase {
             Phase::Grow { .. } if could_fill && rate > GROWTH * self.peak => {
                 self.phase = Phase::Grow { stalled: 0 };

@@ -342,6 +342,10 @@ impl Lanes {
     /// Ends a round.
     fn round(self: &Rc<Lanes>) -> Duration {
         let lanes = self.lanes.borrow();
+        if !lanes.iter().any(|lane| lane.connection.is_connected()) {
+            drop(lanes);
+            return self.without();
+        }
         let looks = lanes.iter().map(|lane| {
             let now = lane.connection.tcp_info().unwrap_or_default();
             (lane.before.replace(now), now)
@@ -371,6 +375,15 @@ impl Lanes {
         let advice = self.advice();
         self.reports.set(PathReport { plan, advice, smoothed: rtt.unwrap_or_default() });
         self.tuner.borrow().round()
+    }
+
+    /// Ends a round without a connection.
+    fn without(&self) -> Duration {
+        self.meter.take();
+        self.sharers.end_round();
+        let mut tuner = self.tuner.borrow_mut();
+        tuner.handle_outage(self.epoch.elapsed());
+        tuner.round()
     }
 
     /// Begins to measure.

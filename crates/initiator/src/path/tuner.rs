@@ -82,6 +82,9 @@ const DRAINED: u64 = 64 << 10;
 const DOUBT_ROUNDS: u32 = 6;
 const DRAIN_ROUNDS: u32 = 3;
 const REFILL_ROUNDS: u32 = 4;
+/// Rounds after an outage in which TCP begins slowly: 14 doublings are from one
+/// packet to 16,000 of them, and each may take two rounds.
+const RESUMING: u32 = 28;
 /// A round is one round trip within these bounds: long enough to count bytes
 /// in, short enough to follow.
 const ROUND_MIN: Duration = Duration::from_millis(50);
@@ -134,6 +137,8 @@ pub struct Tuner {
     touched: u32,
     /// Rounds since the network last queued.
     unqueued: u32,
+    /// Rounds for which new connections may still be beginning.
+    resuming: u32,
     last: Duration,
 }
 
@@ -154,6 +159,7 @@ impl Tuner {
             ceiling: (0.0, 0),
             touched: 0,
             unqueued: 0,
+            resuming: 0,
             last: now,
         }
     }
@@ -166,6 +172,16 @@ impl Tuner {
     /// There was no I/O until now: the round begins here.
     pub fn handle_idle(&mut self, now: Duration) {
         self.last = now;
+    }
+
+    /// There was no connection until now. The path is taken for what it was:
+    /// with less in flight it would stand idle when it is back, and with more
+    /// its queue would overflow.
+    pub fn handle_outage(&mut self, now: Duration) {
+        self.last = now;
+        self.resuming = RESUMING;
+        self.doubt = Doubt::None;
+        self.ways.iter_mut().for_each(Direction::handle_outage);
     }
 
     /// Takes what a round has shown.
@@ -188,21 +204,24 @@ impl Tuner {
         }
         self.rtt = self.rtt.min(seen);
         let lost = sample.ways.iter().any(|way| way.lost);
-        if self.look_at_round_trip(seen, lost) {
+        if self.resuming == 0 && self.look_at_round_trip(seen, lost) {
             return;
         }
         let network = sample.rtt.map_or(seen, |rtt| rtt.as_secs_f64());
         let queued = network > QUEUED * self.rtt + QUEUED_MIN;
         for (direction, way) in self.ways.iter_mut().zip(&sample.ways) {
             if way.completed > 0 || way.in_flight > 0 {
-                direction.handle(took, way, self.rtt, queued, self.connections);
+                direction.handle(took, way, self.rtt, (queued, self.resuming > 0), self.connections);
             }
         }
         let touched = network > TOUCHED * self.rtt + TOUCHED_MIN;
         self.touched = if touched { self.touched.saturating_add(1) } else { 0 };
         self.look_for_ceiling(self.touched >= TOUCHED_ROUNDS);
         self.unqueued = if queued { 0 } else { self.unqueued.saturating_add(1) };
-        self.look_at_connections(sample);
+        match self.resuming {
+            0 => self.look_at_connections(sample),
+            left => self.resuming = left - 1,
+        }
     }
 
     /// Whether the path is being drained, so that nothing else can be judged.

@@ -93,6 +93,34 @@ impl Path {
     }
 }
 
+impl Path {
+    /// Nothing comes through: at first nobody knows why, then there is no
+    /// connection, and then there are new ones.
+    fn outage(&mut self, seconds: f64) {
+        let (begun, noticed) = (self.now, self.now + 3.0);
+        for user in &mut self.users {
+            let round = user.tuner.round().as_secs_f64();
+            let mut now = begun;
+            while now + round < begun + seconds {
+                now += round;
+                if now < noticed {
+                    let in_flight = user.tuner.plan().in_flight[0];
+                    let read = WaySample { completed: 0, in_flight, lost: true, begun: false };
+                    let ways = [read, WaySample::default()];
+                    let now = Duration::from_secs_f64(now);
+                    user.tuner.handle_sample(&Sample { now, ways, ..Sample::default() });
+                } else {
+                    user.tuner.handle_outage(Duration::from_secs_f64(now));
+                }
+            }
+            user.window = INITIAL_WINDOW;
+            user.done = 0.0;
+            user.next = begun + seconds + round;
+        }
+        self.now = begun + seconds;
+    }
+}
+
 impl User {
     fn round(&mut self, now: f64, rtt: f64, rate: f64, lost: bool) {
         let plan = self.tuner.plan();
@@ -300,6 +328,45 @@ fn pauses_between_files_are_not_taken_for_the_rate() {
     let plan = tuner.plan();
     assert!((2.4e8..2.6e8).contains(&plan.rate[0]) && plan.full[0], "{plan:?}");
     assert!(plan.in_flight[0] > 30_000_000, "{plan:?}");
+}
+
+#[test]
+fn an_outage_is_not_taken_for_the_rate() {
+    for (gbit, rtt) in [(1.0, 15.0), (1.0, 100.0), (10.0, 100.0)] {
+        let mut path = Path::new(gbit, rtt);
+        path.join();
+        path.run(30.0);
+        let before = path.users[0].tuner.plan();
+        for _ in 0..3 {
+            path.outage(20.0);
+            let back = path.now;
+            let plan = path.users[0].tuner.plan();
+            let kept = plan.in_flight[0] as f64 / before.in_flight[0] as f64;
+            assert!((0.95..1.05).contains(&kept) && plan.connections == 1, "{gbit} {rtt}: {kept}");
+            path.run(10.0);
+            let user = &path.users[0];
+            let full = user.history.iter().find(|h| h.0 > back && h.1 > 0.95 * path.rate).expect("full rate");
+            // TCP doubles from its initial window; nothing else is waited for.
+            let doublings = (path.rate * path.rtt / INITIAL_WINDOW).log2().max(0.0);
+            assert!(
+                full.0 - back < (doublings + 4.0) * path.rtt.max(0.05),
+                "{gbit} {rtt}: {}",
+                full.0 - back
+            );
+            let (low, high) = user.in_flight_since(back);
+            let usual = before.in_flight[0] as f64;
+            assert!(low > 0.9 * usual && high < 1.2 * usual, "{gbit} {rtt}: {low:e} {high:e} {usual:e}");
+        }
+    }
+    // And a path that is another one when it is back is learned.
+    let mut path = Path::new(1.0, 100.0);
+    path.join();
+    path.run(30.0);
+    path.outage(20.0);
+    path.rate /= 10.0;
+    path.run(60.0);
+    let plan = path.users[0].tuner.plan();
+    assert!(plan.rate[0] < 1.2 * path.rate && plan.in_flight[0] < 8 << 20, "{plan:?}");
 }
 
 #[test]
