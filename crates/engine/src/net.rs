@@ -16,10 +16,14 @@ use std::future::poll_fn;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Connections waiting to be accepted: a thousand hosts may come at once.
 const BACKLOG: i32 = 4096;
+/// How long an address may stay in use in the beginning: the kernel gives up the
+/// sockets of a program that was killed a moment after its process is gone.
+const PREDECESSOR: Duration = Duration::from_secs(2);
+const LISTEN_AGAIN: Duration = Duration::from_millis(20);
 
 /// Settings of a TCP socket. Buffer sizes are not among them: an explicit
 /// size would freeze the kernel's autotuning.
@@ -146,6 +150,23 @@ impl TcpListener {
         socket.bind(&addr.into())?;
         socket.listen(BACKLOG)?;
         Ok(socket.into())
+    }
+
+    /// Listens as [`bind_std`](Self::bind_std) does, once a predecessor that was
+    /// killed has left the address: for a service that is started again.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind); the address is in use for two seconds.
+    pub fn bind_after(addr: SocketAddr) -> io::Result<std::net::TcpListener> {
+        let until = Instant::now() + PREDECESSOR;
+        loop {
+            match TcpListener::bind_std(addr) {
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
+                    std::thread::sleep(LISTEN_AGAIN);
+                }
+                bound => return bound,
+            }
+        }
     }
 
     /// Brings a listener to the calling thread's engine.

@@ -19,16 +19,12 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// Wait after accept() has failed for lack of descriptors or memory: those
 /// come back only when connections end.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How long an address may stay in use in the beginning: the kernel gives up the
-/// sockets of a target that was killed a moment after its process is gone.
-const PREDECESSOR: Duration = Duration::from_secs(1);
-const LISTEN_AGAIN: Duration = Duration::from_millis(20);
 /// How long the target waits for its connections at the end.
 const STOP: Duration = Duration::from_secs(15);
 const STOP_LOOK: Duration = Duration::from_millis(10);
@@ -150,16 +146,8 @@ pub struct Target {
     discovery: Option<SocketAddr>,
 }
 
-/// Listens on `addr`, as soon as that is free.
-fn listen(addr: SocketAddr, patience: Instant) -> Result<std::net::TcpListener, Error> {
-    loop {
-        match TcpListener::bind_std(addr) {
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < patience => {
-                std::thread::sleep(LISTEN_AGAIN);
-            }
-            result => return result.map_err(|source| Error::Listen { addr, source }),
-        }
-    }
+fn listen(addr: SocketAddr) -> Result<std::net::TcpListener, Error> {
+    TcpListener::bind_after(addr).map_err(|source| Error::Listen { addr, source })
 }
 
 impl Target {
@@ -170,8 +158,6 @@ impl Target {
     /// engine that is asked for is not to be had.
     pub fn start(config: Config) -> Result<Target, Error> {
         config.check().map_err(Error::Config)?;
-        let patience = Instant::now() + PREDECESSOR;
-        let listen = |addr| listen(addr, patience);
         let mut listeners = config.listen.iter().copied().map(listen).collect::<Result<Vec<_>, _>>()?;
         let addresses = local_addresses(&listeners).map_err(Error::Thread)?;
         let mut discovery = None;

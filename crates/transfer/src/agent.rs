@@ -77,7 +77,7 @@ impl Agent {
         let named =
             |what: String| move |e: io::Error| io::Error::new(e.kind(), format!("{what}: {}", say(&e)));
         let root = Tree::open(&config.root).map_err(named(config.root.display().to_string()))?;
-        let listener = TcpListener::bind_std(config.listen)
+        let listener = TcpListener::bind_after(config.listen)
             .map_err(named(format!("cannot listen on {}", config.listen)))?;
         let address = listener.local_addr()?;
         let thread = Thread::start("transfer", config.engine.clone())?;
