@@ -4,6 +4,7 @@ mod commands;
 mod layers;
 mod links;
 mod machine;
+mod merges;
 mod unwraps;
 
 use crate::citation;
@@ -19,13 +20,14 @@ pub(crate) fn run(repo: &Repo) -> Result<()> {
     for warning in long_files(repo) {
         println!("warning: {warning}");
     }
-    let checks: [(&str, Vec<Finding>); 6] = [
+    let checks: [(&str, Vec<Finding>); 7] = [
         ("layers", layers::check(repo)?),
         ("unwraps", unwraps::check(repo)),
         ("citations", citation::all(repo).1),
         ("links", links::check(repo)),
         ("commands", commands::check(repo)?),
         ("machine", machine::check(repo)),
+        ("merges", merges::check(repo)),
     ];
     let mut found = 0;
     for (name, findings) in &checks {
