@@ -168,6 +168,49 @@ fn a_copy_from_an_agent_outlives_both_sides() {
 }
 
 #[test]
+fn a_copy_over_ssh_starts_its_own_agent() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, home) = (dir.path().join("source"), dir.path().join("home"));
+    make_tree(&source);
+    fs::create_dir(&home).expect("made");
+    // What stands for ssh: it runs the command here, in the home directory of
+    // "the other machine", as ssh would there. It has no configuration to tell.
+    let ssh = dir.path().join("ssh");
+    let script = format!(
+        "#!/bin/sh\n[ \"$1\" = -G ] && exit 1\necho \"$@\" >> {0}/calls\n\
+         while [ \"$1\" != 127.0.0.1 ]; do shift; done\ncd {0}/home && exec sh -c \"$2\"\n",
+        text(dir.path())
+    );
+    fs::write(&ssh, script).expect("written");
+    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).expect("set");
+    let how = ["--ssh", text(&ssh), "--remote-program", env!("CARGO_BIN_EXE_longhaul")];
+    let run = |args: &[&str]| longhaul(&[args, &how].concat());
+    let there = run(&["cp", "-r", text(&source), "127.0.0.1:copy"]);
+    assert_eq!(there.code, Some(0), "{there:?}");
+    assert_same(&source, &home.join("copy"));
+    let back = dir.path().join("back");
+    let pulled = run(&["sync", "127.0.0.1:copy", text(&back), "--port-range", "40000-60000"]);
+    assert_eq!(pulled.code, Some(0), "{pulled:?}");
+    assert_same(&source, &back);
+    let calls = fs::read_to_string(dir.path().join("calls")).expect("called");
+    assert!(calls.contains("agent --one-time") && calls.contains("--port-range 40000-60000"), "{calls}");
+    // The key is in no argument: there is no long word of hexadecimal digits.
+    let hex = |word: &str| word.len() >= 32 && word.chars().all(|c| c.is_ascii_hexdigit());
+    assert!(!calls.split_whitespace().any(hex), "{calls}");
+    let absent = longhaul(&[
+        "cp",
+        "-r",
+        "127.0.0.1:copy",
+        text(&back),
+        "--ssh",
+        text(&ssh),
+        "--remote-program",
+        "/no/such",
+    ]);
+    assert_eq!(absent.code, Some(5), "{absent:?}");
+}
+
+#[test]
 fn exit_codes_say_what_happened() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| text(&dir.path().join(name)).to_owned();
@@ -177,7 +220,7 @@ fn exit_codes_say_what_happened() {
     assert_eq!(longhaul(&["cp", &path("d"), &path("x")]).code, Some(3), "a directory without -r");
     assert_eq!(longhaul(&["cp", "-r", &path("none"), &path("x")]).code, Some(1));
     assert_eq!(longhaul(&["cp", &path("d/f")]).code, Some(2));
-    assert_eq!(longhaul(&["cp", "host:x", &path("y")]).code, Some(2));
+    assert_eq!(longhaul(&["cp", "-o:x", &path("y")]).code, Some(2));
     assert_eq!(longhaul(&["cp", &path("d/f"), "lh://127.0.0.1:1/x"]).code, Some(5));
     let made = Command::new("mkfifo").arg(path("d/pipe")).status();
     assert!(made.is_ok_and(|status| status.success()));
@@ -192,6 +235,20 @@ fn exit_codes_say_what_happened() {
     );
     let open = longhaul(&["agent", "--listen", "0.0.0.0:0", "--root", &path("d")]);
     assert_eq!(open.code, Some(2), "{open:?}");
+    let key = path("key");
+    let keyed = Target::spawn(command(&[
+        "agent",
+        "--listen",
+        "127.0.0.1:0",
+        "--root",
+        &path("d"),
+        "--key-file",
+        &key,
+        "--json",
+    ]));
+    let uri = keyed.ready["uri"].as_str().expect("a URI");
+    assert_eq!(longhaul(&["cp", &format!("{uri}f"), &path("x"), "--key-file", &key]).code, Some(0));
+    assert_eq!(longhaul(&["cp", &format!("{uri}f"), &path("x")]).code, Some(6));
     let only = Target::spawn(command(&[
         "agent",
         "--listen",

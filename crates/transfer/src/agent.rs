@@ -8,9 +8,10 @@
 
 use crate::filter::Filter;
 use crate::journal::Journal;
-use crate::link::Link;
+use crate::link::{Link, LinkError};
 use crate::monitor::Monitor;
 use crate::place::Root;
+use crate::seal::Key;
 use crate::sink;
 use crate::source::{self, Plan, SessionError};
 use crate::tree::{Tree, say};
@@ -41,10 +42,14 @@ pub(crate) const STREAMS: u16 = 64;
 /// How an agent is set up.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
-    /// Where to listen.
-    pub listen: SocketAddr,
-    /// What to serve.
-    pub root: PathBuf,
+    /// Where to listen: the first address that is free. One alone is waited for
+    /// if a predecessor has just left it.
+    pub listen: Vec<SocketAddr>,
+    /// What to serve; or everything that this user may reach, with paths from
+    /// the working directory on.
+    pub root: Option<PathBuf>,
+    /// Serve only who has this key, and encrypt; or anybody, in the clear.
+    pub key: Option<Key>,
     /// Refuse to write.
     pub read_only: bool,
     /// Threads that read, for each session.
@@ -67,6 +72,21 @@ pub struct Agent {
     _thread: Thread,
 }
 
+fn listen(addresses: &[SocketAddr]) -> io::Result<std::net::TcpListener> {
+    let bind = match addresses {
+        [_] => TcpListener::bind_after,
+        _ => TcpListener::bind_std,
+    };
+    let mut failed = io::Error::new(io::ErrorKind::InvalidInput, "no address to listen on");
+    for &address in addresses {
+        match bind(address) {
+            Ok(listener) => return Ok(listener),
+            Err(e) => failed = io::Error::new(e.kind(), format!("cannot listen on {address}: {}", say(&e))),
+        }
+    }
+    Err(failed)
+}
+
 impl Agent {
     /// Starts an agent.
     ///
@@ -76,16 +96,18 @@ impl Agent {
     pub fn start(config: AgentConfig) -> io::Result<Agent> {
         let named =
             |what: String| move |e: io::Error| io::Error::new(e.kind(), format!("{what}: {}", say(&e)));
-        let root = Tree::open(&config.root).map_err(named(config.root.display().to_string()))?;
-        let listener = TcpListener::bind_after(config.listen)
-            .map_err(named(format!("cannot listen on {}", config.listen)))?;
+        let root = match &config.root {
+            None => Root::Here,
+            Some(path) => Root::Beneath(Tree::open(path).map_err(named(path.display().to_string()))?),
+        };
+        let listener = listen(&config.listen)?;
         let address = listener.local_addr()?;
         let thread = Thread::start("transfer", config.engine.clone())?;
         drop(thread.handle().spawn(move || async move {
             let agent = Rc::new(Serving {
                 pool: BufPool::new(config.memory),
                 config,
-                root: Root::Beneath(root),
+                root,
                 joining: RefCell::default(),
                 joined: Notify::new(),
                 greetings: Cell::new(0),
@@ -165,7 +187,7 @@ impl Serving {
         if greeting.is_none() {
             return;
         }
-        match timeout(GREETING, link.rx.frame()).await {
+        match timeout(GREETING, self.first(&mut link)).await {
             Ok(Ok(Some(Frame::Hello(hello)))) => {
                 drop(greeting);
                 match self.serve(*hello, link, peer).await {
@@ -180,6 +202,10 @@ impl Serving {
                 longhaul_engine::sleep(GREETING).await;
                 self.joining.borrow_mut().remove(&session);
             }
+            Ok(Ok(Some(Frame::Refuse(refusal)))) => {
+                tracing::warn!("{peer}: {}", refusal.message);
+                source::refuse(&mut link, refusal).await;
+            }
             Ok(Ok(Some(_))) => tracing::warn!("{peer}: began with a frame that begins nothing"),
             Ok(Ok(None)) => {}
             Ok(Err(e)) => {
@@ -187,6 +213,26 @@ impl Serving {
                 source::refuse(&mut link, Refusal::new(RefusalKind::Protocol, e)).await;
             }
             Err(_) => tracing::warn!("{peer}: said nothing for {} s", GREETING.as_secs()),
+        }
+    }
+
+    /// The first frame that says what is wanted, from somebody with the key, or
+    /// the refusal that somebody without it gets.
+    async fn first(&self, link: &mut Link) -> Result<Option<Frame>, LinkError> {
+        let refuse = |message: &str| Ok(Some(Frame::Refuse(Refusal::new(RefusalKind::NotAllowed, message))));
+        match (&self.config.key, link.rx.frame().await?) {
+            (Some(key), Some(Frame::Secure(message))) => match link.secure_answer(key, &message).await {
+                Ok(()) => link.rx.frame().await,
+                Err(LinkError::Io(e)) if e.kind() == io::ErrorKind::PermissionDenied => {
+                    refuse("the agent has another key")
+                }
+                Err(e) => Err(e),
+            },
+            (None, Some(Frame::Secure(_))) => refuse("the agent has no key: it serves in the clear"),
+            (Some(_), Some(Frame::Hello(_) | Frame::Join(_))) => {
+                refuse("the agent wants a key: use --key-file")
+            }
+            (_, frame) => Ok(frame),
         }
     }
 

@@ -4,7 +4,9 @@ use crate::agent::{STREAMS, plan, writer};
 use crate::link::Link;
 use crate::monitor::Monitor;
 use crate::place::{Root, means_contents};
+use crate::seal::{Key, fill_random};
 use crate::source::SessionError;
+use crate::ssh::{Remote, Ssh};
 use crate::wire::{
     Compare, Counts, Direction, Frame, Hello, Options, Place, Refusal, RefusalKind, Request, VERSION,
     Welcome, show,
@@ -33,6 +35,13 @@ const MEMORY: usize = 64 << 20;
 pub enum Endpoint {
     /// A path on this machine.
     Local(Vec<u8>),
+    /// A path on a machine that ssh reaches.
+    Ssh {
+        /// As ssh takes it: `[USER@]HOST`.
+        host: String,
+        /// Path, relative to the home directory.
+        path: Vec<u8>,
+    },
     /// A path below the root of a running agent.
     Agent {
         /// Name or address.
@@ -45,7 +54,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// From what was typed: a path, or `lh://HOST[:PORT]/PATH`.
+    /// From what was typed: a path, `[USER@]HOST:PATH`, or `lh://HOST[:PORT]/PATH`.
     ///
     /// # Errors
     /// It is neither; in words.
@@ -58,12 +67,7 @@ impl Endpoint {
             let colon = bytes.iter().position(|b| *b == b':');
             let slash = bytes.iter().position(|b| *b == b'/').unwrap_or(bytes.len());
             return match colon {
-                Some(at) if at < slash => Err(format!(
-                    "'{}': copies over ssh are not supported; start an agent there and use lh://HOST:PORT/PATH, \
-                     or write ./{} for a file of that name",
-                    show(bytes),
-                    show(bytes)
-                )),
+                Some(at) if at < slash => ssh(&bytes[..at], &bytes[at + 1..]),
                 _ => Ok(Endpoint::Local(bytes.to_vec())),
             };
         };
@@ -83,22 +87,43 @@ impl Endpoint {
 
     fn path(&self) -> &[u8] {
         match self {
-            Endpoint::Local(path) | Endpoint::Agent { path, .. } => path,
+            Endpoint::Local(path) | Endpoint::Ssh { path, .. } | Endpoint::Agent { path, .. } => path,
         }
     }
 
-    fn server(&self) -> Option<(&str, u16)> {
+    fn server(&self) -> Option<Server> {
         match self {
             Endpoint::Local(_) => None,
-            Endpoint::Agent { host, port, .. } => Some((host, *port)),
+            Endpoint::Ssh { host, .. } => Some(Server::Ssh(host.clone())),
+            Endpoint::Agent { host, port, .. } => Some(Server::Agent(host.clone(), *port)),
         }
     }
+}
+
+/// Who is at the other end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Server {
+    Ssh(String),
+    Agent(String, u16),
+}
+
+/// `host:path`. A leading `~/` is where such paths begin anyway.
+fn ssh(host: &[u8], path: &[u8]) -> Result<Endpoint, String> {
+    let wrong = || format!("'{}' is no host; write ./ before a file with a colon in its name", show(host));
+    let host = std::str::from_utf8(host).map_err(|_| wrong())?.to_owned();
+    // What begins with a dash would be an option of ssh.
+    if host.is_empty() || host.starts_with('-') || host.contains(char::is_whitespace) {
+        return Err(wrong());
+    }
+    let path = path.strip_prefix(b"~/").unwrap_or(if path == b"~" { b"" } else { path });
+    Ok(Endpoint::Ssh { host, path: path.to_vec() })
 }
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Endpoint::Local(path) => f.write_str(&show(path)),
+            Endpoint::Ssh { host, path } => write!(f, "{host}:{}", show(path)),
             Endpoint::Agent { host, port, path } => write!(f, "lh://{host}:{port}/{}", show(path)),
         }
     }
@@ -130,6 +155,10 @@ pub struct Settings {
     pub readers: usize,
     /// Threads that write here.
     pub writers: usize,
+    /// Encrypt, with the key of the agent.
+    pub key: Option<Key>,
+    /// How agents are started where none runs.
+    pub ssh: Ssh,
     /// How long connecting may take.
     pub connect: Duration,
     /// Congestion control, by the kernel's name.
@@ -144,6 +173,8 @@ impl Default for Settings {
             streams: 4,
             readers: 4,
             writers: 4,
+            key: None,
+            ssh: Ssh::default(),
             connect: Duration::from_secs(30),
             congestion: None,
             engine: Config::default(),
@@ -196,6 +227,12 @@ pub enum CopyError {
     Session(#[from] SessionError),
 }
 
+impl From<crate::LinkError> for CopyError {
+    fn from(e: crate::LinkError) -> CopyError {
+        CopyError::Session(e.into())
+    }
+}
+
 impl From<Refusal> for CopyError {
     fn from(refusal: Refusal) -> CopyError {
         CopyError::Refused(refusal)
@@ -223,10 +260,21 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
     if !(1..=STREAMS).contains(&settings.streams) {
         return Err(CopyError::Usage(format!("between 1 and {STREAMS} streams can be used")));
     }
+    let mut settings = settings.clone();
+    let push = to.is_some();
+    // The agent lives as long as this does.
+    let mut _remote = None;
+    let server = match from.or(to) {
+        Some(Server::Ssh(host)) => {
+            let remote = Remote::start(&host, &settings.ssh)?;
+            settings.key = Some(remote.key.clone());
+            Some(_remote.insert(remote).server.clone())
+        }
+        Some(Server::Agent(host, port)) => Some((host, port)),
+        None => None,
+    };
     let job = Job { request, settings: settings.clone(), monitor: Arc::clone(monitor) };
     let thread = Thread::start("transfer", settings.engine.clone()).map_err(SessionError::from)?;
-    let server = from.or(to).map(|(host, port)| (host.to_owned(), port));
-    let push = to.is_some();
     let remote = thread.handle().spawn(move || async move {
         match server {
             None => job.local().await,
@@ -336,16 +384,20 @@ impl Job {
         let hello = Hello { oldest: VERSION, newest: VERSION, session, streams, direction, request };
         let pool = BufPool::new(MEMORY);
         let options = SocketOptions { congestion: self.settings.congestion.clone() };
-        let open = async |index: u16| -> io::Result<(Link, Option<String>)> {
-            let stream = TcpStream::connect(addr, &options).await?;
+        let open = async |index: u16| -> Result<(Link, Option<String>), CopyError> {
+            let connected = TcpStream::connect(addr, &options).await;
+            let stream = connected.map_err(|e| unreachable(reason(&e)))?;
             let congestion = stream.congestion().ok();
             let mut link = Link::tcp(stream, pool.clone());
+            if let Some(key) = &self.settings.key {
+                link.secure(key).await??;
+            }
             let first = if index == 0 { Frame::Hello(Box::new(hello.clone())) } else { Frame::Join(session) };
-            link.tx.send(vec![first]).await?;
+            link.tx.send(vec![first]).await.map_err(SessionError::from)?;
             Ok((link, congestion))
         };
         let begin = async {
-            let opened = try_join_all((0..streams).map(open)).await.map_err(|e| unreachable(reason(&e)))?;
+            let opened = try_join_all((0..streams).map(open)).await?;
             let (mut links, congestion): (Vec<Link>, Vec<_>) = opened.into_iter().unzip();
             let answer = links[0].rx.frame().await.map_err(SessionError::from)?;
             match answer {
@@ -389,10 +441,7 @@ async fn resolve(server: (String, u16)) -> Result<SocketAddr, String> {
 /// A name that nobody else has, or can guess.
 fn session_id() -> io::Result<[u8; 16]> {
     let mut id = [0; 16];
-    let mut filled = 0;
-    while filled < id.len() {
-        filled += rustix::rand::getrandom(&mut id[filled..], rustix::rand::GetRandomFlags::empty())?;
-    }
+    fill_random(&mut id)?;
     Ok(id)
 }
 
@@ -414,7 +463,11 @@ mod tests {
         assert_eq!(parse("lh://[::1]:7000/x"), agent("::1", 7000, "x"));
         assert_eq!(parse("lh://[::1]/x"), agent("::1", PORT, "x"));
         assert_eq!(parse("a/b:c"), Ok(Endpoint::Local(b"a/b:c".to_vec())));
-        for bad in ["", "lh://", "lh://:1/x", "lh://h:port/x", "host:path"] {
+        let host =
+            |host: &str, path: &str| Ok(Endpoint::Ssh { host: host.into(), path: path.as_bytes().to_vec() });
+        assert_eq!(parse("me@dtn:a/b:c"), host("me@dtn", "a/b:c"));
+        assert_eq!((parse("dtn:~/a"), parse("dtn:")), (host("dtn", "a"), host("dtn", "")));
+        for bad in ["", "lh://", "lh://:1/x", "lh://h:port/x", "-oProxyCommand=x:y", ":x", "a b:c"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -26,6 +26,8 @@
 //! | `tree` | a directory that is never left |
 //! | `source`, `sink` | the two sides: queues, tasks and threads |
 //! | `link` | frames over a connection |
+//! | `seal` | encryption under them |
+//! | `ssh` | an agent for one copy, started over ssh |
 //! | [`copy()`], [`Agent`] | who connects, and who is connected to |
 //! | [`dataset`] | data sets to test with |
 
@@ -43,9 +45,11 @@ mod place;
 mod queue;
 mod read;
 mod scan;
+mod seal;
 pub mod session;
 mod sink;
 mod source;
+mod ssh;
 mod tree;
 pub mod wire;
 mod write;
@@ -56,4 +60,6 @@ pub use filter::Filter;
 pub use link::LinkError;
 pub use monitor::{Monitor, Snapshot, Stage};
 pub use queue::Gauge;
+pub use seal::Key;
 pub use source::SessionError;
+pub use ssh::{READY, Ssh};

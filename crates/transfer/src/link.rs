@@ -4,7 +4,8 @@
 //! received beyond a frame whose header is not within the limits.
 
 use crate::queue::Queue;
-use crate::wire::{Frame, HEADER_LEN, Header, Malformed};
+use crate::seal::{Handshake, Key, Opener, Sealer};
+use crate::wire::{Frame, HEADER_LEN, Header, Malformed, Refusal};
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::{Buf, BufMut, BufPool, Memory, RecvMsg, SendMsg};
 use std::io;
@@ -43,7 +44,7 @@ pub(crate) struct Link {
 
 /// The end that sends.
 pub(crate) enum Tx {
-    Tcp { stream: Rc<TcpStream>, msg: Option<SendMsg> },
+    Tcp { stream: Rc<TcpStream>, msg: Option<SendMsg>, sealer: Option<Sealer> },
     Memory(Closing),
 }
 
@@ -68,6 +69,7 @@ pub(crate) struct TcpRx {
     msg: Option<RecvMsg>,
     /// Staged bytes that were taken.
     taken: usize,
+    opener: Option<Opener>,
 }
 
 impl Link {
@@ -78,8 +80,14 @@ impl Link {
             tracing::debug!("no keep-alive: {e}");
         }
         let stream = Rc::new(stream);
-        let rx = TcpRx { stream: Rc::clone(&stream), pool, msg: Some(RecvMsg::new(STAGING)), taken: 0 };
-        Link { tx: Tx::Tcp { stream, msg: Some(SendMsg::new()) }, rx: Rx::Tcp(Box::new(rx)) }
+        let rx = TcpRx {
+            stream: Rc::clone(&stream),
+            pool,
+            msg: Some(RecvMsg::new(STAGING)),
+            taken: 0,
+            opener: None,
+        };
+        Link { tx: Tx::Tcp { stream, msg: Some(SendMsg::new()), sealer: None }, rx: Rx::Tcp(Box::new(rx)) }
     }
 
     /// Two ends within the process.
@@ -98,6 +106,46 @@ fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::BrokenPipe, "the other side has gone")
 }
 
+impl Link {
+    /// Encrypts from here on, for who connects.
+    ///
+    /// # Errors
+    /// The other side has another key, none, or is no agent.
+    pub(crate) async fn secure(&mut self, key: &Key) -> Result<Result<(), Refusal>, LinkError> {
+        let mut handshake = Handshake::new(key, true)?;
+        self.tx.send(vec![Frame::Secure(handshake.write()?.into())]).await?;
+        match self.rx.frame().await? {
+            Some(Frame::Secure(message)) => {
+                handshake.read(&message)?;
+                self.seal(handshake)?;
+                Ok(Ok(()))
+            }
+            Some(Frame::Refuse(refusal)) => Ok(Err(refusal)),
+            _ => Err(closed().into()),
+        }
+    }
+
+    /// Encrypts from here on, for who is connected to and got `message`.
+    ///
+    /// # Errors
+    /// The other side has another key.
+    pub(crate) async fn secure_answer(&mut self, key: &Key, message: &[u8]) -> Result<(), LinkError> {
+        let mut handshake = Handshake::new(key, false)?;
+        handshake.read(message)?;
+        self.tx.send(vec![Frame::Secure(handshake.write()?.into())]).await?;
+        Ok(self.seal(handshake)?)
+    }
+
+    fn seal(&mut self, handshake: Handshake) -> io::Result<()> {
+        let (mine, theirs) = handshake.finish()?;
+        if let (Tx::Tcp { sealer, .. }, Rx::Tcp(rx)) = (&mut self.tx, &mut self.rx) {
+            *sealer = Some(mine);
+            rx.secure(theirs)?;
+        }
+        Ok(())
+    }
+}
+
 impl Tx {
     /// Sends frames, in order.
     pub(crate) async fn send(&mut self, frames: Vec<Frame>) -> io::Result<()> {
@@ -109,9 +157,12 @@ impl Tx {
                 }
                 Ok(())
             }
-            Tx::Tcp { stream, msg } => {
+            Tx::Tcp { stream, msg, sealer } => {
                 let mut next = msg.take().unwrap_or_default();
-                fill(&mut next, frames);
+                match sealer {
+                    None => fill(&mut next, frames),
+                    Some(sealer) => fill_sealed(&mut next, frames, sealer)?,
+                }
                 let (result, back) = stream.send(next).await;
                 *msg = Some(back);
                 result
@@ -140,6 +191,21 @@ fn fill(msg: &mut SendMsg, frames: Vec<Frame>) {
     }
 }
 
+/// Makes one message of frames, encrypted.
+fn fill_sealed(msg: &mut SendMsg, frames: Vec<Frame>, sealer: &mut Sealer) -> io::Result<()> {
+    let mut plain = Vec::new();
+    for frame in frames {
+        let (head, body) = frame.encode();
+        plain.extend_from_slice(&head);
+        body.iter().for_each(|body| plain.extend_from_slice(body));
+    }
+    let sealed = sealer.seal(&plain)?;
+    let len = sealed.len();
+    msg.begin(sealed);
+    msg.push_bytes(0, len);
+    Ok(())
+}
+
 impl Rx {
     /// The next frame; none when the other side has ended between two.
     pub(crate) async fn frame(&mut self) -> Result<Option<Frame>, LinkError> {
@@ -163,7 +229,17 @@ impl TcpRx {
         Ok(Some(Frame::decode(header, &head, body)?))
     }
 
+    /// Everything that was not taken yet is encrypted.
+    fn secure(&mut self, mut opener: Opener) -> io::Result<()> {
+        opener.feed(self.staged())?;
+        self.opener = Some(opener);
+        Ok(())
+    }
+
     fn staged(&self) -> &[u8] {
+        if let Some(opener) = &self.opener {
+            return opener.plain();
+        }
         self.msg.as_ref().and_then(|msg| msg.staged().get(self.taken..)).unwrap_or_default()
     }
 
@@ -172,7 +248,10 @@ impl TcpRx {
         let staged = self.staged();
         let len = staged.len().min(to.len());
         to[..len].copy_from_slice(&staged[..len]);
-        self.taken += len;
+        match &mut self.opener {
+            Some(opener) => opener.take(len),
+            None => self.taken += len,
+        }
         len
     }
 
@@ -194,6 +273,10 @@ impl TcpRx {
     async fn body(&mut self, len: usize) -> io::Result<Buf> {
         let mut buf = self.pool.alloc(len).await;
         let mut done = self.copy(&mut buf);
+        if self.opener.is_some() {
+            self.read(&mut buf[done..], false).await?;
+            return Ok(buf.freeze());
+        }
         while done < len {
             let direct = Some((buf, done));
             let (back, received) = self.receive(direct, STAGING_BEHIND_BODY).await?;
@@ -223,6 +306,9 @@ impl TcpRx {
             Some((Memory::Buf(buf), _)) => Some(buf),
             _ => None,
         };
+        if let (Some(opener), Ok(1..)) = (&mut self.opener, &result) {
+            opener.feed(msg.staged())?;
+        }
         self.msg = Some(msg);
         result.map(|received| (back, received))
     }

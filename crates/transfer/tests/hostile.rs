@@ -8,7 +8,7 @@ use longhaul_transfer::wire::{
     Batch, Close, Content, Digest, Direction, Entry, Frame, HEADER_LEN, Hash, Header, Hello, Kind, Options,
     Place, RefusalKind, RelPath, Request, Time, VERSION,
 };
-use longhaul_transfer::{Agent, CopyError, SessionError};
+use longhaul_transfer::{Agent, CopyError, Key, Monitor, SessionError, Settings, Summary, copy};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -234,6 +234,80 @@ fn an_agent_that_only_reads_lets_nobody_write() {
     let refused = run(&spec(local(&dir.path().join("f")), at(&agent, "g")));
     assert!(matches!(refused, Err(CopyError::Refused(r)) if r.kind == RefusalKind::NotAllowed));
     run(&spec(at(&agent, "f"), local(&dir.path().join("g")))).expect("read");
+}
+
+#[test]
+fn who_has_no_key_or_another_one_gets_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::write(dir.path().join("f"), "1").expect("written");
+    let key = Key::random().expect("a key");
+    let keyed = agent_with(dir.path(), |config| config.key = Some(key.clone()));
+    let open = agent(dir.path());
+    let copy_with = |agent: &Agent, key: Option<&Key>| {
+        let settings = Settings { key: key.cloned(), ..Settings::default() };
+        let monitor = std::sync::Arc::new(Monitor::new());
+        copy(&spec(at(agent, "f"), local(&dir.path().join("g"))), &settings, &monitor)
+    };
+    let refused = |result: Result<Summary, CopyError>| {
+        assert!(
+            matches!(&result, Err(CopyError::Refused(r)) if r.kind == RefusalKind::NotAllowed),
+            "{result:?}"
+        );
+    };
+    refused(copy_with(&keyed, None));
+    refused(copy_with(&keyed, Some(&Key::random().expect("a key"))));
+    refused(copy_with(&open, Some(&key)));
+    // Who says nothing of a key is not even heard.
+    let mut peer = Peer::connect(&keyed);
+    peer.send(Frame::Join([1; 16]));
+    assert!(matches!(peer.hear(), Some(Frame::Refuse(_))));
+    assert!(!dir.path().join("g").exists());
+    copy_with(&keyed, Some(&key)).expect("let in");
+    assert_eq!(fs::read(dir.path().join("g")).expect("there"), b"1");
+}
+
+#[test]
+fn nothing_of_an_encrypted_copy_is_seen_on_the_way() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, root) = (dir.path().join("source"), dir.path().join("root"));
+    fs::create_dir(&root).expect("made");
+    make_tree(&source);
+    fs::write(source.join("telltale-name"), b"telltale content".repeat(100)).expect("written");
+    let key = Key::random().expect("a key");
+    let agent = agent_with(&root, |config| config.key = Some(key.clone()));
+    // A tap: everything that goes either way is kept.
+    let tap = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+    let (there, seen) = (agent.address(), std::sync::Arc::new(std::sync::Mutex::new(Vec::new())));
+    let address = tap.local_addr().expect("an address");
+    let keep = std::sync::Arc::clone(&seen);
+    std::thread::spawn(move || {
+        for near in tap.incoming().flatten() {
+            let far = TcpStream::connect(there).expect("connected");
+            for (mut from, mut to) in [(&near, &far), (&far, &near)]
+                .map(|(a, b)| (a.try_clone(), b.try_clone()))
+                .map(|(a, b)| (a.expect("cloned"), b.expect("cloned")))
+            {
+                let keep = std::sync::Arc::clone(&keep);
+                std::thread::spawn(move || {
+                    let mut buf = vec![0; 65536];
+                    while let Ok(n @ 1..) = from.read(&mut buf) {
+                        keep.lock().expect("lock").extend_from_slice(&buf[..n]);
+                        if to.write_all(&buf[..n]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = to.shutdown(std::net::Shutdown::Write);
+                });
+            }
+        }
+    });
+    let settings = Settings { key: Some(key), ..Settings::default() };
+    let spec = spec(local(&source), endpoint(&format!("lh://{address}/copy")));
+    copy(&spec, &settings, &std::sync::Arc::new(Monitor::new())).expect("copied");
+    assert_same(&source, &root.join("copy"));
+    let seen = seen.lock().expect("lock");
+    assert!(seen.len() > 5_000_000, "the tap saw {} bytes", seen.len());
+    assert!(!seen.windows(8).any(|w| w == b"telltale"));
 }
 
 #[test]

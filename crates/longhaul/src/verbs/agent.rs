@@ -4,29 +4,40 @@ use crate::exit::{Failure, Outcome};
 use crate::names::{EngineArgs, parse_bytes};
 use crate::output::Output;
 use longhaul_target::is_loopback;
-use longhaul_transfer::{Agent, AgentConfig};
+use longhaul_transfer::{Agent, AgentConfig, Key};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Serves the directory to `longhaul cp` and `longhaul sync`, as lh://HOST:PORT/PATH with paths relative
-to it. Nothing outside the directory is reached. There are no keys and no encryption yet: whoever
-reaches the port may read and write as the user who runs this, so --insecure has to say that this is
-wanted, except on a loopback address.
+to it. Nothing outside the directory is reached. With --key-file only who has the same key is served,
+and everything is encrypted; the file is made if it does not exist, and is to be copied to the other
+machine. Without a key, whoever reaches the port may read and write as the user who runs this:
+--insecure has to say that this is wanted, except on a loopback address.
 
 Example:
-  longhaul agent --listen 192.0.2.7:7400 --root /srv/data --insecure")]
+  longhaul agent --listen 192.0.2.7:7400 --root /srv/data --key-file ~/.config/longhaul/agent.key")]
 pub(crate) struct Args {
     /// Address and port to serve on
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7400")]
     listen: SocketAddr,
     /// The directory to serve
-    #[arg(long, value_name = "DIR")]
-    root: PathBuf,
+    #[arg(long, value_name = "DIR", required_unless_present = "one_time")]
+    root: Option<PathBuf>,
+    /// What `cp` starts over ssh: serve all that this user may reach, with the key that comes on
+    /// standard input, until that ends
+    #[arg(long, conflicts_with_all = ["root", "insecure", "key_file"])]
+    one_time: bool,
+    /// Ports to choose from, with --one-time [default: any]
+    #[arg(long, value_name = "FROM-TO", requires = "one_time", value_parser = super::cp::port_range)]
+    port_range: Option<(u16, u16)>,
+    /// Serve only who has this key, and encrypt
+    #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
+    key_file: Option<PathBuf>,
     /// Serve without keys and encryption
     #[arg(long)]
     insecure: bool,
@@ -49,34 +60,69 @@ pub(crate) struct Args {
     engine: EngineArgs,
 }
 
+/// Where to listen: the first address that is free.
+fn listen(args: &Args) -> Vec<SocketAddr> {
+    if !args.one_time {
+        return vec![args.listen];
+    }
+    // Where ssh has come in, data can too.
+    let here = std::env::var("SSH_CONNECTION").ok();
+    let here = here.as_deref().and_then(|text| text.split(' ').nth(2)?.parse().ok());
+    let ip: IpAddr = here.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+    let (from, to) = args.port_range.unwrap_or((0, 0));
+    (from..=to).map(|port| SocketAddr::new(ip, port)).collect()
+}
+
+/// The key that `cp` hands over on standard input.
+fn one_time_key() -> Result<Key, Failure> {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).map_err(Failure::failed)?;
+    Key::parse(&line).map_err(Failure::usage)
+}
+
 pub(crate) fn run(args: Args, output: Output) -> Outcome {
-    if !args.insecure && !is_loopback(&args.listen) {
+    if !args.insecure && !args.one_time && args.key_file.is_none() && !is_loopback(&args.listen) {
         return Err(Failure::usage(format_args!(
-            "{} can be reached from other machines, and nothing is encrypted: say --insecure if the network \
-             is trusted",
+            "{} can be reached from other machines: give a --key-file, or say --insecure if the network is \
+             trusted",
             args.listen
         )));
     }
     // From here on a signal is an event, also before all is ready.
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(Failure::failed)?;
     super::cp::raise_descriptors();
-    let config = AgentConfig {
-        listen: args.listen,
+    let key = match args.one_time {
+        true => Some(one_time_key()?),
+        false => super::cp::key(args.key_file.as_deref(), Key::load_or_make)?,
+    };
+    let agent = Agent::start(AgentConfig {
+        listen: listen(&args),
         root: args.root.clone(),
+        key,
         read_only: args.read_only,
         readers: args.readers.into(),
         writers: args.writers.into(),
         memory: usize::try_from(args.memory).map_err(Failure::usage)?,
-        congestion: args.congestion.clone(),
+        congestion: args.congestion,
         engine: args.engine.config(),
-    };
-    let agent = Agent::start(config).map_err(Failure::failed)?;
+    })
+    .map_err(Failure::failed)?;
     let uri = format!("lh://{}/", agent.address());
     output.event("ready", json!({ "listen": agent.address().to_string(), "uri": uri, "root": args.root }));
     if !output.is_json() {
         output.line(format_args!("ready {uri}"));
     }
-    signals.forever().next();
+    if args.one_time {
+        // It ends with who started it, or when it is told to.
+        std::thread::spawn(move || {
+            if signals.forever().next().is_some() {
+                std::process::exit(0);
+            }
+        });
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    } else {
+        signals.forever().next();
+    }
     drop(agent);
     output.event("summary", json!({ "clean": true }));
     Ok(())

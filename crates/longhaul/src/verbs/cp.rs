@@ -8,11 +8,14 @@ use crate::output::Output;
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use longhaul_transfer::wire::{Compare, Durability, Hash, Options, Place, RefusalKind};
-use longhaul_transfer::{CopyError, CopySpec, Endpoint, Filter, Monitor, SessionError, Settings, copy};
+use longhaul_transfer::{
+    CopyError, CopySpec, Endpoint, Filter, Key, Monitor, SessionError, Settings, Ssh, copy,
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,12 +37,14 @@ pub(crate) fn raise_descriptors() {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-SRC and DST are paths, or lh://HOST:PORT/PATH at a running `longhaul agent`; one end is on this
-machine. A directory DST gets the sources in it; one that does not exist becomes the copy.
+SRC and DST are paths, HOST:PATH over ssh (which starts an agent there; data goes over connections of
+its own, encrypted with a key for this copy), or lh://HOST:PORT/PATH at a running `longhaul agent`;
+one end is on this machine. A directory DST gets the sources in it; one that does not exist becomes the copy.
 Modes and times are kept; symbolic links are copied, not followed. A copy that was cut off is taken
 up again where it was when the same command is run again.
 
 Examples:
+  longhaul cp -r results me@dtn2:incoming
   longhaul cp -r results lh://dtn2:7400/incoming
   longhaul cp -r lh://dtn2:7400/incoming/results .")]
 pub(crate) struct CpArgs {
@@ -63,8 +68,8 @@ Makes DST what SRC is: copies what DST does not have, or has otherwise. What cou
   size      another size
   mtime     another size or another time of change
   checksum  other content (both sides read all files of the same size)
-SRC and DST are directories, or lh://HOST:PORT/PATH at a running `longhaul agent`; one end is on this
-machine.
+SRC and DST are directories, HOST:PATH over ssh, or lh://HOST:PORT/PATH at a running `longhaul agent`;
+one end is on this machine.
 
 Example:
   longhaul sync /data/run7 lh://dtn2:7400/run7 --delete")]
@@ -149,6 +154,18 @@ struct Common {
     /// Threads that write on this machine
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = threads())]
     writers: u16,
+    /// Encrypt, with the key of the agent
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// The ssh program for HOST:PATH, and arguments for it
+    #[arg(long, value_name = "COMMAND", default_value = "ssh")]
+    ssh: String,
+    /// What this program is called on HOST
+    #[arg(long, value_name = "COMMAND", default_value = "longhaul")]
+    remote_program: String,
+    /// Ports for data connections to HOST [default: any]
+    #[arg(long, value_name = "FROM-TO", value_parser = port_range)]
+    port_range: Option<(u16, u16)>,
     /// How long connecting may take
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_time)]
     connect_timeout: Duration,
@@ -186,16 +203,40 @@ impl Common {
         }
     }
 
-    fn settings(&self) -> Settings {
-        Settings {
+    fn settings(&self) -> Result<Settings, Failure> {
+        Ok(Settings {
+            ssh: Ssh {
+                program: self.ssh.split_whitespace().map(str::to_owned).collect(),
+                remote_program: self.remote_program.clone(),
+                ports: self.port_range,
+            },
+            key: key(self.key_file.as_deref(), Key::load)?,
             streams: self.streams,
             readers: self.readers.into(),
             writers: self.writers.into(),
             connect: self.connect_timeout,
             congestion: self.congestion.clone(),
             engine: self.engine.config(),
-        }
+        })
     }
+}
+
+/// Parses `FROM-TO`.
+pub(crate) fn port_range(text: &str) -> Result<(u16, u16), String> {
+    let parsed = text.split_once('-').and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
+    parsed
+        .filter(|(from, to)| 0 < *from && from <= to)
+        .ok_or_else(|| "the form is FROM-TO, such as 50000-50100".into())
+}
+
+/// The key in a file, if there is to be one.
+pub(crate) fn key(
+    path: Option<&Path>,
+    load: fn(&Path) -> std::io::Result<Key>,
+) -> Result<Option<Key>, Failure> {
+    let named =
+        |path: &Path| load(path).map_err(|e| Failure::failed(format_args!("{}: {e}", path.display())));
+    path.map(named).transpose()
 }
 
 fn endpoint(text: &OsString) -> Result<Endpoint, Failure> {
@@ -211,7 +252,7 @@ pub(crate) fn cp(args: CpArgs, output: Output) -> Outcome {
         filters: args.common.filters()?,
         options: args.common.options(),
     };
-    run(&spec, &args.common.settings(), output)
+    run(&spec, &args.common.settings()?, output)
 }
 
 pub(crate) fn sync(args: SyncArgs, output: Output) -> Outcome {
@@ -230,7 +271,7 @@ pub(crate) fn sync(args: SyncArgs, output: Output) -> Outcome {
         filters: args.common.filters()?,
         options: Options { compare, delete, dry_run, ..args.common.options() },
     };
-    run(&spec, &args.common.settings(), output)
+    run(&spec, &args.common.settings()?, output)
 }
 
 fn run(spec: &CopySpec, settings: &Settings, output: Output) -> Outcome {

@@ -100,6 +100,8 @@ pub enum Frame {
     Hello(Box<Hello>),
     /// Another connection for a session.
     Join([u8; 16]),
+    /// A message of the handshake; behind it the connection is encrypted.
+    Secure(Box<[u8]>),
     /// The session is granted.
     Welcome(Welcome),
     /// It is not, or not any more.
@@ -164,6 +166,7 @@ const TROUBLE: u8 = 10;
 const PROGRESS: u8 = 11;
 const END: u8 = 12;
 const FINISHED: u8 = 13;
+const SECURE: u8 = 14;
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,7 +187,7 @@ impl Header {
         let mut from = Fields(&bytes);
         let (kind, zero) = (from.u8()?, from.u8()?);
         let (head, body) = (usize::from(from.u16()?), from.u32()? as usize);
-        let good = (HELLO..=FINISHED).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= BODY_MAX;
+        let good = (HELLO..=SECURE).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= BODY_MAX;
         if good { Ok(Header { kind, head, body }) } else { Err(Malformed::Value("header")) }
     }
 }
@@ -223,6 +226,10 @@ impl Frame {
             Frame::Join(session) => {
                 head.put(&session);
                 JOIN
+            }
+            Frame::Secure(message) => {
+                head.put(&message);
+                SECURE
             }
             Frame::Welcome(welcome) => {
                 welcome.encode(&mut head);
@@ -299,6 +306,7 @@ impl Frame {
         Ok(match header.kind {
             HELLO => Frame::Hello(Box::new(Hello::decode(from, &body)?)),
             JOIN => Frame::Join(from.array()?),
+            SECURE => Frame::Secure(head.into()),
             WELCOME => Frame::Welcome(Welcome::decode(from)?),
             REFUSE => Frame::Refuse(Refusal::decode(from)?),
             BATCH => Frame::Batch(body),

@@ -104,8 +104,9 @@ pub fn agent(root: &Path) -> Agent {
 
 pub fn agent_with(root: &Path, change: impl FnOnce(&mut AgentConfig)) -> Agent {
     let mut config = AgentConfig {
-        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-        root: root.to_owned(),
+        listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+        root: Some(root.to_owned()),
+        key: None,
         read_only: false,
         readers: 3,
         writers: 3,
