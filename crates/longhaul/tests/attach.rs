@@ -9,6 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::Receiver;
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
@@ -249,17 +250,40 @@ fn what_cannot_be_attached_is_named() {
     assert!(!place.path("x").exists() && place.attached().is_empty());
 }
 
+/// A process that attaches in the foreground, and its events.
+struct Foreground {
+    child: Child,
+    events: Receiver<Value>,
+}
+
+impl Foreground {
+    fn start(place: &Place, devices: &[&str], at: &Path) -> Foreground {
+        let args = [&["attach"], devices, &["--at", text(at), "--foreground", "--json"]].concat();
+        let mut child = place.command(&args).stderr(Stdio::inherit()).spawn().expect("started");
+        let events = common::follow(child.stdout.take().expect("a pipe"));
+        Foreground { child, events }
+    }
+
+    fn event(&self, name: &str) -> Value {
+        let event = self.events.recv_timeout(common::PATIENCE).expect("an event");
+        assert_eq!(event["event"], name, "{event}");
+        event
+    }
+}
+
+impl Drop for Foreground {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 #[test]
 fn several_devices_are_one_and_it_can_stay_in_the_foreground() {
     let Some(place) = Place::new() else { return };
     let at = place.path("disk");
-    let args =
-        ["attach", "mem:8MiB", "mem:8MiB", "--layout", "stripe", "--at", text(&at), "--foreground", "--json"];
-    let mut command = place.command(&args);
-    let mut child: Child = command.stderr(Stdio::inherit()).spawn().expect("started");
-    let events = common::follow(child.stdout.take().expect("a pipe"));
-    let ready = events.recv_timeout(common::PATIENCE).expect("ready");
-    assert_eq!((&ready["event"], &ready["size"]), (&"ready".into(), &(16 * MIB).into()));
+    let mut attached = Foreground::start(&place, &["mem:8MiB", "mem:8MiB", "--layout", "stripe"], &at);
+    assert_eq!(attached.event("ready")["size"], 16 * MIB);
     let content = pattern(3 * MIB as usize, 5);
     let file = writer(&at);
     file.write_all_at(&content, 0).expect("written");
@@ -267,10 +291,58 @@ fn several_devices_are_one_and_it_can_stay_in_the_foreground() {
     file.read_exact_at(&mut back, 0).expect("read");
     assert!(back == content);
     drop(file);
-    signal(&child, "INT");
-    let summary = events.recv_timeout(common::PATIENCE).expect("a summary");
-    assert_eq!((&summary["event"], &summary["clean"]), (&"summary".into(), &true.into()));
-    assert!(child.wait().expect("ended").success() && !at.exists());
+    signal(&attached.child, "INT");
+    assert_eq!(attached.event("summary")["clean"], true);
+    assert!(attached.child.wait().expect("ended").success() && !at.exists());
+}
+
+#[test]
+fn a_second_signal_ends_it_in_use_with_what_was_acknowledged() {
+    let Some(place) = Place::new() else { return };
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = dir.path().join("backing");
+    let target = Target::start(&[&format!("d=file:{},size=64MiB", backing.display())], &[]);
+    let at = place.path("disk");
+    let mut attached = Foreground::start(&place, &[&target.uri(0)], &at);
+    attached.event("ready");
+    let file = writer(&at);
+    signal(&attached.child, "TERM");
+    assert!(attached.event("waiting")["users"].is_array());
+    file.write_all_at(&pattern(MIB as usize, 6), 3 * MIB).expect("its user keeps it");
+    signal(&attached.child, "TERM");
+    assert_eq!(attached.event("summary")["clean"], false);
+    assert_eq!(attached.child.wait().expect("ended").code(), Some(3));
+    assert!(file.read_at(&mut [0; 512], 0).is_err(), "nobody is there to read it");
+    assert!(
+        fs::read(&backing).expect("read")[3 * MIB as usize..][..MIB as usize] == pattern(MIB as usize, 6)
+    );
+    target.stop();
+}
+
+#[test]
+fn a_device_that_shrinks_is_told_of_and_keeps_what_it_has() {
+    let Some(place) = Place::new() else { return };
+    let dir = tempfile::tempdir().expect("directory");
+    let backing = dir.path().join("backing");
+    let target = Target::start(&[&format!("d=file:{},size=64MiB", backing.display())], &[]);
+    let at = place.path("disk");
+    let attached = Foreground::start(&place, &[&target.uri(0)], &at);
+    attached.event("ready");
+    let file = writer(&at);
+    file.write_all_at(&pattern(8192, 7), 4096).expect("written");
+    file.sync_all().expect("durable");
+    File::options().write(true).open(&backing).expect("opened").set_len(32 * MIB).expect("cut");
+    signal(&target.child, "HUP");
+    assert_eq!(attached.event("resized")["size"], 32 * MIB);
+    let full = file.write_at(&[1; 4096], 40 * MIB).expect_err("past the end");
+    assert_eq!(full.raw_os_error(), Some(28), "{full}");
+    let mut back = vec![0; 8192];
+    file.read_exact_at(&mut back, 4096).expect("read");
+    assert_eq!(back, pattern(8192, 7));
+    drop(file);
+    place.good(&["detach", text(&at)]);
+    assert_eq!(target.event("resized")["size"], 32 * MIB);
+    target.stop();
 }
 
 /// What somebody does who is not root; `$1` is the program.
