@@ -218,8 +218,9 @@ pub(crate) fn state(path: &Path) -> State {
     match mounted.next_back() {
         None => State::Nothing,
         Some(false) => State::Other,
-        Some(true) => match std::fs::metadata(path) {
-            Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => State::Dead,
+        // Attributes may be the kernel's own copy; this always asks.
+        Some(true) => match rustix::fs::statfs(path) {
+            Err(Errno::NOTCONN) => State::Dead,
             _ => State::Fuse,
         },
     }
