@@ -2,6 +2,8 @@
 //!
 //! Invariants:
 //! - the first attempt after a connection that has worked is made at once;
+//! - so is one after another that was waited for longer than this would wait: a
+//!   path that is back is not to be missed by sleeping;
 //! - the time limit counts from the loss of the last connection that has
 //!   worked: one that dies before any work is done does not count.
 
@@ -28,11 +30,13 @@ pub(crate) struct Outage {
     useless: u32,
     /// What the next attempt waits for.
     wait: Duration,
+    /// When the last attempt began.
+    last: Option<Instant>,
 }
 
 impl Outage {
     pub(crate) fn new() -> Outage {
-        Outage { since: now(), attempts: 0, useless: 0, wait: Duration::ZERO }
+        Outage { since: now(), attempts: 0, useless: 0, wait: Duration::ZERO, last: None }
     }
 
     /// A connection is lost; `worked` tells whether it has done any work.
@@ -45,7 +49,7 @@ impl Outage {
             self.since = now();
         }
         self.useless += 1;
-        self.attempts = 0;
+        (self.attempts, self.last) = (0, None);
         self.wait = match self.useless {
             // It may just have been idle.
             1 => Duration::ZERO,
@@ -63,7 +67,10 @@ impl Outage {
             1 => wait,
             n => wait.max(doubled(FIRST, n - 2, LAST)),
         };
-        (self.attempts, wait.mul_f64(0.5 + jitter() / 2.0))
+        let spent = self.last.map_or(Duration::ZERO, |last| now().saturating_duration_since(last));
+        let wait = wait.mul_f64(0.5 + jitter() / 2.0).saturating_sub(spent);
+        self.last = Some(now() + wait);
+        (self.attempts, wait)
     }
 
     /// Connections in a row that were of no use.
@@ -94,8 +101,25 @@ fn jitter() -> f64 {
 mod tests {
     use super::*;
 
+    /// Waits before attempts that fail at once.
     fn waits(outage: &mut Outage, n: usize) -> Vec<u128> {
-        (0..n).map(|_| outage.attempt().1.as_millis()).collect()
+        let attempt = |_| {
+            outage.last = None;
+            outage.attempt().1.as_millis()
+        };
+        (0..n).map(attempt).collect()
+    }
+
+    #[test]
+    fn who_has_waited_for_an_answer_does_not_wait_again() {
+        let mut outage = Outage::new();
+        outage.begin(true);
+        outage.attempts = 10;
+        outage.last = now().checked_sub(LAST / 4);
+        let wait = outage.attempt().1;
+        assert!((LAST / 8..=LAST * 3 / 4).contains(&wait), "{wait:?}");
+        outage.last = now().checked_sub(LAST);
+        assert_eq!(outage.attempt().1, Duration::ZERO);
     }
 
     #[test]

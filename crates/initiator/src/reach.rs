@@ -14,10 +14,10 @@ use std::time::Duration;
 
 /// Time between the beginnings of two attempts: a fraction of the second
 /// within which I/O is to go on.
-const INTERVAL: Duration = Duration::from_millis(100);
+const INTERVAL: Duration = Duration::from_millis(50);
 /// Attempts under way at a time. When there are so many, the first is older
 /// than any round trip (2 s), and it is time to look at the name again.
-const ATTEMPTS_MAX: usize = 20;
+const ATTEMPTS_MAX: usize = 40;
 
 /// Connects to the first address that answers. Ends with an error once every
 /// address has refused; whoever calls it limits the time.
