@@ -7,22 +7,29 @@ use crate::program::finish;
 use crate::setup::Setup;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
+use std::cell::RefCell;
 use std::io::{self, BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 /// iperf3 3.12 now and then does not end where segments are lost: it is ended
-/// so much after its time, and asked again, so often at most.
+/// so much after its time, and asked again, so often at most. The server of the
+/// time before may serve nobody any more.
 const PATIENCE: Duration = Duration::from_secs(15);
-const ATTEMPTS: u32 = 3;
+const ATTEMPTS: u32 = 4;
 
-/// A running server.
+/// A client, and the server that it has.
 #[derive(Debug)]
 pub(crate) struct Iperf {
-    port: String,
+    server: RefCell<Server>,
     version: String,
-    _server: Guard,
+}
+
+#[derive(Debug)]
+struct Server {
+    port: String,
+    _process: Guard,
     _stdout: BufReader<ChildStdout>,
 }
 
@@ -33,24 +40,8 @@ impl Iperf {
         let Some(version) = first_line(Command::new("iperf3").arg("--version")) else {
             return Ok(None);
         };
-        // It cannot say which free port it took, so we look for one.
-        let host = setup.target.address;
-        let port = setup.target.run(|| Ok(TcpListener::bind((host, 0))?.local_addr()?.port()))?;
-        let port = port.map_err(|e: io::Error| anyhow!(e))?.to_string();
-        let mut command = setup.target.command("iperf3");
-        command.args(["--server", "--bind", &host.to_string(), "--port", &port, "--forceflush"]);
-        // It reports on stderr that we end it.
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let child = setup.target.start(&mut command)?;
-        let mut server = Guard(child);
-        let mut stdout = BufReader::new(server.0.stdout.take().context("no pipe")?);
-        let mut line = String::new();
-        while !line.contains("listening") {
-            line.clear();
-            ensure!(stdout.read_line(&mut line)? > 0, "iperf3 does not listen on port {port}");
-        }
         let version = version.split(' ').take(2).collect::<Vec<_>>().join(" ");
-        Ok(Some(Iperf { port, version, _server: server, _stdout: stdout }))
+        Ok(Some(Iperf { server: RefCell::new(Server::start(setup)?), version }))
     }
 
     pub(crate) fn version(&self) -> &str {
@@ -69,7 +60,8 @@ impl Iperf {
         for _ in 1..ATTEMPTS {
             match self.attempt(setup, write, bs, streams) {
                 Err(error) => {
-                    eprintln!("  iperf3 did not end well within {:?}; again: {error:#}", length + PATIENCE)
+                    eprintln!("  iperf3 did not end well within {:?}; again: {error:#}", length + PATIENCE);
+                    self.server.replace(Server::start(setup)?);
                 }
                 result => return result,
             }
@@ -84,7 +76,7 @@ impl Iperf {
         command.args([&patience, "iperf3"]);
         let host = setup.target.address.to_string();
         command
-            .args(["--client", &host, "--port", &self.port, "--json", "--no-delay"])
+            .args(["--client", &host, "--port", &self.server.borrow().port, "--json", "--no-delay"])
             .args(["--congestion", &setup.congestion, "--length", &bs.to_string()])
             .args(["--time", &seconds(setup.runtime), "--omit", &seconds(setup.ramp)])
             .args(["--parallel", &streams.to_string()])
@@ -92,5 +84,27 @@ impl Iperf {
         let result: Value = serde_json::from_str(&finish(&mut command, setup)?).context("iperf3's result")?;
         let bits = result["end"]["sum_received"]["bits_per_second"].as_f64();
         Ok(bits.context("iperf3 without a result")? / 8.0)
+    }
+}
+
+impl Server {
+    fn start(setup: &Setup) -> Result<Server> {
+        // It cannot say which free port it took, so we look for one.
+        let host = setup.target.address;
+        let port = setup.target.run(|| Ok(TcpListener::bind((host, 0))?.local_addr()?.port()))?;
+        let port = port.map_err(|e: io::Error| anyhow!(e))?.to_string();
+        let mut command = setup.target.command("iperf3");
+        command.args(["--server", "--bind", &host.to_string(), "--port", &port, "--forceflush"]);
+        // It reports on stderr that we end it.
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let child = setup.target.start(&mut command)?;
+        let mut process = Guard(child);
+        let mut stdout = BufReader::new(process.0.stdout.take().context("no pipe")?);
+        let mut line = String::new();
+        while !line.contains("listening") {
+            line.clear();
+            ensure!(stdout.read_line(&mut line)? > 0, "iperf3 does not listen on port {port}");
+        }
+        Ok(Server { port, _process: process, _stdout: stdout })
     }
 }
