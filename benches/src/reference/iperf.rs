@@ -7,10 +7,10 @@ use crate::program::finish;
 use crate::setup::Setup;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
-use std::cell::RefCell;
 use std::io::{self, BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{ChildStdout, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// iperf3 3.12 now and then does not end where segments are lost: it is ended
@@ -22,7 +22,7 @@ const ATTEMPTS: u32 = 4;
 /// A client, and the server that it has.
 #[derive(Debug)]
 pub(crate) struct Iperf {
-    server: RefCell<Server>,
+    server: Mutex<Server>,
     version: String,
 }
 
@@ -41,7 +41,11 @@ impl Iperf {
             return Ok(None);
         };
         let version = version.split(' ').take(2).collect::<Vec<_>>().join(" ");
-        Ok(Some(Iperf { server: RefCell::new(Server::start(setup)?), version }))
+        Ok(Some(Iperf { server: Mutex::new(Server::start(setup)?), version }))
+    }
+
+    fn server(&self) -> MutexGuard<'_, Server> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn version(&self) -> &str {
@@ -61,7 +65,7 @@ impl Iperf {
             match self.attempt(setup, write, bs, streams) {
                 Err(error) => {
                     eprintln!("  iperf3 did not end well within {:?}; again: {error:#}", length + PATIENCE);
-                    self.server.replace(Server::start(setup)?);
+                    *self.server() = Server::start(setup)?;
                 }
                 result => return result,
             }
@@ -76,7 +80,7 @@ impl Iperf {
         command.args([&patience, "iperf3"]);
         let host = setup.target.address.to_string();
         command
-            .args(["--client", &host, "--port", &self.server.borrow().port, "--json", "--no-delay"])
+            .args(["--client", &host, "--port", &self.server().port, "--json", "--no-delay"])
             .args(["--congestion", &setup.congestion, "--length", &bs.to_string()])
             .args(["--time", &seconds(setup.runtime), "--omit", &seconds(setup.ramp)])
             .args(["--parallel", &streams.to_string()])

@@ -24,7 +24,7 @@ const FAR: Duration = Duration::from_millis(100);
 const WINDOW: Duration = Duration::from_secs(4);
 
 /// How long connections may be tried; plain streams are there from the start.
-const SETTLING: Duration = Duration::from_secs(4);
+const SETTLING: Duration = Duration::from_secs(8);
 
 struct Case {
     name: &'static str,
@@ -60,7 +60,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         measure(setup, &Link::start(conditions, None)?, case, &mut section)?;
     }
     section.notes.push(format!(
-        "{}, windows of 4 s and 10 round trips after 0.7 s and 30 round trips of load, and 4 s more for ours, in which connections are tried; losses, queues and reordering in both directions. Connections: \
+        "{}, windows of 4 s and 10 round trips after 0.7 s and 30 round trips of load, and 8 s more for ours, in which connections are tried; losses, queues and reordering in both directions. Connections: \
          what was chosen by measurement; iperf3 then gets as many streams in the same round",
         link::rate(RATE)
     ));
@@ -68,7 +68,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     section.commands = commands(setup, RATE, NEAR, &format!(" {}", case.flags), "");
     let congestion = &setup.congestion;
     section.commands.extend([
-        client(&format!("longhaul bench URI --rw read --bs 1MiB --runtime 4s --ramp 5150ms --congestion {congestion}")),
+        client(&format!("longhaul bench URI --rw read --bs 1MiB --runtime 4s --ramp 9150ms --congestion {congestion}")),
         client(&format!("iperf3 --client 10.77.1.2 --congestion {congestion} --parallel CONNECTIONS --length 128K --no-delay --reverse")),
     ]);
     Ok(section)

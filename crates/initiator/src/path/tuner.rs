@@ -98,6 +98,9 @@ enum Trial {
     /// From this many connections, at this rate, for so many rounds yet,
     /// against this.
     More { from: u16, rate: f64, left: u32, against: Limit },
+    /// Against loss, without those that seemed to be of no use: whether it goes
+    /// as well as with so many, which brought this rate, for so many rounds yet.
+    Less { than: u16, rate: f64, left: u32 },
 }
 
 /// Whether the least round trip still is what it was.
@@ -299,11 +302,26 @@ impl Tuner {
                     self.no_use = NO_USE;
                     self.trial = Trial::None { wait: 0 };
                 } else {
-                    self.connections = from;
-                    self.trial = Trial::None { wait: self.no_use };
-                    self.no_use = (4 * self.no_use).min(NO_USE_MAX);
+                    let than = std::mem::replace(&mut self.connections, from);
+                    // TCP that has met no loss yet is faster than it will be,
+                    // and was what the others were compared with.
+                    match against {
+                        Limit::Loss => self.trial = Trial::Less { than, rate: total, left: JUDGE_AFTER },
+                        _ => self.was_of_no_use(),
+                    }
                 }
             }
+            Trial::Less { than, rate, left } if left == 0 || self.regrets(left, rate) => {
+                if USE_LOST * total <= rate {
+                    self.connections = than;
+                    self.limit.get_or_insert(Limit::Loss);
+                    self.no_use = NO_USE;
+                    self.trial = Trial::None { wait: 0 };
+                } else {
+                    self.was_of_no_use();
+                }
+            }
+            Trial::Less { than, rate, left } => self.trial = Trial::Less { than, rate, left: left - 1 },
             Trial::More { from, rate, left, against } => {
                 // Only once they are there.
                 let left = if sample.connections < self.connections { left } else { left - 1 };
@@ -334,6 +352,17 @@ impl Tuner {
     fn convinces(&self, left: u32, before: f64) -> bool {
         let total: f64 = self.ways.iter().map(Direction::rate).sum();
         left <= JUDGE_AFTER - CONVINCING_AFTER && total >= CONVINCING * before
+    }
+
+    /// Whether it is clear before the time is over that more were better.
+    fn regrets(&self, left: u32, before: f64) -> bool {
+        let total: f64 = self.ways.iter().map(Direction::rate).sum();
+        left <= JUDGE_AFTER - CONVINCING_AFTER && CONVINCING * total <= before
+    }
+
+    fn was_of_no_use(&mut self) {
+        self.trial = Trial::None { wait: self.no_use };
+        self.no_use = (4 * self.no_use).min(NO_USE_MAX);
     }
 
     /// A direction that is at its end although the network does not queue: the
@@ -388,7 +417,7 @@ impl Tuner {
         let used = || self.ways.iter().filter(|way| way.known > 0);
         let judged = used().count() > 0 && used().all(|way| way.phase == Phase::Hold && way.before.is_none());
         let tried = match self.trial {
-            Trial::More { .. } => false,
+            Trial::More { .. } | Trial::Less { .. } => false,
             Trial::None { wait } => wait > 0 || self.is_full() || self.connections >= self.limits.connections,
         };
         judged && tried && self.doubt == Doubt::None

@@ -307,6 +307,33 @@ fn what_comes_at_once_after_a_loss_is_not_taken_for_the_rate() {
     assert!(plan.in_flight[0] < 130_000_000, "{plan:?}");
 }
 
+/// On a path of 1 Gb/s that loses at random, TCP is fast until it has met its
+/// first losses, and then brings 120 Mb/s a connection.
+#[test]
+fn connections_that_were_compared_with_luck_are_missed_and_taken_back() {
+    const YOUNG: u32 = 45;
+    let limits = Limits { in_flight: 1 << 30, connections: 16 };
+    let (mut tuner, mut ages) = (Tuner::new(limits, Duration::from_millis(15), Duration::ZERO), Vec::new());
+    let mut poor = 0;
+    for n in 1..600u64 {
+        let plan = tuner.plan();
+        ages.resize(ages.len().max(plan.connections.into()), 0);
+        ages.iter_mut().for_each(|age| *age += 1);
+        let used = ages.iter().take(plan.connections.into());
+        let each = used.map(|age| if *age < YOUNG { 60e6 } else { 15e6 });
+        let rate = each.sum::<f64>().min(GBIT);
+        poor += u32::from(n > 100 && rate < 0.9 * GBIT);
+        let (completed, in_flight) = ((rate / 20.0) as u64, plan.in_flight[0]);
+        let read = WaySample { completed, in_flight, lost: n % 3 == 0, begun: false };
+        let rtt = Some(Duration::from_millis(15));
+        let (now, ways) = (Duration::from_millis(50 * n), [read, WaySample::default()]);
+        let connections = plan.connections;
+        tuner.handle_sample(&Sample { now, ways, rtt, connections, ..Sample::default() });
+    }
+    assert!(tuner.plan().connections >= 8, "{:?}", tuner.plan());
+    assert!(poor < 25, "for {poor} of 500 rounds too little came");
+}
+
 #[test]
 fn pauses_between_files_are_not_taken_for_the_rate() {
     let limits = Limits { in_flight: 1 << 30, connections: 1 };
