@@ -20,7 +20,7 @@ use uuid::Uuid;
 /// The subsystem of most tests.
 pub const NQN: &str = "nqn.2026-11.io.longhaul:test:disk";
 /// Longer than any wait of a test that passes: a hang becomes a failure.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Every engine that this machine has.
 pub fn engines() -> Vec<EngineConfig> {

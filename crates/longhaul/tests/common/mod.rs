@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// Longer than any run of a test that passes: a hang becomes a failure.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The program, away from the configuration of this machine.
 pub fn command(args: &[&str]) -> Command {

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Longer than any answer takes: a hang becomes a failure.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 pub const NQN: &str = "nqn.2014-08.org.example:disk";
 pub const HOSTNQN: &str = "nqn.2014-08.org.example:host";
 pub const HOSTID: Uuid = Uuid::from_u128(0x0102_0304);

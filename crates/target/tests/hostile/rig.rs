@@ -56,7 +56,8 @@ impl Rig {
             );
         }
         let addr = target.addresses()[0];
-        let witnesses = [MEM, FILE].map(|nsid| Witness::start(addr, nsid)).into();
+        let start = |(nsid, device)| Witness::start(addr, nsid, device);
+        let witnesses = [(MEM, "memory"), (FILE, "the file")].map(start).into();
         Some(Rig { target, addr, witnesses, memory, _dir: dir })
     }
 
@@ -117,6 +118,8 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 /// Somebody who writes and verifies all the while, on connections that live
 /// from beginning to end.
 struct Witness {
+    /// What it works on.
+    device: &'static str,
     shared: Arc<Shared>,
     thread: JoinHandle<()>,
 }
@@ -129,7 +132,7 @@ struct Shared {
 }
 
 impl Witness {
-    fn start(addr: SocketAddr, nsid: u32) -> Witness {
+    fn start(addr: SocketAddr, nsid: u32, device: &'static str) -> Witness {
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
         let thread = std::thread::spawn(move || {
@@ -141,7 +144,7 @@ impl Witness {
                 theirs.done.notify_all();
             }
         });
-        Witness { shared, thread }
+        Witness { device, shared, thread }
     }
 
     /// Waits until a whole round was begun and ended from now on.
@@ -150,7 +153,7 @@ impl Witness {
         let until = *rounds + 2;
         let waited = self.shared.done.wait_timeout_while(rounds, PATIENCE, |rounds| *rounds < until);
         let timed_out = waited.map(|(_, time)| time.timed_out()).expect("lock");
-        assert!(!timed_out && !self.thread.is_finished(), "others do not go on");
+        assert!(!timed_out && !self.thread.is_finished(), "others do not go on with {}", self.device);
     }
 
     fn stop(self) {
