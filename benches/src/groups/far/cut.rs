@@ -68,7 +68,8 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
             "longhaul bench URI --rw write --bs 1MiB --verify crc32c --runtime {length}s --congestion {} &",
             setup.congestion
         )),
-        "longhaul wan set link --cut; sleep 20; longhaul wan set link --restore".into(),
+        "longhaul wan set link --cut && sleep 20".into(),
+        "longhaul wan set link --restore".into(),
     ]);
     Ok(section)
 }
