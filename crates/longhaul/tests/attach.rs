@@ -8,8 +8,7 @@ use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::Receiver;
+use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
@@ -55,6 +54,13 @@ impl Place {
         let ready = ran.events().remove(0);
         assert_eq!((&ready["event"], &ready["path"]), (&"ready".into(), &text(at).into()), "{ready}");
         ready["pid"].to_string()
+    }
+
+    /// Attaches in the foreground.
+    fn foreground(&self, devices: &[&str], at: &Path) -> Target {
+        Target::spawn(
+            self.command(&[&["attach"], devices, &["--at", text(at), "--foreground", "--json"]].concat()),
+        )
     }
 
     fn attached(&self) -> Vec<Value> {
@@ -250,40 +256,12 @@ fn what_cannot_be_attached_is_named() {
     assert!(!place.path("x").exists() && place.attached().is_empty());
 }
 
-/// A process that attaches in the foreground, and its events.
-struct Foreground {
-    child: Child,
-    events: Receiver<Value>,
-}
-
-impl Foreground {
-    fn start(place: &Place, devices: &[&str], at: &Path) -> Foreground {
-        let args = [&["attach"], devices, &["--at", text(at), "--foreground", "--json"]].concat();
-        let mut child = place.command(&args).stderr(Stdio::inherit()).spawn().expect("started");
-        let events = common::follow(child.stdout.take().expect("a pipe"));
-        Foreground { child, events }
-    }
-
-    fn event(&self, name: &str) -> Value {
-        let event = self.events.recv_timeout(common::PATIENCE).expect("an event");
-        assert_eq!(event["event"], name, "{event}");
-        event
-    }
-}
-
-impl Drop for Foreground {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 #[test]
 fn several_devices_are_one_and_it_can_stay_in_the_foreground() {
     let Some(place) = Place::new() else { return };
     let at = place.path("disk");
-    let mut attached = Foreground::start(&place, &["mem:8MiB", "mem:8MiB", "--layout", "stripe"], &at);
-    assert_eq!(attached.event("ready")["size"], 16 * MIB);
+    let mut attached = place.foreground(&["mem:8MiB", "mem:8MiB", "--layout", "stripe"], &at);
+    assert_eq!(attached.ready["size"], 16 * MIB);
     let content = pattern(3 * MIB as usize, 5);
     let file = writer(&at);
     file.write_all_at(&content, 0).expect("written");
@@ -303,8 +281,7 @@ fn a_second_signal_ends_it_in_use_with_what_was_acknowledged() {
     let backing = dir.path().join("backing");
     let target = Target::start(&[&format!("d=file:{},size=64MiB", backing.display())], &[]);
     let at = place.path("disk");
-    let mut attached = Foreground::start(&place, &[&target.uri(0)], &at);
-    attached.event("ready");
+    let mut attached = place.foreground(&[&target.uri(0)], &at);
     let file = writer(&at);
     signal(&attached.child, "TERM");
     assert!(attached.event("waiting")["users"].is_array());
@@ -326,8 +303,7 @@ fn a_device_that_shrinks_is_told_of_and_keeps_what_it_has() {
     let backing = dir.path().join("backing");
     let target = Target::start(&[&format!("d=file:{},size=64MiB", backing.display())], &[]);
     let at = place.path("disk");
-    let attached = Foreground::start(&place, &[&target.uri(0)], &at);
-    attached.event("ready");
+    let attached = place.foreground(&[&target.uri(0)], &at);
     let file = writer(&at);
     file.write_all_at(&pattern(8192, 7), 4096).expect("written");
     file.sync_all().expect("durable");

@@ -22,6 +22,7 @@ use longhaul_engine::sync::Notify;
 use longhaul_engine::{BufPool, Config, Thread, blocking, spawn, timeout};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -72,6 +73,10 @@ pub struct Agent {
     _thread: Thread,
 }
 
+fn named(what: impl fmt::Display, e: &io::Error) -> io::Error {
+    io::Error::new(e.kind(), format!("{what}: {}", say(e)))
+}
+
 fn listen(addresses: &[SocketAddr]) -> io::Result<std::net::TcpListener> {
     let bind = match addresses {
         [_] => TcpListener::bind_after,
@@ -81,7 +86,7 @@ fn listen(addresses: &[SocketAddr]) -> io::Result<std::net::TcpListener> {
     for &address in addresses {
         match bind(address) {
             Ok(listener) => return Ok(listener),
-            Err(e) => failed = io::Error::new(e.kind(), format!("cannot listen on {address}: {}", say(&e))),
+            Err(e) => failed = named(format!("cannot listen on {address}"), &e),
         }
     }
     Err(failed)
@@ -94,11 +99,9 @@ impl Agent {
     /// The address cannot be listened on, the root cannot be opened, or there is
     /// no engine.
     pub fn start(config: AgentConfig) -> io::Result<Agent> {
-        let named =
-            |what: String| move |e: io::Error| io::Error::new(e.kind(), format!("{what}: {}", say(&e)));
         let root = match &config.root {
             None => Root::Here,
-            Some(path) => Root::Beneath(Tree::open(path).map_err(named(path.display().to_string()))?),
+            Some(path) => Root::Beneath(Tree::open(path).map_err(|e| named(path.display(), &e))?),
         };
         let listener = listen(&config.listen)?;
         let address = listener.local_addr()?;

@@ -273,8 +273,8 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
         Some(Server::Agent(host, port)) => Some((host, port)),
         None => None,
     };
-    let job = Job { request, settings: settings.clone(), monitor: Arc::clone(monitor) };
     let thread = Thread::start("transfer", settings.engine.clone()).map_err(SessionError::from)?;
+    let job = Job { request, settings, monitor: Arc::clone(monitor) };
     let remote = thread.handle().spawn(move || async move {
         match server {
             None => job.local().await,

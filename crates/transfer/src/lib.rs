@@ -62,4 +62,4 @@ pub use monitor::{Monitor, Snapshot, Stage};
 pub use queue::Gauge;
 pub use seal::Key;
 pub use source::SessionError;
-pub use ssh::{READY, Ssh};
+pub use ssh::Ssh;

@@ -29,7 +29,7 @@ impl Default for Ssh {
 }
 
 /// The first word that an agent says when it listens; its address follows.
-pub const READY: &str = "ready lh://";
+const READY: &str = "ready lh://";
 
 /// A running agent on another machine.
 #[derive(Debug)]

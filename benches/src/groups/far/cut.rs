@@ -57,8 +57,8 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     section.notes.push(format!(
         "{}; what is measured is each of a row's {CUTS} cuts; the load goes on for {BETWEEN:?} between two cuts. \
          Back: from the moment when the link carries again until the bytes that it delivers within {WHILE:?} are \
-         95 % of what they were in the {BEFORE:?} before the cut. Counted by the emulator, not by the program. The verified load writes blocks with \
-         address, generation and checksum, and reads all of them in the end",
+         95 % of what they were in the {BEFORE:?} before the cut. Counted by the emulator, not by the program. \
+         The verified load writes blocks with address, generation and checksum, and reads all of them in the end",
         link::rate(RATE)
     ));
     section.commands = commands(setup, RATE, ROUND_TRIPS[0], "", "");

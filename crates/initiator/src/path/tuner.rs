@@ -292,15 +292,12 @@ impl Tuner {
 
     /// More connections, where a connection and not the path is the limit.
     fn look_at_connections(&mut self, sample: &Sample) {
-        let total: f64 = self.ways.iter().map(Direction::rate).sum();
+        let total = self.total();
         match self.trial {
-            Trial::More { from, rate, left, against } if left == 0 || self.convinces(left, rate) => {
+            Trial::More { from, rate, left, against } if is_clear(left, rate, total) => {
                 let worth = if against == Limit::Loss { USE_LOST } else { USE };
-                let useful = total >= worth * rate;
-                if useful {
-                    self.limit.get_or_insert(against);
-                    self.no_use = NO_USE;
-                    self.trial = Trial::None { wait: 0 };
+                if total >= worth * rate {
+                    self.was_of_use(against);
                 } else {
                     let than = std::mem::replace(&mut self.connections, from);
                     // TCP that has met no loss yet is faster than it will be,
@@ -311,12 +308,10 @@ impl Tuner {
                     }
                 }
             }
-            Trial::Less { than, rate, left } if left == 0 || self.regrets(left, rate) => {
+            Trial::Less { than, rate, left } if is_clear(left, total, rate) => {
                 if USE_LOST * total <= rate {
                     self.connections = than;
-                    self.limit.get_or_insert(Limit::Loss);
-                    self.no_use = NO_USE;
-                    self.trial = Trial::None { wait: 0 };
+                    self.was_of_use(Limit::Loss);
                 } else {
                     self.was_of_no_use();
                 }
@@ -348,16 +343,10 @@ impl Tuner {
         }
     }
 
-    /// Whether connections have shown their use before their time is over.
-    fn convinces(&self, left: u32, before: f64) -> bool {
-        let total: f64 = self.ways.iter().map(Direction::rate).sum();
-        left <= JUDGE_AFTER - CONVINCING_AFTER && total >= CONVINCING * before
-    }
-
-    /// Whether it is clear before the time is over that more were better.
-    fn regrets(&self, left: u32, before: f64) -> bool {
-        let total: f64 = self.ways.iter().map(Direction::rate).sum();
-        left <= JUDGE_AFTER - CONVINCING_AFTER && CONVINCING * total <= before
+    fn was_of_use(&mut self, against: Limit) {
+        self.limit.get_or_insert(against);
+        self.no_use = NO_USE;
+        self.trial = Trial::None { wait: 0 };
     }
 
     fn was_of_no_use(&mut self) {
@@ -423,9 +412,19 @@ impl Tuner {
         judged && tried && self.doubt == Doubt::None
     }
 
+    /// The rate of both directions, in bytes per second.
+    fn total(&self) -> f64 {
+        self.ways.iter().map(Direction::rate).sum()
+    }
+
     /// Whether the network was seen to queue at about this rate.
     fn is_full(&self) -> bool {
-        let total: f64 = self.ways.iter().map(Direction::rate).sum();
-        self.ceiling.1 > 0 && total > NEAR_CEILING * self.ceiling.0
+        self.ceiling.1 > 0 && self.total() > NEAR_CEILING * self.ceiling.0
     }
+}
+
+/// Whether a trial is over, with so many rounds left: in the end, and before
+/// that if what there is with more connections leaves no doubt.
+fn is_clear(left: u32, less: f64, more: f64) -> bool {
+    left == 0 || (left <= JUDGE_AFTER - CONVINCING_AFTER && more >= CONVINCING * less)
 }

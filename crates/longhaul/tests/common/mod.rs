@@ -103,7 +103,7 @@ impl Target {
         Target::spawn(command(&args))
     }
 
-    /// Starts what is a target that tells events.
+    /// Starts what tells events as a target does, and waits until it is ready.
     pub fn spawn(mut command: Command) -> Target {
         let mut child = command.stderr(Stdio::inherit()).spawn().expect("started");
         let events = follow(child.stdout.take().expect("a pipe"));
