@@ -320,11 +320,12 @@ pub(crate) fn fill(
     for (index, candidate) in assembly.members {
         core.members[index].put(candidate.device, candidate.io);
     }
-    let spare = |candidate: Candidate| {
-        let uuid = candidate.superblock.as_ref().map(|found| found.member)?;
-        Some(Spare { uuid, device: candidate.device })
+    let spare = |uuid: &Uuid| {
+        let is_it = |candidate: &&Candidate| candidate.superblock.as_ref().is_some_and(|s| s.member == *uuid);
+        let found = assembly.spares.iter().find(is_it);
+        Spare { uuid: *uuid, device: found.map(|candidate| Arc::clone(&candidate.device)) }
     };
-    core.spares.borrow_mut().extend(assembly.spares.into_iter().filter_map(spare));
+    core.spares.borrow_mut().extend(assembly.superblock.spares.iter().map(spare));
     (Rc::new(core), assembly.stale)
 }
 

@@ -32,7 +32,8 @@ use uuid::Uuid;
 #[derive(Clone)]
 pub(crate) struct Spare {
     pub(crate) uuid: Uuid,
-    pub(crate) device: std::sync::Arc<dyn longhaul_block::BlockDevice>,
+    /// None, if it is out of reach: it stays a spare.
+    pub(crate) device: Option<std::sync::Arc<dyn longhaul_block::BlockDevice>>,
 }
 
 /// Counts since the array was started.
@@ -71,6 +72,7 @@ pub(crate) struct Core {
     pub(crate) intent: Rc<Intent>,
     pub(crate) journal: Journal,
     pub(crate) budget: Rc<Budget>,
+    pub(crate) window: Rc<crate::window::Window>,
     pub(crate) counts: Cell<Counts>,
     pub(crate) upkeep: crate::upkeep::Upkeep,
     /// Sessions of others that are over.
@@ -78,6 +80,7 @@ pub(crate) struct Core {
     /// I/O begun, by users.
     pub(crate) begun: Cell<u64>,
     pub(crate) verifying: Rc<RowLocks>,
+    pub(crate) scrubbing: Rc<RowLocks>,
     publishing: Rc<RowLocks>,
 }
 
@@ -104,11 +107,13 @@ impl Core {
             intent: Rc::new(Intent::new(superblock.array, geometry.regions())),
             journal: Journal::new(superblock.array, geometry.journal),
             budget: Rc::new(Budget::new(options.memory)),
+            window: Rc::default(),
             counts: Cell::default(),
             upkeep: crate::upkeep::Upkeep::new(&options),
             ended: crate::fence::Ended::default(),
             begun: Cell::new(0),
             verifying: Rc::default(),
+            scrubbing: Rc::default(),
             publishing: Rc::default(),
             options,
         }

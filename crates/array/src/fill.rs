@@ -10,14 +10,15 @@
 //! - what cannot be had is never made up: such a block is marked by a checksum
 //!   that is wrong on purpose, and reads as an error until it is written.
 
-use crate::core::{Core, Spare};
+use crate::core::Core;
 use crate::geometry::{BLOCK, HEARTBEAT_AT, Role, SUPER_AT};
 use crate::report::{LostRange, Progress};
 use crate::superblock::{Condition, Superblock};
 use crate::units::Units;
 use crate::upkeep::{is_over, pause};
+use crate::window::Reader;
 use futures_util::future::join_all;
-use longhaul_block::{BlockIo, IoError, IoResult, WriteFlags};
+use longhaul_block::{BlockDevice, BlockIo, IoError, IoResult, WriteFlags};
 use longhaul_engine::{Buf, BufMut, now};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -102,9 +103,10 @@ impl Core {
     async fn take_spare(self: &Rc<Self>, index: usize) {
         let spares = self.spares.borrow().clone();
         for spare in spares.iter().rev() {
-            let name = spare.device.info().name;
-            let result = match spare.device.open().await {
-                Ok(io) => self.take_place(index, spare, io, true).await,
+            let Some(device) = &spare.device else { continue };
+            let name = device.info().name;
+            let result = match device.open().await {
+                Ok(io) => self.take_place(index, spare.uuid, Arc::clone(device), io, true).await,
                 Err(e) => Err(e),
             };
             match result {
@@ -126,11 +128,12 @@ impl Core {
     pub(crate) async fn take_place(
         self: &Rc<Self>,
         index: usize,
-        spare: &Spare,
+        uuid: uuid::Uuid,
+        device: Arc<dyn BlockDevice>,
         io: Rc<dyn BlockIo>,
         is_spare: bool,
     ) -> IoResult<()> {
-        let info = spare.device.info();
+        let info = device.info();
         if info.size < self.geometry.end() {
             return Err(IoError::OutOfRange { offset: 0, len: self.geometry.end(), size: info.size });
         }
@@ -146,9 +149,9 @@ impl Core {
         member.take();
         self.sums.forget(index);
         self.publish_with(|| {
-            member.put(Arc::clone(&spare.device), io);
-            member.uuid.set(spare.uuid);
-            self.spares.borrow_mut().retain(|other| other.uuid != spare.uuid);
+            member.put(device, io);
+            member.uuid.set(uuid);
+            self.spares.borrow_mut().retain(|spare| spare.uuid != uuid);
             member.counts.set(crate::MemberCounts::default());
             self.enter(index, Condition::Rebuilding { done: 0, partial: false }, "it is filled");
         })
@@ -212,7 +215,8 @@ impl Core {
                 seen.published = now();
                 self.publish().await?;
             }
-            self.give_way(&mut seen, batch.len() as u64 * self.geometry.unit, start).await;
+            let rate = self.upkeep.rebuild_rate.get();
+            self.give_way(&mut seen, batch.len() as u64 * self.geometry.unit, start, rate).await;
         }
         self.upkeep.tasks.borrow_mut().filling = None;
         if is_over(self) {
@@ -238,9 +242,15 @@ impl Core {
     /// Lets users go first: as long as the rate that is set asks for, or for
     /// as long as the work took if they are at work. Where the next loss would
     /// lose data there is no giving way but by the rate.
-    pub(crate) async fn give_way(self: &Rc<Self>, seen: &mut Seen, bytes: u64, start: Instant) {
+    pub(crate) async fn give_way(
+        self: &Rc<Self>,
+        seen: &mut Seen,
+        bytes: u64,
+        start: Instant,
+        rate: Option<u64>,
+    ) {
         let took = now() - start;
-        let by_rate = self.upkeep.rebuild_rate.get().map_or(Duration::ZERO, |rate| {
+        let by_rate = rate.map_or(Duration::ZERO, |rate| {
             Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64).saturating_sub(took)
         });
         let busy = self.begun.get() != seen.begun;
@@ -253,6 +263,8 @@ impl Core {
 
     /// Gives a member its unit of a stripe.
     async fn fill_row(self: &Rc<Self>, index: usize, row: u64) -> IoResult<()> {
+        let reads = if self.geometry.has_parity() { self.geometry.data_units() as u64 } else { 1 };
+        let _room = self.room(reads * self.geometry.unit, Reader::Background).await;
         let _alone = self.locks.exclusive(row).await;
         if self.holds(index, row) {
             return Ok(());

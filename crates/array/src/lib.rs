@@ -41,6 +41,7 @@ mod testing;
 mod units;
 mod upkeep;
 mod verify;
+mod window;
 mod write;
 
 pub use array::{assemble, assemble_as, create, create_as};

@@ -5,7 +5,7 @@ use crate::core::{Core, Spare};
 use crate::device::ArrayDevice;
 use crate::error::ArrayError;
 use crate::scrub::ScrubReport;
-use crate::superblock::{MAX_SPARES, Superblock};
+use crate::superblock::{Condition, MAX_SPARES, Superblock};
 use longhaul_block::{BlockDevice, IoError, IoResult};
 use longhaul_engine::spawn;
 use std::rc::Rc;
@@ -38,7 +38,7 @@ impl Core {
                 return Err(ArrayError::Taken { device: candidate.name(), name, array });
             }
         }
-        Ok((Spare { uuid, device }, candidate))
+        Ok((Spare { uuid, device: Some(device) }, candidate))
     }
 
     async fn replace(
@@ -51,8 +51,37 @@ impl Core {
         if index >= self.geometry.width {
             return Err(ArrayError::TooFew(format!("there is no member {index}")));
         }
-        let (spare, candidate) = self.newcomer(device, force, uuid).await?;
-        Ok(self.take_place(index, &spare, candidate.io, false).await?)
+        let (_, candidate) = self.newcomer(device, force, uuid).await?;
+        Ok(self.take_place(index, uuid, candidate.device, candidate.io, false).await?)
+    }
+
+    /// A device that was out of reach when the array was assembled.
+    async fn offer(self: &Rc<Self>, device: Arc<dyn BlockDevice>) -> Result<bool, ArrayError> {
+        let candidate = examine(&device).await?;
+        let name = candidate.name();
+        let Some(found) = &candidate.superblock else { return Err(ArrayError::NoMember(name)) };
+        if found.array != self.array {
+            return Err(ArrayError::Foreign { device: name, name: found.name.clone(), array: found.array });
+        }
+        let (size, needs) = (device.info().size, self.geometry.end());
+        if size < needs {
+            return Err(ArrayError::TooSmall { device: name, size, needs });
+        }
+        if let Some(spare) = self.spares.borrow_mut().iter_mut().find(|spare| spare.uuid == found.member) {
+            let is_new = spare.device.is_none();
+            spare.device.get_or_insert(device);
+            return Ok(is_new);
+        }
+        let Some(member) = self.members.iter().find(|member| member.uuid.get() == found.member) else {
+            return Err(ArrayError::NoMember(format!("{name} (it was replaced)")));
+        };
+        if member.condition.get() != Condition::Absent || member.device().is_some() {
+            return Ok(false);
+        }
+        // It is looked at again, and let in, as one that comes back.
+        member.put(device, candidate.io);
+        self.upkeep.changed.notify();
+        Ok(true)
     }
 
     async fn add_spare(
@@ -100,6 +129,16 @@ impl ArrayDevice {
         on_its_thread(self, move |core| async move { core.replace(index, device, force, uuid).await }).await?
     }
 
+    /// Gives the array a device of its own that was out of reach when it was
+    /// assembled: a member catches up, a spare waits. False if the array has
+    /// no use for it.
+    ///
+    /// # Errors
+    /// The device is not of this array, or cannot be read.
+    pub async fn offer(&self, device: Arc<dyn BlockDevice>) -> Result<bool, ArrayError> {
+        on_its_thread(self, move |core| async move { core.offer(device).await }).await?
+    }
+
     /// Adds a device that takes the place of a member when one is lost.
     ///
     /// # Errors
@@ -118,8 +157,21 @@ impl ArrayDevice {
         on_its_thread(self, |core| async move { core.scrub().await }).await?
     }
 
-    /// Changes how many bytes per second rebuild and scrub read of each
-    /// member at most.
+    /// Changes how many bytes per second scrub reads of each member at most.
+    ///
+    /// # Errors
+    /// The array's thread has ended.
+    pub async fn set_scrub_rate(&self, rate: Option<u64>) -> IoResult<()> {
+        self.ask(move |core, answer| {
+            core.upkeep.scrub_rate.set(rate);
+            // Who has gone does not need to know.
+            let _ = answer.send(());
+        })
+        .await
+    }
+
+    /// Changes how many bytes per second rebuild reads of each member at
+    /// most, and scrub, if it has no rate of its own.
     ///
     /// # Errors
     /// The array's thread has ended.

@@ -23,8 +23,13 @@ pub struct Options {
     pub hedge_percent: u32,
     /// How long a member may be absent until a spare takes its place.
     pub spare_grace: Duration,
-    /// Bytes per second that rebuild and scrub read of each member at most.
+    /// Bytes per second that rebuild reads of each member at most.
     pub rebuild_rate: Option<u64>,
+    /// Bytes per second that scrub reads of each member at most; as rebuild, if
+    /// none.
+    pub scrub_rate: Option<u64>,
+    /// How long after a scrub, or its start, the array scrubs itself.
+    pub scrub_every: Option<Duration>,
     /// How often the array says that it is in use, and looks whether others
     /// say so.
     pub heartbeat: Duration,
@@ -45,6 +50,8 @@ impl Default for Options {
             hedge_percent: 5,
             spare_grace: Duration::from_secs(60),
             rebuild_rate: None,
+            scrub_rate: None,
+            scrub_every: None,
             heartbeat: Duration::from_secs(2),
             intent_idle: Duration::from_secs(5),
             seed: 1,

@@ -18,6 +18,7 @@ use crate::journal::record::Piece;
 use crate::plan::Placed;
 use crate::rows::Pending;
 use crate::units::Units;
+use crate::window::Reader;
 use futures_util::future::join_all;
 use longhaul_block::IoResult;
 use longhaul_engine::{Buf, BufMut};
@@ -84,6 +85,9 @@ impl Core {
                 }
             }
         }
+        let is_held = self.holders(row, Role::Data(unit)).next().is_some();
+        let reads = if is_held { 1 } else { self.geometry.data_units() as u64 };
+        let room = self.room(len * reads, Reader::User).await;
         let mut homes: Vec<usize> = self.holders(row, Role::Data(unit)).collect();
         if self.rows.is_torn(row) {
             // Copies may differ: it is always the same one.
@@ -99,7 +103,10 @@ impl Core {
         match self.race(home, row, unit, at, dst).await {
             Race::Read(bytes) => Ok(bytes),
             Race::Reconstructed(bytes) => Ok(bytes),
-            Race::Failed => self.mend(row, unit, at, len, Some(home)).await,
+            Race::Failed => {
+                drop(room);
+                self.mend(row, unit, at, len, Some(home)).await
+            }
         }
     }
 
@@ -141,6 +148,7 @@ impl Core {
         let from = parts.iter().map(|part| part.at).min().unwrap_or(0);
         let to = parts.iter().map(|part| part.at + part.dst.len() as u64).max().unwrap_or(0);
         let units = {
+            let _room = self.room((to - from) * self.geometry.data_units() as u64, Reader::User).await;
             let _together = self.locks.shared(row).await;
             self.check_untorn(row)?;
             let mut units = self.read_units(row, from, to - from, |_| true, &[]).await?;

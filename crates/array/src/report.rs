@@ -148,7 +148,12 @@ impl Core {
             detail,
             generation: self.generation.get(),
             members,
-            spares: self.spares.borrow().iter().map(|spare| spare.device.info().name).collect(),
+            spares: self
+                .spares
+                .borrow()
+                .iter()
+                .filter_map(|spare| Some(spare.device.as_ref()?.info().name))
+                .collect(),
             filling: tasks.filling,
             scrub: tasks.scrub.clone(),
             lost: tasks.lost.clone(),
@@ -164,10 +169,15 @@ impl Core {
             Layout::StripeMirror => 0,
             _ => self.geometry.redundancy().saturating_sub(missing),
         };
-        match left {
-            0 => "the loss of one more member can lose data".into(),
+        let risk = match left {
+            0 => "the loss of one more member can lose data".to_owned(),
             left => format!("the loss of {left} more loses nothing"),
-        }
+        };
+        let waits = |member: &crate::member::Member| {
+            matches!(member.condition.get(), Condition::Absent | Condition::Failed)
+        };
+        let no_spare = self.spares.borrow().iter().all(|spare| spare.device.is_none());
+        if no_spare && self.members.iter().any(waits) { format!("{risk}; no spare is left") } else { risk }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::member::MemberResult;
 use crate::plan::Placed;
 use crate::units::Fault;
 use crate::upkeep::is_over;
+use crate::window::Reader;
 use futures_util::future::join_all;
 use longhaul_block::{IoError, IoResult};
 use longhaul_engine::{Buf, now};
@@ -67,6 +68,8 @@ impl Core {
             unreadable: vec![0; width],
             ..ScrubReport::default()
         };
+        // One at a time.
+        let _alone = self.scrubbing.exclusive(0).await;
         let began = now();
         report.own = self.scrub_own().await?;
         let mut seen = Seen { begun: self.begun.get(), published: began, done: 0 };
@@ -79,11 +82,13 @@ impl Core {
             }
             report.stripes.0 = end;
             report.elapsed = now() - began;
+            let rate = self.upkeep.scrub_rate.get().or(self.upkeep.rebuild_rate.get());
             self.upkeep.tasks.borrow_mut().scrub = Some(report.clone());
-            self.give_way(&mut seen, (end - row) * self.geometry.unit, start).await;
+            self.give_way(&mut seen, (end - row) * self.geometry.unit, start, rate).await;
             row = end;
         }
         report.finished = row == self.geometry.rows;
+        report.elapsed = now() - began;
         self.upkeep.tasks.borrow_mut().scrub = Some(report.clone());
         Ok(report)
     }
@@ -121,6 +126,7 @@ impl Core {
         let width = self.geometry.width;
         let mut report =
             ScrubReport { wrong: vec![0; width], unreadable: vec![0; width], ..ScrubReport::default() };
+        let _room = self.room(width as u64 * self.geometry.unit, Reader::Background).await;
         let _alone = self.locks.exclusive(row).await;
         let members: Vec<usize> = (0..width).filter(|member| self.holds(*member, row)).collect();
         let mut units = Vec::new();

@@ -35,6 +35,7 @@ pub(crate) struct Upkeep {
     since: RefCell<BTreeMap<usize, Instant>>,
     pub(crate) stopping: Cell<bool>,
     pub(crate) rebuild_rate: Cell<Option<u64>>,
+    pub(crate) scrub_rate: Cell<Option<u64>>,
     pub(crate) tasks: RefCell<Tasks>,
     /// Spares that could not be used.
     told: RefCell<BTreeSet<uuid::Uuid>>,
@@ -52,6 +53,7 @@ impl Upkeep {
             since: RefCell::default(),
             stopping: Cell::new(false),
             rebuild_rate: Cell::new(options.rebuild_rate),
+            scrub_rate: Cell::new(options.scrub_rate),
             tasks: RefCell::default(),
             told: RefCell::default(),
             running: Cell::new(0),
@@ -190,8 +192,28 @@ async fn heal(core: Rc<Core>) {
     }
 }
 
+/// Scrubs when it is time, and nothing is missing.
+async fn scrub_now_and_then(core: Rc<Core>, every: Duration) {
+    let _running = Running::new(&core);
+    while !is_over(&core) {
+        pause(&core, every).await;
+        let healthy = || core.members.iter().all(|member| member.is_active());
+        core.upkeep.changed.until(|| healthy() || is_over(&core)).await;
+        if is_over(&core) {
+            return;
+        }
+        match core.scrub().await {
+            Ok(report) => tracing::info!("array {}: scrubbed: {report:?}", core.name.borrow()),
+            Err(e) => tracing::warn!("array {}: not scrubbed: {e}", core.name.borrow()),
+        }
+    }
+}
+
 /// Starts what runs until the array is stopped, beside its heartbeat.
 pub(crate) fn start(core: &Rc<Core>) {
     spawn(sweep(Rc::clone(core))).detach();
     spawn(heal(Rc::clone(core))).detach();
+    if let Some(every) = core.options.scrub_every.filter(|_| core.geometry.has_sums()) {
+        spawn(scrub_now_and_then(Rc::clone(core), every)).detach();
+    }
 }

@@ -10,7 +10,7 @@ mod record;
 mod running;
 
 pub(crate) use control::{Client, Reply, Request};
-pub(crate) use record::Record;
+pub(crate) use record::{Care, Record};
 pub(crate) use running::{Running, labels, open_members};
 
 use crate::exit::{Exit, Failure};

@@ -21,6 +21,9 @@ pub struct Power {
     /// It has gone: nothing is answered any more.
     pub off: AtomicBool,
     pub dice: Mutex<Dice>,
+    /// Bytes of reads under way on all disks, and the most there were.
+    pub reading: AtomicU64,
+    pub reading_most: AtomicU64,
     pub changed: Mutex<Vec<std::task::Waker>>,
 }
 
@@ -30,6 +33,8 @@ impl Default for Power {
             fuse: AtomicU64::new(u64::MAX),
             off: AtomicBool::new(false),
             dice: Mutex::new(Dice(1)),
+            reading: AtomicU64::new(0),
+            reading_most: AtomicU64::new(0),
             changed: Mutex::default(),
         }
     }
@@ -101,6 +106,8 @@ pub struct Inner {
     /// What was there before writes that were not flushed.
     cache: Mutex<Vec<Cached>>,
     cached: AtomicU64,
+    /// How much it says is to be kept in flight.
+    pub advice: Mutex<Option<longhaul_block::Advice>>,
     /// See [`BlockIo::generation`].
     pub generation: AtomicU64,
     /// Writes that begin here are lost without a word.
@@ -159,6 +166,7 @@ impl Disk {
                 slow: AtomicU64::new(0),
                 cache: Mutex::default(),
                 cached: AtomicU64::new(0),
+                advice: Mutex::default(),
                 generation: AtomicU64::new(0),
                 forgets: Mutex::new(0..0),
                 bad: Mutex::default(),
@@ -340,8 +348,13 @@ impl BlockIo for Io {
         assert!(dst.len() <= disk.info.max_io as usize);
         go(async move {
             disk.reads.fetch_add(1, SeqCst);
-            disk.read_bytes.fetch_add(dst.len() as u64, SeqCst);
-            disk.delay().await?;
+            let bytes = dst.len() as u64;
+            disk.read_bytes.fetch_add(bytes, SeqCst);
+            let reading = disk.power.reading.fetch_add(bytes, SeqCst) + bytes;
+            disk.power.reading_most.fetch_max(reading, SeqCst);
+            let answer = disk.delay().await;
+            disk.power.reading.fetch_sub(bytes, SeqCst);
+            answer?;
             let sectors = offset / SECTOR as u64..(offset + dst.len() as u64) / SECTOR as u64;
             if disk.bad.lock().unwrap().range(sectors).next().is_some() {
                 return Err(IoError::Medium("unreadable sector".into()));
@@ -351,6 +364,10 @@ impl BlockIo for Io {
             dst.copy_from_slice(&disk.content.lock().unwrap()[at..at + len]);
             Ok(dst)
         })
+    }
+
+    fn advice(&self) -> Option<longhaul_block::Advice> {
+        *self.0.advice.lock().unwrap()
     }
 
     fn generation(&self) -> u64 {

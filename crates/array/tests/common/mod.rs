@@ -4,6 +4,7 @@
 
 pub mod disk;
 pub mod model;
+pub mod rig;
 
 pub use disk::{Disk, Power};
 pub use model::Model;

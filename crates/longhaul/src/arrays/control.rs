@@ -27,7 +27,9 @@ const REQUEST_MAX: u64 = 64 << 10;
 pub(crate) enum Request {
     Status,
     Stop,
-    Scrub,
+    Scrub {
+        rate: Option<u64>,
+    },
     Replace {
         index: usize,
         device: String,
@@ -52,7 +54,7 @@ impl Request {
         match self {
             Request::Status => json!({ "do": "status" }),
             Request::Stop => json!({ "do": "stop" }),
-            Request::Scrub => json!({ "do": "scrub" }),
+            Request::Scrub { rate } => json!({ "do": "scrub", "rate": rate }),
             Request::Healthy => json!({ "do": "healthy" }),
             Request::Rate { rate } => json!({ "do": "rate", "rate": rate }),
             Request::AddSpare { device, force } => {
@@ -71,7 +73,7 @@ impl Request {
         Some(match value["do"].as_str()? {
             "status" => Request::Status,
             "stop" => Request::Stop,
-            "scrub" => Request::Scrub,
+            "scrub" => Request::Scrub { rate: value["rate"].as_u64() },
             "healthy" => Request::Healthy,
             "rate" => Request::Rate { rate: value["rate"].as_u64() },
             "add-spare" => Request::AddSpare { device: device()?, force },
@@ -92,7 +94,12 @@ impl Request {
                 array.stop().await?;
                 Ok(json!({}))
             }
-            Request::Scrub => Ok(show::scrub(&array.scrub().await?)),
+            Request::Scrub { rate } => {
+                if rate.is_some() {
+                    array.set_scrub_rate(rate).await?;
+                }
+                Ok(show::scrub(&array.scrub().await?))
+            }
             Request::Healthy => {
                 array.wait_healthy().await?;
                 Ok(show::status(&array.status().await?))
@@ -211,7 +218,8 @@ mod tests {
         let all = [
             Request::Status,
             Request::Stop,
-            Request::Scrub,
+            Request::Scrub { rate: None },
+            Request::Scrub { rate: Some(1 << 20) },
             Request::Healthy,
             Request::Rate { rate: None },
             Request::Rate { rate: Some(1 << 20) },

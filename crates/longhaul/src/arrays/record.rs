@@ -1,8 +1,11 @@
 //! Where the members of this host's arrays are.
 
 use crate::exit::Failure;
+use crate::names::{parse_bytes, parse_time};
+use longhaul_array::Options;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// Where records are, below the state directory of a person.
@@ -17,8 +20,49 @@ pub(crate) struct Record {
     pub(crate) name: String,
     /// As a person names them.
     pub(crate) devices: Vec<String>,
-    /// Bytes per second of rebuild and scrub, if they are bounded.
+    pub(crate) care: Care,
+}
+
+/// How a person wants an array to be looked after.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Care {
+    /// Bytes per second that rebuild and scrub read of each member at most
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) rebuild_rate: Option<u64>,
+    /// Bytes per second that scrub reads of each member at most
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub(crate) scrub_rate: Option<u64>,
+    /// Scrub by itself, so long after the last time
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) scrub_every: Option<Duration>,
+    /// Time that a member may be out of reach until a spare takes its place
+    /// [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) spare_grace: Option<Duration>,
+}
+
+impl Care {
+    fn parse(value: &Value) -> Care {
+        let time = |name: &str| value[name].as_f64().and_then(|s| Duration::try_from_secs_f64(s).ok());
+        Care {
+            rebuild_rate: value["rebuild_rate"].as_u64(),
+            scrub_rate: value["scrub_rate"].as_u64(),
+            scrub_every: time("scrub_every"),
+            spare_grace: time("spare_grace"),
+        }
+    }
+
+    /// Options of an array that is run this way.
+    pub(crate) fn options(&self) -> Options {
+        let usual = Options::default();
+        Options {
+            rebuild_rate: self.rebuild_rate,
+            scrub_rate: self.scrub_rate,
+            scrub_every: self.scrub_every,
+            spare_grace: self.spare_grace.unwrap_or(usual.spare_grace),
+            ..usual
+        }
+    }
 }
 
 fn directory() -> PathBuf {
@@ -76,7 +120,7 @@ impl Record {
             uuid: value["uuid"].as_str()?.parse().ok()?,
             name: value["name"].as_str()?.to_owned(),
             devices: devices.collect::<Option<_>>()?,
-            rebuild_rate: value["rebuild_rate"].as_u64(),
+            care: Care::parse(&value),
         })
     }
 
@@ -86,7 +130,9 @@ impl Record {
         std::fs::create_dir_all(&directory).map_err(|e| wrong(&directory, e))?;
         let text = json!({
             "uuid": self.uuid.to_string(), "name": self.name, "devices": self.devices,
-            "rebuild_rate": self.rebuild_rate,
+            "rebuild_rate": self.care.rebuild_rate, "scrub_rate": self.care.scrub_rate,
+            "scrub_every": self.care.scrub_every.map(|time| time.as_secs_f64()),
+            "spare_grace": self.care.spare_grace.map(|time| time.as_secs_f64()),
         });
         let path = directory.join(format!("{}.json", self.uuid));
         let new = directory.join(format!("{}.new", self.uuid));
@@ -112,10 +158,14 @@ mod tests {
 
     #[test]
     fn records_are_read_back_and_others_are_not() {
-        let text =
-            r#"{"uuid":"00000000-0000-0000-0000-000000000007","name":"a","devices":["/x"],"rebuild_rate":5}"#;
+        let text = r#"{"uuid":"00000000-0000-0000-0000-000000000007","name":"a","devices":["/x"],"rebuild_rate":5,
+                "scrub_every":2.5}"#;
         let record = Record::parse(text).expect("a record");
-        assert_eq!((record.uuid, record.rebuild_rate), (Uuid::from_u128(7), Some(5)));
+        assert_eq!((record.uuid, record.care.rebuild_rate), (Uuid::from_u128(7), Some(5)));
+        assert_eq!(
+            (record.care.scrub_every, record.care.spare_grace),
+            (Some(Duration::from_millis(2500)), None)
+        );
         assert_eq!(record.devices, ["/x"]);
         for text in
             ["", "{}", r#"{"uuid":"x","name":"a","devices":[]}"#, r#"{"uuid":7,"name":"a","devices":[1]}"#]

@@ -4,11 +4,16 @@ use super::control::{Client, Request, Server};
 use super::record::Record;
 use crate::exit::{Exit, Failure};
 use crate::names::Opener;
-use longhaul_array::{ArrayDevice, ArrayError, Label, Options, assemble, survey};
+use longhaul_array::{ArrayDevice, ArrayError, Label, assemble, survey};
 use longhaul_block::BlockDevice;
 use longhaul_engine::{Config, Thread};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+/// How often devices that could not be opened are tried again.
+const SEEK: Duration = Duration::from_secs(10);
 
 /// A running array, until it is dropped or stopped.
 pub(crate) struct Running {
@@ -17,6 +22,37 @@ pub(crate) struct Running {
     device: Arc<ArrayDevice>,
     thread: Thread,
     stopped: AtomicBool,
+    /// Ends the search for devices that are missing, when dropped.
+    _seeking: Option<Sender<()>>,
+}
+
+/// Offers an array its devices that were out of reach, once they are back.
+fn seek(
+    mut missing: Vec<String>,
+    array: &Arc<ArrayDevice>,
+    thread: longhaul_engine::Handle,
+    opener: Opener,
+) -> Sender<()> {
+    let (until, ended) = channel();
+    let array = Arc::downgrade(array);
+    std::thread::spawn(move || {
+        while !missing.is_empty() && ended.recv_timeout(SEEK) == Err(RecvTimeoutError::Timeout) {
+            missing.retain(|name| {
+                let Ok(device) = opener.open(name) else { return true };
+                let Some(array) = array.upgrade() else { return false };
+                let device = device.block();
+                let offered = thread.spawn(move || async move { array.offer(device).await }).wait();
+                match offered {
+                    Ok(Ok(_)) => tracing::info!("{name} is back"),
+                    Ok(Err(e)) => tracing::warn!("{e}"),
+                    // The array has ended.
+                    Err(_) => {}
+                }
+                false
+            });
+        }
+    });
+    until
 }
 
 /// Opens devices at the same time. What cannot be opened is told, and left
@@ -71,16 +107,19 @@ impl Running {
                 format!("none of the {} devices of array {} can be used", record.devices.len(), record.name);
             return Err(Failure::new(Exit::Unreachable, why));
         }
-        Running::start(record, ours, opener)
+        let opened = |name: &&String| members.iter().any(|(opened, _)| opened == *name);
+        let missing = record.devices.iter().filter(|name| !opened(name)).cloned().collect();
+        Running::start(record, ours, missing, opener)
     }
 
     fn start(
         record: &Record,
         devices: Vec<Arc<dyn BlockDevice>>,
+        missing: Vec<String>,
         opener: &Opener,
     ) -> Result<Running, Failure> {
         let thread = Thread::start("longhaul-array", opener.config()).map_err(Failure::failed)?;
-        let options = Options { rebuild_rate: record.rebuild_rate, ..Options::default() };
+        let options = record.care.options();
         let assembled =
             thread.handle().spawn(move || async move { assemble(&devices, options).await }).wait();
         let device = assembled.map_err(Failure::failed)??;
@@ -91,7 +130,8 @@ impl Running {
                 None
             }
         };
-        Ok(Running { server, device, thread, stopped: AtomicBool::new(false) })
+        let seeking = (!missing.is_empty()).then(|| seek(missing, &device, thread.handle(), opener.clone()));
+        Ok(Running { server, device, thread, stopped: AtomicBool::new(false), _seeking: seeking })
     }
 
     pub(crate) fn device(&self) -> &Arc<ArrayDevice> {

@@ -4,6 +4,7 @@ mod make;
 mod manage;
 pub(crate) mod show;
 
+use crate::arrays::Care;
 use crate::exit::Outcome;
 use crate::names::{InitiatorArgs, parse_bytes};
 use crate::output::Output;
@@ -28,7 +29,7 @@ enum ArrayVerb {
     /// Add a device that takes the place of a member when one is lost
     AddSpare(AddSpare),
     /// Read and compare everything, and mend what is wrong
-    Scrub(Named),
+    Scrub(Scrub),
     /// Stop an array that runs on this host
     Stop(Named),
 }
@@ -55,9 +56,8 @@ struct Create {
     /// 256KiB at least]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     stripe_unit: Option<u64>,
-    /// Bytes per second that rebuild and scrub read of each member at most
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    rebuild_rate: Option<u64>,
+    #[command(flatten)]
+    care: Care,
     /// Use devices that are members of an array. That array loses them, and
     /// all that it needs them for: only you can know that it is not needed
     #[arg(long)]
@@ -71,9 +71,8 @@ struct Assemble {
     /// A member or spare, in any order; once for each
     #[arg(long = "device", value_name = "DEVICE", required = true)]
     devices: Vec<String>,
-    /// Bytes per second that rebuild and scrub read of each member at most
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    rebuild_rate: Option<u64>,
+    #[command(flatten)]
+    care: Care,
     #[command(flatten)]
     initiator: InitiatorArgs,
 }
@@ -84,6 +83,15 @@ struct Named {
     array: String,
     #[command(flatten)]
     initiator: InitiatorArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct Scrub {
+    /// Bytes per second that are read of each member at most
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    rate: Option<u64>,
+    #[command(flatten)]
+    named: Named,
 }
 
 #[derive(Debug, clap::Args)]

@@ -34,7 +34,7 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
     };
     let uuid = made.map_err(Failure::failed)??;
     let devices = args.devices.iter().chain(&args.spares).cloned().collect();
-    let record = Record { uuid, name: args.name, devices, rebuild_rate: args.rebuild_rate };
+    let record = Record { uuid, name: args.name, devices, care: args.care };
     record.save()?;
     output.event("summary", json!({ "uuid": uuid.to_string(), "name": record.name, "stripe_unit": unit }));
     if !output.is_json() {
@@ -60,7 +60,7 @@ pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
             uuid: label.array,
             name: label.name.clone(),
             devices: args.devices.clone(),
-            rebuild_rate: args.rebuild_rate,
+            care: args.care.clone(),
         });
         if record.uuid != label.array {
             let (device, name, array) = (name.clone(), label.name, label.array);

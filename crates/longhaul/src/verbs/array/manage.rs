@@ -1,7 +1,7 @@
 //! What is asked of an array: of whoever runs it on this host, or else of one
 //! that is run for the purpose.
 
-use super::{AddSpare, Named, Replace, show};
+use super::{AddSpare, Named, Replace, Scrub, show};
 use crate::arrays::{Client, Record, Reply, Request, Running};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{InitiatorArgs, Opener};
@@ -138,9 +138,9 @@ pub(super) fn add_spare(args: AddSpare, output: Output) -> Outcome {
     Ok(())
 }
 
-pub(super) fn scrub(args: &Named, output: Output) -> Outcome {
-    let array = Managed::open(&args.array, &args.initiator)?;
-    let report = array.follow(Request::Scrub, show::scrubbing, output)?;
+pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
+    let array = Managed::open(&args.named.array, &args.named.initiator)?;
+    let report = array.follow(Request::Scrub { rate: args.rate }, show::scrubbing, output)?;
     array.end()?;
     output.event("summary", report.clone());
     show::scrubbed(&report, output);

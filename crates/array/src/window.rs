@@ -1,0 +1,199 @@
+//! A bound on what is asked of all members at a time.
+//!
+//! Members answer as fast as each of them can. Where their answers meet, on
+//! the link of this host or in a switch before it, more than that carries is
+//! lost, and all of it has to be sent again: the more members, the less comes.
+//! So what is under way from all members together is no more than what fills
+//! their paths, as the members measure it; the rest waits here, and not there.
+//!
+//! Invariants:
+//! - no more than the limit is under way, but for one read alone;
+//! - users come first, but of [`USERS_AHEAD`] grants one goes to who waits in
+//!   the background;
+//! - room is taken before a stripe is held, and never by who holds one: else
+//!   both would wait for each other.
+
+use crate::core::Core;
+use futures_channel::oneshot;
+use longhaul_engine::now;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Grants to users while somebody waits in the background.
+const USERS_AHEAD: u32 = 8;
+/// Users count as at work for so long after a read.
+const AT_WORK: Duration = Duration::from_millis(200);
+
+/// Who reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    User,
+    /// Rebuild and scrub: half of the window, while users are at work.
+    Background,
+}
+
+#[derive(Default)]
+pub(crate) struct Window {
+    state: RefCell<State>,
+}
+
+#[derive(Default)]
+struct State {
+    limit: u64,
+    used: u64,
+    users: VecDeque<Waiting>,
+    background: VecDeque<Waiting>,
+    /// Grants to users since somebody waits in the background.
+    ahead: u32,
+    last_user: Option<Instant>,
+}
+
+struct Waiting {
+    bytes: u64,
+    grant: oneshot::Sender<Room>,
+}
+
+/// Bytes that may be under way, until it is dropped.
+pub(crate) struct Room {
+    window: Rc<Window>,
+    bytes: u64,
+}
+
+impl State {
+    fn fits(&self, bytes: u64, reader: Reader) -> bool {
+        let at_work = self.last_user.is_some_and(|last| now() - last < AT_WORK);
+        let limit = if reader == Reader::Background && at_work { self.limit / 2 } else { self.limit };
+        self.used == 0 || self.used + bytes <= limit
+    }
+
+    /// Who is next, if there is room.
+    fn next(&mut self) -> Option<Waiting> {
+        let turn = self.users.is_empty() || self.ahead >= USERS_AHEAD;
+        let reader = if turn && !self.background.is_empty() { Reader::Background } else { Reader::User };
+        let queue = if reader == Reader::User { &self.users } else { &self.background };
+        if !self.fits(queue.front()?.bytes, reader) {
+            return None;
+        }
+        self.ahead = if reader == Reader::User && !self.background.is_empty() { self.ahead + 1 } else { 0 };
+        let next = if reader == Reader::User { &mut self.users } else { &mut self.background }.pop_front()?;
+        self.used += next.bytes;
+        Some(next)
+    }
+}
+
+impl Window {
+    /// Takes room for `bytes`, of `limit` bytes that there are now.
+    pub(crate) async fn take(self: &Rc<Self>, bytes: u64, limit: u64, reader: Reader) -> Room {
+        let granted = {
+            let mut state = self.state.borrow_mut();
+            state.limit = limit;
+            if reader == Reader::User {
+                state.last_user = Some(now());
+            }
+            let first = state.users.is_empty() && (reader == Reader::User || state.background.is_empty());
+            if first && state.fits(bytes, reader) {
+                state.used += bytes;
+                return Room { window: Rc::clone(self), bytes };
+            }
+            let (grant, granted) = oneshot::channel();
+            let waiting = Waiting { bytes, grant };
+            match reader {
+                Reader::User => state.users.push_back(waiting),
+                Reader::Background => state.background.push_back(waiting),
+            }
+            granted
+        };
+        match granted.await {
+            Ok(room) => room,
+            Err(_) => unreachable!("who waits is granted room, or has gone"),
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let mut grants = Vec::new();
+        {
+            let mut state = self.window.state.borrow_mut();
+            state.used -= self.bytes;
+            while let Some(next) = state.next() {
+                grants.push(next);
+            }
+        }
+        // One whose waiter has gone is dropped here, and passes it on.
+        for Waiting { bytes, grant } in grants {
+            drop(grant.send(Room { window: Rc::clone(&self.window), bytes }));
+        }
+    }
+}
+
+impl Core {
+    /// Bytes of reads to have under way from all members together, if they are
+    /// far enough away to know: a quarter more than fills their paths, since
+    /// not each has its share at every moment.
+    fn read_limit(&self) -> Option<u64> {
+        let advice = self.members.iter().filter(|member| member.is_usable()).map(|member| member.advice());
+        let reads: Vec<u64> = advice.collect::<Option<Vec<_>>>()?.iter().map(|one| one.read).collect();
+        Some(reads.iter().fold(0u64, |sum, read| sum.saturating_add(*read)).saturating_mul(5) / 4)
+    }
+
+    /// Waits for room to read so many bytes of members.
+    pub(crate) async fn room(&self, bytes: u64, reader: Reader) -> Option<Room> {
+        Some(self.window.take(bytes, self.read_limit()?, reader).await)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::run;
+    use futures_util::future::poll_immediate;
+
+    #[test]
+    fn users_come_first_and_nobody_starves() {
+        run(async {
+            let window = Rc::new(Window::default());
+            let mut held = window.take(100, 100, Reader::User).await;
+            let mut rebuild = Box::pin(window.take(40, 100, Reader::Background));
+            assert!(poll_immediate(&mut rebuild).await.is_none());
+            for round in 0.. {
+                let mut user = Box::pin(window.take(100, 100, Reader::User));
+                assert!(poll_immediate(&mut user).await.is_none());
+                drop(held);
+                if let Some(room) = poll_immediate(&mut rebuild).await {
+                    assert_eq!(round, USERS_AHEAD);
+                    assert!(poll_immediate(&mut user).await.is_none(), "it is full again");
+                    drop(room);
+                    held = user.await;
+                    break;
+                }
+                held = user.await;
+            }
+            drop(held);
+            assert_eq!(window.state.borrow().used, 0);
+        });
+    }
+
+    #[test]
+    fn a_window_is_never_exceeded_but_by_one_alone() {
+        run(async {
+            let window = Rc::new(Window::default());
+            let big = window.take(500, 100, Reader::User).await;
+            let mut rest: Vec<_> = (0..3).map(|_| Box::pin(window.take(60, 100, Reader::User))).collect();
+            for waiting in &mut rest {
+                assert!(poll_immediate(waiting).await.is_none());
+            }
+            // One that goes away while it waits blocks nobody.
+            drop(rest.remove(0));
+            drop(big);
+            let first = rest.remove(0).await;
+            assert_eq!(window.state.borrow().used, 60);
+            assert!(poll_immediate(&mut rest[0]).await.is_none());
+            drop(first);
+            drop(rest.remove(0).await);
+            assert_eq!(window.state.borrow().used, 0);
+        });
+    }
+}
