@@ -102,7 +102,7 @@ fn an_array_of_files_is_made_loaded_scrubbed_and_mended() {
     let scrub = home.summary(&["array", "scrub", "scratch"], 0);
     assert_eq!((scrub["wrong_blocks"][1].as_u64(), scrub["lost"].as_u64()), (Some(256), Some(0)), "{scrub}");
     assert_eq!(scrub["wrong_blocks"][0], 0, "{scrub}");
-    let again = home.summary(&["array", "scrub", "scratch"], 0);
+    let again = home.summary(&["array", "scrub", "scratch", "--rate", "1GiB"], 0);
     assert_eq!(again["mended"], 0, "{again}");
     let read = ["bench", "array:scratch", "--bs", "192k", "--verify", "crc32c"];
     assert_eq!(home.run(&read).code, Some(0));
@@ -127,11 +127,42 @@ fn a_member_that_is_gone_is_replaced() {
     // Known by its members alone, in another order, on another host.
     let other = Home::new();
     let devices = [&new, &members[1], &members[0]];
-    let mut args = vec!["array", "assemble"];
+    let mut args =
+        vec!["array", "assemble", "--spare-grace", "5m", "--scrub-every", "1h", "--scrub-rate", "9MiB"];
     args.extend(devices.iter().flat_map(|device| ["--device", device.as_str()]));
     assert_eq!(other.summary(&args, 0)["health"], "healthy");
     let read = ["bench", "array:pool", "--bs", "64k", "--verify", "crc32c"];
     assert_eq!(other.run(&read).code, Some(0));
+}
+
+#[test]
+fn a_member_that_was_out_of_reach_is_let_in() {
+    let home = Home::new();
+    // Not made anew where they are missing.
+    let members = ["a", "b", "c"].map(|name| {
+        let file = std::fs::File::create(home.path(name)).expect("made");
+        file.set_len(16 << 20).expect("sized");
+        format!("file:{}", home.path(name))
+    });
+    home.create("vol", "parity", &members);
+    std::fs::rename(home.path("b"), home.path("away")).expect("moved");
+    let args =
+        ["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--json", "--export", "v=array:vol"];
+    let target = Target::spawn(home.command(&args));
+    let load = ["bench", &target.uri(0), "--rw", "write", "--bs", "64k", "--verify", "crc32c"];
+    assert_eq!(longhaul(&load).code, Some(0));
+    assert_eq!(home.summary(&["array", "status", "vol"], 3)["members"][1]["condition"], "absent");
+    std::fs::rename(home.path("away"), home.path("b")).expect("moved");
+    // It is looked for every ten seconds, and then catches up.
+    let begun = std::time::Instant::now();
+    while home.run(&["array", "status", "vol"]).code != Some(0) {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(120), "it does not come back");
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+    target.stop();
+    std::fs::remove_file(home.path("a")).expect("removed");
+    let read = ["bench", "array:vol", "--bs", "64k", "--verify", "crc32c"];
+    assert_eq!(home.run(&read).code, Some(0));
 }
 
 #[test]

@@ -92,14 +92,18 @@ impl Running {
         let members = open_members(&record.devices, opener);
         let devices: Vec<Arc<dyn BlockDevice>> =
             members.iter().map(|(_, device)| Arc::clone(device)).collect();
-        let mut ours = Vec::new();
+        let (mut ours, mut missing) = (Vec::new(), record.devices.clone());
+        missing.retain(|name| !members.iter().any(|(opened, _)| opened == name));
         for ((name, device), label) in members.iter().zip(labels(&devices, &opener.config())?) {
             match label {
                 Ok(Some(label)) if label.array == record.uuid && label.current => {
                     ours.push(Arc::clone(device))
                 }
                 Ok(_) => tracing::warn!("{name} is not a member of array {} any more", record.name),
-                Err(e) => tracing::warn!("{e}"),
+                Err(e) => {
+                    tracing::warn!("{e}");
+                    missing.push(name.clone());
+                }
             }
         }
         if ours.is_empty() {
@@ -107,8 +111,6 @@ impl Running {
                 format!("none of the {} devices of array {} can be used", record.devices.len(), record.name);
             return Err(Failure::new(Exit::Unreachable, why));
         }
-        let opened = |name: &&String| members.iter().any(|(opened, _)| opened == *name);
-        let missing = record.devices.iter().filter(|name| !opened(name)).cloned().collect();
         Running::start(record, ours, missing, opener)
     }
 
