@@ -29,6 +29,7 @@ pub(crate) type Job = Box<dyn FnOnce(&Rc<Core>) + Send>;
 /// A running array.
 pub struct ArrayDevice {
     info: DeviceInfo,
+    granularity: u32,
     session: Uuid,
     jobs: mpsc::UnboundedSender<Job>,
     /// What fills its members, as last seen by its thread.
@@ -58,7 +59,9 @@ impl ArrayDevice {
             discard: any(|info| info.discard),
             uuid: Some(core.array),
         };
-        ArrayDevice { info, session: core.session, jobs, advice: Arc::default() }
+        // Where copies are all that there is, a unit means nothing.
+        let granularity = if geometry.data_units() > 1 { geometry.unit.try_into().unwrap_or(0) } else { 0 };
+        ArrayDevice { info, granularity, session: core.session, jobs, advice: Arc::default() }
     }
 
     /// Stops the array: I/O under way ends, all of it becomes durable, and
@@ -87,6 +90,10 @@ impl ArrayDevice {
 }
 
 impl BlockDevice for ArrayDevice {
+    fn granularity(&self) -> u32 {
+        self.granularity
+    }
+
     fn info(&self) -> DeviceInfo {
         self.info.clone()
     }

@@ -179,6 +179,10 @@ impl std::fmt::Debug for Stripe {
 }
 
 impl BlockDevice for Stripe {
+    fn granularity(&self) -> u32 {
+        self.map.unit.try_into().unwrap_or(0)
+    }
+
     fn info(&self) -> DeviceInfo {
         self.join_infos(&self.members.iter().map(|member| member.info()).collect::<Vec<_>>())
     }

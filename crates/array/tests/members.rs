@@ -23,6 +23,8 @@ fn members_come_in_any_order() {
         let (mut disks, _power) = disks(5, SIZE);
         make(&disks, Layout::DoubleParity, UNIT).await;
         let array = start(&disks, options()).await.expect("assembled");
+        // What a file system above takes for its layout.
+        assert_eq!((array.granularity(), array.info().optimal_io), (UNIT as u32, 3 * UNIT as u32));
         let io = array.open().await.expect("opened");
         let model = Model::new(array.info().size);
         for first in (0..model.blocks() - 7).step_by(7) {

@@ -184,6 +184,13 @@ pub trait BlockDevice: Send + Sync {
     /// What the device is at this moment (its size may change).
     fn info(&self) -> DeviceInfo;
 
+    /// Bytes (and alignment) of writes that a part of the device takes in one
+    /// piece: of an array its stripe unit, of which whole stripes are
+    /// [`DeviceInfo::optimal_io`]. 0 if there are none beside blocks.
+    fn granularity(&self) -> u32 {
+        0
+    }
+
     /// Looks again at what the device lies on (a file that has grown, say)
     /// and tells what the device is now.
     fn refresh(&self) -> IoResult<DeviceInfo> {

@@ -131,6 +131,10 @@ impl<F: Around> Filtered<F> {
 }
 
 impl<F: Around> BlockDevice for Filtered<F> {
+    fn granularity(&self) -> u32 {
+        self.inner.granularity()
+    }
+
     fn info(&self) -> DeviceInfo {
         let mut info = self.inner.info();
         self.filter.describe(&mut info);

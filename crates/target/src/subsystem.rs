@@ -52,7 +52,7 @@ impl Namespace {
             nsid,
             blocks: info.size / u64::from(info.block_size),
             block_shift: info.block_size.ilog2() as u8,
-            granularity: info.block_size.max(PREFERRED_GRANULARITY),
+            granularity: self.device.granularity().max(info.block_size).max(PREFERRED_GRANULARITY),
             optimal_io: info.optimal_io,
             uuid: Some(self.uuid),
             nguid: self.uuid.into_bytes(),
@@ -369,5 +369,38 @@ impl Drop for Presence {
         if present.count == 0 {
             present.waiters.clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longhaul_block::{DeviceInfo, MemDevice, Open};
+
+    struct Coarse(MemDevice);
+
+    impl BlockDevice for Coarse {
+        fn info(&self) -> DeviceInfo {
+            DeviceInfo { optimal_io: 768 << 10, ..self.0.info() }
+        }
+
+        fn granularity(&self) -> u32 {
+            256 << 10
+        }
+
+        fn open(&self) -> Open<'_> {
+            self.0.open()
+        }
+    }
+
+    #[test]
+    fn hosts_are_told_of_units_and_stripes() {
+        let memory = || MemDevice::new(8 << 20, 4096).expect("mapped");
+        let view = |device: Arc<dyn BlockDevice>| {
+            let view = Namespace { device, uuid: Uuid::nil() }.view(1);
+            (view.granularity, view.optimal_io)
+        };
+        assert_eq!(view(Arc::new(Coarse(memory()))), (256 << 10, 768 << 10));
+        assert_eq!(view(Arc::new(memory())), (4096, 0));
     }
 }
