@@ -17,17 +17,20 @@ use crate::superblock::{Condition, Superblock};
 use crate::units::Units;
 use crate::upkeep::{is_over, pause};
 use crate::window::Reader;
-use futures_util::future::join_all;
-use longhaul_block::{BlockDevice, BlockIo, IoError, IoResult, WriteFlags};
+use futures_util::StreamExt;
+use futures_util::stream;
+use longhaul_block::{Advice, BlockDevice, BlockIo, IoError, IoResult, WriteFlags};
 use longhaul_engine::{Buf, BufMut, now};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of a member that are filled at a time: enough to fill a long path.
-const AT_A_TIME: u64 = 16 << 20;
 /// Stripes that are filled at a time at most.
 const ROWS_MAX: u64 = 64;
+/// Stripes of the first batch, between the ends of which nothing is under way;
+/// later ones take as long as this says, or up to twice that.
+const ROWS_FIRST: usize = 64;
+const BATCH: Duration = Duration::from_secs(1);
 /// How often progress is published.
 const PUBLISH: Duration = Duration::from_secs(2);
 /// Ranges that are listed as lost at most; more are counted.
@@ -177,16 +180,18 @@ impl Core {
         };
         let (began, incarnation) = (now(), member.incarnation());
         let mut seen = Seen { begun: self.begun.get(), published: began, done: 0 };
-        let at_a_time = (AT_A_TIME / self.geometry.unit).clamp(1, ROWS_MAX) as usize;
-        for batch in rows.chunks(at_a_time) {
+        let (mut rest, mut size) = (&rows[..], ROWS_FIRST);
+        while !rest.is_empty() {
+            let batch;
+            (batch, rest) = rest.split_at(self.batch(size).min(rest.len()));
             if is_over(self) || !matches!(member.condition.get(), Condition::Rebuilding { .. }) {
                 return Ok(());
             }
             let start = now();
             loop {
-                for result in join_all(batch.iter().map(|row| self.fill_row(index, *row))).await {
-                    result?;
-                }
+                let fills = stream::iter(batch).map(|row| self.fill_row(index, *row));
+                let results: Vec<_> = fills.buffer_unordered(self.fills_at_a_time(index)).collect().await;
+                results.into_iter().collect::<IoResult<()>>()?;
                 if let Err(e) = self.flush_member(member).await {
                     return self.lose(index, &e).await;
                 }
@@ -215,6 +220,11 @@ impl Core {
                 seen.published = now();
                 self.publish().await?;
             }
+            size = match now() - start {
+                took if took < BATCH => size.saturating_mul(2),
+                took if took > 2 * BATCH => (size / 2).max(1),
+                _ => size,
+            };
             let rate = self.upkeep.rebuild_rate.get();
             self.give_way(&mut seen, batch.len() as u64 * self.geometry.unit, start, rate).await;
         }
@@ -230,6 +240,23 @@ impl Core {
             }
         })
         .await
+    }
+
+    /// Stripes of a batch: `size`, but not more than are allowed in its time.
+    fn batch(&self, size: usize) -> usize {
+        let allowed = |rate: u64| (rate as f64 * BATCH.as_secs_f64() / self.geometry.unit as f64) as usize;
+        self.upkeep.rebuild_rate.get().map_or(size, |rate| size.min(allowed(rate))).max(1)
+    }
+
+    /// Stripes that are filled at a time: what fills the paths to all others,
+    /// and is on its way to the member besides. More would only stand in
+    /// queues, before what users ask for.
+    fn fills_at_a_time(&self, index: usize) -> usize {
+        let advice = |member: &crate::member::Member| member.advice().unwrap_or(Advice::LOCAL);
+        let others = self.members.iter().filter(|member| member.is_active());
+        let read = others.map(|member| advice(member).read).max().unwrap_or(0);
+        let bytes = read.max(advice(&self.members[index]).write);
+        (bytes / self.geometry.unit + 2).min(ROWS_MAX) as usize
     }
 
     fn tell(&self, member: usize, seen: &Seen, total: u64, began: Instant) {
@@ -264,7 +291,7 @@ impl Core {
     /// Gives a member its unit of a stripe.
     async fn fill_row(self: &Rc<Self>, index: usize, row: u64) -> IoResult<()> {
         let reads = if self.geometry.has_parity() { self.geometry.data_units() as u64 } else { 1 };
-        let _room = self.room(reads * self.geometry.unit, Reader::Background).await;
+        let room = self.room(reads * self.geometry.unit, Reader::Background).await;
         let _alone = self.locks.exclusive(row).await;
         if self.holds(index, row) {
             return Ok(());
@@ -272,6 +299,7 @@ impl Core {
         let role = self.geometry.role(row, index);
         let (unit, at) = (self.geometry.unit, self.geometry.unit_at(row));
         let (bytes, lost) = self.unit_for(row, role, index).await?;
+        drop(room);
         let member = &self.members[index];
         let incarnation = member.incarnation();
         let mut sums = self.sums.of(&bytes);

@@ -29,6 +29,9 @@ use uuid::Uuid;
 
 /// Bytes of a page before its bits: checksum, array, number, reserve.
 const HEAD: usize = 32;
+/// Regions that are marked ahead at most: after a crash they are read for
+/// nothing.
+const AHEAD_MAX: u64 = 32;
 /// Bits of a page.
 const PER_PAGE: u64 = (BLOCK - HEAD as u64) * 8;
 /// Bits of the bitmap.
@@ -198,18 +201,27 @@ impl Intent {
         }
     }
 
-    /// Marks the next region before somebody who writes on gets there, so that
-    /// they do not wait for it. If nobody comes it is cleared like any other.
+    /// Marks the next regions before somebody who writes on gets there, so
+    /// that they do not wait for it: as many again as are being written, since
+    /// the mark takes its turn behind those writes. If nobody comes they are
+    /// cleared like any other.
     fn mark_ahead(self: &Rc<Self>, core: &Rc<Core>, region: u64) {
-        if region >= self.regions || get(&self.set.borrow(), region) {
+        let under_way = self.users.borrow().values().filter(|(count, _)| *count > 0).count() as u64;
+        let ahead = (2 * under_way).clamp(1, AHEAD_MAX);
+        let end = (region + ahead).min(self.regions).min((region / PER_PAGE + 1) * PER_PAGE);
+        // Half of them are enough until the next look.
+        let near = (region + ahead.div_ceil(2)).min(end);
+        if (region..near).all(|region| get(&self.set.borrow(), region)) {
             return;
         }
-        self.set.borrow_mut()[(region / 64) as usize] |= 1 << (region % 64);
-        self.users.borrow_mut().entry(region).or_insert((0, now()));
+        for region in region..end {
+            self.set.borrow_mut()[(region / 64) as usize] |= 1 << (region % 64);
+            self.users.borrow_mut().entry(region).or_insert((0, now()));
+        }
         let (intent, core) = (Rc::clone(self), Rc::clone(core));
         spawn(async move {
             let page = (region / PER_PAGE) as usize;
-            let durable = || get(&intent.durable.borrow(), region);
+            let durable = || get(&intent.durable.borrow(), end - 1);
             intent.changed.until(|| durable() || !intent.busy.borrow()[page]).await;
             if !durable() && core.check_running().is_ok() {
                 // Who comes to need it sees what has become of it.

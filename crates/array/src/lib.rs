@@ -20,6 +20,7 @@ mod hedge;
 mod intent;
 mod join;
 mod journal;
+mod kept;
 mod layout;
 mod locks;
 mod manage;

@@ -11,12 +11,15 @@
 use crate::geometry::BLOCK;
 use crate::join;
 use crate::superblock::Condition;
+use futures_channel::oneshot;
 use futures_util::StreamExt;
+use futures_util::future::{Either, FutureExt, Shared, select};
 use longhaul_block::{
     Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, WriteFlags, ZeroFlags,
 };
 use longhaul_engine::{Buf, BufMut, now, spawn, timeout};
 use std::cell::{Cell, Ref, RefCell};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -104,6 +107,8 @@ pub(crate) struct Member {
     settled: Cell<u64>,
     /// Counts the devices that had the place, and their absences.
     incarnation: Cell<u64>,
+    /// Ends with the incarnation.
+    tenure: RefCell<Tenure>,
     opened: RefCell<Option<Opened>>,
     under_way: Rc<Cell<usize>>,
     /// Mean time of a read.
@@ -111,6 +116,19 @@ pub(crate) struct Member {
     /// Mean deviation of it.
     deviation: Cell<Duration>,
     timeout: Duration,
+}
+
+/// What those who wait for a member wait for as well: dropped, it ends.
+struct Tenure {
+    _until: oneshot::Sender<()>,
+    over: Shared<oneshot::Receiver<()>>,
+}
+
+impl Tenure {
+    fn new() -> Tenure {
+        let (until, over) = oneshot::channel();
+        Tenure { _until: until, over: over.shared() }
+    }
 }
 
 /// An operation under way.
@@ -148,6 +166,7 @@ impl Member {
             have: Cell::new(have),
             doubts: Cell::new(0),
             settled: Cell::new(0),
+            tenure: RefCell::new(Tenure::new()),
             incarnation: Cell::new(0),
             opened: RefCell::default(),
             under_way: Rc::default(),
@@ -187,8 +206,17 @@ impl Member {
     }
 
     /// Errors of operations that were begun before do not count any more.
+    /// Nobody waits for them any more either.
     pub(crate) fn reincarnate(&self) {
         self.incarnation.set(self.incarnation.get() + 1);
+        // Dropped while it is not borrowed: it wakes others.
+        drop(self.tenure.replace(Tenure::new()));
+    }
+
+    /// Whether something can be asked of it.
+    pub(crate) fn check_usable(&self) -> MemberResult<()> {
+        let incarnation = self.incarnation.get();
+        if self.is_usable() { Ok(()) } else { Err(MemberError { error: self.gone(), incarnation }) }
     }
 
     /// Differs from what it was if the place has another device since, or that
@@ -268,7 +296,7 @@ impl Member {
     }
 
     fn gone(&self) -> IoError {
-        IoError::Unreachable(format!("member {} has no device", self.index))
+        IoError::Unreachable(format!("member {} is gone", self.index))
     }
 
     async fn within<T: Unpin + 'static>(
@@ -304,18 +332,17 @@ impl Member {
             drop(count);
             result
         });
-        let result = timeout(self.timeout, &mut task).await;
-        match result {
-            Ok(result) => result,
-            Err(_) => {
-                task.detach();
+        let over = self.tenure.borrow().over.clone();
+        let ended = match select(pin!(timeout(self.timeout, &mut task)), over).await {
+            Either::Left((Ok(result), _)) => return result,
+            Either::Left((Err(_), _)) => {
                 let name = self.name().unwrap_or_default();
-                Err(IoError::Unreachable(format!(
-                    "{name} did not answer in {} s",
-                    self.timeout.as_secs_f64()
-                )))
+                format!("{name} did not answer in {} s", self.timeout.as_secs_f64())
             }
-        }
+            Either::Right(_) => format!("member {} is gone", self.index),
+        };
+        task.detach();
+        Err(IoError::Unreachable(ended))
     }
 
     /// Reads `len` bytes into memory of its own.

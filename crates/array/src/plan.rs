@@ -204,12 +204,17 @@ impl Core {
             let place = &self.members[member];
             let at = self.geometry.unit_at(row) + piece.at;
             let sums = if self.geometry.has_sums() { self.sums.of(&piece.bytes) } else { Vec::new() };
+            // It may have been lost since this was planned.
+            if let Err(e) = place.check_usable() {
+                return (member, Err(e));
+            }
             let write = place.write(at, piece.bytes, longhaul_block::WriteFlags::default());
             let update = self.sums.update(place, row, piece.at, &sums);
             let (write, update) = futures_util::join!(write, update);
             (member, write.and(update))
         });
         let results = futures_util::future::join_all(writes).await;
+        self.kept.forget(row);
         self.settle(results).await
     }
 }

@@ -21,7 +21,7 @@ use crate::units::Units;
 use crate::window::Reader;
 use futures_util::future::join_all;
 use longhaul_block::IoResult;
-use longhaul_engine::{Buf, BufMut};
+use longhaul_engine::{Buf, BufMut, spawn};
 use std::rc::Rc;
 
 /// A range of a data unit, and the window of the caller's buffer for it.
@@ -37,6 +37,7 @@ impl Core {
     pub(crate) async fn read(self: &Rc<Self>, offset: u64, dst: BufMut) -> IoResult<BufMut> {
         self.begun.set(self.begun.get() + 1);
         let total = dst.len();
+        let goes_on = self.kept.goes_on(offset, total as u64);
         let (mut rest, mut at) = (dst, offset);
         let mut rows: Vec<(u64, Vec<Part>)> = Vec::new();
         while !rest.is_empty() {
@@ -50,7 +51,7 @@ impl Core {
             }
             at += len;
         }
-        let rows = join_all(rows.into_iter().map(|(row, parts)| self.read_row(row, parts))).await;
+        let rows = join_all(rows.into_iter().map(|(row, parts)| self.read_row(row, parts, goes_on))).await;
         let mut parts = Vec::new();
         for row in rows {
             parts.extend(row?);
@@ -58,9 +59,21 @@ impl Core {
         Ok(join_parts(parts, total))
     }
 
-    /// Reads parts of one stripe.
-    async fn read_row(self: &Rc<Self>, row: u64, parts: Vec<Part>) -> IoResult<Vec<BufMut>> {
+    /// Reads parts of one stripe, for somebody who reads on from where they
+    /// were or not.
+    async fn read_row(
+        self: &Rc<Self>,
+        row: u64,
+        mut parts: Vec<Part>,
+        goes_on: bool,
+    ) -> IoResult<Vec<BufMut>> {
         let missing = |part: &Part| self.holders(row, Role::Data(part.unit)).next().is_none();
+        if goes_on && self.keeps(row) {
+            parts = match self.read_kept(row, parts).await {
+                Ok(filled) => return Ok(filled),
+                Err(parts) => parts,
+            };
+        }
         if parts.len() > 1 && parts.iter().any(missing) && self.geometry.has_parity() {
             return self.read_together(row, parts).await;
         }
@@ -121,7 +134,7 @@ impl Core {
         let units = {
             let _together = self.locks.shared(row).await;
             self.check_untorn(row)?;
-            let mut units = self.read_units(row, at, len, |_| true, &[]).await?;
+            let mut units = self.read_units(row, at, len, self.enough(row), &[]).await?;
             if units.bad.is_empty() && units.complete(len).is_ok() { Some(units) } else { None }
         };
         let Some(units) = units else { return self.mend(row, unit, at, len, None).await };
@@ -132,6 +145,61 @@ impl Core {
     fn unit_of(&self, units: Units, row: u64, unit: usize) -> IoResult<BufMut> {
         let bytes = units.data.into_iter().nth(unit).flatten().ok_or_else(|| self.unreadable(row))?;
         Ok(bytes.try_mut().unwrap_or_else(|bytes| BufMut::copy_of(&bytes)))
+    }
+
+    /// What is needed of a stripe to have all of its data: what there is of
+    /// it, and as many parities as there is not.
+    pub(crate) fn enough(&self, row: u64) -> impl Fn(Role) -> bool + use<> {
+        let has = |role| self.holders(row, role).next().is_some();
+        let missing = (0..self.geometry.data_units()).filter(|unit| !has(Role::Data(*unit))).count();
+        let (p, q) = (missing > 0 && has(Role::P), missing > 1 || (missing == 1 && !has(Role::P)));
+        move |role| match role {
+            Role::Data(_) => true,
+            Role::P => p,
+            Role::Q => q,
+        }
+    }
+
+    /// Whether a stripe is read as a whole for who reads on: some of its data
+    /// has to be reconstructed.
+    fn keeps(&self, row: u64) -> bool {
+        let missing = |unit: usize| self.holders(row, Role::Data(unit)).next().is_none();
+        self.kept.is_open()
+            && self.geometry.has_parity()
+            && self.rows.queue(row).is_none()
+            && (0..self.geometry.data_units()).any(missing)
+    }
+
+    /// Fills parts from a stripe that is kept, or is read to be kept; gives
+    /// them back if it cannot be read that way.
+    async fn read_kept(self: &Rc<Self>, row: u64, parts: Vec<Part>) -> Result<Vec<BufMut>, Vec<Part>> {
+        let (stripe, is_new) = self.kept.stripe(row);
+        if is_new {
+            let (core, stripe) = (Rc::clone(self), Rc::clone(&stripe));
+            spawn(async move { stripe.end(core.read_stripe(row).await) }).detach();
+        }
+        let Some(data) = stripe.data().await else { return Err(parts) };
+        let fill = |Part { unit, at, mut dst }: Part| {
+            let start = at as usize;
+            let len = dst.len();
+            dst.copy_from_slice(&data[unit][start..start + len]);
+            dst
+        };
+        Ok(parts.into_iter().map(fill).collect())
+    }
+
+    /// All data of a stripe, if what is left of it can be read and is right.
+    async fn read_stripe(self: &Rc<Self>, row: u64) -> Option<Vec<Buf>> {
+        let _room = self.room(self.geometry.stripe(), Reader::User).await;
+        let _together = self.locks.shared(row).await;
+        self.check_untorn(row).ok()?;
+        let unit = self.geometry.unit;
+        let mut units = self.read_units(row, 0, unit, self.enough(row), &[]).await.ok()?;
+        if !units.bad.is_empty() || units.complete(unit).is_err() {
+            return None;
+        }
+        self.count(|counts| counts.reconstructed += 1);
+        units.data.into_iter().collect()
     }
 
     /// Parts of a stripe of which some have to be reconstructed: each member
@@ -151,7 +219,7 @@ impl Core {
             let _room = self.room((to - from) * self.geometry.data_units() as u64, Reader::User).await;
             let _together = self.locks.shared(row).await;
             self.check_untorn(row)?;
-            let mut units = self.read_units(row, from, to - from, |_| true, &[]).await?;
+            let mut units = self.read_units(row, from, to - from, self.enough(row), &[]).await?;
             if units.bad.is_empty() && units.complete(to - from).is_ok() { Some(units) } else { None }
         };
         let Some(units) = units else {

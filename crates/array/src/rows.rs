@@ -15,10 +15,11 @@ use crate::journal::record::Piece;
 use crate::locks::Permit;
 use futures_channel::oneshot;
 use longhaul_block::{IoError, IoResult};
-use longhaul_engine::Buf;
+use longhaul_engine::{Buf, now};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 /// Ends of writes that are remembered to know one that continues another:
 /// more than the sequential writers that an array commonly has.
@@ -65,7 +66,13 @@ pub(crate) struct Rows {
     ends: RefCell<VecDeque<u64>>,
     /// Writes that waited in vain in a row: who waits for nothing stops it.
     vain: Cell<u32>,
+    /// Whole stripes being put in place, and about how long that takes.
+    whole: Cell<u32>,
+    pace: Cell<Duration>,
 }
+
+/// A whole stripe's write in the mean of their times, as a power of two.
+const PACE_SHIFT: u32 = 3;
 
 /// Waits in vain until waiting stops, and how often it is tried again.
 const VAIN_MAX: u32 = 8;
@@ -255,9 +262,35 @@ impl Rows {
         known.is_some() && vain < VAIN_MAX
     }
 
+    /// A whole stripe is being put in place, until the returned is dropped.
+    pub(crate) fn whole(&self) -> Whole<'_> {
+        self.whole.set(self.whole.get() + 1);
+        Whole { rows: self, began: now() }
+    }
+
+    /// How long a whole stripe takes, while one is under way: its writer may
+    /// go on when it ends.
+    pub(crate) fn pace(&self) -> Option<Duration> {
+        (self.whole.get() > 0).then(|| self.pace.get())
+    }
+
     /// A wait for the rest of a stripe is over.
     pub(crate) fn waited(&self, in_vain: bool) {
         self.vain.set(if in_vain { self.vain.get() + 1 } else { 0 });
+    }
+}
+
+/// See [`Rows::whole`].
+pub(crate) struct Whole<'a> {
+    rows: &'a Rows,
+    began: Instant,
+}
+
+impl Drop for Whole<'_> {
+    fn drop(&mut self) {
+        let (rows, time, mean) = (self.rows, now() - self.began, self.rows.pace.get());
+        rows.whole.set(rows.whole.get() - 1);
+        rows.pace.set(mean - mean / (1 << PACE_SHIFT) + time / (1 << PACE_SHIFT));
     }
 }
 

@@ -228,6 +228,8 @@ impl Sums {
             if page.stored.get() >= made || page.gone.get() {
                 return Ok(());
             }
+            // Who waited for others that waited for it in vain does not begin.
+            member.check_usable()?;
             let busy = Busy::new(&page);
             let covers = page.made.get();
             let at = self.geometry.sums_at() + number * BLOCK;

@@ -185,15 +185,18 @@ impl Core {
         let stripe = self.geometry.stripe();
         let far = self.members.iter().map(|member| member.mean_read()).max().unwrap_or_default();
         let gap = self.options.gather.max(far / GAP_SHARE);
-        let end = now() + (self.options.gather * GAPS).max(far);
+        let began = now();
+        let end = began + (self.options.gather * GAPS).max(far);
         loop {
             let before = queue.bytes();
             if before >= stripe {
                 break;
             }
-            let left = gap.min(end.saturating_duration_since(now()));
-            let more = timeout(left, queue.changed.until(|| queue.bytes() != before)).await;
-            if more.is_err() {
+            let more = timeout(gap, queue.changed.until(|| queue.bytes() != before)).await.is_ok();
+            // A writer who keeps so much under way, and no more, goes on when
+            // some of it is done: until then it would only wait elsewhere.
+            let busy = self.rows.pace().is_some_and(|pace| now() - began < pace * 2);
+            if !busy && (!more || now() >= end) {
                 break;
             }
         }
@@ -232,15 +235,15 @@ impl Core {
                 && !self.journal.has_row(row));
         if straight {
             let _marked = self.intent.mark(self, region).await?;
+            let _whole = self.geometry.has_parity().then(|| self.rows.whole());
             let (writes, _) = self.plan_all(row, &overlay.segments(u64::MAX / 2)).await?;
             return self.put(row, writes).await;
         }
         // Through the journal, in parts that it has room for.
         let most = self.journal.piece_max() / self.geometry.width as u64 / crate::BLOCK * crate::BLOCK;
-        for segment in overlay.segments(most.max(crate::BLOCK)) {
-            self.apply_whole(row, region, segment).await?;
-        }
-        Ok(())
+        let parts = overlay.segments(most.max(crate::BLOCK)).into_iter();
+        let done = join_all(parts.map(|segment| self.apply_whole(row, region, segment))).await;
+        done.into_iter().collect()
     }
 
     /// Writes that have data records: their commit needs parity alone.
@@ -349,6 +352,7 @@ impl Core {
             (member.index, zero.and(update))
         });
         let results = join_all(zeroes).await;
+        self.kept.forget(row);
         let result = self.settle(results).await;
         if result.is_err() {
             self.rows.tear(row);

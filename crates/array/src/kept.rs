@@ -1,0 +1,138 @@
+//! Stripes that are kept for who reads on.
+//!
+//! Where a member is missing, a part of its unit takes as much of all the
+//! others. Who reads a stripe part by part would have most of it read twice: it
+//! is read once as a whole instead, and kept until it is read to its end.
+//!
+//! Invariants:
+//! - a stripe is read while nobody writes to it, and is not kept any longer
+//!   when a write to it is in place, before that is acknowledged: what is kept
+//!   when a read begins is never older than what was acknowledged before;
+//! - [`MEMORY`] bounds what is kept, one stripe or two apart.
+
+use crate::event::Event;
+use longhaul_engine::Buf;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// Bytes that are kept at most: what readers have under way on long paths.
+const MEMORY: u64 = 32 << 20;
+/// Larger stripes are not kept: parts of them are large reads by themselves.
+const STRIPE_MAX: u64 = 8 << 20;
+/// Ends of reads that are remembered to know one that goes on from another:
+/// more than the sequential readers that an array commonly has.
+const ENDS: usize = 64;
+
+pub(crate) struct Kept {
+    /// Stripes at most; none if they are too large.
+    limit: usize,
+    /// The oldest first.
+    stripes: RefCell<VecDeque<(u64, Rc<Stripe>)>>,
+    ends: RefCell<VecDeque<u64>>,
+}
+
+/// The data of a stripe, perhaps on its way.
+#[derive(Default)]
+pub(crate) struct Stripe {
+    data: RefCell<Option<Vec<Buf>>>,
+    ended: Cell<bool>,
+    changed: Event,
+}
+
+impl Kept {
+    pub(crate) fn new(stripe: u64) -> Kept {
+        let limit = if stripe <= STRIPE_MAX { (MEMORY / stripe.max(1)).max(2) as usize } else { 0 };
+        Kept { limit, stripes: RefCell::default(), ends: RefCell::default() }
+    }
+
+    /// Whether anything is kept at all.
+    pub(crate) fn is_open(&self) -> bool {
+        self.limit > 0
+    }
+
+    /// Notes a read; says whether it begins where another ended.
+    pub(crate) fn goes_on(&self, offset: u64, len: u64) -> bool {
+        let mut ends = self.ends.borrow_mut();
+        let known = ends.iter().position(|end| *end == offset);
+        if let Some(at) = known {
+            ends.remove(at);
+        }
+        ends.push_back(offset + len);
+        if ends.len() > ENDS {
+            ends.pop_front();
+        }
+        known.is_some()
+    }
+
+    /// A stripe that is kept; or a new one, which the caller has to read.
+    pub(crate) fn stripe(&self, row: u64) -> (Rc<Stripe>, bool) {
+        let mut stripes = self.stripes.borrow_mut();
+        if let Some((_, stripe)) = stripes.iter().find(|(of, _)| *of == row) {
+            return (Rc::clone(stripe), false);
+        }
+        if stripes.len() >= self.limit {
+            stripes.pop_front();
+        }
+        let stripe = Rc::new(Stripe::default());
+        stripes.push_back((row, Rc::clone(&stripe)));
+        (stripe, true)
+    }
+
+    /// The content of a stripe has changed.
+    pub(crate) fn forget(&self, row: u64) {
+        self.stripes.borrow_mut().retain(|(of, _)| *of != row);
+    }
+}
+
+impl Stripe {
+    /// It was read, or could not be.
+    pub(crate) fn end(&self, data: Option<Vec<Buf>>) {
+        *self.data.borrow_mut() = data;
+        self.ended.set(true);
+        self.changed.notify();
+    }
+
+    /// The data units, once they are there; nothing if they cannot be had.
+    pub(crate) async fn data(&self) -> Option<Vec<Buf>> {
+        self.changed.until(|| self.ended.get()).await;
+        self.data.borrow().clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::run;
+
+    #[test]
+    fn a_stripe_is_read_once_and_forgotten_when_it_changes() {
+        run(async {
+            let kept = Kept::new(4 << 20);
+            let (first, is_new) = kept.stripe(7);
+            assert!(is_new);
+            let (again, is_new) = kept.stripe(7);
+            assert!(!is_new);
+            first.end(Some(vec![Buf::copy_of(b"x")]));
+            assert_eq!(again.data().await.expect("read")[0][..], b"x"[..]);
+            kept.forget(7);
+            assert!(kept.stripe(7).1);
+            // One that could not be read says so; only so many are kept.
+            let (failed, _) = kept.stripe(8);
+            failed.end(None);
+            assert!(failed.data().await.is_none());
+            (100..108).for_each(|row| drop(kept.stripe(row)));
+            assert_eq!(kept.stripes.borrow().len(), 8);
+            assert!(kept.stripe(7).1);
+            assert!(!Kept::new(16 << 20).is_open());
+        });
+    }
+
+    #[test]
+    fn who_reads_on_is_known() {
+        let kept = Kept::new(4096);
+        assert!(!kept.goes_on(0, 10));
+        assert!(kept.goes_on(10, 10) && kept.goes_on(20, 5));
+        assert!(!kept.goes_on(10, 10));
+    }
+}
