@@ -116,7 +116,9 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(Failure::failed)?;
     // Devices first: nobody is to find a target without its exports. Arrays
     // among them are stopped when nobody reaches them any more.
-    let opener = Opener::new(args.engine.config());
+    let mut opener = Opener::new(args.engine.config());
+    // To the members of an array it is an initiator itself.
+    opener.options.congestion.clone_from(&args.congestion);
     let open = |export: &Export| export.open(&opener);
     let devices = args.export.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let target = {
