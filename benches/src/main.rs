@@ -112,6 +112,12 @@ enum Group {
     Far,
     /// A stripe over servers behind a link each
     Star,
+    /// Six remote devices, striped, against one
+    Six,
+    /// Parity against stripes, and reads without one member
+    Redundancy,
+    /// A target that is killed under load, and the spare in its place
+    Heal,
     /// All of arrays of remote devices
     Arrays,
     /// stream and random
@@ -149,7 +155,7 @@ impl Group {
 
     /// Whether it is about arrays of remote devices.
     fn is_array(self) -> bool {
-        matches!(self, Group::Star)
+        matches!(self, Group::Star | Group::Six | Group::Redundancy | Group::Heal)
     }
 }
 
@@ -177,7 +183,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     type Measure = fn(&Setup) -> Result<report::Section>;
-    let all: [(Group, Measure); 15] = [
+    let all: [(Group, Measure); 18] = [
         (Group::Stream, groups::stream::run),
         (Group::Random, groups::random::run),
         (Group::File, groups::file::run),
@@ -193,6 +199,9 @@ fn run(args: &Args) -> Result<()> {
         (Group::Queues, groups::far::queues::run),
         (Group::Share, groups::far::share::run),
         (Group::Star, groups::arrays::star::run),
+        (Group::Six, groups::arrays::six::run),
+        (Group::Redundancy, groups::arrays::redundancy::run),
+        (Group::Heal, groups::arrays::heal::run),
     ];
     ensure!(args.cpus.len() == 2, "--cpus takes two processors, for example 0,1");
     if let Some(path) = &args.write {

@@ -83,6 +83,11 @@ impl Target {
         self.process.pid()
     }
 
+    /// Ends it as a crash does.
+    pub(crate) fn kill(mut self) -> Result<()> {
+        self.process.0.kill().context("cannot kill a target")
+    }
+
     /// Writes all of the device once, so that no read finds a hole.
     pub(crate) fn fill(&self, setup: &Setup, engine: &str) -> Result<()> {
         let mut command = bench(setup, engine, &self.uri);

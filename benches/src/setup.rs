@@ -35,6 +35,11 @@ impl Place {
         Place { address, cpu: None, namespace: Some(namespace.clone()), home: None }
     }
 
+    /// The same, as those who are there know it.
+    pub(crate) fn itself(&self) -> Place {
+        Place { address: Ipv4Addr::LOCALHOST, ..self.clone() }
+    }
+
     /// The same, where the program keeps what it knows in `home`.
     pub(crate) fn at_home(self, home: &Path) -> Place {
         Place { home: Some(home.to_owned()), ..self }

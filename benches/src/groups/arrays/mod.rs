@@ -1,13 +1,16 @@
 //! Arrays of remote devices, as `longhaul array` makes them. Over emulated
 //! links, which need root.
 
+pub(crate) mod heal;
+pub(crate) mod redundancy;
+pub(crate) mod six;
 pub(crate) mod star;
 
 use super::memory_backend;
 use crate::link::{self, Link};
 use crate::program::{self, Load, Target};
 use crate::reference::Iperf;
-use crate::setup::{Place, Setup};
+use crate::setup::Setup;
 use anyhow::{Context, Result};
 use longhaul_wan::Conditions;
 use std::time::Duration;
@@ -15,9 +18,6 @@ use tempfile::TempDir;
 
 /// Bits per second in Mb/s, from bytes per second.
 const MB: f64 = 1e6 / 8.0;
-
-/// What the arrays here are called.
-const NAME: &str = "bench";
 
 /// The least load before a window, and round trips on top: TCP on each link
 /// has left slow start.
@@ -30,35 +30,46 @@ struct Star {
     // Ended before the links are.
     servers: Vec<Server>,
     _home: TempDir,
-    link: Link,
+    /// None where everything is on this host.
+    link: Option<Link>,
     engine: String,
 }
 
 struct Server {
     setup: Setup,
-    target: Option<Target>,
+    target: Target,
 }
 
 impl Star {
-    /// `servers` links of these conditions; windows are as long as `setup`
-    /// says.
-    fn start(setup: &Setup, conditions: Conditions, servers: usize) -> Result<Star> {
-        let engine = setup.engines.first().context("no engine to measure with")?.clone();
+    /// `servers` links of these conditions, and a target with so many exports
+    /// behind each; windows are as long as `setup` says.
+    fn start(setup: &Setup, conditions: Conditions, servers: usize, exports: usize) -> Result<Star> {
         let link = Link::start(conditions, Some(servers))?;
-        let home = tempfile::Builder::new().prefix("longhaul-benches-").tempdir()?;
-        let runtime = setup.runtime;
-        let server = |index| {
-            let setup = link.setup(setup, index);
-            let setup = Setup {
-                load: Place::at_home(setup.load.clone(), home.path()),
+        let setups: Vec<Setup> = (1..=servers)
+            .map(|index| Setup {
                 ramp: RAMP + RAMP_ROUND_TRIPS * link.rtt(),
-                runtime,
-                ..setup
-            };
-            let target = Target::start(&setup, &engine, &memory_backend(&setup), &[])?;
-            Ok(Server { setup, target: Some(target) })
+                runtime: setup.runtime,
+                ..link.setup(setup, index)
+            })
+            .collect();
+        Star::serve(setups, Some(link), exports)
+    }
+
+    /// The same on this host, without links.
+    fn local(setup: &Setup, servers: usize, exports: usize) -> Result<Star> {
+        Star::serve(vec![setup.clone(); servers], None, exports)
+    }
+
+    fn serve(setups: Vec<Setup>, link: Option<Link>, exports: usize) -> Result<Star> {
+        let home = tempfile::Builder::new().prefix("longhaul-benches-").tempdir()?;
+        let engine = setups.first().and_then(|setup| setup.engines.first());
+        let engine = engine.context("no engine to measure with")?.clone();
+        let serve = |setup: Setup| {
+            let setup = Setup { load: setup.load.clone().at_home(home.path()), ..setup };
+            let target = Target::start_many(&setup, &engine, &memory_backend(&setup), exports)?;
+            Ok(Server { setup, target })
         };
-        let servers = (1..=servers).map(server).collect::<Result<Vec<_>>>()?;
+        let servers = setups.into_iter().map(serve).collect::<Result<Vec<_>>>()?;
         Ok(Star { servers, _home: home, link, engine })
     }
 
@@ -67,9 +78,17 @@ impl Star {
         &self.servers[0].setup
     }
 
-    /// The devices of the servers that run, in order.
-    fn uris(&self) -> Vec<&str> {
-        self.servers.iter().filter_map(|server| Some(server.target.as_ref()?.uri.as_str())).collect()
+    /// One export of each server, in order.
+    fn uris(&self, export: usize) -> Vec<&str> {
+        self.servers.iter().map(|server| server.target.uris[export].as_str()).collect()
+    }
+
+    /// Measures once the emulator is on time.
+    fn on_time<T>(&self, mut measure: impl FnMut() -> Result<T>) -> Result<T> {
+        match &self.link {
+            Some(link) => link.on_time(measure),
+            None => measure(),
+        }
     }
 
     /// Runs `longhaul array` on the client; returns what it prints.
@@ -81,11 +100,12 @@ impl Star {
     }
 
     /// Makes an array of devices, and says what it is called as a device.
-    fn create(&self, layout: &str, devices: &[&str]) -> Result<String> {
-        let mut args = vec!["create", NAME, "--layout", layout];
+    fn create(&self, name: &str, layout: &str, devices: &[&str], more: &[&str]) -> Result<String> {
+        let mut args = vec!["create", name, "--layout", layout];
         args.extend(devices.iter().flat_map(|device| ["--device", device]));
+        args.extend(more);
         self.array(&args)?;
-        Ok(format!("array:{NAME}"))
+        Ok(format!("array:{name}"))
     }
 
     /// Bytes per second of a load that the program tunes itself.

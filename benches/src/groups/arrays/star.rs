@@ -8,7 +8,7 @@ use crate::link;
 use crate::program::Load;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use longhaul_wan::Conditions;
 use std::time::Duration;
 
@@ -108,18 +108,20 @@ impl Row {
 
 fn measure(setup: &Setup, rate: u64, rtt: Duration, servers: usize) -> Result<Vec<Row>> {
     let runtime = if rate > SLOW { WINDOW } else { WINDOW_SLOW };
-    let star = Star::start(&Setup { runtime, ..setup.clone() }, Conditions::new(rtt, Some(rate)), servers)?;
-    let device = match &star.uris()[..] {
+    let conditions = Conditions::new(rtt, Some(rate));
+    let star = Star::start(&Setup { runtime, ..setup.clone() }, conditions, servers, 1)?;
+    let device = match &star.uris(0)[..] {
         [one] => (*one).to_owned(),
-        many => star.create("stripe", many)?,
+        many => star.create("bench", "stripe", many, &[])?,
     };
+    let link = star.link.as_ref().context("a star has links")?;
     let iperf = star.iperf()?;
     let mut rows = Vec::new();
     for rw in ["read", "write"] {
         let mut row = Row { rate, rtt, servers, rw, samples: Vec::new(), late: 0 };
         let name = row.name();
         let measured = star.setup().interleave_kept(&format!("star: {name}"), &SUBJECTS, |subject| {
-            let (measured, late) = star.link.mostly_on_time(|| match *subject {
+            let (measured, late) = link.mostly_on_time(|| match *subject {
                 Subject::Plain => star.plain(&iperf, rw == "write"),
                 Subject::Stripe(bs) => star.rate(&device, &Load::tuned(rw, bs)),
             })?;
