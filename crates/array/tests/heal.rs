@@ -391,3 +391,30 @@ fn an_error_counts_only_against_the_device_that_it_comes_from() {
         });
     }
 }
+
+#[test]
+fn who_reads_on_without_a_member_has_nothing_read_twice() {
+    simulate(41, async {
+        let rig = rig(Layout::Parity, 4, options()).await;
+        let blocks = rig.model.blocks();
+        for first in (0..blocks).step_by(12) {
+            rig.model.write(&*rig.io, first, 12.min(blocks - first)).await.expect("written");
+        }
+        rig.disks[1].unreachable.store(true, SeqCst);
+        rig.model.check(&*rig.io).await.expect("read");
+        let bytes = || rig.disks.iter().map(|disk| disk.read_bytes.load(SeqCst)).sum::<u64>();
+        let before = bytes();
+        for block in 0..blocks {
+            rig.model.read(&*rig.io, block, 1).await.expect("read");
+        }
+        // Part by part it would be half as much again.
+        let (read, size) = (bytes() - before, blocks * BLOCK);
+        assert!(read < size + size / 8, "{read} of {size}");
+        // What is kept is not older than what was written last.
+        for block in blocks - 9..blocks {
+            rig.model.write(&*rig.io, block, 1).await.expect("written");
+            rig.model.read(&*rig.io, block - 1, 1).await.expect("read");
+            rig.model.read(&*rig.io, block, 1).await.expect("read");
+        }
+    });
+}
