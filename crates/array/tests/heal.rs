@@ -229,7 +229,8 @@ fn more_losses_than_redundancy_stop_writes_and_lose_nothing() {
             model.write(&*io, first, 3).await.expect("written");
         }
         disks[0].unreachable.store(true, SeqCst);
-        model.write(&*io, 0, 2).await.expect("degraded");
+        // A whole stripe, so that all members are asked and the loss is known.
+        model.write(&*io, 0, 12).await.expect("degraded");
         disks[1].unreachable.store(true, SeqCst);
         let mut failed = None;
         for first in 0..40 {
