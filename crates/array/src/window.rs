@@ -68,6 +68,18 @@ impl State {
         self.used == 0 || self.used + bytes <= limit
     }
 
+    /// Whether one that comes now has nobody to let go first. Users that never
+    /// fill the window have no queue, and take their turns all the same.
+    fn is_first(&self, reader: Reader) -> bool {
+        let turn = reader == Reader::User && self.ahead < USERS_AHEAD;
+        self.users.is_empty() && (turn || self.background.is_empty())
+    }
+
+    fn grant(&mut self, bytes: u64, reader: Reader) {
+        self.ahead = if reader == Reader::User && !self.background.is_empty() { self.ahead + 1 } else { 0 };
+        self.used += bytes;
+    }
+
     /// Who is next, if there is room.
     fn next(&mut self) -> Option<Waiting> {
         let turn = self.users.is_empty() || self.ahead >= USERS_AHEAD;
@@ -76,9 +88,8 @@ impl State {
         if !self.fits(queue.front()?.bytes, reader) {
             return None;
         }
-        self.ahead = if reader == Reader::User && !self.background.is_empty() { self.ahead + 1 } else { 0 };
         let next = if reader == Reader::User { &mut self.users } else { &mut self.background }.pop_front()?;
-        self.used += next.bytes;
+        self.grant(next.bytes, reader);
         Some(next)
     }
 }
@@ -92,9 +103,8 @@ impl Window {
             if reader == Reader::User {
                 state.last_user = Some(now());
             }
-            let first = state.users.is_empty() && (reader == Reader::User || state.background.is_empty());
-            if first && state.fits(bytes, reader) {
-                state.used += bytes;
+            if state.is_first(reader) && state.fits(bytes, reader) {
+                state.grant(bytes, reader);
                 return Room { window: Rc::clone(self), bytes };
             }
             let (grant, granted) = oneshot::channel();
@@ -150,6 +160,7 @@ mod tests {
     use super::*;
     use crate::testing::run;
     use futures_util::future::poll_immediate;
+    use std::pin::pin;
 
     #[test]
     fn users_come_first_and_nobody_starves() {
@@ -172,6 +183,33 @@ mod tests {
                 held = user.await;
             }
             drop(held);
+            assert_eq!(window.state.borrow().used, 0);
+        });
+    }
+
+    /// Users who keep more than half of a window under way, and never all of
+    /// it, do not shut out who waits in the background.
+    #[test]
+    fn who_waits_in_the_background_has_a_turn_among_users_that_fit() {
+        run(async {
+            let window = Rc::new(Window::default());
+            let mut held: VecDeque<Room> = VecDeque::new();
+            for _ in 0..3 {
+                held.push_back(window.take(20, 100, Reader::User).await);
+            }
+            let mut rebuild = Box::pin(window.take(50, 100, Reader::Background));
+            assert!(poll_immediate(&mut rebuild).await.is_none(), "most of it is taken by users");
+            for round in 0..USERS_AHEAD {
+                let user = window.take(20, 100, Reader::User);
+                held.push_back(poll_immediate(pin!(user)).await.expect("there is room"));
+                drop(held.pop_front());
+                assert!(poll_immediate(&mut rebuild).await.is_none(), "{round}");
+            }
+            let mut user = Box::pin(window.take(20, 100, Reader::User));
+            assert!(poll_immediate(&mut user).await.is_none(), "it is not its turn");
+            held.clear();
+            drop(poll_immediate(&mut rebuild).await.expect("it is its turn"));
+            drop(poll_immediate(&mut user).await.expect("and then the user's"));
             assert_eq!(window.state.borrow().used, 0);
         });
     }
