@@ -6,7 +6,10 @@
 //! - an operation that was under way when the disk left never has its effect
 //!   later: what of it came to pass is settled at that moment;
 //! - a disk that has lost its power under its user fails the first operation
-//!   after it: nobody could know otherwise that what was cached is lost;
+//!   after it, or has another generation: nobody could know otherwise that what
+//!   was cached is lost;
+//! - a disk that hangs, as one does whose initiator connects to it again, fails
+//!   nothing: what was not answered is done, or done once more, when it is back;
 //! - what was flushed, or written with FUA, outlives a power loss, unless
 //!   a fault was planted.
 
@@ -15,13 +18,14 @@ use crate::random::Random;
 use crate::world::World;
 use futures_channel::oneshot;
 use longhaul_block::{
-    BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
+    Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
 };
-use longhaul_engine::{Buf, BufMut, sleep, spawn};
+use longhaul_engine::{Buf, BufMut, now, sleep, spawn};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
 
 /// The largest transfer of a disk in bytes: small, so that splitting is tried.
 const MAX_IO: u32 = 128 << 10;
@@ -42,6 +46,10 @@ pub struct Make {
     pub volatile: bool,
     /// About how long an operation takes.
     pub latency: Duration,
+    /// Bytes that it says are to be kept in flight, if it says so.
+    pub window: Option<u64>,
+    /// Whether it says that it hangs.
+    pub knows: bool,
 }
 
 /// A fault that is not noticed when it happens.
@@ -77,15 +85,30 @@ struct State {
     /// Counts departures: an operation of an earlier presence fails.
     presence: u64,
     gone: bool,
+    /// Since when nothing is answered.
+    hung: Option<Instant>,
+    /// Who waits for that to end.
+    waiting: Vec<Waker>,
+    /// Writes that have had their effect and are not answered.
+    unanswered: BTreeMap<u64, Written>,
+    /// Counts losses of power that are no errors.
+    generation: u64,
     /// It has lost what was cached, and has not said so yet.
     restarted: bool,
     straggling: bool,
     armed: Option<Fault>,
 }
 
+#[derive(Clone, Debug)]
+struct Written {
+    offset: u64,
+    data: Buf,
+    through: bool,
+}
+
 #[derive(Debug)]
 enum Change {
-    Write { offset: u64, data: Buf, through: bool },
+    Write(Written),
     Flush { version: u64 },
 }
 
@@ -100,6 +123,10 @@ impl Disk {
             next: 0,
             presence: 0,
             gone: false,
+            hung: None,
+            waiting: Vec::new(),
+            unanswered: BTreeMap::new(),
+            generation: 0,
             restarted: false,
             straggling: false,
             armed: None,
@@ -121,7 +148,8 @@ impl Disk {
     /// Whether it is out of reach.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        self.state().gone
+        let state = self.state();
+        state.gone || state.hung.is_some()
     }
 
     /// Puts it out of reach. With `power` its cache is lost as well.
@@ -137,9 +165,37 @@ impl Disk {
         self.world.tell(format_args!("{} leaves{}", self.name, if power { ", without power" } else { "" }));
     }
 
+    /// Nothing is answered any more, and nothing fails, until it is back. With
+    /// `power` its cache is lost, which its generation tells.
+    pub fn hang(&self, power: bool) {
+        let mut state = self.state();
+        state.hung = Some(now());
+        if power {
+            let under_way = state.pending.values().filter_map(|change| match change {
+                Change::Write(written) => Some(written.clone()),
+                Change::Flush { .. } => None,
+            });
+            for written in under_way.collect::<Vec<_>>() {
+                state.tear(&written);
+            }
+            state.lose_power();
+            state.generation += 1;
+        }
+        self.world.tell(format_args!("{} hangs{}", self.name, if power { ", without power" } else { "" }));
+    }
+
     /// Puts it in reach again, as it is.
     pub fn come_back(&self) {
-        self.state().gone = false;
+        let mut state = self.state();
+        state.gone = false;
+        if state.hung.take().is_some() {
+            // Whoever was not answered asks once more.
+            for Written { offset, data, through } in state.unanswered.values().cloned().collect::<Vec<_>>() {
+                state.medium.write(offset, &data, through, |_| true);
+            }
+            state.waiting.drain(..).for_each(Waker::wake);
+        }
+        drop(state);
         self.world.tell(format_args!("{} comes back", self.name));
     }
 
@@ -162,6 +218,9 @@ impl Disk {
         state.presence += 1;
         state.settle();
         state.restarted = false;
+        state.gone |= state.hung.take().is_some();
+        state.waiting.clear();
+        state.unanswered.clear();
         if power {
             state.lose_power();
         }
@@ -229,11 +288,25 @@ impl Disk {
         (state.presence, state.gone || restarted)
     }
 
+    /// Resolves when it does not hang.
+    async fn answers(&self) {
+        std::future::poll_fn(|cx| {
+            let mut state = self.state();
+            if state.hung.is_none() {
+                return Poll::Ready(());
+            }
+            state.waiting.push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
     /// Runs `effect` in the middle of an operation, if the disk is there from
-    /// its begin to its end.
+    /// its begin to its end. `id` is that of a change.
     fn operation<T: Unpin + 'static>(
         &self,
         (presence, gone): (u64, bool),
+        id: u64,
         effect: impl FnOnce(&Disk, &mut State) -> IoResult<T> + 'static,
         what: String,
         mark: u64,
@@ -241,10 +314,13 @@ impl Disk {
         let (disk, (tx, rx)) = (self.clone(), oneshot::channel());
         spawn(async move {
             sleep(disk.half()).await;
+            disk.answers().await;
             let Some(result) = disk.take_effect(effect, (presence, gone), &what, mark) else {
                 return std::future::pending().await;
             };
             sleep(disk.half()).await;
+            disk.answers().await;
+            disk.state().unanswered.remove(&id);
             let there = disk.state().presence == presence && !gone;
             let _ = tx.send(if there { result } else { Err(disk.unreachable()) });
         })
@@ -284,12 +360,15 @@ impl Disk {
         let effect = move |disk: &Disk, state: &mut State| {
             match state.pending.remove(&id) {
                 Some(Change::Flush { version }) => state.medium.flush(version),
-                Some(Change::Write { offset, data, through }) => state.write(disk, offset, &data, through),
+                Some(Change::Write(written)) => {
+                    state.write(disk, written.offset, &written.data, written.through);
+                    state.unanswered.insert(id, written);
+                }
                 None => return Err(disk.unreachable()),
             }
             Ok(())
         };
-        self.operation(begun, effect, what, mark)
+        self.operation(begun, id, effect, what, mark)
     }
 }
 
@@ -306,18 +385,23 @@ impl State {
     /// Decides what comes of the changes that are under way.
     fn settle(&mut self) {
         for (_, change) in std::mem::take(&mut self.pending) {
-            if let Change::Write { offset, data, through } = change {
-                let fate = Fate::random(&mut self.random);
-                let dice = self.random.bits();
-                let lands = |place: usize| match fate {
-                    Fate::Nothing => false,
-                    Fate::Everything => true,
-                    Fate::Any => dice >> (place % 64) & 1 == 1,
-                    Fate::Prefix => (place as u64) < dice % 16,
-                };
-                self.medium.write(offset, &data, through, lands);
+            if let Change::Write(written) = change {
+                self.tear(&written);
             }
         }
+    }
+
+    /// Writes any part of it.
+    fn tear(&mut self, written: &Written) {
+        let fate = Fate::random(&mut self.random);
+        let dice = self.random.bits();
+        let lands = |place: usize| match fate {
+            Fate::Nothing => false,
+            Fate::Everything => true,
+            Fate::Any => dice >> (place % 64) & 1 == 1,
+            Fate::Prefix => (place as u64) < dice % 16,
+        };
+        self.medium.write(written.offset, &written.data, written.through, lands);
     }
 
     fn write(&mut self, disk: &Disk, offset: u64, data: &[u8], through: bool) {
@@ -380,6 +464,19 @@ fn mark(kind: u64, offset: u64, len: u64) -> u64 {
 }
 
 impl BlockIo for DiskIo {
+    fn advice(&self) -> Option<Advice> {
+        let window = self.0.make.window?;
+        Some(Advice { read: window, write: window, ..Advice::LOCAL })
+    }
+
+    fn generation(&self) -> u64 {
+        self.0.state().generation
+    }
+
+    fn away_since(&self) -> Option<Instant> {
+        self.0.state().hung.filter(|_| self.0.make.knows)
+    }
+
     fn read(&self, offset: u64, mut dst: BufMut) -> IoFuture<BufMut> {
         let len = dst.len() as u64;
         if let Err(e) = self.check(offset, len, u64::from(MAX_IO)) {
@@ -389,7 +486,7 @@ impl BlockIo for DiskIo {
             Ok(()) => Ok(dst),
             Err(block) => Err(IoError::Medium(format!("{}: block {block} is unreadable", disk.name))),
         };
-        self.0.operation(self.0.begin(), effect, format!("reads {offset}+{len}"), mark(1, offset, len))
+        self.0.operation(self.0.begin(), 0, effect, format!("reads {offset}+{len}"), mark(1, offset, len))
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
@@ -398,7 +495,7 @@ impl BlockIo for DiskIo {
             return IoFuture::ready(Err(e));
         }
         let what = format!("writes {offset}+{len}{}", if flags.fua { " fua" } else { "" });
-        let change = Change::Write { offset, data: src, through: flags.fua };
+        let change = Change::Write(Written { offset, data: src, through: flags.fua });
         self.0.change(change, what, mark(2, offset, len))
     }
 
@@ -421,7 +518,7 @@ impl BlockIo for DiskIo {
             return IoFuture::ready(Err(e));
         }
         let data = BufMut::zeroed(len as usize).freeze();
-        let change = Change::Write { offset, data, through: flags.fua };
+        let change = Change::Write(Written { offset, data, through: flags.fua });
         self.0.change(change, format!("zeroes {offset}+{len}"), mark(4, offset, len))
     }
 }

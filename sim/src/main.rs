@@ -3,8 +3,8 @@
 #![forbid(unsafe_code)]
 
 use clap::Parser;
-use longhaul_array::Layout;
-use longhaul_sim::subject::of;
+use longhaul_array::{Layout, Mechanism};
+use longhaul_sim::subject::{Arrayed, of};
 use longhaul_sim::{Failure, Plan, run};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -27,6 +27,11 @@ struct Args {
     /// Only these layouts (a seed then stands for something else)
     #[arg(long, value_name = "LAYOUT,…", value_delimiter = ',')]
     layout: Vec<Layout>,
+    /// Leave something out of the array that keeps it right, to see after how
+    /// many seeds that is noticed: journal, intent, checksums, fence, publish,
+    /// doubt, vouch or pass
+    #[arg(long, value_name = "MECHANISM")]
+    without: Option<Mechanism>,
     /// Go on after a seed that fails
     #[arg(long)]
     keep_going: bool,
@@ -58,7 +63,11 @@ fn search(args: &Args) -> bool {
                         break;
                     }
                     let plan = Plan::new(seed, layouts);
-                    match run(&plan, &*of(&plan), args.seed.is_some()) {
+                    let subject = match args.without {
+                        None => of(&plan),
+                        without => Box::new(Arrayed::new(&plan, without)),
+                    };
+                    match run(&plan, &*subject, args.seed.is_some()) {
                         Ok(done) => {
                             events.fetch_add(done.events, Ordering::Relaxed);
                             crashes.fetch_add(done.crashes, Ordering::Relaxed);

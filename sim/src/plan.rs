@@ -41,6 +41,10 @@ pub struct Plan {
     pub operations: u32,
     /// Stragglers, losses, returns and silent faults in a life.
     pub faults: u32,
+    /// Bytes that a disk says are to be kept in flight, if it says so.
+    pub window: Option<u64>,
+    /// Whether disks say that they hang.
+    pub knows: bool,
 }
 
 /// Widths that are simulated at most: more of the same takes more time.
@@ -74,6 +78,8 @@ impl Plan {
             clients: random.between(1, 6) as u32,
             operations: random.between(5, 60) as u32,
             faults: random.below(6) as u32,
+            window: random.pick(&[None, None, Some(4 << 10), Some(64 << 10), Some(1 << 20)]),
+            knows: random.chance(50),
         }
     }
 
@@ -89,7 +95,8 @@ impl Plan {
     /// What the disks are like, `size` bytes each.
     #[must_use]
     pub fn make(&self, size: u64) -> Make {
-        Make { size, block: self.block, volatile: self.volatile, latency: self.latency }
+        let Plan { block, volatile, latency, window, knows, .. } = *self;
+        Make { size, block, volatile, latency, window, knows }
     }
 }
 
@@ -97,7 +104,7 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} of {} with units of {} KiB, {} stripes{}{}; disks with blocks of {} bytes, {}, {:?}; {} lives of \
+            "{} of {} with units of {} KiB, {} stripes{}{}; disks with blocks of {} bytes, {}, {:?}{}{}; {} lives of \
              {} × {} operations, {} faults each",
             self.layout,
             self.width,
@@ -108,6 +115,8 @@ impl fmt::Display for Plan {
             self.block,
             if self.volatile { "volatile cache" } else { "no cache" },
             self.latency,
+            self.window.map_or_else(String::new, |bytes| format!(", {bytes} bytes at a time")),
+            if self.knows { ", which know when they hang" } else { "" },
             self.lives,
             self.clients,
             self.operations,

@@ -195,7 +195,12 @@ pub(crate) async fn watch(ward: Rc<Ward>, load: Rc<Load>, array: Rc<dyn Running>
 async fn absence(ward: &Ward, load: &Load, array: &dyn Running, place: usize, random: &mut Random) {
     let disk = ward.disk(place);
     let power = random.chance(50);
-    disk.leave(power);
+    // Who has no redundancy would wait for it, and for ever.
+    if ward.redundancy > 0 && random.chance(40) {
+        disk.hang(power);
+    } else {
+        disk.leave(power);
+    }
     ward.forgetful.set(ward.forgetful.get() || power);
     if ward.forgetful.get() && ward.beyond.get() {
         load.model.borrow_mut().lapse();

@@ -21,6 +21,7 @@ use crate::options::Options;
 use crate::rows::Rows;
 use crate::sums::Sums;
 use crate::superblock::{Condition, Entry, Superblock};
+use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::{IoError, IoResult};
 use longhaul_engine::Buf;
@@ -105,7 +106,7 @@ impl Core {
             locks: Rc::default(),
             rows: Rows::default(),
             kept: crate::kept::Kept::new(geometry.stripe()),
-            sums: Sums::new(geometry, options.sums_memory),
+            sums: Sums::new(geometry, &options),
             intent: Rc::new(Intent::new(superblock.array, geometry.regions())),
             journal: Journal::new(superblock.array, geometry.journal),
             budget: Rc::new(Budget::new(options.memory)),
@@ -162,7 +163,7 @@ impl Core {
     }
 
     /// Whether the array would lose data without these members.
-    fn needs(&self, without: &[usize]) -> bool {
+    pub(crate) fn needs(&self, without: &[usize]) -> bool {
         let lost = |member: usize| without.contains(&member) || !self.members[member].is_active();
         match self.geometry.layout {
             crate::Layout::StripeMirror => {
@@ -226,7 +227,8 @@ impl Core {
         self.lose_if(index, condition, reason, || true).await
     }
 
-    async fn lose_if(
+    /// Loses a member if that still has to be when it is its turn.
+    pub(crate) async fn lose_if(
         &self,
         index: usize,
         condition: Condition,
@@ -253,6 +255,9 @@ impl Core {
         }
         tracing::warn!("array {}: member {index} is {condition:?}: {reason}", self.name.borrow());
         self.enter(index, condition, reason);
+        if self.lacks(Mechanism::Publish) {
+            return self.check_running();
+        }
         self.publish_alone().await
     }
 

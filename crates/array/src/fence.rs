@@ -21,12 +21,13 @@ use crate::bytes::{Reader, Writer, open, seal};
 use crate::core::Core;
 use crate::error::ArrayError;
 use crate::geometry::{BLOCK, HEARTBEAT_AT};
-use crate::member::MemberResult;
+use crate::member::{Member, MemberResult};
 use crate::upkeep::{Running, is_over, pause};
+use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::IoResult;
 use longhaul_engine::{Buf, BufMut, sleep};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use uuid::Uuid;
@@ -116,6 +117,9 @@ impl Core {
 
 /// Takes possession, if nobody else has it.
 pub(crate) async fn claim(core: &Rc<Core>) -> Result<(), ArrayError> {
+    if core.lacks(Mechanism::Fence) {
+        return Ok(());
+    }
     let interval = core.options.heartbeat;
     let before = core.rivals().await;
     if !before.is_empty() {
@@ -159,33 +163,40 @@ impl Core {
     }
 }
 
-/// Says that the array is in use, until it is not.
+/// Says that the array is in use, until it is not. Each member by itself: one
+/// that does not answer hides from nobody what the others say.
 pub(crate) async fn beat(core: Rc<Core>) {
     let _running = Running::new(&core);
-    let mut counter = 1;
-    loop {
-        pause(&core, core.options.heartbeat).await;
-        if is_over(&core) {
+    let counter = Cell::new(0);
+    join_all(core.members.iter().map(|member| beat_on(&core, member, &counter))).await;
+}
+
+/// Says it on one member, and looks whether another host does.
+async fn beat_on(core: &Rc<Core>, member: &Member, counter: &Cell<u64>) {
+    while !core.lacks(Mechanism::Fence) {
+        pause(core, core.options.heartbeat).await;
+        if is_over(core) {
             return;
         }
-        let beats = core.beats().await;
+        if !member.is_usable() {
+            continue;
+        }
+        let beats = vec![(member.index, member.read(HEARTBEAT_AT, BLOCK).await)];
         if let Some((member, other)) = core.rivals_of(&beats).first() {
             core.halt(&format!("session {} has taken it over, member {member} says", other.session));
             return;
         }
-        // A member that does not answer is lost, which is how one is found out
-        // that dies while nobody writes; and an error is told once: it may be
-        // the word of a member that has lost its power in between.
-        let absent = beats.into_iter().filter_map(|(index, read)| Some((index, read.err()?)));
-        let absent = absent.filter(|(_, e)| e.is_absence()).map(|(index, e)| (index, Err(e)));
-        if core.settle(absent.collect()).await.is_err() {
+        counter.set(counter.get() + 1);
+        let result = match beats.into_iter().next() {
+            // A member that does not answer is lost, which is how one is found
+            // out that dies while nobody writes; and an error is told once: it
+            // may be the word of a member that has lost its power in between.
+            Some((_, Err(e))) if e.is_absence() => Err(e),
+            _ => member.write_durably(HEARTBEAT_AT, core.beat(counter.get(), false)).await,
+        };
+        if core.settle(vec![(member.index, result)]).await.is_err() {
             return;
         }
-        let result: IoResult<()> = core.write_to_all(HEARTBEAT_AT, &core.beat(counter, false)).await;
-        if result.is_err() {
-            return;
-        }
-        counter += 1;
     }
 }
 

@@ -19,6 +19,7 @@ use crate::core::Core;
 use crate::event::Event;
 use crate::geometry::{BLOCK, INTENT_AT, INTENT_LEN};
 use crate::member::Member;
+use crate::without::Mechanism;
 use longhaul_block::IoResult;
 use longhaul_engine::{Buf, now, spawn};
 use std::cell::{Cell, RefCell};
@@ -186,6 +187,9 @@ impl Intent {
             user.0 == 1
         };
         let marked = Marked { intent: Rc::clone(self), region };
+        if core.lacks(Mechanism::Intent) {
+            return Ok(marked);
+        }
         if is_new && region > 0 && get(&self.set.borrow(), region - 1) {
             self.mark_ahead(core, region + 1);
         }

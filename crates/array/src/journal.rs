@@ -24,6 +24,7 @@ pub(crate) mod scan;
 use crate::core::Core;
 use crate::event::Event;
 use crate::geometry::{BLOCK, JOURNAL_AT};
+use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::{IoError, IoResult};
 use record::{HEAD, Kind, Piece, Record};
@@ -304,7 +305,7 @@ impl Journal {
 
     /// Returns when no record of before the call can be replayed any more.
     pub(crate) async fn pass(&self, core: &Rc<Core>) -> IoResult<()> {
-        if self.size == 0 {
+        if self.size == 0 || core.lacks(Mechanism::Pass) {
             return Ok(());
         }
         let end = self.state.borrow().head;
@@ -364,6 +365,10 @@ impl Journal {
         self.changed.until(|| self.clearing.get().is_none_or(is_clear)).await;
         loop {
             let usable: Vec<usize> = core.members.iter().filter(|m| m.is_usable()).map(|m| m.index).collect();
+            // Nobody waits for one that is out of reach where others do.
+            let away = core.away();
+            let there: Vec<usize> = usable.iter().copied().filter(|index| !away.contains(index)).collect();
+            let usable = if there.len() >= copies { there } else { usable };
             if usable.is_empty() {
                 return Err(core.lost_too_many());
             }

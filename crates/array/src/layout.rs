@@ -120,6 +120,17 @@ pub fn suited_unit<'a>(members: impl IntoIterator<Item = &'a DeviceInfo>) -> u64
     largest.next_power_of_two().clamp(DEFAULT_UNIT, MAX_UNIT)
 }
 
+/// Units that a path should have under way: fewer would not fill it evenly, and
+/// more only cost commands.
+const UNITS_UNDER_WAY: u64 = 64;
+
+/// The stripe unit that suits paths which want so many bytes under way each:
+/// [`DEFAULT_UNIT`] at least.
+pub fn path_unit(under_way: u64) -> u64 {
+    let share = (under_way / UNITS_UNDER_WAY).max(DEFAULT_UNIT);
+    (1 << share.ilog2()).min(MAX_UNIT)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,5 +164,15 @@ mod tests {
         assert_eq!(suited_unit(&infos), 1 << 20);
         infos[0].optimal_io = 64 << 20;
         assert_eq!(suited_unit(&infos), MAX_UNIT);
+    }
+
+    #[test]
+    fn the_unit_follows_what_paths_hold() {
+        // 1 Gb/s at 15 ms, 10 Gb/s at 100 ms, 100 Gb/s at 200 ms.
+        for (under_way, unit) in [(0, 256 << 10), (1_875_000, 256 << 10), (125_000_000, 1 << 20)] {
+            assert_eq!(path_unit(under_way), unit);
+        }
+        assert_eq!(path_unit(2_500_000_000), MAX_UNIT);
+        assert_eq!(path_unit(u64::MAX), MAX_UNIT);
     }
 }

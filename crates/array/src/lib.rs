@@ -8,6 +8,7 @@
 
 mod array;
 mod assemble;
+mod away;
 mod bytes;
 mod core;
 mod device;
@@ -24,6 +25,7 @@ mod kept;
 mod layout;
 mod locks;
 mod manage;
+mod measure;
 mod member;
 mod options;
 mod overlay;
@@ -43,15 +45,20 @@ mod units;
 mod upkeep;
 mod verify;
 mod window;
+mod without;
 mod write;
 
 pub use array::{assemble, assemble_as, create, create_as};
 pub use assemble::Shape;
+pub use away::AWAY_ROUND_TRIPS;
 pub use core::Counts;
 pub use device::ArrayDevice;
 pub use error::ArrayError;
 pub use geometry::{BLOCK, Geometry};
-pub use layout::{DEFAULT_UNIT, Layout, LayoutError, MAX_UNIT, MAX_WIDTH, MIN_UNIT, MIN_WIDTH, suited_unit};
+pub use layout::{
+    DEFAULT_UNIT, Layout, LayoutError, MAX_UNIT, MAX_WIDTH, MIN_UNIT, MIN_WIDTH, path_unit, suited_unit,
+};
+pub use measure::measure;
 pub use member::MemberCounts;
 pub use options::Options;
 pub use report::{Health, LostRange, MemberStatus, Progress, Status};
@@ -59,3 +66,5 @@ pub use scrub::ScrubReport;
 pub use stripe::{Stripe, StripeError};
 pub use superblock::{Condition, MAX_NAME, MAX_SPARES};
 pub use survey::{Label, survey};
+#[cfg(feature = "switch-off")]
+pub use without::Mechanism;

@@ -266,6 +266,11 @@ impl Member {
         self.opened.borrow().as_ref()?.io.advice()
     }
 
+    /// How long it has been out of reach, if it is, and its device knows.
+    pub(crate) fn away(&self) -> Option<Duration> {
+        self.opened.borrow().as_ref()?.io.away_since().map(|since| now().saturating_duration_since(since))
+    }
+
     pub(crate) fn count(&self, change: impl FnOnce(&mut MemberCounts)) {
         let mut counts = self.counts.get();
         change(&mut counts);

@@ -8,6 +8,10 @@ pub struct Options {
     /// How long a member may take for one operation until it counts as
     /// absent.
     pub member_timeout: Duration,
+    /// The same where its device says that it has no connection, and the array
+    /// can do without all that have none: longer than a target takes to start
+    /// anew. On long paths it is [`AWAY_ROUND_TRIPS`](crate::AWAY_ROUND_TRIPS).
+    pub away_timeout: Duration,
     /// How long a write that continues another waits for the next one, as
     /// long as its stripe is not whole; longer where members are far away.
     pub gather: Duration,
@@ -37,12 +41,17 @@ pub struct Options {
     pub intent_idle: Duration,
     /// Decides what is random.
     pub seed: u64,
+    /// What it does without: for simulations, which show that it would be
+    /// missed.
+    #[cfg(feature = "switch-off")]
+    pub without: Option<crate::Mechanism>,
 }
 
 impl Default for Options {
     fn default() -> Options {
         Options {
             member_timeout: Duration::from_secs(10),
+            away_timeout: Duration::from_secs(2),
             gather: Duration::from_millis(2),
             journal_all: false,
             memory: 128 << 20,
@@ -55,6 +64,8 @@ impl Default for Options {
             heartbeat: Duration::from_secs(2),
             intent_idle: Duration::from_secs(5),
             seed: 1,
+            #[cfg(feature = "switch-off")]
+            without: None,
         }
     }
 }

@@ -108,11 +108,20 @@ impl Core {
         }
         // Of copies the nearest, and those alike in turn.
         let turn = (row as usize).wrapping_add(unit);
-        let key =
-            |home: &usize| (self.members[*home].mean_read().as_millis() / 2, (home + turn) % homes.len());
+        let key = |home: &usize| {
+            let member = &self.members[*home];
+            let is_away = homes.len() > 1 && member.away().is_some();
+            (is_away, member.mean_read().as_millis() / 2, (home + turn) % homes.len())
+        };
         let Some(home) = homes.iter().min_by_key(|home| key(home)).copied() else {
             return self.reconstruct(row, unit, at, len).await;
         };
+        if self.geometry.has_parity()
+            && self.members[home].away().is_some()
+            && let Some(bytes) = self.around(row, unit, at, len).await
+        {
+            return Ok(bytes);
+        }
         match self.race(home, row, unit, at, dst).await {
             Race::Read(bytes) => Ok(bytes),
             Race::Reconstructed(bytes) => Ok(bytes),
@@ -134,7 +143,7 @@ impl Core {
         let units = {
             let _together = self.locks.shared(row).await;
             self.check_untorn(row)?;
-            let mut units = self.read_units(row, at, len, self.enough(row), &[]).await?;
+            let mut units = self.read_units(row, at, len, self.enough(row, &[]), &[]).await?;
             if units.bad.is_empty() && units.complete(len).is_ok() { Some(units) } else { None }
         };
         let Some(units) = units else { return self.mend(row, unit, at, len, None).await };
@@ -147,10 +156,10 @@ impl Core {
         Ok(bytes.try_mut().unwrap_or_else(|bytes| BufMut::copy_of(&bytes)))
     }
 
-    /// What is needed of a stripe to have all of its data: what there is of
-    /// it, and as many parities as there is not.
-    pub(crate) fn enough(&self, row: u64) -> impl Fn(Role) -> bool + use<> {
-        let has = |role| self.holders(row, role).next().is_some();
+    /// What is needed of a stripe to have all of its data without some members:
+    /// what there is of it, and as many parities as there is not.
+    pub(crate) fn enough(&self, row: u64, without: &[usize]) -> impl Fn(Role) -> bool + use<> {
+        let has = |role| self.holders(row, role).any(|member| !without.contains(&member));
         let missing = (0..self.geometry.data_units()).filter(|unit| !has(Role::Data(*unit))).count();
         let (p, q) = (missing > 0 && has(Role::P), missing > 1 || (missing == 1 && !has(Role::P)));
         move |role| match role {
@@ -194,7 +203,7 @@ impl Core {
         let _together = self.locks.shared(row).await;
         self.check_untorn(row).ok()?;
         let unit = self.geometry.unit;
-        let mut units = self.read_units(row, 0, unit, self.enough(row), &[]).await.ok()?;
+        let mut units = self.read_units(row, 0, unit, self.enough(row, &[]), &[]).await.ok()?;
         if !units.bad.is_empty() || units.complete(unit).is_err() {
             return None;
         }
@@ -219,7 +228,7 @@ impl Core {
             let _room = self.room((to - from) * self.geometry.data_units() as u64, Reader::User).await;
             let _together = self.locks.shared(row).await;
             self.check_untorn(row)?;
-            let mut units = self.read_units(row, from, to - from, self.enough(row), &[]).await?;
+            let mut units = self.read_units(row, from, to - from, self.enough(row, &[]), &[]).await?;
             if units.bad.is_empty() && units.complete(to - from).is_ok() { Some(units) } else { None }
         };
         let Some(units) = units else {

@@ -19,6 +19,7 @@ use longhaul_block::{
 use longhaul_engine::{BUF_MAX, Buf, BufMut, Segment};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The most that an array takes in one piece, in bytes. Whatever comes is cut
 /// by units anyway; the bound keeps lists of parts short.
@@ -286,6 +287,10 @@ impl BlockIo for StripeIo {
 
     fn generation(&self) -> u64 {
         self.members.iter().fold(0, |sum, member| sum.wrapping_add(member.generation()))
+    }
+
+    fn away_since(&self) -> Option<Instant> {
+        self.members.iter().filter_map(|member| member.away_since()).min()
     }
 
     fn map_read(&self, offset: u64, len: usize) -> Option<Segment> {

@@ -21,6 +21,8 @@
 use crate::event::Event;
 use crate::geometry::{BLOCK, Geometry, SUM};
 use crate::member::{Member, MemberResult};
+use crate::options::Options;
+use crate::without::Mechanism;
 use longhaul_block::WriteFlags;
 use longhaul_engine::BufMut;
 use std::cell::{Cell, RefCell};
@@ -47,6 +49,8 @@ pub(crate) struct Sums {
     /// Pages in memory at most.
     limit: usize,
     zero: u32,
+    /// Whatever comes is right.
+    blind: bool,
 }
 
 #[derive(Default)]
@@ -83,10 +87,11 @@ impl Drop for Busy {
 }
 
 impl Sums {
-    pub(crate) fn new(geometry: Geometry, memory: usize) -> Sums {
+    pub(crate) fn new(geometry: Geometry, options: &Options) -> Sums {
+        let (memory, blind) = (options.sums_memory, options.lacks(Mechanism::Checksums));
         let zero = crc_fast::crc32_iscsi(&[0; BLOCK as usize]);
         let limit = (memory as u64 / BLOCK).max(2 * geometry.width as u64) as usize;
-        Sums { geometry, pages: RefCell::default(), unflushed: RefCell::default(), limit, zero }
+        Sums { geometry, pages: RefCell::default(), unflushed: RefCell::default(), limit, zero, blind }
     }
 
     /// What is stored for each block of `bytes`.
@@ -167,7 +172,7 @@ impl Sums {
     /// what was written. The pages must be loaded; a page that has made room
     /// meanwhile makes its blocks wrong, so the caller looks again.
     pub(crate) fn wrong(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> Vec<usize> {
-        if !self.geometry.has_sums() {
+        if !self.geometry.has_sums() || self.blind {
             return Vec::new();
         }
         let (first, _) = self.blocks(row, at, bytes.len() as u64);
@@ -180,7 +185,7 @@ impl Sums {
     /// `bytes`. The pages should be loaded; of what has made room meanwhile
     /// nothing is known.
     pub(crate) fn denied(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> Vec<usize> {
-        if !self.geometry.has_sums() {
+        if !self.geometry.has_sums() || self.blind {
             return Vec::new();
         }
         let (first, _) = self.blocks(row, at, bytes.len() as u64);

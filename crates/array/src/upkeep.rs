@@ -213,6 +213,7 @@ async fn scrub_now_and_then(core: Rc<Core>, every: Duration) {
 pub(crate) fn start(core: &Rc<Core>) {
     spawn(sweep(Rc::clone(core))).detach();
     spawn(heal(Rc::clone(core))).detach();
+    spawn(crate::away::watch(Rc::clone(core))).detach();
     if let Some(every) = core.options.scrub_every.filter(|_| core.geometry.has_sums()) {
         spawn(scrub_now_and_then(Rc::clone(core), every)).detach();
     }

@@ -14,6 +14,7 @@
 use crate::core::Core;
 use crate::superblock::Condition;
 use crate::units::Fault;
+use crate::without::Mechanism;
 use futures_util::future::{Either, join_all, select};
 use longhaul_block::{IoError, IoResult};
 use longhaul_engine::{BufMut, spawn};
@@ -32,7 +33,7 @@ impl Core {
         if !member.is_in_doubt() || !member.is_usable() {
             return Ok(());
         }
-        if !self.geometry.has_sums() {
+        if !self.geometry.has_sums() || self.lacks(Mechanism::Doubt) {
             // Nobody can tell: it has what a device of its own would have.
             member.trust(doubts);
             return Ok(());

@@ -21,6 +21,7 @@ use crate::locks::Permit;
 use crate::overlay::Overlay;
 use crate::plan::{Placed, Segment};
 use crate::rows::{Log, Queue, Queued};
+use crate::without::Mechanism;
 use futures_util::future::{join, join_all, try_join_all};
 use longhaul_block::{IoError, IoResult, WriteFlags};
 use longhaul_engine::{Buf, now, spawn, timeout};
@@ -102,7 +103,7 @@ impl Core {
     ) -> impl Future<Output = IoResult<()>> + use<> {
         let len: u64 = pieces.iter().map(|piece| piece.bytes.len() as u64).sum();
         let whole = len == self.geometry.stripe();
-        let has_parity = self.geometry.has_parity();
+        let has_parity = self.geometry.has_parity() && !self.lacks(Mechanism::Journal);
         let small = len <= self.journal.piece_max();
         let hold = has_parity && continues && !whole && !self.options.gather.is_zero();
         let (write, acked) = Queued::new(pieces, hold, room);
@@ -229,6 +230,7 @@ impl Core {
             return self.apply_logged(row, region, covers, overlay.segments(u64::MAX / 2)).await;
         }
         let straight = !self.geometry.has_parity()
+            || self.lacks(Mechanism::Journal)
             || (overlay.covers_all()
                 && self.is_healthy(row)
                 && !self.options.journal_all

@@ -5,7 +5,7 @@ mod common;
 use common::rig::{Rig, SIZE, UNIT, rig};
 use common::{Dice, Disk, Model, Power, devices, disks, make, options, simulate, start};
 use longhaul_array::{BLOCK, Condition, Health, Layout, Options, Shape, create_as};
-use longhaul_block::BlockDevice;
+use longhaul_block::{Advice, BlockDevice};
 use longhaul_engine::{BufMut, sleep};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -345,5 +345,25 @@ fn a_spare_that_cannot_be_used_is_kept_and_the_next_one_taken() {
         rig.until(0, Condition::Active).await;
         rig.disks[1].unreachable.store(true, SeqCst);
         rig.model.check(&*rig.io).await.expect("read");
+    });
+}
+
+#[test]
+fn paths_are_measured_where_they_are_far() {
+    simulate(161, async {
+        let (disks, power) = disks(3, SIZE);
+        let measured = async || longhaul_array::measure(&devices(&disks)).await.expect("read");
+        assert_eq!(measured().await, None, "on this host");
+        for (n, disk) in disks.iter().enumerate() {
+            let read = (n as u64 + 1) << 20;
+            *disk.advice.lock().unwrap() = Some(Advice { read, io_size: 64 << 10, ..Advice::LOCAL });
+        }
+        assert_eq!(measured().await, None, "next door");
+        disks.iter().for_each(|disk| disk.slow.store(20_000, SeqCst));
+        let began = longhaul_engine::now();
+        assert_eq!(measured().await, Some(1 << 20), "what the one holds that holds least");
+        assert!(longhaul_engine::now() - began < Duration::from_secs(1));
+        assert_eq!(power.reading_most.load(SeqCst), 6 << 20, "all of them are filled");
+        assert!(disks.iter().all(|disk| disk.writes.load(SeqCst) == 0));
     });
 }

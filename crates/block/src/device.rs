@@ -7,6 +7,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 use uuid::Uuid;
 
 /// What a device is. All sizes are in bytes.
@@ -236,6 +237,13 @@ pub trait BlockIo {
     /// writes looks at it before and after each flush.
     fn generation(&self) -> u64 {
         0
+    }
+
+    /// Since when the device is out of reach, if it is and knows: operations
+    /// wait for it to come back. Who has what is on it elsewhere as well need
+    /// not wait as long as it does.
+    fn away_since(&self) -> Option<Instant> {
+        None
     }
 
     /// The device's own memory behind the range, for I/O without a copy, if

@@ -24,6 +24,7 @@ use crate::{Advice, BlockDevice, BlockIo, DeviceInfo, IoFuture, IoResult, Open, 
 use longhaul_engine::{Buf, BufMut, Segment};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The kinds of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -193,6 +194,10 @@ impl<F: Around> BlockIo for FilteredIo<F> {
 
     fn generation(&self) -> u64 {
         self.inner.generation()
+    }
+
+    fn away_since(&self) -> Option<Instant> {
+        self.inner.away_since()
     }
 
     fn map_read(&self, offset: u64, len: usize) -> Option<Segment> {

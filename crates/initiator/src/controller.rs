@@ -18,9 +18,9 @@ use crate::setup::Endpoint;
 use crate::supervise::{First, supervise};
 use futures_channel::{mpsc, oneshot};
 use longhaul_block::IoError;
-use longhaul_engine::{Handle, Thread, spawn};
+use longhaul_engine::{Handle, Thread, now, spawn};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a controller is reached by.
 #[derive(Clone, Debug)]
@@ -61,7 +61,8 @@ struct State {
 
 enum Phase {
     Up(Arc<Session>),
-    Down,
+    /// Since then.
+    Down(Instant),
     Over(IoError),
 }
 
@@ -166,7 +167,7 @@ impl Controller {
         self.find(|state| match &state.phase {
             Phase::Up(session) => Some(Ok(Arc::clone(session))),
             Phase::Over(e) => Some(Err(e.clone())),
-            Phase::Down => None,
+            Phase::Down(_) => None,
         })
         .await
     }
@@ -224,7 +225,7 @@ impl Controller {
     pub(crate) fn down(&self, session: &Arc<Session>) {
         let fence = self.settings.options.fencing && session.was_used();
         self.change(|state| {
-            state.phase = Phase::Down;
+            state.phase = Phase::Down(now());
             state.disconnects += 1;
             state.open = false;
             if fence {
@@ -318,6 +319,14 @@ impl Controller {
     /// How often the controller was lost and had to be connected to again.
     pub(crate) fn disconnects(&self) -> u64 {
         self.lock().disconnects
+    }
+
+    /// Since when it is lost, and being connected to again.
+    pub(crate) fn away_since(&self) -> Option<Instant> {
+        match self.lock().phase {
+            Phase::Down(since) => Some(since),
+            Phase::Up(_) | Phase::Over(_) => None,
+        }
     }
 
     pub(crate) fn tell(&self, event: &ControllerEvent) {

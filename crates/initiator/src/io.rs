@@ -10,6 +10,7 @@ use longhaul_wire::command::{DsmRange, ReadWrite, Sqe, io};
 use longhaul_wire::identify::oncs;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
+use std::time::Instant;
 use zerocopy::IntoBytes;
 
 /// Blocks of one range of Dataset Management or Write Zeroes are counted in
@@ -126,6 +127,10 @@ impl BlockIo for RemoteIo {
 
     fn generation(&self) -> u64 {
         self.lanes.disconnects()
+    }
+
+    fn away_since(&self) -> Option<Instant> {
+        self.lanes.away_since()
     }
 
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {

@@ -5,12 +5,12 @@ use super::Dice;
 use longhaul_block::{
     BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
 };
-use longhaul_engine::{Buf, BufMut, sleep, spawn};
+use longhaul_engine::{Buf, BufMut, now, sleep, spawn};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SECTOR: usize = 512;
 
@@ -99,6 +99,8 @@ pub struct Inner {
     pub unreachable: AtomicBool,
     /// Answers nothing for as long as this is set.
     pub silent: AtomicBool,
+    /// Since when it knows that it is out of reach.
+    pub away: Mutex<Option<Instant>>,
     /// Every write fails.
     pub worn: AtomicBool,
     /// Added to each operation, in microseconds.
@@ -162,6 +164,7 @@ impl Disk {
                 power: Arc::clone(power),
                 unreachable: AtomicBool::new(false),
                 silent: AtomicBool::new(false),
+                away: Mutex::default(),
                 worn: AtomicBool::new(false),
                 slow: AtomicU64::new(0),
                 cache: Mutex::default(),
@@ -192,6 +195,18 @@ impl Disk {
             content[at..at + before.len()].copy_from_slice(&before);
         }
         self.generation.fetch_add(1, SeqCst);
+    }
+
+    /// Loses its connection, and says so; operations wait.
+    pub fn disconnect(&self) {
+        *self.away.lock().unwrap() = Some(now());
+        self.silent.store(true, SeqCst);
+    }
+
+    /// Is back, and does what was asked of it meanwhile.
+    pub fn reconnect(&self) {
+        *self.away.lock().unwrap() = None;
+        self.silent.store(false, SeqCst);
     }
 
     /// Changes a byte behind everybody's back.
@@ -372,6 +387,10 @@ impl BlockIo for Io {
 
     fn generation(&self) -> u64 {
         self.0.generation.load(SeqCst)
+    }
+
+    fn away_since(&self) -> Option<Instant> {
+        *self.0.away.lock().unwrap()
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {

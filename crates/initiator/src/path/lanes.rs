@@ -269,6 +269,11 @@ impl Lanes {
         self.controller.disconnects()
     }
 
+    /// Since when there is no controller.
+    pub(crate) fn away_since(&self) -> Option<Instant> {
+        self.controller.away_since()
+    }
+
     /// How much one of those who share them is to keep in flight.
     pub(crate) fn advice_each(&self) -> Advice {
         share(self.advice(), self.sharers.count())

@@ -52,8 +52,8 @@ struct Create {
     /// stripe, mirror, stripe+mirror, parity or double-parity
     #[arg(long)]
     layout: Layout,
-    /// Bytes on one member before the next [default: what the devices prefer,
-    /// 256KiB at least]
+    /// Bytes on one member before the next [default: what the devices prefer
+    /// and their paths suit, 256KiB at least]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     stripe_unit: Option<u64>,
     #[command(flatten)]

@@ -5,7 +5,7 @@ use crate::arrays::{Record, Request, Running, labels, open_members};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::Device;
 use crate::output::Output;
-use longhaul_array::{Shape, suited_unit};
+use longhaul_array::{Shape, measure, path_unit, suited_unit};
 use longhaul_block::{BlockDevice, DeviceInfo};
 use longhaul_engine::Thread;
 use serde_json::json;
@@ -24,9 +24,17 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
     };
     let (devices, spares) = (open(&args.devices)?, open(&args.spares)?);
     let infos: Vec<DeviceInfo> = devices.iter().map(|device| device.info()).collect();
-    let unit = args.stripe_unit.unwrap_or_else(|| suited_unit(&infos));
-    let shape = Shape { name: args.name.clone(), layout: args.layout, unit, force: args.force };
     let thread = Thread::start("longhaul-array", opener.config()).map_err(Failure::failed)?;
+    let unit = match args.stripe_unit {
+        Some(unit) => unit,
+        None => {
+            let devices = devices.clone();
+            let measured = thread.handle().spawn(move || async move { measure(&devices).await }).wait();
+            let under_way = measured.map_err(Failure::failed)??;
+            suited_unit(&infos).max(under_way.map_or(0, path_unit))
+        }
+    };
+    let shape = Shape { name: args.name.clone(), layout: args.layout, unit, force: args.force };
     let made = {
         let (devices, spares) = (devices.clone(), spares.clone());
         let make = move || async move { longhaul_array::create(&devices, &spares, &shape).await };

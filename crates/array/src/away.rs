@@ -1,0 +1,91 @@
+//! Members that are out of reach at this moment.
+//!
+//! A device that has lost its connection says so, long before anything that
+//! was asked of it fails. What it has is read from the others meanwhile, and
+//! what need not be written to it is written to others. If it does not come
+//! back soon it counts as absent, and nobody waits for it any more.
+//!
+//! Invariants:
+//! - a member is given up for this only while the array can do without all
+//!   that are out of reach: where it is this host that has lost its connection
+//!   nobody is, and everybody waits for the members, as for any device;
+//! - what is read around a member is checked like anything that is
+//!   reconstructed.
+
+use crate::core::Core;
+use crate::geometry::Role;
+use crate::superblock::Condition;
+use crate::upkeep::{Running, is_over, pause};
+use longhaul_engine::BufMut;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How often it is looked whether a member is out of reach.
+const LOOK: Duration = Duration::from_millis(250);
+/// Times that a read usually takes until a member that has no connection is
+/// given up, if those are longer than
+/// [`Options::away_timeout`](crate::Options::away_timeout): about two attempts
+/// to connect to it.
+pub const AWAY_ROUND_TRIPS: u32 = 16;
+
+impl Core {
+    /// Members in use that are out of reach, as far as their devices know.
+    pub(crate) fn away(&self) -> Vec<usize> {
+        let usable = self.members.iter().filter(|member| member.is_usable());
+        usable.filter(|member| member.away().is_some()).map(|member| member.index).collect()
+    }
+
+    /// Whether a member is out of reach for too long, and not needed.
+    fn is_given_up(&self, index: usize) -> bool {
+        let member = &self.members[index];
+        let limit = self.options.away_timeout.max(member.mean_read() * AWAY_ROUND_TRIPS);
+        let limit = limit.min(self.options.member_timeout);
+        member.away().is_some_and(|time| time >= limit) && !self.needs(&self.away())
+    }
+
+    /// A range of a data unit as the members that are there have it, if those
+    /// are enough and right.
+    pub(crate) async fn around(self: &Rc<Self>, row: u64, unit: usize, at: u64, len: u64) -> Option<BufMut> {
+        let away = self.away();
+        let there = |role| self.holders(row, role).any(|member| !away.contains(&member));
+        let missing = (0..self.geometry.data_units()).filter(|unit| !there(Role::Data(*unit))).count();
+        let parity = usize::from(there(Role::P)) + usize::from(there(Role::Q));
+        if missing > parity {
+            return None;
+        }
+        let _together = self.locks.shared(row).await;
+        if self.rows.is_torn(row) {
+            return None;
+        }
+        let wanted = self.enough(row, &away);
+        let mut units = self.read_units(row, at, len, wanted, &away).await.ok()?;
+        if units.bad.len() > away.len() || units.complete(len).is_err() {
+            return None;
+        }
+        let bytes = units.data.into_iter().nth(unit).flatten()?;
+        let is_denied = |member| !self.sums.denied(member, row, at, &bytes).is_empty();
+        if self.holders(row, Role::Data(unit)).any(is_denied) {
+            return None;
+        }
+        self.count(|counts| counts.reconstructed += 1);
+        Some(bytes.try_mut().unwrap_or_else(|bytes| BufMut::copy_of(&bytes)))
+    }
+}
+
+/// Gives up members that have lost their connection, and are not needed.
+pub(crate) async fn watch(core: Rc<Core>) {
+    let _running = Running::new(&core);
+    while !is_over(&core) {
+        pause(&core, LOOK).await;
+        for index in core.away() {
+            if !core.is_given_up(index) {
+                continue;
+            }
+            let time = core.members[index].away().unwrap_or_default().as_secs_f64();
+            let why = format!("it has lost its connection {time:.1} s ago");
+            let still = || core.is_given_up(index);
+            // What keeps it from being said halts the array, and is told there.
+            let _ = core.lose_if(index, Condition::Absent, &why, still).await;
+        }
+    }
+}
