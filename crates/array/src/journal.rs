@@ -16,7 +16,10 @@
 //! - space is written again only when a durable record says that the journal
 //!   begins behind it, and all before it is in place and durable;
 //! - a data record is appended only together with the room for its commit, so
-//!   commits never wait for each other.
+//!   commits never wait for each other;
+//! - who needs room gets it in turn: a small record that overtook a large one
+//!   of its stripe would lie at the tail until that is in place, which waits
+//!   for room.
 
 pub(crate) mod record;
 pub(crate) mod scan;
@@ -76,11 +79,45 @@ pub(crate) struct Journal {
     size: u64,
     state: RefCell<State>,
     marking: Cell<bool>,
-    /// Stripes whose holder waits for room, and writes nothing meanwhile.
-    waiting: RefCell<Vec<u64>>,
+    /// Stripes that are changed by way of the journal, each in one part or more.
+    holders: RefCell<HashMap<u64, Holder>>,
+    /// Who needs room, first come first.
+    turns: RefCell<VecDeque<u64>>,
+    next_turn: Cell<u64>,
     /// A block of the ring that is being written again.
     clearing: Cell<Option<u64>>,
     changed: Event,
+}
+
+/// A place in the order in which room is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Turn(u64);
+
+/// Parts of a stripe that are under way, and those that wait for room.
+#[derive(Default)]
+struct Holder {
+    parts: usize,
+    waiting: usize,
+}
+
+/// A part of a stripe that is under way, until it is dropped.
+pub(crate) struct Part<'a> {
+    journal: &'a Journal,
+    row: u64,
+}
+
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        let mut holders = self.journal.holders.borrow_mut();
+        if let Some(holder) = holders.get_mut(&self.row) {
+            holder.parts -= 1;
+            if holder.parts == 0 {
+                holders.remove(&self.row);
+            }
+        }
+        drop(holders);
+        self.journal.changed.notify();
+    }
 }
 
 /// A data record that is durable, and the room for its commit.
@@ -139,7 +176,9 @@ impl Journal {
             size,
             state: RefCell::default(),
             marking: Cell::new(false),
-            waiting: RefCell::default(),
+            holders: RefCell::default(),
+            turns: RefCell::default(),
+            next_turn: Cell::new(0),
             clearing: Cell::new(None),
             changed: Event::default(),
         }
@@ -161,18 +200,32 @@ impl Journal {
         state.head - state.durable_tail
     }
 
+    /// Takes the next turn to get room, for [`log`](Self::log), which has to
+    /// be called with it.
+    pub(crate) fn turn(&self) -> Turn {
+        let turn = self.next_turn.get();
+        self.next_turn.set(turn + 1);
+        self.turns.borrow_mut().push_back(turn);
+        Turn(turn)
+    }
+
+    fn is_first(&self, turn: Turn) -> bool {
+        self.turns.borrow().front() == Some(&turn.0)
+    }
+
     /// Appends new data of a stripe, which will need a commit with `parity`
     /// bytes; done when it is durable.
     pub(crate) async fn log(
         &self,
         core: &Rc<Core>,
+        turn: Turn,
         row: u64,
         pieces: Vec<Piece>,
         parity: u64,
     ) -> IoResult<Logged> {
         let len = HEAD + pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
         let room = HEAD + parity;
-        self.wait_for(core, len + room).await?;
+        self.wait_for(core, turn, len + room).await?;
         let mut record = {
             let mut state = self.state.borrow_mut();
             state.reserved += room;
@@ -189,22 +242,34 @@ impl Journal {
         }
     }
 
+    /// The holder of a stripe begins to change a part of it.
+    pub(crate) fn part(&self, row: u64) -> Part<'_> {
+        self.holders.borrow_mut().entry(row).or_default().parts += 1;
+        Part { journal: self, row }
+    }
+
     /// Appends a commit that covers data records; done when it is durable.
     /// Gives its number, for [`applied`](Self::applied).
     pub(crate) async fn commit(
         &self,
         core: &Rc<Core>,
-        row: u64,
+        part: &Part<'_>,
         covers: Vec<Logged>,
         pieces: Vec<Piece>,
     ) -> IoResult<Vec<u64>> {
+        let row = part.row;
         let len = HEAD + pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
         let room: u64 = covers.iter().map(|logged| logged.room).sum();
         if len > room {
-            self.waiting.borrow_mut().push(row);
+            let waits = |change: fn(usize) -> usize| {
+                if let Some(holder) = self.holders.borrow_mut().get_mut(&row) {
+                    holder.waiting = change(holder.waiting);
+                }
+            };
+            waits(|waiting| waiting + 1);
             self.changed.notify();
-            let result = self.wait_for(core, len - room).await;
-            self.waiting.borrow_mut().retain(|waiting| *waiting != row);
+            let result = self.wait_for(core, self.turn(), len - room).await;
+            waits(|waiting| waiting - 1);
             result?;
         }
         let mut record = {
@@ -219,9 +284,10 @@ impl Journal {
         Ok(record.covers.iter().copied().chain([record.seq]).collect())
     }
 
-    /// Whether the holder of a stripe waits for room.
+    /// Whether the holder of a stripe waits for room, with all that it has
+    /// under way: nothing is written to the stripe meanwhile.
     pub(crate) fn is_waiting(&self, row: u64) -> bool {
-        self.waiting.borrow().contains(&row)
+        self.holders.borrow().get(&row).is_some_and(|holder| holder.waiting == holder.parts)
     }
 
     /// Returns when the holder of a stripe waits for room.
@@ -261,11 +327,20 @@ impl Journal {
             && state.entries.iter().any(|entry| entry.step == Step::Applied)
     }
 
-    /// Returns when `len` bytes can be taken.
-    async fn wait_for(&self, core: &Rc<Core>, len: u64) -> IoResult<()> {
+    /// Returns when it is `turn`, and `len` bytes can be taken: they have to
+    /// be, before anything else is awaited.
+    async fn wait_for(&self, core: &Rc<Core>, turn: Turn, len: u64) -> IoResult<()> {
+        let result = self.wait_in_turn(core, turn, len).await;
+        self.turns.borrow_mut().retain(|waiting| *waiting != turn.0);
+        self.changed.notify();
+        result
+    }
+
+    async fn wait_in_turn(&self, core: &Rc<Core>, turn: Turn, len: u64) -> IoResult<()> {
         if len + MARKS > self.size {
             return Err(IoError::Medium(format!("{len} bytes do not fit into the journal")));
         }
+        self.changed.until(|| self.is_first(turn) || core.check_running().is_err()).await;
         loop {
             core.check_running()?;
             let (free, tail_moved) = {

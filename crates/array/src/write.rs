@@ -124,9 +124,9 @@ impl Core {
         *write.log.borrow_mut() = Log::UnderWay;
         // What parity changes is no more than the bytes of each unit.
         let parity = write.len() * self.geometry.redundancy() as u64;
-        let (core, write) = (Rc::clone(self), Rc::clone(write));
+        let (core, write, turn) = (Rc::clone(self), Rc::clone(write), self.journal.turn());
         spawn(async move {
-            let logged = core.journal.log(&core, row, write.pieces.clone(), parity).await;
+            let logged = core.journal.log(&core, turn, row, write.pieces.clone(), parity).await;
             match logged {
                 Ok(logged) => {
                     *write.log.borrow_mut() = Log::Durable(logged);
@@ -256,9 +256,10 @@ impl Core {
         covers: Vec<Logged>,
         segments: Vec<Segment>,
     ) -> IoResult<()> {
+        let part = self.journal.part(row);
         let (marked, planned) = join(self.intent.mark(self, region), self.plan_all(row, &segments)).await;
         let (_marked, (writes, parity)) = (marked?, planned?);
-        let seqs = self.journal.commit(self, row, covers, parity).await?;
+        let seqs = self.journal.commit(self, &part, covers, parity).await?;
         self.put(row, writes).await?;
         self.journal.applied(&seqs, !self.has_volatile_cache());
         Ok(())
@@ -266,6 +267,7 @@ impl Core {
 
     /// A part of a stripe whose data is in no record yet.
     async fn apply_whole(self: &Rc<Self>, row: u64, region: u64, segment: Segment) -> IoResult<()> {
+        let part = self.journal.part(row);
         let segments = [segment];
         let (marked, planned) = join(self.intent.mark(self, region), self.plan_all(row, &segments)).await;
         let (_marked, (writes, parity)) = (marked?, planned?);
@@ -274,7 +276,7 @@ impl Core {
         let data =
             new.filter_map(|(i, new)| Some(Piece { role: Role::Data(i), at: segment.at, bytes: new? }));
         let pieces = data.chain(parity).collect();
-        let seqs = self.journal.commit(self, row, Vec::new(), pieces).await?;
+        let seqs = self.journal.commit(self, &part, Vec::new(), pieces).await?;
         self.put(row, writes).await?;
         self.journal.applied(&seqs, !self.has_volatile_cache());
         Ok(())
@@ -311,7 +313,10 @@ impl Core {
             }
             let rows: Vec<u64> = (first / stripe..last / stripe).collect();
             for rows in rows.chunks(ZERO_ROWS) {
-                try_join_all(rows.iter().map(|row| self.zero_row(*row))).await?;
+                // None is left half done where another fails: it would hold
+                // up who waits for what it has begun to publish.
+                let zeroes = join_all(rows.iter().map(|row| self.zero_row(*row))).await;
+                zeroes.into_iter().collect::<IoResult<()>>()?;
             }
         } else if all {
             parts.push((offset, end));
