@@ -37,7 +37,7 @@ pub struct Done {
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The plan that it happened in.
-    pub plan: Plan,
+    pub plan: Box<Plan>,
     /// What happened, in words.
     pub what: String,
 }
@@ -60,7 +60,7 @@ pub fn run(plan: &Plan, subject: &(dyn Subject + Sync), loud: bool) -> Result<Do
     let simulate =
         || std::panic::catch_unwind(AssertUnwindSafe(|| Simulation::new(plan, subject, loud).run()));
     let result = std::thread::scope(|scope| scope.spawn(simulate).join());
-    let fail = |what| Failure { plan: plan.clone(), what };
+    let fail = |what| Failure { plan: Box::new(plan.clone()), what };
     match result {
         Ok(Ok(result)) => result.map_err(fail),
         Ok(Err(panic)) | Err(panic) => {

@@ -31,7 +31,7 @@ pub async fn measure(devices: &[Arc<dyn BlockDevice>]) -> IoResult<Option<u64>> 
     if opened.is_empty() || opened.iter().any(|io| io.advice().is_none()) {
         return Ok(None);
     }
-    let far = try_join_all(opened.iter().map(|io| answer(io))).await?;
+    let far = try_join_all(opened.iter().map(answer)).await?;
     let Some(far) = far.into_iter().max().filter(|far| *far >= NEAR) else { return Ok(None) };
     let time = (far * ROUND_TRIPS).clamp(LEAST, MOST);
     let infos = devices.iter().map(|device| device.info());
