@@ -149,6 +149,9 @@ impl Core {
         // stays known as that until it has its place.
         let from = if is_spare { HEARTBEAT_AT } else { SUPER_AT[0] };
         wipe(&io, from, self.geometry.sums_at()).await?;
+        if member.name().as_deref() != Some(&*info.name) {
+            member.leave_behind();
+        }
         member.take();
         self.sums.forget(index);
         self.publish_with(|| {

@@ -110,7 +110,8 @@ pub(crate) struct Member {
     /// Ends with the incarnation.
     tenure: RefCell<Tenure>,
     opened: RefCell<Option<Opened>>,
-    under_way: Rc<Cell<usize>>,
+    /// Of the device that it has, or had last.
+    under_way: RefCell<Rc<Cell<usize>>>,
     /// Mean time of a read.
     mean: Cell<Duration>,
     /// Mean deviation of it.
@@ -169,7 +170,7 @@ impl Member {
             tenure: RefCell::new(Tenure::new()),
             incarnation: Cell::new(0),
             opened: RefCell::default(),
-            under_way: Rc::default(),
+            under_way: RefCell::default(),
             mean: Cell::default(),
             deviation: Cell::default(),
             timeout,
@@ -189,6 +190,12 @@ impl Member {
     pub(crate) fn take(&self) -> Option<Arc<dyn BlockDevice>> {
         self.reincarnate();
         self.opened.borrow_mut().take().map(|opened| opened.device)
+    }
+
+    /// Another device comes: what is under way on the last one, for as long as
+    /// that may hang, does not concern it.
+    pub(crate) fn leave_behind(&self) {
+        self.under_way.take();
     }
 
     /// Whether it may have lost what it had not flushed.
@@ -259,7 +266,7 @@ impl Member {
 
     /// Operations that have not ended, given up ones among them.
     pub(crate) fn under_way(&self) -> usize {
-        self.under_way.get()
+        self.under_way.borrow().get()
     }
 
     pub(crate) fn advice(&self) -> Option<Advice> {
@@ -331,7 +338,7 @@ impl Member {
             Ok(result) => return result,
             Err(operation) => operation,
         };
-        let count = UnderWay::new(&self.under_way);
+        let count = UnderWay::new(&self.under_way.borrow());
         let mut task = spawn(async move {
             let result = operation.await;
             drop(count);

@@ -6,7 +6,10 @@ use crate::core::Core;
 
 /// Something that an array could seem to do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "switch-off"), expect(unreachable_pub, reason = "it is public where it can be used"))]
+#[cfg_attr(
+    not(feature = "switch-off"),
+    expect(unreachable_pub, reason = "it is public where it can be used")
+)]
 pub enum Mechanism {
     /// Parts of stripes go straight to their places.
     Journal,
