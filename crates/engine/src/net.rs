@@ -416,7 +416,14 @@ impl TcpStream {
         // A bound that is never reached: it is its presence that makes TCP pace
         // without a queueing discipline that does (tcp(7), SO_MAX_PACING_RATE
         // in socket(7)).
-        let bound: u64 = 1 << 48;
+        self.limit_rate(1 << 48)
+    }
+
+    /// Asks the kernel to send at most `bound` bytes a second on this connection.
+    ///
+    /// # Errors
+    /// Of setsockopt(2); kernels before 4.20 cannot do it.
+    pub fn limit_rate(&self, bound: u64) -> io::Result<()> {
         // SAFETY: `bound` is readable, and its size is told.
         let rc = unsafe {
             libc::setsockopt(

@@ -223,6 +223,10 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     longhaul_block::units::parse_size(text).map_err(|e| e.to_string())
 }
 
+pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
+    longhaul_block::units::parse_rate(text).map_err(|e| e.to_string())
+}
+
 impl InitiatorArgs {
     pub(crate) fn options(&self) -> Options {
         let defaults = Options::default();

@@ -194,6 +194,26 @@ fn a_copy_over_ssh_starts_its_own_agent() {
     assert_same(&source, &back);
     let calls = fs::read_to_string(dir.path().join("calls")).expect("called");
     assert!(calls.contains("agent --one-time") && calls.contains("--port-range 40000-60000"), "{calls}");
+    // Through ssh where it is asked for, and where no port can be reached: here
+    // the name of the "other machine" is one that leads nowhere.
+    let script = fs::read_to_string(&ssh).expect("read").replace("127.0.0.1", "host.invalid");
+    fs::write(&ssh, script).expect("written");
+    for (way, to) in [("ssh", "through"), ("auto", "fallback")] {
+        let to = dir.path().join(to);
+        let ran = run(&["cp", "-r", "--json", "--via", way, "host.invalid:copy", text(&to)]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert_same(&source, &to);
+        let events = ran.events();
+        assert_eq!(events.last().expect("a summary")["through_ssh"], true);
+        assert_eq!(events.iter().any(|event| event["event"] == "note"), way == "auto", "{events:?}");
+        let back = format!("host.invalid:back-{way}");
+        assert_eq!(run(&["cp", "-r", "--via", way, text(&source), &back]).code, Some(0));
+        assert_same(&source, &home.join(format!("back-{way}")));
+    }
+    let direct = run(&["cp", "-r", "--via", "direct", "host.invalid:copy", text(&dir.path().join("x"))]);
+    assert_eq!(direct.code, Some(5), "{direct:?}");
+    let script = fs::read_to_string(&ssh).expect("read").replace("host.invalid", "127.0.0.1");
+    fs::write(&ssh, script).expect("written");
     // The key is in no argument: there is no long word of hexadecimal digits.
     let hex = |word: &str| word.len() >= 32 && word.chars().all(|c| c.is_ascii_hexdigit());
     assert!(!calls.split_whitespace().any(hex), "{calls}");

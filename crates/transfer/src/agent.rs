@@ -9,13 +9,19 @@
 use crate::filter::Filter;
 use crate::journal::Journal;
 use crate::link::{Link, LinkError};
+use crate::made::{self, Nowhere};
+use crate::manifest::Manifest;
 use crate::monitor::Monitor;
+use crate::output::Output;
 use crate::place::Root;
+use crate::scan::Start;
 use crate::seal::Key;
 use crate::sink;
 use crate::source::{self, Plan, SessionError};
 use crate::tree::{Tree, say};
-use crate::wire::{Compare, Counts, Direction, Frame, Hello, Place, Refusal, RefusalKind, Request, Welcome};
+use crate::wire::{
+    Compare, Counts, Direction, Frame, Hash, Hello, Place, Refusal, RefusalKind, RelPath, Request, Welcome,
+};
 use crate::write::Writer;
 use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::sync::Notify;
@@ -298,7 +304,7 @@ impl Serving {
         let (root, request, direction) = (self.root.clone(), hello.request.clone(), hello.direction);
         let (read_only, readers) = (self.config.read_only, self.config.readers);
         blocking(move || match direction {
-            Direction::Push if read_only => {
+            Direction::Push if read_only && !made::is_nowhere(&request.destination) => {
                 Err(Refusal::new(RefusalKind::NotAllowed, "the agent does not let anybody write"))
             }
             Direction::Push => writer(&root, &request).map(Prepared::Receive),
@@ -309,7 +315,7 @@ impl Serving {
 }
 
 enum Prepared {
-    Receive(Arc<Writer>),
+    Receive(Arc<Output>),
     Send(Plan),
 }
 
@@ -321,7 +327,14 @@ fn failed(e: impl ToString) -> Refusal {
 ///
 /// # Errors
 /// The destination cannot be used.
-pub(crate) fn writer(root: &Root, request: &Request) -> Result<Arc<Writer>, Refusal> {
+pub(crate) fn writer(root: &Root, request: &Request) -> Result<Arc<Output>, Refusal> {
+    if made::is_nowhere(&request.destination) {
+        return Ok(Arc::new(Output::Nowhere(Nowhere { hash: request.options.hash })));
+    }
+    let listed = !request.manifest.is_empty();
+    if listed && request.options.hash != Hash::Strong {
+        return Err(Refusal::new(RefusalKind::Protocol, "a manifest takes BLAKE3 as checksum"));
+    }
     let filter = Filter::new(&request.filters).map_err(failed)?;
     let options = request.options;
     let destination = root.destination(request)?;
@@ -338,7 +351,13 @@ pub(crate) fn writer(root: &Root, request: &Request) -> Result<Arc<Writer>, Refu
             Refusal::new(kind, format_args!("the destination cannot be written to: {}", say(&e)))
         })?),
     };
-    Ok(Arc::new(Writer::new(destination.base, destination.rename, options, filter, journal)))
+    let manifest = || Manifest::begin(&destination.base, &request.manifest, request.key);
+    let manifest = (listed && !options.dry_run).then(manifest).transpose();
+    let named =
+        |e| Refusal::new(RefusalKind::Failed, format_args!("the manifest cannot be written: {}", say(&e)));
+    let manifest = manifest.map_err(named)?;
+    let writer = Writer::new(destination.base, destination.rename, options, filter, journal, manifest);
+    Ok(Arc::new(Output::Tree(Box::new(writer))))
 }
 
 /// What reads the files of a request.
@@ -347,13 +366,31 @@ pub(crate) fn writer(root: &Root, request: &Request) -> Result<Arc<Writer>, Refu
 /// None of them exists.
 pub(crate) fn plan(root: &Root, request: &Request, readers: usize) -> Result<Plan, Refusal> {
     let contents = request.place == Place::Contents;
-    let starts = request.sources.iter().map(|typed| root.start(typed, contents)).collect::<Result<_, _>>()?;
+    let starts: Vec<Start> =
+        request.sources.iter().map(|typed| root.start(typed, contents)).collect::<Result<_, _>>()?;
     Ok(Plan {
-        starts,
+        starts: if request.files.is_empty() { starts } else { listed(&starts, &request.files)? },
+        rate: request.rate,
         filter: Filter::new(&request.filters).map_err(failed)?,
         recursive: request.recursive,
         options: request.options,
         ask: request.options.compare != Compare::Nothing,
         readers,
     })
+}
+
+/// What is listed below each of `starts`.
+fn listed(starts: &[Start], files: &[Vec<u8>]) -> Result<Vec<Start>, Refusal> {
+    let mut all = Vec::with_capacity(starts.len() * files.len());
+    for start in starts {
+        let Start::Tree { tree, path: named } = start else {
+            return Err(failed("files can be listed of a directory only"));
+        };
+        for file in files {
+            let joined = RelPath::new(file).and_then(|_| named.join(file));
+            let path = joined.map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
+            all.push(Start::Listed { tree: tree.clone(), named: named.clone(), path });
+        }
+    }
+    Ok(all)
 }

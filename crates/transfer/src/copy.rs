@@ -2,11 +2,12 @@
 
 use crate::agent::{STREAMS, plan, writer};
 use crate::link::Link;
+use crate::made;
 use crate::monitor::Monitor;
 use crate::place::{Root, means_contents};
 use crate::seal::{Key, fill_random};
 use crate::source::SessionError;
-use crate::ssh::{Remote, Ssh};
+use crate::ssh::{Remote, Ssh, Via};
 use crate::wire::{
     Compare, Counts, Direction, Frame, Hello, Options, Place, Refusal, RefusalKind, Request, VERSION,
     Welcome, show,
@@ -15,6 +16,7 @@ use crate::{sink, source};
 use futures_util::future::{join, try_join_all};
 use longhaul_engine::net::{SocketOptions, TcpStream};
 use longhaul_engine::{BufPool, Config, Thread, timeout};
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
@@ -27,13 +29,18 @@ use std::time::{Duration, Instant};
 pub(crate) const PORT: u16 = 7400;
 /// How a running agent is named.
 const SCHEME: &[u8] = b"lh://";
+/// How long direct connections may take where there is another way: five times
+/// what the longest path takes.
+const DIRECT: Duration = Duration::from_secs(5);
 /// Memory for data that was received, in bytes.
 const MEMORY: usize = 64 << 20;
 
 /// One end of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// A path on this machine.
+    /// A path on this machine. Here and with the others, `zero:SPEC` and
+    /// `dataset:SPEC` in place of a path are data that is made while it is sent,
+    /// and `null:` is where it is checked and thrown away.
     Local(Vec<u8>),
     /// A path on a machine that ssh reaches.
     Ssh {
@@ -54,7 +61,8 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// From what was typed: a path, `[USER@]HOST:PATH`, or `lh://HOST[:PORT]/PATH`.
+    /// From what was typed: a path, `[USER@]HOST:PATH`, or `lh://HOST[:PORT]/PATH`;
+    /// `zero:`, `dataset:` and `null:` name no hosts.
     ///
     /// # Errors
     /// It is neither; in words.
@@ -62,6 +70,9 @@ impl Endpoint {
         let bytes = text.as_bytes();
         if bytes.is_empty() {
             return Err("an empty path is none".into());
+        }
+        if made::is_special(bytes) {
+            return Ok(Endpoint::Local(bytes.to_vec()));
         }
         let Some(rest) = bytes.strip_prefix(SCHEME) else {
             let colon = bytes.iter().position(|b| *b == b':');
@@ -142,6 +153,13 @@ pub struct CopySpec {
     pub recursive: bool,
     /// What to leave out; see [`crate::Filter`].
     pub filters: Vec<String>,
+    /// Send these alone, paths below each source; all, if there are none.
+    pub files: Vec<Vec<u8>>,
+    /// The most bytes a second; 0 for no bound.
+    pub rate: u64,
+    /// Name of a file in the destination that is to list all files with their
+    /// BLAKE3 checksums; empty for none.
+    pub manifest: Vec<u8>,
     /// The rest.
     pub options: Options,
 }
@@ -195,6 +213,8 @@ pub struct Summary {
     pub streams: u16,
     /// Congestion control that was used.
     pub congestion: Option<String>,
+    /// The data went through ssh.
+    pub through_ssh: bool,
 }
 
 /// Why nothing was copied, or not all that could have been.
@@ -264,18 +284,24 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
     let push = to.is_some();
     // The agent lives as long as this does.
     let mut _remote = None;
+    let mut channel = None;
     let server = match from.or(to) {
         Some(Server::Ssh(host)) => {
-            let remote = Remote::start(&host, &settings.ssh)?;
+            let mut remote = Remote::start(&host, &settings.ssh)?;
             settings.key = Some(remote.key.clone());
+            if settings.ssh.via != Via::Direct {
+                channel = Some(remote.channel().map_err(SessionError::from)?);
+            }
             Some(_remote.insert(remote).server.clone())
         }
         Some(Server::Agent(host, port)) => Some((host, port)),
         None => None,
     };
     let thread = Thread::start("transfer", settings.engine.clone()).map_err(SessionError::from)?;
-    let job = Job { request, settings, monitor: Arc::clone(monitor) };
+    let monitor = Arc::clone(monitor);
     let remote = thread.handle().spawn(move || async move {
+        // What goes through ssh is open as long as this, and the agent with it.
+        let job = Job { request, settings, monitor, channel: RefCell::new(channel) };
         match server {
             None => job.local().await,
             Some(server) if push => job.push(server).await,
@@ -294,12 +320,26 @@ fn request(spec: &CopySpec) -> Result<Request, CopyError> {
     }
     let several = sources.len() > 1 || sources.iter().any(|source| means_contents(source));
     let place = if spec.place == Place::Guess && several { Place::Into } else { spec.place };
+    if made::makes(spec.destination.path()) {
+        return Err(CopyError::Usage(format!("{} is a source only", spec.destination)));
+    }
+    if sources.iter().any(|source| made::is_nowhere(source)) {
+        return Err(CopyError::Usage("null: is a destination only".into()));
+    }
+    for source in sources.iter().filter(|source| made::makes(source)) {
+        made::Made::parse(source).map_err(CopyError::Usage)?;
+    }
+    if !spec.files.is_empty() && spec.options.delete {
+        return Err(CopyError::Usage(
+            "what is not listed would be removed: list files or delete, not both".into(),
+        ));
+    }
     let mut name = format!("{place:?}\0{}", spec.destination);
     for source in &spec.sources {
         name.push('\0');
         name.push_str(&source.to_string());
     }
-    Ok(Request {
+    let request = Request {
         destination: spec.destination.path().to_vec(),
         place,
         sources,
@@ -307,13 +347,31 @@ fn request(spec: &CopySpec) -> Result<Request, CopyError> {
         options: spec.options,
         filters: spec.filters.clone(),
         recursive: spec.recursive,
-    })
+        files: spec.files.clone(),
+        rate: spec.rate,
+        manifest: spec.manifest.clone(),
+    };
+    if !request.fits() && spec.sources.iter().any(|source| source.server().is_some()) {
+        let message = "the list of files is too long to be sent to the other side: 2 MiB are the bound";
+        return Err(CopyError::Usage(message.into()));
+    }
+    Ok(request)
 }
 
 struct Job {
     request: Request,
     settings: Settings,
     monitor: Arc<Monitor>,
+    /// The way through ssh, if there is one.
+    channel: RefCell<Option<std::net::TcpStream>>,
+}
+
+/// A session that was granted.
+struct Granted {
+    links: Vec<Link>,
+    welcome: Welcome,
+    /// What is known of the connections.
+    summary: Summary,
 }
 
 impl Job {
@@ -342,11 +400,11 @@ impl Job {
         let (request, readers) = (self.request.clone(), self.settings.readers);
         // What is wrong here is found before anybody is bothered.
         let mut plan = longhaul_engine::blocking(move || plan(&Root::Here, &request, readers)).await?;
-        let remote = Request { sources: Vec::new(), ..self.request.clone() };
-        let (links, welcome, congestion) = self.connect(&server, Direction::Push, remote).await?;
-        plan.ask |= welcome.resume;
-        let counts = source::send(plan, links, Arc::clone(&self.monitor)).await?;
-        Ok(Summary { counts, resumed: welcome.resume, congestion, ..self.summary() })
+        let remote = Request { sources: Vec::new(), files: Vec::new(), ..self.request.clone() };
+        let granted = self.connect(&server, Direction::Push, remote).await?;
+        plan.ask |= granted.welcome.resume;
+        let counts = source::send(plan, granted.links, Arc::clone(&self.monitor)).await?;
+        Ok(Summary { counts, resumed: granted.welcome.resume, ..granted.summary })
     }
 
     /// From an agent to here.
@@ -358,65 +416,113 @@ impl Job {
         if resumed && remote.options.compare == Compare::Nothing {
             remote.options.compare = Compare::Mtime;
         }
-        let (links, _, congestion) = self.connect(&server, Direction::Pull, remote).await?;
-        let counts =
-            sink::receive(writer, self.settings.writers, links, Arc::clone(&self.monitor), true).await?;
-        Ok(Summary { counts, resumed, congestion, ..self.summary() })
+        let granted = self.connect(&server, Direction::Pull, remote).await?;
+        let monitor = Arc::clone(&self.monitor);
+        let counts = sink::receive(writer, self.settings.writers, granted.links, monitor, true).await?;
+        Ok(Summary { counts, resumed, ..granted.summary })
     }
 
-    fn summary(&self) -> Summary {
-        Summary { streams: self.settings.streams, ..Summary::default() }
-    }
-
-    /// Opens all connections at the same time, and waits for the session to be
-    /// granted.
+    /// Opens connections and waits for the session to be granted.
     async fn connect(
         &self,
         server: &(String, u16),
         direction: Direction,
         request: Request,
-    ) -> Result<(Vec<Link>, Welcome, Option<String>), CopyError> {
-        let name = format!("{}:{}", server.0, server.1);
-        let unreachable = |reason: String| CopyError::Unreachable { server: name.clone(), reason };
+    ) -> Result<Granted, CopyError> {
+        let after = self.settings.connect;
+        let channel = self.channel.borrow().as_ref().map(std::net::TcpStream::try_clone);
+        let channel = channel.transpose().map_err(SessionError::from)?;
+        let limit = if channel.is_some() { after.min(DIRECT) } else { after };
+        let only_ssh = self.settings.ssh.via == Via::Ssh;
+        let direct = match (only_ssh, &channel) {
+            (true, Some(_)) => None,
+            _ => Some(within(limit, server, self.direct(server)).await),
+        };
+        let (streams, through_ssh) = match (direct, channel) {
+            (Some(Ok(streams)), _) => (streams, false),
+            (Some(Err(e)), None) => return Err(e),
+            (None, None) => return Err(SessionError::Lost.into()),
+            (failed, Some(channel)) => {
+                if let Some(Err(e)) = failed {
+                    self.monitor.note(format!("{e}; the data goes through ssh"));
+                }
+                (
+                    vec![
+                        TcpStream::from_std(channel, &SocketOptions::default())
+                            .map_err(SessionError::from)?,
+                    ],
+                    true,
+                )
+            }
+        };
+        let mut granted = within(after, server, self.begin(streams, server, direction, request)).await?;
+        granted.summary.through_ssh = through_ssh;
+        Ok(granted)
+    }
+
+    /// Opens all connections at the same time.
+    async fn direct(&self, server: &(String, u16)) -> Result<Vec<TcpStream>, CopyError> {
+        let unreachable = |reason: String| CopyError::Unreachable { server: name(server), reason };
         let addr = resolve(server.clone()).await.map_err(unreachable)?;
-        let session = session_id().map_err(|e| SessionError::Local(e.to_string()))?;
-        let streams = self.settings.streams;
-        let hello = Hello { oldest: VERSION, newest: VERSION, session, streams, direction, request };
-        let pool = BufPool::new(MEMORY);
         let options = SocketOptions { congestion: self.settings.congestion.clone() };
-        let open = async |index: u16| -> Result<(Link, Option<String>), CopyError> {
-            let connected = TcpStream::connect(addr, &options).await;
-            let stream = connected.map_err(|e| unreachable(reason(&e)))?;
-            let congestion = stream.congestion().ok();
+        let open =
+            async |_: u16| TcpStream::connect(addr, &options).await.map_err(|e| unreachable(reason(&e)));
+        try_join_all((0..self.settings.streams).map(open)).await
+    }
+
+    /// Says on all connections what is wanted, and waits for the answer.
+    async fn begin(
+        &self,
+        streams: Vec<TcpStream>,
+        server: &(String, u16),
+        direction: Direction,
+        request: Request,
+    ) -> Result<Granted, CopyError> {
+        let session = session_id().map_err(|e| SessionError::Local(e.to_string()))?;
+        let count = streams.len() as u16;
+        let hello = Hello { oldest: VERSION, newest: VERSION, session, streams: count, direction, request };
+        let pool = BufPool::new(MEMORY);
+        let congestion = streams.first().and_then(|stream| stream.congestion().ok());
+        let open = async |(index, stream): (usize, TcpStream)| -> Result<Link, CopyError> {
             let mut link = Link::tcp(stream, pool.clone());
             if let Some(key) = &self.settings.key {
                 link.secure(key).await??;
             }
             let first = if index == 0 { Frame::Hello(Box::new(hello.clone())) } else { Frame::Join(session) };
             link.tx.send(vec![first]).await.map_err(SessionError::from)?;
-            Ok((link, congestion))
+            Ok(link)
         };
-        let begin = async {
-            let opened = try_join_all((0..streams).map(open)).await?;
-            let (mut links, congestion): (Vec<Link>, Vec<_>) = opened.into_iter().unzip();
-            let answer = links[0].rx.frame().await.map_err(SessionError::from)?;
-            match answer {
-                Some(Frame::Welcome(welcome)) if welcome.version == VERSION => {
-                    Ok((links, welcome, congestion.into_iter().flatten().next()))
-                }
-                Some(Frame::Refuse(refusal)) => Err(refusal.into()),
-                Some(_) => {
-                    let message = "the other side answers with something that is no welcome";
-                    Err(Refusal::new(RefusalKind::Protocol, message).into())
-                }
-                None => Err(unreachable("it closed the connection; is it a transfer agent?".into())),
+        let mut links = try_join_all(streams.into_iter().enumerate().map(open)).await?;
+        match links[0].rx.frame().await.map_err(SessionError::from)? {
+            Some(Frame::Welcome(welcome)) if welcome.version == VERSION => Ok(Granted {
+                links,
+                welcome,
+                summary: Summary { streams: count, congestion, ..Summary::default() },
+            }),
+            Some(Frame::Refuse(refusal)) => Err(refusal.into()),
+            Some(_) => {
+                let message = "the other side answers with something that is no welcome";
+                Err(Refusal::new(RefusalKind::Protocol, message).into())
             }
-        };
-        let after = self.settings.connect;
-        timeout(after, begin)
-            .await
-            .unwrap_or_else(|_| Err(CopyError::TimedOut { server: name.clone(), after }))
+            None => {
+                let reason = "it closed the connection; is it a transfer agent?".into();
+                Err(CopyError::Unreachable { server: name(server), reason })
+            }
+        }
     }
+}
+
+fn name(server: &(String, u16)) -> String {
+    format!("{}:{}", server.0, server.1)
+}
+
+async fn within<T>(
+    after: Duration,
+    server: &(String, u16),
+    future: impl Future<Output = Result<T, CopyError>>,
+) -> Result<T, CopyError> {
+    let late = |_| Err(CopyError::TimedOut { server: name(server), after });
+    timeout(after, future).await.unwrap_or_else(late)
 }
 
 fn reason(e: &io::Error) -> String {

@@ -18,6 +18,19 @@ pub(crate) fn delete(
     Delete { writer, seen, counts, troubles }.list(&RelPath::root(), false);
 }
 
+/// All names of a directory: removing some while others are read could leave some
+/// out.
+fn all(directory: std::os::fd::BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
+    let (mut names, mut all) = (tree::Names::open(directory)?, Vec::new());
+    loop {
+        let some = names.some()?;
+        if some.is_empty() {
+            return Ok(all);
+        }
+        all.extend(some);
+    }
+}
+
 struct Delete<'a> {
     writer: &'a Writer,
     seen: &'a HashSet<u128>,
@@ -33,7 +46,7 @@ impl Delete<'_> {
             Ok(directory) => directory,
             Err(e) => return self.failed(path, &e),
         };
-        let names = match tree::names(directory.as_fd()) {
+        let names = match all(directory.as_fd()) {
             Ok(names) => names,
             Err(e) => return self.failed(path, &e),
         };

@@ -24,6 +24,9 @@
 //! | `scan`, `read` | the sending side's threads |
 //! | `write`, `journal`, `delete` | the receiving side's threads |
 //! | `tree` | a directory that is never left |
+//! | `made` | data without files, and the place where none is kept |
+//! | `manifest` | a list of checksums for others to check |
+//! | `pace` | a limit of the rate |
 //! | `source`, `sink` | the two sides: queues, tasks and threads |
 //! | `link` | frames over a connection |
 //! | `seal` | encryption under them |
@@ -40,7 +43,11 @@ mod delete;
 mod filter;
 mod journal;
 mod link;
+mod made;
+mod manifest;
 mod monitor;
+mod output;
+mod pace;
 mod place;
 mod queue;
 mod read;
@@ -62,4 +69,4 @@ pub use monitor::{Monitor, Snapshot, Stage};
 pub use queue::Gauge;
 pub use seal::Key;
 pub use source::SessionError;
-pub use ssh::Ssh;
+pub use ssh::{Ssh, Via, carry};

@@ -147,6 +147,16 @@ impl Link {
 }
 
 impl Tx {
+    /// Lets the kernel spread what is sent, so that no more than this many bytes
+    /// a second leave on this connection.
+    pub(crate) fn limit(&self, rate: u64) {
+        if let Tx::Tcp { stream, .. } = self
+            && let Err(e) = stream.limit_rate(rate)
+        {
+            tracing::debug!("the kernel does not limit the rate: {e}");
+        }
+    }
+
     /// Sends frames, in order.
     pub(crate) async fn send(&mut self, frames: Vec<Frame>) -> io::Result<()> {
         match self {

@@ -46,6 +46,7 @@ pub struct Monitor {
     pub(crate) read: Arc<ReadStats>,
     counts: Mutex<Counts>,
     troubles: Mutex<Vec<Trouble>>,
+    notes: Mutex<Vec<String>>,
     gauges: Mutex<Vec<(Stage, Look)>>,
 }
 
@@ -97,6 +98,15 @@ impl Monitor {
     /// Objects that could not be copied since this was last called.
     pub fn take_troubles(&self) -> Vec<Trouble> {
         std::mem::take(&mut *lock(&self.troubles))
+    }
+
+    /// What else people should know, since this was last called.
+    pub fn take_notes(&self) -> Vec<String> {
+        std::mem::take(&mut *lock(&self.notes))
+    }
+
+    pub(crate) fn note(&self, note: String) {
+        lock(&self.notes).push(note);
     }
 
     pub(crate) fn trouble(&self, trouble: Trouble) {

@@ -1,6 +1,7 @@
 //! Where trees come from and go to, on either side.
 
 use crate::journal::Journal;
+use crate::made::{self, Made};
 use crate::scan::Start;
 use crate::tree::{Tree, say};
 use crate::wire::{Place, Refusal, RefusalKind, RelPath, Request, show};
@@ -8,6 +9,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// What paths are relative to.
 #[derive(Clone, Debug)]
@@ -118,17 +120,21 @@ impl Root {
     /// # Errors
     /// It does not exist or may not be reached.
     pub(crate) fn start(&self, typed: &[u8], contents: bool) -> Result<Start, Refusal> {
+        if made::makes(typed) {
+            let made = Made::parse(typed).map_err(|e| Refusal::new(RefusalKind::NoSuchPath, e))?;
+            return Ok(Start::Made(Arc::new(made)));
+        }
         let path = self.path(typed)?;
         let path = path.strip_suffix(b"/").filter(|rest| !rest.is_empty()).unwrap_or(&path);
         if contents || means_contents(typed) {
             let tree = self.open(path).map_err(|e| wrong(path, &e))?;
-            return Ok(Start { tree, path: RelPath::root() });
+            return Ok(Start::Tree { tree, path: RelPath::root() });
         }
         let (parent, name) = split(path);
         let tree = self.open(parent).map_err(|e| wrong(path, &e))?;
         let name = RelPath::new(name).map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
         match tree.look(&name) {
-            Ok(Some(_)) => Ok(Start { tree, path: name }),
+            Ok(Some(_)) => Ok(Start::Tree { tree, path: name }),
             Ok(None) => Err(wrong(path, &io::ErrorKind::NotFound.into())),
             Err(e) => Err(wrong(path, &e)),
         }
@@ -136,8 +142,11 @@ impl Root {
 }
 
 /// Whether a source has no name of its own, so that what is in it is copied: a
-/// root, `.`, `..`, or what ends in one of them.
+/// root, `.`, `..`, or what ends in one of them, and data that is made.
 pub(crate) fn means_contents(typed: &[u8]) -> bool {
+    if made::makes(typed) {
+        return true;
+    }
     let end = typed.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
     matches!(split(&typed[..end]).1, b"" | b"." | b"..")
 }

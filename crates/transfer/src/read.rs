@@ -10,8 +10,9 @@
 //! blocks of the next files are read while those of the present one wait to be
 //! sent: the queue behind is what bounds it.
 
+use crate::made::Made;
 use crate::queue::Queue;
-use crate::scan::Found;
+use crate::scan::{Found, Origin};
 use crate::session::{Item, Outgoing};
 use crate::tree::{self, say};
 use crate::wire::{BLOCK, Batch, Content, Entry, Hash, Kind, Op, SMALL, Trouble};
@@ -45,12 +46,36 @@ impl Work {
 /// A large file that is being read.
 #[derive(Debug)]
 pub(crate) struct Large {
-    file: File,
-    before: Stat,
+    content: Readable,
     outgoing: Arc<Outgoing>,
     have: Box<[u8]>,
     sparse: bool,
     state: Mutex<State>,
+}
+
+/// Where the content of a large file is.
+#[derive(Debug)]
+enum Readable {
+    /// In a file that was like this when it was opened.
+    File(File, Stat),
+    Made(Arc<Made>, usize),
+}
+
+impl Readable {
+    fn read(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        match self {
+            Readable::File(file, _) => read_full(file, buf, offset),
+            Readable::Made(made, index) => Ok(made.read(*index, buf, offset)),
+        }
+    }
+
+    /// Whether it may not be what was read.
+    fn has_changed(&self) -> bool {
+        match self {
+            Readable::File(file, before) => !rustix::fs::fstat(file).is_ok_and(|now| is_same(before, &now)),
+            Readable::Made(..) => false,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -151,12 +176,24 @@ impl Reader {
             return Small::Whole(entry, Content::None);
         }
         let read = || -> io::Result<Small> {
+            let tree = match &found.origin {
+                Origin::Tree(tree) => tree,
+                Origin::Made(..) if entry.kind == Kind::Directory => {
+                    return Ok(Small::Whole(entry, Content::None));
+                }
+                Origin::Made(made, index) => {
+                    data.resize(entry.size as usize, 0);
+                    made.read(*index, data, 0);
+                    let content = self.inline(data);
+                    return Ok(Small::Whole(entry, content));
+                }
+            };
             if entry.kind == Kind::Directory {
-                let directory = found.tree.directory(entry.path.as_bytes())?;
+                let directory = tree.directory(entry.path.as_bytes())?;
                 entry.xattrs = tree::xattrs(tree::readable(directory.as_fd())?.as_fd())?;
                 return Ok(Small::Whole(entry, Content::None));
             }
-            let file = tree::open_file(&found.tree, &entry.path)?;
+            let file = tree::open_file(tree, &entry.path)?;
             for _ in 0..ATTEMPTS {
                 let before = rustix::fs::fstat(&file)?;
                 if before.st_size as u64 > SMALL {
@@ -169,10 +206,7 @@ impl Reader {
                     if self.xattrs {
                         entry.xattrs = tree::xattrs(file.as_fd())?;
                     }
-                    let content = match data.len() {
-                        0 => Content::None,
-                        len => Content::Inline { len: len as u32, digest: self.hash.of(data) },
-                    };
+                    let content = self.inline(data);
                     return Ok(Small::Whole(entry, content));
                 }
             }
@@ -184,8 +218,21 @@ impl Reader {
         })
     }
 
+    fn inline(&self, data: &[u8]) -> Content {
+        match data.len() {
+            0 => Content::None,
+            len => Content::Inline { len: len as u32, digest: self.hash.of(data) },
+        }
+    }
+
     fn large(&self, found: Found, have: Box<[u8]>) -> Result<(), Gone> {
-        let opened = tree::open_file(&found.tree, &found.entry.path)
+        let tree = match found.origin {
+            Origin::Tree(tree) => tree,
+            Origin::Made(made, index) => {
+                return self.share(Readable::Made(made, index), found.entry, have, false);
+            }
+        };
+        let opened = tree::open_file(&tree, &found.entry.path)
             .and_then(|file| rustix::fs::fstat(&file).map(|stat| (file, stat)).map_err(Into::into));
         match opened {
             Ok((file, stat)) => self.begin(file, stat, found.entry, have),
@@ -193,7 +240,7 @@ impl Reader {
         }
     }
 
-    /// Begins with a large file, and calls others to help.
+    /// Begins with a large file.
     fn begin(&self, file: File, stat: Stat, mut entry: Entry, have: Box<[u8]>) -> Result<(), Gone> {
         // What the other side has is of the file as it was when it was asked.
         let known = (entry.size, entry.mtime);
@@ -202,12 +249,17 @@ impl Reader {
         if self.xattrs {
             entry.xattrs = tree::xattrs(file.as_fd()).unwrap_or_default();
         }
+        let sparse = (stat.st_blocks as u64).saturating_mul(512) < entry.size;
+        self.share(Readable::File(file, stat), entry, have, sparse)
+    }
+
+    /// Reads a large file, and calls others to help.
+    fn share(&self, content: Readable, entry: Entry, have: Box<[u8]>, sparse: bool) -> Result<(), Gone> {
         let helpers = (self.threads - 1).min((entry.size / BLOCK as u64) as usize);
         let number = self.next.fetch_add(1, Relaxed);
         let large = Arc::new(Large {
-            sparse: (stat.st_blocks as u64).saturating_mul(512) < entry.size,
-            file,
-            before: stat,
+            sparse,
+            content,
             outgoing: Arc::new(Outgoing { number, entry }),
             have,
             // This thread's own share, so that a file of which nothing is sent is
@@ -227,10 +279,10 @@ impl Reader {
             let len = (large.outgoing.entry.size - offset).min(BLOCK as u64) as usize;
             let mut data = self.pool.try_alloc(len).unwrap_or_else(|| BufMut::zeroed(len));
             data.truncate(len);
-            match read_full(&large.file, &mut data, offset) {
+            match large.content.read(&mut data, offset) {
                 Ok(read) if read == len => {
                     self.stats.bytes.fetch_add(len as u64, Relaxed);
-                    let digest = self.hash.of(&data);
+                    let digest = self.hash.of_block(&data, offset, large.outgoing.entry.size);
                     let (file, data) = (Arc::clone(&large.outgoing), data.freeze());
                     self.send(Item::Block { file, offset, digest, data }, len)?;
                     self.leave(large, true)?;
@@ -268,8 +320,7 @@ impl Reader {
             }
             (state.blocks, state.bad)
         };
-        let after = rustix::fs::fstat(&large.file);
-        let changed = !bad && !after.is_ok_and(|after| is_same(&large.before, &after));
+        let changed = !bad && large.content.has_changed();
         if changed {
             self.trouble(&large.outgoing.entry, Op::Changed, CHANGED.into())?;
         }
@@ -301,8 +352,10 @@ impl Large {
     /// Goes on to the next block that is to be sent; whether there is none.
     fn is_exhausted(&self, state: &mut State) -> bool {
         while !state.exhausted {
-            if self.sparse {
-                match rustix::fs::seek(&self.file, SeekFrom::Data(state.next)) {
+            if self.sparse
+                && let Readable::File(file, _) = &self.content
+            {
+                match rustix::fs::seek(file, SeekFrom::Data(state.next)) {
                     Ok(data) => state.next = state.next.max(data - data % BLOCK as u64),
                     Err(rustix::io::Errno::NXIO) => state.exhausted = true,
                     // Not every file system knows of holes.

@@ -6,26 +6,58 @@
 //! looked into yet, and with files of several names, not with all files.
 
 use crate::filter::Filter;
+use crate::made::{self, Made};
 use crate::tree::{self, Tree, say};
-use crate::wire::{Entry, Kind, NameError, Op, RelPath, Trouble};
-use std::collections::HashMap;
+use crate::wire::{Digest, Entry, Hash, Kind, NameError, Op, RelPath, Trouble};
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 /// Something that was found.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
-    /// The tree that [`Entry::path`] is in.
-    pub(crate) tree: Tree,
+    pub(crate) origin: Origin,
     /// What it is.
     pub(crate) entry: Entry,
 }
 
-/// Where a scan begins: something in a tree, or the tree itself.
+/// Where content comes from.
 #[derive(Clone, Debug)]
-pub(crate) struct Start {
-    pub(crate) tree: Tree,
-    pub(crate) path: RelPath,
+pub(crate) enum Origin {
+    /// The tree that [`Entry::path`] is in.
+    Tree(Tree),
+    /// It is made: one of these files.
+    Made(Arc<Made>, usize),
+}
+
+impl Found {
+    /// The checksum of a file.
+    pub(crate) fn digest(&self, hash: Hash) -> io::Result<Digest> {
+        match &self.origin {
+            Origin::Tree(tree) => hash.of_file(&tree::open_file(tree, &self.entry.path)?),
+            Origin::Made(made, index) => made::digest(made, *index, hash),
+        }
+    }
+}
+
+/// Where a scan begins.
+#[derive(Clone, Debug)]
+pub(crate) enum Start {
+    /// Something in a tree, or the tree itself.
+    Tree {
+        tree: Tree,
+        path: RelPath,
+    },
+    /// Something further below what was named, of which nothing else is wanted
+    /// but the directories on the way.
+    Listed {
+        tree: Tree,
+        /// What was named.
+        named: RelPath,
+        path: RelPath,
+    },
+    Made(Arc<Made>),
 }
 
 /// What is called while scanning.
@@ -44,65 +76,127 @@ pub(crate) struct Scan<'a, V> {
     recursive: bool,
     /// First names of files that have several, by device and inode.
     linked: HashMap<(u64, u64), RelPath>,
+    /// Directories on the way to what was listed, by the checksum of their names.
+    ways: HashSet<u128>,
     stopped: bool,
 }
 
 impl<'a, V: Visitor> Scan<'a, V> {
     pub(crate) fn new(visitor: &'a mut V, filter: &'a Filter, recursive: bool) -> Scan<'a, V> {
-        Scan { visitor, filter, recursive, linked: HashMap::new(), stopped: false }
+        Scan { visitor, filter, recursive, linked: HashMap::new(), ways: HashSet::new(), stopped: false }
     }
 
     /// Scans from `start`; whether the visitor wants more.
     pub(crate) fn run(&mut self, start: &Start) -> bool {
-        let mut directories = Vec::new();
-        let (parent, name) = start.path.split();
-        let opened = start.tree.directory(parent);
-        let first =
-            opened.and_then(|fd| self.visit(start, fd.as_fd(), name, start.path.clone(), &mut directories));
-        match first {
-            Ok(true) => {}
-            Ok(false) => self.trouble(&start.path, &io::ErrorKind::NotFound.into()),
-            Err(e) => self.trouble(&start.path, &e),
-        }
-        if !self.recursive && !directories.is_empty() {
-            self.trouble(&start.path, &io::Error::other("it is a directory: copy it with -r"));
-            return !self.stopped;
-        }
-        while let Some(path) = directories.pop()
-            && !self.stopped
-        {
-            if let Err(e) = self.list(start, &path, &mut directories) {
-                self.trouble(&path, &e);
+        match start {
+            Start::Tree { tree, path } => self.tree(tree, path),
+            Start::Listed { tree, named, path } => {
+                self.way(tree, named, path);
+                self.tree(tree, path);
             }
+            Start::Made(made) => self.made(made),
         }
         !self.stopped
     }
 
-    fn list(&mut self, start: &Start, path: &RelPath, directories: &mut Vec<RelPath>) -> io::Result<()> {
-        let directory = start.tree.directory(path.as_bytes())?;
-        for name in tree::names(directory.as_fd())? {
+    fn tree(&mut self, tree: &Tree, start: &RelPath) {
+        let mut directories = Vec::new();
+        let (parent, name) = start.split();
+        let opened = tree.directory(parent);
+        let first = opened.and_then(|fd| self.visit(tree, fd.as_fd(), name, start.clone(), &mut directories));
+        match first {
+            Ok(true) => {}
+            Ok(false) => self.trouble(start, &io::ErrorKind::NotFound.into()),
+            Err(e) => self.trouble(start, &e),
+        }
+        if !self.recursive && !directories.is_empty() {
+            return self.trouble(start, &io::Error::other("it is a directory: copy it with -r"));
+        }
+        while let Some(path) = directories.pop()
+            && !self.stopped
+        {
+            if let Err(e) = self.list(tree, &path, &mut directories) {
+                self.trouble(&path, &e);
+            }
+        }
+    }
+
+    /// The directories from what was named to what was listed below it.
+    fn way(&mut self, tree: &Tree, named: &RelPath, path: &RelPath) {
+        let bytes = path.as_bytes();
+        let ends = bytes.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(at, _)| at);
+        for end in std::iter::once(0).chain(ends).filter(|end| *end >= named.as_bytes().len()) {
+            let Ok(way) = RelPath::new(&bytes[..end]) else { continue };
+            if way == *path || !self.ways.insert(xxhash_rust::xxh3::xxh3_128(way.as_bytes())) {
+                continue;
+            }
+            // What is missing is told of what was listed.
+            if let Ok(Some(entry)) = tree.look(&way)
+                && entry.kind == Kind::Directory
+            {
+                self.stopped |= !self.visitor.found(Found { origin: Origin::Tree(tree.clone()), entry });
+            }
+        }
+    }
+
+    fn made(&mut self, made: &Arc<Made>) {
+        for entry in made.directories() {
+            self.stopped |= !self.visitor.found(Found { origin: Origin::Made(Arc::clone(made), 0), entry });
+        }
+        for (index, entry) in (0..made.len()).map_while(|index| Some((index, made.entry(index)?))) {
             if self.stopped {
                 break;
             }
-            match path.join(&name) {
-                Ok(path) => {
-                    // What is gone since the names were read is no trouble.
-                    if let Err(e) = self.visit(start, directory.as_fd(), &name, path.clone(), directories) {
-                        self.trouble(&path, &e);
-                    }
-                }
-                // Left by a copy to this place: not part of the data.
-                Err(NameError::Reserved(_)) => {}
-                Err(e) => self.trouble(path, &io::Error::other(e)),
+            if self.filter.takes(&entry.path) {
+                let origin = Origin::Made(Arc::clone(made), index);
+                self.stopped |= !self.visitor.found(Found { origin, entry });
             }
         }
-        Ok(())
+    }
+
+    fn list(&mut self, tree: &Tree, path: &RelPath, directories: &mut Vec<RelPath>) -> io::Result<()> {
+        let directory = tree.directory(path.as_bytes())?;
+        let mut names = tree::Names::open(directory.as_fd())?;
+        loop {
+            let some = names.some()?;
+            if some.is_empty() || self.stopped {
+                return Ok(());
+            }
+            for name in some {
+                self.name(tree, directory.as_fd(), path, &name, directories);
+            }
+        }
+    }
+
+    /// Looks at one name in a directory.
+    fn name(
+        &mut self,
+        tree: &Tree,
+        at: BorrowedFd<'_>,
+        path: &RelPath,
+        name: &[u8],
+        directories: &mut Vec<RelPath>,
+    ) {
+        if self.stopped {
+            return;
+        }
+        match path.join(name) {
+            Ok(path) => {
+                // What is gone since the names were read is no trouble.
+                if let Err(e) = self.visit(tree, at, name, path.clone(), directories) {
+                    self.trouble(&path, &e);
+                }
+            }
+            // Left by a copy to this place: not part of the data.
+            Err(NameError::Reserved(_)) => {}
+            Err(e) => self.trouble(path, &io::Error::other(e)),
+        }
     }
 
     /// Looks at one name; whether it is there.
     fn visit(
         &mut self,
-        start: &Start,
+        tree: &Tree,
         at: BorrowedFd<'_>,
         name: &[u8],
         path: RelPath,
@@ -122,7 +216,7 @@ impl<'a, V: Visitor> Scan<'a, V> {
         if entry.kind == Kind::File && stat.st_nlink > 1 {
             self.link((stat.st_dev, stat.st_ino), &mut entry);
         }
-        self.stopped |= !self.visitor.found(Found { tree: start.tree.clone(), entry });
+        self.stopped |= !self.visitor.found(Found { origin: Origin::Tree(tree.clone()), entry });
         Ok(true)
     }
 

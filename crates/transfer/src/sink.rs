@@ -7,11 +7,11 @@
 
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::{Monitor, Stage};
+use crate::output::Output;
 use crate::queue::Queue;
 use crate::session::{Done, Job, Receiver};
 use crate::source::SessionError;
 use crate::wire::{Counts, Frame, Refusal, RefusalKind};
-use crate::write::Writer;
 use futures_util::future::{Either, select, try_join_all};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Task, sleep, spawn};
@@ -47,7 +47,7 @@ impl Drop for Abort {
 /// Receives everything; what was made of it. Where the sending side has the same
 /// monitor, that one tells what it hears, and this side does not.
 pub(crate) async fn receive(
-    writer: Arc<Writer>,
+    writer: Arc<Output>,
     writers: usize,
     links: Vec<Link>,
     monitor: Arc<Monitor>,
@@ -88,7 +88,7 @@ struct Session {
     queues: Arc<Queues>,
     monitor: Arc<Monitor>,
     tell: bool,
-    writer: Arc<Writer>,
+    writer: Arc<Output>,
     /// There may be frames to send.
     frames: Notify,
     /// The last thing to say, if it is not that all is done.

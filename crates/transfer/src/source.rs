@@ -11,11 +11,12 @@
 use crate::filter::Filter;
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::{Monitor, Stage};
+use crate::pace::Pace;
 use crate::queue::Queue;
 use crate::read::{Reader, Work};
 use crate::scan::{Found, Scan, Start, Visitor};
 use crate::session::{Heard, Item, Sender, Violation};
-use crate::tree::{self, say};
+use crate::tree::say;
 use crate::wire::{
     BATCH_BYTES, BATCH_ENTRIES, BLOCK, Batch, Compare, Content, Counts, Frame, Hash, Kind, Op, Options,
     Refusal, Trouble,
@@ -48,6 +49,8 @@ pub(crate) struct Plan {
     /// Ask before sending: something may be there already.
     pub(crate) ask: bool,
     pub(crate) readers: usize,
+    /// The most bytes a second; 0 for no bound.
+    pub(crate) rate: u64,
 }
 
 /// Why a session failed as a whole.
@@ -119,7 +122,10 @@ pub(crate) async fn send(
     monitor.watch(Stage::Read, move || work.gauge());
     monitor.watch(Stage::Send, move || items.gauge());
     let abort = Abort(Arc::clone(&queues));
-    let (ask, dry_run) = (plan.ask, plan.options.dry_run);
+    let (ask, dry_run, rate) = (plan.ask, plan.options.dry_run, plan.rate);
+    if rate > 0 {
+        links.iter().for_each(|link| link.tx.limit(rate));
+    }
     threads(plan, &queues, &monitor)?;
     let session = Rc::new(Session {
         sender: RefCell::new(Sender::new(links.len())),
@@ -128,6 +134,7 @@ pub(crate) async fn send(
         answered: Notify::new(),
         heard_end: Cell::new(false),
         dry_run,
+        pace: Pace::new(rate),
     });
     let result = session.run(links, ask).await;
     drop(abort);
@@ -211,9 +218,7 @@ impl Finder {
 
     /// The checksum of a file, where files are compared by it.
     fn digest(&self, found: &Found) -> io::Result<Content> {
-        let Some(hash) = self.checksum else { return Ok(Content::Asked(None)) };
-        let file = tree::open_file(&found.tree, &found.entry.path)?;
-        Ok(Content::Asked(Some(hash.of_file(&file)?)))
+        Ok(Content::Asked(self.checksum.map(|hash| found.digest(hash)).transpose()?))
     }
 }
 
@@ -252,6 +257,7 @@ struct Session {
     answered: Notify,
     heard_end: Cell<bool>,
     dry_run: bool,
+    pace: Pace,
 }
 
 impl Session {
@@ -300,6 +306,7 @@ impl Session {
             }
             let mut frames = Vec::new();
             self.sender.borrow_mut().frames(stream, item, &mut frames);
+            self.pace.wait(frames.iter().map(Frame::weight).sum()).await;
             tx.send(frames).await?;
         }
         let end = self.sender.borrow().end(true);

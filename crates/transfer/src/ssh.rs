@@ -4,11 +4,15 @@
 //! - the key goes through ssh's encrypted channel, never through an argument, and
 //!   is good for this agent only;
 //! - the agent ends when this side does, since its standard input ends.
+//!
+//! Where the agent's port cannot be reached, one connection goes through ssh
+//! itself: what comes on the agent's standard input goes to its own port, and
+//! what that answers goes back.
 
 use crate::copy::CopyError;
 use crate::seal::Key;
-use std::io::{self, BufRead, BufReader, Write};
-use std::net::SocketAddr;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// How agents on other machines are started and reached.
@@ -20,11 +24,25 @@ pub struct Ssh {
     pub remote_program: String,
     /// Ports that data connections may use; any, if there is nothing here.
     pub ports: Option<(u16, u16)>,
+    /// Which way the data goes.
+    pub via: Via,
+}
+
+/// Which way the data of a copy over ssh goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Via {
+    /// Over connections of its own; through ssh where those are impossible.
+    #[default]
+    Any,
+    /// Over connections of its own, or not at all.
+    Direct,
+    /// Through ssh.
+    Ssh,
 }
 
 impl Default for Ssh {
     fn default() -> Ssh {
-        Ssh { program: vec!["ssh".into()], remote_program: "longhaul".into(), ports: None }
+        Ssh { program: vec!["ssh".into()], remote_program: "longhaul".into(), ports: None, via: Via::Any }
     }
 }
 
@@ -36,6 +54,7 @@ const READY: &str = "ready lh://";
 pub(crate) struct Remote {
     child: Child,
     stdin: Option<ChildStdin>,
+    stdout: Option<BufReader<ChildStdout>>,
     /// Where it is reached.
     pub(crate) server: (String, u16),
     /// What it wants to be shown.
@@ -58,9 +77,9 @@ impl Remote {
         command.args(["-T", "-e", "none", host, &remote]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let named = |e: io::Error| unreachable(format!("{} cannot be run: {e}", ssh.program.join(" ")));
         let mut child = command.spawn().map_err(named)?;
-        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-        let mut remote = Remote { child, stdin, server: (name_of(host, ssh), 0), key };
-        let said = remote.greet(stdout).map_err(|e| unreachable(e.to_string()))?;
+        let (stdin, stdout) = (child.stdin.take(), child.stdout.take().map(BufReader::new));
+        let mut remote = Remote { child, stdin, stdout, server: (name_of(host, ssh), 0), key };
+        let said = remote.greet().map_err(|e| unreachable(e.to_string()))?;
         let address =
             said.strip_prefix(READY).and_then(|rest| rest.trim().trim_end_matches('/').parse().ok());
         let Some(address): Option<SocketAddr> = address else {
@@ -74,15 +93,101 @@ impl Remote {
     }
 
     /// Hands the key over, and waits for the first line.
-    fn greet(&mut self, stdout: Option<ChildStdout>) -> io::Result<String> {
+    fn greet(&mut self) -> io::Result<String> {
         let mut line = String::new();
-        if let (Some(stdin), Some(stdout)) = (&mut self.stdin, stdout) {
+        if let (Some(stdin), Some(stdout)) = (&mut self.stdin, &mut self.stdout) {
             // Whoever has ended already is told of below, by saying nothing.
             let _ = writeln!(stdin, "{}", self.key.to_hex()).and_then(|()| stdin.flush());
-            BufReader::new(stdout).read_line(&mut line)?;
+            stdout.read_line(&mut line)?;
         }
         Ok(line)
     }
+
+    /// A connection to the agent through ssh. The agent lives as long as that is
+    /// open: there is one only.
+    ///
+    /// # Errors
+    /// There is no socket, or it was taken already.
+    pub(crate) fn channel(&mut self) -> io::Result<TcpStream> {
+        let (Some(stdin), Some(stdout)) = (self.stdin.take(), self.stdout.take()) else {
+            return Err(io::Error::other("the connection through ssh is in use"));
+        };
+        let (ours, theirs) = pair()?;
+        let other = theirs.try_clone()?;
+        let start = |run: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name("transfer-ssh".into()).spawn(run).map(drop)
+        };
+        start(Box::new(move || relay(theirs, stdin)))?;
+        start(Box::new(move || {
+            let end = other.try_clone();
+            relay(stdout, other);
+            // Who waits for an answer hears that there will be none.
+            let _ = end.and_then(|end| end.shutdown(Shutdown::Both));
+        }))?;
+        Ok(ours)
+    }
+}
+
+/// Two ends of a connection within this machine.
+fn pair() -> io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let ours = TcpStream::connect(listener.local_addr()?)?;
+    loop {
+        let (theirs, peer) = listener.accept()?;
+        // Somebody else on this machine may have been faster.
+        if peer == ours.local_addr()? {
+            return Ok((ours, theirs));
+        }
+    }
+}
+
+/// Bytes that are relayed at once: an ssh channel's packets are smaller.
+const PIECE: usize = 64 << 10;
+
+/// Hands bytes on until either end has gone.
+fn relay(mut from: impl Read, mut to: impl Write) {
+    let mut piece = vec![0; PIECE];
+    loop {
+        let read = match from.read(&mut piece) {
+            Ok(0) => return,
+            Ok(read) => read,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => return,
+        };
+        if to.write_all(&piece[..read]).and_then(|()| to.flush()).is_err() {
+            return;
+        }
+    }
+}
+
+/// What an agent that was started over ssh does until it is to end: nothing, or,
+/// if something comes from `input`, one connection to its own `address` with
+/// that.
+///
+/// # Errors
+/// Its own address cannot be reached.
+pub fn carry(
+    mut input: impl Read,
+    output: impl Write + Send + 'static,
+    address: SocketAddr,
+) -> io::Result<()> {
+    let mut first = [0];
+    if input.read(&mut first)? == 0 {
+        return Ok(());
+    }
+    let mut address = address;
+    match address {
+        SocketAddr::V4(v4) if v4.ip().is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    stream.write_all(&first)?;
+    let back = stream.try_clone()?;
+    std::thread::Builder::new().name("transfer-ssh".into()).spawn(move || relay(back, output))?;
+    relay(input, stream);
+    Ok(())
 }
 
 impl Drop for Remote {
@@ -108,4 +213,37 @@ fn name_of(host: &str, ssh: &Ssh) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let name = text.lines().find_map(|line| line.strip_prefix("hostname "));
     name.filter(|_| output.status.success()).map_or(given, str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_that_nobody_speaks_to_ends_with_its_input() {
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
+        carry(io::empty(), io::sink(), nowhere).expect("nothing to carry");
+    }
+
+    #[test]
+    fn a_connection_is_carried_both_ways() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bound");
+        let address = SocketAddr::from(([0, 0, 0, 0], listener.local_addr().expect("bound").port()));
+        let agent = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("accepted");
+            let mut question = [0; 8];
+            stream.read_exact(&mut question).expect("read");
+            stream.write_all(b"answered").expect("written");
+            question
+        });
+        let (mut here, input) = pair().expect("joined");
+        let output = input.try_clone().expect("cloned");
+        let carrying = std::thread::spawn(move || carry(input, output, address));
+        here.write_all(b"question").expect("written");
+        let mut answer = [0; 8];
+        here.read_exact(&mut answer).expect("read");
+        drop(here);
+        assert_eq!((&agent.join().expect("joined"), &answer), (b"question", b"answered"));
+        carrying.join().expect("joined").expect("carried");
+    }
 }

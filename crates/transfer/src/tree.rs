@@ -23,6 +23,9 @@ use std::sync::Arc;
 /// Descriptors of directories that a [`Walker`] keeps: names come in the order
 /// of directories, so a few are enough.
 const DIRECTORIES: usize = 64;
+/// Names of a directory that are held at once: enough for an order of inodes that
+/// saves a disk most of its seeks, and a few MB.
+const NAMES: usize = 32 << 10;
 /// Mode of directories that are made on the way to something, until their own
 /// entry comes.
 const WAY: u32 = 0o700;
@@ -184,19 +187,33 @@ pub(crate) fn entry(stat: &Stat, kind: Kind, path: RelPath) -> Entry {
     }
 }
 
-/// The names in a directory, but `.` and `..`, in the order of their inodes:
-/// that of the disk, more or less.
-pub(crate) fn names(directory: BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
-    let mut names = Vec::new();
-    for entry in Dir::new(readable(directory)?)? {
-        let entry = entry?;
-        let name = entry.file_name().to_bytes();
-        if !matches!(name, b"." | b"..") {
-            names.push((entry.ino(), name.to_vec()));
-        }
+/// The names in a directory, but `.` and `..`.
+///
+/// Invariant: at most [`NAMES`] are in memory, however many there are.
+#[derive(Debug)]
+pub(crate) struct Names(Dir);
+
+impl Names {
+    pub(crate) fn open(directory: BorrowedFd<'_>) -> io::Result<Names> {
+        Ok(Names(Dir::new(readable(directory)?)?))
     }
-    names.sort_unstable();
-    Ok(names.into_iter().map(|(_, name)| name).collect())
+
+    /// Some more names; none when there are no more. They are in the order of
+    /// their inodes: that of the disk, more or less.
+    pub(crate) fn some(&mut self) -> io::Result<Vec<Vec<u8>>> {
+        let mut names = Vec::new();
+        while names.len() < NAMES
+            && let Some(entry) = self.0.next()
+        {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if !matches!(name, b"." | b"..") {
+                names.push((entry.ino(), name.to_vec()));
+            }
+        }
+        names.sort_unstable();
+        Ok(names.into_iter().map(|(_, name)| name).collect())
+    }
 }
 
 /// Which metadata is set.

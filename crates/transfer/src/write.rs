@@ -9,12 +9,13 @@
 
 use crate::filter::Filter;
 use crate::journal::{Journal, file_key, unfinished};
+use crate::manifest::Manifest;
 use crate::read::read_full;
 use crate::session::{Done, Incoming, Job};
 use crate::tree::{self, Keep, Tree, Walker, is_full, say};
 use crate::wire::{
-    BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry, Kind, Op, Options, RelPath,
-    Trouble, Want,
+    BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry, Hash, Kind, Op, Options,
+    RelPath, Trouble, Want,
 };
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -35,6 +36,8 @@ pub(crate) struct Writer {
     pub(crate) filter: Filter,
     /// None where nothing is written.
     pub(crate) journal: Option<Journal>,
+    /// The list of what there is, where one is wanted.
+    pub(crate) manifest: Option<Manifest>,
     files: Mutex<HashMap<u64, Arc<Slot>>>,
     last: Mutex<Last>,
     /// Nothing more can be written.
@@ -57,6 +60,7 @@ struct Unfinished {
     directory: Arc<OwnedFd>,
     temporary: Vec<u8>,
     name: Vec<u8>,
+    /// Checksums of the blocks, where somebody asks for them.
     digests: Mutex<Vec<(u64, Digest)>>,
 }
 
@@ -85,9 +89,24 @@ impl Writer {
         options: Options,
         filter: Filter,
         journal: Option<Journal>,
+        manifest: Option<Manifest>,
     ) -> Writer {
         let (files, last) = (Mutex::default(), Mutex::default());
-        Writer { base, rename, options, filter, journal, files, last, full: AtomicBool::new(false) }
+        let full = AtomicBool::new(false);
+        let writer = Writer { base, rename, options, filter, journal, manifest, files, last, full };
+        if let Some(manifest) = &writer.manifest {
+            // It is none of what the source does not have.
+            lock(&writer.last).seen.insert(seen_key(&manifest.path));
+        }
+        writer
+    }
+
+    /// Lists a file that is there.
+    fn list(&self, path: &RelPath, digest: impl FnOnce() -> io::Result<Digest>) -> Result<(), Failed> {
+        match &self.manifest {
+            Some(manifest) => digest().and_then(|d| manifest.add(path, &d)).map_err(|e| (Op::Write, e)),
+            None => Ok(()),
+        }
     }
 
     /// Whether something failed that makes it useless to go on.
@@ -228,7 +247,14 @@ impl Writer {
                 let directory = walker.make(parent).map_err(write)?;
                 let temporary = unfinished(file_key(entry));
                 let done = self.small(&directory, &temporary, name, entry, data);
-                done.inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))
+                done.inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))?;
+                self.list(&path, || {
+                    Ok(if let Content::Inline { digest, .. } = content {
+                        *digest
+                    } else {
+                        Hash::Strong.of(&[])
+                    })
+                })
             }
         }
     }
@@ -292,7 +318,9 @@ impl Writer {
         let temporary = unfinished(key);
         let opened = tree::create(directory.as_fd(), &temporary, known)?;
         opened.set_len(file.entry.size)?;
-        let digests = Mutex::default();
+        // What a run before has written is in this file, and was looked at.
+        let known = self.journal.as_ref().and_then(|journal| journal.known.get(&key));
+        let digests = Mutex::new(known.filter(|_| self.manifest.is_some()).cloned().unwrap_or_default());
         let open = Arc::new(Unfinished { file: opened, directory, temporary, name: name.to_vec(), digests });
         *slot = Some(Arc::clone(&open));
         Ok(open)
@@ -307,12 +335,12 @@ impl Writer {
         walker: &mut Walker,
     ) -> Result<(), Failed> {
         let write = |e| (Op::Write, e);
-        if self.options.hash.of(data) != *digest {
+        if self.options.hash.of_block(data, offset, file.entry.size) != *digest {
             return Err(mismatch());
         }
         let open = self.open(file, walker).map_err(write)?;
         open.file.write_all_at(data, offset).map_err(write)?;
-        if self.options.verify {
+        if self.options.verify || self.manifest.is_some() {
             lock(&open.digests).push((offset, *digest));
         }
         match &self.journal {
@@ -332,7 +360,16 @@ impl Writer {
             }
             tree::appear(open.directory.as_fd(), &open.temporary, &open.name).map_err(write)
         };
-        finish().inspect_err(|_| drop(tree::remove(open.directory.as_fd(), &open.temporary)))
+        finish().inspect_err(|_| drop(tree::remove(open.directory.as_fd(), &open.temporary)))?;
+        let path = self.place(&file.entry.path).map_err(write)?;
+        self.list(&path, || {
+            let mut digests = std::mem::take(&mut *lock(&open.digests));
+            // Of a block that came again, what came last is what is there.
+            digests.reverse();
+            digests.sort_by_key(|(offset, _)| *offset);
+            digests.dedup_by_key(|(offset, _)| *offset);
+            Ok(Hash::join(file.entry.size, &digests))
+        })
     }
 
     /// Reads what was written, from the medium as far as the system lets it.
@@ -346,7 +383,7 @@ impl Writer {
         for (offset, digest) in lock(&open.digests).iter() {
             let len = size.saturating_sub(*offset).min(BLOCK as u64) as usize;
             let read = read_full(&open.file, &mut again[..len], *offset).map_err(verify)?;
-            if self.options.hash.of(&again[..read]) != *digest {
+            if self.options.hash.of_block(&again[..read], *offset, size) != *digest {
                 return Err(mismatch());
             }
         }
@@ -358,13 +395,25 @@ impl Writer {
         for (index, part) in BatchReader::new(batch).enumerate() {
             let Ok((entry, content, _)) = part else { break };
             self.note(&entry);
-            if self.is_there(&entry, &content) {
+            if self.is_there(&entry, &content) && self.list_same(&entry, &content).is_ok() {
                 same += 1;
             } else {
                 wants.push(Want { index: index as u32, have: self.have(&entry) });
             }
         }
         Done::Asked { number, wants, same }
+    }
+
+    /// Lists a file that need not be sent; one that cannot be read is sent again.
+    fn list_same(&self, entry: &Entry, content: &Content) -> Result<(), Failed> {
+        if entry.kind != Kind::File || self.options.dry_run {
+            return Ok(());
+        }
+        let path = self.place(&entry.path).map_err(|e| (Op::Write, e))?;
+        self.list(&path, || match (content, self.options.compare) {
+            (Content::Asked(Some(digest)), Compare::Checksum) => Ok(*digest),
+            _ => Hash::Strong.of_file(&tree::open_file(&self.base, &path)?),
+        })
     }
 
     /// Whether what is there is as good as what would be sent.
@@ -401,7 +450,7 @@ impl Writer {
             let len = entry.size.saturating_sub(*offset).min(BLOCK as u64) as usize;
             let good = offset % BLOCK as u64 == 0
                 && read_full(&file, &mut data[..len], *offset).is_ok_and(|read| read == len)
-                && self.options.hash.of(&data[..len]) == *digest;
+                && self.options.hash.of_block(&data[..len], *offset, entry.size) == *digest;
             let block = (offset / BLOCK as u64) as usize;
             if let Some(byte) = have.get_mut(block / 8).filter(|_| good) {
                 *byte |= 1 << (block % 8);
@@ -417,6 +466,15 @@ impl Writer {
             match self.hard_link(link) {
                 Ok(()) => counts.others += 1,
                 Err(e) => troubles.push(self.trouble(&link.path, &e)),
+            }
+        }
+        if let Some(manifest) = &self.manifest {
+            match manifest.finish(&self.base) {
+                Ok(left_out) => troubles.extend(left_out.into_iter().map(|path| {
+                    let message = "its name is not UTF-8: the manifest cannot list it".into();
+                    Trouble { path, op: Op::Metadata, message }
+                })),
+                Err(e) => troubles.push(self.trouble(&manifest.path, &(Op::Write, e))),
             }
         }
         if self.options.delete && whole {
@@ -464,6 +522,7 @@ impl Writer {
         tree::remove(directory.as_fd(), &temporary).map_err(write)?;
         tree::hard_link(old.as_fd(), from, directory.as_fd(), &temporary).map_err(write)?;
         tree::appear(directory.as_fd(), &temporary, name).map_err(write)?;
+        self.list(&path, || Hash::Strong.of_file(&tree::open_file(&self.base, &path)?))?;
         // Where both are the same file already, renaming has done nothing.
         tree::remove(directory.as_fd(), &temporary).map_err(write)
     }

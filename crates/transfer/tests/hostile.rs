@@ -74,8 +74,8 @@ fn hello(direction: Direction, to: &str, version: u16) -> Frame {
         sources: vec![to.as_bytes().to_vec()],
         key: 1,
         options: Options::default(),
-        filters: Vec::new(),
         recursive: true,
+        ..Request::default()
     };
     let (oldest, newest) = (version, version);
     Frame::Hello(Box::new(Hello { oldest, newest, session: [7; 16], streams: 1, direction, request }))

@@ -4,7 +4,7 @@ use crate::exit::{Failure, Outcome};
 use crate::names::{EngineArgs, parse_bytes};
 use crate::output::Output;
 use longhaul_target::is_loopback;
-use longhaul_transfer::{Agent, AgentConfig, Key};
+use longhaul_transfer::{Agent, AgentConfig, Key, carry};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -119,7 +119,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
                 std::process::exit(0);
             }
         });
-        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        carry(std::io::stdin(), std::io::stdout(), agent.address()).map_err(Failure::failed)?;
     } else {
         signals.forever().next();
     }

@@ -3,18 +3,21 @@
 mod show;
 
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::{EngineArgs, parse_time};
+use crate::names::{EngineArgs, parse_rate, parse_time};
 use crate::output::Output;
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use longhaul_transfer::wire::{Compare, Durability, Hash, Options, Place, RefusalKind};
 use longhaul_transfer::{
-    CopyError, CopySpec, Endpoint, Filter, Key, Monitor, SessionError, Settings, Ssh, copy,
+    CopyError, CopySpec, Endpoint, Filter, Key, Monitor, SessionError, Settings, Ssh, Via, copy,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +42,9 @@ pub(crate) fn raise_descriptors() {
 #[command(after_help = "\
 SRC and DST are paths, HOST:PATH over ssh (which starts an agent there; data goes over connections of
 its own, encrypted with a key for this copy), or lh://HOST:PORT/PATH at a running `longhaul agent`;
-one end is on this machine. A directory DST gets the sources in it; one that does not exist becomes the copy.
+one end is on this machine. In place of a path, `zero:SIZE`, `zero:FILESxSIZE` and
+`dataset:NAME[,scale=SIZE][,files=N][,seed=N]` are data that is made while it is sent, and `null:` is
+where it is checked and thrown away: HOST:null: and lh://HOST/null: too. A directory DST gets the sources in it; one that does not exist becomes the copy.
 Modes and times are kept; symbolic links are copied, not followed. A copy that was cut off is taken
 up again where it was when the same command is run again.
 
@@ -122,6 +127,17 @@ enum Fsync {
     File,
 }
 
+/// Which way data goes where ssh starts the agent.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Way {
+    /// Over connections of its own, or through ssh if ports are closed
+    Auto,
+    /// Over connections of its own
+    Direct,
+    /// Through ssh: one stream, encrypted twice
+    Ssh,
+}
+
 #[derive(Debug, clap::Args)]
 struct Common {
     /// Leave out what matches: a name, or a path below SRC with slashes; `**` for any depth
@@ -130,6 +146,12 @@ struct Common {
     /// Take what matches, whatever --exclude says
     #[arg(long, value_name = "GLOB")]
     include: Vec<String>,
+    /// Send what is listed in FILE alone, a path below SRC in each line; `-` for standard input
+    #[arg(long, value_name = "FILE")]
+    files_from: Option<PathBuf>,
+    /// In the list, zero bytes end the paths
+    #[arg(long, requires = "files_from")]
+    from0: bool,
     /// Keep owner and group (as root)
     #[arg(long)]
     owner: bool,
@@ -142,9 +164,16 @@ struct Common {
     /// Read everything again once it is written
     #[arg(long)]
     verify_after: bool,
+    /// List all files of the copy in the file NAME in DST, for `b3sum --check NAME` there;
+    /// checksums are BLAKE3 then
+    #[arg(long, value_name = "NAME")]
+    manifest: Option<OsString>,
     /// When data is made durable
     #[arg(long, value_enum, default_value_t = Fsync::End)]
     fsync: Fsync,
+    /// Send no faster than this: `200Mbit`, in decimal bits a second
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    bwlimit: Option<u64>,
     /// Connections
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: u16,
@@ -166,6 +195,9 @@ struct Common {
     /// Ports for data connections to HOST [default: any]
     #[arg(long, value_name = "FROM-TO", value_parser = port_range)]
     port_range: Option<(u16, u16)>,
+    /// Which way the data goes to and from HOST
+    #[arg(long, value_enum, default_value_t = Way::Auto)]
+    via: Way,
     /// How long connecting may take
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_time)]
     connect_timeout: Duration,
@@ -187,9 +219,9 @@ impl Common {
 
     fn options(&self) -> Options {
         Options {
-            hash: match self.checksum {
-                Checksum::Xxh3 => Hash::Quick,
-                Checksum::Blake3 => Hash::Strong,
+            hash: match (self.checksum, &self.manifest) {
+                (Checksum::Xxh3, None) => Hash::Quick,
+                _ => Hash::Strong,
             },
             durability: match self.fsync {
                 Fsync::None => Durability::None,
@@ -203,12 +235,49 @@ impl Common {
         }
     }
 
+    /// What to copy: of the rest of the command line, and of these options.
+    fn spec(&self, sources: Vec<Endpoint>, destination: Endpoint, place: Place) -> Result<CopySpec, Failure> {
+        Ok(CopySpec {
+            sources,
+            destination,
+            place,
+            recursive: true,
+            filters: self.filters()?,
+            files: self.files()?,
+            // A limit below 8 bits a second is none.
+            rate: self.bwlimit.map_or(0, |bits| (bits / 8).max(1)),
+            manifest: self.manifest.as_ref().map(|name| name.as_bytes().to_vec()).unwrap_or_default(),
+            options: self.options(),
+        })
+    }
+
+    /// The paths in the list, if there is one.
+    fn files(&self) -> Result<Vec<Vec<u8>>, Failure> {
+        let Some(path) = &self.files_from else { return Ok(Vec::new()) };
+        let mut list = Vec::new();
+        let read = match path.as_os_str() == "-" {
+            true => std::io::stdin().read_to_end(&mut list),
+            false => File::open(path).and_then(|mut file| file.read_to_end(&mut list)),
+        };
+        read.map_err(|e| Failure::failed(format_args!("{}: {e}", path.display())))?;
+        let files = listed(&list, if self.from0 { 0 } else { b'\n' });
+        match files.is_empty() {
+            true => Err(Failure::usage(format_args!("{} lists nothing", path.display()))),
+            false => Ok(files),
+        }
+    }
+
     fn settings(&self) -> Result<Settings, Failure> {
         Ok(Settings {
             ssh: Ssh {
                 program: self.ssh.split_whitespace().map(str::to_owned).collect(),
                 remote_program: self.remote_program.clone(),
                 ports: self.port_range,
+                via: match self.via {
+                    Way::Auto => Via::Any,
+                    Way::Direct => Via::Direct,
+                    Way::Ssh => Via::Ssh,
+                },
             },
             key: key(self.key_file.as_deref(), Key::load)?,
             streams: self.streams,
@@ -219,6 +288,16 @@ impl Common {
             engine: self.engine.config(),
         })
     }
+}
+
+/// The paths of a list; leading `./` and slashes at the end mean nothing.
+fn listed(list: &[u8], end: u8) -> Vec<Vec<u8>> {
+    let plain = |path: &[u8]| {
+        let path = path.strip_prefix(b"./").unwrap_or(path);
+        let len = path.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
+        path[..len].to_vec()
+    };
+    list.split(|b| *b == end).map(plain).filter(|path| !path.is_empty()).collect()
 }
 
 /// Parses `FROM-TO`.
@@ -244,14 +323,9 @@ fn endpoint(text: &OsString) -> Result<Endpoint, Failure> {
 }
 
 pub(crate) fn cp(args: CpArgs, output: Output) -> Outcome {
-    let spec = CopySpec {
-        sources: args.sources.iter().map(endpoint).collect::<Result<_, _>>()?,
-        destination: endpoint(&args.destination)?,
-        place: Place::Guess,
-        recursive: args.recursive,
-        filters: args.common.filters()?,
-        options: args.common.options(),
-    };
+    let sources = args.sources.iter().map(endpoint).collect::<Result<_, _>>()?;
+    let mut spec = args.common.spec(sources, endpoint(&args.destination)?, Place::Guess)?;
+    spec.recursive = args.recursive;
     run(&spec, &args.common.settings()?, output)
 }
 
@@ -263,14 +337,9 @@ pub(crate) fn sync(args: SyncArgs, output: Output) -> Outcome {
         Level::Checksum => Compare::Checksum,
     };
     let (delete, dry_run) = (args.delete, args.dry_run);
-    let spec = CopySpec {
-        sources: vec![endpoint(&args.source)?],
-        destination: endpoint(&args.destination)?,
-        place: Place::Contents,
-        recursive: true,
-        filters: args.common.filters()?,
-        options: Options { compare, delete, dry_run, ..args.common.options() },
-    };
+    let source = vec![endpoint(&args.source)?];
+    let mut spec = args.common.spec(source, endpoint(&args.destination)?, Place::Contents)?;
+    spec.options = Options { compare, delete, dry_run, ..spec.options };
     run(&spec, &args.common.settings()?, output)
 }
 

@@ -9,7 +9,7 @@ mod files;
 mod plain;
 
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::{EngineArgs, parse_bytes, parse_time};
+use crate::names::{EngineArgs, parse_bytes, parse_rate, parse_time};
 use crate::output::Output;
 use copy::Copier;
 use files::Source;
@@ -63,10 +63,6 @@ impl Args {
         let rate = if self.rate > 0 { format_rate(self.rate as f64) } else { "no limit of rate".into() };
         format!("{} ms of round trip, {rate}", self.rtt.as_secs_f64() * 1e3)
     }
-}
-
-fn parse_rate(text: &str) -> Result<u64, String> {
-    longhaul_block::units::parse_rate(text).map_err(|e| e.to_string())
 }
 
 /// One direction: how long it took, and how long plain TCP did.

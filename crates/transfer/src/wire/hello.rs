@@ -2,6 +2,8 @@
 
 use super::codec::{Fields, Malformed, Put};
 use super::entry::{Digest, Entry};
+use super::{BLOCK, BODY_MAX};
+use blake3::hazmat::{HasherExt as _, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
 
 /// The version that this program speaks.
 pub const VERSION: u16 = 1;
@@ -43,16 +45,66 @@ impl Hash {
         }
     }
 
+    /// The checksum of the block of a file of `size` bytes that begins at
+    /// `offset`. With BLAKE3 it is the block's chaining value, from which that of
+    /// the whole file follows ([`Hash::join`]).
+    pub(crate) fn of_block(self, content: &[u8], offset: u64, size: u64) -> Digest {
+        // What a peer calls a block and is none has no chaining value.
+        let aligned = offset % BLOCK as u64 == 0 && content.len() <= BLOCK;
+        if self == Hash::Quick || size <= BLOCK as u64 || !aligned || content.is_empty() {
+            return self.of(content);
+        }
+        let mut hasher = blake3::Hasher::new();
+        hasher.set_input_offset(offset).update(content);
+        Digest(hasher.finalize_non_root())
+    }
+
+    /// BLAKE3 of a file of `size` bytes, of the checksums of its blocks in order;
+    /// blocks that are not there are holes.
+    pub(crate) fn join(size: u64, blocks: &[(u64, Digest)]) -> Digest {
+        let value = |offset: u64| {
+            let known = blocks.binary_search_by_key(&offset, |(at, _)| *at);
+            known.map(|at| blocks[at].1).unwrap_or_else(|_| {
+                let len = (size - offset).min(BLOCK as u64) as usize;
+                Hash::Strong.of_block(&vec![0; len], offset, size)
+            })
+        };
+        if size <= BLOCK as u64 {
+            return if size == 0 { Hash::Strong.of(&[]) } else { value(0) };
+        }
+        // BLAKE3 §2.1: the left part of a tree is the largest that is full.
+        fn tree(offset: u64, len: u64, value: &impl Fn(u64) -> Digest) -> [u8; 32] {
+            if len <= BLOCK as u64 {
+                return value(offset).0;
+            }
+            let left = left_subtree_len(len);
+            let (one, other) = (tree(offset, left, value), tree(offset + left, len - left, value));
+            merge_subtrees_non_root(&one, &other, Mode::Hash)
+        }
+        let left = left_subtree_len(size);
+        let (one, other) = (tree(0, left, &value), tree(left, size - left, &value));
+        Digest(*merge_subtrees_root(&one, &other, Mode::Hash).as_bytes())
+    }
+
     /// The checksum of a whole file.
     ///
     /// # Errors
     /// It cannot be read.
     pub(crate) fn of_file(self, file: &std::fs::File) -> std::io::Result<Digest> {
+        self.of_pieces(|buf, offset| crate::read::read_full(file, buf, offset))
+    }
+
+    /// The checksum of what `read` fills buffers with, up to the first that it
+    /// does not fill.
+    pub(crate) fn of_pieces(
+        self,
+        read: impl Fn(&mut [u8], u64) -> std::io::Result<usize>,
+    ) -> std::io::Result<Digest> {
         let mut buf = vec![0; HASH_PIECE];
         let (mut quick, mut strong) = (xxhash_rust::xxh3::Xxh3::new(), blake3::Hasher::new());
         let mut offset = 0;
         loop {
-            let len = crate::read::read_full(file, &mut buf, offset)?;
+            let len = read(&mut buf, offset)?;
             match self {
                 Hash::Quick => quick.update(&buf[..len]),
                 Hash::Strong => drop(strong.update(&buf[..len])),
@@ -150,6 +202,13 @@ pub struct Request {
     pub filters: Vec<String>,
     /// Whether directories are descended into.
     pub recursive: bool,
+    /// Send these alone: paths below each source. All, where there are none.
+    pub files: Vec<Vec<u8>>,
+    /// The most bytes a second that the sending side sends; 0 for no bound.
+    pub rate: u64,
+    /// Name of a file below the destination that is to list every file with its
+    /// BLAKE3 checksum; empty for none.
+    pub manifest: Vec<u8>,
 }
 
 /// The first frame of a session.
@@ -282,6 +341,17 @@ impl Request {
         self.sources.iter().for_each(|source| to.bytes(source));
         to.u16(self.filters.len() as u16);
         self.filters.iter().for_each(|filter| to.bytes(filter.as_bytes()));
+        to.u32(self.files.len() as u32);
+        self.files.iter().for_each(|file| to.bytes(file));
+        to.u64(self.rate);
+        to.bytes(&self.manifest);
+    }
+
+    /// Whether it fits a frame.
+    pub(crate) fn fits(&self) -> bool {
+        let mut body = Vec::new();
+        self.encode(&mut body);
+        body.len() <= BODY_MAX
     }
 
     fn decode(from: &mut Fields<'_>) -> Result<Request, Malformed> {
@@ -293,6 +363,9 @@ impl Request {
             recursive: flag(from)?,
             sources: (0..from.u16()?).map(|_| from.bytes().map(<[u8]>::to_vec)).collect::<Result<_, _>>()?,
             filters: (0..from.u16()?).map(|_| from.text()).collect::<Result<_, _>>()?,
+            files: (0..from.u32()?).map(|_| from.bytes().map(<[u8]>::to_vec)).collect::<Result<_, _>>()?,
+            rate: from.u64()?,
+            manifest: from.bytes()?.to_vec(),
         })
     }
 }
@@ -374,5 +447,38 @@ impl Entry {
             Compare::Checksum if self.size != other.size => Some(false),
             Compare::Checksum => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checksum_of_a_file_follows_from_those_of_its_blocks() {
+        let noise = |len: usize| -> Vec<u8> { (0..len as u64).map(|i| (i * i >> 7) as u8).collect() };
+        for len in [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK, 5 * BLOCK + 77] {
+            let mut data = noise(len);
+            // The third block is a hole.
+            let hole = 2 * BLOCK..(3 * BLOCK).min(len).max(2 * BLOCK);
+            if let Some(part) = data.get_mut(hole) {
+                part.fill(0);
+            }
+            let blocks: Vec<_> = data
+                .chunks(BLOCK)
+                .enumerate()
+                .filter(|(i, _)| *i != 2)
+                .map(|(i, block)| ((i * BLOCK) as u64, block))
+                .map(|(at, block)| (at, Hash::Strong.of_block(block, at, len as u64)))
+                .collect();
+            assert_eq!(Hash::join(len as u64, &blocks), Hash::Strong.of(&data), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn a_block_is_bound_to_its_place() {
+        let block = vec![1; BLOCK];
+        let at = |offset| Hash::Strong.of_block(&block, offset, 4 * BLOCK as u64);
+        assert_ne!(at(0), at(BLOCK as u64));
     }
 }

@@ -137,6 +137,9 @@ pub fn spec(from: Endpoint, to: Endpoint) -> CopySpec {
         place: Place::Guess,
         recursive: true,
         filters: Vec::new(),
+        files: Vec::new(),
+        rate: 0,
+        manifest: Vec::new(),
         options: Options::default(),
     }
 }

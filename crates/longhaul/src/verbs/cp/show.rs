@@ -57,6 +57,10 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles 
             bar.suspend(|| output.note(format_args!("longhaul: {path}: {} ({op})", trouble.message)));
             output.event("trouble", json!({ "path": path, "op": op, "message": trouble.message }));
         }
+        for note in monitor.take_notes() {
+            bar.suspend(|| output.note(format_args!("longhaul: {note}")));
+            output.event("note", json!({ "message": note }));
+        }
         if end {
             bar.finish_and_clear();
             return troubles;
@@ -115,7 +119,7 @@ pub(super) fn summary(summary: &Summary, end: &Snapshot, spec: &CopySpec, output
             "files": counts.files, "others": counts.others, "bytes": counts.bytes, "same": counts.same,
             "wanted": counts.wanted, "deleted": counts.deleted, "failed": counts.failed, "seconds": seconds, "bits_per_second": mean,
             "resumed": summary.resumed, "streams": summary.streams, "congestion": summary.congestion,
-            "dry_run": dry_run, "bytes_read": end.read_bytes,
+            "through_ssh": summary.through_ssh, "dry_run": dry_run, "bytes_read": end.read_bytes,
         }),
     );
     let mut words = vec![format!("{} files", counts.files), format_size(counts.bytes)];

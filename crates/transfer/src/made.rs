@@ -1,0 +1,256 @@
+//! Ends without files: data that is made while it is sent, and data that is
+//! checked and thrown away. They leave a stage out, so that the others can be
+//! measured alone.
+
+use crate::dataset::{self, DatasetSpec, FileSpec, Scale};
+use crate::session::{Done, Job};
+use crate::wire::{BatchReader, Content, Counts, Entry, Hash, Kind, Op, RelPath, Time, Trouble, Want, show};
+use std::collections::HashSet;
+use std::io;
+
+/// How such ends are named, wherever a path can be.
+const ZERO: &[u8] = b"zero:";
+const DATASET: &[u8] = b"dataset:";
+const NOWHERE: &[u8] = b"null:";
+
+/// When made files were last changed: always then, so that they are the same for
+/// `sync`, and for a copy that goes on.
+const MADE: Time = Time { secs: 1_000_000_000, nanos: 0 };
+
+/// Whether `typed` names an end without files rather than a path.
+pub(crate) fn is_special(typed: &[u8]) -> bool {
+    is_nowhere(typed) || makes(typed)
+}
+
+/// Whether `typed` is where everything is checked and nothing kept.
+pub(crate) fn is_nowhere(typed: &[u8]) -> bool {
+    typed == NOWHERE
+}
+
+/// Whether `typed` names data that is made.
+pub(crate) fn makes(typed: &[u8]) -> bool {
+    typed.starts_with(ZERO) || typed.starts_with(DATASET)
+}
+
+/// Files that are made while they are sent.
+#[derive(Debug)]
+pub(crate) struct Made {
+    /// Their content; zeroes, if there is none.
+    content: Option<dataset::Plan>,
+    files: Vec<FileSpec>,
+}
+
+impl Made {
+    /// From what was typed: `zero:SIZE`, `zero:FILESxSIZE`, or
+    /// `dataset:NAME[,scale=SIZE][,files=N][,seed=N]`.
+    ///
+    /// # Errors
+    /// It makes no sense; in words.
+    pub(crate) fn parse(typed: &[u8]) -> Result<Made, String> {
+        let text = || show(typed);
+        let spec = |prefix| typed.strip_prefix(prefix).and_then(|rest| std::str::from_utf8(rest).ok());
+        if let Some(spec) = spec(ZERO) {
+            zeroes(spec)
+                .ok_or_else(|| format!("'{}' is not of the form zero:SIZE or zero:FILESxSIZE", text()))
+        } else if let Some(spec) = spec(DATASET) {
+            data_set(spec).map_err(|e| format!("'{}': {e}", text()))
+        } else {
+            Err(format!("'{}' makes no data", text()))
+        }
+    }
+
+    /// How many files there are.
+    pub(crate) fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// The directories that the files are in, parents first.
+    pub(crate) fn directories(&self) -> Vec<Entry> {
+        let mut seen = HashSet::new();
+        let mut all = Vec::new();
+        for file in &self.files {
+            let slashes = file.path.match_indices('/').map(|(at, _)| &file.path[..at]);
+            let new: Vec<&str> = slashes.filter(|parent| seen.insert(*parent)).collect();
+            all.extend(new.into_iter().filter_map(|parent| entry(parent, Kind::Directory, 0o755, 0)));
+        }
+        all
+    }
+
+    /// One of the files.
+    pub(crate) fn entry(&self, index: usize) -> Option<Entry> {
+        let file = self.files.get(index)?;
+        entry(&file.path, Kind::File, 0o644, file.size)
+    }
+
+    /// Makes content of a file from `offset` on; how much of it there is.
+    pub(crate) fn read(&self, index: usize, buf: &mut [u8], offset: u64) -> usize {
+        let size = self.files.get(index).map_or(0, |file| file.size);
+        let len = size.saturating_sub(offset).min(buf.len() as u64) as usize;
+        match &self.content {
+            None => buf[..len].fill(0),
+            Some(plan) => plan.fill(index, offset, &mut buf[..len]),
+        }
+        len
+    }
+}
+
+fn entry(path: &str, kind: Kind, mode: u32, size: u64) -> Option<Entry> {
+    let path = RelPath::new(path.as_bytes()).ok()?;
+    Some(Entry { path, kind, mode, uid: 0, gid: 0, mtime: MADE, size, xattrs: Vec::new() })
+}
+
+fn zeroes(spec: &str) -> Option<Made> {
+    let (files, size) = match spec.split_once('x') {
+        Some((files, size)) => (files.parse().ok()?, size),
+        None => (1, spec),
+    };
+    let size = bytes(size)?;
+    if !(1..=dataset::MAX_FILES).contains(&files) {
+        return None;
+    }
+    let files = (0..files).map(|i| FileSpec { path: format!("zero{i:07}"), size }).collect();
+    Some(Made { content: None, files })
+}
+
+fn data_set(spec: &str) -> Result<Made, String> {
+    let mut parts = spec.split(',');
+    let name = parts.next().unwrap_or_default();
+    let (mut scale, mut seed) = (Scale::FULL, None);
+    for part in parts {
+        let wrong = || format!("{part} is none of scale=SIZE, files=N and seed=N");
+        let (key, value) = part.split_once('=').ok_or_else(wrong)?;
+        match key {
+            "scale" => scale.bytes = Some(bytes(value).ok_or_else(wrong)?),
+            "files" => scale.files = Some(value.parse().map_err(|_| wrong())?),
+            "seed" => seed = Some(value.parse().map_err(|_| wrong())?),
+            _ => return Err(wrong()),
+        }
+    }
+    let mut spec = DatasetSpec::parse(name, scale).map_err(|e| e.to_string())?;
+    spec.seed = seed.unwrap_or(spec.seed);
+    let mut plan = spec.plan();
+    let files = std::mem::take(&mut plan.files);
+    Ok(Made { content: Some(plan), files })
+}
+
+/// A size as everywhere on the command line: `4096`, `4KiB`, `4k`, `4KB`.
+fn bytes(text: &str) -> Option<u64> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.to_ascii_lowercase();
+    let powers = ["", "k", "m", "g", "t"];
+    let power = |unit: &str| powers.iter().position(|known| *known == unit);
+    let factor = match unit.strip_suffix("ib").map_or_else(|| power(&unit), power) {
+        Some(power) => 1u64 << (10 * power),
+        None => 1000u64.pow(power(unit.strip_suffix('b')?)? as u32),
+    };
+    let size = number.parse::<u64>().ok()?.checked_mul(factor)?;
+    i64::try_from(size).is_ok().then_some(size)
+}
+
+/// Where everything is checked and nothing kept.
+#[derive(Debug)]
+pub(crate) struct Nowhere {
+    pub(crate) hash: Hash,
+}
+
+impl Nowhere {
+    /// Does a job, but for the writing.
+    pub(crate) fn run(&self, job: Job) -> Done {
+        match job {
+            Job::Batch(body) => self.batch(&body),
+            Job::Ask { number, batch } => {
+                let entries = BatchReader::new(&batch).take_while(Result::is_ok).count() as u32;
+                let wants = (0..entries).map(|index| Want { index, have: Box::default() }).collect();
+                Done::Asked { number, wants, same: 0 }
+            }
+            Job::Block { file, offset, digest, data } => {
+                let good = self.hash.of_block(&data, offset, file.entry.size) == digest;
+                let done = if good { Ok(data.len() as u64) } else { Err(mismatch(&file.entry.path)) };
+                Done::Block(file.number, done)
+            }
+            Job::Complete(file) => Done::File(file.number, Ok(())),
+            Job::Abandon(file) => Done::Abandoned(file.number),
+            Job::Settle { .. } => Done::Settled(Counts::default(), Vec::new()),
+        }
+    }
+
+    fn batch(&self, body: &[u8]) -> Done {
+        let (mut counts, mut troubles) = (Counts::default(), Vec::new());
+        for part in BatchReader::new(body) {
+            match part {
+                Ok((entry, Content::Inline { digest, .. }, data)) if self.hash.of(data) != digest => {
+                    troubles.push(mismatch(&entry.path));
+                }
+                Ok((entry, _, data)) if entry.kind == Kind::File => {
+                    counts.files += 1;
+                    counts.bytes += data.len() as u64;
+                }
+                Ok(_) => counts.others += 1,
+                Err(e) => {
+                    troubles.push(Trouble { path: RelPath::root(), op: Op::Write, message: e.to_string() });
+                }
+            }
+        }
+        Done::Batch(counts, troubles)
+    }
+}
+
+fn mismatch(path: &RelPath) -> Trouble {
+    Trouble { path: path.clone(), op: Op::Verify, message: "the content is not what was sent".into() }
+}
+
+/// The checksum of a made file.
+pub(crate) fn digest(made: &Made, index: usize, hash: Hash) -> io::Result<crate::wire::Digest> {
+    hash.of_pieces(|buf, offset| Ok(made.read(index, buf, offset)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(text: &str) -> Result<Made, String> {
+        Made::parse(text.as_bytes())
+    }
+
+    #[test]
+    fn what_is_typed_says_how_much() {
+        let zeroes = made("zero:3x4KiB").expect("good");
+        assert_eq!((zeroes.len(), zeroes.entry(2).expect("there").size), (3, 4096));
+        assert_eq!(made("zero:1GB").expect("good").entry(0).expect("there").size, 1_000_000_000);
+        assert_eq!(made("dataset:small,files=7").expect("good").len(), 7);
+        for bad in
+            ["zero:", "zero:0x1", "zero:1x", "zero:9999999999g", "dataset:none", "dataset:real,size=1", "x"]
+        {
+            assert!(made(bad).is_err(), "{bad}");
+        }
+        assert_eq!(
+            [bytes("12"), bytes("4k"), bytes("4KB"), bytes("4x")],
+            [Some(12), Some(4096), Some(4000), None]
+        );
+    }
+
+    #[test]
+    fn directories_come_with_their_parents_first() {
+        let real = made("dataset:real,files=200").expect("good");
+        let names: Vec<_> = real.directories().into_iter().map(|entry| entry.path).collect();
+        let before = |i: usize, parent: &[u8]| names[..i].iter().any(|name| name.as_bytes() == parent);
+        for (i, name) in names.iter().enumerate() {
+            let parent = name.split().0;
+            assert!(parent.is_empty() || before(i, parent), "{name} at {i}");
+        }
+        assert!(names.len() > 3);
+    }
+
+    #[test]
+    fn content_is_that_of_the_data_set() {
+        let set = made("dataset:equal,files=2,scale=1000,seed=5").expect("good");
+        let mut spec =
+            DatasetSpec::parse("equal", Scale { files: Some(2), bytes: Some(1000) }).expect("good");
+        spec.seed = 5;
+        let (mut ours, mut theirs) = ([1; 600], [2; 300]);
+        assert_eq!(set.read(1, &mut ours, 200), 300);
+        spec.plan().fill(1, 200, &mut theirs);
+        assert_eq!(ours[..300], theirs);
+    }
+}

@@ -1,0 +1,115 @@
+//! A list of all files with their checksums, that `b3sum --check` takes.
+//!
+//! Invariants:
+//! - a file is listed when it has appeared, or is there already and was read;
+//! - the list appears under its name when everything else is done, whole.
+//!
+//! A line is the BLAKE3 checksum of the content in hexadecimal digits, two
+//! spaces, and the name. Where backslashes or newlines are in a name, they are
+//! escaped, and a backslash begins the line. A name that is not UTF-8 cannot be
+//! listed: `b3sum` would not take it.
+
+use crate::tree::{self, Tree};
+use crate::wire::{Digest, RelPath};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, BufWriter, Write as _};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Names that cannot be listed are told, so many at most.
+const TOLD: usize = 1000;
+
+/// A list that is being written.
+#[derive(Debug)]
+pub(crate) struct Manifest {
+    /// Where it will appear.
+    pub(crate) path: RelPath,
+    temporary: Vec<u8>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    file: BufWriter<File>,
+    left_out: Vec<RelPath>,
+}
+
+impl Manifest {
+    /// Begins a list that will be `name` in `base`; `key` is that of the copy.
+    ///
+    /// # Errors
+    /// The name is none, or nothing can be written there.
+    pub(crate) fn begin(base: &Tree, name: &[u8], key: u64) -> io::Result<Manifest> {
+        let path = RelPath::new(name).map_err(io::Error::other)?;
+        if path.is_root() || !path.split().0.is_empty() {
+            return Err(io::Error::other("the manifest has to be right in the destination: a name, no path"));
+        }
+        let temporary = [crate::wire::RESERVED, format!("manifest-{key:016x}").as_bytes()].concat();
+        let file = BufWriter::new(tree::create(base.fd(), &temporary, false)?);
+        let state = Mutex::new(State { file, left_out: Vec::new() });
+        Ok(Manifest { path, temporary, state })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lists a file.
+    pub(crate) fn add(&self, path: &RelPath, digest: &Digest) -> io::Result<()> {
+        match line(path.as_bytes(), digest) {
+            Some(line) => self.lock().file.write_all(line.as_bytes()),
+            None => {
+                let mut state = self.lock();
+                if state.left_out.len() < TOLD {
+                    state.left_out.push(path.clone());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets the list appear; the files that are not in it.
+    pub(crate) fn finish(&self, base: &Tree) -> io::Result<Vec<RelPath>> {
+        let mut state = self.lock();
+        state.file.flush()?;
+        tree::appear(base.fd(), &self.temporary, self.path.as_bytes())?;
+        Ok(std::mem::take(&mut state.left_out))
+    }
+}
+
+fn line(path: &[u8], digest: &Digest) -> Option<String> {
+    let name = std::str::from_utf8(path).ok()?;
+    let mut line = String::with_capacity(2 * digest.0.len() + name.len() + 4);
+    if name.contains(['\\', '\n']) {
+        line.push('\\');
+    }
+    for byte in digest.0 {
+        // Writing to a string does not fail.
+        let _ = write!(line, "{byte:02x}");
+    }
+    line.push_str("  ");
+    for c in name.chars() {
+        match c {
+            '\\' => line.push_str("\\\\"),
+            '\n' => line.push_str("\\n"),
+            c => line.push(c),
+        }
+    }
+    line.push('\n');
+    Some(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_those_of_b3sum() {
+        // The checksum of nothing, from the BLAKE3 paper's test vectors.
+        let hex = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262";
+        let digest = crate::wire::Hash::Strong.of(&[]);
+        assert_eq!(line(b"a b/c", &digest), Some(format!("{hex}  a b/c\n")));
+        assert_eq!(line(b"x\\y\nz", &digest), Some(format!("\\{hex}  x\\\\y\\nz\n")));
+        assert_eq!(line(b"\xff", &digest), None);
+    }
+}

@@ -1,0 +1,43 @@
+//! Where a session's data goes.
+
+use crate::made::Nowhere;
+use crate::session::{Done, Job};
+use crate::tree::Walker;
+use crate::write::Writer;
+
+/// What does the jobs of a receiving side.
+#[derive(Debug)]
+pub(crate) enum Output {
+    /// Files below a directory.
+    Tree(Box<Writer>),
+    /// Checked, and thrown away.
+    Nowhere(Nowhere),
+}
+
+impl Output {
+    /// Whether a run before this one was cut off.
+    pub(crate) fn resumes(&self) -> bool {
+        matches!(self, Output::Tree(writer) if writer.resumes())
+    }
+
+    /// Whether something failed that makes it useless to go on.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, Output::Tree(writer) if writer.is_full())
+    }
+
+    /// A way through the tree, for one thread.
+    pub(crate) fn walker(&self) -> Option<Walker> {
+        match self {
+            Output::Tree(writer) => Some(writer.walker()),
+            Output::Nowhere(_) => None,
+        }
+    }
+
+    /// Does a job; `walker` is what [`walker`](Self::walker) gave to this thread.
+    pub(crate) fn run(&self, job: Job, walker: &mut Option<Walker>) -> Done {
+        match self {
+            Output::Tree(writer) => writer.run(job, walker.get_or_insert_with(|| writer.walker())),
+            Output::Nowhere(nowhere) => nowhere.run(job),
+        }
+    }
+}

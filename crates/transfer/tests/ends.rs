@@ -1,0 +1,139 @@
+//! Ends without files, lists of files, and manifests.
+
+mod common;
+
+use common::*;
+use longhaul_transfer::dataset::{DatasetSpec, Scale, make};
+use longhaul_transfer::wire::{Compare, Hash, Options};
+use longhaul_transfer::{CopyError, CopySpec};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+#[test]
+fn data_is_made_and_thrown_away_at_either_end() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let agent = agent(dir.path());
+    let ends = [
+        (endpoint("zero:3x2MiB"), endpoint("null:")),
+        (endpoint("zero:3x2MiB"), at(&agent, "null:")),
+        (at(&agent, "zero:3x2MiB"), endpoint("null:")),
+    ];
+    for (from, to) in ends {
+        let counts = run(&spec(from, to)).expect("copied").counts;
+        assert_eq!((counts.files, counts.bytes, counts.failed), (3, 6 << 20, 0));
+    }
+    assert_eq!(fs::read_dir(dir.path()).expect("read").count(), 0, "nothing is written");
+    let wrong = [("null:", "x"), ("zero:1", "zero:1"), ("zero:many", "null:"), ("dataset:none", "null:")];
+    for (from, to) in wrong {
+        let result = run(&spec(endpoint(from), endpoint(to)));
+        assert!(matches!(result, Err(CopyError::Usage(_))), "{from} {to}");
+    }
+    let far = run(&spec(at(&agent, "dataset:none"), endpoint("null:")));
+    assert!(matches!(far, Err(CopyError::Usage(_))), "found out before the agent is asked");
+}
+
+#[test]
+fn a_made_data_set_is_the_one_that_can_be_written() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (written, copied) = (dir.path().join("written"), dir.path().join("copied"));
+    let mut wanted = DatasetSpec::parse("real", Scale::files(40)).expect("known");
+    wanted.seed = 7;
+    make(&written, &wanted.plan(), &|_| {}).expect("made");
+    let agent = agent(dir.path());
+    let from = || endpoint("dataset:real,files=40,seed=7");
+    run(&spec(from(), at(&agent, "copied"))).expect("copied");
+    let ran = Command::new("diff").arg("-r").args([&written, &copied]).output().expect("diff");
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
+    for compare in [Compare::Mtime, Compare::Checksum] {
+        let again = sync(from(), at(&agent, "copied"), Options { compare, ..Options::default() });
+        assert_eq!(run(&again).expect("compared").counts.same, 40);
+    }
+}
+
+#[test]
+fn only_what_is_listed_is_sent() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, root) = (dir.path().join("source"), dir.path().join("root"));
+    fs::create_dir(&root).expect("made");
+    make_tree(&source);
+    let agent = agent(&root);
+    let files = ["a/b/c/exact", "a/f7", "empty", "new\nline", "no/such"].map(|name| name.as_bytes().to_vec());
+    let back = dir.path().join("back");
+    let push = spec(local(&source), at(&agent, ""));
+    let pull = CopySpec {
+        place: longhaul_transfer::wire::Place::Contents,
+        ..spec(at(&agent, "source"), local(&back))
+    };
+    for (mut spec, to) in [(push, root.join("source")), (pull, back.clone())] {
+        spec.files = files.to_vec();
+        let (result, troubles) = run_watched(&spec);
+        assert_eq!(result.expect("copied").counts.files, 3);
+        assert_eq!(troubles.len(), 1, "{troubles:?}");
+        let names: Vec<_> = look(&to).into_keys().map(|p| p.display().to_string()).collect();
+        assert_eq!(names, ["", "a", "a/b", "a/b/c", "a/b/c/exact", "a/f7", "empty", "new\nline"]);
+        let mode = fs::metadata(to.join("a/b")).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o750, "directories on the way are what they were");
+    }
+    let mut out = spec(local(&source), at(&agent, "x"));
+    out.files = vec![b"../secret".to_vec()];
+    assert!(run(&out).is_err());
+}
+
+/// Name and checksum of each line.
+fn manifest(path: &Path) -> BTreeMap<String, String> {
+    let text = fs::read_to_string(path).expect("a manifest");
+    let line = |line: &str| {
+        let (escaped, line) = line.strip_prefix('\\').map_or((false, line), |line| (true, line));
+        let (sum, name) = line.split_once("  ").expect("two spaces");
+        let name = if escaped { name.replace("\\n", "\n").replace("\\\\", "\\") } else { name.into() };
+        (name, sum.to_owned())
+    };
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn a_manifest_lists_what_is_there() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, root) = (dir.path().join("source"), dir.path().join("root"));
+    fs::create_dir(&root).expect("made");
+    make_tree(&source);
+    let agent = agent(&root);
+    let options = Options { compare: Compare::Mtime, hash: Hash::Strong, delete: true, ..Options::default() };
+    let mut spec = sync(local(&source), at(&agent, "copy"), options);
+    spec.manifest = b"SUMS".to_vec();
+    // Of all files when they are sent, and of all when none is.
+    for same in [0, 209] {
+        let (result, troubles) = run_watched(&spec);
+        assert_eq!(result.expect("copied").counts.same, same);
+        assert_eq!(troubles.len(), 1, "a name that is not UTF-8: {troubles:?}");
+        let listed = manifest(&root.join("copy/SUMS"));
+        assert_eq!(listed.len(), 209, "208 names in UTF-8, and one that is a link to a file");
+        for (name, sum) in &listed {
+            let content = fs::read(root.join("copy").join(name)).expect("listed, so there");
+            assert_eq!(*sum, blake3::hash(&content).to_hex().as_str(), "{name}");
+        }
+        let Ok(ran) = Command::new("b3sum").args(["--check", "SUMS"]).current_dir(root.join("copy")).output()
+        else {
+            eprintln!("skip: b3sum is not installed");
+            continue;
+        };
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
+    }
+    spec.manifest = b"elsewhere/SUMS".to_vec();
+    assert!(run(&spec).is_err());
+}
+
+#[test]
+fn a_limit_of_the_rate_changes_nothing_else() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("source");
+    make_tree(&source);
+    let agent = agent(dir.path());
+    let mut spec = spec(local(&source), at(&agent, "copy"));
+    spec.rate = 50_000_000;
+    run(&spec).expect("copied");
+    assert_same(&source, &dir.path().join("copy"));
+}
