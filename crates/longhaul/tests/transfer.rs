@@ -192,6 +192,9 @@ fn a_copy_over_ssh_starts_its_own_agent() {
     let pulled = run(&["sync", "127.0.0.1:copy", text(&back), "--port-range", "40000-60000"]);
     assert_eq!(pulled.code, Some(0), "{pulled:?}");
     assert_same(&source, &back);
+    let between = run(&["cp", "-r", "127.0.0.1:copy", "127.0.0.1:third"]);
+    assert_eq!(between.code, Some(0), "{between:?}");
+    assert_same(&source, &home.join("third"));
     let calls = fs::read_to_string(dir.path().join("calls")).expect("called");
     assert!(calls.contains("agent --one-time") && calls.contains("--port-range 40000-60000"), "{calls}");
     // Through ssh where it is asked for, and where no port can be reached: here

@@ -6,12 +6,14 @@
 //!   connections for a session that never begins;
 //! - sessions share one pool of memory, whose size is the bound.
 
+use crate::copy::{Job, Settings};
 use crate::filter::Filter;
 use crate::journal::Journal;
 use crate::link::{Link, LinkError};
 use crate::made::{self, Nowhere};
 use crate::manifest::Manifest;
 use crate::monitor::Monitor;
+use crate::onward;
 use crate::output::Output;
 use crate::place::Root;
 use crate::scan::Start;
@@ -19,8 +21,10 @@ use crate::seal::Key;
 use crate::sink;
 use crate::source::{self, Plan, SessionError};
 use crate::tree::{Tree, say};
+use crate::tune::Concurrency;
 use crate::wire::{
-    Compare, Counts, Direction, Frame, Hash, Hello, Place, Refusal, RefusalKind, RelPath, Request, Welcome,
+    Compare, Counts, Direction, Frame, Hash, Hello, Onward, Place, Refusal, RefusalKind, RelPath, Request,
+    Welcome,
 };
 use crate::write::Writer;
 use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
@@ -59,10 +63,12 @@ pub struct AgentConfig {
     pub key: Option<Key>,
     /// Refuse to write.
     pub read_only: bool,
+    /// Send to other agents for those who ask for it.
+    pub onward: bool,
     /// Threads that read, for each session.
-    pub readers: usize,
+    pub readers: Concurrency,
     /// Threads that write, for each session.
-    pub writers: usize,
+    pub writers: Concurrency,
     /// Memory for data that was received, in bytes.
     pub memory: usize,
     /// Congestion control, by the kernel's name.
@@ -262,13 +268,35 @@ impl Serving {
         tracing::info!("{peer}: {:?} over {} streams", hello.direction, hello.streams);
         let resume = matches!(&prepared, Prepared::Receive(writer) if writer.resumes());
         link.tx.send(vec![Frame::Welcome(Welcome { version, resume })]).await?;
-        let links = self.gather(&hello, link).await?;
+        let mut links = self.gather(&hello, link).await?;
         let monitor = Arc::new(Monitor::new());
         match prepared {
+            Prepared::Onward(plan, onward) => {
+                let settings = Settings {
+                    streams: match hello.request.tune_streams {
+                        true => Concurrency::Measured,
+                        false => Concurrency::Fixed(onward.streams.into()),
+                    },
+                    readers: self.config.readers,
+                    key: onward.key,
+                    congestion: self.config.congestion.clone(),
+                    ..Settings::default()
+                };
+                let request = Request { onward: None, ..hello.request };
+                let job = Job { request, settings, monitor, channel: RefCell::new(None) };
+                let [link] = &mut links[..] else { return Err(SessionError::Lost) };
+                onward::carry_out(link, &job, plan, (onward.host, onward.port)).await
+            }
             Prepared::Receive(writer) => {
                 sink::receive(writer, self.config.writers, links, monitor, true).await
             }
-            Prepared::Send(plan) => source::send(plan, links, monitor).await,
+            Prepared::Send(plan) => {
+                let streams = match hello.request.tune_streams {
+                    true => Concurrency::Measured,
+                    false => Concurrency::Fixed(links.len()),
+                };
+                source::send(plan, links, streams, monitor).await
+            }
         }
     }
 
@@ -303,12 +331,24 @@ impl Serving {
         }
         let (root, request, direction) = (self.root.clone(), hello.request.clone(), hello.direction);
         let (read_only, readers) = (self.config.read_only, self.config.readers);
+        let may_onward = self.config.onward;
         blocking(move || match direction {
             Direction::Push if read_only && !made::is_nowhere(&request.destination) => {
                 Err(Refusal::new(RefusalKind::NotAllowed, "the agent does not let anybody write"))
             }
             Direction::Push => writer(&root, &request).map(Prepared::Receive),
             Direction::Pull => plan(&root, &request, readers).map(Prepared::Send),
+            Direction::Onward if !may_onward => Err(Refusal::new(
+                RefusalKind::NotAllowed,
+                "the agent sends to no others (it was started without --onward)",
+            )),
+            Direction::Onward => match request.onward.clone() {
+                None => Err(Refusal::new(RefusalKind::Protocol, "there is nobody to send to")),
+                Some(onward) if !(1..=STREAMS).contains(&onward.streams) => {
+                    Err(Refusal::new(RefusalKind::Protocol, "that many streams are not used"))
+                }
+                Some(onward) => plan(&root, &request, readers).map(|plan| Prepared::Onward(plan, onward)),
+            },
         })
         .await
     }
@@ -317,6 +357,7 @@ impl Serving {
 enum Prepared {
     Receive(Arc<Output>),
     Send(Plan),
+    Onward(Plan, Onward),
 }
 
 fn failed(e: impl ToString) -> Refusal {
@@ -364,7 +405,7 @@ pub(crate) fn writer(root: &Root, request: &Request) -> Result<Arc<Output>, Refu
 ///
 /// # Errors
 /// None of them exists.
-pub(crate) fn plan(root: &Root, request: &Request, readers: usize) -> Result<Plan, Refusal> {
+pub(crate) fn plan(root: &Root, request: &Request, readers: Concurrency) -> Result<Plan, Refusal> {
     let contents = request.place == Place::Contents;
     let starts: Vec<Start> =
         request.sources.iter().map(|typed| root.start(typed, contents)).collect::<Result<_, _>>()?;

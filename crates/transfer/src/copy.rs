@@ -4,12 +4,14 @@ use crate::agent::{STREAMS, plan, writer};
 use crate::link::Link;
 use crate::made;
 use crate::monitor::Monitor;
+use crate::onward;
 use crate::place::{Root, means_contents};
 use crate::seal::{Key, fill_random};
-use crate::source::SessionError;
+use crate::source::{Plan, SessionError};
 use crate::ssh::{Remote, Ssh, Via};
+use crate::tune::Concurrency;
 use crate::wire::{
-    Compare, Counts, Direction, Frame, Hello, Options, Place, Refusal, RefusalKind, Request, VERSION,
+    Compare, Counts, Direction, Frame, Hello, Onward, Options, Place, Refusal, RefusalKind, Request, VERSION,
     Welcome, show,
 };
 use crate::{sink, source};
@@ -168,11 +170,11 @@ pub struct CopySpec {
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Connections.
-    pub streams: u16,
+    pub streams: Concurrency,
     /// Threads that read here.
-    pub readers: usize,
+    pub readers: Concurrency,
     /// Threads that write here.
-    pub writers: usize,
+    pub writers: Concurrency,
     /// Encrypt, with the key of the agent.
     pub key: Option<Key>,
     /// How agents are started where none runs.
@@ -188,9 +190,9 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            streams: 4,
-            readers: 4,
-            writers: 4,
+            streams: Concurrency::Measured,
+            readers: Concurrency::Measured,
+            writers: Concurrency::Measured,
             key: None,
             ssh: Ssh::default(),
             connect: Duration::from_secs(30),
@@ -266,7 +268,8 @@ impl From<Refusal> for CopyError {
 /// otherwise good copy is in the counts, and told by the monitor.
 pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Result<Summary, CopyError> {
     let began = Instant::now();
-    let request = request(spec)?;
+    let mut request = request(spec)?;
+    request.tune_streams = settings.streams == Concurrency::Measured;
     let from = spec.sources.first().and_then(Endpoint::server);
     let to = spec.destination.server();
     if spec.sources.iter().any(|source| source.server() != from) {
@@ -274,15 +277,37 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
             "all sources have to be in one place: on this machine, or at one agent".into(),
         ));
     }
-    if from.is_some() && to.is_some() {
-        return Err(CopyError::Usage("one end has to be on this machine".into()));
-    }
-    if !(1..=STREAMS).contains(&settings.streams) {
+    if settings.streams.most() > STREAMS.into() {
         return Err(CopyError::Usage(format!("between 1 and {STREAMS} streams can be used")));
     }
     let mut settings = settings.clone();
-    let push = to.is_some();
-    // The agent lives as long as this does.
+    let way = match (from.is_some(), to.is_some()) {
+        (false, false) => None,
+        (false, true) => Some(Direction::Push),
+        (true, false) => Some(Direction::Pull),
+        (true, true) => Some(Direction::Onward),
+    };
+    // Agents that are started here live as long as this does.
+    let mut _third = None;
+    if way == Some(Direction::Onward)
+        && let Some(to) = to.clone()
+    {
+        let (server, key) = match to {
+            Server::Agent(host, port) => ((host, port), settings.key.clone()),
+            Server::Ssh(host) => {
+                let remote: &Remote = _third.insert(Remote::start(&host, &settings.ssh)?);
+                (remote.server.clone(), Some(remote.key.clone()))
+            }
+        };
+        if key.is_some() && settings.key.is_none() && matches!(from, Some(Server::Agent(..))) {
+            let message = format!("the key of {} would go to the other agent in the clear", server.0);
+            return Err(CopyError::Usage(message));
+        }
+        let streams = settings.streams.most() as u16;
+        request.onward = Some(Onward { host: server.0, port: server.1, streams, key });
+        // They are for what the agents say, here.
+        settings.streams = Concurrency::Fixed(1);
+    }
     let mut _remote = None;
     let mut channel = None;
     let server = match from.or(to) {
@@ -302,10 +327,11 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
     let remote = thread.handle().spawn(move || async move {
         // What goes through ssh is open as long as this, and the agent with it.
         let job = Job { request, settings, monitor, channel: RefCell::new(channel) };
-        match server {
-            None => job.local().await,
-            Some(server) if push => job.push(server).await,
-            Some(server) => job.pull(server).await,
+        match (server, way) {
+            (Some(server), Some(Direction::Push)) => job.push(server).await,
+            (Some(server), Some(Direction::Pull)) => job.pull(server).await,
+            (Some(server), Some(Direction::Onward)) => job.order(server).await,
+            _ => job.local().await,
         }
     });
     let lost = |_| CopyError::Session(SessionError::Lost);
@@ -327,7 +353,7 @@ fn request(spec: &CopySpec) -> Result<Request, CopyError> {
         return Err(CopyError::Usage("null: is a destination only".into()));
     }
     for source in sources.iter().filter(|source| made::makes(source)) {
-        made::Made::parse(source).map_err(CopyError::Usage)?;
+        made::Made::parse(source, usize::MAX).map_err(CopyError::Usage)?;
     }
     if !spec.files.is_empty() && spec.options.delete {
         return Err(CopyError::Usage(
@@ -350,6 +376,7 @@ fn request(spec: &CopySpec) -> Result<Request, CopyError> {
         files: spec.files.clone(),
         rate: spec.rate,
         manifest: spec.manifest.clone(),
+        ..Request::default()
     };
     if !request.fits() && spec.sources.iter().any(|source| source.server().is_some()) {
         let message = "the list of files is too long to be sent to the other side: 2 MiB are the bound";
@@ -358,12 +385,13 @@ fn request(spec: &CopySpec) -> Result<Request, CopyError> {
     Ok(request)
 }
 
-struct Job {
-    request: Request,
-    settings: Settings,
-    monitor: Arc<Monitor>,
+/// One copy, on the thread of an engine.
+pub(crate) struct Job {
+    pub(crate) request: Request,
+    pub(crate) settings: Settings,
+    pub(crate) monitor: Arc<Monitor>,
     /// The way through ssh, if there is one.
-    channel: RefCell<Option<std::net::TcpStream>>,
+    pub(crate) channel: RefCell<Option<std::net::TcpStream>>,
 }
 
 /// A session that was granted.
@@ -390,7 +418,8 @@ impl Job {
         let received =
             sink::receive(writer, self.settings.writers, vec![there], Arc::clone(&self.monitor), false);
         let (sent, received) =
-            join(source::send(plan, vec![here], Arc::clone(&self.monitor)), received).await;
+            join(source::send(plan, vec![here], Concurrency::Fixed(1), Arc::clone(&self.monitor)), received)
+                .await;
         let counts = received.and(sent)?;
         Ok(Summary { counts, resumed, ..Summary::default() })
     }
@@ -399,12 +428,26 @@ impl Job {
     async fn push(&self, server: (String, u16)) -> Result<Summary, CopyError> {
         let (request, readers) = (self.request.clone(), self.settings.readers);
         // What is wrong here is found before anybody is bothered.
-        let mut plan = longhaul_engine::blocking(move || plan(&Root::Here, &request, readers)).await?;
+        let plan = longhaul_engine::blocking(move || plan(&Root::Here, &request, readers)).await?;
+        self.send(plan, server).await
+    }
+
+    /// What is planned already, to an agent.
+    pub(crate) async fn send(&self, mut plan: Plan, server: (String, u16)) -> Result<Summary, CopyError> {
         let remote = Request { sources: Vec::new(), files: Vec::new(), ..self.request.clone() };
         let granted = self.connect(&server, Direction::Push, remote).await?;
         plan.ask |= granted.welcome.resume;
-        let counts = source::send(plan, granted.links, Arc::clone(&self.monitor)).await?;
+        let counts =
+            source::send(plan, granted.links, self.settings.streams, Arc::clone(&self.monitor)).await?;
         Ok(Summary { counts, resumed: granted.welcome.resume, ..granted.summary })
+    }
+
+    /// From an agent to another, which it is told of.
+    async fn order(&self, server: (String, u16)) -> Result<Summary, CopyError> {
+        let granted = self.connect(&server, Direction::Onward, self.request.clone()).await?;
+        let link = granted.links.into_iter().next().ok_or(SessionError::Lost)?;
+        let counts = onward::hear(link, &self.monitor).await?;
+        Ok(Summary { counts, ..granted.summary })
     }
 
     /// From an agent to here.
@@ -467,7 +510,7 @@ impl Job {
         let options = SocketOptions { congestion: self.settings.congestion.clone() };
         let open =
             async |_: u16| TcpStream::connect(addr, &options).await.map_err(|e| unreachable(reason(&e)));
-        try_join_all((0..self.settings.streams).map(open)).await
+        try_join_all((0..self.settings.streams.most() as u16).map(open)).await
     }
 
     /// Says on all connections what is wanted, and waits for the answer.

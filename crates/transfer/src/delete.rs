@@ -87,7 +87,7 @@ impl Delete<'_> {
         kind: &Kind,
         doomed: bool,
     ) -> bool {
-        let known = !doomed && self.seen.contains(&xxhash_rust::xxh3::xxh3_128(path.as_bytes()));
+        let known = !doomed && self.seen.contains(&self.writer.seen_key(path));
         if !self.writer.filter.takes(path) {
             return false;
         }

@@ -82,6 +82,11 @@ impl Journal {
         Ok(Journal { file: Mutex::new(file), name, known, resumed })
     }
 
+    /// What it is called: a name that exists in the tree.
+    pub(crate) fn name(&self) -> &[u8] {
+        &self.name
+    }
+
     /// Whether the copy with this key was cut off in `tree`.
     pub(crate) fn exists(tree: &Tree, key: u64) -> bool {
         // A name of this program's own is none that may travel, so not a RelPath.

@@ -27,10 +27,12 @@
 //! | `made` | data without files, and the place where none is kept |
 //! | `manifest` | a list of checksums for others to check |
 //! | `pace` | a limit of the rate |
+//! | `tuner`, `tune`, `gate` | how many threads and connections, by what they bring |
 //! | `source`, `sink` | the two sides: queues, tasks and threads |
 //! | `link` | frames over a connection |
 //! | `seal` | encryption under them |
 //! | `ssh` | an agent for one copy, started over ssh |
+//! | `onward` | copies between two others |
 //! | [`copy()`], [`Agent`] | who connects, and who is connected to |
 //! | [`dataset`] | data sets to test with |
 
@@ -41,11 +43,14 @@ mod copy;
 pub mod dataset;
 mod delete;
 mod filter;
+mod fold;
+mod gate;
 mod journal;
 mod link;
 mod made;
 mod manifest;
 mod monitor;
+mod onward;
 mod output;
 mod pace;
 mod place;
@@ -58,6 +63,8 @@ mod sink;
 mod source;
 mod ssh;
 mod tree;
+mod tune;
+mod tuner;
 pub mod wire;
 mod write;
 
@@ -65,8 +72,10 @@ pub use agent::{Agent, AgentConfig};
 pub use copy::{CopyError, CopySpec, Endpoint, Settings, Summary, copy};
 pub use filter::Filter;
 pub use link::LinkError;
-pub use monitor::{Monitor, Snapshot, Stage};
+pub use monitor::{Chosen, Monitor, Note, Snapshot};
 pub use queue::Gauge;
 pub use seal::Key;
 pub use source::SessionError;
 pub use ssh::{Ssh, Via, carry};
+pub use tune::Concurrency;
+pub use wire::Stage;

@@ -147,6 +147,14 @@ impl Link {
 }
 
 impl Tx {
+    /// The socket, if there is one.
+    pub(crate) fn stream(&self) -> Option<Rc<TcpStream>> {
+        match self {
+            Tx::Tcp { stream, .. } => Some(Rc::clone(stream)),
+            Tx::Memory(_) => None,
+        }
+    }
+
     /// Lets the kernel spread what is sent, so that no more than this many bytes
     /// a second leave on this connection.
     pub(crate) fn limit(&self, rate: u64) {

@@ -32,12 +32,17 @@ pub(crate) fn makes(typed: &[u8]) -> bool {
     typed.starts_with(ZERO) || typed.starts_with(DATASET)
 }
 
+/// The most files of a data set that a stranger may ask for: the list of them takes
+/// about 100 MB.
+pub(crate) const FILES_OF_STRANGERS: usize = 1_000_000;
+
 /// Files that are made while they are sent.
 #[derive(Debug)]
-pub(crate) struct Made {
-    /// Their content; zeroes, if there is none.
-    content: Option<dataset::Plan>,
-    files: Vec<FileSpec>,
+pub(crate) enum Made {
+    /// So many files of so many zeroes.
+    Zeroes { files: usize, size: u64 },
+    /// A data set.
+    Set(dataset::Plan),
 }
 
 impl Made {
@@ -45,15 +50,15 @@ impl Made {
     /// `dataset:NAME[,scale=SIZE][,files=N][,seed=N]`.
     ///
     /// # Errors
-    /// It makes no sense; in words.
-    pub(crate) fn parse(typed: &[u8]) -> Result<Made, String> {
+    /// It makes no sense, or is a data set of more than `most` files; in words.
+    pub(crate) fn parse(typed: &[u8], most: usize) -> Result<Made, String> {
         let text = || show(typed);
         let spec = |prefix| typed.strip_prefix(prefix).and_then(|rest| std::str::from_utf8(rest).ok());
         if let Some(spec) = spec(ZERO) {
             zeroes(spec)
                 .ok_or_else(|| format!("'{}' is not of the form zero:SIZE or zero:FILESxSIZE", text()))
         } else if let Some(spec) = spec(DATASET) {
-            data_set(spec).map_err(|e| format!("'{}': {e}", text()))
+            data_set(spec, most).map_err(|e| format!("'{}': {e}", text()))
         } else {
             Err(format!("'{}' makes no data", text()))
         }
@@ -61,14 +66,24 @@ impl Made {
 
     /// How many files there are.
     pub(crate) fn len(&self) -> usize {
-        self.files.len()
+        match self {
+            Made::Zeroes { files, .. } => *files,
+            Made::Set(plan) => plan.files.len(),
+        }
+    }
+
+    fn set(&self) -> &[FileSpec] {
+        match self {
+            Made::Zeroes { .. } => &[],
+            Made::Set(plan) => &plan.files,
+        }
     }
 
     /// The directories that the files are in, parents first.
     pub(crate) fn directories(&self) -> Vec<Entry> {
         let mut seen = HashSet::new();
         let mut all = Vec::new();
-        for file in &self.files {
+        for file in self.set() {
             let slashes = file.path.match_indices('/').map(|(at, _)| &file.path[..at]);
             let new: Vec<&str> = slashes.filter(|parent| seen.insert(*parent)).collect();
             all.extend(new.into_iter().filter_map(|parent| entry(parent, Kind::Directory, 0o755, 0)));
@@ -78,17 +93,28 @@ impl Made {
 
     /// One of the files.
     pub(crate) fn entry(&self, index: usize) -> Option<Entry> {
-        let file = self.files.get(index)?;
-        entry(&file.path, Kind::File, 0o644, file.size)
+        match self {
+            Made::Zeroes { files, size } if index < *files => {
+                entry(&format!("zero{index:07}"), Kind::File, 0o644, *size)
+            }
+            Made::Zeroes { .. } => None,
+            Made::Set(plan) => {
+                let file = plan.files.get(index)?;
+                entry(&file.path, Kind::File, 0o644, file.size)
+            }
+        }
     }
 
     /// Makes content of a file from `offset` on; how much of it there is.
     pub(crate) fn read(&self, index: usize, buf: &mut [u8], offset: u64) -> usize {
-        let size = self.files.get(index).map_or(0, |file| file.size);
+        let size = match self {
+            Made::Zeroes { size, .. } => *size,
+            Made::Set(plan) => plan.files.get(index).map_or(0, |file| file.size),
+        };
         let len = size.saturating_sub(offset).min(buf.len() as u64) as usize;
-        match &self.content {
-            None => buf[..len].fill(0),
-            Some(plan) => plan.fill(index, offset, &mut buf[..len]),
+        match self {
+            Made::Zeroes { .. } => buf[..len].fill(0),
+            Made::Set(plan) => plan.fill(index, offset, &mut buf[..len]),
         }
         len
     }
@@ -105,14 +131,10 @@ fn zeroes(spec: &str) -> Option<Made> {
         None => (1, spec),
     };
     let size = bytes(size)?;
-    if !(1..=dataset::MAX_FILES).contains(&files) {
-        return None;
-    }
-    let files = (0..files).map(|i| FileSpec { path: format!("zero{i:07}"), size }).collect();
-    Some(Made { content: None, files })
+    (1..=dataset::MAX_FILES as usize).contains(&files).then_some(Made::Zeroes { files, size })
 }
 
-fn data_set(spec: &str) -> Result<Made, String> {
+fn data_set(spec: &str, most: usize) -> Result<Made, String> {
     let mut parts = spec.split(',');
     let name = parts.next().unwrap_or_default();
     let (mut scale, mut seed) = (Scale::FULL, None);
@@ -128,9 +150,10 @@ fn data_set(spec: &str) -> Result<Made, String> {
     }
     let mut spec = DatasetSpec::parse(name, scale).map_err(|e| e.to_string())?;
     spec.seed = seed.unwrap_or(spec.seed);
-    let mut plan = spec.plan();
-    let files = std::mem::take(&mut plan.files);
-    Ok(Made { content: Some(plan), files })
+    match usize::try_from(spec.count()) {
+        Ok(count) if count <= most => Ok(Made::Set(spec.plan())),
+        _ => Err(format!("more than {most} files")),
+    }
 }
 
 /// A size as everywhere on the command line: `4096`, `4KiB`, `4k`, `4KB`.
@@ -210,7 +233,7 @@ mod tests {
     use super::*;
 
     fn made(text: &str) -> Result<Made, String> {
-        Made::parse(text.as_bytes())
+        Made::parse(text.as_bytes(), 1000)
     }
 
     #[test]
@@ -219,6 +242,7 @@ mod tests {
         assert_eq!((zeroes.len(), zeroes.entry(2).expect("there").size), (3, 4096));
         assert_eq!(made("zero:1GB").expect("good").entry(0).expect("there").size, 1_000_000_000);
         assert_eq!(made("dataset:small,files=7").expect("good").len(), 7);
+        assert!(made("dataset:small,files=1001").is_err_and(|e| e.contains("1000 files")));
         for bad in
             ["zero:", "zero:0x1", "zero:1x", "zero:9999999999g", "dataset:none", "dataset:real,size=1", "x"]
         {

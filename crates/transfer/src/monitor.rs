@@ -2,38 +2,18 @@
 
 use crate::queue::Gauge;
 use crate::read::ReadStats;
-use crate::wire::{Counts, Trouble};
+use crate::wire::{Counts, Stage, Trouble, Tuned};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Troubles that are kept for whoever watches; further ones are counted only.
 const TROUBLES: usize = 100_000;
 
-/// A stage of the pipeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// Looking for files.
-    Scan,
-    /// Reading them.
-    Read,
-    /// The network, and the side of it that is not here.
-    Send,
-    /// Writing them.
-    Write,
-}
-
-impl Stage {
-    /// A word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Stage::Scan => "scan",
-            Stage::Read => "read",
-            Stage::Send => "network",
-            Stage::Write => "write",
-        }
-    }
-}
+/// What a path can carry is told by the best time of this length.
+const WINDOW: Duration = Duration::from_secs(1);
 
 type Look = Box<dyn Fn() -> Gauge + Send + Sync>;
 
@@ -46,7 +26,9 @@ pub struct Monitor {
     pub(crate) read: Arc<ReadStats>,
     counts: Mutex<Counts>,
     troubles: Mutex<Vec<Trouble>>,
-    notes: Mutex<Vec<String>>,
+    notes: Mutex<Vec<Note>>,
+    chosen: Mutex<Vec<Chosen>>,
+    carried: Mutex<Carried>,
     gauges: Mutex<Vec<(Stage, Look)>>,
 }
 
@@ -71,6 +53,63 @@ pub struct Snapshot {
     pub counts: Counts,
     /// The stage that the others wait for, if one can be told.
     pub limit: Option<Stage>,
+    /// Bytes that have got across, with everything that is not content.
+    pub carried: u64,
+    /// Bytes a second of the best second so far, of those; what the path can carry
+    /// is no less.
+    pub best: Option<f64>,
+}
+
+/// Something that people should know.
+#[derive(Clone, Debug)]
+pub enum Note {
+    /// In words.
+    Words(String),
+    /// A number was changed.
+    Tuned {
+        /// Which, and why.
+        tuned: Tuned,
+        /// On the far side.
+        far: bool,
+    },
+}
+
+/// How many of something are used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// Threads of this stage, or connections.
+    pub stage: Stage,
+    /// On the far side.
+    pub far: bool,
+    /// So many.
+    pub number: usize,
+    /// Why.
+    pub why: String,
+}
+
+/// What got across, of late.
+#[derive(Debug, Default)]
+struct Carried {
+    window: VecDeque<(Instant, u64)>,
+    bytes: u64,
+    best: Option<f64>,
+}
+
+impl Carried {
+    fn add(&mut self, at: Instant, bytes: u64) {
+        self.bytes = bytes;
+        self.window.push_back((at, bytes));
+        // The window is the shortest that is no shorter than it is to be.
+        while self.window.get(1).is_some_and(|(second, _)| at.saturating_duration_since(*second) >= WINDOW) {
+            self.window.pop_front();
+        }
+        let Some((began, before)) = self.window.front() else { return };
+        let time = at.saturating_duration_since(*began);
+        if time >= WINDOW {
+            let rate = bytes.saturating_sub(*before) as f64 / time.as_secs_f64();
+            self.best = Some(self.best.map_or(rate, |best| best.max(rate)));
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -85,6 +124,10 @@ impl Monitor {
 
     /// How far it is.
     pub fn now(&self) -> Snapshot {
+        let (carried, best) = {
+            let carried = lock(&self.carried);
+            (carried.bytes, carried.best)
+        };
         Snapshot {
             scanned_files: self.scanned_files.load(Relaxed),
             scanned_bytes: self.scanned_bytes.load(Relaxed),
@@ -92,6 +135,8 @@ impl Monitor {
             read_bytes: self.read.bytes.load(Relaxed),
             counts: *lock(&self.counts),
             limit: self.limit(),
+            carried,
+            best,
         }
     }
 
@@ -101,12 +146,38 @@ impl Monitor {
     }
 
     /// What else people should know, since this was last called.
-    pub fn take_notes(&self) -> Vec<String> {
+    pub fn take_notes(&self) -> Vec<Note> {
         std::mem::take(&mut *lock(&self.notes))
     }
 
     pub(crate) fn note(&self, note: String) {
-        lock(&self.notes).push(note);
+        lock(&self.notes).push(Note::Words(note));
+    }
+
+    /// How many of everything are used at the moment.
+    pub fn chosen(&self) -> Vec<Chosen> {
+        lock(&self.chosen).clone()
+    }
+
+    /// So many are used of something, from now on.
+    pub(crate) fn choose(&self, stage: Stage, far: bool, number: usize, why: &str) {
+        let mut chosen = lock(&self.chosen);
+        let now = Chosen { stage, far, number, why: why.to_owned() };
+        match chosen.iter_mut().find(|one| one.stage == stage && one.far == far) {
+            Some(one) => *one = now,
+            None => chosen.push(now),
+        }
+    }
+
+    /// A number was changed on this side, or on the far one.
+    pub(crate) fn tuned(&self, tuned: Tuned, far: bool) {
+        self.choose(tuned.stage, far, tuned.to.into(), &tuned.why);
+        lock(&self.notes).push(Note::Tuned { tuned, far });
+    }
+
+    /// So many bytes have got across by now, on all connections.
+    pub(crate) fn carried(&self, at: Instant, bytes: u64) {
+        lock(&self.carried).add(at, bytes);
     }
 
     pub(crate) fn trouble(&self, trouble: Trouble) {
@@ -132,5 +203,36 @@ impl Monitor {
         let gauges = lock(&self.gauges);
         let full = gauges.iter().rev().find(|(_, look)| look().fill > 0.5);
         full.map(|(stage, _)| *stage).or(gauges.first().map(|_| Stage::Scan))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_second_is_found_among_slow_ones() {
+        let (monitor, begin) = (Monitor::new(), Instant::now());
+        let at = |ms| begin + Duration::from_millis(ms);
+        let mut bytes = 0;
+        for ms in (0..=5000).step_by(200) {
+            bytes += if (2000..3200).contains(&ms) { 200 } else { 20 };
+            monitor.carried(at(ms), bytes);
+            if ms == 800 {
+                assert_eq!(monitor.now().best, None, "less than a second is not enough");
+            }
+        }
+        assert_eq!(monitor.now().best, Some(1000.0));
+    }
+
+    #[test]
+    fn the_last_choice_counts() {
+        let monitor = Monitor::new();
+        monitor.choose(Stage::Read, false, 4, "at first");
+        let tuned = |to| Tuned { stage: Stage::Read, from: 4, to, why: "it helps".into() };
+        monitor.tuned(tuned(6), false);
+        monitor.tuned(tuned(9), true);
+        let numbers: Vec<_> = monitor.chosen().iter().map(|one| (one.far, one.number)).collect();
+        assert_eq!((numbers, monitor.take_notes().len()), (vec![(false, 6), (true, 9)], 2));
     }
 }

@@ -67,6 +67,14 @@ impl Root {
         self.open(path)
     }
 
+    /// The most files of a data set that are made for who asks.
+    fn most_made(&self) -> usize {
+        match self {
+            Root::Here => usize::MAX,
+            Root::Beneath(_) => made::FILES_OF_STRANGERS,
+        }
+    }
+
     /// The path as this root takes it: a peer's is checked.
     fn path(&self, path: &[u8]) -> Result<Vec<u8>, Refusal> {
         Ok(match self {
@@ -121,7 +129,8 @@ impl Root {
     /// It does not exist or may not be reached.
     pub(crate) fn start(&self, typed: &[u8], contents: bool) -> Result<Start, Refusal> {
         if made::makes(typed) {
-            let made = Made::parse(typed).map_err(|e| Refusal::new(RefusalKind::NoSuchPath, e))?;
+            let made =
+                Made::parse(typed, self.most_made()).map_err(|e| Refusal::new(RefusalKind::NoSuchPath, e))?;
             return Ok(Start::Made(Arc::new(made)));
         }
         let path = self.path(typed)?;

@@ -3,7 +3,8 @@
 //! Invariants:
 //! - the items in a queue weigh at most `limit`, or there is one item, or they
 //!   were forced in by who may not wait;
-//! - a closed queue takes nothing more, and gives out what is in it;
+//! - a closed queue takes nothing more but what is forced in by those who take from
+//!   it, and gives out what is in it;
 //! - an aborted queue is empty, and both ends return at once.
 
 use std::collections::VecDeque;
@@ -31,6 +32,7 @@ struct State<T> {
     items: VecDeque<(T, usize)>,
     weight: usize,
     closed: bool,
+    aborted: bool,
     /// Tasks that wait for room, and for items.
     room: Vec<Waker>,
     takers: Vec<Waker>,
@@ -45,6 +47,7 @@ impl<T> Queue<T> {
                 items: VecDeque::new(),
                 weight: 0,
                 closed: false,
+                aborted: false,
                 room: Vec::new(),
                 takers: Vec::new(),
             }),
@@ -99,10 +102,11 @@ impl<T> Queue<T> {
     }
 
     /// Puts an item in whether there is room or not. For those who bound what
-    /// they put in by other means, and whose waiting could make a circle.
+    /// they put in by other means, and whose waiting could make a circle. Into a
+    /// closed queue only by who will take from it again: others may have gone.
     pub(crate) fn force(&self, item: T, weight: usize) {
         let mut state = self.lock();
-        if !state.closed {
+        if !state.aborted {
             self.put(&mut state, item, weight);
         }
     }
@@ -186,11 +190,17 @@ impl<T> Queue<T> {
     pub(crate) fn abort(&self) {
         let mut state = self.lock();
         state.closed = true;
+        state.aborted = true;
         state.weight = 0;
         let items = std::mem::take(&mut state.items);
         self.wake_all(&mut state);
         drop(state);
         drop(items);
+    }
+
+    /// Whether nothing waits in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().items.is_empty()
     }
 
     /// Share of `limit` in use, and how long threads have waited: for room,
@@ -251,6 +261,18 @@ mod tests {
         queue.abort();
         assert_eq!(thread.join().expect("joined"), Err(2));
         assert_eq!((queue.pop(), queue.push(3, 1)), (None, Err(3)));
+        queue.force(4, 1);
+        assert_eq!(queue.pop(), None);
+    }
+
+    #[test]
+    fn who_takes_from_a_closed_queue_may_put_back() {
+        let queue = Queue::new(4);
+        queue.push(1, 1).expect("open");
+        queue.close();
+        assert_eq!((queue.push(2, 1), queue.pop()), (Err(2), Some(1)));
+        queue.force(1, 1);
+        assert_eq!((queue.pop(), queue.pop()), (Some(1), None));
     }
 
     #[test]

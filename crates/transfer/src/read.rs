@@ -10,6 +10,7 @@
 //! blocks of the next files are read while those of the present one wait to be
 //! sent: the queue behind is what bounds it.
 
+use crate::gate::Gate;
 use crate::made::Made;
 use crate::queue::Queue;
 use crate::scan::{Found, Origin};
@@ -96,7 +97,9 @@ pub(crate) struct Reader {
     pub(crate) pool: BufPool,
     pub(crate) hash: Hash,
     pub(crate) xattrs: bool,
+    /// How many threads there are, and which of them work.
     pub(crate) threads: usize,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) next: AtomicU64,
     pub(crate) stats: Arc<ReadStats>,
 }
@@ -119,19 +122,23 @@ enum Small {
 struct Gone;
 
 impl Reader {
-    /// What one thread does, until there is no more work.
-    pub(crate) fn run(&self) {
+    /// What thread `index` does, until there is no more work.
+    pub(crate) fn run(&self, index: usize) {
+        self.gate.pass(index);
         while let Some(work) = self.work.pop() {
             let done = match work {
-                work if work.is_small() => self.batch(work),
-                Work::Found(found, have) => self.large(found, have),
-                Work::Help(large) => self.blocks(&large),
+                work if work.is_small() => self.batch(work, index),
+                Work::Found(found, have) => self.large(found, have, index),
+                Work::Help(large) => self.blocks(&large, index),
             };
             if done.is_err() {
                 // Nobody wants more.
                 self.work.abort();
             }
+            self.gate.pass(index);
         }
+        // The others are to see that there is no more, too.
+        self.gate.open();
     }
 
     fn send(&self, item: Item, weight: usize) -> Result<(), Gone> {
@@ -143,7 +150,7 @@ impl Reader {
     }
 
     /// Reads small files, as many as there are now and one frame takes.
-    fn batch(&self, first: Work) -> Result<(), Gone> {
+    fn batch(&self, first: Work, index: usize) -> Result<(), Gone> {
         let (mut batch, mut data) = (Batch::default(), Vec::new());
         let mut next = Some(first);
         while let Some(Work::Found(found, have)) = next {
@@ -153,7 +160,7 @@ impl Reader {
                     self.stats.bytes.fetch_add(data.len() as u64, Relaxed);
                     batch.push(&entry, &content, &data);
                 }
-                Small::Large(file, stat) => self.begin(file, stat, found.entry, have)?,
+                Small::Large(file, stat) => self.begin(file, stat, found.entry, have, index)?,
                 Small::Trouble(op, message) => self.trouble(&found.entry, op, message)?,
             }
             next = if batch.is_full() { None } else { self.work.try_pop_if(Work::is_small) };
@@ -225,23 +232,30 @@ impl Reader {
         }
     }
 
-    fn large(&self, found: Found, have: Box<[u8]>) -> Result<(), Gone> {
+    fn large(&self, found: Found, have: Box<[u8]>, index: usize) -> Result<(), Gone> {
         let tree = match found.origin {
             Origin::Tree(tree) => tree,
-            Origin::Made(made, index) => {
-                return self.share(Readable::Made(made, index), found.entry, have, false);
+            Origin::Made(made, file) => {
+                return self.share(Readable::Made(made, file), found.entry, (have, false), index);
             }
         };
         let opened = tree::open_file(&tree, &found.entry.path)
             .and_then(|file| rustix::fs::fstat(&file).map(|stat| (file, stat)).map_err(Into::into));
         match opened {
-            Ok((file, stat)) => self.begin(file, stat, found.entry, have),
+            Ok((file, stat)) => self.begin(file, stat, found.entry, have, index),
             Err(e) => self.trouble(&found.entry, Op::Read, say(&e)),
         }
     }
 
     /// Begins with a large file.
-    fn begin(&self, file: File, stat: Stat, mut entry: Entry, have: Box<[u8]>) -> Result<(), Gone> {
+    fn begin(
+        &self,
+        file: File,
+        stat: Stat,
+        mut entry: Entry,
+        have: Box<[u8]>,
+        index: usize,
+    ) -> Result<(), Gone> {
         // What the other side has is of the file as it was when it was asked.
         let known = (entry.size, entry.mtime);
         entry = tree::entry(&stat, Kind::File, entry.path);
@@ -250,11 +264,18 @@ impl Reader {
             entry.xattrs = tree::xattrs(file.as_fd()).unwrap_or_default();
         }
         let sparse = (stat.st_blocks as u64).saturating_mul(512) < entry.size;
-        self.share(Readable::File(file, stat), entry, have, sparse)
+        self.share(Readable::File(file, stat), entry, (have, sparse), index)
     }
 
     /// Reads a large file, and calls others to help.
-    fn share(&self, content: Readable, entry: Entry, have: Box<[u8]>, sparse: bool) -> Result<(), Gone> {
+    fn share(
+        &self,
+        content: Readable,
+        entry: Entry,
+        (have, sparse): (Box<[u8]>, bool),
+        index: usize,
+    ) -> Result<(), Gone> {
+        // Those that do not work now may later.
         let helpers = (self.threads - 1).min((entry.size / BLOCK as u64) as usize);
         let number = self.next.fetch_add(1, Relaxed);
         let large = Arc::new(Large {
@@ -269,12 +290,12 @@ impl Reader {
         for _ in 0..helpers {
             self.work.force(Work::Help(Arc::clone(&large)), 0);
         }
-        self.blocks(&large)?;
+        self.blocks(&large, index)?;
         self.leave(&large, false)
     }
 
-    /// Reads blocks of a file until none is left.
-    fn blocks(&self, large: &Arc<Large>) -> Result<(), Gone> {
+    /// Reads blocks of a file until none is left, or this thread is not to work.
+    fn blocks(&self, large: &Arc<Large>, index: usize) -> Result<(), Gone> {
         while let Some(offset) = large.claim() {
             let len = (large.outgoing.entry.size - offset).min(BLOCK as u64) as usize;
             let mut data = self.pool.try_alloc(len).unwrap_or_else(|| BufMut::zeroed(len));
@@ -291,6 +312,10 @@ impl Reader {
                     self.spoil(large, Op::Changed, CHANGED.into())?;
                 }
                 Err(e) => self.spoil(large, Op::Read, say(&e))?,
+            }
+            if index >= self.gate.active() {
+                self.work.force(Work::Help(Arc::clone(large)), 0);
+                break;
             }
         }
         Ok(())

@@ -75,6 +75,14 @@ impl Key {
         Ok(Key(key))
     }
 
+    pub(crate) fn bytes(&self) -> [u8; KEY] {
+        self.0
+    }
+
+    pub(crate) fn from_bytes(bytes: [u8; KEY]) -> Key {
+        Key(bytes)
+    }
+
     /// As 64 hexadecimal digits.
     pub fn to_hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()

@@ -5,13 +5,15 @@
 //!   and memory stays bounded; finished jobs never wait;
 //! - the threads end with the session, however it ends.
 
+use crate::gate::Gate;
 use crate::link::{Link, LinkError, Rx, Tx};
-use crate::monitor::{Monitor, Stage};
+use crate::monitor::Monitor;
 use crate::output::Output;
 use crate::queue::Queue;
-use crate::session::{Done, Job, Receiver};
+use crate::session::{Done, Job, Receiver, Told};
 use crate::source::SessionError;
-use crate::wire::{Counts, Frame, Refusal, RefusalKind};
+use crate::tune::{Concurrency, Path, Progress, Tuning, follow};
+use crate::wire::{Counts, Frame, Refusal, RefusalKind, Stage, Tuned};
 use futures_util::future::{Either, select, try_join_all};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Task, sleep, spawn};
@@ -33,6 +35,8 @@ const FAREWELL: Duration = Duration::from_secs(5);
 struct Queues {
     jobs: Queue<Job>,
     done: Queue<Done>,
+    /// Which of the threads work.
+    gate: Gate,
 }
 
 struct Abort(Arc<Queues>);
@@ -41,6 +45,7 @@ impl Drop for Abort {
     fn drop(&mut self) {
         self.0.jobs.abort();
         self.0.done.abort();
+        self.0.gate.open();
     }
 }
 
@@ -48,21 +53,25 @@ impl Drop for Abort {
 /// monitor, that one tells what it hears, and this side does not.
 pub(crate) async fn receive(
     writer: Arc<Output>,
-    writers: usize,
+    writers: Concurrency,
     links: Vec<Link>,
     monitor: Arc<Monitor>,
     tell: bool,
 ) -> Result<Counts, SessionError> {
-    let queues = Arc::new(Queues { jobs: Queue::new(WRITE_BEHIND), done: Queue::new(usize::MAX) });
+    let gate = Gate::new(writers.start());
+    let queues = Arc::new(Queues { jobs: Queue::new(WRITE_BEHIND), done: Queue::new(usize::MAX), gate });
+    monitor.choose(Stage::Write, false, writers.start(), "to begin with");
     let abort = Abort(Arc::clone(&queues));
     let gauge = Arc::clone(&queues);
     monitor.watch(Stage::Write, move || gauge.jobs.gauge());
-    for _ in 0..writers {
+    for index in 0..writers.most() {
         let (writer, queues) = (Arc::clone(&writer), Arc::clone(&queues));
         let run = move || {
             let mut walker = writer.walker();
+            queues.gate.pass(index);
             while let Some(job) = queues.jobs.pop() {
                 queues.done.force(writer.run(job, &mut walker), 0);
+                queues.gate.pass(index);
             }
         };
         let thread = std::thread::Builder::new().name("transfer-write".into()).spawn(run);
@@ -74,6 +83,7 @@ pub(crate) async fn receive(
         monitor,
         tell,
         writer,
+        writers,
         frames: Notify::new(),
         refusal: RefCell::new(None),
         ended: Cell::new(false),
@@ -89,6 +99,7 @@ struct Session {
     monitor: Arc<Monitor>,
     tell: bool,
     writer: Arc<Output>,
+    writers: Concurrency,
     /// There may be frames to send.
     frames: Notify,
     /// The last thing to say, if it is not that all is done.
@@ -99,6 +110,11 @@ struct Session {
 impl Session {
     async fn run(self: &Rc<Self>, links: Vec<Link>) -> Result<Counts, SessionError> {
         let (mut receiving, mut sending) = (Vec::new(), Vec::new());
+        let sockets = links.iter().filter_map(|link| link.tx.stream()).filter(|_| self.tell).collect();
+        let tuning: Task<()> = {
+            let session = Rc::clone(self);
+            spawn(async move { session.tune(Path { streams: sockets, sends: false }).await })
+        };
         for link in links {
             let session = Rc::clone(self);
             receiving.push(spawn(async move { session.stream(link.rx).await }));
@@ -145,6 +161,7 @@ impl Session {
         // Whoever has gone does not hear it.
         let told = longhaul_engine::timeout(FAREWELL, answering).await;
         ticking.cancel().await;
+        tuning.cancel().await;
         worked?;
         match told {
             Ok(Ok(())) => Ok(self.receiver.borrow().counts()),
@@ -160,9 +177,11 @@ impl Session {
             if let Frame::Refuse(refusal) = frame {
                 return Err(SessionError::Refused(refusal));
             }
-            let trouble = self.receiver.borrow_mut().handle(frame)?;
-            if let Some(trouble) = trouble.filter(|_| self.tell) {
-                self.monitor.trouble(trouble);
+            let told = self.receiver.borrow_mut().handle(frame)?;
+            match told.filter(|_| self.tell) {
+                Some(Told::Trouble(trouble)) => self.monitor.trouble(trouble),
+                Some(Told::Tuned(tuned)) => self.monitor.tuned(tuned, true),
+                None => {}
             }
             loop {
                 let Some(job) = self.receiver.borrow_mut().poll_job() else { break };
@@ -174,6 +193,31 @@ impl Session {
             }
         }
         Err(SessionError::Lost)
+    }
+
+    /// Lets the number of writers follow what they bring.
+    async fn tune(&self, path: Path) {
+        let queues = &self.queues;
+        let writers = Tuning {
+            stage: Stage::Write,
+            concurrency: self.writers,
+            most: self.writers.most(),
+            look: Box::new(|| {
+                let counts = self.receiver.borrow().counts();
+                let limits = queues.jobs.gauge().fill >= 0.5;
+                Progress { files: counts.files + counts.others, bytes: counts.bytes, limits }
+            }),
+            set: Box::new(|number| queues.gate.set(number)),
+        };
+        let tell = |tuned: Tuned| {
+            self.monitor.tuned(tuned.clone(), false);
+            // Where both sides are here, they have one monitor.
+            if self.tell {
+                self.receiver.borrow_mut().tuned(tuned);
+                self.frames.notify();
+            }
+        };
+        follow(path, vec![writers], &self.monitor, tell).await;
     }
 
     /// Takes what the threads have done, until all is.

@@ -9,17 +9,19 @@
 //!   everybody.
 
 use crate::filter::Filter;
+use crate::gate::Gate;
 use crate::link::{Link, LinkError, Rx, Tx};
-use crate::monitor::{Monitor, Stage};
+use crate::monitor::Monitor;
 use crate::pace::Pace;
 use crate::queue::Queue;
 use crate::read::{Reader, Work};
 use crate::scan::{Found, Scan, Start, Visitor};
 use crate::session::{Heard, Item, Sender, Violation};
 use crate::tree::say;
+use crate::tune::{Concurrency, Path, Progress, Tuning, follow};
 use crate::wire::{
     BATCH_BYTES, BATCH_ENTRIES, BLOCK, Batch, Compare, Content, Counts, Frame, Hash, Kind, Op, Options,
-    Refusal, Trouble,
+    Refusal, Stage, Trouble, Tuned,
 };
 use futures_util::future::{select, try_join_all};
 use longhaul_engine::sync::Notify;
@@ -48,7 +50,7 @@ pub(crate) struct Plan {
     pub(crate) options: Options,
     /// Ask before sending: something may be there already.
     pub(crate) ask: bool,
-    pub(crate) readers: usize,
+    pub(crate) readers: Concurrency,
     /// The most bytes a second; 0 for no bound.
     pub(crate) rate: u64,
 }
@@ -107,10 +109,12 @@ impl Drop for Abort {
     }
 }
 
-/// Sends everything; what the other side has made of it.
+/// Sends everything; what the other side has made of it. All of `links` are used
+/// or, if `streams` is measured, as many as help.
 pub(crate) async fn send(
     plan: Plan,
     links: Vec<Link>,
+    streams: Concurrency,
     monitor: Arc<Monitor>,
 ) -> Result<Counts, SessionError> {
     let queues = Arc::new(Queues {
@@ -126,9 +130,21 @@ pub(crate) async fn send(
     if rate > 0 {
         links.iter().for_each(|link| link.tx.limit(rate));
     }
-    threads(plan, &queues, &monitor)?;
+    let readers = plan.readers;
+    let gate = threads(plan, &queues, &monitor)?;
+    // A limit of the rate is none of the connections'.
+    let streams = if rate > 0 { Concurrency::Fixed(streams.start()) } else { streams };
+    let active = streams.start().min(links.len());
+    monitor.choose(Stage::Read, false, readers.start(), "to begin with");
+    monitor.choose(Stage::Send, false, active, "to begin with");
     let session = Rc::new(Session {
         sender: RefCell::new(Sender::new(links.len())),
+        readers,
+        gate,
+        streams,
+        active: Cell::new(active),
+        wake: links.iter().map(|_| Notify::new()).collect(),
+        sent: Cell::new(0),
         queues,
         monitor,
         answered: Notify::new(),
@@ -142,23 +158,25 @@ pub(crate) async fn send(
 }
 
 /// Starts the scanning thread and the reading ones. They end with the queues.
-fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<(), SessionError> {
+fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<Arc<Gate>, SessionError> {
     let failed = |e: io::Error| SessionError::Local(format!("cannot start a thread: {e}"));
+    let (gate, most) = (Arc::new(Gate::new(plan.readers.start())), plan.readers.most());
     let reader = Arc::new(Reader {
         work: Arc::clone(&queues.work),
         items: Arc::clone(&queues.items),
-        pool: BufPool::new(READ_AHEAD + (plan.readers + 8) * BLOCK),
+        pool: BufPool::new(READ_AHEAD + (most + 8) * BLOCK),
         hash: plan.options.hash,
         xattrs: plan.options.xattrs,
-        threads: plan.readers,
+        threads: most,
+        gate: Arc::clone(&gate),
         next: AtomicU64::new(0),
         stats: Arc::clone(&monitor.read),
     });
-    let running = Arc::new(AtomicUsize::new(plan.readers));
-    for _ in 0..plan.readers {
+    let running = Arc::new(AtomicUsize::new(most));
+    for index in 0..most {
         let (reader, running) = (Arc::clone(&reader), Arc::clone(&running));
         let run = move || {
-            reader.run();
+            reader.run(index);
             if running.fetch_sub(1, Ordering::AcqRel) == 1 {
                 reader.items.close();
             }
@@ -175,7 +193,7 @@ fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<(
     };
     let run = move || finder.run(&plan);
     std::thread::Builder::new().name("transfer-scan".into()).spawn(run).map_err(failed)?;
-    Ok(())
+    Ok(gate)
 }
 
 /// Hands on what the scan finds.
@@ -258,11 +276,25 @@ struct Session {
     heard_end: Cell<bool>,
     dry_run: bool,
     pace: Pace,
+    /// The reading threads.
+    readers: Concurrency,
+    gate: Arc<Gate>,
+    /// The connections: those below `active` carry data, and the others wait.
+    streams: Concurrency,
+    active: Cell<usize>,
+    wake: Vec<Notify>,
+    /// Bytes of content that were handed to the network.
+    sent: Cell<u64>,
 }
 
 impl Session {
     async fn run(self: &Rc<Self>, links: Vec<Link>, ask: bool) -> Result<Counts, SessionError> {
         let (mut sending, mut receiving) = (Vec::new(), Vec::new());
+        let sockets = links.iter().filter_map(|link| link.tx.stream()).collect();
+        let tuning: Task<()> = {
+            let session = Rc::clone(self);
+            spawn(async move { session.tune(Path { streams: sockets, sends: true }).await })
+        };
         for (stream, link) in links.into_iter().enumerate() {
             let session = Rc::clone(self);
             sending.push(spawn(async move { session.stream(stream, link.tx).await }));
@@ -295,23 +327,66 @@ impl Session {
             futures_util::future::Either::Right((result, _)) => result,
         };
         asking.cancel().await;
+        tuning.cancel().await;
         counts
     }
 
     /// Sends items on one stream until there are no more.
     async fn stream(&self, stream: usize, mut tx: Tx) -> Result<Tx, SessionError> {
-        while let Some(item) = self.queues.items.pop_async().await {
+        loop {
+            while stream >= self.active.get() {
+                self.wake[stream].notified().await;
+            }
+            let Some(item) = self.queues.items.pop_async().await else { break };
             if let Item::Trouble(trouble) = &item {
                 self.monitor.trouble(trouble.clone());
             }
             let mut frames = Vec::new();
             self.sender.borrow_mut().frames(stream, item, &mut frames);
-            self.pace.wait(frames.iter().map(Frame::weight).sum()).await;
+            let bytes = frames.iter().map(Frame::weight).sum();
+            self.pace.wait(bytes).await;
             tx.send(frames).await?;
+            self.sent.set(self.sent.get() + bytes as u64);
         }
+        // The others are to say so on theirs, too.
+        self.use_streams(usize::MAX);
         let end = self.sender.borrow().end(true);
         tx.send(vec![end]).await?;
         Ok(tx)
+    }
+
+    fn use_streams(&self, active: usize) {
+        self.active.set(if self.active.get() == usize::MAX { usize::MAX } else { active });
+        self.wake.iter().for_each(Notify::notify);
+    }
+
+    /// Lets the numbers of readers and of streams follow what they bring.
+    async fn tune(&self, path: Path) {
+        let (items, work) = (&self.queues.items, &self.queues.work);
+        let (read, sent) = (&self.monitor.read, &self.sent);
+        let readers = Tuning {
+            stage: Stage::Read,
+            concurrency: self.readers,
+            most: self.readers.most(),
+            look: Box::new(|| Progress {
+                files: read.files.load(Ordering::Relaxed),
+                bytes: read.bytes.load(Ordering::Relaxed),
+                limits: items.gauge().fill < 0.5 && !work.is_empty(),
+            }),
+            set: Box::new(|number| self.gate.set(number)),
+        };
+        let streams = Tuning {
+            stage: Stage::Send,
+            concurrency: self.streams,
+            most: self.wake.len(),
+            look: Box::new(|| Progress { files: 0, bytes: sent.get(), limits: items.gauge().fill >= 0.5 }),
+            set: Box::new(|number| self.use_streams(number)),
+        };
+        let tell = |tuned: Tuned| {
+            self.monitor.tuned(tuned.clone(), false);
+            self.queues.items.force(Item::Tuned(tuned), 1);
+        };
+        follow(path, vec![readers, streams], &self.monitor, tell).await;
     }
 
     /// Puts questions; when all are put and answered, there is no more work.
@@ -349,6 +424,7 @@ impl Session {
                     self.answered.notify();
                 }
                 Heard::Trouble(trouble) => self.monitor.trouble(trouble),
+                Heard::Tuned(tuned) => self.monitor.tuned(tuned, true),
                 Heard::Progress(counts) => self.monitor.set_counts(counts),
                 Heard::Finished(counts) => {
                     self.heard_end.set(true);

@@ -111,6 +111,8 @@ impl Tree {
         Ok(walk(self.fd(), path, |at, name| match rustix::fs::openat(at, os(name), flags, Mode::empty()) {
             Err(Errno::NOENT) => match rustix::fs::mkdirat(at, os(name), Mode::from_raw_mode(WAY)) {
                 Ok(()) | Err(Errno::EXIST) => rustix::fs::openat(at, os(name), flags, Mode::empty()),
+                // It is the name that this file system does not take.
+                Err(Errno::INVAL) => Err(Errno::ILSEQ),
                 Err(e) => Err(e),
             },
             result => result,
@@ -367,6 +369,7 @@ pub(crate) fn say(e: &io::Error) -> String {
         Some(Errno::NOTDIR) => "something that is not a directory is in the way".into(),
         Some(Errno::NOTEMPTY) => "a directory that is not empty is in the way".into(),
         Some(Errno::NAMETOOLONG) => "the name is too long for the file system".into(),
+        Some(Errno::ILSEQ) => "the name is none that the file system takes".into(),
         None if e.kind() == io::ErrorKind::NotFound => "No such file or directory".into(),
         _ => {
             let text = e.to_string();
@@ -395,6 +398,7 @@ pub(crate) fn appear(at: BorrowedFd<'_>, from: &[u8], to: &[u8]) -> io::Result<(
             rustix::fs::unlinkat(at, os(to), AtFlags::REMOVEDIR)?;
             Ok(rustix::fs::renameat(at, os(from), at, os(to))?)
         }
+        Err(Errno::INVAL) => Err(Errno::ILSEQ.into()),
         result => Ok(result?),
     }
 }

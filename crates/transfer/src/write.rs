@@ -8,6 +8,7 @@
 //! - a hard link is made when all files are there.
 
 use crate::filter::Filter;
+use crate::fold::{Folded, fold, folds};
 use crate::journal::{Journal, file_key, unfinished};
 use crate::manifest::Manifest;
 use crate::read::read_full;
@@ -38,6 +39,8 @@ pub(crate) struct Writer {
     pub(crate) journal: Option<Journal>,
     /// The list of what there is, where one is wanted.
     pub(crate) manifest: Option<Manifest>,
+    /// The names that came, where some may be one to the file system.
+    folded: Option<Folded>,
     files: Mutex<HashMap<u64, Arc<Slot>>>,
     last: Mutex<Last>,
     /// Nothing more can be written.
@@ -74,10 +77,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn seen_key(path: &RelPath) -> u128 {
-    xxhash_rust::xxh3::xxh3_128(path.as_bytes())
-}
-
 fn mismatch() -> Failed {
     (Op::Verify, io::Error::other("the content is not what was sent"))
 }
@@ -93,12 +92,24 @@ impl Writer {
     ) -> Writer {
         let (files, last) = (Mutex::default(), Mutex::default());
         let full = AtomicBool::new(false);
-        let writer = Writer { base, rename, options, filter, journal, manifest, files, last, full };
+        let folded = journal.as_ref().is_some_and(|journal| folds(&base, journal.name()));
+        let folded = folded.then(Folded::default);
+        let writer = Writer { folded, base, rename, options, filter, journal, manifest, files, last, full };
         if let Some(manifest) = &writer.manifest {
             // It is none of what the source does not have.
-            lock(&writer.last).seen.insert(seen_key(&manifest.path));
+            let key = writer.seen_key(&manifest.path);
+            lock(&writer.last).seen.insert(key);
         }
         writer
+    }
+
+    /// What a name is known by among those that came.
+    pub(crate) fn seen_key(&self, path: &RelPath) -> u128 {
+        match &self.folded {
+            // A file that is there may be spelled otherwise.
+            Some(_) => xxhash_rust::xxh3::xxh3_128(&fold(path.as_bytes())),
+            None => xxhash_rust::xxh3::xxh3_128(path.as_bytes()),
+        }
     }
 
     /// Lists a file that is there.
@@ -130,10 +141,16 @@ impl Writer {
 
     /// Where something goes.
     fn place(&self, path: &RelPath) -> io::Result<RelPath> {
-        let Some(name) = &self.rename else { return Ok(path.clone()) };
-        let (_, below) = path.split_first();
-        let placed = if below.is_empty() { name.clone() } else { [name, &b"/"[..], below].concat() };
-        RelPath::new(&placed).map_err(io::Error::other)
+        let placed = match &self.rename {
+            None => path.clone(),
+            Some(name) => {
+                let (_, below) = path.split_first();
+                let placed = if below.is_empty() { name.clone() } else { [name, &b"/"[..], below].concat() };
+                RelPath::new(&placed).map_err(io::Error::other)?
+            }
+        };
+        self.folded.as_ref().map_or(Ok(()), |folded| folded.take(&placed))?;
+        Ok(placed)
     }
 
     fn trouble(&self, path: &RelPath, (op, e): &Failed) -> Trouble {
@@ -200,7 +217,8 @@ impl Writer {
     /// Remembers that a name came.
     fn note(&self, entry: &Entry) {
         if self.options.delete {
-            lock(&self.last).seen.insert(seen_key(&entry.path));
+            let key = self.seen_key(&entry.path);
+            lock(&self.last).seen.insert(key);
         }
     }
 

@@ -3,10 +3,11 @@
 mod common;
 
 use common::*;
-use longhaul_transfer::CopyError;
 use longhaul_transfer::wire::{Compare, Durability, Hash, Options, RefusalKind};
+use longhaul_transfer::{Concurrency, CopyError, Monitor, Settings, copy};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
 #[test]
 fn a_tree_is_the_same_after_a_copy_to_an_agent_and_back() {
@@ -191,4 +192,84 @@ fn extended_attributes_are_carried_where_wanted() {
             assert_eq!(got.is_ok().then(|| &value[..4]), xattrs.then_some(&b"here"[..]), "{target}/{name}");
         }
     }
+}
+
+/// An access control list as Linux keeps it: version 2, and entries of tag,
+/// permissions and identity (`linux/posix_acl_xattr.h`).
+fn acl(mask: u16) -> Vec<u8> {
+    const NOBODY: u32 = u32::MAX;
+    let entries =
+        [(0x01, 6, NOBODY), (0x02, 4, 1234), (0x04, 4, NOBODY), (0x10, mask, NOBODY), (0x20, 0, NOBODY)];
+    let mut bytes = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        bytes.extend(u16::to_le_bytes(tag));
+        bytes.extend(u16::to_le_bytes(permissions));
+        bytes.extend(u32::to_le_bytes(id));
+    }
+    bytes
+}
+
+#[test]
+fn access_control_lists_are_carried() {
+    const ACCESS: &str = "system.posix_acl_access";
+    const DEFAULT: &str = "system.posix_acl_default";
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, root) = (dir.path().join("source"), dir.path().join("root"));
+    fs::create_dir_all(&root).expect("made");
+    fs::create_dir_all(source.join("shared")).expect("made");
+    fs::write(source.join("shared/small"), "1").expect("written");
+    fs::write(source.join("shared/large"), noise(1, 1 << 20)).expect("written");
+    let lists =
+        [("shared", DEFAULT, acl(6)), ("shared/small", ACCESS, acl(4)), ("shared/large", ACCESS, acl(6))];
+    for (name, kind, list) in &lists {
+        let set = rustix::fs::setxattr(source.join(name), *kind, list, rustix::fs::XattrFlags::empty());
+        if let Err(e) = set {
+            eprintln!("skip: the file system has no access control lists: {e}");
+            return;
+        }
+    }
+    let agent = agent(&root);
+    let mut spec = spec(local(&source), at(&agent, "copy"));
+    spec.options.xattrs = true;
+    run(&spec).expect("copied");
+    for (name, kind, list) in &lists {
+        let mut value = [0; 256];
+        let len = rustix::fs::getxattr(root.join("copy").join(name), *kind, &mut value).expect("a list");
+        assert_eq!(value[..len], list[..], "{name}");
+    }
+    assert_same(&source, &root.join("copy"));
+}
+
+#[test]
+fn a_tree_is_the_same_with_whatever_is_done_at_once() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("source");
+    make_tree(&source);
+    let numbers = [Concurrency::Fixed(1), Concurrency::Fixed(7), Concurrency::Measured];
+    for (i, number) in numbers.into_iter().enumerate() {
+        let root = dir.path().join(i.to_string());
+        fs::create_dir(&root).expect("made");
+        let agent = agent_with(&root, |config| (config.readers, config.writers) = (number, number));
+        let settings = Settings { streams: number, readers: number, writers: number, ..Settings::default() };
+        let monitor = Arc::new(Monitor::new());
+        copy(&spec(local(&source), at(&agent, "copy")), &settings, &monitor).expect("there");
+        copy(&spec(at(&agent, "copy"), local(&root.join("back"))), &settings, &monitor).expect("back");
+        assert_same(&source, &root.join("copy"));
+        assert_same(&source, &root.join("back"));
+        assert!(monitor.chosen().len() >= 3, "readers, streams and writers");
+    }
+}
+
+#[test]
+fn a_directory_may_have_more_names_than_are_held_at_once() {
+    const NAMES: usize = 33_000;
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
+    fs::create_dir(&source).expect("made");
+    for i in 0..NAMES {
+        fs::File::create(source.join(i.to_string())).expect("made");
+    }
+    let counts = run(&spec(local(&source), local(&copy))).expect("copied").counts;
+    assert_eq!((counts.files, counts.failed), (NAMES as u64, 0));
+    assert_eq!(fs::read_dir(&copy).expect("read").count(), NAMES);
 }

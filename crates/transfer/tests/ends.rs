@@ -4,13 +4,14 @@ mod common;
 
 use common::*;
 use longhaul_transfer::dataset::{DatasetSpec, Scale, make};
-use longhaul_transfer::wire::{Compare, Hash, Options};
-use longhaul_transfer::{CopyError, CopySpec};
+use longhaul_transfer::wire::{Compare, Hash, Options, RefusalKind};
+use longhaul_transfer::{Agent, CopyError, CopySpec, Key, Monitor, SessionError, Settings, copy};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 #[test]
 fn data_is_made_and_thrown_away_at_either_end() {
@@ -136,4 +137,38 @@ fn a_limit_of_the_rate_changes_nothing_else() {
     spec.rate = 50_000_000;
     run(&spec).expect("copied");
     assert_same(&source, &dir.path().join("copy"));
+}
+
+#[test]
+fn agents_copy_to_each_other_where_they_may() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    fs::create_dir_all(&two).expect("made");
+    make_tree(&one.join("tree"));
+    let key = Key::random().expect("a key");
+    let keyed = |root: &Path, onward| {
+        let key = Some(key.clone());
+        agent_with(root, |config| (config.key, config.onward) = (key, onward))
+    };
+    let (from, to) = (keyed(&one, true), keyed(&two, false));
+    let spec = spec(at(&from, "tree"), at(&to, "copy"));
+    let settings = Settings { key: Some(key.clone()), ..Settings::default() };
+    let monitor = Arc::new(Monitor::new());
+    let summary = copy(&spec, &settings, &monitor).expect("copied");
+    assert_same(&one.join("tree"), &two.join("copy"));
+    assert_eq!((summary.counts.files, monitor.now().counts.files), (209, 209));
+
+    // What is missing over there, who may not be sent from, and who is not there.
+    let kind = |from: &Agent, path: &str, to: longhaul_transfer::Endpoint| {
+        let spec = common::spec(at(from, path), to);
+        match copy(&spec, &settings, &monitor) {
+            Err(CopyError::Refused(refusal) | CopyError::Session(SessionError::Refused(refusal))) => {
+                refusal.kind
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(kind(&from, "nothing", at(&to, "x")), RefusalKind::NoSuchPath);
+    assert_eq!(kind(&to, "copy", at(&from, "x")), RefusalKind::NotAllowed);
+    assert_eq!(kind(&from, "tree", endpoint("lh://127.0.0.1:1/x")), RefusalKind::Unreachable);
 }

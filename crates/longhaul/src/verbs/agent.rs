@@ -41,15 +41,18 @@ pub(crate) struct Args {
     /// Serve without keys and encryption
     #[arg(long)]
     insecure: bool,
+    /// Send to other agents, wherever they are, for those who ask for it
+    #[arg(long)]
+    onward: bool,
     /// Let nobody write
     #[arg(long)]
     read_only: bool,
-    /// Threads that read, for each copy
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = super::cp::threads())]
-    readers: u16,
-    /// Threads that write, for each copy
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = super::cp::threads())]
-    writers: u16,
+    /// Threads that read, for each copy [default: as many as help]
+    #[arg(long, value_name = "N", value_parser = super::cp::threads())]
+    readers: Option<u16>,
+    /// Threads that write, for each copy [default: as many as help]
+    #[arg(long, value_name = "N", value_parser = super::cp::threads())]
+    writers: Option<u16>,
     /// Bound of the memory for data on its way to the disk
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
     memory: u64,
@@ -100,8 +103,10 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
         root: args.root.clone(),
         key,
         read_only: args.read_only,
-        readers: args.readers.into(),
-        writers: args.writers.into(),
+        // Who comes over ssh could run anything here.
+        onward: args.onward || args.one_time,
+        readers: super::cp::concurrency(args.readers),
+        writers: super::cp::concurrency(args.writers),
         memory: usize::try_from(args.memory).map_err(Failure::usage)?,
         congestion: args.congestion,
         engine: args.engine.config(),

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use longhaul_transfer::wire::{Compare, Durability, Hash, Options, Place, RefusalKind};
 use longhaul_transfer::{
-    CopyError, CopySpec, Endpoint, Filter, Key, Monitor, SessionError, Settings, Ssh, Via, copy,
+    Concurrency, CopyError, CopySpec, Endpoint, Filter, Key, Monitor, SessionError, Settings, Ssh, Via, copy,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -30,6 +30,11 @@ pub(crate) fn threads() -> RangedU64ValueParser<u16> {
     RangedU64ValueParser::new().range(1..=THREADS)
 }
 
+/// A number that is fixed, or found by measuring.
+pub(crate) fn concurrency(number: Option<u16>) -> Concurrency {
+    number.map_or(Concurrency::Measured, |number| Concurrency::Fixed(number.into()))
+}
+
 /// Lets this process have as many files open as it may: many large files may
 /// be under way at the same time.
 pub(crate) fn raise_descriptors() {
@@ -44,7 +49,8 @@ SRC and DST are paths, HOST:PATH over ssh (which starts an agent there; data goe
 its own, encrypted with a key for this copy), or lh://HOST:PORT/PATH at a running `longhaul agent`;
 one end is on this machine. In place of a path, `zero:SIZE`, `zero:FILESxSIZE` and
 `dataset:NAME[,scale=SIZE][,files=N][,seed=N]` are data that is made while it is sent, and `null:` is
-where it is checked and thrown away: HOST:null: and lh://HOST/null: too. A directory DST gets the sources in it; one that does not exist becomes the copy.
+where it is checked and thrown away: HOST:null: and lh://HOST/null: too. With
+both ends elsewhere, the data goes from one to the other and not through this machine. A directory DST gets the sources in it; one that does not exist becomes the copy.
 Modes and times are kept; symbolic links are copied, not followed. A copy that was cut off is taken
 up again where it was when the same command is run again.
 
@@ -74,7 +80,7 @@ Makes DST what SRC is: copies what DST does not have, or has otherwise. What cou
   mtime     another size or another time of change
   checksum  other content (both sides read all files of the same size)
 SRC and DST are directories, HOST:PATH over ssh, or lh://HOST:PORT/PATH at a running `longhaul agent`;
-one end is on this machine.
+with both elsewhere, data goes between them.
 
 Example:
   longhaul sync /data/run7 lh://dtn2:7400/run7 --delete")]
@@ -174,15 +180,15 @@ struct Common {
     /// Send no faster than this: `200Mbit`, in decimal bits a second
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     bwlimit: Option<u64>,
-    /// Connections
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
-    streams: u16,
-    /// Threads that read on this machine
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = threads())]
-    readers: u16,
-    /// Threads that write on this machine
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = threads())]
-    writers: u16,
+    /// Connections that carry data [default: as many as help]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    streams: Option<u16>,
+    /// Threads that read on this machine [default: as many as help]
+    #[arg(long, value_name = "N", value_parser = threads())]
+    readers: Option<u16>,
+    /// Threads that write on this machine [default: as many as help]
+    #[arg(long, value_name = "N", value_parser = threads())]
+    writers: Option<u16>,
     /// Encrypt, with the key of the agent
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
@@ -280,9 +286,9 @@ impl Common {
                 },
             },
             key: key(self.key_file.as_deref(), Key::load)?,
-            streams: self.streams,
-            readers: self.readers.into(),
-            writers: self.writers.into(),
+            streams: concurrency(self.streams),
+            readers: concurrency(self.readers),
+            writers: concurrency(self.writers),
             connect: self.connect_timeout,
             congestion: self.congestion.clone(),
             engine: self.engine.config(),
@@ -361,7 +367,7 @@ fn run(spec: &CopySpec, settings: &Settings, output: Output) -> Outcome {
     let troubles = progress.stop();
     handle.close();
     let summary = result?;
-    show::summary(&summary, &monitor.now(), spec, output);
+    show::summary(&summary, &monitor, spec, output);
     match summary.counts.failed {
         0 => Ok(()),
         failed => {
@@ -381,6 +387,11 @@ impl From<CopyError> for Failure {
         };
         let exit = match &e {
             CopyError::Usage(_) => Exit::Usage,
+            CopyError::Session(SessionError::Refused(refusal))
+                if refusal.kind == RefusalKind::Unreachable =>
+            {
+                Exit::Unreachable
+            }
             CopyError::Unreachable { .. } => Exit::Unreachable,
             CopyError::TimedOut { .. } => Exit::TimedOut,
             CopyError::Refused(refusal) | CopyError::Session(SessionError::Refused(refusal)) => {

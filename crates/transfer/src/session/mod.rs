@@ -18,7 +18,7 @@ mod sender;
 #[cfg(test)]
 mod tests;
 
-pub use receiver::{Done, Incoming, Job, Receiver};
+pub use receiver::{Done, Incoming, Job, Receiver, Told};
 pub use sender::{Heard, Item, Outgoing, Sender, Wanted};
 
 use crate::wire::Malformed;

@@ -9,7 +9,7 @@
 //!   stream has ended, `open` is zero and `files` is empty.
 
 use super::{OPEN_FILES, QUESTIONS, Violation};
-use crate::wire::{BatchReader, Close, Content, Counts, Digest, Entry, Frame, Trouble, Want};
+use crate::wire::{BatchReader, Close, Content, Counts, Digest, Entry, Frame, Trouble, Tuned, Want};
 use longhaul_engine::Buf;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -79,6 +79,15 @@ pub enum Done {
     Abandoned(u64),
     /// Everything is settled.
     Settled(Counts, Vec<Trouble>),
+}
+
+/// What the sending side said besides data.
+#[derive(Debug)]
+pub enum Told {
+    /// Something could not be read.
+    Trouble(Trouble),
+    /// It uses another number of something.
+    Tuned(Tuned),
 }
 
 #[derive(Debug)]
@@ -173,12 +182,19 @@ impl Receiver {
         }
     }
 
-    /// Takes a frame, from whichever stream. What the sending side could not
-    /// read comes back, to be told to people.
+    /// Tells the other side how many threads there are now.
+    pub fn tuned(&mut self, tuned: Tuned) {
+        if !self.settled {
+            self.frames.push_back(Frame::Tuned(tuned));
+        }
+    }
+
+    /// Takes a frame, from whichever stream. What people should know of comes
+    /// back.
     ///
     /// # Errors
     /// The sending side breaks the protocol. The session is over.
-    pub fn handle(&mut self, frame: Frame) -> Result<Option<Trouble>, Violation> {
+    pub fn handle(&mut self, frame: Frame) -> Result<Option<Told>, Violation> {
         if self.ended == self.streams {
             return Err(Violation::Unexpected("a frame behind the last"));
         }
@@ -202,8 +218,9 @@ impl Receiver {
             }
             Frame::Trouble(trouble) => {
                 self.counts.failed += 1;
-                return Ok(Some(trouble));
+                return Ok(Some(Told::Trouble(trouble)));
             }
+            Frame::Tuned(tuned) => return Ok(Some(Told::Tuned(tuned))),
             Frame::End { whole } => {
                 self.ended += 1;
                 self.whole &= whole;

@@ -6,7 +6,7 @@
 //! - a question is in `asked` from when it is put until it is answered.
 
 use super::{QUESTIONS, Violation};
-use crate::wire::{Batch, Close, Content, Counts, Digest, Entry, Frame, Refusal, Trouble, Want};
+use crate::wire::{Batch, Close, Content, Counts, Digest, Entry, Frame, Refusal, Trouble, Tuned, Want};
 use longhaul_engine::Buf;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -54,6 +54,8 @@ pub enum Item {
     },
     /// Something could not be read.
     Trouble(Trouble),
+    /// Something to know.
+    Tuned(Tuned),
 }
 
 /// A file that is wanted, and the blocks of it that are there already, a bit each.
@@ -66,6 +68,8 @@ pub enum Heard<T> {
     Wanted(Vec<Wanted<T>>),
     /// Something could not be written.
     Trouble(Trouble),
+    /// It uses another number of threads.
+    Tuned(Tuned),
     /// How far it is.
     Progress(Counts),
     /// All is done.
@@ -137,6 +141,7 @@ impl<T> Sender<T> {
                 self.troubles += 1;
                 out.push(Frame::Trouble(trouble));
             }
+            Item::Tuned(tuned) => out.push(Frame::Tuned(tuned)),
         }
     }
 
@@ -162,6 +167,7 @@ impl<T> Sender<T> {
         Ok(match frame {
             Frame::Wanted { number, wants } => Heard::Wanted(self.wanted(number, wants)?),
             Frame::Trouble(trouble) => Heard::Trouble(trouble),
+            Frame::Tuned(tuned) => Heard::Tuned(tuned),
             Frame::Progress(counts) => Heard::Progress(counts),
             Frame::Finished(counts) => Heard::Finished(counts),
             Frame::Refuse(refusal) => Heard::Refused(refusal),

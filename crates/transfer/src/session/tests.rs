@@ -237,7 +237,9 @@ impl Pair {
         }
         for stream in 0..streams {
             while let Some((_, frame)) = self.network.there[stream].pop_front_if(|(at, _)| *at <= self.now) {
-                self.troubles.extend(self.receiver.handle(frame)?);
+                if let Some(Told::Trouble(trouble)) = self.receiver.handle(frame)? {
+                    self.troubles.push(trouble);
+                }
                 did = true;
             }
         }
@@ -259,7 +261,7 @@ impl Pair {
                 Heard::Wanted(wanted) => wanted.into_iter().for_each(|(entry, _)| self.read(&entry, false)),
                 Heard::Trouble(trouble) => self.troubles.push(trouble),
                 Heard::Finished(counts) => self.finished = Some(counts),
-                Heard::Progress(_) | Heard::Refused(_) => {}
+                Heard::Progress(_) | Heard::Refused(_) | Heard::Tuned(_) => {}
             }
         }
         Ok(did)

@@ -54,6 +54,46 @@ pub struct Trouble {
     pub message: String,
 }
 
+/// A stage of the pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Looking for files.
+    Scan,
+    /// Reading them.
+    Read,
+    /// The network, and the side of it that is not here.
+    Send,
+    /// Writing them.
+    Write,
+}
+
+impl Stage {
+    const ALL: [Stage; 4] = [Stage::Scan, Stage::Read, Stage::Send, Stage::Write];
+
+    /// A word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Scan => "scan",
+            Stage::Read => "read",
+            Stage::Send => "network",
+            Stage::Write => "write",
+        }
+    }
+}
+
+/// A side uses another number of threads or connections now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tuned {
+    /// Threads of this stage, or connections.
+    pub stage: Stage,
+    /// So many before.
+    pub from: u16,
+    /// So many now.
+    pub to: u16,
+    /// Why.
+    pub why: String,
+}
+
 /// The end of a file that comes in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Close {
@@ -137,6 +177,8 @@ pub enum Frame {
     Close(Close),
     /// Something could not be copied.
     Trouble(Trouble),
+    /// Who says this uses another number of something now.
+    Tuned(Tuned),
     /// How far the receiving side is.
     Progress(Counts),
     /// No more comes on this connection.
@@ -167,6 +209,7 @@ const PROGRESS: u8 = 11;
 const END: u8 = 12;
 const FINISHED: u8 = 13;
 const SECURE: u8 = 14;
+const TUNED: u8 = 15;
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,7 +230,7 @@ impl Header {
         let mut from = Fields(&bytes);
         let (kind, zero) = (from.u8()?, from.u8()?);
         let (head, body) = (usize::from(from.u16()?), from.u32()? as usize);
-        let good = (HELLO..=SECURE).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= BODY_MAX;
+        let good = (HELLO..=TUNED).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= BODY_MAX;
         if good { Ok(Header { kind, head, body }) } else { Err(Malformed::Value("header")) }
     }
 }
@@ -272,6 +315,13 @@ impl Frame {
                 head.bytes(trouble.message.as_bytes());
                 TROUBLE
             }
+            Frame::Tuned(tuned) => {
+                head.u8(Stage::ALL.iter().position(|stage| *stage == tuned.stage).unwrap_or(0) as u8);
+                head.u16(tuned.from);
+                head.u16(tuned.to);
+                head.bytes(tuned.why.as_bytes());
+                TUNED
+            }
             Frame::Progress(counts) => {
                 counts.encode(&mut head);
                 PROGRESS
@@ -320,6 +370,10 @@ impl Frame {
             TROUBLE => {
                 let op = *Op::ALL.get(usize::from(from.u8()?)).ok_or(Malformed::Value("operation"))?;
                 Frame::Trouble(Trouble { op, path: RelPath::new(from.bytes()?)?, message: from.text()? })
+            }
+            TUNED => {
+                let stage = *Stage::ALL.get(usize::from(from.u8()?)).ok_or(Malformed::Value("stage"))?;
+                Frame::Tuned(Tuned { stage, from: from.u16()?, to: from.u16()?, why: from.text()? })
             }
             PROGRESS => Frame::Progress(Counts::decode(from)?),
             END => Frame::End { whole: from.u8()? == 1 },

@@ -3,6 +3,7 @@
 use super::codec::{Fields, Malformed, Put};
 use super::entry::{Digest, Entry};
 use super::{BLOCK, BODY_MAX};
+use crate::seal::Key;
 use blake3::hazmat::{HasherExt as _, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
 
 /// The version that this program speaks.
@@ -20,6 +21,8 @@ pub enum Direction {
     Push,
     /// Who connects receives.
     Pull,
+    /// Who is connected to sends, to somebody else; see [`Request::onward`].
+    Onward,
 }
 
 /// Which checksum covers content.
@@ -50,7 +53,7 @@ impl Hash {
     /// the whole file follows ([`Hash::join`]).
     pub(crate) fn of_block(self, content: &[u8], offset: u64, size: u64) -> Digest {
         // What a peer calls a block and is none has no chaining value.
-        let aligned = offset % BLOCK as u64 == 0 && content.len() <= BLOCK;
+        let aligned = offset.is_multiple_of(BLOCK as u64) && content.len() <= BLOCK;
         if self == Hash::Quick || size <= BLOCK as u64 || !aligned || content.is_empty() {
             return self.of(content);
         }
@@ -206,9 +209,42 @@ pub struct Request {
     pub files: Vec<Vec<u8>>,
     /// The most bytes a second that the sending side sends; 0 for no bound.
     pub rate: u64,
+    /// The sending side is to use as many of the streams as help, not all.
+    pub tune_streams: bool,
+    /// To whom to send, where that is neither side of the connection.
+    pub onward: Option<Onward>,
     /// Name of a file below the destination that is to list every file with its
     /// BLAKE3 checksum; empty for none.
     pub manifest: Vec<u8>,
+}
+
+/// Another agent, as one is told of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Onward {
+    /// Name or address.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// Connections, where they are not found by measuring.
+    pub streams: u16,
+    /// The key that it wants to be shown.
+    pub key: Option<Key>,
+}
+
+impl Onward {
+    fn encode(&self, to: &mut Vec<u8>) {
+        to.bytes(self.host.as_bytes());
+        to.u16(self.port);
+        to.u16(self.streams);
+        to.u8(self.key.is_some().into());
+        self.key.iter().for_each(|key| to.put(&key.bytes()));
+    }
+
+    fn decode(from: &mut Fields<'_>) -> Result<Onward, Malformed> {
+        let (host, port, streams) = (from.text()?, from.u16()?, from.u16()?);
+        let key = if flag(from)? { Some(Key::from_bytes(from.array()?)) } else { None };
+        Ok(Onward { host, port, streams, key })
+    }
 }
 
 /// The first frame of a session.
@@ -252,18 +288,21 @@ pub enum RefusalKind {
     Protocol,
     /// The receiving side cannot go on: its disk is full, say.
     Storage,
+    /// Who was to be sent to is not reached.
+    Unreachable,
     /// Anything else.
     Failed,
 }
 
 impl RefusalKind {
-    const ALL: [RefusalKind; 7] = [
+    const ALL: [RefusalKind; 8] = [
         RefusalKind::NotAllowed,
         RefusalKind::Version,
         RefusalKind::NoSuchPath,
         RefusalKind::Busy,
         RefusalKind::Protocol,
         RefusalKind::Storage,
+        RefusalKind::Unreachable,
         RefusalKind::Failed,
     ];
 }
@@ -344,6 +383,9 @@ impl Request {
         to.u32(self.files.len() as u32);
         self.files.iter().for_each(|file| to.bytes(file));
         to.u64(self.rate);
+        to.u8(self.tune_streams.into());
+        to.u8(self.onward.is_some().into());
+        self.onward.iter().for_each(|onward| onward.encode(to));
         to.bytes(&self.manifest);
     }
 
@@ -365,6 +407,8 @@ impl Request {
             filters: (0..from.u16()?).map(|_| from.text()).collect::<Result<_, _>>()?,
             files: (0..from.u32()?).map(|_| from.bytes().map(<[u8]>::to_vec)).collect::<Result<_, _>>()?,
             rate: from.u64()?,
+            tune_streams: flag(from)?,
+            onward: if flag(from)? { Some(Onward::decode(from)?) } else { None },
             manifest: from.bytes()?.to_vec(),
         })
     }
@@ -406,7 +450,8 @@ impl Hello {
         let (oldest, newest) = (head.u16()?, head.u16()?);
         let session = head.array()?;
         let streams = head.u16()?;
-        let direction = choice(&mut head, &[Direction::Push, Direction::Pull], "direction")?;
+        let direction =
+            choice(&mut head, &[Direction::Push, Direction::Pull, Direction::Onward], "direction")?;
         let mut hello = Hello { oldest, newest, session, streams, direction, request: Request::default() };
         if hello.negotiate().is_ok() {
             let mut body = Fields(body);
@@ -456,7 +501,7 @@ mod tests {
 
     #[test]
     fn the_checksum_of_a_file_follows_from_those_of_its_blocks() {
-        let noise = |len: usize| -> Vec<u8> { (0..len as u64).map(|i| (i * i >> 7) as u8).collect() };
+        let noise = |len: usize| -> Vec<u8> { (0..len as u64).map(|i| ((i * i) >> 7) as u8).collect() };
         for len in [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK, 5 * BLOCK + 77] {
             let mut data = noise(len);
             // The third block is a hole.

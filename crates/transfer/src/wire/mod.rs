@@ -23,10 +23,10 @@ mod name;
 
 pub use codec::Malformed;
 pub use entry::{Content, Digest, Entry, Kind, Time, XATTR_BYTES_MAX, XATTRS_MAX, Xattr};
-pub use frame::{Batch, BatchReader, Close, Counts, Frame, Header, Op, Trouble, Want};
+pub use frame::{Batch, BatchReader, Close, Counts, Frame, Header, Op, Stage, Trouble, Tuned, Want};
 pub use hello::{
-    Compare, Direction, Durability, Hash, Hello, Options, Place, Refusal, RefusalKind, Request, VERSION,
-    Welcome,
+    Compare, Direction, Durability, Hash, Hello, Onward, Options, Place, Refusal, RefusalKind, Request,
+    VERSION, Welcome,
 };
 pub use name::{COMPONENT_MAX, NameError, PATH_LEN_MAX, RESERVED, RelPath, show};
 

@@ -5,7 +5,7 @@
 use longhaul_engine::Config;
 use longhaul_transfer::wire::{Options, Place};
 use longhaul_transfer::{
-    Agent, AgentConfig, CopyError, CopySpec, Endpoint, Monitor, Settings, Summary, copy,
+    Agent, AgentConfig, Concurrency, CopyError, CopySpec, Endpoint, Monitor, Settings, Summary, copy,
 };
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -108,8 +108,9 @@ pub fn agent_with(root: &Path, change: impl FnOnce(&mut AgentConfig)) -> Agent {
         root: Some(root.to_owned()),
         key: None,
         read_only: false,
-        readers: 3,
-        writers: 3,
+        onward: false,
+        readers: Concurrency::Fixed(3),
+        writers: Concurrency::Fixed(3),
         memory: 64 << 20,
         congestion: None,
         engine: Config::default(),
@@ -155,7 +156,7 @@ pub fn run(spec: &CopySpec) -> Result<Summary, CopyError> {
 /// Runs it; what came of it, and what could not be copied.
 pub fn run_watched(spec: &CopySpec) -> (Result<Summary, CopyError>, Vec<(String, &'static str)>) {
     let monitor = Arc::new(Monitor::new());
-    let result = copy(spec, &Settings { streams: 3, ..Settings::default() }, &monitor);
+    let result = copy(spec, &Settings { streams: Concurrency::Fixed(3), ..Settings::default() }, &monitor);
     let mut troubles: Vec<_> =
         monitor.take_troubles().into_iter().map(|t| (t.path.to_string(), t.op.name())).collect();
     troubles.sort();

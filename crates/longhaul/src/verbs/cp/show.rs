@@ -4,7 +4,8 @@ use crate::output::Output;
 use indicatif::{ProgressBar, ProgressStyle};
 use longhaul_block::units::format_size;
 use longhaul_transfer::wire::Op;
-use longhaul_transfer::{CopySpec, Monitor, Snapshot, Summary};
+use longhaul_transfer::wire::Tuned;
+use longhaul_transfer::{Chosen, CopySpec, Monitor, Note, Snapshot, Stage, Summary};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -58,8 +59,13 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles 
             output.event("trouble", json!({ "path": path, "op": op, "message": trouble.message }));
         }
         for note in monitor.take_notes() {
-            bar.suspend(|| output.note(format_args!("longhaul: {note}")));
-            output.event("note", json!({ "message": note }));
+            match note {
+                Note::Words(words) => {
+                    bar.suspend(|| output.note(format_args!("longhaul: {words}")));
+                    output.event("note", json!({ "message": words }));
+                }
+                Note::Tuned { tuned, far } => output.event("tuned", moved(&tuned, far)),
+            }
         }
         if end {
             bar.finish_and_clear();
@@ -75,6 +81,37 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles 
             output.event("progress", event(&now, rate, began.elapsed()));
         }
     }
+}
+
+/// Why a number is what it is that was never changed.
+const FIRST: &str = "to begin with";
+
+fn number(one: &Chosen) -> Value {
+    json!({ "stage": one.stage.name(), "side": side(one.far), "number": one.number, "why": one.why })
+}
+
+/// A change of a number, for programs.
+fn moved(tuned: &Tuned, far: bool) -> Value {
+    let (stage, side) = (tuned.stage.name(), side(far));
+    json!({ "stage": stage, "side": side, "from": tuned.from, "to": tuned.to, "why": tuned.why })
+}
+
+fn side(far: bool) -> &'static str {
+    if far { "there" } else { "here" }
+}
+
+/// What numbers were come to, for people.
+fn chosen(all: &[Chosen], streams: u16) -> String {
+    let words = all.iter().filter(|one| one.stage != Stage::Send || streams > 0).map(|one| {
+        let what = match one.stage {
+            Stage::Send => "streams",
+            Stage::Read => "readers",
+            _ => "writers",
+        };
+        let place = if one.far { " there" } else { "" };
+        format!("{} {what}{place} ({})", one.number, one.why)
+    });
+    words.collect::<Vec<_>>().join(", ")
 }
 
 /// Bits per second.
@@ -109,17 +146,22 @@ fn event(now: &Snapshot, rate_now: f64, elapsed: Duration) -> Value {
 }
 
 /// The result.
-pub(super) fn summary(summary: &Summary, end: &Snapshot, spec: &CopySpec, output: Output) {
+pub(super) fn summary(summary: &Summary, monitor: &Monitor, spec: &CopySpec, output: Output) {
+    let (end, numbers) = (monitor.now(), monitor.chosen());
     let (counts, seconds) = (summary.counts, summary.elapsed.as_secs_f64());
     let mean = rate(counts.bytes, summary.elapsed);
     let dry_run = spec.options.dry_run;
+    let path = end.best.map(|best| best * 8.0);
+    let share = path.map(|path| rate(end.carried, summary.elapsed) / path.max(1.0));
+    let list: Vec<Value> = numbers.iter().map(number).collect();
     output.event(
         "summary",
         json!({
             "files": counts.files, "others": counts.others, "bytes": counts.bytes, "same": counts.same,
             "wanted": counts.wanted, "deleted": counts.deleted, "failed": counts.failed, "seconds": seconds, "bits_per_second": mean,
             "resumed": summary.resumed, "streams": summary.streams, "congestion": summary.congestion,
-            "through_ssh": summary.through_ssh, "dry_run": dry_run, "bytes_read": end.read_bytes,
+            "through_ssh": summary.through_ssh, "dry_run": dry_run, "path_bits_per_second": path,
+            "path_share": share, "chosen": list, "bytes_read": end.read_bytes,
         }),
     );
     let mut words = vec![format!("{} files", counts.files), format_size(counts.bytes)];
@@ -140,5 +182,14 @@ pub(super) fn summary(summary: &Summary, end: &Snapshot, spec: &CopySpec, output
     }
     let resumed = if summary.resumed { ", taken up again" } else { "" };
     let words = words.join(", ");
-    output.line(format_args!("{words} in {seconds:.2} s, {:.3} Gb/s{resumed}", mean / 1e9));
+    let share = match (path, share) {
+        (Some(path), Some(share)) => {
+            format!(", {:.0} % of the {:.3} Gb/s of the best second", share * 100.0, path / 1e9)
+        }
+        _ => String::new(),
+    };
+    output.line(format_args!("{words} in {seconds:.2} s, {:.3} Gb/s{share}{resumed}", mean / 1e9));
+    if numbers.iter().any(|one| one.why != FIRST) {
+        output.note(format_args!("{}", chosen(&numbers, summary.streams)));
+    }
 }

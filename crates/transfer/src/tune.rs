@@ -1,0 +1,135 @@
+//! What a session measures of itself while it runs, and what follows from it.
+
+use crate::monitor::Monitor;
+use crate::tuner::{Move, Sample, Tuner};
+use crate::wire::{Stage, Tuned};
+use longhaul_engine::net::TcpStream;
+use longhaul_engine::{now, sleep};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// How often is measured: a few times for each file system's hiccup, and often
+/// enough that a choice is made within seconds.
+const PERIOD: Duration = Duration::from_millis(200);
+/// Round trips until a further connection shows what it brings: it starts slowly,
+/// doubling what it sends in each.
+const RAMP: u32 = 12;
+/// The longest time that is waited for that, in periods.
+const RAMP_MOST: u32 = 25;
+/// What a file costs besides its bytes, in bytes, so that rates can be compared
+/// when small files follow large ones.
+const FILE: f64 = 32768.0;
+
+/// With how many of something a session begins, and how many it may come to.
+const START: usize = 4;
+const MOST: usize = 16;
+
+/// How many of something to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Concurrency {
+    /// As many as measurably help.
+    #[default]
+    Measured,
+    /// So many.
+    Fixed(usize),
+}
+
+impl Concurrency {
+    pub(crate) fn start(self) -> usize {
+        match self {
+            Concurrency::Measured => START,
+            Concurrency::Fixed(number) => number.max(1),
+        }
+    }
+
+    /// The most that there may be.
+    pub fn most(self) -> usize {
+        match self {
+            Concurrency::Measured => MOST,
+            Concurrency::Fixed(number) => number.max(1),
+        }
+    }
+
+    /// What finds the number, if it is to be found.
+    fn tuner(self, most: usize, settle: u32) -> Option<Tuner> {
+        (self == Concurrency::Measured).then(|| Tuner::new(START.min(most), most, settle))
+    }
+}
+
+/// What has been done since the beginning, at some moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Progress {
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+    /// The other stages wait for this one now.
+    pub(crate) limits: bool,
+}
+
+/// A stage whose number follows what it does.
+pub(crate) struct Tuning<'a> {
+    pub(crate) stage: Stage,
+    pub(crate) concurrency: Concurrency,
+    /// The most there may be.
+    pub(crate) most: usize,
+    /// What the stage has done.
+    pub(crate) look: Box<dyn Fn() -> Progress + 'a>,
+    /// Makes it so many.
+    pub(crate) set: Box<dyn Fn(usize) + 'a>,
+}
+
+/// Connections, as far as their rate is measured.
+pub(crate) struct Path {
+    pub(crate) streams: Vec<Rc<TcpStream>>,
+    /// This side sends.
+    pub(crate) sends: bool,
+}
+
+impl Path {
+    /// Bytes that have got across, on all connections.
+    fn carried(&self) -> Option<u64> {
+        let info = self.streams.iter().filter_map(|stream| stream.info().ok());
+        let carried = info.map(|info| if self.sends { info.acknowledged } else { info.received });
+        (!self.streams.is_empty()).then(|| carried.sum())
+    }
+
+    /// Periods until a further connection shows what it brings.
+    fn ramp(&self) -> u32 {
+        let trips = self.streams.iter().filter_map(|stream| stream.round_trip().ok());
+        let rtt = trips.map(|(rtt, _)| rtt).max().unwrap_or_default();
+        let periods = (RAMP * rtt).as_secs_f64() / PERIOD.as_secs_f64();
+        (periods.ceil() as u32).clamp(1, RAMP_MOST)
+    }
+}
+
+/// Measures until it is dropped; `tell` hears of changes.
+pub(crate) async fn follow(path: Path, stages: Vec<Tuning<'_>>, monitor: &Monitor, tell: impl Fn(Tuned)) {
+    let mut tuners: Option<Vec<Option<Tuner>>> = None;
+    let mut before: Vec<(f64, Instant)> = stages.iter().map(|stage| (work((stage.look)()), now())).collect();
+    loop {
+        sleep(PERIOD).await;
+        let at = now();
+        if let Some(carried) = path.carried() {
+            monitor.carried(at, carried);
+        }
+        // Round trips are known by now.
+        let tuners = tuners.get_or_insert_with(|| {
+            let settle = |stage: Stage| if stage == Stage::Send { path.ramp() } else { 1 };
+            stages.iter().map(|s| s.concurrency.tuner(s.most, settle(s.stage))).collect()
+        });
+        for ((stage, tuner), before) in stages.iter().zip(tuners).zip(&mut before) {
+            let Some(tuner) = tuner else { continue };
+            let progress = (stage.look)();
+            let elapsed = at.saturating_duration_since(before.1).as_secs_f64().max(1e-3);
+            let rate = (work(progress) - before.0) / elapsed;
+            *before = (work(progress), at);
+            if let Some(Move { from, to, why }) = tuner.sample(Sample { rate, limits: progress.limits }) {
+                (stage.set)(to);
+                tell(Tuned { stage: stage.stage, from: from as u16, to: to as u16, why });
+            }
+        }
+    }
+}
+
+fn work(progress: Progress) -> f64 {
+    progress.bytes as f64 + progress.files as f64 * FILE
+}

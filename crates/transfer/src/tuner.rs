@@ -1,0 +1,241 @@
+//! How many of something to use: connections, or threads of a stage.
+//!
+//! The number follows what was measured: more are tried while the stage holds the
+//! others up, and kept if the rate rises with them; fewer are tried when more do
+//! not help, and kept if the rate stays. So it ends at the least that reach the
+//! rate, which is also what is fair to other transfers and cheapest.
+//!
+//! Invariants:
+//! - the number is between one and the most;
+//! - one thing is changed at a time, and judged by samples after the change has
+//!   had its time to show;
+//! - after every try that did not help the next one is put off twice as long, up
+//!   to [`HOLD_MOST`], so that trying costs little in the end.
+
+/// A higher number is kept if the rate rises by this share.
+const GAIN: f64 = 0.05;
+/// A lower number is kept if the rate falls by no more than this share.
+const LOSS: f64 = 0.03;
+/// Samples between two tries: at first, and at most.
+const HOLD: u32 = 2;
+const HOLD_MOST: u32 = 64;
+/// Samples that a rate is the mean of.
+const MEASURED: u32 = 2;
+
+/// What was seen since the sample before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample {
+    /// What was done, in any unit a second.
+    pub(crate) rate: f64,
+    /// The other stages wait for this one.
+    pub(crate) limits: bool,
+}
+
+/// A change that was made, or taken back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Move {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) why: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Up,
+    Down,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// As it is, for this many samples more.
+    Hold(u32),
+    /// The rate as it is, to compare with: the sum of so many samples.
+    Before { sum: f64, samples: u32 },
+    /// Something else, that has not shown yet for so many samples.
+    Settle { from: usize, before: f64, left: u32 },
+    /// Something else, with the sum of so many samples.
+    Try { from: usize, before: f64, sum: f64, samples: u32 },
+}
+
+/// Finds a number.
+#[derive(Debug)]
+pub(crate) struct Tuner {
+    most: usize,
+    now: usize,
+    /// Samples until a change shows.
+    settle: u32,
+    hold: u32,
+    direction: Direction,
+    state: State,
+}
+
+impl Tuner {
+    /// Begins with `start` of at most `most`; a change shows after `settle`
+    /// samples.
+    pub(crate) fn new(start: usize, most: usize, settle: u32) -> Tuner {
+        let now = start.clamp(1, most.max(1));
+        Tuner {
+            most: most.max(1),
+            now,
+            settle,
+            hold: HOLD,
+            direction: Direction::Up,
+            state: State::Hold(1 + settle),
+        }
+    }
+
+    /// How many to use.
+    #[cfg(test)]
+    pub(crate) fn now(&self) -> usize {
+        self.now
+    }
+
+    /// Takes a sample; what is to be changed.
+    pub(crate) fn sample(&mut self, sample: Sample) -> Option<Move> {
+        match self.state {
+            State::Hold(left) if left > 0 => {
+                self.state = State::Hold(left - 1);
+                None
+            }
+            // Who waits for others learns nothing from trying.
+            State::Hold(_) | State::Before { .. } if !sample.limits => {
+                self.state = State::Hold(0);
+                None
+            }
+            State::Hold(_) => self.before(sample.rate, 1),
+            State::Before { sum, samples } => self.before(sum + sample.rate, samples + 1),
+            State::Settle { from, before, left } if left > 0 => {
+                self.state = State::Settle { from, before, left: left - 1 };
+                None
+            }
+            State::Settle { from, before, .. } => self.tried(from, before, sample, 0.0, 0),
+            State::Try { from, before, sum, samples } => self.tried(from, before, sample, sum, samples),
+        }
+    }
+
+    fn before(&mut self, sum: f64, samples: u32) -> Option<Move> {
+        if samples < MEASURED {
+            self.state = State::Before { sum, samples };
+            return None;
+        }
+        let from = self.now;
+        let to = match self.direction {
+            // As far as can be told apart, and not all at once.
+            Direction::Up => (from + from.div_ceil(2)).min(self.most),
+            Direction::Down => (from - from.div_ceil(4)).max(1),
+        };
+        if to == from {
+            self.turn();
+            self.state = State::Hold(self.hold);
+            return None;
+        }
+        self.now = to;
+        self.state = State::Settle { from, before: sum / f64::from(samples), left: self.settle };
+        let why = match self.direction {
+            Direction::Up => "this stage holds the others up: more are tried",
+            Direction::Down => "more did not help: fewer are tried",
+        };
+        Some(Move { from, to, why: why.into() })
+    }
+
+    fn tried(&mut self, from: usize, before: f64, sample: Sample, sum: f64, samples: u32) -> Option<Move> {
+        let (sum, samples) = (sum + sample.rate, samples + 1);
+        // Another stage that limits now says nothing against the new number.
+        if samples < MEASURED && sample.limits {
+            self.state = State::Try { from, before, sum, samples };
+            return None;
+        }
+        let change = sum / f64::from(samples) / before.max(f64::MIN_POSITIVE) - 1.0;
+        let kept = match self.direction {
+            Direction::Up => change >= GAIN || !sample.limits && change >= -LOSS,
+            Direction::Down => change >= -LOSS,
+        };
+        if kept {
+            self.hold = HOLD;
+            self.state = State::Hold(0);
+            return None;
+        }
+        let to = from;
+        let (from, percent) = (self.now, change * 100.0);
+        self.now = to;
+        self.turn();
+        self.hold = (2 * self.hold).min(HOLD_MOST);
+        self.state = State::Hold(self.hold + self.settle);
+        Some(Move { from, to, why: format!("the rate changed by {percent:+.0} % with {from}: back to {to}") })
+    }
+
+    fn turn(&mut self) {
+        self.direction = match self.direction {
+            Direction::Up => Direction::Down,
+            Direction::Down => Direction::Up,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a system whose rate depends on the number for so many samples; the
+    /// number at the end, the most that was tried, and the mean rate of the last
+    /// half as a share of the best.
+    fn settle(start: usize, most: usize, samples: u32, rate: impl Fn(usize) -> f64) -> (usize, usize, f64) {
+        let mut tuner = Tuner::new(start, most, 1);
+        let (mut tried, mut late) = (start, 0.0);
+        for i in 0..samples {
+            // What changed acts a sample late, and rates are not steady.
+            let noise = 1.0 + 0.01 * f64::from(i * 7 % 5) - 0.02;
+            let sample = Sample { rate: rate(tuner.now()) * noise, limits: true };
+            if i >= samples / 2 {
+                late += sample.rate / f64::from(samples - samples / 2);
+            }
+            tuner.sample(sample);
+            tried = tried.max(tuner.now());
+            assert!((1..=most).contains(&tuner.now()));
+        }
+        let best = (1..=most).map(&rate).fold(0.0, f64::max);
+        (tuner.now(), tried, late / best)
+    }
+
+    #[test]
+    fn more_are_used_as_long_as_they_help() {
+        let (now, _, share) = settle(4, 64, 400, |n| n as f64);
+        assert!(now >= 55 && share > 0.9, "{now}, {share}");
+    }
+
+    #[test]
+    fn what_is_enough_is_found_from_below_and_from_above() {
+        for start in [1, 4, 30] {
+            let (now, _, share) = settle(start, 32, 600, |n| n.min(12) as f64);
+            assert!((11..=18).contains(&now) && share > 0.95, "from {start}: {now}, {share}");
+        }
+    }
+
+    #[test]
+    fn where_more_hurts_it_backs_off() {
+        // A disk that seeks: best with three.
+        let (now, tried, share) = settle(4, 16, 400, |n| 100.0 / (1.0 + (n as f64 - 3.0).abs() / 3.0));
+        assert!(now <= 4 && tried <= 8 && share > 0.85, "{now}, {tried}, {share}");
+    }
+
+    #[test]
+    fn who_limits_nothing_is_left_alone() {
+        let mut tuner = Tuner::new(4, 16, 1);
+        for _ in 0..100 {
+            assert_eq!(tuner.sample(Sample { rate: 1.0, limits: false }), None);
+        }
+        assert_eq!(tuner.now(), 4);
+    }
+
+    #[test]
+    fn changes_are_told_with_their_reason() {
+        let mut tuner = Tuner::new(4, 16, 0);
+        let moves: Vec<Move> =
+            (0..20).filter_map(|_| tuner.sample(Sample { rate: 1.0, limits: true })).collect();
+        assert_eq!((moves[0].from, moves[0].to), (4, 6));
+        assert_eq!((moves[1].from, moves[1].to), (6, 4));
+        assert!(moves[1].why.contains("+0 % with 6"), "{}", moves[1].why);
+        // And then fewer.
+        assert_eq!((moves[2].from, moves[2].to), (4, 3));
+    }
+}
