@@ -328,3 +328,40 @@ fn files_that_may_not_be_read_are_listed_and_the_rest_is_copied() {
     assert_eq!(fs::read(copy.join("source/good")).expect("there"), b"good");
     assert!(!copy.join("source/secret").exists());
 }
+
+/// Peak resident set of a process, in bytes.
+fn peak(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a process");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number") * 1024
+}
+
+#[test]
+fn memory_does_not_grow_with_the_number_of_files() {
+    // Of many files a side may remember the directories, and nothing else.
+    const FILES: u64 = 40_000;
+    const DIRECTORIES: u64 = 4_000;
+    const MEMORY: u64 = 64 << 20;
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, root) = (dir.path().join("source"), dir.path().join("root"));
+    fs::create_dir(&root).expect("made");
+    for i in 0..DIRECTORIES {
+        let parent = source.join(format!("{:02}/{i:05}", i % 40));
+        fs::create_dir_all(&parent).expect("made");
+        for j in 0..FILES / DIRECTORIES {
+            fs::File::create(parent.join(format!("f{j}"))).expect("made");
+        }
+    }
+    let (reads, writes) = (Agent::start("127.0.0.1:0", dir.path()), Agent::start("127.0.0.1:0", &root));
+    let (from, to) = (format!("lh://{}/source", reads.addr()), format!("lh://{}/copy", writes.addr()));
+    let none = ["--fsync", "none", "--json"];
+    let pushed = longhaul(&[&["cp", "-r", text(&source), &to][..], &none].concat());
+    assert_eq!(pushed.code, Some(0), "{pushed:?}");
+    let pulled = longhaul(&[&["cp", "-r", &from, text(&dir.path().join("back"))][..], &none].concat());
+    assert_eq!(pulled.code, Some(0), "{pulled:?}");
+    assert_eq!(pulled.events().last().expect("a summary")["files"], FILES);
+    for agent in [&reads, &writes] {
+        let peak = peak(agent.0.child.id());
+        assert!(peak <= MEMORY, "{peak} bytes");
+    }
+}

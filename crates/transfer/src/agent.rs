@@ -6,8 +6,9 @@
 //!   connections for a session that never begins;
 //! - sessions share one pool of memory, whose size is the bound.
 
-use crate::copy::{Job, Settings};
+use crate::copy::Settings;
 use crate::filter::Filter;
+use crate::job::Job;
 use crate::journal::Journal;
 use crate::link::{Link, LinkError};
 use crate::made::{self, Nowhere};

@@ -73,6 +73,32 @@ mod tests {
     }
 
     #[test]
+    fn the_first_of_two_files_stays_and_the_second_is_told() {
+        use crate::session::{Done, Job};
+        use crate::wire::{Batch, Content, Entry, Hash, Kind, Options, Time};
+        let dir = tempfile::tempdir().expect("a directory");
+        let tree = Tree::open(dir.path()).expect("open");
+        let mut writer =
+            crate::write::Writer::new(tree, None, Options::default(), crate::Filter::default(), None, None);
+        writer.folded = Some(Folded::default());
+        let mut batch = Batch::default();
+        for (name, data) in [("File", b"1"), ("file", b"2"), ("other", b"3")] {
+            let path = RelPath::new(name.as_bytes()).expect("a good name");
+            let (mtime, xattrs) = (Time::default(), Vec::new());
+            let entry = Entry { path, kind: Kind::File, mode: 0o644, uid: 0, gid: 0, mtime, size: 1, xattrs };
+            batch.push(&entry, &Content::Inline { len: 1, digest: Hash::Quick.of(data) }, data);
+        }
+        let Done::Batch(counts, troubles) = writer.run(Job::Batch(batch.into_body()), &mut writer.walker())
+        else {
+            panic!("a batch is done as one");
+        };
+        let told: Vec<_> = troubles.iter().map(|trouble| trouble.path.to_string()).collect();
+        assert_eq!((counts.files, told), (2, vec!["file".to_owned()]));
+        assert_eq!(std::fs::read(dir.path().join("File")).expect("there"), b"1");
+        assert!(!dir.path().join("file").exists());
+    }
+
+    #[test]
     fn a_file_system_that_tells_them_apart_does_not_fold() {
         let dir = tempfile::tempdir().expect("a directory");
         let tree = Tree::open(dir.path()).expect("open");

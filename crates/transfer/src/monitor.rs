@@ -29,6 +29,7 @@ pub struct Monitor {
     notes: Mutex<Vec<Note>>,
     chosen: Mutex<Vec<Chosen>>,
     carried: Mutex<Carried>,
+    far_limit: Mutex<Option<Stage>>,
     gauges: Mutex<Vec<(Stage, Look)>>,
 }
 
@@ -196,13 +197,39 @@ impl Monitor {
         lock(&self.gauges).push((stage, Box::new(look)));
     }
 
-    /// The last stage whose queue is more than half full limits: all before it
-    /// wait, and what is behind it has nothing to do. Where none is full, it is
-    /// the first.
+    /// The stage that the others wait for, if one can be told: of this side, or of
+    /// the far one where this waits for that.
     fn limit(&self) -> Option<Stage> {
+        let far = *lock(&self.far_limit);
+        match self.limit_here() {
+            // What the network does not take may be what the far side does not.
+            Some(Stage::Send) => far.filter(|stage| *stage == Stage::Write).or(Some(Stage::Send)),
+            None => far,
+            here => here,
+        }
+    }
+
+    /// The last stage here whose queue is more than half full limits: all before it
+    /// wait, and what is behind it has nothing to do. Where none is full, those that
+    /// read do as long as there is something to read, and else those that look for
+    /// more. A side that only writes waits for the far one.
+    pub(crate) fn limit_here(&self) -> Option<Stage> {
         let gauges = lock(&self.gauges);
-        let full = gauges.iter().rev().find(|(_, look)| look().fill > 0.5);
-        full.map(|(stage, _)| *stage).or(gauges.first().map(|_| Stage::Scan))
+        if let Some((stage, _)) = gauges.iter().rev().find(|(_, look)| look().fill > 0.5) {
+            return Some(*stage);
+        }
+        let read = gauges.iter().find(|(stage, _)| *stage == Stage::Read).map(|(_, look)| look());
+        match (read, self.scan_done.load(Relaxed)) {
+            (Some(read), _) if !read.empty => Some(Stage::Read),
+            (Some(_), true) => Some(Stage::Send),
+            (Some(_), false) => Some(Stage::Scan),
+            (None, _) => None,
+        }
+    }
+
+    /// The far side says which stage of it the others wait for.
+    pub(crate) fn limit_there(&self, stage: Option<Stage>) {
+        *lock(&self.far_limit) = stage;
     }
 }
 
@@ -223,6 +250,30 @@ mod tests {
             }
         }
         assert_eq!(monitor.now().best, Some(1000.0));
+    }
+
+    #[test]
+    fn the_stage_that_others_wait_for_is_named_on_either_side() {
+        let gauge = |fill: f64| Gauge { fill, empty: fill == 0.0, ..Gauge::default() };
+        let sending = |read, send, far| {
+            let monitor = Monitor::new();
+            monitor.watch(Stage::Read, move || gauge(read));
+            monitor.watch(Stage::Send, move || gauge(send));
+            monitor.limit_there(far);
+            monitor.now().limit
+        };
+        assert_eq!(sending(0.9, 0.9, None), Some(Stage::Send));
+        assert_eq!(sending(0.9, 0.9, Some(Stage::Write)), Some(Stage::Write));
+        assert_eq!(sending(0.1, 0.1, Some(Stage::Write)), Some(Stage::Read));
+        assert_eq!(sending(0.0, 0.1, None), Some(Stage::Scan));
+        let receiving = |write, far| {
+            let monitor = Monitor::new();
+            monitor.watch(Stage::Write, move || gauge(write));
+            monitor.limit_there(far);
+            monitor.now().limit
+        };
+        assert_eq!(receiving(0.9, Some(Stage::Send)), Some(Stage::Write));
+        assert_eq!(receiving(0.1, Some(Stage::Read)), Some(Stage::Read));
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! - an agent connects elsewhere only if it was started to, or by who asks;
 //! - the copy ends when who asked for it has gone.
 
-use crate::copy::{CopyError, Job};
+use crate::copy::CopyError;
+use crate::job::Job;
 use crate::link::{Link, Tx};
 use crate::monitor::{Monitor, Note};
 use crate::session::{Heard, Sender};
@@ -32,6 +33,7 @@ pub(crate) async fn hear(mut link: Link, monitor: &Monitor) -> Result<Counts, Se
         match sender.handle(frame)? {
             Heard::Trouble(trouble) => monitor.trouble(trouble),
             Heard::Tuned(tuned) => monitor.tuned(tuned, true),
+            Heard::Limit(stage) => monitor.limit_there(stage),
             Heard::Progress(counts) => monitor.set_counts(counts),
             Heard::Finished(counts) => {
                 monitor.set_counts(counts);
@@ -97,7 +99,8 @@ async fn tell(tx: &mut Tx, monitor: &Monitor, ended: &Cell<bool>, end: &Notify) 
             return Ok(());
         }
         let mut frames = news(monitor);
-        frames.push(Frame::Progress(monitor.now().counts));
+        let now = monitor.now();
+        frames.extend([Frame::Limit(now.limit), Frame::Progress(now.counts)]);
         tx.send(frames).await?;
     }
 }

@@ -208,7 +208,8 @@ impl<T> Queue<T> {
     pub(crate) fn gauge(&self) -> Gauge {
         let fill = self.lock().weight as f64 / self.limit as f64;
         let seconds = |nanos: &AtomicU64| nanos.load(Relaxed) as f64 / 1e9;
-        Gauge { fill: fill.min(1.0), blocked: seconds(&self.blocked), starved: seconds(&self.starved) }
+        let empty = self.is_empty();
+        Gauge { fill: fill.min(1.0), empty, blocked: seconds(&self.blocked), starved: seconds(&self.starved) }
     }
 }
 
@@ -217,6 +218,8 @@ impl<T> Queue<T> {
 pub struct Gauge {
     /// Share of its bound in use, 0 to 1.
     pub fill: f64,
+    /// Nothing waits in it.
+    pub empty: bool,
     /// Seconds that threads waited for room in it, all together.
     pub blocked: f64,
     /// Seconds that threads waited for items in it, all together.

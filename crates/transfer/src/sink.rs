@@ -181,6 +181,7 @@ impl Session {
             match told.filter(|_| self.tell) {
                 Some(Told::Trouble(trouble)) => self.monitor.trouble(trouble),
                 Some(Told::Tuned(tuned)) => self.monitor.tuned(tuned, true),
+                Some(Told::Limit(stage)) => self.monitor.limit_there(stage),
                 None => {}
             }
             loop {
@@ -201,6 +202,7 @@ impl Session {
         let writers = Tuning {
             stage: Stage::Write,
             concurrency: self.writers,
+            start: self.writers.start(),
             most: self.writers.most(),
             look: Box::new(|| {
                 let counts = self.receiver.borrow().counts();
@@ -217,7 +219,16 @@ impl Session {
                 self.frames.notify();
             }
         };
-        follow(path, vec![writers], &self.monitor, tell).await;
+        let mut told = None;
+        let look = || {
+            let limit = (queues.jobs.gauge().fill >= 0.5).then_some(Stage::Write);
+            if limit != told && self.tell {
+                told = limit;
+                self.receiver.borrow_mut().limits(limit);
+                self.frames.notify();
+            }
+        };
+        follow(path, vec![writers], &self.monitor, tell, look).await;
     }
 
     /// Takes what the threads have done, until all is.

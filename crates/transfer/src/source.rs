@@ -134,7 +134,9 @@ pub(crate) async fn send(
     let gate = threads(plan, &queues, &monitor)?;
     // A limit of the rate is none of the connections'.
     let streams = if rate > 0 { Concurrency::Fixed(streams.start()) } else { streams };
-    let active = streams.start().min(links.len());
+    let sockets = links.iter().filter_map(|link| link.tx.stream()).collect();
+    let path = Path { streams: sockets, sends: true };
+    let active = streams.streams(&path).min(links.len());
     monitor.choose(Stage::Read, false, readers.start(), "to begin with");
     monitor.choose(Stage::Send, false, active, "to begin with");
     let session = Rc::new(Session {
@@ -152,7 +154,7 @@ pub(crate) async fn send(
         dry_run,
         pace: Pace::new(rate),
     });
-    let result = session.run(links, ask).await;
+    let result = session.run(links, path, ask).await;
     drop(abort);
     result
 }
@@ -288,12 +290,11 @@ struct Session {
 }
 
 impl Session {
-    async fn run(self: &Rc<Self>, links: Vec<Link>, ask: bool) -> Result<Counts, SessionError> {
+    async fn run(self: &Rc<Self>, links: Vec<Link>, path: Path, ask: bool) -> Result<Counts, SessionError> {
         let (mut sending, mut receiving) = (Vec::new(), Vec::new());
-        let sockets = links.iter().filter_map(|link| link.tx.stream()).collect();
         let tuning: Task<()> = {
             let session = Rc::clone(self);
-            spawn(async move { session.tune(Path { streams: sockets, sends: true }).await })
+            spawn(async move { session.tune(path).await })
         };
         for (stream, link) in links.into_iter().enumerate() {
             let session = Rc::clone(self);
@@ -367,6 +368,7 @@ impl Session {
         let readers = Tuning {
             stage: Stage::Read,
             concurrency: self.readers,
+            start: self.readers.start(),
             most: self.readers.most(),
             look: Box::new(|| Progress {
                 files: read.files.load(Ordering::Relaxed),
@@ -378,6 +380,7 @@ impl Session {
         let streams = Tuning {
             stage: Stage::Send,
             concurrency: self.streams,
+            start: self.active.get(),
             most: self.wake.len(),
             look: Box::new(|| Progress { files: 0, bytes: sent.get(), limits: items.gauge().fill >= 0.5 }),
             set: Box::new(|number| self.use_streams(number)),
@@ -386,7 +389,15 @@ impl Session {
             self.monitor.tuned(tuned.clone(), false);
             self.queues.items.force(Item::Tuned(tuned), 1);
         };
-        follow(path, vec![readers, streams], &self.monitor, tell).await;
+        let mut told = None;
+        let look = || {
+            let limit = self.monitor.limit_here();
+            if limit != told {
+                told = limit;
+                self.queues.items.force(Item::Limit(limit), 1);
+            }
+        };
+        follow(path, vec![readers, streams], &self.monitor, tell, look).await;
     }
 
     /// Puts questions; when all are put and answered, there is no more work.
@@ -425,6 +436,7 @@ impl Session {
                 }
                 Heard::Trouble(trouble) => self.monitor.trouble(trouble),
                 Heard::Tuned(tuned) => self.monitor.tuned(tuned, true),
+                Heard::Limit(stage) => self.monitor.limit_there(stage),
                 Heard::Progress(counts) => self.monitor.set_counts(counts),
                 Heard::Finished(counts) => {
                     self.heard_end.set(true);

@@ -24,6 +24,11 @@ const FILE: f64 = 32768.0;
 const START: usize = 4;
 const MOST: usize = 16;
 
+/// Round trips from which on a session begins with twice as many connections, and
+/// with the most: slow start takes about ten of them.
+const LONG: Duration = Duration::from_millis(20);
+const VERY_LONG: Duration = Duration::from_millis(100);
+
 /// How many of something to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Concurrency {
@@ -50,9 +55,15 @@ impl Concurrency {
         }
     }
 
-    /// What finds the number, if it is to be found.
-    fn tuner(self, most: usize, settle: u32) -> Option<Tuner> {
-        (self == Concurrency::Measured).then(|| Tuner::new(START.min(most), most, settle))
+    /// With how many connections to begin: each carries little in the first round
+    /// trips, and the longer they are, the more that costs.
+    pub(crate) fn streams(self, path: &Path) -> usize {
+        match self {
+            Concurrency::Fixed(number) => number.max(1),
+            Concurrency::Measured if path.round_trip() >= VERY_LONG => MOST,
+            Concurrency::Measured if path.round_trip() >= LONG => 2 * START,
+            Concurrency::Measured => START,
+        }
     }
 }
 
@@ -69,6 +80,8 @@ pub(crate) struct Progress {
 pub(crate) struct Tuning<'a> {
     pub(crate) stage: Stage,
     pub(crate) concurrency: Concurrency,
+    /// How many there are at first.
+    pub(crate) start: usize,
     /// The most there may be.
     pub(crate) most: usize,
     /// What the stage has done.
@@ -92,29 +105,44 @@ impl Path {
         (!self.streams.is_empty()).then(|| carried.sum())
     }
 
+    /// The longest round trip of all connections.
+    fn round_trip(&self) -> Duration {
+        let trips = self.streams.iter().filter_map(|stream| stream.round_trip().ok());
+        trips.map(|(rtt, _)| rtt).max().unwrap_or_default()
+    }
+
     /// Periods until a further connection shows what it brings.
     fn ramp(&self) -> u32 {
-        let trips = self.streams.iter().filter_map(|stream| stream.round_trip().ok());
-        let rtt = trips.map(|(rtt, _)| rtt).max().unwrap_or_default();
-        let periods = (RAMP * rtt).as_secs_f64() / PERIOD.as_secs_f64();
+        let periods = (RAMP * self.round_trip()).as_secs_f64() / PERIOD.as_secs_f64();
         (periods.ceil() as u32).clamp(1, RAMP_MOST)
     }
 }
 
-/// Measures until it is dropped; `tell` hears of changes.
-pub(crate) async fn follow(path: Path, stages: Vec<Tuning<'_>>, monitor: &Monitor, tell: impl Fn(Tuned)) {
+/// Measures until it is dropped; `tell` hears of changes, and `look` is called each
+/// time.
+pub(crate) async fn follow(
+    path: Path,
+    stages: Vec<Tuning<'_>>,
+    monitor: &Monitor,
+    tell: impl Fn(Tuned),
+    mut look: impl FnMut(),
+) {
     let mut tuners: Option<Vec<Option<Tuner>>> = None;
     let mut before: Vec<(f64, Instant)> = stages.iter().map(|stage| (work((stage.look)()), now())).collect();
     loop {
         sleep(PERIOD).await;
         let at = now();
+        look();
         if let Some(carried) = path.carried() {
             monitor.carried(at, carried);
         }
         // Round trips are known by now.
         let tuners = tuners.get_or_insert_with(|| {
             let settle = |stage: Stage| if stage == Stage::Send { path.ramp() } else { 1 };
-            stages.iter().map(|s| s.concurrency.tuner(s.most, settle(s.stage))).collect()
+            let tuner = |s: &Tuning<'_>| {
+                (s.concurrency == Concurrency::Measured).then(|| Tuner::new(s.start, s.most, settle(s.stage)))
+            };
+            stages.iter().map(tuner).collect()
         });
         for ((stage, tuner), before) in stages.iter().zip(tuners).zip(&mut before) {
             let Some(tuner) = tuner else { continue };

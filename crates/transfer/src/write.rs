@@ -40,7 +40,7 @@ pub(crate) struct Writer {
     /// The list of what there is, where one is wanted.
     pub(crate) manifest: Option<Manifest>,
     /// The names that came, where some may be one to the file system.
-    folded: Option<Folded>,
+    pub(crate) folded: Option<Folded>,
     files: Mutex<HashMap<u64, Arc<Slot>>>,
     last: Mutex<Last>,
     /// Nothing more can be written.

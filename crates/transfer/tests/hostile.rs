@@ -60,7 +60,7 @@ impl Peer {
         loop {
             match self.hear() {
                 Some(Frame::Trouble(trouble)) => troubles.push(trouble.path.to_string()),
-                Some(Frame::Progress(_)) => {}
+                Some(Frame::Progress(_) | Frame::Limit(_) | Frame::Tuned(_)) => {}
                 other => return (troubles, other),
             }
         }

@@ -9,7 +9,7 @@
 //!   stream has ended, `open` is zero and `files` is empty.
 
 use super::{OPEN_FILES, QUESTIONS, Violation};
-use crate::wire::{BatchReader, Close, Content, Counts, Digest, Entry, Frame, Trouble, Tuned, Want};
+use crate::wire::{BatchReader, Close, Content, Counts, Digest, Entry, Frame, Stage, Trouble, Tuned, Want};
 use longhaul_engine::Buf;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -88,6 +88,8 @@ pub enum Told {
     Trouble(Trouble),
     /// It uses another number of something.
     Tuned(Tuned),
+    /// Which stage there the others wait for.
+    Limit(Option<Stage>),
 }
 
 #[derive(Debug)]
@@ -182,6 +184,13 @@ impl Receiver {
         }
     }
 
+    /// Tells the other side which stage here the others wait for.
+    pub fn limits(&mut self, stage: Option<Stage>) {
+        if !self.settled {
+            self.frames.push_back(Frame::Limit(stage));
+        }
+    }
+
     /// Tells the other side how many threads there are now.
     pub fn tuned(&mut self, tuned: Tuned) {
         if !self.settled {
@@ -221,6 +230,7 @@ impl Receiver {
                 return Ok(Some(Told::Trouble(trouble)));
             }
             Frame::Tuned(tuned) => return Ok(Some(Told::Tuned(tuned))),
+            Frame::Limit(stage) => return Ok(Some(Told::Limit(stage))),
             Frame::End { whole } => {
                 self.ended += 1;
                 self.whole &= whole;

@@ -6,7 +6,9 @@
 //! - a question is in `asked` from when it is put until it is answered.
 
 use super::{QUESTIONS, Violation};
-use crate::wire::{Batch, Close, Content, Counts, Digest, Entry, Frame, Refusal, Trouble, Tuned, Want};
+use crate::wire::{
+    Batch, Close, Content, Counts, Digest, Entry, Frame, Refusal, Stage, Trouble, Tuned, Want,
+};
 use longhaul_engine::Buf;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -56,6 +58,8 @@ pub enum Item {
     Trouble(Trouble),
     /// Something to know.
     Tuned(Tuned),
+    /// Which stage here the others wait for.
+    Limit(Option<Stage>),
 }
 
 /// A file that is wanted, and the blocks of it that are there already, a bit each.
@@ -70,6 +74,8 @@ pub enum Heard<T> {
     Trouble(Trouble),
     /// It uses another number of threads.
     Tuned(Tuned),
+    /// Which stage there the others wait for.
+    Limit(Option<Stage>),
     /// How far it is.
     Progress(Counts),
     /// All is done.
@@ -142,6 +148,7 @@ impl<T> Sender<T> {
                 out.push(Frame::Trouble(trouble));
             }
             Item::Tuned(tuned) => out.push(Frame::Tuned(tuned)),
+            Item::Limit(stage) => out.push(Frame::Limit(stage)),
         }
     }
 
@@ -168,6 +175,7 @@ impl<T> Sender<T> {
             Frame::Wanted { number, wants } => Heard::Wanted(self.wanted(number, wants)?),
             Frame::Trouble(trouble) => Heard::Trouble(trouble),
             Frame::Tuned(tuned) => Heard::Tuned(tuned),
+            Frame::Limit(stage) => Heard::Limit(stage),
             Frame::Progress(counts) => Heard::Progress(counts),
             Frame::Finished(counts) => Heard::Finished(counts),
             Frame::Refuse(refusal) => Heard::Refused(refusal),

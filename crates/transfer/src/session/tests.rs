@@ -261,7 +261,7 @@ impl Pair {
                 Heard::Wanted(wanted) => wanted.into_iter().for_each(|(entry, _)| self.read(&entry, false)),
                 Heard::Trouble(trouble) => self.troubles.push(trouble),
                 Heard::Finished(counts) => self.finished = Some(counts),
-                Heard::Progress(_) | Heard::Refused(_) | Heard::Tuned(_) => {}
+                Heard::Progress(_) | Heard::Refused(_) | Heard::Tuned(_) | Heard::Limit(_) => {}
             }
         }
         Ok(did)
@@ -439,7 +439,7 @@ fn noise_is_never_a_panic() {
     let mut rng = Rng::new(5);
     for _ in 0..20_000 {
         let mut header = [0; crate::wire::HEADER_LEN];
-        header.iter_mut().for_each(|b| *b = rng.below(16) as u8);
+        header.iter_mut().for_each(|b| *b = rng.below(18) as u8);
         header[1] = 0;
         header[3..8].fill(0);
         header[4] = rng.below(64) as u8;

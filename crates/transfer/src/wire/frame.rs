@@ -179,6 +179,8 @@ pub enum Frame {
     Trouble(Trouble),
     /// Who says this uses another number of something now.
     Tuned(Tuned),
+    /// Which stage of the side that says this the others wait for, if one.
+    Limit(Option<Stage>),
     /// How far the receiving side is.
     Progress(Counts),
     /// No more comes on this connection.
@@ -210,6 +212,7 @@ const END: u8 = 12;
 const FINISHED: u8 = 13;
 const SECURE: u8 = 14;
 const TUNED: u8 = 15;
+const LIMIT: u8 = 16;
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,7 +233,7 @@ impl Header {
         let mut from = Fields(&bytes);
         let (kind, zero) = (from.u8()?, from.u8()?);
         let (head, body) = (usize::from(from.u16()?), from.u32()? as usize);
-        let good = (HELLO..=TUNED).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= BODY_MAX;
+        let good = (HELLO..=LIMIT).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= BODY_MAX;
         if good { Ok(Header { kind, head, body }) } else { Err(Malformed::Value("header")) }
     }
 }
@@ -322,6 +325,11 @@ impl Frame {
                 head.bytes(tuned.why.as_bytes());
                 TUNED
             }
+            Frame::Limit(stage) => {
+                let place = stage.and_then(|stage| Stage::ALL.iter().position(|one| *one == stage));
+                head.u8(place.map_or(0, |place| place as u8 + 1));
+                LIMIT
+            }
             Frame::Progress(counts) => {
                 counts.encode(&mut head);
                 PROGRESS
@@ -375,6 +383,13 @@ impl Frame {
                 let stage = *Stage::ALL.get(usize::from(from.u8()?)).ok_or(Malformed::Value("stage"))?;
                 Frame::Tuned(Tuned { stage, from: from.u16()?, to: from.u16()?, why: from.text()? })
             }
+            LIMIT => Frame::Limit(match from.u8()? {
+                0 => None,
+                place => {
+                    let stage = Stage::ALL.get(usize::from(place) - 1);
+                    Some(*stage.ok_or(Malformed::Value("stage"))?)
+                }
+            }),
             PROGRESS => Frame::Progress(Counts::decode(from)?),
             END => Frame::End { whole: from.u8()? == 1 },
             FINISHED => Frame::Finished(Counts::decode(from)?),

@@ -1,0 +1,145 @@
+//! The ends of a copy, as people name them.
+
+use crate::made;
+use crate::wire::show;
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+
+/// Port of a standing agent.
+const PORT: u16 = 7400;
+/// How a running agent is named.
+const SCHEME: &[u8] = b"lh://";
+
+/// One end of a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// A path on this machine. Here and with the others, `zero:SPEC` and
+    /// `dataset:SPEC` in place of a path are data that is made while it is sent,
+    /// and `null:` is where it is checked and thrown away.
+    Local(Vec<u8>),
+    /// A path on a machine that ssh reaches.
+    Ssh {
+        /// As ssh takes it: `[USER@]HOST`.
+        host: String,
+        /// Path, relative to the home directory.
+        path: Vec<u8>,
+    },
+    /// A path below the root of a running agent.
+    Agent {
+        /// Name or address.
+        host: String,
+        /// Port.
+        port: u16,
+        /// Path, relative to the root.
+        path: Vec<u8>,
+    },
+}
+
+impl Endpoint {
+    /// From what was typed: a path, `[USER@]HOST:PATH`, or `lh://HOST[:PORT]/PATH`;
+    /// `zero:`, `dataset:` and `null:` name no hosts.
+    ///
+    /// # Errors
+    /// It is neither; in words.
+    pub fn parse(text: &OsStr) -> Result<Endpoint, String> {
+        let bytes = text.as_bytes();
+        if bytes.is_empty() {
+            return Err("an empty path is none".into());
+        }
+        if made::is_special(bytes) {
+            return Ok(Endpoint::Local(bytes.to_vec()));
+        }
+        let Some(rest) = bytes.strip_prefix(SCHEME) else {
+            let colon = bytes.iter().position(|b| *b == b':');
+            let slash = bytes.iter().position(|b| *b == b'/').unwrap_or(bytes.len());
+            return match colon {
+                Some(at) if at < slash => ssh(&bytes[..at], &bytes[at + 1..]),
+                _ => Ok(Endpoint::Local(bytes.to_vec())),
+            };
+        };
+        let wrong = || format!("'{}' is not of the form lh://HOST:PORT/PATH", show(bytes));
+        let (authority, path) = match rest.iter().position(|b| *b == b'/') {
+            Some(at) => (&rest[..at], &rest[at + 1..]),
+            None => (rest, &b""[..]),
+        };
+        let authority = std::str::from_utf8(authority).map_err(|_| wrong())?;
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.ends_with(']') => (host, port.parse().map_err(|_| wrong())?),
+            _ => (authority, PORT),
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        if host.is_empty() { Err(wrong()) } else { Ok(Endpoint::Agent { host, port, path: path.to_vec() }) }
+    }
+
+    pub(crate) fn path(&self) -> &[u8] {
+        match self {
+            Endpoint::Local(path) | Endpoint::Ssh { path, .. } | Endpoint::Agent { path, .. } => path,
+        }
+    }
+
+    pub(crate) fn server(&self) -> Option<Server> {
+        match self {
+            Endpoint::Local(_) => None,
+            Endpoint::Ssh { host, .. } => Some(Server::Ssh(host.clone())),
+            Endpoint::Agent { host, port, .. } => Some(Server::Agent(host.clone(), *port)),
+        }
+    }
+}
+
+/// Who is at the other end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Server {
+    Ssh(String),
+    Agent(String, u16),
+}
+
+/// `host:path`. A leading `~/` is where such paths begin anyway.
+fn ssh(host: &[u8], path: &[u8]) -> Result<Endpoint, String> {
+    let wrong = || format!("'{}' is no host; write ./ before a file with a colon in its name", show(host));
+    let host = std::str::from_utf8(host).map_err(|_| wrong())?.to_owned();
+    // What begins with a dash would be an option of ssh.
+    if host.is_empty() || host.starts_with('-') || host.contains(char::is_whitespace) {
+        return Err(wrong());
+    }
+    let path = path.strip_prefix(b"~/").unwrap_or(if path == b"~" { b"" } else { path });
+    Ok(Endpoint::Ssh { host, path: path.to_vec() })
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Local(path) => f.write_str(&show(path)),
+            Endpoint::Ssh { host, path } => write!(f, "{host}:{}", show(path)),
+            Endpoint::Agent { host, port, path } => write!(f, "lh://{host}:{port}/{}", show(path)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Endpoint, String> {
+        Endpoint::parse(OsStr::new(text))
+    }
+
+    #[test]
+    fn endpoints_are_paths_or_agents() {
+        let agent = |host: &str, port, path: &str| {
+            Ok(Endpoint::Agent { host: host.into(), port, path: path.as_bytes().to_vec() })
+        };
+        assert_eq!(parse("lh://dtn:7000/a/b"), agent("dtn", 7000, "a/b"));
+        assert_eq!(parse("lh://dtn"), agent("dtn", PORT, ""));
+        assert_eq!(parse("lh://[::1]:7000/x"), agent("::1", 7000, "x"));
+        assert_eq!(parse("lh://[::1]/x"), agent("::1", PORT, "x"));
+        assert_eq!(parse("a/b:c"), Ok(Endpoint::Local(b"a/b:c".to_vec())));
+        let host =
+            |host: &str, path: &str| Ok(Endpoint::Ssh { host: host.into(), path: path.as_bytes().to_vec() });
+        assert_eq!(parse("me@dtn:a/b:c"), host("me@dtn", "a/b:c"));
+        assert_eq!((parse("dtn:~/a"), parse("dtn:")), (host("dtn", "a"), host("dtn", "")));
+        for bad in ["", "lh://", "lh://:1/x", "lh://h:port/x", "-oProxyCommand=x:y", ":x", "a b:c"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! One copy, on the thread of an engine: it connects, and runs this side.
+
+use crate::agent::{plan, writer};
+use crate::copy::{CopyError, Settings, Summary};
+use crate::link::Link;
+use crate::monitor::Monitor;
+use crate::onward;
+use crate::place::Root;
+use crate::seal::fill_random;
+use crate::source::{Plan, SessionError};
+use crate::ssh::Via;
+use crate::tune::Concurrency;
+use crate::wire::{Compare, Direction, Frame, Hello, Refusal, RefusalKind, Request, VERSION, Welcome};
+use crate::{sink, source};
+use futures_util::future::{join, try_join_all};
+use longhaul_engine::net::{SocketOptions, TcpStream};
+use longhaul_engine::{BufPool, timeout};
+use std::cell::RefCell;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long direct connections may take where there is another way: five times
+/// what the longest path takes.
+const DIRECT: Duration = Duration::from_secs(5);
+/// Memory for data that was received, in bytes.
+const MEMORY: usize = 64 << 20;
+
+/// One copy, on the thread of an engine.
+pub(crate) struct Job {
+    pub(crate) request: Request,
+    pub(crate) settings: Settings,
+    pub(crate) monitor: Arc<Monitor>,
+    /// The way through ssh, if there is one.
+    pub(crate) channel: RefCell<Option<std::net::TcpStream>>,
+}
+
+/// A session that was granted.
+struct Granted {
+    links: Vec<Link>,
+    welcome: Welcome,
+    /// What is known of the connections.
+    summary: Summary,
+}
+
+impl Job {
+    /// Both ends on this machine.
+    pub(crate) async fn local(&self) -> Result<Summary, CopyError> {
+        let request = self.request.clone();
+        let readers = self.settings.readers;
+        let prepare = move || {
+            let plan = plan(&Root::Here, &request, readers)?;
+            Ok::<_, Refusal>((plan, writer(&Root::Here, &request)?))
+        };
+        let (mut plan, writer) = longhaul_engine::blocking(prepare).await?;
+        let resumed = writer.resumes();
+        plan.ask |= resumed;
+        let (here, there) = Link::pair();
+        let received =
+            sink::receive(writer, self.settings.writers, vec![there], Arc::clone(&self.monitor), false);
+        let (sent, received) =
+            join(source::send(plan, vec![here], Concurrency::Fixed(1), Arc::clone(&self.monitor)), received)
+                .await;
+        let counts = received.and(sent)?;
+        Ok(Summary { counts, resumed, ..Summary::default() })
+    }
+
+    /// From here to an agent.
+    pub(crate) async fn push(&self, server: (String, u16)) -> Result<Summary, CopyError> {
+        let (request, readers) = (self.request.clone(), self.settings.readers);
+        // What is wrong here is found before anybody is bothered.
+        let plan = longhaul_engine::blocking(move || plan(&Root::Here, &request, readers)).await?;
+        self.send(plan, server).await
+    }
+
+    /// What is planned already, to an agent.
+    pub(crate) async fn send(&self, mut plan: Plan, server: (String, u16)) -> Result<Summary, CopyError> {
+        let remote = Request { sources: Vec::new(), files: Vec::new(), ..self.request.clone() };
+        let granted = self.connect(&server, Direction::Push, remote).await?;
+        plan.ask |= granted.welcome.resume;
+        let counts =
+            source::send(plan, granted.links, self.settings.streams, Arc::clone(&self.monitor)).await?;
+        Ok(Summary { counts, resumed: granted.welcome.resume, ..granted.summary })
+    }
+
+    /// From an agent to another, which it is told of.
+    pub(crate) async fn order(&self, server: (String, u16)) -> Result<Summary, CopyError> {
+        let granted = self.connect(&server, Direction::Onward, self.request.clone()).await?;
+        let link = granted.links.into_iter().next().ok_or(SessionError::Lost)?;
+        let counts = onward::hear(link, &self.monitor).await?;
+        Ok(Summary { counts, ..granted.summary })
+    }
+
+    /// From an agent to here.
+    pub(crate) async fn pull(&self, server: (String, u16)) -> Result<Summary, CopyError> {
+        let request = self.request.clone();
+        let writer = longhaul_engine::blocking(move || writer(&Root::Here, &request)).await?;
+        let resumed = writer.resumes();
+        let mut remote = Request { destination: Vec::new(), ..self.request.clone() };
+        if resumed && remote.options.compare == Compare::Nothing {
+            remote.options.compare = Compare::Mtime;
+        }
+        let granted = self.connect(&server, Direction::Pull, remote).await?;
+        let monitor = Arc::clone(&self.monitor);
+        let counts = sink::receive(writer, self.settings.writers, granted.links, monitor, true).await?;
+        Ok(Summary { counts, resumed, ..granted.summary })
+    }
+
+    /// Opens connections and waits for the session to be granted.
+    async fn connect(
+        &self,
+        server: &(String, u16),
+        direction: Direction,
+        request: Request,
+    ) -> Result<Granted, CopyError> {
+        let after = self.settings.connect;
+        let channel = self.channel.borrow().as_ref().map(std::net::TcpStream::try_clone);
+        let channel = channel.transpose().map_err(SessionError::from)?;
+        let limit = if channel.is_some() { after.min(DIRECT) } else { after };
+        let only_ssh = self.settings.ssh.via == Via::Ssh;
+        let direct = match (only_ssh, &channel) {
+            (true, Some(_)) => None,
+            _ => Some(within(limit, server, self.direct(server)).await),
+        };
+        let (streams, through_ssh) = match (direct, channel) {
+            (Some(Ok(streams)), _) => (streams, false),
+            (Some(Err(e)), None) => return Err(e),
+            (None, None) => return Err(SessionError::Lost.into()),
+            (failed, Some(channel)) => {
+                if let Some(Err(e)) = failed {
+                    self.monitor.note(format!("{e}; the data goes through ssh"));
+                }
+                (
+                    vec![
+                        TcpStream::from_std(channel, &SocketOptions::default())
+                            .map_err(SessionError::from)?,
+                    ],
+                    true,
+                )
+            }
+        };
+        let mut granted = within(after, server, self.begin(streams, server, direction, request)).await?;
+        granted.summary.through_ssh = through_ssh;
+        Ok(granted)
+    }
+
+    /// Opens all connections at the same time.
+    async fn direct(&self, server: &(String, u16)) -> Result<Vec<TcpStream>, CopyError> {
+        let unreachable = |reason: String| CopyError::Unreachable { server: name(server), reason };
+        let addr = resolve(server.clone()).await.map_err(unreachable)?;
+        let options = SocketOptions { congestion: self.settings.congestion.clone() };
+        let open =
+            async |_: u16| TcpStream::connect(addr, &options).await.map_err(|e| unreachable(reason(&e)));
+        try_join_all((0..self.settings.streams.most() as u16).map(open)).await
+    }
+
+    /// Says on all connections what is wanted, and waits for the answer.
+    async fn begin(
+        &self,
+        streams: Vec<TcpStream>,
+        server: &(String, u16),
+        direction: Direction,
+        request: Request,
+    ) -> Result<Granted, CopyError> {
+        let session = session_id().map_err(|e| SessionError::Local(e.to_string()))?;
+        let count = streams.len() as u16;
+        let hello = Hello { oldest: VERSION, newest: VERSION, session, streams: count, direction, request };
+        let pool = BufPool::new(MEMORY);
+        let congestion = streams.first().and_then(|stream| stream.congestion().ok());
+        let open = async |(index, stream): (usize, TcpStream)| -> Result<Link, CopyError> {
+            let mut link = Link::tcp(stream, pool.clone());
+            if let Some(key) = &self.settings.key {
+                link.secure(key).await??;
+            }
+            let first = if index == 0 { Frame::Hello(Box::new(hello.clone())) } else { Frame::Join(session) };
+            link.tx.send(vec![first]).await.map_err(SessionError::from)?;
+            Ok(link)
+        };
+        let mut links = try_join_all(streams.into_iter().enumerate().map(open)).await?;
+        match links[0].rx.frame().await.map_err(SessionError::from)? {
+            Some(Frame::Welcome(welcome)) if welcome.version == VERSION => Ok(Granted {
+                links,
+                welcome,
+                summary: Summary { streams: count, congestion, ..Summary::default() },
+            }),
+            Some(Frame::Refuse(refusal)) => Err(refusal.into()),
+            Some(_) => {
+                let message = "the other side answers with something that is no welcome";
+                Err(Refusal::new(RefusalKind::Protocol, message).into())
+            }
+            None => {
+                let reason = "it closed the connection; is it a transfer agent?".into();
+                Err(CopyError::Unreachable { server: name(server), reason })
+            }
+        }
+    }
+}
+
+fn name(server: &(String, u16)) -> String {
+    format!("{}:{}", server.0, server.1)
+}
+
+async fn within<T>(
+    after: Duration,
+    server: &(String, u16),
+    future: impl Future<Output = Result<T, CopyError>>,
+) -> Result<T, CopyError> {
+    let late = |_| Err(CopyError::TimedOut { server: name(server), after });
+    timeout(after, future).await.unwrap_or_else(late)
+}
+
+fn reason(e: &io::Error) -> String {
+    match e.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            "connection refused: check host and port, and whether the agent runs".into()
+        }
+        _ => crate::tree::say(e),
+    }
+}
+
+async fn resolve(server: (String, u16)) -> Result<SocketAddr, String> {
+    let name = server.0.clone();
+    let found = longhaul_engine::blocking(move || server.to_socket_addrs().map(|mut all| all.next())).await;
+    match found {
+        Ok(Some(addr)) => Ok(addr),
+        Ok(None) => Err(format!("the name {name} has no address")),
+        Err(e) => Err(format!("the name {name} cannot be resolved: {e}")),
+    }
+}
+
+/// A name that nobody else has, or can guess.
+fn session_id() -> io::Result<[u8; 16]> {
+    let mut id = [0; 16];
+    fill_random(&mut id)?;
+    Ok(id)
+}
