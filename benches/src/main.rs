@@ -60,6 +60,9 @@ pub(crate) struct Args {
     /// Servers of star [default: 1,2,3,4,6]
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     servers: Vec<usize>,
+    /// Data sets of transfer, as a share of their full size
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
+    scale: f64,
     /// Directory on the disk to measure
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
@@ -120,6 +123,18 @@ enum Group {
     Heal,
     /// All of arrays of remote devices
     Arrays,
+    /// What a file costs in a copy
+    PerFile,
+    /// Copies of data sets over long links
+    Sets,
+    /// Copies within the machine, and processor time by concurrency
+    Near,
+    /// A tree of which a few files have changed
+    Update,
+    /// A million empty files
+    Empty,
+    /// All of copies of trees
+    Transfer,
     /// stream and random
     Loopback,
     /// All that need one machine and no root
@@ -130,7 +145,8 @@ impl Group {
     /// Whether asking for `self` asks for the single group `one`.
     fn has(self, one: Group) -> bool {
         match self {
-            Group::All => !one.is_far() && !one.is_array(),
+            Group::All => !one.is_far() && !one.is_array() && !one.is_transfer(),
+            Group::Transfer => one.is_transfer(),
             Group::Far => one.is_far(),
             Group::Arrays => one.is_array(),
             Group::Loopback => matches!(one, Group::Stream | Group::Random),
@@ -151,6 +167,11 @@ impl Group {
                 | Group::Queues
                 | Group::Share
         )
+    }
+
+    /// Whether it is about copies of trees.
+    fn is_transfer(self) -> bool {
+        matches!(self, Group::PerFile | Group::Sets | Group::Near | Group::Update | Group::Empty)
     }
 
     /// Whether it is about arrays of remote devices.
@@ -183,7 +204,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     type Measure = fn(&Setup) -> Result<report::Section>;
-    let all: [(Group, Measure); 18] = [
+    let all: [(Group, Measure); 23] = [
         (Group::Stream, groups::stream::run),
         (Group::Random, groups::random::run),
         (Group::File, groups::file::run),
@@ -202,7 +223,13 @@ fn run(args: &Args) -> Result<()> {
         (Group::Six, groups::arrays::six::run),
         (Group::Redundancy, groups::arrays::redundancy::run),
         (Group::Heal, groups::arrays::heal::run),
+        (Group::PerFile, groups::transfer::per_file::run),
+        (Group::Sets, groups::transfer::sets::run),
+        (Group::Near, groups::transfer::near::run),
+        (Group::Update, groups::transfer::update::run),
+        (Group::Empty, groups::transfer::empty::run),
     ];
+    ensure!(args.scale > 0.0 && args.scale <= 1.0, "--scale takes a share, for example 0.1");
     ensure!(args.cpus.len() == 2, "--cpus takes two processors, for example 0,1");
     if let Some(path) = &args.write {
         report::check_markers(path)?;
@@ -212,7 +239,8 @@ fn run(args: &Args) -> Result<()> {
     for (group, measure) in all.iter().filter(|(one, _)| args.groups.iter().any(|g| g.has(*one))) {
         eprintln!("{group:?} …");
         let mut section = measure(&setup).with_context(|| format!("measuring {group:?}"))?;
-        section.conditions = machine::conditions(&setup, !group.is_far() && !group.is_array());
+        section.conditions =
+            machine::conditions(&setup, !group.is_far() && !group.is_array() && !group.is_transfer());
         println!("{}", section.markdown());
         sections.push(section);
     }

@@ -109,6 +109,44 @@ pub(crate) fn peak_memory(pid: u32) -> Result<u64> {
     Ok(kib * 1024)
 }
 
+/// What a child has used.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usage {
+    /// Time on processors, with that of its children.
+    pub(crate) cpu: Duration,
+    /// Peak resident set in bytes.
+    pub(crate) memory: u64,
+}
+
+/// Waits for a child; whether it ended well, and what it has used.
+pub(crate) fn wait_usage(child: Child) -> Result<(bool, Usage)> {
+    let mut status = 0;
+    // SAFETY: a structure of numbers, for which zero is a valid value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: fills both.
+    let pid = unsafe { libc::wait4(child.id() as libc::pid_t, &raw mut status, 0, &raw mut usage) };
+    ensure!(pid == child.id() as libc::pid_t, "a child cannot be waited for");
+    let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+    let cpu = time(usage.ru_utime) + time(usage.ru_stime);
+    let well = libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
+    Ok((well, Usage { cpu, memory: usage.ru_maxrss as u64 * 1024 }))
+}
+
+/// Time on processors of a process and of those of its children that have ended.
+pub(crate) fn family_time(pid: u32) -> Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .with_context(|| format!("process {pid} has gone"))?;
+    // The name, in parentheses, may have anything in it (proc_pid_stat(5)).
+    let fields = stat.rsplit_once(')').context("/proc/PID/stat")?.1;
+    // utime, stime, cutime and cstime are the fields 14 to 17; the third is the
+    // first here.
+    let ticks: u64 = fields.split_whitespace().skip(11).take(4).filter_map(|f| f.parse::<u64>().ok()).sum();
+    // SAFETY: a system call without memory.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    ensure!(per_second > 0, "no clock ticks");
+    Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,5 +162,17 @@ mod tests {
         assert!(cpu_time(pid).is_ok() && peak_memory(pid).expect("memory") > 0);
         drop(child);
         assert!(cpu_time(pid).is_err(), "gone");
+    }
+
+    #[test]
+    fn what_a_child_has_used_is_known_when_it_has_ended() {
+        let used = |script: &str| {
+            let child = start(Command::new("sh").args(["-c", script]), None).expect("start");
+            wait_usage(child).expect("waited")
+        };
+        let (well, usage) = used("i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done");
+        assert!(well && usage.cpu > Duration::ZERO && usage.memory > 0, "{usage:?}");
+        assert!(!used("exit 3").0);
+        assert!(family_time(std::process::id()).is_ok());
     }
 }

@@ -40,6 +40,11 @@ impl Place {
         Place { address: Ipv4Addr::LOCALHOST, ..self.clone() }
     }
 
+    /// The same, bound to no processor.
+    pub(crate) fn anywhere(self) -> Place {
+        Place { cpu: None, ..self }
+    }
+
     /// The same, where the program keeps what it knows in `home`.
     pub(crate) fn at_home(self, home: &Path) -> Place {
         Place { home: Some(home.to_owned()), ..self }
@@ -108,6 +113,8 @@ pub(crate) struct Setup {
     pub(crate) round_trips: Vec<Duration>,
     /// Numbers of servers, if they were given.
     pub(crate) servers: Vec<usize>,
+    /// Data sets of transfers are this share of what they should be.
+    pub(crate) scale: f64,
     /// Where files for measurements are made.
     pub(crate) dir: PathBuf,
     /// What was measured already.
@@ -138,6 +145,7 @@ impl Setup {
             rates: args.rates.clone(),
             round_trips: args.round_trips.clone(),
             servers: args.servers.clone(),
+            scale: args.scale,
             dir: args.dir.clone(),
         })
     }

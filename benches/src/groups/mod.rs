@@ -8,6 +8,7 @@ pub(crate) mod memory;
 pub(crate) mod parity;
 pub(crate) mod random;
 pub(crate) mod stream;
+pub(crate) mod transfer;
 
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};

@@ -4,6 +4,7 @@
 //! calls on a blocking socket in straight lines, a thread a side, with the
 //! processors, congestion control and memory of the measurement beside them.
 
+mod copiers;
 mod fio;
 mod iperf;
 mod isal;
@@ -11,6 +12,7 @@ mod ping_pong;
 mod socket;
 mod stream;
 
+pub(crate) use copiers::{Copied, Copier, Who, all as copiers, tally};
 pub(crate) use fio::{available as fio_available, run as fio};
 pub(crate) use iperf::Iperf;
 pub(crate) use isal::Isal;

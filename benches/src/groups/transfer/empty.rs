@@ -1,0 +1,63 @@
+//! A million empty files in a hundred thousand directories: names and metadata
+//! alone, and the memory that they take.
+
+use super::{Place, copiers, measure, notes, scaled};
+use crate::report::Section;
+use crate::setup::Setup;
+use anyhow::Result;
+use std::fs::{self, File};
+
+const FILES: u64 = 1_000_000;
+const DIRECTORIES: u64 = 100_000;
+/// The most memory that a side may take, in bytes.
+const CEILING: f64 = (256u64 << 20) as f64;
+
+pub(crate) fn run(setup: &Setup) -> Result<Section> {
+    let mut section = Section::new(
+        "empty",
+        &["program", "files", "directories", "s", "files a second", "client, MiB", "server, MiB", "≤ 256"],
+    );
+    let place = Place::make(setup)?;
+    let (files, directories) = (scaled(setup, FILES), scaled(setup, DIRECTORIES));
+    let tree = place.here("tree");
+    let mut made = 0;
+    for i in 0..directories {
+        let dir = tree.join(format!("{:03}/{i:06}", i / 1000));
+        fs::create_dir_all(&dir)?;
+        while made * directories < files * (i + 1) {
+            File::create(dir.join(format!("f{made:07}")))?;
+            made += 1;
+        }
+    }
+    let setup = &Setup {
+        target: setup.target.clone().anywhere(),
+        load: setup.load.clone().anywhere(),
+        ..setup.clone()
+    };
+    let (copiers, absent) = copiers(setup, &place.there())?;
+    for (copier, taken) in copiers.iter().zip(measure(setup, None, &copiers, &tree)?) {
+        let [client, server] = [taken.memory(0), taken.memory(1)];
+        let most = client.most().max(server.most());
+        let rate = crate::report::Samples::of(&taken.0, |copied| files as f64 / copied.seconds);
+        section.keep("empty", copier.who.name(), "files a second", &rate);
+        section.row(vec![
+            copier.who.name().into(),
+            files.to_string(),
+            directories.to_string(),
+            taken.seconds().show(1.0, 1),
+            rate.show(1.0, 0),
+            client.show(1048576.0, 0),
+            server.show(1048576.0, 0),
+            if most <= CEILING { "yes" } else { "**no**" }.into(),
+        ]);
+    }
+    notes(&mut section, setup, &absent);
+    section
+        .notes
+        .push("over loopback; memory: the peak resident set, of the server since it was started".into());
+    section.commands = vec![
+        "longhaul agent --root there --insecure &".into(),
+        "longhaul cp -r tree/. lh://localhost/copy --fsync none".into(),
+    ];
+    Ok(section)
+}

@@ -1,0 +1,130 @@
+//! Data sets over long links: many small files, sizes as they are met, and the
+//! same bytes in a few large ones.
+
+use super::{MB, Place, ROUND_TRIP, commands, copiers, measure, notes, over, scaled, write_noise};
+use crate::link;
+use crate::reference::Iperf;
+use crate::report::{Samples, Section};
+use crate::setup::Setup;
+use anyhow::{Context, Result};
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const ROUND_TRIPS: [Duration; 3] = [Duration::from_micros(150), ROUND_TRIP, Duration::from_millis(262)];
+/// Files of 4 KiB.
+const SMALL: u64 = 2000;
+/// Files of heavy-tailed sizes, and their bytes in all.
+const MIX: u64 = 1000;
+const BYTES: u64 = 1 << 30;
+
+pub(crate) fn run(setup: &Setup) -> Result<Section> {
+    let mut section = Section::new(
+        "sets",
+        &["link", "data set", "program", "s", "Mb/s", "iperf3, Mb/s", "of iperf3", "CPU s a GB"],
+    );
+    let place = Place::make(setup)?;
+    let bytes = scaled(setup, BYTES);
+    let scale = ["--scale".into(), bytes.to_string()];
+    let small = ["--files".into(), scaled(setup, SMALL).to_string()];
+    let trees = [
+        ("small", place.data_set(setup, "small", "small", &small)?),
+        ("mix", mix(&place, scaled(setup, MIX), bytes)?),
+        ("real", place.data_set(setup, "real", "real", &scale)?),
+        ("big", place.data_set(setup, "big", "big", &scale)?),
+    ];
+    for &rtt in setup.round_trips(&ROUND_TRIPS) {
+        let (link, setup) = over(setup, rtt)?;
+        let iperf = Iperf::start(&setup)?.context("iperf3 is the reference here, and is not installed")?;
+        let (copiers, absent) = copiers(&setup, &place.there())?;
+        let plain = setup.interleave(&[()], |()| link.on_time(|| iperf.run(&setup, true, 128 << 10)))?;
+        let plain = Samples(plain.into_iter().flatten().collect());
+        for (name, tree) in &trees {
+            let bytes = crate::reference::tally(tree)?.1;
+            for (copier, taken) in copiers.iter().zip(measure(&setup, Some(&link), &copiers, tree)?) {
+                let (rate, who) = (taken.rate(bytes), copier.who.name());
+                let ratio = rate.ratio(&plain);
+                eprintln!("  {}, {name}, {who}: {}", link::round_trip(rtt), ratio.show_ratio());
+                let case = format!("{}, {name}", link::round_trip(rtt));
+                section.keep(&case, who, "seconds", &taken.seconds());
+                section.row(vec![
+                    link::round_trip(rtt),
+                    (*name).into(),
+                    who.into(),
+                    taken.seconds().show(1.0, 2),
+                    rate.show(MB, 0),
+                    plain.show(MB, 0),
+                    ratio.show_ratio(),
+                    taken.cpu(bytes).show(1.0, 1),
+                ]);
+            }
+        }
+        if section.notes.is_empty() {
+            notes(&mut section, &setup, &absent);
+        }
+    }
+    section.notes.push(
+        "small: files of 4 KiB; mix: log-normal sizes with sigma 2.38; real and big: as `longhaul dataset` makes \
+         them, with the same bytes within what one file more or less makes. iperf3: one stream in its steady \
+         state, where the copies begin with connecting and slow start"
+            .into(),
+    );
+    section.commands = commands(ROUND_TRIP);
+    Ok(section)
+}
+
+/// Log-normal sizes that make up so many bytes.
+fn mix(place: &Place, files: u64, bytes: u64) -> Result<PathBuf> {
+    let dir = place.here("mix");
+    let mut state = 1u64;
+    for (i, size) in sizes(files, bytes).into_iter().enumerate() {
+        let parent = dir.join(format!("d{:02}", i % 20));
+        fs::create_dir_all(&parent)?;
+        write_noise(&parent.join(format!("f{i:05}")), size, &mut state)?;
+    }
+    Ok(dir)
+}
+
+/// The quantiles of a log-normal distribution with sigma 2.38, scaled to `bytes`
+/// in all, in an order that mixes them.
+fn sizes(files: u64, bytes: u64) -> Vec<u64> {
+    let quantile = |i: u64| (2.38 * normal((i as f64 + 0.5) / files as f64)).exp();
+    let whole: f64 = (0..files).map(quantile).sum();
+    // A step without a common divisor visits all of them.
+    let step = (files * 2 / 5).max(1);
+    let step = (step..).find(|step| gcd(*step, files) == 1).unwrap_or(1);
+    (0..files).map(|i| (quantile(i * step % files) / whole * bytes as f64) as u64).collect()
+}
+
+/// The quantile of the normal distribution (Abramowitz and Stegun, 26.2.23: off by
+/// less than 0.00045).
+fn normal(p: f64) -> f64 {
+    if p > 0.5 {
+        return -normal(1.0 - p);
+    }
+    let t = (-2.0 * p.ln()).sqrt();
+    let above = 2.515517 + t * (0.802853 + t * 0.010328);
+    let below = 1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308));
+    above / below - t
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_make_up_the_bytes_and_have_a_tail() {
+        let sizes = sizes(1000, 1 << 30);
+        let sum: u64 = sizes.iter().sum();
+        assert!((1 << 30) - sum < 1000 && sizes.len() == 1000, "{sum}");
+        let mut sorted = sizes.clone();
+        sorted.sort_unstable();
+        assert!(sorted[500] < 200_000 && sorted[999] > 100_000_000, "{} {}", sorted[500], sorted[999]);
+        assert_ne!(sizes, sorted);
+        assert!((normal(0.975) - 1.95996).abs() < 1e-3 && normal(0.5).abs() < 1e-3);
+    }
+}

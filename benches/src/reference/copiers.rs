@@ -1,0 +1,266 @@
+//! Programs that copy trees of files to another machine: ours, and those that
+//! others use, where they are installed. Each is started as its documentation has
+//! it for speed, and tried once: who does not copy a small tree is left out, by
+//! name and with the reason.
+
+use crate::process::{self, Guard, Usage};
+use crate::setup::Setup;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::Value;
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long a server may take until it listens.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How many things GridFTP and the others do at once, as is usual.
+const AT_ONCE: &str = "4";
+const FILES_AT_ONCE: &str = "16";
+
+/// Whose program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    Longhaul,
+    Rsync,
+    GridFtp,
+    Xroot,
+    Rclone,
+}
+
+impl Who {
+    const OTHERS: [Who; 4] = [Who::Rsync, Who::GridFtp, Who::Xroot, Who::Rclone];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Who::Longhaul => "longhaul",
+            Who::Rsync => "rsync",
+            Who::GridFtp => "globus-url-copy",
+            Who::Xroot => "xrdcp",
+            Who::Rclone => "rclone",
+        }
+    }
+
+    /// The programs of both sides.
+    fn programs(self) -> &'static [&'static str] {
+        match self {
+            Who::Longhaul => &[],
+            Who::Rsync => &["rsync"],
+            Who::GridFtp => &["globus-url-copy", "globus-gridftp-server"],
+            Who::Xroot => &["xrdcp", "xrootd"],
+            Who::Rclone => &["rclone"],
+        }
+    }
+}
+
+/// A running server that trees are copied to, and the program that does.
+#[derive(Debug)]
+pub(crate) struct Copier {
+    pub(crate) who: Who,
+    server: Guard,
+    address: String,
+    /// What the server serves.
+    pub(crate) root: PathBuf,
+    /// More arguments of ours.
+    pub(crate) extra: Vec<String>,
+    /// Kept open, so that what it says at its end does no harm.
+    _stdout: Option<BufReader<ChildStdout>>,
+    _config: TempDir,
+}
+
+/// What one copy took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copied {
+    pub(crate) seconds: f64,
+    /// Processor seconds of both sides.
+    pub(crate) cpu: f64,
+    /// Peak resident set of either side in bytes; the server's is since its start.
+    pub(crate) memory: [u64; 2],
+}
+
+/// Everybody who is there and can copy, ours first; and who is not, in words.
+pub(crate) fn all(setup: &Setup, root: &Path) -> Result<(Vec<Copier>, Vec<String>)> {
+    let mut copiers = vec![Copier::start(Who::Longhaul, setup, root)?];
+    let mut absent = Vec::new();
+    for who in Who::OTHERS {
+        let missing = who.programs().iter().find(|program| !is_installed(program));
+        match missing {
+            Some(program) => absent.push(format!("{}: {program} is not installed", who.name())),
+            None => match Copier::start(who, setup, root).and_then(|copier| copier.tried(setup)) {
+                Ok(copier) => copiers.push(copier),
+                Err(e) => absent.push(format!("{}: {e:#}", who.name())),
+            },
+        }
+    }
+    Ok((copiers, absent))
+}
+
+fn is_installed(program: &str) -> bool {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&paths).any(|dir| dir.join(program).is_file())
+}
+
+impl Copier {
+    /// Starts a server of somebody's, and waits until it listens.
+    pub(crate) fn start(who: Who, setup: &Setup, root: &Path) -> Result<Copier> {
+        Copier::start_with(who, setup, root, &[])
+    }
+
+    /// The same with more arguments for the server.
+    pub(crate) fn start_with(who: Who, setup: &Setup, root: &Path, more: &[&str]) -> Result<Copier> {
+        let config = tempfile::Builder::new().prefix("longhaul-benches-").tempdir()?;
+        let host = setup.target.address;
+        let port = setup.target.run(|| Ok(TcpListener::bind((host, 0))?.local_addr()?.port()))?;
+        let port = port.map_err(|e: io::Error| anyhow!(e))?.to_string();
+        let mut command = match who {
+            Who::Longhaul => setup.target.command(&setup.program),
+            Who::Rsync | Who::Rclone => setup.target.command(who.programs()[0]),
+            Who::GridFtp | Who::Xroot => setup.target.command(who.programs()[1]),
+        };
+        let address = format!("{host}:{port}");
+        let host = host.to_string();
+        let place = root.to_str().context("a path in UTF-8")?;
+        match who {
+            Who::Longhaul => {
+                command.args(["agent", "--insecure", "--json", "--listen", &address, "--root", place]);
+                command.args(["--congestion", &setup.congestion]);
+            }
+            Who::Rsync => {
+                let path = config.path().join("rsyncd.conf");
+                let text =
+                    format!("use chroot = no\nuid = 0\ngid = 0\n[data]\npath = {place}\nread only = no\n");
+                fs::write(&path, text)?;
+                command.args(["--daemon", "--no-detach", "--address", &host, "--port", &port]);
+                command.arg("--config").arg(path);
+            }
+            Who::GridFtp => {
+                command.args(["-s", "-aa", "-anonymous-user", "root", "-p", &port]);
+                command.args(["-control-interface", &host, "-data-interface", &host]);
+            }
+            Who::Xroot => {
+                command.args(["-R", "nobody", "-p", &port, "-a"]).arg(config.path()).arg("-l");
+                command.arg(config.path().join("log")).arg(place);
+            }
+            Who::Rclone => {
+                command.args(["serve", "webdav", place, "--addr", &address]);
+            }
+        }
+        command.args(more);
+        let ours = who == Who::Longhaul;
+        command.stdin(Stdio::null()).stderr(Stdio::null());
+        command.stdout(if ours { Stdio::piped() } else { Stdio::null() });
+        let mut server = Guard(setup.target.start(&mut command)?);
+        let mut stdout = server.0.stdout.take().map(BufReader::new);
+        if let Some(stdout) = &mut stdout {
+            let mut line = String::new();
+            stdout.read_line(&mut line)?;
+            let event: Value = serde_json::from_str(&line).context("the agent did not start")?;
+            ensure!(event["event"] == "ready", "the agent is not ready");
+        } else {
+            await_listening(setup, &address)?;
+        }
+        let root = root.to_owned();
+        Ok(Copier { who, server, address, root, extra: Vec::new(), _stdout: stdout, _config: config })
+    }
+
+    /// Copies a small tree to see whether it does.
+    fn tried(self, setup: &Setup) -> Result<Copier> {
+        let from = tempfile::Builder::new().prefix("longhaul-benches-").tempdir_in(&setup.dir)?;
+        fs::create_dir(from.path().join("d"))?;
+        fs::write(from.path().join("d/f"), [7; 100_000])?;
+        fs::write(from.path().join("g"), "1")?;
+        self.copy(setup, from.path(), "trial", false).context("a trial")?;
+        self.clear("trial")?;
+        Ok(self)
+    }
+
+    /// What copies what is in `from` to `to` below the root; to an `update` of what
+    /// is there.
+    fn command(&self, setup: &Setup, from: &Path, to: &str, update: bool) -> Command {
+        let program = match self.who {
+            Who::Longhaul => setup.program.as_os_str(),
+            who => who.programs()[0].as_ref(),
+        };
+        let mut command = setup.load.command(program);
+        let (address, from) = (&self.address, from.display());
+        let there = self.root.join(to);
+        let there = there.display();
+        match self.who {
+            Who::Longhaul => {
+                command.args(if update { &["sync"][..] } else { &["cp", "-r"] });
+                command.args(["--fsync", "none", "--json", "--congestion", &setup.congestion]);
+                command.args(&self.extra).args([format!("{from}/."), format!("lh://{address}/{to}")])
+            }
+            Who::Rsync => command.args(["-a", &format!("{from}/"), &format!("rsync://{address}/data/{to}/")]),
+            Who::GridFtp => command
+                .args(["-q", "-fast", "-pp", "-cc", FILES_AT_ONCE, "-p", AT_ONCE, "-cd", "-r"])
+                .args([format!("file://{from}/"), format!("ftp://{address}{there}/")]),
+            Who::Xroot => command
+                .args(["-r", "-s", "-f", "--streams", AT_ONCE, "--parallel", AT_ONCE])
+                .args([format!("{from}/"), format!("root://{address}/{there}/")]),
+            Who::Rclone => command
+                .args(["copy", "--transfers", FILES_AT_ONCE, "--checkers", FILES_AT_ONCE])
+                .args([format!("{from}"), format!(":webdav,url='http://{address}':{to}")]),
+        };
+        command
+    }
+
+    /// Copies what is in `from` to `to`; fails unless all of it is there then.
+    pub(crate) fn copy(&self, setup: &Setup, from: &Path, to: &str, update: bool) -> Result<Copied> {
+        let wanted = tally(from)?;
+        let mut command = self.command(setup, from, to, update);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let before = process::family_time(self.server.pid())?;
+        let began = Instant::now();
+        let child = setup.load.start(&mut command)?;
+        let (well, Usage { cpu, memory }) = process::wait_usage(child)?;
+        let seconds = began.elapsed().as_secs_f64();
+        let there = process::family_time(self.server.pid())?.saturating_sub(before);
+        ensure!(well, "{} failed", self.who.name());
+        let copied = tally(&self.root.join(to))?;
+        if copied != wanted {
+            bail!("{} of {} files and {} of {} bytes arrived", copied.0, wanted.0, copied.1, wanted.1);
+        }
+        let memory = [memory, process::peak_memory(self.server.pid())?];
+        Ok(Copied { seconds, cpu: (cpu + there).as_secs_f64(), memory })
+    }
+
+    /// Removes what was copied.
+    pub(crate) fn clear(&self, to: &str) -> Result<()> {
+        let path = self.root.join(to);
+        fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display()))
+    }
+}
+
+fn await_listening(setup: &Setup, address: &str) -> Result<()> {
+    let address: SocketAddr = address.parse()?;
+    let began = Instant::now();
+    while began.elapsed() < PATIENCE {
+        let reached = setup.load.run(|| TcpStream::connect_timeout(&address, PATIENCE).is_ok())?;
+        if reached {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    bail!("its server does not listen within {PATIENCE:?}")
+}
+
+/// Files below a directory, and their bytes.
+pub(crate) fn tally(dir: &Path) -> Result<(u64, u64)> {
+    let (mut files, mut bytes, mut open) = (0, 0, vec![dir.to_owned()]);
+    while let Some(dir) = open.pop() {
+        for entry in fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                open.push(entry.path());
+            } else {
+                files += 1;
+                bytes += entry.metadata()?.len();
+            }
+        }
+    }
+    Ok((files, bytes))
+}
