@@ -12,6 +12,10 @@ use std::time::{Duration, Instant};
 /// Troubles that are kept for whoever watches; further ones are counted only.
 const TROUBLES: usize = 100_000;
 
+/// Notes that are kept for whoever watches: nobody may, and the far side can have
+/// any number of them made.
+const NOTES: usize = 256;
+
 /// What a path can carry is told by the best time of this length.
 const WINDOW: Duration = Duration::from_secs(1);
 
@@ -152,7 +156,7 @@ impl Monitor {
     }
 
     pub(crate) fn note(&self, note: String) {
-        lock(&self.notes).push(Note::Words(note));
+        self.keep(Note::Words(note));
     }
 
     /// How many of everything are used at the moment.
@@ -173,7 +177,14 @@ impl Monitor {
     /// A number was changed on this side, or on the far one.
     pub(crate) fn tuned(&self, tuned: Tuned, far: bool) {
         self.choose(tuned.stage, far, tuned.to.into(), &tuned.why);
-        lock(&self.notes).push(Note::Tuned { tuned, far });
+        self.keep(Note::Tuned { tuned, far });
+    }
+
+    fn keep(&self, note: Note) {
+        let mut notes = lock(&self.notes);
+        if notes.len() < NOTES {
+            notes.push(note);
+        }
     }
 
     /// So many bytes have got across by now, on all connections.
@@ -285,5 +296,7 @@ mod tests {
         monitor.tuned(tuned(9), true);
         let numbers: Vec<_> = monitor.chosen().iter().map(|one| (one.far, one.number)).collect();
         assert_eq!((numbers, monitor.take_notes().len()), (vec![(false, 6), (true, 9)], 2));
+        (0..2 * NOTES as u16).for_each(|number| monitor.tuned(tuned(number), true));
+        assert_eq!(monitor.take_notes().len(), NOTES, "what nobody takes does not grow");
     }
 }

@@ -93,6 +93,12 @@ impl<'a> Fields<'a> {
         Ok(String::from_utf8_lossy(self.bytes()?).into_owned())
     }
 
+    /// Words for people. They cannot forge lines of output, or do to a terminal what
+    /// its user does not want.
+    pub(crate) fn words(&mut self) -> Result<String, Malformed> {
+        Ok(super::show(self.bytes()?).into_owned())
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -377,11 +377,11 @@ impl Frame {
             CLOSE => Frame::Close(Close { file: from.u64()?, blocks: from.u32()?, good: from.u8()? == 1 }),
             TROUBLE => {
                 let op = *Op::ALL.get(usize::from(from.u8()?)).ok_or(Malformed::Value("operation"))?;
-                Frame::Trouble(Trouble { op, path: RelPath::new(from.bytes()?)?, message: from.text()? })
+                Frame::Trouble(Trouble { op, path: RelPath::new(from.bytes()?)?, message: from.words()? })
             }
             TUNED => {
                 let stage = *Stage::ALL.get(usize::from(from.u8()?)).ok_or(Malformed::Value("stage"))?;
-                Frame::Tuned(Tuned { stage, from: from.u16()?, to: from.u16()?, why: from.text()? })
+                Frame::Tuned(Tuned { stage, from: from.u16()?, to: from.u16()?, why: from.words()? })
             }
             LIMIT => Frame::Limit(match from.u8()? {
                 0 => None,

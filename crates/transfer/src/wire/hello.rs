@@ -330,7 +330,7 @@ impl Refusal {
     pub(crate) fn decode(mut from: Fields<'_>) -> Result<Refusal, Malformed> {
         let kind = from.u8()?;
         let kind = RefusalKind::ALL.get(usize::from(kind)).copied().unwrap_or(RefusalKind::Failed);
-        Ok(Refusal { kind, message: from.text()? })
+        Ok(Refusal { kind, message: from.words()? })
     }
 }
 
@@ -518,6 +518,17 @@ mod tests {
                 .collect();
             assert_eq!(Hash::join(len as u64, &blocks), Hash::Strong.of(&data), "{len} bytes");
         }
+    }
+
+    #[test]
+    fn what_a_peer_says_does_nothing_to_a_terminal() {
+        let said = |message: &str| {
+            let mut bytes = Vec::new();
+            Refusal::new(RefusalKind::Busy, message).encode(&mut bytes);
+            Refusal::decode(Fields(&bytes)).expect("a refusal").message
+        };
+        assert_eq!(said("später"), "später");
+        assert_eq!(said("\x1b[2J\nlonghaul: done"), "\\x1b[2J\\nlonghaul: done");
     }
 
     #[test]
