@@ -26,6 +26,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Blocks that a file may not have and be listed in a manifest all the same: zeroes
+/// have to be hashed like anything else, and a size is cheap to claim. 1 TiB.
+const HOLES: u64 = 1 << 20;
+
 /// What the threads share.
 #[derive(Debug)]
 pub(crate) struct Writer {
@@ -386,6 +390,9 @@ impl Writer {
             digests.reverse();
             digests.sort_by_key(|(offset, _)| *offset);
             digests.dedup_by_key(|(offset, _)| *offset);
+            if file.entry.size / BLOCK as u64 > digests.len() as u64 + HOLES {
+                return Err(io::Error::other("its holes are too large to be listed in a manifest"));
+            }
             Ok(Hash::join(file.entry.size, &digests))
         })
     }

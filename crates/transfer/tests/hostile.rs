@@ -211,6 +211,42 @@ fn content_that_is_not_what_was_sent_does_not_appear() {
 }
 
 #[test]
+fn blocks_that_are_none_are_refused_whatever_the_checksum() {
+    let (dir, agent) = served();
+    let strong = Options { hash: Hash::Strong, ..Options::default() };
+    let request =
+        Request { place: Place::Into, key: 1, options: strong, recursive: true, ..Request::default() };
+    let (oldest, newest, direction) = (VERSION, VERSION, Direction::Push);
+    let mut peer = Peer::connect(&agent);
+    peer.send(Frame::Hello(Box::new(Hello {
+        oldest,
+        newest,
+        session: [7; 16],
+        streams: 1,
+        direction,
+        request,
+    })));
+    assert!(matches!(peer.hear(), Some(Frame::Welcome(_))));
+    // Chaining values exist of whole blocks at their places alone.
+    let blocks = [(1, 1000, 10), (2, 1 << 20, 2 << 20), (3, 1 << 20, 0)];
+    for (file, offset, len) in blocks {
+        let mut batch = Batch::default();
+        let name = format!("f{file}");
+        batch.push(&entry(&name, Kind::File, 8 << 20), &Content::Blocks(file), &[]);
+        peer.send(Frame::Batch(batch.into_body()));
+        let data = Buf::copy_of(&vec![1; len]);
+        peer.send(Frame::Block { file, offset, digest: Digest::default(), data });
+        peer.send(Frame::Close(Close { file, blocks: 1, good: true }));
+    }
+    peer.send(Frame::End { whole: true });
+    let (mut troubles, end) = peer.end();
+    troubles.sort();
+    assert_eq!(troubles, ["f1", "f2", "f3"]);
+    assert!(matches!(end, Some(Frame::Finished(_))), "{end:?}");
+    only_root(dir.path());
+}
+
+#[test]
 fn another_version_and_noise_are_refused_in_words() {
     let (_dir, agent) = served();
     let mut peer = Peer::connect(&agent);
