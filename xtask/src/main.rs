@@ -22,6 +22,7 @@ chores:
   bench GROUP... [--OPTION...]
                           measure against references, for docs/performance.md; --help says more
   kernel [PATTERN...]     run the tests against a stock Linux kernel under QEMU
+  powercut [N [SEED]]     take the guest's power away under load, 20 times or as often as said
   ci                      run all that CI runs";
 
 fn main() -> ExitCode {
@@ -44,6 +45,7 @@ fn run() -> Result<()> {
         (Some("conformance"), ["--check"]) => conformance::check(&repo),
         (Some("bench"), rest) => bench(&repo, rest),
         (Some("kernel"), rest) => script(&repo, "tests/kernel/run", rest),
+        (Some("powercut"), rest) => powercut(&repo, rest),
         (Some("fuzz"), []) => script(&repo, "fuzz/smoke", &[]),
         (Some("ci"), []) => script(&repo, ".ci/run", &[]),
         (Some("help" | "-h" | "--help"), _) => {
@@ -59,6 +61,24 @@ fn bench(repo: &Repo, args: &[&str]) -> Result<()> {
     let mut command = Command::new(env!("CARGO"));
     command.args(["run", "--quiet", "--release", "--package=longhaul-benches", "--"]).args(args);
     finish(command.current_dir(&repo.root), "the benchmarks")
+}
+
+/// Kinds of power cuts in `tests/kernel`: each file system, on the kernel's
+/// own host and through `longhaul mount`.
+const POWER_CHECKS: u32 = 4;
+
+/// Takes the power of the tests' guest away under load, so often at least.
+fn powercut(repo: &Repo, args: &[&str]) -> Result<()> {
+    let (cuts, seed) = match *args {
+        [] => (20, None),
+        [cuts] => (cuts.parse()?, None),
+        [cuts, seed] => (cuts.parse()?, Some(seed)),
+        _ => bail!("powercut takes how often, and a seed\n{USAGE}"),
+    };
+    let mut command = Command::new(repo.root.join("tests/kernel/run"));
+    command.arg("power:").env("LONGHAUL_KERNEL_CUTS", cuts.max(1u32).div_ceil(POWER_CHECKS).to_string());
+    command.envs(seed.map(|seed| ("LONGHAUL_KERNEL_SEED", seed)));
+    finish(command.current_dir(&repo.root), "tests/kernel/run")
 }
 
 /// Runs one of the repository's scripts, with its output where ours goes.

@@ -1,37 +1,11 @@
 """Emulated links on a stock kernel, which has netem beside TUN devices."""
 
-import functools
-import http.server
 import json
-import shutil
-import subprocess
-import threading
 
 from peer.suite import check, require
 
 # Round trips in ms that are set, and what a loaded emulator adds at most.
 RTT, LONGER, SLACK = 60, 160, 400
-
-
-class Silent(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
-def install(bench):
-    """Puts the program into the guest, once for each guest."""
-    if bench.guest.run("test -x /bin/longhaul && echo there || true").strip() == "there":
-        return
-    program = bench.new_file("longhaul")
-    shutil.copy(bench.longhaul.binary, program)
-    # Symbols are most of its size, and the way in is slow.
-    subprocess.run(["strip", str(program)], check=False)
-    handler = functools.partial(Silent, directory=str(bench.dir))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://10.0.2.2:{server.server_address[1]}/longhaul"
-        bench.guest.run(f"busybox wget -q -O /bin/longhaul {url} && chmod +x /bin/longhaul")
-        server.shutdown()
 
 
 def round_trips(text):
@@ -49,7 +23,7 @@ def ping(bench, count=5):
 
 def emulate(bench, via):
     """A path by `via`: its delay, changed, cut and restored, and its end."""
-    install(bench)
+    bench.install(bench.longhaul.binary)
     job = bench.guest.start(f"exec longhaul wan --json --name t --via {via} --rtt {RTT}ms --rate 100Mbit")
     job.wait_output('"ready"')
     ready = json.loads(next(s for s in job.output.splitlines() if '"ready"' in s))

@@ -59,9 +59,18 @@ failed_reconnects_are() { [ "$(failed_reconnects)" -ge "$1" ]; }
 # sectors_are DEV N: whether the device has N sectors of 512 bytes.
 sectors_are() { [ "$(cat "/sys/block/${1##*/}/size")" = "$2" ]; }
 
+# repair FS DEVICE: says whether a file system is clean; changes nothing.
+repair() {
+    case $1 in
+    xfs) xfs_repair -n -f "$2" ;;
+    ext4) e2fsck -f -n "$2" ;;
+    esac
+}
+
 # clean_up: what one check leaves is not there for the next.
 clean_up() {
     local m
+    pkill -KILL -x longhaul
     for m in $(grep -o ' /mnt[^ ]*' /proc/mounts); do umount -l "$m"; done
     nvme disconnect-all > /dev/null 2>&1
     nvmet clear

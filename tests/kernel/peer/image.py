@@ -33,13 +33,15 @@ USERLAND = """
 # into the kernel are passed over.
 MODULES = """
     virtio_pci virtio_blk virtio_net virtio_console virtio_rng
-    crc32c_generic crc32c_intel crc32c-x86_64 ext4 xfs loop null_blk
+    crc32c_generic crc32c_intel crc32c-x86_64 ext4 xfs loop fuse nbd ublk_drv null_blk
     nvme-core nvme-fabrics nvme-tcp nvmet nvmet-tcp configfs
     tun veth bridge sch_netem
 """.split()
 
 # Modules that some kernels do not have because another took over their work.
-OPTIONAL = {"crc32c_generic", "crc32c_intel", "crc32c-x86_64", "configfs", "virtio_pci", "virtio_rng"}
+OPTIONAL = {
+    "crc32c_generic", "crc32c_intel", "crc32c-x86_64", "configfs", "virtio_pci", "virtio_rng", "ublk_drv",
+}  # fmt: skip
 
 # What a module is loaded with: no disks but those that a test asks for.
 PARAMETERS = {"null_blk": "nr_devices=0"}

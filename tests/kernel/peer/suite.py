@@ -9,6 +9,7 @@ import time
 import traceback
 from pathlib import Path
 
+from . import deliver
 from .guest import Guest, GuestError, ScriptFailed
 from .program import Longhaul, Target
 
@@ -54,9 +55,10 @@ def free_port():
 class Bench:
     """What checks work with: the guest, the program, a directory, targets that end with the check."""
 
-    def __init__(self, image, binary):
+    def __init__(self, image, binary, torture=None):
         self.image = image
         self.binary = binary
+        self._torture = torture
         self.forwards = {free_port(): port for port in GUEST_PORTS}
         self.trouble = []
         self._guest = None
@@ -82,6 +84,25 @@ class Bench:
         if self.binary is None:
             raise Skip("the program is not built")
         return Longhaul(self.binary)
+
+    @property
+    def torture(self):
+        """The program that loads file systems."""
+        if self._torture is None:
+            raise Skip("longhaul-torture is not built")
+        return self._torture
+
+    def install(self, *binaries):
+        """Puts programs into the guest, once for each guest."""
+        for binary in map(Path, binaries):
+            deliver.into(self.guest, binary, f"/bin/{binary.name}")
+
+    def cut_power(self):
+        """Takes the guest's power away: what it had not written is lost. The next use boots another."""
+        new = self._guest.trouble()[len(self.trouble) :]
+        self._guest.cut_power()
+        self._drop_guest()
+        require(not new, "the guest's kernel complained:\n" + "\n".join(new))
 
     def target(self, *exports, port=None, options=()):
         """Starts `longhaul target` with these exports; it ends with the check."""

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+pub mod rig;
+
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;

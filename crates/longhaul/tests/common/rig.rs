@@ -1,0 +1,177 @@
+//! A target behind an emulated link, and the place where its device is mounted.
+//! It needs root, FUSE, a loop device and `/dev/net/tun`.
+
+use super::{PATIENCE, Ran, finish, follow, text, until};
+use longhaul_wan::{Conditions, Error, Plan, Wan};
+use serde_json::Value;
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+const MS: Duration = Duration::from_millis(1);
+/// What devices are made to be.
+pub const FILE_SYSTEMS: [&str; 2] = ["xfs", "ext4"];
+/// XFS takes no less.
+const SIZE: &str = "512MiB";
+
+/// A target behind a link, and the place where its device is mounted.
+pub struct Rig {
+    pub wan: Wan,
+    pub dir: TempDir,
+    target: Option<Child>,
+}
+
+fn skip(why: impl std::fmt::Display) -> Option<Rig> {
+    eprintln!("skip: {why}");
+    None
+}
+
+impl Rig {
+    /// Or a reason on standard error why there is none here.
+    pub fn new(fs: &str) -> Option<Rig> {
+        for device in ["/dev/fuse", "/dev/loop-control"] {
+            if let Err(e) = OpenOptions::new().read(true).write(true).open(device) {
+                return skip(format_args!("{device}: {e}"));
+            }
+        }
+        if let Err(e) = Command::new(format!("mkfs.{fs}")).arg("-V").output() {
+            return skip(format_args!("mkfs.{fs}: {e}"));
+        }
+        let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+        if !known.contains(fs) && !Command::new("modprobe").arg(fs).status().is_ok_and(|s| s.success()) {
+            return skip(format_args!("this kernel has no {fs}"));
+        }
+        let conditions = Conditions::new(10 * MS, Some(300_000_000));
+        let wan = match Wan::start(Plan { star: Some(1), ..Plan::new(Plan::unique_name("m"), conditions) }) {
+            Ok(wan) => wan,
+            Err(Error::Unavailable(why)) => return skip(why),
+            Err(e) => panic!("{e}"),
+        };
+        let mut rig = Rig { wan, dir: tempfile::tempdir().expect("directory"), target: None };
+        fs::create_dir(rig.at()).expect("made");
+        rig.serve();
+        rig.good(&["mkfs", "--fs", fs, &rig.uri()]);
+        Some(rig)
+    }
+
+    /// Where the device is mounted.
+    pub fn at(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    /// The device.
+    pub fn uri(&self) -> String {
+        format!("nvme+tcp://{}/d", self.wan.server_address(1))
+    }
+
+    /// Starts the target, once or again.
+    pub fn serve(&mut self) {
+        let listen = format!("{}:4420", self.wan.server_address(1));
+        let disk = self.dir.path().join("disk");
+        let export =
+            format!("d=file:{},size={SIZE},uuid=7d2a1f60-0000-4000-8000-000000000009", disk.display());
+        let args = ["target", "--listen", &listen, "--discovery", "none", "--json", "--export", &export];
+        let mut command = self.wan.server(1).command(env!("CARGO_BIN_EXE_longhaul"));
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.env("XDG_CONFIG_HOME", "/nonexistent").spawn().expect("started");
+        let events = follow(child.stdout.take().expect("a pipe"));
+        assert_eq!(events.recv_timeout(PATIENCE).expect("an event")["event"], "ready");
+        self.target = Some(child);
+    }
+
+    /// Ends the target as a crash does.
+    pub fn kill_target(&mut self) {
+        if let Some(mut target) = self.target.take() {
+            target.kill().expect("killed");
+            target.wait().expect("ended");
+        }
+    }
+
+    /// Runs the program on this side of the link.
+    pub fn run(&self, args: &[&str]) -> Ran {
+        let mut command = self.wan.client().command(env!("CARGO_BIN_EXE_longhaul"));
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env("XDG_CONFIG_HOME", "/nonexistent").env("XDG_RUNTIME_DIR", self.dir.path());
+        finish(command.spawn().expect("started"))
+    }
+
+    /// Runs what must work.
+    pub fn good(&self, args: &[&str]) -> Ran {
+        let ran = self.run(args);
+        assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.stderr);
+        ran
+    }
+
+    /// Mounts the device: the process that serves it.
+    pub fn mount(&self) -> String {
+        let ran = self.good(&["mount", &self.uri(), text(&self.at()), "--keep-alive", "1s", "--json"]);
+        let ready: Value = ran.events().remove(0);
+        assert_eq!(ready["event"], "ready", "{ready}");
+        ready["pid"].to_string()
+    }
+
+    /// Unmounts the device; nothing is left.
+    pub fn umount(&self) {
+        self.good(&["umount", text(&self.at())]);
+        self.is_gone();
+    }
+
+    /// What is attached.
+    pub fn attached(&self) -> Vec<Value> {
+        let mut events = self.good(&["attach", "--list", "--json"]).events();
+        events.pop();
+        events
+    }
+
+    /// Waits until nothing is attached.
+    pub fn is_gone(&self) {
+        until("nothing is attached", || self.attached().is_empty());
+        assert!(!is_mounted(&self.at()));
+    }
+
+    /// Checks the file system on the device, as it is.
+    pub fn check(&self, fs: &str) {
+        let disk = self.dir.path().join("checked");
+        self.good(&["attach", &self.uri(), "--at", text(&disk)]);
+        let mut check = if fs == "xfs" {
+            let mut check = Command::new("xfs_repair");
+            check.args(["-n", "-f"]).arg(&disk);
+            check
+        } else {
+            let mut check = Command::new("e2fsck");
+            check.args(["-f", "-n"]).arg(&disk);
+            check
+        };
+        let said = check.output().expect("started");
+        let clean = said.status.success();
+        let said =
+            String::from_utf8_lossy(&said.stdout).into_owned() + &String::from_utf8_lossy(&said.stderr);
+        self.good(&["detach", text(&disk)]);
+        assert!(clean, "{fs}: {said}");
+    }
+
+    /// Lets the file system's journal be replayed, as whoever mounts it next
+    /// does.
+    pub fn replay(&self) {
+        self.mount();
+        self.umount();
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        for attached in self.attached() {
+            let _ = Command::new("kill").args(["-KILL", &attached["pid"].to_string()]).status();
+        }
+        let _ = Command::new("umount").arg("-l").arg(self.at()).output();
+        self.kill_target();
+    }
+}
+
+/// Whether something is mounted there.
+pub fn is_mounted(path: &Path) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    mounts.lines().any(|line| line.split(' ').nth(4) == Some(text(path)))
+}

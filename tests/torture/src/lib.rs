@@ -1,0 +1,17 @@
+//! Loads that break file systems, and know what must be there afterwards.
+//!
+//! [`fsx`] does everything that can be done to one file and compares it with
+//! memory; [`stress`] does it to trees of files, several at a time; [`records`]
+//! writes what is durable one by one, for somebody to cut the power. All of
+//! them are made from a seed: what a run did is known without having seen it.
+//!
+//! `fsx` and `fsstress` of the xfstests project are the models; none of their
+//! code is in here.
+
+#![deny(unsafe_code)]
+
+pub mod fsx;
+mod map;
+pub mod random;
+pub mod records;
+pub mod stress;
