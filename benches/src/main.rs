@@ -54,7 +54,8 @@ pub(crate) struct Args {
     /// Rates of emulated links [default: 1Gbit,2Gbit; 100Mbit,1Gbit for star]
     #[arg(long, value_name = "RATE,…", value_delimiter = ',', value_parser = rate)]
     rates: Vec<u64>,
-    /// Round trips of emulated links [default: 0.15ms to 200ms; 0.15ms,15ms for arrays]
+    /// Round trips of emulated links [default: 0.15ms to 200ms; 0.15ms,15ms for
+    /// arrays and the grid]
     #[arg(long, value_name = "TIME,…", value_delimiter = ',', value_parser = time)]
     round_trips: Vec<Duration>,
     /// Servers of star [default: 1,2,3,4,6]
@@ -73,7 +74,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Keep what was measured in this file, and do not measure again what it has: a long run
-    /// goes on where it was interrupted (distance, and all of arrays)
+    /// goes on where it was interrupted (distance, all of arrays and of attached)
     #[arg(long, value_name = "FILE")]
     keep: Option<PathBuf>,
     /// Put the tables between the markers of this document
@@ -135,6 +136,18 @@ enum Group {
     Empty,
     /// All of copies of trees
     Transfer,
+    /// 1 to 1,000 files at once on local devices and file systems at a distance; half an hour
+    Grid,
+    /// One large file on XFS, read and written in order
+    Large,
+    /// In-capsule data of several sizes under XFS
+    Inline,
+    /// XFS log buffers of two sizes
+    Logs,
+    /// From nothing to a mounted remote XFS
+    First,
+    /// All of devices at a distance as local ones
+    Attached,
     /// stream and random
     Loopback,
     /// All that need one machine and no root
@@ -145,10 +158,11 @@ impl Group {
     /// Whether asking for `self` asks for the single group `one`.
     fn has(self, one: Group) -> bool {
         match self {
-            Group::All => !one.is_far() && !one.is_array() && !one.is_transfer(),
+            Group::All => !one.needs_links(),
             Group::Transfer => one.is_transfer(),
             Group::Far => one.is_far(),
             Group::Arrays => one.is_array(),
+            Group::Attached => one.is_attached(),
             Group::Loopback => matches!(one, Group::Stream | Group::Random),
             group => group == one,
         }
@@ -172,6 +186,16 @@ impl Group {
     /// Whether it is about copies of trees.
     fn is_transfer(self) -> bool {
         matches!(self, Group::PerFile | Group::Sets | Group::Near | Group::Update | Group::Empty)
+    }
+
+    /// Whether it needs emulated links, and so root.
+    fn needs_links(self) -> bool {
+        self.is_far() || self.is_array() || self.is_attached() || self.is_transfer()
+    }
+
+    /// Whether it is about local devices that are remote ones.
+    fn is_attached(self) -> bool {
+        matches!(self, Group::Grid | Group::Large | Group::Inline | Group::Logs | Group::First)
     }
 
     /// Whether it is about arrays of remote devices.
@@ -228,6 +252,11 @@ fn run(args: &Args) -> Result<()> {
         (Group::Near, groups::transfer::near::run),
         (Group::Update, groups::transfer::update::run),
         (Group::Empty, groups::transfer::empty::run),
+        (Group::Grid, groups::attached::grid::run),
+        (Group::Large, groups::attached::large::run),
+        (Group::Inline, groups::attached::inline::run),
+        (Group::Logs, groups::attached::logs::run),
+        (Group::First, groups::attached::first::run),
     ];
     ensure!(args.scale > 0.0 && args.scale <= 1.0, "--scale takes a share, for example 0.1");
     ensure!(args.cpus.len() == 2, "--cpus takes two processors, for example 0,1");
@@ -239,8 +268,7 @@ fn run(args: &Args) -> Result<()> {
     for (group, measure) in all.iter().filter(|(one, _)| args.groups.iter().any(|g| g.has(*one))) {
         eprintln!("{group:?} …");
         let mut section = measure(&setup).with_context(|| format!("measuring {group:?}"))?;
-        section.conditions =
-            machine::conditions(&setup, !group.is_far() && !group.is_array() && !group.is_transfer());
+        section.conditions = machine::conditions(&setup, !group.needs_links());
         println!("{}", section.markdown());
         sections.push(section);
     }

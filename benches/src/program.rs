@@ -53,9 +53,15 @@ impl Target {
     }
 
     /// The same with several exports of `backend`.
-    pub(crate) fn start_many(setup: &Setup, engine: &str, backend: &str, count: usize) -> Result<Target> {
+    pub(crate) fn start_many(
+        setup: &Setup,
+        engine: &str,
+        backend: &str,
+        count: usize,
+        extra: &[&str],
+    ) -> Result<Target> {
         let exports: Vec<String> = (1..=count).map(|n| format!("bench{n}={backend}")).collect();
-        Target::export(setup, engine, &exports, &[])
+        Target::export(setup, engine, &exports, extra)
     }
 
     fn export(setup: &Setup, engine: &str, exports: &[String], extra: &[&str]) -> Result<Target> {

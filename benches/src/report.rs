@@ -54,6 +54,16 @@ impl Samples {
         self.show(1.0, 2)
     }
 
+    /// The mean and the standard deviation (of a sample), each divided by
+    /// `unit`.
+    pub(crate) fn mean_and_spread(&self, unit: f64, digits: usize) -> String {
+        let count = self.0.len() as f64;
+        let mean = self.0.iter().sum::<f64>() / count;
+        let squares = self.0.iter().map(|n| (n - mean).powi(2)).sum::<f64>();
+        let spread = if self.0.len() > 1 { (squares / (count - 1.0)).sqrt() } else { 0.0 };
+        format!("{:.digits$} ± {:.digits$}", mean / unit, spread / unit)
+    }
+
     /// Whether the median meets a floor (or a ceiling), in words.
     pub(crate) fn at_least(&self, floor: f64) -> &'static str {
         if self.median() >= floor { "yes" } else { "**no**" }
@@ -175,6 +185,8 @@ mod tests {
     fn a_median_is_in_the_middle_and_ratios_are_of_the_same_round() {
         let ours = Samples(vec![1.0, 9.0, 3.0]);
         assert_eq!(ours.show(1.0, 1), "3.0 (1.0–9.0)");
+        assert_eq!(Samples(vec![2.0, 4.0, 6.0]).mean_and_spread(2.0, 1), "2.0 ± 1.0");
+        assert_eq!(Samples(vec![3.0]).mean_and_spread(1.0, 0), "3 ± 0");
         assert_eq!(Samples(vec![4.0, 1.0, 2.0, 3.0]).median(), 2.5);
         // The machine was nine times as fast in the second round.
         assert_eq!(ours.ratio(&Samples(vec![2.0, 18.0, 6.0])).show_ratio(), "0.50 (0.50–0.50)");

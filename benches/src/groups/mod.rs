@@ -1,6 +1,7 @@
 //! What is measured, a group a file.
 
 pub(crate) mod arrays;
+pub(crate) mod attached;
 pub(crate) mod far;
 pub(crate) mod file;
 pub(crate) mod idle;

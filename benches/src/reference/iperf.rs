@@ -18,6 +18,8 @@ use std::time::Duration;
 /// time before may serve nobody any more.
 const PATIENCE: Duration = Duration::from_secs(15);
 const ATTEMPTS: u32 = 4;
+/// What a number of bytes may take, whatever the link.
+const LONG: Duration = Duration::from_secs(120);
 
 /// A client, and the server that it has.
 #[derive(Debug)]
@@ -60,9 +62,28 @@ impl Iperf {
 
     /// The same of several streams together.
     pub(crate) fn parallel(&self, setup: &Setup, write: bool, bs: u64, streams: u16) -> Result<f64> {
-        let length = setup.runtime + setup.ramp;
+        let seconds = |time: Duration| time.as_secs_f64().ceil().max(1.0).to_string();
+        let window = ["--time", &seconds(setup.runtime), "--omit", &seconds(setup.ramp)].map(str::to_owned);
+        let more = [&window[..], &["--parallel".to_owned(), streams.to_string()]].concat();
+        self.attempts(setup, write, bs, setup.runtime + setup.ramp, &more)
+    }
+
+    /// Bytes per second of a new connection that moves so many, from its
+    /// beginning on.
+    pub(crate) fn bytes(&self, setup: &Setup, write: bool, bytes: u64) -> Result<f64> {
+        self.attempts(setup, write, 128 << 10, LONG, &["--bytes".to_owned(), bytes.to_string()])
+    }
+
+    fn attempts(
+        &self,
+        setup: &Setup,
+        write: bool,
+        bs: u64,
+        length: Duration,
+        more: &[String],
+    ) -> Result<f64> {
         for _ in 1..ATTEMPTS {
-            match self.attempt(setup, write, bs, streams) {
+            match self.attempt(setup, write, bs, length, more) {
                 Err(error) => {
                     eprintln!("  iperf3 did not end well within {:?}; again: {error:#}", length + PATIENCE);
                     *self.server() = Server::start(setup)?;
@@ -70,20 +91,18 @@ impl Iperf {
                 result => return result,
             }
         }
-        self.attempt(setup, write, bs, streams)
+        self.attempt(setup, write, bs, length, more)
     }
 
-    fn attempt(&self, setup: &Setup, write: bool, bs: u64, streams: u16) -> Result<f64> {
-        let seconds = |time: Duration| time.as_secs_f64().ceil().max(1.0).to_string();
-        let patience = (setup.runtime + setup.ramp + PATIENCE).as_secs().to_string();
+    fn attempt(&self, setup: &Setup, write: bool, bs: u64, length: Duration, more: &[String]) -> Result<f64> {
+        let patience = (length + PATIENCE).as_secs().to_string();
         let mut command = setup.load.command("timeout");
         command.args([&patience, "iperf3"]);
         let host = setup.target.address.to_string();
         command
             .args(["--client", &host, "--port", &self.server().port, "--json", "--no-delay"])
             .args(["--congestion", &setup.congestion, "--length", &bs.to_string()])
-            .args(["--time", &seconds(setup.runtime), "--omit", &seconds(setup.ramp)])
-            .args(["--parallel", &streams.to_string()])
+            .args(more)
             .args((!write).then_some("--reverse"));
         let result: Value = serde_json::from_str(&finish(&mut command, setup)?).context("iperf3's result")?;
         let bits = result["end"]["sum_received"]["bits_per_second"].as_f64();

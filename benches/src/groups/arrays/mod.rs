@@ -66,7 +66,7 @@ impl Star {
         let engine = engine.context("no engine to measure with")?.clone();
         let serve = |setup: Setup| {
             let setup = Setup { load: setup.load.clone().at_home(home.path()), ..setup };
-            let target = Target::start_many(&setup, &engine, &memory_backend(&setup), exports)?;
+            let target = Target::start_many(&setup, &engine, &memory_backend(&setup), exports, &[])?;
             Ok(Server { setup, target })
         };
         let servers = setups.into_iter().map(serve).collect::<Result<Vec<_>>>()?;

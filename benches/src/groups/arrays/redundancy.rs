@@ -90,7 +90,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
 fn prepare(setup: &Setup, conditions: Conditions) -> Result<Arrays> {
     let star = Star::start(setup, conditions, SERVERS, SUBJECTS.len())?;
     let doomed =
-        Target::start_many(star.setup(), &star.engine, &memory_backend(star.setup()), SUBJECTS.len())?;
+        Target::start_many(star.setup(), &star.engine, &memory_backend(star.setup()), SUBJECTS.len(), &[])?;
     let create = |(number, subject): (usize, &Subject)| {
         let mut devices = star.uris(number);
         devices.truncate(DATA + subject.redundancy);

@@ -98,7 +98,7 @@ impl Incidents {
 fn measure(setup: &Setup, link: &Link, devices: usize, section: &mut Section) -> Result<()> {
     let setup = &link.setup(setup, 1);
     let engine = setup.engines.first().context("no engine to measure with")?;
-    let targets = Target::start_many(setup, engine, &memory_backend(setup), devices)?;
+    let targets = Target::start_many(setup, engine, &memory_backend(setup), devices, &[])?;
     let iperf =
         Iperf::start(setup)?.context("iperf3 is the reference of this group, and is not installed")?;
     let name = format!("{}, {}", link::rate(RATE), link::round_trip(link.rtt()));

@@ -1,0 +1,168 @@
+//! Files read or written at the same time, by fio.
+
+use super::place::{Kind, Place};
+use crate::process::Guard;
+use crate::setup::Setup;
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Bytes of all files of a workload together.
+pub(super) const BYTES: u64 = 256 << 20;
+
+/// Files at once, of one size, in calls of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Load {
+    pub(super) name: &'static str,
+    pub(super) files: u64,
+    /// Calls under way for each file.
+    pub(super) depth: u32,
+    /// Bytes of a call.
+    pub(super) bs: u64,
+    pub(super) write: bool,
+}
+
+/// The workloads of the study: 1, 10, 100 and 1,000 files at once.
+pub(super) const WORKLOADS: [(&str, u64, u32); 4] =
+    [("A", 1, 32), ("B", 10, 8), ("C", 100, 2), ("D", 1000, 1)];
+
+/// What a load found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// Bytes per second.
+    pub(super) rate: f64,
+    /// Seconds until a call was taken, and from then until it was done.
+    pub(super) submission: f64,
+    pub(super) completion: f64,
+    pub(super) errors: f64,
+    pub(super) disconnects: f64,
+}
+
+/// The numbers of [`Seen`], in their order.
+pub(super) const NUMBERS: usize = 5;
+
+impl Seen {
+    pub(super) fn numbers(self) -> [f64; NUMBERS] {
+        [self.rate, self.submission, self.completion, self.errors, self.disconnects]
+    }
+
+    /// Reads what fio printed about one group of jobs.
+    fn from_json(text: &str, write: bool) -> Result<Seen> {
+        // fio may print a note before the JSON.
+        let json = &text[text.find('{').with_context(|| format!("fio: {text}"))?..];
+        let result: Value = serde_json::from_str(json).context("fio's result")?;
+        let job = &result["jobs"][0];
+        let direction = &job[if write { "write" } else { "read" }];
+        let number = |value: &Value| value.as_f64().context("fio's result without a number");
+        Ok(Seen {
+            rate: number(&direction["bw_bytes"])?,
+            submission: number(&direction["slat_ns"]["mean"])? / 1e9,
+            completion: number(&direction["clat_ns"]["mean"])? / 1e9,
+            // An error number of fio's, not how many there were.
+            errors: f64::from(u8::from(number(&job["error"])? != 0.0)),
+            disconnects: 0.0,
+        })
+    }
+}
+
+impl Load {
+    /// Bytes of one file: whole calls.
+    fn size(&self) -> u64 {
+        (BYTES / self.files / self.bs).max(1) * self.bs
+    }
+
+    fn rw(&self) -> &'static str {
+        if self.write { "write" } else { "read" }
+    }
+
+    fn command(&self, place: &Place) -> Command {
+        let mut command = Command::new("fio");
+        command.args(["--ioengine=libaio", "--direct=1", "--thread", "--group_reporting"]);
+        command.args(["--output-format=json", "--fallocate=none"]);
+        for (name, value) in [
+            ("name", self.name.to_owned()),
+            ("rw", self.rw().to_owned()),
+            ("bs", self.bs.to_string()),
+            ("iodepth", self.depth.to_string()),
+            ("numjobs", self.files.to_string()),
+            ("size", self.size().to_string()),
+        ] {
+            command.arg(format!("--{name}={value}"));
+        }
+        if place.kind == Kind::Raw {
+            command.arg(format!("--filename={}", place.path.display()));
+            command.arg(format!("--offset_increment={}", self.size()));
+        } else {
+            command.arg(format!("--directory={}", place.path.display()));
+            command.arg(format!("--filename_format={}.$jobnum", self.name));
+        }
+        command
+    }
+
+    /// What a person runs.
+    pub(super) fn words(&self, setup: &Setup) -> String {
+        format!(
+            "fio --name={} --rw={} --bs={} --iodepth={} --numjobs={} --size={} --directory=/mnt --thread --direct=1 \
+             --ioengine=libaio --fallocate=none --group_reporting --time_based --runtime={}ms --ramp_time={}ms",
+            self.name,
+            self.rw(),
+            self.bs,
+            self.depth,
+            self.files,
+            self.size(),
+            setup.runtime.as_millis(),
+            RAMP_SHOWN.as_millis()
+        )
+    }
+
+    /// Writes all its files once, so that none has a hole.
+    pub(super) fn lay_out(&self, setup: &Setup, place: &Place) -> Result<()> {
+        let load = Load { write: true, ..*self };
+        let seen = fio(setup, load.command(place).arg("--end_fsync=1"), true)?;
+        ensure!(seen.errors == 0.0, "the files could not be written");
+        Ok(())
+    }
+
+    /// Loads for a while. Errors of the I/O are a finding.
+    pub(super) fn run(&self, setup: &Setup, place: &Place) -> Result<Seen> {
+        let ms = |time: Duration| format!("{}ms", time.as_millis());
+        let mut command = self.command(place);
+        command.arg("--time_based").arg(format!("--runtime={}", ms(setup.runtime)));
+        command.arg(format!("--ramp_time={}", ms(setup.ramp)));
+        fio(setup, &mut command, self.write)
+    }
+}
+
+/// Load before a window at the shortest distance.
+const RAMP_SHOWN: Duration = super::RAMP;
+
+fn fio(setup: &Setup, command: &mut Command, write: bool) -> Result<Seen> {
+    let mut child = Guard(setup.load.start(command.stdin(Stdio::null()).stdout(Stdio::piped()))?);
+    let text = std::io::read_to_string(child.0.stdout.take().context("no pipe")?)?;
+    child.0.wait()?;
+    Seen::from_json(&text, write)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fio_says_is_read() {
+        let text = r#"note
+{"jobs":[{"error":5,"write":{"bw_bytes":4096000,"slat_ns":{"mean":2000.0},"clat_ns":{"mean":3000000.0}}}]}"#;
+        let seen = Seen::from_json(text, true).expect("a result");
+        assert_eq!(seen.numbers(), [4_096_000.0, 2e-6, 3e-3, 1.0, 0.0]);
+        assert!(Seen::from_json(text, false).is_err(), "nothing was read");
+        assert!(Seen::from_json("fio: no", true).is_err());
+    }
+
+    #[test]
+    fn all_files_of_a_workload_fit() {
+        for (name, files, depth) in WORKLOADS {
+            let load = Load { name, files, depth, bs: 64 << 10, write: false };
+            assert!(load.size() * files <= BYTES && load.size() % load.bs == 0, "{load:?}");
+        }
+    }
+}
