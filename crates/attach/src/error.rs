@@ -10,6 +10,9 @@ pub enum AttachError {
     /// This machine has no FUSE, or this person may not use it.
     #[error("FUSE cannot be used here: {0}")]
     NoFuse(String),
+    /// The kernel does not have a way, or not for this person.
+    #[error("the kernel cannot do it here: {0}")]
+    NoKernel(String),
     /// There is no free loop device, or none may be used.
     #[error("a loop device cannot be used here: {0}")]
     NoLoop(String),

@@ -8,10 +8,12 @@
 #![deny(unsafe_code)]
 
 mod ahead;
+mod device;
 mod disk;
 mod error;
 pub mod filesystem;
 pub mod fuse;
+pub mod kernel;
 mod loopdev;
 pub mod nbd;
 mod order;

@@ -1,15 +1,20 @@
 //! Who uses a file.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 /// Most users that are named.
 const NAMED: usize = 8;
 
-/// Loop devices on the file at `path`, and processes that have it open, or
-/// something below it: as far as the caller may see them.
+/// Loop devices on the file at `path`, file systems on it, and processes that
+/// have it open, or something below it: as far as the caller may see them.
 pub fn of(path: &Path) -> Vec<String> {
+    // Where a device of the kernel appears is a link to it.
+    let path = &std::fs::read_link(path).unwrap_or_else(|_| path.to_owned());
     let mut users = loops_on(path);
+    if std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device()) {
+        users.extend(mounted_at(path).iter().map(|at| format!("a file system at {at}")));
+    }
     let mine = std::process::id();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {

@@ -321,6 +321,47 @@ fn a_device_that_shrinks_is_told_of_and_keeps_what_it_has() {
     target.stop();
 }
 
+/// The kernel's own ways, and what of this machine tells whether it has them.
+const KERNEL_WAYS: [(&str, &str, &str); 3] = [
+    ("nvme", "/dev/nvme-fabrics", "modprobe nvme-tcp"),
+    ("nbd", "/dev/nbd0", "modprobe nbd"),
+    ("ublk", "/dev/ublk-control", "modprobe ublk_drv"),
+];
+
+#[test]
+fn a_way_that_the_kernel_has_makes_a_block_device_and_one_that_it_has_not_is_named() {
+    let Some(place) = Place::new() else { return };
+    let target = mem();
+    let uri = target.uri(0);
+    for (way, control, hint) in KERNEL_WAYS {
+        let at = place.path(way);
+        if let Err(e) = OpenOptions::new().read(true).write(true).open(control) {
+            eprintln!("skip: {way} itself: {control}: {e}");
+            let ran = place.run(&["attach", &uri, "--at", text(&at), "--via", way]);
+            assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+            let named = ran.stderr.contains(hint) || ran.stderr.contains("only root");
+            assert!(named && ran.stderr.contains(control), "{}", ran.stderr);
+            assert!(fs::symlink_metadata(&at).is_err() && place.attached().is_empty(), "something is left");
+            continue;
+        }
+        place.attach(&uri, &at, &["--via", way]);
+        let file = writer(&at);
+        file.write_all_at(&pattern(MIB as usize, 8), 4096).expect("written");
+        let ran = place.run(&["detach", text(&at)]);
+        assert_eq!(ran.code, Some(6), "in use: {}", ran.stderr);
+        drop(file);
+        place.good(&["detach", text(&at)]);
+        assert!(fs::symlink_metadata(&at).is_err() && place.attached().is_empty());
+        // The device itself has it, whatever the way.
+        place.attach(&uri, &at, &[]);
+        let mut back = vec![0; MIB as usize];
+        writer(&at).read_exact_at(&mut back, 4096).expect("read");
+        assert!(back == pattern(MIB as usize, 8), "{way}");
+        place.good(&["detach", text(&at)]);
+    }
+    target.stop();
+}
+
 /// What somebody does who is not root; `$1` is the program.
 const UNPRIVILEGED: &str = r#"
 cd "$2"
@@ -334,6 +375,12 @@ grep -q 'in use by' said
 exec 3<&-
 "$1" detach disk
 test ! -e disk
+# A file system can be made, and not be mounted: why is said, and nothing is left.
+"$1" mkfs --fs ext4 file:image,size=64MiB
+mkdir dir
+if "$1" mount file:image dir 2> said; then exit 41; fi
+grep -q 'only root' said || { cat said >&2; exit 42; }
+test -z "$("$1" attach --list)"
 echo whole
 "#;
 

@@ -1,12 +1,15 @@
 """Devices as local ones in a stock kernel: each way there is, and loads that know what must be there."""
 
-from peer.suite import check
+from peer.suite import check, require
 
 from checks.host import MAKE
 
 # Steps of fsx, workers of stress and changes of each: emulation is slow.
 STEPS, WORKERS, CHANGES = 150, 2, 100
 SEED = 9
+
+# The kernel's own ways to a device that longhaul serves.
+WAYS = {"nvme": "/dev/nvme-fabrics", "nbd": "/dev/nbd0", "ublk": "/dev/ublk-control"}
 
 
 def serve(bench):
@@ -53,6 +56,76 @@ def by_longhaul(bench, fs):
     script = torture(fs, f"longhaul mount {uri} /mnt", "longhaul umount /mnt", "DEVICE")
     bench.guest.run(f"longhaul mkfs --fs {fs} {uri}\n" + script.replace(f"repair {fs} DEVICE", check_it), 600)
 
+
+def lacks(bench, way):
+    """Whether this kernel has no such way; then it is to be said which, and with what to do."""
+    bench.install(bench.longhaul.binary)
+    if bench.guest.run(f"test -e {WAYS[way]} && echo there || true").strip() == "there":
+        return False
+    said = bench.guest.run(f"longhaul attach mem:16MiB --at /tmp/none --via {way} 2>&1 && exit 9 || true")
+    require(WAYS[way] in said and "modprobe" in said, f"{way}: {said}")
+    return True
+
+
+def by_way(bench, fs, way):
+    """Through `longhaul mount --via`: the kernel's NVMe host on a target of ours, its NBD client, or ublk."""
+    if lacks(bench, way):
+        return f"this kernel has no {way}"
+    _, _, uri = serve(bench)
+    bench.install(bench.torture)
+    check_it = f"""
+        longhaul attach {uri} --at /tmp/disk --via {way}
+        [ -b /tmp/disk ]
+        repair {fs} /tmp/disk
+        longhaul detach /tmp/disk
+    """
+    mount = f"longhaul mount {uri} /mnt --via {way}"
+    script = torture(fs, mount, "longhaul umount /mnt", "DEVICE").replace(f"repair {fs} DEVICE", check_it)
+    bench.guest.run(f"longhaul mkfs --fs {fs} {uri}\n{script}", 600)
+
+
+def ends(bench, way):
+    """Refused in use, told to end, unmounted by others, killed."""
+    if lacks(bench, way):
+        return f"this kernel has no {way}"
+    _, _, uri = serve(bench)
+    out = bench.guest.run(f"""
+        longhaul mkfs --fs ext4 --force {uri}
+        longhaul attach {uri} --at /tmp/disk --via {way}
+        DEV=$(readlink /tmp/disk)
+        # In use by a file system that others mounted: refused, and named.
+        mount $DEV /mnt
+        echo content > /mnt/file
+        if longhaul detach /tmp/disk; then exit 9; fi
+        longhaul attach --list
+        # Told to end, it goes out of sight and ends with its last user.
+        kill -TERM $(pgrep -x longhaul)
+        until_true 60 test ! -e /tmp/disk
+        umount /mnt
+        until_true 60 is_idle
+        # Mounted by us and unmounted by others.
+        longhaul mount {uri} /mnt --via {way}
+        [ $(cat /mnt/file) = content ]
+        umount /mnt
+        until_true 60 is_idle
+        # Killed: named, and cleared.
+        longhaul attach {uri} --at /tmp/disk --via {way}
+        kill -KILL $(pgrep -x longhaul)
+        until_true 60 is_idle
+        longhaul attach --list | grep lost
+        longhaul detach /tmp/disk
+        [ ! -L /tmp/disk ]
+        longhaul attach {uri} --at /tmp/disk --via {way} --read-only
+        [ $(cat /sys/block/$(basename $(readlink /tmp/disk))/ro) = 1 ]
+        longhaul detach /tmp/disk
+    """, 600)
+    require("/mnt" in out, f"{way}: the list does not say who uses it:\n{out}")
+
+
+for way in WAYS:
+    check(f"attach: how a block device ends, --via {way}")(lambda bench, w=way: ends(bench, w))
+    check(f"attach: xfs through longhaul mount --via {way}")(lambda bench, w=way: by_way(bench, "xfs", w))
+    check(f"attach: ext4 through longhaul mount --via {way}")(lambda bench, w=way: by_way(bench, "ext4", w))
 
 for name in MAKE:
     check(f"attach: {name} on the kernel's host under fsx and stress")(lambda bench, fs=name: by_kernel(bench, fs))

@@ -62,10 +62,13 @@ sectors_are() { [ "$(cat "/sys/block/${1##*/}/size")" = "$2" ]; }
 # repair FS DEVICE: says whether a file system is clean; changes nothing.
 repair() {
     case $1 in
-    xfs) xfs_repair -n -f "$2" ;;
+    xfs) if [ -b "$2" ]; then xfs_repair -n "$2"; else xfs_repair -n -f "$2"; fi ;;
     ext4) e2fsck -f -n "$2" ;;
     esac
 }
+
+# is_idle: whether no longhaul runs.
+is_idle() { ! pgrep -x longhaul > /dev/null; }
 
 # clean_up: what one check leaves is not there for the next.
 clean_up() {

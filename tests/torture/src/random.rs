@@ -14,7 +14,7 @@ impl Random {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -25,7 +25,7 @@ impl Random {
     /// The next number within a range.
     pub fn within(&mut self, range: RangeInclusive<u64>) -> u64 {
         let (first, last) = range.into_inner();
-        first + self.next() % (last - first + 1)
+        first + self.number() % (last - first + 1)
     }
 
     /// One of several; there must be one.
@@ -37,7 +37,7 @@ impl Random {
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len + 8);
         while bytes.len() < len {
-            bytes.extend(self.next().to_le_bytes().map(|b| b | 1));
+            bytes.extend(self.number().to_le_bytes().map(|b| b | 1));
         }
         bytes.truncate(len);
         bytes

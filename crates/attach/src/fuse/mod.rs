@@ -148,7 +148,7 @@ impl Drop for FuseFile {
 }
 
 /// The absolute path that a person means, whether it is there or not.
-fn place(path: &Path) -> Result<PathBuf, AttachError> {
+pub(crate) fn place(path: &Path) -> Result<PathBuf, AttachError> {
     let name = path.file_name().ok_or_else(|| AttachError::path(path, "not the name of a file"))?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let parent = parent.canonicalize().map_err(|e| AttachError::path(parent, e))?;
@@ -187,7 +187,7 @@ fn make(path: &Path) -> Result<bool, AttachError> {
     }
 }
 
-fn kind(meta: &std::fs::Metadata) -> &'static str {
+pub(crate) fn kind(meta: &std::fs::Metadata) -> &'static str {
     let kind = meta.file_type();
     match () {
         () if kind.is_dir() => "a directory",

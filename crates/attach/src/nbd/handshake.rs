@@ -2,6 +2,7 @@
 
 use super::wire::{self, Fields, can, info, opt, rep};
 use super::{Export, REQUEST_MAX};
+use longhaul_block::DeviceInfo;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
@@ -172,7 +173,12 @@ fn about(export: &Export, structured: bool, wishes: &[u16]) -> Vec<Vec<u8>> {
 /// What the export can do. Flushes of one connection are for the writes of
 /// all, so several connections are one.
 fn flags(export: &Export, structured: bool) -> u16 {
-    let device = export.requests.info();
+    // What is read comes in one chunk, so nobody has to ask for that.
+    flags_of(&export.requests.info()) | if structured { can::DF } else { 0 }
+}
+
+/// The same of any device, for a client that takes simple replies.
+pub(super) fn flags_of(device: &DeviceInfo) -> u16 {
     let mut flags = can::HAS_FLAGS | can::FLUSH | can::FUA | can::MULTI_CONN;
     if device.read_only {
         flags |= can::READ_ONLY;
@@ -180,6 +186,5 @@ fn flags(export: &Export, structured: bool) -> u16 {
         flags |= can::WRITE_ZEROES;
         flags |= if device.discard { can::TRIM } else { 0 };
     }
-    // What is read comes in one chunk, so nobody has to ask for that.
-    flags | if structured { can::DF } else { 0 }
+    flags
 }

@@ -12,7 +12,7 @@ mod wire;
 
 use crate::error::AttachError;
 use crate::served::{Request, Requests};
-use longhaul_block::IoResult;
+use longhaul_block::{DeviceInfo, IoResult};
 use rustix::net::Shutdown;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use std::collections::HashMap;
@@ -233,6 +233,24 @@ impl Shared {
         }
         self.fewer.notify_all();
     }
+}
+
+/// What a client is told that a device can do.
+pub(crate) fn flags_of(device: &DeviceInfo) -> u16 {
+    handshake::flags_of(device)
+}
+
+/// Serves a client that nothing has to be agreed with, on a thread of its own,
+/// until it says goodbye or hangs up.
+pub(crate) fn serve_connected(socket: File, requests: Arc<dyn Requests>) -> io::Result<()> {
+    let export = Arc::new(Export { name: String::new(), requests });
+    let agreed = handshake::Agreed { export, structured: false };
+    let serve = move || {
+        if let Err(e) = transmission::serve(socket, &agreed) {
+            tracing::info!("NBD: {e}");
+        }
+    };
+    std::thread::Builder::new().name("longhaul-nbd-rx".into()).spawn(serve).map(drop)
 }
 
 fn converse(shared: &Shared, mut socket: File) -> io::Result<()> {

@@ -12,25 +12,54 @@ use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use comfy_table::Table;
 use longhaul_attach::fuse::{self, FuseFile, FuseOptions};
-use longhaul_attach::users;
+use longhaul_attach::kernel::{self, KernelDevice};
+use longhaul_attach::{keep_out_of_reclaim, users};
 use longhaul_block::units::format_size;
 use open::DeviceArgs;
 use serde_json::{Value, json};
-use serve::{Event, Service};
+use serve::{Attached, Event, Service};
 use std::path::{Path, PathBuf};
 
 /// How a device becomes a local one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Via {
-    /// One file, served by FUSE
+    /// One file, served by FUSE: everywhere, and without root
     Fuse,
+    /// A block device of the kernel's NVMe/TCP host, on a target on loopback
+    Nvme,
+    /// A block device of the kernel's NBD client
+    Nbd,
+    /// A block device of the kernel's ublk driver
+    Ublk,
+}
+
+impl Via {
+    fn name(self) -> &'static str {
+        match self {
+            Via::Fuse => "fuse",
+            Via::Nvme => "nvme",
+            Via::Nbd => "nbd",
+            Via::Ublk => "ublk",
+        }
+    }
+
+    /// The kernel's way, if it is one.
+    fn kernel(self) -> Option<kernel::Way> {
+        match self {
+            Via::Fuse => None,
+            Via::Nvme => Some(kernel::Way::Nvme),
+            Via::Nbd => Some(kernel::Way::Nbd),
+            Via::Ublk => Some(kernel::Way::Ublk),
+        }
+    }
 }
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The device appears as one file, which losetup and mount -o loop take; longhaul
-mount does all of it. A process in the background serves the file until
-longhaul detach, or SIGTERM.
+mount does all of it. With --via nvme, nbd or ublk it is a block device, and
+PATH a link to it: that needs root. A process in the background serves it
+until longhaul detach, or SIGTERM.
 
 Examples:
   longhaul attach nvme+tcp://dtn1/scratch --at /tmp/scratch
@@ -44,9 +73,9 @@ pub(crate) struct Args {
     /// Where the device appears: a path that is free
     #[arg(long, value_name = "PATH", required_unless_present = "list")]
     at: Option<PathBuf>,
-    /// How [default: the best that this machine has]
-    #[arg(long, value_name = "WAY")]
-    via: Option<Via>,
+    /// How
+    #[arg(long, value_name = "WAY", default_value = "fuse")]
+    via: Via,
     /// List what is attached
     #[arg(long, conflicts_with_all = ["devices", "at"])]
     list: bool,
@@ -86,6 +115,11 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
 fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
     // From here on a signal is an event, also before all is ready.
     let (events_in, events) = serve::events()?;
+    if args.via.kernel().is_some() {
+        // The kernel frees memory through this device: the threads that come
+        // do not wait for that.
+        keep_out_of_reclaim();
+    }
     let opened = args.device.open(&args.devices, path)?;
     background::leave();
     let requests = &opened.requests;
@@ -93,19 +127,30 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
     let record = Record {
         path: path.to_owned(),
         devices: args.devices.clone(),
-        via: "fuse".into(),
+        via: args.via.name().into(),
         size: info.size,
         read_only: info.read_only,
         pid: std::process::id(),
     };
     let _held = record.hold()?;
     let _server = serve::listen(path, &events_in)?;
-    let options = FuseOptions { name: args.devices.join("+"), allow_other: args.allow_other };
-    let ended = move || drop(events_in.send(Event::Ended));
-    let file = FuseFile::new(requests.clone(), path, &options, ended)?;
+    let mut device = path.to_owned();
+    let file: Box<dyn Attached> = match args.via.kernel() {
+        None => {
+            let options = FuseOptions { name: args.devices.join("+"), allow_other: args.allow_other };
+            let ended = move || drop(events_in.send(Event::Ended));
+            Box::new(FuseFile::new(requests.clone(), path, &options, ended)?)
+        }
+        Some(way) => {
+            let made = KernelDevice::new(requests.clone(), path, way)?;
+            device = made.device().unwrap_or(path).to_owned();
+            Box::new(made)
+        }
+    };
     let ready = json!({
-        "event": "ready", "path": path, "via": "fuse", "pid": record.pid, "size": info.size,
-        "block_size": info.block_size, "optimal_io": info.optimal_io, "read_only": info.read_only,
+        "event": "ready", "path": path, "via": record.via, "device": device, "pid": record.pid,
+        "size": info.size, "block_size": info.block_size, "optimal_io": info.optimal_io,
+        "read_only": info.read_only,
     });
     tell(&ready, output);
     if background::is_this() {
@@ -113,7 +158,8 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
         output = Output::new(false);
     }
     let release = Box::new(|_| Ok(()));
-    let service = Service { file, path, requests: &**requests, release, output };
+    let released = Box::new(|| false);
+    let service = Service { file, path, requests: &**requests, release, released, output };
     let result = service.run(&events);
     background::finish(&log_of(path), &result);
     output.event("summary", json!({ "clean": result.is_ok() }));
@@ -126,7 +172,9 @@ fn tell(ready: &Value, output: Output) {
     if !output.is_json() {
         let text = |name: &str| ready[name].as_str().unwrap_or_default().to_owned();
         let size = format_size(ready["size"].as_u64().unwrap_or_default());
-        output.line(format_args!("ready {} ({size}, via {})", text("path"), text("via")));
+        let (path, device) = (text("path"), text("device"));
+        let at = if device == path { path } else { format!("{path} -> {device}") };
+        output.line(format_args!("ready {at} ({size}, via {})", text("via")));
     }
 }
 
@@ -187,12 +235,17 @@ fn clear(path: &Path) -> Outcome {
     }
     // A file system whose device has gone does not even say that its root is
     // a directory.
-    let is_mount = known.as_ref().is_some_and(|(record, _)| record.via == mount::VIA);
+    let via = known.as_ref().map_or("", |(record, _)| record.via.as_str());
+    let is_mount = mount::is_mount(via);
     if is_mount && users::is_mounted(path) {
         // What it had not written is lost; the journal keeps the rest whole.
         fuse::unmount(path, false)?;
     }
-    let was_there = fuse::clear(path)?;
+    let was_there = match via.split('+').next() {
+        Some("nvme" | "nbd" | "ublk") if is_mount => kernel::clear(&mount::hidden(path))?,
+        Some("nvme" | "nbd" | "ublk") => kernel::clear(path)?,
+        _ => fuse::clear(path)?,
+    };
     if known.is_none() && !was_there {
         return Err(Failure::new(Exit::Nothing, format!("{}: nothing is attached there", path.display())));
     }

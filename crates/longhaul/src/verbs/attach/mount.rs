@@ -3,18 +3,20 @@
 //!
 //! Once the file system is mounted nothing but it holds the loop device, and
 //! nothing but that the file: so whoever unmounts it, with whatever tool, ends
-//! it all.
+//! it all. Where it is on a block device of the kernel, we look for that.
 
 use super::open::{DeviceArgs, Opened};
-use super::serve::{self, Event, Service};
-use super::{background, detach_at};
+use super::serve::{self, Attached, Event, Service};
+use super::{Via, background, detach_at};
 use crate::attached::{Record, absolute, log_of};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::runtime;
 use longhaul_attach::filesystem::{Content, Kind};
 use longhaul_attach::fuse::{FuseFile, FuseOptions, unmount};
-use longhaul_attach::{LoopDevice, keep_out_of_reclaim};
+use longhaul_attach::kernel::{KernelDevice, Way};
+use longhaul_attach::{LoopDevice, keep_out_of_reclaim, users};
+use longhaul_block::DeviceInfo;
 use longhaul_block::units::format_size;
 use serde_json::{Value, json};
 use std::fs::OpenOptions;
@@ -24,7 +26,23 @@ use std::process::{Command, Stdio};
 use uuid::Uuid;
 
 /// How these are listed.
-pub(super) const VIA: &str = "fuse+loop";
+fn via(via: Via) -> String {
+    match via {
+        Via::Fuse => "fuse+loop".into(),
+        kernel => format!("{}+mount", kernel.name()),
+    }
+}
+
+/// Whether what is listed so is a mounted file system.
+pub(super) fn is_mount(via: &str) -> bool {
+    via.contains('+')
+}
+
+/// Where the device of the file system at `dir` is, for nobody to look at.
+pub(super) fn hidden(dir: &Path) -> PathBuf {
+    let id = Uuid::new_v5(&Uuid::NAMESPACE_URL, dir.as_os_str().as_encoded_bytes());
+    runtime::directory().join(format!("mount-{}", id.simple()))
+}
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -45,6 +63,9 @@ pub(crate) struct Args {
     /// More options of the file system, as for mount(8)
     #[arg(short, long, value_name = "OPTIONS")]
     options: Option<String>,
+    /// How the device is attached; a loop device is put on what is a file
+    #[arg(long, value_name = "WAY", default_value = "fuse")]
+    via: Via,
     /// Serve the device in this process, until SIGTERM
     #[arg(long)]
     foreground: bool,
@@ -105,31 +126,23 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
     let record = Record {
         path: dir.to_owned(),
         devices: args.devices.clone(),
-        via: VIA.into(),
+        via: via(args.via),
         size: info.size,
         read_only: info.read_only,
         pid: std::process::id(),
     };
     let _held = record.hold()?;
     let _server = serve::listen(dir, &events_in)?;
-    let hidden = runtime::directory().join(format!("mount-{}", Uuid::new_v4().simple()));
-    let name = args.devices.join("+");
-    let fuse = FuseOptions { name: name.clone(), allow_other: false };
-    let ended = move || drop(events_in.send(Event::Ended));
-    let mut file = FuseFile::new(opened.requests.clone(), &hidden, &fuse, ended)?;
-    let device = {
-        let open = OpenOptions::new().read(true).write(!info.read_only).open(file.path());
-        let open = open.map_err(|e| Failure::failed(format!("{}: {e}", file.path().display())))?;
-        let device = LoopDevice::new(open.as_fd(), Path::new(&name), info.block_size, info.read_only)?;
-        drop(open);
-        mount(&device, kind, &options, dir)?;
-        device.path().to_owned()
+    let mounting = Mounting { name: args.devices.join("+"), info: &info, kind, options: &options, dir };
+    let (file, device) = match args.via.kernel() {
+        None => mounting.through_file(&opened, move || drop(events_in.send(Event::Ended)))?,
+        Some(way) => mounting.through_kernel(&opened, way)?,
     };
-    // Only the loop device has it now.
-    file.hide()?;
     let ready = json!({
-        "path": dir, "via": VIA, "pid": record.pid, "size": info.size, "read_only": info.read_only,
-        "fs": kind.name(), "options": options, "loop": device,
+        "path": dir, "via": record.via, "pid": record.pid, "size": info.size, "read_only": info.read_only,
+        "fs": kind.name(), "options": options, "device": device,
+        // As it was called before there were others.
+        "loop": args.via.kernel().is_none().then_some(&device),
     });
     tell(&ready, output);
     if background::is_this() {
@@ -137,7 +150,8 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
         output = Output::new(false);
     }
     let release = Box::new(|lazily| Ok(unmount(dir, lazily)?));
-    let service = Service { file, path: dir, requests: &*opened.requests, release, output };
+    let released = Box::new(|| !users::is_mounted(dir));
+    let service = Service { file, path: dir, requests: &*opened.requests, release, released, output };
     let result = service.run(&events);
     background::finish(&log_of(dir), &result);
     output.event("summary", json!({ "clean": result.is_ok() }));
@@ -172,16 +186,61 @@ fn options(args: &Args, opened: &Opened) -> Result<(Kind, String), Failure> {
     Ok((kind, options.join(",")))
 }
 
-fn mount(device: &LoopDevice, kind: Kind, options: &str, dir: &Path) -> Outcome {
-    let mut command = Command::new("mount");
-    command.args(["-t", kind.name(), "-o", options]).arg(device.path()).arg(dir);
-    let ran = command.stdin(Stdio::null()).output();
-    let ran = ran.map_err(|e| Failure::failed(format!("cannot run mount: {e}")))?;
-    if ran.status.success() {
-        return Ok(());
+/// A file system about to be mounted.
+struct Mounting<'a> {
+    /// For people.
+    name: String,
+    info: &'a DeviceInfo,
+    kind: Kind,
+    options: &'a str,
+    dir: &'a Path,
+}
+
+/// What serves a mounted file system, and the block device that it is on.
+type Mounted = (Box<dyn Attached>, PathBuf);
+
+impl Mounting<'_> {
+    /// On a loop device on a file that only that has.
+    fn through_file(
+        &self,
+        opened: &Opened,
+        ended: impl FnOnce() + Send + 'static,
+    ) -> Result<Mounted, Failure> {
+        let hidden = runtime::directory().join(format!("mount-{}", Uuid::new_v4().simple()));
+        let fuse = FuseOptions { name: self.name.clone(), allow_other: false };
+        let mut file = FuseFile::new(opened.requests.clone(), &hidden, &fuse, ended)?;
+        let read_only = self.info.read_only;
+        let open = OpenOptions::new().read(true).write(!read_only).open(file.path());
+        let open = open.map_err(|e| Failure::failed(format!("{}: {e}", file.path().display())))?;
+        let device = LoopDevice::new(open.as_fd(), Path::new(&self.name), self.info.block_size, read_only)?;
+        drop(open);
+        self.mount(device.path())?;
+        let path = device.path().to_owned();
+        drop(device);
+        // Only the loop device has it now.
+        file.hide()?;
+        Ok((Box::new(file), path))
     }
-    let why = String::from_utf8_lossy(&ran.stderr);
-    Err(Failure::failed(why.trim()))
+
+    /// On a block device of the kernel.
+    fn through_kernel(&self, opened: &Opened, way: Way) -> Result<Mounted, Failure> {
+        let device = KernelDevice::new(opened.requests.clone(), &hidden(self.dir), way)?;
+        let path = device.device().map(Path::to_owned).unwrap_or_default();
+        self.mount(&path)?;
+        Ok((Box::new(device), path))
+    }
+
+    fn mount(&self, device: &Path) -> Outcome {
+        let mut command = Command::new("mount");
+        command.args(["-t", self.kind.name(), "-o", self.options]).arg(device).arg(self.dir);
+        let ran = command.stdin(Stdio::null()).output();
+        let ran = ran.map_err(|e| Failure::failed(format!("cannot run mount: {e}")))?;
+        if ran.status.success() {
+            return Ok(());
+        }
+        let why = String::from_utf8_lossy(&ran.stderr);
+        Err(Failure::failed(why.trim()))
+    }
 }
 
 fn tell(ready: &Value, output: Output) {
@@ -193,7 +252,7 @@ fn tell(ready: &Value, output: Output) {
             "ready {} ({}, {size}, {} through {}, {})",
             text("path"),
             text("fs"),
-            text("loop"),
+            text("device"),
             text("via"),
             text("options")
         ));

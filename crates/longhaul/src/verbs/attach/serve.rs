@@ -1,9 +1,11 @@
 //! Serving an attached device until its end, whoever brings it about.
 
+mod local;
+
 use crate::attached::{Asked, Server};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
-use longhaul_attach::fuse::FuseFile;
+pub(crate) use local::Attached;
 use longhaul_attach::{AttachError, Requests, users};
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -63,13 +65,15 @@ impl From<AttachError> for Failure {
 
 /// What is served, and what of it can be taken away.
 pub(crate) struct Service<'a> {
-    pub(crate) file: FuseFile,
+    pub(crate) file: Box<dyn Attached>,
     /// Where people see it.
     pub(crate) path: &'a Path,
     pub(crate) requests: &'a dyn Requests,
     /// Ends the use that this process began itself (a mount), or lazily takes
     /// it out of sight.
     pub(crate) release: Box<dyn FnMut(bool) -> Result<(), Failure> + 'a>,
+    /// Whether somebody else has ended that use.
+    pub(crate) released: Box<dyn Fn() -> bool + 'a>,
     pub(crate) output: Output,
 }
 
@@ -80,7 +84,12 @@ impl Service<'_> {
         let mut told = false;
         loop {
             match events.recv_timeout(LOOK) {
-                Err(RecvTimeoutError::Timeout) => self.look(&mut size),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.look(&mut size);
+                    if let Some(result) = self.look_for_the_end(told) {
+                        return result;
+                    }
+                }
                 Err(RecvTimeoutError::Disconnected) | Ok(Event::Ended) => return Ok(self.file.finish()?),
                 // A terminal that goes away takes nobody's device along.
                 Ok(Event::Signal(SIGHUP)) => {}
@@ -128,6 +137,18 @@ impl Service<'_> {
                 Ok(false)
             }
             Err(failure) => Err(failure),
+        }
+    }
+
+    /// Ends what does not end by itself, once nobody is to use it any more
+    /// and nobody does.
+    fn look_for_the_end(&mut self, told: bool) -> Option<Outcome> {
+        if self.file.ends_by_itself() || !(told || (self.released)()) {
+            return None;
+        }
+        match self.file.detach() {
+            Err(AttachError::Busy { .. }) => None,
+            other => Some(other.map_err(Failure::from)),
         }
     }
 

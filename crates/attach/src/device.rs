@@ -1,0 +1,84 @@
+//! What front ends are served, as a device again: for those that take one.
+
+use crate::disk::Told;
+use crate::served::{Request, Requests};
+use futures_channel::oneshot;
+use longhaul_block::{
+    BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
+};
+use longhaul_engine::{Buf, BufMut};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A device whose I/O another thread does, with what is read ahead and
+/// written behind there.
+pub(crate) struct Local(Arc<dyn Requests>);
+
+impl Local {
+    pub(crate) fn new(requests: Arc<dyn Requests>) -> Local {
+        Local(requests)
+    }
+}
+
+impl BlockDevice for Local {
+    fn info(&self) -> DeviceInfo {
+        // What is written behind is lost with this process.
+        DeviceInfo { volatile_cache: true, ..self.0.info() }
+    }
+
+    fn open(&self) -> Open<'_> {
+        let (requests, told) = (Arc::clone(&self.0), self.0.handle());
+        Box::pin(async move { Ok(Rc::new(LocalIo { requests, told }) as Rc<dyn BlockIo>) })
+    }
+}
+
+struct LocalIo {
+    requests: Arc<dyn Requests>,
+    told: Arc<Told>,
+}
+
+impl LocalIo {
+    /// Starts a request at once: its place among others is that of the call.
+    fn start(&self, request: Request) -> oneshot::Receiver<IoResult<Buf>> {
+        let (tell, told) = oneshot::channel();
+        // Whoever asked may have gone.
+        self.requests.start(request, Box::new(move |result| drop(tell.send(result))));
+        told
+    }
+
+    fn done(&self, request: Request) -> IoFuture<()> {
+        let answer = self.start(request);
+        IoFuture::new(async move { ended(answer.await).map(drop) })
+    }
+}
+
+fn ended(answer: Result<IoResult<Buf>, oneshot::Canceled>) -> IoResult<Buf> {
+    answer.unwrap_or(Err(IoError::Aborted))
+}
+
+impl BlockIo for LocalIo {
+    fn read(&self, offset: u64, mut dst: BufMut) -> IoFuture<BufMut> {
+        let answer = self.start(Request::Read { offset, len: dst.len() as u64 });
+        IoFuture::new(async move {
+            let bytes = ended(answer.await)?;
+            dst.copy_from_slice(&bytes);
+            Ok(dst)
+        })
+    }
+
+    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
+        self.done(Request::Write { offset, data: src, fua: flags.fua })
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.done(Request::Flush(Arc::clone(&self.told)))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.done(Request::Discard { offset, len })
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.done(Request::Zero { offset, len, flags })
+    }
+}

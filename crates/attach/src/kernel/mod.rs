@@ -1,0 +1,235 @@
+//! Block devices of the kernel whose I/O this process does. They need root.
+//!
+//! Invariants:
+//! - where the device appears is a symbolic link to the kernel's one, which
+//!   goes before that does;
+//! - the kernel's device is taken away only when nobody uses it, or with this
+//!   process.
+
+mod nbd;
+mod nvme;
+mod ublk;
+
+use crate::disk::Told;
+use crate::error::AttachError;
+use crate::fuse::{kind, place};
+use crate::served::{Request, Requests};
+use crate::users;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the kernel may take to make a device appear: it scans it for
+/// partitions first, over the path.
+const APPEARS: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(10);
+
+/// How the kernel reaches this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Its NVMe/TCP host, over loopback.
+    Nvme,
+    /// Its NBD client, over a pair of sockets.
+    Nbd,
+    /// Its ublk driver, over an io_uring.
+    Ublk,
+}
+
+/// A device of the kernel, while it is there.
+trait Served: Send {
+    /// Such as `/dev/nvme0n1`.
+    fn device(&self) -> &Path;
+
+    /// Has the kernel give it up.
+    fn end(&mut self) -> Result<(), AttachError>;
+}
+
+/// A device of the kernel; dropping it takes it away, whoever uses it.
+pub struct KernelDevice {
+    path: PathBuf,
+    linked: bool,
+    /// Nothing when it has gone.
+    served: Option<Box<dyn Served>>,
+    requests: Arc<dyn Requests>,
+    /// Is told of every loss since the beginning.
+    told: Arc<Told>,
+}
+
+impl KernelDevice {
+    /// Has the kernel make a block device, and links to it at `path`, where
+    /// nothing may be.
+    ///
+    /// # Errors
+    /// The path is taken; the kernel has no such way, or not for this person.
+    pub fn new(requests: Arc<dyn Requests>, path: &Path, way: Way) -> Result<KernelDevice, AttachError> {
+        let path = place(path)?;
+        check(&path)?;
+        let told = requests.handle();
+        let served: Box<dyn Served> = match way {
+            Way::Nvme => Box::new(nvme::Host::start(&requests)?),
+            Way::Nbd => Box::new(nbd::Client::start(&requests)?),
+            Way::Ublk => Box::new(ublk::Server::start(&requests)?),
+        };
+        let device = served.device().to_owned();
+        let mut made = KernelDevice { path, linked: false, served: Some(served), requests, told };
+        symlink(device, &made.path).map_err(|e| AttachError::path(&made.path, e))?;
+        made.linked = true;
+        Ok(made)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The kernel's device, such as `/dev/nbd0`.
+    pub fn device(&self) -> Option<&Path> {
+        self.served.as_ref().map(|served| served.device())
+    }
+
+    /// Takes it away, with all that was written durable.
+    ///
+    /// # Errors
+    /// Somebody uses it, and it stays; or something could not be made
+    /// durable, and it has gone.
+    pub fn detach(&mut self) -> Result<(), AttachError> {
+        let written = match &self.served {
+            Some(served) => self.release(served.device())?,
+            None => Ok(()),
+        };
+        self.hide();
+        self.end()?;
+        written.map_err(AttachError::system(format!("{}: writing what is left", self.path.display())))?;
+        self.requests.wait(Request::Flush(Arc::clone(&self.told)))?;
+        Ok(())
+    }
+
+    /// Takes the link away; who has the device keeps it.
+    pub fn hide(&mut self) {
+        if std::mem::take(&mut self.linked) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
+    /// Sees to it that nobody uses the device: what became of what the page
+    /// cache had of it.
+    fn release(&self, device: &Path) -> Result<io::Result<()>, AttachError> {
+        let by = users::of(device);
+        let busy = || AttachError::Busy { path: self.path.clone(), by: by.clone() };
+        if !by.is_empty() {
+            return Err(busy());
+        }
+        // Alone: a file system or another driver would hold it so, too.
+        let alone = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device);
+        match alone {
+            Ok(alone) => Ok(alone.sync_all()),
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => Err(busy()),
+            Err(e) => Ok(Err(e)),
+        }
+    }
+
+    fn end(&mut self) -> Result<(), AttachError> {
+        self.served.take().map_or(Ok(()), |mut served| served.end())
+    }
+}
+
+impl std::fmt::Debug for KernelDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "KernelDevice({})", self.path.display())
+    }
+}
+
+impl Drop for KernelDevice {
+    fn drop(&mut self) {
+        self.hide();
+        if let Err(e) = self.end() {
+            tracing::warn!("{}: {e}", self.path.display());
+        }
+    }
+}
+
+/// Whether `path` is free.
+fn check(path: &Path) -> Result<(), AttachError> {
+    match std::fs::symlink_metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(AttachError::path(path, e)),
+        Ok(meta) => Err(AttachError::path(path, format!("it is {}: name a path that is free", kind(&meta)))),
+    }
+}
+
+/// Takes away what is left at `path` of a device whose process has gone.
+/// Whether there was something.
+///
+/// # Errors
+/// The kernel keeps it.
+pub fn clear(path: &Path) -> Result<bool, AttachError> {
+    let Ok(device) = std::fs::read_link(path) else { return Ok(false) };
+    // An NBD device ends with the process that served it.
+    nvme::forget(&device)?;
+    ublk::forget(&device)?;
+    std::fs::remove_file(path).map_err(|e| AttachError::path(path, e))?;
+    Ok(true)
+}
+
+/// Opens one of the kernel's controls; `module` is what has it.
+fn open(path: &Path, module: &str) -> Result<File, AttachError> {
+    OpenOptions::new().read(true).write(true).open(path).map_err(|e| {
+        let hint = match e.kind() {
+            io::ErrorKind::PermissionDenied => "; only root may use it".to_owned(),
+            _ => format!("; load the kernel module: modprobe {module}, if this kernel has it"),
+        };
+        AttachError::NoKernel(format!("{}: {e}{hint}", path.display()))
+    })
+}
+
+/// Waits until the kernel has what `look` looks for.
+fn appears<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T, AttachError> {
+    let limit = Instant::now() + APPEARS;
+    loop {
+        if let Some(found) = look() {
+            return Ok(found);
+        }
+        if Instant::now() > limit {
+            let seconds = APPEARS.as_secs();
+            return Err(AttachError::NoKernel(format!("{what} did not appear within {seconds} s")));
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_path_where_nothing_is_is_free() {
+        let dir = tempfile::tempdir().expect("directory");
+        let [free, file, link] = ["free", "file", "link"].map(|name| dir.path().join(name));
+        std::fs::write(&file, "").expect("written");
+        symlink(&free, &link).expect("made");
+        check(&free).expect("free");
+        for taken in [&file, &link] {
+            assert!(matches!(check(taken), Err(AttachError::Path { .. })), "{}", taken.display());
+        }
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_its_link() {
+        let dir = tempfile::tempdir().expect("directory");
+        let link = dir.path().join("disk");
+        assert!(!clear(&link).expect("nothing"));
+        symlink("/dev/nbd-none", &link).expect("made");
+        assert!(clear(&link).expect("cleared"));
+        assert!(std::fs::symlink_metadata(&link).is_err());
+    }
+
+    #[test]
+    fn what_the_kernel_lacks_is_named_with_what_to_do() {
+        let said =
+            open(Path::new("/nonexistent/control"), "some-module").expect_err("nothing there").to_string();
+        assert!(said.contains("modprobe some-module"), "{said}");
+    }
+}

@@ -1,0 +1,123 @@
+//! The kernel's own NVMe/TCP host on a target of this process.
+
+use super::{Served, appears, open};
+use crate::device::Local;
+use crate::error::AttachError;
+use crate::served::Requests;
+use longhaul_target::{Config, HostAccess, Target};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// Where connections of the host are made, and the module that has it.
+const FABRICS: &str = "/dev/nvme-fabrics";
+const MODULE: &str = "nvme-tcp";
+/// Begins the name of each subsystem that is served so.
+const PREFIX: &str = "nqn.2014-08.org.nvmexpress:longhaul:attach:";
+
+/// Seconds between signs of life, and that a host looks for its target: when
+/// this process has gone it is not coming back.
+const KEEP_ALIVE: u32 = 30;
+const LOSS: u32 = 10;
+
+/// A controller of the kernel, and the target that it is connected to.
+pub(super) struct Host {
+    device: PathBuf,
+    nqn: String,
+    target: Option<Target>,
+}
+
+impl Host {
+    pub(super) fn start(requests: &Arc<dyn Requests>) -> Result<Host, AttachError> {
+        let mut fabrics = open(Path::new(FABRICS), MODULE)?;
+        let id = Uuid::new_v4();
+        let (nqn, host) = (format!("{PREFIX}{id}"), format!("nqn.2014-08.org.nvmexpress:uuid:{id}"));
+        // Others on this machine reach the port as well: only who knows the
+        // host's name is let in, and that is nobody but the kernel.
+        let hosts = HostAccess::Only(BTreeSet::from([host.clone()]));
+        let listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
+        let failed =
+            |e: longhaul_target::Error| AttachError::NoKernel(format!("the target on loopback: {e}"));
+        let target =
+            Target::start(Config { listen, hosts, threads: 1, ..Config::default() }).map_err(failed)?;
+        let device = Arc::new(Local::new(Arc::clone(requests)));
+        // Not the device's own identity: the kernel may know it by another way
+        // already, and takes none twice.
+        target.export(&nqn, "attached", device, id).map_err(failed)?;
+        let port = target.addresses().first().map_or(0, SocketAddr::port);
+        let wish = format!(
+            "transport=tcp,traddr=127.0.0.1,trsvcid={port},nqn={nqn},hostnqn={host},hostid={id},\
+             keep_alive_tmo={KEEP_ALIVE},reconnect_delay=1,ctrl_loss_tmo={LOSS}"
+        );
+        let refused = |e| AttachError::NoKernel(format!("the kernel's NVMe host did not connect: {e}"));
+        fabrics.write_all(wish.as_bytes()).map_err(refused)?;
+        let mut said = String::new();
+        // It says which controller it made: that it did is what matters.
+        fabrics.read_to_string(&mut said).map_err(refused)?;
+        let mut host = Host { device: PathBuf::new(), nqn, target: Some(target) };
+        // Dropped when it fails, and the controller with it.
+        host.device = appears("the namespace's block device", || namespace(&host.nqn))?;
+        Ok(host)
+    }
+}
+
+/// The block device of the only namespace of a subsystem.
+fn namespace(nqn: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir("/sys/block").ok()?.flatten();
+    let is_it = |path: &Path| {
+        let read = |name: &str| fs::read_to_string(path.join(name)).unwrap_or_default();
+        read("device/subsysnqn").trim() == nqn && read("hidden").trim() != "1"
+    };
+    let found = entries.map(|entry| entry.path()).find(|path| is_it(path))?;
+    Some(Path::new("/dev").join(found.file_name()?)).filter(|device| device.exists())
+}
+
+/// Has the kernel disconnect from a subsystem.
+fn disconnect(nqn: &str) -> Result<(), AttachError> {
+    for entry in fs::read_dir("/sys/class/nvme").into_iter().flatten().flatten() {
+        let controller = entry.path();
+        let is_it = fs::read_to_string(controller.join("subsysnqn")).is_ok_and(|of| of.trim() == nqn);
+        if is_it {
+            let delete = controller.join("delete_controller");
+            let what = format!("{}: disconnecting", delete.display());
+            fs::write(delete, "1").map_err(AttachError::system(what))?;
+        }
+    }
+    Ok(())
+}
+
+/// Ends what a process that has gone left of `device`, if it was one of these.
+pub(super) fn forget(device: &Path) -> Result<(), AttachError> {
+    let Some(name) = device.file_name() else { return Ok(()) };
+    let nqn = fs::read_to_string(Path::new("/sys/block").join(name).join("device/subsysnqn"));
+    match nqn.as_deref().map(str::trim) {
+        Ok(nqn) if nqn.starts_with(PREFIX) => disconnect(nqn),
+        _ => Ok(()),
+    }
+}
+
+impl Served for Host {
+    fn device(&self) -> &Path {
+        &self.device
+    }
+
+    fn end(&mut self) -> Result<(), AttachError> {
+        // The target last: the host shuts its controller down properly.
+        let Some(target) = self.target.take() else { return Ok(()) };
+        let disconnected = disconnect(&self.nqn);
+        target.stop();
+        disconnected
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Err(e) = self.end() {
+            tracing::warn!("{e}");
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Commands and structures of the ublk driver, of `linux/ublk_cmd.h`. All
+//! numbers are the machine's own.
+
+use longhaul_block::DeviceInfo as Device;
+
+/// Commands of the control.
+pub(super) const ADD: u32 = 0x04;
+pub(super) const DELETE: u32 = 0x05;
+pub(super) const START: u32 = 0x06;
+pub(super) const STOP: u32 = 0x07;
+pub(super) const SET_PARAMETERS: u32 = 0x08;
+
+/// Commands of a queue.
+pub(super) const FETCH: u32 = 0x20;
+pub(super) const COMMIT_AND_FETCH: u32 = 0x21;
+
+/// `_IOWR('u', command, …)` of a structure of so many bytes.
+const fn number(command: u32, size: u32) -> u32 {
+    3 << 30 | size << 16 | (b'u' as u32) << 8 | command
+}
+
+/// The number of a command of the control.
+pub(super) const fn control(command: u32) -> u32 {
+    number(command, 32)
+}
+
+/// The number of a command of a queue.
+pub(super) const fn queue(command: u32) -> u32 {
+    number(command, 16)
+}
+
+/// What is asked for.
+pub(super) mod op {
+    pub(in crate::kernel::ublk) const READ: u8 = 0;
+    pub(in crate::kernel::ublk) const WRITE: u8 = 1;
+    pub(in crate::kernel::ublk) const FLUSH: u8 = 2;
+    pub(in crate::kernel::ublk) const DISCARD: u8 = 3;
+    pub(in crate::kernel::ublk) const WRITE_ZEROES: u8 = 5;
+}
+
+/// How it is asked for, of the same number as what.
+pub(super) const FUA: u32 = 1 << 13;
+pub(super) const NO_UNMAP: u32 = 1 << 15;
+
+/// The driver counts in sectors of 512 bytes.
+pub(super) const SECTOR_SHIFT: u32 = 9;
+
+/// Requests at a time, and bytes of one at most: each has a buffer of that
+/// size, of which no more is in memory than was used.
+const DEPTH: u16 = 128;
+const IO_MAX: u32 = 512 << 10;
+
+/// `ublksrv_ctrl_cmd`, at the end of a long entry of the ring.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Control {
+    pub(super) device: u32,
+    pub(super) len: u16,
+    pub(super) address: u64,
+    pub(super) data: u64,
+}
+
+impl Control {
+    pub(super) fn bytes(self) -> [u8; 80] {
+        let mut out = [0; 80];
+        out[..4].copy_from_slice(&self.device.to_ne_bytes());
+        // No queue in particular.
+        out[4..6].copy_from_slice(&u16::MAX.to_ne_bytes());
+        out[6..8].copy_from_slice(&self.len.to_ne_bytes());
+        out[8..16].copy_from_slice(&self.address.to_ne_bytes());
+        out[16..24].copy_from_slice(&self.data.to_ne_bytes());
+        out
+    }
+}
+
+/// `ublksrv_ctrl_dev_info`, as far as it matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DeviceInfo {
+    pub(super) depth: u16,
+    pub(super) io_max: u32,
+    pub(super) id: u32,
+    process: u32,
+}
+
+impl DeviceInfo {
+    /// A device with any number, served by a process.
+    pub(super) fn wanted(process: u32) -> DeviceInfo {
+        DeviceInfo { depth: DEPTH, io_max: IO_MAX, id: u32::MAX, process }
+    }
+
+    pub(super) fn bytes(self) -> [u8; 64] {
+        let mut out = [0; 64];
+        // One queue.
+        out[..2].copy_from_slice(&1u16.to_ne_bytes());
+        out[2..4].copy_from_slice(&self.depth.to_ne_bytes());
+        out[8..12].copy_from_slice(&self.io_max.to_ne_bytes());
+        out[12..16].copy_from_slice(&self.id.to_ne_bytes());
+        out[16..20].copy_from_slice(&self.process.to_ne_bytes());
+        out
+    }
+
+    /// What the driver made of it.
+    pub(super) fn parse(bytes: &[u8; 64]) -> DeviceInfo {
+        let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        DeviceInfo {
+            depth: u16::from_ne_bytes([bytes[2], bytes[3]]),
+            io_max: word(8),
+            id: word(12),
+            process: word(16),
+        }
+    }
+}
+
+/// `ublk_params`: what kind of device it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parameters {
+    block_shift: u8,
+    optimal_shift: u8,
+    sectors: u64,
+    read_only: bool,
+    discard: bool,
+}
+
+/// Kinds of parameters that are given.
+const BASIC: u32 = 1;
+const DISCARD: u32 = 1 << 1;
+const ATTRIBUTE_READ_ONLY: u32 = 1;
+const ATTRIBUTE_CACHE: u32 = 1 << 2;
+const ATTRIBUTE_FUA: u32 = 1 << 3;
+
+impl Parameters {
+    pub(super) fn of(device: &Device) -> Parameters {
+        Parameters {
+            block_shift: device.block_size.ilog2() as u8,
+            optimal_shift: device.optimal_io.max(device.block_size).ilog2() as u8,
+            sectors: device.size >> SECTOR_SHIFT,
+            read_only: device.read_only,
+            discard: device.discard && !device.read_only,
+        }
+    }
+
+    /// Length, kinds, the basic ones (32 bytes from the 8th on), discard.
+    pub(super) fn bytes(self) -> [u8; PARAMETERS] {
+        let mut out = [0; PARAMETERS];
+        let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
+        let kinds = BASIC | if self.discard { DISCARD } else { 0 };
+        put(0, &(PARAMETERS as u32).to_ne_bytes());
+        put(4, &kinds.to_ne_bytes());
+        let read_only = if self.read_only { ATTRIBUTE_READ_ONLY } else { 0 };
+        put(8, &(ATTRIBUTE_CACHE | ATTRIBUTE_FUA | read_only).to_ne_bytes());
+        // Logical, physical, optimal and least size, by their logarithms.
+        put(12, &[self.block_shift, self.block_shift, self.optimal_shift, self.block_shift]);
+        put(16, &(IO_MAX >> SECTOR_SHIFT).to_ne_bytes());
+        put(24, &self.sectors.to_ne_bytes());
+        if self.discard {
+            put(44, &(1u32 << self.block_shift).to_ne_bytes());
+            put(48, &u32::MAX.to_ne_bytes());
+            put(52, &u32::MAX.to_ne_bytes());
+            put(56, &1u16.to_ne_bytes());
+        }
+        out
+    }
+}
+
+/// Bytes of the parameters: up to discard, and no further.
+const PARAMETERS: usize = 64;
+
+/// `ublksrv_io_desc`: a request.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Descriptor {
+    /// What, and how.
+    pub(super) op_flags: u32,
+    pub(super) sectors: u32,
+    pub(super) start: u64,
+    pub(super) address: u64,
+}
+
+/// `ublksrv_io_cmd`: the answer to a request, and where the next one's data
+/// goes.
+pub(super) fn io_command(tag: u16, result: i32, address: u64) -> [u8; 16] {
+    let mut out = [0; 16];
+    out[2..4].copy_from_slice(&tag.to_ne_bytes());
+    out[4..8].copy_from_slice(&result.to_ne_bytes());
+    out[8..].copy_from_slice(&address.to_ne_bytes());
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_have_the_kernels_numbers() {
+        assert_eq!(control(ADD), 0xc020_7504);
+        assert_eq!(queue(FETCH), 0xc010_7520);
+        assert_eq!(size_of::<Descriptor>(), 24);
+    }
+
+    #[test]
+    fn what_the_driver_made_is_read_back() {
+        let mut bytes = DeviceInfo::wanted(77).bytes();
+        bytes[12..16].copy_from_slice(&3u32.to_ne_bytes());
+        let info = DeviceInfo::parse(&bytes);
+        assert_eq!((info.id, info.depth, info.io_max, info.process), (3, DEPTH, IO_MAX, 77));
+    }
+
+    #[test]
+    fn sizes_are_in_sectors() {
+        let device = Device {
+            name: String::new(),
+            size: 1 << 30,
+            block_size: 4096,
+            max_io: 1 << 20,
+            optimal_io: 0,
+            read_only: false,
+            volatile_cache: true,
+            discard: true,
+            uuid: None,
+        };
+        let bytes = Parameters::of(&device).bytes();
+        assert_eq!(bytes[24..32], (2u64 << 20).to_ne_bytes());
+        assert_eq!(bytes[4..8], 3u32.to_ne_bytes());
+        assert_eq!(bytes[12..16], [12; 4]);
+        let only = Parameters::of(&Device { read_only: true, ..device }).bytes();
+        assert_eq!((only[8], only[4]), (0b1101, 1));
+    }
+}

@@ -1,0 +1,58 @@
+//! What is attached, however it is.
+
+use longhaul_attach::AttachError;
+use longhaul_attach::fuse::FuseFile;
+use longhaul_attach::kernel::KernelDevice;
+
+/// A device that has become a local one.
+pub(crate) trait Attached {
+    /// Takes it away, with all that was written durable; refused while
+    /// somebody uses it.
+    fn detach(&mut self) -> Result<(), AttachError>;
+
+    /// Takes it out of sight; its users keep it.
+    fn hide(&mut self) -> Result<(), AttachError>;
+
+    /// Makes what was written durable when nobody can reach it any more.
+    fn finish(&mut self) -> Result<(), AttachError>;
+
+    /// Whether it tells when its last user has gone.
+    fn ends_by_itself(&self) -> bool;
+}
+
+impl Attached for FuseFile {
+    fn detach(&mut self) -> Result<(), AttachError> {
+        FuseFile::detach(self)
+    }
+
+    fn hide(&mut self) -> Result<(), AttachError> {
+        FuseFile::hide(self)
+    }
+
+    fn finish(&mut self) -> Result<(), AttachError> {
+        FuseFile::finish(self)
+    }
+
+    fn ends_by_itself(&self) -> bool {
+        true
+    }
+}
+
+impl Attached for KernelDevice {
+    fn detach(&mut self) -> Result<(), AttachError> {
+        KernelDevice::detach(self)
+    }
+
+    fn hide(&mut self) -> Result<(), AttachError> {
+        KernelDevice::hide(self);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), AttachError> {
+        KernelDevice::detach(self)
+    }
+
+    fn ends_by_itself(&self) -> bool {
+        false
+    }
+}
