@@ -82,3 +82,40 @@ impl BlockIo for LocalIo {
         self.done(Request::Zero { offset, len, flags })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Served;
+    use longhaul_block::MemDevice;
+    use longhaul_engine::{Config, Engine};
+
+    const SIZE: u64 = 1 << 20;
+
+    #[test]
+    fn it_does_what_is_asked_in_its_order_and_promises_no_more() {
+        let memory = Arc::new(MemDevice::new(SIZE, 4096).expect("memory"));
+        let served = Served::open(memory, Config::default(), SIZE).expect("served");
+        let local = Local::new(Arc::new(served));
+        assert!(local.info().volatile_cache, "it is written behind");
+        let engine = Engine::new(&Config::default()).expect("an engine");
+        engine.block_on(async {
+            let io = local.open().await.expect("opened");
+            let write = |byte: u8| io.write(4096, Buf::copy_of(&[byte; 8192]), WriteFlags::default());
+            // Started together: the last one counts.
+            let (one, two) = (write(1), write(2));
+            let read = io.read(4096, BufMut::zeroed(8192));
+            one.await.expect("written");
+            two.await.expect("written");
+            assert!(read.await.expect("read").iter().all(|&byte| byte == 2));
+            io.flush().await.expect("durable");
+            let flags = ZeroFlags { fua: false, may_deallocate: true };
+            io.write_zeroes(4096, 4096, flags).await.expect("zeroed");
+            let back = io.read(4096, BufMut::zeroed(8192)).await.expect("read");
+            assert!(back[..4096].iter().all(|&byte| byte == 0) && back[4096..].iter().all(|&byte| byte == 2));
+            io.discard(0, SIZE).await.expect("discarded");
+            let past = io.read(SIZE, BufMut::zeroed(4096)).await;
+            assert!(matches!(past, Err(IoError::OutOfRange { .. })), "{past:?}");
+        });
+    }
+}
