@@ -26,6 +26,9 @@ use std::time::{Duration, Instant};
 /// partitions first, over the path.
 const APPEARS: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
+/// How long somebody may look at a device that has just been closed, as udev
+/// does, without being its user.
+const GLANCE: Duration = Duration::from_secs(1);
 
 /// How the kernel reaches this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +100,7 @@ impl KernelDevice {
     /// durable, and it has gone.
     pub fn detach(&mut self) -> Result<(), AttachError> {
         let written = match &self.served {
-            Some(served) => self.release(served.device())?,
+            Some(served) => self.released(served.device())?,
             None => Ok(()),
         };
         self.hide();
@@ -111,6 +114,17 @@ impl KernelDevice {
     pub fn hide(&mut self) {
         if std::mem::take(&mut self.linked) {
             let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
+    /// Waits until nobody uses the device, for a moment.
+    fn released(&self, device: &Path) -> Result<io::Result<()>, AttachError> {
+        let limit = Instant::now() + GLANCE;
+        loop {
+            match self.release(device) {
+                Err(AttachError::Busy { .. }) if Instant::now() < limit => std::thread::sleep(LOOK),
+                other => return other,
+            }
         }
     }
 
