@@ -8,7 +8,7 @@ use super::{Served, appears, open};
 use crate::error::AttachError;
 use crate::nbd::{flags_of, serve_connected};
 use crate::served::Requests;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -80,7 +80,10 @@ impl Client {
             serve_connected(File::from(OwnedFd::from(ours)), Arc::clone(requests))
                 .map_err(AttachError::system("a thread"))?;
             let client = Client { device, control, waits: Some(waits) };
-            appears("the NBD device", || (client.has_ended() || sys.exists()).then_some(()))?;
+            let size = PathBuf::from(format!("/sys/block/nbd{number}/size"));
+            let has_size = || fs::read_to_string(&size).is_ok_and(|sectors| sectors.trim() != "0");
+            let begun = || client.has_ended() || sys.exists() && has_size();
+            appears("the NBD device", || begun().then_some(()))?;
             if !client.has_ended() {
                 return Ok(client);
             }
