@@ -2,19 +2,27 @@
 //!
 //! A [`Job`] says what to do in fio's words, [`run`] does it on
 //! [`BlockDevice`](longhaul_block::BlockDevice)s, and [`Results::to_fio`]
-//! tells of it in fio's JSON layout.
+//! tells of it in fio's JSON layout. [`Repeated`] does it several times and
+//! makes the whole document: fio's layout, and a [`record`] of what the
+//! numbers depend on and whether they count.
 
 mod calls;
+pub mod host;
 mod job;
+pub mod net;
 mod pattern;
+pub mod record;
+mod repeated;
 mod results;
 mod run;
 pub mod schema;
 mod stats;
 mod verify;
+pub mod watch;
 mod worker;
 
 pub use job::{Job, MAX_IODEPTH, MAX_JOBS, OWN_THREADS_MAX, Rw};
+pub use repeated::Repeated;
 pub use results::{JobResult, Results};
 pub use run::{BenchError, Live, Phase, Rate, Stop, TICK, Threads, run};
 pub use stats::{DirStats, Latencies, Samples};

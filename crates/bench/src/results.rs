@@ -137,6 +137,7 @@ impl Results {
             jobs: jobs.iter().map(|job| self.job_to_fio(job, total)).collect(),
             disk_util: Vec::new(),
             paths: Vec::new(),
+            longhaul: None,
         }
     }
 
@@ -296,7 +297,7 @@ fn errno(error: &IoError) -> i32 {
 
 /// `Sat Nov 21 00:00:02 2026`, by the calendar algorithm of Howard Hinnant
 /// ("civil from days").
-fn utc(seconds: u64) -> String {
+pub(crate) fn utc(seconds: u64) -> String {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];

@@ -5,6 +5,7 @@
 //! find is zero, and what it does not know is passed over, so that results of
 //! other versions of fio are read, too.
 
+use crate::record::Record;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,9 @@ pub struct Output {
     /// layout.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<Path>,
+    /// What this program knows beyond fio's layout.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longhaul: Option<Record>,
 }
 
 /// What was chosen on the way to a remote device, and why.

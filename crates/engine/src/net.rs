@@ -309,6 +309,27 @@ impl TcpStream {
         (result, msg)
     }
 
+    /// Receives up to `most` bytes and lets the kernel drop them: nothing is
+    /// copied to anywhere. Zero bytes mean that the peer has closed its side.
+    ///
+    /// # Errors
+    /// Of recv(2).
+    pub async fn discard(&self, most: u32) -> io::Result<usize> {
+        // With MSG_TRUNC, TCP does not look at the buffer (tcp(7)).
+        if self.source.key.is_none() {
+            let entry = opcode::Recv::new(types::Fd(self.source.raw()), std::ptr::null_mut(), most);
+            // SAFETY: no memory involved.
+            let (result, ()) = unsafe { op(entry.flags(libc::MSG_TRUNC).build(), ()) }.await;
+            return result.map(|n| n as usize);
+        }
+        let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+        let call = || {
+            // SAFETY: the kernel writes nowhere.
+            check(unsafe { libc::recv(self.source.raw(), std::ptr::null_mut(), most as usize, flags) })
+        };
+        self.source.retry(Interest::Readable, call).await
+    }
+
     /// Sends the whole message.
     pub async fn send(&self, mut msg: SendMsg) -> (io::Result<()>, SendMsg) {
         let fd = types::Fd(self.source.raw());

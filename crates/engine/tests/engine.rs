@@ -106,6 +106,33 @@ fn payload_goes_to_its_memory_and_the_rest_to_staging() {
 }
 
 #[test]
+fn what_is_discarded_is_counted_and_what_follows_is_received() {
+    on_each_driver(|engine| {
+        engine.block_on(async {
+            let (client, server) = pair().await;
+            let mut msg = SendMsg::new();
+            msg.begin(Vec::new());
+            msg.push(Buf::copy_of(&[7; 100_000]).segment());
+            msg.push(Buf::copy_of(b"rest").segment());
+            let sender = spawn(async move {
+                let (result, _) = client.send(msg).await;
+                result.map(|()| client)
+            });
+            let mut left = 100_000;
+            while left > 0 {
+                let n = server.discard(left).await.expect("discarded");
+                assert!(n > 0 && n <= left as usize, "{n} of {left}");
+                left -= n as u32;
+            }
+            let (n, msg) = server.recv(RecvMsg::new(64)).await;
+            assert_eq!((n.expect("received"), msg.staged()), (4, &b"rest"[..]));
+            drop(sender.await.expect("sent"));
+            assert_eq!(server.discard(64).await.expect("the end"), 0);
+        });
+    });
+}
+
+#[test]
 fn a_dropped_receive_is_cancelled_and_loses_no_memory() {
     on_each_driver(|engine| {
         engine.block_on(async {

@@ -59,6 +59,45 @@ pub struct TcpInfo {
 }
 
 impl TcpInfo {
+    /// Several connections as one: windows, bytes, rates and counters add up,
+    /// of round trips it is the least, of other times the most.
+    pub fn together<'a>(all: impl IntoIterator<Item = &'a TcpInfo>) -> TcpInfo {
+        let mut all = all.into_iter();
+        let Some(first) = all.next() else { return TcpInfo::default() };
+        let sum = |a: Option<u64>, b: Option<u64>| Some(a?.saturating_add(b?));
+        let sum_u32 = |a: Option<u32>, b: Option<u32>| Some(a?.saturating_add(b?));
+        let least = |a: Option<Duration>, b: Option<Duration>| match (a, b) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        all.fold(*first, |a, b| TcpInfo {
+            rtt: a.rtt.min(b.rtt),
+            rtt_var: a.rtt_var.max(b.rtt_var),
+            min_rtt: least(a.min_rtt, b.min_rtt),
+            cwnd: a.cwnd.saturating_add(b.cwnd),
+            in_flight: a.in_flight.saturating_add(b.in_flight),
+            unanswered: (
+                a.unanswered.0.saturating_add(b.unanswered.0),
+                a.unanswered.1.max(b.unanswered.1),
+                a.unanswered.2.max(b.unanswered.2),
+            ),
+            packet: a.packet.min(b.packet),
+            unacked_bytes: sum(a.unacked_bytes, b.unacked_bytes),
+            retransmissions: a.retransmissions.saturating_add(b.retransmissions),
+            out_of_order: sum_u32(a.out_of_order, b.out_of_order),
+            delivery_rate: sum(a.delivery_rate, b.delivery_rate),
+            app_limited: a.app_limited && b.app_limited,
+            not_sent: sum_u32(a.not_sent, b.not_sent),
+            busy: a.busy.max(b.busy),
+            peer_window_limited: a.peer_window_limited.max(b.peer_window_limited),
+            send_buffer_limited: a.send_buffer_limited.max(b.send_buffer_limited),
+            received: a.received.saturating_add(b.received),
+            acknowledged: a.acknowledged.saturating_add(b.acknowledged),
+            receive_window: sum_u32(a.receive_window, b.receive_window),
+            send_window: sum_u32(a.send_window, b.send_window),
+        })
+    }
+
     /// Reads what the kernel gave.
     pub(super) fn decode(bytes: &[u8]) -> TcpInfo {
         let u32_at = |at: usize| {
@@ -113,6 +152,30 @@ impl TcpInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn several_connections_are_as_one() {
+        let ms = Duration::from_millis;
+        let a = TcpInfo {
+            rtt: ms(20),
+            min_rtt: Some(ms(15)),
+            cwnd: 100,
+            delivery_rate: Some(7),
+            ..TcpInfo::default()
+        };
+        let b = TcpInfo {
+            rtt: ms(30),
+            cwnd: 50,
+            retransmissions: 2,
+            delivery_rate: Some(1),
+            ..TcpInfo::default()
+        };
+        let both = TcpInfo::together([&a, &b]);
+        assert_eq!((both.rtt, both.min_rtt, both.cwnd), (ms(20), Some(ms(15)), 150));
+        assert_eq!((both.delivery_rate, both.retransmissions, both.busy), (Some(8), 2, None));
+        assert_eq!(TcpInfo::together([&a]), a);
+        assert_eq!(TcpInfo::together([]), TcpInfo::default());
+    }
 
     #[test]
     fn fields_that_a_kernel_does_not_have_are_missing() {

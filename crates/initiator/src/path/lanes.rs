@@ -358,6 +358,7 @@ impl Lanes {
         let looks: Vec<_> = looks.collect();
         let connections = u16::try_from(lanes.len()).unwrap_or(u16::MAX);
         drop(lanes);
+        let tcp = TcpInfo::together(looks.iter().map(|(_, now)| now));
         let rtt = looks.iter().map(|(_, now)| now.rtt).filter(|rtt| !rtt.is_zero()).min();
         let mut round = self.meter.take();
         self.sharers.end_round();
@@ -378,7 +379,7 @@ impl Lanes {
         let plan = self.by_hand(self.tuner.borrow().settled());
         tracing::trace!("{sample:?} {plan:?}");
         let advice = self.advice();
-        self.reports.set(PathReport { plan, advice, smoothed: rtt.unwrap_or_default() });
+        self.reports.set(PathReport { plan, advice, smoothed: rtt.unwrap_or_default(), tcp });
         self.tuner.borrow().round()
     }
 

@@ -3,6 +3,7 @@
 use super::{Plan, Way};
 use longhaul_block::Advice;
 use longhaul_block::units::{format_rate, format_size};
+use longhaul_engine::net::TcpInfo;
 use std::time::Duration;
 
 /// Bytes in flight at most, a thread and direction: twice the product of
@@ -51,6 +52,8 @@ pub struct PathReport {
     pub advice: Advice,
     /// Round trip as TCP sees it at the moment, queues and all.
     pub smoothed: Duration,
+    /// All connections of a thread as one, at that moment.
+    pub tcp: TcpInfo,
 }
 
 impl PathReport {
@@ -115,7 +118,8 @@ mod tests {
             limit: Some(Limit::Socket(SocketLimit { buffer: Buffer::FarSend, bytes: 4 << 20 })),
             settled: true,
         };
-        let report = |plan| PathReport { plan, advice: Advice::LOCAL, smoothed: plan.rtt };
+        let report =
+            |plan| PathReport { plan, advice: Advice::LOCAL, smoothed: plan.rtt, tcp: TcpInfo::default() };
         assert_eq!(
             report(plan).sentence(),
             "at 92 ms this path can carry 9.4 Gb/s; a connection is limited by net.ipv4.tcp_wmem \

@@ -146,7 +146,7 @@ struct Measured {
 
 impl Measured {
     fn to_json(&self) -> Value {
-        let PathReport { plan, advice, smoothed } = self.report;
+        let PathReport { plan, advice, smoothed, .. } = self.report;
         let limit = plan.limit.map(|limit| match limit {
             Limit::Socket(limit) => json!({
                 "setting": limit.buffer.setting(), "side": if limit.buffer.is_far() { "far" } else { "near" },

@@ -1,0 +1,137 @@
+//! The end that asks.
+
+use super::control::{Answer, Opening, REPORT_MAX, Say, hear, say};
+use super::server::Ends;
+use super::{Half, Plan, SET_UP, VERSION};
+use crate::run::Stop;
+use longhaul_engine::Config;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, SystemTime};
+
+/// How often progress is told.
+const TICK: Duration = Duration::from_millis(250);
+/// How long a server may take to say what it has seen.
+const REPORT: Duration = Duration::from_secs(30);
+
+/// Why nothing was measured.
+#[derive(Debug, thiserror::Error)]
+pub enum NetError {
+    /// The plan is beyond the limits.
+    #[error("{0}")]
+    Plan(String),
+    /// Nobody answers there.
+    #[error("cannot reach {server}: {source}")]
+    Unreachable {
+        /// Where.
+        server: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The server will not.
+    #[error("{server} refuses: {reason}")]
+    Refused {
+        /// Where.
+        server: SocketAddr,
+        /// Why.
+        reason: String,
+    },
+    /// It ended early.
+    #[error("{server} was lost: {reason}")]
+    Lost {
+        /// Where.
+        server: SocketAddr,
+        /// Why.
+        reason: String,
+    },
+    /// It was stopped.
+    #[error("stopped before its time")]
+    Stopped,
+}
+
+/// What both ends have seen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// This one.
+    pub here: Half,
+    /// The server.
+    pub there: Half,
+    /// Congestion control in use on this end's streams.
+    pub congestion: String,
+    /// The least round trip of this end's streams while nothing was sent yet.
+    pub round_trip: Option<Duration>,
+}
+
+/// Measures a path; blocks the calling thread. `progress` is told the time since
+/// the beginning, and the bytes received and sent so far.
+///
+/// # Errors
+/// The server cannot be reached, refuses, or was lost meanwhile.
+pub fn measure(
+    server: SocketAddr,
+    plan: &Plan,
+    engine: &Config,
+    stop: &Stop,
+    progress: &mut dyn FnMut(Duration, [u64; 2]),
+) -> Result<Measured, NetError> {
+    plan.check().map_err(NetError::Plan)?;
+    let control = connect(server)?;
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let token = crate::pattern::mix(time.as_nanos() as u64 ^ u64::from(std::process::id()) << 32);
+    let lost = |e: io::Error| NetError::Lost { server, reason: e.to_string() };
+    say(&control, &Opening::Control { version: VERSION, token, plan: plan.clone() }).map_err(lost)?;
+    let Answer::Accepted { .. } = answer(server, &control, SET_UP)? else { return Err(unexpected(server)) };
+    let mut ends = Ends::new(engine, plan.connections()).map_err(lost)?;
+    for index in 0..plan.streams {
+        for client_sends in [plan.way.sends().then_some(true), plan.way.receives().then_some(false)] {
+            let Some(client_sends) = client_sends else { continue };
+            let socket = connect(server)?;
+            say(&socket, &Opening::Stream { token, index, client_sends }).map_err(lost)?;
+            ends.add(socket, index, client_sends, plan);
+        }
+    }
+    let Answer::Ready = answer(server, &control, 2 * SET_UP)? else { return Err(unexpected(server)) };
+    say(&control, &Say::Go).map_err(lost)?;
+    let start = ends.begin();
+    while start.elapsed() < plan.length() {
+        std::thread::sleep(TICK.min(plan.length().saturating_sub(start.elapsed())));
+        if stop.is_set() {
+            return Err(NetError::Stopped);
+        }
+        progress(start.elapsed(), [ends.counts[0].load(Relaxed), ends.counts[1].load(Relaxed)]);
+    }
+    say(&control, &Say::Stop).map_err(lost)?;
+    // The server's receivers end our senders.
+    let there = match answer(server, &control, REPORT)? {
+        Answer::Report { half } => *half,
+        _ => return Err(unexpected(server)),
+    };
+    let here = ends.finish().map_err(|reason| NetError::Lost { server, reason })?;
+    let looks = here.sent.iter().chain(&there.sent).flat_map(|stream| &stream.looks);
+    let least = looks.filter_map(|look| look.min_rtt_us).fold(f64::INFINITY, f64::min);
+    let round_trip = least.is_finite().then(|| Duration::from_secs_f64(least / 1e6));
+    let sent = here.sent.iter().chain(&there.sent).map(|stream| stream.congestion.clone());
+    let congestion = sent.into_iter().next().unwrap_or_default();
+    Ok(Measured { here, there, congestion, round_trip })
+}
+
+fn unexpected(server: SocketAddr) -> NetError {
+    NetError::Lost { server, reason: "it says something that does not belong here".into() }
+}
+
+fn connect(server: SocketAddr) -> Result<TcpStream, NetError> {
+    let unreachable = |source| NetError::Unreachable { server, source };
+    let socket = TcpStream::connect_timeout(&server, SET_UP).map_err(unreachable)?;
+    socket.set_nodelay(true).map_err(unreachable)?;
+    Ok(socket)
+}
+
+fn answer(server: SocketAddr, control: &TcpStream, patience: Duration) -> Result<Answer, NetError> {
+    match hear(control, REPORT_MAX, patience) {
+        Ok(Some(Answer::Refused { reason })) => Err(NetError::Refused { server, reason }),
+        Ok(Some(answer)) => Ok(answer),
+        Ok(None) => Err(NetError::Lost { server, reason: "it closed the connection".into() }),
+        Err(e) => Err(NetError::Lost { server, reason: e.to_string() }),
+    }
+}

@@ -1,0 +1,214 @@
+//! Measurements of a path as a document.
+
+use super::client::Measured;
+use super::{Half, Plan, Way};
+use crate::record::{Better, Cell, EVENTS, Record, Run, TcpSample, Validity};
+use crate::results::utc;
+use crate::schema::{Direction, Job, Output, Pairs};
+use crate::watch::{Expect, Watched};
+use std::time::Duration;
+
+/// The runs of one plan.
+#[derive(Clone, Debug)]
+pub struct NetRuns {
+    plan: Plan,
+    server: String,
+    runs: Vec<(Measured, Run)>,
+}
+
+/// What arrived in a direction, in bits per second.
+fn rate(half: &Half, plan: &Plan) -> f64 {
+    let bytes: u64 = half.received.iter().map(|stream| stream.bytes).sum();
+    bytes as f64 * 8.0 / Duration::from_millis(plan.time_ms).as_secs_f64()
+}
+
+/// Segments sent again since the window began.
+fn again(half: &Half, plan: &Plan) -> u64 {
+    let of = |looks: &[TcpSample]| {
+        let before = looks.iter().rev().find(|look| look.at_s * 1e3 <= plan.ramp_ms as f64);
+        let last = looks.last().map_or(0, |look| look.retransmissions);
+        last.saturating_sub(before.map_or(0, |look| look.retransmissions))
+    };
+    half.sent.iter().map(|stream| of(&stream.looks)).sum()
+}
+
+/// What both ends know of each stream of a direction, together.
+fn looks(sender: &Half, receiver: &Half, name: &str, plan: &Plan) -> Vec<TcpSample> {
+    let mut all = Vec::new();
+    let interval = plan.interval_ms as f64 / 1e3;
+    for (number, (sent, received)) in (1..).zip(sender.sent.iter().zip(&receiver.received)) {
+        for (at, bytes) in received.intervals.iter().enumerate() {
+            let look = sent.looks.get(at).cloned().unwrap_or_default();
+            let at_s = interval * (at + 1) as f64;
+            all.push(TcpSample { at_s, stream: format!("{name} {number}"), bytes: Some(*bytes), ..look });
+        }
+    }
+    all
+}
+
+impl Measured {
+    /// Bits per second that arrived at the server and here, by `plan`.
+    pub fn rates(&self, plan: &Plan) -> [Option<f64>; 2] {
+        [
+            plan.way.sends().then(|| rate(&self.there, plan)),
+            plan.way.receives().then(|| rate(&self.here, plan)),
+        ]
+    }
+}
+
+impl NetRuns {
+    /// None yet.
+    pub fn new(plan: Plan, server: impl Into<String>) -> NetRuns {
+        NetRuns { plan, server: server.into(), runs: Vec::new() }
+    }
+
+    /// Adds a run and judges it; `watched` is what it took of this machine, and
+    /// `expect` what its link is like.
+    pub fn push(&mut self, measured: Measured, watched: &Watched, expect: &Expect) {
+        let plan = &self.plan;
+        let share = [measured.here.retransmitted, measured.there.retransmitted].into_iter().flatten();
+        let watched = Watched { retransmitted: share.reduce(f64::max), ..*watched };
+        let expect = Expect {
+            window: Duration::from_millis(plan.time_ms),
+            round_trip: measured.round_trip,
+            ..*expect
+        };
+        let validity = watched.judge(&expect);
+        let mut tcp = looks(&measured.here, &measured.there, "to server", plan);
+        tcp.extend(looks(&measured.there, &measured.here, "from server", plan));
+        self.runs.push((measured, Run { tcp, ..watched.run(validity) }));
+    }
+
+    /// What was measured, in order.
+    pub fn measured(&self) -> impl Iterator<Item = &Measured> {
+        self.runs.iter().map(|(measured, _)| measured)
+    }
+
+    /// What does not count, by run.
+    pub fn validity(&self) -> impl Iterator<Item = &Validity> {
+        self.runs.iter().map(|(_, run)| &run.validity)
+    }
+
+    /// The whole as a document.
+    pub fn document(&self) -> Output {
+        let mut record = Record::new("netbench", format!("network to {}", self.server));
+        let (plan, runs) = (&self.plan, &self.runs);
+        let first = runs.first().map(|(measured, _)| measured);
+        record.hosts.extend(first.map(|measured| measured.there.host.clone()));
+        record.conditions = self.conditions();
+        record.runs = runs.iter().map(|(_, run)| run.clone()).collect();
+        record.shown_run = (!runs.is_empty()).then_some(0);
+        record.cells = self.cells();
+        record.judge();
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Output {
+            version: concat!("longhaul-", env!("CARGO_PKG_VERSION")).into(),
+            timestamp: now.as_secs(),
+            timestamp_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+            time: utc(now.as_secs()),
+            jobs: first.map(|measured| self.job(measured)).into_iter().collect(),
+            longhaul: Some(record),
+            ..Output::default()
+        }
+        .with_options(plan)
+    }
+
+    fn conditions(&self) -> Pairs<String> {
+        let plan = &self.plan;
+        let seconds = |ms: u64| format!("{} s", ms as f64 / 1e3);
+        let way = match plan.way {
+            Way::Send => "to the server",
+            Way::Receive => "from the server",
+            Way::Both => "both at the same time",
+        };
+        let mut all = vec![
+            ("server", self.server.clone()),
+            ("direction", way.into()),
+            ("streams each way", plan.streams.to_string()),
+            ("ramp", seconds(plan.ramp_ms)),
+            ("window", seconds(plan.time_ms)),
+            ("bytes a call", plan.block.to_string()),
+            ("receiver copies", if plan.discard { "no" } else { "yes" }.into()),
+        ];
+        if let Some((measured, _)) = self.runs.first() {
+            all.push(("congestion control of sockets", measured.congestion.clone()));
+            let rtt = measured.round_trip.map(|rtt| format!("{:.3} ms", rtt.as_secs_f64() * 1e3));
+            all.extend(rtt.map(|rtt| ("round trip", rtt)));
+        }
+        Pairs(all.into_iter().map(|(name, value)| (name.into(), value)).collect())
+    }
+
+    fn cells(&self) -> Vec<Cell> {
+        let plan = &self.plan;
+        let mut cells = Vec::new();
+        for (index, name) in ["to server", "from server"].into_iter().enumerate() {
+            let mut rate = Cell::new(format!("throughput {name}"), "bit/s", Better::Higher);
+            let mut sent_again = Cell::new(format!("retransmissions {name}"), EVENTS, Better::Lower);
+            for (measured, run) in &self.runs {
+                let Some(bits) = measured.rates(plan)[index] else { continue };
+                rate.push(bits, &run.validity);
+                let sender = if index == 0 { &measured.here } else { &measured.there };
+                sent_again.push(again(sender, plan) as f64, &run.validity);
+            }
+            if !rate.samples.is_empty() || !rate.left_out.is_empty() {
+                cells.push(rate);
+                cells.push(sent_again);
+            }
+        }
+        let mut rtt = Cell::new("least round trip", "s", Better::Lower);
+        let [mut here, mut there] =
+            ["client", "server"].map(|end| Cell::new(format!("CPU of the {end}"), "s/GiB", Better::Lower));
+        for (measured, run) in &self.runs {
+            if let Some(least) = measured.round_trip {
+                rtt.push(least.as_secs_f64(), &run.validity);
+            }
+            let bits: f64 = measured.rates(plan).iter().flatten().sum();
+            let gib = bits / 8.0 * plan.length().as_secs_f64() / f64::from(1 << 30);
+            for (cell, half) in [(&mut here, &measured.here), (&mut there, &measured.there)] {
+                cell.push((half.cpu.user_s + half.cpu.system_s) / gib, &run.validity);
+            }
+        }
+        cells.extend([rtt, here, there]);
+        cells
+    }
+
+    /// In fio's words: what arrived here was read, the rest was written.
+    fn job(&self, measured: &Measured) -> Job {
+        let plan = &self.plan;
+        let direction = |half: &Half| {
+            let bytes: u64 = half.received.iter().map(|stream| stream.bytes).sum();
+            let rate = bytes as f64 / Duration::from_millis(plan.time_ms).as_secs_f64();
+            Direction {
+                io_bytes: bytes,
+                io_kbytes: bytes / 1024,
+                bw_bytes: rate as u64,
+                bw: (rate / 1024.0) as u64,
+                runtime: plan.time_ms,
+                ..Direction::default()
+            }
+        };
+        let share = |seconds: f64| 100.0 * seconds / measured.here.seconds.max(1e-9);
+        Job {
+            jobname: "netbench".into(),
+            read: direction(&measured.here),
+            write: direction(&measured.there),
+            job_runtime: plan.time_ms,
+            usr_cpu: share(measured.here.cpu.user_s),
+            sys_cpu: share(measured.here.cpu.system_s),
+            ..Job::default()
+        }
+    }
+}
+
+impl Output {
+    /// What was asked for, where fio says it.
+    fn with_options(mut self, plan: &Plan) -> Output {
+        let options = [
+            ("ioengine".to_owned(), "net".to_owned()),
+            ("bs".to_owned(), plan.block.to_string()),
+            ("numjobs".to_owned(), plan.streams.to_string()),
+        ];
+        self.global_options = Pairs(options.to_vec());
+        self
+    }
+}

@@ -1,0 +1,476 @@
+//! What this program's results say beyond fio's layout: where, how often and
+//! how well something was measured.
+//!
+//! Every benchmark, transfer and study writes one document: fio's layout
+//! ([`crate::schema::Output`]), with a [`Record`] under `"longhaul"`. What is
+//! compared and plotted are its [`Cell`]s.
+//!
+//! Invariants:
+//! - a value that was measured badly is never among the samples of a cell: it
+//!   stands beside them, with the reasons;
+//! - a cell that says it is valid has a sample, and its samples agree;
+//! - a field that a program writes keeps its meaning and unit within one
+//!   version ([`SCHEMA`]); a reader takes what it does not find for empty.
+
+use crate::host::Host;
+use crate::schema::{Output, Pairs};
+use crate::stats::Samples;
+use longhaul_engine::net::TcpInfo;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Version of the layout: another number means that the same name has another
+/// meaning.
+pub const SCHEMA: u32 = 1;
+
+/// Share of the mean by which samples may deviate (one standard deviation).
+/// Beyond it not even the mean of five runs is known to a fifth.
+pub const NOISE_MAX: f64 = 0.15;
+
+/// Unit of counts of rare events.
+pub const EVENTS: &str = "events";
+
+/// Share of segments sent twice above which TCP was held back by losses: an
+/// iperf3 stream that fills a clean link stays a decade below.
+pub const RETRANSMITTED_MAX: f64 = 0.001;
+
+/// Windows shorter than this say more of the start than of the rest.
+pub const WINDOW_MIN: Duration = Duration::from_secs(1);
+
+/// And a window has so many round trips at least.
+pub const ROUND_TRIPS_MIN: u32 = 20;
+
+/// Share of a round trip by which an emulated link may be late (99 % of all
+/// packets) before its results are not those of that link: what `wan` warns of.
+pub const LATE_MAX: f64 = 0.02;
+
+/// The document's own part.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Record {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// What was done: `bench`, `netbench`, `transfer`, `diagnose` or `study`.
+    pub kind: String,
+    /// What people call it.
+    pub name: String,
+    /// The program and its version.
+    pub program: String,
+    /// The command line.
+    pub command: Vec<String>,
+    /// What decided order and content.
+    pub seed: Option<u64>,
+    /// What the numbers depend on, in words: the link, the scale, the load.
+    pub conditions: Pairs<String>,
+    /// The machines; the first one has written this.
+    pub hosts: Vec<Host>,
+    /// The runs, in order.
+    pub runs: Vec<Run>,
+    /// The run that fio's part of the document shows: the median one.
+    pub shown_run: Option<usize>,
+    /// What was measured.
+    pub cells: Vec<Cell>,
+    /// Whether the whole is what it seems.
+    pub validity: Validity,
+}
+
+/// One run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Run {
+    /// Milliseconds since 1970 at its start.
+    pub started_ms: u64,
+    /// Seconds that it took, by the clock that never jumps.
+    pub seconds: f64,
+    /// Processor time.
+    pub cpu: Cpu,
+    /// Connections as time went on.
+    pub tcp: Vec<TcpSample>,
+    /// Whether it counts.
+    pub validity: Validity,
+}
+
+/// Seconds of processor time in a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Cpu {
+    /// Of this process, in the program.
+    pub user_s: f64,
+    /// Of this process, in the kernel.
+    pub system_s: f64,
+    /// Of everything else on the machine, where the kernel says.
+    pub others_s: Option<f64>,
+    /// That a hypervisor took away, where the kernel says.
+    pub stolen_s: Option<f64>,
+}
+
+/// A connection, or several as one, at a moment: what `TCP_INFO` has.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TcpSample {
+    /// Seconds since the run began.
+    pub at_s: f64,
+    /// Which connection, or which device.
+    pub stream: String,
+    /// Bytes that arrived since the sample before, where that is known.
+    pub bytes: Option<u64>,
+    /// Smoothed round trip in microseconds.
+    pub rtt_us: f64,
+    /// The least one.
+    pub min_rtt_us: Option<f64>,
+    /// Congestion window in bytes.
+    pub cwnd: u64,
+    /// Bytes sent and not acknowledged.
+    pub in_flight: u64,
+    /// Segments sent again, since the connection began.
+    pub retransmissions: u64,
+    /// Bytes per second that were acknowledged of late.
+    pub delivery_rate: Option<u64>,
+    /// Bytes in the send buffer that were never sent.
+    pub not_sent: Option<u64>,
+    /// Bytes that the peer allows.
+    pub send_window: Option<u64>,
+    /// Microseconds with something to send, since the connection began.
+    pub busy_us: Option<u64>,
+    /// Of that, with the peer's window full.
+    pub peer_window_limited_us: Option<u64>,
+    /// Of that, with this end's send buffer full.
+    pub send_buffer_limited_us: Option<u64>,
+}
+
+impl TcpSample {
+    /// What the kernel says of a connection `at` so long after the start.
+    pub fn new(at: Duration, stream: impl Into<String>, info: &TcpInfo) -> TcpSample {
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        let whole = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        TcpSample {
+            at_s: at.as_secs_f64(),
+            stream: stream.into(),
+            bytes: None,
+            rtt_us: micros(info.rtt),
+            min_rtt_us: info.min_rtt.map(micros),
+            cwnd: info.cwnd,
+            in_flight: info.in_flight,
+            retransmissions: info.retransmissions.into(),
+            delivery_rate: info.delivery_rate,
+            not_sent: info.not_sent.map(u64::from),
+            send_window: info.send_window.map(u64::from),
+            busy_us: info.busy.map(whole),
+            peer_window_limited_us: info.peer_window_limited.map(whole),
+            send_buffer_limited_us: info.send_buffer_limited.map(whole),
+        }
+    }
+}
+
+/// Whether a number is what it seems.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Validity {
+    /// It is.
+    pub valid: bool,
+    /// Why not.
+    pub reasons: Vec<Reason>,
+}
+
+impl Default for Validity {
+    fn default() -> Validity {
+        Validity { valid: true, reasons: Vec::new() }
+    }
+}
+
+impl Validity {
+    /// Not valid, for a reason.
+    pub fn mark(&mut self, code: Code, detail: impl Into<String>) {
+        self.valid = false;
+        self.reasons.push(Reason { code, detail: detail.into() });
+    }
+
+    /// Not valid for one reason.
+    pub fn not(code: Code, detail: impl Into<String>) -> Validity {
+        let mut validity = Validity::default();
+        validity.mark(code, detail);
+        validity
+    }
+}
+
+/// Why a number does not count.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reason {
+    /// For programs.
+    pub code: Code,
+    /// For people, in a sentence with the numbers.
+    pub detail: String,
+}
+
+/// The kinds of reasons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Code {
+    /// The window was too short for the path or for itself.
+    TooShort,
+    /// Samples disagree.
+    TooNoisy,
+    /// TCP sent too much again.
+    Retransmitting,
+    /// The emulated link handed packets over late, or lost some by itself.
+    LateLink,
+    /// I/O failed, or content was wrong.
+    Failed,
+    /// It was ended before its time.
+    Stopped,
+    /// The clock of the day was set meanwhile.
+    ClockJumped,
+    /// The hypervisor gave the processors to others.
+    Stolen,
+    /// It cannot be measured here.
+    NotAvailable,
+    /// What a later program knows.
+    #[serde(other)]
+    Other,
+}
+
+/// Which way is better.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Better {
+    /// As a rate.
+    #[default]
+    Higher,
+    /// As a time.
+    Lower,
+}
+
+/// One number that was measured, several times.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Cell {
+    /// Its name, unique in the document: what is compared with the same name
+    /// of another one.
+    pub name: String,
+    /// Unit of the samples: `B/s`, `IOPS`, `s`, `s/GiB`, …
+    pub unit: String,
+    /// Which way is better.
+    pub better: Better,
+    /// A value of each run that counts.
+    pub samples: Vec<f64>,
+    /// Values that do not count.
+    pub left_out: Vec<LeftOut>,
+    /// Whether the samples together are what they seem.
+    pub validity: Validity,
+    /// Where it stands in a figure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub place: Option<Place>,
+    /// What was published for it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub published: Vec<Published>,
+}
+
+/// A value that does not count.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LeftOut {
+    /// The value.
+    pub value: f64,
+    /// Why it does not.
+    pub reasons: Vec<Reason>,
+}
+
+/// A place in a figure.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Place {
+    /// Which figure, by its heading.
+    pub figure: String,
+    /// Which line or colour of bars, as the legend has it.
+    pub series: String,
+    /// Where along the axis: a name, or a number that [`Place::x_number`] has.
+    pub x: String,
+    /// The number, if the axis is one of numbers.
+    pub x_number: Option<f64>,
+    /// What the axis is.
+    pub x_label: String,
+}
+
+/// A published number.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Published {
+    /// In the unit of the cell.
+    pub value: f64,
+    /// Where.
+    pub source: String,
+}
+
+impl Cell {
+    /// Nothing measured yet.
+    pub fn new(name: impl Into<String>, unit: impl Into<String>, better: Better) -> Cell {
+        Cell { name: name.into(), unit: unit.into(), better, ..Cell::default() }
+    }
+
+    /// Adds what a run measured.
+    pub fn push(&mut self, value: f64, run: &Validity) {
+        if !value.is_finite() {
+            // JSON has no such number, and nothing was measured.
+            return;
+        }
+        if run.valid {
+            self.samples.push(value);
+        } else {
+            self.left_out.push(LeftOut { value, reasons: run.reasons.clone() });
+        }
+    }
+
+    /// Says whether the samples agree, once all are there. A cell that is
+    /// marked already stays so.
+    pub fn judge(&mut self) {
+        if !self.validity.valid {
+            return;
+        }
+        if self.samples.is_empty() {
+            self.validity.valid = false;
+            self.validity.reasons = self.left_out.iter().flat_map(|run| run.reasons.clone()).collect();
+            self.validity.reasons.dedup();
+            return;
+        }
+        let mut all = Samples::default();
+        self.samples.iter().for_each(|value| all.push(*value));
+        let noise = all.stddev() / all.mean.abs();
+        // Of rare events a few more or fewer are no noise of the measurement.
+        if noise > NOISE_MAX && self.unit != EVENTS {
+            let (percent, most, runs) = (noise * 100.0, NOISE_MAX * 100.0, all.count);
+            self.validity.mark(
+                Code::TooNoisy,
+                format!("the {runs} runs deviate by {percent:.0} % of their mean, more than {most:.0} %"),
+            );
+        }
+    }
+}
+
+impl Record {
+    /// One of this program, on this machine, with nothing measured yet.
+    pub fn new(kind: &str, name: impl Into<String>) -> Record {
+        Record {
+            schema: SCHEMA,
+            kind: kind.into(),
+            name: name.into(),
+            program: concat!("longhaul ", env!("CARGO_PKG_VERSION")).into(),
+            command: std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect(),
+            hosts: vec![Host::here()],
+            ..Record::default()
+        }
+    }
+
+    /// Judges the cells, and the whole by them: it is valid if something is.
+    pub fn judge(&mut self) {
+        self.cells.iter_mut().for_each(Cell::judge);
+        let bad = self.cells.iter().filter(|cell| !cell.validity.valid);
+        let reasons = bad.flat_map(|cell| cell.validity.reasons.clone());
+        let reasons: Vec<Reason> = reasons.fold(Vec::new(), |mut all, reason| {
+            if !all.contains(&reason) {
+                all.push(reason);
+            }
+            all
+        });
+        let some = self.cells.iter().any(|cell| cell.validity.valid);
+        self.validity = Validity { valid: some, reasons };
+    }
+}
+
+/// Writes a document as a whole or not at all, so that nobody reads half of
+/// one.
+///
+/// # Errors
+/// Of the file system; a file that was there before is as it was.
+pub fn save(path: &Path, document: &Output) -> io::Result<()> {
+    let mut text = serde_json::to_vec_pretty(document)?;
+    text.push(b'\n');
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.new", std::process::id()));
+    let beside = PathBuf::from(beside);
+    let written = File::create(&beside).and_then(|mut file| {
+        file.write_all(&text)?;
+        file.sync_all()?;
+        std::fs::rename(&beside, path)
+    });
+    if written.is_err() {
+        // What is there of it is of no use; that it cannot be removed neither.
+        let _ = std::fs::remove_file(&beside);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(samples: &[f64]) -> Cell {
+        let mut cell = Cell::new("x", "B/s", Better::Higher);
+        samples.iter().for_each(|value| cell.push(*value, &Validity::default()));
+        cell
+    }
+
+    #[test]
+    fn samples_that_disagree_are_marked() {
+        let mut good = cell(&[100.0, 104.0, 97.0]);
+        good.judge();
+        assert!(good.validity.valid && good.validity.reasons.is_empty());
+        let mut bad = cell(&[100.0, 160.0, 60.0]);
+        bad.judge();
+        assert!(!bad.validity.valid && bad.validity.reasons[0].code == Code::TooNoisy);
+        assert!(bad.validity.reasons[0].detail.contains("3 runs"), "{:?}", bad.validity);
+    }
+
+    #[test]
+    fn rare_events_differ_from_run_to_run() {
+        let mut losses = Cell::new("retransmissions", EVENTS, Better::Lower);
+        [0.0, 7.0, 1.0].into_iter().for_each(|value| losses.push(value, &Validity::default()));
+        losses.judge();
+        assert!(losses.validity.valid, "{losses:?}");
+    }
+
+    #[test]
+    fn bad_runs_are_never_averaged() {
+        let mut one = cell(&[100.0]);
+        one.push(7.0, &Validity::not(Code::Failed, "I/O failed"));
+        one.push(f64::NAN, &Validity::default());
+        one.judge();
+        assert_eq!((one.samples.as_slice(), one.left_out[0].value), (&[100.0][..], 7.0));
+        assert!(one.validity.valid);
+        // With nothing else there is no number.
+        let mut none = cell(&[]);
+        none.push(7.0, &Validity::not(Code::Failed, "I/O failed"));
+        none.judge();
+        assert!(!none.validity.valid && none.validity.reasons[0].code == Code::Failed);
+        let mut record = Record { cells: vec![one, none], ..Record::default() };
+        record.judge();
+        assert!(record.validity.valid && record.validity.reasons.len() == 1);
+        record.cells.remove(0);
+        record.judge();
+        assert!(!record.validity.valid);
+    }
+
+    #[test]
+    fn reasons_have_names_and_unknown_ones_are_read() {
+        let text = serde_json::to_string(&Validity::not(Code::LateLink, "late")).expect("JSON");
+        assert_eq!(text, r#"{"valid":false,"reasons":[{"code":"late-link","detail":"late"}]}"#);
+        let read: Reason = serde_json::from_str(r#"{"code":"moonlight","detail":"x"}"#).expect("read");
+        assert_eq!(read.code, Code::Other);
+    }
+
+    #[test]
+    fn a_document_is_written_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("a.json");
+        let mut record = Record::new("bench", "a");
+        record.cells.push(cell(&[1.0, 2.0]));
+        let document = Output { longhaul: Some(record), ..Output::default() };
+        save(&path, &document).expect("written");
+        let text = std::fs::read_to_string(&path).expect("read");
+        assert_eq!(serde_json::from_str::<Output>(&text).expect("JSON"), document);
+        assert!(save(&dir.path().join("no/such.json"), &document).is_err());
+        assert_eq!(std::fs::read_dir(dir.path()).expect("read").count(), 1, "nothing is left beside");
+    }
+}

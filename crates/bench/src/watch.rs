@@ -1,0 +1,336 @@
+//! Watching the machine over a run: processor time, what TCP sent again, and
+//! whether the clock was set.
+
+use crate::record::{Code, Cpu, LATE_MAX, RETRANSMITTED_MAX, ROUND_TRIPS_MIN, Run, Validity, WINDOW_MIN};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+/// How far the clock of the day may run away from the one that never jumps:
+/// more than it is slewed by in minutes, less than what would mislead people.
+const JUMP: Duration = Duration::from_millis(500);
+/// Lateness of an emulated link that is none: what timers and a turn of the
+/// scheduler take.
+const LATE_MIN: Duration = Duration::from_micros(100);
+/// Share of the processors that a hypervisor may take away.
+const STOLEN_MAX: f64 = 0.05;
+
+/// A run under way.
+#[derive(Debug)]
+pub struct Watch {
+    root: PathBuf,
+    start: Instant,
+    wall: SystemTime,
+    own: (Duration, Duration),
+    machine: Option<Ticks>,
+    segments: Option<Segments>,
+}
+
+/// What a run took from the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Watched {
+    /// When it began, in milliseconds since 1970.
+    pub started_ms: u64,
+    /// How long it took.
+    pub time: Duration,
+    /// Processor time.
+    pub cpu: Cpu,
+    /// Share of the segments of this machine that were sent again.
+    pub retransmitted: Option<f64>,
+    /// How far the clock of the day went another way than time did, in seconds.
+    pub jump_s: f64,
+    /// Share of the processors that a hypervisor took away.
+    pub stolen: f64,
+}
+
+/// An emulated link, after a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Emulated {
+    /// The round trip that it is to have.
+    pub round_trip: Duration,
+    /// How late 99 % of the packets were at most.
+    pub late: Duration,
+    /// Packets that the emulator itself lost in the run.
+    pub lost: u64,
+}
+
+/// What a run should have been like.
+#[derive(Clone, Copy, Debug)]
+pub struct Expect {
+    /// Length of the window.
+    pub window: Duration,
+    /// Round trip of the path, if there is one.
+    pub round_trip: Option<Duration>,
+    /// Share of segments that may be sent again: the default, or more where
+    /// loss is what is studied.
+    pub retransmitted: f64,
+    /// The emulated link that it went over.
+    pub link: Option<Emulated>,
+}
+
+impl Default for Expect {
+    fn default() -> Expect {
+        Expect { window: WINDOW_MIN, round_trip: None, retransmitted: RETRANSMITTED_MAX, link: None }
+    }
+}
+
+/// Jiffies of all processors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Ticks {
+    busy: u64,
+    stolen: u64,
+    all: u64,
+}
+
+/// TCP segments of this machine (of this network namespace).
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Segments {
+    sent: u64,
+    again: u64,
+}
+
+impl Ticks {
+    /// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq,
+    /// softirq, steal (proc(5)).
+    fn parse(text: &str) -> Option<Ticks> {
+        let line = text.lines().next()?.strip_prefix("cpu ")?;
+        let fields: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let [user, nice, system, idle, wait, irq, soft, stolen, ..] = *fields else { return None };
+        let busy = user + nice + system + irq + soft;
+        Some(Ticks { busy, stolen, all: busy + idle + wait + stolen })
+    }
+}
+
+impl Segments {
+    /// Of `/proc/net/snmp`: a line of names, then one of values.
+    fn parse(text: &str) -> Option<Segments> {
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+        let (names, values) = (lines.next()?, lines.next()?);
+        let value = |wanted: &str| {
+            let at = names.split(' ').position(|name| name == wanted)?;
+            values.split(' ').nth(at)?.parse().ok()
+        };
+        Some(Segments { sent: value("OutSegs")?, again: value("RetransSegs")? })
+    }
+}
+
+fn read(root: &Path, path: &str) -> Option<String> {
+    std::fs::read_to_string(root.join(path)).ok()
+}
+
+/// Processor time of this process so far: in the program, in the kernel.
+fn process_time() -> (Duration, Duration) {
+    // SAFETY: plain numbers, for which zero is a valid value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: fills the structure; zeroes stay if it cannot.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
+    let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+    (time(usage.ru_utime), time(usage.ru_stime))
+}
+
+impl Watch {
+    /// Begins now.
+    pub fn start() -> Watch {
+        Watch::below(Path::new("/"))
+    }
+
+    fn below(root: &Path) -> Watch {
+        Watch {
+            root: root.to_owned(),
+            machine: read(root, "proc/stat").and_then(|text| Ticks::parse(&text)),
+            segments: read(root, "proc/net/snmp").and_then(|text| Segments::parse(&text)),
+            own: process_time(),
+            wall: SystemTime::now(),
+            start: Instant::now(),
+        }
+    }
+
+    /// How long it has been.
+    pub fn elapsed(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Ends now.
+    pub fn end(&self) -> Watched {
+        self.ended(self.start.elapsed(), SystemTime::now())
+    }
+
+    fn ended(&self, time: Duration, wall: SystemTime) -> Watched {
+        let (user, system) = process_time();
+        let own = (user.saturating_sub(self.own.0), system.saturating_sub(self.own.1));
+        let machine = read(&self.root, "proc/stat").and_then(|text| Ticks::parse(&text)).zip(self.machine);
+        // Ticks are hundredths of a second to programs, on every machine.
+        let seconds = |ticks: u64| ticks as f64 / 100.0;
+        let others = |(now, before): (Ticks, Ticks)| {
+            let all = seconds(now.busy.saturating_sub(before.busy));
+            (all - (own.0 + own.1).as_secs_f64()).max(0.0)
+        };
+        let stolen = machine.map(|(now, before)| now.stolen.saturating_sub(before.stolen));
+        let all = machine.map_or(0, |(now, before)| now.all.saturating_sub(before.all));
+        let segments = read(&self.root, "proc/net/snmp").and_then(|text| Segments::parse(&text));
+        let retransmitted = segments.zip(self.segments).and_then(|(now, before)| {
+            let sent = now.sent.saturating_sub(before.sent);
+            (sent > 0).then(|| now.again.saturating_sub(before.again) as f64 / sent as f64)
+        });
+        let epoch = self.wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let passed = match wall.duration_since(self.wall) {
+            Ok(passed) => passed.as_secs_f64(),
+            Err(back) => -back.duration().as_secs_f64(),
+        };
+        Watched {
+            started_ms: u64::try_from(epoch.as_millis()).unwrap_or(u64::MAX),
+            time,
+            cpu: Cpu {
+                user_s: own.0.as_secs_f64(),
+                system_s: own.1.as_secs_f64(),
+                others_s: machine.map(others),
+                stolen_s: stolen.map(seconds),
+            },
+            retransmitted,
+            jump_s: passed - time.as_secs_f64(),
+            stolen: stolen.unwrap_or_default() as f64 / all.max(1) as f64,
+        }
+    }
+}
+
+impl Watched {
+    /// What of it makes a run void.
+    pub fn judge(&self, expect: &Expect) -> Validity {
+        let mut validity = Validity::default();
+        let (window, ms) = (expect.window, |time: Duration| time.as_secs_f64() * 1e3);
+        if window < WINDOW_MIN {
+            let detail = format!("the window had {:.0} ms, less than {:.0} ms", ms(window), ms(WINDOW_MIN));
+            validity.mark(Code::TooShort, detail);
+        } else if let Some(rtt) = expect.round_trip.filter(|rtt| window < *rtt * ROUND_TRIPS_MIN) {
+            let detail = format!(
+                "the window had {:.0} ms, less than {ROUND_TRIPS_MIN} round trips of {:.1} ms",
+                ms(window),
+                ms(rtt)
+            );
+            validity.mark(Code::TooShort, detail);
+        }
+        if let Some(share) = self.retransmitted.filter(|share| *share > expect.retransmitted) {
+            let (is, most) = (share * 100.0, expect.retransmitted * 100.0);
+            let detail =
+                format!("{is:.2} % of this machine's TCP segments were sent again, more than {most} %");
+            validity.mark(Code::Retransmitting, detail);
+        }
+        if let Some(link) = expect.link {
+            late(&link, &mut validity);
+        }
+        if self.jump_s.abs() > JUMP.as_secs_f64() {
+            validity.mark(Code::ClockJumped, format!("the clock was set by {:+.1} s meanwhile", self.jump_s));
+        }
+        if self.stolen > STOLEN_MAX {
+            let detail = format!("a hypervisor took {:.0} % of the processor time", self.stolen * 100.0);
+            validity.mark(Code::Stolen, detail);
+        }
+        validity
+    }
+
+    /// As part of a record.
+    pub fn run(&self, validity: Validity) -> Run {
+        let seconds = self.time.as_secs_f64();
+        Run { started_ms: self.started_ms, seconds, cpu: self.cpu, tcp: Vec::new(), validity }
+    }
+}
+
+/// Marks what went over an emulated link that was not as it should be.
+fn late(link: &Emulated, validity: &mut Validity) {
+    let (most, ms) = (link.round_trip.mul_f64(LATE_MAX), |time: Duration| time.as_secs_f64() * 1e3);
+    if link.lost > 0 {
+        validity
+            .mark(Code::LateLink, format!("the emulator of the link lost {} packets by itself", link.lost));
+    }
+    // Timers are not finer than this, whatever the round trip.
+    if link.late > most.max(LATE_MIN) {
+        let detail = format!(
+            "the emulated link of {:.1} ms was late: 99 % of its packets by up to {:.2} ms",
+            ms(link.round_trip),
+            ms(link.late)
+        );
+        validity.mark(Code::LateLink, detail);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAT: &str = "cpu  100 0 50 800 10 5 5 30 0 0\ncpu0 1 2 3\n";
+    const SNMP: &str = "Ip: Forwarding\nIp: 1\nTcp: RtoMin InSegs OutSegs RetransSegs\nTcp: 200 5 1000 3\n";
+
+    #[test]
+    fn the_kernels_tables_are_read() {
+        assert_eq!(Ticks::parse(STAT), Some(Ticks { busy: 160, stolen: 30, all: 1000 }));
+        assert_eq!(Segments::parse(SNMP), Some(Segments { sent: 1000, again: 3 }));
+        for cut in 0..STAT.len() {
+            // Never a wrong number for half a table: none, or the whole.
+            let found = Ticks::parse(&STAT[..cut]);
+            assert!(found.is_none_or(|ticks| ticks.busy == 160), "{cut}: {found:?}");
+        }
+        assert_eq!(Segments::parse("Tcp: OutSegs\n"), None);
+    }
+
+    #[test]
+    fn a_run_is_judged_by_what_happened_meanwhile() {
+        let dir = tempfile::tempdir().expect("directory");
+        std::fs::create_dir_all(dir.path().join("proc/net")).expect("made");
+        let write = |path: &str, text: &str| std::fs::write(dir.path().join(path), text).expect("written");
+        write("proc/stat", STAT);
+        write("proc/net/snmp", SNMP);
+        let watch = Watch::below(dir.path());
+        write("proc/stat", "cpu  200 0 50 1600 10 5 5 130 0 0\n");
+        write("proc/net/snmp", &SNMP.replace("1000 3", "2000 13"));
+        let hour = Duration::from_secs(3600);
+        let seen = watch.ended(Duration::from_secs(10), watch.wall + hour);
+        assert_eq!(seen.retransmitted, Some(0.01));
+        assert_eq!((seen.jump_s, seen.cpu.stolen_s), (3590.0, Some(1.0)));
+        assert!((seen.stolen - 0.1).abs() < 1e-9);
+        let expect = Expect {
+            window: Duration::from_secs(1),
+            round_trip: Some(Duration::from_millis(100)),
+            ..Expect::default()
+        };
+        let codes = |validity: Validity| validity.reasons.iter().map(|r| r.code).collect::<Vec<_>>();
+        let all = [Code::TooShort, Code::Retransmitting, Code::ClockJumped, Code::Stolen];
+        assert_eq!(codes(seen.judge(&expect)), all);
+        assert_eq!(
+            codes(Watched::default().judge(&Expect { window: Duration::ZERO, ..Expect::default() })),
+            [Code::TooShort]
+        );
+        let back = watch.ended(Duration::from_secs(10), watch.wall - hour);
+        assert_eq!(back.jump_s, -3610.0);
+    }
+
+    #[test]
+    fn an_emulated_link_has_to_be_on_time() {
+        let ms = Duration::from_millis;
+        let codes = |late, lost| {
+            let link = Some(Emulated { round_trip: ms(10), late, lost });
+            let validity = Watched::default().judge(&Expect { link, ..Expect::default() });
+            validity.reasons.iter().map(|reason| reason.code).collect::<Vec<_>>()
+        };
+        assert!(codes(Duration::from_micros(200), 0).is_empty());
+        assert_eq!(codes(Duration::from_micros(201), 0), [Code::LateLink]);
+        assert_eq!(codes(ms(2), 7), [Code::LateLink, Code::LateLink]);
+    }
+
+    #[test]
+    fn a_machine_that_says_nothing_voids_nothing() {
+        let dir = tempfile::tempdir().expect("directory");
+        let seen = Watch::below(dir.path()).end();
+        assert_eq!((seen.retransmitted, seen.cpu.others_s, seen.cpu.stolen_s), (None, None, None));
+        assert!(seen.judge(&Expect::default()).valid);
+    }
+
+    #[test]
+    fn own_time_is_counted() {
+        let watch = Watch::start();
+        let mut sum = 0u64;
+        while watch.elapsed() < Duration::from_millis(50) {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        let Cpu { user_s, system_s, .. } = watch.end().cpu;
+        assert!(user_s + system_s > 0.0, "{user_s} {system_s}");
+    }
+}
