@@ -1,0 +1,118 @@
+//! Cells of several results, put into figures.
+
+use crate::figure::{Figure, Point, Series};
+use crate::read::{Cell, Document, Place, Published};
+use crate::stats::Summary;
+
+/// A figure, and the numbers behind it.
+#[derive(Clone, Debug)]
+pub struct Gathered {
+    /// The figure.
+    pub figure: Figure,
+    /// The numbers, in the order of the figure.
+    pub entries: Vec<Entry>,
+}
+
+/// A number of a figure.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Where along the axis.
+    pub x: String,
+    /// Which line or colour.
+    pub series: String,
+    /// Samples that count.
+    pub summary: Summary,
+    /// Mean of those that do not, where none does.
+    pub left_out: Option<f64>,
+    /// What was published.
+    pub published: Vec<Published>,
+    /// Why it does not count; nothing if it does.
+    pub words: String,
+}
+
+impl Entry {
+    fn new(cell: &Cell, place: &Place) -> Entry {
+        let words = match cell.validity.words() {
+            words if words.is_empty() && (!cell.validity.valid || cell.samples.is_empty()) => {
+                "not measured".to_owned()
+            }
+            words => words,
+        };
+        let left_out: Vec<f64> = cell.left_out.iter().map(|run| run.value).collect();
+        Entry {
+            x: place.x.clone(),
+            series: place.series.clone(),
+            summary: Summary::of(&cell.samples),
+            left_out: (!left_out.is_empty()).then(|| Summary::of(&left_out).mean),
+            published: cell.published.clone(),
+            words,
+        }
+    }
+
+    /// The mean, also of what does not count.
+    pub fn mean(&self) -> Option<f64> {
+        if self.summary.n > 0 { Some(self.summary.mean) } else { self.left_out }
+    }
+
+    fn point(&self, x_number: Option<f64>) -> Point {
+        Point {
+            x: self.x.clone(),
+            x_number,
+            value: self.mean(),
+            interval: self.summary.interval(),
+            published: self.published.first().map(|published| published.value),
+            void: !self.words.is_empty(),
+        }
+    }
+}
+
+/// Puts cells into the figures that they name, in their order. Those that name
+/// none are put together by their unit.
+pub fn gather(documents: &[Document]) -> Vec<Gathered> {
+    let mut all: Vec<Gathered> = Vec::new();
+    for document in documents {
+        for cell in &document.record.cells {
+            let mut place = cell.place.clone().unwrap_or_else(|| by_unit(cell, document));
+            if cell.place.is_some() && documents.len() > 1 {
+                place.series = format!("{} · {}", place.series, document.label());
+            }
+            add(&mut all, cell, &place);
+        }
+    }
+    all
+}
+
+fn by_unit(cell: &Cell, document: &Document) -> Place {
+    let figure = match cell.unit.as_str() {
+        "B/s" | "bit/s" => "Throughput",
+        "IOPS" => "I/Os per second",
+        "s" if cell.name.contains("latency") => "Latency",
+        "s" => "Time",
+        "s/GiB" => "Processor time for what was moved",
+        unit => unit,
+    };
+    Place { figure: figure.into(), series: document.label(), x: cell.name.clone(), ..Place::default() }
+}
+
+fn add(all: &mut Vec<Gathered>, cell: &Cell, place: &Place) {
+    let fits = |one: &Gathered| one.figure.title == place.figure && one.figure.unit == cell.unit;
+    let at = all.iter().position(fits).unwrap_or_else(|| {
+        let figure = Figure {
+            title: place.figure.clone(),
+            x_label: place.x_label.clone(),
+            unit: cell.unit.clone(),
+            series: Vec::new(),
+        };
+        all.push(Gathered { figure, entries: Vec::new() });
+        all.len() - 1
+    });
+    let one = &mut all[at];
+    let entry = Entry::new(cell, place);
+    let found = one.figure.series.iter().position(|series| series.name == place.series);
+    let index = found.unwrap_or_else(|| {
+        one.figure.series.push(Series { name: place.series.clone(), points: Vec::new() });
+        one.figure.series.len() - 1
+    });
+    one.figure.series[index].points.push(entry.point(place.x_number));
+    one.entries.push(entry);
+}

@@ -1,0 +1,259 @@
+//! Results as one HTML page that needs nothing else, and as files of figures
+//! and numbers.
+
+mod csv;
+mod gather;
+mod timeline;
+
+pub use csv::csv;
+pub use gather::{Entry, Gathered, gather};
+pub use timeline::timelines;
+
+use crate::figure::{Figure, NARROW, Scale, WIDE, escape, style};
+use crate::read::{Document, Host};
+use std::fmt::Write;
+
+/// Appends to a text, which takes everything.
+macro_rules! put {
+    ($to:expr, $($arg:tt)*) => { let _ = writeln!($to, $($arg)*); };
+}
+
+/// Results up to this size stand in the page themselves, in bytes: larger ones
+/// would make it slow to open, and are named only.
+const RAW_MAX: usize = 2 << 20;
+
+/// A page and what belongs to it.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The page.
+    pub html: String,
+    /// Files beside it: names and contents.
+    pub files: Vec<(String, String)>,
+}
+
+/// Makes a page of these results.
+pub fn report(title: &str, documents: &[Document]) -> Report {
+    let gathered = gather(documents);
+    let table = csv(documents);
+    let mut body = String::new();
+    head(&mut body, title, documents);
+    for (number, one) in (1..).zip(&gathered) {
+        section(&mut body, number, one);
+    }
+    let timelines = timelines(documents);
+    if !timelines.is_empty() {
+        body.push_str("<h2>As time went on</h2>\n");
+        for figure in &timelines {
+            put!(body, "<h3>{}</h3>", escape(&figure.title));
+            picture(&mut body, figure);
+        }
+    }
+    for document in documents {
+        conditions(&mut body, document);
+    }
+    downloads(&mut body, documents, &table);
+    let figures = gathered.iter().map(|one| &one.figure).chain(&timelines);
+    let mut files: Vec<(String, String)> =
+        (1..).zip(figures).map(|(n, figure)| (format!("figure-{n}.svg"), figure.file())).collect();
+    files.push(("results.csv".into(), table));
+    Report { html: whole(title, &body), files }
+}
+
+fn whole(title: &str, body: &str) -> String {
+    let title = escape(title);
+    let css = include_str!("page.css");
+    let style = style();
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n\
+         <style>\n{css}{style}\n</style>\n</head>\n<body>\n<main>\n{body}</main>\n</body>\n</html>\n"
+    )
+}
+
+fn head(body: &mut String, title: &str, documents: &[Document]) {
+    put!(body, "<h1>{}</h1>", escape(title));
+    let cells: Vec<_> = documents.iter().flat_map(|document| &document.record.cells).collect();
+    let bad = cells.iter().filter(|cell| !cell.validity.valid).count();
+    let (all, results) = (cells.len(), documents.len());
+    put!(
+        body,
+        "<p>{all} numbers out of {results} result{}. Bars and points are means over runs, with their 95 % \
+         confidence interval where there are two runs or more.</p>",
+        if results == 1 { "" } else { "s" }
+    );
+    if bad > 0 {
+        put!(
+            body,
+            "<p class=\"note\"><b>{bad} of them do not count</b>: they are crossed in the figures, and the tables \
+             say why.</p>"
+        );
+    }
+}
+
+fn picture(body: &mut String, figure: &Figure) {
+    put!(body, "<figure><figcaption>{}</figcaption>", escape(&figure.title));
+    put!(body, "<div class=\"wide\">{}</div>", figure.svg(WIDE));
+    put!(body, "<div class=\"narrow\">{}</div></figure>", figure.svg(NARROW));
+}
+
+fn section(body: &mut String, number: usize, one: &Gathered) {
+    put!(body, "<section>\n<h2 id=\"figure-{number}\">{}</h2>", escape(&one.figure.title));
+    picture(body, &one.figure);
+    let most = one.entries.iter().filter_map(|entry| entry.mean()).fold(0.0, f64::max);
+    let scale = Scale::of(&one.figure.unit, most);
+    let published = one.entries.iter().any(|entry| !entry.published.is_empty());
+    let x = if one.figure.x_label.is_empty() { "What" } else { &one.figure.x_label };
+    put!(body, "<div class=\"scroll\"><table>\n<thead><tr><th>{}</th><th></th>", escape(x));
+    put!(
+        body,
+        "<th class=\"n\">{}</th><th class=\"n\">95 % between</th><th class=\"n\">Runs</th>",
+        escape(scale.unit())
+    );
+    if published {
+        put!(body, "<th class=\"n\">Published</th><th class=\"n\">Ours / published</th>");
+    }
+    put!(body, "<th></th></tr></thead>\n<tbody>");
+    for entry in &one.entries {
+        row(body, entry, &scale, published);
+    }
+    put!(body, "</tbody></table></div>");
+    sources(body, one);
+    put!(body, "</section>");
+}
+
+fn row(body: &mut String, entry: &Entry, scale: &Scale, published: bool) {
+    let void = !entry.words.is_empty();
+    put!(
+        body,
+        "<tr{}><td>{}</td><td>{}</td>",
+        if void { " class=\"void\"" } else { "" },
+        escape(&entry.x),
+        escape(&entry.series)
+    );
+    let mean = entry.mean().map_or("–".into(), |mean| scale.number(mean));
+    let ends = entry.summary.interval().map_or("–".into(), |interval| {
+        format!("{} – {}", scale.number(interval.low), scale.number(interval.high))
+    });
+    put!(
+        body,
+        "<td class=\"n\">{mean}</td><td class=\"n\">{ends}</td><td class=\"n\">{}</td>",
+        entry.summary.n
+    );
+    if published {
+        let theirs = entry.published.first();
+        let number = theirs.map_or(String::new(), |p| scale.number(p.value));
+        let ratio = theirs.zip(entry.mean()).filter(|(p, _)| p.value > 0.0 && !void);
+        let ratio = ratio.map_or(String::new(), |(p, mean)| format!("{:.2}", mean / p.value));
+        put!(body, "<td class=\"n\">{number}</td><td class=\"n\">{ratio}</td>");
+    }
+    put!(body, "<td>{}</td></tr>", escape(&entry.words));
+}
+
+fn sources(body: &mut String, one: &Gathered) {
+    let mut sources: Vec<&str> =
+        one.entries.iter().flat_map(|entry| &entry.published).map(|p| p.source.as_str()).collect();
+    sources.sort_unstable();
+    sources.dedup();
+    if !sources.is_empty() {
+        put!(body, "<p class=\"small\">Published: {}.</p>", escape(&sources.join("; ")));
+    }
+}
+
+fn conditions(body: &mut String, document: &Document) {
+    let record = &document.record;
+    put!(
+        body,
+        "<section>\n<h2>Conditions of {}</h2>\n<div class=\"scroll\"><table><tbody>",
+        escape(&document.label())
+    );
+    let mut line = |name: &str, value: &str| {
+        if !value.is_empty() {
+            put!(body, "<tr><th>{}</th><td>{}</td></tr>", escape(name), escape(value));
+        }
+    };
+    line("Measured by", &record.program);
+    line("Command", &record.command.join(" "));
+    line("Seed", &record.seed.map_or(String::new(), |seed| seed.to_string()));
+    for (name, value) in &record.conditions {
+        line(name, value);
+    }
+    for host in &record.hosts {
+        line(&format!("Host {}", host.name), &describe(host));
+        line("Could not be read", &host.unread.join("; "));
+    }
+    let cpu: f64 = record.runs.iter().map(|run| run.cpu.user_s + run.cpu.system_s).sum();
+    let seconds: f64 = record.runs.iter().map(|run| run.seconds).sum();
+    if seconds > 0.0 {
+        let runs = record.runs.len();
+        line("Runs", &format!("{runs}, {seconds:.1} s in all, {cpu:.1} s of processor time"));
+    }
+    line("Does not count", &record.validity.words());
+    put!(body, "</tbody></table></div>\n</section>");
+}
+
+fn describe(host: &Host) -> String {
+    let mut words = vec![host.kernel.clone()];
+    let guest = if host.virtual_machine { " (virtual)" } else { "" };
+    if host.processors > 0 {
+        words.push(format!("{} × {}{guest}", host.processors, host.processor));
+    }
+    if host.memory > 0 {
+        words.push(format!("{} of memory", Scale::of("B", host.memory as f64).with_unit(host.memory as f64)));
+    }
+    words.extend(host.governor.as_ref().map(|governor| format!("governor {governor}")));
+    if !host.congestion.is_empty() {
+        words.push(format!("congestion control {}", host.congestion));
+    }
+    for (name, sizes) in [("tcp_rmem", &host.tcp_rmem), ("tcp_wmem", &host.tcp_wmem)] {
+        if let [_, _, most] = sizes[..] {
+            words.push(format!("{name} up to {}", Scale::of("B", most as f64).with_unit(most as f64)));
+        }
+    }
+    words.retain(|word| !word.is_empty());
+    words.join(", ")
+}
+
+/// The numbers and the results themselves, to be saved from the page.
+fn downloads(body: &mut String, documents: &[Document], table: &str) {
+    put!(body, "<section>\n<h2>Raw data</h2>\n<ul>");
+    let link = |name: &str, kind: &str, text: &str| {
+        format!("<li><a download=\"{0}\" href=\"data:{kind},{1}\">{0}</a></li>", escape(name), percent(text))
+    };
+    put!(body, "{}", link("results.csv", "text/csv;charset=utf-8", table));
+    for document in documents {
+        let name = document.path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let name = name.unwrap_or_else(|| "result.json".into());
+        match document.text.len() {
+            0..=RAW_MAX => {
+                put!(body, "{}", link(&name, "application/json", &document.text));
+            }
+            bytes => {
+                put!(body, "<li>{} ({bytes} bytes: too large to stand in this page)</li>", escape(&name));
+            }
+        }
+    }
+    put!(body, "</ul>\n</section>");
+}
+
+/// Text as part of an address.
+fn percent(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len() * 2);
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => safe.push(byte.into()),
+            _ => {
+                put_byte(&mut safe, byte);
+            }
+        }
+    }
+    safe
+}
+
+fn put_byte(to: &mut String, byte: u8) {
+    // A String takes everything.
+    let _ = write!(to, "%{byte:02X}");
+}
+
+#[cfg(test)]
+mod tests;

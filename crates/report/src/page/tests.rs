@@ -1,0 +1,148 @@
+use super::*;
+use crate::read::{Cell, LeftOut, Place, Published, Reason, Record, Run, TcpSample, Validity};
+use std::path::PathBuf;
+
+fn cell(series: &str, x: &str, samples: &[f64]) -> Cell {
+    let place = Place {
+        figure: "Reading".into(),
+        series: series.into(),
+        x: x.into(),
+        x_number: x.parse().ok(),
+        x_label: "Files".into(),
+    };
+    Cell {
+        name: format!("{series} {x}"),
+        unit: "B/s".into(),
+        samples: samples.to_vec(),
+        place: Some(place),
+        ..Cell::default()
+    }
+}
+
+fn document(name: &str, cells: Vec<Cell>) -> Document {
+    let host = Host {
+        name: "dtn1".into(),
+        kernel: "Linux 6.1".into(),
+        memory: 1 << 34,
+        processors: 2,
+        ..Host::default()
+    };
+    let record = Record { name: name.into(), cells, hosts: vec![host], ..Record::default() };
+    Document { path: PathBuf::from(format!("/somewhere/{name}.json")), record, text: "{\"a\": 1}".into() }
+}
+
+fn sample() -> Document {
+    let mut void = cell("XFS", "1000", &[]);
+    void.left_out.push(LeftOut { value: 5e6, reasons: Vec::new() });
+    let detail = "1.20 % of <segments> were sent again".to_owned();
+    void.validity =
+        Validity { valid: false, reasons: vec![Reason { code: "retransmitting".into(), detail }] };
+    let mut beside = cell("raw", "1000", &[2e8, 2.1e8]);
+    beside.published.push(Published { value: 1e8, source: "A study, 2021".into() });
+    let missing = cell("RoCE", "1", &[]);
+    document(
+        "wan",
+        vec![cell("raw", "1", &[1e8, 1.1e8, 0.9e8]), cell("raw", "10", &[1.5e8]), beside, void, missing],
+    )
+}
+
+#[test]
+fn a_page_has_everything_and_needs_nothing() {
+    let made = report("A <study>", &[sample()]);
+    let html = &made.html;
+    for needle in [
+        "<h1>A &lt;study&gt;</h1>",
+        "<b>1 of them do not count</b>",
+        "1.20 % of &lt;segments&gt; were sent again",
+        "not measured",
+        "Published: A study, 2021.",
+        ">2.05<",
+        "class=\"dash",
+        "95 % confidence",
+        "does not count",
+        "16 GiB of memory",
+        "prefers-color-scheme: dark",
+        "@media print",
+    ] {
+        assert!(html.contains(needle), "no {needle}");
+    }
+    // The namespace of SVG is a name, not an address that anybody asks for.
+    let html = html.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
+    for outside in ["http:", "https:", "<script", "<link", "@import", "url("] {
+        assert!(!html.contains(outside), "{outside}");
+    }
+    assert_eq!(html.matches("<svg").count(), 2, "wide and narrow");
+}
+
+#[test]
+fn what_does_not_count_is_in_the_table_of_all_numbers() {
+    let table = csv(&[sample()]);
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 6);
+    assert!(lines[1].starts_with("wan,raw 1,Reading,raw,1,Files,B/s,3,100000000,"), "{}", lines[1]);
+    assert!(lines[3].contains("100000000,\"A study, 2021\",true,"), "{}", lines[3]);
+    assert!(lines[4].contains(",0,,,,,,5000000,,,false,1.20 %"), "{}", lines[4]);
+    assert!(lines[5].ends_with("false,"), "{}", lines[5]);
+    let fields = lines[0].split(',').count();
+    assert_eq!(lines[1].split(',').count(), fields);
+}
+
+#[test]
+fn results_stand_beside_each_other() {
+    let mut other = sample();
+    other.path = PathBuf::from("after.json");
+    let found = gather(&[sample(), other]);
+    assert_eq!(found.len(), 1);
+    let names: Vec<&str> = found[0].figure.series.iter().map(|series| series.name.as_str()).collect();
+    assert_eq!(names, ["raw · wan", "XFS · wan", "RoCE · wan", "raw · after", "XFS · after", "RoCE · after"]);
+    // Without a place of their own, cells are put together by unit.
+    let plain = |name: &str, unit: &str| Cell {
+        name: name.into(),
+        unit: unit.into(),
+        samples: vec![1.0],
+        ..Cell::default()
+    };
+    let found = gather(&[document(
+        "a",
+        vec![
+            plain("read bandwidth", "B/s"),
+            plain("read latency mean", "s"),
+            plain("write bandwidth", "B/s"),
+        ],
+    )]);
+    let titles: Vec<&str> = found.iter().map(|one| one.figure.title.as_str()).collect();
+    assert_eq!(titles, ["Throughput", "Latency"]);
+    assert_eq!(found[0].entries.len(), 2);
+}
+
+#[test]
+fn time_goes_on_in_a_figure() {
+    let look = |at_s: f64, stream: &str, bytes| TcpSample {
+        at_s,
+        stream: stream.into(),
+        bytes: Some(bytes),
+        rtt_us: 15_000.0,
+        ..TcpSample::default()
+    };
+    let mut tcp = Vec::new();
+    for second in 1..=4 {
+        // Two connections, looked at a moment apart.
+        tcp.push(look(f64::from(second), "1", 1_000_000));
+        tcp.push(look(f64::from(second) + 0.001, "2", 500_000));
+    }
+    let mut one = document("net", Vec::new());
+    one.record.runs.push(Run { tcp, ..Run::default() });
+    let found = timelines(&[one]);
+    assert_eq!(found.len(), 2);
+    let values: Vec<f64> = found[0].series[0].points.iter().filter_map(|point| point.value).collect();
+    assert_eq!(values, [12e6; 4]);
+    assert_eq!(found[1].series[0].points[0].value, Some(0.015));
+}
+
+#[test]
+fn files_have_the_figures_and_the_numbers() {
+    let made = report("x", &[sample()]);
+    let names: Vec<&str> = made.files.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["figure-1.svg", "results.csv"]);
+    assert!(made.html.contains("download=\"wan.json\" href=\"data:application/json,%7B%22a%22%3A%201%7D\""));
+}
