@@ -63,6 +63,12 @@ pub(crate) enum Verb {
     Demo(verbs::demo::Args),
     /// Make data sets to test with
     Dataset(verbs::dataset::Args),
+    /// Measure what a network path carries
+    Netbench(Box<verbs::netbench::Args>),
+    /// Make a page with figures of results
+    Report(verbs::report::Args),
+    /// Settings of this machine for long paths
+    Tune(verbs::tune::Args),
     /// Emulate a long link, between namespaces
     Wan(Box<verbs::wan::Args>),
     /// Print a completion script for a shell

@@ -1,16 +1,18 @@
 //! `longhaul bench`.
 
+mod compare;
+pub(super) mod repeat;
+
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{Device, InitiatorArgs, parse_bytes, parse_time};
 use crate::output::Output;
 use longhaul_array::{Layout, Stripe, suited_unit};
+use longhaul_bench::record::save;
 use longhaul_bench::schema::{self, Direction};
-use longhaul_bench::{
-    BenchError, Job, JobResult, Live, OWN_THREADS_MAX, Phase, Results, Rw, Stop, Threads, run as run_load,
-};
+use longhaul_bench::{BenchError, Job, JobResult, Live, OWN_THREADS_MAX, Phase, Results, Rw, Stop, Threads};
 use longhaul_block::units::{format_rate, format_size};
 use longhaul_block::{BlockDevice, DeviceInfo, IoError};
-use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,11 +29,24 @@ not end within 2 s (at once, with a second Ctrl-C) is given up then, with exit c
 
 Example:
   longhaul bench nvme+tcp://dtn1/scratch --rw randread --bs 4k --iodepth 32 --runtime 10s
-  longhaul bench nvme+tcp://dtn1/a nvme+tcp://dtn2/a --layout stripe --bs 1m --runtime 10s")]
+  longhaul bench nvme+tcp://dtn1/a nvme+tcp://dtn2/a --layout stripe --bs 1m --runtime 10s
+  longhaul bench nvme+tcp://dtn1/scratch --bs 1m --runtime 10s --runs 5 --output before.json
+  longhaul bench --compare before.json after.json")]
 pub(crate) struct Args {
     /// The devices; several are loaded at the same time
-    #[arg(value_name = "DEVICE", required = true)]
+    #[arg(value_name = "DEVICE", required_unless_present = "compare")]
     devices: Vec<String>,
+    /// Run nothing: print the ratio of the second result to the first, number
+    /// by number, with its confidence interval
+    #[arg(long, value_names = ["A.json", "B.json"], num_args = 2, conflicts_with = "devices")]
+    compare: Option<Vec<PathBuf>>,
+    /// How often to run the load: the spread between runs is what a comparison
+    /// needs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    runs: u16,
+    /// Write the result (as --json prints it) to a file
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
     /// Join the devices to one before the load: stripe, which keeps nothing
     /// on them that says so
     #[arg(long, value_name = "LAYOUT")]
@@ -180,6 +195,9 @@ impl From<BenchError> for Failure {
 }
 
 pub(crate) fn run(args: Args, output: Output) -> Outcome {
+    if let Some([a, b]) = args.compare.as_deref() {
+        return compare::run(a, b, output);
+    }
     let loaded = if args.layout.is_some() { 1 } else { args.devices.len() };
     let jobs = args.numjobs as usize * loaded;
     // Every thread opens every device that one of its jobs is on.
@@ -194,38 +212,31 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     let devices = args.join(named.iter().map(Device::block).collect())?;
     let stop = Stop::new();
     stop_on_interrupt(&stop)?;
-    let live = output.is_live();
     let config = args.initiator.engine.config();
     let threads = match args.threads {
         Some(threads) => Threads::Shared(config, threads.into()),
         None => Threads::Own(config),
     };
-    let mut told = false;
-    let mut progress = |now: &Live| {
-        if overtime(&args, now) >= OVERTIME && !std::mem::replace(&mut told, true) {
-            let clear = if live { "\r\x1b[K" } else { "" };
-            eprintln!("{clear}longhaul: {}", waits(&args));
-        }
-        if live {
-            eprint!("\r\x1b[K{}", live_line(now));
-            let _ = std::io::stderr().flush();
-        }
-    };
-    let results = run_load(&devices, &args.job(), &threads, &stop, &mut progress);
-    if live {
-        eprint!("\r\x1b[K");
+    let (runs, broken) = repeat::run(&args, &named, (&devices, &threads), &stop, output)?;
+    let mut document = runs.document(args.group_reporting);
+    document.paths = paths(&named);
+    if let Some(record) = &mut document.longhaul {
+        record.conditions.0.extend(repeat::conditions(&named));
     }
-    let results = results?;
+    if let Some(path) = &args.output {
+        save(path, &document)
+            .map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))?;
+    }
     if output.is_json() {
-        let mut fio = results.to_fio(args.group_reporting);
-        fio.paths = paths(&named);
-        let text = serde_json::to_string_pretty(&fio).map_err(Failure::failed)?;
+        let text = serde_json::to_string_pretty(&document).map_err(Failure::failed)?;
         output.document(&text);
-    } else {
-        print(&results, output);
-        print_paths(&named, args.layout.is_some(), &results, output);
+    } else if let Some(results) = runs.shown().and_then(|at| runs.results().nth(at)) {
+        print(results, output);
+        print_paths(&named, args.layout.is_some(), results, output);
+        repeat::print(&document, output);
     }
-    judge(&results).map_err(|failure| Failure { in_result: output.is_json(), ..failure })
+    let judged = runs.results().try_for_each(judge).and(broken.map_or(Ok(()), Err));
+    judged.map_err(|failure| Failure { in_result: output.is_json(), ..failure })
 }
 
 /// Time since the end of the window for which I/O has been waited for.
@@ -248,7 +259,7 @@ fn waits(args: &Args) -> String {
     )
 }
 
-fn stop_on_interrupt(stop: &Stop) -> Outcome {
+pub(super) fn stop_on_interrupt(stop: &Stop) -> Outcome {
     let mut signals =
         signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])
             .map_err(Failure::failed)?;

@@ -1,0 +1,98 @@
+//! `longhaul bench --compare A.json B.json`.
+
+use crate::exit::{Exit, Failure, Outcome};
+use crate::output::Output;
+use comfy_table::Table;
+use longhaul_report::compare::{Compared, Comparison, Verdict, compare};
+use longhaul_report::figure::Scale;
+use longhaul_report::read::{Better, Document, ReadError};
+use serde_json::{Value, json};
+use std::path::Path;
+
+impl From<ReadError> for Failure {
+    fn from(e: ReadError) -> Failure {
+        match e {
+            ReadError::Io { .. } => Failure::failed(e),
+            e => Failure::usage(e),
+        }
+    }
+}
+
+pub(super) fn run(a: &Path, b: &Path, output: Output) -> Outcome {
+    let comparison = compare(&Document::load(a)?, &Document::load(b)?);
+    if comparison.cells.is_empty() {
+        let message = format!("{} and {} have no number of the same name and unit", a.display(), b.display());
+        return Err(Failure::new(Exit::Nothing, message));
+    }
+    output.event("summary", event(&comparison));
+    if !output.is_json() {
+        print(&comparison, output);
+    }
+    let void = comparison.cells.iter().filter(|cell| matches!(cell.verdict, Verdict::Void(_))).count();
+    match void {
+        0 => Ok(()),
+        void => {
+            let all = comparison.cells.len();
+            let message =
+                format!("{void} of {all} numbers cannot be compared: they do not count, as said above");
+            Err(Failure { in_result: true, ..Failure::new(Exit::Partly, message) })
+        }
+    }
+}
+
+fn word(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::Better => "better",
+        Verdict::Worse => "worse",
+        Verdict::Same => "same",
+        Verdict::Unknown => "unknown",
+        Verdict::Void(_) => "void",
+    }
+}
+
+fn event(comparison: &Comparison) -> Value {
+    let number = |cell: &Compared| {
+        json!({
+            "name": cell.name, "unit": cell.unit, "ratio": cell.ratio,
+            "low": cell.interval.map(|i| i.low), "high": cell.interval.map(|i| i.high), "confidence": 0.95,
+            "verdict": word(&cell.verdict),
+            "reason": if let Verdict::Void(why) = &cell.verdict { Some(why) } else { None },
+            "better": if cell.better == Better::Higher { "higher" } else { "lower" },
+            "a": { "mean": cell.a.mean, "deviation": cell.a.deviation, "runs": cell.a.n },
+            "b": { "mean": cell.b.mean, "deviation": cell.b.deviation, "runs": cell.b.n },
+        })
+    };
+    json!({
+        "numbers": comparison.cells.iter().map(number).collect::<Vec<_>>(),
+        "only_a": comparison.only_a, "only_b": comparison.only_b, "differences": comparison.differences,
+    })
+}
+
+fn print(comparison: &Comparison, output: Output) {
+    let mut table = Table::new();
+    table.load_preset(comfy_table::presets::NOTHING);
+    table.set_header(["", "A", "B", "B/A", "95 % between", ""]);
+    for cell in &comparison.cells {
+        let scale = Scale::of(&cell.unit, cell.a.mean.max(cell.b.mean));
+        let ratio = cell.ratio.map_or("–".into(), |ratio| format!("{ratio:.3}"));
+        let ends = cell.interval.map_or("–".into(), |i| format!("{:.3} and {:.3}", i.low, i.high));
+        let said = match &cell.verdict {
+            Verdict::Better => "better".into(),
+            Verdict::Worse => "worse".into(),
+            Verdict::Same => "no difference to be told".into(),
+            Verdict::Unknown => "too few runs for an interval: use --runs 3 or more".into(),
+            Verdict::Void(why) => format!("does not count: {why}"),
+        };
+        let [a, b] = [&cell.a, &cell.b].map(|side| scale.with_unit(side.mean));
+        table.add_row([cell.name.clone(), a, b, ratio, ends, said]);
+    }
+    output.line(table);
+    for (which, only) in [("A", &comparison.only_a), ("B", &comparison.only_b)] {
+        if !only.is_empty() {
+            output.line(format_args!("only in {which}: {}", only.join(", ")));
+        }
+    }
+    for difference in &comparison.differences {
+        output.line(format_args!("differs in {difference}"));
+    }
+}

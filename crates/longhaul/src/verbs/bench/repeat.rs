@@ -1,0 +1,147 @@
+//! A load, run after run, and what was seen meanwhile.
+
+use super::{Args, OVERTIME, live_line, overtime, waits};
+use crate::exit::Failure;
+use crate::names::Device;
+use crate::output::Output;
+use crate::verbs::emulated::{self, Link};
+use longhaul_bench::record::TcpSample;
+use longhaul_bench::schema;
+use longhaul_bench::watch::{Expect, Watch};
+use longhaul_bench::{Live, Repeated, Stop, Threads, run as run_load};
+use longhaul_block::BlockDevice;
+use longhaul_report::figure::Scale;
+use longhaul_report::stats::Summary;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often connections are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// Looks kept of one run: an hour and more; later ones say nothing new.
+const LOOKS: usize = 4096;
+
+/// Runs the load as often as was asked for. A run that cannot be made does not
+/// undo those before it: they are given back with what went wrong.
+pub(super) fn run(
+    args: &Args,
+    named: &[Device],
+    (devices, threads): (&[Arc<dyn BlockDevice>], &Threads),
+    stop: &Stop,
+    output: Output,
+) -> Result<(Repeated, Option<Failure>), Failure> {
+    let live = output.is_live();
+    let mut runs = Repeated::new();
+    for number in 1..=args.runs {
+        let link = Link::here();
+        let watch = Watch::start();
+        let mut looks = Looks::default();
+        let mut told = false;
+        let mut progress = |now: &Live| {
+            if overtime(args, now) >= OVERTIME && !std::mem::replace(&mut told, true) {
+                let clear = if live { "\r\x1b[K" } else { "" };
+                eprintln!("{clear}longhaul: {}", waits(args));
+            }
+            looks.look(watch.elapsed(), named);
+            if live {
+                let run = if args.runs > 1 { format!("run {number}/{} ", args.runs) } else { String::new() };
+                eprint!("\r\x1b[K{run}{}", live_line(now));
+                let _ = std::io::stderr().flush();
+            }
+        };
+        let results = run_load(devices, &args.job(), threads, stop, &mut progress);
+        if live {
+            eprint!("\r\x1b[K");
+        }
+        let watched = watch.end();
+        let expect = link.map_or_else(Expect::default, |link| link.expect());
+        let expect = Expect { round_trip: round_trip(named), ..expect };
+        let results = match results {
+            Ok(results) => results,
+            Err(e) if runs.is_empty() => return Err(e.into()),
+            Err(e) => return Ok((runs, Some(e.into()))),
+        };
+        runs.push(results, &watched, &expect, looks.samples, stop.is_set());
+        if stop.is_set() {
+            break;
+        }
+    }
+    Ok((runs, None))
+}
+
+/// The longest round trip to a device.
+fn round_trip(named: &[Device]) -> Option<Duration> {
+    let of = |device: &Device| {
+        let Device::Remote(device) = device else { return None };
+        Some(device.path().map_or_else(|| device.controller().round_trip.0, |path| path.plan.rtt))
+    };
+    named.iter().filter_map(of).max()
+}
+
+/// What the numbers depend on beside the load.
+pub(super) fn conditions(named: &[Device]) -> Vec<(String, String)> {
+    let congestion = named.iter().filter_map(|device| match device {
+        Device::Remote(device) => Some(device.controller().congestion.clone()),
+        _ => None,
+    });
+    let mut congestion: Vec<String> = congestion.collect();
+    congestion.dedup();
+    let mut found: Vec<_> = emulated::words().into_iter().collect();
+    if !congestion.is_empty() {
+        found.push(("congestion control of sockets".into(), congestion.join(", ")));
+    }
+    if let Some(rtt) = round_trip(named) {
+        found.push(("round trip".into(), format!("{:.3} ms", rtt.as_secs_f64() * 1e3)));
+    }
+    found
+}
+
+/// What the connections were like as time went on.
+#[derive(Default)]
+struct Looks {
+    samples: Vec<TcpSample>,
+    next: Duration,
+}
+
+impl Looks {
+    fn look(&mut self, at: Duration, named: &[Device]) {
+        if at < self.next || self.samples.len() >= LOOKS {
+            return;
+        }
+        self.next = at + LOOK;
+        for device in named {
+            if let Device::Remote(device) = device
+                && let Some(report) = device.path()
+            {
+                self.samples.push(TcpSample::new(at, device.info().name, &report.tcp));
+            }
+        }
+    }
+}
+
+/// For people: the spread, and what does not count.
+pub(in crate::verbs) fn print(document: &schema::Output, output: Output) {
+    let Some(record) = &document.longhaul else { return };
+    for cell in record.cells.iter().filter(|cell| matches!(cell.unit.as_str(), "B/s" | "bit/s")) {
+        let spread = Summary::of(&cell.samples);
+        let Some(interval) = spread.interval() else { continue };
+        let scale = Scale::of(&cell.unit, spread.mean);
+        let [low, high, least, most] =
+            [interval.low, interval.high, spread.min, spread.max].map(|value| scale.number(value));
+        let (mean, runs) = (scale.with_unit(spread.mean), spread.n);
+        output.line(format_args!(
+            "{}: {mean} over {runs} runs (95 % between {low} and {high}, least {least}, most {most})",
+            cell.name
+        ));
+    }
+    for (number, run) in (1..).zip(&record.runs) {
+        for reason in &run.validity.reasons {
+            output.note(format_args!("longhaul: run {number} does not count: {}", reason.detail));
+        }
+    }
+    for cell in record.cells.iter().filter(|cell| !cell.validity.valid && !cell.samples.is_empty()) {
+        for reason in &cell.validity.reasons {
+            output.note(format_args!("longhaul: {} does not count: {}", cell.name, reason.detail));
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! `longhaul tune`: settings of this machine that decide how far TCP gets on a
+//! long path.
+//!
+//! Invariants:
+//! - nothing is changed but by `apply` and `restore`;
+//! - what a setting was is on disk before it is changed, and stays there until
+//!   it was put back;
+//! - a limit is never lowered.
+
+mod advice;
+mod saved;
+
+use crate::exit::{Exit, Failure, Outcome};
+use crate::output::Output;
+use advice::{Machine, Path, Setting, advise};
+use comfy_table::Table;
+use longhaul_block::units::{format_rate, parse_duration, parse_rate};
+use saved::Saved;
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  longhaul tune diff --rate 100Gbit --rtt 45ms
+  sudo longhaul tune apply --rate 100Gbit --rtt 45ms
+  sudo longhaul tune restore")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// Print the settings, what is advised for a path, and why
+    Show(Options),
+    /// Print those that are otherwise than advised
+    Diff(Options),
+    /// Change those, and keep what they were
+    Apply(Options),
+    /// Put back what was before
+    Restore(Root),
+}
+
+#[derive(Debug, clap::Args)]
+struct Options {
+    /// What the path carries
+    #[arg(long, value_name = "RATE", default_value = "10Gbit", value_parser = rate)]
+    rate: u64,
+    /// Its round trip
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = time)]
+    rtt: Duration,
+    #[command(flatten)]
+    root: Root,
+}
+
+#[derive(Debug, clap::Args)]
+struct Root {
+    /// The root directory of the machine
+    #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
+    root: PathBuf,
+}
+
+fn rate(text: &str) -> Result<u64, String> {
+    parse_rate(text).map_err(|e| e.to_string())
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    parse_duration(text).map_err(|e| e.to_string())
+}
+
+pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+    match &args.verb {
+        Verb::Show(options) => show(options, false, output),
+        Verb::Diff(options) => show(options, true, output),
+        Verb::Apply(options) => apply(options, output),
+        Verb::Restore(root) => restore(root, output),
+    }
+}
+
+fn settings(options: &Options) -> Result<(Machine, Vec<Setting>), Failure> {
+    let machine = Machine::at(&options.root.root);
+    let settings = advise(&machine, Path { rate: options.rate, rtt: options.rtt });
+    if settings.is_empty() {
+        let root = options.root.root.display();
+        return Err(Failure::failed(format!("no setting can be read below {root}: is it a Linux machine?")));
+    }
+    Ok((machine, settings))
+}
+
+fn event(setting: &Setting) -> serde_json::Value {
+    json!({
+        "setting": setting.name, "is": setting.is, "advised": setting.advised, "why": setting.why,
+        "differs": setting.differs(),
+    })
+}
+
+fn show(options: &Options, only_different: bool, output: Output) -> Outcome {
+    let (_, all) = settings(options)?;
+    let shown: Vec<&Setting> = all.iter().filter(|setting| !only_different || setting.differs()).collect();
+    output.event("summary", json!({ "settings": shown.iter().map(|s| event(s)).collect::<Vec<_>>() }));
+    if shown.is_empty() {
+        let message = "all settings are as advised";
+        return Err(Failure { in_result: true, ..Failure::new(Exit::Nothing, message) });
+    }
+    if !output.is_json() {
+        let path =
+            format!("{} and {:.0} ms", format_rate(options.rate as f64), options.rtt.as_secs_f64() * 1e3);
+        output.line(format_args!("for a path of {path}:"));
+        let mut table = Table::new();
+        table.load_preset(comfy_table::presets::NOTHING);
+        table.set_header(["setting", "is", "advised", "why"]);
+        for setting in shown {
+            let advised = if setting.differs() { setting.advised.clone() } else { "as it is".into() };
+            table.add_row([setting.name.clone(), setting.is.clone(), advised, setting.why.clone()]);
+        }
+        output.line(table);
+    }
+    Ok(())
+}
+
+fn apply(options: &Options, output: Output) -> Outcome {
+    let (machine, all) = settings(options)?;
+    let different: Vec<Setting> = all.into_iter().filter(Setting::differs).collect();
+    if different.is_empty() {
+        return Err(Failure::new(Exit::Nothing, "all settings are as advised: nothing is changed"));
+    }
+    let mut saved = Saved::load(&options.root.root)?;
+    saved.keep(&different);
+    saved.store()?;
+    let (mut done, mut failed) = (Vec::new(), Vec::new());
+    for setting in &different {
+        match machine.write(setting, &setting.advised) {
+            Ok(()) => done.push(setting),
+            Err(e) => failed.push((setting, e)),
+        }
+    }
+    // What was not changed needs not be put back.
+    saved.forget(failed.iter().map(|(setting, _)| setting.name.as_str()));
+    saved.store()?;
+    output.event(
+        "summary",
+        json!({ "changed": done.iter().map(|s| event(s)).collect::<Vec<_>>(), "failed": failed.len() }),
+    );
+    if !output.is_json() {
+        for setting in &done {
+            output.line(format_args!("{}: {} (was {})", setting.name, setting.advised, setting.is));
+        }
+    }
+    ended(&failed, done.len(), "changed")
+}
+
+fn restore(root: &Root, output: Output) -> Outcome {
+    let mut saved = Saved::load(&root.root)?;
+    if saved.settings.is_empty() {
+        return Err(Failure::new(
+            Exit::Nothing,
+            "nothing was changed by 'longhaul tune apply': nothing to put back",
+        ));
+    }
+    let machine = Machine::at(&root.root);
+    let before: Vec<Setting> =
+        saved.settings.iter().map(|(name, old)| machine.named(name, &old.file, &old.value)).collect();
+    let (mut done, mut failed) = (Vec::new(), Vec::new());
+    for setting in &before {
+        match machine.write(setting, &setting.advised) {
+            Ok(()) => done.push(setting),
+            Err(e) => failed.push((setting, e)),
+        }
+    }
+    done.iter().for_each(|setting| drop(saved.settings.remove(&setting.name)));
+    saved.store()?;
+    output.event(
+        "summary",
+        json!({ "restored": done.iter().map(|s| event(s)).collect::<Vec<_>>(), "failed": failed.len() }),
+    );
+    if !output.is_json() {
+        for setting in &done {
+            output.line(format_args!("{}: {}", setting.name, setting.advised));
+        }
+    }
+    ended(&failed, done.len(), "put back")
+}
+
+/// The exit code: all, some, or nothing was done.
+fn ended(failed: &[(&Setting, std::io::Error)], done: usize, what: &str) -> Outcome {
+    let Some((setting, e)) = failed.first() else { return Ok(()) };
+    let hint = match e.kind() {
+        std::io::ErrorKind::PermissionDenied => "; settings of a machine need root: use sudo",
+        _ => "",
+    };
+    let more = if failed.len() > 1 { format!(" and {} others", failed.len() - 1) } else { String::new() };
+    let exit = if done > 0 { Exit::Partly } else { Exit::Failed };
+    let message = format!("{}{more} could not be {what}: {e}{hint}", setting.name);
+    Err(Failure { in_result: true, ..Failure::new(exit, message) })
+}

@@ -1,0 +1,116 @@
+//! What settings were before they were changed.
+
+use super::advice::Setting;
+use crate::exit::Failure;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// Where it is kept, from the root directory.
+const FILE: &str = "var/lib/longhaul/tune.json";
+/// Version of the file.
+const VERSION: u64 = 1;
+
+/// An earlier value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Old {
+    pub(super) file: String,
+    pub(super) value: String,
+}
+
+/// Earlier values, by setting. The first one that was kept stays: applying
+/// twice does not forget what was there at first.
+#[derive(Clone, Debug)]
+pub(super) struct Saved {
+    path: PathBuf,
+    pub(super) settings: BTreeMap<String, Old>,
+    /// What was in it when it was read.
+    before: BTreeMap<String, Old>,
+}
+
+impl Saved {
+    pub(super) fn load(root: &Path) -> Result<Saved, Failure> {
+        let path = root.join(FILE);
+        let wrong = |what: &dyn std::fmt::Display| {
+            Failure::failed(format!(
+                "{}: {what}; it has what settings were: mend it, or remove it to forget them",
+                path.display()
+            ))
+        };
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                return Ok(Saved { path, settings: BTreeMap::new(), before: BTreeMap::new() });
+            }
+            Err(e) => return Err(wrong(&e)),
+        };
+        let value: Value = serde_json::from_str(&text).map_err(|e| wrong(&e))?;
+        if value["version"].as_u64() != Some(VERSION) {
+            return Err(wrong(&"it is of another version of this program"));
+        }
+        let mut settings = BTreeMap::new();
+        for (name, old) in value["settings"].as_object().into_iter().flatten() {
+            let (Some(file), Some(value)) = (old["file"].as_str(), old["value"].as_str()) else {
+                return Err(wrong(&format_args!("'{name}' has no value")));
+            };
+            // Written as root: it changes settings, and nothing else.
+            let known = file.starts_with("proc/sys/") || file.starts_with("sys/devices/system/cpu/");
+            if !known || file.split('/').any(|part| part == "..") {
+                return Err(wrong(&format_args!("'{file}' is not the file of a setting")));
+            }
+            settings.insert(name.clone(), Old { file: file.into(), value: value.into() });
+        }
+        Ok(Saved { path, before: settings.clone(), settings })
+    }
+
+    /// Keeps what `settings` are now, unless an earlier value is kept.
+    pub(super) fn keep(&mut self, settings: &[Setting]) {
+        for setting in settings {
+            let old = || Old { file: setting.file.clone(), value: setting.is.clone() };
+            self.settings.entry(setting.name.clone()).or_insert_with(old);
+        }
+    }
+
+    /// Gives up what was kept for settings that then did not change, unless
+    /// they were changed by an earlier run.
+    pub(super) fn forget<'a>(&mut self, names: impl Iterator<Item = &'a str>) {
+        for name in names {
+            if !self.before.contains_key(name) {
+                self.settings.remove(name);
+            }
+        }
+    }
+
+    /// Writes it as a whole, or removes it when there is nothing in it.
+    pub(super) fn store(&self) -> Result<(), Failure> {
+        let failed = |e: std::io::Error| {
+            let hint = match e.kind() {
+                ErrorKind::PermissionDenied => "; settings of a machine need root: use sudo",
+                _ => "",
+            };
+            Failure::failed(format!("cannot write {}: {e}{hint}", self.path.display()))
+        };
+        if self.settings.is_empty() {
+            return match fs::remove_file(&self.path) {
+                Err(e) if e.kind() != ErrorKind::NotFound => Err(failed(e)),
+                _ => Ok(()),
+            };
+        }
+        let old =
+            |(name, old): (&String, &Old)| (name.clone(), json!({ "file": old.file, "value": old.value }));
+        let settings: serde_json::Map<String, Value> = self.settings.iter().map(old).collect();
+        let text = json!({ "version": VERSION, "settings": settings }).to_string();
+        let beside = self.path.with_extension("new");
+        let write = || {
+            fs::create_dir_all(self.path.parent().unwrap_or(Path::new("/")))?;
+            let mut file = fs::File::create(&beside)?;
+            file.write_all(text.as_bytes())?;
+            // On disk before a setting changes.
+            file.sync_all()?;
+            fs::rename(&beside, &self.path)
+        };
+        write().map_err(failed)
+    }
+}

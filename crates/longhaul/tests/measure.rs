@@ -1,0 +1,343 @@
+//! Measuring as a stranger does it: results in files, compared, put on a page;
+//! networks, beside iperf3 where it is installed.
+
+mod common;
+
+use common::{command, finish, follow, longhaul, text};
+use longhaul_wan::{Conditions, Error, Namespace, Plan, Wan};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Runs a load of a moment, several times, and writes the result.
+fn bench(path: &Path, more: &[&str]) -> Value {
+    let args = ["bench", "mem:1MiB", "--rw", "randread", "--bs", "4k", "--output", text(path)];
+    let ran = longhaul(&[&args[..], more].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    serde_json::from_str(&fs::read_to_string(path).expect("written")).expect("JSON")
+}
+
+/// The result with other samples, as if it came from longer runs that agree.
+fn altered(result: &Value, factor: f64) -> Value {
+    let mut result = result.clone();
+    for cell in result["longhaul"]["cells"].as_array_mut().expect("cells") {
+        let samples = [1.0, 1.01, 0.99].map(|share| 1000.0 * share * factor);
+        cell["samples"] = serde_json::json!(samples);
+        cell["left_out"] = Value::Array(Vec::new());
+        cell["validity"] = serde_json::json!({ "valid": true, "reasons": [] });
+    }
+    result
+}
+
+#[test]
+fn results_are_written_with_all_that_they_depend_on() {
+    let dir = tempfile::tempdir().expect("directory");
+    let result = bench(&dir.path().join("a.json"), &["--runs", "3", "--seed", "9"]);
+    let record = &result["longhaul"];
+    assert_eq!(record["schema"], 1);
+    assert_eq!(record["kind"], "bench");
+    assert_eq!(record["seed"], 9);
+    assert_eq!(record["runs"].as_array().map(Vec::len), Some(3));
+    let host = &record["hosts"][0];
+    assert!(host["kernel"].as_str().is_some_and(|kernel| kernel.starts_with("Linux ")), "{host}");
+    assert!(host["tcp_rmem"][2].as_u64().is_some_and(|most| most > 0), "{host}");
+    assert!(!host["congestion"].as_str().unwrap_or_default().is_empty(), "{host}");
+    // Runs of milliseconds are no measurement, and it says so.
+    let run = &record["runs"][0];
+    assert_eq!(run["validity"]["valid"], false);
+    assert_eq!(run["validity"]["reasons"][0]["code"], "too-short");
+    let cell = &record["cells"][0];
+    assert_eq!(cell["name"], "read bandwidth");
+    assert_eq!(cell["unit"], "B/s");
+    assert_eq!(
+        (cell["samples"].as_array().map(Vec::len), cell["left_out"].as_array().map(Vec::len)),
+        (Some(0), Some(3))
+    );
+    // And it is fio's layout still.
+    assert!(result["jobs"][0]["read"]["bw_bytes"].as_u64().is_some_and(|rate| rate > 0));
+    assert!(fs::read_dir(dir.path()).expect("read").count() == 1, "nothing is left beside");
+}
+
+#[test]
+fn a_comparison_says_how_much_and_how_surely() {
+    let dir = tempfile::tempdir().expect("directory");
+    let [a, b, c] = ["a.json", "b.json", "c.json"].map(|name| dir.path().join(name));
+    let short = bench(&a, &[]);
+    // Too short to count: said, and a code of its own.
+    let ran = longhaul(&["bench", "--compare", text(&a), text(&a)]);
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert!(ran.stdout.contains("does not count: the first: the window had"), "{ran:?}");
+
+    fs::write(&b, altered(&short, 1.0).to_string()).expect("written");
+    fs::write(&c, altered(&short, 1.5).to_string()).expect("written");
+    let ran = longhaul(&["bench", "--compare", text(&b), text(&c), "--json"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let summary = ran.events().pop().expect("a summary");
+    let rate = &summary["numbers"][0];
+    assert_eq!(rate["name"], "read bandwidth", "{summary}");
+    assert_eq!(rate["verdict"], "better", "{summary}");
+    let [ratio, low, high] = ["ratio", "low", "high"].map(|name| rate[name].as_f64().expect("a number"));
+    assert!((ratio - 1.5).abs() < 0.01 && low > 1.45 && low < 1.5 && high > 1.5 && high < 1.55, "{summary}");
+    let latency = summary["numbers"].as_array().and_then(|all| all.iter().find(|n| n["unit"] == "s"));
+    assert_eq!(latency.expect("a latency")["verdict"], "worse", "a longer latency is worse");
+    let ran = longhaul(&["bench", "--compare", text(&b), text(&c)]);
+    assert!(ran.code == Some(0) && ran.stdout.contains("1.500") && ran.stdout.contains("better"), "{ran:?}");
+}
+
+#[test]
+fn results_that_cannot_be_compared() {
+    let dir = tempfile::tempdir().expect("directory");
+    let [good, bad, missing] = ["good.json", "bad.json", "missing.json"].map(|name| dir.path().join(name));
+    let result = bench(&good, &[]);
+    let whole = fs::read_to_string(&good).expect("read");
+    let mut later = result.clone();
+    later["longhaul"]["schema"] = serde_json::json!(2);
+    later["longhaul"]["program"] = serde_json::json!("longhaul 9.9.9");
+    let mut other = result;
+    other["longhaul"]["cells"] = Value::Array(Vec::new());
+    let cases = [
+        (later.to_string(), 2, "schema 2, and this program reads schema 1: use longhaul 9.9.9"),
+        (whole[..whole.len() / 2].to_owned(), 2, "is cut off in line"),
+        ("hello".to_owned(), 2, "is not JSON (line 1"),
+        ("{}".to_owned(), 2, "has no results"),
+        (other.to_string(), 8, "have no number of the same name"),
+    ];
+    for (content, code, needle) in cases {
+        fs::write(&bad, content).expect("written");
+        let ran = longhaul(&["bench", "--compare", text(&good), text(&bad)]);
+        assert!(ran.code == Some(code) && ran.stderr.contains(needle), "{needle}: {ran:?}");
+        assert!(ran.stderr.contains("bad.json") && ran.stderr.lines().count() == 1, "{ran:?}");
+    }
+    let ran = longhaul(&["bench", "--compare", text(&good), text(&missing)]);
+    assert!(ran.code == Some(1) && ran.stderr.contains("cannot read"), "{ran:?}");
+    let ran = longhaul(&["bench", "--compare", text(&good)]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    let ran = longhaul(&["bench", "mem:1MiB", "--output", "/nonexistent/a.json"]);
+    assert!(ran.code == Some(1) && ran.stderr.contains("cannot write /nonexistent/a.json"), "{ran:?}");
+}
+
+#[test]
+fn a_page_is_made_of_what_can_be_read() {
+    let dir = tempfile::tempdir().expect("directory");
+    let [good, bad, page] = ["good.json", "bad.json", "page.html"].map(|name| dir.path().join(name));
+    bench(&good, &[]);
+    fs::write(&bad, "{").expect("written");
+    let ran = longhaul(&["report", text(&good), "--output", text(&page)]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let html = fs::read_to_string(&page).expect("a page");
+    assert!(html.starts_with("<!doctype html>") && html.contains("do not count") && html.contains("<svg"));
+    let files = dir.path().join("page_files");
+    assert!(files.join("results.csv").exists() && files.join("figure-1.svg").exists());
+    let ran = longhaul(&["report", text(&good), text(&bad), "--output", text(&page), "--json"]);
+    assert!(ran.code == Some(3) && ran.stderr.contains("bad.json is cut off"), "{ran:?}");
+    assert_eq!(ran.events().pop().expect("a summary")["unreadable"], 1);
+    let ran = longhaul(&["report", text(&bad), "--output", text(&page)]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("there is no page"), "{ran:?}");
+}
+
+/// The files of a machine's settings, below a directory.
+fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("directory");
+    for (file, value) in files {
+        let path = dir.path().join(file);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+        fs::write(path, format!("{value}\n")).expect("written");
+    }
+    dir
+}
+
+#[test]
+fn settings_are_changed_when_asked_and_put_back() {
+    const RMEM: &str = "proc/sys/net/ipv4/tcp_rmem";
+    const PROBING: &str = "proc/sys/net/ipv4/tcp_mtu_probing";
+    const GOVERNOR: &str = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor";
+    const SACK: &str = "proc/sys/net/ipv4/tcp_sack";
+    let files = [(RMEM, "4096\t131072\t6291456"), (PROBING, "0"), (GOVERNOR, "powersave"), (SACK, "1")];
+    let dir = machine(&files);
+    let root = text(dir.path());
+    let is = |file: &str| fs::read_to_string(dir.path().join(file)).expect("read").trim().to_owned();
+    let tune = |verb: &str| longhaul(&["tune", verb, "--root", root]);
+
+    for verb in ["show", "diff"] {
+        let ran = tune(verb);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(ran.stdout.contains("4096 131072 250609664") && ran.stdout.contains("powersave"), "{ran:?}");
+        assert_eq!(ran.stdout.contains("tcp_sack"), verb == "show", "{ran:?}");
+    }
+    assert_eq!(is(PROBING), "0", "nothing is changed unasked");
+    let ran = tune("restore");
+    assert!(ran.code == Some(8) && ran.stderr.contains("nothing to put back"), "{ran:?}");
+
+    let ran = tune("apply");
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!([is(RMEM), is(PROBING), is(GOVERNOR)], ["4096 131072 250609664", "1", "performance"]);
+    for verb in ["apply", "diff"] {
+        let ran = tune(verb);
+        assert!(ran.code == Some(8) && ran.stderr.contains("as advised"), "{ran:?}");
+    }
+    // More is asked for later: what was there at first is what comes back.
+    let ran = longhaul(&["tune", "apply", "--root", root, "--rate", "100Gbit"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(is(RMEM), "4096 131072 2147479552");
+    let ran = tune("restore");
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!([is(RMEM), is(PROBING), is(GOVERNOR)], ["4096 131072 6291456", "0", "powersave"]);
+    assert_eq!(tune("restore").code, Some(8));
+}
+
+#[test]
+fn settings_that_cannot_be_kept_are_not_changed() {
+    const PROBING: &str = "proc/sys/net/ipv4/tcp_mtu_probing";
+    let empty = tempfile::tempdir().expect("directory");
+    let ran = longhaul(&["tune", "show", "--root", text(empty.path())]);
+    assert!(ran.code == Some(1) && ran.stderr.contains("no setting can be read"), "{ran:?}");
+    // A file where the directory of what was is to be.
+    let dir = machine(&[(PROBING, "0"), ("var/lib", "in the way")]);
+    let is = || fs::read_to_string(dir.path().join(PROBING)).expect("read").trim().to_owned();
+    let ran = longhaul(&["tune", "apply", "--root", text(dir.path())]);
+    assert!(ran.code == Some(1) && ran.stderr.contains("tune.json"), "{ran:?}");
+    assert_eq!(is(), "0");
+    // What was kept is damaged, or names what is no setting.
+    for bad in
+        ["{", "{}", r#"{"version":1,"settings":{"x":{"file":"proc/sys/../../etc/passwd","value":"1"}}}"#]
+    {
+        let dir = machine(&[(PROBING, "0"), ("var/lib/longhaul/tune.json", bad)]);
+        for verb in ["apply", "restore"] {
+            let ran = longhaul(&["tune", verb, "--root", text(dir.path())]);
+            assert!(
+                ran.code == Some(1) && ran.stderr.contains("it has what settings were"),
+                "{bad}: {ran:?}"
+            );
+            assert_eq!(fs::read_to_string(dir.path().join(PROBING)).expect("read"), "0\n");
+        }
+    }
+}
+
+/// A program that is killed when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A server for netbench, and where it listens.
+fn serve(mut command: Command) -> (Running, String) {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).env("XDG_CONFIG_HOME", "/nonexistent");
+    let mut child = command.spawn().expect("started");
+    let events = follow(child.stdout.take().expect("a pipe"));
+    let running = Running(child);
+    let ready = events.recv_timeout(common::PATIENCE).expect("an event");
+    assert_eq!(ready["event"], "ready");
+    (running, ready["listen"].as_str().expect("an address").to_owned())
+}
+
+#[test]
+fn a_network_is_measured_both_ways() {
+    let (_server, address) = serve(command(&["netbench", "--listen", "127.0.0.1:0", "--json"]));
+    let dir = tempfile::tempdir().expect("directory");
+    let (file, page) = (dir.path().join("net.json"), dir.path().join("net.html"));
+    let args =
+        ["netbench", &address, "--direction", "both", "--streams", "2", "--time", "1s", "--ramp", "200ms"];
+    let more = ["--interval", "100ms", "--runs", "2", "--output", text(&file)];
+    let ran = longhaul(&[&args[..], &more].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.stdout.contains("to the server") && ran.stdout.contains("from the server"), "{ran:?}");
+    let result: Value = serde_json::from_str(&fs::read_to_string(&file).expect("written")).expect("JSON");
+    let record = &result["longhaul"];
+    assert_eq!(record["kind"], "netbench");
+    assert_eq!(record["hosts"].as_array().map(Vec::len), Some(2));
+    let run = &record["runs"][1];
+    assert_eq!(run["tcp"].as_array().map(Vec::len), Some(4 * 12), "looks at four streams");
+    assert!(run["tcp"][5]["cwnd"].as_u64().is_some_and(|cwnd| cwnd > 0), "{}", run["tcp"][5]);
+    let ran = longhaul(&["report", text(&file), "--output", text(&page)]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(fs::read_to_string(&page).expect("a page").contains("Throughput of net"));
+}
+
+#[test]
+fn networks_that_cannot_be_measured() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("bound").local_addr().expect("address");
+    let fails = |args: &[&str], code, needle: &str| {
+        let ran = longhaul(&[&["netbench"], args].concat());
+        assert!(ran.code == Some(code) && ran.stderr.contains(needle), "{args:?}: {ran:?}");
+    };
+    fails(&[&free.to_string()], 5, "start 'longhaul netbench --listen ADDR:PORT' there");
+    fails(&["host.invalid"], 5, "cannot resolve 'host.invalid'");
+    fails(&[], 2, "<HOST>");
+    fails(&["127.0.0.1", "--direction", "up"], 2, "neither send nor receive nor both");
+    fails(&["127.0.0.1", "--length", "1"], 2, "length=1");
+    fails(&["127.0.0.1", "--time", "0s"], 2, "a time is not between");
+    fails(&["--listen", "192.0.2.1:1"], 1, "cannot listen on 192.0.2.1:1");
+}
+
+/// The program, or another one, within a namespace.
+fn within(namespace: &Namespace, program: &str, args: &[&str]) -> Command {
+    let mut command = namespace.command(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("XDG_CONFIG_HOME", "/nonexistent").env_remove("LONGHAUL_LOG");
+    command
+}
+
+/// Bits per second that arrived, by iperf3.
+fn iperf3(wan: &Wan, streams: &str, reverse: bool) -> f64 {
+    let address = wan.server_address(1).to_string();
+    let serving = ["-s", "-1", "--bind", &address, "--forceflush"];
+    let mut child = within(wan.server(1), "iperf3", &serving).spawn().expect("started");
+    let mut stdout = std::io::BufReader::new(child.stdout.take().expect("a pipe"));
+    let _server = Running(child);
+    let mut line = String::new();
+    while !line.contains("listening") {
+        line.clear();
+        assert!(
+            std::io::BufRead::read_line(&mut stdout, &mut line).expect("read") > 0,
+            "iperf3 does not listen"
+        );
+    }
+    let args = ["-c", &address, "--json", "-t", "5", "-O", "2", "-P", streams];
+    let mut client = within(wan.client(), "iperf3", &args);
+    let ran = finish(client.args(reverse.then_some("-R")).spawn().expect("started"));
+    let result: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    result["end"]["sum_received"]["bits_per_second"].as_f64().unwrap_or_else(|| panic!("{result}"))
+}
+
+#[test]
+fn iperf3_measures_the_same_on_the_same_link() {
+    if Command::new("iperf3").arg("--version").output().is_err() {
+        eprintln!("skipped: iperf3 is not installed");
+        return;
+    }
+    let conditions = Conditions::new(Duration::from_millis(5), Some(100_000_000));
+    let wan = match Wan::start(Plan::new(Plan::unique_name("m"), conditions)) {
+        Ok(wan) => wan,
+        Err(Error::Unavailable(why)) => {
+            eprintln!("skipped: {why}");
+            return;
+        }
+        Err(e) => panic!("{e}"),
+    };
+    let program = env!("CARGO_BIN_EXE_longhaul");
+    let listen = format!("{}:7411", wan.server_address(1));
+    let (_server, address) =
+        serve(within(wan.server(1), program, &["netbench", "--listen", &listen, "--json"]));
+    for (streams, direction) in [("1", "send"), ("4", "receive")] {
+        let args =
+            ["netbench", &address, "--json", "-P", streams, "--direction", direction, "-t", "5s", "-O", "2s"];
+        let ran = finish(within(wan.client(), program, &args).spawn().expect("started"));
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let result: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+        let job = &result["jobs"][0];
+        let ours = job["read"]["bw_bytes"].as_f64().unwrap_or_default()
+            + job["write"]["bw_bytes"].as_f64().unwrap_or_default();
+        let theirs = iperf3(&wan, streams, direction == "receive") / 8.0;
+        let ratio = ours / theirs;
+        assert!(
+            (0.95..=1.05).contains(&ratio),
+            "{direction} on {streams}: {ours} B/s and iperf3's {theirs} B/s"
+        );
+    }
+}
