@@ -215,6 +215,53 @@ fn settings_that_cannot_be_kept_are_not_changed() {
     }
 }
 
+/// A study of a moment on memory, and the numbers that it measured.
+fn study(path: &Path, more: &[&str]) -> (common::Ran, usize) {
+    let devices = ["--target", "mem:16MiB", "--target", "mem:16MiB"];
+    let args = ["study", "striping", "--runs", "1", "--runtime", "50ms", "--json", "--output", text(path)];
+    let ran = longhaul(&[&args[..], &devices, more].concat());
+    let measured = ran.stdout.matches(r#""event":"progress""#).count();
+    (ran, measured)
+}
+
+#[test]
+fn a_study_goes_on_where_it_was() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("study.json");
+    let (ran, measured) = study(&path, &[]);
+    assert!(ran.code == Some(0) && measured == 4, "{ran:?}");
+    let summary = ran.events().pop().expect("a summary");
+    assert_eq!(summary["numbers"], 4);
+    assert_eq!(summary["wanted"], 4);
+    // All is there: nothing is measured again.
+    let (ran, measured) = study(&path, &[]);
+    assert!(ran.code == Some(0) && measured == 0, "{ran:?}");
+    // What was not yet measured, and what failed, is.
+    let mut result: Value = serde_json::from_str(&fs::read_to_string(&path).expect("read")).expect("JSON");
+    let cells = result["longhaul"]["cells"].as_array_mut().expect("cells");
+    let kept = cells[1].clone();
+    cells.truncate(2);
+    cells[0]["validity"] =
+        serde_json::json!({ "valid": false, "reasons": [{ "code": "failed", "detail": "x" }] });
+    fs::write(&path, result.to_string()).expect("written");
+    let (ran, measured) = study(&path, &[]);
+    assert!(ran.code == Some(0) && measured == 3, "{ran:?}");
+    let result: Value = serde_json::from_str(&fs::read_to_string(&path).expect("read")).expect("JSON");
+    let cells = result["longhaul"]["cells"].as_array().expect("cells");
+    assert!(cells.len() == 4 && cells.iter().any(|cell| cell["name"] == kept["name"]), "{cells:?}");
+    // Other settings are another study.
+    let (ran, _) = study(&path, &["--scale", "0.5", "--target", "mem:16MiB"]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("with other settings"), "{ran:?}");
+    fs::write(&path, &result.to_string()[..99]).expect("written");
+    let (ran, _) = study(&path, &[]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("is cut off"), "{ran:?}");
+    let (ran, measured) = study(&path, &["--fresh"]);
+    assert!(ran.code == Some(0) && measured == 4, "{ran:?}");
+    let page = dir.path().join("study.html");
+    assert_eq!(longhaul(&["report", text(&path), "--output", text(&page)]).code, Some(0));
+    assert!(fs::read_to_string(&page).expect("a page").contains("Reads striped over servers: these devices"));
+}
+
 /// A program that is killed when dropped.
 struct Running(Child);
 
