@@ -67,6 +67,8 @@ pub(crate) enum Verb {
     Netbench(Box<verbs::netbench::Args>),
     /// Make a page with figures of results
     Report(verbs::report::Args),
+    /// Name what keeps a copy from being faster
+    Diagnose(Box<verbs::diagnose::Args>),
     /// Run a published experiment again
     Study(verbs::study::Args),
     /// Settings of this machine for long paths

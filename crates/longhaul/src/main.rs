@@ -60,6 +60,7 @@ fn run(cli: Cli, output: Output) -> Outcome {
         Verb::Dataset(args) => verbs::dataset::run(args, output),
         Verb::Netbench(args) => verbs::netbench::run(&args, output),
         Verb::Report(args) => verbs::report::run(&args, output),
+        Verb::Diagnose(args) => verbs::diagnose::run(&args, output),
         Verb::Study(args) => verbs::study::run(&args, output),
         Verb::Tune(args) => verbs::tune::run(&args, output),
         Verb::Wan(args) => verbs::wan::run(&args, output),

@@ -215,6 +215,46 @@ fn settings_that_cannot_be_kept_are_not_changed() {
     }
 }
 
+#[test]
+fn a_copy_is_taken_apart_and_what_was_made_is_removed() {
+    let dir = tempfile::tempdir().expect("directory");
+    let [source, destination] = ["source", "destination"].map(|name| dir.path().join(name));
+    [&source, &destination].map(|dir| fs::create_dir(dir).expect("made"));
+    let (from, to) = (text(&source).to_owned(), text(&destination).to_owned());
+    let small = ["--bytes", "1MiB", "--files", "64", "--runs", "1", "--json"];
+    let ran = longhaul(&[&["diagnose", &from, &to][..], &small].concat());
+    if ran.stderr.contains("no zero: and null: ends") {
+        eprintln!("skipped: copies without files come later");
+        return;
+    }
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let summary = ran.events().pop().expect("a summary");
+    let copies: Vec<&str> =
+        summary["fits"].as_array().expect("fits").iter().filter_map(|fit| fit["copy"].as_str()).collect();
+    assert_eq!(copies, ["read", "write", "whole"], "there is no network within a machine");
+    assert!(summary["findings"][0]["cause"].as_str().is_some_and(|cause| !cause.is_empty()), "{summary}");
+    for dir in [&source, &destination] {
+        assert_eq!(fs::read_dir(dir).expect("read").count(), 0, "something is left in {}", dir.display());
+    }
+    let mut agent = command(&["agent", "--listen", "127.0.0.1:0", "--root", &to, "--json"]);
+    let mut child = agent.spawn().expect("started");
+    let events = follow(child.stdout.take().expect("a pipe"));
+    let _agent = Running(child);
+    let ready = events.recv_timeout(common::PATIENCE).expect("an event");
+    let uri = ready["uri"].as_str().expect("a URI");
+    let ran = longhaul(&[&["diagnose", &from, uri, "--try"][..], &small].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let summary = ran.events().pop().expect("a summary");
+    assert_eq!(summary["fits"].as_array().map(Vec::len), Some(4), "{summary}");
+    let shares = summary["split"]["shares"].as_object().expect("shares");
+    let sum: f64 = shares.values().filter_map(Value::as_f64).sum();
+    assert!(shares.len() == 3 && (sum - 1.0).abs() < 1e-6, "{summary}");
+    assert!(summary["tried"].is_object(), "{summary}");
+    assert_eq!(fs::read_dir(&source).expect("read").count(), 0, "something is left at the source");
+    let ran = longhaul(&["diagnose", &format!("{from}/nothing"), &to]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("run it where the source is"), "{ran:?}");
+}
+
 /// A study of a moment on memory, and the numbers that it measured.
 fn study(path: &Path, more: &[&str]) -> (common::Ran, usize) {
     let devices = ["--target", "mem:16MiB", "--target", "mem:16MiB"];

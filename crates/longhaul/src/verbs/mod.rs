@@ -7,6 +7,7 @@ pub(crate) mod bench;
 pub(crate) mod cp;
 pub(crate) mod dataset;
 pub(crate) mod demo;
+pub(crate) mod diagnose;
 pub(crate) mod discover;
 pub(crate) mod emulated;
 pub(crate) mod info;
