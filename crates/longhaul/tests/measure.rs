@@ -219,14 +219,12 @@ fn settings_that_cannot_be_kept_are_not_changed() {
 fn a_copy_is_taken_apart_and_what_was_made_is_removed() {
     let dir = tempfile::tempdir().expect("directory");
     let [source, destination] = ["source", "destination"].map(|name| dir.path().join(name));
-    [&source, &destination].map(|dir| fs::create_dir(dir).expect("made"));
+    for dir in [&source, &destination] {
+        fs::create_dir(dir).expect("made");
+    }
     let (from, to) = (text(&source).to_owned(), text(&destination).to_owned());
     let small = ["--bytes", "1MiB", "--files", "64", "--runs", "1", "--json"];
     let ran = longhaul(&[&["diagnose", &from, &to][..], &small].concat());
-    if ran.stderr.contains("no zero: and null: ends") {
-        eprintln!("skipped: copies without files come later");
-        return;
-    }
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let summary = ran.events().pop().expect("a summary");
     let copies: Vec<&str> =

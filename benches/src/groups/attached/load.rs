@@ -162,7 +162,7 @@ mod tests {
     fn all_files_of_a_workload_fit() {
         for (name, files, depth) in WORKLOADS {
             let load = Load { name, files, depth, bs: 64 << 10, write: false };
-            assert!(load.size() * files <= BYTES && load.size() % load.bs == 0, "{load:?}");
+            assert!(load.size() * files <= BYTES && load.size().is_multiple_of(load.bs), "{load:?}");
         }
     }
 }

@@ -84,12 +84,6 @@ pub(super) struct Ladder {
 
 impl Ladder {
     pub(super) fn new(args: &Args, stop: Stop) -> Result<Ladder, Failure> {
-        // An earlier `cp` would take these for names of hosts.
-        if !matches!(Endpoint::parse(OsStr::new("null:")), Ok(Endpoint::Local(_))) {
-            return Err(Failure::failed(
-                "this program's copies have no zero: and null: ends, which it takes",
-            ));
-        }
         if !args.source.is_dir() {
             let source = args.source.display();
             return Err(Failure::usage(format!(
@@ -108,7 +102,7 @@ impl Ladder {
             _ => "null:".into(),
         };
         let local = matches!(endpoint, Endpoint::Local(_));
-        let mut ladder = Ladder {
+        let ladder = Ladder {
             program: std::env::current_exe().map_err(Failure::failed)?,
             near,
             far: format!("{}/{name}", text.trim_end_matches('/')).into(),
