@@ -340,7 +340,10 @@ fn results_keep_their_layout() {
     assert!(job.read.clat_ns.percentile.get("99.000000").is_some());
     let sample: serde_json::Value = serde_json::from_str(include_str!("data/bench.json")).expect("JSON");
     let found: serde_json::Value = serde_json::from_str(&ran.stdout).expect("JSON");
-    assert_eq!(names(&found, ""), names(&sample, ""));
+    // What fio does not have is in a place of its own, and depends on the machine.
+    let mut found = names(&found, "");
+    found.retain(|name| !name.starts_with("/longhaul"));
+    assert_eq!(found, names(&sample, ""));
 }
 
 /// The file-like API under load: fio's ioengine=sync.

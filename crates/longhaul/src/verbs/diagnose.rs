@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Copies data that it makes, in SRC/.longhaul-diagnose-PID and DST/.longhaul-diagnose-PID, and removes it at
+Copies data that it makes, in SRC/longhaul-diagnose-PID and DST/longhaul-diagnose-PID, and removes it at
 the end (at a destination on another machine, an empty directory is left). SRC is a directory of this
 machine; DST is as cp has it. Nothing else is read, changed or set.
 

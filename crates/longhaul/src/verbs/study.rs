@@ -186,8 +186,13 @@ fn begin(args: &Args, settings: &Settings, path: &Path) -> Result<Record, Failur
     let text = std::fs::read_to_string(path).map_err(Failure::failed)?;
     let before: schema::Output = serde_json::from_str(&text).map_err(Failure::usage)?;
     let before = before.longhaul.unwrap_or_default();
-    if (&before.kind, &before.name) != (&record.kind, &record.name) || before.conditions != record.conditions
-    {
+    // What has rewritten the file may have put its names in another order.
+    let sorted = |record: &Record| {
+        let mut conditions = record.conditions.0.clone();
+        conditions.sort();
+        conditions
+    };
+    if (&before.kind, &before.name) != (&record.kind, &record.name) || sorted(&before) != sorted(&record) {
         let path = path.display();
         return Err(Failure::usage(format!(
             "{path} has another study, or the same with other settings: choose another --output, or --fresh to begin anew"

@@ -5,7 +5,7 @@ use crate::exit::Failure;
 use crate::names::Device;
 use crate::output::Output;
 use crate::verbs::emulated::{self, Link};
-use longhaul_bench::record::TcpSample;
+use longhaul_bench::record::{Code, Run, TcpSample};
 use longhaul_bench::schema;
 use longhaul_bench::watch::{Expect, Watch};
 use longhaul_bench::{Live, Repeated, Stop, Threads, run as run_load};
@@ -134,7 +134,9 @@ pub(in crate::verbs) fn print(document: &schema::Output, output: Output) {
             cell.name
         ));
     }
-    for (number, run) in (1..).zip(&record.runs) {
+    // Why one has failed is the error that the program ends with.
+    let failed = |run: &&Run| run.validity.reasons.iter().any(|reason| reason.code == Code::Failed);
+    for (number, run) in (1..).zip(&record.runs).filter(|(_, run)| !failed(run)) {
         for reason in &run.validity.reasons {
             output.note(format_args!("longhaul: run {number} does not count: {}", reason.detail));
         }

@@ -91,7 +91,7 @@ impl Ladder {
             )));
         }
         let endpoint = Endpoint::parse(&args.destination).map_err(Failure::usage)?;
-        let name = format!(".longhaul-diagnose-{}", std::process::id());
+        let name = format!("longhaul-diagnose-{}", std::process::id());
         let near = args.source.join(&name);
         fs::create_dir(&near).map_err(|e| Failure::failed(format!("cannot make {}: {e}", near.display())))?;
         let text = args.destination.to_string_lossy().into_owned();
