@@ -24,8 +24,8 @@ impl Path {
     /// bandwidth-delay product, since the kernel counts its own bookkeeping, and
     /// since what was lost waits for its repair.
     fn buffer(&self) -> u64 {
-        let product = u128::from(self.rate) / 8 * self.rtt.as_nanos() / 1_000_000_000;
-        let twice = u64::try_from(2 * product).unwrap_or(u64::MAX);
+        let product = (u128::from(self.rate) / 8).saturating_mul(self.rtt.as_nanos()) / 1_000_000_000;
+        let twice = u64::try_from(product.saturating_mul(2)).unwrap_or(u64::MAX);
         let whole = twice.div_ceil(1 << 20).saturating_mul(1 << 20);
         whole.clamp(BUFFER_MIN, BUFFER_MAX)
     }
