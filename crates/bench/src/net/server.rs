@@ -167,7 +167,7 @@ impl Shared {
             }
             *now = Some((token, sender));
         }
-        let _place = Place(self);
+        let place = Place(self);
         let words = |e: io::Error| e.to_string();
         say(socket, &Answer::Accepted { host: Box::new(Host::here()) }).map_err(words)?;
         let mut joined = Vec::new();
@@ -196,6 +196,8 @@ impl Shared {
             return Err("the client went away".into());
         }
         let half = ends.finish()?;
+        // Before the client knows: it may ask for the next run at once.
+        drop(place);
         say(socket, &Answer::Report { half: Box::new(half) }).map_err(words)
     }
 }
