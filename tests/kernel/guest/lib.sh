@@ -67,8 +67,13 @@ repair() {
     esac
 }
 
-# is_idle: whether no longhaul runs.
-is_idle() { ! pgrep -x longhaul > /dev/null; }
+# is_idle: whether no longhaul runs; nobody waits for those that have ended in the background.
+is_idle() {
+    local pid
+    for pid in $(pgrep -x longhaul); do
+        grep -q '^State:.*zombie' "/proc/$pid/status" || return 1
+    done
+}
 
 # clean_up: what one check leaves is not there for the next.
 clean_up() {
