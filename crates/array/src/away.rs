@@ -47,10 +47,7 @@ impl Core {
     /// are enough and right.
     pub(crate) async fn around(self: &Rc<Self>, row: u64, unit: usize, at: u64, len: u64) -> Option<BufMut> {
         let away = self.away();
-        let there = |role| self.holders(row, role).any(|member| !away.contains(&member));
-        let missing = (0..self.geometry.data_units()).filter(|unit| !there(Role::Data(*unit))).count();
-        let parity = usize::from(there(Role::P)) + usize::from(there(Role::Q));
-        if missing > parity {
+        if !self.is_whole_without(row, &away) {
             return None;
         }
         let _together = self.locks.shared(row).await;
@@ -68,7 +65,7 @@ impl Core {
             return None;
         }
         self.count(|counts| counts.reconstructed += 1);
-        Some(bytes.try_mut().unwrap_or_else(|bytes| BufMut::copy_of(&bytes)))
+        Some(bytes.into_mut())
     }
 }
 

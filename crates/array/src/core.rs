@@ -150,7 +150,12 @@ impl Core {
 
     /// Whether everything of a stripe can be had.
     pub(crate) fn is_whole(&self, row: u64) -> bool {
-        let has = |role| self.holders(row, role).next().is_some();
+        self.is_whole_without(row, &[])
+    }
+
+    /// The same, of the others than these members.
+    pub(crate) fn is_whole_without(&self, row: u64, without: &[usize]) -> bool {
+        let has = |role| self.holders(row, role).any(|member| !without.contains(&member));
         let units = self.geometry.data_units();
         let missing = (0..units).filter(|i| !has(Role::Data(*i))).count();
         let parity = usize::from(has(Role::P)) + usize::from(has(Role::Q));

@@ -79,8 +79,8 @@ impl Ended {
     }
 }
 
-/// What was read of each member.
-type Beats = Vec<(usize, MemberResult<BufMut>)>;
+/// What was read of a member.
+type Look = (usize, MemberResult<BufMut>);
 
 impl Core {
     fn beat(&self, counter: u64, stopped: bool) -> Buf {
@@ -92,7 +92,7 @@ impl Core {
         self.rivals_of(&self.beats().await)
     }
 
-    fn rivals_of(&self, beats: &Beats) -> Vec<(usize, Beat)> {
+    fn rivals_of(&self, beats: &[Look]) -> Vec<(usize, Beat)> {
         let mut found = self.others(beats);
         found.iter().filter(|(_, beat)| beat.stopped).for_each(|(_, beat)| self.ended.add(beat));
         found.retain(|(_, beat)| !self.ended.has(beat));
@@ -100,13 +100,13 @@ impl Core {
     }
 
     /// Reads the beats of all members.
-    async fn beats(&self) -> Beats {
+    async fn beats(&self) -> Vec<Look> {
         let usable = self.members.iter().filter(|member| member.is_usable());
         join_all(usable.map(async |member| (member.index, member.read(HEARTBEAT_AT, BLOCK).await))).await
     }
 
     /// What other sessions have written to members, by member.
-    fn others(&self, beats: &Beats) -> Vec<(usize, Beat)> {
+    fn others(&self, beats: &[Look]) -> Vec<(usize, Beat)> {
         let found = beats.iter().filter_map(|(index, read)| {
             let beat = Beat::decode(read.as_ref().ok()?)?;
             (beat.array == self.array && beat.session != self.session).then_some((*index, beat))
@@ -181,17 +181,18 @@ async fn beat_on(core: &Rc<Core>, member: &Member, counter: &Cell<u64>) {
         if !member.is_usable() {
             continue;
         }
-        let beats = vec![(member.index, member.read(HEARTBEAT_AT, BLOCK).await)];
+        let beats = [(member.index, member.read(HEARTBEAT_AT, BLOCK).await)];
         if let Some((member, other)) = core.rivals_of(&beats).first() {
             core.halt(&format!("session {} has taken it over, member {member} says", other.session));
             return;
         }
         counter.set(counter.get() + 1);
-        let result = match beats.into_iter().next() {
+        let [(_, read)] = beats;
+        let result = match read {
             // A member that does not answer is lost, which is how one is found
             // out that dies while nobody writes; and an error is told once: it
             // may be the word of a member that has lost its power in between.
-            Some((_, Err(e))) if e.is_absence() => Err(e),
+            Err(e) if e.is_absence() => Err(e),
             _ => member.write_durably(HEARTBEAT_AT, core.beat(counter.get(), false)).await,
         };
         if core.settle(vec![(member.index, result)]).await.is_err() {

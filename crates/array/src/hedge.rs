@@ -17,7 +17,7 @@ use crate::geometry::Role;
 use crate::units::Fault;
 use futures_util::future::{Either, select};
 use longhaul_block::IoResult;
-use longhaul_engine::{BufMut, sleep, spawn};
+use longhaul_engine::{Buf, BufMut, sleep, spawn};
 use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
@@ -147,7 +147,7 @@ impl Core {
         }
         let bytes = units.data.into_iter().nth(unit).flatten();
         let bytes = bytes.filter(|bytes| self.sums.denied(home, row, at, bytes).is_empty());
-        Ok(bytes.map(|bytes| bytes.try_mut().unwrap_or_else(|bytes| BufMut::copy_of(&bytes))))
+        Ok(bytes.map(Buf::into_mut))
     }
 }
 

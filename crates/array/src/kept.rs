@@ -10,6 +10,7 @@
 //!   when a read begins is never older than what was acknowledged before;
 //! - [`MEMORY`] bounds what is kept, one stripe or two apart.
 
+use crate::ends::Ends;
 use crate::event::Event;
 use longhaul_engine::Buf;
 use std::cell::{Cell, RefCell};
@@ -20,16 +21,13 @@ use std::rc::Rc;
 const MEMORY: u64 = 32 << 20;
 /// Larger stripes are not kept: parts of them are large reads by themselves.
 const STRIPE_MAX: u64 = 8 << 20;
-/// Ends of reads that are remembered to know one that goes on from another:
-/// more than the sequential readers that an array commonly has.
-const ENDS: usize = 64;
 
 pub(crate) struct Kept {
     /// Stripes at most; none if they are too large.
     limit: usize,
     /// The oldest first.
     stripes: RefCell<VecDeque<(u64, Rc<Stripe>)>>,
-    ends: RefCell<VecDeque<u64>>,
+    ends: Ends,
 }
 
 /// The data of a stripe, perhaps on its way.
@@ -43,7 +41,7 @@ pub(crate) struct Stripe {
 impl Kept {
     pub(crate) fn new(stripe: u64) -> Kept {
         let limit = if stripe <= STRIPE_MAX { (MEMORY / stripe.max(1)).max(2) as usize } else { 0 };
-        Kept { limit, stripes: RefCell::default(), ends: RefCell::default() }
+        Kept { limit, stripes: RefCell::default(), ends: Ends::default() }
     }
 
     /// Whether anything is kept at all.
@@ -53,16 +51,7 @@ impl Kept {
 
     /// Notes a read; says whether it begins where another ended.
     pub(crate) fn goes_on(&self, offset: u64, len: u64) -> bool {
-        let mut ends = self.ends.borrow_mut();
-        let known = ends.iter().position(|end| *end == offset);
-        if let Some(at) = known {
-            ends.remove(at);
-        }
-        ends.push_back(offset + len);
-        if ends.len() > ENDS {
-            ends.pop_front();
-        }
-        known.is_some()
+        self.ends.goes_on(offset, len)
     }
 
     /// A stripe that is kept; or a new one, which the caller has to read.

@@ -12,6 +12,7 @@ mod away;
 mod bytes;
 mod core;
 mod device;
+mod ends;
 mod error;
 mod event;
 mod fence;

@@ -156,8 +156,7 @@ impl Core {
         if !complete || !old.bad.is_empty() || wants_p != old.p.is_some() || wants_q != old.q.is_some() {
             return Ok(None);
         }
-        let own = |buf: Option<Buf>| buf.map(|buf| buf.try_mut().unwrap_or_else(|buf| BufMut::copy_of(&buf)));
-        let (mut p, mut q) = (own(old.p), own(old.q));
+        let (mut p, mut q) = (old.p.map(Buf::into_mut), old.q.map(Buf::into_mut));
         for (i, (new, old)) in segment.new.iter().zip(&old.data).enumerate() {
             if let (Some(new), Some(old)) = (new, old) {
                 longhaul_parity::update(i, old, new, p.as_deref_mut(), q.as_deref_mut());

@@ -153,7 +153,7 @@ impl Core {
 
     fn unit_of(&self, units: Units, row: u64, unit: usize) -> IoResult<BufMut> {
         let bytes = units.data.into_iter().nth(unit).flatten().ok_or_else(|| self.unreadable(row))?;
-        Ok(bytes.try_mut().unwrap_or_else(|bytes| BufMut::copy_of(&bytes)))
+        Ok(bytes.into_mut())
     }
 
     /// What is needed of a stripe to have all of its data without some members:
@@ -301,7 +301,7 @@ impl Core {
             let _marked = self.intent.mark(self, self.geometry.region_of(row)).await?;
             self.put(row, writes).await?;
         }
-        Ok(bytes.try_mut().unwrap_or_else(|bytes| BufMut::copy_of(&bytes)))
+        Ok(bytes.into_mut())
     }
 
     /// Reconstructs block by block: members that are wrong in different

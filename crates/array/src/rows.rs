@@ -8,6 +8,7 @@
 //! - when the array has halted what is logged stays in its queue for good, and
 //!   the stripe counts as torn: parts of what was being written may be in place.
 
+use crate::ends::Ends;
 use crate::event::Event;
 use crate::geometry::Role;
 use crate::journal::Logged;
@@ -20,10 +21,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-
-/// Ends of writes that are remembered to know one that continues another:
-/// more than the sequential writers that an array commonly has.
-const ENDS: usize = 64;
 
 /// How far the data record of a write is.
 pub(crate) enum Log {
@@ -63,7 +60,7 @@ pub(crate) struct Rows {
     queues: RefCell<HashMap<u64, Rc<Queue>>>,
     /// Stripes that were being written when the array halted.
     torn: RefCell<BTreeSet<u64>>,
-    ends: RefCell<VecDeque<u64>>,
+    ends: Ends,
     /// Writes that waited in vain in a row: who waits for nothing stops it.
     vain: Cell<u32>,
     /// Whole stripes being put in place, and about how long that takes.
@@ -246,20 +243,12 @@ impl Rows {
     /// Whether a write begins where another ended, and waiting for the rest
     /// of a stripe has been worth it lately.
     pub(crate) fn continues(&self, offset: u64, len: u64) -> bool {
-        let mut ends = self.ends.borrow_mut();
-        let known = ends.iter().position(|end| *end == offset);
-        if let Some(at) = known {
-            ends.remove(at);
-        }
-        ends.push_back(offset + len);
-        if ends.len() > ENDS {
-            ends.pop_front();
-        }
+        let known = self.ends.goes_on(offset, len);
         let vain = self.vain.get();
-        if known.is_some() && vain >= VAIN_MAX {
+        if known && vain >= VAIN_MAX {
             self.vain.set(if vain >= VAIN_MAX + VAIN_RETRY { VAIN_MAX - 1 } else { vain + 1 });
         }
-        known.is_some() && vain < VAIN_MAX
+        known && vain < VAIN_MAX
     }
 
     /// A whole stripe is being put in place, until the returned is dropped.

@@ -205,6 +205,12 @@ impl Buf {
         }
     }
 
+    /// The buffer as a writable one: itself if this is the only handle on its
+    /// memory, and else a copy.
+    pub fn into_mut(self) -> BufMut {
+        self.try_mut().unwrap_or_else(|shared| BufMut::copy_of(&shared))
+    }
+
     /// The buffer as memory for the kernel to read.
     pub fn segment(&self) -> Segment {
         Segment { ptr: self.ptr, len: self.len, _keep: Arc::clone(&self.block) as _ }
