@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod again;
 mod arrays;
 mod attached;
 mod cli;

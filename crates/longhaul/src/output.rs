@@ -1,7 +1,10 @@
 //! Words for people on stderr, NDJSON events for programs on stdout.
 
+use crate::exit::{Failure, Outcome};
+use longhaul_bench::schema;
 use serde_json::{Map, Value};
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 
 /// Where a verb's output goes.
 #[derive(Clone, Copy, Debug)]
@@ -62,4 +65,10 @@ impl Output {
             std::process::exit(0);
         }
     }
+}
+
+/// Writes a result to a file.
+pub(crate) fn save(path: &Path, document: &schema::Output) -> Outcome {
+    longhaul_bench::record::save(path, document)
+        .map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))
 }

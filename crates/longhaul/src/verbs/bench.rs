@@ -5,9 +5,8 @@ pub(super) mod repeat;
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{Device, InitiatorArgs, parse_bytes, parse_time};
-use crate::output::Output;
+use crate::output::{Output, save};
 use longhaul_array::{Layout, Stripe, suited_unit};
-use longhaul_bench::record::save;
 use longhaul_bench::schema::{self, Direction};
 use longhaul_bench::{BenchError, Job, JobResult, Live, OWN_THREADS_MAX, Phase, Results, Rw, Stop, Threads};
 use longhaul_block::units::{format_rate, format_size};
@@ -224,8 +223,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
         record.conditions.0.extend(repeat::conditions(&named));
     }
     if let Some(path) = &args.output {
-        save(path, &document)
-            .map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))?;
+        save(path, &document)?;
     }
     if output.is_json() {
         let text = serde_json::to_string_pretty(&document).map_err(Failure::failed)?;

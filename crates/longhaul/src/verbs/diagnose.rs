@@ -10,9 +10,9 @@ mod ladder;
 
 use crate::exit::{Failure, Outcome};
 use crate::names::parse_bytes;
-use crate::output::Output;
+use crate::output::{Output, save};
 use ladder::{Ladder, Rung, Tune};
-use longhaul_bench::record::{Better, Cell, Place, Record, Validity, save};
+use longhaul_bench::record::{Better, Cell, Place, Record, Validity};
 use longhaul_bench::schema;
 use longhaul_report::cause::{Cause, Finding, HostSeen, Seen, Sockets, Sweep, Tried, diagnose};
 use longhaul_report::figure::Scale;
@@ -90,8 +90,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
         record.cells.clone_from(&climbed.cells);
         record.judge();
         let document = schema::Output { longhaul: Some(record), ..schema::Output::default() };
-        save(path, &document)
-            .map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))?;
+        save(path, &document)?;
     }
     tell(&climbed, &findings, tried.as_ref(), output);
     Ok(())

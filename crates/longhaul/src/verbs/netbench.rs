@@ -2,11 +2,10 @@
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{EngineArgs, parse_bytes, parse_time};
-use crate::output::Output;
+use crate::output::{Output, save};
 use crate::verbs::emulated::{self, Link};
 use longhaul_bench::Stop;
 use longhaul_bench::net::{Measured, NetError, NetRuns, PORT, Plan, Server, ServerConfig, Way, measure};
-use longhaul_bench::record::save;
 use longhaul_bench::watch::{Expect, Watch};
 use longhaul_block::units::format_rate;
 use serde_json::json;
@@ -178,8 +177,7 @@ fn ask(name: &str, args: &Args, output: Output) -> Outcome {
         record.conditions.0.extend(emulated::words());
     }
     if let Some(path) = &args.output {
-        save(path, &document)
-            .map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))?;
+        save(path, &document)?;
     }
     if output.is_json() {
         output.document(&serde_json::to_string_pretty(&document).map_err(Failure::failed)?);

@@ -14,9 +14,9 @@ mod striping;
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::parse_time;
-use crate::output::Output;
+use crate::output::{Output, save};
 use longhaul_bench::Stop;
-use longhaul_bench::record::{Cell, Code, Record, Validity, save};
+use longhaul_bench::record::{Cell, Code, Record, Validity};
 use longhaul_bench::schema;
 use longhaul_report::Document;
 use serde_json::json;
@@ -213,7 +213,7 @@ fn store(path: &Path, record: &mut Record) -> Outcome {
         longhaul: Some(record.clone()),
         ..schema::Output::default()
     };
-    save(path, &document).map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))
+    save(path, &document)
 }
 
 fn finish(path: &Path, record: &Record, wanted: usize, output: Output) -> Outcome {

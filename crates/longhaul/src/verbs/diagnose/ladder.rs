@@ -2,6 +2,7 @@
 //! person would have run.
 
 use super::Args;
+use crate::again::{program, reason};
 use crate::exit::{Exit, Failure};
 use longhaul_bench::Stop;
 use longhaul_bench::watch::Watch;
@@ -103,7 +104,7 @@ impl Ladder {
         };
         let local = matches!(endpoint, Endpoint::Local(_));
         let ladder = Ladder {
-            program: std::env::current_exe().map_err(Failure::failed)?,
+            program: program()?,
             near,
             far: format!("{}/{name}", text.trim_end_matches('/')).into(),
             nowhere: nowhere.into(),
@@ -200,12 +201,8 @@ impl Ladder {
         if ran.status.success() {
             return Ok(ran.stdout);
         }
-        let said = String::from_utf8_lossy(&ran.stderr);
-        let last =
-            said.lines().rfind(|line| line.starts_with("longhaul: ")).unwrap_or("longhaul: it said nothing");
         let code = ran.status.code().and_then(|code| u64::try_from(code).ok());
-        let reason = last.trim_start_matches("longhaul: ");
-        Err(Failure::new(Exit::of(code), format_args!("a copy failed: {reason}")))
+        Err(Failure::new(Exit::of(code), format_args!("a copy failed: {}", reason(&ran.stderr))))
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a study is measured on: servers behind emulated links, with a target
 //! each, or devices that were named. Loads are runs of this same program.
 
+use crate::again::{program, reason};
 use crate::exit::Failure;
 use longhaul_bench::record::Cell;
 use longhaul_bench::schema;
@@ -8,7 +9,6 @@ use longhaul_wan::control::Control;
 use longhaul_wan::{Conditions, Plan, Wan};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,10 +35,6 @@ impl Drop for Server {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-fn program() -> Result<PathBuf, Failure> {
-    std::env::current_exe().map_err(|e| Failure::failed(format!("cannot find this program: {e}")))
 }
 
 impl Rig {
@@ -82,10 +78,7 @@ impl Rig {
         };
         command.args(args).arg("--json").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let ran = command.output().map_err(Failure::failed)?;
-        let said = String::from_utf8_lossy(&ran.stderr);
-        let last = said.lines().rfind(|line| line.starts_with("longhaul: ")).unwrap_or("it said nothing");
-        let wrong =
-            |what: &str| Failure::failed(format!("{what}: {}", last.trim_start_matches("longhaul: ")));
+        let wrong = |what: &str| Failure::failed(format!("{what}: {}", reason(&ran.stderr)));
         let result: schema::Output =
             serde_json::from_slice(&ran.stdout).map_err(|_| wrong("the load failed"))?;
         let record = result.longhaul.unwrap_or_default();
