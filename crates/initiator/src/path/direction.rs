@@ -40,8 +40,9 @@ const USUAL: f64 = 64.0;
 /// The rate has fallen if it is below this share of what is usual.
 const FALLEN: f64 = 0.8;
 /// Rounds without a loss before less is tried, at first; after each time that
-/// it was wrong, four times as many, up to the last.
+/// it was wrong, so many times as many, up to the last.
 const LET_GO_AFTER: u32 = 8;
+const LET_GO_BACK_OFF: u32 = 8;
 const LET_GO_AFTER_LOSS: u32 = 32;
 const LET_GO_MAX: u32 = 2048;
 /// Rounds after which it is judged.
@@ -51,8 +52,10 @@ const LOSS_REMEMBERED: u32 = 64;
 /// Bytes in flight that are more than this multiple of the product stand
 /// somewhere.
 const STANDING: f64 = 2.5;
-/// Rate that letting go may cost: what noise does.
+/// Rate that letting go may cost: what noise does. What costs more than the
+/// second is over at once.
 const COST: f64 = 0.97;
+const COST_MAX: f64 = 0.9;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Phase {
@@ -214,7 +217,12 @@ impl Direction {
                 }
             }
             Phase::Grow { .. } => {}
-            Phase::Hold if filled => self.choose_gain(queued || self.in_flight > STANDING * product),
+            Phase::Hold if filled => {
+                // What waits for being asked for stands nowhere, and comes and
+                // goes together: less of it leaves the path empty in between.
+                let stands = queued || self.in_flight > STANDING * product;
+                self.choose_gain(stands && !sample.asked);
+            }
             Phase::Hold => {}
         }
         let hold = self.hold(product, connections);
@@ -232,23 +240,23 @@ impl Direction {
         if self.lost == LOSS_REMEMBERED {
             self.before = None;
             if was_lean {
-                self.wait = (4 * self.wait).min(LET_GO_MAX);
+                self.wait = (LET_GO_BACK_OFF * self.wait).min(LET_GO_MAX);
             }
             (self.gain, self.since, self.wait) = (GAIN_LOST, 0, self.wait.max(LET_GO_AFTER_LOSS));
             return;
         }
         match self.before {
-            Some(_) if self.since < LET_GO_JUDGE => {}
+            Some(before) if self.since < LET_GO_JUDGE && self.rate() >= COST_MAX * before => {}
             Some(before) => {
                 self.before = None;
                 if self.rate() < COST * before {
                     self.gain = if self.lost > 0 { GAIN_LOST } else { GAIN };
-                    (self.since, self.wait) = (0, (4 * self.wait).min(LET_GO_MAX));
+                    (self.since, self.wait) = (0, (LET_GO_BACK_OFF * self.wait).min(LET_GO_MAX));
                 }
             }
             // Others have come: who holds less than they would be left with less.
             None if was_lean && self.has_fallen() => {
-                (self.gain, self.since, self.wait) = (GAIN, 0, (4 * self.wait).min(LET_GO_MAX));
+                (self.gain, self.since, self.wait) = (GAIN, 0, (LET_GO_BACK_OFF * self.wait).min(LET_GO_MAX));
             }
             None if queued && !was_lean && self.since >= self.wait => {
                 (self.before, self.gain, self.since) = (Some(self.rate()), GAIN_MIN, 0);

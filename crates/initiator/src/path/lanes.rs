@@ -65,6 +65,8 @@ pub(crate) struct Lanes {
     next_seq: Rc<Cell<u64>>,
     /// Commands that one connection takes at a time.
     commands: u16,
+    /// Bytes of data that a command takes with it.
+    in_capsule: Cell<u64>,
     /// A connection is being opened, or no more are to be had.
     opening: Cell<bool>,
     meter: Rc<Meter>,
@@ -144,6 +146,7 @@ impl Lanes {
             reports,
             next_seq,
             commands,
+            in_capsule: Cell::new(info.in_capsule),
             plan: Cell::new(tuner.plan()),
             tuner: RefCell::new(tuner),
             opening: Cell::new(n > 1),
@@ -213,7 +216,8 @@ impl Lanes {
         };
         let (connection, lane) = self.least();
         lane.set(lane.get() + bytes);
-        self.meter.begin(way, bytes);
+        let asked = way == Way::Write && bytes > self.in_capsule.get();
+        self.meter.begin(way, bytes, asked);
         sharer.begin();
         let (meter, sharer) = (Rc::clone(&self.meter), Rc::clone(sharer));
         let mut flight = Flight { lane, meter, sharer, way, bytes, began: Instant::now(), done: false };
@@ -358,6 +362,8 @@ impl Lanes {
         let looks: Vec<_> = looks.collect();
         let connections = u16::try_from(lanes.len()).unwrap_or(u16::MAX);
         drop(lanes);
+        // It may be another controller by now.
+        self.in_capsule.set(self.controller.info().in_capsule);
         let tcp = TcpInfo::together(looks.iter().map(|(_, now)| now));
         let rtt = looks.iter().map(|(_, now)| now.rtt).filter(|rtt| !rtt.is_zero()).min();
         let mut round = self.meter.take();

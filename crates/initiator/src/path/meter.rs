@@ -15,6 +15,10 @@ struct Direction {
     count: Cell<u64>,
     /// Something was begun when nothing was in flight.
     begun: Cell<bool>,
+    /// Of what was begun in this round, or last, something has data that the
+    /// far side asks for.
+    asked: Cell<bool>,
+    fresh: Cell<bool>,
 }
 
 /// Counters of one thread's I/O on a path.
@@ -35,14 +39,16 @@ pub(super) struct Round {
 }
 
 impl Meter {
-    /// A command begins.
-    pub(super) fn begin(&self, way: Way, bytes: u64) {
+    /// A command begins, whose data the far side asks for, or not.
+    pub(super) fn begin(&self, way: Way, bytes: u64, asked: bool) {
         let direction = &self.ways[way as usize];
         let before = direction.in_flight.get();
         direction.in_flight.set(before + bytes);
         if before == 0 {
             direction.begun.set(true);
         }
+        let earlier = direction.fresh.replace(true) && direction.asked.get();
+        direction.asked.set(asked || earlier);
         self.commands.set(self.commands.get() + 1);
         if self.commands.get() == 1 {
             self.work.notify();
@@ -93,7 +99,9 @@ impl Meter {
                 _ => (sum / u128::from(count)) as u64,
             };
             let (completed, begun) = (direction.completed.take(), direction.begun.take());
-            WaySample { completed, in_flight, begun, ..WaySample::default() }
+            direction.fresh.set(false);
+            let asked = direction.asked.get();
+            WaySample { completed, in_flight, begun, asked, ..WaySample::default() }
         });
         Round { ways, latency_min: self.latency_min.take() }
     }
@@ -107,9 +115,9 @@ mod tests {
     fn a_round_counts_what_ended_in_it() {
         let meter = Meter::default();
         for _ in 0..4 {
-            meter.begin(Way::Read, 1000);
+            meter.begin(Way::Read, 1000, false);
         }
-        meter.begin(Way::Write, 500);
+        meter.begin(Way::Write, 500, true);
         let ms = Duration::from_millis;
         meter.end(Way::Read, 1000, Some(ms(5)));
         meter.end(Way::Read, 1000, Some(ms(3)));
@@ -119,7 +127,7 @@ mod tests {
             round.ways[0],
             WaySample { completed: 2000, in_flight: 3500, begun: true, ..WaySample::default() }
         );
-        assert_eq!(round.ways[1], WaySample { begun: true, ..WaySample::default() });
+        assert_eq!(round.ways[1], WaySample { begun: true, asked: true, ..WaySample::default() });
         let stalled = WaySample { in_flight: 2000, ..WaySample::default() };
         assert_eq!(round.latency_min, Some(ms(3)));
         assert!(meter.is_busy());

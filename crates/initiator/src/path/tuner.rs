@@ -44,6 +44,9 @@ const NO_USE_MAX: u32 = 2048;
 /// whose senders only take from each other.
 const USE: f64 = 1.05;
 const USE_LOST: f64 = 1.15;
+/// Connections that are tried against loss first. What one brings depends so much
+/// on when its last loss was that two may not show their use.
+const FIRST_LOST: u16 = 4;
 /// Rounds in which the network must not have queued before a connection is
 /// taken for what limits: after a loss, TCP drains what it has filled.
 const HELD_UP_AFTER: u32 = 16;
@@ -89,6 +92,9 @@ const RESUMING: u32 = 28;
 /// in, short enough to follow.
 const ROUND_MIN: Duration = Duration::from_millis(50);
 const ROUND_MAX: Duration = Duration::from_secs(1);
+
+/// Round trips of a command whose data the far side asks for.
+const ASKED_TRIPS: f64 = 2.0;
 
 /// What connections are being tried for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -142,6 +148,8 @@ pub struct Tuner {
     unqueued: u32,
     /// Rounds for which new connections may still be beginning.
     resuming: u32,
+    /// Round trips that a command takes.
+    trips: f64,
     last: Duration,
 }
 
@@ -163,13 +171,15 @@ impl Tuner {
             touched: 0,
             unqueued: 0,
             resuming: 0,
+            trips: 1.0,
             last: now,
         }
     }
 
-    /// How long the next round is.
+    /// How long the next round is: as long as it takes until more in flight can
+    /// show.
     pub fn round(&self) -> Duration {
-        Duration::from_secs_f64(self.rtt).clamp(ROUND_MIN, ROUND_MAX)
+        Duration::from_secs_f64(self.trips * self.rtt).clamp(ROUND_MIN, ROUND_MAX)
     }
 
     /// There was no I/O until now: the round begins here.
@@ -212,9 +222,11 @@ impl Tuner {
         }
         let network = sample.rtt.map_or(seen, |rtt| rtt.as_secs_f64());
         let queued = network > QUEUED * self.rtt + QUEUED_MIN;
+        self.trips = if sample.ways.iter().any(|way| way.asked) { ASKED_TRIPS } else { 1.0 };
         for (direction, way) in self.ways.iter_mut().zip(&sample.ways) {
+            let trips = if way.asked { ASKED_TRIPS } else { 1.0 };
             if way.completed > 0 || way.in_flight > 0 {
-                direction.handle(took, way, self.rtt, (queued, self.resuming > 0), self.connections);
+                direction.handle(took, way, trips * self.rtt, (queued, self.resuming > 0), self.connections);
             }
         }
         let touched = network > TOUCHED * self.rtt + TOUCHED_MIN;
@@ -325,13 +337,14 @@ impl Tuner {
             Trial::None { wait } if wait > 0 => self.trial = Trial::None { wait: wait - 1 },
             Trial::None { .. } => {
                 let Some(way) = self.held_up() else { return };
-                let more = (2 * self.connections).min(self.limits.connections);
+                let lost = self.ways[way as usize].lost > 0;
+                let times = if lost && self.connections == 1 { FIRST_LOST } else { 2 };
+                let more = (times * self.connections).min(self.limits.connections);
                 if more <= self.connections {
                     return;
                 }
                 let product = self.ways[way as usize].rate() * self.rtt;
                 let each = product / f64::from(self.connections.max(1));
-                let lost = self.ways[way as usize].lost > 0;
                 let against = sample.sockets.name(way, each as u64, lost);
                 let from = self.connections;
                 self.trial = Trial::More { from, rate: total, left: JUDGE_AFTER, against };

@@ -20,6 +20,9 @@ struct Path {
     socket: f64,
     /// Most that the far side's storage gives, in all.
     storage: f64,
+    /// The far side asks for data (R2T): half of what is in flight waits for
+    /// that, and is not in the network.
+    asks: bool,
     now: f64,
     seed: u64,
     users: Vec<User>,
@@ -41,7 +44,17 @@ impl Path {
     fn new(gbit: f64, rtt_ms: f64) -> Path {
         let (rate, rtt) = (gbit * GBIT, rtt_ms / 1e3);
         let (queue, socket) = ((3.0 * rate * rtt).max(8e6), f64::MAX);
-        Path { rate, rtt, queue, socket, storage: f64::MAX, now: 0.0, seed: 1, users: Vec::new() }
+        Path {
+            rate,
+            rtt,
+            queue,
+            socket,
+            storage: f64::MAX,
+            asks: false,
+            now: 0.0,
+            seed: 1,
+            users: Vec::new(),
+        }
     }
 
     fn join(&mut self) -> usize {
@@ -62,6 +75,7 @@ impl Path {
     fn wants(&self, user: &User) -> f64 {
         let plan = user.tuner.plan();
         let wanted = user.fixed.unwrap_or(plan.in_flight[0] as f64);
+        let wanted = if self.asks { wanted / 2.0 } else { wanted };
         wanted.min(user.window).min(self.socket * f64::from(plan.connections))
     }
 
@@ -81,12 +95,12 @@ impl Path {
             for (n, share) in in_network.iter().enumerate() {
                 let rate = most * share / total;
                 let noise = self.noise();
-                let now = self.now;
+                let (now, asked) = (self.now, self.asks);
                 let user = &mut self.users[n];
                 user.window *= 1.0 + step / rtt;
                 user.done += rate * step * noise;
                 if now >= user.next {
-                    user.round(now, rtt, rate, lost);
+                    user.round(now, rtt, rate, (lost, asked));
                 }
             }
         }
@@ -105,7 +119,13 @@ impl Path {
                 now += round;
                 if now < noticed {
                     let in_flight = user.tuner.plan().in_flight[0];
-                    let read = WaySample { completed: 0, in_flight, lost: true, begun: false };
+                    let read = WaySample {
+                        completed: 0,
+                        in_flight,
+                        lost: true,
+                        begun: false,
+                        ..WaySample::default()
+                    };
                     let ways = [read, WaySample::default()];
                     let now = Duration::from_secs_f64(now);
                     user.tuner.handle_sample(&Sample { now, ways, ..Sample::default() });
@@ -122,12 +142,13 @@ impl Path {
 }
 
 impl User {
-    fn round(&mut self, now: f64, rtt: f64, rate: f64, lost: bool) {
+    fn round(&mut self, now: f64, rtt: f64, rate: f64, (lost, asked): (bool, bool)) {
         let plan = self.tuner.plan();
         let in_flight = self.fixed.unwrap_or(plan.in_flight[0] as f64);
         // In the hosts or in the network: by Little's law.
         let latency = (in_flight / rate).max(rtt);
-        let read = WaySample { completed: self.done as u64, in_flight: in_flight as u64, lost, begun: false };
+        let (completed, in_flight) = (self.done as u64, in_flight as u64);
+        let read = WaySample { completed, in_flight, lost, begun: false, asked };
         let sample = Sample {
             now: Duration::from_secs_f64(now),
             ways: [read, WaySample::default()],
@@ -137,7 +158,7 @@ impl User {
             connections: plan.connections,
         };
         let took = self.tuner.round().as_secs_f64();
-        self.history.push((now, self.done / took, in_flight));
+        self.history.push((now, self.done / took, in_flight as f64));
         self.tuner.handle_sample(&sample);
         self.done = 0.0;
         self.next = now + self.tuner.round().as_secs_f64();
@@ -182,6 +203,22 @@ fn every_path_is_filled_soon_and_held_with_little_queue() {
             let rtt = user.tuner.plan().rtt.as_secs_f64();
             assert!((0.99..1.05).contains(&(rtt / path.rtt)), "{what}: {rtt}");
         }
+    }
+}
+
+/// Twice as much is in flight where each command takes two round trips.
+#[test]
+fn data_that_is_asked_for_fills_the_path_as_well() {
+    for rtt_ms in [5.0, 15.0, 100.0] {
+        let mut path = Path::new(2.0, rtt_ms);
+        path.asks = true;
+        path.join();
+        path.run(60.0);
+        let (user, rate) = (&path.users[0], 2.0 * GBIT);
+        assert!(user.time_to(rate) < 0.5 + 40.0 * path.rtt, "{rtt_ms} ms: {} s", user.time_to(rate));
+        assert!(user.rate_since(8.0) > 0.98 * rate, "{rtt_ms} ms: {:e}", user.rate_since(8.0));
+        let (low, _) = user.in_flight_since(8.0);
+        assert!(low > 2.0 * rate * path.rtt, "{rtt_ms} ms: {low:e}");
     }
 }
 
@@ -297,7 +334,8 @@ fn what_comes_at_once_after_a_loss_is_not_taken_for_the_rate() {
             _ => 25_000_000,
         };
         let in_flight = tuner.plan().in_flight[0];
-        let read = WaySample { completed, in_flight, lost: n % 20 == 0, begun: false };
+        let read =
+            WaySample { completed, in_flight, lost: n % 20 == 0, begun: false, ..WaySample::default() };
         let rtt = Some(Duration::from_millis(100));
         let ways = [read, WaySample::default()];
         tuner.handle_sample(&Sample { now: Duration::from_millis(100 * n), ways, rtt, ..Sample::default() });
@@ -324,7 +362,7 @@ fn connections_that_were_compared_with_luck_are_missed_and_taken_back() {
         let rate = each.sum::<f64>().min(GBIT);
         poor += u32::from(n > 100 && rate < 0.9 * GBIT);
         let (completed, in_flight) = ((rate / 20.0) as u64, plan.in_flight[0]);
-        let read = WaySample { completed, in_flight, lost: n % 3 == 0, begun: false };
+        let read = WaySample { completed, in_flight, lost: n % 3 == 0, begun: false, ..WaySample::default() };
         let rtt = Some(Duration::from_millis(15));
         let (now, ways) = (Duration::from_millis(50 * n), [read, WaySample::default()]);
         let connections = plan.connections;
@@ -347,7 +385,13 @@ fn pauses_between_files_are_not_taken_for_the_rate() {
             1 if n > 100 => 3_000_000,
             _ => 25_000_000,
         };
-        let read = WaySample { completed, in_flight: tuner.plan().in_flight[0], lost: false, begun: pause };
+        let read = WaySample {
+            completed,
+            in_flight: tuner.plan().in_flight[0],
+            lost: false,
+            begun: pause,
+            ..WaySample::default()
+        };
         let rtt = Some(Duration::from_millis(100));
         let ways = [read, WaySample::default()];
         tuner.handle_sample(&Sample { now: Duration::from_millis(100 * n), ways, rtt, ..Sample::default() });
@@ -414,7 +458,13 @@ fn plans_keep_to_their_limits() {
     let limits = Limits { in_flight: 8 << 20, connections: 1 };
     let mut tuner = Tuner::new(limits, Duration::from_millis(100), Duration::ZERO);
     for n in 1..200u64 {
-        let read = WaySample { completed: 100 << 20, in_flight: 8 << 20, lost: n % 7 == 0, begun: false };
+        let read = WaySample {
+            completed: 100 << 20,
+            in_flight: 8 << 20,
+            lost: n % 7 == 0,
+            begun: false,
+            ..WaySample::default()
+        };
         let now = Duration::from_millis(100 * n);
         let rtt = Some(Duration::from_millis(100 + n % 13));
         tuner.handle_sample(&Sample { now, ways: [read, read], rtt, ..Sample::default() });

@@ -49,6 +49,9 @@ pub struct WaySample {
     pub lost: bool,
     /// There was nothing in flight for a moment, and then something again.
     pub begun: bool,
+    /// The far side asked for data before it took it (R2T): such a command takes
+    /// two round trips.
+    pub asked: bool,
 }
 
 /// What to do.
