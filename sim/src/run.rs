@@ -140,6 +140,7 @@ impl<'a> Simulation<'a> {
         let power = self.random.chance(60);
         self.world.tell(format_args!("crash{}", if power { ", without power" } else { "" }));
         self.ward.disks.borrow().iter().for_each(|disk| disk.crash(power));
+        self.ward.reconnect();
         if let Some(model) = &self.model {
             let mut model = model.borrow_mut();
             let stripe = model.len() / self.plan.rows as usize;

@@ -156,7 +156,7 @@ impl Arrayed {
     pub fn new(plan: &Plan, without: Option<Mechanism>) -> Arrayed {
         let mut random = Random::new(plan.seed ^ 0x6172_7261_7965_6421);
         let options = Options {
-            member_timeout: Duration::from_secs(random.pick(&[4, 10, 30])),
+            member_timeout: Duration::from_secs(random.pick(&[6, 10, 30])),
             gather: Duration::from_micros(random.pick(&[0, 100, 2000])),
             journal_all: plan.journal_all,
             memory: random.pick(&[256 << 10, 4 << 20, 128 << 20]),

@@ -31,6 +31,10 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// How long a member is away at most, in milliseconds.
 const AWAY: u64 = 90_000;
 
+/// How long the host is cut off at most, in milliseconds: not as long as it
+/// waits for members that it needs.
+const CUT_OFF: u64 = 120_000;
+
 /// The disks of an array, and which of them are hurt. It outlives crashes.
 pub(crate) struct Ward {
     pub(crate) disks: RefCell<Vec<Disk>>,
@@ -38,6 +42,8 @@ pub(crate) struct Ward {
     spares: RefCell<Vec<Disk>>,
     /// Numbers of places that are hurt.
     hurt: RefCell<BTreeSet<usize>>,
+    /// Disks that hang because their host is cut off, and nothing else.
+    cut: RefCell<Vec<Disk>>,
     /// Makes an empty disk.
     make: Box<dyn Fn() -> Disk>,
     redundancy: usize,
@@ -55,6 +61,7 @@ impl Ward {
             disks: RefCell::new(disks),
             spares: RefCell::default(),
             hurt: RefCell::default(),
+            cut: RefCell::default(),
             make,
             redundancy,
             seen: RefCell::default(),
@@ -126,6 +133,11 @@ impl Ward {
         self.disks.borrow().iter().chain(self.spares.borrow().iter()).cloned().collect()
     }
 
+    /// The host is not cut off any more.
+    pub(crate) fn reconnect(&self) {
+        self.cut.borrow_mut().drain(..).for_each(|disk| disk.come_back());
+    }
+
     /// Brings back who is away.
     pub(crate) fn all_back(&self) {
         self.disks.borrow().iter().filter(|disk| disk.is_gone()).for_each(Disk::come_back);
@@ -142,7 +154,7 @@ pub(crate) async fn trouble(
 ) {
     for _ in 0..plan.faults {
         sleep(plan.latency * random.below(200) as u32).await;
-        match random.below(12) {
+        match random.below(13) {
             10 => {
                 let spare = (ward.make)();
                 match array.add_spare(&spare).await {
@@ -168,6 +180,13 @@ pub(crate) async fn trouble(
                 if let Some(place) = ward.victim(&plan, &mut random) {
                     absence(&ward, &load, &*array, place, &mut random).await;
                 }
+            }
+            12 => {
+                let there = ward.disks.borrow().iter().filter(|disk| !disk.is_gone()).cloned().collect();
+                ward.cut.replace(there);
+                ward.cut.borrow().iter().for_each(|disk| disk.hang(false));
+                sleep(Duration::from_millis(random.below(CUT_OFF))).await;
+                ward.reconnect();
             }
             6..10 if random.chance(70) => silent(&ward, &plan, &mut random),
             _ => heal(&ward, &load, &*array).await,

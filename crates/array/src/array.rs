@@ -174,6 +174,7 @@ impl Drop for Registered {
 pub(crate) async fn stop(core: &Rc<Core>) -> IoResult<()> {
     core.upkeep.stopping.set(true);
     core.upkeep.changed.notify();
+    core.members.iter().for_each(|member| member.reach.changed.notify());
     for row in core.rows.all() {
         let Some(queue) = core.rows.queue(row) else { continue };
         let gone = || core.rows.queue(row).is_none_or(|now| !Rc::ptr_eq(&now, &queue));

@@ -129,6 +129,7 @@ pub(crate) async fn create(
     };
     let uuids = superblock.entries.iter().map(|entry| entry.uuid).chain(superblock.spares.iter().copied());
     let uuids: Vec<Uuid> = uuids.collect();
+    let given = uuids.clone();
     // First everything else, so that what has a superblock is whole.
     try_join_all(candidates.iter().take(devices.len()).map(|candidate| prepare(candidate, &geometry, array)))
         .await?;
@@ -137,7 +138,30 @@ pub(crate) async fn create(
         enlist(candidate, &block).await
     });
     try_join_all(members).await?;
+    check_own(&candidates, &given).await?;
     Ok(array)
+}
+
+/// Looks whether each device has the superblock that it was given: one that has
+/// another's is the same as that, under another name.
+async fn check_own(candidates: &[Candidate], given: &[Uuid]) -> Result<(), ArrayError> {
+    let devices: Vec<Arc<dyn BlockDevice>> = candidates.iter().map(|c| Arc::clone(&c.device)).collect();
+    for (found, (candidate, own)) in examine_all(&devices).await.into_iter().zip(candidates.iter().zip(given))
+    {
+        let Some(found) = found?.superblock.filter(|found| found.member != *own) else { continue };
+        let other = given.iter().position(|uuid| *uuid == found.member);
+        let other = other.map_or_else(String::new, |other| candidates[other].name());
+        // It is no array, and is not taken for one.
+        let blank = BufMut::zeroed(BLOCK as usize).freeze();
+        for candidate in candidates {
+            let failed = |source| ArrayError::Device { device: candidate.name(), source };
+            for at in SUPER_AT {
+                candidate.io.write(at, blank.clone(), WriteFlags::default()).await.map_err(failed)?;
+            }
+        }
+        return Err(ArrayError::Double { device: candidate.name(), other });
+    }
+    Ok(())
 }
 
 /// Writes both copies of a superblock and makes them durable.
@@ -326,7 +350,9 @@ pub(crate) fn fill(
         Spare { uuid: *uuid, device: found.map(|candidate| Arc::clone(&candidate.device)) }
     };
     core.spares.borrow_mut().extend(assembly.superblock.spares.iter().map(spare));
-    (Rc::new(core), assembly.stale)
+    let core = Rc::new(core);
+    core.members.iter().for_each(|member| member.reach.belong(&core));
+    (core, assembly.stale)
 }
 
 /// What was found on members that have run.

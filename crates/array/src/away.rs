@@ -35,12 +35,18 @@ impl Core {
         usable.filter(|member| member.away().is_some()).map(|member| member.index).collect()
     }
 
+    /// The same, and those that have not answered for some time.
+    pub(crate) fn out_of_reach(&self) -> Vec<usize> {
+        let usable = self.members.iter().filter(|member| member.is_usable());
+        usable.filter(|member| member.is_silent(self)).map(|member| member.index).collect()
+    }
+
     /// Whether a member is out of reach for too long, and not needed.
     fn is_given_up(&self, index: usize) -> bool {
         let member = &self.members[index];
         let limit = self.options.away_timeout.max(member.mean_read() * AWAY_ROUND_TRIPS);
         let limit = limit.min(self.options.member_timeout);
-        member.away().is_some_and(|time| time >= limit) && !self.needs(&self.away())
+        member.away().is_some_and(|time| time >= limit) && !self.needs(&self.out_of_reach())
     }
 
     /// A range of a data unit as the members that are there have it, if those

@@ -90,7 +90,7 @@ impl Core {
     pub(crate) fn new(superblock: &Superblock, options: Options, session: Uuid) -> Core {
         let geometry = superblock.geometry;
         let member = |(index, entry): (usize, &Entry)| {
-            Member::new(index, entry.uuid, entry.condition, entry.since, entry.have, options.member_timeout)
+            Member::new(index, entry.uuid, entry.condition, entry.since, entry.have)
         };
         Core {
             geometry,
@@ -191,6 +191,11 @@ impl Core {
         }
     }
 
+    /// Whether nobody looks at heartbeats any more.
+    pub(crate) fn looks_no_more(&self) -> bool {
+        self.lacks(Mechanism::Fence) || (self.upkeep.stopping.get() && self.halted.borrow().is_none())
+    }
+
     pub(crate) fn lost_too_many(&self) -> IoError {
         let lost: Vec<String> = self
             .members
@@ -219,6 +224,7 @@ impl Core {
         self.halted.borrow_mut().get_or_insert_with(|| why.to_owned());
         self.journal.halt();
         self.upkeep.changed.notify();
+        self.members.iter().for_each(|member| member.reach.changed.notify());
     }
 
     /// A member has failed an operation that it must not fail: publishes that

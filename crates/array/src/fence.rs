@@ -12,10 +12,11 @@
 //! - a beat that was there before, and has stood still, is nobody's: a member
 //!   that has lost the beat which was written over it gives it back for ever.
 //!
-//! Beyond that (a host that was suspended, say) who finds another's session
-//! on a member stops writing at once: at the next beat at the latest. What it
-//! has under way at that moment is not fenced off; that takes reservations,
-//! which not every member has.
+//! Beyond that (a host that was suspended, or out of reach of its members) who
+//! finds another's session on a member stops writing at once, and nothing is
+//! written to a member without a look at its beat shortly before. What is
+//! under way at that moment is not fenced off; that takes reservations, which
+//! not every member has.
 
 use crate::bytes::{Reader, Writer, open, seal};
 use crate::core::Core;
@@ -26,11 +27,16 @@ use crate::upkeep::{Running, is_over, pause};
 use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::IoResult;
-use longhaul_engine::{Buf, BufMut, sleep};
+use longhaul_engine::{Buf, BufMut, now, sleep};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::time::Instant;
 use uuid::Uuid;
+
+/// Looks at a beat, one after another, that take too long at most: a member may
+/// be as slow as that.
+const LOOKS: u32 = 3;
 
 const MAGIC: &[u8; 8] = b"LHBEAT\0\0";
 
@@ -133,20 +139,24 @@ pub(crate) async fn claim(core: &Rc<Core>) -> Result<(), ArrayError> {
     // Nobody is lost for not taking it: that is said with the superblock.
     let beat = core.beat(0, false);
     let usable = core.members.iter().filter(|member| member.is_usable());
-    join_all(usable.map(|member| member.write_durably(HEARTBEAT_AT, beat.clone()))).await;
+    join_all(usable.map(|member| member.write_beat(beat.clone()))).await;
     sleep(interval / 4).await;
+    let looked = now();
     // Who wrote over it, or could not be written over, was as fast.
-    match core.rivals().await.first() {
-        Some((_, other)) => Err(ArrayError::InUse(other.session)),
-        None => Ok(()),
+    if let Some((_, other)) = core.rivals().await.first() {
+        return Err(ArrayError::InUse(other.session));
     }
+    core.members.iter().for_each(|member| member.reach.looked(looked));
+    Ok(())
 }
 
 impl Core {
     /// Takes possession of a member that comes (back) into an array that runs;
     /// false if somebody else uses it.
-    pub(crate) async fn claim_member(&self, member: &crate::member::Member) -> IoResult<bool> {
+    pub(crate) async fn claim_member(&self, member: &Member) -> IoResult<bool> {
+        let looked = Cell::new(now());
         let rival = async || -> IoResult<Option<Beat>> {
+            looked.set(now());
             let beat = Beat::decode(&member.read(HEARTBEAT_AT, BLOCK).await?);
             let others = beat.filter(|beat| beat.array == self.array && beat.session != self.session);
             Ok(others.filter(|beat| !self.ended.has(beat)))
@@ -158,7 +168,8 @@ impl Core {
                 return Ok(false);
             }
         }
-        member.write_durably(HEARTBEAT_AT, self.beat(0, false)).await?;
+        member.write_beat(self.beat(0, false)).await?;
+        member.reach.looked(looked.get());
         Ok(true)
     }
 }
@@ -171,17 +182,34 @@ pub(crate) async fn beat(core: Rc<Core>) {
     join_all(core.members.iter().map(|member| beat_on(&core, member, &counter))).await;
 }
 
+/// Looks at the beat on a member, and again where that took so long that another
+/// may have taken it over meanwhile: its beat must not be written over.
+async fn look(core: &Core, member: &Member) -> (Instant, MemberResult<BufMut>) {
+    let mut looks = 1;
+    loop {
+        let looked = now();
+        let read = member.read(HEARTBEAT_AT, BLOCK).await;
+        if read.is_err() || looks == LOOKS || now() - looked < core.options.heartbeat {
+            return (looked, read);
+        }
+        looks += 1;
+    }
+}
+
 /// Says it on one member, and looks whether another host does.
 async fn beat_on(core: &Rc<Core>, member: &Member, counter: &Cell<u64>) {
+    let mut next = now() + core.options.heartbeat;
     while !core.lacks(Mechanism::Fence) {
-        pause(core, core.options.heartbeat).await;
+        pause(core, next.saturating_duration_since(now())).await;
+        next = now() + core.options.heartbeat;
         if is_over(core) {
             return;
         }
         if !member.is_usable() {
             continue;
         }
-        let beats = [(member.index, member.read(HEARTBEAT_AT, BLOCK).await)];
+        let (looked, read) = look(core, member).await;
+        let beats = [(member.index, read)];
         if let Some((member, other)) = core.rivals_of(&beats).first() {
             core.halt(&format!("session {} has taken it over, member {member} says", other.session));
             return;
@@ -193,8 +221,14 @@ async fn beat_on(core: &Rc<Core>, member: &Member, counter: &Cell<u64>) {
             // out that dies while nobody writes; and an error is told once: it
             // may be the word of a member that has lost its power in between.
             Err(e) if e.is_absence() => Err(e),
-            _ => member.write_durably(HEARTBEAT_AT, core.beat(counter.get(), false)).await,
+            _ => {
+                member.reach.looked(looked);
+                member.write_beat(core.beat(counter.get(), false)).await
+            }
         };
+        if let Err(e) = &result {
+            member.reach.failed(e);
+        }
         if core.settle(vec![(member.index, result)]).await.is_err() {
             return;
         }
@@ -205,7 +239,7 @@ async fn beat_on(core: &Rc<Core>, member: &Member, counter: &Cell<u64>) {
 pub(crate) async fn release(core: &Rc<Core>) {
     let beat = core.beat(0, true);
     let usable = core.members.iter().filter(|member| member.is_usable());
-    join_all(usable.map(|member| member.write_durably(HEARTBEAT_AT, beat.clone()))).await;
+    join_all(usable.map(|member| member.write_beat(beat.clone()))).await;
 }
 
 #[cfg(test)]

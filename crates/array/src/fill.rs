@@ -156,6 +156,8 @@ impl Core {
         self.sums.forget(index);
         self.publish_with(|| {
             member.put(device, io);
+            // Nobody's beat is on it: it was wiped.
+            member.reach.looked(now());
             member.uuid.set(uuid);
             self.spares.borrow_mut().retain(|spare| spare.uuid != uuid);
             member.counts.set(crate::MemberCounts::default());

@@ -31,6 +31,7 @@ mod member;
 mod options;
 mod overlay;
 mod plan;
+mod reach;
 mod read;
 mod report;
 mod resync;

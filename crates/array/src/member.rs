@@ -8,8 +8,9 @@
 //! - an error counts against the device that it comes from, and only as long
 //!   as that has its place: another one may have it by the time it is told.
 
-use crate::geometry::BLOCK;
+use crate::geometry::{BLOCK, HEARTBEAT_AT};
 use crate::join;
+use crate::reach::Reach;
 use crate::superblock::Condition;
 use futures_channel::oneshot;
 use futures_util::StreamExt;
@@ -17,7 +18,7 @@ use futures_util::future::{Either, FutureExt, Shared, select};
 use longhaul_block::{
     Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, WriteFlags, ZeroFlags,
 };
-use longhaul_engine::{Buf, BufMut, now, spawn, timeout};
+use longhaul_engine::{Buf, BufMut, now, spawn};
 use std::cell::{Cell, Ref, RefCell};
 use std::pin::pin;
 use std::rc::Rc;
@@ -30,6 +31,9 @@ use uuid::Uuid;
 const REGION_PIECE: u64 = 1 << 20;
 const REGION_READS: usize = 4;
 
+/// What takes so much longer than usual tells of an outage, and nothing of how
+/// far away a member is.
+const OUTAGE: Duration = Duration::from_secs(2);
 /// A latency sample's weight in the mean, as a power of two.
 const MEAN_SHIFT: u32 = 3;
 /// Bytes of zeroes written at a time where the device has no better way.
@@ -116,7 +120,7 @@ pub(crate) struct Member {
     mean: Cell<Duration>,
     /// Mean deviation of it.
     deviation: Cell<Duration>,
-    timeout: Duration,
+    pub(crate) reach: Reach,
 }
 
 /// What those who wait for a member wait for as well: dropped, it ends.
@@ -149,14 +153,7 @@ impl Drop for UnderWay {
 }
 
 impl Member {
-    pub(crate) fn new(
-        index: usize,
-        uuid: Uuid,
-        condition: Condition,
-        since: u64,
-        have: u64,
-        timeout: Duration,
-    ) -> Member {
+    pub(crate) fn new(index: usize, uuid: Uuid, condition: Condition, since: u64, have: u64) -> Member {
         Member {
             index,
             uuid: Cell::new(uuid),
@@ -173,7 +170,7 @@ impl Member {
             under_way: RefCell::default(),
             mean: Cell::default(),
             deviation: Cell::default(),
-            timeout,
+            reach: Reach::default(),
         }
     }
 
@@ -182,6 +179,7 @@ impl Member {
         let info = device.info();
         self.reincarnate();
         self.trust(self.doubts.get());
+        self.reach.renew();
         let generation = Cell::new(io.generation());
         *self.opened.borrow_mut() = Some(Opened { device, info, io, generation });
     }
@@ -218,6 +216,11 @@ impl Member {
         self.incarnation.set(self.incarnation.get() + 1);
         // Dropped while it is not borrowed: it wakes others.
         drop(self.tenure.replace(Tenure::new()));
+    }
+
+    /// Resolves when it is not waited for any more.
+    pub(crate) fn over(&self) -> Shared<oneshot::Receiver<()>> {
+        self.tenure.borrow().over.clone()
     }
 
     /// Whether something can be asked of it.
@@ -301,13 +304,16 @@ impl Member {
             self.mean.set(time);
             return;
         }
+        if time > mean * 4 + OUTAGE {
+            return;
+        }
         let away = time.abs_diff(mean);
         let blend = |old: Duration, new: Duration| old - old / (1 << MEAN_SHIFT) + new / (1 << MEAN_SHIFT);
         self.mean.set(blend(mean, time));
         self.deviation.set(blend(self.deviation.get(), away));
     }
 
-    fn gone(&self) -> IoError {
+    pub(crate) fn gone(&self) -> IoError {
         IoError::Unreachable(format!("member {} is gone", self.index))
     }
 
@@ -335,7 +341,7 @@ impl Member {
             None => return Err(self.gone()),
         };
         let operation = match started {
-            Ok(result) => return result,
+            Ok(result) => return self.reach.note(result),
             Err(operation) => operation,
         };
         let count = UnderWay::new(&self.under_way.borrow());
@@ -344,12 +350,12 @@ impl Member {
             drop(count);
             result
         });
-        let over = self.tenure.borrow().over.clone();
-        let ended = match select(pin!(timeout(self.timeout, &mut task)), over).await {
-            Either::Left((Ok(result), _)) => return result,
-            Either::Left((Err(_), _)) => {
+        let over = self.over();
+        let ended = match select(pin!(self.patiently(&mut task)), over).await {
+            Either::Left((Ok(result), _)) => return self.reach.note(result),
+            Either::Left((Err(time), _)) => {
                 let name = self.name().unwrap_or_default();
-                format!("{name} did not answer in {} s", self.timeout.as_secs_f64())
+                format!("{name} did not answer in {:.0} s", time.as_secs_f64())
             }
             Either::Right(_) => format!("member {} is gone", self.index),
         };
@@ -417,7 +423,18 @@ impl Member {
         result
     }
 
+    /// Writes, once it is known that nobody else has taken it over.
     pub(crate) async fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> MemberResult<()> {
+        self.until_ours().await?;
+        self.write_anyhow(offset, src, flags).await
+    }
+
+    /// Writes what says that it is in use, durably.
+    pub(crate) async fn write_beat(&self, src: Buf) -> MemberResult<()> {
+        self.write_anyhow(HEARTBEAT_AT, src, WriteFlags { fua: self.has_volatile_cache() }).await
+    }
+
+    async fn write_anyhow(&self, offset: u64, src: Buf, flags: WriteFlags) -> MemberResult<()> {
         self.within(|io, info| {
             let max = info.max_io as usize;
             let part = |start: usize| {
@@ -440,6 +457,7 @@ impl Member {
 
     /// Makes a range read as zeroes, and gives its space back if it can.
     pub(crate) async fn zero(&self, offset: u64, len: u64) -> MemberResult<()> {
+        self.until_ours().await?;
         let flags = ZeroFlags { fua: false, may_deallocate: true };
         match self.within(|io, _| io.write_zeroes(offset, len, flags)).await {
             Err(MemberError { error: IoError::Unsupported(_), .. }) => {}

@@ -12,6 +12,10 @@ pub struct Options {
     /// can do without all that have none: longer than a target takes to start
     /// anew. On long paths it is [`AWAY_ROUND_TRIPS`](crate::AWAY_ROUND_TRIPS).
     pub away_timeout: Duration,
+    /// How long a member is waited for that does not answer, and that the array
+    /// cannot do without, since others do not answer either: as for any device
+    /// by itself. It ends sooner where the device gives up.
+    pub needed_timeout: Duration,
     /// How long a write that continues another waits for the next one, as
     /// long as its stripe is not whole; longer where members are far away.
     pub gather: Duration,
@@ -52,6 +56,7 @@ impl Default for Options {
         Options {
             member_timeout: Duration::from_secs(10),
             away_timeout: Duration::from_secs(2),
+            needed_timeout: Duration::from_secs(600),
             gather: Duration::from_millis(2),
             journal_all: false,
             memory: 128 << 20,

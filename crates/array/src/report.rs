@@ -3,7 +3,7 @@
 use crate::core::Core;
 use crate::device::ArrayDevice;
 use crate::layout::Layout;
-use crate::member::MemberCounts;
+use crate::member::{Member, MemberCounts};
 use crate::scrub::ScrubReport;
 use crate::superblock::Condition;
 use crate::{Counts, Geometry};
@@ -129,13 +129,15 @@ impl Core {
                 uuid: member.uuid.get(),
                 device: member.name(),
                 condition: member.condition.get(),
-                reason: member.reason.borrow().clone(),
+                reason: reason(member),
                 counts: member.counts.get(),
             })
             .collect();
+        let silent = self.out_of_reach();
         let missing = self.members.iter().filter(|member| !member.is_active()).count();
         let (health, detail) = match (&*self.halted.borrow(), missing) {
             (Some(why), _) => (Health::Halted, why.clone()),
+            _ if self.needs(&silent) && !silent.is_empty() => (Health::Degraded, waits_for(&silent)),
             (None, 0) => (Health::Healthy, String::new()),
             (None, missing) => (Health::Degraded, self.at_risk(missing)),
         };
@@ -173,12 +175,23 @@ impl Core {
             0 => "the loss of one more member can lose data".to_owned(),
             left => format!("the loss of {left} more loses nothing"),
         };
-        let waits = |member: &crate::member::Member| {
-            matches!(member.condition.get(), Condition::Absent | Condition::Failed)
-        };
+        let waits = |member: &Member| matches!(member.condition.get(), Condition::Absent | Condition::Failed);
         let no_spare = self.spares.borrow().iter().all(|spare| spare.device.is_none());
         if no_spare && self.members.iter().any(waits) { format!("{risk}; no spare is left") } else { risk }
     }
+}
+
+/// Why a member is not active, or does not answer.
+fn reason(member: &Member) -> String {
+    match member.away().filter(|_| member.is_active()) {
+        Some(time) => format!("it has lost its connection {:.1} s ago", time.as_secs_f64()),
+        None => member.reason.borrow().clone(),
+    }
+}
+
+fn waits_for(silent: &[usize]) -> String {
+    let members: Vec<String> = silent.iter().map(ToString::to_string).collect();
+    format!("waits for members {}, which are out of reach", members.join(", "))
 }
 
 impl ArrayDevice {

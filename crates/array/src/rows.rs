@@ -71,6 +71,9 @@ pub(crate) struct Rows {
 /// A whole stripe's write in the mean of their times, as a power of two.
 const PACE_SHIFT: u32 = 3;
 
+/// What takes so much longer than usual was waiting for a member that is gone.
+const OUTAGE: Duration = Duration::from_secs(2);
+
 /// Waits in vain until waiting stops, and how often it is tried again.
 const VAIN_MAX: u32 = 8;
 const VAIN_RETRY: u32 = 64;
@@ -279,6 +282,9 @@ impl Drop for Whole<'_> {
     fn drop(&mut self) {
         let (rows, time, mean) = (self.rows, now() - self.began, self.rows.pace.get());
         rows.whole.set(rows.whole.get() - 1);
+        if time > mean * 4 + OUTAGE {
+            return;
+        }
         rows.pace.set(mean - mean / (1 << PACE_SHIFT) + time / (1 << PACE_SHIFT));
     }
 }

@@ -66,7 +66,6 @@ impl crate::Options {
 
     /// Nothing is left out.
     #[cfg(not(feature = "switch-off"))]
-    #[expect(clippy::unused_self, reason = "as where something may be")]
     pub(crate) const fn lacks(&self, _: Mechanism) -> bool {
         false
     }

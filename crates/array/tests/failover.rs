@@ -114,7 +114,56 @@ fn reads_and_small_writes_go_around_a_member_that_is_out_of_reach() {
 }
 
 /// Where more are out of reach than may be lost it is the array's own
-/// connection that is.
+/// connection that is: it waits for them as for any device, whether they know or
+/// not.
+#[test]
+fn who_is_needed_is_waited_for() {
+    for (layout, knows) in REDUNDANT.into_iter().chain([Layout::Stripe]).flat_map(|l| [(l, false), (l, true)])
+    {
+        simulate(12, async {
+            let rig = slow_rig(layout, options()).await;
+            rig.write_some(1, 10).await;
+            for disk in &rig.disks {
+                if knows { disk.disconnect() } else { disk.silent.store(true, SeqCst) }
+            }
+            let (began, minute) = (now(), Duration::from_secs(60));
+            let load = async {
+                rig.write_some(2, 5).await;
+                rig.model.read(&*rig.io, 0, 12).await.expect("read");
+                now() - began
+            };
+            let back = async {
+                sleep(minute / 2).await;
+                let status = rig.array.status().await.expect("status");
+                assert_eq!(status.health, Health::Degraded);
+                assert!(status.detail.starts_with("waits for members 0, 1, 2, 3"), "{}", status.detail);
+                sleep(minute / 2).await;
+                rig.disks.iter().for_each(|disk| disk.reconnect());
+            };
+            let (took, ()) = futures_util::join!(load, back);
+            assert!(took > minute && took < minute + 4 * REST, "{layout} {knows}: {took:?}");
+            sleep(minute).await;
+            let status = rig.array.status().await.expect("status");
+            assert_eq!(status.health, Health::Healthy, "{layout} {knows}: {status:?}");
+            rig.model.check(&*rig.io).await.expect("read");
+        });
+    }
+}
+
+#[test]
+fn who_does_not_come_back_ends_the_wait() {
+    simulate(13, async {
+        let needed_timeout = Duration::from_secs(30);
+        let rig = slow_rig(Layout::Stripe, Options { needed_timeout, ..options() }).await;
+        rig.disks[0].disconnect();
+        let began = now();
+        let failed = rig.model.write(&*rig.io, 0, 16).await.expect_err("in vain").to_string();
+        assert!(failed.contains("did not answer in 30 s"), "{failed}");
+        assert!(now() - began < needed_timeout + REST, "{:?}", now() - began);
+        assert_eq!(rig.array.status().await.expect("status").health, Health::Halted);
+    });
+}
+
 #[test]
 fn nobody_is_given_up_where_all_are_out_of_reach() {
     for layout in REDUNDANT.into_iter().chain([Layout::Stripe]) {

@@ -2,13 +2,15 @@
 
 mod common;
 
-use common::{Disk, Model, disks, make, options, simulate, start};
-use longhaul_array::{Condition, Layout, Options};
-use longhaul_block::{BlockDevice, WriteFlags};
-use longhaul_engine::{Buf, now, sleep, spawn};
+use common::{Dice, Disk, Model, devices, disks, make, options, simulate, start};
+use longhaul_array::{Condition, Health, Layout, Options, Shape, assemble_as, create_as};
+use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoFuture, Open, WriteFlags, ZeroFlags};
+use longhaul_engine::{Buf, BufMut, now, sleep, spawn};
+use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
+use uuid::Uuid;
 
 const UNIT: u64 = 16 << 10;
 const SIZE: u64 = 3 << 20;
@@ -156,6 +158,114 @@ fn a_host_that_sleeps_through_its_succession_stops() {
         let io = second.open().await.expect("opened");
         Model::new(second.info().size).write(&*io, 0, 4).await.expect("written");
     });
+}
+
+/// A disk behind a cable of one host's own.
+struct Cable {
+    disk: Arc<Disk>,
+    cut: Arc<AtomicBool>,
+}
+
+struct CableIo {
+    io: Rc<dyn BlockIo>,
+    cut: Arc<AtomicBool>,
+}
+
+impl BlockDevice for Cable {
+    fn info(&self) -> DeviceInfo {
+        self.disk.info()
+    }
+
+    fn open(&self) -> Open<'_> {
+        Box::pin(async {
+            let io: Rc<dyn BlockIo> =
+                Rc::new(CableIo { io: self.disk.open().await?, cut: Arc::clone(&self.cut) });
+            Ok(io)
+        })
+    }
+}
+
+impl CableIo {
+    /// What is asked while it is cut is asked again when it is not.
+    fn pass<T: Unpin + 'static>(
+        &self,
+        begin: impl FnOnce(&dyn BlockIo) -> IoFuture<T> + 'static,
+    ) -> IoFuture<T> {
+        let (io, cut) = (Rc::clone(&self.io), Arc::clone(&self.cut));
+        IoFuture::new(async move {
+            while cut.load(SeqCst) {
+                sleep(Duration::from_millis(100)).await;
+            }
+            begin(&*io).await
+        })
+    }
+}
+
+impl BlockIo for CableIo {
+    fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
+        self.pass(move |io| io.read(offset, dst))
+    }
+
+    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
+        self.pass(move |io| io.write(offset, src, flags))
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.pass(|io| io.flush())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.pass(move |io| io.discard(offset, len))
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.pass(move |io| io.write_zeroes(offset, len, flags))
+    }
+}
+
+#[test]
+fn a_device_under_two_names_is_found_out() {
+    simulate(14, async {
+        let (disks, _power) = disks(3, SIZE);
+        let alias = Cable { disk: Arc::clone(&disks[1]), cut: Arc::default() };
+        let given = [devices(&disks), vec![Arc::new(alias) as Arc<dyn BlockDevice>]].concat();
+        let shape = Shape { name: "twice".into(), layout: Layout::Parity, unit: UNIT, force: false };
+        let mut dice = Dice(3);
+        let refused = create_as(&given, &[], &shape, || dice.uuid()).await.expect_err("refused").to_string();
+        assert!(refused.contains("are the same member"), "{refused}");
+        // Nothing of it is left, to be in the way of a better one.
+        make(&disks, Layout::Parity, UNIT).await;
+        start(&disks, options()).await.expect("assembled");
+    });
+}
+
+#[test]
+fn who_was_cut_off_while_another_took_over_writes_nothing() {
+    for layout in [Layout::Mirror, Layout::Parity, Layout::Stripe] {
+        simulate(9, async {
+            let (disks, _power) = disks(3, SIZE);
+            make(&disks, layout, UNIT).await;
+            let cut = Arc::new(AtomicBool::new(false));
+            let cable = |disk: &Arc<Disk>| {
+                Arc::new(Cable { disk: Arc::clone(disk), cut: Arc::clone(&cut) }) as Arc<dyn BlockDevice>
+            };
+            let cables: Vec<_> = disks.iter().map(cable).collect();
+            let first = assemble_as(&cables, options(), Uuid::from_u128(9)).await.expect("assembled");
+            let io = first.open().await.expect("opened");
+            cut.store(true, SeqCst);
+            sleep(Duration::from_secs(5)).await;
+            let second = start(&disks, options()).await.expect("taken over");
+            let late = io.write(0, Buf::copy_of(&[0xEE; 4096]), WriteFlags::default());
+            sleep(Duration::from_secs(6)).await;
+            cut.store(false, SeqCst);
+            let failed = late.await.expect_err("it is another's").to_string();
+            assert!(failed.contains("has taken it over"), "{layout}: {failed}");
+            sleep(Duration::from_secs(10)).await;
+            assert!(disks.iter().all(|disk| disk.find(0, &[0xEE; 4096]).is_none()), "{layout}");
+            let status = second.status().await.expect("status");
+            assert_eq!(status.health, Health::Healthy, "{layout}: {status:?}");
+        });
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Ran, Target, command, finish, longhaul};
+use common::{Ran, Target, command, finish, longhaul, until};
 use serde_json::Value;
 use std::process::Command;
 
@@ -163,6 +163,40 @@ fn a_member_that_was_out_of_reach_is_let_in() {
     std::fs::remove_file(home.path("a")).expect("removed");
     let read = ["bench", "array:vol", "--bs", "64k", "--verify", "crc32c"];
     assert_eq!(home.run(&read).code, Some(0));
+}
+
+/// Nobody waits as long for a member that is simply gone as for one that might
+/// answer any moment.
+#[test]
+fn a_target_that_is_killed_is_given_up_within_seconds() {
+    let home = Home::new();
+    let exports: Vec<String> =
+        home.files(&["a", "b", "c"]).into_iter().map(|file| format!("m={file}")).collect();
+    let mut targets: Vec<Target> = exports.iter().map(|export| Target::start(&[export], &[])).collect();
+    let uris: Vec<String> = targets.iter().map(|target| target.uri(0)).collect();
+    home.create("vol", "parity", &uris);
+    let args =
+        ["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--json", "--export", "v=array:vol"];
+    let gateway = Target::spawn(home.command(&args));
+    let uri = gateway.uri(0);
+    let load = ["bench", &uri, "--rw", "write", "--bs", "64k", "--verify", "crc32c", "--json"];
+    assert_eq!(longhaul(&load).code, Some(0));
+    let addr = targets[1].addr();
+    drop(targets.remove(1));
+    let ran = longhaul(&load);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let result: Value = serde_json::from_str(&ran.stdout).expect("one document");
+    let longest = result["jobs"][0]["write"]["lat_ns"]["max"].as_u64().expect("a time");
+    // Two seconds, a look, and what a busy machine needs.
+    assert!((1_000_000_000..8_000_000_000).contains(&longest), "the longest write took {longest} ns");
+    let member = home.summary(&["array", "status", "vol"], 3)["members"][1].clone();
+    assert_eq!(member["condition"], "absent", "{member}");
+    assert!(member["reason"].as_str().is_some_and(|why| why.contains("has lost its connection")), "{member}");
+    let args = ["target", "--listen", &addr, "--discovery", "none", "--json", "--export", &exports[1]];
+    let _back = Target::spawn(command(&args));
+    until("it has caught up", || home.run(&["array", "status", "vol"]).code == Some(0));
+    drop(targets.remove(0));
+    assert_eq!(longhaul(&["bench", &uri, "--bs", "64k", "--verify", "crc32c"]).code, Some(0));
 }
 
 #[test]

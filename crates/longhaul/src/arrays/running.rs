@@ -4,7 +4,7 @@ use super::control::{Client, Request, Server};
 use super::record::Record;
 use crate::exit::{Exit, Failure};
 use crate::names::Opener;
-use longhaul_array::{ArrayDevice, ArrayError, Label, assemble, survey};
+use longhaul_array::{ArrayDevice, ArrayError, Label, Options, assemble, survey};
 use longhaul_block::BlockDevice;
 use longhaul_engine::{Config, Thread};
 use std::sync::Arc;
@@ -121,7 +121,9 @@ impl Running {
         opener: &Opener,
     ) -> Result<Running, Failure> {
         let thread = Thread::start("longhaul-array", opener.config()).map_err(Failure::failed)?;
-        let options = record.care.options();
+        // A member that is needed is waited for as long as its initiator tries.
+        let needed_timeout = opener.options.ctrl_loss.unwrap_or(Duration::MAX);
+        let options = Options { needed_timeout, ..record.care.options() };
         let assembled =
             thread.handle().spawn(move || async move { assemble(&devices, options).await }).wait();
         let device = assembled.map_err(Failure::failed)??;
