@@ -9,6 +9,8 @@
 //! - a member is given up for this only while the array can do without all
 //!   that are out of reach: where it is this host that has lost its connection
 //!   nobody is, and everybody waits for the members, as for any device;
+//! - nor for what was before it got that back: members come back one after
+//!   another;
 //! - what is read around a member is checked like anything that is
 //!   reconstructed.
 
@@ -16,7 +18,7 @@ use crate::core::Core;
 use crate::geometry::Role;
 use crate::superblock::Condition;
 use crate::upkeep::{Running, is_over, pause};
-use longhaul_engine::BufMut;
+use longhaul_engine::{BufMut, now};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -41,12 +43,32 @@ impl Core {
         usable.filter(|member| member.is_silent(self)).map(|member| member.index).collect()
     }
 
+    /// Notes whether the array cannot do without these, which are out of reach.
+    pub(crate) fn misses(&self, members: &[usize]) -> bool {
+        let misses = !members.is_empty() && self.needs(members);
+        if misses {
+            self.missed.set(Some(now()));
+        }
+        misses
+    }
+
+    /// How much of the last time the array could do without all that were out of
+    /// reach.
+    pub(crate) fn spared(&self, time: Duration) -> Duration {
+        self.missed.get().map_or(time, |missed| now().saturating_duration_since(missed).min(time))
+    }
+
     /// Whether a member is out of reach for too long, and not needed.
     fn is_given_up(&self, index: usize) -> bool {
         let member = &self.members[index];
         let limit = self.options.away_timeout.max(member.mean_read() * AWAY_ROUND_TRIPS);
-        let limit = limit.min(self.options.member_timeout);
-        member.away().is_some_and(|time| time >= limit) && !self.needs(&self.out_of_reach())
+        let all = self.options.member_timeout;
+        let is_over = |time| match self.spared(time) {
+            // All were away, and come back one after another.
+            spared if spared < time => spared >= all,
+            spared => spared >= limit.min(all),
+        };
+        !self.misses(&self.out_of_reach()) && member.away().is_some_and(is_over)
     }
 
     /// A range of a data unit as the members that are there have it, if those

@@ -27,6 +27,7 @@ use longhaul_block::{IoError, IoResult};
 use longhaul_engine::Buf;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Instant;
 use uuid::Uuid;
 
 /// A spare: a device that waits for a place.
@@ -77,6 +78,8 @@ pub(crate) struct Core {
     pub(crate) window: Rc<crate::window::Window>,
     pub(crate) counts: Cell<Counts>,
     pub(crate) upkeep: crate::upkeep::Upkeep,
+    /// When the array could not do without all that were out of reach.
+    pub(crate) missed: Cell<Option<Instant>>,
     /// Sessions of others that are over.
     pub(crate) ended: crate::fence::Ended,
     /// I/O begun, by users.
@@ -113,6 +116,7 @@ impl Core {
             window: Rc::default(),
             counts: Cell::default(),
             upkeep: crate::upkeep::Upkeep::new(&options),
+            missed: Cell::default(),
             ended: crate::fence::Ended::default(),
             begun: Cell::new(0),
             verifying: Rc::default(),

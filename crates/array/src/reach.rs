@@ -111,17 +111,19 @@ impl Member {
     pub(crate) async fn patiently<F: Future + Unpin>(&self, mut operation: F) -> Result<F::Output, Duration> {
         let began = now();
         let Some(core) = self.reach.core() else { return Ok(operation.await) };
-        let (mut limit, most) = (core.options.member_timeout, core.options.needed_timeout);
+        let (most, needed_most) = (core.options.member_timeout, core.options.needed_timeout);
         drop(core);
+        let mut limit = most;
         loop {
             if let Ok(result) = timeout(limit, &mut operation).await {
                 return Ok(result);
             }
             let time = now() - began;
-            if time >= most || !self.is_needed() {
+            let spared = self.spared(time);
+            if spared >= most || time >= needed_most {
                 return Err(time);
             }
-            limit = AGAIN;
+            limit = (most - spared).min(AGAIN);
         }
     }
 
@@ -132,12 +134,12 @@ impl Member {
         self.away().is_some() || (!core.looks_no_more() && self.reach.answered.get().is_some_and(is_long))
     }
 
-    /// Whether the array cannot do without it, and what else is out of reach.
-    fn is_needed(&self) -> bool {
-        self.reach.core().is_some_and(|core| {
-            let mut without = core.out_of_reach();
-            without.push(self.index);
-            core.needs(&without)
-        })
+    /// How much of the last time the array could do without it, and what else was
+    /// out of reach.
+    fn spared(&self, time: Duration) -> Duration {
+        let Some(core) = self.reach.core() else { return time };
+        let without = [core.out_of_reach(), vec![self.index]].concat();
+        core.misses(&without);
+        core.spared(time)
     }
 }

@@ -150,6 +150,33 @@ fn who_is_needed_is_waited_for() {
     }
 }
 
+/// Who is slower to come back is not given up at the moment when the first one
+/// is there.
+#[test]
+fn nobody_is_given_up_because_others_came_back_sooner() {
+    for (layout, knows) in REDUNDANT.into_iter().flat_map(|l| [(l, false), (l, true)]) {
+        simulate(15, async {
+            let rig = slow_rig(layout, options()).await;
+            rig.write_some(1, 10).await;
+            for disk in &rig.disks {
+                if knows { disk.disconnect() } else { disk.silent.store(true, SeqCst) }
+            }
+            let load = async { rig.write_some(2, 5).await };
+            let back = async {
+                sleep(Duration::from_secs(60)).await;
+                for disk in &rig.disks {
+                    disk.reconnect();
+                    sleep(options().member_timeout / 2).await;
+                }
+            };
+            futures_util::join!(load, back);
+            let status = rig.array.status().await.expect("status");
+            assert_eq!(status.health, Health::Healthy, "{layout} {knows}: {status:?}");
+            rig.model.check(&*rig.io).await.expect("read");
+        });
+    }
+}
+
 #[test]
 fn who_does_not_come_back_ends_the_wait() {
     simulate(13, async {
