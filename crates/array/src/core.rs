@@ -429,6 +429,9 @@ impl Core {
     pub(crate) async fn flush_member(&self, member: &Member) -> MemberResult<()> {
         let stored = self.sums.flush_begins(member.index);
         member.flush().await?;
+        if member.is_told_absent() {
+            return Err(MemberError { error: member.gone(), incarnation: member.incarnation() });
+        }
         if !member.is_in_doubt() {
             self.sums.flushed(member.index, &stored);
         }

@@ -69,8 +69,9 @@ impl Core {
                 Err(_) => continue,
             }
             self.sums.forget(member.index);
-            // It catches up on all that it has not flushed.
+            // It catches up on all that it has not flushed, whatever it told meanwhile.
             member.trust(member.doubts());
+            member.forget_absence();
             let back = self.publish_with(|| {
                 if member.condition.get() != Condition::Absent {
                     return;

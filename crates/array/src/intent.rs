@@ -20,6 +20,7 @@ use crate::event::Event;
 use crate::geometry::{BLOCK, INTENT_AT, INTENT_LEN};
 use crate::member::Member;
 use crate::without::Mechanism;
+use futures_util::future::join_all;
 use longhaul_block::IoResult;
 use longhaul_engine::{Buf, now, spawn};
 use std::cell::{Cell, RefCell};
@@ -277,7 +278,11 @@ impl Intent {
             return Ok(());
         }
         core.flush_members().await?;
-        if !core.may_forget_intents() {
+        // What has been under way all the time may tell that a member was absent,
+        // and has lost before the flush what was written to it.
+        let usable = core.members.iter().filter(|member| member.is_usable());
+        join_all(usable.map(Member::until_answered)).await;
+        if core.members.iter().any(Member::is_told_absent) || !core.may_forget_intents() {
             return Ok(());
         }
         let mut pages: Vec<usize> = idle.iter().map(|region| (region / PER_PAGE) as usize).collect();

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod array;
+mod asked;
 mod assemble;
 mod away;
 mod bytes;

@@ -8,6 +8,7 @@
 //! - an error counts against the device that it comes from, and only as long
 //!   as that has its place: another one may have it by the time it is told.
 
+use crate::asked::Asked;
 use crate::geometry::{BLOCK, HEARTBEAT_AT};
 use crate::join;
 use crate::reach::Reach;
@@ -69,8 +70,13 @@ impl From<MemberError> for IoError {
 impl MemberError {
     /// The member has not answered, and may do so again.
     pub(crate) fn is_absence(&self) -> bool {
-        matches!(self.error, IoError::Unreachable(_) | IoError::Aborted)
+        is_absence(&self.error)
     }
+}
+
+/// Whether an error says nothing of what the member holds.
+pub(crate) fn is_absence(error: &IoError) -> bool {
+    matches!(error, IoError::Unreachable(_) | IoError::Aborted)
 }
 
 /// Result of an operation of a member.
@@ -115,7 +121,7 @@ pub(crate) struct Member {
     tenure: RefCell<Tenure>,
     opened: RefCell<Option<Opened>>,
     /// Of the device that it has, or had last.
-    under_way: RefCell<Rc<Cell<usize>>>,
+    asked: RefCell<Rc<Asked>>,
     /// Mean time of a read.
     mean: Cell<Duration>,
     /// Mean deviation of it.
@@ -136,22 +142,6 @@ impl Tenure {
     }
 }
 
-/// An operation under way.
-struct UnderWay(Rc<Cell<usize>>);
-
-impl UnderWay {
-    fn new(count: &Rc<Cell<usize>>) -> UnderWay {
-        count.set(count.get() + 1);
-        UnderWay(Rc::clone(count))
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-    }
-}
-
 impl Member {
     pub(crate) fn new(index: usize, uuid: Uuid, condition: Condition, since: u64, have: u64) -> Member {
         Member {
@@ -167,7 +157,7 @@ impl Member {
             tenure: RefCell::new(Tenure::new()),
             incarnation: Cell::new(0),
             opened: RefCell::default(),
-            under_way: RefCell::default(),
+            asked: RefCell::default(),
             mean: Cell::default(),
             deviation: Cell::default(),
             reach: Reach::default(),
@@ -193,7 +183,7 @@ impl Member {
     /// Another device comes: what is under way on the last one, for as long as
     /// that may hang, does not concern it.
     pub(crate) fn leave_behind(&self) {
-        self.under_way.take();
+        self.asked.take();
     }
 
     /// Whether it may have lost what it had not flushed.
@@ -269,7 +259,25 @@ impl Member {
 
     /// Operations that have not ended, given up ones among them.
     pub(crate) fn under_way(&self) -> usize {
-        self.under_way.borrow().get()
+        self.asked.borrow().len()
+    }
+
+    /// Whether an operation has told that it is absent, and nobody has acted upon
+    /// it yet.
+    pub(crate) fn is_told_absent(&self) -> bool {
+        self.asked.borrow().is_absent(self.incarnation.get())
+    }
+
+    /// What has told so was acted upon.
+    pub(crate) fn forget_absence(&self) {
+        self.asked.borrow().forget_absence();
+    }
+
+    /// Resolves when all is answered that it was asked before, or nobody waits for
+    /// it any more.
+    pub(crate) async fn until_answered(&self) {
+        let asked = Rc::clone(&self.asked.borrow());
+        select(pin!(asked.until_answered()), self.over()).await;
     }
 
     pub(crate) fn advice(&self) -> Option<Advice> {
@@ -329,7 +337,11 @@ impl Member {
                 self.doubts.set(self.doubts.get() + 1);
             }
         }
-        result.map_err(|error| MemberError { error, incarnation })
+        let result = result.map_err(|error| MemberError { error, incarnation });
+        if result.as_ref().is_err_and(MemberError::is_absence) {
+            self.asked.borrow().tell_absence(incarnation);
+        }
+        result
     }
 
     async fn run<T: Unpin + 'static>(
@@ -344,10 +356,12 @@ impl Member {
             Ok(result) => return self.reach.note(result),
             Err(operation) => operation,
         };
-        let count = UnderWay::new(&self.under_way.borrow());
+        let (question, incarnation) = (self.asked.borrow().begin(), self.incarnation());
         let mut task = spawn(async move {
             let result = operation.await;
-            drop(count);
+            if result.as_ref().is_err_and(is_absence) {
+                question.tell_absence(incarnation);
+            }
             result
         });
         let over = self.over();

@@ -11,9 +11,9 @@
 
 use crate::core::Core;
 use crate::event::Event;
-use crate::member::{Member, MemberError, MemberResult};
+use crate::member::{Member, MemberError, MemberResult, is_absence};
 use futures_util::future::{Either, select};
-use longhaul_block::{IoError, IoResult};
+use longhaul_block::IoResult;
 use longhaul_engine::{now, timeout};
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
@@ -69,7 +69,7 @@ impl Reach {
 
     /// An answer has come, or what stands for one.
     pub(crate) fn note<T>(&self, result: IoResult<T>) -> IoResult<T> {
-        if !matches!(result, Err(IoError::Unreachable(_) | IoError::Aborted)) {
+        if !result.as_ref().is_err_and(is_absence) {
             self.answered.set(Some(now()));
         }
         result
