@@ -12,11 +12,13 @@
 
 mod delay;
 mod error;
+mod rate;
 mod readonly;
 mod stats;
 
 pub use delay::Delay;
 pub use error::{ErrorKind, Errors};
+pub use rate::Bound;
 pub use readonly::ReadOnly;
 pub use stats::{OpStats, Stats, StatsSnapshot};
 

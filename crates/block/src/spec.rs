@@ -4,8 +4,8 @@
 //! Filters are put around the back end in the order they are written, so that
 //! the last one sees an operation first.
 
-use crate::filter::{Delay, ErrorKind, Errors, Filtered, OpKind, OpSet, ReadOnly, Stats};
-use crate::units::{parse_duration, parse_share, parse_size};
+use crate::filter::{Bound, Delay, ErrorKind, Errors, Filtered, OpKind, OpSet, ReadOnly, Stats};
+use crate::units::{parse_duration, parse_rate, parse_share, parse_size};
 use crate::{BlockDevice, FileDevice, FileOptions, MemDevice, NullDevice, OpenError};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -18,7 +18,8 @@ const DEFAULT_BLOCK: u32 = 4096;
 
 const KINDS: &str = "file:PATH, block:PATH, mem:SIZE or null:SIZE";
 const OPTIONS: &str = "size=SIZE (file), block=512|4096, ro, buffered (file, block), \
-                       delay=TIME[:ops=…], error=SHARE[:ops=…][:seed=N][:range=FROM-TO][:kind=…], stats";
+                       delay=TIME[:ops=…], rate=RATE, error=SHARE[:ops=…][:seed=N][:range=FROM-TO][:kind=…], \
+                       stats";
 
 /// Why a specification was refused, before anything was opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -100,6 +101,11 @@ pub enum FilterSpec {
         /// Which operations.
         ops: OpSet,
     },
+    /// [`Bound`].
+    Rate {
+        /// Of reads and writes together.
+        bits_per_second: u64,
+    },
     /// [`Errors`].
     Error {
         /// Share of the operations that fail, 0 to 1.
@@ -173,9 +179,13 @@ impl BackendSpec {
             ("ro", None, _) => self.read_only = true,
             ("buffered", None, Backend::File { .. } | Backend::Block { .. }) => self.buffered = true,
             ("delay", Some(value), _) => self.filters.push(parse_delay(value).map_err(wrong)?),
+            ("rate", Some(value), _) => match parse_rate(value).map_err(|e| wrong(e.to_string()))? {
+                0 => return Err(wrong("nothing moves at this rate".into())),
+                bits_per_second => self.filters.push(FilterSpec::Rate { bits_per_second }),
+            },
             ("error", Some(value), _) => self.filters.push(parse_error(value).map_err(wrong)?),
             ("stats", None, _) => self.filters.push(FilterSpec::Stats),
-            ("size" | "block" | "delay" | "error", None, _) => {
+            ("size" | "block" | "delay" | "rate" | "error", None, _) => {
                 return Err(wrong("a value is missing".into()));
             }
             ("ro" | "buffered" | "stats", Some(_), _) => return Err(wrong("it takes no value".into())),
@@ -230,6 +240,9 @@ impl FilterSpec {
         match self {
             FilterSpec::Delay { time, ops } => {
                 Arc::new(Filtered::new(device, Delay { time: *time, ops: *ops }))
+            }
+            FilterSpec::Rate { bits_per_second } => {
+                Arc::new(Filtered::new(device, Bound::new(*bits_per_second)))
             }
             FilterSpec::Error { share, ops, seed, range, kind } => {
                 let mut errors = Errors::new(*share, *seed);
@@ -362,6 +375,7 @@ mod tests {
     fn filters_keep_their_order_and_their_parts() {
         let spec =
             parse("mem:1M,error=1%:ops=read+flush:seed=7:range=4k-8k:kind=nospace,stats,delay=1ms:ops=write");
+        assert_eq!(parse("mem:1M,rate=8Mbit").filters, [FilterSpec::Rate { bits_per_second: 8_000_000 }]);
         let ops = OpSet::NONE.with(OpKind::Read).with(OpKind::Flush);
         let range = Some((4096, 8192));
         assert_eq!(
@@ -391,6 +405,8 @@ mod tests {
             ("mem:1M,block=1000", "option block=1000: a logical block has 512 or 4096 bytes"),
             ("mem:1M,delay=soon", "option delay=soon: 'soon' does not begin"),
             ("mem:1M,delay=1ms:when=now", "'when=now' is not a part of it"),
+            ("mem:1M,rate=fast", "option rate=fast: "),
+            ("mem:1M,rate=0", "nothing moves at this rate"),
             ("mem:1M,error=2", "'2' is not a share"),
             (
                 "mem:1M,error=1:ops=eat",

@@ -20,7 +20,7 @@ Back ends:
   mem:SIZE                 memory
   null:SIZE                reads zeroes, forgets writes
   array:NAME               an array that is known on this host (longhaul array)
-Options after a back end: ro, block=512|4096, delay=TIME, error=SHARE, uuid=UUID, nqn=NQN.
+Options after a back end: ro, block=512|4096, delay=TIME, rate=RATE, error=SHARE, uuid=UUID, nqn=NQN.
 The same NAME again adds a namespace to the same subsystem.
 
 SIGHUP looks at the sizes again and tells hosts; SIGTERM lets I/O end, flushes, and exits 0.
