@@ -418,6 +418,7 @@ pub(crate) fn plan(root: &Root, request: &Request, readers: Concurrency) -> Resu
         options: request.options,
         ask: request.options.compare != Compare::Nothing,
         readers,
+        ahead: None,
     })
 }
 

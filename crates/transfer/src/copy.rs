@@ -49,6 +49,9 @@ pub struct Settings {
     pub readers: Concurrency,
     /// Threads that write here.
     pub writers: Concurrency,
+    /// Bytes that were read here and may wait to be sent; [`None`] for what
+    /// keeps readers and connections busy.
+    pub read_ahead: Option<usize>,
     /// Encrypt, with the key of the agent.
     pub key: Option<Key>,
     /// How agents are started where none runs.
@@ -67,6 +70,7 @@ impl Default for Settings {
             streams: Concurrency::Measured,
             readers: Concurrency::Measured,
             writers: Concurrency::Measured,
+            read_ahead: None,
             key: None,
             ssh: Ssh::default(),
             connect: Duration::from_secs(30),

@@ -56,6 +56,7 @@ impl Job {
         let (mut plan, writer) = longhaul_engine::blocking(prepare).await?;
         let resumed = writer.resumes();
         plan.ask |= resumed;
+        plan.ahead = self.settings.read_ahead;
         let (here, there) = Link::pair();
         let received =
             sink::receive(writer, self.settings.writers, vec![there], Arc::clone(&self.monitor), false);
@@ -79,6 +80,7 @@ impl Job {
         let remote = Request { sources: Vec::new(), files: Vec::new(), ..self.request.clone() };
         let granted = self.connect(&server, Direction::Push, remote).await?;
         plan.ask |= granted.welcome.resume;
+        plan.ahead = self.settings.read_ahead;
         let counts =
             source::send(plan, granted.links, self.settings.streams, Arc::clone(&self.monitor)).await?;
         Ok(Summary { counts, resumed: granted.welcome.resume, ..granted.summary })

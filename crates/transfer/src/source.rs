@@ -53,6 +53,8 @@ pub(crate) struct Plan {
     pub(crate) readers: Concurrency,
     /// The most bytes a second; 0 for no bound.
     pub(crate) rate: u64,
+    /// Bytes that were read and may wait to be sent [default: [`READ_AHEAD`]].
+    pub(crate) ahead: Option<usize>,
 }
 
 /// Why a session failed as a whole.
@@ -120,7 +122,7 @@ pub(crate) async fn send(
     let queues = Arc::new(Queues {
         ask: Arc::new(Queue::new(TO_ASK)),
         work: Arc::new(Queue::new(FOUND)),
-        items: Arc::new(Queue::new(READ_AHEAD)),
+        items: Arc::new(Queue::new(plan.ahead.unwrap_or(READ_AHEAD).max(1))),
     });
     let (work, items) = (Arc::clone(&queues.work), Arc::clone(&queues.items));
     monitor.watch(Stage::Read, move || work.gauge());
@@ -166,7 +168,7 @@ fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<A
     let reader = Arc::new(Reader {
         work: Arc::clone(&queues.work),
         items: Arc::clone(&queues.items),
-        pool: BufPool::new(READ_AHEAD + (most + 8) * BLOCK),
+        pool: BufPool::new(plan.ahead.unwrap_or(READ_AHEAD) + (most + 8) * BLOCK),
         hash: plan.options.hash,
         xattrs: plan.options.xattrs,
         threads: most,

@@ -3,7 +3,7 @@
 mod show;
 
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::{EngineArgs, parse_rate, parse_time};
+use crate::names::{EngineArgs, parse_bytes, parse_rate, parse_time};
 use crate::output::Output;
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
@@ -189,6 +189,10 @@ struct Common {
     /// Threads that write on this machine [default: as many as help]
     #[arg(long, value_name = "N", value_parser = threads())]
     writers: Option<u16>,
+    /// How much of what was read on this machine may wait to be sent; 0 reads no block before
+    /// the one before it is being sent [default: 32 blocks]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    read_ahead: Option<u64>,
     /// Encrypt, with the key of the agent
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
@@ -289,6 +293,8 @@ impl Common {
             streams: concurrency(self.streams),
             readers: concurrency(self.readers),
             writers: concurrency(self.writers),
+            // More than there can be is no bound.
+            read_ahead: self.read_ahead.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX / 2)),
             connect: self.connect_timeout,
             congestion: self.congestion.clone(),
             engine: self.engine.config(),
