@@ -266,6 +266,9 @@ pub struct Cell {
     /// What was published for it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub published: Vec<Published>,
+    /// What was published of it in words, where there is no number.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub found: String,
 }
 
 /// A value that does not count.

@@ -104,6 +104,8 @@ impl Repeated {
                 .map(|(what, unit)| Cell::new(format!("{name} {what}"), unit, Better::Higher));
             let [mut mean, mut tail] =
                 ["mean", "p99"].map(|what| Cell::new(format!("{name} latency {what}"), "s", Better::Lower));
+            let [mut submission, mut completion] = ["submission", "completion"]
+                .map(|what| Cell::new(format!("{name} {what} latency mean"), "s", Better::Lower));
             let mut any = false;
             for (results, run) in &self.runs {
                 let Some(total) = results.total() else { continue };
@@ -114,10 +116,12 @@ impl Repeated {
                 if stats.ios > 0 {
                     mean.push(stats.lat.mean() / 1e9, &run.validity);
                     tail.push(stats.lat.percentile(99.0) as f64 / 1e9, &run.validity);
+                    submission.push(stats.slat.mean() / 1e9, &run.validity);
+                    completion.push(stats.clat.mean() / 1e9, &run.validity);
                 }
             }
             if any {
-                cells.extend([rate, iops, mean, tail]);
+                cells.extend([rate, iops, mean, tail, submission, completion]);
             }
         }
         cells.push(self.cpu());
@@ -171,7 +175,9 @@ mod tests {
         assert_eq!((record.seed, record.runs.len(), document.jobs.len()), (Some(7), 3, 1));
         assert!(record.shown_run.is_some_and(|run| run < 3));
         let names: Vec<&str> = record.cells.iter().map(|cell| cell.name.as_str()).collect();
-        let expected = ["read bandwidth", "read IOPS", "read latency mean", "read latency p99", "CPU"];
+        let latencies = ["read latency mean", "read latency p99"];
+        let parts = ["read submission latency mean", "read completion latency mean"];
+        let expected = [&["read bandwidth", "read IOPS"][..], &latencies, &parts, &["CPU"]].concat();
         assert_eq!(names, expected);
         // A mebibyte in two seconds, each time.
         assert_eq!(record.cells[0].samples, [524_288.0; 3]);

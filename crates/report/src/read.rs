@@ -256,6 +256,8 @@ pub struct Cell {
     pub place: Option<Place>,
     /// What was published for it.
     pub published: Vec<Published>,
+    /// What was published of it in words.
+    pub found: String,
 }
 
 /// A value that does not count.

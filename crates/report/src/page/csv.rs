@@ -4,7 +4,7 @@ use crate::read::Document;
 use crate::stats::Summary;
 
 const HEADER: &str = "result,number,figure,series,x,x_label,unit,runs,mean,low,high,deviation,samples,left_out,\
-                      published,source,counts,reason";
+                      published,source,found,counts,reason";
 
 /// The table: a line a cell.
 pub fn csv(documents: &[Document]) -> String {
@@ -36,6 +36,7 @@ pub fn csv(documents: &[Document]) -> String {
                 list(&mut cell.left_out.iter().map(|run| run.value)),
                 some(published.map(|p| p.value)),
                 published.map(|p| p.source.clone()).unwrap_or_default(),
+                cell.found.clone(),
                 (cell.validity.valid && summary.n > 0).to_string(),
                 cell.validity.words(),
             ];

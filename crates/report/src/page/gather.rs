@@ -26,6 +26,8 @@ pub struct Entry {
     pub left_out: Option<f64>,
     /// What was published.
     pub published: Vec<Published>,
+    /// The same in words, where there is no number.
+    pub found: String,
     /// Why it does not count; nothing if it does.
     pub words: String,
 }
@@ -45,6 +47,7 @@ impl Entry {
             summary: Summary::of(&cell.samples),
             left_out: (!left_out.is_empty()).then(|| Summary::of(&left_out).mean),
             published: cell.published.clone(),
+            found: cell.found.clone(),
             words,
         }
     }
@@ -70,10 +73,16 @@ impl Entry {
 /// none are put together by their unit.
 pub fn gather(documents: &[Document]) -> Vec<Gathered> {
     let mut all: Vec<Gathered> = Vec::new();
+    // Which result a line is of is said where there are several in a figure.
+    let names = |document: &Document, figure: &str| {
+        let mut places = document.record.cells.iter().filter_map(|cell| cell.place.as_ref());
+        places.any(|place| place.figure == figure)
+    };
+    let is_shared = |place: &Place| documents.iter().filter(|d| names(d, &place.figure)).count() > 1;
     for document in documents {
         for cell in &document.record.cells {
             let mut place = cell.place.clone().unwrap_or_else(|| by_unit(cell, document));
-            if cell.place.is_some() && documents.len() > 1 {
+            if cell.place.is_some() && documents.len() > 1 && is_shared(&place) {
                 place.series = format!("{} · {}", place.series, document.label());
             }
             add(&mut all, cell, &place);

@@ -102,7 +102,7 @@ fn section(body: &mut String, number: usize, one: &Gathered) {
     picture(body, &one.figure);
     let most = one.entries.iter().filter_map(|entry| entry.mean()).fold(0.0, f64::max);
     let scale = Scale::of(&one.figure.unit, most);
-    let published = one.entries.iter().any(|entry| !entry.published.is_empty());
+    let published = one.entries.iter().any(|entry| !entry.published.is_empty() || !entry.found.is_empty());
     let x = if one.figure.x_label.is_empty() { "What" } else { &one.figure.x_label };
     put!(body, "<div class=\"scroll\"><table>\n<thead><tr><th>{}</th><th></th>", escape(x));
     put!(
@@ -145,7 +145,8 @@ fn row(body: &mut String, entry: &Entry, scale: &Scale, published: bool) {
         let number = theirs.map_or(String::new(), |p| scale.number(p.value));
         let ratio = theirs.zip(entry.mean()).filter(|(p, _)| p.value > 0.0 && !void);
         let ratio = ratio.map_or(String::new(), |(p, mean)| format!("{:.2}", mean / p.value));
-        put!(body, "<td class=\"n\">{number}</td><td class=\"n\">{ratio}</td>");
+        let words = if number.is_empty() { escape(&entry.found) } else { number };
+        put!(body, "<td class=\"n\">{words}</td><td class=\"n\">{ratio}</td>");
     }
     put!(body, "<td>{}</td></tr>", escape(&entry.words));
 }
