@@ -301,6 +301,131 @@ fn a_study_goes_on_where_it_was() {
     assert!(fs::read_to_string(&page).expect("a page").contains("Reads striped over servers: these devices"));
 }
 
+/// The cells of a result whose name has a part.
+fn cells(path: &Path, part: &str) -> Vec<Value> {
+    let result: Value = serde_json::from_str(&fs::read_to_string(path).expect("read")).expect("JSON");
+    let cells = result["longhaul"]["cells"].as_array().expect("cells").clone();
+    cells.into_iter().filter(|cell| cell["name"].as_str().is_some_and(|name| name.contains(part))).collect()
+}
+
+/// Why a cell does not count.
+fn why(cell: &Value) -> &str {
+    cell["validity"]["reasons"][0]["detail"].as_str().unwrap_or_default()
+}
+
+#[test]
+fn a_study_of_copies_ends_in_what_a_file_costs() {
+    let dir = tempfile::tempdir().expect("directory");
+    let [there, path, page] = ["there", "study.json", "study.html"].map(|name| dir.path().join(name));
+    fs::create_dir(&there).expect("made");
+    let mut agent = command(&["agent", "--listen", "127.0.0.1:0", "--root", text(&there), "--json"]);
+    let mut child = agent.spawn().expect("started");
+    let events = follow(child.stdout.take().expect("a pipe"));
+    let _agent = Running(child);
+    let ready = events.recv_timeout(common::PATIENCE).expect("an event");
+    let uri = ready["uri"].as_str().expect("a URI");
+    let small = ["--quick", "--runs", "1", "--scale", "0.0001"];
+    let files = ["--output", text(&path), "--report", text(&page)];
+    let ran = longhaul(&[&["study", "transfer", "--target", uri][..], &small, &files].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    // Times of a moment are noise, but each is there.
+    for (part, count) in [(" files", 5 * 4), (": a file", 5), ("at once: time", 4), ("read ahead", 4)] {
+        let cells = cells(&path, part);
+        assert_eq!(cells.len(), count, "{part}");
+        for cell in cells {
+            let samples = [&cell["samples"], &cell["left_out"]].map(|all| all.as_array().map_or(0, Vec::len));
+            assert_eq!(samples.iter().sum::<usize>(), 1, "{cell}");
+        }
+    }
+    let whole = &cells(&path, "whole: a file")[0];
+    assert_eq!(whole["published"][0]["value"], 0.0665, "{whole}");
+    assert_eq!(cells(&path, "data set").len(), 4);
+    assert!(fs::read_to_string(&page).expect("a page").contains("What a file costs (t0)"));
+    let left: Vec<_> = fs::read_dir(&there).expect("read").flatten().map(|entry| entry.path()).collect();
+    // An empty directory, as is said.
+    assert!(left.len() == 1 && fs::read_dir(&left[0]).expect("read").count() == 0, "{left:?}");
+    let ran = longhaul(&["study", "transfer", "--target", "mem:1MiB"]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("takes a directory of an agent"), "{ran:?}");
+}
+
+#[test]
+fn a_study_of_drives_says_what_is_not_here() {
+    let dir = tempfile::tempdir().expect("directory");
+    let [drive, path] = ["drive", "study.json"].map(|name| dir.path().join(name));
+    let target = format!("file:{},size=64MiB", text(&drive));
+    let study = |more: &[&str]| {
+        let args = ["study", "fabrics", "--quick", "--runs", "1", "--runtime", "50ms", "--target", &target];
+        longhaul(&[&args[..], &["--output", text(&path)], more].concat())
+    };
+    let ran = study(&[]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("say --overwrite"), "{ran:?}");
+    assert!(!drive.exists() && !path.exists(), "nothing was begun");
+    let ran = study(&["--overwrite"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let counts = |part: &str| {
+        let cells = cells(&path, part);
+        let measured = |cell: &&Value| !cell["left_out"].as_array().expect("a list").is_empty();
+        (cells.len(), cells.iter().filter(measured).count())
+    };
+    assert_eq!(counts(", local, 1 drives"), (4, 4), "too short, but measured");
+    assert_eq!(counts(", local, 2 drives"), (4, 0));
+    for (part, reason) in [
+        ("InfiniBand", "InfiniBand"),
+        ("iWARP", "iWARP"),
+        ("TCP, 1 drives", "0 drives of another machine were named"),
+        ("network", "no drive of another machine"),
+    ] {
+        let cells = cells(&path, part);
+        assert!(!cells.is_empty() && cells.iter().all(|cell| why(cell).contains(reason)), "{cells:?}");
+        assert_eq!(cells[0]["validity"]["reasons"][0]["code"], "not-available");
+    }
+    let ext4 = &cells(&path, "local, ext4, 1 drives")[0];
+    if why(ext4).contains("takes root") || why(ext4).contains("this machine has no") {
+        eprintln!("skipped: file systems: {}", why(ext4));
+        return;
+    }
+    assert_eq!(counts("local, ext4, 1 drives"), (4, 4), "{ext4}");
+    assert!(!fs::read_to_string("/proc/mounts").expect("read").contains("longhaul-study-fabrics"));
+}
+
+#[test]
+fn a_study_that_is_interrupted_leaves_nothing_mounted() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("study.json");
+    let target = format!("file:{},size=512MiB", text(&dir.path().join("disk")));
+    let temporary = dir.path().join("temporary");
+    fs::create_dir(&temporary).expect("made");
+    let args = ["study", "wan-filesystems", "--quick", "--runs", "1", "--runtime", "50ms", "--overwrite"];
+    let mut study = command(&[&args[..], &["--json", "--target", &target, "--output", text(&path)]].concat());
+    let mut child = study.env("TMPDIR", &temporary).stderr(Stdio::null()).spawn().expect("started");
+    let events = follow(child.stdout.take().expect("a pipe"));
+    let mut study = Running(child);
+    // Until something is measured on the first file system.
+    let mut measured = 0;
+    while let Ok(event) = events.recv_timeout(common::PATIENCE) {
+        let name = event["name"].as_str().unwrap_or_default();
+        measured += usize::from(event["event"] == "progress");
+        if name.contains("B writes, ext4") || event["event"] == "summary" {
+            break;
+        }
+    }
+    if measured == 0 {
+        eprintln!("skipped: {}", why(&cells(&path, "raw")[0]));
+        return;
+    }
+    if !cells(&path, "ext4").iter().any(|cell| cell["validity"]["reasons"][0]["code"] == "not-available") {
+        common::signal(&study.0, "INT");
+        assert_eq!(study.0.wait().expect("ended").code(), Some(3), "partly");
+        assert!(cells(&path, "ext4").len() < 8 * 3, "it was interrupted");
+    }
+    assert_eq!(study.0.wait().expect("ended").code().map(|code| code == 0 || code == 3), Some(true));
+    let raw = cells(&path, "raw: Throughput");
+    assert_eq!(raw.len(), 8);
+    let mounts = fs::read_to_string("/proc/mounts").expect("read");
+    assert!(!mounts.contains(text(&temporary)), "{mounts}");
+    assert_eq!(fs::read_dir(&temporary).expect("read").count(), 0, "something is left");
+}
+
 /// A program that is killed when dropped.
 struct Running(Child);
 

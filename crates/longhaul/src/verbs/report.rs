@@ -44,6 +44,14 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
     })
 }
 
+/// Makes a page of results, with its files beside it.
+pub(crate) fn page(path: &Path, results: &[PathBuf], title: &str) -> Outcome {
+    let documents = results.iter().map(|path| Document::load(path)).collect::<Result<Vec<_>, _>>()?;
+    let made = report(title, &documents);
+    write(path, &made.html)?;
+    files(path, &made).map(|_| ())
+}
+
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     // What can be read is shown, also if something else cannot.
     let (mut documents, mut bad) = (Vec::new(), Vec::new());

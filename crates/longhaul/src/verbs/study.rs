@@ -1,77 +1,141 @@
 //! `longhaul study`: published experiments, run again.
 //!
 //! A study is a list of [`Wanted`] numbers, in the order in which they are
-//! measured. Each one is written to the result as soon as it is there, so that
-//! an interrupted study goes on where it was.
+//! measured. What was measured is written to the result as soon as it is there,
+//! so that an interrupted study goes on where it was.
 //!
 //! Invariants:
 //! - the result on the disk is whole at any moment, and holds numbers of one
 //!   study with one set of conditions only;
 //! - a number that this machine cannot have is in the result, with the reason.
 
+mod fabrics;
+mod kept;
+mod place;
 mod rig;
 mod striping;
+mod transfer;
+mod wan_filesystems;
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::parse_time;
-use crate::output::{Output, save};
+use crate::output::Output;
+use kept::{Kept, Pace};
 use longhaul_bench::Stop;
-use longhaul_bench::record::{Cell, Code, Record, Validity};
-use longhaul_bench::schema;
-use longhaul_report::Document;
-use serde_json::json;
+use longhaul_bench::record::{Cell, Code, Validity};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-  striping  reads striped over 1 to 4 servers behind a link each (Network Storage Manager): links of
-            Fast and of Gigabit Ethernet, blocks of 1 MiB and of 64 KiB
+  striping         reads striped over 1 to 4 servers behind a link each (Network Storage Manager):
+                   links of Fast and of Gigabit Ethernet, blocks of 1 MiB and of 64 KiB
+  wan-filesystems  1, 10, 100 and 1,000 files at once on a raw device, ext4, XFS, and XFS over six
+                   striped devices, 0.15 and 15 ms away (NVMe/TCP with journaling file systems);
+                   data in the capsule; log buffers
+  fabrics          1 to 6 drives here and there, block and ext4, random and sequential (NVMe-oF over
+                   fabrics), after a look at the network
+  transfer         what a file costs to copy (data-transfer bottlenecks): the same bytes in more and
+                   more files, from storage, over the path and to storage alone; more at the same
+                   time; read ahead or not; data sets
+  all              one after another, a result each
 
 Links are emulated on this machine (which takes root), at --scale of their rates, unless --target
-names the devices. What was measured is written at once: the same command goes on after an interruption.
+names devices (and for transfer, a directory of an agent: lh://HOST/DIR). For fabrics, devices of
+this machine may be named, too. wan-filesystems and fabrics write to what is named, and make file
+systems on it: that takes --overwrite. What was measured is written at once: the same command goes
+on after an interruption.
 
 Examples:
+  sudo longhaul study --quick --report report.html
   sudo longhaul study striping --quick --output striping.json
   longhaul study striping --target nvme+tcp://dtn1/a --target nvme+tcp://dtn2/a
-  longhaul report striping.json")]
+  sudo longhaul study wan-filesystems --target nvme+tcp://dtn1/scratch --overwrite
+  longhaul study transfer --target lh://dtn1:7400/incoming
+  longhaul report study-striping.json")]
 pub(crate) struct Args {
     /// Which one
-    #[arg(value_name = "NAME")]
-    study: Study,
+    #[arg(value_name = "NAME", default_value = "all")]
+    study: Name,
     /// Minutes in place of hours: shorter windows, fewer runs, a smaller scale
     #[arg(long)]
     quick: bool,
-    /// Measure on these devices in place of emulated links
+    /// Measure on these devices (or this agent) in place of emulated links
     #[arg(long, value_name = "URI")]
     target: Vec<String>,
-    /// Share of the published rates that emulated links have [default: 1, or 0.1 with --quick]
+    /// Destroy what the devices that are named have on them
+    #[arg(long)]
+    overwrite: bool,
+    /// Share of the published rates that emulated links have, and of the bytes that transfer copies
+    /// [default: what suits the study and this machine]
     #[arg(long, value_name = "SHARE", value_parser = share)]
     scale: Option<f64>,
-    /// Runs of each number [default: as published, or 3 with --quick]
+    /// Runs of each number [default: as published, or 2 or 3 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     runs: Option<u16>,
-    /// Length of a run [default: 10s, or 2s with --quick]
+    /// Length of a run [default: 10s, or 1s or 2s with --quick]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     runtime: Option<Duration>,
-    /// The result [default: study-NAME.json]
+    /// The result, or with all the directory for their results [default: study-NAME.json, or here]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Make a page with figures of the results at the end
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Begin anew, whatever the result has
     #[arg(long)]
     fresh: bool,
 }
 
-/// The studies.
+/// What can be asked for.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Name {
+    Striping,
+    WanFilesystems,
+    Fabrics,
+    Transfer,
+    All,
+}
+
+/// The studies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Study {
     Striping,
+    WanFilesystems,
+    Fabrics,
+    Transfer,
 }
 
 impl Study {
     fn name(self) -> &'static str {
         match self {
             Study::Striping => "striping",
+            Study::WanFilesystems => "wan-filesystems",
+            Study::Fabrics => "fabrics",
+            Study::Transfer => "transfer",
+        }
+    }
+
+    /// Whether it copies files, and does not load devices.
+    fn copies(self) -> bool {
+        self == Study::Transfer
+    }
+
+    /// Whether it writes to devices.
+    fn overwrites(self) -> bool {
+        matches!(self, Study::WanFilesystems | Study::Fabrics)
+    }
+}
+
+impl Name {
+    fn studies(self) -> &'static [Study] {
+        match self {
+            Name::Striping => &[Study::Striping],
+            Name::WanFilesystems => &[Study::WanFilesystems],
+            Name::Fabrics => &[Study::Fabrics],
+            Name::Transfer => &[Study::Transfer],
+            Name::All => &[Study::Striping, Study::WanFilesystems, Study::Fabrics, Study::Transfer],
         }
     }
 }
@@ -84,178 +148,243 @@ fn share(text: &str) -> Result<f64, String> {
 /// How a study is run.
 #[derive(Clone, Debug)]
 struct Settings {
+    quick: bool,
     targets: Vec<String>,
     scale: f64,
     runs: u16,
     runtime: Duration,
 }
 
-/// A number that a study wants.
-struct Wanted {
-    /// Its place and what was published; nothing measured yet.
-    cell: Cell,
-    /// What is to be done for it.
-    work: Work,
+/// How a study is run unless it is told otherwise.
+#[derive(Clone, Copy, Debug)]
+struct Usual {
+    scale: f64,
+    runs: u16,
+    runtime: Duration,
 }
 
-enum Work {
-    /// This machine has not what it takes.
-    NotAvailable(String),
-    /// Reads, striped.
-    Stripe(striping::Case),
+/// Bits per second that emulated links have for each processor, where what was
+/// published is more than any machine emulates, and the most that they have:
+/// beyond it the emulator is what is measured.
+const LINK_EACH: f64 = 500e6;
+const LINK_EACH_QUICK: f64 = 250e6;
+const LINK_MOST: f64 = 2e9;
+
+/// The share of `published` bits per second that this machine emulates well.
+fn suited_scale(published: f64, quick: bool) -> f64 {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+    let each = if quick { LINK_EACH_QUICK } else { LINK_EACH };
+    ((each * processors).min(LINK_MOST) / published).min(1.0)
+}
+
+/// A published experiment, with what it is measured on.
+trait Experiment: Default {
+    /// How numbers are measured.
+    type Case;
+
+    fn usual(quick: bool) -> Usual;
+
+    /// All numbers, in their order.
+    fn plan(settings: &Settings) -> Vec<Wanted<Self::Case>>;
+
+    /// Measures the numbers of a case. `known` are those that are there.
+    fn measure(
+        &mut self,
+        case: &Self::Case,
+        settings: &Settings,
+        known: &[Cell],
+        cells: &mut [Cell],
+    ) -> Outcome;
+}
+
+/// Numbers that a study wants, and measures together.
+struct Wanted<Case> {
+    /// Their places and what was published; nothing measured yet.
+    cells: Vec<Cell>,
+    /// How; or what this machine has not that it takes.
+    how: Result<Case, String>,
 }
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
-    let settings = Settings {
-        targets: args.target.clone(),
-        scale: match args.scale {
-            _ if !args.target.is_empty() => 1.0,
-            Some(scale) => scale,
-            None if args.quick => 0.1,
-            None => 1.0,
-        },
-        runs: args.runs.unwrap_or(if args.quick { 3 } else { 10 }),
-        runtime: args.runtime.unwrap_or(Duration::from_secs(if args.quick { 2 } else { 10 })),
-    };
-    if settings.targets.is_empty()
+    if args.target.is_empty()
         && let Some(why) = longhaul_wan::unavailable()
     {
         return Err(Failure::failed(format!("no emulated links here: {why}; name devices with --target")));
     }
-    let path = args.output.clone().unwrap_or_else(|| format!("study-{}.json", args.study.name()).into());
-    let wanted = match args.study {
-        Study::Striping => striping::plan(&settings),
-    };
-    let mut record = begin(args, &settings, &path)?;
-    if settings.scale < 1.0 {
-        output.note(format_args!("emulated links have {} of the published rates (--scale)", settings.scale));
+    let studies = args.study.studies();
+    if !args.target.is_empty() && !args.overwrite && studies.iter().any(|study| study.overwrites()) {
+        return Err(Failure::usage(
+            "this study writes to the devices, and makes file systems on them: if what they have may be \
+             destroyed, say --overwrite",
+        ));
     }
     let stop = Stop::new();
     super::bench::stop_on_interrupt(&stop)?;
-    let mut rig = None;
-    let mut pace = Pace::new(&wanted, &record);
-    for one in &wanted {
-        if record.cells.iter().any(|cell| cell.name == one.cell.name) {
+    let (mut results, mut summaries, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
+    for study in studies {
+        let Some(targets) = targets(*study, &args.target, studies.len() > 1)? else {
+            output.note(format_args!("{}: no --target is for it: left out", study.name()));
             continue;
+        };
+        let path = path(args, *study)?;
+        let done = match study {
+            Study::Striping => go::<striping::Striping>(*study, args, targets, &path, &stop, output),
+            Study::WanFilesystems => {
+                go::<wan_filesystems::WanFilesystems>(*study, args, targets, &path, &stop, output)
+            }
+            Study::Fabrics => go::<fabrics::Fabrics>(*study, args, targets, &path, &stop, output),
+            Study::Transfer => go::<transfer::Transfer>(*study, args, targets, &path, &stop, output),
+        };
+        match done {
+            Ok(done) => {
+                summaries.push(done.tell(&path, output));
+                results.push(path);
+                outcome = outcome.and(done.outcome());
+            }
+            Err(failure) if studies.len() == 1 => return Err(failure),
+            // The others are worth having.
+            Err(failure) => {
+                output.note(format_args!("longhaul: {}: {}", study.name(), failure.message));
+                outcome = outcome.and(Err(failure));
+            }
         }
         if stop.is_set() {
             break;
         }
-        pace.tell(&one.cell.name, output);
-        let mut cell = one.cell.clone();
-        match &one.work {
-            Work::NotAvailable(why) => cell.validity = Validity::not(Code::NotAvailable, why),
-            Work::Stripe(case) => {
-                let measured = striping::measure(case, &settings, &mut rig, &mut cell);
+    }
+    if let Some(page) = args.report.as_deref().filter(|_| !results.is_empty()) {
+        super::report::page(page, &results, "Published experiments, run again")?;
+        output.note(format_args!("{}", page.display()));
+    }
+    let mut summary = match &mut summaries[..] {
+        [one] if studies.len() == 1 => one.take(),
+        all => json!({ "results": all }),
+    };
+    summary["page"] = json!(args.report);
+    output.event("summary", summary);
+    outcome
+}
+
+/// The targets that are for a study; nothing if none of those that were named is.
+fn targets(study: Study, all: &[String], several: bool) -> Result<Option<Vec<String>>, Failure> {
+    let fits = |uri: &&String| transfer::is_agent(uri) == study.copies();
+    let mine: Vec<String> = all.iter().filter(fits).cloned().collect();
+    if !several && mine.len() < all.len() {
+        let wants = if study.copies() { "a directory of an agent: lh://HOST/DIR" } else { "devices" };
+        return Err(Failure::usage(format!("--target of {} takes {wants}", study.name())));
+    }
+    if study.copies() && mine.len() > 1 {
+        return Err(Failure::usage(format!("{} takes one --target", study.name())));
+    }
+    Ok((all.is_empty() || !mine.is_empty()).then_some(mine))
+}
+
+/// Where the result of a study is.
+fn path(args: &Args, study: Study) -> Result<PathBuf, Failure> {
+    let name = format!("study-{}.json", study.name());
+    match (&args.output, args.study) {
+        (Some(dir), Name::All) => {
+            let wrong = |e| Failure::failed(format!("cannot make {}: {e}", dir.display()));
+            std::fs::create_dir_all(dir).map_err(wrong)?;
+            Ok(dir.join(name))
+        }
+        (Some(path), _) => Ok(path.clone()),
+        (None, _) => Ok(name.into()),
+    }
+}
+
+/// Runs a study as far as it gets.
+fn go<E: Experiment>(
+    study: Study,
+    args: &Args,
+    targets: Vec<String>,
+    path: &Path,
+    stop: &Stop,
+    output: Output,
+) -> Result<Done, Failure> {
+    let usual = E::usual(args.quick);
+    let settings = Settings {
+        quick: args.quick,
+        scale: args.scale.unwrap_or(if targets.is_empty() { usual.scale } else { 1.0 }),
+        targets,
+        runs: args.runs.unwrap_or(usual.runs),
+        runtime: args.runtime.unwrap_or(usual.runtime),
+    };
+    let wanted = E::plan(&settings);
+    let mut kept = Kept::begin(study.name(), path, &settings, args.fresh)?;
+    if settings.scale < 1.0 && settings.targets.is_empty() {
+        output.note(format_args!(
+            "{}: emulated links have {} of the published rates (--scale)",
+            study.name(),
+            settings.scale
+        ));
+    }
+    let is_missing = |one: &&Wanted<E::Case>| !one.cells.iter().all(|cell| kept.has(&cell.name));
+    let missing: Vec<&Wanted<E::Case>> = wanted.iter().filter(is_missing).collect();
+    let measured =
+        |all: &mut dyn Iterator<Item = &Wanted<E::Case>>| all.filter(|one| one.how.is_ok()).count();
+    let all = measured(&mut wanted.iter());
+    let mut pace = Pace::new(all, measured(&mut missing.iter().copied()));
+    let mut experiment = E::default();
+    for one in missing {
+        if stop.is_set() {
+            break;
+        }
+        let mut cells = one.cells.clone();
+        match &one.how {
+            Err(why) => void(&mut cells, Code::NotAvailable, why),
+            Ok(case) => {
+                pace.tell(study.name(), &cells, output);
+                let measured = experiment.measure(case, &settings, kept.cells(), &mut cells);
                 if stop.is_set() {
                     // The load was told, too, and has measured half of it.
                     break;
                 }
                 if let Err(failure) = measured {
-                    // One number less is no reason to lose the others.
-                    output.note(format_args!("longhaul: {}: {}", cell.name, failure.message));
-                    cell.validity = Validity::not(Code::Failed, failure.message);
+                    // One number less is no reason to lose the others; what it was
+                    // measured on may be.
+                    experiment = E::default();
+                    let name = cells.first().map_or("", |cell| &cell.name);
+                    output.note(format_args!("longhaul: {name}: {}", failure.message));
+                    void(&mut cells, Code::Failed, &failure.message);
                 }
             }
         }
-        cell.judge();
-        record.cells.push(cell);
-        store(&path, &mut record)?;
+        kept.add(cells)?;
     }
-    drop(rig);
-    finish(&path, &record, wanted.len(), output)
+    drop(experiment);
+    let numbers = kept.cells().len();
+    let void = kept.cells().iter().filter(|cell| !cell.validity.valid).count();
+    Ok(Done { numbers, void, wanted: wanted.iter().map(|one| one.cells.len()).sum() })
 }
 
-/// The record to go on with, or a new one.
-fn begin(args: &Args, settings: &Settings, path: &Path) -> Result<Record, Failure> {
-    let mut record = Record::new("study", args.study.name());
-    record.conditions.0 = vec![
-        (
-            "links".into(),
-            if settings.targets.is_empty() { "emulated".into() } else { settings.targets.join(" ") },
-        ),
-        ("scale".into(), settings.scale.to_string()),
-        ("runs".into(), settings.runs.to_string()),
-        ("window".into(), format!("{} s", settings.runtime.as_secs_f64())),
-    ];
-    if args.fresh || !path.exists() {
-        return Ok(record);
-    }
-    // It says what is wrong with a file better than a parser does.
-    Document::load(path)?;
-    let text = std::fs::read_to_string(path).map_err(Failure::failed)?;
-    let before: schema::Output = serde_json::from_str(&text).map_err(Failure::usage)?;
-    let before = before.longhaul.unwrap_or_default();
-    // What has rewritten the file may have put its names in another order.
-    let sorted = |record: &Record| {
-        let mut conditions = record.conditions.0.clone();
-        conditions.sort();
-        conditions
-    };
-    if (&before.kind, &before.name) != (&record.kind, &record.name) || sorted(&before) != sorted(&record) {
-        let path = path.display();
-        return Err(Failure::usage(format!(
-            "{path} has another study, or the same with other settings: choose another --output, or --fresh to begin anew"
-        )));
-    }
-    // What failed is tried again.
-    let failed = |cell: &Cell| cell.validity.reasons.iter().any(|reason| reason.code == Code::Failed);
-    record.cells = before.cells.into_iter().filter(|cell| !failed(cell)).collect();
-    record.hosts = before.hosts;
-    Ok(record)
+fn void(cells: &mut [Cell], code: Code, why: &str) {
+    cells.iter_mut().for_each(|cell| cell.validity = Validity::not(code, why));
 }
 
-fn store(path: &Path, record: &mut Record) -> Outcome {
-    // The cells are judged already, and only the whole is new.
-    record.judge();
-    let document = schema::Output {
-        version: concat!("longhaul-", env!("CARGO_PKG_VERSION")).into(),
-        longhaul: Some(record.clone()),
-        ..schema::Output::default()
-    };
-    save(path, &document)
+/// How far a study got.
+struct Done {
+    numbers: usize,
+    wanted: usize,
+    void: usize,
 }
 
-fn finish(path: &Path, record: &Record, wanted: usize, output: Output) -> Outcome {
-    let done = record.cells.len();
-    let void = record.cells.iter().filter(|cell| !cell.validity.valid).count();
-    output
-        .event("summary", json!({ "result": path, "numbers": done, "wanted": wanted, "do_not_count": void }));
-    if !output.is_json() {
-        output.line(format_args!("{}: {done} of {wanted} numbers, {void} do not count", path.display()));
-    }
-    if done < wanted {
-        let message = "interrupted; the same command goes on where it was";
-        return Err(Failure { in_result: true, ..Failure::new(Exit::Partly, message) });
-    }
-    Ok(())
-}
-
-/// How far it is, and how long it will take.
-struct Pace {
-    began: Instant,
-    done: usize,
-    left: usize,
-    all: usize,
-}
-
-impl Pace {
-    fn new(wanted: &[Wanted], record: &Record) -> Pace {
-        let measured = |one: &&Wanted| matches!(one.work, Work::Stripe(_));
-        let missing = |one: &&Wanted| !record.cells.iter().any(|cell| cell.name == one.cell.name);
-        let all = wanted.iter().filter(measured).count();
-        let left = wanted.iter().filter(measured).filter(missing).count();
-        Pace { began: Instant::now(), done: 0, left, all }
+impl Done {
+    /// For people; and for programs, what the summary has.
+    fn tell(&self, path: &Path, output: Output) -> Value {
+        let Done { numbers, wanted, void } = self;
+        if !output.is_json() {
+            output
+                .line(format_args!("{}: {numbers} of {wanted} numbers, {void} do not count", path.display()));
+        }
+        json!({ "result": path, "numbers": numbers, "wanted": wanted, "do_not_count": void })
     }
 
-    /// Before a number is measured.
-    fn tell(&mut self, name: &str, output: Output) {
-        let at = self.all - self.left + self.done + 1;
-        let each = self.began.elapsed().as_secs_f64() / self.done.max(1) as f64;
-        let eta = (self.done > 0).then(|| each * (self.left.saturating_sub(self.done)) as f64);
-        let words = eta.map_or(String::new(), |seconds| format!(", {seconds:.0} s left"));
-        output.note(format_args!("[{at}/{}{words}] {name}", self.all));
-        output.event("progress", json!({ "number": at, "of": self.all, "name": name, "seconds_left": eta }));
-        self.done += 1;
+    fn outcome(&self) -> Outcome {
+        if self.numbers < self.wanted {
+            let message = "interrupted; the same command goes on where it was";
+            return Err(Failure { in_result: true, ..Failure::new(Exit::Partly, message) });
+        }
+        Ok(())
     }
 }

@@ -1,112 +1,229 @@
-//! What a study is measured on: servers behind emulated links, with a target
-//! each, or devices that were named. Loads are runs of this same program.
+//! What a study is measured on: this machine, or emulated links with a server
+//! behind each. Servers and loads are runs of this same program.
+//!
+//! Invariants:
+//! - a [`Server`] does not hear the Ctrl-C that ends the study: it is ended by
+//!   who started it, after what is on it;
+//! - what the emulator counts during a load is of that load alone.
 
 use crate::again::{program, reason};
 use crate::exit::Failure;
-use longhaul_bench::record::Cell;
+use longhaul_bench::record::{Cell, Validity};
 use longhaul_bench::schema;
+use longhaul_bench::watch::{Emulated, Expect, Watch, Watched};
 use longhaul_wan::control::Control;
 use longhaul_wan::{Conditions, Plan, Wan};
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Memory that each server has to be read from.
-const MEMORY: &str = "disk=mem:256MiB";
-
-/// Links and servers, until it is dropped.
+/// Links, if there are any, until it is dropped.
 pub(super) struct Rig {
-    rate: Option<u64>,
-    uris: Vec<String>,
-    // In this order: the servers end before their links do.
-    _servers: Vec<Server>,
+    // Before what it tells of.
     _control: Option<Control>,
     wan: Option<Arc<Wan>>,
-}
-
-/// A target that is ended when it is dropped.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It has nothing to lose: its disk is memory.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    rtt: Duration,
+    rate: Option<u64>,
 }
 
 impl Rig {
     /// So many servers, behind a link each.
-    pub(super) fn emulated(servers: usize, rate: u64, rtt: Duration) -> Result<Rig, Failure> {
-        let conditions = Conditions::new(rtt, Some(rate));
+    pub(super) fn emulated(servers: usize, conditions: Conditions) -> Result<Rig, Failure> {
+        let (rtt, rate) = (conditions.rtt(), conditions.there.rate);
         let plan = Plan { star: Some(servers), ..Plan::new(Plan::unique_name("study"), conditions) };
         let wan = Arc::new(Wan::start(plan)?);
         // Loads ask it whether their link was on time.
         let control = Control::start(&wan)?;
-        let mut started = Vec::new();
-        let mut uris = Vec::new();
-        for link in 1..=servers {
-            let (server, uri) = serve(&wan, link)?;
-            started.push(server);
-            uris.push(uri);
-        }
-        Ok(Rig { rate: Some(rate), uris, _servers: started, _control: Some(control), wan: Some(wan) })
+        Ok(Rig { _control: Some(control), wan: Some(wan), rtt, rate })
     }
 
-    /// On devices that are there.
-    pub(super) fn named(uris: &[String]) -> Rig {
-        Rig { rate: None, uris: uris.to_vec(), _servers: Vec::new(), _control: None, wan: None }
+    /// This machine, and what it reaches.
+    pub(super) fn here() -> Rig {
+        Rig { _control: None, wan: None, rtt: Duration::ZERO, rate: None }
     }
 
-    /// Of each link.
-    pub(super) fn rate(&self) -> Option<u64> {
-        self.rate
+    /// Round trip of the links; none where there are no links.
+    pub(super) fn round_trip(&self) -> Duration {
+        self.rtt
     }
 
-    pub(super) fn uris(&self) -> &[String] {
-        &self.uris
+    /// How long so many bytes take on a link; no time where there are no links.
+    pub(super) fn time_of(&self, bytes: u64) -> Duration {
+        let seconds = |rate: u64| bytes as f64 * 8.0 / rate as f64;
+        self.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(seconds(rate)))
     }
 
-    /// Runs this program with `args`, and takes a number of its result.
-    pub(super) fn bench(&self, args: &[&str], number: &str, into: &mut Cell) -> Result<(), Failure> {
-        let program = program()?;
-        let mut command = match &self.wan {
-            Some(wan) => wan.client().bound_command(program),
-            None => Command::new(program),
-        };
-        command.args(args).arg("--json").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let ran = command.output().map_err(Failure::failed)?;
+    /// This program, where loads run.
+    pub(super) fn command(&self) -> Result<Command, Failure> {
+        Ok(match &self.wan {
+            Some(wan) => wan.client().bound_command(program()?),
+            None => Command::new(program()?),
+        })
+    }
+
+    /// This program, behind a link (from 1), and its address there.
+    pub(super) fn behind(&self, link: usize) -> Result<(Command, String), Failure> {
+        let Some(wan) = &self.wan else { return Err(Failure::failed("there are no links")) };
+        Ok((wan.server(link).bound_command(program()?), wan.server_address(link).to_string()))
+    }
+
+    /// Runs a load, and takes numbers of its result by their names.
+    pub(super) fn load(&self, args: &[String], numbers: &[&str], into: &mut [Cell]) -> Result<(), Failure> {
+        let ran = self.run(self.command()?.args(args).arg("--json"))?;
         let wrong = |what: &str| Failure::failed(format!("{what}: {}", reason(&ran.stderr)));
         let result: schema::Output =
             serde_json::from_slice(&ran.stdout).map_err(|_| wrong("the load failed"))?;
         let record = result.longhaul.unwrap_or_default();
-        let found = record.cells.into_iter().find(|cell| cell.name == number);
-        let found = found.ok_or_else(|| wrong("the load has no result"))?;
-        into.samples = found.samples;
-        into.left_out = found.left_out;
-        into.validity = found.validity;
+        let nothing = || {
+            let reasons = record.runs.iter().flat_map(|run| &run.validity.reasons);
+            let why = reasons.map(|reason| reason.detail.as_str()).next();
+            Failure::failed(why.unwrap_or("nothing that was begun ended within the window"))
+        };
+        for (number, into) in numbers.iter().zip(into) {
+            let found = record.cells.iter().find(|cell| cell.name == *number);
+            let found = found.ok_or_else(nothing)?.clone();
+            into.samples = found.samples;
+            into.left_out = found.left_out;
+            into.validity = found.validity;
+        }
         Ok(())
+    }
+
+    /// Does something that is measured as a whole: what it took from the machine,
+    /// and whether it counts.
+    pub(super) fn watch<T>(
+        &self,
+        work: impl FnOnce() -> Result<T, Failure>,
+    ) -> Result<(T, Watched, Validity), Failure> {
+        let watch = Watch::start();
+        let done = work()?;
+        // What TCP sent again on this machine is not what the link's ends did.
+        let watched = Watched { retransmitted: None, ..watch.end() };
+        let link = match &self.wan {
+            Some(wan) => {
+                let statistics = wan.statistics()?;
+                Some(Emulated {
+                    round_trip: self.rtt,
+                    late: statistics.late_p99(),
+                    lost: statistics.lost_here(),
+                })
+            }
+            None => None,
+        };
+        let validity = watched.judge(&Expect { link, ..Expect::default() });
+        Ok((done, watched, validity))
+    }
+
+    /// Runs a command of [`command`](Self::command) to its end, whatever it is.
+    pub(super) fn run(&self, command: &mut Command) -> Result<std::process::Output, Failure> {
+        if let Some(wan) = &self.wan {
+            wan.take_statistics()?;
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.output().map_err(Failure::failed)
+    }
+
+    /// The same, if it succeeds; and its standard output.
+    pub(super) fn finish(&self, command: &mut Command) -> Result<Vec<u8>, Failure> {
+        let ran = self.run(command)?;
+        match ran.status.success() {
+            true => Ok(ran.stdout),
+            false => Err(Failure::failed(reason(&ran.stderr))),
+        }
     }
 }
 
-/// Starts a target behind a link, and waits until it serves.
-fn serve(wan: &Wan, link: usize) -> Result<(Server, String), Failure> {
-    let listen = format!("{}:4420", wan.server_address(link));
-    let mut command = wan.server(link).bound_command(program()?);
-    command.args(["target", "--json", "--discovery", "none", "--listen", &listen, "--export", MEMORY]);
-    let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
-    let mut child = started.map_err(Failure::failed)?;
-    let stdout = child.stdout.take();
-    let server = Server(child);
-    let mut line = String::new();
-    if let Some(stdout) = stdout {
-        BufReader::new(stdout).read_line(&mut line).map_err(Failure::failed)?;
+/// A run of this program that serves, until it is dropped.
+pub(super) struct Server {
+    child: Child,
+    /// What it said when it was ready.
+    pub(super) ready: Value,
+    /// What it has said on standard error.
+    said: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Server {
+    /// Starts it, and waits until it serves.
+    pub(super) fn start(mut command: Command) -> Result<Server, Failure> {
+        command.arg("--json").process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(Failure::failed)?;
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let mut server = Server { child, ready: Value::Null, said: Arc::clone(&said) };
+        let listening = stderr.map(|stderr| std::thread::spawn(move || keep(stderr, &said)));
+        let mut line = String::new();
+        if let Some(stdout) = stdout {
+            let mut stdout = BufReader::new(stdout);
+            stdout.read_line(&mut line).map_err(Failure::failed)?;
+            // Events that come later are of no interest, and are not to block it.
+            std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
+        }
+        server.ready = serde_json::from_str(&line).unwrap_or_default();
+        if server.ready["event"] == "ready" {
+            return Ok(server);
+        }
+        // It has ended, or is of no use: what it said last is why.
+        let _ = server.child.kill();
+        if let Some(listening) = listening {
+            let _ = listening.join();
+        }
+        let said = server.said.lock().unwrap_or_else(PoisonError::into_inner);
+        Err(Failure::failed(reason(&said)))
     }
-    let ready: Value = serde_json::from_str(&line).unwrap_or_default();
-    match ready["exports"][0]["uri"].as_str() {
-        Some(uri) => Ok((server, uri.to_owned())),
-        None => Err(Failure::failed(format!("no target could be started on {listen}"))),
+}
+
+impl Server {
+    /// How often it has said that.
+    pub(super) fn has_said(&self, words: &str) -> usize {
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&said).matches(words).count()
+    }
+}
+
+/// Keeps all that comes.
+fn keep(mut from: impl Read, into: &Mutex<Vec<u8>>) {
+    let mut piece = [0; 4096];
+    while let Ok(n @ 1..) = from.read(&mut piece) {
+        into.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&piece[..n]);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It has nothing to lose: what it serves was made for the study.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A directory of this study's own, on the disk; what is in it goes with it.
+/// Nothing is mounted below it any more by then.
+pub(super) struct Scratch(std::path::PathBuf);
+
+impl Scratch {
+    pub(super) fn make(name: &str) -> Result<Scratch, Failure> {
+        Scratch::below(&std::env::temp_dir(), name)
+    }
+
+    pub(super) fn below(dir: &std::path::Path, name: &str) -> Result<Scratch, Failure> {
+        let path = dir.join(format!("longhaul-study-{name}-{}", std::process::id()));
+        std::fs::create_dir(&path)
+            .map_err(|e| Failure::failed(format!("cannot make {}: {e}", path.display())))?;
+        Ok(Scratch(path))
+    }
+
+    pub(super) fn path(&self) -> &std::path::Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Where it cannot be removed, its name says whose it is.
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

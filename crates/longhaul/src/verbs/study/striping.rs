@@ -1,16 +1,19 @@
 //! The experiment of the Network Storage Manager: a file of 250 MB, striped over
 //! 1 to 4 servers, read from their memory; mean of ten runs.
 
-use super::rig::Rig;
-use super::{Settings, Wanted, Work};
-use crate::exit::Failure;
+use super::rig::{Rig, Server};
+use super::{Experiment, Settings, Usual, Wanted};
+use crate::exit::{Failure, Outcome};
 use longhaul_bench::record::{Better, Cell, Place, Published};
+use longhaul_wan::Conditions;
 use std::time::Duration;
 
 const SOURCE: &str = "Network Storage Manager, blocks of 1 MB";
 const MOST: usize = 4;
 /// Stripe units: as published, and with which its collapse went away.
 const UNITS: [(u64, &str); 2] = [(1 << 20, "1 MiB"), (64 << 10, "64 KiB")];
+/// Memory that each server has to be read from.
+const MEMORY: &str = "disk=mem:256MiB";
 /// Round trip of a local network.
 const RTT: Duration = Duration::from_micros(200);
 
@@ -41,42 +44,108 @@ const TRANSPORTS: [Transport; 4] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Case {
     /// Of each link, in bits per second; nothing on devices that were named.
-    pub(super) rate: Option<u64>,
+    rate: Option<u64>,
     servers: usize,
     unit: u64,
 }
 
-/// All numbers of the study.
-pub(super) fn plan(settings: &Settings) -> Vec<Wanted> {
-    let mut all = Vec::new();
-    if !settings.targets.is_empty() {
-        for servers in 1..=settings.targets.len() {
-            for (unit, name) in UNITS {
-                let cell = cell("these devices", servers, name);
-                all.push(Wanted { cell, work: Work::Stripe(Case { rate: None, servers, unit }) });
-            }
+/// The experiment, and what it is measured on.
+#[derive(Default)]
+pub(super) struct Striping(Option<Bed>);
+
+struct Bed {
+    rate: Option<u64>,
+    uris: Vec<String>,
+    // In this order: the servers end before their links do.
+    _servers: Vec<Server>,
+    rig: Rig,
+}
+
+impl Bed {
+    fn start(rate: Option<u64>, settings: &Settings) -> Result<Bed, Failure> {
+        let Some(bits) = rate else {
+            return Ok(Bed { rate, uris: settings.targets.clone(), _servers: Vec::new(), rig: Rig::here() });
+        };
+        let rig = Rig::emulated(MOST, Conditions::new(RTT, Some(bits)))?;
+        let (mut servers, mut uris) = (Vec::new(), Vec::new());
+        for link in 1..=MOST {
+            let (mut command, address) = rig.behind(link)?;
+            let listen = format!("{address}:4420");
+            command.args(["target", "--discovery", "none", "--listen", &listen, "--export", MEMORY]);
+            let server = Server::start(command)?;
+            uris.extend(server.ready["exports"][0]["uri"].as_str().map(str::to_owned));
+            servers.push(server);
         }
-        return all;
+        Ok(Bed { rate, uris, _servers: servers, rig })
     }
-    for transport in &TRANSPORTS {
-        for servers in 1..=MOST {
-            for (unit, name) in UNITS {
-                let mut cell = cell(transport.name, servers, name);
-                if unit == UNITS[0].0 {
-                    cell.published.push(published(transport.published[servers - 1], settings.scale));
+}
+
+impl Experiment for Striping {
+    type Case = Case;
+
+    fn usual(quick: bool) -> Usual {
+        match quick {
+            true => Usual { scale: 0.1, runs: 3, runtime: Duration::from_secs(2) },
+            false => Usual { scale: 1.0, runs: 10, runtime: Duration::from_secs(10) },
+        }
+    }
+
+    fn plan(settings: &Settings) -> Vec<Wanted<Case>> {
+        let mut all = Vec::new();
+        if !settings.targets.is_empty() {
+            for servers in 1..=settings.targets.len() {
+                for (unit, name) in UNITS {
+                    let cells = vec![cell("these devices", servers, name)];
+                    all.push(Wanted { cells, how: Ok(Case { rate: None, servers, unit }) });
                 }
-                let work = match transport.link {
-                    Ok(rate) => {
-                        let rate = (rate as f64 * settings.scale) as u64;
-                        Work::Stripe(Case { rate: Some(rate), servers, unit })
+            }
+            return all;
+        }
+        for transport in &TRANSPORTS {
+            for servers in 1..=MOST {
+                for (unit, name) in UNITS {
+                    let mut cell = cell(transport.name, servers, name);
+                    if unit == UNITS[0].0 {
+                        cell.published.push(published(transport.published[servers - 1], settings.scale));
                     }
-                    Err(why) => Work::NotAvailable(why.into()),
-                };
-                all.push(Wanted { cell, work });
+                    let scaled = |rate: u64| Some((rate as f64 * settings.scale) as u64);
+                    let how = transport.link.map(|rate| Case { rate: scaled(rate), servers, unit });
+                    all.push(Wanted { cells: vec![cell], how: how.map_err(str::to_owned) });
+                }
             }
         }
+        all
     }
-    all
+
+    fn measure(&mut self, case: &Case, settings: &Settings, _: &[Cell], cells: &mut [Cell]) -> Outcome {
+        if self.0.as_ref().is_none_or(|bed| bed.rate != case.rate) {
+            // The old one goes first: both together would be too much.
+            self.0 = None;
+            self.0 = Some(Bed::start(case.rate, settings)?);
+        }
+        let Some(bed) = &self.0 else { return Err(Failure::failed("there are no links")) };
+        let (unit, runs) = (case.unit.to_string(), settings.runs.to_string());
+        let runtime = format!("{}ms", settings.runtime.as_millis());
+        let mut args = vec!["bench"];
+        args.extend(bed.uris.iter().take(case.servers).map(String::as_str));
+        if case.servers > 1 {
+            args.extend(["--layout", "stripe", "--stripe-unit", &unit]);
+        }
+        args.extend([
+            "--rw",
+            "read",
+            "--bs",
+            &unit,
+            "--ramp",
+            "500ms",
+            "--runtime",
+            &runtime,
+            "--runs",
+            &runs,
+        ]);
+        let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
+        bed.rig.load(&args, &["read bandwidth"], cells)
+    }
 }
 
 fn cell(transport: &str, servers: usize, unit: &str) -> Cell {
@@ -97,53 +166,26 @@ fn published(megabytes: f64, scale: f64) -> Published {
     Published { value: megabytes * 1e6 * scale, source: format!("{SOURCE}{scaled}") }
 }
 
-/// Measures a number, on a rig that is made or kept.
-pub(super) fn measure(
-    case: &Case,
-    settings: &Settings,
-    rig: &mut Option<Rig>,
-    cell: &mut Cell,
-) -> Result<(), Failure> {
-    if rig.as_ref().is_none_or(|rig| rig.rate() != case.rate) {
-        // The old one goes first: both together would be too much.
-        *rig = None;
-        *rig = Some(match case.rate {
-            Some(rate) => Rig::emulated(MOST, rate, RTT)?,
-            None => Rig::named(&settings.targets),
-        });
-    }
-    let Some(rig) = rig else { return Err(Failure::failed("there are no links")) };
-    let (unit, runs) = (case.unit.to_string(), settings.runs.to_string());
-    let runtime = format!("{}ms", settings.runtime.as_millis());
-    let mut args = vec!["bench"];
-    args.extend(rig.uris().iter().take(case.servers).map(String::as_str));
-    if case.servers > 1 {
-        args.extend(["--layout", "stripe", "--stripe-unit", &unit]);
-    }
-    args.extend(["--rw", "read", "--bs", &unit, "--ramp", "500ms", "--runtime", &runtime, "--runs", &runs]);
-    rig.bench(&args, "read bandwidth", cell)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn settings(scale: f64, targets: &[&str]) -> Settings {
         let targets = targets.iter().map(|uri| (*uri).to_owned()).collect();
-        Settings { targets, scale, runs: 1, runtime: Duration::from_secs(1) }
+        Settings { quick: false, targets, scale, runs: 1, runtime: Duration::from_secs(1) }
     }
 
     #[test]
     fn every_published_number_is_wanted() {
-        let all = plan(&settings(1.0, &[]));
+        let all = Striping::plan(&settings(1.0, &[]));
         assert_eq!(all.len(), 4 * 4 * 2);
         let published: Vec<f64> =
-            all.iter().flat_map(|one| &one.cell.published).map(|p| p.value / 1e6).collect();
+            all.iter().flat_map(|one| &one.cells[0].published).map(|p| p.value / 1e6).collect();
         let expected: Vec<f64> = TRANSPORTS.iter().flat_map(|transport| transport.published).collect();
         assert_eq!(published, expected);
-        let missing = all.iter().filter(|one| matches!(one.work, Work::NotAvailable(_))).count();
+        let missing = all.iter().filter(|one| one.how.is_err()).count();
         assert_eq!(missing, 2 * 4 * 2, "what needs other hardware is not left out");
-        let mut names: Vec<&str> = all.iter().map(|one| one.cell.name.as_str()).collect();
+        let mut names: Vec<&str> = all.iter().map(|one| one.cells[0].name.as_str()).collect();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), all.len(), "a name is of one number only");
@@ -151,19 +193,19 @@ mod tests {
 
     #[test]
     fn what_was_published_is_scaled_as_the_links_are() {
-        let all = plan(&settings(0.1, &[]));
+        let all = Striping::plan(&settings(0.1, &[]));
         let first = &all[0];
         assert!(
-            (first.cell.published[0].value - 0.927e6).abs() < 1.0
-                && first.cell.published[0].source.contains("times 0.1")
+            (first.cells[0].published[0].value - 0.927e6).abs() < 1.0
+                && first.cells[0].published[0].source.contains("times 0.1")
         );
-        assert!(matches!(first.work, Work::Stripe(Case { rate: Some(10_000_000), servers: 1, .. })));
+        assert!(first.how == Ok(Case { rate: Some(10_000_000), servers: 1, unit: 1 << 20 }));
     }
 
     #[test]
     fn devices_that_are_named_stand_for_themselves() {
-        let all = plan(&settings(1.0, &["a", "b"]));
+        let all = Striping::plan(&settings(1.0, &["a", "b"]));
         assert_eq!(all.len(), 2 * 2);
-        assert!(all.iter().all(|one| one.cell.published.is_empty()));
+        assert!(all.iter().all(|one| one.cells[0].published.is_empty()));
     }
 }

@@ -1,0 +1,398 @@
+//! The study of NVMe over fabrics (a poster; 100 Gb/s InfiniBand, RoCE and TCP;
+//! one target, one client, one to six drives, depth 32): local and remote, block
+//! devices and ext4, random blocks of 4 KiB and sequential ones of 128 KiB. The
+//! network is looked at first.
+
+use super::place::{Kind, Place};
+use super::rig::{Rig, Scratch, Server};
+use super::{Experiment, Settings, Usual, Wanted, suited_scale};
+use crate::exit::{Failure, Outcome};
+use longhaul_bench::record::{Better, Cell, Place as Spot};
+use longhaul_initiator::Uri;
+use longhaul_wan::{Conditions, Queue};
+use std::path::Path;
+use std::time::Duration;
+
+const RATE: f64 = 100e9;
+/// Round trip of a local network.
+const RTT: Duration = Duration::from_micros(200);
+/// Bytes that wait at each end of the network: a switch's, which are not fewer as
+/// the rate is lower.
+const BUFFER: Queue = Queue::Bytes(1 << 20);
+/// What each drive moves in a second, in bits.
+const DRIVE: f64 = 25.6e9;
+const DRIVES: [usize; 6] = [1, 2, 3, 4, 5, 6];
+const DRIVES_QUICK: [usize; 4] = [1, 2, 4, 6];
+/// Bytes of a drive, and of the part or the file that is loaded (published: 16 GB).
+const SIZE: u64 = 2 << 30;
+const SIZE_QUICK: u64 = 256 << 20;
+const LOADED: u64 = 1 << 30;
+const LOADED_QUICK: u64 = 32 << 20;
+const DEPTH: &str = "32";
+const RAMP: &str = "300ms";
+/// The loads: what they are called, order and direction, bytes of a call.
+const LOADS: [(&str, &str, u64); 4] = [
+    ("Random reads of 4 KiB", "randread", 4 << 10),
+    ("Random writes of 4 KiB", "randwrite", 4 << 10),
+    ("Sequential reads of 128 KiB", "read", 128 << 10),
+    ("Sequential writes of 128 KiB", "write", 128 << 10),
+];
+/// What the study had besides, and what it found of it.
+const ELSEWHERE: [(&str, &str); 3] = [
+    ("InfiniBand", "TCP was 17.82 % slower on average"),
+    ("RoCE", "writes abnormally slow beyond four drives"),
+    ("iWARP", ""),
+];
+/// Memory as a place for files.
+const MEMORY: &str = "/dev/shm";
+
+/// Where drives are, and what is on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct On {
+    remote: bool,
+    ext4: bool,
+}
+
+impl On {
+    const ALL: [On; 4] = [
+        On { remote: false, ext4: false },
+        On { remote: false, ext4: true },
+        On { remote: true, ext4: false },
+        On { remote: true, ext4: true },
+    ];
+
+    fn name(self) -> &'static str {
+        match (self.remote, self.ext4) {
+            (false, false) => "local",
+            (false, true) => "local, ext4",
+            (true, false) => "TCP",
+            (true, true) => "TCP, ext4",
+        }
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Case {
+    /// The network alone: streams, to the target or from it.
+    Network(u16, bool),
+    /// So many drives under one of [`LOADS`].
+    Drives(On, usize, usize),
+}
+
+/// The experiment, and what it is measured on.
+#[derive(Default)]
+pub(super) struct Fabrics(Option<Bed>);
+
+/// The drives that were named: those of this machine, or the others.
+fn named(settings: &Settings, remote: bool) -> Vec<String> {
+    settings.targets.iter().filter(|uri| uri.contains("://") == remote).cloned().collect()
+}
+
+impl Experiment for Fabrics {
+    type Case = Case;
+
+    fn usual(quick: bool) -> Usual {
+        let (runs, seconds) = if quick { (2, 1) } else { (5, 20) };
+        Usual { scale: suited_scale(RATE, quick), runs, runtime: Duration::from_secs(seconds) }
+    }
+
+    fn plan(settings: &Settings) -> Vec<Wanted<Case>> {
+        let mut all = Vec::new();
+        for streams in [1, 4] {
+            for away in [true, false] {
+                all.push(network(streams, away, settings));
+            }
+        }
+        let drives = if settings.quick { &DRIVES_QUICK[..] } else { &DRIVES };
+        for on in On::ALL {
+            for &number in drives {
+                for load in 0..LOADS.len() {
+                    all.push(on_drives(on, number, load, settings));
+                }
+            }
+        }
+        for (fabric, found) in ELSEWHERE {
+            for &number in drives {
+                for load in 0..LOADS.len() {
+                    let mut cell = cell(fabric, number, load);
+                    cell.found = found.into();
+                    all.push(Wanted { cells: vec![cell], how: Err(without_rdma(fabric)) });
+                }
+            }
+        }
+        all
+    }
+
+    fn measure(&mut self, case: &Case, settings: &Settings, _: &[Cell], cells: &mut [Cell]) -> Outcome {
+        let remote = !matches!(case, Case::Drives(On { remote: false, .. }, ..));
+        if self.0.as_ref().is_none_or(|bed| bed.remote != remote) {
+            // Both have the same drives.
+            self.0 = None;
+            self.0 = Some(Bed::start(remote, settings)?);
+        }
+        let Some(bed) = &mut self.0 else { return Err(Failure::failed("there are no drives")) };
+        match *case {
+            Case::Network(streams, away) => bed.network(streams, away, settings, cells),
+            Case::Drives(on, drives, load) => bed.drives(on.ext4, drives, load, settings, cells),
+        }
+    }
+}
+
+fn network(streams: u16, away: bool, settings: &Settings) -> Wanted<Case> {
+    let (x, of) = (
+        if away { "to the target" } else { "from the target" },
+        if streams == 1 { "stream" } else { "streams" },
+    );
+    let series = format!("{streams} {of}");
+    let mut cell = Cell::new(format!("network {x}, {series}"), "bit/s", Better::Higher);
+    cell.place = Some(Spot {
+        figure: "The network alone".into(),
+        series,
+        x: x.into(),
+        x_number: None,
+        x_label: "Direction".into(),
+    });
+    let has_path = settings.targets.is_empty() || !named(settings, true).is_empty();
+    let how = match has_path {
+        true => Ok(Case::Network(streams, away)),
+        false => Err("no drive of another machine was named".into()),
+    };
+    Wanted { cells: vec![cell], how }
+}
+
+fn cell(series: &str, drives: usize, load: usize) -> Cell {
+    let (figure, _, bs) = LOADS[load];
+    let unit = if bs <= 4096 { "IOPS" } else { "B/s" };
+    let mut cell = Cell::new(format!("{figure}, {series}, {drives} drives"), unit, Better::Higher);
+    cell.place = Some(Spot {
+        figure: figure.into(),
+        series: series.into(),
+        x: drives.to_string(),
+        x_number: Some(drives as f64),
+        x_label: "Drives".into(),
+    });
+    cell
+}
+
+fn on_drives(on: On, drives: usize, load: usize, settings: &Settings) -> Wanted<Case> {
+    let mut cell = cell(on.name(), drives, load);
+    cell.found =
+        if on.remote { "17.82 % slower than InfiniBand on average" } else { "linear to six drives" }.into();
+    let there = named(settings, on.remote).len();
+    let how = if !settings.targets.is_empty() && there < drives {
+        let whose = if on.remote { "of another machine" } else { "of this machine" };
+        Err(format!("{there} drives {whose} were named with --target, and this takes {drives}"))
+    } else if on.ext4 {
+        Kind::Ext4.missing().map_or(Ok(()), Err)
+    } else {
+        Ok(())
+    };
+    Wanted { cells: vec![cell], how: how.map(|()| Case::Drives(on, drives, load)) }
+}
+
+/// Why another fabric cannot be measured here.
+fn without_rdma(fabric: &str) -> String {
+    let devices = std::fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);
+    match devices {
+        0 => format!("this machine has no {fabric}: there is no RDMA device in /sys/class/infiniband"),
+        _ => format!("this program carries NVMe over TCP, and not over {fabric}"),
+    }
+}
+
+/// Drives, and what is on them.
+struct Bed {
+    remote: bool,
+    drives: Vec<String>,
+    // In this order: what is on the drives, the target that has them, the link.
+    places: Vec<Place>,
+    /// What the files that are there were made for.
+    laid_out: usize,
+    _servers: Vec<Server>,
+    rig: Rig,
+    /// The server of the network's own measurement.
+    network: Option<String>,
+    scratch: Scratch,
+    _memory: Option<Scratch>,
+}
+
+impl Bed {
+    fn start(remote: bool, settings: &Settings) -> Result<Bed, Failure> {
+        let scratch = Scratch::make("fabrics")?;
+        if !settings.targets.is_empty() {
+            let drives = named(settings, remote);
+            let network = drives.first().filter(|_| remote).and_then(|uri| uri.parse::<Uri>().ok());
+            let network =
+                network.map(|uri| if uri.host.contains(':') { format!("[{}]", uri.host) } else { uri.host });
+            let (places, rig) = (Vec::new(), Rig::here());
+            return Ok(Bed {
+                remote,
+                drives,
+                places,
+                laid_out: 0,
+                _servers: Vec::new(),
+                rig,
+                network,
+                scratch,
+                _memory: None,
+            });
+        }
+        // Drives are files in memory, as fast as drives are at this scale.
+        let memory =
+            Scratch::below(Path::new(MEMORY), "fabrics").or_else(|_| Scratch::make("fabrics-drives"))?;
+        let (rate, size) = (DRIVE * settings.scale, if settings.quick { SIZE_QUICK } else { SIZE });
+        let dir = memory.path().to_string_lossy().replace(',', ",,");
+        let drive =
+            |number: &usize| format!("file:{dir}/drive{number},size={size},buffered,rate={rate:.0}bit");
+        let mut drives: Vec<String> = DRIVES.iter().map(drive).collect();
+        let (mut servers, mut network, mut rig) = (Vec::new(), None, Rig::here());
+        if remote {
+            let mut conditions = Conditions::new(RTT, Some((RATE * settings.scale) as u64));
+            (conditions.there.queue, conditions.back.queue) = (BUFFER, BUFFER);
+            rig = Rig::emulated(1, conditions)?;
+            let (mut command, address) = rig.behind(1)?;
+            command.args(["target", "--discovery", "none", "--listen", &format!("{address}:4420")]);
+            for (number, drive) in (1..).zip(&drives) {
+                command.args(["--export", &format!("drive{number}={drive}")]);
+            }
+            let target = Server::start(command)?;
+            let exports = target.ready["exports"].as_array().map(Vec::as_slice).unwrap_or_default();
+            drives = exports.iter().filter_map(|export| export["uri"].as_str().map(str::to_owned)).collect();
+            let (mut command, address) = rig.behind(1)?;
+            command.args(["netbench", "--listen", &format!("{address}:7411")]);
+            servers = vec![target, Server::start(command)?];
+            network = Some(address);
+        }
+        let places = Vec::new();
+        Ok(Bed {
+            remote,
+            drives,
+            places,
+            laid_out: 0,
+            _servers: servers,
+            rig,
+            network,
+            scratch,
+            _memory: Some(memory),
+        })
+    }
+
+    /// What the network carries by itself.
+    fn network(&self, streams: u16, away: bool, settings: &Settings, cells: &mut [Cell]) -> Outcome {
+        let Some(server) = &self.network else { return Err(Failure::failed("there is no network")) };
+        let (direction, number) = match away {
+            true => ("send", "throughput to server"),
+            false => ("receive", "throughput from server"),
+        };
+        let (streams, time) = (streams.to_string(), format!("{}ms", settings.runtime.as_millis()));
+        let runs = settings.runs.to_string();
+        let args = ["netbench", server, "--direction", direction, "--streams", &streams, "--time", &time];
+        let more = ["--ramp", RAMP, "--interval", "500ms", "--runs", &runs];
+        let args: Vec<String> = args.into_iter().chain(more).map(str::to_owned).collect();
+        self.rig.load(&args, &[number], cells)
+    }
+
+    /// So many drives under a load.
+    fn drives(
+        &mut self,
+        ext4: bool,
+        number: usize,
+        load: usize,
+        settings: &Settings,
+        cells: &mut [Cell],
+    ) -> Outcome {
+        let size = if settings.quick { LOADED_QUICK } else { LOADED };
+        let (_, rw, bs) = LOADS[load];
+        let devices = match ext4 {
+            true => self.files(number, size)?,
+            false => {
+                self.places.clear();
+                self.laid_out = 0;
+                self.drives.iter().take(number).cloned().collect()
+            }
+        };
+        let way = if rw.ends_with("read") { "read" } else { "write" };
+        let what = format!("{way} {}", if cells[0].unit == "IOPS" { "IOPS" } else { "bandwidth" });
+        let (bs, size) = (bs.to_string(), size.to_string());
+        let (runtime, runs) = (format!("{}ms", settings.runtime.as_millis()), settings.runs.to_string());
+        let mut args = vec!["bench".to_owned()];
+        args.extend(devices);
+        let words = ["--rw", rw, "--bs", &bs, "--size", &size, "--iodepth", DEPTH, "--group-reporting"];
+        let more = ["--ramp", RAMP, "--runtime", &runtime, "--runs", &runs];
+        args.extend(words.into_iter().chain(more).map(str::to_owned));
+        self.rig.load(&args, &[&what], cells)
+    }
+
+    /// A file on each of so many drives, with a file system that is made when it
+    /// is first wanted.
+    fn files(&mut self, number: usize, size: u64) -> Result<Vec<String>, Failure> {
+        for at in self.places.len()..number {
+            let path = self.scratch.path().join(format!("drive{at}"));
+            let drive = self.drives.get(at..=at).unwrap_or_default();
+            self.places.push(Place::new(&self.rig, &path, Kind::Ext4, drive, &[])?);
+        }
+        let file = |place: &Place| {
+            format!("file:{}/load,size={size}", place.path.to_string_lossy().replace(',', ",,"))
+        };
+        let files: Vec<String> = self.places.iter().take(number).map(file).collect();
+        if self.laid_out < number {
+            let fresh = &files[self.laid_out..];
+            let mut command = self.rig.command()?;
+            command.arg("bench").args(fresh).args(["--rw", "write", "--bs", "128k", "--end-fsync"]);
+            self.rig.finish(command.args(["--size", &size.to_string()]))?;
+            self.laid_out = number;
+        }
+        Ok(files)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(quick: bool, targets: &[&str]) -> Vec<Wanted<Case>> {
+        let targets = targets.iter().map(|uri| (*uri).to_owned()).collect();
+        Fabrics::plan(&Settings { quick, targets, scale: 0.01, runs: 1, runtime: Duration::from_secs(1) })
+    }
+
+    #[test]
+    fn what_takes_other_hardware_is_not_left_out() {
+        for (quick, drives) in [(false, 6), (true, 4)] {
+            let all = all(quick, &[]);
+            assert_eq!(all.len(), 4 + 7 * drives * 4);
+            let of = |name: &str| {
+                let is = |one: &&Wanted<Case>| {
+                    one.cells[0].place.as_ref().is_some_and(|place| place.series == name)
+                };
+                all.iter().filter(is).collect::<Vec<_>>()
+            };
+            for (fabric, _) in ELSEWHERE {
+                let cells = of(fabric);
+                assert_eq!(cells.len(), drives * 4);
+                assert!(cells.iter().all(|one| one.how.as_ref().is_err_and(|why| why.contains(fabric))));
+            }
+            assert!(of("local").iter().chain(&of("TCP")).all(|one| one.how.is_ok()));
+            let mut names: Vec<&str> = all.iter().map(|one| one.cells[0].name.as_str()).collect();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), all.len(), "a name is of one number only");
+        }
+    }
+
+    #[test]
+    fn the_network_comes_first() {
+        let all = all(true, &[]);
+        assert!(all[..4].iter().all(|one| matches!(one.how, Ok(Case::Network(..)))));
+        assert!(!all[4..].iter().any(|one| matches!(one.how, Ok(Case::Network(..)))));
+    }
+
+    #[test]
+    fn named_drives_are_as_many_as_they_are() {
+        let all = all(false, &["mem:1MiB", "mem:2MiB", "nvme+tcp://a/b"]);
+        let measured = |remote: bool| {
+            let is = |one: &&Wanted<Case>| matches!(one.how, Ok(Case::Drives(on, ..)) if on == On { remote, ext4: false });
+            all.iter().filter(is).count()
+        };
+        assert_eq!((measured(false), measured(true)), (2 * 4, 4));
+    }
+}

@@ -1,0 +1,115 @@
+//! The result of a study as it grows, and how far it is.
+
+use super::Settings;
+use crate::exit::{Failure, Outcome};
+use crate::output::{Output, save};
+use longhaul_bench::record::{Cell, Code, Record};
+use longhaul_bench::schema;
+use longhaul_report::Document;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// What was measured, on the disk and here.
+pub(super) struct Kept {
+    path: PathBuf,
+    record: Record,
+}
+
+impl Kept {
+    /// The result to go on with, or a new one.
+    pub(super) fn begin(name: &str, path: &Path, settings: &Settings, fresh: bool) -> Result<Kept, Failure> {
+        let mut record = Record::new("study", name);
+        record.conditions.0 = vec![
+            (
+                "links".into(),
+                if settings.targets.is_empty() { "emulated".into() } else { settings.targets.join(" ") },
+            ),
+            ("scale".into(), settings.scale.to_string()),
+            ("runs".into(), settings.runs.to_string()),
+            ("window".into(), format!("{} s", settings.runtime.as_secs_f64())),
+        ];
+        if !fresh && path.exists() {
+            go_on(&mut record, path)?;
+        }
+        Ok(Kept { path: path.to_owned(), record })
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.record.cells.iter().any(|cell| cell.name == name)
+    }
+
+    pub(super) fn cells(&self) -> &[Cell] {
+        &self.record.cells
+    }
+
+    /// Adds what was measured, and writes it; of the same name the new counts.
+    pub(super) fn add(&mut self, mut cells: Vec<Cell>) -> Outcome {
+        cells.iter_mut().for_each(Cell::judge);
+        self.record.cells.retain(|old| !cells.iter().any(|new| new.name == old.name));
+        self.record.cells.extend(cells);
+        // The cells are judged already, and only the whole is new.
+        self.record.judge();
+        let document = schema::Output {
+            version: concat!("longhaul-", env!("CARGO_PKG_VERSION")).into(),
+            longhaul: Some(self.record.clone()),
+            ..schema::Output::default()
+        };
+        save(&self.path, &document)
+    }
+}
+
+/// Takes over what a run before this one has measured.
+fn go_on(record: &mut Record, path: &Path) -> Outcome {
+    // It says what is wrong with a file better than a parser does.
+    Document::load(path)?;
+    let text = std::fs::read_to_string(path).map_err(Failure::failed)?;
+    let before: schema::Output = serde_json::from_str(&text).map_err(Failure::usage)?;
+    let before = before.longhaul.unwrap_or_default();
+    // What has rewritten the file may have put its names in another order.
+    let sorted = |record: &Record| {
+        let mut conditions = record.conditions.0.clone();
+        conditions.sort();
+        conditions
+    };
+    if (&before.kind, &before.name) != (&record.kind, &record.name) || sorted(&before) != sorted(record) {
+        let path = path.display();
+        return Err(Failure::usage(format!(
+            "{path} has another study, or the same with other settings: choose another --output, or --fresh to begin anew"
+        )));
+    }
+    // What failed is tried again.
+    let failed = |cell: &Cell| cell.validity.reasons.iter().any(|reason| reason.code == Code::Failed);
+    record.cells = before.cells.into_iter().filter(|cell| !failed(cell)).collect();
+    record.hosts = before.hosts;
+    Ok(())
+}
+
+/// How far it is, and how long it will take.
+pub(super) struct Pace {
+    began: Instant,
+    done: usize,
+    left: usize,
+    all: usize,
+}
+
+impl Pace {
+    /// Of `all` measurements, `left` are to be made.
+    pub(super) fn new(all: usize, left: usize) -> Pace {
+        Pace { began: Instant::now(), done: 0, left, all }
+    }
+
+    /// Before numbers are measured.
+    pub(super) fn tell(&mut self, study: &str, cells: &[Cell], output: Output) {
+        let name = cells.first().map_or("", |cell| &cell.name);
+        let at = self.all - self.left + self.done + 1;
+        let each = self.began.elapsed().as_secs_f64() / self.done.max(1) as f64;
+        let eta = (self.done > 0).then(|| each * (self.left.saturating_sub(self.done)) as f64);
+        let words = eta.map_or(String::new(), |seconds| format!(", {seconds:.0} s left"));
+        output.note(format_args!("[{study} {at}/{}{words}] {name}", self.all));
+        let event =
+            json!({ "study": study, "number": at, "of": self.all, "name": name, "seconds_left": eta });
+        output.event("progress", event);
+        self.done += 1;
+    }
+}

@@ -1,0 +1,216 @@
+//! Devices as people have them: attached as a file, or with a file system that
+//! is mounted; and loads of many files at the same time on them.
+//!
+//! Invariant: a place is taken away before what it is on.
+
+use super::Settings;
+use super::rig::{Rig, Server};
+use crate::again::program;
+use crate::exit::{Failure, Outcome};
+use longhaul_bench::record::Cell;
+use rustix::fs::{FallocateFlags, fallocate, syncfs};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// What the initiator says when a connection is lost.
+const LOST: &str = "connection lost";
+/// How long I/O waits for a connection that is lost: a study is not to hang.
+const LOSS_TIMEOUT: &str = "60s";
+/// Load before a window, and round trips of it besides.
+const RAMP: Duration = Duration::from_millis(300);
+const RAMP_ROUND_TRIPS: u32 = 30;
+
+/// What is on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Nothing: it is one file.
+    Raw,
+    Ext4,
+    Xfs,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Raw => "raw",
+            Kind::Ext4 => "ext4",
+            Kind::Xfs => "xfs",
+        }
+    }
+
+    /// What this machine lacks for it.
+    pub(super) fn missing(self) -> Option<String> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let made_by = format!("mkfs.{}", self.name());
+        let is_root = rustix::process::geteuid().is_root();
+        if !Path::new("/dev/fuse").exists() {
+            return Some("this machine has no FUSE (/dev/fuse)".into());
+        }
+        match self {
+            Kind::Raw => None,
+            _ if !is_root => Some("to mount a file system takes root".into()),
+            _ if !Path::new("/dev/loop-control").exists() => Some("this machine has no loop devices".into()),
+            _ if !std::env::split_paths(&path).any(|dir| dir.join(&made_by).exists()) => {
+                Some(format!("{made_by} is not installed"))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A file or a directory, and the process that serves it, until it is dropped.
+pub(super) struct Place {
+    pub(super) kind: Kind,
+    /// The file that is the device, or where the file system is.
+    pub(super) path: PathBuf,
+    server: Server,
+}
+
+impl Place {
+    /// Makes a file system on devices (as a stripe, if there are several) and
+    /// mounts it with `more` at `path`; or attaches them there, if it is to be
+    /// raw. What is on them is lost.
+    pub(super) fn new(
+        rig: &Rig,
+        path: &Path,
+        kind: Kind,
+        uris: &[String],
+        more: &[&str],
+    ) -> Result<Place, Failure> {
+        let command = |verb: &str, options: &[&str]| -> Result<Command, Failure> {
+            let mut command = rig.command()?;
+            command.arg(verb).args(["--ctrl-loss-timeout", LOSS_TIMEOUT]).args(options);
+            command.args((uris.len() > 1).then_some(["--layout", "stripe"]).into_iter().flatten());
+            command.args(uris);
+            Ok(command)
+        };
+        let serve = match kind {
+            Kind::Raw => {
+                let mut serve = command("attach", &["--foreground"])?;
+                serve.arg("--at").arg(path);
+                serve
+            }
+            Kind::Ext4 | Kind::Xfs => {
+                rig.finish(&mut command("mkfs", &["--force", "--fs", kind.name()])?)?;
+                fs::create_dir(path).map_err(Failure::failed)?;
+                let mut serve = command("mount", &[&["--foreground"], more].concat())?;
+                serve.arg(path);
+                serve
+            }
+        };
+        Ok(Place { kind, path: path.to_owned(), server: Server::start(serve)? })
+    }
+
+    /// How often a connection was lost so far.
+    fn lost(&self) -> f64 {
+        self.server.has_said(LOST) as f64
+    }
+
+    /// Takes all files away, and gives their space back to the device.
+    pub(super) fn trim(&self) -> Outcome {
+        let failed = |e: rustix::io::Errno| Failure::failed(std::io::Error::from(e));
+        if self.kind == Kind::Raw {
+            let file = fs::OpenOptions::new().write(true).open(&self.path).map_err(Failure::failed)?;
+            let size = file.metadata().map_err(Failure::failed)?.len();
+            let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            return fallocate(&file, how, 0, size).map_err(failed);
+        }
+        for entry in fs::read_dir(&self.path).map_err(Failure::failed)? {
+            let path = entry.map_err(Failure::failed)?.path();
+            if path.is_file() {
+                fs::remove_file(path).map_err(Failure::failed)?;
+            }
+        }
+        syncfs(fs::File::open(&self.path).map_err(Failure::failed)?).map_err(failed)?;
+        let trimmed = Command::new("fstrim").arg(&self.path).stdin(Stdio::null()).output();
+        let trimmed = trimmed.map_err(|e| Failure::failed(format!("cannot run fstrim: {e}")))?;
+        match trimmed.status.success() {
+            true => Ok(()),
+            false => Err(Failure::failed(String::from_utf8_lossy(&trimmed.stderr).trim())),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let verb = if self.kind == Kind::Raw { "detach" } else { "umount" };
+        let command = program().map(|program| {
+            let mut command = Command::new(program);
+            command.arg(verb).arg(&self.path);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()
+        });
+        // The process itself is ended next, whatever came of this.
+        if let (Ok(Ok(_)), false) = (command, self.kind == Kind::Raw) {
+            let _ = fs::remove_dir(&self.path);
+        }
+    }
+}
+
+/// Files at once, of one size, in calls of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Load {
+    pub(super) name: &'static str,
+    pub(super) files: u64,
+    /// Calls under way for each file.
+    pub(super) depth: u32,
+    /// Bytes of a call.
+    pub(super) bs: u64,
+    /// Bytes of all files together.
+    pub(super) bytes: u64,
+    pub(super) write: bool,
+}
+
+impl Load {
+    /// Bytes of one file: whole calls.
+    pub(super) fn size(&self) -> u64 {
+        (self.bytes / self.files / self.bs).max(1) * self.bs
+    }
+
+    fn args(&self, place: &Place, write: bool) -> Vec<String> {
+        let size = self.size();
+        let mut args = vec!["bench".to_owned()];
+        if place.kind == Kind::Raw {
+            args.push(place.path.to_string_lossy().into_owned());
+            args.extend(["--numjobs".into(), self.files.to_string(), "--offset-increment".into()]);
+            args.push(size.to_string());
+        } else {
+            let dir = place.path.to_string_lossy().replace(',', ",,");
+            args.extend((0..self.files).map(|n| format!("file:{dir}/{}.{n},size={size}", self.name)));
+        }
+        args.extend(["--rw", if write { "write" } else { "read" }, "--group-reporting"].map(str::to_owned));
+        args.extend(["--bs".into(), self.bs.to_string(), "--iodepth".into(), self.depth.to_string()]);
+        args.extend(["--size".into(), size.to_string()]);
+        args
+    }
+
+    /// Writes all its files once, so that none has a hole.
+    pub(super) fn lay_out(&self, rig: &Rig, place: &Place) -> Outcome {
+        let mut args = self.args(place, true);
+        args.push("--end-fsync".into());
+        rig.finish(rig.command()?.args(&args)).map(drop)
+    }
+
+    /// Loads for a while: bytes per second, seconds until a call was taken and
+    /// from then until it was done; and how often a connection was lost, if there
+    /// is a cell for that.
+    pub(super) fn run(&self, rig: &Rig, place: &Place, settings: &Settings, cells: &mut [Cell]) -> Outcome {
+        let before = place.lost();
+        let rw = if self.write { "write" } else { "read" };
+        let numbers =
+            ["bandwidth", "submission latency mean", "completion latency mean"].map(|n| format!("{rw} {n}"));
+        let mut args = self.args(place, self.write);
+        let ms = |time: Duration| format!("{}ms", time.as_millis());
+        // What is under way at once may end together: a window holds that twice.
+        let all = rig.time_of(self.files * u64::from(self.depth) * self.bs);
+        args.extend(["--ramp".into(), ms(RAMP + RAMP_ROUND_TRIPS * rig.round_trip() + all)]);
+        args.extend(["--runtime".into(), ms(settings.runtime.max(2 * all))]);
+        args.extend(["--runs".into(), settings.runs.to_string()]);
+        rig.load(&args, &numbers.each_ref().map(String::as_str), cells)?;
+        if let Some(lost) = cells.get_mut(numbers.len()) {
+            lost.push(place.lost() - before, &longhaul_bench::record::Validity::default());
+        }
+        Ok(())
+    }
+}

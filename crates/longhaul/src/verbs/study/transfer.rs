@@ -1,0 +1,334 @@
+//! The study of data-transfer bottlenecks (CCGRID 2019; 100 Gb/s, 45 ms): the
+//! same bytes in more and more files, and the line through the times, T = N·t0 +
+//! B/R, for the whole and for each stage alone; then more at the same time, the
+//! next files read ahead or not, and its data sets.
+
+mod bed;
+
+use super::{Experiment, Settings, Usual, Wanted, suited_scale};
+use crate::exit::{Failure, Outcome};
+use bed::Bed;
+use longhaul_bench::record::{Better, Cell, Code, Place, Published, Validity};
+use longhaul_report::model::{Copy, Noise, fit};
+use std::time::Duration;
+
+const SOURCE: &str = "Data-transfer bottlenecks, CCGRID 2019: 5 GB in N files, 100 Gb/s, 45 ms";
+const RATE: f64 = 100e9;
+const RTT: Duration = Duration::from_millis(45);
+/// Bytes of a copy, as published.
+const BYTES: f64 = 5e9;
+/// Files of a copy.
+const FILES: [u32; 6] = [1, 10, 50, 100, 500, 1000];
+const FILES_QUICK: [u32; 4] = [1, 64, 256, 1000];
+/// The published line: seconds a file, and of the bytes.
+const T0: f64 = 0.0665;
+const OF_BYTES: f64 = 16.5;
+/// Files and connections at the same time.
+const AT_ONCE: [u16; 6] = [1, 2, 4, 8, 16, 32];
+const AT_ONCE_QUICK: [u16; 3] = [1, 4, 16];
+/// Bytes of a data set, over a path whose rate is not known.
+const SET: u64 = 4 << 30;
+const SET_QUICK: u64 = 256 << 20;
+const SETS: [&str; 4] = ["real", "big", "l380", "small"];
+/// Bytes of a file of the set `small`.
+const BYTES_OF_SMALL: u64 = 4096;
+
+/// A copy, with stages left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rung {
+    /// Files to nothing.
+    Read,
+    /// Nothing to nothing over the path.
+    Network,
+    /// Nothing to files.
+    Write,
+    /// Nothing to nothing within this machine.
+    Nothing,
+    /// Files to files over the path.
+    Whole,
+}
+
+impl Rung {
+    const ALL: [Rung; 5] = [Rung::Read, Rung::Network, Rung::Write, Rung::Nothing, Rung::Whole];
+
+    fn name(self) -> &'static str {
+        match self {
+            Rung::Read => "read",
+            Rung::Network => "network",
+            Rung::Write => "write",
+            Rung::Nothing => "no storage, no network",
+            Rung::Whole => "whole",
+        }
+    }
+
+    /// Published seconds a file.
+    fn published(self) -> Option<f64> {
+        match self {
+            Rung::Read => Some(0.0340),
+            Rung::Network => Some(0.0253),
+            Rung::Write => Some(0.0101),
+            Rung::Nothing => None,
+            Rung::Whole => Some(T0),
+        }
+    }
+}
+
+/// How much at the same time, and how far ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tune {
+    /// Readers, connections and writers; as many as help, if it is not said.
+    at_once: Option<u16>,
+    /// Whether the next files are read while what was read waits to be sent.
+    ahead: bool,
+}
+
+const ONE: Tune = Tune { at_once: Some(1), ahead: true };
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Case {
+    /// Seconds of copies, and of processors.
+    Copy(Rung, u32, Tune),
+    /// The line through the copies of a kind.
+    Line(Rung),
+    /// Bytes per second of a data set.
+    Set(&'static str),
+}
+
+/// Whether `uri` is where files can be copied to.
+pub(super) fn is_agent(uri: &str) -> bool {
+    uri.starts_with("lh://")
+}
+
+/// The experiment, and what it is measured on.
+#[derive(Default)]
+pub(super) struct Transfer(Option<Bed>);
+
+impl Experiment for Transfer {
+    type Case = Case;
+
+    fn usual(quick: bool) -> Usual {
+        let runs = if quick { 3 } else { 5 };
+        let runtime = Duration::from_secs(if quick { 2 } else { 10 });
+        Usual { scale: suited_scale(RATE, quick), runs, runtime }
+    }
+
+    fn plan(settings: &Settings) -> Vec<Wanted<Case>> {
+        let files = counts(settings);
+        let most = files[files.len() - 1];
+        let mut all = Vec::new();
+        for rung in Rung::ALL {
+            for &files in files {
+                let case = Case::Copy(rung, files, ONE);
+                all.push(Wanted { cells: vec![of_copy(rung, files, settings)], how: Ok(case) });
+            }
+        }
+        for rung in Rung::ALL {
+            all.push(Wanted { cells: of_line(rung, settings), how: Ok(Case::Line(rung)) });
+        }
+        let at_once = if settings.quick { &AT_ONCE_QUICK[..] } else { &AT_ONCE };
+        for at_once in at_once.iter().copied().map(Some).chain([None]) {
+            let case = Case::Copy(Rung::Whole, most, Tune { at_once, ahead: true });
+            all.push(Wanted { cells: of_number(at_once), how: Ok(case) });
+        }
+        for at_once in at_once.iter().copied().take(2) {
+            for ahead in [true, false] {
+                let case = Case::Copy(Rung::Whole, most, Tune { at_once: Some(at_once), ahead });
+                all.push(Wanted { cells: vec![of_ahead(at_once, ahead)], how: Ok(case) });
+            }
+        }
+        for set in SETS {
+            let mut cell = Cell::new(format!("data set {set}"), "B/s", Better::Higher);
+            cell.place = Some(place("Data sets", "as many at once as help", set, None, "Data set"));
+            all.push(Wanted { cells: vec![cell], how: Ok(Case::Set(set)) });
+        }
+        all
+    }
+
+    fn measure(&mut self, case: &Case, settings: &Settings, known: &[Cell], cells: &mut [Cell]) -> Outcome {
+        if let Case::Line(rung) = case {
+            return line(*rung, settings, known, cells);
+        }
+        if self.0.is_none() {
+            self.0 = Some(Bed::start(settings)?);
+        }
+        let Some(bed) = &mut self.0 else { return Err(Failure::failed("there is nothing to copy to")) };
+        match case {
+            Case::Copy(rung, files, tune) => {
+                for _ in 0..settings.runs {
+                    bed.copy(*rung, *files, *tune, cells)?;
+                }
+                Ok(())
+            }
+            Case::Set(name) => bed.set(name, settings, cells),
+            Case::Line(_) => Ok(()),
+        }
+    }
+}
+
+fn counts(settings: &Settings) -> &'static [u32] {
+    if settings.quick { &FILES_QUICK } else { &FILES }
+}
+
+/// Bytes of the copies: as published, scaled as the links are.
+fn bytes(settings: &Settings) -> f64 {
+    let all = if settings.targets.is_empty() || !settings.quick { BYTES } else { SET_QUICK as f64 };
+    all * settings.scale
+}
+
+/// Bytes of one of so many files.
+fn size(files: u32, settings: &Settings) -> u64 {
+    ((bytes(settings) / f64::from(files)) as u64).max(1)
+}
+
+fn name_of(rung: Rung, files: u32) -> String {
+    format!("{}, {files} files", rung.name())
+}
+
+fn of_copy(rung: Rung, files: u32, settings: &Settings) -> Cell {
+    let mut cell = Cell::new(name_of(rung, files), "s", Better::Lower);
+    let number = Some(f64::from(files));
+    let figure = "The same bytes in more and more files, one at a time";
+    cell.place = Some(place(figure, rung.name(), &files.to_string(), number, "Files"));
+    // The bytes are fewer as the links are slower, and then take as long; what
+    // a file costs is the path's.
+    let alike = settings.targets.is_empty() || (!settings.quick && settings.scale == 1.0);
+    if rung == Rung::Whole && alike {
+        let value = f64::from(files) * T0 + OF_BYTES;
+        cell.published.push(Published { value, source: format!("{SOURCE}; T = 0.0665 N + 16.5 s") });
+    }
+    cell
+}
+
+/// What a file costs, and the rate of the bytes.
+fn of_line(rung: Rung, settings: &Settings) -> Vec<Cell> {
+    let mut t0 = Cell::new(format!("{}: a file", rung.name()), "s", Better::Lower);
+    t0.place = Some(place("What a file costs (t0)", "t0", rung.name(), None, "Copy"));
+    let source = || SOURCE.to_owned();
+    t0.published.extend(rung.published().map(|value| Published { value, source: source() }));
+    let mut rate = Cell::new(format!("{}: the bytes", rung.name()), "B/s", Better::Higher);
+    rate.place = Some(place("How fast the bytes go (R)", "R", rung.name(), None, "Copy"));
+    if rung == Rung::Whole {
+        let (scale, scaled) = match settings.scale {
+            scale if scale < 1.0 && settings.targets.is_empty() => {
+                (scale, format!("; times {scale}, as the links are"))
+            }
+            _ => (1.0, String::new()),
+        };
+        let value = BYTES / OF_BYTES * scale;
+        rate.published.push(Published { value, source: source() + &scaled });
+    }
+    vec![t0, rate]
+}
+
+/// The time, and what it took of the processors, with so many at once.
+fn of_number(at_once: Option<u16>) -> Vec<Cell> {
+    let x = at_once.map_or("as many as help".into(), |number| number.to_string());
+    let mut time = Cell::new(format!("{x} at once: time"), "s", Better::Lower);
+    time.place = Some(place("Files at the same time", "time", &x, None, "Readers, connections, writers"));
+    let mut cpu = Cell::new(format!("{x} at once: processors"), "s", Better::Lower);
+    let figure = "Processor time of both ends, and of the emulated link";
+    cpu.place = Some(place(figure, "processors", &x, None, "Readers, connections, writers"));
+    vec![time, cpu]
+}
+
+fn of_ahead(at_once: u16, ahead: bool) -> Cell {
+    let series = if ahead { "read ahead" } else { "not read ahead" };
+    let mut cell = Cell::new(format!("{at_once} at once, {series}"), "s", Better::Lower);
+    let figure = "The next files read while the present one is sent";
+    cell.place = Some(place(figure, series, &at_once.to_string(), None, "Readers, connections, writers"));
+    cell
+}
+
+fn place(figure: &str, series: &str, x: &str, x_number: Option<f64>, x_label: &str) -> Place {
+    Place { figure: figure.into(), series: series.into(), x: x.into(), x_number, x_label: x_label.into() }
+}
+
+/// A line for each round of copies: so t0 and R have a spread as all numbers do.
+fn line(rung: Rung, settings: &Settings, known: &[Cell], cells: &mut [Cell]) -> Outcome {
+    let times = |files: &u32| {
+        let name = name_of(rung, *files);
+        let cell = known.iter().find(|cell| cell.name == name);
+        let samples = cell.map(|cell| cell.samples.as_slice()).unwrap_or_default();
+        (*files, samples)
+    };
+    let copies: Vec<(u32, &[f64])> = counts(settings).iter().map(times).collect();
+    let rounds = copies.iter().map(|(_, samples)| samples.len()).min().unwrap_or_default();
+    if rounds == 0 {
+        return Err(Failure::failed("there is no copy that counts of some number of files"));
+    }
+    let (valid, mut of_bytes) = (Validity::default(), Validity::default());
+    for round in 0..rounds {
+        let of = |(files, samples): &(u32, &[f64])| {
+            let bytes = (size(*files, settings) * u64::from(*files)) as f64;
+            Copy { files: f64::from(*files), bytes, seconds: samples[round] }
+        };
+        let copies: Vec<Copy> = copies.iter().map(of).collect();
+        let found = fit(&copies, Noise::Proportional).map_err(Failure::failed)?;
+        let [t0, rate] = cells else { return Err(Failure::failed("a line is two numbers")) };
+        t0.push(found.t0.value, &valid);
+        rate.push(found.rate.value, &valid);
+        if !found.rate.value.is_finite() {
+            of_bytes =
+                Validity::not(Code::TooNoisy, "the bytes cost nothing that could be told from the noise");
+        }
+    }
+    if let Some(rate) = cells.last_mut() {
+        rate.validity = of_bytes;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(quick: bool, targets: &[&str]) -> Settings {
+        let targets = targets.iter().map(|uri| (*uri).to_owned()).collect();
+        Settings { quick, targets, scale: 0.01, runs: 1, runtime: Duration::from_secs(1) }
+    }
+
+    #[test]
+    fn every_published_number_is_wanted_under_a_name_of_its_own() {
+        for quick in [false, true] {
+            let all = Transfer::plan(&settings(quick, &[]));
+            let cells: Vec<&Cell> = all.iter().flat_map(|one| &one.cells).collect();
+            let of = |name: &str| {
+                let cell = cells.iter().find(|cell| cell.name == name).expect(name);
+                cell.published.first().map(|published| published.value)
+            };
+            assert_eq!(of("read: a file"), Some(0.0340));
+            assert_eq!(of("network: a file"), Some(0.0253));
+            assert_eq!(of("write: a file"), Some(0.0101));
+            assert_eq!(of("whole: a file"), Some(0.0665));
+            assert!(of("whole, 1000 files").is_some_and(|seconds| (seconds - 83.0).abs() < 1e-9));
+            let mut names: Vec<&str> = cells.iter().map(|cell| cell.name.as_str()).collect();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), cells.len());
+        }
+    }
+
+    #[test]
+    fn the_line_goes_through_what_was_measured() {
+        let settings = settings(true, &[]);
+        let mut known = Vec::new();
+        for files in FILES_QUICK {
+            let mut cell = Cell::new(name_of(Rung::Whole, files), "s", Better::Lower);
+            // Each round has a line of its own.
+            for t0 in [0.05, 0.06] {
+                let bytes = (size(files, &settings) * u64::from(files)) as f64;
+                cell.push(f64::from(files) * t0 + bytes / 1e8, &Validity::default());
+            }
+            known.push(cell);
+        }
+        let mut cells = of_line(Rung::Whole, &settings);
+        line(Rung::Whole, &settings, &known, &mut cells).expect("a line");
+        let is = |cell: &Cell, all: [f64; 2]| {
+            cell.samples.iter().zip(all).all(|(found, planted)| (found / planted - 1.0).abs() < 1e-6)
+        };
+        assert!(is(&cells[0], [0.05, 0.06]) && is(&cells[1], [1e8, 1e8]), "{cells:?}");
+        known.pop();
+        assert!(line(Rung::Whole, &settings, &known, &mut cells).is_err(), "a copy is missing");
+    }
+}

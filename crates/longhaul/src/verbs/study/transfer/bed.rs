@@ -1,0 +1,192 @@
+//! What copies are made between: a directory on the disk and an agent, behind an
+//! emulated link or where it was said. Copies are runs of this same program.
+
+use super::{BYTES_OF_SMALL, RATE, RTT, Rung, SET, SET_QUICK, Tune, counts, size};
+use crate::exit::{Failure, Outcome};
+use crate::verbs::study::Settings;
+use crate::verbs::study::rig::{Rig, Scratch, Server};
+use longhaul_bench::record::Cell;
+use longhaul_wan::Conditions;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Both ends of the copies.
+pub(super) struct Bed {
+    // In this order: the agent ends before its link does.
+    agent: Option<(Option<u16>, Server)>,
+    rig: Rig,
+    scratch: Scratch,
+    /// Where copies go to that was named, as `cp` has it.
+    named: Option<String>,
+    sizes: Vec<(u32, u64)>,
+    copies: u32,
+}
+
+impl Bed {
+    pub(super) fn start(settings: &Settings) -> Result<Bed, Failure> {
+        let named = settings
+            .targets
+            .first()
+            .map(|uri| format!("{}/longhaul-study-{}", uri.trim_end_matches('/'), std::process::id()));
+        let rig = match named {
+            Some(_) => Rig::here(),
+            None => Rig::emulated(1, Conditions::new(RTT, Some((RATE * settings.scale) as u64)))?,
+        };
+        let scratch = Scratch::make("transfer")?;
+        for dir in ["there", "empty"] {
+            fs::create_dir(scratch.path().join(dir)).map_err(Failure::failed)?;
+        }
+        let sizes = counts(settings).iter().map(|files| (*files, size(*files, settings))).collect();
+        let bed = Bed { agent: None, rig, scratch, named, sizes, copies: 0 };
+        if let Some(named) = &bed.named {
+            // It becomes the directory that all others go into.
+            let empty = bed.scratch.path().join("empty");
+            bed.rig.finish(bed.rig.command()?.args(["cp", "--recursive"]).arg(empty).arg(named))?;
+        }
+        Ok(bed)
+    }
+
+    fn there(&self) -> PathBuf {
+        self.scratch.path().join("there")
+    }
+
+    /// Has an agent behind the link that writes so many files at once; its URI.
+    fn agent(&mut self, at_once: Option<u16>) -> Result<String, Failure> {
+        if let Some(named) = &self.named {
+            return Ok(named.clone());
+        }
+        if self.agent.as_ref().is_none_or(|(now, _)| *now != at_once) {
+            self.agent = None;
+            let (mut command, address) = self.rig.behind(1)?;
+            command.args(["agent", "--insecure", "--listen", &format!("{address}:7400"), "--root"]);
+            command.arg(self.there());
+            command.args(at_once.iter().flat_map(|n| ["--writers".to_owned(), n.to_string()]));
+            self.agent = Some((at_once, Server::start(command)?));
+        }
+        let uri = self.agent.as_ref().and_then(|(_, agent)| agent.ready["uri"].as_str());
+        let uri = uri.ok_or_else(|| Failure::failed("the agent does not say where it is"))?;
+        Ok(uri.trim_end_matches('/').to_owned())
+    }
+
+    /// Makes a copy, and takes it away again.
+    pub(super) fn copy(&mut self, rung: Rung, files: u32, tune: Tune, cells: &mut [Cell]) -> Outcome {
+        let size = self.sizes.iter().find(|(of, _)| *of == files).map_or(1, |(_, size)| *size);
+        let agent = self.agent(tune.at_once)?;
+        let zeroes = || format!("zero:{files}x{size}");
+        let from = match rung {
+            Rung::Read | Rung::Whole => {
+                let dir = self.scratch.path().join(files.to_string());
+                let (bytes, files) = ((size * u64::from(files)).to_string(), files.to_string());
+                self.data_set("equal", &dir, &["--files", &files, "--scale", &bytes])?;
+                dir.to_string_lossy().into_owned()
+            }
+            Rung::Network | Rung::Write | Rung::Nothing => zeroes(),
+        };
+        self.copies += 1;
+        let to = match (rung, &self.named) {
+            (Rung::Read | Rung::Nothing, _) => "null:".into(),
+            (Rung::Network, _) => nowhere(&agent),
+            (Rung::Write, None) => self.there().join(self.copies.to_string()).to_string_lossy().into_owned(),
+            (Rung::Write | Rung::Whole, _) => format!("{agent}/{}", self.copies),
+        };
+        self.timed(&from, &to, tune, cells, |seconds| seconds)
+    }
+
+    /// Copies a data set as often as is wanted, with as much at once as helps.
+    pub(super) fn set(&mut self, name: &str, settings: &Settings, cells: &mut [Cell]) -> Outcome {
+        let bytes = match (settings.targets.is_empty(), settings.quick) {
+            (true, _) => RATE * settings.scale / 8.0 * settings.runtime.as_secs_f64(),
+            (false, true) => SET_QUICK as f64 * settings.scale,
+            (false, false) => SET as f64 * settings.scale,
+        };
+        let bytes = bytes as u64;
+        let dir = self.scratch.path().join(name);
+        let (scale, files) = (bytes.to_string(), (bytes / BYTES_OF_SMALL).max(1).to_string());
+        let more = if name == "small" { ["--files", &files] } else { ["--scale", &scale] };
+        let bytes = self.data_set(name, &dir, &more)? as f64;
+        let agent = self.agent(None)?;
+        for _ in 0..settings.runs {
+            self.copies += 1;
+            let to = format!("{agent}/{}", self.copies);
+            let tune = Tune { at_once: None, ahead: true };
+            self.timed(&dir.to_string_lossy(), &to, tune, cells, |seconds| bytes / seconds)?;
+        }
+        fs::remove_dir_all(&dir).map_err(Failure::failed)
+    }
+
+    /// Makes a data set, unless it is there; how many bytes it has.
+    fn data_set(&self, name: &str, dir: &Path, more: &[&str]) -> Result<u64, Failure> {
+        if dir.exists() {
+            return Ok(0);
+        }
+        let mut command = self.rig.command()?;
+        let out = self.rig.finish(command.args(["dataset", "make", name, "--json"]).args(more).arg(dir))?;
+        let made: Value = serde_json::from_slice(&out).unwrap_or_default();
+        Ok(made["bytes"].as_u64().unwrap_or_default())
+    }
+
+    /// Copies, and takes what its seconds come to into the first of `cells` and
+    /// processor seconds into the second, if there is one.
+    fn timed(
+        &self,
+        from: &str,
+        to: &str,
+        tune: Tune,
+        cells: &mut [Cell],
+        number: impl Fn(f64) -> f64,
+    ) -> Outcome {
+        let mut command = self.rig.command()?;
+        command.args(["cp", "--recursive", "--json"]);
+        if let Some(number) = tune.at_once.map(|number| number.to_string()) {
+            command.args(["--readers", &number, "--streams", &number, "--writers", &number]);
+        }
+        if !tune.ahead {
+            command.args(["--read-ahead", "0"]);
+        }
+        command.arg("--").arg(from).arg(to);
+        let (out, watched, validity) = self.rig.watch(|| self.rig.finish(&mut command))?;
+        let text = String::from_utf8_lossy(&out);
+        let mut events = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let summary = events.rfind(|event| event["event"] == "summary").unwrap_or_default();
+        let seconds = summary["seconds"].as_f64();
+        let seconds = seconds.ok_or_else(|| Failure::failed("a copy said nothing of what it took"))?;
+        let processors = watched.cpu.others_s.unwrap_or(f64::NAN);
+        for (cell, value) in cells.iter_mut().zip([number(seconds), processors]) {
+            cell.push(value, &validity);
+        }
+        self.clear()
+    }
+
+    /// Takes away what was copied.
+    fn clear(&self) -> Outcome {
+        if let Some(named) = &self.named {
+            let empty = self.scratch.path().join("empty");
+            self.rig.finish(self.rig.command()?.args(["sync", "--delete"]).arg(empty).arg(named))?;
+            return Ok(());
+        }
+        for entry in fs::read_dir(self.there()).map_err(Failure::failed)? {
+            let path = entry.map_err(Failure::failed)?.path();
+            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.map_err(Failure::failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where nothing is kept, at the agent of a URI.
+fn nowhere(uri: &str) -> String {
+    let host = uri.trim_start_matches("lh://").split('/').next().unwrap_or_default();
+    format!("lh://{host}/null:")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_kept_at_the_agent_itself() {
+        assert_eq!(nowhere("lh://dtn1:7400/incoming/x"), "lh://dtn1:7400/null:");
+        assert_eq!(nowhere("lh://[::1]:7400"), "lh://[::1]:7400/null:");
+    }
+}
