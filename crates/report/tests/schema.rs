@@ -26,6 +26,7 @@ fn written() -> Output {
             x_label: "Files".into(),
         }),
         published: vec![Published { value: 3.0, source: "a study".into() }],
+        found: "far slower".into(),
     };
     let look = TcpSample {
         at_s: 1.5,
@@ -122,6 +123,7 @@ fn every_name_is_read() {
                 x_label: "Files".into(),
             }),
             published: vec![read::Published { value: 3.0, source: "a study".into() }],
+            found: "far slower".into(),
         }],
         validity: void,
     };

@@ -74,7 +74,7 @@ pub(crate) struct Args {
     /// Runs of each number [default: as published, or 2 or 3 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     runs: Option<u16>,
-    /// Length of a run [default: 10s, or 1s or 2s with --quick]
+    /// Length of a run [default: 10s or 20s, or 1s or 2s with --quick]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     runtime: Option<Duration>,
     /// The result, or with all the directory for their results [default: study-NAME.json, or here]
@@ -311,7 +311,8 @@ fn go<E: Experiment>(
         runtime: args.runtime.unwrap_or(usual.runtime),
     };
     let wanted = E::plan(&settings);
-    let mut kept = Kept::begin(study.name(), path, &settings, args.fresh)?;
+    let order = wanted.iter().flat_map(|one| &one.cells).map(|cell| cell.name.clone()).collect();
+    let mut kept = Kept::begin(study.name(), path, order, &settings, args.fresh)?;
     if settings.scale < 1.0 && settings.targets.is_empty() {
         output.note(format_args!(
             "{}: emulated links have {} of the published rates (--scale)",

@@ -39,7 +39,8 @@ fn sample() -> Document {
         Validity { valid: false, reasons: vec![Reason { code: "retransmitting".into(), detail }] };
     let mut beside = cell("raw", "1000", &[2e8, 2.1e8]);
     beside.published.push(Published { value: 1e8, source: "A study, 2021".into() });
-    let missing = cell("RoCE", "1", &[]);
+    let mut missing = cell("RoCE", "1", &[]);
+    missing.found = "abnormally <slow>".into();
     document(
         "wan",
         vec![cell("raw", "1", &[1e8, 1.1e8, 0.9e8]), cell("raw", "10", &[1.5e8]), beside, void, missing],
@@ -57,6 +58,7 @@ fn a_page_has_everything_and_needs_nothing() {
         "not measured",
         "Published: A study, 2021.",
         ">2.05<",
+        ">abnormally &lt;slow&gt;<",
         "class=\"dash",
         "95 % confidence",
         "does not count",
@@ -95,6 +97,14 @@ fn results_stand_beside_each_other() {
     assert_eq!(found.len(), 1);
     let names: Vec<&str> = found[0].figure.series.iter().map(|series| series.name.as_str()).collect();
     assert_eq!(names, ["raw · wan", "XFS · wan", "RoCE · wan", "raw · after", "XFS · after", "RoCE · after"]);
+    // What only one of them has a figure of needs no name.
+    let mut apart = sample();
+    for place in apart.record.cells.iter_mut().filter_map(|cell| cell.place.as_mut()) {
+        place.figure = "Another one".into();
+    }
+    let found = gather(&[sample(), apart]);
+    assert_eq!(found.len(), 2);
+    assert!(found.iter().all(|one| one.figure.series[0].name == "raw"), "{found:?}");
     // Without a place of their own, cells are put together by unit.
     let plain = |name: &str, unit: &str| Cell {
         name: name.into(),

@@ -14,11 +14,19 @@ use std::time::Instant;
 pub(super) struct Kept {
     path: PathBuf,
     record: Record,
+    /// Names in the order in which they are wanted.
+    order: Vec<String>,
 }
 
 impl Kept {
     /// The result to go on with, or a new one.
-    pub(super) fn begin(name: &str, path: &Path, settings: &Settings, fresh: bool) -> Result<Kept, Failure> {
+    pub(super) fn begin(
+        name: &str,
+        path: &Path,
+        order: Vec<String>,
+        settings: &Settings,
+        fresh: bool,
+    ) -> Result<Kept, Failure> {
         let mut record = Record::new("study", name);
         record.conditions.0 = vec![
             (
@@ -32,7 +40,7 @@ impl Kept {
         if !fresh && path.exists() {
             go_on(&mut record, path)?;
         }
-        Ok(Kept { path: path.to_owned(), record })
+        Ok(Kept { path: path.to_owned(), record, order })
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -48,6 +56,9 @@ impl Kept {
         cells.iter_mut().for_each(Cell::judge);
         self.record.cells.retain(|old| !cells.iter().any(|new| new.name == old.name));
         self.record.cells.extend(cells);
+        // What was measured later since it had failed stands where it belongs.
+        let place = |cell: &Cell| self.order.iter().position(|name| *name == cell.name);
+        self.record.cells.sort_by_key(place);
         // The cells are judged already, and only the whole is new.
         self.record.judge();
         let document = schema::Output {

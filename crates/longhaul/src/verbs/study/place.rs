@@ -202,10 +202,10 @@ impl Load {
             ["bandwidth", "submission latency mean", "completion latency mean"].map(|n| format!("{rw} {n}"));
         let mut args = self.args(place, self.write);
         let ms = |time: Duration| format!("{}ms", time.as_millis());
-        // What is under way at once may end together: a window holds that twice.
+        // What is under way at once may end together: a window holds that.
         let all = rig.time_of(self.files * u64::from(self.depth) * self.bs);
         args.extend(["--ramp".into(), ms(RAMP + RAMP_ROUND_TRIPS * rig.round_trip() + all)]);
-        args.extend(["--runtime".into(), ms(settings.runtime.max(2 * all))]);
+        args.extend(["--runtime".into(), ms(settings.runtime.max(all * 3 / 2))]);
         args.extend(["--runs".into(), settings.runs.to_string()]);
         rig.load(&args, &numbers.each_ref().map(String::as_str), cells)?;
         if let Some(lost) = cells.get_mut(numbers.len()) {
