@@ -23,6 +23,7 @@ chores:
                           measure against references, for docs/performance.md; --help says more
   kernel [PATTERN...]     run the tests against a stock Linux kernel under QEMU
   powercut [N [SEED]]     take the guest's power away under load, 20 times or as often as said
+  faults [NAME...]        make copies slow on purpose, and see whether diagnose says why
   ci                      run all that CI runs";
 
 fn main() -> ExitCode {
@@ -46,6 +47,7 @@ fn run() -> Result<()> {
         (Some("bench"), rest) => bench(&repo, rest),
         (Some("kernel"), rest) => script(&repo, "tests/kernel/run", rest),
         (Some("powercut"), rest) => powercut(&repo, rest),
+        (Some("faults"), rest) => faults(&repo, rest),
         (Some("fuzz"), []) => script(&repo, "fuzz/smoke", &[]),
         (Some("ci"), []) => script(&repo, ".ci/run", &[]),
         (Some("help" | "-h" | "--help"), _) => {
@@ -79,6 +81,15 @@ fn powercut(repo: &Repo, args: &[&str]) -> Result<()> {
     command.arg("power:").env("LONGHAUL_KERNEL_CUTS", cuts.max(1u32).div_ceil(POWER_CHECKS).to_string());
     command.envs(seed.map(|seed| ("LONGHAUL_KERNEL_SEED", seed)));
     finish(command.current_dir(&repo.root), "tests/kernel/run")
+}
+
+/// Runs the tests of `longhaul diagnose` that take long: all, or those that have one
+/// of these in their name.
+fn faults(repo: &Repo, names: &[&str]) -> Result<()> {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["test", "--quiet", "--release", "--package=longhaul", "--test=faults", "--"]);
+    command.args(["--ignored", "--nocapture"]).env("LONGHAUL_FAULTS", names.join(","));
+    finish(command.current_dir(&repo.root), "the faults")
 }
 
 /// Runs one of the repository's scripts, with its output where ours goes.

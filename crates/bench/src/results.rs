@@ -6,7 +6,7 @@ use crate::stats::{DirStats, Latencies, Samples};
 use crate::verify::{FaultKind, VerifyReport};
 use crate::worker::{Outcome, Record, Usage};
 use longhaul_block::{Advice, DeviceInfo, IoError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// The percentiles that fio lists.
 const PERCENTILES: [f64; 17] =
@@ -115,7 +115,6 @@ impl Results {
     /// The results as fio writes them; with `group_reporting`, all jobs as
     /// one entry.
     pub fn to_fio(&self, group_reporting: bool) -> schema::Output {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let grouped;
         let jobs: &[JobResult] = if group_reporting {
             grouped = Vec::from_iter(self.total());
@@ -126,18 +125,12 @@ impl Results {
         let total: [f64; 2] =
             jobs.iter().fold([0.0; 2], |[r, w], j| [r + j.read.bw.mean, w + j.write.bw.mean]);
         schema::Output {
-            version: concat!("longhaul-", env!("CARGO_PKG_VERSION")).into(),
-            timestamp: now.as_secs(),
-            timestamp_ms: now.as_millis() as u64,
-            time: utc(now.as_secs()),
             global_options: Pairs(vec![
                 ("ioengine".into(), "longhaul".into()),
                 ("direct".into(), "1".into()),
             ]),
             jobs: jobs.iter().map(|job| self.job_to_fio(job, total)).collect(),
-            disk_util: Vec::new(),
-            paths: Vec::new(),
-            longhaul: None,
+            ..schema::Output::now()
         }
     }
 

@@ -6,10 +6,12 @@
 //! other versions of fio are read, too.
 
 use crate::record::Record;
+use crate::results::utc;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::time::SystemTime;
 
 /// A whole result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -38,6 +40,21 @@ pub struct Output {
     /// What this program knows beyond fio's layout.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longhaul: Option<Record>,
+}
+
+impl Output {
+    /// One of this program, made now, with nothing in it yet. Every document is
+    /// made of this, so that all say alike what made them and when.
+    pub fn now() -> Output {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Output {
+            version: concat!("longhaul-", env!("CARGO_PKG_VERSION")).into(),
+            timestamp: now.as_secs(),
+            timestamp_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+            time: utc(now.as_secs()),
+            ..Output::default()
+        }
+    }
 }
 
 /// What was chosen on the way to a remote device, and why.

@@ -25,6 +25,7 @@
 //! | `write`, `journal`, `delete` | the receiving side's threads |
 //! | `tree` | a directory that is never left |
 //! | `made` | data without files, and the place where none is kept |
+//! | [`host`] | what a machine is doing, told to another |
 //! | `manifest` | a list of checksums for others to check |
 //! | `pace` | a limit of the rate |
 //! | `tuner`, `tune`, `gate` | how many threads and connections, by what they bring |
@@ -46,6 +47,7 @@ mod endpoint;
 mod filter;
 mod fold;
 mod gate;
+pub mod host;
 mod job;
 mod journal;
 mod link;

@@ -12,6 +12,8 @@ use std::io;
 const ZERO: &[u8] = b"zero:";
 const DATASET: &[u8] = b"dataset:";
 const NOWHERE: &[u8] = b"null:";
+/// One file, with what the machine is doing; see [`crate::host`].
+const MACHINE: &[u8] = b"machine:";
 
 /// When made files were last changed: always then, so that they are the same for
 /// `sync`, and for a copy that goes on.
@@ -29,7 +31,7 @@ pub(crate) fn is_nowhere(typed: &[u8]) -> bool {
 
 /// Whether `typed` names data that is made.
 pub(crate) fn makes(typed: &[u8]) -> bool {
-    typed.starts_with(ZERO) || typed.starts_with(DATASET)
+    typed.starts_with(ZERO) || typed.starts_with(DATASET) || typed == MACHINE
 }
 
 /// The most files of a data set that a stranger may ask for: the list of them takes
@@ -43,16 +45,21 @@ pub(crate) enum Made {
     Zeroes { files: usize, size: u64 },
     /// A data set.
     Set(dataset::Plan),
+    /// One file of this content.
+    Told(Vec<u8>),
 }
 
 impl Made {
-    /// From what was typed: `zero:SIZE`, `zero:FILESxSIZE`, or
-    /// `dataset:NAME[,scale=SIZE][,files=N][,seed=N]`.
+    /// From what was typed: `zero:SIZE`, `zero:FILESxSIZE`,
+    /// `dataset:NAME[,scale=SIZE][,files=N][,seed=N]`, or `machine:`.
     ///
     /// # Errors
     /// It makes no sense, or is a data set of more than `most` files; in words.
     pub(crate) fn parse(typed: &[u8], most: usize) -> Result<Made, String> {
         let text = || show(typed);
+        if typed == MACHINE {
+            return Ok(Made::Told(crate::host::look().into_bytes()));
+        }
         let spec = |prefix| typed.strip_prefix(prefix).and_then(|rest| std::str::from_utf8(rest).ok());
         if let Some(spec) = spec(ZERO) {
             zeroes(spec)
@@ -69,12 +76,13 @@ impl Made {
         match self {
             Made::Zeroes { files, .. } => *files,
             Made::Set(plan) => plan.files.len(),
+            Made::Told(_) => 1,
         }
     }
 
     fn set(&self) -> &[FileSpec] {
         match self {
-            Made::Zeroes { .. } => &[],
+            Made::Zeroes { .. } | Made::Told(_) => &[],
             Made::Set(plan) => &plan.files,
         }
     }
@@ -97,7 +105,8 @@ impl Made {
             Made::Zeroes { files, size } if index < *files => {
                 entry(&format!("zero{index:07}"), Kind::File, 0o644, *size)
             }
-            Made::Zeroes { .. } => None,
+            Made::Told(content) if index == 0 => entry("machine", Kind::File, 0o644, content.len() as u64),
+            Made::Zeroes { .. } | Made::Told(_) => None,
             Made::Set(plan) => {
                 let file = plan.files.get(index)?;
                 entry(&file.path, Kind::File, 0o644, file.size)
@@ -110,11 +119,16 @@ impl Made {
         let size = match self {
             Made::Zeroes { size, .. } => *size,
             Made::Set(plan) => plan.files.get(index).map_or(0, |file| file.size),
+            Made::Told(content) => content.len() as u64,
         };
         let len = size.saturating_sub(offset).min(buf.len() as u64) as usize;
         match self {
             Made::Zeroes { .. } => buf[..len].fill(0),
             Made::Set(plan) => plan.fill(index, offset, &mut buf[..len]),
+            Made::Told(content) => {
+                let content = content.get(offset as usize..).unwrap_or_default();
+                buf[..len].copy_from_slice(&content[..len]);
+            }
         }
         len
     }
@@ -242,6 +256,8 @@ mod tests {
         assert_eq!((zeroes.len(), zeroes.entry(2).expect("there").size), (3, 4096));
         assert_eq!(made("zero:1GB").expect("good").entry(0).expect("there").size, 1_000_000_000);
         assert_eq!(made("dataset:small,files=7").expect("good").len(), 7);
+        let Ok(Made::Told(told)) = made("machine:") else { panic!("it says nothing") };
+        assert!(told.starts_with(b"machine "));
         assert!(made("dataset:small,files=1001").is_err_and(|e| e.contains("1000 files")));
         for bad in
             ["zero:", "zero:0x1", "zero:1x", "zero:9999999999g", "dataset:none", "dataset:real,size=1", "x"]

@@ -3,6 +3,7 @@
 use crate::queue::Gauge;
 use crate::read::ReadStats;
 use crate::wire::{Counts, Stage, Trouble, Tuned};
+use longhaul_engine::net::TcpInfo;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -33,6 +34,7 @@ pub struct Monitor {
     notes: Mutex<Vec<Note>>,
     chosen: Mutex<Vec<Chosen>>,
     carried: Mutex<Carried>,
+    sockets: Mutex<Option<TcpInfo>>,
     far_limit: Mutex<Option<Stage>>,
     gauges: Mutex<Vec<(Stage, Look)>>,
 }
@@ -190,6 +192,16 @@ impl Monitor {
     /// So many bytes have got across by now, on all connections.
     pub(crate) fn carried(&self, at: Instant, bytes: u64) {
         lock(&self.carried).add(at, bytes);
+    }
+
+    /// What the kernel says of the connections that this side sent on, all as one,
+    /// when everything was sent.
+    pub fn sockets(&self) -> Option<TcpInfo> {
+        *lock(&self.sockets)
+    }
+
+    pub(crate) fn set_sockets(&self, info: TcpInfo) {
+        *lock(&self.sockets) = Some(info);
     }
 
     pub(crate) fn trouble(&self, trouble: Trouble) {

@@ -24,6 +24,7 @@ use crate::wire::{
     Refusal, Stage, Trouble, Tuned,
 };
 use futures_util::future::{select, try_join_all};
+use longhaul_engine::net::TcpInfo;
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{BufPool, Task, spawn};
 use std::cell::{Cell, RefCell};
@@ -136,8 +137,8 @@ pub(crate) async fn send(
     let gate = threads(plan, &queues, &monitor)?;
     // A limit of the rate is none of the connections'.
     let streams = if rate > 0 { Concurrency::Fixed(streams.start()) } else { streams };
-    let sockets = links.iter().filter_map(|link| link.tx.stream()).collect();
-    let path = Path { streams: sockets, sends: true };
+    let sockets: Vec<_> = links.iter().filter_map(|link| link.tx.stream()).collect();
+    let path = Path { streams: sockets.clone(), sends: true };
     let active = streams.streams(&path).min(links.len());
     monitor.choose(Stage::Read, false, readers.start(), "to begin with");
     monitor.choose(Stage::Send, false, active, "to begin with");
@@ -156,7 +157,12 @@ pub(crate) async fn send(
         dry_run,
         pace: Pace::new(rate),
     });
+    let told = Arc::clone(&session.monitor);
     let result = session.run(links, path, ask).await;
+    let infos: Vec<_> = sockets.iter().filter_map(|socket| socket.info().ok()).collect();
+    if !infos.is_empty() {
+        told.set_sockets(TcpInfo::together(&infos));
+    }
     drop(abort);
     result
 }

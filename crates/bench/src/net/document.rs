@@ -3,7 +3,6 @@
 use super::client::Measured;
 use super::{Half, Plan, Way};
 use crate::record::{Better, Cell, EVENTS, Record, Run, TcpSample, Validity};
-use crate::results::utc;
 use crate::schema::{Direction, Job, Output, Pairs};
 use crate::watch::{Expect, Watched};
 use std::time::Duration;
@@ -100,15 +99,10 @@ impl NetRuns {
         record.shown_run = (!runs.is_empty()).then_some(0);
         record.cells = self.cells();
         record.judge();
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Output {
-            version: concat!("longhaul-", env!("CARGO_PKG_VERSION")).into(),
-            timestamp: now.as_secs(),
-            timestamp_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
-            time: utc(now.as_secs()),
             jobs: first.map(|measured| self.job(measured)).into_iter().collect(),
             longhaul: Some(record),
-            ..Output::default()
+            ..Output::now()
         }
         .with_options(plan)
     }

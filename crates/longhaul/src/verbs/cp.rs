@@ -49,7 +49,8 @@ SRC and DST are paths, HOST:PATH over ssh (which starts an agent there; data goe
 its own, encrypted with a key for this copy), or lh://HOST:PORT/PATH at a running `longhaul agent`;
 one end is on this machine. In place of a path, `zero:SIZE`, `zero:FILESxSIZE` and
 `dataset:NAME[,scale=SIZE][,files=N][,seed=N]` are data that is made while it is sent, and `null:` is
-where it is checked and thrown away: HOST:null: and lh://HOST/null: too. With
+where it is checked and thrown away: HOST:null: and lh://HOST/null: too, and `machine:` is a file with
+what a machine is doing. With
 both ends elsewhere, the data goes from one to the other and not through this machine. A directory DST gets the sources in it; one that does not exist becomes the copy.
 Modes and times are kept; symbolic links are copied, not followed. A copy that was cut off is taken
 up again where it was when the same command is run again.
@@ -115,11 +116,21 @@ enum Level {
 
 /// Checksums.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Checksum {
+pub(crate) enum Checksum {
     /// XXH3-128: finds accidents
     Xxh3,
     /// BLAKE3: finds intent as well
     Blake3,
+}
+
+impl Checksum {
+    /// Its name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Checksum::Xxh3 => "xxh3",
+            Checksum::Blake3 => "blake3",
+        }
+    }
 }
 
 /// When data is made durable.
@@ -373,7 +384,7 @@ fn run(spec: &CopySpec, settings: &Settings, output: Output) -> Outcome {
     let troubles = progress.stop();
     handle.close();
     let summary = result?;
-    show::summary(&summary, &monitor, spec, output);
+    show::summary(&summary, &monitor, troubles.threads, spec, output);
     match summary.counts.failed {
         0 => Ok(()),
         failed => {

@@ -3,21 +3,24 @@
 //! It climbs a ladder of copies, each with another stage left out: files to
 //! nothing (read), nothing to nothing over the path (network), nothing to files
 //! (write), and files to files (the whole), each with few and with many files.
-//! [`longhaul_report::model`] makes costs of them, and [`longhaul_report::cause`]
-//! names the cause.
+//! Then the whole with more and with fewer at the same time, and what the slowest
+//! stage gives reason to ask ([`probe`]). [`longhaul_report::model`] makes costs of
+//! them, and [`longhaul_report::cause`] names the cause.
 
+mod hosts;
 mod ladder;
+mod probe;
+mod tell;
 
 use crate::exit::{Failure, Outcome};
 use crate::names::parse_bytes;
 use crate::output::{Output, save};
-use ladder::{Ladder, Rung, Tune};
+use ladder::{How, Ladder, Rung, Took};
 use longhaul_bench::record::{Better, Cell, Place, Record, Validity};
 use longhaul_bench::schema;
-use longhaul_report::cause::{Cause, Finding, HostSeen, Seen, Sockets, Sweep, Tried, diagnose};
-use longhaul_report::figure::Scale;
-use longhaul_report::model::{Copy, Fit, Noise, Split, Stage, fit, split};
-use serde_json::{Value, json};
+use longhaul_report::cause::{self, Change, Finding, HostSeen, Remedy, Seen, Sweep, Tried};
+use longhaul_report::model::{Copy, Fit, Noise, Split, fit, split};
+use longhaul_report::stats::Interval;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -25,7 +28,8 @@ use std::path::PathBuf;
 #[command(after_help = "\
 Copies data that it makes, in SRC/longhaul-diagnose-PID and DST/longhaul-diagnose-PID, and removes it at
 the end (at a destination on another machine, an empty directory is left). SRC is a directory of this
-machine; DST is as cp has it. Nothing else is read, changed or set.
+machine; DST is as cp has it. Nothing else is read, changed or set: what is to be changed of a machine
+is printed as a command.
 
 Example:
   longhaul diagnose /data lh://dtn2:7400/incoming --try")]
@@ -40,17 +44,23 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
     bytes: u64,
     /// Most files of a copy
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(16..=1_000_000))]
     files: u32,
     /// Copies of each kind
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=100))]
     runs: u16,
     /// Threads that read and that write, in the copy that is asked about
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = super::cp::threads())]
     threads: u16,
     /// Its connections
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: u16,
+    /// Its checksum
+    #[arg(long, value_enum, default_value_t = super::cp::Checksum::Xxh3)]
+    checksum: super::cp::Checksum,
+    /// Its congestion control, by the kernel's name [default: as the machine has it]
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<String>,
     /// Encrypt, with the key of the agent
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
@@ -66,33 +76,59 @@ pub(crate) struct Args {
 const FEW: u32 = 8;
 /// Numbers of threads and of connections that are tried.
 const TRIED: [u16; 3] = [1, 4, 16];
+/// Runs of which the best counts, where one is compared with another: what else a
+/// machine does only ever costs.
+const BEST_OF: usize = 2;
 
 /// What the ladder brought.
+#[derive(Default)]
 struct Climbed {
-    seen: Seen,
+    seen: Option<Seen>,
     fits: Vec<(Rung, Fit)>,
     split: Option<Split>,
     cells: Vec<Cell>,
+    /// Least round trip in seconds, and the most bits a second that got through.
+    path: (Option<f64>, f64),
+}
+
+/// What the remedy was to bring and what it brought, as factors.
+struct Attempt {
+    predicted: Option<f64>,
+    achieved: Option<f64>,
+    /// What to enter where, if it is not the copy's to do.
+    command: Option<String>,
 }
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let stop = longhaul_bench::Stop::new();
     super::bench::stop_on_interrupt(&stop)?;
     let mut ladder = Ladder::new(args, stop)?;
-    let climbed = climb(args, &mut ladder, output)?;
-    let findings = diagnose(&climbed.seen);
-    let tried = match (args.try_it, findings.first()) {
-        (true, Some(first)) => Some(attempt(args, &mut ladder, first, &climbed.seen)?),
+    let now = How {
+        readers: args.threads,
+        writers: args.threads,
+        streams: args.streams,
+        checksum: args.checksum.name(),
+        congestion: args.congestion.clone(),
+        rate: None,
+    };
+    let mut climbed = Climbed::default();
+    let findings = if !ladder.is_local() && !ladder.full_packets_pass()? {
+        vec![cause::black_hole()]
+    } else {
+        cause::diagnose(&climb(args, &mut ladder, &now, &mut climbed, output)?)
+    };
+    let tried = match findings.first() {
+        Some(first) if args.try_it => Some(attempt(args, &mut ladder, first, &now, &climbed)?),
         _ => None,
     };
     if let Some(path) = &args.output {
         let mut record = Record::new("diagnose", format!("copies to {}", args.destination.to_string_lossy()));
         record.cells.clone_from(&climbed.cells);
+        record.conditions.0 = tell::conditions(&findings, tried.as_ref());
         record.judge();
-        let document = schema::Output { longhaul: Some(record), ..schema::Output::default() };
-        save(path, &document)?;
+        save(path, &schema::Output { longhaul: Some(record), ..schema::Output::now() })?;
     }
-    tell(&climbed, &findings, tried.as_ref(), output);
+    tell::tell(&climbed, &findings, tried.as_ref(), output);
     Ok(())
 }
 
@@ -101,76 +137,113 @@ fn counts(args: &Args) -> [u32; 3] {
     [FEW, (FEW * args.files).isqrt(), args.files]
 }
 
-fn climb(args: &Args, ladder: &mut Ladder, output: Output) -> Result<Climbed, Failure> {
-    let now = Tune { threads: args.threads, streams: args.streams };
-    let (mut fits, mut cells, mut retransmitted, mut others) = (Vec::new(), Vec::new(), 0.0_f64, 0.0_f64);
-    for rung in Rung::ALL {
+/// Copies of one kind and number of files.
+struct Runs {
+    rung: Rung,
+    files: u32,
+    took: Vec<Took>,
+}
+
+impl Runs {
+    /// The best one: what else a machine does only ever costs.
+    fn best(&self) -> Option<&Took> {
+        self.took.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))
+    }
+}
+
+/// The best of the copies of a kind.
+fn best(all: &[Runs], rung: Rung, files: u32) -> Option<&Took> {
+    all.iter().find(|runs| runs.rung == rung && runs.files == files)?.best()
+}
+
+fn climb(
+    args: &Args,
+    ladder: &mut Ladder,
+    now: &How,
+    climbed: &mut Climbed,
+    output: Output,
+) -> Result<Seen, Failure> {
+    let files = args.files;
+    let mut all: Vec<Runs> = Vec::new();
+    for rung in Rung::FITTED {
         if rung == Rung::Network && ladder.is_local() {
             continue;
         }
         output.note(format_args!("{}", rung.says()));
         let mut copies = Vec::new();
         for files in counts(args) {
+            let took =
+                (0..args.runs).map(|_| ladder.copy(rung, files, now)).collect::<Result<Vec<_>, _>>()?;
             let mut cell = cell(rung, files);
-            for _ in 0..args.runs {
-                let took = ladder.copy(rung, files, now)?;
-                cell.push(took.seconds, &Validity::default());
-                copies.push(Copy {
-                    files: files.into(),
-                    bytes: ladder.bytes(files) as f64,
-                    seconds: took.seconds,
-                });
-                if rung == Rung::Network {
-                    retransmitted = retransmitted.max(took.retransmitted);
-                }
-                others = others.max(took.others);
-            }
-            cells.push(cell);
+            took.iter().for_each(|took| cell.push(took.seconds, &Validity::default()));
+            climbed.cells.push(cell);
+            copies.extend(took.iter().map(|took| Copy {
+                files: files.into(),
+                bytes: took.bytes as f64,
+                seconds: took.seconds,
+            }));
+            all.push(Runs { rung, files, took });
         }
-        fits.push((rung, fit(&copies, Noise::Proportional).map_err(Failure::failed)?));
+        climbed.fits.push((rung, fit(&copies, Noise::Proportional).map_err(Failure::failed)?));
     }
     output.note("more and fewer at the same time");
-    let files = args.files;
-    let threads = sweep(args.threads, |threads| {
-        ladder.copy(Rung::Whole, files, Tune { threads, ..now }).map(|took| took.seconds)
-    })?;
+    let (threads, alone) = threads(ladder, files, now)?;
     let streams = match ladder.is_local() {
         true => Sweep::default(),
         false => sweep(args.streams, |streams| {
-            ladder.copy(Rung::Network, counts(args)[0], Tune { streams, ..now }).map(|took| took.seconds)
+            Ok(ladder.copy(Rung::Whole, files, &How { streams, ..now.clone() })?.seconds)
         })?,
     };
-    let of = |rung: Rung| fits.iter().find(|(one, _)| *one == rung).map(|(_, fit)| *fit);
+    let of = |rung: Rung| climbed.fits.iter().find(|(one, _)| *one == rung).map(|(_, fit)| *fit);
     let whole = of(Rung::Whole).ok_or_else(|| Failure::failed("nothing was copied"))?;
     let stages = [of(Rung::Read), of(Rung::Network), of(Rung::Write)];
-    let split = match stages {
-        [Some(read), Some(network), Some(write)] => Some(split(read.t0, network.t0, write.t0, whole.t0)),
-        _ => None,
-    };
+    let t0 = |stage: Option<Fit>| stage.map_or(Interval { value: 0.0, low: 0.0, high: 0.0 }, |fit| fit.t0);
+    climbed.split = Some(split(t0(stages[0]), t0(stages[1]), t0(stages[2]), whole.t0));
+    let network = best(&all, Rung::Network, counts(args)[0]);
+    let round_trip = network.and_then(|took| took.round_trip);
+    let bits = |took: &Took| took.bytes as f64 * 8.0 / took.seconds;
+    climbed.path = (round_trip, all.iter().filter_map(Runs::best).map(bits).fold(0.0, f64::max));
     let bytes = ladder.bytes(files) as f64;
-    let seen = Seen {
+    let copy = best(&all, Rung::Whole, files);
+    let hosts = copy.map_or([HostSeen::default(); 2], |took| took.hosts.map(|host| host.seen()));
+    let mut seen = Seen {
         files: files.into(),
         bytes,
         whole,
-        stages: [stages[0], stages[1], alone(stages[2], stages[1], files.into(), bytes)],
-        files_at_once: threads,
+        stages: [stages[0], stages[1], limiting(stages[2], stages[1], files.into(), bytes)],
+        threads,
+        alone,
         streams,
         checksum: None,
         encryption: None,
-        sockets: stages[1].map(|_| Sockets { retransmitted, ..Sockets::default() }),
-        hosts: [
-            HostSeen { others, saves_power: ladder::saves_power(), ..HostSeen::default() },
-            HostSeen::default(),
-        ],
+        congestion: None,
+        sockets: network.map(|took| took.sockets),
+        hosts,
     };
-    Ok(Climbed { seen, fits, split, cells })
+    output.note("what the slowest stage gives reason to ask");
+    probe::ask(args, ladder, now, (network, copy), &mut seen, &mut climbed.cells)?;
+    climbed.seen = Some(seen.clone());
+    Ok(seen)
 }
 
 /// Writing at another machine is seen through the network. What it takes no
 /// longer than that, it does not limit.
-fn alone(write: Option<Fit>, network: Option<Fit>, files: f64, bytes: f64) -> Option<Fit> {
+fn limiting(write: Option<Fit>, network: Option<Fit>, files: f64, bytes: f64) -> Option<Fit> {
     let (write, Some(network)) = (write?, network) else { return write };
     (write.predict(files, bytes) > 1.1 * network.predict(files, bytes)).then_some(write)
+}
+
+/// Other numbers of threads; where they help, the best of those that read and of
+/// those that write without the other.
+fn threads(ladder: &mut Ladder, files: u32, now: &How) -> Result<(Sweep, [Option<f64>; 2]), Failure> {
+    let mut whole = |how: &How| Ok::<_, Failure>(ladder.copy(Rung::Whole, files, how)?.seconds);
+    let threads = sweep(now.readers, |threads| whole(&now.threads(threads)))?;
+    let Some((best, _)) = threads.gain() else { return Ok((threads, [None; 2])) };
+    let n = small(best.value);
+    let mut alone = |how: How| Ok::<_, Failure>(whole(&how)?.min(whole(&how)?));
+    let readers = alone(How { readers: n, ..now.clone() })?;
+    let writers = alone(How { writers: n, ..now.clone() })?;
+    Ok((threads, [Some(readers), Some(writers)]))
 }
 
 /// Runs with what it is now, and with others.
@@ -181,11 +254,17 @@ fn sweep(now: u16, mut run: impl FnMut(u16) -> Result<f64, Failure>) -> Result<S
     }
     let mut tried = Vec::new();
     for value in values {
-        // The better one of two: what else the machine does only ever costs.
-        let seconds = run(value)?.min(run(value)?);
+        let mut seconds = f64::INFINITY;
+        for _ in 0..BEST_OF {
+            seconds = seconds.min(run(value)?);
+        }
         tried.push(Tried { value: value.into(), seconds });
     }
     Ok(Sweep { now: now.into(), tried })
+}
+
+fn small(value: u32) -> u16 {
+    u16::try_from(value).unwrap_or(u16::MAX)
 }
 
 fn cell(rung: Rung, files: u32) -> Cell {
@@ -200,89 +279,37 @@ fn cell(rung: Rung, files: u32) -> Cell {
     cell
 }
 
-/// What the remedy was to bring and what it brought, as factors.
-struct Attempt {
-    predicted: Option<f64>,
-    achieved: Option<f64>,
-}
-
-/// Copies again as the remedy says, and as before.
-fn attempt(args: &Args, ladder: &mut Ladder, finding: &Finding, seen: &Seen) -> Result<Attempt, Failure> {
-    let now = Tune { threads: args.threads, streams: args.streams };
-    let small = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
-    let (rung, files, then) = match finding.cause {
-        Cause::TooFewFiles(n) | Cause::TooManyFiles(n) => {
-            (Rung::Whole, args.files, Tune { threads: small(n), ..now })
+/// Copies as before, and again as the remedy says; or says what to enter.
+fn attempt(
+    args: &Args,
+    ladder: &mut Ladder,
+    finding: &Finding,
+    now: &How,
+    climbed: &Climbed,
+) -> Result<Attempt, Failure> {
+    let predicted = finding.gain;
+    let change = match &finding.remedy {
+        Remedy::Copy(change) => change,
+        Remedy::Tune(end) => {
+            let command = Some(format!("at the {end}: {}", tell::tune_command(climbed.path)));
+            return Ok(Attempt { predicted, achieved: None, command });
         }
-        Cause::TooFewStreams(n) | Cause::TooManyStreams(n) => {
-            (Rung::Network, counts(args)[0], Tune { streams: small(n), ..now })
-        }
-        // What is slow for each file is hidden by many of them.
-        Cause::SlowOpen | Cause::SlowCreate => {
-            match seen.files_at_once.tried.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds)) {
-                Some(best) => (Rung::Whole, args.files, Tune { threads: small(best.value), ..now }),
-                None => return Ok(Attempt { predicted: finding.gain, achieved: None }),
-            }
-        }
-        _ => return Ok(Attempt { predicted: finding.gain, achieved: None }),
+        Remedy::People => return Ok(Attempt { predicted, achieved: None, command: None }),
     };
-    let before = ladder.copy(rung, files, now)?.seconds;
-    let after = ladder.copy(rung, files, then)?.seconds;
-    Ok(Attempt { predicted: finding.gain, achieved: Some(before / after) })
-}
-
-fn tell(climbed: &Climbed, findings: &[Finding], tried: Option<&Attempt>, output: Output) {
-    let fit = |(rung, fit): &(Rung, Fit)| {
-        json!({
-            "copy": rung.name(), "seconds_per_file": fit.t0.value, "low": fit.t0.low, "high": fit.t0.high,
-            "bytes_per_second": fit.rate.value, "rate_low": fit.rate.low, "rate_high": fit.rate.high,
-        })
-    };
-    let finding = |f: &Finding| json!({ "cause": f.cause.to_string(), "remedy": f.cause.remedy(), "gain": f.gain, "evidence": f.evidence });
-    let shares = climbed.split.map(|split| {
-        let stages: serde_json::Map<String, Value> =
-            Stage::ALL.iter().zip(split.shares).map(|(s, share)| (s.name().into(), share.into())).collect();
-        json!({ "shares": stages, "overlap": split.overlap, "bounds": format!("{:?}", split.bounds) })
-    });
-    output.event(
-        "summary",
-        json!({
-            "fits": climbed.fits.iter().map(fit).collect::<Vec<_>>(), "split": shares,
-            "findings": findings.iter().map(finding).collect::<Vec<_>>(),
-            "tried": tried.map(|t| json!({ "predicted": t.predicted, "achieved": t.achieved })),
-        }),
-    );
-    if output.is_json() {
-        return;
+    let mut then = now.clone();
+    match change {
+        Change::Threads(n) => then = now.threads(small(*n)),
+        Change::Readers(n) => then.readers = small(*n),
+        Change::Writers(n) => then.writers = small(*n),
+        Change::Streams(n) => then.streams = small(*n),
+        Change::Congestion(name) => then.congestion = Some(name.clone()),
+        Change::QuickChecksum => then.checksum = super::cp::Checksum::Xxh3.name(),
     }
-    for (rung, fit) in &climbed.fits {
-        let each = Scale::of("s", fit.t0.value.abs());
-        let rate = if fit.rate.value.is_finite() {
-            Scale::of("B/s", fit.rate.value).with_unit(fit.rate.value)
-        } else {
-            "no bound".into()
-        };
-        output.line(format_args!(
-            "{:<8} {} a file (95 % between {} and {}), {rate}",
-            rung.name(),
-            each.with_unit(fit.t0.value),
-            each.number(fit.t0.low),
-            each.number(fit.t0.high),
-        ));
+    // One beside the other, so that both see the same machine.
+    let (mut before, mut after) = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..BEST_OF {
+        before = before.min(ladder.copy(Rung::Whole, args.files, now)?.seconds);
+        after = after.min(ladder.copy(Rung::Whole, args.files, &then)?.seconds);
     }
-    if let Some(first) = findings.first() {
-        output.line(first);
-    }
-    if let Some(Attempt { predicted, achieved }) = tried {
-        let times =
-            |gain: &Option<f64>| gain.map_or("not known".into(), |gain| format!("{gain:.2} times as fast"));
-        match achieved {
-            Some(_) => output.line(format_args!(
-                "tried: expected {}, achieved {}",
-                times(predicted),
-                times(achieved)
-            )),
-            None => output.line("not tried: that remedy is not one of the copy's own settings"),
-        }
-    }
+    Ok(Attempt { predicted, achieved: Some(before / after), command: None })
 }

@@ -3,10 +3,12 @@
 use crate::output::Output;
 use indicatif::{ProgressBar, ProgressStyle};
 use longhaul_block::units::format_size;
+use longhaul_transfer::host;
 use longhaul_transfer::wire::Op;
 use longhaul_transfer::wire::Tuned;
 use longhaul_transfer::{Chosen, CopySpec, Monitor, Note, Snapshot, Stage, Summary};
 use serde_json::{Value, json};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -22,6 +24,35 @@ const EVENTS: Duration = Duration::from_secs(1);
 pub(super) struct Troubles {
     /// Content that is not what was sent.
     pub(super) mismatch: u64,
+    /// What the threads did meanwhile.
+    pub(super) threads: Threads,
+}
+
+/// Of the thread that wanted a processor most: shares of the time of a copy.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Threads {
+    /// In which it had one.
+    pub(super) busiest: f64,
+    /// In which it waited for one.
+    pub(super) waited: f64,
+}
+
+/// Looks at threads again and again: they end before the copy does.
+#[derive(Default)]
+struct Looks(HashMap<u32, (f64, f64)>);
+
+impl Looks {
+    fn look(&mut self) {
+        self.0.extend(host::threads().into_iter().map(|(id, ran, waited)| (id, (ran, waited))));
+    }
+
+    /// Of a time of so long.
+    fn shares(&self, time: Duration) -> Threads {
+        let most = self.0.values().copied().max_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1)));
+        let (ran, waited) = most.unwrap_or_default();
+        let share = |seconds: f64| (seconds / time.as_secs_f64().max(1e-9)).min(1.0);
+        Threads { busiest: share(ran), waited: share(waited) }
+    }
 }
 
 /// Shows how far a copy is, until it is stopped.
@@ -49,9 +80,10 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles 
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
     let (began, mut last_event) = (Instant::now(), Instant::now());
     let mut before = (Instant::now(), monitor.now().counts.bytes);
-    let mut troubles = Troubles::default();
+    let (mut troubles, mut looks) = (Troubles::default(), Looks::default());
     loop {
         let end = stopped.recv_timeout(LIVE) != Err(RecvTimeoutError::Timeout);
+        looks.look();
         for trouble in monitor.take_troubles() {
             troubles.mismatch += u64::from(trouble.op == Op::Verify);
             let (path, op) = (trouble.path.to_string(), trouble.op.name());
@@ -69,6 +101,7 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles 
         }
         if end {
             bar.finish_and_clear();
+            troubles.threads = looks.shares(began.elapsed());
             return troubles;
         }
         let now = monitor.now();
@@ -145,8 +178,26 @@ fn event(now: &Snapshot, rate_now: f64, elapsed: Duration) -> Value {
     })
 }
 
+/// What the kernel says of the connections, for programs.
+fn sockets(monitor: &Monitor) -> Option<Value> {
+    let info = monitor.sockets()?;
+    let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
+    Some(json!({
+        "round_trip": info.rtt.as_secs_f64(), "round_trip_least": seconds(info.min_rtt),
+        "retransmissions": info.retransmissions, "packet": info.packet, "busy": seconds(info.busy),
+        "peer_window_limited": seconds(info.peer_window_limited),
+        "send_buffer_limited": seconds(info.send_buffer_limited),
+    }))
+}
+
 /// The result.
-pub(super) fn summary(summary: &Summary, monitor: &Monitor, spec: &CopySpec, output: Output) {
+pub(super) fn summary(
+    summary: &Summary,
+    monitor: &Monitor,
+    threads: Threads,
+    spec: &CopySpec,
+    output: Output,
+) {
     let (end, numbers) = (monitor.now(), monitor.chosen());
     let (counts, seconds) = (summary.counts, summary.elapsed.as_secs_f64());
     let mean = rate(counts.bytes, summary.elapsed);
@@ -162,6 +213,8 @@ pub(super) fn summary(summary: &Summary, monitor: &Monitor, spec: &CopySpec, out
             "resumed": summary.resumed, "streams": summary.streams, "congestion": summary.congestion,
             "through_ssh": summary.through_ssh, "dry_run": dry_run, "path_bits_per_second": path,
             "path_share": share, "chosen": list, "bytes_read": end.read_bytes,
+            "sockets": sockets(monitor),
+            "threads": { "busiest": threads.busiest, "waited": threads.waited },
         }),
     );
     let mut words = vec![format!("{} files", counts.files), format_size(counts.bytes)];

@@ -2,16 +2,18 @@
 //! person would have run.
 
 use super::Args;
+use super::hosts::{self, Look, Segments, Use, children};
 use crate::again::{program, reason};
 use crate::exit::{Exit, Failure};
 use longhaul_bench::Stop;
-use longhaul_bench::watch::Watch;
+use longhaul_report::cause::Sockets;
 use longhaul_transfer::Endpoint;
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// A copy of the ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,10 +26,13 @@ pub(super) enum Rung {
     Write,
     /// Files to files.
     Whole,
+    /// Nothing to nothing, within this machine.
+    Local,
 }
 
 impl Rung {
-    pub(super) const ALL: [Rung; 4] = [Rung::Read, Rung::Network, Rung::Write, Rung::Whole];
+    /// Those that are fitted.
+    pub(super) const FITTED: [Rung; 4] = [Rung::Read, Rung::Network, Rung::Write, Rung::Whole];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -35,6 +40,7 @@ impl Rung {
             Rung::Network => "network",
             Rung::Write => "write",
             Rung::Whole => "whole",
+            Rung::Local => "local",
         }
     }
 
@@ -45,26 +51,58 @@ impl Rung {
             Rung::Network => "sending nothing that was read, to be thrown away",
             Rung::Write => "writing files that nobody read",
             Rung::Whole => "copying files",
+            Rung::Local => "making data and throwing it away",
         }
     }
 }
 
-/// How many at the same time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tune {
-    pub(super) threads: u16,
+/// How a copy is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct How {
+    pub(super) readers: u16,
+    pub(super) writers: u16,
     pub(super) streams: u16,
+    /// By `cp`'s name for it.
+    pub(super) checksum: &'static str,
+    /// By the kernel's name; as the machine has it without one.
+    pub(super) congestion: Option<String>,
+    /// The most bits a second.
+    pub(super) rate: Option<u64>,
+}
+
+impl How {
+    /// With so many threads that read, and as many that write.
+    pub(super) fn threads(&self, threads: u16) -> How {
+        How { readers: threads, writers: threads, ..self.clone() }
+    }
 }
 
 /// What a copy took.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Took {
     pub(super) seconds: f64,
-    /// Share of this machine's segments that were sent again.
-    pub(super) retransmitted: f64,
-    /// Share of this machine's processors that others took.
-    pub(super) others: f64,
+    /// Bytes that it was of.
+    pub(super) bytes: u64,
+    /// What the sockets said.
+    pub(super) sockets: Sockets,
+    /// Least round trip in seconds.
+    pub(super) round_trip: Option<f64>,
+    /// The congestion control that it had.
+    pub(super) congestion: Option<String>,
+    /// What the machines did meanwhile: this one, and that of the destination.
+    pub(super) hosts: [Use; 2],
 }
+
+/// How long a copy may take that is to say whether anything gets through: several
+/// times what TCP waits before it sends again on the longest path.
+const GETS_THROUGH: Duration = Duration::from_secs(10);
+/// What it sends: many full packets.
+const FULL_PACKETS: &str = "zero:1MiB";
+/// Threads that make the system forget what files hold: where opening one takes
+/// long, that is not to be measured here.
+const FORGETTING: usize = 16;
+/// How often is looked whether it has ended.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Both ends of the copies. What was made is removed when it is dropped.
 pub(super) struct Ladder {
@@ -78,6 +116,8 @@ pub(super) struct Ladder {
     local: bool,
     bytes: u64,
     key_file: Option<PathBuf>,
+    /// What tells how the machine of the destination is.
+    teller: Option<OsString>,
     stop: Stop,
     made: Vec<u32>,
     copies: u32,
@@ -102,11 +142,13 @@ impl Ladder {
             Endpoint::Ssh { host, .. } => format!("{host}:null:"),
             _ => "null:".into(),
         };
+        let told = |nowhere: &str| nowhere.strip_suffix("null:").map(|server| format!("{server}machine:"));
         let local = matches!(endpoint, Endpoint::Local(_));
         let ladder = Ladder {
             program: program()?,
             near,
             far: format!("{}/{name}", text.trim_end_matches('/')).into(),
+            teller: if local { None } else { told(&nowhere).map(OsString::from) },
             nowhere: nowhere.into(),
             local,
             bytes: args.bytes,
@@ -118,8 +160,9 @@ impl Ladder {
         // It becomes the directory that all others go into.
         let empty = ladder.near.join("empty");
         fs::create_dir(&empty).map_err(Failure::failed)?;
-        let far = ladder.far.clone();
-        ladder.cp(empty.as_os_str(), &far, Tune { threads: 1, streams: 1 })?;
+        let mut command = ladder.command("cp", &[]);
+        command.args(["--recursive", "--"]).arg(&empty).arg(&ladder.far);
+        ladder.finish(&mut command)?;
         Ok(ladder)
     }
 
@@ -133,31 +176,85 @@ impl Ladder {
         (self.bytes / u64::from(files)).max(1) * u64::from(files)
     }
 
+    /// Below the source, where files are made.
+    pub(super) fn near(&self, files: u32) -> PathBuf {
+        self.near.join(files.to_string())
+    }
+
     /// Makes a copy.
-    pub(super) fn copy(&mut self, rung: Rung, files: u32, tune: Tune) -> Result<Took, Failure> {
+    pub(super) fn copy(&mut self, rung: Rung, files: u32, how: &How) -> Result<Took, Failure> {
         if self.stop.is_set() {
             return Err(Failure::failed("interrupted"));
         }
         let from = match rung {
             Rung::Read | Rung::Whole => self.source(files)?.into_os_string(),
-            Rung::Network | Rung::Write => {
-                format!("zero:{files}x{}", self.bytes(files) / u64::from(files)).into()
-            }
+            Rung::Network | Rung::Write | Rung::Local => self.zeroes(files),
         };
         self.copies += 1;
         let mut to = self.far.clone();
         to.push(format!("/{}", self.copies));
         let to = match rung {
-            Rung::Read => "null:".into(),
+            Rung::Read | Rung::Local => "null:".into(),
             Rung::Network => self.nowhere.clone(),
             Rung::Write | Rung::Whole => to,
         };
-        self.cp(&from, &to, tune)
+        let far = !matches!(rung, Rung::Read | Rung::Local);
+        self.cp(&from, &to, files, how, far)
     }
 
-    /// Files to read, made when they are first wanted.
+    fn zeroes(&self, files: u32) -> OsString {
+        format!("zero:{files}x{}", self.bytes(files) / u64::from(files)).into()
+    }
+
+    /// Sends zeroes to an agent on this machine.
+    pub(super) fn to_agent(&mut self, uri: &str, key: Option<&Path>, how: &How) -> Result<Took, Failure> {
+        let files = super::FEW;
+        let key = std::mem::replace(&mut self.key_file, key.map(Path::to_owned));
+        let took = self.cp(&self.zeroes(files), OsStr::new(uri), files, how, false);
+        self.key_file = key;
+        took
+    }
+
+    /// Seconds that it takes the destination to say what one of its files is: the
+    /// last copy of so many is compared with its source.
+    pub(super) fn far_lookup(&mut self, files: u32) -> Result<f64, Failure> {
+        let (source, mut last) = (self.source(files)?, self.far.clone());
+        last.push(format!("/{}", self.copies));
+        let mut asked = self.command("sync", &["--dry-run", "--level", "size", "--json", "--"]);
+        asked.arg(source).arg(last);
+        let summary = summary(&self.finish(&mut asked)?)?;
+        Ok(summary["seconds"].as_f64().unwrap_or_default() / f64::from(files.max(1)))
+    }
+
+    /// Whether packets of full size get through; those of a few bytes did before.
+    pub(super) fn full_packets_pass(&self) -> Result<bool, Failure> {
+        let mut command = self.command("cp", &["--streams", "1", "--json", "--"]);
+        command.arg(FULL_PACKETS).arg(&self.nowhere);
+        let before = Segments::look();
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(Failure::failed)?;
+        let end = Instant::now() + GETS_THROUGH;
+        while Instant::now() < end && !self.stop.is_set() {
+            if child.try_wait().map_err(Failure::failed)?.is_some() {
+                // What else can go wrong, the copies say better.
+                return Ok(true);
+            }
+            std::thread::sleep(LOOK);
+        }
+        // It has not ended, or was not to: that it is killed is no error.
+        let _ = child.kill();
+        let _ = child.wait();
+        // A path that is merely slow does not lose most of it.
+        Ok(self.stop.is_set() || !Segments::look().since(&before).vanish())
+    }
+
+    /// Files to read, made when they are first wanted, and no longer in memory.
     fn source(&mut self, files: u32) -> Result<PathBuf, Failure> {
-        let dir = self.near.join(files.to_string());
+        let dir = self.near(files);
         if !self.made.contains(&files) {
             let (count, bytes) = (files.to_string(), self.bytes(files).to_string());
             let mut command = Command::new(&self.program);
@@ -165,34 +262,63 @@ impl Ladder {
             self.finish(&mut command)?;
             self.made.push(files);
         }
+        forget(&dir);
         Ok(dir)
     }
 
-    fn cp(&self, from: &OsStr, to: &OsStr, tune: Tune) -> Result<Took, Failure> {
-        let (threads, streams) = (tune.threads.to_string(), tune.streams.to_string());
+    /// A run of this program with the key of the agent.
+    fn command(&self, verb: &str, more: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
-        command.args(["cp", "--recursive", "--json", "--readers", &threads, "--writers", &threads]);
         command
-            .args(["--streams", &streams])
+            .arg(verb)
             .args(self.key_file.iter().flat_map(|key| [OsStr::new("--key-file"), key.as_os_str()]));
+        command.args(more);
+        command
+    }
+
+    fn cp(&self, from: &OsStr, to: &OsStr, files: u32, how: &How, far: bool) -> Result<Took, Failure> {
+        let [readers, writers, streams] = [how.readers, how.writers, how.streams].map(|n| n.to_string());
+        let mut command = self.command("cp", &["--recursive", "--json", "--checksum", how.checksum]);
+        command.args(["--readers", &readers, "--writers", &writers, "--streams", &streams]);
+        command.args(how.congestion.iter().flat_map(|name| ["--congestion", name]));
+        if let Some(rate) = how.rate {
+            command.args(["--bwlimit", &format!("{rate}bit")]);
+        }
         command.arg("--").arg(from).arg(to);
-        let (watch, before) = (Watch::start(), children());
+        let teller = self.teller.as_deref().filter(|_| far);
+        let there = teller.map(|teller| self.ask(teller)).transpose()?;
+        let (here, own, segments) = (Look::here(), children(), Segments::look());
         let out = self.finish(&mut command)?;
-        let watched = watch.end();
-        let own = children() - before;
-        let lines = String::from_utf8_lossy(&out);
-        let mut events = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let summary = events.rfind(|event| event["event"] == "summary").unwrap_or_default();
+        let (own, segments) = (children() - own, Segments::look().since(&segments));
+        let here = Look::here().since(&here);
+        let there = match (teller, there) {
+            (Some(teller), Some(before)) => Some(self.ask(teller)?.since(&before)),
+            _ => None,
+        };
+        let summary = summary(&out)?;
         let Some(seconds) = summary["seconds"].as_f64() else {
             return Err(Failure::failed("a copy said nothing of what it took"));
         };
-        let processors = std::thread::available_parallelism().map_or(1, usize::from) as f64;
-        let others = watched.cpu.others_s.map_or(0.0, |others| (others - own).max(0.0));
         Ok(Took {
             seconds,
-            retransmitted: watched.retransmitted.unwrap_or_default(),
-            others: others / (watched.time.as_secs_f64() * processors).max(1e-9),
+            bytes: self.bytes(files),
+            sockets: segments.sockets(&summary["sockets"]),
+            round_trip: summary["sockets"]["round_trip_least"].as_f64(),
+            congestion: summary["congestion"].as_str().map(str::to_owned),
+            hosts: hosts::both(&here, own, &summary["threads"], there.as_ref(), seconds),
         })
+    }
+
+    /// What the machine of the destination says of itself.
+    fn ask(&self, teller: &OsStr) -> Result<Look, Failure> {
+        let into = self.near.join("there");
+        let mut command = self.command("cp", &["--recursive", "--streams", "1", "--"]);
+        command.arg(teller).arg(&into);
+        self.finish(&mut command)?;
+        let told = fs::read_to_string(into.join("machine")).map_err(Failure::failed)?;
+        // The next one is not to be taken for there already.
+        fs::remove_dir_all(&into).map_err(Failure::failed)?;
+        Ok(Look::parse(&told))
     }
 
     /// Runs a program to its end; its standard output.
@@ -206,6 +332,47 @@ impl Ladder {
     }
 }
 
+/// The last event of a run.
+fn summary(out: &[u8]) -> Result<Value, Failure> {
+    let lines = String::from_utf8_lossy(out);
+    let mut events = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let summary = events.rfind(|event| event["event"] == "summary");
+    summary.ok_or_else(|| Failure::failed("a copy said nothing of what it took"))
+}
+
+/// Writes files to the disk, and lets the system forget what they hold: a copy of
+/// what is in memory says nothing of the storage. What cannot be forgotten stays.
+fn forget(dir: &Path) {
+    let files: Vec<PathBuf> = walk(dir).collect();
+    std::thread::scope(|scope| {
+        for share in files.chunks(files.len().div_ceil(FORGETTING).max(1)) {
+            scope.spawn(move || {
+                for file in share.iter().filter_map(|path| fs::File::open(path).ok()) {
+                    let _ = file.sync_data();
+                    let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+                }
+            });
+        }
+    });
+}
+
+/// The files below a directory.
+fn walk(dir: &Path) -> Box<dyn Iterator<Item = PathBuf>> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    Box::new(entries.flat_map(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => walk(&entry.path()),
+        _ => Box::new(std::iter::once(entry.path())),
+    }))
+}
+
+/// Seconds that it takes this machine to say what a file below `dir` is.
+pub(super) fn lookup(dir: &Path) -> Option<f64> {
+    let files: Vec<PathBuf> = walk(dir).collect();
+    let began = Instant::now();
+    let known = files.iter().filter(|path| path.symlink_metadata().is_ok()).count();
+    (known > 0).then(|| began.elapsed().as_secs_f64() / known as f64)
+}
+
 impl Drop for Ladder {
     fn drop(&mut self) {
         // Where it cannot be removed, its name says whose it is.
@@ -213,26 +380,10 @@ impl Drop for Ladder {
             let _ = fs::remove_dir_all(Path::new(&self.far));
         } else {
             let empty = self.near.join("empty");
-            let mut command = Command::new(&self.program);
-            command.args(["sync", "--delete"]).arg(empty).arg(&self.far);
-            command.args(self.key_file.iter().flat_map(|key| [OsStr::new("--key-file"), key.as_os_str()]));
+            let mut command = self.command("sync", &["--delete"]);
+            command.arg(empty).arg(&self.far);
             let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
         }
         let _ = fs::remove_dir_all(&self.near);
     }
-}
-
-/// Processor seconds of programs that were run and have ended (`cutime` and
-/// `cstime` of proc(5), in hundredths of a second).
-fn children() -> f64 {
-    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name of the program may have spaces: what follows it has none.
-    let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let field = |at: usize| rest.split_whitespace().nth(at).and_then(|word| word.parse::<f64>().ok());
-    (field(13).unwrap_or_default() + field(14).unwrap_or_default()) / 100.0
-}
-
-/// Whether this machine's processors save power.
-pub(super) fn saves_power() -> bool {
-    longhaul_bench::host::Host::here().governor.is_some_and(|governor| governor == "powersave")
 }

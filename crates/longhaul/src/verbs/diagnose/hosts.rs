@@ -1,0 +1,236 @@
+//! What the machines and their sockets did during a copy.
+
+use longhaul_report::cause::{HostSeen, Sockets};
+use longhaul_transfer::host;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+
+/// Share of a processor's time in which it does nothing but serve interrupts.
+const INTERRUPTS: f64 = 0.6;
+/// Share of it that the others may serve at most beside that one.
+const IDLE: f64 = 0.3;
+
+/// Share of segments that are sent again where those with data vanish: TCP sends
+/// ten at first, and then one again and again.
+const VANISH: f64 = 0.15;
+
+/// What a machine said of itself, at a moment or (as a difference) of a while.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Look(BTreeMap<String, String>);
+
+impl Look {
+    /// At this machine.
+    pub(super) fn here() -> Look {
+        Look::parse(&host::look())
+    }
+
+    pub(super) fn parse(told: &str) -> Look {
+        Look(host::parse(told))
+    }
+
+    /// What has happened since an earlier look. Settings are those of now.
+    pub(super) fn since(&self, before: &Look) -> Look {
+        let past = |(name, value): (&String, &String)| {
+            let (now, then) = (value.parse::<f64>().ok(), before.number(name));
+            let passed =
+                if name.ends_with("_s") { now.zip(then).map(|(now, then)| now - then) } else { None };
+            (name.clone(), passed.map_or(value.clone(), |passed| passed.max(0.0).to_string()))
+        };
+        // What was not there before has begun since.
+        Look(self.0.iter().map(past).collect())
+    }
+
+    fn number(&self, name: &str) -> Option<f64> {
+        self.0.get(name)?.parse().ok()
+    }
+
+    fn numbers(&self, begins: &str, ends: &str) -> Vec<f64> {
+        let named = self.0.iter().filter(|(name, _)| name.starts_with(begins) && name.ends_with(ends));
+        named.filter_map(|(_, value)| value.parse().ok()).collect()
+    }
+
+    fn is(&self, name: &str, value: &str) -> bool {
+        self.0.get(name).is_some_and(|found| found == value)
+    }
+
+    /// One of its processors does nothing but serve interrupts, and the others few.
+    fn interrupts(&self) -> bool {
+        let Some(time) = self.number("up_s").filter(|time| *time > 0.0) else { return false };
+        let mut shares: Vec<f64> =
+            self.numbers("processor.", ".interrupts_s").into_iter().map(|seconds| seconds / time).collect();
+        shares.sort_by(|a, b| b.total_cmp(a));
+        matches!(*shares, [most, next, ..] if most >= INTERRUPTS && next <= most * IDLE)
+    }
+}
+
+/// What a machine did during a copy.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Use {
+    pub(super) busiest: f64,
+    pub(super) others: f64,
+    pub(super) interrupts: bool,
+    pub(super) saves_power: bool,
+}
+
+impl Use {
+    pub(super) fn seen(&self) -> HostSeen {
+        HostSeen {
+            busiest: self.busiest,
+            others: self.others,
+            interrupts: self.interrupts,
+            saves_power: self.saves_power,
+            ..HostSeen::default()
+        }
+    }
+}
+
+/// What both machines did. `own` are the seconds of processor time that the copy
+/// took here, `threads` what it says of its threads.
+pub(super) fn both(here: &Look, own: f64, threads: &Value, there: Option<&Look>, seconds: f64) -> [Use; 2] {
+    // Both ends may be on one machine: what one takes from the other is the
+    // copy's then.
+    let same = there.is_some_and(|there| there.0.get("machine") == here.0.get("machine"));
+    let far_own = there.and_then(|there| there.number("own_s")).unwrap_or_default();
+    let share = |name: &str| threads[name].as_f64().unwrap_or_default();
+    let of_copy = if same { own + far_own } else { own };
+    let near = used(here, of_copy, (share("busiest"), share("waited")));
+    let Some(there) = there else { return [near, Use::default()] };
+    // Of the thread that wanted a processor most, of those that are still there.
+    let pairs = there.numbers("thread.", ".ran_s").into_iter().zip(there.numbers("thread.", ".waited_s"));
+    let most = pairs.max_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1))).unwrap_or_default();
+    let share = |part: f64| (part / seconds.max(1e-9)).min(1.0);
+    let of_copy = if same { of_copy } else { far_own };
+    [near, used(there, of_copy, (share(most.0), share(most.1)))]
+}
+
+/// `own` are the seconds of the copy on that machine; `busiest` and `waited` the
+/// shares of the time in which its busiest thread had a processor, and waited for one.
+fn used(look: &Look, own: f64, (busiest, waited): (f64, f64)) -> Use {
+    let all: f64 = look.numbers("processor.", ".busy_s").into_iter().sum();
+    let others = (all - own).max(0.0);
+    // Who waits does so for whoever has the processors: others, or the copy itself.
+    let of_others = others / (others + own).max(1e-9);
+    Use {
+        busiest,
+        others: waited * of_others,
+        interrupts: look.interrupts(),
+        saves_power: look.is("governor", "powersave"),
+    }
+}
+
+/// Segments of TCP, of this network namespace so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Segments {
+    sent: f64,
+    again: f64,
+    /// Sent again though they had arrived, as the other side says (RFC 2883).
+    needless: f64,
+}
+
+impl Segments {
+    pub(super) fn look() -> Segments {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let (snmp, netstat) = (read("/proc/net/snmp"), read("/proc/net/netstat"));
+        Segments {
+            sent: counter(&snmp, "Tcp: ", "OutSegs"),
+            again: counter(&snmp, "Tcp: ", "RetransSegs"),
+            needless: counter(&netstat, "TcpExt: ", "TCPDSACKRecv"),
+        }
+    }
+
+    pub(super) fn since(&self, before: &Segments) -> Segments {
+        Segments {
+            sent: self.sent - before.sent,
+            again: self.again - before.again,
+            needless: self.needless - before.needless,
+        }
+    }
+
+    /// Whether so many were sent again that hardly any can have arrived.
+    pub(super) fn vanish(&self) -> bool {
+        self.again >= VANISH * self.sent.max(1.0)
+    }
+
+    /// With what a copy says of its connections.
+    pub(super) fn sockets(&self, said: &Value) -> Sockets {
+        let share = |part: f64, whole: f64| if whole > 0.0 { (part / whole).min(1.0) } else { 0.0 };
+        let busy = said["busy"].as_f64().unwrap_or_default();
+        let held = |name: &str| share(said[name].as_f64().unwrap_or_default(), busy);
+        Sockets {
+            retransmitted: share(self.again, self.sent),
+            needless: share(self.needless, self.again),
+            peer_window: held("peer_window_limited"),
+            send_buffer: held("send_buffer_limited"),
+            ..Sockets::default()
+        }
+    }
+}
+
+/// A counter of `/proc/net`: a line of names, then one of values.
+fn counter(text: &str, table: &str, name: &str) -> f64 {
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix(table));
+    let (Some(names), Some(values)) = (lines.next(), lines.next()) else { return 0.0 };
+    let at = names.split(' ').position(|found| found == name);
+    at.and_then(|at| values.split(' ').nth(at)?.parse().ok()).unwrap_or_default()
+}
+
+/// Processor seconds of programs that were run and have ended (`cutime` and
+/// `cstime` of proc(5), in hundredths of a second).
+pub(super) fn children() -> f64 {
+    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name of the program may have spaces: what follows it has none.
+    let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let field = |at: usize| rest.split_whitespace().nth(at).and_then(|word| word.parse::<f64>().ok());
+    (field(13).unwrap_or_default() + field(14).unwrap_or_default()) / 100.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const BEFORE: &str = "machine a\nup_s 10\nown_s 1\nprocessor.0.busy_s 5\nprocessor.1.busy_s 5\n\
+        processor.0.interrupts_s 1\nprocessor.1.interrupts_s 1\nthread.7.ran_s 1\nthread.7.waited_s 0\n";
+    const AFTER: &str = "machine a\nup_s 20\nown_s 2\nprocessor.0.busy_s 15\nprocessor.1.busy_s 7\n\
+        processor.0.interrupts_s 8\nprocessor.1.interrupts_s 1.5\nthread.7.ran_s 1.5\nthread.7.waited_s 8\n\
+        thread.9.ran_s 0.2\nthread.9.waited_s 0.1\n";
+
+    #[test]
+    fn others_are_who_has_the_processors_that_the_copy_waits_for() {
+        let look = Look::parse(AFTER).since(&Look::parse(BEFORE));
+        let threads = json!({ "busiest": 0.3, "waited": 0.6 });
+        // 12 s in all, of which the copy took 3: three quarters are of others.
+        let [near, far] = both(&look, 3.0, &threads, None, 10.0);
+        assert!((near.others - 0.45).abs() < 1e-9 && (near.busiest - 0.3).abs() < 1e-9, "{near:?}");
+        assert!(near.interrupts && far.others == 0.0, "{far:?}");
+        // Another machine, with an agent that took 1 s of the 12 and waited for 8.
+        let there = Look(look.0.clone().into_iter().chain([("machine".into(), "b".into())]).collect());
+        let [_, far] = both(&look, 3.0, &threads, Some(&there), 10.0);
+        assert!((far.others - 0.8 * 11.0 / 12.0).abs() < 1e-9, "{far:?}");
+        // The same one: what the two ends take from each other is the copy's.
+        let [near, far] = both(&look, 11.0, &threads, Some(&look), 10.0);
+        assert!(near.others == 0.0 && far.others == 0.0, "{near:?} {far:?}");
+    }
+
+    #[test]
+    fn what_began_meanwhile_counts_from_zero() {
+        let look = Look::parse(AFTER).since(&Look::parse(BEFORE));
+        assert_eq!(look.number("thread.9.ran_s"), Some(0.2));
+        assert_eq!(look.number("up_s"), Some(10.0));
+        assert!(look.is("machine", "a"));
+    }
+
+    #[test]
+    fn counters_are_found_by_their_names() {
+        let table = "TcpExt: A TCPDSACKRecv\nTcpExt: 1 7\nIpExt: X\nIpExt: 2\n";
+        assert_eq!(counter(table, "TcpExt: ", "TCPDSACKRecv"), 7.0);
+        assert_eq!(counter(table, "TcpExt: ", "Y"), 0.0);
+        assert_eq!(counter("", "TcpExt: ", "Y"), 0.0);
+        let all = Segments { sent: 1000.0, again: 10.0, needless: 5.0 };
+        let said = json!({ "busy": 2.0, "peer_window_limited": 1.5, "send_buffer_limited": Value::Null });
+        let sockets = all.sockets(&said);
+        assert_eq!((sockets.retransmitted, sockets.needless), (0.01, 0.5));
+        assert_eq!((sockets.peer_window, sockets.send_buffer), (0.75, 0.0));
+    }
+}

@@ -1,0 +1,118 @@
+//! What was found, for people and for programs.
+
+use super::ladder::Rung;
+use super::{Attempt, Climbed};
+use crate::output::Output;
+use longhaul_report::cause::Finding;
+use longhaul_report::figure::Scale;
+use longhaul_report::model::{Bounds, Fit, Split, Stage};
+use serde_json::{Value, json};
+
+/// What a path is taken to carry at least where something else keeps it from
+/// showing it: what `tune` takes.
+const RATE: f64 = 10e9;
+
+/// The command that gives a machine the settings for this path: its least round
+/// trip in seconds, and the most bits a second that got through.
+pub(super) fn tune_command((round_trip, bits): (Option<f64>, f64)) -> String {
+    let gigabits = (2.0 * bits).max(RATE) / 1e9;
+    let ms = round_trip.map_or(100.0, |seconds| (seconds * 1e3).ceil().max(1.0));
+    format!("sudo longhaul tune apply --rate {:.0}Gbit --rtt {ms:.0}ms", gigabits.ceil())
+}
+
+/// What a record says besides its numbers.
+pub(super) fn conditions(findings: &[Finding], tried: Option<&Attempt>) -> Vec<(String, String)> {
+    let factor = |gain: Option<f64>| gain.map(|gain| format!("{gain:.3}"));
+    let mut all: Vec<(&str, Option<String>)> = Vec::new();
+    if let Some(first) = findings.first() {
+        all.push(("cause", Some(first.cause.code().into())));
+        all.push(("finding", Some(first.to_string())));
+        all.push(("predicted gain", factor(first.gain)));
+    }
+    all.push(("achieved gain", tried.and_then(|tried| factor(tried.achieved))));
+    all.into_iter().filter_map(|(name, value)| Some((name.into(), value?))).collect()
+}
+
+fn bounds(split: &Split) -> &'static str {
+    match split.bounds {
+        Bounds::Held => "held",
+        Bounds::BelowLongest => "below-longest",
+        Bounds::AboveSum => "above-sum",
+    }
+}
+
+pub(super) fn tell(climbed: &Climbed, findings: &[Finding], tried: Option<&Attempt>, output: Output) {
+    let fit = |(rung, fit): &(Rung, Fit)| {
+        json!({
+            "copy": rung.name(), "seconds_per_file": fit.t0.value, "low": fit.t0.low, "high": fit.t0.high,
+            "bytes_per_second": fit.rate.value, "rate_low": fit.rate.low, "rate_high": fit.rate.high,
+        })
+    };
+    let finding = |f: &Finding| {
+        json!({
+            "code": f.cause.code(), "cause": f.cause.to_string(), "remedy": f.remedy(), "gain": f.gain,
+            "evidence": f.evidence,
+        })
+    };
+    let shares = climbed.split.as_ref().map(|split| {
+        let stages: serde_json::Map<String, Value> =
+            Stage::ALL.iter().zip(split.shares).map(|(s, share)| (s.name().into(), share.into())).collect();
+        json!({ "shares": stages, "overlap": split.overlap, "bounds": bounds(split) })
+    });
+    let attempt =
+        |t: &Attempt| json!({ "predicted": t.predicted, "achieved": t.achieved, "command": t.command });
+    output.event(
+        "summary",
+        json!({
+            "fits": climbed.fits.iter().map(fit).collect::<Vec<_>>(), "split": shares,
+            "seen": climbed.seen.as_ref().map(|seen| format!("{seen:?}")),
+            "findings": findings.iter().map(finding).collect::<Vec<_>>(), "tried": tried.map(attempt),
+        }),
+    );
+    if !output.is_json() {
+        people(climbed, findings, tried, output);
+    }
+}
+
+fn people(climbed: &Climbed, findings: &[Finding], tried: Option<&Attempt>, output: Output) {
+    for (rung, fit) in &climbed.fits {
+        let each = Scale::of("s", fit.t0.value.abs());
+        let rate = if fit.rate.value.is_finite() {
+            Scale::of("B/s", fit.rate.value).with_unit(fit.rate.value)
+        } else {
+            "no bound".into()
+        };
+        output.line(format_args!(
+            "{:<8} {} a file (95 % between {} and {}), {rate}",
+            rung.name(),
+            each.with_unit(fit.t0.value),
+            each.number(fit.t0.low),
+            each.number(fit.t0.high),
+        ));
+    }
+    if let Some(split) = &climbed.split {
+        output.line(match split.bounds {
+            Bounds::Held => format!(
+                "a file of the whole takes between its longest stage ({}) and their sum: {:.0} % of what could overlap does",
+                split.longest.name(),
+                split.overlap * 100.0
+            ),
+            Bounds::BelowLongest => format!(
+                "a file of the whole takes less than {} alone: that was measured under other conditions",
+                split.longest.name()
+            ),
+            Bounds::AboveSum => "a file of the whole takes more than all stages one after the other: they disturb each other".into(),
+        });
+    }
+    if let Some(first) = findings.first() {
+        output.line(first);
+    }
+    let Some(Attempt { predicted, achieved, command }) = tried else { return };
+    let times =
+        |gain: &Option<f64>| gain.map_or("not known".into(), |gain| format!("{gain:.2} times as fast"));
+    output.line(match (achieved, command) {
+        (Some(_), _) => format!("tried: expected {}, achieved {}", times(predicted), times(achieved)),
+        (None, Some(command)) => format!("not tried, since it is a setting of a machine; {command}"),
+        (None, None) => "not tried: that remedy is no setting".into(),
+    });
+}

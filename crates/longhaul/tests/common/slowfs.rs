@@ -1,0 +1,430 @@
+//! A directory that is seen through a slow file system: what is asked for takes
+//! its time, as at a metadata server far away or on a disk that is busy. It needs
+//! FUSE, and is served by threads of the test.
+
+use fuser::{
+    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags,
+    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyWrite, Request, TimeOrNow, WriteFlags,
+};
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+/// More than any copy of a test asks for at the same time.
+const THREADS: usize = 72;
+/// Nothing is remembered by the kernel: every question comes here.
+const NEVER: Duration = Duration::ZERO;
+
+/// How slow it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Slow {
+    /// Time that it takes to say what a name is.
+    pub lookup: Duration,
+    /// Time that it takes to open a file.
+    pub open: Duration,
+    /// Time that it takes to create one.
+    pub create: Duration,
+    /// Bytes a second that are read, of all files together.
+    pub read: Option<u64>,
+    /// The same of what is written.
+    pub write: Option<u64>,
+    /// Time that opening takes longer for each other file that is being opened:
+    /// a disk that seeks from one to the other, one after the other.
+    pub crowd: Duration,
+}
+
+/// A directory, seen so. It is unmounted when this is dropped.
+pub struct SlowFs {
+    session: Option<fuser::BackgroundSession>,
+    at: PathBuf,
+}
+
+impl SlowFs {
+    /// Shows `directory` at `at`, an empty directory.
+    pub fn mount(directory: &Path, at: &Path, slow: Slow) -> io::Result<SlowFs> {
+        let fs = Through {
+            slow,
+            paths: Mutex::new((HashMap::from([(1, directory.to_owned())]), HashMap::new())),
+            files: Mutex::default(),
+            next: AtomicU64::new(2),
+            disk: [Mutex::new(Instant::now()), Mutex::new(Instant::now())],
+            head: Mutex::default(),
+            crowd: AtomicUsize::new(0),
+        };
+        let mut config = fuser::Config::default();
+        config.n_threads = Some(THREADS);
+        let session = Some(fuser::spawn_mount(fs, at, &config)?);
+        Ok(SlowFs { session, at: at.to_owned() })
+    }
+}
+
+impl Drop for SlowFs {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take()
+            && let Err(e) = session.umount_and_join()
+        {
+            eprintln!("{}: {e}", self.at.display());
+        }
+    }
+}
+
+type Paths = (HashMap<u64, PathBuf>, HashMap<PathBuf, u64>);
+
+/// The file system.
+struct Through {
+    slow: Slow,
+    /// Paths by number, and numbers by path.
+    paths: Mutex<Paths>,
+    files: Mutex<HashMap<u64, Arc<File>>>,
+    next: AtomicU64,
+    /// When the disk has done what it was given, to read and to write.
+    disk: [Mutex<Instant>; 2],
+    /// There is one.
+    head: Mutex<()>,
+    /// Files that are being opened.
+    crowd: AtomicUsize,
+}
+
+fn pause(time: Duration) {
+    if !time.is_zero() {
+        std::thread::sleep(time);
+    }
+}
+
+impl Through {
+    fn path(&self, ino: INodeNo) -> io::Result<PathBuf> {
+        let paths = self.paths.lock().expect("whole");
+        paths.0.get(&u64::from(ino)).cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn below(&self, parent: INodeNo, name: &OsStr) -> io::Result<PathBuf> {
+        Ok(self.path(parent)?.join(name))
+    }
+
+    fn number(&self, path: &Path) -> u64 {
+        let mut paths = self.paths.lock().expect("whole");
+        if let Some(number) = paths.1.get(path) {
+            return *number;
+        }
+        let number = self.next.fetch_add(1, Relaxed);
+        paths.0.insert(number, path.to_owned());
+        paths.1.insert(path.to_owned(), number);
+        number
+    }
+
+    /// A path has gone, or is another file's.
+    fn forget(&self, path: &Path) -> Option<u64> {
+        self.paths.lock().expect("whole").1.remove(path)
+    }
+
+    fn attributes(&self, path: &Path) -> io::Result<FileAttr> {
+        let metadata = fs::symlink_metadata(path)?;
+        let root = self.paths.lock().expect("whole").0.get(&1).is_some_and(|root| root == path);
+        Ok(attributes(if root { 1 } else { self.number(path) }, &metadata))
+    }
+
+    fn keep(&self, file: File) -> FileHandle {
+        let handle = self.next.fetch_add(1, Relaxed);
+        self.files.lock().expect("whole").insert(handle, Arc::new(file));
+        FileHandle(handle)
+    }
+
+    fn file(&self, handle: FileHandle) -> io::Result<Arc<File>> {
+        let files = self.files.lock().expect("whole");
+        files.get(&handle.0).cloned().ok_or_else(|| io::Error::from_raw_os_error(9))
+    }
+
+    /// Waits until the disk has moved so many bytes, behind all before.
+    fn move_bytes(&self, way: usize, rate: Option<u64>, bytes: usize) {
+        let Some(rate) = rate else { return };
+        let until = {
+            let mut busy = self.disk[way].lock().expect("whole");
+            *busy = (*busy).max(Instant::now()) + Duration::from_secs_f64(bytes as f64 / rate as f64);
+            *busy
+        };
+        pause(until.saturating_duration_since(Instant::now()));
+    }
+
+    /// What opening costs.
+    fn seek(&self) {
+        pause(self.slow.open);
+        if self.slow.crowd.is_zero() {
+            return;
+        }
+        let others = self.crowd.fetch_add(1, Relaxed);
+        let head = self.head.lock().expect("whole");
+        pause(self.slow.crowd * u32::try_from(others).unwrap_or(u32::MAX));
+        drop(head);
+        self.crowd.fetch_sub(1, Relaxed);
+    }
+}
+
+fn attributes(number: u64, metadata: &Metadata) -> FileAttr {
+    let mtime = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+    FileAttr {
+        ino: INodeNo(number),
+        size: metadata.size(),
+        blocks: metadata.blocks(),
+        atime: mtime,
+        mtime,
+        ctime: mtime,
+        crtime: mtime,
+        kind: FileType::from_std(metadata.file_type()).unwrap_or(FileType::RegularFile),
+        perm: (metadata.mode() & 0o7777) as u16,
+        nlink: metadata.nlink() as u32,
+        uid: metadata.uid(),
+        gid: metadata.gid(),
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+/// Answers with what came of it.
+macro_rules! answer {
+    ($reply:ident, $result:expr, $good:expr) => {
+        match (|| -> io::Result<_> { $result })() {
+            Ok(value) => $good($reply, value),
+            Err(e) => $reply.error(Errno::from(e)),
+        }
+    };
+}
+
+impl Filesystem for Through {
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        pause(self.slow.lookup);
+        answer!(reply, self.attributes(&self.below(parent, name)?), |reply: ReplyEntry, attr| {
+            reply.entry(&NEVER, &attr, Generation(0));
+        });
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        answer!(reply, self.attributes(&self.path(ino)?), |reply: ReplyAttr, attr| reply.attr(&NEVER, &attr));
+    }
+
+    fn setattr(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        _uid: Option<u32>,
+        _gid: Option<u32>,
+        size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<fuser::BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let set = || {
+            let path = self.path(ino)?;
+            if let Some(mode) = mode {
+                fs::set_permissions(&path, fs::Permissions::from_mode(mode & 0o7777))?;
+            }
+            if let Some(size) = size {
+                File::options().write(true).open(&path)?.set_len(size)?;
+            }
+            if let Some(time) = mtime {
+                let time = match time {
+                    TimeOrNow::SpecificTime(time) => time,
+                    TimeOrNow::Now => SystemTime::now(),
+                };
+                File::open(&path)?.set_modified(time)?;
+            }
+            self.attributes(&path)
+        };
+        answer!(reply, set(), |reply: ReplyAttr, attr| reply.attr(&NEVER, &attr));
+    }
+
+    fn mkdir(&self, _: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
+        let make = || {
+            let path = self.below(parent, name)?;
+            fs::create_dir(&path)?;
+            self.attributes(&path)
+        };
+        answer!(reply, make(), |reply: ReplyEntry, attr| reply.entry(&NEVER, &attr, Generation(0)));
+    }
+
+    fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let remove = || {
+            let path = self.below(parent, name)?;
+            self.forget(&path);
+            fs::remove_file(path)
+        };
+        answer!(reply, remove(), |reply: ReplyEmpty, ()| reply.ok());
+    }
+
+    fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let remove = || {
+            let path = self.below(parent, name)?;
+            self.forget(&path);
+            fs::remove_dir(path)
+        };
+        answer!(reply, remove(), |reply: ReplyEmpty, ()| reply.ok());
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        to: INodeNo,
+        new: &OsStr,
+        _: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let rename = || {
+            let (from, to) = (self.below(parent, name)?, self.below(to, new)?);
+            fs::rename(&from, &to)?;
+            self.forget(&to);
+            if let Some(number) = self.forget(&from) {
+                let mut paths = self.paths.lock().expect("whole");
+                paths.0.insert(number, to.clone());
+                paths.1.insert(to, number);
+            }
+            Ok(())
+        };
+        answer!(reply, rename(), |reply: ReplyEmpty, ()| reply.ok());
+    }
+
+    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.seek();
+        let open = || {
+            let write = flags.0 & 3 != 0;
+            Ok(self.keep(File::options().read(true).write(write).open(self.path(ino)?)?))
+        };
+        answer!(reply, open(), |reply: ReplyOpen, handle| reply.opened(handle, FopenFlags::empty()));
+    }
+
+    fn create(
+        &self,
+        _: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _: u32,
+        _: i32,
+        reply: ReplyCreate,
+    ) {
+        pause(self.slow.create);
+        let create = || {
+            let path = self.below(parent, name)?;
+            let file =
+                File::options().read(true).write(true).create_new(true).mode(mode & 0o7777).open(&path)?;
+            Ok((self.attributes(&path)?, self.keep(file)))
+        };
+        answer!(reply, create(), |reply: ReplyCreate, (attr, handle)| {
+            reply.created(&NEVER, &attr, Generation(0), handle, FopenFlags::empty());
+        });
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let read = || {
+            let (file, mut data) = (self.file(handle)?, vec![0; size as usize]);
+            let mut done = 0;
+            while done < data.len() {
+                match file.read_at(&mut data[done..], offset + done as u64)? {
+                    0 => break,
+                    read => done += read,
+                }
+            }
+            data.truncate(done);
+            self.move_bytes(0, self.slow.read, done);
+            Ok(data)
+        };
+        answer!(reply, read(), |reply: ReplyData, data: Vec<u8>| reply.data(&data));
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let write = || {
+            self.file(handle)?.write_all_at(data, offset)?;
+            self.move_bytes(1, self.slow.write, data.len());
+            Ok(data.len() as u32)
+        };
+        answer!(reply, write(), |reply: ReplyWrite, written| reply.written(written));
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.files.lock().expect("whole").remove(&handle.0);
+        reply.ok();
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn readdir(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let list = || {
+            let path = self.path(ino)?;
+            let mut all = vec![(u64::from(ino), FileType::Directory, ".".into())];
+            all.push((1, FileType::Directory, "..".into()));
+            let mut entries = fs::read_dir(&path)?.collect::<io::Result<Vec<_>>>()?;
+            entries.sort_by_key(fs::DirEntry::file_name);
+            for entry in entries {
+                let kind = FileType::from_std(entry.file_type()?).unwrap_or(FileType::RegularFile);
+                all.push((self.number(&entry.path()), kind, entry.file_name()));
+            }
+            Ok::<_, io::Error>(all)
+        };
+        match list() {
+            Ok(all) => {
+                for (at, (number, kind, name)) in all.into_iter().enumerate().skip(offset as usize) {
+                    if reply.add(INodeNo(number), at as u64 + 1, kind, name) {
+                        break;
+                    }
+                }
+                reply.ok();
+            }
+            Err(e) => reply.error(Errno::from(e)),
+        }
+    }
+}

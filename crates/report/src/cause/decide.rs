@@ -1,0 +1,288 @@
+//! The decision.
+
+use super::{
+    Cause, Change, End, Finding, GAIN_MIN, Remedy, SLOW_FILE, SLOW_LOOKUP, SLOW_OPERATION, Seen, Sockets,
+};
+use crate::model::{Fit, Stage};
+
+/// Share of a run in which a socket's buffer was full, above which the buffer
+/// limits it.
+const HELD: f64 = 0.3;
+/// Share of segments sent again above which losses limit TCP.
+const LOSS: f64 = 0.001;
+/// Share of the segments sent again that had arrived, above which they were not
+/// lost but late.
+const NEEDLESS: f64 = 0.5;
+/// Share of a processor that is all of it.
+const BUSY: f64 = 0.9;
+/// Share of the time for which others may have the processors before they are in
+/// the way.
+const OTHERS: f64 = 0.2;
+/// Share of what a stage's remedy would bring that fewer at the same time bring,
+/// from which on they are the remedy.
+const CROWD: f64 = 0.4;
+/// Share of the time for which a thread wants a processor that is nearly all of
+/// it: who waits for one in between, but mostly for something else, is not slower
+/// for that.
+const WANTED: f64 = 0.7;
+/// How much longer it may take with the best number of readers alone than with
+/// that of both: the writers are no cause then.
+const ALONE: f64 = 1.1;
+
+/// Finds causes, the one that matters most first. There is always one.
+pub fn diagnose(seen: &Seen) -> Vec<Finding> {
+    let mut found = Vec::new();
+    threads(seen, &mut found);
+    streams(seen, &mut found);
+    work(seen, &mut found);
+    hosts(seen, &mut found);
+    if let Some((stage, gain)) = longest(seen) {
+        found.extend(of_stage(seen, stage, gain));
+    }
+    let all = found.clone();
+    found.retain(|finding| !all.iter().any(|cause| explains(cause, finding)));
+    let weight = |finding: &Finding| match finding.cause {
+        // Nothing gets across: how fast it would be is no question yet.
+        Cause::BlackHole => f64::INFINITY,
+        _ => finding.gain.unwrap_or(GAIN_MIN),
+    };
+    found.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
+    found
+}
+
+/// Whether one thing is seen only because of another.
+fn explains(one: &Finding, other: &Finding) -> bool {
+    use Cause::{
+        BlackHole, Congestion, Interrupts, Loss, Others, PowerSaving, Processor, ReceiveBuffer, Reordering,
+        SendBuffer, SlowCreate, SlowMetadata, SlowOpen, SlowRead, SlowWrite, SmallQueue, TooFewFiles,
+        TooFewReaders, TooFewStreams, TooFewWriters, TooManyFiles,
+    };
+    let cause = &one.cause;
+    match &other.cause {
+        TooFewFiles | TooFewReaders | TooFewWriters => {
+            matches!(cause, SlowOpen | SlowCreate | SlowMetadata(_))
+        }
+        TooFewStreams => matches!(
+            cause,
+            ReceiveBuffer | SendBuffer | Loss | SmallQueue | Reordering | Congestion | BlackHole
+        ),
+        Processor(end) => {
+            matches!(cause, Others(other) | PowerSaving(other) | Interrupts(other) if other == end)
+        }
+        // Slow because of the crowd: as fast as it is to be without it, or nearly.
+        SlowOpen | SlowCreate | SlowMetadata(_) | SlowRead | SlowWrite => {
+            *cause == TooManyFiles && one.gain >= other.gain.map(|gain| gain * CROWD)
+        }
+        _ => false,
+    }
+}
+
+/// Other numbers of threads, where they were faster: what it was, and what it is
+/// with them.
+fn more_threads(seen: &Seen) -> Option<(Change, bool, f64, String)> {
+    let sweep = &seen.threads;
+    let (best, gain) = sweep.gain()?;
+    let (n, before) = (best.value, best.seconds * gain);
+    let evidence = format!("{before:.1} s with {} files at once, {:.1} s with {n}", sweep.now, best.seconds);
+    // Which of both it is: the one that does it without the other.
+    let enough = |seconds: &Option<f64>| seconds.is_some_and(|seconds| seconds <= best.seconds * ALONE);
+    let change = match seen.alone.each_ref().map(enough) {
+        [true, false] => Change::Readers(n),
+        [false, true] => Change::Writers(n),
+        _ => Change::Threads(n),
+    };
+    Some((change, n > sweep.now, gain, evidence))
+}
+
+fn threads(seen: &Seen, found: &mut Vec<Finding>) {
+    let Some((change, more, gain, evidence)) = more_threads(seen) else { return };
+    let cause = match (&change, more) {
+        (_, false) => Cause::TooManyFiles,
+        (Change::Readers(_), true) => Cause::TooFewReaders,
+        (Change::Writers(_), true) => Cause::TooFewWriters,
+        _ => Cause::TooFewFiles,
+    };
+    found.push(Finding { cause, remedy: Remedy::Copy(change), gain: Some(gain), evidence });
+}
+
+fn streams(seen: &Seen, found: &mut Vec<Finding>) {
+    let Some((best, gain)) = seen.streams.gain() else { return };
+    let (n, now, before) = (best.value, seen.streams.now, best.seconds * gain);
+    let cause = if n > now { Cause::TooFewStreams } else { Cause::TooManyStreams };
+    let evidence = format!("{before:.1} s with {now} connections, {:.1} s with {n}", best.seconds);
+    found.push(Finding { cause, remedy: Remedy::Copy(Change::Streams(n)), gain: Some(gain), evidence });
+}
+
+/// What takes processors in the copy.
+fn work(seen: &Seen, found: &mut Vec<Finding>) {
+    let quick = Remedy::Copy(Change::QuickChecksum);
+    for (cause, pair, what, remedy) in [
+        (Cause::Checksum, seen.checksum, "the checksum", quick),
+        (Cause::Encryption, seen.encryption, "encryption", Remedy::People),
+    ] {
+        let Some(pair) = pair.filter(|pair| pair.gain() >= GAIN_MIN) else { continue };
+        let evidence = format!("{:.1} s with {what}, {:.1} s without", pair.with, pair.without);
+        found.push(Finding { cause, remedy, gain: Some(pair.gain()), evidence });
+    }
+}
+
+/// What takes processors besides it.
+fn hosts(seen: &Seen, found: &mut Vec<Finding>) {
+    for (end, host) in [End::Source, End::Destination].into_iter().zip(seen.hosts) {
+        let mut add = |cause, remedy, gain, evidence| found.push(Finding { cause, remedy, gain, evidence });
+        let share = host.busiest * 100.0;
+        if host.interrupts {
+            let evidence = "that processor does little else".to_owned();
+            add(Cause::Interrupts(end), Remedy::People, None, evidence);
+        }
+        if host.others >= OTHERS && host.busiest + host.others >= WANTED {
+            let evidence = format!("they had them for {:.0} % of the time", host.others * 100.0);
+            let gain = 1.0 / (1.0 - host.others.min(0.99));
+            add(Cause::Others(end), Remedy::People, Some(gain), evidence);
+        }
+        if host.busiest < BUSY {
+            continue;
+        }
+        if host.saves_power {
+            let evidence = format!("the copy's busiest thread took {share:.0} % of a slow processor");
+            add(Cause::PowerSaving(end), Remedy::Tune(end), None, evidence);
+        } else {
+            let evidence = format!("the copy's busiest thread took {share:.0} % of one");
+            add(Cause::Processor(end), Remedy::People, None, evidence);
+        }
+    }
+}
+
+/// The longest stage, and what the copy gains if it takes no longer than the
+/// next one.
+fn longest(seen: &Seen) -> Option<(Stage, f64)> {
+    let time = |fit: &Fit| fit.predict(seen.files, seen.bytes);
+    let mut stages: Vec<(Stage, f64)> = Stage::ALL
+        .into_iter()
+        .zip(&seen.stages)
+        .filter_map(|(stage, fit)| Some((stage, time(fit.as_ref()?))))
+        .collect();
+    stages.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let (stage, most) = *stages.first()?;
+    let next = stages.get(1).map_or(0.0, |(_, seconds)| *seconds);
+    let whole = time(&seen.whole);
+    let without = whole - (most - next);
+    let gain = if without > 0.0 { (whole / without).max(1.0) } else { 1.0 };
+    Some((stage, gain))
+}
+
+/// The cause within a stage.
+fn of_stage(seen: &Seen, stage: Stage, gain: f64) -> Option<Finding> {
+    let index = Stage::ALL.iter().position(|one| *one == stage)?;
+    let fit = seen.stages[index].unwrap_or(seen.whole);
+    let (each, for_files) = (fit.t0.value, fit.t0.value * seen.files);
+    let for_bytes = fit.predict(seen.files, seen.bytes) - for_files;
+    let all = for_files + for_bytes;
+    let per_file = each >= SLOW_FILE && for_files > for_bytes;
+    let files = format!("{:.1} ms a file, {for_files:.1} s of {all:.1} s", each * 1e3);
+    let bytes = format!("{for_bytes:.1} s of {all:.1} s for the bytes alone");
+    let of_people =
+        |cause, evidence| Some(Finding { cause, remedy: Remedy::People, gain: Some(gain), evidence });
+    let end = if stage == Stage::Read { End::Source } else { End::Destination };
+    let host = seen.hosts[usize::from(end == End::Destination)];
+    match stage {
+        Stage::Network if per_file => of_people(Cause::NetworkPerFile, files),
+        Stage::Network => network(seen, bytes),
+        Stage::Read | Stage::Write if per_file => {
+            let lookup = host.lookup.filter(|seconds| *seconds >= SLOW_LOOKUP);
+            let (cause, evidence) = match (lookup, stage) {
+                (Some(seconds), _) => {
+                    let evidence = format!("{:.1} ms to say what a file is; {files}", seconds * 1e3);
+                    (Cause::SlowMetadata(end), evidence)
+                }
+                (None, Stage::Read) => (Cause::SlowOpen, files),
+                (None, _) => (Cause::SlowCreate, files),
+            };
+            // What is slow for each file is hidden by many of them.
+            match more_threads(seen).filter(|(_, more, ..)| *more) {
+                Some(_) if each * f64::from(seen.threads.now) < SLOW_OPERATION => None,
+                Some((change, _, gain, _)) => {
+                    Some(Finding { cause, remedy: Remedy::Copy(change), gain: Some(gain), evidence })
+                }
+                None => of_people(cause, evidence),
+            }
+        }
+        Stage::Read | Stage::Write => {
+            let cause = if stage == Stage::Read { Cause::SlowRead } else { Cause::SlowWrite };
+            let device = host.device.map(|share| format!(", its device busy for {:.0} %", share * 100.0));
+            of_people(cause, bytes + &device.unwrap_or_default())
+        }
+    }
+}
+
+/// Nothing but small packets gets across: there is nothing else to measure then.
+pub fn black_hole() -> Finding {
+    let evidence = "a few bytes get through, and full packets do not".to_owned();
+    Finding { cause: Cause::BlackHole, remedy: Remedy::Tune(End::Source), gain: None, evidence }
+}
+
+/// What keeps TCP from being faster, or that the link is full.
+fn network(seen: &Seen, bytes: String) -> Option<Finding> {
+    let sockets = seen.sockets.unwrap_or_default();
+    let percent = |share: f64| share * 100.0;
+    let finding = |cause, remedy, gain, evidence| Some(Finding { cause, remedy, gain, evidence });
+    if sockets.black_hole {
+        return Some(black_hole());
+    }
+    let other = seen.congestion.as_ref().and_then(|congestion| {
+        let (name, gain) = congestion.gain()?;
+        Some((name.to_owned(), gain))
+    });
+    // More connections bring what one cannot: what they were seen to bring is
+    // what a remedy of the one would.
+    let streams = seen.streams.gain().filter(|(best, _)| best.value > seen.streams.now);
+    let held = sockets.peer_window.max(sockets.send_buffer);
+    if let Some(cause) = losses(&sockets, other.is_some() || streams.is_some()) {
+        let evidence = format!("{:.2} % of the segments were sent again", percent(sockets.retransmitted));
+        let evidence = match (&cause, sockets.at_half_rate) {
+            (Cause::Reordering, _) => {
+                format!("{evidence}, {:.0} % of them for nothing", percent(sockets.needless))
+            }
+            (_, Some(half)) => format!("{evidence}, {:.2} % at half the rate", percent(half)),
+            (_, None) => evidence,
+        };
+        return match (other, streams) {
+            (Some((name, gain)), streams) if streams.is_none_or(|(_, more)| more <= gain * ALONE) => {
+                finding(cause, Remedy::Copy(Change::Congestion(name)), Some(gain), evidence)
+            }
+            (_, Some((best, gain))) => {
+                finding(cause, Remedy::Copy(Change::Streams(best.value)), Some(gain), evidence)
+            }
+            _ => finding(cause, Remedy::People, None, evidence),
+        };
+    }
+    if held >= HELD {
+        let (cause, end) = if sockets.peer_window >= sockets.send_buffer {
+            (Cause::ReceiveBuffer, End::Destination)
+        } else {
+            (Cause::SendBuffer, End::Source)
+        };
+        let evidence = format!("it was full for {:.0} % of the time", percent(held));
+        return finding(cause, Remedy::Tune(end), streams.map(|(_, gain)| gain), evidence);
+    }
+    if let (Some((name, gain)), Some(congestion)) = (other, &seen.congestion) {
+        let (now, before) = (&congestion.now, congestion.seconds);
+        let evidence = format!("{before:.1} s with {now}, {:.1} s with {name}", before / gain);
+        return finding(Cause::Congestion, Remedy::Copy(Change::Congestion(name)), Some(gain), evidence);
+    }
+    finding(Cause::LinkFull, Remedy::People, Some(1.0), bytes)
+}
+
+/// Why segments were sent again, if that limits: a full link loses some, too,
+/// and nothing helps it.
+fn losses(sockets: &Sockets, something_helps: bool) -> Option<Cause> {
+    let persists = sockets.at_half_rate.is_none_or(|share| share > LOSS);
+    if sockets.retransmitted <= LOSS || !(something_helps || persists) {
+        return None;
+    }
+    Some(match persists {
+        _ if sockets.needless >= NEEDLESS => Cause::Reordering,
+        true => Cause::Loss,
+        false => Cause::SmallQueue,
+    })
+}

@@ -1,0 +1,138 @@
+//! What a machine is doing, as lines of text that another one can ask for: a copy
+//! is slow at one of its ends, and each end sees only itself.
+//!
+//! A line is a name, a space and a value. Names that end in `_s` are seconds that
+//! have passed since some moment in the past: two looks, and their difference,
+//! say what happened in between. What a machine does not tell is left out.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+
+/// The most that is told, in bytes: a few lines for each of the processors and
+/// threads of a large machine.
+pub const TOLD_MAX: usize = 1 << 20;
+/// What the kernel counts times of processors in, to programs: hundredths of a
+/// second (proc(5), `sysconf(_SC_CLK_TCK)` on every Linux).
+const TICK: f64 = 0.01;
+
+fn read(path: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// What this machine, and this process on it, have done so far.
+pub fn look() -> String {
+    let mut told = String::new();
+    let mut tell = |name: &str, value: &str| {
+        if told.len() + name.len() + value.len() + 2 <= TOLD_MAX {
+            let _ = writeln!(told, "{name} {value}");
+        }
+    };
+    // Which machine it is, and since when: that of another look or not.
+    for (name, path) in [
+        ("machine", "/proc/sys/kernel/random/boot_id"),
+        ("congestion", "/proc/sys/net/ipv4/tcp_congestion_control"),
+        ("tcp_rmem", "/proc/sys/net/ipv4/tcp_rmem"),
+        ("tcp_wmem", "/proc/sys/net/ipv4/tcp_wmem"),
+        ("mtu_probing", "/proc/sys/net/ipv4/tcp_mtu_probing"),
+        ("governor", "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    ] {
+        if let Some(value) = read(path) {
+            tell(name, &value);
+        }
+    }
+    if let Some(up) = read("/proc/uptime") {
+        tell("up_s", up.split(' ').next().unwrap_or_default());
+    }
+    let mine = processors(&fs::read_to_string("/proc/self/status").unwrap_or_default());
+    for (number, busy, interrupts) in usage(&fs::read_to_string("/proc/stat").unwrap_or_default()) {
+        if mine.as_ref().is_none_or(|mine| mine.contains(&number)) {
+            tell(&format!("processor.{number}.busy_s"), &busy.to_string());
+            tell(&format!("processor.{number}.interrupts_s"), &interrupts.to_string());
+        }
+    }
+    if let Some(own) = own(&fs::read_to_string("/proc/self/stat").unwrap_or_default()) {
+        tell("own_s", &own.to_string());
+    }
+    for (thread, ran, waited) in threads() {
+        tell(&format!("thread.{thread}.ran_s"), &ran.to_string());
+        tell(&format!("thread.{thread}.waited_s"), &waited.to_string());
+    }
+    told
+}
+
+/// The threads of this process: number, seconds that each had a processor, and
+/// seconds that it waited for one.
+pub fn threads() -> Vec<(u32, f64, f64)> {
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let look = |name: String| {
+        let text = fs::read_to_string(format!("/proc/self/task/{name}/schedstat")).ok()?;
+        let mut words = text.split_whitespace().map(|word| word.parse::<f64>().ok());
+        Some((name.parse().ok()?, words.next()?? / 1e9, words.next()?? / 1e9))
+    };
+    tasks.filter_map(|task| look(task.file_name().into_string().ok()?)).collect()
+}
+
+/// What a look says.
+pub fn parse(told: &str) -> BTreeMap<String, String> {
+    let pairs = told.lines().filter_map(|line| line.split_once(' '));
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+/// The processors that this process may use, of `/proc/self/status`.
+fn processors(status: &str) -> Option<Vec<u32>> {
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    let mut all = Vec::new();
+    for part in list.trim().split(',') {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        all.extend(from.parse::<u32>().ok()?..=to.parse().ok()?);
+    }
+    Some(all)
+}
+
+/// Of `/proc/stat` (proc(5)): each processor, the seconds that it was busy, and of
+/// those the ones that it served interrupts, soft ones too.
+fn usage(stat: &str) -> Vec<(u32, f64, f64)> {
+    let lines = stat.lines().filter_map(|line| line.strip_prefix("cpu")?.split_once(' '));
+    let parse = |(number, rest): (&str, &str)| {
+        let number = number.parse().ok()?;
+        let fields: Vec<f64> = rest.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let [user, nice, system, _idle, _wait, hard, soft, ..] = *fields else { return None };
+        let interrupts = hard + soft;
+        Some((number, (user + nice + system + interrupts) * TICK, interrupts * TICK))
+    };
+    lines.filter_map(parse).collect()
+}
+
+/// Processor seconds of a process, of its `/proc/PID/stat`.
+fn own(stat: &str) -> Option<f64> {
+    // The name of the program may have spaces: what follows it has none.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let field = |at: usize| rest.split_whitespace().nth(at)?.parse::<f64>().ok();
+    Some((field(11)? + field(12)?) * TICK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_says_what_it_does() {
+        let told = parse(&look());
+        assert!(told.contains_key("machine") && told.contains_key("own_s"), "{told:?}");
+        assert!(told.keys().any(|name| name.starts_with("processor.")), "{told:?}");
+        assert!(told.keys().any(|name| name.starts_with("thread.")), "{told:?}");
+        assert!(told["up_s"].parse::<f64>().is_ok_and(|up| up > 0.0));
+    }
+
+    #[test]
+    fn the_kernels_tables_are_read() {
+        let stat = "cpu  9 9 9 9 9 9 9 0 0 0\ncpu0 100 0 50 800 10 5 45 30 0 0\ncpu11 1 2 3\nintr 5\n";
+        assert_eq!(usage(stat), [(0, 2.0, 0.5)]);
+        assert_eq!(processors("Name:\tx\nCpus_allowed_list:\t0-2,5\n"), Some(vec![0, 1, 2, 5]));
+        assert_eq!(processors("Cpus_allowed_list:\tx"), None);
+        assert_eq!(own("7 (a b) c) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0"), Some(2.0));
+        assert_eq!(own("7"), None);
+    }
+}
