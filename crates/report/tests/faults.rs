@@ -96,7 +96,7 @@ const STORAGE: &[Fault] = &[
             s.threads = sweep(4, &[(1, 120.0), (4, 30.5), (16, 8.0)]);
             s.alone = [Some(8.1), Some(30.0)];
         },
-        || change(Cause::SlowOpen, Change::Readers(16), 30.5 / 8.0),
+        || change(Cause::SlowOpen, Change::Readers(16), 30.5 / 8.1),
     ),
     ("saturated source disk", |s| slow(s, 0, stage(0.0001, 2e8)), || people(Cause::SlowRead, 5.1 / 1.01)),
     ("slow destination create", |s| slow(s, 2, stage(0.03, 2e9)), || people(Cause::SlowCreate, 30.5 / 1.01)),
@@ -241,7 +241,7 @@ const NUMBERS: &[Fault] = &[
             s.threads = sweep(1, &[(1, 10.0), (4, 3.0), (16, 2.0)]);
             s.alone = [Some(2.1), Some(9.8)];
         },
-        || change(Cause::TooFewReaders, Change::Readers(16), 5.0),
+        || change(Cause::TooFewReaders, Change::Readers(16), 10.0 / 2.1),
     ),
     (
         "too few writers, each file taking some time",
@@ -250,7 +250,7 @@ const NUMBERS: &[Fault] = &[
             s.threads = sweep(1, &[(1, 4.5), (4, 1.5), (16, 1.1)]);
             s.alone = [Some(4.4), Some(1.15)];
         },
-        || change(Cause::TooFewWriters, Change::Writers(16), 4.5 / 1.1),
+        || change(Cause::TooFewWriters, Change::Writers(16), 4.5 / 1.15),
     ),
     (
         "too few of both",

@@ -80,6 +80,10 @@ const TRIED: [u16; 3] = [1, 4, 16];
 /// machine does only ever costs.
 const BEST_OF: usize = 2;
 
+/// How much longer than the network alone writing behind it has to take before it
+/// is the writing that limits: where packets are lost, runs differ by as much.
+const BEHIND: f64 = 1.5;
+
 /// What the ladder brought.
 #[derive(Default)]
 struct Climbed {
@@ -170,6 +174,8 @@ fn climb(
             continue;
         }
         output.note(format_args!("{}", rung.says()));
+        // Of the copy that is asked about, and not of the others, which it would slow down.
+        ladder.asks = rung == Rung::Whole;
         let mut copies = Vec::new();
         for files in counts(args) {
             let took =
@@ -186,6 +192,7 @@ fn climb(
         }
         climbed.fits.push((rung, fit(&copies, Noise::Proportional).map_err(Failure::failed)?));
     }
+    ladder.asks = false;
     output.note("more and fewer at the same time");
     let (threads, alone) = threads(ladder, files, now)?;
     let streams = match ladder.is_local() {
@@ -230,7 +237,7 @@ fn climb(
 /// longer than that, it does not limit.
 fn limiting(write: Option<Fit>, network: Option<Fit>, files: f64, bytes: f64) -> Option<Fit> {
     let (write, Some(network)) = (write?, network) else { return write };
-    (write.predict(files, bytes) > 1.1 * network.predict(files, bytes)).then_some(write)
+    (write.predict(files, bytes) > BEHIND * network.predict(files, bytes)).then_some(write)
 }
 
 /// Other numbers of threads; where they help, the best of those that read and of

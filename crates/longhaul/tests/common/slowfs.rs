@@ -5,7 +5,7 @@
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags,
     RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen,
-    ReplyWrite, Request, TimeOrNow, WriteFlags,
+    ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -24,31 +24,33 @@ const NEVER: Duration = Duration::ZERO;
 
 /// How slow it is.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Slow {
+pub(crate) struct Slow {
     /// Time that it takes to say what a name is.
-    pub lookup: Duration,
+    pub(crate) lookup: Duration,
     /// Time that it takes to open a file.
-    pub open: Duration,
+    pub(crate) open: Duration,
     /// Time that it takes to create one.
-    pub create: Duration,
+    pub(crate) create: Duration,
+    /// Time that each call that writes takes, beside others.
+    pub(crate) settle: Duration,
     /// Bytes a second that are read, of all files together.
-    pub read: Option<u64>,
+    pub(crate) read: Option<u64>,
     /// The same of what is written.
-    pub write: Option<u64>,
+    pub(crate) write: Option<u64>,
     /// Time that opening takes longer for each other file that is being opened:
     /// a disk that seeks from one to the other, one after the other.
-    pub crowd: Duration,
+    pub(crate) crowd: Duration,
 }
 
 /// A directory, seen so. It is unmounted when this is dropped.
-pub struct SlowFs {
+pub(crate) struct SlowFs {
     session: Option<fuser::BackgroundSession>,
     at: PathBuf,
 }
 
 impl SlowFs {
     /// Shows `directory` at `at`, an empty directory.
-    pub fn mount(directory: &Path, at: &Path, slow: Slow) -> io::Result<SlowFs> {
+    pub(crate) fn mount(directory: &Path, at: &Path, slow: Slow) -> io::Result<SlowFs> {
         let fs = Through {
             slow,
             paths: Mutex::new((HashMap::from([(1, directory.to_owned())]), HashMap::new())),
@@ -370,6 +372,7 @@ impl Filesystem for Through {
     ) {
         let write = || {
             self.file(handle)?.write_all_at(data, offset)?;
+            pause(self.slow.settle);
             self.move_bytes(1, self.slow.write, data.len());
             Ok(data.len() as u32)
         };
@@ -400,6 +403,12 @@ impl Filesystem for Through {
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         reply.ok();
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        // As large as anybody wants.
+        let many = 1 << 30;
+        reply.statfs(many, many, many, many, many, 4096, 255, 4096);
     }
 
     fn readdir(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {

@@ -83,15 +83,15 @@ fn more_threads(seen: &Seen) -> Option<(Change, bool, f64, String)> {
     let sweep = &seen.threads;
     let (best, gain) = sweep.gain()?;
     let (n, before) = (best.value, best.seconds * gain);
-    let evidence = format!("{before:.1} s with {} files at once, {:.1} s with {n}", sweep.now, best.seconds);
     // Which of both it is: the one that does it without the other.
-    let enough = |seconds: &Option<f64>| seconds.is_some_and(|seconds| seconds <= best.seconds * ALONE);
-    let change = match seen.alone.each_ref().map(enough) {
-        [true, false] => Change::Readers(n),
-        [false, true] => Change::Writers(n),
-        _ => Change::Threads(n),
+    let enough = |seconds: &Option<f64>| seconds.filter(|seconds| *seconds <= best.seconds * ALONE);
+    let (change, after) = match seen.alone.each_ref().map(enough) {
+        [Some(after), None] => (Change::Readers(n), after),
+        [None, Some(after)] => (Change::Writers(n), after),
+        _ => (Change::Threads(n), best.seconds),
     };
-    Some((change, n > sweep.now, gain, evidence))
+    let evidence = format!("{before:.1} s with {} files at once, {after:.1} s with {n}", sweep.now);
+    Some((change, n > sweep.now, before / after, evidence))
 }
 
 fn threads(seen: &Seen, found: &mut Vec<Finding>) {

@@ -118,6 +118,8 @@ pub(super) struct Ladder {
     key_file: Option<PathBuf>,
     /// What tells how the machine of the destination is.
     teller: Option<OsString>,
+    /// Whether it is asked, before and after a copy.
+    pub(super) asks: bool,
     stop: Stop,
     made: Vec<u32>,
     copies: u32,
@@ -149,6 +151,7 @@ impl Ladder {
             near,
             far: format!("{}/{name}", text.trim_end_matches('/')).into(),
             teller: if local { None } else { told(&nowhere).map(OsString::from) },
+            asks: false,
             nowhere: nowhere.into(),
             local,
             bytes: args.bytes,
@@ -198,8 +201,7 @@ impl Ladder {
             Rung::Network => self.nowhere.clone(),
             Rung::Write | Rung::Whole => to,
         };
-        let far = !matches!(rung, Rung::Read | Rung::Local);
-        self.cp(&from, &to, files, how, far)
+        self.cp(&from, &to, files, how)
     }
 
     fn zeroes(&self, files: u32) -> OsString {
@@ -210,7 +212,7 @@ impl Ladder {
     pub(super) fn to_agent(&mut self, uri: &str, key: Option<&Path>, how: &How) -> Result<Took, Failure> {
         let files = super::FEW;
         let key = std::mem::replace(&mut self.key_file, key.map(Path::to_owned));
-        let took = self.cp(&self.zeroes(files), OsStr::new(uri), files, how, false);
+        let took = self.cp(&self.zeroes(files), OsStr::new(uri), files, how);
         self.key_file = key;
         took
     }
@@ -276,7 +278,7 @@ impl Ladder {
         command
     }
 
-    fn cp(&self, from: &OsStr, to: &OsStr, files: u32, how: &How, far: bool) -> Result<Took, Failure> {
+    fn cp(&self, from: &OsStr, to: &OsStr, files: u32, how: &How) -> Result<Took, Failure> {
         let [readers, writers, streams] = [how.readers, how.writers, how.streams].map(|n| n.to_string());
         let mut command = self.command("cp", &["--recursive", "--json", "--checksum", how.checksum]);
         command.args(["--readers", &readers, "--writers", &writers, "--streams", &streams]);
@@ -285,7 +287,7 @@ impl Ladder {
             command.args(["--bwlimit", &format!("{rate}bit")]);
         }
         command.arg("--").arg(from).arg(to);
-        let teller = self.teller.as_deref().filter(|_| far);
+        let teller = self.teller.as_deref().filter(|_| self.asks);
         let there = teller.map(|teller| self.ask(teller)).transpose()?;
         let (here, own, segments) = (Look::here(), children(), Segments::look());
         let out = self.finish(&mut command)?;
