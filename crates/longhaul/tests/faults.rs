@@ -65,11 +65,7 @@ const FAULTS: &[Fault] = &[
         storage(Slow::default(), slow, &["--threads", "1", "--files", "256"])
     }),
     ("too many files at once", &["too-many-files"], || {
-        storage(
-            Slow { crowd: 4 * MS, ..Slow::default() },
-            Slow::default(),
-            &["--threads", "32", "--files", "128"],
-        )
+        storage(Slow { crowd: MS, ..Slow::default() }, Slow::default(), &["--threads", "32", "--files", "64"])
     }),
     ("rate cap", &["link-full"], || link(20 * MS, Some(20_000_000), |_| {}, None, &["--bytes", "2MiB"])),
     ("loss", &["loss"], || {
@@ -90,14 +86,11 @@ const FAULTS: &[Fault] = &[
         link(20 * MS, Some(RATE), |wan| set(wan, reorder), None, CUBIC)
     }),
     ("long path with the wrong congestion control", &["congestion-control"], || {
-        let some = |wan: &Wan| set(wan, Change { loss: Some(0.0004), ..Change::default() });
-        link(
-            150 * MS,
-            Some(RATE),
-            some,
-            None,
-            &["--congestion", "reno", "--bytes", "16MiB", "--streams", "2"],
-        )
+        // A queue that no slow start fills, and a loss now and then.
+        let queue = Some(Queue::Products(12.0));
+        let some = |wan: &Wan| set(wan, Change { loss: Some(0.0004), queue, ..Change::default() });
+        let reno = ["--congestion", "reno", "--bytes", "16MiB", "--streams", "2"];
+        link(150 * MS, Some(RATE), some, None, &reno)
     }),
     ("small receive buffer", &["receive-buffer"], || {
         let small = |wan: &Wan| sysctl(wan.server(1), "tcp_rmem", "4096 65536 65536");

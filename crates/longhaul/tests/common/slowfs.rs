@@ -37,8 +37,8 @@ pub(crate) struct Slow {
     pub(crate) read: Option<u64>,
     /// The same of what is written.
     pub(crate) write: Option<u64>,
-    /// Time that opening takes longer for each other file that is being opened:
-    /// a disk that seeks from one to the other, one after the other.
+    /// Time that opening takes for each file that is being opened: a disk that
+    /// seeks between all of them, one after the other.
     pub(crate) crowd: Duration,
 }
 
@@ -162,7 +162,7 @@ impl Through {
         }
         let others = self.crowd.fetch_add(1, Relaxed);
         let head = self.head.lock().expect("whole");
-        pause(self.slow.crowd * u32::try_from(others).unwrap_or(u32::MAX));
+        pause(self.slow.crowd * u32::try_from(others + 1).unwrap_or(u32::MAX));
         drop(head);
         self.crowd.fetch_sub(1, Relaxed);
     }
@@ -192,7 +192,7 @@ fn attributes(number: u64, metadata: &Metadata) -> FileAttr {
 /// Answers with what came of it.
 macro_rules! answer {
     ($reply:ident, $result:expr, $good:expr) => {
-        match (|| -> io::Result<_> { $result })() {
+        match $result {
             Ok(value) => $good($reply, value),
             Err(e) => $reply.error(Errno::from(e)),
         }
@@ -202,13 +202,19 @@ macro_rules! answer {
 impl Filesystem for Through {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         pause(self.slow.lookup);
-        answer!(reply, self.attributes(&self.below(parent, name)?), |reply: ReplyEntry, attr| {
-            reply.entry(&NEVER, &attr, Generation(0));
-        });
+        answer!(
+            reply,
+            self.below(parent, name).and_then(|path| self.attributes(&path)),
+            |reply: ReplyEntry, attr| {
+                reply.entry(&NEVER, &attr, Generation(0));
+            }
+        );
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        answer!(reply, self.attributes(&self.path(ino)?), |reply: ReplyAttr, attr| reply.attr(&NEVER, &attr));
+        answer!(reply, self.path(ino).and_then(|path| self.attributes(&path)), |reply: ReplyAttr, attr| {
+            reply.attr(&NEVER, &attr)
+        });
     }
 
     fn setattr(
@@ -229,7 +235,7 @@ impl Filesystem for Through {
         _flags: Option<fuser::BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let set = || {
+        let set = || -> io::Result<_> {
             let path = self.path(ino)?;
             if let Some(mode) = mode {
                 fs::set_permissions(&path, fs::Permissions::from_mode(mode & 0o7777))?;
@@ -250,7 +256,7 @@ impl Filesystem for Through {
     }
 
     fn mkdir(&self, _: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
-        let make = || {
+        let make = || -> io::Result<_> {
             let path = self.below(parent, name)?;
             fs::create_dir(&path)?;
             self.attributes(&path)
@@ -259,7 +265,7 @@ impl Filesystem for Through {
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let remove = || {
+        let remove = || -> io::Result<_> {
             let path = self.below(parent, name)?;
             self.forget(&path);
             fs::remove_file(path)
@@ -268,7 +274,7 @@ impl Filesystem for Through {
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let remove = || {
+        let remove = || -> io::Result<_> {
             let path = self.below(parent, name)?;
             self.forget(&path);
             fs::remove_dir(path)
@@ -286,7 +292,7 @@ impl Filesystem for Through {
         _: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let rename = || {
+        let rename = || -> io::Result<_> {
             let (from, to) = (self.below(parent, name)?, self.below(to, new)?);
             fs::rename(&from, &to)?;
             self.forget(&to);
@@ -302,7 +308,7 @@ impl Filesystem for Through {
 
     fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.seek();
-        let open = || {
+        let open = || -> io::Result<_> {
             let write = flags.0 & 3 != 0;
             Ok(self.keep(File::options().read(true).write(write).open(self.path(ino)?)?))
         };
@@ -320,7 +326,7 @@ impl Filesystem for Through {
         reply: ReplyCreate,
     ) {
         pause(self.slow.create);
-        let create = || {
+        let create = || -> io::Result<_> {
             let path = self.below(parent, name)?;
             let file =
                 File::options().read(true).write(true).create_new(true).mode(mode & 0o7777).open(&path)?;
@@ -342,7 +348,7 @@ impl Filesystem for Through {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let read = || {
+        let read = || -> io::Result<_> {
             let (file, mut data) = (self.file(handle)?, vec![0; size as usize]);
             let mut done = 0;
             while done < data.len() {
@@ -370,7 +376,7 @@ impl Filesystem for Through {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let write = || {
+        let write = || -> io::Result<_> {
             self.file(handle)?.write_all_at(data, offset)?;
             pause(self.slow.settle);
             self.move_bytes(1, self.slow.write, data.len());

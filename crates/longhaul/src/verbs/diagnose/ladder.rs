@@ -209,7 +209,7 @@ impl Ladder {
     }
 
     /// Sends zeroes to an agent on this machine.
-    pub(super) fn to_agent(&mut self, uri: &str, key: Option<&Path>, how: &How) -> Result<Took, Failure> {
+    pub(super) fn sent_to(&mut self, uri: &str, key: Option<&Path>, how: &How) -> Result<Took, Failure> {
         let files = super::FEW;
         let key = std::mem::replace(&mut self.key_file, key.map(Path::to_owned));
         let took = self.cp(&self.zeroes(files), OsStr::new(uri), files, how);

@@ -147,7 +147,7 @@ fn encryption(
     let mut took = [0.0; 2];
     for (took, key) in took.iter_mut().zip([Some(key.as_path()), None]) {
         let agent = LocalAgent::start(key)?;
-        let copy = ladder.to_agent(&agent.uri, key, now)?;
+        let copy = ladder.sent_to(&agent.uri, key, now)?;
         let name = if key.is_some() { "local, encrypted" } else { "local, not encrypted" };
         timed(cells, name, &copy);
         *took = copy.seconds;
