@@ -48,10 +48,17 @@ impl Keep {
         Ok(all)
     }
 
-    /// The samples of a case, by subject, if there are `rounds` of each.
+    /// The samples of a case, by subject, if there are `rounds`: of the first
+    /// subject, and no more of the others.
     pub(crate) fn get(&self, case: &str, subjects: usize, rounds: u32) -> Result<Option<Vec<Vec<f64>>>> {
         let kept: Option<Vec<Vec<f64>>> = serde_json::from_value(self.read()?["measured"][case].clone())?;
-        Ok(kept.filter(|k| k.len() == subjects && k.iter().all(|samples| samples.len() == rounds as usize)))
+        let rounds = rounds as usize;
+        let whole = |kept: &Vec<Vec<f64>>| {
+            kept.len() == subjects
+                && kept.first().is_none_or(|samples| samples.len() == rounds)
+                && kept.iter().all(|samples| samples.len() <= rounds)
+        };
+        Ok(kept.filter(whole))
     }
 
     pub(crate) fn put(&self, case: &str, samples: &[Vec<f64>]) -> Result<()> {

@@ -65,7 +65,7 @@ impl Drop for Guard {
 }
 
 /// Whether a child ends in time.
-fn ends_within(pid: u32, time: Duration) -> bool {
+pub(crate) fn ends_within(pid: u32, time: Duration) -> bool {
     // SAFETY: a system call without memory.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) };
     if fd < 0 {

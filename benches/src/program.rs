@@ -96,10 +96,16 @@ impl Target {
 
     /// Writes all of the device once, so that no read finds a hole.
     pub(crate) fn fill(&self, setup: &Setup, engine: &str) -> Result<()> {
-        let mut command = bench(setup, engine, &self.uri);
-        command.args(["--rw", "write", "--bs", "1MiB", "--iodepth", "16"]);
-        finish(&mut command, setup).map(|_| ())
+        fill(setup, engine, &self.uri)
     }
+}
+
+/// Writes all of a device once: no read finds a hole, and memory that stands for
+/// it is there.
+pub(crate) fn fill(setup: &Setup, engine: &str, device: &str) -> Result<()> {
+    let mut command = bench(setup, engine, device);
+    command.args(["--rw", "write", "--bs", "1MiB", "--iodepth", "16"]);
+    finish(&mut command, setup).map(|_| ())
 }
 
 /// A load of one job or more on one device.

@@ -17,14 +17,22 @@ use tempfile::TempDir;
 
 /// How long a server may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long somebody else's trial may take.
+const LIMIT: Duration = Duration::from_secs(30);
 /// How many things GridFTP and the others do at once, as is usual.
 const AT_ONCE: &str = "4";
 const FILES_AT_ONCE: &str = "16";
+/// Bytes that socat moves at once.
+const BLOCK: &str = "262144";
 
 /// Whose program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     Longhaul,
+    /// Ours, with a key.
+    Encrypted,
+    /// `tar` into one TCP stream and out of it again.
+    Tar,
     Rsync,
     GridFtp,
     Xroot,
@@ -32,11 +40,18 @@ pub(crate) enum Who {
 }
 
 impl Who {
-    const OTHERS: [Who; 4] = [Who::Rsync, Who::GridFtp, Who::Xroot, Who::Rclone];
+    /// All that are not ours.
+    pub(crate) const OTHERS: [Who; 5] = [Who::Tar, Who::Rsync, Who::GridFtp, Who::Xroot, Who::Rclone];
+
+    fn is_ours(self) -> bool {
+        matches!(self, Who::Longhaul | Who::Encrypted)
+    }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Who::Longhaul => "longhaul",
+            Who::Encrypted => "longhaul, encrypted",
+            Who::Tar => "tar, one TCP stream",
             Who::Rsync => "rsync",
             Who::GridFtp => "globus-url-copy",
             Who::Xroot => "xrdcp",
@@ -47,7 +62,8 @@ impl Who {
     /// The programs of both sides.
     fn programs(self) -> &'static [&'static str] {
         match self {
-            Who::Longhaul => &[],
+            Who::Longhaul | Who::Encrypted => &[],
+            Who::Tar => &["socat", "tar"],
             Who::Rsync => &["rsync"],
             Who::GridFtp => &["globus-url-copy", "globus-gridftp-server"],
             Who::Xroot => &["xrdcp", "xrootd"],
@@ -68,7 +84,7 @@ pub(crate) struct Copier {
     pub(crate) extra: Vec<String>,
     /// Kept open, so that what it says at its end does no harm.
     _stdout: Option<BufReader<ChildStdout>>,
-    _config: TempDir,
+    config: TempDir,
 }
 
 /// What one copy took.
@@ -81,11 +97,11 @@ pub(crate) struct Copied {
     pub(crate) memory: [u64; 2],
 }
 
-/// Everybody who is there and can copy, ours first; and who is not, in words.
-pub(crate) fn all(setup: &Setup, root: &Path) -> Result<(Vec<Copier>, Vec<String>)> {
+/// Who of `others` is there and can copy, behind ours; and who is not, in words.
+pub(crate) fn all(setup: &Setup, root: &Path, others: &[Who]) -> Result<(Vec<Copier>, Vec<String>)> {
     let mut copiers = vec![Copier::start(Who::Longhaul, setup, root)?];
     let mut absent = Vec::new();
-    for who in Who::OTHERS {
+    for &who in others {
         let missing = who.programs().iter().find(|program| !is_installed(program));
         match missing {
             Some(program) => absent.push(format!("{}: {program} is not installed", who.name())),
@@ -116,17 +132,25 @@ impl Copier {
         let port = setup.target.run(|| Ok(TcpListener::bind((host, 0))?.local_addr()?.port()))?;
         let port = port.map_err(|e: io::Error| anyhow!(e))?.to_string();
         let mut command = match who {
-            Who::Longhaul => setup.target.command(&setup.program),
-            Who::Rsync | Who::Rclone => setup.target.command(who.programs()[0]),
+            Who::Longhaul | Who::Encrypted => setup.target.command(&setup.program),
+            Who::Tar | Who::Rsync | Who::Rclone => setup.target.command(who.programs()[0]),
             Who::GridFtp | Who::Xroot => setup.target.command(who.programs()[1]),
         };
         let address = format!("{host}:{port}");
         let host = host.to_string();
         let place = root.to_str().context("a path in UTF-8")?;
         match who {
-            Who::Longhaul => {
-                command.args(["agent", "--insecure", "--json", "--listen", &address, "--root", place]);
+            Who::Longhaul | Who::Encrypted => {
+                command.args(["agent", "--json", "--listen", &address, "--root", place]);
                 command.args(["--congestion", &setup.congestion]);
+                match who {
+                    Who::Encrypted => command.arg("--key-file").arg(config.path().join("key")),
+                    _ => command.arg("--insecure"),
+                };
+            }
+            Who::Tar => {
+                command.args(["-b", BLOCK, &format!("TCP-LISTEN:{port},bind={host},reuseaddr,fork")]);
+                command.arg(format!("SYSTEM:tar --extract --directory {place}"));
             }
             Who::Rsync => {
                 let path = config.path().join("rsyncd.conf");
@@ -149,7 +173,7 @@ impl Copier {
             }
         }
         command.args(more);
-        let ours = who == Who::Longhaul;
+        let ours = who.is_ours();
         command.stdin(Stdio::null()).stderr(Stdio::null());
         command.stdout(if ours { Stdio::piped() } else { Stdio::null() });
         let mut server = Guard(setup.target.start(&mut command)?);
@@ -163,7 +187,7 @@ impl Copier {
             await_listening(setup, &address)?;
         }
         let root = root.to_owned();
-        Ok(Copier { who, server, address, root, extra: Vec::new(), _stdout: stdout, _config: config })
+        Ok(Copier { who, server, address, root, extra: Vec::new(), _stdout: stdout, config })
     }
 
     /// Copies a small tree to see whether it does.
@@ -172,7 +196,8 @@ impl Copier {
         fs::create_dir(from.path().join("d"))?;
         fs::write(from.path().join("d/f"), [7; 100_000])?;
         fs::write(from.path().join("g"), "1")?;
-        self.copy(setup, from.path(), "trial", false).context("a trial")?;
+        let copied = self.copy(setup, from.path(), "trial", false, Some(LIMIT)).context("a trial")?;
+        ensure!(copied.is_some(), "a trial with two files took longer than {LIMIT:?}");
         self.clear("trial")?;
         Ok(self)
     }
@@ -181,7 +206,8 @@ impl Copier {
     /// is there.
     fn command(&self, setup: &Setup, from: &Path, to: &str, update: bool) -> Command {
         let program = match self.who {
-            Who::Longhaul => setup.program.as_os_str(),
+            who if who.is_ours() => setup.program.as_os_str(),
+            Who::Tar => "sh".as_ref(),
             who => who.programs()[0].as_ref(),
         };
         let mut command = setup.load.command(program);
@@ -189,10 +215,19 @@ impl Copier {
         let there = self.root.join(to);
         let there = there.display();
         match self.who {
-            Who::Longhaul => {
+            Who::Longhaul | Who::Encrypted => {
                 command.args(if update { &["sync"][..] } else { &["cp", "-r"] });
                 command.args(["--fsync", "none", "--json", "--congestion", &setup.congestion]);
+                if self.who == Who::Encrypted {
+                    command.arg("--key-file").arg(self.config.path().join("key"));
+                }
                 command.args(&self.extra).args([format!("{from}/."), format!("lh://{address}/{to}")])
+            }
+            Who::Tar => {
+                // It waits until the other side has closed, and so has written.
+                let stream = format!("socat -b {BLOCK} -t 600 - TCP:{address}");
+                let name = format!("--transform 's,^\\.,{to},'");
+                command.args(["-c", &format!("tar --create --directory '{from}' {name} . | {stream}")])
             }
             Who::Rsync => command.args(["-a", &format!("{from}/"), &format!("rsync://{address}/data/{to}/")]),
             Who::GridFtp => command
@@ -209,13 +244,25 @@ impl Copier {
     }
 
     /// Copies what is in `from` to `to`; fails unless all of it is there then.
-    pub(crate) fn copy(&self, setup: &Setup, from: &Path, to: &str, update: bool) -> Result<Copied> {
+    /// What takes longer than `limit` is ended, and nothing is returned.
+    pub(crate) fn copy(
+        &self,
+        setup: &Setup,
+        from: &Path,
+        to: &str,
+        update: bool,
+        limit: Option<Duration>,
+    ) -> Result<Option<Copied>> {
         let wanted = tally(from)?;
         let mut command = self.command(setup, from, to, update);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let before = process::family_time(self.server.pid())?;
         let began = Instant::now();
-        let child = setup.load.start(&mut command)?;
+        let mut child = setup.load.start(&mut command)?;
+        if limit.is_some_and(|limit| !process::ends_within(child.id(), limit)) {
+            child.kill().and_then(|()| child.wait()).context("ending it")?;
+            return Ok(None);
+        }
         let (well, Usage { cpu, memory }) = process::wait_usage(child)?;
         let seconds = began.elapsed().as_secs_f64();
         let there = process::family_time(self.server.pid())?.saturating_sub(before);
@@ -225,7 +272,7 @@ impl Copier {
             bail!("{} of {} files and {} of {} bytes arrived", copied.0, wanted.0, copied.1, wanted.1);
         }
         let memory = [memory, process::peak_memory(self.server.pid())?];
-        Ok(Copied { seconds, cpu: (cpu + there).as_secs_f64(), memory })
+        Ok(Some(Copied { seconds, cpu: (cpu + there).as_secs_f64(), memory }))
     }
 
     /// Removes what was copied.

@@ -12,7 +12,7 @@ mod ping_pong;
 mod socket;
 mod stream;
 
-pub(crate) use copiers::{Copied, Copier, Who, all as copiers, tally};
+pub(crate) use copiers::{Copier, Who, all as copiers, tally};
 pub(crate) use fio::{available as fio_available, run as fio};
 pub(crate) use iperf::Iperf;
 pub(crate) use isal::Isal;

@@ -1,7 +1,8 @@
 //! A million empty files in a hundred thousand directories: names and metadata
 //! alone, and the memory that they take.
 
-use super::{Place, copiers, measure, notes, scaled};
+use super::{Course, Place, copiers, notes, scaled};
+use crate::reference::Who;
 use crate::report::Section;
 use crate::setup::Setup;
 use anyhow::Result;
@@ -34,21 +35,27 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         load: setup.load.clone().anywhere(),
         ..setup.clone()
     };
-    let (copiers, absent) = copiers(setup, &place.there())?;
-    for (copier, taken) in copiers.iter().zip(measure(setup, None, &copiers, &tree)?) {
-        let [client, server] = [taken.memory(0), taken.memory(1)];
+    let (copiers, absent) = copiers(setup, &place.there(), &[Who::Rsync])?;
+    let course = Course { setup, link: None, copiers: &copiers, plain: None };
+    for (copier, taken) in copiers.iter().zip(course.measure("empty", &tree)?.0) {
+        let [client, server] = &taken.memory;
         let most = client.most().max(server.most());
-        let rate = crate::report::Samples::of(&taken.0, |copied| files as f64 / copied.seconds);
+        let rate = taken.rate(files);
         section.keep("empty", copier.who.name(), "files a second", &rate);
         section.row(vec![
             copier.who.name().into(),
             files.to_string(),
             directories.to_string(),
-            taken.seconds().show(1.0, 1),
+            taken.show_seconds(1),
             rate.show(1.0, 0),
             client.show(1048576.0, 0),
             server.show(1048576.0, 0),
-            if most <= CEILING { "yes" } else { "**no**" }.into(),
+            match (copier.who, most <= CEILING) {
+                (Who::Longhaul, true) => "yes",
+                (Who::Longhaul, false) => "**no**",
+                _ => "–",
+            }
+            .into(),
         ]);
     }
     notes(&mut section, setup, &absent);

@@ -7,11 +7,13 @@ pub(crate) mod sets;
 pub(crate) mod update;
 
 use crate::link::{self, Link};
-use crate::reference::{Copied, Copier, copiers};
+use crate::reference::{Copier, Iperf, Who, copiers};
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
 use longhaul_wan::Conditions;
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -83,44 +85,149 @@ fn write_noise(path: &Path, len: u64, state: &mut u64) -> Result<()> {
     Ok(())
 }
 
-/// What one program took for a tree, by round.
-struct Taken(Vec<Copied>);
+/// Somebody else's copy that takes longer is not repeated, and is ended when it
+/// takes longer still: a hundred such copies would take a day.
+const SLOW: Duration = Duration::from_secs(15);
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// What one program took for a tree, by round; nothing if it did not end in time.
+struct Taken {
+    seconds: Samples,
+    /// Processor seconds of both sides.
+    cpu: Samples,
+    /// Peak resident sets in bytes, of the client and of the server.
+    memory: [Samples; 2],
+}
+
+/// The numbers of [`Taken`].
+const NUMBERS: usize = 4;
 
 impl Taken {
-    fn seconds(&self) -> Samples {
-        Samples::of(&self.0, |copied| copied.seconds)
-    }
-
     fn rate(&self, bytes: u64) -> Samples {
-        Samples::of(&self.0, |copied| bytes as f64 / copied.seconds)
+        Samples::of(&self.seconds.0, |seconds| bytes as f64 / seconds)
     }
 
     /// Processor seconds of both sides for a GB.
     fn cpu(&self, bytes: u64) -> Samples {
-        Samples::of(&self.0, |copied| copied.cpu / bytes as f64 * GB)
+        Samples::of(&self.cpu.0, |cpu| cpu / bytes as f64 * GB)
     }
 
-    fn memory(&self, side: usize) -> Samples {
-        Samples::of(&self.0, |copied| copied.memory[side] as f64)
+    fn show_seconds(&self, digits: usize) -> String {
+        if self.seconds.0.is_empty() {
+            return format!("over {}", LIMIT.as_secs());
+        }
+        self.seconds.show(1.0, digits)
+    }
+
+    fn show_rate(&self, bytes: u64) -> String {
+        if self.seconds.0.is_empty() { "–".into() } else { self.rate(bytes).show(MB, 0) }
+    }
+
+    fn show_cpu(&self, bytes: u64) -> String {
+        if self.cpu.0.is_empty() { "–".into() } else { self.cpu(bytes).show(1.0, 1) }
     }
 }
 
-/// Has each program copy a tree to an empty place, in turn.
-fn measure(setup: &Setup, link: Option<&Link>, copiers: &[Copier], from: &Path) -> Result<Vec<Taken>> {
-    let measured = setup.interleave(copiers, |copier: &Copier| {
-        let copy = || {
-            let copied = copier.copy(setup, from, "copy", false);
-            // What a failure has left would be in the way of the next.
-            let cleared = copier.clear("copy");
-            let copied = copied.with_context(|| copier.who.name())?;
-            cleared.map(|()| copied)
+/// Copies to be measured, and where.
+struct Course<'a> {
+    setup: &'a Setup,
+    link: Option<&'a Link>,
+    copiers: &'a [Copier],
+    /// Measured beside them: as many bytes in a new connection.
+    plain: Option<&'a Iperf>,
+}
+
+/// What is measured in turn.
+#[derive(Clone, Copy)]
+enum Subject<'a> {
+    Copier(&'a Copier),
+    Plain(&'a Iperf),
+}
+
+impl Course<'_> {
+    /// Has each program copy a tree to an empty place, in turn: what they took, in
+    /// their order, and bytes per second of the plain stream.
+    fn measure(&self, case: &str, from: &Path) -> Result<(Vec<Taken>, Samples)> {
+        let setup = self.setup;
+        let subjects: Vec<Subject> =
+            self.copiers.iter().map(Subject::Copier).chain(self.plain.map(Subject::Plain)).collect();
+        let kept = setup.keep.as_ref().map(|keep| keep.get(case, subjects.len() * NUMBERS, setup.rounds));
+        let numbers = match kept.transpose()?.flatten() {
+            Some(kept) => kept,
+            None => {
+                let numbers = self.anew(case, &subjects, from)?;
+                if let Some(keep) = &setup.keep {
+                    keep.put(case, &numbers)?;
+                }
+                numbers
+            }
         };
-        match link {
-            Some(link) => Ok(link.mostly_on_time(copy)?.0),
-            None => copy(),
+        let mut rows = numbers.into_iter().map(Samples);
+        let mut taken: Vec<Taken> = Vec::new();
+        while let (Some(seconds), Some(cpu), Some(here), Some(there)) =
+            (rows.next(), rows.next(), rows.next(), rows.next())
+        {
+            taken.push(Taken { seconds, cpu, memory: [here, there] });
         }
-    })?;
-    Ok(measured.into_iter().map(Taken).collect())
+        let plain = self.plain.and_then(|_| taken.pop()).map_or(Samples(Vec::new()), |plain| plain.seconds);
+        Ok((taken, plain))
+    }
+
+    /// A row of samples for each number of each subject; that of the plain stream
+    /// is bytes per second.
+    fn anew(&self, case: &str, subjects: &[Subject], from: &Path) -> Result<Vec<Vec<f64>>> {
+        let setup = self.setup;
+        let bytes = crate::reference::tally(from)?.1;
+        let slow = RefCell::new(HashSet::new());
+        let measured = setup.interleave(subjects, |subject| -> Result<Option<[f64; NUMBERS]>> {
+            let copier = match *subject {
+                Subject::Plain(iperf) => {
+                    let rate = self.on_time(|| iperf.bytes(setup, true, bytes))?;
+                    eprintln!("  {case}, iperf3: {:.0} Mb/s", rate / MB);
+                    return Ok(Some([rate, 0.0, 0.0, 0.0]));
+                }
+                Subject::Copier(copier) => copier,
+            };
+            let name = copier.who.name();
+            if slow.borrow().contains(name) {
+                return Ok(None);
+            }
+            let limit = Who::OTHERS.contains(&copier.who).then_some(LIMIT);
+            let copied = self.on_time(|| {
+                let to = copy_of(copier);
+                let copied = copier.copy(setup, from, &to, false, limit);
+                // What a failure has left would be in the way of the next.
+                let cleared = copier.clear(&to);
+                let copied = copied.with_context(|| name.to_owned())?;
+                // A server whose client was ended may still write.
+                if copied.is_some() { cleared.map(|()| copied) } else { Ok(copied) }
+            })?;
+            let seconds = copied.map(|copied| copied.seconds);
+            if limit.is_some() && seconds.is_none_or(|seconds| seconds > SLOW.as_secs_f64()) {
+                slow.borrow_mut().insert(name);
+            }
+            eprintln!("  {case}, {name}: {seconds:.2?} s");
+            let [here, there] = copied.map_or([0; 2], |copied| copied.memory).map(|bytes| bytes as f64);
+            Ok(copied.map(|copied| [copied.seconds, copied.cpu, here, there]))
+        })?;
+        let by_number = |subject: &Vec<Option<[f64; NUMBERS]>>| -> Vec<Vec<f64>> {
+            (0..NUMBERS).map(|n| subject.iter().flatten().map(|numbers| numbers[n]).collect()).collect()
+        };
+        Ok(measured.iter().flat_map(by_number).collect())
+    }
+
+    fn on_time<T>(&self, measure: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut measure = measure;
+        match self.link {
+            Some(link) => Ok(link.mostly_on_time(measure)?.0),
+            None => measure(),
+        }
+    }
+}
+
+/// Where a program copies to: each to a place of its own.
+fn copy_of(copier: &Copier) -> String {
+    format!("copy-{:?}", copier.who)
 }
 
 /// What is true of all of these tables.
@@ -132,6 +239,11 @@ fn notes(section: &mut Section, setup: &Setup, absent: &[String]) {
          has its daemon (`-a`), no checksums of content, and the kernel's congestion control"
             .into(),
     );
+    section.notes.push(format!(
+        "what takes others more than {} s is measured once, and ended after {} s",
+        SLOW.as_secs(),
+        LIMIT.as_secs()
+    ));
     if setup.scale < 1.0 {
         section.notes.push(format!("data sets at {} of their full size", setup.scale));
     }

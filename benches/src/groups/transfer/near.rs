@@ -1,7 +1,7 @@
 //! Copies within the machine, over loopback: where no link limits, the program
 //! does. And what concurrency costs.
 
-use super::{MB, Place, Taken, copiers, measure, notes, scaled};
+use super::{Course, Place, Taken, copiers, notes, scaled};
 use crate::reference::{Copier, Who};
 use crate::report::Section;
 use crate::setup::Setup;
@@ -32,21 +32,25 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         load: setup.load.clone().anywhere(),
         ..setup.clone()
     };
-    let (copiers, absent) = copiers(setup, &place.there())?;
+    let (copiers, absent) = copiers(setup, &place.there(), &Who::OTHERS)?;
     let rsync = copiers.iter().position(|copier| copier.who == Who::Rsync);
     for (name, tree) in &trees {
         let bytes = crate::reference::tally(tree)?.1;
-        let taken = measure(setup, None, &copiers, tree)?;
+        let course = Course { setup, link: None, copiers: &copiers, plain: None };
+        let taken = course.measure(&format!("near: {name}"), tree)?.0;
         for (copier, one) in copiers.iter().zip(&taken) {
             let ratio = rsync.map(|at| one.rate(bytes).ratio(&taken[at].rate(bytes)));
             let floor = ratio.as_ref().filter(|_| copier.who == Who::Longhaul);
-            section.keep(name, copier.who.name(), "seconds", &one.seconds());
+            section.keep(name, copier.who.name(), "seconds", &one.seconds);
             section.row(row(
                 name,
                 copier.who.name(),
                 one,
                 bytes,
-                ratio.as_ref().map_or("–".into(), |ratio| ratio.show_ratio()),
+                ratio
+                    .as_ref()
+                    .filter(|ratio| !ratio.0.is_empty())
+                    .map_or("–".into(), |ratio| ratio.show_ratio()),
                 floor.map_or("–", |ratio| ratio.at_least(FLOOR)),
             ));
         }
@@ -56,8 +60,8 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     }
     notes(&mut section, setup, &absent);
     section.notes.push(
-        "many: files of 4 KiB; few: equal files. N at once: `--streams N --readers N --writers N` on both sides; \
-         reading ahead is part of every one of them and cannot be left out"
+        "many: files of 4 KiB; few: equal files. N at once: `--streams N --readers N --writers N` on both sides. What \
+         reading ahead brings is measured by `longhaul study transfer`"
             .into(),
     );
     section.commands = vec![
@@ -73,11 +77,11 @@ fn row(set: &str, who: &str, taken: &Taken, bytes: u64, ratio: String, floor: &s
     vec![
         set.into(),
         who.into(),
-        taken.seconds().show(1.0, 2),
-        taken.rate(bytes).show(MB, 0),
+        taken.show_seconds(2),
+        taken.show_rate(bytes),
         ratio,
         floor.into(),
-        taken.cpu(bytes).show(1.0, 1),
+        taken.show_cpu(bytes),
     ]
 }
 
@@ -91,7 +95,8 @@ fn concurrency(setup: &Setup, section: &mut Section, set: &str, tree: &Path, pla
     };
     let copiers: Vec<Copier> = FIXED.iter().map(|number| start(number)).collect::<Result<_>>()?;
     let bytes = crate::reference::tally(tree)?.1;
-    let taken = measure(setup, None, &copiers, tree).context("by concurrency")?;
+    let course = Course { setup, link: None, copiers: &copiers, plain: None };
+    let taken = course.measure(&format!("near: {set}, by concurrency"), tree).context("by concurrency")?.0;
     for (number, one) in FIXED.iter().zip(&taken) {
         let who = format!("longhaul, {number} at once");
         section.keep(set, &who, "CPU s a GB", &one.cpu(bytes));

@@ -1,8 +1,9 @@
 //! What a file costs: the same bytes in more and more files, and the line through
 //! the times, T = N·t0 + B/R.
 
-use super::{Place, ROUND_TRIP, commands, copiers, measure, notes, over, scaled};
+use super::{Course, Place, ROUND_TRIP, Taken, commands, copiers, notes, over, scaled};
 use crate::link;
+use crate::reference::Who;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::Result;
@@ -28,20 +29,25 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         .collect::<Result<_>>()?;
     for &rtt in setup.round_trips(&[ROUND_TRIP]) {
         let (link, setup) = over(setup, rtt)?;
-        let (copiers, absent) = copiers(&setup, &place.there())?;
-        let mut taken = Vec::new();
-        for tree in &trees {
-            taken.push(measure(&setup, Some(&link), &copiers, tree)?);
+        let (copiers, absent) = copiers(&setup, &place.there(), &Who::OTHERS)?;
+        let course = Course { setup: &setup, link: Some(&link), copiers: &copiers, plain: None };
+        let mut taken: Vec<Vec<Taken>> = Vec::new();
+        for (files, tree) in FILES.iter().zip(&trees) {
+            let case = format!("per-file: {}, {files} files", link::round_trip(rtt));
+            taken.push(course.measure(&case, tree)?.0);
         }
         for (index, copier) in copiers.iter().enumerate() {
-            let times: Vec<Samples> = taken.iter().map(|by| by[index].seconds()).collect();
-            let cost = slopes(&times);
-            let name = copier.who.name();
-            eprintln!("  {}, {name}: {} ms a file", link::round_trip(rtt), cost.show(1e-3, 3));
-            section.keep(&link::round_trip(rtt), name, "s a file", &cost);
+            let times: Vec<&Samples> = taken.iter().map(|by| &by[index].seconds).collect();
+            let (cost, name) = (slopes(&times), copier.who.name());
             let mut row = vec![link::round_trip(rtt), name.into()];
-            row.extend(times.iter().map(|time| time.show(1.0, 2)));
-            row.extend([cost.show(1e-3, 3), cost.at_most(CEILING).into()]);
+            row.extend(taken.iter().map(|by| by[index].show_seconds(2)));
+            row.extend(if cost.0.is_empty() {
+                ["–"; 2].map(String::from)
+            } else {
+                section.keep(&link::round_trip(rtt), name, "s a file", &cost);
+                let met = if copier.who == Who::Longhaul { cost.at_most(CEILING) } else { "–" };
+                [cost.show(1e-3, 3), met.into()]
+            });
             section.row(row);
         }
         if section.notes.is_empty() {
@@ -53,9 +59,9 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     Ok(section)
 }
 
-/// The slope over the number of files, of each round.
-fn slopes(times: &[Samples]) -> Samples {
-    let rounds = times.first().map_or(0, |samples| samples.0.len());
+/// The slope over the number of files, of each round that has all of them.
+fn slopes(times: &[&Samples]) -> Samples {
+    let rounds = times.iter().map(|samples| samples.0.len()).min().unwrap_or(0);
     let slope = |round: usize| {
         let points: Vec<(f64, f64)> =
             FILES.iter().zip(times).map(|(n, samples)| (*n as f64, samples.0[round])).collect();
@@ -76,7 +82,7 @@ mod tests {
     fn the_line_is_found() {
         let times: Vec<Samples> =
             FILES.iter().map(|n| Samples(vec![2.0 + 0.003 * *n as f64, 1.0 + 0.0665 * *n as f64])).collect();
-        let found = slopes(&times);
+        let found = slopes(&times.iter().collect::<Vec<_>>());
         assert!((found.0[0] - 0.003).abs() < 1e-9 && (found.0[1] - 0.0665).abs() < 1e-9, "{found:?}");
     }
 }

@@ -1,8 +1,8 @@
 //! A tree of which one file in a hundred has changed.
 
-use super::{Place, ROUND_TRIP, commands, copiers, notes, over, scaled, write_noise};
+use super::{Place, ROUND_TRIP, commands, copiers, copy_of, notes, over, scaled, write_noise};
 use crate::link::{self, Link};
-use crate::reference::Copier;
+use crate::reference::{Copier, Who};
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result};
@@ -26,9 +26,9 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     let changed: Vec<PathBuf> = all.into_iter().step_by(ONE_IN).collect();
     for &rtt in setup.round_trips(&[ROUND_TRIP]) {
         let (link, setup) = over(setup, rtt)?;
-        let (copiers, absent) = copiers(&setup, &place.there())?;
+        let (copiers, absent) = copiers(&setup, &place.there(), &[Who::Rsync])?;
         for copier in &copiers {
-            copier.copy(&setup, &tree, &copy_of(copier), false).context("the first copy")?;
+            copier.copy(&setup, &tree, &copy_of(copier), false, None).context("the first copy")?;
         }
         let mut state = 99u64;
         // Each round changes the files once, for all programs alike.
@@ -68,10 +68,6 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     Ok(section)
 }
 
-fn copy_of(copier: &Copier) -> String {
-    format!("copy-{}", copier.who.name())
-}
-
 /// Seconds, bytes there and back, and processor seconds.
 fn update(setup: &Setup, link: &Link, copier: &Copier, tree: &Path) -> Result<[f64; 4]> {
     let carried = || -> Result<[u64; 2]> {
@@ -80,7 +76,8 @@ fn update(setup: &Setup, link: &Link, copier: &Copier, tree: &Path) -> Result<[f
         Ok([first.there.bytes_in, first.back.bytes_in])
     };
     let before = carried()?;
-    let copied = copier.copy(setup, tree, &copy_of(copier), true).with_context(|| copier.who.name())?;
+    let copied = copier.copy(setup, tree, &copy_of(copier), true, None);
+    let copied = copied.transpose().context("it was ended")?.with_context(|| copier.who.name())?;
     let after = carried()?;
     Ok([copied.seconds, (after[0] - before[0]) as f64, (after[1] - before[1]) as f64, copied.cpu])
 }
