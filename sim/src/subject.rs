@@ -85,6 +85,11 @@ pub trait Running {
     fn stop(&self) -> Asked<'_, ()> {
         async { Ok(()) }.boxed_local()
     }
+
+    /// Whether that makes durable what was acknowledged, also under load.
+    fn stops_in_order(&self) -> bool {
+        false
+    }
 }
 
 /// Members in turn, without redundancy and without superblocks.
@@ -344,5 +349,9 @@ impl Running for Array {
 
     fn stop(&self) -> Asked<'_, ()> {
         async { self.array.stop().await.map_err(|e| e.to_string()) }.boxed_local()
+    }
+
+    fn stops_in_order(&self) -> bool {
+        true
     }
 }

@@ -86,6 +86,7 @@ pub(crate) struct Core {
     pub(crate) begun: Cell<u64>,
     pub(crate) verifying: Rc<RowLocks>,
     pub(crate) scrubbing: Rc<RowLocks>,
+    pub(crate) admission: crate::admission::Admission,
     publishing: Rc<RowLocks>,
 }
 
@@ -121,6 +122,7 @@ impl Core {
             begun: Cell::new(0),
             verifying: Rc::default(),
             scrubbing: Rc::default(),
+            admission: crate::admission::Admission::default(),
             publishing: Rc::default(),
             options,
         }
@@ -227,6 +229,7 @@ impl Core {
     pub(crate) fn end(&self, why: &str) {
         self.halted.borrow_mut().get_or_insert_with(|| why.to_owned());
         self.journal.halt();
+        self.wake_closing();
         self.upkeep.changed.notify();
         self.members.iter().for_each(|member| member.reach.changed.notify());
     }

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod array;
 mod asked;
 mod assemble;

@@ -6,6 +6,7 @@ use crate::device::ArrayDevice;
 use crate::error::ArrayError;
 use crate::scrub::ScrubReport;
 use crate::superblock::{Condition, MAX_SPARES, Superblock};
+use crate::upkeep::Running;
 use longhaul_block::{BlockDevice, IoError, IoResult};
 use longhaul_engine::spawn;
 use std::rc::Rc;
@@ -154,7 +155,12 @@ impl ArrayDevice {
     /// # Errors
     /// There is no redundancy to compare with, or more is lost than it has.
     pub async fn scrub(&self) -> IoResult<ScrubReport> {
-        on_its_thread(self, |core| async move { core.scrub().await }).await?
+        on_its_thread(self, |core| async move {
+            // It mends, also while the array is being stopped, until its next look.
+            let _running = Running::new(&core);
+            core.scrub().await
+        })
+        .await?
     }
 
     /// Changes how many bytes per second scrub reads of each member at most.
