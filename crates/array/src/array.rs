@@ -100,7 +100,7 @@ pub async fn assemble_as(
     if let Err(e) = begin(&core, was_clean).await {
         core.end("it could not be assembled");
         core.upkeep.ended().await;
-        return Err(e.into());
+        return Err(ArrayError::Assemble(e));
     }
     for (index, candidate) in stale {
         core.members[index].put(candidate.device, candidate.io);

@@ -68,7 +68,7 @@ pub(crate) async fn examine_all(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<
     join_all(devices.iter().map(examine)).await
 }
 
-fn check_device(device: &dyn BlockDevice) -> Result<(), ArrayError> {
+pub(crate) fn check_device(device: &dyn BlockDevice) -> Result<(), ArrayError> {
     let info = device.info();
     let wrong = |source| ArrayError::Device { device: info.name.clone(), source };
     if info.read_only {

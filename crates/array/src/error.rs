@@ -82,7 +82,13 @@ pub enum ArrayError {
     /// Somebody else has assembled it.
     #[error("the array is in use by another host (session {0}): stop it there first")]
     InUse(Uuid),
+    /// The array does not do that as it is now; nothing was changed.
+    #[error("{0}")]
+    Refused(String),
     /// I/O failed while it was assembled.
     #[error("cannot assemble the array: {0}")]
+    Assemble(IoError),
+    /// The array, or the thread that it ran on, has ended.
+    #[error(transparent)]
     Io(#[from] IoError),
 }

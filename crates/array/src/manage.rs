@@ -1,6 +1,7 @@
 //! What a person asks of a running array.
 
-use crate::assemble::examine;
+use crate::admission::Admitted;
+use crate::assemble::{check_device, examine};
 use crate::core::{Core, Spare};
 use crate::device::ArrayDevice;
 use crate::error::ArrayError;
@@ -21,6 +22,7 @@ impl Core {
         force: bool,
         uuid: Uuid,
     ) -> Result<(Spare, crate::assemble::Candidate), ArrayError> {
+        check_device(&*device)?;
         let candidate = examine(&device).await?;
         let (size, needs) = (device.info().size, self.geometry.end());
         if size < needs {
@@ -52,8 +54,28 @@ impl Core {
         if index >= self.geometry.width {
             return Err(ArrayError::TooFew(format!("there is no member {index}")));
         }
+        self.check_needed(index)?;
         let (_, candidate) = self.newcomer(device, force, uuid).await?;
-        Ok(self.take_place(index, uuid, candidate.device, candidate.io, false).await?)
+        let (_admitted, name) = (self.admit_change()?, candidate.name());
+        let placed = self.take_place(index, uuid, candidate.device, candidate.io, false).await;
+        let Err(source) = placed else { return Ok(()) };
+        self.check_needed(index)?;
+        Err(ArrayError::Device { device: name, source })
+    }
+
+    /// Begins a change of the array's members.
+    fn admit_change(self: &Rc<Self>) -> Result<Admitted, ArrayError> {
+        self.admit().map_err(|e| match e {
+            IoError::Unreachable(why) => ArrayError::Refused(why),
+            e => e.into(),
+        })
+    }
+
+    /// Refuses to take out a member that the array cannot do without, and
+    /// anything if it has halted.
+    fn check_needed(self: &Rc<Self>, index: usize) -> Result<(), ArrayError> {
+        drop(self.admit_change()?);
+        if self.cannot_lose(index) { Err(ArrayError::Refused(self.why_needed(index))) } else { Ok(()) }
     }
 
     /// A device that was out of reach when the array was assembled.
@@ -91,10 +113,12 @@ impl Core {
         force: bool,
         uuid: Uuid,
     ) -> Result<(), ArrayError> {
+        drop(self.admit_change()?);
         if self.spares.borrow().len() >= MAX_SPARES {
             return Err(ArrayError::TooFew(format!("there are {MAX_SPARES} spares already")));
         }
         let (spare, candidate) = self.newcomer(device, force, uuid).await?;
+        let _admitted = self.admit_change()?;
         self.publish_with(|| self.spares.borrow_mut().push(spare)).await?;
         let superblock = Superblock { member: uuid, ..self.superblock() };
         crate::assemble::enlist(&candidate, &superblock).await
@@ -118,8 +142,9 @@ impl ArrayDevice {
     /// Puts `device` in the place of member `index` and begins to fill it.
     ///
     /// # Errors
-    /// The device is too small, or a member of something; the array cannot do
-    /// without the member that it replaces.
+    /// The device is too small, cannot be written, or is a member of something;
+    /// the array cannot do without the member that it replaces, or has halted.
+    /// The member has its place still, and nothing was changed on the others.
     pub async fn replace(
         &self,
         index: usize,
@@ -143,7 +168,8 @@ impl ArrayDevice {
     /// Adds a device that takes the place of a member when one is lost.
     ///
     /// # Errors
-    /// The device is too small, or a member of something.
+    /// The device is too small, cannot be written, or is a member of something;
+    /// the array has halted.
     pub async fn add_spare(&self, device: Arc<dyn BlockDevice>, force: bool) -> Result<(), ArrayError> {
         let uuid = Uuid::new_v4();
         on_its_thread(self, move |core| async move { core.add_spare(device, force, uuid).await }).await?
