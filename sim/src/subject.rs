@@ -242,7 +242,9 @@ impl Subject for Arrayed {
                         return Ok(running);
                     }
                     // A person leaves out what is no member (any more).
-                    Err(ArrayError::NoMember(name)) if devices.len() > 1 => {
+                    Err(ArrayError::NoMember(name) | ArrayError::NotUnderstood { device: name, .. })
+                        if devices.len() > 1 =>
+                    {
                         let before = devices.len();
                         devices.retain(|device| !name.starts_with(&device.info().name));
                         if devices.len() == before {

@@ -1,7 +1,7 @@
 //! Why devices do not make an array.
 
 use crate::layout::LayoutError;
-use crate::superblock::MAX_NAME;
+use crate::superblock::{MAX_NAME, Unknown};
 use longhaul_block::IoError;
 use uuid::Uuid;
 
@@ -33,6 +33,28 @@ pub enum ArrayError {
         name: String,
         /// UUID of the array.
         array: Uuid,
+    },
+    /// A device is in some array, of which nothing more is known.
+    #[error(
+        "{device} is a member of an array, though its superblock {superblock}: --force takes it away, \
+         and all that array's data with it"
+    )]
+    TakenUnknown {
+        /// Its name.
+        device: String,
+        /// What is wrong with its superblock.
+        superblock: Unknown,
+    },
+    /// A device has a superblock that is not understood.
+    #[error(
+        "{device} is a member of an array, but its superblock {superblock}: leave it out, if the others \
+         are enough"
+    )]
+    NotUnderstood {
+        /// Its name.
+        device: String,
+        /// What is wrong with its superblock.
+        superblock: Unknown,
     },
     /// A device has no superblock.
     #[error("{0} is no member of an array")]

@@ -35,11 +35,10 @@ impl Core {
             if in_use {
                 return Err(ArrayError::Double { device: candidate.name(), other: "a member in use".into() });
             }
-            // What this array has thrown out may come back as new.
-            if found.array != self.array && !force {
-                let (name, array) = (found.name.clone(), found.array);
-                return Err(ArrayError::Taken { device: candidate.name(), name, array });
-            }
+        }
+        // What this array has thrown out may come back as new.
+        if !force {
+            candidate.check_free(Some(self.array))?;
         }
         Ok((Spare { uuid, device: Some(device) }, candidate))
     }
@@ -82,7 +81,7 @@ impl Core {
     async fn offer(self: &Rc<Self>, device: Arc<dyn BlockDevice>) -> Result<bool, ArrayError> {
         let candidate = examine(&device).await?;
         let name = candidate.name();
-        let Some(found) = &candidate.superblock else { return Err(ArrayError::NoMember(name)) };
+        let found = candidate.member()?;
         if found.array != self.array {
             return Err(ArrayError::Foreign { device: name, name: found.name.clone(), array: found.array });
         }

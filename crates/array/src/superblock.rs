@@ -59,6 +59,17 @@ pub(crate) struct Entry {
     pub(crate) have: u64,
 }
 
+/// What is wrong with a superblock that is not understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unknown {
+    /// It is of another version.
+    #[error("is of version {0}, and this program knows version {VERSION}")]
+    Version(u32),
+    /// It is whole in neither of its copies.
+    #[error("is damaged")]
+    Damaged,
+}
+
 /// The superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Superblock {
@@ -169,6 +180,15 @@ impl Superblock {
         (place == index).then_some(superblock)
     }
 
+    /// What is wrong with a block that begins as a superblock does, and is none.
+    pub(crate) fn unknown(block: &[u8]) -> Option<Unknown> {
+        if Reader::new(block.get(4..)?).bytes(MAGIC.len())? != MAGIC || Superblock::decode(block).is_some() {
+            return None;
+        }
+        let version = open(block).and_then(|whole| Reader::new(whole.get(MAGIC.len()..)?).u32());
+        Some(version.filter(|version| *version != VERSION).map_or(Unknown::Damaged, Unknown::Version))
+    }
+
     /// The newer of the copies that are whole.
     pub(crate) fn newest(copies: [&[u8]; 2]) -> Option<Superblock> {
         copies.into_iter().filter_map(Superblock::decode).max_by_key(|copy| copy.generation)
@@ -217,6 +237,25 @@ pub(crate) mod tests {
         }
         assert_eq!(Superblock::decode(&block[..2048]), None);
         assert_eq!(Superblock::decode(&[0; 4096]), None);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_not_blank() {
+        let mut block = example(4, 1).encode();
+        assert_eq!(Superblock::unknown(&block), None);
+        block[300] ^= 1;
+        assert_eq!(Superblock::unknown(&block), Some(Unknown::Damaged));
+        block[300] ^= 1;
+        block[12] = 3;
+        assert_eq!(Superblock::unknown(&block), Some(Unknown::Damaged));
+        seal(&mut block);
+        assert_eq!(
+            (Superblock::decode(&block), Superblock::unknown(&block)),
+            (None, Some(Unknown::Version(3)))
+        );
+        for other in [&[0; 4096][..], &[0xA5; 4096], &block[..10], &[]] {
+            assert_eq!(Superblock::unknown(other), None);
+        }
     }
 
     #[test]

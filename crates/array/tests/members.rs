@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Dice, Disk, Model, devices, disks, make, options, simulate, start};
-use longhaul_array::{Condition, Health, Layout, Options, Shape, assemble_as, create_as};
+use longhaul_array::{ArrayError, Condition, Health, Layout, Options, Shape, assemble_as, create_as};
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoFuture, Open, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, now, sleep, spawn};
 use std::rc::Rc;
@@ -74,6 +74,46 @@ fn what_does_not_belong_is_named() {
         let text = refused(&[Arc::clone(&a[0]), Arc::clone(&b[1])]).await;
         assert!(text.contains("is a member of another array, other"), "{text}");
     });
+}
+
+/// A device that says it is a member is not blank because nobody understands
+/// what it says further.
+#[test]
+fn what_is_not_understood_is_not_taken_for_blank() {
+    // The checksum, and a byte behind the version.
+    for damage in [1, 40] {
+        simulate(20, async {
+            let (old, power) = disks(2, SIZE);
+            make(&old, Layout::Mirror, UNIT).await;
+            [0, 64 << 10].iter().for_each(|at| old[1].flip(at + damage));
+            let text = refused(&old).await;
+            assert!(text.contains("disk1 is a member of an array, but its superblock is damaged"), "{text}");
+            let labels = longhaul_array::survey(&devices(&old)).await;
+            assert!(labels[0].is_ok() && matches!(&labels[1], Err(ArrayError::NotUnderstood { .. })));
+            start(&old[..1], options()).await.expect("the other is enough").stop().await.expect("stopped");
+            let blank: Vec<_> =
+                (0..2).map(|n| Arc::new(Disk::new(&format!("new{n}"), SIZE, &power))).collect();
+            make(&blank, Layout::Mirror, UNIT).await;
+            let array = start(&blank, options()).await.expect("assembled");
+            let damaged = || Arc::clone(&old[1]) as Arc<dyn BlockDevice>;
+            let before = old[1].writes.load(SeqCst);
+            let mut dice = Dice(4);
+            let mut shape = Shape { name: "new".into(), layout: Layout::Mirror, unit: UNIT, force: false };
+            let other = || Arc::new(Disk::new("other", SIZE, &power)) as Arc<dyn BlockDevice>;
+            let created = create_as(&[damaged(), other()], &[], &shape, || dice.uuid()).await.map(drop);
+            let replaced = array.replace(0, damaged(), false).await;
+            let added = array.add_spare(damaged(), false).await;
+            for result in [created, replaced, added] {
+                let text = result.expect_err("refused").to_string();
+                assert!(text.contains("its superblock is damaged: --force takes it away"), "{text}");
+            }
+            assert_eq!(old[1].writes.load(SeqCst), before, "it was written to");
+            array.add_spare(damaged(), true).await.expect("taken by force");
+            array.stop().await.expect("stopped");
+            shape.force = true;
+            create_as(&[damaged(), other()], &[], &shape, || dice.uuid()).await.expect("taken by force");
+        });
+    }
 }
 
 #[test]

@@ -25,6 +25,7 @@ impl From<ArrayError> for Failure {
         let exit = match &e {
             ArrayError::Layout(_) | ArrayError::Name(_) => Exit::Usage,
             ArrayError::Taken { .. }
+            | ArrayError::TakenUnknown { .. }
             | ArrayError::InUse(_)
             | ArrayError::Diverged { .. }
             | ArrayError::Refused(_) => Exit::Refused,
