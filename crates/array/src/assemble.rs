@@ -11,7 +11,7 @@ use crate::error::ArrayError;
 use crate::geometry::{BLOCK, Geometry, INTENT_AT, JOURNAL_AT, SUPER_AT};
 use crate::layout::Layout;
 use crate::options::Options;
-use crate::superblock::{Condition, Entry, MAX_NAME, MAX_SPARES, Superblock, Unknown};
+use crate::superblock::{Condition, Entry, MAX_SPARES, Superblock, Unknown, is_name};
 use futures_util::future::{join_all, try_join_all};
 use longhaul_block::{BlockDevice, BlockIo, IoError, IoResult, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut};
@@ -114,7 +114,7 @@ pub(crate) async fn create(
     shape: &Shape,
     mut new_uuid: impl FnMut() -> Uuid,
 ) -> Result<Uuid, ArrayError> {
-    if shape.name.is_empty() || shape.name.len() > MAX_NAME || shape.name.chars().any(char::is_control) {
+    if !is_name(&shape.name) {
         return Err(ArrayError::Name(shape.name.clone()));
     }
     crate::layout::check_shape(devices.len(), shape.unit)?;
