@@ -29,7 +29,7 @@ pub struct Shape {
     pub layout: Layout,
     /// Stripe unit in bytes.
     pub unit: u64,
-    /// Use devices that are in an array.
+    /// Use devices that are in an array, unless somebody runs that.
     pub force: bool,
 }
 
@@ -136,6 +136,8 @@ pub(crate) async fn create(
             return Err(ArrayError::TooSmall { device: device.info().name, size, needs });
         }
     }
+    // Force does not go so far.
+    crate::fence::check_idle(&candidates, None, Options::default().heartbeat).await?;
     let array = new_uuid();
     let entry = |_: &_| Entry { uuid: new_uuid(), condition: Condition::Active, since: 1, have: u64::MAX };
     let entries: Vec<Entry> = devices.iter().map(entry).collect();

@@ -98,6 +98,16 @@ pub enum ArrayError {
         /// The other.
         other: String,
     },
+    /// A device is used by whoever runs the array that it is a member of.
+    #[error(
+        "{device} is in use at this moment (session {session}): stop the array that it is a member of first"
+    )]
+    DeviceInUse {
+        /// Its name.
+        device: String,
+        /// Who says so on it.
+        session: Uuid,
+    },
     /// Too few members.
     #[error("{0}")]
     TooFew(String),

@@ -5,6 +5,7 @@ use crate::assemble::{check_device, examine};
 use crate::core::{Core, Spare};
 use crate::device::ArrayDevice;
 use crate::error::ArrayError;
+use crate::options::Options;
 use crate::scrub::ScrubReport;
 use crate::superblock::{Condition, MAX_SPARES, Superblock};
 use crate::upkeep::Running;
@@ -40,6 +41,8 @@ impl Core {
         if !force {
             candidate.check_free(Some(self.array))?;
         }
+        let heartbeat = self.options.heartbeat.max(Options::default().heartbeat);
+        crate::fence::check_idle(std::slice::from_ref(&candidate), Some(self.session), heartbeat).await?;
         Ok((Spare { uuid, device: Some(device) }, candidate))
     }
 

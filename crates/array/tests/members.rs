@@ -116,6 +116,56 @@ fn what_is_not_understood_is_not_taken_for_blank() {
     }
 }
 
+/// Force is for arrays that nobody needs, and what runs is needed.
+#[test]
+fn no_force_takes_a_member_of_an_array_that_runs() {
+    simulate(21, async {
+        let (old, power) = disks(3, SIZE);
+        make(&old, Layout::Parity, UNIT).await;
+        let running = start(&old, options()).await.expect("assembled");
+        let io = running.open().await.expect("opened");
+        let model = Model::new(running.info().size);
+        model.write(&*io, 0, 20).await.expect("written");
+        let new = |name: &str| Arc::new(Disk::new(name, SIZE, &power));
+        let own: Vec<_> = ["a", "b"].map(new).to_vec();
+        let shape = Shape { name: "new".into(), layout: Layout::Mirror, unit: UNIT, force: true };
+        let mut dice = Dice(5);
+        create_as(&devices(&own), &[], &shape, || dice.uuid()).await.expect("made");
+        let other = start(&own, options()).await.expect("assembled");
+        let member = || Arc::clone(&old[1]) as Arc<dyn BlockDevice>;
+        let blank = new("blank") as Arc<dyn BlockDevice>;
+        let given = [member(), Arc::clone(&blank)];
+        let created = create_as(&given, &[], &shape, || dice.uuid()).await.map(drop);
+        let as_spare = create_as(&devices(&[new("c"), new("d")]), &[member()], &shape, || dice.uuid()).await;
+        let replaced = other.replace(0, member(), true).await;
+        let added = other.add_spare(member(), true).await;
+        for result in [created, as_spare.map(drop), replaced, added] {
+            let text = result.expect_err("refused").to_string();
+            assert!(text.contains("disk1 is in use at this moment"), "{text}");
+        }
+        sleep(Duration::from_secs(5)).await;
+        let status = running.status().await.expect("status");
+        assert_eq!(status.health, Health::Healthy, "{status:?}");
+        model.check(&*io).await.expect("read");
+        assert_eq!(other.status().await.expect("status").health, Health::Healthy);
+        // Nobody needs it any more.
+        running.stop().await.expect("stopped");
+        create_as(&given, &[], &shape, || dice.uuid()).await.expect("taken");
+    });
+    // Nor one that has ended without a word.
+    let (old, _power) = disks(2, SIZE);
+    simulate(22, async {
+        make(&old, Layout::Mirror, UNIT).await;
+        start(&old, options()).await.expect("assembled");
+        sleep(Duration::from_secs(3)).await;
+    });
+    simulate(23, async {
+        let shape = Shape { name: "new".into(), layout: Layout::Mirror, unit: UNIT, force: true };
+        let mut dice = Dice(6);
+        create_as(&devices(&old), &[], &shape, || dice.uuid()).await.expect("taken");
+    });
+}
+
 #[test]
 fn a_stale_member_is_not_believed() {
     simulate(4, async {

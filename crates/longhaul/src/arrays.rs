@@ -27,6 +27,7 @@ impl From<ArrayError> for Failure {
             ArrayError::Taken { .. }
             | ArrayError::TakenUnknown { .. }
             | ArrayError::InUse(_)
+            | ArrayError::DeviceInUse { .. }
             | ArrayError::Diverged { .. }
             | ArrayError::Refused(_) => Exit::Refused,
             ArrayError::Io(IoError::Unreachable(_))
