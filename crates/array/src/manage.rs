@@ -116,14 +116,33 @@ impl Core {
         uuid: Uuid,
     ) -> Result<(), ArrayError> {
         drop(self.admit_change()?);
-        if self.spares.borrow().len() >= MAX_SPARES {
+        let found = examine(&device).await?.superblock;
+        let is_missed = |spare: &Spare| spare.device.is_none();
+        let is_it = |spare: &Spare| found.as_ref().is_some_and(|found| found.member == spare.uuid);
+        if self.spares.borrow().iter().any(|spare| is_it(spare) && is_missed(spare)) {
+            // It was out of reach, or the last attempt was cut short.
+            return self.offer(device).await.map(drop);
+        }
+        let room = |spares: &[Spare]| spares.len() < MAX_SPARES || spares.iter().any(is_missed);
+        if !room(&self.spares.borrow()) {
             return Err(ArrayError::TooFew(format!("there are {MAX_SPARES} spares already")));
         }
         let (spare, candidate) = self.newcomer(device, force, uuid).await?;
         let _admitted = self.admit_change()?;
-        self.publish_with(|| self.spares.borrow_mut().push(spare)).await?;
+        // First the device: it is of no use if it cannot be written, and nobody's
+        // as long as the others do not know it.
         let superblock = Superblock { member: uuid, ..self.superblock() };
-        crate::assemble::enlist(&candidate, &superblock).await
+        crate::assemble::enlist(&candidate, &superblock).await?;
+        let add = || {
+            let mut spares = self.spares.borrow_mut();
+            if spares.len() >= MAX_SPARES
+                && let Some(missed) = spares.iter().position(is_missed)
+            {
+                spares.remove(missed);
+            }
+            spares.push(spare);
+        };
+        Ok(self.publish_with(add).await?)
     }
 }
 
@@ -167,7 +186,9 @@ impl ArrayDevice {
         on_its_thread(self, move |core| async move { core.offer(device).await }).await?
     }
 
-    /// Adds a device that takes the place of a member when one is lost.
+    /// Adds a device that takes the place of a member when one is lost. One that
+    /// is a spare of this array already, but was out of reach, is let in. Where
+    /// there are [`MAX_SPARES`], one that is out of reach makes room.
     ///
     /// # Errors
     /// The device is too small, cannot be written, or is a member of something;

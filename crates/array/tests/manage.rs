@@ -4,8 +4,8 @@
 mod common;
 
 use common::rig::{Rig, SIZE, rig};
-use common::{Disk, options, simulate};
-use longhaul_array::{ArrayError, Condition, Health, Layout};
+use common::{Disk, options, simulate, start};
+use longhaul_array::{ArrayError, Condition, Health, Layout, MAX_SPARES};
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, Open, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, sleep, timeout};
 use std::rc::Rc;
@@ -172,6 +172,53 @@ fn a_halted_array_changes_nothing_on_anybody() {
         assert!(replaced.contains(&halted) && added.contains(&halted), "{replaced}; {added}");
         sleep(Duration::from_secs(5)).await;
         assert_eq!((before, 0), (writes(), new.writes.load(SeqCst)));
+    });
+}
+
+#[test]
+fn a_spare_that_cannot_be_written_is_none() {
+    simulate(4, async {
+        let rig = rig(Layout::Parity, 3, options()).await;
+        let worn = rig.blank("worn");
+        worn.worn.store(true, SeqCst);
+        let added = rig.array.add_spare(Arc::clone(&worn) as Arc<dyn BlockDevice>, false).await;
+        assert!(added.expect_err("refused").to_string().contains("worn out"));
+        assert_eq!(rig.array.status().await.expect("status").spares, Vec::<String>::new());
+        worn.worn.store(false, SeqCst);
+        rig.array.add_spare(Arc::clone(&worn) as Arc<dyn BlockDevice>, false).await.expect("added");
+        rig.array.stop().await.expect("stopped");
+        let all = [&rig.disks[..], &[worn]].concat();
+        let array = start(&all, options()).await.expect("assembled");
+        assert_eq!(array.status().await.expect("status").spares, ["worn"]);
+    });
+}
+
+#[test]
+fn a_spare_that_was_out_of_reach_is_added_again() {
+    simulate(5, async {
+        let rig = rig(Layout::Parity, 3, options()).await;
+        let spares: Vec<_> = (0..MAX_SPARES).map(|n| rig.blank(&format!("spare{n}"))).collect();
+        let as_device = |disk: &Arc<Disk>| Arc::clone(disk) as Arc<dyn BlockDevice>;
+        for spare in &spares {
+            rig.array.add_spare(as_device(spare), false).await.expect("added");
+        }
+        let more = rig.array.add_spare(as_device(&rig.blank("more")), false).await;
+        assert!(more.expect_err("refused").to_string().contains("16 spares already"));
+        rig.array.stop().await.expect("stopped");
+        let array = start(&rig.disks, options()).await.expect("assembled");
+        let named = async || array.status().await.expect("status").spares;
+        assert_eq!(named().await, Vec::<String>::new());
+        array.add_spare(as_device(&spares[3]), false).await.expect("let in");
+        let twice = array.add_spare(as_device(&spares[3]), false).await;
+        assert!(matches!(twice, Err(ArrayError::Double { .. })), "{twice:?}");
+        // It has the place of one that is not there.
+        let more = rig.blank("more");
+        array.add_spare(as_device(&more), false).await.expect("added");
+        assert_eq!(named().await, ["spare3", "more"]);
+        array.stop().await.expect("stopped");
+        let all = [&rig.disks[..], &spares[3..4], &[more]].concat();
+        let array = start(&all, options()).await.expect("assembled");
+        assert_eq!(array.status().await.expect("status").spares, ["spare3", "more"]);
     });
 }
 
