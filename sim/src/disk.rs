@@ -262,6 +262,12 @@ impl Disk {
         self.state().medium.is_marred()
     }
 
+    /// Whether a fault is still to come.
+    #[must_use]
+    pub fn is_armed(&self) -> bool {
+        self.state().armed.is_some()
+    }
+
     /// A time for half an operation.
     fn half(&self) -> Duration {
         let mut state = self.state();

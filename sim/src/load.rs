@@ -7,6 +7,7 @@
 use crate::content::{self, SECTOR};
 use crate::model::{Kind, Model};
 use crate::random::Random;
+use crate::subject::Running;
 use crate::world::World;
 use longhaul_block::{BlockIo, DeviceInfo, IoError, WriteFlags, ZeroFlags};
 use longhaul_engine::{BufMut, sleep, timeout};
@@ -18,6 +19,8 @@ use std::time::Duration;
 /// An operation that takes longer hangs: disks take minutes at most, and
 /// arrays give them up.
 const HANGS: Duration = Duration::from_secs(3600);
+/// How often it is looked whether the host is cut off.
+const LOOK: Duration = Duration::from_millis(100);
 /// The largest operation in bytes.
 const LARGEST: usize = 512 << 10;
 
@@ -31,6 +34,11 @@ pub(crate) struct Load {
     pub(crate) failure: Rc<RefCell<Option<String>>>,
     /// More is broken than redundancy mends: errors are allowed.
     pub(crate) beyond: Rc<Cell<bool>>,
+    /// The array is being stopped: it refuses what comes now.
+    pub(crate) stopping: Cell<bool>,
+    /// The host is cut off: the end of a stop does not wait as long for members
+    /// as I/O does, so a person stops nothing meanwhile.
+    pub(crate) cut_off: Cell<bool>,
     /// Bytes of a stripe's data.
     pub(crate) stripe: u64,
 }
@@ -43,7 +51,32 @@ impl Load {
 
     /// Whether errors are allowed at this moment.
     pub(crate) fn may_fail(&self) -> bool {
+        self.stopping.get() || self.is_beyond()
+    }
+
+    /// Whether more is broken, or was, than redundancy mends.
+    fn is_beyond(&self) -> bool {
         self.beyond.get() || self.model.borrow().is_fragile()
+    }
+
+    /// Ends the array in order in the middle of all that goes on.
+    pub(crate) async fn stop(&self, array: &dyn Running) {
+        while self.cut_off.get() {
+            sleep(LOOK).await;
+        }
+        self.world.tell(format_args!("begin stop"));
+        self.stopping.set(true);
+        match timeout(HANGS, array.stop()).await {
+            // All that was acknowledged by now is durable.
+            Ok(Ok(())) => {
+                let token = self.model.borrow_mut().begin_flush();
+                self.model.borrow_mut().end_flush(token);
+            }
+            Ok(Err(why)) if self.is_beyond() => self.world.tell(format_args!("stop: {why}, as may be")),
+            Ok(Err(why)) => self.fail(format!("stop under load: {why}")),
+            Err(_) => self.fail(format!("not stopped after {} s", HANGS.as_secs())),
+        }
+        self.world.tell(format_args!("end   stop"));
     }
 
     /// Waits for an operation, but not for ever. `None` if it failed.

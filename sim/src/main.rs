@@ -4,7 +4,7 @@
 
 use clap::Parser;
 use longhaul_array::{Layout, Mechanism};
-use longhaul_sim::subject::{Arrayed, of};
+use longhaul_sim::subject::of;
 use longhaul_sim::{Failure, Plan, run};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -62,12 +62,8 @@ fn search(args: &Args) -> bool {
                     if seed >= end {
                         break;
                     }
-                    let plan = Plan::new(seed, layouts);
-                    let subject = match args.without {
-                        None => of(&plan),
-                        without => Box::new(Arrayed::new(&plan, without)),
-                    };
-                    match run(&plan, &*subject, args.seed.is_some()) {
+                    let plan = Plan { without: args.without, ..Plan::new(seed, layouts) };
+                    match run(&plan, &*of(&plan), args.seed.is_some()) {
                         Ok(done) => {
                             events.fetch_add(done.events, Ordering::Relaxed);
                             crashes.fetch_add(done.crashes, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use crate::disk::Make;
 use crate::random::Random;
-use longhaul_array::Layout;
+use longhaul_array::{Layout, Mechanism};
 use std::fmt;
 use std::time::Duration;
 
@@ -45,6 +45,8 @@ pub struct Plan {
     pub window: Option<u64>,
     /// Whether disks say that they hang.
     pub knows: bool,
+    /// What keeps the array right and is left out, to see that it is missed.
+    pub without: Option<Mechanism>,
 }
 
 /// Widths that are simulated at most: more of the same takes more time.
@@ -80,6 +82,7 @@ impl Plan {
             faults: random.below(6) as u32,
             window: random.pick(&[None, None, Some(4 << 10), Some(64 << 10), Some(1 << 20)]),
             knows: random.chance(50),
+            without: None,
         }
     }
 
@@ -89,7 +92,9 @@ impl Plan {
         let names: Vec<&str> = self.layouts.iter().map(|layout| layout.name()).collect();
         let only = if self.layouts == Layout::ALL { "" } else { " --layout " };
         let names = if only.is_empty() { String::new() } else { names.join(",") };
-        format!("cargo run --release -p longhaul-sim -- --seed {}{only}{names}", self.seed)
+        let without = self.without.map(|what| format!(" --without {what:?}").to_lowercase());
+        let without = without.unwrap_or_default();
+        format!("cargo run --release -p longhaul-sim -- --seed {}{only}{names}{without}", self.seed)
     }
 
     /// What the disks are like, `size` bytes each.

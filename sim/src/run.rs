@@ -10,7 +10,7 @@ use crate::trouble::{Ward, heal, trouble, watch};
 use crate::world::World;
 use futures_util::future::{Either, join_all, select};
 use longhaul_array::Layout;
-use longhaul_engine::{Engine, spawn, timeout};
+use longhaul_engine::{Engine, sleep, spawn, timeout};
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -21,6 +21,8 @@ use std::time::Duration;
 /// How long an array may take to open: a journal is replayed, and somebody
 /// else's heartbeat waited for.
 const OPENS: Duration = Duration::from_secs(3600);
+/// Lives, in percent, that end with a stop in the middle of the load.
+const STOPS: u32 = 25;
 
 /// What a simulation has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,7 +115,7 @@ impl<'a> Simulation<'a> {
                 self.ward.all_back();
             }
             let engine = self.engine()?;
-            let ended = engine.block_on(self.life(last));
+            let ended = engine.block_on(self.life(life, last));
             drop(engine);
             if let Some(why) = self.failure.borrow_mut().take() {
                 return Err(format!("life {life}: {why}"));
@@ -153,10 +155,12 @@ impl<'a> Simulation<'a> {
     /// of so many blocks.
     fn fragile(&self, stripe: usize) -> Fragile {
         let marred = self.ward.disks.borrow().iter().any(Disk::is_marred);
+        // One that is still to come may hit what recovery writes.
+        let wrong = marred || self.ward.disks.borrow().iter().any(Disk::is_armed);
         match self.plan.layout {
             // Where the last copy does not match its checksum after a crash it
             // is taken for torn, and not for wrong.
-            _ if marred && self.ward.beyond.get() => Fragile::Everything,
+            _ if wrong && self.ward.beyond.get() => Fragile::Everything,
             // A copy was wrong already when both were being written: neither
             // matches its checksum.
             Layout::Mirror | Layout::StripeMirror if marred => Fragile::Dirty,
@@ -170,7 +174,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// From opening the array until its load is done, or everything stops.
-    async fn life(&mut self, last: bool) -> Result<(), String> {
+    async fn life(&mut self, number: u32, last: bool) -> Result<(), String> {
         let world = self.world.clone();
         let (random, disks) = (self.random.fork(), self.ward.all());
         let opening = timeout(OPENS, self.subject.open(&disks));
@@ -182,9 +186,19 @@ impl<'a> Simulation<'a> {
         let array: Rc<dyn Running> = opened.into();
         self.ward.look(&world, &*array).await?;
         let load = self.load(&*array);
+        let stop = pin!(stop(Rc::clone(&load), Rc::clone(&array), self.stops(number, last)));
         let work = pin!(work(load, Rc::clone(&self.ward), array, self.plan.clone(), random, last));
-        select(pin!(world.stopped()), work).await;
+        select(pin!(world.stopped()), select(work, stop)).await;
         Ok(())
+    }
+
+    /// When the array is stopped in a life, if it is. What comes after would
+    /// show what is wrong with that, so never in the last.
+    fn stops(&self, life: u32, last: bool) -> Option<Duration> {
+        // Numbers of its own: all else in a seed stays what it is.
+        let mut random = Random::new(self.plan.seed ^ (u64::from(life) << 32) ^ 0x73_746f_7073);
+        let most = random.pick(&[20, 200, 1000]);
+        (random.chance(STOPS) && !last).then(|| self.plan.latency * random.below(most) as u32)
     }
 
     fn load(&mut self, opened: &dyn Running) -> Rc<Load> {
@@ -199,10 +213,19 @@ impl<'a> Simulation<'a> {
             model: Rc::clone(model),
             failure: Rc::clone(&self.failure),
             beyond: Rc::clone(&self.ward.beyond),
+            stopping: Cell::default(),
+            cut_off: Cell::default(),
             stripe: info.size / self.plan.rows,
             info,
         })
     }
+}
+
+/// Stops the array after some time; if it is not, this never ends.
+async fn stop(load: Rc<Load>, array: Rc<dyn Running>, after: Option<Duration>) {
+    let Some(after) = after.filter(|_| array.stops_in_order()) else { return std::future::pending().await };
+    sleep(after).await;
+    load.stop(&*array).await;
 }
 
 /// The load of a life, and what goes wrong meanwhile.

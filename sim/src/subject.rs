@@ -6,8 +6,8 @@ use crate::plan::Plan;
 use crate::random::Random;
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use longhaul_array::{
-    ArrayDevice, ArrayError, Condition, Geometry, Layout, Mechanism, MemberStatus, Options, Shape, Stripe,
-    assemble_as, create_as,
+    ArrayDevice, ArrayError, Condition, Geometry, Layout, MemberStatus, Options, Shape, Stripe, assemble_as,
+    create_as,
 };
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoError};
 use std::rc::Rc;
@@ -85,6 +85,11 @@ pub trait Running {
     fn stop(&self) -> Asked<'_, ()> {
         async { Ok(()) }.boxed_local()
     }
+
+    /// Whether that makes durable what was acknowledged, also under load.
+    fn stops_in_order(&self) -> bool {
+        false
+    }
 }
 
 /// Members in turn, without redundancy and without superblocks.
@@ -150,10 +155,9 @@ pub struct Arrayed {
 }
 
 impl Arrayed {
-    /// The array of a plan, with settings of the seed's choice, that does
-    /// without something.
+    /// The array of a plan, with settings of the seed's choice.
     #[must_use]
-    pub fn new(plan: &Plan, without: Option<Mechanism>) -> Arrayed {
+    pub fn new(plan: &Plan) -> Arrayed {
         let mut random = Random::new(plan.seed ^ 0x6172_7261_7965_6421);
         let options = Options {
             member_timeout: Duration::from_secs(random.pick(&[6, 10, 30])),
@@ -164,7 +168,7 @@ impl Arrayed {
             hedge_percent: random.pick(&[0, 5, 50]),
             intent_idle: Duration::from_millis(random.pick(&[0, 50, 5000])),
             seed: random.bits(),
-            without,
+            without: plan.without,
             ..Options::default()
         };
         let (layout, width, unit) = (plan.layout, plan.width, plan.unit);
@@ -188,10 +192,10 @@ impl Arrayed {
 /// What a plan is tried on: stripes come with and without superblocks.
 #[must_use]
 pub fn of(plan: &Plan) -> Box<dyn Subject + Sync> {
-    if plan.layout == Layout::Stripe && plan.seed.is_multiple_of(2) {
+    if plan.layout == Layout::Stripe && plan.seed.is_multiple_of(2) && plan.without.is_none() {
         Box::new(Striped { unit: plan.unit })
     } else {
-        Box::new(Arrayed::new(plan, None))
+        Box::new(Arrayed::new(plan))
     }
 }
 
@@ -237,7 +241,9 @@ impl Subject for Arrayed {
                         return Ok(running);
                     }
                     // A person leaves out what is no member (any more).
-                    Err(ArrayError::NoMember(name)) if devices.len() > 1 => {
+                    Err(ArrayError::NoMember(name) | ArrayError::NotUnderstood { device: name, .. })
+                        if devices.len() > 1 =>
+                    {
                         let before = devices.len();
                         devices.retain(|device| !name.starts_with(&device.info().name));
                         if devices.len() == before {
@@ -344,5 +350,9 @@ impl Running for Array {
 
     fn stop(&self) -> Asked<'_, ()> {
         async { self.array.stop().await.map_err(|e| e.to_string()) }.boxed_local()
+    }
+
+    fn stops_in_order(&self) -> bool {
+        true
     }
 }

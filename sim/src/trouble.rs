@@ -181,12 +181,14 @@ pub(crate) async fn trouble(
                     absence(&ward, &load, &*array, place, &mut random).await;
                 }
             }
-            12 => {
+            12 if !load.stopping.get() => {
                 let there = ward.disks.borrow().iter().filter(|disk| !disk.is_gone()).cloned().collect();
                 ward.cut.replace(there);
+                load.cut_off.set(true);
                 ward.cut.borrow().iter().for_each(|disk| disk.hang(false));
                 sleep(Duration::from_millis(random.below(CUT_OFF))).await;
                 ward.reconnect();
+                load.cut_off.set(false);
             }
             6..10 if random.chance(70) => silent(&ward, &plan, &mut random),
             _ => heal(&ward, &load, &*array).await,

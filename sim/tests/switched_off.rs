@@ -7,11 +7,14 @@ use longhaul_sim::{Plan, run};
 
 /// Asserts that seeds of a layout notice that something is missing.
 fn is_missed(layout: Layout, without: Mechanism, seeds: u64) {
-    let noticed = (1..=seeds).any(|seed| {
-        let plan = Plan::new(seed, &[layout]);
-        run(&plan, &Arrayed::new(&plan, Some(without)), false).is_err()
-    });
-    assert!(noticed, "{layout} without {without:?}: not noticed in {seeds} seeds");
+    let plan = |seed| Plan { without: Some(without), ..Plan::new(seed, &[layout]) };
+    let noticed = (1..=seeds).find_map(|seed| run(&plan(seed), &Arrayed::new(&plan(seed)), false).err());
+    let failure =
+        noticed.unwrap_or_else(|| panic!("{layout} without {without:?}: not noticed in {seeds} seeds"));
+    // The command that shows it again leaves out the same.
+    let (text, seed) = (failure.to_string(), failure.plan.seed);
+    let again = format!("--seed {seed} --layout {layout} --without {without:?}").to_lowercase();
+    assert!(text.ends_with(&again), "{text}");
 }
 
 #[test]

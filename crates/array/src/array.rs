@@ -100,7 +100,7 @@ pub async fn assemble_as(
     if let Err(e) = begin(&core, was_clean).await {
         core.end("it could not be assembled");
         core.upkeep.ended().await;
-        return Err(e.into());
+        return Err(ArrayError::Assemble(e));
     }
     for (index, candidate) in stale {
         core.members[index].put(candidate.device, candidate.io);
@@ -172,23 +172,26 @@ impl Drop for Registered {
 /// Ends everything in order: what was acknowledged is in place and durable,
 /// and the members say so.
 pub(crate) async fn stop(core: &Rc<Core>) -> IoResult<()> {
+    // Beats go on, and members are given up, as long as there is I/O.
+    core.close().await;
     core.upkeep.stopping.set(true);
     core.upkeep.changed.notify();
     core.members.iter().for_each(|member| member.reach.changed.notify());
-    for row in core.rows.all() {
-        let Some(queue) = core.rows.queue(row) else { continue };
-        let gone = || core.rows.queue(row).is_none_or(|now| !Rc::ptr_eq(&now, &queue));
-        queue.changed.until(|| gone() || core.check_running().is_err()).await;
-    }
-    if core.geometry.redundancy() == 0 {
-        // Writes that have no queue: all room is free when none is under way.
-        drop(core.budget.take(core.options.memory).await);
-    }
     core.upkeep.ended().await;
+    let result = settle(core).await;
+    match &result {
+        Ok(()) => core.end("it was stopped"),
+        // Nothing changes any more, and who assembles it looks at all of it.
+        Err(e) => core.end(&format!("it could not be stopped in order: {e}")),
+    }
+    result
+}
+
+/// Makes all that is in place durable, and says that nothing is under way.
+async fn settle(core: &Rc<Core>) -> IoResult<()> {
     core.flush_members().await?;
     core.intent.sweep(core, now()).await?;
-    let result = core.publish_with(|| core.clean.set(true)).await;
+    core.publish_with(|| core.clean.set(true)).await?;
     crate::fence::release(core).await;
-    core.end("it was stopped");
-    result
+    Ok(())
 }

@@ -11,7 +11,7 @@ use crate::error::ArrayError;
 use crate::geometry::{BLOCK, Geometry, INTENT_AT, JOURNAL_AT, SUPER_AT};
 use crate::layout::Layout;
 use crate::options::Options;
-use crate::superblock::{Condition, Entry, MAX_NAME, MAX_SPARES, Superblock};
+use crate::superblock::{Condition, Entry, MAX_SPARES, Superblock, Unknown, is_name};
 use futures_util::future::{join_all, try_join_all};
 use longhaul_block::{BlockDevice, BlockIo, IoError, IoResult, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut};
@@ -29,7 +29,7 @@ pub struct Shape {
     pub layout: Layout,
     /// Stripe unit in bytes.
     pub unit: u64,
-    /// Use devices that are in an array.
+    /// Use devices that are in an array, unless somebody runs that.
     pub force: bool,
 }
 
@@ -38,11 +38,35 @@ pub(crate) struct Candidate {
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) io: Rc<dyn BlockIo>,
     pub(crate) superblock: Option<Superblock>,
+    /// Where there is something in its place that is not understood.
+    pub(crate) unknown: Option<Unknown>,
 }
 
 impl Candidate {
     pub(crate) fn name(&self) -> String {
         self.device.info().name
+    }
+
+    /// The superblock of what has to be a member.
+    pub(crate) fn member(&self) -> Result<&Superblock, ArrayError> {
+        let device = self.name();
+        match (&self.superblock, self.unknown) {
+            (Some(found), _) => Ok(found),
+            (None, Some(superblock)) => Err(ArrayError::NotUnderstood { device, superblock }),
+            (None, None) => Err(ArrayError::NoMember(device)),
+        }
+    }
+
+    /// Refuses what is a member of any array but one.
+    pub(crate) fn check_free(&self, but: Option<Uuid>) -> Result<(), ArrayError> {
+        let device = self.name();
+        match (&self.superblock, self.unknown) {
+            (Some(found), _) if Some(found.array) != but => {
+                Err(ArrayError::Taken { device, name: found.name.clone(), array: found.array })
+            }
+            (None, Some(superblock)) => Err(ArrayError::TakenUnknown { device, superblock }),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -56,11 +80,13 @@ pub(crate) async fn examine(device: &Arc<dyn BlockDevice>) -> Result<Candidate, 
     );
     // A copy that cannot be read is as good as one that is torn.
     let copy = |read: IoResult<BufMut>| read.map(|buf| buf.to_vec());
-    let superblock = match (copy(a), copy(b)) {
+    let (a, b) = match (copy(a), copy(b)) {
         (Err(e), Err(_)) => return Err(failed(e)),
-        (a, b) => Superblock::newest([&a.unwrap_or_default(), &b.unwrap_or_default()]),
+        (a, b) => (a.unwrap_or_default(), b.unwrap_or_default()),
     };
-    Ok(Candidate { device: Arc::clone(device), io, superblock })
+    let superblock = Superblock::newest([&a, &b]);
+    let unknown = Superblock::unknown(&a).or(Superblock::unknown(&b)).filter(|_| superblock.is_none());
+    Ok(Candidate { device: Arc::clone(device), io, superblock, unknown })
 }
 
 /// Opens and looks at all devices at the same time.
@@ -68,7 +94,7 @@ pub(crate) async fn examine_all(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<
     join_all(devices.iter().map(examine)).await
 }
 
-fn check_device(device: &dyn BlockDevice) -> Result<(), ArrayError> {
+pub(crate) fn check_device(device: &dyn BlockDevice) -> Result<(), ArrayError> {
     let info = device.info();
     let wrong = |source| ArrayError::Device { device: info.name.clone(), source };
     if info.read_only {
@@ -88,7 +114,7 @@ pub(crate) async fn create(
     shape: &Shape,
     mut new_uuid: impl FnMut() -> Uuid,
 ) -> Result<Uuid, ArrayError> {
-    if shape.name.is_empty() || shape.name.len() > MAX_NAME || shape.name.chars().any(char::is_control) {
+    if !is_name(&shape.name) {
         return Err(ArrayError::Name(shape.name.clone()));
     }
     crate::layout::check_shape(devices.len(), shape.unit)?;
@@ -99,11 +125,8 @@ pub(crate) async fn create(
     distinct(&all)?;
     all.iter().try_for_each(|device| check_device(&**device))?;
     let candidates = examine_all(&all).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-    for candidate in &candidates {
-        if let (Some(found), false) = (&candidate.superblock, shape.force) {
-            let (name, array) = (found.name.clone(), found.array);
-            return Err(ArrayError::Taken { device: candidate.name(), name, array });
-        }
+    if !shape.force {
+        candidates.iter().try_for_each(|candidate| candidate.check_free(None))?;
     }
     let size = devices.iter().map(|device| device.info().size).min().unwrap_or(0);
     let geometry = Geometry::fit(shape.layout, devices.len(), shape.unit, size)?;
@@ -113,6 +136,8 @@ pub(crate) async fn create(
             return Err(ArrayError::TooSmall { device: device.info().name, size, needs });
         }
     }
+    // Force does not go so far.
+    crate::fence::check_idle(&candidates, None, Options::default().heartbeat).await?;
     let array = new_uuid();
     let entry = |_: &_| Entry { uuid: new_uuid(), condition: Condition::Active, since: 1, have: u64::MAX };
     let entries: Vec<Entry> = devices.iter().map(entry).collect();
@@ -251,7 +276,7 @@ pub(crate) struct Assembly {
 pub(crate) fn arrange(candidates: Vec<Candidate>) -> Result<Assembly, ArrayError> {
     let mut newest: Option<Superblock> = None;
     for candidate in &candidates {
-        let Some(found) = &candidate.superblock else { return Err(ArrayError::NoMember(candidate.name())) };
+        let found = candidate.member()?;
         if let Some(first) = &candidates[0].superblock
             && first.array != found.array
         {

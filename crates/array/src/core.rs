@@ -86,6 +86,9 @@ pub(crate) struct Core {
     pub(crate) begun: Cell<u64>,
     pub(crate) verifying: Rc<RowLocks>,
     pub(crate) scrubbing: Rc<RowLocks>,
+    pub(crate) admission: crate::admission::Admission,
+    /// Places that another device is about to take.
+    pub(crate) placing: Rc<RowLocks>,
     publishing: Rc<RowLocks>,
 }
 
@@ -121,6 +124,8 @@ impl Core {
             begun: Cell::new(0),
             verifying: Rc::default(),
             scrubbing: Rc::default(),
+            admission: crate::admission::Admission::default(),
+            placing: Rc::default(),
             publishing: Rc::default(),
             options,
         }
@@ -187,6 +192,20 @@ impl Core {
         self.members[index].is_active() && self.needs(&[index])
     }
 
+    /// Why a member cannot be taken out: see [`cannot_lose`](Self::cannot_lose).
+    pub(crate) fn why_needed(&self, index: usize) -> String {
+        let missing: Vec<String> =
+            self.members.iter().filter(|m| !m.is_active()).map(|m| m.index.to_string()).collect();
+        let why = match &missing[..] {
+            [] => "nothing is redundant: copy the data to another array instead".to_owned(),
+            _ => format!(
+                "others are missing ({}): bring those back, or replace them, first",
+                missing.join(", ")
+            ),
+        };
+        format!("array {}: data would be lost without member {index}, and {why}", self.name.borrow())
+    }
+
     /// Whether the array has stopped for good.
     pub(crate) fn check_running(&self) -> IoResult<()> {
         match &*self.halted.borrow() {
@@ -227,6 +246,7 @@ impl Core {
     pub(crate) fn end(&self, why: &str) {
         self.halted.borrow_mut().get_or_insert_with(|| why.to_owned());
         self.journal.halt();
+        self.wake_closing();
         self.upkeep.changed.notify();
         self.members.iter().for_each(|member| member.reach.changed.notify());
     }
@@ -308,12 +328,14 @@ impl Core {
     /// Changes something and publishes it, with nobody in between.
     pub(crate) async fn publish_with(&self, change: impl FnOnce()) -> IoResult<()> {
         let _alone = self.publishing.exclusive(0).await;
+        self.check_running()?;
         change();
         self.publish_alone().await
     }
 
     async fn publish_alone(&self) -> IoResult<()> {
         loop {
+            self.check_running()?;
             self.generation.set(self.generation.get() + 1);
             let superblock = self.superblock();
             let usable = self.members.iter().filter(|member| member.is_usable());

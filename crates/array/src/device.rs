@@ -64,8 +64,9 @@ impl ArrayDevice {
         ArrayDevice { info, granularity, session: core.session, jobs, advice: Arc::default() }
     }
 
-    /// Stops the array: I/O under way ends, all of it becomes durable, and
-    /// the members say that it was stopped.
+    /// Stops the array: what comes from now on is refused (but for reads), I/O
+    /// under way ends, all of it becomes durable, and the members say that it
+    /// was stopped.
     ///
     /// # Errors
     /// A member that is needed fails; the array can be assembled again.
@@ -140,18 +141,28 @@ enum Op {
     Zeroes(u64, u64, bool),
 }
 
-async fn write(core: Rc<Core>, offset: u64, src: Buf, fua: bool) -> IoResult<()> {
-    core.write(offset, src).await?;
-    if fua && core.has_volatile_cache() { core.flush_members().await } else { Ok(()) }
+/// Admitted when it is called: what comes before the array is stopped ends well.
+fn write(core: Rc<Core>, offset: u64, src: Buf, fua: bool) -> impl Future<Output = IoResult<()>> {
+    let admitted = core.admit();
+    async move {
+        let _admitted = admitted?;
+        core.write(offset, src).await?;
+        if fua && core.has_volatile_cache() { core.flush_members().await } else { Ok(()) }
+    }
 }
 
-async fn other(core: Rc<Core>, op: Op) -> IoResult<()> {
-    match op {
-        Op::Flush => core.flush_members().await,
-        Op::Discard(offset, len) => core.zero(offset, len, false).await,
-        Op::Zeroes(offset, len, fua) => {
-            core.zero(offset, len, true).await?;
-            if fua { core.flush_members().await } else { Ok(()) }
+/// The same.
+fn other(core: Rc<Core>, op: Op) -> impl Future<Output = IoResult<()>> {
+    let admitted = core.admit();
+    async move {
+        let _admitted = admitted?;
+        match op {
+            Op::Flush => core.flush_members().await,
+            Op::Discard(offset, len) => core.zero(offset, len, false).await,
+            Op::Zeroes(offset, len, fua) => {
+                core.zero(offset, len, true).await?;
+                if fua { core.flush_members().await } else { Ok(()) }
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Why devices do not make an array.
 
 use crate::layout::LayoutError;
-use crate::superblock::MAX_NAME;
+use crate::superblock::{MAX_NAME, Unknown};
 use longhaul_block::IoError;
 use uuid::Uuid;
 
@@ -33,6 +33,28 @@ pub enum ArrayError {
         name: String,
         /// UUID of the array.
         array: Uuid,
+    },
+    /// A device is in some array, of which nothing more is known.
+    #[error(
+        "{device} is a member of an array, though its superblock {superblock}: --force takes it away, \
+         and all that array's data with it"
+    )]
+    TakenUnknown {
+        /// Its name.
+        device: String,
+        /// What is wrong with its superblock.
+        superblock: Unknown,
+    },
+    /// A device has a superblock that is not understood.
+    #[error(
+        "{device} is a member of an array, but its superblock {superblock}: leave it out, if the others \
+         are enough"
+    )]
+    NotUnderstood {
+        /// Its name.
+        device: String,
+        /// What is wrong with its superblock.
+        superblock: Unknown,
     },
     /// A device has no superblock.
     #[error("{0} is no member of an array")]
@@ -76,13 +98,29 @@ pub enum ArrayError {
         /// The other.
         other: String,
     },
+    /// A device is used by whoever runs the array that it is a member of.
+    #[error(
+        "{device} is in use at this moment (session {session}): stop the array that it is a member of first"
+    )]
+    DeviceInUse {
+        /// Its name.
+        device: String,
+        /// Who says so on it.
+        session: Uuid,
+    },
     /// Too few members.
     #[error("{0}")]
     TooFew(String),
     /// Somebody else has assembled it.
     #[error("the array is in use by another host (session {0}): stop it there first")]
     InUse(Uuid),
+    /// The array does not do that as it is now; nothing was changed.
+    #[error("{0}")]
+    Refused(String),
     /// I/O failed while it was assembled.
     #[error("cannot assemble the array: {0}")]
+    Assemble(IoError),
+    /// The array, or the thread that it ran on, has ended.
+    #[error(transparent)]
     Io(#[from] IoError),
 }

@@ -18,6 +18,7 @@
 //! under way at that moment is not fenced off; that takes reservations, which
 //! not every member has.
 
+use crate::assemble::Candidate;
 use crate::bytes::{Reader, Writer, open, seal};
 use crate::core::Core;
 use crate::error::ArrayError;
@@ -31,7 +32,7 @@ use longhaul_engine::{Buf, BufMut, now, sleep};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// Looks at a beat, one after another, that take too long at most: a member may
@@ -172,6 +173,33 @@ impl Core {
         member.reach.looked(looked.get());
         Ok(true)
     }
+}
+
+/// Refuses devices that somebody uses at this moment, for whatever array:
+/// those on which a heart beats that is not `own`.
+pub(crate) async fn check_idle(
+    candidates: &[Candidate],
+    own: Option<Uuid>,
+    interval: Duration,
+) -> Result<(), ArrayError> {
+    let look = || {
+        join_all(candidates.iter().map(async |candidate| {
+            // What cannot be read there nobody keeps alive.
+            let block = candidate.io.read(HEARTBEAT_AT, BufMut::zeroed(BLOCK as usize)).await.ok()?;
+            Beat::decode(&block).filter(|beat| !beat.stopped && Some(beat.session) != own)
+        }))
+    };
+    let before = look().await;
+    if before.iter().all(Option::is_none) {
+        return Ok(());
+    }
+    sleep(interval * 5 / 2).await;
+    for ((candidate, before), after) in candidates.iter().zip(before).zip(look().await) {
+        if let Some(beat) = after.filter(|after| Some(*after) != before) {
+            return Err(ArrayError::DeviceInUse { device: candidate.name(), session: beat.session });
+        }
+    }
+    Ok(())
 }
 
 /// Says that the array is in use, until it is not. Each member by itself: one

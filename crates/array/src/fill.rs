@@ -141,15 +141,26 @@ impl Core {
         if info.size < self.geometry.end() {
             return Err(IoError::OutOfRange { offset: 0, len: self.geometry.end(), size: info.size });
         }
-        let member = &self.members[index];
-        if member.is_active() || matches!(member.condition.get(), Condition::Rebuilding { .. }) {
-            self.lose_as(index, Condition::Failed, "it is replaced").await?;
-        }
         // No beat, bit or record of an earlier life counts, nor a superblock of
         // another array, which may have a higher generation. A spare of this one
-        // stays known as that until it has its place.
+        // stays known as that until it has its place. What cannot be written is
+        // found out by this, while whoever had the place still has it.
         let from = if is_spare { HEARTBEAT_AT } else { SUPER_AT[0] };
         wipe(&io, from, self.geometry.sums_at()).await?;
+        io.flush().await?;
+        let _alone = self.placing.exclusive(index as u64).await;
+        let member = &self.members[index];
+        if is_spare && member.is_usable() {
+            return Err(IoError::Aborted);
+        }
+        if member.is_active() || matches!(member.condition.get(), Condition::Rebuilding { .. }) {
+            // Others may have been lost meanwhile.
+            let still = || !self.cannot_lose(index);
+            self.lose_if(index, Condition::Failed, "it is replaced", still).await?;
+            if member.is_active() {
+                return Err(IoError::Unreachable(self.why_needed(index)));
+            }
+        }
         if member.name().as_deref() != Some(&*info.name) {
             member.leave_behind();
         }
@@ -241,7 +252,8 @@ impl Core {
         self.journal.pass(self).await?;
         tracing::info!("array {}: member {index} is filled", self.name.borrow());
         self.publish_with(|| {
-            if matches!(member.condition.get(), Condition::Rebuilding { .. }) {
+            let is_same = member.incarnation() == incarnation;
+            if is_same && matches!(member.condition.get(), Condition::Rebuilding { .. }) {
                 self.enter(index, Condition::Active, "");
             }
         })

@@ -9,7 +9,7 @@
 //! - each unit of data has at least one home, and no member has two units of
 //!   a stripe.
 
-use crate::layout::{Layout, LayoutError, check_shape};
+use crate::layout::{Layout, LayoutError, check_layout, check_shape};
 use std::ops::Range;
 
 /// Bytes of the array's logical block, and of what one checksum covers: the
@@ -41,6 +41,8 @@ const REGION_MIN: u64 = 1 << 20;
 /// crash, and more would have to be set more often.
 const REGIONS: u64 = 16 << 10;
 const _: () = assert!(REGIONS <= crate::intent::BITS_MAX);
+/// Bytes of all members together are fewer: no sum of places overflows.
+const BYTES_MAX: u64 = 1 << 62;
 /// Bytes that one checksum takes.
 pub(crate) const SUM: u64 = 4;
 
@@ -79,14 +81,7 @@ impl Geometry {
     /// The shape is out of bounds, or the members are too small for it.
     pub fn fit(layout: Layout, width: usize, unit: u64, size: u64) -> Result<Geometry, LayoutError> {
         check_shape(width, unit)?;
-        let (least, even) = match layout {
-            Layout::DoubleParity => (3, false),
-            Layout::StripeMirror => (2, true),
-            _ => (2, false),
-        };
-        if width < least || (even && !width.is_multiple_of(2)) {
-            return Err(LayoutError::Layout { layout, width });
-        }
+        check_layout(layout, width)?;
         let journal = if matches!(layout, Layout::Parity | Layout::DoubleParity) {
             let share = (size / JOURNAL_SHARE).clamp(JOURNAL_MIN, JOURNAL_MAX);
             share.max(JOURNAL_UNITS * unit) / BLOCK * BLOCK
@@ -107,6 +102,40 @@ impl Geometry {
         let region = (geometry.rows * unit).div_ceil(REGIONS).next_power_of_two();
         geometry.region = region.max(REGION_MIN).max(unit);
         Ok(geometry)
+    }
+
+    /// Whether this may be the shape of an array: any that [`fit`](Self::fit)
+    /// gives may be, and none on which the rest of this would fail.
+    pub(crate) fn is_sane(&self) -> bool {
+        let Geometry { layout, width, unit, rows, journal, region } = *self;
+        if check_shape(width, unit).is_err() || check_layout(layout, width).is_err() {
+            return false;
+        }
+        let bytes = rows.checked_mul(unit).and_then(|bytes| bytes.checked_mul(width as u64));
+        let journals = if self.has_parity() {
+            let least = JOURNAL_MIN.max(JOURNAL_UNITS * unit);
+            least..=JOURNAL_MAX.max(least)
+        } else {
+            0..=0
+        };
+        bytes.is_some_and(|bytes| (1..BYTES_MAX).contains(&bytes))
+            && journals.contains(&journal)
+            && journal.is_multiple_of(BLOCK)
+            && region.is_power_of_two()
+            && (unit.max(REGION_MIN)..BYTES_MAX).contains(&region)
+            && self.regions() <= crate::intent::BITS_MAX
+    }
+
+    /// Whether a stripe has such a range, in whole blocks.
+    pub(crate) fn has_range(&self, row: u64, role: Role, at: u64, len: u64) -> bool {
+        let is_block = |n: u64| n.is_multiple_of(BLOCK);
+        let is_within = at.checked_add(len).is_some_and(|end| end <= self.unit);
+        let has_role = match role {
+            Role::Data(i) => i < self.data_units(),
+            Role::P => self.has_parity(),
+            Role::Q => self.layout == Layout::DoubleParity,
+        };
+        row < self.rows && has_role && is_within && len > 0 && is_block(at) && is_block(len)
     }
 
     /// Units of data in a stripe.
@@ -301,6 +330,7 @@ mod tests {
             prop_assert!(geometry.data_at() >= geometry.sums_at() + geometry.sums_len());
             prop_assert!(geometry.data_at().is_multiple_of(unit));
             prop_assert!(geometry.end() <= size);
+            prop_assert!(geometry.is_sane());
             let more = Geometry { rows: geometry.rows + 2, ..geometry };
             prop_assert!(more.end() > size, "rows are left over");
             prop_assert!(geometry.regions() <= crate::intent::BITS_MAX);

@@ -113,6 +113,16 @@ pub(crate) fn check_shape(width: usize, unit: u64) -> Result<(), LayoutError> {
     Ok(())
 }
 
+/// Checks whether a layout works with so many members.
+pub(crate) fn check_layout(layout: Layout, width: usize) -> Result<(), LayoutError> {
+    let works = match layout {
+        Layout::DoubleParity => width >= 3,
+        Layout::StripeMirror => width.is_multiple_of(2),
+        Layout::Stripe | Layout::Mirror | Layout::Parity => true,
+    };
+    if works { Ok(()) } else { Err(LayoutError::Layout { layout, width }) }
+}
+
 /// The stripe unit that suits the members: what the one that likes the
 /// largest I/O prefers, but [`DEFAULT_UNIT`] at least.
 pub fn suited_unit<'a>(members: impl IntoIterator<Item = &'a DeviceInfo>) -> u64 {

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod array;
 mod asked;
 mod assemble;
@@ -67,7 +68,7 @@ pub use options::Options;
 pub use report::{Health, LostRange, MemberStatus, Progress, Status};
 pub use scrub::ScrubReport;
 pub use stripe::{Stripe, StripeError};
-pub use superblock::{Condition, MAX_NAME, MAX_SPARES};
+pub use superblock::{Condition, MAX_NAME, MAX_SPARES, Unknown};
 pub use survey::{Label, survey};
 #[cfg(feature = "switch-off")]
 pub use without::Mechanism;

@@ -1,11 +1,14 @@
 //! What a person asks of a running array.
 
-use crate::assemble::examine;
+use crate::admission::Admitted;
+use crate::assemble::{check_device, examine};
 use crate::core::{Core, Spare};
 use crate::device::ArrayDevice;
 use crate::error::ArrayError;
+use crate::options::Options;
 use crate::scrub::ScrubReport;
 use crate::superblock::{Condition, MAX_SPARES, Superblock};
+use crate::upkeep::Running;
 use longhaul_block::{BlockDevice, IoError, IoResult};
 use longhaul_engine::spawn;
 use std::rc::Rc;
@@ -20,6 +23,7 @@ impl Core {
         force: bool,
         uuid: Uuid,
     ) -> Result<(Spare, crate::assemble::Candidate), ArrayError> {
+        check_device(&*device)?;
         let candidate = examine(&device).await?;
         let (size, needs) = (device.info().size, self.geometry.end());
         if size < needs {
@@ -32,12 +36,13 @@ impl Core {
             if in_use {
                 return Err(ArrayError::Double { device: candidate.name(), other: "a member in use".into() });
             }
-            // What this array has thrown out may come back as new.
-            if found.array != self.array && !force {
-                let (name, array) = (found.name.clone(), found.array);
-                return Err(ArrayError::Taken { device: candidate.name(), name, array });
-            }
         }
+        // What this array has thrown out may come back as new.
+        if !force {
+            candidate.check_free(Some(self.array))?;
+        }
+        let heartbeat = self.options.heartbeat.max(Options::default().heartbeat);
+        crate::fence::check_idle(std::slice::from_ref(&candidate), Some(self.session), heartbeat).await?;
         Ok((Spare { uuid, device: Some(device) }, candidate))
     }
 
@@ -51,15 +56,35 @@ impl Core {
         if index >= self.geometry.width {
             return Err(ArrayError::TooFew(format!("there is no member {index}")));
         }
+        self.check_needed(index)?;
         let (_, candidate) = self.newcomer(device, force, uuid).await?;
-        Ok(self.take_place(index, uuid, candidate.device, candidate.io, false).await?)
+        let (_admitted, name) = (self.admit_change()?, candidate.name());
+        let placed = self.take_place(index, uuid, candidate.device, candidate.io, false).await;
+        let Err(source) = placed else { return Ok(()) };
+        self.check_needed(index)?;
+        Err(ArrayError::Device { device: name, source })
+    }
+
+    /// Begins a change of the array's members.
+    fn admit_change(self: &Rc<Self>) -> Result<Admitted, ArrayError> {
+        self.admit().map_err(|e| match e {
+            IoError::Unreachable(why) => ArrayError::Refused(why),
+            e => e.into(),
+        })
+    }
+
+    /// Refuses to take out a member that the array cannot do without, and
+    /// anything if it has halted.
+    fn check_needed(self: &Rc<Self>, index: usize) -> Result<(), ArrayError> {
+        drop(self.admit_change()?);
+        if self.cannot_lose(index) { Err(ArrayError::Refused(self.why_needed(index))) } else { Ok(()) }
     }
 
     /// A device that was out of reach when the array was assembled.
     async fn offer(self: &Rc<Self>, device: Arc<dyn BlockDevice>) -> Result<bool, ArrayError> {
         let candidate = examine(&device).await?;
         let name = candidate.name();
-        let Some(found) = &candidate.superblock else { return Err(ArrayError::NoMember(name)) };
+        let found = candidate.member()?;
         if found.array != self.array {
             return Err(ArrayError::Foreign { device: name, name: found.name.clone(), array: found.array });
         }
@@ -90,13 +115,34 @@ impl Core {
         force: bool,
         uuid: Uuid,
     ) -> Result<(), ArrayError> {
-        if self.spares.borrow().len() >= MAX_SPARES {
+        drop(self.admit_change()?);
+        let found = examine(&device).await?.superblock;
+        let is_missed = |spare: &Spare| spare.device.is_none();
+        let is_it = |spare: &Spare| found.as_ref().is_some_and(|found| found.member == spare.uuid);
+        if self.spares.borrow().iter().any(|spare| is_it(spare) && is_missed(spare)) {
+            // It was out of reach, or the last attempt was cut short.
+            return self.offer(device).await.map(drop);
+        }
+        let room = |spares: &[Spare]| spares.len() < MAX_SPARES || spares.iter().any(is_missed);
+        if !room(&self.spares.borrow()) {
             return Err(ArrayError::TooFew(format!("there are {MAX_SPARES} spares already")));
         }
         let (spare, candidate) = self.newcomer(device, force, uuid).await?;
-        self.publish_with(|| self.spares.borrow_mut().push(spare)).await?;
+        let _admitted = self.admit_change()?;
+        // First the device: it is of no use if it cannot be written, and nobody's
+        // as long as the others do not know it.
         let superblock = Superblock { member: uuid, ..self.superblock() };
-        crate::assemble::enlist(&candidate, &superblock).await
+        crate::assemble::enlist(&candidate, &superblock).await?;
+        let add = || {
+            let mut spares = self.spares.borrow_mut();
+            if spares.len() >= MAX_SPARES
+                && let Some(missed) = spares.iter().position(is_missed)
+            {
+                spares.remove(missed);
+            }
+            spares.push(spare);
+        };
+        Ok(self.publish_with(add).await?)
     }
 }
 
@@ -117,8 +163,9 @@ impl ArrayDevice {
     /// Puts `device` in the place of member `index` and begins to fill it.
     ///
     /// # Errors
-    /// The device is too small, or a member of something; the array cannot do
-    /// without the member that it replaces.
+    /// The device is too small, cannot be written, or is a member of something;
+    /// the array cannot do without the member that it replaces, or has halted.
+    /// The member has its place still, and nothing was changed on the others.
     pub async fn replace(
         &self,
         index: usize,
@@ -139,10 +186,13 @@ impl ArrayDevice {
         on_its_thread(self, move |core| async move { core.offer(device).await }).await?
     }
 
-    /// Adds a device that takes the place of a member when one is lost.
+    /// Adds a device that takes the place of a member when one is lost. One that
+    /// is a spare of this array already, but was out of reach, is let in. Where
+    /// there are [`MAX_SPARES`], one that is out of reach makes room.
     ///
     /// # Errors
-    /// The device is too small, or a member of something.
+    /// The device is too small, cannot be written, or is a member of something;
+    /// the array has halted.
     pub async fn add_spare(&self, device: Arc<dyn BlockDevice>, force: bool) -> Result<(), ArrayError> {
         let uuid = Uuid::new_v4();
         on_its_thread(self, move |core| async move { core.add_spare(device, force, uuid).await }).await?
@@ -154,7 +204,12 @@ impl ArrayDevice {
     /// # Errors
     /// There is no redundancy to compare with, or more is lost than it has.
     pub async fn scrub(&self) -> IoResult<ScrubReport> {
-        on_its_thread(self, |core| async move { core.scrub().await }).await?
+        on_its_thread(self, |core| async move {
+            // It mends, also while the array is being stopped, until its next look.
+            let _running = Running::new(&core);
+            core.scrub().await
+        })
+        .await?
     }
 
     /// Changes how many bytes per second scrub reads of each member at most.

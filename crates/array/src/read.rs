@@ -297,7 +297,10 @@ impl Core {
             Placed { member, piece }
         });
         let writes: Vec<Placed> = writes.collect();
-        if self.check_running().is_ok() && !self.is_read_only() && !writes.is_empty() {
+        // An array that halts, or is being stopped, is not changed any more.
+        if !writes.is_empty()
+            && let Ok(_admitted) = self.admit()
+        {
             let _marked = self.intent.mark(self, self.geometry.region_of(row)).await?;
             self.put(row, writes).await?;
         }
@@ -323,11 +326,6 @@ impl Core {
     /// Whether parts of a stripe tell about others.
     fn check_untorn(&self, row: u64) -> IoResult<()> {
         if self.rows.is_torn(row) { self.check_running() } else { Ok(()) }
-    }
-
-    /// Whether mending has to wait for another day.
-    pub(crate) fn is_read_only(&self) -> bool {
-        self.halted.borrow().is_some()
     }
 }
 

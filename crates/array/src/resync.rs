@@ -39,6 +39,7 @@ impl Core {
     /// Replays the journal.
     pub(crate) async fn replay(self: &Rc<Self>, found: Found) -> IoResult<usize> {
         let records = found.window();
+        records.iter().try_for_each(|record| self.check_record(record))?;
         let mut logged: HashMap<u64, _> =
             self.journal.resume(self.epoch.get(), &records).into_iter().map(|l| (l.seq, l)).collect();
         let data: HashMap<u64, &Record> =
@@ -64,11 +65,31 @@ impl Core {
         Ok(records.len())
     }
 
+    /// Refuses a record of what this array does not have: not a byte of it is
+    /// written.
+    fn check_record(&self, record: &Record) -> IoResult<()> {
+        let has = |piece: &Piece| {
+            self.geometry.has_range(record.row, piece.role, piece.at, piece.bytes.len() as u64)
+        };
+        let is_data = |piece: &Piece| matches!(piece.role, Role::Data(_));
+        let right = match record.kind {
+            Kind::Mark => true,
+            Kind::Data => {
+                record.row < self.geometry.rows && record.pieces.iter().all(|p| is_data(p) && has(p))
+            }
+            Kind::Commit => record.row < self.geometry.rows && record.pieces.iter().all(has),
+        };
+        if right {
+            return Ok(());
+        }
+        let (seq, row) = (record.seq, record.row);
+        Err(IoError::Integrity(format!(
+            "journal record {seq}, of stripe {row}, is for what the array does not have"
+        )))
+    }
+
     /// Writes pieces one after another where their roles are.
     async fn put_pieces(self: &Rc<Self>, row: u64, pieces: &[&Piece]) -> IoResult<()> {
-        if row >= self.geometry.rows {
-            return Err(IoError::Integrity("a journal record for a stripe that there is not".into()));
-        }
         for piece in pieces {
             let place = |member| Placed { member, piece: Piece::clone(piece) };
             self.put(row, self.holders(row, piece.role).map(place).collect()).await?;
@@ -271,4 +292,91 @@ fn fit_copies(raws: Vec<Raw>) -> Vec<Placed> {
         }
     }
     writes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::JOURNAL_AT;
+    use crate::{ArrayError, Layout, Options, Shape, assemble_as, create_as};
+    use longhaul_block::{BlockDevice, MemDevice, WriteFlags};
+    use longhaul_engine::Engine;
+    use std::sync::Arc;
+    use uuid::Uuid;
+
+    /// Where the journals of these arrays end.
+    const BEHIND: u64 = JOURNAL_AT + (1 << 20);
+
+    /// What assembly says of a journal with such a record, and whether anything
+    /// of the data was changed by it.
+    fn assembled(layout: Layout, change: impl FnOnce(&mut Record)) -> (Result<(), ArrayError>, bool) {
+        let devices: Vec<Arc<dyn BlockDevice>> = (0..4)
+            .map(|_| Arc::new(MemDevice::new(4 << 20, 512).expect("mapped")) as Arc<dyn BlockDevice>)
+            .collect();
+        let array = Engine::simulated(1).expect("engine").block_on(async {
+            let shape = Shape { name: "test".into(), layout, unit: 16 << 10, force: false };
+            let mut next = 0;
+            let new_uuid = || {
+                next += 1;
+                Uuid::from_u128(next)
+            };
+            let array = create_as(&devices, &[], &shape, new_uuid).await.expect("made");
+            // Not stopped: the next to assemble it looks at the journal.
+            assemble_as(&devices, Options::default(), Uuid::from_u128(100)).await.expect("assembled");
+            array
+        });
+        let piece = Piece { role: Role::Data(0), at: 0, bytes: Buf::copy_of(&[0xEE; BLOCK as usize]) };
+        let mut record = Record {
+            kind: Kind::Data,
+            epoch: 1 << 20,
+            epoch_start: 0,
+            pos: 0,
+            seq: 1 << 20,
+            tail: 0,
+            row: 0,
+            covers: Vec::new(),
+            pieces: vec![piece],
+        };
+        change(&mut record);
+        Engine::simulated(2).expect("engine").block_on(async {
+            let mut ios = Vec::new();
+            for device in &devices {
+                let io = device.open().await.expect("opened");
+                let bytes = record.encode(array);
+                io.write(JOURNAL_AT, bytes, WriteFlags::default()).await.expect("written");
+                ios.push(io);
+            }
+            let result = assemble_as(&devices, Options::default(), Uuid::from_u128(101)).await.map(drop);
+            let mut changed = false;
+            for io in ios {
+                let data = io.read(BEHIND, BufMut::zeroed(2 << 20)).await.expect("read");
+                changed |= data.chunks(BLOCK as usize).any(|block| block.iter().all(|byte| *byte == 0xEE));
+            }
+            (result, changed)
+        })
+    }
+
+    #[test]
+    fn records_of_what_there_is_not_are_not_replayed() {
+        for layout in [Layout::Parity, Layout::DoubleParity] {
+            assert_eq!(assembled(layout, |_| {}), (Ok(()), true), "{layout}: the record is a good one");
+            type Change = fn(&mut Record);
+            let wrong: [Change; 8] = [
+                |record| record.row = 1 << 40,
+                |record| record.pieces[0].role = Role::Data(200),
+                |record| record.pieces[0].role = Role::P,
+                |record| record.pieces[0].at = 16 << 10,
+                |record| record.pieces[0].at = 512,
+                |record| (record.kind, record.row) = (Kind::Commit, 1 << 40),
+                |record| (record.kind, record.pieces[0].at) = (Kind::Commit, 16 << 10),
+                |record| (record.kind, record.pieces[0].role) = (Kind::Commit, Role::Data(200)),
+            ];
+            for (number, change) in wrong.into_iter().enumerate() {
+                let (result, changed) = assembled(layout, change);
+                let text = result.expect_err("refused").to_string();
+                assert!(text.contains("is for what the array does not have"), "{layout} {number}: {text}");
+                assert!(!changed, "{layout} {number}");
+            }
+        }
+    }
 }

@@ -23,6 +23,8 @@ const VERSION: u32 = 2;
 pub const MAX_SPARES: usize = 16;
 /// Longest name in bytes.
 pub const MAX_NAME: usize = 64;
+/// What is counted stays below: nobody gets there one by one.
+pub(crate) const COUNT_MAX: u64 = 1 << 62;
 /// The index of a spare.
 const SPARE: u16 = u16::MAX;
 
@@ -57,6 +59,17 @@ pub(crate) struct Entry {
     /// Stripes that it has, of one that went away while it was filled, or
     /// catches up after that; `u64::MAX` of others.
     pub(crate) have: u64,
+}
+
+/// What is wrong with a superblock that is not understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unknown {
+    /// It is of another version.
+    #[error("is of version {0}, and this program knows version {VERSION}")]
+    Version(u32),
+    /// It is whole in neither of its copies.
+    #[error("is damaged")]
+    Damaged,
 }
 
 /// The superblock.
@@ -94,6 +107,11 @@ fn condition(code: u16, flag: u16, done: u64) -> Option<Condition> {
         4 => Condition::Rebuilding { done, partial: flag != 0 },
         _ => return None,
     })
+}
+
+/// Whether an array can be called that.
+pub(crate) fn is_name(name: &str) -> bool {
+    (1..=MAX_NAME).contains(&name.len()) && !name.chars().any(char::is_control)
 }
 
 impl Superblock {
@@ -147,12 +165,8 @@ impl Superblock {
         let geometry = Geometry { layout, width, unit, rows, journal, region };
         let data_at = from.u64()?;
         let (generation, epoch, clean) = (from.u64()?, from.u64()?, from.u16()? != 0);
-        let sane = crate::layout::check_shape(width, unit).is_ok()
-            && spares <= MAX_SPARES
-            && rows > 0
-            && rows.checked_mul(unit).is_some_and(|len| len < 1 << 60)
-            && region.is_power_of_two()
-            && region >= unit;
+        let counts = [generation, epoch].iter().all(|count| *count < COUNT_MAX);
+        let sane = spares <= MAX_SPARES && counts && is_name(&name) && geometry.is_sane();
         if !sane || geometry.data_at() != data_at {
             return None;
         }
@@ -160,13 +174,27 @@ impl Superblock {
         for _ in 0..width {
             let uuid = from.uuid()?;
             let condition = condition(from.u16()?, from.u16()?, from.u64()?)?;
-            entries.push(Entry { uuid, condition, since: from.u64()?, have: from.u64()? });
+            let (since, have) = (from.u64()?, from.u64()?);
+            let is_past = matches!(condition, Condition::Rebuilding { done, .. } if done > rows);
+            if is_past || since >= COUNT_MAX {
+                return None;
+            }
+            entries.push(Entry { uuid, condition, since, have });
         }
         let spares = (0..spares).map(|_| from.uuid()).collect::<Option<Vec<_>>>()?;
         let superblock =
             Superblock { array, name, geometry, generation, epoch, clean, member, entries, spares };
         let place = superblock.index().map_or(SPARE, |index| index as u16);
         (place == index).then_some(superblock)
+    }
+
+    /// What is wrong with a block that begins as a superblock does, and is none.
+    pub(crate) fn unknown(block: &[u8]) -> Option<Unknown> {
+        if Reader::new(block.get(4..)?).bytes(MAGIC.len())? != MAGIC || Superblock::decode(block).is_some() {
+            return None;
+        }
+        let version = open(block).and_then(|whole| Reader::new(whole.get(MAGIC.len()..)?).u32());
+        Some(version.filter(|version| *version != VERSION).map_or(Unknown::Damaged, Unknown::Version))
     }
 
     /// The newer of the copies that are whole.
@@ -178,6 +206,7 @@ impl Superblock {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     pub(crate) fn example(width: usize, spares: usize) -> Superblock {
         let geometry = Geometry::fit(Layout::Parity, width, 65_536, 1 << 30).expect("fits");
@@ -217,6 +246,142 @@ pub(crate) mod tests {
         }
         assert_eq!(Superblock::decode(&block[..2048]), None);
         assert_eq!(Superblock::decode(&[0; 4096]), None);
+    }
+
+    /// All that is worked out from a superblock that is believed.
+    fn use_all_of(found: &Superblock) {
+        let geometry = &found.geometry;
+        assert!(geometry.data_units() > 0 && geometry.redundancy() < geometry.width);
+        assert!(geometry.journal <= 64 << 20 && geometry.regions() <= crate::intent::BITS_MAX);
+        assert!(geometry.end() > geometry.data_at() && geometry.size() >= geometry.rows * geometry.unit);
+        for row in [0, geometry.rows / 2, geometry.rows - 1] {
+            assert!(geometry.rows_of(geometry.region_of(row)).contains(&row));
+            assert!(geometry.unit_at(row) + geometry.unit <= geometry.end());
+            for member in 0..geometry.width {
+                let role = geometry.role(row, member);
+                assert!(geometry.homes(row, role).contains(&member));
+            }
+        }
+        assert_eq!(geometry.locate(geometry.size() - 1).0, geometry.rows - 1);
+        assert!(found.generation + 1 > found.generation && found.epoch + 1 > found.epoch);
+        assert_eq!(Superblock::decode(&found.encode()).as_ref(), Some(found));
+    }
+
+    fn crafted(layout: Layout, width: usize, change: impl FnOnce(&mut Superblock)) -> Option<Superblock> {
+        let mut block = example(width, 0);
+        block.geometry = Geometry::fit(layout, width, 65_536, 1 << 30).expect("fits");
+        change(&mut block);
+        Superblock::decode(&block.encode())
+    }
+
+    #[test]
+    fn shapes_that_no_array_has_are_not_believed() {
+        assert!(crafted(Layout::DoubleParity, 4, |_| {}).is_some());
+        type Change = fn(&mut Superblock);
+        let wrong: [(Layout, usize, Change); 12] = [
+            (Layout::Parity, 2, |s| s.geometry.layout = Layout::DoubleParity),
+            (Layout::Mirror, 3, |s| s.geometry.layout = Layout::StripeMirror),
+            (Layout::Mirror, 2, |s| s.geometry.journal = 1 << 20),
+            (Layout::Parity, 3, |s| s.geometry.journal = 0),
+            (Layout::Parity, 3, |s| s.geometry.journal = 1 << 40),
+            (Layout::Parity, 3, |s| s.geometry.journal += 512),
+            (Layout::Parity, 3, |s| s.geometry.region = s.geometry.unit / 2),
+            (Layout::Parity, 3, |s| (s.geometry.rows, s.geometry.region) = (1 << 40, 1 << 20)),
+            (Layout::Parity, 3, |s| s.generation = u64::MAX),
+            (Layout::Parity, 3, |s| s.epoch = u64::MAX),
+            (Layout::Parity, 3, |s| s.entries[0].since = u64::MAX),
+            (Layout::Parity, 3, |s| s.name = "a\u{1b}[2J".into()),
+        ];
+        for (number, (layout, width, change)) in wrong.into_iter().enumerate() {
+            assert_eq!(crafted(layout, width, change), None, "case {number}");
+        }
+    }
+
+    /// Where the fields of the shape and the counts are in a block.
+    const FIELDS: std::ops::Range<usize> = 112..180;
+
+    /// A block that says this of the shape, and that data begins where it then
+    /// would, in numbers that do not overflow.
+    fn shaped(width: usize, layout: usize, [unit, rows, journal, region]: [u64; 4]) -> Vec<u8> {
+        let mut given = example(width, 0);
+        given.entries[1].condition = Condition::Active;
+        let mut block = given.encode();
+        let (wide, per_sum) = (u128::from, u128::from(BLOCK / crate::geometry::SUM));
+        let sums = if layout == 0 { 0 } else { wide(rows) * wide(unit) / per_sum };
+        let sums_at = wide(crate::geometry::JOURNAL_AT) + wide(journal);
+        let data_at = (sums_at + sums.next_multiple_of(wide(BLOCK))).next_multiple_of(wide(unit).max(1));
+        block[112..114].copy_from_slice(&(layout as u16).to_le_bytes());
+        for (n, field) in [unit, rows, journal, region, data_at as u64].into_iter().enumerate() {
+            block[120 + 8 * n..128 + 8 * n].copy_from_slice(&field.to_le_bytes());
+        }
+        seal(&mut block);
+        block
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        /// Whoever can write a checksum can write anything.
+        #[test]
+        fn whatever_is_believed_can_be_used(
+            width in 2usize..65, spares in 0usize..5,
+            changes in proptest::collection::vec((FIELDS, any::<u64>(), 0u32..64, 1usize..9), 0..4),
+        ) {
+            let mut block = example(width, spares).encode();
+            for (at, value, shift, len) in changes {
+                block[at..at + len].copy_from_slice(&(value >> shift).to_le_bytes()[..len]);
+            }
+            seal(&mut block);
+            if let Some(found) = Superblock::decode(&block) {
+                use_all_of(&found);
+            }
+            let _ = Superblock::unknown(&block);
+        }
+
+        #[test]
+        fn whatever_shape_is_believed_can_be_used(
+            width in 2usize..9, layout in 0usize..5, unit in 11u32..24, rows: u64, small in 0u32..64,
+            journal in prop_oneof![Just(0u64), (20u32..30).prop_map(|n| 1 << n), any::<u64>()],
+            region in 0u32..64,
+        ) {
+            let block = shaped(width, layout, [1 << unit, rows >> small, journal, 1 << region]);
+            if let Some(found) = Superblock::decode(&block) {
+                use_all_of(&found);
+            }
+        }
+
+        #[test]
+        fn noise_is_no_superblock(mut block in proptest::collection::vec(any::<u8>(), 0..5000), sealed: bool) {
+            if block.len() >= 12 {
+                block[4..12].copy_from_slice(MAGIC);
+                if sealed {
+                    seal(&mut block);
+                }
+            }
+            if let Some(found) = Superblock::decode(&block) {
+                use_all_of(&found);
+            }
+            let _ = Superblock::unknown(&block);
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_not_blank() {
+        let mut block = example(4, 1).encode();
+        assert_eq!(Superblock::unknown(&block), None);
+        block[300] ^= 1;
+        assert_eq!(Superblock::unknown(&block), Some(Unknown::Damaged));
+        block[300] ^= 1;
+        block[12] = 3;
+        assert_eq!(Superblock::unknown(&block), Some(Unknown::Damaged));
+        seal(&mut block);
+        assert_eq!(
+            (Superblock::decode(&block), Superblock::unknown(&block)),
+            (None, Some(Unknown::Version(3)))
+        );
+        for other in [&[0; 4096][..], &[0xA5; 4096], &block[..10], &[]] {
+            assert_eq!(Superblock::unknown(other), None);
+        }
     }
 
     #[test]

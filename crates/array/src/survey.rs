@@ -32,7 +32,8 @@ pub struct Label {
 }
 
 /// Opens devices, at the same time, and reads what they are. Nothing is
-/// written. A device without a superblock has no label.
+/// written. A device without a superblock has no label; one whose superblock is
+/// not understood gives [`ArrayError::NotUnderstood`].
 pub async fn survey(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<Option<Label>, ArrayError>> {
     let candidates = examine_all(devices).await;
     let newest = |array: Uuid| -> Option<Superblock> {
@@ -40,10 +41,13 @@ pub async fn survey(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<Option<Label
         found.filter(|found| found.array == array).max_by_key(|found| found.generation)
     };
     let label = |candidate: &Candidate| {
-        let own = candidate.superblock.clone()?;
-        let newest = newest(own.array)?;
+        let own = match candidate.member() {
+            Err(ArrayError::NoMember(_)) => return Ok(None),
+            found => found?,
+        };
+        let Some(newest) = newest(own.array) else { return Ok(None) };
         let known = newest.entries.iter().any(|entry| entry.uuid == own.member);
-        Some(Label {
+        Ok(Some(Label {
             array: own.array,
             name: newest.name.clone(),
             member: own.member,
@@ -53,7 +57,7 @@ pub async fn survey(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<Option<Label
             clean: newest.clean,
             current: known || newest.spares.contains(&own.member),
             conditions: newest.entries.iter().map(|entry| entry.condition).collect(),
-        })
+        }))
     };
-    candidates.iter().map(|candidate| candidate.as_ref().map(label).map_err(Clone::clone)).collect()
+    candidates.iter().map(|candidate| candidate.as_ref().map_err(Clone::clone).and_then(label)).collect()
 }

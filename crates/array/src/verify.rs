@@ -14,6 +14,7 @@
 use crate::core::Core;
 use crate::superblock::Condition;
 use crate::units::Fault;
+use crate::upkeep::{Running, is_over};
 use crate::without::Mechanism;
 use futures_util::future::{Either, join_all, select};
 use longhaul_block::{IoError, IoResult};
@@ -103,8 +104,9 @@ impl Core {
         }
         let core = Rc::clone(self);
         spawn(async move {
+            let _running = Running::new(&core);
             for row in rows {
-                if core.check_running().is_err() || core.scrub_row(row).await.is_err() {
+                if is_over(&core) || core.scrub_row(row).await.is_err() {
                     return;
                 }
             }

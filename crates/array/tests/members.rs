@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Dice, Disk, Model, devices, disks, make, options, simulate, start};
-use longhaul_array::{Condition, Health, Layout, Options, Shape, assemble_as, create_as};
+use longhaul_array::{ArrayError, Condition, Health, Layout, Options, Shape, assemble_as, create_as};
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoFuture, Open, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, now, sleep, spawn};
 use std::rc::Rc;
@@ -73,6 +73,96 @@ fn what_does_not_belong_is_named() {
         longhaul_array::create(&common::devices(&b), &[], &shape).await.expect("made");
         let text = refused(&[Arc::clone(&a[0]), Arc::clone(&b[1])]).await;
         assert!(text.contains("is a member of another array, other"), "{text}");
+    });
+}
+
+/// A device that says it is a member is not blank because nobody understands
+/// what it says further.
+#[test]
+fn what_is_not_understood_is_not_taken_for_blank() {
+    // The checksum, and a byte behind the version.
+    for damage in [1, 40] {
+        simulate(20, async {
+            let (old, power) = disks(2, SIZE);
+            make(&old, Layout::Mirror, UNIT).await;
+            [0, 64 << 10].iter().for_each(|at| old[1].flip(at + damage));
+            let text = refused(&old).await;
+            assert!(text.contains("disk1 is a member of an array, but its superblock is damaged"), "{text}");
+            let labels = longhaul_array::survey(&devices(&old)).await;
+            assert!(labels[0].is_ok() && matches!(&labels[1], Err(ArrayError::NotUnderstood { .. })));
+            start(&old[..1], options()).await.expect("the other is enough").stop().await.expect("stopped");
+            let blank: Vec<_> =
+                (0..2).map(|n| Arc::new(Disk::new(&format!("new{n}"), SIZE, &power))).collect();
+            make(&blank, Layout::Mirror, UNIT).await;
+            let array = start(&blank, options()).await.expect("assembled");
+            let damaged = || Arc::clone(&old[1]) as Arc<dyn BlockDevice>;
+            let before = old[1].writes.load(SeqCst);
+            let mut dice = Dice(4);
+            let mut shape = Shape { name: "new".into(), layout: Layout::Mirror, unit: UNIT, force: false };
+            let other = || Arc::new(Disk::new("other", SIZE, &power)) as Arc<dyn BlockDevice>;
+            let created = create_as(&[damaged(), other()], &[], &shape, || dice.uuid()).await.map(drop);
+            let replaced = array.replace(0, damaged(), false).await;
+            let added = array.add_spare(damaged(), false).await;
+            for result in [created, replaced, added] {
+                let text = result.expect_err("refused").to_string();
+                assert!(text.contains("its superblock is damaged: --force takes it away"), "{text}");
+            }
+            assert_eq!(old[1].writes.load(SeqCst), before, "it was written to");
+            array.add_spare(damaged(), true).await.expect("taken by force");
+            array.stop().await.expect("stopped");
+            shape.force = true;
+            create_as(&[damaged(), other()], &[], &shape, || dice.uuid()).await.expect("taken by force");
+        });
+    }
+}
+
+/// Force is for arrays that nobody needs, and what runs is needed.
+#[test]
+fn no_force_takes_a_member_of_an_array_that_runs() {
+    simulate(21, async {
+        let (old, power) = disks(3, SIZE);
+        make(&old, Layout::Parity, UNIT).await;
+        let running = start(&old, options()).await.expect("assembled");
+        let io = running.open().await.expect("opened");
+        let model = Model::new(running.info().size);
+        model.write(&*io, 0, 20).await.expect("written");
+        let new = |name: &str| Arc::new(Disk::new(name, SIZE, &power));
+        let own: Vec<_> = ["a", "b"].map(new).to_vec();
+        let shape = Shape { name: "new".into(), layout: Layout::Mirror, unit: UNIT, force: true };
+        let mut dice = Dice(5);
+        create_as(&devices(&own), &[], &shape, || dice.uuid()).await.expect("made");
+        let other = start(&own, options()).await.expect("assembled");
+        let member = || Arc::clone(&old[1]) as Arc<dyn BlockDevice>;
+        let blank = new("blank") as Arc<dyn BlockDevice>;
+        let given = [member(), Arc::clone(&blank)];
+        let created = create_as(&given, &[], &shape, || dice.uuid()).await.map(drop);
+        let as_spare = create_as(&devices(&[new("c"), new("d")]), &[member()], &shape, || dice.uuid()).await;
+        let replaced = other.replace(0, member(), true).await;
+        let added = other.add_spare(member(), true).await;
+        for result in [created, as_spare.map(drop), replaced, added] {
+            let text = result.expect_err("refused").to_string();
+            assert!(text.contains("disk1 is in use at this moment"), "{text}");
+        }
+        sleep(Duration::from_secs(5)).await;
+        let status = running.status().await.expect("status");
+        assert_eq!(status.health, Health::Healthy, "{status:?}");
+        model.check(&*io).await.expect("read");
+        assert_eq!(other.status().await.expect("status").health, Health::Healthy);
+        // Nobody needs it any more.
+        running.stop().await.expect("stopped");
+        create_as(&given, &[], &shape, || dice.uuid()).await.expect("taken");
+    });
+    // Nor one that has ended without a word.
+    let (old, _power) = disks(2, SIZE);
+    simulate(22, async {
+        make(&old, Layout::Mirror, UNIT).await;
+        start(&old, options()).await.expect("assembled");
+        sleep(Duration::from_secs(3)).await;
+    });
+    simulate(23, async {
+        let shape = Shape { name: "new".into(), layout: Layout::Mirror, unit: UNIT, force: true };
+        let mut dice = Dice(6);
+        create_as(&devices(&old), &[], &shape, || dice.uuid()).await.expect("taken");
     });
 }
 

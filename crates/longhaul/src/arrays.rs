@@ -24,8 +24,14 @@ impl From<ArrayError> for Failure {
     fn from(e: ArrayError) -> Failure {
         let exit = match &e {
             ArrayError::Layout(_) | ArrayError::Name(_) => Exit::Usage,
-            ArrayError::Taken { .. } | ArrayError::InUse(_) | ArrayError::Diverged { .. } => Exit::Refused,
+            ArrayError::Taken { .. }
+            | ArrayError::TakenUnknown { .. }
+            | ArrayError::InUse(_)
+            | ArrayError::DeviceInUse { .. }
+            | ArrayError::Diverged { .. }
+            | ArrayError::Refused(_) => Exit::Refused,
             ArrayError::Io(IoError::Unreachable(_))
+            | ArrayError::Assemble(IoError::Unreachable(_))
             | ArrayError::Device { source: IoError::Unreachable(_), .. } => Exit::Unreachable,
             _ => Exit::Failed,
         };

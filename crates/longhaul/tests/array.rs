@@ -250,6 +250,12 @@ fn what_makes_no_array_is_refused() {
     fails(&taken, 6, "is a member of array x");
     assert_eq!(home.run(&[&taken[..], &["--force"]].concat()).code, Some(0));
     fails(&["array", "status", "nobody"], 2, "no array nobody is known on this host (known: x, y)");
+    // A second array of that name is none, also by force; the same one anew is.
+    let [c, d] = ["c", "d"].map(|name| home.files(&[name]).remove(0));
+    let second = ["array", "create", "y", "--layout", "mirror", "--device", &c, "--device", &d, "--force"];
+    fails(&second, 2, "an array called y is known here already");
+    assert_eq!(home.run(&[&taken[..], &["--force"]].concat()).code, Some(0));
+    assert_eq!(home.summary(&["array", "status", "y"], 0)["health"], "healthy");
     fails(&["bench", "array:x"], 5, "none of the 2 devices of array x can be used");
     let blank = home.files(&["blank"]).remove(0);
     fails(&["array", "assemble", "--device", &blank], 1, "is no member of an array");

@@ -2,6 +2,7 @@
 
 use crate::bytes::{Reader, Writer, open, seal};
 use crate::geometry::{BLOCK, Role};
+use crate::superblock::COUNT_MAX;
 use longhaul_engine::{Buf, BufMut};
 use uuid::Uuid;
 
@@ -125,7 +126,8 @@ impl Record {
         };
         let (covers, pieces, _) = (from.u16()?, from.u16()?, from.u16()?);
         let (len, sum) = (u64::from(from.u32()?), from.u32()?);
-        if pos % size != at || HEAD + len > size {
+        let counts = [epoch, epoch_start, pos, seq, tail].iter().all(|count| *count < COUNT_MAX);
+        if pos % size != at || HEAD + len > size || !counts {
             return None;
         }
         let covers = (0..covers).map(|_| from.u64()).collect::<Option<Vec<_>>>()?;
@@ -156,6 +158,41 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        /// Whoever can write a checksum can write anything.
+        #[test]
+        fn whatever_a_head_says_is_read_or_refused(
+            pos in 0u64..32, pieces in 0u64..4,
+            changes in proptest::collection::vec((28usize..140, any::<u64>(), 0u32..64, 1usize..9), 0..4),
+        ) {
+            let array = Uuid::from_u128(1);
+            let piece = |n| Piece { role: Role::Data(n as usize), at: n * BLOCK, bytes: Buf::copy_of(&[7; 4096]) };
+            let record = Record {
+                kind: Kind::Commit, epoch: 3, epoch_start: 0, pos: pos * BLOCK, seq: 9, tail: 0, row: 5,
+                covers: vec![1, 2], pieces: (0..pieces).map(piece).collect(),
+            };
+            let mut bytes = record.encode(array).to_vec();
+            for (at, value, shift, len) in changes {
+                bytes[at..at + len].copy_from_slice(&(value >> shift).to_le_bytes()[..len]);
+            }
+            seal(&mut bytes[..HEAD as usize]);
+            let mut ring = vec![0; 64 << 10];
+            let size = ring.len();
+            for (n, byte) in bytes.iter().enumerate() {
+                ring[((pos * BLOCK) as usize + n) % size] = *byte;
+            }
+            for at in (0..size as u64).step_by(HEAD as usize) {
+                if let Some(found) = Record::decode(&ring, at, array) {
+                    prop_assert!(found.len() <= size as u64 && found.pos % size as u64 == at);
+                    prop_assert!(found.pos + found.len() > found.pos && found.seq + 1 > found.seq);
+                }
+            }
+        }
+    }
 
     #[test]
     fn a_record_is_read_back_also_around_the_end() {

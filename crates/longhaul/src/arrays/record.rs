@@ -140,6 +140,12 @@ impl Record {
         std::fs::rename(&new, &path).map_err(|e| wrong(&path, e))
     }
 
+    /// The array is no more.
+    pub(crate) fn forget(&self) -> Result<(), Failure> {
+        let path = directory().join(format!("{}.json", self.uuid));
+        std::fs::remove_file(&path).map_err(|e| wrong(&path, e))
+    }
+
     /// Adds a device, if it is not there yet.
     pub(crate) fn add(&mut self, device: &str) {
         if !self.devices.iter().any(|known| known == device) {

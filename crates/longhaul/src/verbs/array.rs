@@ -58,8 +58,9 @@ struct Create {
     stripe_unit: Option<u64>,
     #[command(flatten)]
     care: Care,
-    /// Use devices that are members of an array. That array loses them, and
-    /// all that it needs them for: only you can know that it is not needed
+    /// Use devices that are members of an array that does not run. That array
+    /// loses them, and all that it needs them for: only you can know that it is
+    /// not needed
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -107,7 +108,8 @@ struct Replace {
     /// Bytes per second that are read of each member at most
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     rebuild_rate: Option<u64>,
-    /// Use a device that is a member of another array, which loses it
+    /// Use a device that is a member of another array that does not run, which
+    /// loses it
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -121,7 +123,8 @@ struct AddSpare {
     /// The spare
     #[arg(long, value_name = "DEVICE")]
     device: String,
-    /// Use a device that is a member of another array, which loses it
+    /// Use a device that is a member of another array that does not run, which
+    /// loses it
     #[arg(long)]
     force: bool,
     #[command(flatten)]

@@ -13,11 +13,17 @@ use std::sync::Arc;
 
 pub(super) fn create(args: Create, output: Output) -> Outcome {
     let opener = args.initiator.opener();
-    if Record::all()?.iter().any(|record| record.name == args.name) && !args.force {
-        return Err(Failure::usage(format!(
-            "an array called {} is known here already: choose another name",
-            args.name
-        )));
+    let known = Record::all()?.into_iter().find(|record| record.name == args.name);
+    if let Some(known) = &known {
+        // Who takes all of its devices away makes it anew.
+        let is_given = |device| args.devices.contains(device) || args.spares.contains(device);
+        if !args.force || !known.devices.iter().all(is_given) {
+            return Err(Failure::usage(format!(
+                "an array called {} is known here already ({}): choose another name, or make it anew with \
+                 --force and all of its devices",
+                args.name, known.uuid
+            )));
+        }
     }
     let open = |names: &[String]| -> Result<Vec<Arc<dyn BlockDevice>>, Failure> {
         names.iter().map(|name| opener.open(name).map(|device: Device| device.block())).collect()
@@ -44,6 +50,9 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
     let devices = args.devices.iter().chain(&args.spares).cloned().collect();
     let record = Record { uuid, name: args.name, devices, care: args.care };
     record.save()?;
+    if let Some(known) = known {
+        known.forget()?;
+    }
     output.event("summary", json!({ "uuid": uuid.to_string(), "name": record.name, "stripe_unit": unit }));
     if !output.is_json() {
         output.line(format_args!("array:{} ({uuid})", record.name));

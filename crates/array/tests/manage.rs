@@ -1,0 +1,246 @@
+//! What a person asks of an array that would do harm: it is refused, and
+//! changes nothing.
+
+mod common;
+
+use common::rig::{Rig, SIZE, rig};
+use common::{Disk, options, simulate, start};
+use longhaul_array::{ArrayError, Condition, Health, Layout, MAX_SPARES};
+use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, Open, WriteFlags, ZeroFlags};
+use longhaul_engine::{Buf, BufMut, sleep, timeout};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+impl Rig {
+    fn blank(&self, name: &str) -> Arc<Disk> {
+        Arc::new(Disk::new(name, SIZE, &self.power))
+    }
+
+    async fn refused(&self, index: usize, device: Arc<dyn BlockDevice>) -> String {
+        let replace = self.array.replace(index, device, true);
+        timeout(Duration::from_secs(60), replace).await.expect("ends").expect_err("refused").to_string()
+    }
+
+    /// The array goes on, with all that it has.
+    async fn is_well(&self, health: Health) {
+        let status = self.array.status().await.expect("status");
+        assert_eq!(status.health, health, "{status:?}");
+        self.write_some(9, 10).await;
+        self.model.check(&*self.io).await.expect("read");
+    }
+}
+
+#[test]
+fn a_member_that_is_needed_is_not_replaced() {
+    let cases = [(Layout::Stripe, 3, None), (Layout::Mirror, 2, Some(1)), (Layout::Parity, 4, Some(2))];
+    for (layout, width, missing) in cases {
+        simulate(1, async {
+            let rig = rig(layout, width, options()).await;
+            rig.fill().await;
+            if let Some(missing) = missing {
+                rig.disks[missing].unreachable.store(true, SeqCst);
+                rig.until(missing, Condition::Absent).await;
+            }
+            let new = rig.blank("new");
+            let why = rig.refused(0, Arc::clone(&new) as Arc<dyn BlockDevice>).await;
+            assert!(why.contains("data would be lost without member 0"), "{layout}: {why}");
+            assert_eq!(new.writes.load(SeqCst), 0, "{layout}: it was written to");
+            let health = if missing.is_some() { Health::Degraded } else { Health::Healthy };
+            rig.is_well(health).await;
+            // What is missing can be replaced.
+            if let Some(missing) = missing {
+                rig.array.replace(missing, new as Arc<dyn BlockDevice>, false).await.expect("replaced");
+                rig.array.wait_healthy().await.expect("healthy");
+                rig.is_well(Health::Healthy).await;
+            }
+        });
+    }
+}
+
+/// A device that says something else of itself.
+struct Told {
+    disk: Arc<Disk>,
+    info: DeviceInfo,
+}
+
+impl BlockDevice for Told {
+    fn info(&self) -> DeviceInfo {
+        self.info.clone()
+    }
+
+    fn open(&self) -> Open<'_> {
+        self.disk.open()
+    }
+}
+
+/// A device whose flush fails.
+struct NoFlush(Arc<Disk>);
+
+struct NoFlushIo(Rc<dyn BlockIo>);
+
+impl BlockDevice for NoFlush {
+    fn info(&self) -> DeviceInfo {
+        self.0.info()
+    }
+
+    fn open(&self) -> Open<'_> {
+        Box::pin(async {
+            let io: Rc<dyn BlockIo> = Rc::new(NoFlushIo(self.0.open().await?));
+            Ok(io)
+        })
+    }
+}
+
+impl BlockIo for NoFlushIo {
+    fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
+        self.0.read(offset, dst)
+    }
+
+    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
+        self.0.write(offset, src, flags)
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        IoFuture::ready(Err(IoError::Medium("it cannot be made durable".into())))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.0.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.0.write_zeroes(offset, len, flags)
+    }
+}
+
+#[test]
+fn a_member_stays_where_its_successor_is_of_no_use() {
+    simulate(2, async {
+        let rig = rig(Layout::Parity, 3, options()).await;
+        rig.fill().await;
+        let worn = rig.blank("worn");
+        worn.worn.store(true, SeqCst);
+        let told = |name: &str, change: fn(&mut DeviceInfo)| {
+            let disk = rig.blank(name);
+            let mut info = disk.info();
+            change(&mut info);
+            Arc::new(Told { disk, info }) as Arc<dyn BlockDevice>
+        };
+        let useless: [(Arc<dyn BlockDevice>, &str); 4] = [
+            (worn, "worn out"),
+            (Arc::new(NoFlush(rig.blank("forgetful"))), "cannot be made durable"),
+            (told("sealed", |info| info.read_only = true), "read-only"),
+            (told("coarse", |info| info.block_size = 8192), "4096 bytes or less"),
+        ];
+        for (device, why) in useless {
+            let said = rig.refused(1, Arc::clone(&device)).await;
+            assert!(said.contains(why) && said.contains(&device.info().name), "{why}: {said}");
+            assert_eq!(rig.condition(1).await, Condition::Active, "{why}");
+        }
+        for (name, change) in [
+            ("sealed", (|info| info.read_only = true) as fn(&mut DeviceInfo)),
+            ("coarse", |info| info.block_size = 8192),
+        ] {
+            let spare = rig.array.add_spare(told(name, change), false).await.expect_err("refused");
+            assert!(matches!(spare, ArrayError::Device { .. }), "{spare}");
+        }
+        rig.is_well(Health::Healthy).await;
+    });
+}
+
+#[test]
+fn a_halted_array_changes_nothing_on_anybody() {
+    simulate(3, async {
+        let rig = rig(Layout::Parity, 4, options()).await;
+        rig.fill().await;
+        for disk in &rig.disks[2..] {
+            disk.worn.store(true, SeqCst);
+        }
+        // The first may be acknowledged yet, from the journal of the others.
+        while rig.model.write(&*rig.io, 0, 3).await.is_ok() {}
+        rig.disks.iter().for_each(|disk| disk.worn.store(false, SeqCst));
+        sleep(Duration::from_secs(5)).await;
+        let writes = || rig.disks.iter().map(|disk| disk.writes.load(SeqCst)).collect::<Vec<_>>();
+        let before = writes();
+        let new = rig.blank("new");
+        let halted = rig.array.status().await.expect("status").detail;
+        let replaced = rig.refused(2, Arc::clone(&new) as Arc<dyn BlockDevice>).await;
+        let added = rig.array.add_spare(Arc::clone(&new) as Arc<dyn BlockDevice>, true).await;
+        let added = added.expect_err("refused").to_string();
+        assert!(replaced.contains(&halted) && added.contains(&halted), "{replaced}; {added}");
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!((before, 0), (writes(), new.writes.load(SeqCst)));
+    });
+}
+
+#[test]
+fn a_spare_that_cannot_be_written_is_none() {
+    simulate(4, async {
+        let rig = rig(Layout::Parity, 3, options()).await;
+        let worn = rig.blank("worn");
+        worn.worn.store(true, SeqCst);
+        let added = rig.array.add_spare(Arc::clone(&worn) as Arc<dyn BlockDevice>, false).await;
+        assert!(added.expect_err("refused").to_string().contains("worn out"));
+        assert_eq!(rig.array.status().await.expect("status").spares, Vec::<String>::new());
+        worn.worn.store(false, SeqCst);
+        rig.array.add_spare(Arc::clone(&worn) as Arc<dyn BlockDevice>, false).await.expect("added");
+        rig.array.stop().await.expect("stopped");
+        let all = [&rig.disks[..], &[worn]].concat();
+        let array = start(&all, options()).await.expect("assembled");
+        assert_eq!(array.status().await.expect("status").spares, ["worn"]);
+    });
+}
+
+#[test]
+fn a_spare_that_was_out_of_reach_is_added_again() {
+    simulate(5, async {
+        let rig = rig(Layout::Parity, 3, options()).await;
+        let spares: Vec<_> = (0..MAX_SPARES).map(|n| rig.blank(&format!("spare{n}"))).collect();
+        let as_device = |disk: &Arc<Disk>| Arc::clone(disk) as Arc<dyn BlockDevice>;
+        for spare in &spares {
+            rig.array.add_spare(as_device(spare), false).await.expect("added");
+        }
+        let more = rig.array.add_spare(as_device(&rig.blank("more")), false).await;
+        assert!(more.expect_err("refused").to_string().contains("16 spares already"));
+        rig.array.stop().await.expect("stopped");
+        let array = start(&rig.disks, options()).await.expect("assembled");
+        let named = async || array.status().await.expect("status").spares;
+        assert_eq!(named().await, Vec::<String>::new());
+        array.add_spare(as_device(&spares[3]), false).await.expect("let in");
+        let twice = array.add_spare(as_device(&spares[3]), false).await;
+        assert!(matches!(twice, Err(ArrayError::Double { .. })), "{twice:?}");
+        // It has the place of one that is not there.
+        let more = rig.blank("more");
+        array.add_spare(as_device(&more), false).await.expect("added");
+        assert_eq!(named().await, ["spare3", "more"]);
+        array.stop().await.expect("stopped");
+        let all = [&rig.disks[..], &spares[3..4], &[more]].concat();
+        let array = start(&all, options()).await.expect("assembled");
+        assert_eq!(array.status().await.expect("status").spares, ["spare3", "more"]);
+    });
+}
+
+/// Spares are at hand all the time: none is used up by a replacement.
+#[test]
+fn a_replacement_takes_no_spare_beside() {
+    for seed in 20..40 {
+        simulate(seed, async {
+            let rig = rig(Layout::Parity, 3, options()).await;
+            rig.fill().await;
+            let spare = rig.blank("spare");
+            rig.array.add_spare(Arc::clone(&spare) as Arc<dyn BlockDevice>, false).await.expect("added");
+            let new = rig.blank("new");
+            // Slow enough for the array to look for members to heal meanwhile.
+            new.slow.store(400_000, SeqCst);
+            rig.array.replace(1, Arc::clone(&new) as Arc<dyn BlockDevice>, false).await.expect("replaced");
+            new.slow.store(0, SeqCst);
+            rig.array.wait_healthy().await.expect("healthy");
+            let status = rig.array.status().await.expect("status");
+            assert_eq!(status.members[1].device.as_deref(), Some("new"), "{status:?}");
+            assert_eq!(status.spares, ["spare"], "{status:?}");
+            rig.is_well(Health::Healthy).await;
+        });
+    }
+}

@@ -1,0 +1,85 @@
+//! Arrays that are stopped while they are used: whatever was acknowledged is
+//! there afterwards, since what says that it was stopped in order says as well
+//! that nothing has to be looked at.
+
+mod common;
+
+use common::rig::{Rig, rig};
+use common::{Dice, options, simulate, start};
+use longhaul_array::{Layout, Options};
+use longhaul_block::BlockDevice;
+use longhaul_engine::{sleep, spawn, timeout};
+use std::rc::Rc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+/// Clients of each array, each in a part of its own.
+const CLIENTS: u64 = 6;
+
+/// Writes, zeroes and reads until something is refused; gives how many ended well.
+async fn client(rig: Rc<Rig>, number: u64, seed: u64) -> (u64, String) {
+    let mut dice = Dice(seed * 100 + number);
+    let mut done = 0;
+    loop {
+        let count = 1 + dice.below(14);
+        let first = dice.below(rig.model.blocks() - count);
+        let (model, io) = (&rig.model, &*rig.io);
+        let result = match dice.below(8) {
+            0 => model.zero(io, first, count).await,
+            1 => model.read(io, first, count).await,
+            _ => model.write(io, first, count).await,
+        };
+        match result {
+            Ok(_) => done += 1,
+            Err(e) => return (done, e.to_string()),
+        }
+    }
+}
+
+/// Stops an array under load, and looks whether it has what it must have.
+fn stopped_under_load(seed: u64, layout: Layout, flip: bool) {
+    simulate(seed, async {
+        let options = Options { gather: Duration::from_micros(seed % 3 * 100), ..options() };
+        let rig = Rc::new(rig(layout, 4, options.clone()).await);
+        rig.fill().await;
+        let clients: Vec<_> =
+            (0..CLIENTS).map(|number| spawn(client(Rc::clone(&rig), number, seed))).collect();
+        sleep(Duration::from_micros(2000 + seed * 137)).await;
+        if flip {
+            // Reads that mend write as well.
+            let from = rig.disks[0].info().size / 2;
+            (0..200).for_each(|block| rig.disks[0].flip(from + block * 4096));
+        }
+        timeout(Duration::from_secs(60), rig.array.stop()).await.expect("ends").expect("stopped");
+        let writes: Vec<u64> = rig.disks.iter().map(|disk| disk.writes.load(SeqCst)).collect();
+        for client in clients {
+            let (done, why) = timeout(Duration::from_secs(60), client).await.expect("ends");
+            assert!(done > 0 && why.contains("stopped"), "{layout} seed {seed}: {why}");
+        }
+        sleep(Duration::from_secs(10)).await;
+        let after: Vec<u64> = rig.disks.iter().map(|disk| disk.writes.load(SeqCst)).collect();
+        assert_eq!(writes, after, "{layout} seed {seed}: written to after it was stopped");
+        rig.model.crashed();
+        let array = start(&rig.disks, options).await.expect("assembled again");
+        let io = array.open().await.expect("opened");
+        rig.model.check(&*io).await.expect("read");
+        if layout != Layout::Stripe {
+            let scrub = array.scrub().await.expect("scrubbed");
+            assert!(scrub.inconsistent == 0 && scrub.lost == 0, "{layout} seed {seed}: {scrub:?}");
+        }
+    });
+}
+
+#[test]
+fn what_is_acknowledged_while_an_array_is_stopped_is_there_afterwards() {
+    for layout in Layout::ALL {
+        (1..=12).for_each(|seed| stopped_under_load(seed, layout, false));
+    }
+}
+
+#[test]
+fn nothing_is_mended_behind_the_back_of_an_array_that_was_stopped() {
+    for layout in [Layout::Mirror, Layout::Parity] {
+        (1..=12).for_each(|seed| stopped_under_load(seed, layout, true));
+    }
+}
