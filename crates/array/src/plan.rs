@@ -198,6 +198,9 @@ impl Core {
     /// lost, durably, before this ends well.
     pub(crate) async fn put(self: &Rc<Self>, row: u64, writes: Vec<Placed>) -> IoResult<()> {
         self.check_running()?;
+        let pieces =
+            writes.iter().map(|Placed { piece, .. }| (piece.role, piece.at, piece.bytes.len() as u64));
+        let pieces: Vec<(Role, u64, u64)> = pieces.collect();
         let writes = writes.into_iter().map(async |placed| {
             let Placed { member, piece } = placed;
             let place = &self.members[member];
@@ -214,6 +217,8 @@ impl Core {
         });
         let results = futures_util::future::join_all(writes).await;
         self.kept.forget(row);
-        self.settle(results).await
+        self.settle(results).await?;
+        pieces.into_iter().for_each(|(role, at, len)| self.regain(row, role, at, len));
+        Ok(())
     }
 }
