@@ -70,6 +70,6 @@ pub use report::{Extent, Health, MemberStatus, Progress, Status};
 pub use scrub::ScrubReport;
 pub use stripe::{Stripe, StripeError};
 pub use superblock::{Condition, MAX_NAME, MAX_SPARES};
-pub use survey::{Label, survey};
+pub use survey::{Label, look, survey};
 #[cfg(feature = "switch-off")]
 pub use without::Mechanism;
