@@ -212,14 +212,78 @@ fn what_is_lost_is_said_exactly_and_not_any_more_when_it_is_written() {
         }
         // Written, and zeroed as a whole.
         rig.write(one, BLOCK, 7).await;
+        rig.write(both, BLOCK, 8).await;
         sleep(Duration::from_secs(1)).await;
-        assert_eq!(rig.lost().await, (vec![(both, BLOCK), (other, BLOCK)], 2 * BLOCK));
+        assert_eq!(rig.lost().await, (vec![(other, BLOCK)], BLOCK));
         assert_eq!(rig.read(one).await.expect("there"), 7);
+        assert_eq!(rig.read(both).await.expect("there"), 8);
         rig.io.write_zeroes(6 * stripe, stripe, ZeroFlags::default()).await.expect("zeroed");
         assert_eq!(rig.lost().await, (vec![], 0));
         assert_eq!((rig.read(both).await.expect("there"), rig.read(other).await.expect("there")), (0, 0));
         assert_eq!((rig.scrub().await.lost, rig.lost().await.1), (0, 0));
     });
+}
+
+/// What is written beside a block that nobody has, or in its place, is there, and
+/// what was lost stays lost: nothing gives other content for it.
+#[test]
+fn writes_beside_what_is_lost_go_on_and_make_nothing_up() {
+    for (layout, width) in [(Layout::Parity, 3), (Layout::Parity, 5), (Layout::DoubleParity, 5)] {
+        simulate(12, async {
+            let rig = rig(layout, width, options()).await;
+            rig.fill().await;
+            let (row, units) = (2 * width as u64, rig.geometry().await.data_units() as u64);
+            let stripe = units * UNIT;
+            // Of this stripe the last member has P, and the first data or Q.
+            let at = rig.row_at(row).await + 2 * BLOCK;
+            let bad = if layout == Layout::Parity { vec![0] } else { vec![2, 3] };
+            for member in bad {
+                rig.disks[member].bad.lock().unwrap().insert(at / 512);
+            }
+            let new = Arc::new(Disk::new("new", SIZE, &rig.power));
+            rig.array.replace(1, new as Arc<dyn BlockDevice>, false).await.expect("replaced");
+            rig.array.wait_filled(1).await.expect("filled");
+            let (lost, _) = rig.lost().await;
+            assert!(lost.len() > 1, "{layout} {lost:?}");
+            // One of those, and everything around them.
+            let (first, last) = (lost[0].0, lost[1].0);
+            let is_lost = |at: u64| lost.iter().any(|(lost, _)| *lost == at);
+            rig.write(first, BLOCK, 1).await;
+            let blocks: Vec<u64> = (0..stripe / BLOCK).map(|block| row * stripe + block * BLOCK).collect();
+            for block in blocks.iter().filter(|block| !is_lost(**block)) {
+                rig.write(*block, BLOCK, 2).await;
+            }
+            sleep(Duration::from_secs(10)).await;
+            assert_eq!(rig.lost().await.0, lost[1..], "{layout}");
+            for round in 0..3 {
+                assert_eq!(rig.read(first).await.expect("there"), 1, "{layout}");
+                for block in blocks.iter().filter(|block| !is_lost(**block)) {
+                    assert_eq!(rig.read(*block).await.expect("there"), 2, "{layout}");
+                }
+                assert!(rig.read(last).await.is_err(), "{layout}: made up");
+                if round == 0 {
+                    rig.scrub().await;
+                } else if round == 1 {
+                    // Who has parity of it is filled from what there is.
+                    let new = Arc::new(Disk::new("p", SIZE, &rig.power));
+                    let place = rig.array.replace(width - 1, new as Arc<dyn BlockDevice>, false);
+                    place.await.expect("replaced");
+                    rig.array.wait_filled(width - 1).await.expect("filled");
+                }
+            }
+            // The rest of it is written: all is as new, and redundant.
+            for (block, _) in &lost[1..] {
+                rig.write(*block, BLOCK, 3).await;
+            }
+            sleep(Duration::from_secs(10)).await;
+            assert_eq!((rig.lost().await.1, rig.scrub().await.lost), (0, 0), "{layout}");
+            rig.disks[2].unreachable.store(true, SeqCst);
+            for block in &blocks {
+                let is = if *block == first { 1 } else { 2 + u8::from(is_lost(*block)) };
+                assert_eq!(rig.read(*block).await.expect("there"), is, "{layout}");
+            }
+        });
+    }
 }
 
 #[test]
