@@ -7,7 +7,7 @@ use crate::names::Opener;
 use longhaul_array::{ArrayDevice, ArrayError, Label, Options, Status, assemble, survey};
 use longhaul_block::BlockDevice;
 use longhaul_engine::{Config, Thread};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -35,6 +35,8 @@ struct Sought {
     missing: Vec<String>,
     /// What the others have said that they are.
     known: HashMap<String, Uuid>,
+    /// Names of which it was told why they cannot be used.
+    told: HashSet<String>,
 }
 
 impl Sought {
@@ -73,21 +75,23 @@ fn seek(
             for name in sought.names(&forsaken) {
                 let Ok(device) = opener.open(&name) else { continue };
                 let (Some(array), device) = (array.upgrade(), device.block()) else { return };
-                match thread.spawn(move || async move { array.offer(device).await }).wait() {
-                    Ok(Ok(taken)) => {
-                        if taken {
+                let offered = thread.spawn(move || async move { array.offer(device).await }).wait();
+                let Ok(offered) = offered else { return };
+                match &offered {
+                    Ok(taken) => {
+                        sought.told.remove(&name);
+                        if *taken {
                             tracing::info!("{name} is back");
                         }
                     }
-                    // It may be better the next time.
-                    Ok(Err(e @ (ArrayError::Io(_) | ArrayError::Device { .. }))) => {
-                        tracing::warn!("{name}: {e}; it is tried again");
-                        continue;
-                    }
-                    Ok(Err(e)) => tracing::warn!("{e}"),
-                    Err(_) => return,
+                    // Once, however often it is tried.
+                    Err(e) if sought.told.insert(name.clone()) => tracing::warn!("{name}: {e}"),
+                    Err(_) => {}
                 }
-                sought.missing.retain(|missing| *missing != name);
+                // What has failed may go well the next time; what is refused does not.
+                if !matches!(offered, Err(ArrayError::Io(_) | ArrayError::Device { .. })) {
+                    sought.missing.retain(|missing| *missing != name);
+                }
             }
         }
     });
@@ -168,7 +172,12 @@ impl Running {
         if ours.is_empty() {
             return Err(unusable(record));
         }
-        Running::start(record, ours, Sought { array: record.uuid, missing, known }, opener)
+        Running::start(
+            record,
+            ours,
+            Sought { array: record.uuid, missing, known, told: HashSet::new() },
+            opener,
+        )
     }
 
     fn start(
