@@ -46,7 +46,8 @@ pub trait Running {
         async { Ok(()) }.boxed_local()
     }
 
-    /// Has everything compared and mended; gives how many blocks are lost.
+    /// Has everything compared and mended; gives how many blocks are lost, or did
+    /// not fit together.
     fn scrub(&self) -> Asked<'_, u64> {
         async { Ok(0) }.boxed_local()
     }
@@ -284,7 +285,8 @@ impl Running for Array {
     fn scrub(&self) -> Asked<'_, u64> {
         async {
             match self.array.scrub().await {
-                Ok(report) if report.finished => Ok(report.lost),
+                // Members that do not say the same have not healed either.
+                Ok(report) if report.finished => Ok(report.lost + report.disagreeing + report.inconsistent),
                 Ok(_) => Err("the scrub has not come to its end".into()),
                 Err(IoError::Unsupported(_)) => Ok(0),
                 Err(e) => Err(e.to_string()),

@@ -289,7 +289,7 @@ pub(crate) async fn heal(ward: &Ward, load: &Load, array: &dyn Running) {
     match timeout(HEALS, array.scrub()).await {
         Ok(Ok(0)) => {}
         _ if load.may_fail() => return,
-        Ok(Ok(lost)) => return load.fail(format!("a scrub has found {lost} blocks lost")),
+        Ok(Ok(lost)) => return load.fail(format!("a scrub has found {lost} blocks lost, or at odds")),
         Ok(Err(why)) => return load.fail(format!("scrub: {why}")),
         Err(_) => return load.fail(format!("not scrubbed after {} s", HEALS.as_secs())),
     }

@@ -374,7 +374,8 @@ impl Core {
             for (slot, at) in SUPER_AT.into_iter().enumerate() {
                 let found = match member.read(at, BLOCK).await {
                     Ok(block) => Superblock::decode(&block),
-                    Err(e) if e.is_absence() => return Ok(damaged),
+                    // What it has will be told by whoever needs it.
+                    Err(e) if e.is_absence() => break,
                     Err(_) => None,
                 };
                 let is_newest = newest % 2 == slot as u64;

@@ -12,7 +12,10 @@
 
 use crate::core::Core;
 use crate::geometry::{BLOCK, HEARTBEAT_AT, Role, SUPER_AT};
-use crate::report::{LostRange, Progress};
+use crate::lost::Gone;
+use crate::member::{Member, MemberResult};
+use crate::report::Progress;
+use crate::sums::UNKNOWN;
 use crate::superblock::{Condition, Superblock};
 use crate::units::Units;
 use crate::upkeep::{is_over, pause};
@@ -21,6 +24,8 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use longhaul_block::{Advice, BlockDevice, BlockIo, IoError, IoResult, WriteFlags};
 use longhaul_engine::{Buf, BufMut, now};
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,8 +38,6 @@ const ROWS_FIRST: usize = 64;
 const BATCH: Duration = Duration::from_secs(1);
 /// How often progress is published.
 const PUBLISH: Duration = Duration::from_secs(2);
-/// Ranges that are listed as lost at most; more are counted.
-const LOST_MAX: usize = 10_000;
 
 impl Core {
     /// Looks for absent members that answer again, and lets them catch up.
@@ -47,8 +50,14 @@ impl Core {
             }
             let (a, b) =
                 futures_util::join!(member.read(SUPER_AT[0], BLOCK), member.read(SUPER_AT[1], BLOCK));
-            let (Ok(a), Ok(b)) = (a, b) else { continue };
-            let found = Superblock::newest([&a, &b]);
+            // A copy that cannot be read is as good as one that is torn.
+            let found = match (a, b) {
+                (Err(_), Err(_)) => continue,
+                (a, b) => {
+                    let copy = |read: MemberResult<BufMut>| read.map(|buf| buf.to_vec()).unwrap_or_default();
+                    Superblock::newest([&copy(a), &copy(b)])
+                }
+            };
             let ours = found.is_some_and(|found| {
                 found.array == self.array
                     && found.member == member.uuid.get()
@@ -179,30 +188,56 @@ impl Core {
         self.intent.write_all(self).await
     }
 
-    /// Fills a member to its end, or until the array stops.
-    pub(crate) async fn fill_member(self: &Rc<Self>, index: usize) -> IoResult<()> {
-        let member = &self.members[index];
-        let Condition::Rebuilding { done, partial } = member.condition.get() else { return Ok(()) };
-        let rows: Vec<u64> = if partial {
-            let have = member.have.get().min(self.geometry.rows);
-            let missed = self.upkeep.regions(index);
-            let missed = missed.into_iter().flat_map(|region| self.geometry.rows_of(region));
-            missed
-                .filter(|row| *row < have)
-                .chain(have..self.geometry.rows)
-                .filter(|row| *row >= done)
-                .collect()
-        } else {
-            (done..self.geometry.rows).collect()
+    /// The member to fill next, if there is one: who only catches up is the
+    /// shortest way to redundancy, and of others who has the least left.
+    pub(crate) fn next_to_fill(&self) -> Option<usize> {
+        let order = |member: &Member| {
+            let Condition::Rebuilding { partial, .. } = member.condition.get() else { return None };
+            let catches_up = partial && member.have.get() >= self.geometry.rows;
+            let left: u64 = self.rows_left(member.index).iter().map(|rows| rows.end - rows.start).sum();
+            member.is_usable().then_some((!catches_up, left, member.index))
         };
+        self.members.iter().filter_map(order).min().map(|(.., index)| index)
+    }
+
+    /// The stripes that a member still has to be given, in order.
+    fn rows_left(&self, index: usize) -> Vec<Range<u64>> {
+        let (member, rows) = (&self.members[index], self.geometry.rows);
+        let Condition::Rebuilding { done, partial } = member.condition.get() else { return Vec::new() };
+        let mut ranges = Vec::new();
+        let mut from = 0;
+        if partial {
+            from = member.have.get().min(rows);
+            let missed = self.upkeep.regions(index).into_iter().map(|region| self.geometry.rows_of(region));
+            ranges.extend(missed.map(|missed| missed.start..missed.end.min(from)));
+        }
+        ranges.push(from..rows);
+        ranges.iter_mut().for_each(|range| range.start = range.start.max(done));
+        ranges.retain(|range| range.start < range.end);
+        ranges
+    }
+
+    /// Fills a member to its end, or until another comes first, or the array
+    /// stops.
+    pub(crate) async fn fill_member(self: &Rc<Self>, index: usize) -> IoResult<Fill> {
+        let member = &self.members[index];
+        let rows: Vec<u64> = self.rows_left(index).into_iter().flatten().collect();
         let (began, incarnation) = (now(), member.incarnation());
+        // It may have gone, and even be back with less than it had.
+        let is_it = || {
+            matches!(member.condition.get(), Condition::Rebuilding { .. })
+                && member.incarnation() == incarnation
+        };
         let mut seen = Seen { begun: self.begun.get(), published: began, done: 0 };
         let (mut rest, mut size) = (&rows[..], ROWS_FIRST);
         while !rest.is_empty() {
             let batch;
             (batch, rest) = rest.split_at(self.batch(size).min(rest.len()));
-            if is_over(self) || !matches!(member.condition.get(), Condition::Rebuilding { .. }) {
-                return Ok(());
+            if is_over(self) || !is_it() {
+                return Ok(Fill::Ended);
+            }
+            if self.next_to_fill().is_some_and(|next| next != index) {
+                return Ok(Fill::GaveWay);
             }
             let start = now();
             loop {
@@ -210,7 +245,7 @@ impl Core {
                 let results: Vec<_> = fills.buffer_unordered(self.fills_at_a_time(index)).collect().await;
                 results.into_iter().collect::<IoResult<()>>()?;
                 if let Err(e) = self.flush_member(member).await {
-                    return self.lose(index, &e).await;
+                    return self.lose(index, &e).await.map(|()| Fill::Ended);
                 }
                 if !member.is_in_doubt() {
                     break;
@@ -219,12 +254,12 @@ impl Core {
                 self.upkeep.unfill(index, batch[0]);
                 self.verify(index).await?;
                 if member.incarnation() != incarnation {
-                    return Ok(());
+                    return Ok(Fill::Ended);
                 }
             }
             self.journal.pass(self).await?;
             if member.incarnation() != incarnation {
-                return Ok(());
+                return Ok(Fill::Ended);
             }
             let done = batch.last().map_or(0, |row| row + 1);
             if let Condition::Rebuilding { partial, .. } = member.condition.get() {
@@ -245,19 +280,18 @@ impl Core {
             let rate = self.upkeep.rebuild_rate.get();
             self.give_way(&mut seen, batch.len() as u64 * self.geometry.unit, start, rate).await;
         }
-        self.upkeep.tasks.borrow_mut().filling = None;
-        if is_over(self) {
-            return Ok(());
+        if is_over(self) || !is_it() {
+            return Ok(Fill::Ended);
         }
         self.journal.pass(self).await?;
         tracing::info!("array {}: member {index} is filled", self.name.borrow());
         self.publish_with(|| {
-            let is_same = member.incarnation() == incarnation;
-            if is_same && matches!(member.condition.get(), Condition::Rebuilding { .. }) {
+            if is_it() {
                 self.enter(index, Condition::Active, "");
             }
         })
         .await
+        .map(|()| Fill::Ended)
     }
 
     /// Stripes of a batch: `size`, but not more than are allowed in its time.
@@ -321,9 +355,13 @@ impl Core {
         let member = &self.members[index];
         let incarnation = member.incarnation();
         let mut sums = self.sums.of(&bytes);
-        for block in &lost {
-            sums[*block] = !sums[*block];
-            self.lose_range(row, role, *block as u64 * BLOCK);
+        for (block, sum) in sums.iter_mut().enumerate() {
+            match lost.get(&block) {
+                None => self.regain(row, role, block as u64 * BLOCK, BLOCK),
+                // What it is will be believed of those who come back.
+                Some(Gone::Waiting) => *sum = UNKNOWN,
+                Some(Gone::Lost(_)) => *sum = !*sum,
+            }
         }
         // What was discarded stays so, and takes no room.
         let write = async {
@@ -345,25 +383,41 @@ impl Core {
         Ok(())
     }
 
-    /// A unit as the others have it, and the blocks that they do not have.
-    async fn unit_for(self: &Rc<Self>, row: u64, role: Role, index: usize) -> IoResult<(Buf, Vec<usize>)> {
+    /// A unit as the others have it, and the blocks that they do not have: what
+    /// is lost with those is noted.
+    async fn unit_for(
+        self: &Rc<Self>,
+        row: u64,
+        role: Role,
+        index: usize,
+    ) -> IoResult<(Buf, BTreeMap<usize, Gone>)> {
         let unit = self.geometry.unit;
         let has_parity = self.geometry.has_parity();
         let wanted = |other: Role| has_parity || other == role;
         let units = self.read_units(row, 0, unit, wanted, &[index]).await?;
         if let Some(bytes) = self.derive(units, role, unit) {
-            return Ok((bytes, Vec::new()));
+            return Ok((bytes, BTreeMap::new()));
         }
-        let (mut whole, mut lost) = (BufMut::zeroed(unit as usize), Vec::new());
+        let (mut whole, mut lost) = (BufMut::zeroed(unit as usize), BTreeMap::new());
         for block in 0..unit / BLOCK {
             let units = self.read_units(row, block * BLOCK, BLOCK, wanted, &[index]).await?;
-            match self.derive(units, role, BLOCK) {
-                Some(bytes) => {
-                    let start = (block * BLOCK) as usize;
-                    whole[start..start + BLOCK as usize].copy_from_slice(&bytes);
-                }
-                None => lost.push(block as usize),
+            let gone = self.gone(row, &units, wanted);
+            if let Some(bytes) = self.derive(units, role, BLOCK) {
+                let start = (block * BLOCK) as usize;
+                whole[start..start + BLOCK as usize].copy_from_slice(&bytes);
+                continue;
             }
+            match &gone {
+                Gone::Lost(units) => {
+                    units.iter().for_each(|unit| self.lose_block(row, *unit, block * BLOCK));
+                }
+                Gone::Waiting => tracing::warn!(
+                    "array {}: a block of stripe {row} cannot be given to member {index} before members \
+                     that are absent are back",
+                    self.name.borrow()
+                ),
+            }
+            lost.insert(block as usize, gone);
         }
         Ok((whole.freeze(), lost))
     }
@@ -382,25 +436,15 @@ impl Core {
             Role::Q => units.parity(len, true).1,
         }
     }
+}
 
-    /// Notes a block that nobody has any more.
-    pub(crate) fn lose_range(&self, row: u64, role: Role, at: u64) {
-        let geometry = &self.geometry;
-        let (offset, len) = match role {
-            Role::Data(i) => (row * geometry.stripe() + i as u64 * geometry.unit + at, BLOCK),
-            // Some of the data is lost elsewhere, and noted where it is read.
-            Role::P | Role::Q => return,
-        };
-        tracing::error!("array {}: {len} bytes at {offset} are lost", self.name.borrow());
-        let mut tasks = self.upkeep.tasks.borrow_mut();
-        tasks.lost_bytes += len;
-        let room = tasks.lost.len() < LOST_MAX;
-        match tasks.lost.last_mut() {
-            Some(last) if last.offset + last.len == offset => last.len += len,
-            _ if room => tasks.lost.push(LostRange { offset, len }),
-            _ => {}
-        }
-    }
+/// How filling a member has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fill {
+    /// It is full, or is not to be filled any more.
+    Ended,
+    /// Another comes first: it goes on later where it is.
+    GaveWay,
 }
 
 /// What a task in the background has seen.

@@ -173,6 +173,11 @@ impl Intent {
         pages.map(|number| (INTENT_AT + number as u64 * BLOCK, self.page(number))).collect()
     }
 
+    /// Whether a region is marked, or about to be.
+    pub(crate) fn is_marked(&self, region: u64) -> bool {
+        get(&self.set.borrow(), region)
+    }
+
     /// The regions that are marked.
     pub(crate) fn marked(&self) -> Vec<u64> {
         let set = self.set.borrow();

@@ -24,9 +24,11 @@ mod hedge;
 mod intent;
 mod join;
 mod journal;
+mod judge;
 mod kept;
 mod layout;
 mod locks;
+mod lost;
 mod manage;
 mod measure;
 mod member;
@@ -65,10 +67,10 @@ pub use layout::{
 pub use measure::measure;
 pub use member::MemberCounts;
 pub use options::Options;
-pub use report::{Health, LostRange, MemberStatus, Progress, Status};
+pub use report::{Extent, Health, MemberStatus, Progress, Status};
 pub use scrub::ScrubReport;
 pub use stripe::{Stripe, StripeError};
 pub use superblock::{Condition, MAX_NAME, MAX_SPARES, Unknown};
-pub use survey::{Label, survey};
+pub use survey::{Label, look, survey};
 #[cfg(feature = "switch-off")]
 pub use without::Mechanism;

@@ -5,12 +5,14 @@ use crate::assemble::{check_device, examine};
 use crate::core::{Core, Spare};
 use crate::device::ArrayDevice;
 use crate::error::ArrayError;
+use crate::geometry::{BLOCK, SUPER_AT};
+use crate::member::Member;
 use crate::options::Options;
 use crate::scrub::ScrubReport;
 use crate::superblock::{Condition, MAX_SPARES, Superblock};
 use crate::upkeep::Running;
 use longhaul_block::{BlockDevice, IoError, IoResult};
-use longhaul_engine::spawn;
+use longhaul_engine::{spawn, timeout};
 use std::rc::Rc;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -80,7 +82,31 @@ impl Core {
         if self.cannot_lose(index) { Err(ArrayError::Refused(self.why_needed(index))) } else { Ok(()) }
     }
 
-    /// A device that was out of reach when the array was assembled.
+    /// Whether a member is absent and has no device that can come back: none at
+    /// all, or one that has been given up, which fails at once. One that still
+    /// tries has operations under way.
+    async fn is_forsaken(self: &Rc<Self>, member: &Member) -> bool {
+        let is_absent = || member.condition.get() == Condition::Absent;
+        if !is_absent() || member.device().is_none() {
+            return is_absent();
+        }
+        if member.under_way() > 0 {
+            return false;
+        }
+        let read = member.read(SUPER_AT[0], BLOCK).await;
+        read.is_err_and(|e| e.is_absence()) && member.under_way() == 0 && is_absent()
+    }
+
+    /// Members that only another device, or another way to theirs, brings back.
+    async fn forsaken(self: &Rc<Self>) -> Vec<Uuid> {
+        let looks =
+            self.members.iter().map(async |member| (member.uuid.get(), self.is_forsaken(member).await));
+        let looks = futures_util::future::join_all(looks).await;
+        looks.into_iter().filter(|(_, forsaken)| *forsaken).map(|(uuid, _)| uuid).collect()
+    }
+
+    /// A device that was out of reach when the array was assembled, or for so
+    /// long that it was given up.
     async fn offer(self: &Rc<Self>, device: Arc<dyn BlockDevice>) -> Result<bool, ArrayError> {
         let candidate = examine(&device).await?;
         let name = candidate.name();
@@ -100,13 +126,37 @@ impl Core {
         let Some(member) = self.members.iter().find(|member| member.uuid.get() == found.member) else {
             return Err(ArrayError::NoMember(format!("{name} (it was replaced)")));
         };
-        if member.condition.get() != Condition::Absent || member.device().is_some() {
+        if !self.is_forsaken(member).await || member.uuid.get() != found.member {
             return Ok(false);
         }
         // It is looked at again, and let in, as one that comes back.
         member.put(device, candidate.io);
         self.upkeep.changed.notify();
         Ok(true)
+    }
+
+    async fn wait_filled(self: &Rc<Self>, index: usize) -> IoResult<()> {
+        let Some(member) = self.members.get(index) else {
+            return Err(IoError::Unreachable(format!("there is no member {index}")));
+        };
+        let gone = || matches!(member.condition.get(), Condition::Absent | Condition::Failed);
+        loop {
+            let ended = || member.is_active() || gone() || self.halted.borrow().is_some();
+            self.upkeep.changed.until(ended).await;
+            self.check_running()?;
+            if member.is_active() {
+                return Ok(());
+            }
+            let back = self.upkeep.changed.until(|| !gone() || self.halted.borrow().is_some());
+            let is_lost = member.condition.get() == Condition::Failed;
+            if is_lost || timeout(self.options.spare_grace, back).await.is_err() {
+                let name = member.name().unwrap_or_default();
+                let (condition, why) = (member.condition.get(), member.reason.borrow().clone());
+                return Err(IoError::Unreachable(format!(
+                    "member {index} ({name}) is {condition:?} and is not filled any further: {why}"
+                )));
+            }
+        }
     }
 
     async fn add_spare(
@@ -177,13 +227,23 @@ impl ArrayDevice {
     }
 
     /// Gives the array a device of its own that was out of reach when it was
-    /// assembled: a member catches up, a spare waits. False if the array has
-    /// no use for it.
+    /// assembled, or was opened anew since it had been given up: a member catches
+    /// up, a spare waits. False if the array has no use for it.
     ///
     /// # Errors
     /// The device is not of this array, or cannot be read.
     pub async fn offer(&self, device: Arc<dyn BlockDevice>) -> Result<bool, ArrayError> {
         on_its_thread(self, move |core| async move { core.offer(device).await }).await?
+    }
+
+    /// Members, by identity, that are absent and whose devices are missing or have
+    /// been given up: they come back if their devices are opened anew and
+    /// [offered](Self::offer).
+    ///
+    /// # Errors
+    /// The array's thread has ended.
+    pub async fn forsaken(&self) -> IoResult<Vec<Uuid>> {
+        on_its_thread(self, |core| async move { core.forsaken().await }).await
     }
 
     /// Adds a device that takes the place of a member when one is lost. One that
@@ -237,6 +297,16 @@ impl ArrayDevice {
             let _ = answer.send(());
         })
         .await
+    }
+
+    /// Returns when member `index` has everything. One that goes away meanwhile
+    /// is waited for as long as a spare would wait for its place.
+    ///
+    /// # Errors
+    /// There is no such member, or it has failed, or stays away; the array has
+    /// halted, or its thread has ended.
+    pub async fn wait_filled(&self, index: usize) -> IoResult<()> {
+        on_its_thread(self, move |core| async move { core.wait_filled(index).await }).await?
     }
 
     /// Returns when nothing is missing any more, or nothing can be done.

@@ -6,8 +6,10 @@
 //! way is barred by a member that is missing, all that is left is read.
 
 use crate::core::Core;
-use crate::geometry::Role;
+use crate::geometry::{BLOCK, Role};
 use crate::journal::record::Piece;
+use crate::lost::Gone;
+use crate::sums::UNKNOWN;
 use crate::units::Units;
 use longhaul_block::IoResult;
 use longhaul_engine::{Buf, BufMut};
@@ -38,6 +40,10 @@ pub(crate) struct Plan {
     /// New parity, for the journal.
     pub(crate) parity: Vec<Piece>,
 }
+
+/// Runs of parity beside blocks that nobody has, of one plan at most: all have
+/// to be in one record of the journal.
+const RUNS_MAX: usize = 64;
 
 /// How parity is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,7 +182,7 @@ impl Core {
         // What is written anew need not be known.
         let unknown = old.data.iter().zip(&segment.new).any(|(old, new)| old.is_none() && new.is_none());
         if unknown && old.complete(segment.len).is_err() {
-            return Err(self.unreadable(row));
+            return self.write_beside(row, segment, plan).await.map(|()| (None, None));
         }
         for member in &old.bad {
             if let Role::Data(i) = self.geometry.role(row, *member)
@@ -184,7 +190,8 @@ impl Core {
                 && let Some(bytes) = old.data[i].clone()
             {
                 if !self.vouch(*member, row, segment.at, &bytes).await? {
-                    return Err(self.unreadable(row));
+                    plan.writes.clear();
+                    return self.write_beside(row, segment, plan).await.map(|()| (None, None));
                 }
                 self.members[*member].count(|counts| counts.mended += segment.len / crate::geometry::BLOCK);
                 let piece = Piece { role: Role::Data(i), at: segment.at, bytes };
@@ -194,10 +201,129 @@ impl Core {
         Ok(self.whole(segment, Some(old)))
     }
 
+    /// Plans new content beside blocks that nobody has, block by block: those stay
+    /// as they are. Parity that cannot be known any more counts as wrong from now on,
+    /// since what it gives would not be what was written.
+    async fn write_beside(self: &Rc<Self>, row: u64, segment: &Segment, plan: &mut Plan) -> IoResult<()> {
+        let mut touched = (0..segment.new.len()).filter(|i| segment.new[*i].is_some());
+        if touched.any(|i| !self.has(row, Role::Data(i))) {
+            // It would be in parity alone.
+            return Err(self.unreadable(row));
+        }
+        let roles = [Role::P, Role::Q].into_iter().filter(|role| self.has(row, *role));
+        let roles: Vec<Role> = roles.collect();
+        let mut pieces: Vec<(Role, u64, Vec<u8>)> = Vec::new();
+        for start in (0..segment.len).step_by(BLOCK as usize) {
+            let at = segment.at + start;
+            let cut = |bytes: &Buf| bytes.slice(start as usize..(start + BLOCK) as usize);
+            let new: Vec<Option<Buf>> = segment.new.iter().map(|new| new.as_ref().map(cut)).collect();
+            let block = Segment { at, len: BLOCK, new };
+            for (role, parity) in roles.iter().zip(self.parity_beside(row, &block, &roles).await?) {
+                let Some(parity) = parity else {
+                    self.void(row, *role, at).await?;
+                    continue;
+                };
+                match pieces
+                    .iter_mut()
+                    .find(|(of, from, bytes)| of == role && from + bytes.len() as u64 == at)
+                {
+                    Some((.., bytes)) => bytes.extend_from_slice(&parity),
+                    None => pieces.push((*role, at, parity.to_vec())),
+                }
+            }
+        }
+        if pieces.len() > RUNS_MAX {
+            return Err(self.unreadable(row));
+        }
+        for (role, at, bytes) in pieces {
+            let bytes = Buf::copy_of(&bytes);
+            self.place(row, plan, role, at, &bytes);
+            plan.parity.push(Piece { role, at, bytes });
+        }
+        Ok(())
+    }
+
+    /// Parity of one block by role, as far as it can be known.
+    async fn parity_beside(
+        self: &Rc<Self>,
+        row: u64,
+        block: &Segment,
+        roles: &[Role],
+    ) -> IoResult<Vec<Option<Buf>>> {
+        let mut old = self.read_units(row, block.at, BLOCK, |_| true, &[]).await?;
+        let mut all = Units { data: old.data.clone(), p: old.p.clone(), q: old.q.clone(), bad: Vec::new() };
+        if all.complete(BLOCK).is_ok() && self.vouch_all(row, block, &old.bad, &all).await? {
+            old = Units { bad: old.bad, ..all };
+        }
+        let is_known = |i: usize| old.data[i].is_some() || block.new[i].is_some();
+        if (0..block.new.len()).all(is_known) {
+            let (p, q) = self.whole(block, Some(old));
+            return Ok(roles
+                .iter()
+                .map(|role| if *role == Role::P { p.clone() } else { q.clone() })
+                .collect());
+        }
+        // What is not known stays in it as it is, if the rest is.
+        let changed = |i: &usize| block.new[*i].is_some();
+        let can_change = (0..block.new.len()).filter(changed).all(|i| old.data[i].is_some());
+        if !can_change && self.gone(row, &old, |_| true) == Gone::Waiting {
+            // Who is away may have what only this parity gives with it.
+            return Err(self.unreadable(row));
+        }
+        let change = |role: &Role| {
+            let is_p = *role == Role::P;
+            let before = if is_p { old.p.clone() } else { old.q.clone() };
+            let mut parity = before.filter(|_| can_change)?.into_mut();
+            for (i, (new, old)) in block.new.iter().zip(&old.data).enumerate() {
+                if let (Some(new), Some(old)) = (new, old) {
+                    let (p, q) =
+                        if is_p { (Some(&mut parity[..]), None) } else { (None, Some(&mut parity[..])) };
+                    longhaul_parity::update(i, old, new, p, q);
+                }
+            }
+            Some(parity.freeze())
+        };
+        Ok(roles.iter().map(change).collect())
+    }
+
+    /// Whether what is reconstructed of a block may be what these members must
+    /// have, as far as it is not written anew.
+    async fn vouch_all(
+        self: &Rc<Self>,
+        row: u64,
+        block: &Segment,
+        bad: &[usize],
+        all: &Units,
+    ) -> IoResult<bool> {
+        for member in bad {
+            if let Role::Data(i) = self.geometry.role(row, *member)
+                && block.new[i].is_none()
+                && let Some(bytes) = &all.data[i]
+                && !self.vouch(*member, row, block.at, bytes).await?
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// A block of parity counts as wrong from now on.
+    async fn void(&self, row: u64, role: Role, at: u64) -> IoResult<()> {
+        for member in self.holders(row, role) {
+            if let Err(e) = self.sums.update(&self.members[member], row, at, &[UNKNOWN]).await {
+                self.lose(member, &e).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Writes what was planned, with its checksums. Members that fail are
     /// lost, durably, before this ends well.
     pub(crate) async fn put(self: &Rc<Self>, row: u64, writes: Vec<Placed>) -> IoResult<()> {
         self.check_running()?;
+        let pieces =
+            writes.iter().map(|Placed { piece, .. }| (piece.role, piece.at, piece.bytes.len() as u64));
+        let pieces: Vec<(Role, u64, u64)> = pieces.collect();
         let writes = writes.into_iter().map(async |placed| {
             let Placed { member, piece } = placed;
             let place = &self.members[member];
@@ -214,6 +340,8 @@ impl Core {
         });
         let results = futures_util::future::join_all(writes).await;
         self.kept.forget(row);
-        self.settle(results).await
+        self.settle(results).await?;
+        pieces.into_iter().for_each(|(role, at, len)| self.regain(row, role, at, len));
+        Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use crate::core::Core;
 use crate::device::ArrayDevice;
 use crate::layout::Layout;
+use crate::lost::Ranges;
 use crate::member::{Member, MemberCounts};
 use crate::scrub::ScrubReport;
 use crate::superblock::Condition;
@@ -11,10 +12,9 @@ use longhaul_block::IoResult;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// A range of the array whose content is lost. Reading it is an error until
-/// it is written.
+/// A range of the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LostRange {
+pub struct Extent {
     /// First byte.
     pub offset: u64,
     /// Bytes.
@@ -52,8 +52,7 @@ impl Progress {
 pub(crate) struct Tasks {
     pub(crate) filling: Option<Progress>,
     pub(crate) scrub: Option<ScrubReport>,
-    pub(crate) lost: Vec<LostRange>,
-    pub(crate) lost_bytes: u64,
+    pub(crate) lost: Ranges,
 }
 
 /// A member, as it is now.
@@ -107,8 +106,9 @@ pub struct Status {
     pub filling: Option<Progress>,
     /// The scrub that runs, or the last one.
     pub scrub: Option<ScrubReport>,
-    /// What is lost.
-    pub lost: Vec<LostRange>,
+    /// What nobody has any more, as far as it was found since the array was
+    /// started, in order. Reading it is an error until it is written.
+    pub lost: Vec<Extent>,
     /// Bytes that are lost: more than are listed, where there are many.
     pub lost_bytes: u64,
     /// Regions that would be looked at after a crash, of so many.
@@ -139,7 +139,12 @@ impl Core {
             (Some(why), _) => (Health::Halted, why.clone()),
             _ if self.needs(&silent) && !silent.is_empty() => (Health::Degraded, waits_for(&silent)),
             (None, 0) => (Health::Healthy, String::new()),
-            (None, missing) => (Health::Degraded, self.at_risk(missing)),
+            (None, missing) => {
+                let waits = |member: &Member| is_gone(member.condition.get());
+                let no_spare = self.spares.borrow().iter().all(|spare| spare.device.is_none());
+                let no_spare = no_spare && self.members.iter().any(waits);
+                (Health::Degraded, at_risk(&self.geometry, missing, no_spare))
+            }
         };
         let tasks = self.upkeep.tasks.borrow();
         Status {
@@ -158,27 +163,31 @@ impl Core {
                 .collect(),
             filling: tasks.filling,
             scrub: tasks.scrub.clone(),
-            lost: tasks.lost.clone(),
-            lost_bytes: tasks.lost_bytes,
+            lost: tasks.lost.told(),
+            lost_bytes: tasks.lost.bytes(),
             marked_regions: (self.intent.marked().len() as u64, self.geometry.regions()),
             journal_used: self.journal.used(),
             counts: self.counts.get(),
         }
     }
+}
 
-    fn at_risk(&self, missing: usize) -> String {
-        let left = match self.geometry.layout {
-            Layout::StripeMirror => 0,
-            _ => self.geometry.redundancy().saturating_sub(missing),
-        };
-        let risk = match left {
-            0 => "the loss of one more member can lose data".to_owned(),
-            left => format!("the loss of {left} more loses nothing"),
-        };
-        let waits = |member: &Member| matches!(member.condition.get(), Condition::Absent | Condition::Failed);
-        let no_spare = self.spares.borrow().iter().all(|spare| spare.device.is_none());
-        if no_spare && self.members.iter().any(waits) { format!("{risk}; no spare is left") } else { risk }
-    }
+/// Whether a spare can take its place.
+pub(crate) fn is_gone(condition: Condition) -> bool {
+    matches!(condition, Condition::Absent | Condition::Failed)
+}
+
+/// What the loss of more members would do.
+pub(crate) fn at_risk(geometry: &Geometry, missing: usize, no_spare: bool) -> String {
+    let left = match geometry.layout {
+        Layout::StripeMirror => 0,
+        _ => geometry.redundancy().saturating_sub(missing),
+    };
+    let risk = match left {
+        0 => "the loss of one more member can lose data".to_owned(),
+        left => format!("the loss of {left} more loses nothing"),
+    };
+    if no_spare { format!("{risk}; no spare is left") } else { risk }
 }
 
 /// Why a member is not active, or does not answer.

@@ -3,15 +3,19 @@
 //! Invariants:
 //! - who is wrong is decided by checksums: a block that does not match its own
 //!   is replaced by what the others give, and never the other way round;
+//! - where all checksums are right and the blocks do not fit together nothing
+//!   is written here: see [`crate::judge`];
 //! - a scrub gives way to users, and to the rate that is set.
 
 use crate::core::Core;
 use crate::fill::Seen;
 use crate::geometry::{BLOCK, JOURNAL_AT, Role};
 use crate::journal::record::Piece;
+use crate::lost::Gone;
 use crate::member::MemberResult;
 use crate::plan::Placed;
-use crate::units::Fault;
+use crate::report::Extent;
+use crate::units::{Fault, Units};
 use crate::upkeep::is_over;
 use crate::window::Reader;
 use futures_util::future::join_all;
@@ -30,26 +34,41 @@ pub struct ScrubReport {
     pub finished: bool,
     /// Stripes looked at, and stripes there are.
     pub stripes: (u64, u64),
-    /// Blocks that were wrong, by member.
+    /// Blocks that were wrong, by member: by their checksums, or by what others
+    /// show (see `inconsistent`).
     pub wrong: Vec<u64>,
     /// Blocks that could not be read, by member.
     pub unreadable: Vec<u64>,
     /// Blocks that were mended.
     pub mended: u64,
-    /// Blocks of parity or copies that did not fit, though every checksum
-    /// was right.
+    /// Blocks that matched their checksums, but were shown to be wrong, and
+    /// mended: two parities name them, or the majority of the copies differs.
     pub inconsistent: u64,
+    /// Blocks that match their checksums but not each other, where nobody can
+    /// tell which is wrong: a member has lost writes. Nothing was changed.
+    pub disagreeing: u64,
+    /// Ranges of the array that these concern: whole stripes, of parity. No more
+    /// than 10000 are listed.
+    pub disagreements: Vec<Extent>,
+    /// Blocks that did not fit together in regions that are in use: nothing
+    /// was changed, and nothing follows from it.
+    pub unsettled: u64,
+    /// Blocks that are wrong, and cannot be mended before a member that is
+    /// absent is back.
+    pub waiting: u64,
     /// Blocks of superblocks, bitmaps, journals and checksums that were
     /// written again.
     pub own: u64,
-    /// Blocks that nobody has any more.
+    /// Blocks of the array that nobody has any more.
     pub lost: u64,
+    /// Some of a stripe does not fit together.
+    pub(crate) misfits: bool,
     /// How long it took so far.
     pub elapsed: Duration,
 }
 
 /// A block of a member.
-enum Block {
+pub(crate) enum Block {
     Right(Buf),
     Wrong,
     Unreadable,
@@ -61,24 +80,22 @@ impl Core {
         if !self.geometry.has_sums() {
             return Err(IoError::Unsupported("scrub without redundancy"));
         }
-        let width = self.geometry.width;
-        let mut report = ScrubReport {
-            stripes: (0, self.geometry.rows),
-            wrong: vec![0; width],
-            unreadable: vec![0; width],
-            ..ScrubReport::default()
-        };
+        let mut report =
+            ScrubReport { stripes: (0, self.geometry.rows), ..ScrubReport::of(self.geometry.width) };
         // One at a time.
         let _alone = self.scrubbing.exclusive(0).await;
         let began = now();
         report.own = self.scrub_own().await?;
+        self.upkeep.tasks.borrow_mut().lost.look_again();
         let mut seen = Seen { begun: self.begun.get(), published: began, done: 0 };
         let at_a_time = (AT_A_TIME / self.geometry.unit).max(1);
-        let mut row = 0;
+        let (mut row, mut misfits) = (0, Vec::new());
         while row < self.geometry.rows && !is_over(self) {
             let (start, end) = (now(), (row + at_a_time).min(self.geometry.rows));
-            for result in join_all((row..end).map(|row| self.scrub_row(row))).await {
-                report.add(&result?);
+            for (row, result) in (row..end).zip(join_all((row..end).map(|row| self.scrub_row(row))).await) {
+                let found = result?;
+                report.add(&found);
+                misfits.extend(found.misfits.then_some(row));
             }
             report.stripes.0 = end;
             report.elapsed = now() - began;
@@ -87,7 +104,7 @@ impl Core {
             self.give_way(&mut seen, (end - row) * self.geometry.unit, start, rate).await;
             row = end;
         }
-        report.finished = row == self.geometry.rows;
+        report.finished = row == self.geometry.rows && self.judge_misfits(&misfits, &mut report).await?;
         report.elapsed = now() - began;
         self.upkeep.tasks.borrow_mut().scrub = Some(report.clone());
         Ok(report)
@@ -121,14 +138,30 @@ impl Core {
         Ok(mended)
     }
 
-    /// Scrubs one stripe.
+    /// Scrubs one stripe: what does not match its checksum is mended from what
+    /// does. Blocks that do not fit together though all of that is right are
+    /// left for [`judge_misfits`](Self::judge_misfits).
     pub(crate) async fn scrub_row(self: &Rc<Self>, row: u64) -> IoResult<ScrubReport> {
-        let width = self.geometry.width;
-        let mut report =
-            ScrubReport { wrong: vec![0; width], unreadable: vec![0; width], ..ScrubReport::default() };
-        let _room = self.room(width as u64 * self.geometry.unit, Reader::Background).await;
+        let mut report = ScrubReport::of(self.geometry.width);
+        let _room = self.room(self.geometry.width as u64 * self.geometry.unit, Reader::Background).await;
         let _alone = self.locks.exclusive(row).await;
-        let members: Vec<usize> = (0..width).filter(|member| self.holds(*member, row)).collect();
+        let units = self.look_at(row).await?;
+        let mut writes = Vec::new();
+        for block in 0..(self.geometry.unit / BLOCK) as usize {
+            report.misfits |= self.scrub_block(row, block, &units, &mut writes, &mut report);
+        }
+        self.drop_doubtful(row, &mut writes, &mut report).await?;
+        if !writes.is_empty() {
+            let _marked = self.intent.mark(self, self.geometry.region_of(row)).await?;
+            self.put(row, writes).await?;
+        }
+        Ok(report)
+    }
+
+    /// The units of a stripe, of the members that have it. It is held alone.
+    pub(crate) async fn look_at(self: &Rc<Self>, row: u64) -> IoResult<Vec<(usize, Vec<Block>)>> {
+        let members: Vec<usize> =
+            (0..self.geometry.width).filter(|member| self.holds(*member, row)).collect();
         let mut units = Vec::new();
         for (member, blocks) in
             members.iter().zip(join_all(members.iter().map(|m| self.blocks(*m, row))).await)
@@ -138,16 +171,7 @@ impl Core {
                 Err(e) => self.lose(*member, &e).await?,
             }
         }
-        let mut writes = Vec::new();
-        for block in 0..(self.geometry.unit / BLOCK) as usize {
-            self.scrub_block(row, block, &units, &mut writes, &mut report);
-        }
-        self.drop_doubtful(row, &mut writes, &mut report).await?;
-        if !writes.is_empty() {
-            let _marked = self.intent.mark(self, self.geometry.region_of(row)).await?;
-            self.put(row, writes).await?;
-        }
-        Ok(report)
+        Ok(units)
     }
 
     /// Leaves out what parity gives, but the checksum of the block denies, and
@@ -163,7 +187,9 @@ impl Core {
             let made = self.geometry.has_parity() && matches!(piece.role, Role::Data(_));
             if made && !self.vouch(*member, row, piece.at, &piece.bytes).await? {
                 report.lost += 1;
-                self.lose_range(row, piece.role, piece.at);
+                if let Role::Data(unit) = piece.role {
+                    self.lose_block(row, unit, piece.at);
+                }
                 doubtful.push(piece.at);
             }
         }
@@ -199,6 +225,8 @@ impl Core {
         Ok(blocks)
     }
 
+    /// Scrubs one block of each unit; says whether those that match their
+    /// checksums do not fit together: then nothing of them is written.
     fn scrub_block(
         &self,
         row: u64,
@@ -206,14 +234,89 @@ impl Core {
         units: &[(usize, Vec<Block>)],
         writes: &mut Vec<Placed>,
         report: &mut ScrubReport,
-    ) {
+    ) -> bool {
         let at = block as u64 * BLOCK;
-        let mut right = crate::units::Units {
-            data: vec![None; self.geometry.data_units()],
-            p: None,
-            q: None,
-            bad: Vec::new(),
-        };
+        for (member, blocks) in units {
+            let role = self.geometry.role(row, *member);
+            match &blocks[block] {
+                Block::Right(_) => self.regain(row, role, at, BLOCK),
+                Block::Wrong => report.wrong[*member] += 1,
+                Block::Unreadable => report.unreadable[*member] += 1,
+            }
+        }
+        let roles = |(member, _): &(usize, Vec<Block>)| self.geometry.role(row, *member);
+        // Copies concern those of their unit alone; parity all of the stripe.
+        let mut parts: Vec<Option<Role>> = vec![None];
+        if !self.geometry.has_parity() {
+            parts = units.iter().map(|unit| Some(roles(unit))).collect();
+            parts.dedup();
+        }
+        let mut misfits = false;
+        for part in parts {
+            let of_it: Vec<&(usize, Vec<Block>)> =
+                units.iter().filter(|unit| part.is_none_or(|part| roles(unit) == part)).collect();
+            let is_right = |(_, blocks): &&&(usize, Vec<Block>)| matches!(blocks[block], Block::Right(_));
+            let wrong = of_it.len() - of_it.iter().filter(is_right).count();
+            let mut right = self.right_units(row, block, units);
+            let gone = self.gone(row, &right, |role| part.is_none_or(|part| role == part));
+            let complete = match part {
+                None => right.complete(BLOCK).is_ok(),
+                Some(Role::Data(i)) => right.data[i].is_some(),
+                Some(_) => false,
+            };
+            if !complete {
+                match gone {
+                    _ if wrong == 0 => {}
+                    Gone::Waiting => report.waiting += wrong as u64,
+                    Gone::Lost(lost) => {
+                        report.lost += lost.len() as u64;
+                        lost.into_iter().for_each(|unit| self.lose_block(row, unit, at));
+                    }
+                }
+                continue;
+            }
+            let (p, q) = match part {
+                None => {
+                    let (p, q) = right.parity(BLOCK, self.geometry.redundancy() == 2);
+                    (Some(p), q)
+                }
+                Some(_) => (None, None),
+            };
+            let should = |role: Role| match role {
+                Role::Data(i) => right.data[i].clone(),
+                Role::P => p.clone(),
+                Role::Q => q.clone(),
+            };
+            let fits = |(member, blocks): &&(usize, Vec<Block>)| match &blocks[block] {
+                Block::Right(bytes) => {
+                    should(self.geometry.role(row, *member)).is_none_or(|should| should[..] == bytes[..])
+                }
+                _ => true,
+            };
+            if !of_it.iter().all(fits) {
+                misfits = true;
+                continue;
+            }
+            for (member, blocks) in of_it {
+                let role = self.geometry.role(row, *member);
+                let is_wrong = !matches!(blocks[block], Block::Right(_));
+                if let Some(bytes) = should(role).filter(|_| is_wrong) {
+                    report.mended += 1;
+                    self.members[*member].count(|counts| {
+                        counts.mismatches += u64::from(matches!(blocks[block], Block::Wrong));
+                        counts.mended += 1;
+                    });
+                    writes.push(Placed { member: *member, piece: Piece { role, at, bytes } });
+                }
+            }
+        }
+        misfits
+    }
+
+    /// What matches its checksum of a block of each unit; of copies the first.
+    pub(crate) fn right_units(&self, row: u64, block: usize, units: &[(usize, Vec<Block>)]) -> Units {
+        let mut right =
+            Units { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
         for (member, blocks) in units {
             let Block::Right(bytes) = &blocks[block] else { continue };
             match self.geometry.role(row, *member) {
@@ -222,47 +325,25 @@ impl Core {
                 Role::Q => right.q = Some(bytes.clone()),
             }
         }
-        let complete = right.complete(BLOCK).is_ok();
-        let parity = (complete && self.geometry.has_parity())
-            .then(|| right.parity(BLOCK, self.geometry.redundancy() == 2));
-        for (member, blocks) in units {
-            let role = self.geometry.role(row, *member);
-            let should = match (role, &parity) {
-                (Role::Data(i), _) => right.data[i].clone(),
-                (Role::P, Some((p, _))) => Some(p.clone()),
-                (Role::Q, Some((_, q))) => q.clone(),
-                _ => None,
-            };
-            match &blocks[block] {
-                Block::Right(bytes) if should.as_ref().is_none_or(|should| should[..] == bytes[..]) => {
-                    continue;
-                }
-                Block::Right(_) => report.inconsistent += 1,
-                Block::Wrong => report.wrong[*member] += 1,
-                Block::Unreadable => report.unreadable[*member] += 1,
-            }
-            let Some(bytes) = should else {
-                report.lost += 1;
-                self.lose_range(row, role, at);
-                continue;
-            };
-            report.mended += 1;
-            self.members[*member].count(|counts| {
-                counts.mismatches += u64::from(matches!(blocks[block], Block::Wrong));
-                counts.mended += 1;
-            });
-            writes.push(Placed { member: *member, piece: Piece { role, at, bytes } });
-        }
+        right
     }
 }
 
 impl ScrubReport {
-    fn add(&mut self, row: &ScrubReport) {
+    /// One that has found nothing.
+    pub(crate) fn of(width: usize) -> ScrubReport {
+        ScrubReport { wrong: vec![0; width], unreadable: vec![0; width], ..ScrubReport::default() }
+    }
+
+    pub(crate) fn add(&mut self, row: &ScrubReport) {
         let add = |all: &mut [u64], some: &[u64]| all.iter_mut().zip(some).for_each(|(a, b)| *a += b);
         add(&mut self.wrong, &row.wrong);
         add(&mut self.unreadable, &row.unreadable);
         self.mended += row.mended;
         self.inconsistent += row.inconsistent;
+        self.disagreeing += row.disagreeing;
+        self.unsettled += row.unsettled;
+        self.waiting += row.waiting;
         self.lost += row.lost;
     }
 }

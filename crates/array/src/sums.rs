@@ -36,7 +36,7 @@ const AHEAD: u64 = 16;
 const PER_PAGE: u64 = BLOCK / SUM;
 /// What stands for a checksum that nobody knows: no block is expected to have
 /// it, so that its block counts as wrong.
-const UNKNOWN: u32 = 0x5EED_0BAD;
+pub(crate) const UNKNOWN: u32 = 0x5EED_0BAD;
 /// Pages that a scrub reads at a time.
 const SCRUB_PAGES: u64 = 256;
 

@@ -1,9 +1,11 @@
 //! What devices say of themselves, before any array runs.
 
-use crate::assemble::{Candidate, examine_all};
+use crate::assemble::{Candidate, arrange, check_enough, examine_all};
 use crate::error::ArrayError;
+use crate::member::MemberCounts;
+use crate::report::{Health, MemberStatus, Status, at_risk, is_gone};
 use crate::superblock::Superblock;
-use crate::{Condition, Geometry};
+use crate::{Condition, Counts, Geometry};
 use longhaul_block::BlockDevice;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -60,4 +62,71 @@ pub async fn survey(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<Option<Label
         }))
     };
     candidates.iter().map(|candidate| candidate.as_ref().map_err(Clone::clone).and_then(label)).collect()
+}
+
+/// How an array would begin that nobody runs on this host, as its members say.
+/// Nothing is written, and nobody is kept from running it. Devices that are not
+/// its own any more are passed over.
+///
+/// # Errors
+/// The devices are not enough of the array, or do not fit together; an
+/// [`ArrayError`] says which is wrong and why.
+pub async fn look(devices: &[Arc<dyn BlockDevice>], array: Uuid) -> Result<Status, ArrayError> {
+    let mut candidates: Vec<Candidate> = examine_all(devices).await.into_iter().flatten().collect();
+    candidates.retain(|found| found.superblock.as_ref().is_some_and(|found| found.array == array));
+    let newest = candidates.iter().filter_map(|found| found.superblock.clone());
+    if let Some(newest) = newest.max_by_key(|found| found.generation) {
+        let knows = |member| {
+            newest.entries.iter().any(|entry| entry.uuid == member) || newest.spares.contains(&member)
+        };
+        candidates.retain(|found| found.superblock.as_ref().is_some_and(|found| knows(found.member)));
+    }
+    let assembly = arrange(candidates)?;
+    check_enough(&assembly)?;
+    let superblock = &assembly.superblock;
+    let members: Vec<MemberStatus> = superblock
+        .entries
+        .iter()
+        .enumerate()
+        .map(|(index, entry)| {
+            let found = assembly.members.get(&index);
+            let stale = assembly.stale.iter().find(|(of, _)| *of == index).map(|(_, candidate)| candidate);
+            let (condition, reason) = match (found, entry.condition) {
+                (Some(_), condition) => (condition, ""),
+                (None, Condition::Failed) => (Condition::Failed, "it has failed"),
+                (None, _) if stale.is_some() => (Condition::Absent, "it misses what was written since"),
+                (None, _) => (Condition::Absent, "not given, or out of reach"),
+            };
+            MemberStatus {
+                index,
+                uuid: entry.uuid,
+                device: found.or(stale).map(Candidate::name),
+                condition,
+                reason: reason.to_owned(),
+                counts: MemberCounts::default(),
+            }
+        })
+        .collect();
+    let missing = members.iter().filter(|member| member.condition != Condition::Active).count();
+    let no_spare = assembly.spares.is_empty() && members.iter().any(|member| is_gone(member.condition));
+    let risk = (missing > 0).then(|| at_risk(&superblock.geometry, missing, no_spare));
+    let unstopped = "it was not stopped: another host runs it, or did so when it crashed";
+    let detail: Vec<String> = risk.into_iter().chain((!superblock.clean).then(|| unstopped.into())).collect();
+    Ok(Status {
+        uuid: superblock.array,
+        name: superblock.name.clone(),
+        geometry: superblock.geometry,
+        health: if missing == 0 { Health::Healthy } else { Health::Degraded },
+        detail: detail.join("; "),
+        generation: superblock.generation,
+        members,
+        spares: assembly.spares.iter().map(Candidate::name).collect(),
+        filling: None,
+        scrub: None,
+        lost: Vec::new(),
+        lost_bytes: 0,
+        marked_regions: (0, superblock.geometry.regions()),
+        journal_used: 0,
+        counts: Counts::default(),
+    })
 }

@@ -1,13 +1,15 @@
 //! What the array does of its own accord, on its own thread.
 //!
 //! Invariants:
-//! - one task fills members, one at a time, the one whose absence puts most
-//!   at risk first;
+//! - members are filled one at a time: first who only catches up, then who has
+//!   the least left; who is overtaken keeps what it has, and goes on later;
+//! - members come back, and spares take places, while another is filled;
 //! - a member that is catching up has, of the regions that were marked when
 //!   it came back, only the stripes below its progress.
 
 use crate::core::Core;
 use crate::event::Event;
+use crate::fill::Fill;
 use crate::hedge;
 use crate::options::Options;
 use crate::report::Tasks;
@@ -19,7 +21,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// How often intent bits are looked through.
-const SWEEP: Duration = Duration::from_secs(1);
+pub(crate) const SWEEP: Duration = Duration::from_secs(1);
 /// How often it is looked whether a member has come back, or has to be
 /// replaced.
 const LOOK: Duration = Duration::from_millis(500);
@@ -165,7 +167,7 @@ async fn sweep(core: Rc<Core>) {
     }
 }
 
-/// Brings members back, puts spares in their places, and fills them.
+/// Brings members back, and puts spares in their places.
 async fn heal(core: Rc<Core>) {
     let _running = Running::new(&core);
     while !is_over(&core) {
@@ -175,19 +177,25 @@ async fn heal(core: Rc<Core>) {
         }
         core.welcome_back().await;
         core.take_spares().await;
-        let filling = |member: &&crate::member::Member| {
-            matches!(member.condition.get(), Condition::Rebuilding { .. }) && member.is_usable()
-        };
-        // Who only catches up is done first: it is the shortest way to
-        // redundancy.
-        let partial = |member: &&crate::member::Member| {
-            !matches!(member.condition.get(), Condition::Rebuilding { partial: true, .. })
-        };
-        let next = core.members.iter().filter(filling).min_by_key(partial).map(|member| member.index);
-        if let Some(member) = next
-            && let Err(e) = core.fill_member(member).await
-        {
-            tracing::warn!("array {}: member {member} is not filled: {e}", core.name.borrow());
+    }
+}
+
+/// Fills members, each until it is full or another comes first.
+async fn fill(core: Rc<Core>) {
+    let _running = Running::new(&core);
+    while !is_over(&core) {
+        pause(&core, LOOK).await;
+        while let Some(member) = core.next_to_fill().filter(|_| !is_over(&core)) {
+            let filled = core.fill_member(member).await;
+            core.upkeep.tasks.borrow_mut().filling = None;
+            match filled {
+                Ok(Fill::GaveWay) => {}
+                Ok(Fill::Ended) => break,
+                Err(e) => {
+                    tracing::warn!("array {}: member {member} is not filled: {e}", core.name.borrow());
+                    break;
+                }
+            }
         }
     }
 }
@@ -213,6 +221,7 @@ async fn scrub_now_and_then(core: Rc<Core>, every: Duration) {
 pub(crate) fn start(core: &Rc<Core>) {
     spawn(sweep(Rc::clone(core))).detach();
     spawn(heal(Rc::clone(core))).detach();
+    spawn(fill(Rc::clone(core))).detach();
     spawn(crate::away::watch(Rc::clone(core))).detach();
     if let Some(every) = core.options.scrub_every.filter(|_| core.geometry.has_sums()) {
         spawn(scrub_now_and_then(Rc::clone(core), every)).detach();

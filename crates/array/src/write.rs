@@ -158,6 +158,9 @@ impl Core {
                 continue;
             }
             let result = self.apply(row, &batch).await;
+            if result.is_ok() {
+                self.regain_written(row, &batch);
+            }
             if let Err(e) = &result
                 && batch.iter().any(|write| matches!(*write.log.borrow(), Log::Durable(_) | Log::Taken))
             {
@@ -361,8 +364,9 @@ impl Core {
         let results = join_all(zeroes).await;
         self.kept.forget(row);
         let result = self.settle(results).await;
-        if result.is_err() {
-            self.rows.tear(row);
+        match &result {
+            Ok(()) => self.regain_row(row),
+            Err(_) => self.rows.tear(row),
         }
         result
     }

@@ -11,7 +11,7 @@ mod running;
 
 pub(crate) use control::{Client, Reply, Request};
 pub(crate) use record::{Care, Record};
-pub(crate) use running::{Running, labels, open_members};
+pub(crate) use running::{Running, labels, look, open_members};
 
 use crate::exit::{Exit, Failure};
 use longhaul_array::ArrayError;

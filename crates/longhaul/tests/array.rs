@@ -199,6 +199,102 @@ fn a_target_that_is_killed_is_given_up_within_seconds() {
     assert_eq!(longhaul(&["bench", &uri, "--bs", "64k", "--verify", "crc32c"]).code, Some(0));
 }
 
+/// One whose initiator has given it up is connected to anew.
+#[test]
+fn a_member_comes_back_after_its_initiator_has_given_it_up() {
+    let home = Home::new();
+    let exports: Vec<String> =
+        home.files(&["a", "b", "c"]).into_iter().map(|file| format!("m={file}")).collect();
+    let mut targets: Vec<Target> = exports.iter().map(|export| Target::start(&[export], &[])).collect();
+    let uris: Vec<String> =
+        targets.iter().map(|target| format!("{}&ctrl-loss-tmo=3", target.uri(0))).collect();
+    home.create("vol", "parity", &uris);
+    let args =
+        ["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--json", "--export", "v=array:vol"];
+    let gateway = Target::spawn(home.command(&args));
+    let uri = gateway.uri(0);
+    let load = ["bench", &uri, "--rw", "write", "--bs", "64k", "--verify", "crc32c"];
+    assert_eq!(longhaul(&load).code, Some(0));
+    let addr = targets[1].addr();
+    drop(targets.remove(1));
+    assert_eq!(longhaul(&load).code, Some(0));
+    let absent = || home.summary(&["array", "status", "vol"], 3)["members"][1]["condition"] == "absent";
+    until("it is absent", absent);
+    // Three seconds later nobody tries any more.
+    std::thread::sleep(std::time::Duration::from_secs(6));
+    assert!(absent());
+    let args = ["target", "--listen", &addr, "--discovery", "none", "--json", "--export", &exports[1]];
+    let _back = Target::spawn(command(&args));
+    let begun = std::time::Instant::now();
+    while home.run(&["array", "status", "vol"]).code != Some(0) {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(120), "it does not come back");
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+    drop(targets.remove(0));
+    assert_eq!(longhaul(&["bench", &uri, "--bs", "64k", "--verify", "crc32c"]).code, Some(0));
+}
+
+#[test]
+fn a_spare_takes_the_place_of_a_killed_target_under_load() {
+    let home = Home::new();
+    let exports: Vec<String> =
+        home.files(&["a", "b", "c", "spare"]).into_iter().map(|file| format!("m={file}")).collect();
+    let mut targets: Vec<Target> = exports.iter().map(|export| Target::start(&[export], &[])).collect();
+    let uris: Vec<String> = targets.iter().map(|target| target.uri(0)).collect();
+    let mut args = vec!["array", "create", "vol", "--layout", "parity", "--stripe-unit", "64k"];
+    args.extend(["--spare-grace", "3s", "--spare", &uris[3]]);
+    args.extend(uris[..3].iter().flat_map(|uri| ["--device", uri.as_str()]));
+    home.summary(&args, 0);
+    let args =
+        ["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--json", "--export", "v=array:vol"];
+    let gateway = Target::spawn(home.command(&args));
+    let uri = gateway.uri(0);
+    let status = || {
+        let ran = home.run(&["array", "status", "vol", "--json"]);
+        ran.events().pop().unwrap_or_default()
+    };
+    assert_eq!(status()["spares"].as_array().map(Vec::len), Some(1));
+    let load = ["bench", &uri, "--rw", "write", "--bs", "64k", "--verify", "crc32c"];
+    let running = command(&[&load[..], &["--runtime", "25s"]].concat()).spawn().expect("started");
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    drop(targets.remove(1));
+    until("the spare has the place", || status()["spares"].as_array().is_some_and(Vec::is_empty));
+    let ran = finish(running);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    until("it is filled", || status()["health"] == "healthy");
+    // What the spare has is right, without the help of another.
+    assert_eq!(longhaul(&load).code, Some(0));
+    drop(targets.remove(0));
+    assert_eq!(longhaul(&["bench", &uri, "--bs", "64k", "--verify", "crc32c"]).code, Some(0));
+}
+
+/// Two hosts that each see one half do not make two histories by asking.
+#[test]
+fn who_only_asks_changes_nothing() {
+    let home = Home::new();
+    let members = ["a", "b"].map(|name| {
+        let file = std::fs::File::create(home.path(name)).expect("made");
+        file.set_len(16 << 20).expect("sized");
+        format!("file:{}", home.path(name))
+    });
+    home.create("vol", "mirror", &members);
+    let content = |name: &str| std::fs::read(home.path(name)).expect("read");
+    let before = [content("a"), content("b")];
+    assert_eq!(home.summary(&["array", "status", "vol"], 0)["running"], false);
+    for (gone, other) in [("a", "b"), ("b", "a")] {
+        std::fs::rename(home.path(gone), home.path("away")).expect("moved");
+        let status = home.summary(&["array", "status", "vol"], 3);
+        let place = usize::from(gone == "b");
+        assert_eq!(status["members"][place]["condition"], "absent", "{status}");
+        assert_eq!(status["members"][1 - place]["condition"], "active", "{status}");
+        assert!(status["detail"].as_str().is_some_and(|detail| detail.contains("one more")), "{status}");
+        std::fs::rename(home.path("away"), home.path(gone)).expect("moved");
+        assert!(content(other) == before[1 - place] && content(gone) == before[place], "{other} was written");
+    }
+    assert_eq!(home.run(&["bench", "array:vol", "--rw", "write", "--bs", "64k"]).code, Some(0));
+    assert_eq!(home.summary(&["array", "status", "vol"], 0)["health"], "healthy");
+}
+
 #[test]
 fn a_target_exports_an_array_and_answers_for_it() {
     let home = Home::new();

@@ -42,8 +42,10 @@ pub(crate) enum Request {
     Rate {
         rate: Option<u64>,
     },
-    /// Answers when nothing is missing any more.
-    Healthy,
+    /// Answers when a member has everything.
+    Filled {
+        index: usize,
+    },
 }
 
 /// An answer: what was asked for.
@@ -55,7 +57,7 @@ impl Request {
             Request::Status => json!({ "do": "status" }),
             Request::Stop => json!({ "do": "stop" }),
             Request::Scrub { rate } => json!({ "do": "scrub", "rate": rate }),
-            Request::Healthy => json!({ "do": "healthy" }),
+            Request::Filled { index } => json!({ "do": "filled", "index": index }),
             Request::Rate { rate } => json!({ "do": "rate", "rate": rate }),
             Request::AddSpare { device, force } => {
                 json!({ "do": "add-spare", "device": device, "force": force })
@@ -69,19 +71,16 @@ impl Request {
     fn parse(text: &str) -> Option<Request> {
         let value: Value = serde_json::from_str(text).ok()?;
         let device = || value["device"].as_str().map(str::to_owned);
+        let index = || usize::try_from(value["index"].as_u64()?).ok();
         let force = value["force"].as_bool().unwrap_or(false);
         Some(match value["do"].as_str()? {
             "status" => Request::Status,
             "stop" => Request::Stop,
             "scrub" => Request::Scrub { rate: value["rate"].as_u64() },
-            "healthy" => Request::Healthy,
+            "filled" => Request::Filled { index: index()? },
             "rate" => Request::Rate { rate: value["rate"].as_u64() },
             "add-spare" => Request::AddSpare { device: device()?, force },
-            "replace" => Request::Replace {
-                index: usize::try_from(value["index"].as_u64()?).ok()?,
-                device: device()?,
-                force,
-            },
+            "replace" => Request::Replace { index: index()?, device: device()?, force },
             _ => return None,
         })
     }
@@ -100,8 +99,8 @@ impl Request {
                 }
                 Ok(show::scrub(&array.scrub().await?))
             }
-            Request::Healthy => {
-                array.wait_healthy().await?;
+            Request::Filled { index } => {
+                array.wait_filled(index).await?;
                 Ok(show::status(&array.status().await?))
             }
             Request::Rate { rate } => {
@@ -220,7 +219,7 @@ mod tests {
             Request::Stop,
             Request::Scrub { rate: None },
             Request::Scrub { rate: Some(1 << 20) },
-            Request::Healthy,
+            Request::Filled { index: 2 },
             Request::Rate { rate: None },
             Request::Rate { rate: Some(1 << 20) },
             Request::AddSpare { device: device.clone(), force: true },

@@ -4,15 +4,17 @@ use super::control::{Client, Request, Server};
 use super::record::Record;
 use crate::exit::{Exit, Failure};
 use crate::names::Opener;
-use longhaul_array::{ArrayDevice, ArrayError, Label, Options, assemble, survey};
+use longhaul_array::{ArrayDevice, ArrayError, Label, Options, Status, assemble, survey};
 use longhaul_block::BlockDevice;
 use longhaul_engine::{Config, Thread};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
+use uuid::Uuid;
 
-/// How often devices that could not be opened are tried again.
+/// How often devices that could not be opened, or were given up, are tried again.
 const SEEK: Duration = Duration::from_secs(10);
 
 /// A running array, until it is dropped or stopped.
@@ -23,12 +25,41 @@ pub(crate) struct Running {
     thread: Thread,
     stopped: AtomicBool,
     /// Ends the search for devices that are missing, when dropped.
-    _seeking: Option<Sender<()>>,
+    _seeking: Sender<()>,
 }
 
-/// Offers an array its devices that were out of reach, once they are back.
+/// The devices of an array, as far as it has to look for them.
+struct Sought {
+    array: Uuid,
+    /// Names that could not be opened, or did not say what they are.
+    missing: Vec<String>,
+    /// What the others have said that they are.
+    known: HashMap<String, Uuid>,
+    /// Names of which it was told why they cannot be used.
+    told: HashSet<String>,
+}
+
+impl Sought {
+    /// Names to open anew for members that need it: theirs, and those of which
+    /// nothing is known, such as what was added since.
+    fn names(&self, forsaken: &[Uuid]) -> Vec<String> {
+        let mut names = self.missing.clone();
+        if !forsaken.is_empty()
+            && let Ok(record) = Record::find(&self.array.to_string())
+        {
+            let may_be = |name: &String| self.known.get(name).is_none_or(|uuid| forsaken.contains(uuid));
+            names.extend(record.devices.into_iter().filter(may_be));
+            names.sort_unstable();
+            names.dedup();
+        }
+        names
+    }
+}
+
+/// Offers an array its devices that were out of reach when it was started, or for
+/// so long that they were given up, once they are back.
 fn seek(
-    mut missing: Vec<String>,
+    mut sought: Sought,
     array: &Arc<ArrayDevice>,
     thread: longhaul_engine::Handle,
     opener: Opener,
@@ -36,20 +67,32 @@ fn seek(
     let (until, ended) = channel();
     let array = Arc::downgrade(array);
     std::thread::spawn(move || {
-        while !missing.is_empty() && ended.recv_timeout(SEEK) == Err(RecvTimeoutError::Timeout) {
-            missing.retain(|name| {
-                let Ok(device) = opener.open(name) else { return true };
-                let Some(array) = array.upgrade() else { return false };
-                let device = device.block();
+        while ended.recv_timeout(SEEK) == Err(RecvTimeoutError::Timeout) {
+            let Some(asked) = array.upgrade() else { return };
+            let forsaken = thread.spawn(move || async move { asked.forsaken().await }).wait();
+            // The array has ended.
+            let Ok(Ok(forsaken)) = forsaken else { return };
+            for name in sought.names(&forsaken) {
+                let Ok(device) = opener.open(&name) else { continue };
+                let (Some(array), device) = (array.upgrade(), device.block()) else { return };
                 let offered = thread.spawn(move || async move { array.offer(device).await }).wait();
-                match offered {
-                    Ok(Ok(_)) => tracing::info!("{name} is back"),
-                    Ok(Err(e)) => tracing::warn!("{e}"),
-                    // The array has ended.
+                let Ok(offered) = offered else { return };
+                match &offered {
+                    Ok(taken) => {
+                        sought.told.remove(&name);
+                        if *taken {
+                            tracing::info!("{name} is back");
+                        }
+                    }
+                    // Once, however often it is tried.
+                    Err(e) if sought.told.insert(name.clone()) => tracing::warn!("{name}: {e}"),
                     Err(_) => {}
                 }
-                false
-            });
+                // What has failed may go well the next time; what is refused does not.
+                if !matches!(offered, Err(ArrayError::Io(_) | ArrayError::Device { .. })) {
+                    sought.missing.retain(|missing| *missing != name);
+                }
+            }
         }
     });
     until
@@ -82,6 +125,25 @@ pub(crate) fn labels(
     found.map_err(Failure::failed)
 }
 
+/// How the array of a record is, without running it: nothing is written.
+pub(crate) fn look(record: &Record, opener: &Opener) -> Result<Status, Failure> {
+    let members = open_members(&record.devices, opener);
+    if members.is_empty() {
+        return Err(unusable(record));
+    }
+    let devices: Vec<Arc<dyn BlockDevice>> = members.into_iter().map(|(_, device)| device).collect();
+    let thread = Thread::start("longhaul-array", opener.config()).map_err(Failure::failed)?;
+    let array = record.uuid;
+    let looked =
+        thread.handle().spawn(move || async move { longhaul_array::look(&devices, array).await }).wait();
+    Ok(looked.map_err(Failure::failed)??)
+}
+
+fn unusable(record: &Record) -> Failure {
+    let why = format!("none of the {} devices of array {} can be used", record.devices.len(), record.name);
+    Failure::new(Exit::Unreachable, why)
+}
+
 impl Running {
     /// Runs the array of a record.
     pub(crate) fn open(record: &Record, opener: &Opener) -> Result<Running, Failure> {
@@ -92,11 +154,12 @@ impl Running {
         let members = open_members(&record.devices, opener);
         let devices: Vec<Arc<dyn BlockDevice>> =
             members.iter().map(|(_, device)| Arc::clone(device)).collect();
-        let (mut ours, mut missing) = (Vec::new(), record.devices.clone());
+        let (mut ours, mut missing, mut known) = (Vec::new(), record.devices.clone(), HashMap::new());
         missing.retain(|name| !members.iter().any(|(opened, _)| opened == name));
         for ((name, device), label) in members.iter().zip(labels(&devices, &opener.config())?) {
             match label {
                 Ok(Some(label)) if label.array == record.uuid && label.current => {
+                    known.insert(name.clone(), label.member);
                     ours.push(Arc::clone(device))
                 }
                 Ok(_) => tracing::warn!("{name} is not a member of array {} any more", record.name),
@@ -107,17 +170,20 @@ impl Running {
             }
         }
         if ours.is_empty() {
-            let why =
-                format!("none of the {} devices of array {} can be used", record.devices.len(), record.name);
-            return Err(Failure::new(Exit::Unreachable, why));
+            return Err(unusable(record));
         }
-        Running::start(record, ours, missing, opener)
+        Running::start(
+            record,
+            ours,
+            Sought { array: record.uuid, missing, known, told: HashSet::new() },
+            opener,
+        )
     }
 
     fn start(
         record: &Record,
         devices: Vec<Arc<dyn BlockDevice>>,
-        missing: Vec<String>,
+        sought: Sought,
         opener: &Opener,
     ) -> Result<Running, Failure> {
         let thread = Thread::start("longhaul-array", opener.config()).map_err(Failure::failed)?;
@@ -134,7 +200,7 @@ impl Running {
                 None
             }
         };
-        let seeking = (!missing.is_empty()).then(|| seek(missing, &device, thread.handle(), opener.clone()));
+        let seeking = seek(sought, &device, thread.handle(), opener.clone());
         Ok(Running { server, device, thread, stopped: AtomicBool::new(false), _seeking: seeking })
     }
 

@@ -2,7 +2,7 @@
 //! that is run for the purpose.
 
 use super::{AddSpare, Named, Replace, Scrub, show};
-use crate::arrays::{Client, Record, Reply, Request, Running};
+use crate::arrays::{Client, Record, Reply, Request, Running, look};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{InitiatorArgs, Opener};
 use crate::output::Output;
@@ -82,10 +82,15 @@ impl Managed {
 }
 
 pub(super) fn status(args: &Named, output: Output) -> Outcome {
-    let array = Managed::open(&args.array, &args.initiator)?;
-    let mut status = array.ask(Request::Status)?;
-    status["running"] = json!(matches!(array.runner, Runner::Other));
-    array.end()?;
+    let name = args.array.strip_prefix(crate::arrays::SCHEME).unwrap_or(&args.array);
+    let record = Record::find(name)?;
+    // Who only asks does not run it: that would be written to its members, and
+    // leave those behind that are out of reach from here alone.
+    let (mut status, running) = match Client::ask(record.uuid, &Request::Status) {
+        Some(reply) => (reply?, true),
+        None => (show::status(&look(&record, &args.initiator.opener())?), false),
+    };
+    status["running"] = json!(running);
     show::summary(&status, output);
     match status["health"].as_str() {
         Some("healthy") => Ok(()),
@@ -110,7 +115,7 @@ pub(super) fn replace(args: Replace, output: Output) -> Outcome {
     array.ask(Request::Replace { index: args.member, device, force: args.force })?;
     array.record.add(&args.device);
     array.record.save()?;
-    let status = array.follow(Request::Healthy, show::filling, output)?;
+    let status = array.follow(Request::Filled { index: args.member }, show::filling, output)?;
     array.end()?;
     show::summary(&status, output);
     lost(&status)
@@ -150,13 +155,25 @@ pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
             ..Failure::new(Exit::Partly, "the scrub has not come to its end")
         });
     }
-    match report["lost"].as_u64() {
-        None | Some(0) => Ok(()),
-        Some(lost) => {
-            let failure = Failure::new(Exit::Mismatch, format!("{lost} blocks cannot be mended"));
-            Err(Failure { in_result: true, ..failure })
-        }
-    }
+    let count = |name: &str| report[name].as_u64().unwrap_or(0);
+    let (exit, why) = match (count("lost"), count("disagreeing"), count("waiting")) {
+        (0, 0, 0) => return Ok(()),
+        (0, 0, waiting) => (
+            Exit::Partly,
+            format!("{waiting} blocks cannot be mended before the members that are absent are back"),
+        ),
+        (0, blocks, _) => (
+            Exit::Mismatch,
+            format!(
+                "{blocks} blocks match their checksums but not each other: a member has lost writes, and \
+                 nobody but you can know which. Nothing was changed. Compare the ranges that are listed with \
+                 what should be there; then replace the member that is to blame (longhaul array replace), or \
+                 write those ranges anew as a whole"
+            ),
+        ),
+        (lost, ..) => (Exit::Mismatch, format!("{lost} blocks cannot be mended")),
+    };
+    Err(Failure { in_result: true, ..Failure::new(exit, why) })
 }
 
 pub(super) fn stop(args: &Named, output: Output) -> Outcome {

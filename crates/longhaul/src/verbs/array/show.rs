@@ -1,7 +1,7 @@
 //! An array in JSON, and in words.
 
 use crate::output::Output;
-use longhaul_array::{Condition, Health, Progress, ScrubReport, Status};
+use longhaul_array::{Condition, Extent, Health, Progress, ScrubReport, Status};
 use longhaul_block::units::format_size;
 use serde_json::{Value, json};
 
@@ -25,11 +25,17 @@ fn progress(progress: &Progress) -> Value {
     })
 }
 
+fn extents(extents: &[Extent]) -> Vec<Value> {
+    extents.iter().map(|range| json!({ "offset": range.offset, "bytes": range.len })).collect()
+}
+
 pub(crate) fn scrub(report: &ScrubReport) -> Value {
     json!({
         "finished": report.finished, "stripes_done": report.stripes.0, "stripes": report.stripes.1,
         "wrong_blocks": report.wrong, "unreadable_blocks": report.unreadable,
         "mended": report.mended, "inconsistent": report.inconsistent, "lost": report.lost,
+        "disagreeing": report.disagreeing, "disagreements": extents(&report.disagreements),
+        "unsettled": report.unsettled, "waiting": report.waiting,
         "own_blocks": report.own,
         "elapsed_seconds": report.elapsed.as_secs_f64(),
     })
@@ -58,15 +64,13 @@ pub(crate) fn status(status: &Status) -> Value {
         Health::Degraded => "degraded",
         Health::Halted => "halted",
     };
-    let lost: Vec<Value> =
-        status.lost.iter().map(|range| json!({ "offset": range.offset, "bytes": range.len })).collect();
     json!({
         "uuid": status.uuid.to_string(), "name": status.name, "layout": geometry.layout.name(),
         "size": geometry.size(), "stripe_unit": geometry.unit, "stripe": geometry.stripe(),
         "redundancy": geometry.redundancy(), "health": health, "detail": status.detail,
         "generation": status.generation, "members": members, "spares": status.spares,
         "filling": status.filling.as_ref().map(progress), "scrub": status.scrub.as_ref().map(scrub),
-        "lost": lost, "lost_bytes": status.lost_bytes,
+        "lost": extents(&status.lost), "lost_bytes": status.lost_bytes,
         "marked_regions": status.marked_regions.0, "regions": status.marked_regions.1,
         "journal_used": status.journal_used,
         "writes": {
@@ -162,12 +166,12 @@ pub(super) fn scrubbed(report: &Value, output: Output) {
         return;
     }
     output.line(format_args!(
-        "{} of {} stripes: {} blocks mended, {} lost, {} inconsistent ({:.1} s)",
+        "{} of {} stripes: {} blocks mended, {} lost, {} disagreeing ({:.1} s)",
         report["stripes_done"],
         report["stripes"],
         report["mended"],
         report["lost"],
-        report["inconsistent"],
+        report["disagreeing"],
         report["elapsed_seconds"].as_f64().unwrap_or(0.0)
     ));
     for (what, words) in [("wrong_blocks", "wrong"), ("unreadable_blocks", "unreadable")] {
@@ -176,5 +180,17 @@ pub(super) fn scrubbed(report: &Value, output: Output) {
                 output.line(format_args!("  member {member} was {words} in {count} blocks"));
             }
         }
+    }
+    for (count, words) in [
+        ("inconsistent", "matched their checksums, but the others showed them to be wrong"),
+        ("unsettled", "did not fit together while they were in use, and were not judged"),
+        ("waiting", "wait for members that are absent"),
+    ] {
+        if let Some(blocks) = report[count].as_u64().filter(|blocks| *blocks > 0) {
+            output.line(format_args!("  {blocks} blocks {words}"));
+        }
+    }
+    for range in report["disagreements"].as_array().into_iter().flatten() {
+        output.line(format_args!("  disagreeing: {} bytes at {}", range["bytes"], range["offset"]));
     }
 }

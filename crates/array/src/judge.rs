@@ -1,0 +1,275 @@
+//! Blocks that match their checksums, and do not fit together: a member has
+//! lost writes that it had acknowledged, with their checksums.
+//!
+//! Reads do not notice, and after a crash the marked regions were made
+//! consistent, so this is no trace of one. Who is wrong is known where
+//! redundancy says so: two parities name a unit, and of three copies or more the
+//! majority counts. Where it does not (one parity, two copies) either may be what
+//! was written last, and only a person can know.
+//!
+//! Invariants:
+//! - nothing is written over by a guess: what nobody can tell is left as it is,
+//!   and told;
+//! - nothing is judged while it may be changing: the stripe is held, no write
+//!   waits for it, its region is not marked, and no member is in doubt.
+
+use crate::core::Core;
+use crate::geometry::{BLOCK, Role};
+use crate::journal::record::Piece;
+use crate::lost::Ranges;
+use crate::plan::Placed;
+use crate::report::Extent;
+use crate::scrub::{Block, ScrubReport};
+use crate::units::Units;
+use crate::upkeep::{SWEEP, is_over, pause};
+use crate::window::Reader;
+use longhaul_block::IoResult;
+use longhaul_engine::{Buf, now};
+use longhaul_parity::{Unit, Verdict};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether a region is marked any more.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// What a block of a stripe, or of the copies of a unit, says.
+enum Found {
+    Fits,
+    /// Nobody can tell.
+    Disagrees,
+    /// This is what members must have.
+    Known(Vec<(usize, Buf)>),
+}
+
+/// The blocks of a stripe by member.
+type Blocks = [(usize, Vec<Block>)];
+
+impl Core {
+    /// Looks again at stripes that did not fit together, and mends where it is
+    /// known who is wrong. False if the array stops before the end.
+    pub(crate) async fn judge_misfits(
+        self: &Rc<Self>,
+        rows: &[u64],
+        report: &mut ScrubReport,
+    ) -> IoResult<bool> {
+        if rows.is_empty() {
+            return Ok(true);
+        }
+        // Who may have lost what was not flushed is found out by that. Where it
+        // fails the members stay in doubt.
+        let _ = self.flush_members().await;
+        let patience = now() + self.options.intent_idle + 3 * SWEEP;
+        let (mut known, mut apart) = (Vec::new(), Ranges::default());
+        for row in rows {
+            if is_over(self) {
+                return Ok(false);
+            }
+            self.until_unmarked(self.geometry.region_of(*row), patience).await;
+            let (found, extents) = self.judge_row(*row, false).await?;
+            report.add(&found);
+            for Extent { offset, len } in extents {
+                apart.add(offset, len);
+            }
+            known.extend(found.misfits.then_some(*row));
+        }
+        // Marks its regions itself.
+        for row in known {
+            if is_over(self) {
+                return Ok(false);
+            }
+            report.add(&self.judge_row(row, true).await?.0);
+        }
+        report.disagreements = apart.told();
+        Ok(true)
+    }
+
+    /// Waits until no write to a region is fresh, if that may come to pass.
+    async fn until_unmarked(self: &Rc<Self>, region: u64, patience: Instant) {
+        while self.intent.is_marked(region) && self.may_forget_intents() && now() < patience && !is_over(self)
+        {
+            pause(self, LOOK).await;
+        }
+    }
+
+    /// Whether what a stripe says now is what it will say.
+    fn is_settled(&self, row: u64) -> bool {
+        let in_doubt = self.members.iter().any(|member| member.is_usable() && member.is_in_doubt());
+        let busy = self.rows.is_torn(row) || self.rows.queue(row).is_some() || self.journal.has_row(row);
+        !busy && !in_doubt && !self.intent.is_marked(self.geometry.region_of(row))
+    }
+
+    /// Judges a stripe: says what cannot be known, and with `mend` writes what
+    /// is; else `misfits` says whether there is any of that.
+    async fn judge_row(self: &Rc<Self>, row: u64, mend: bool) -> IoResult<(ScrubReport, Vec<Extent>)> {
+        let geometry = self.geometry;
+        let (mut report, mut extents) = (ScrubReport::of(geometry.width), Vec::new());
+        let _room = self.room(geometry.width as u64 * geometry.unit, Reader::Background).await;
+        let _alone = self.locks.exclusive(row).await;
+        let units = self.look_at(row).await?;
+        let settled = mend || self.is_settled(row);
+        let mut writes = Vec::new();
+        for block in 0..(geometry.unit / BLOCK) as usize {
+            let at = block as u64 * BLOCK;
+            let parts = if geometry.has_parity() { 1 } else { geometry.data_units() };
+            for part in 0..parts {
+                let found = if geometry.has_parity() {
+                    self.judge_parity(row, block, &units)
+                } else {
+                    self.judge_copies(row, block, part, &units)
+                };
+                match found {
+                    Found::Fits => {}
+                    _ if !settled => report.unsettled += 1,
+                    Found::Disagrees if mend => {}
+                    Found::Disagrees => {
+                        report.disagreeing += 1;
+                        extents.push(match geometry.has_parity() {
+                            true => Extent { offset: row * geometry.stripe(), len: geometry.stripe() },
+                            false => Extent {
+                                offset: row * geometry.stripe() + part as u64 * geometry.unit + at,
+                                len: BLOCK,
+                            },
+                        });
+                    }
+                    Found::Known(_) if !mend => report.misfits = true,
+                    Found::Known(blocks) => {
+                        for (member, bytes) in blocks {
+                            let role = geometry.role(row, member);
+                            self.note_outvoted(member, row, &units, block, &mut report);
+                            writes.push(Placed { member, piece: Piece { role, at, bytes } });
+                        }
+                    }
+                }
+            }
+        }
+        if report.disagreeing > 0 {
+            tracing::error!(
+                "array {}: {} blocks of stripe {row} match their checksums but not each other: a member has \
+                 lost writes, and nobody can tell which",
+                self.name.borrow(),
+                report.disagreeing
+            );
+        }
+        if !writes.is_empty() {
+            let _marked = self.intent.mark(self, geometry.region_of(row)).await?;
+            self.put(row, writes).await?;
+        }
+        Ok((report, extents))
+    }
+
+    /// Counts a block that is mended.
+    fn note_outvoted(&self, member: usize, row: u64, units: &Blocks, block: usize, report: &mut ScrubReport) {
+        let own = units.iter().find(|(of, _)| *of == member).map(|(_, blocks)| &blocks[block]);
+        report.mended += 1;
+        // One that does not match its checksum was counted when that was seen.
+        let outvoted = matches!(own, Some(Block::Right(_)));
+        if outvoted {
+            report.inconsistent += 1;
+            report.wrong[member] += 1;
+            tracing::warn!(
+                "array {}: member {member} has lost writes to stripe {row}: the others show it",
+                self.name.borrow()
+            );
+        }
+        self.members[member].count(|counts| {
+            counts.mismatches += u64::from(outvoted || matches!(own, Some(Block::Wrong)));
+            counts.mended += 1;
+        });
+    }
+
+    /// A block of the copies of a data unit: what more than half of those say
+    /// that match their checksums is right.
+    fn judge_copies(&self, row: u64, block: usize, unit: usize, units: &Blocks) -> Found {
+        let of_unit = units.iter().filter(|(member, _)| self.geometry.role(row, *member) == Role::Data(unit));
+        let copies: Vec<(usize, &Block)> =
+            of_unit.map(|(member, blocks)| (*member, &blocks[block])).collect();
+        let right: Vec<&Buf> = copies
+            .iter()
+            .filter_map(|(_, block)| match block {
+                Block::Right(bytes) => Some(bytes),
+                _ => None,
+            })
+            .collect();
+        let votes = |bytes: &Buf| right.iter().filter(|other| other[..] == bytes[..]).count();
+        if right.first().is_none_or(|first| votes(first) == right.len()) {
+            return Found::Fits;
+        }
+        let Some(winner) = right.iter().find(|bytes| 2 * votes(bytes) > right.len()) else {
+            return Found::Disagrees;
+        };
+        let differs = |block: &Block| !matches!(block, Block::Right(bytes) if bytes[..] == winner[..]);
+        let losers = copies.iter().filter(|(_, block)| differs(block));
+        Found::Known(losers.map(|(member, _)| (*member, Buf::clone(winner))).collect())
+    }
+
+    /// A block of a stripe with parity.
+    fn judge_parity(&self, row: u64, block: usize, units: &Blocks) -> Found {
+        let right = self.right_units(row, block, units);
+        let (Some(p), Some(q)) = (right.p.clone(), right.q.clone()) else {
+            return self.judge_one_parity(right);
+        };
+        let data: Vec<&[u8]> = right.data.iter().flatten().map(|unit| &unit[..]).collect();
+        if data.len() < right.data.len() {
+            return self.judge_by_checksum(row, block, right, [p, q]);
+        }
+        let role = match longhaul_parity::check(&data, &p, Some(&q)) {
+            Verdict::Consistent => return Found::Fits,
+            Verdict::Inconsistent => return Found::Disagrees,
+            Verdict::Wrong(Unit::P) => Role::P,
+            Verdict::Wrong(Unit::Q) => Role::Q,
+            Verdict::Wrong(Unit::Data(unit)) => Role::Data(unit),
+        };
+        let mut others = right;
+        match role {
+            Role::Data(unit) => others.data[unit] = None,
+            Role::P => others.p = None,
+            Role::Q => others.q = None,
+        }
+        let known = self.geometry.homes(row, role).next().zip(self.derive(others, role, BLOCK));
+        known.map_or(Found::Disagrees, |known| Found::Known(vec![known]))
+    }
+
+    /// With one parity, or with data that only just can be had, nobody can tell.
+    fn judge_one_parity(&self, mut right: Units) -> Found {
+        if right.complete(BLOCK).is_err() {
+            return Found::Fits;
+        }
+        let (p, q) = right.parity(BLOCK, right.q.is_some());
+        let differs = |is: &Option<Buf>, should: Option<&Buf>| {
+            is.as_ref().zip(should).is_some_and(|(is, should)| is[..] != should[..])
+        };
+        let fits = !differs(&right.p, Some(&p)) && !differs(&right.q, q.as_ref());
+        if fits { Found::Fits } else { Found::Disagrees }
+    }
+
+    /// A data block does not match its checksum, or cannot be read, and P and Q
+    /// give different blocks for it: its checksum says which is right.
+    fn judge_by_checksum(&self, row: u64, block: usize, right: Units, [p, q]: [Buf; 2]) -> Found {
+        let mut missing = (0..right.data.len()).filter(|i| right.data[*i].is_none());
+        let (Some(unit), None) = (missing.next(), missing.next()) else { return Found::Fits };
+        let give = |p: Option<Buf>, q: Option<Buf>| {
+            let units = Units { data: right.data.clone(), p, q, bad: Vec::new() };
+            self.derive(units, Role::Data(unit), BLOCK)
+        };
+        let (Some(by_p), Some(by_q)) = (give(Some(p), None), give(None, Some(q))) else {
+            return Found::Disagrees;
+        };
+        if by_p[..] == by_q[..] {
+            return Found::Fits;
+        }
+        // The checksum of a member that is away is of another time.
+        let Some(home) = self.holders(row, Role::Data(unit)).next() else { return Found::Disagrees };
+        let at = block as u64 * BLOCK;
+        let is_it = |bytes: &Buf| self.sums.wrong(home, row, at, bytes).is_empty();
+        let (bytes, role) = match (is_it(&by_p), is_it(&by_q)) {
+            (true, false) => (by_p, Role::Q),
+            (false, true) => (by_q, Role::P),
+            _ => return Found::Disagrees,
+        };
+        let mut data = right.data;
+        data[unit] = Some(bytes.clone());
+        let whole = Units { data, p: None, q: None, bad: Vec::new() };
+        let parity = self.geometry.homes(row, role).next().zip(self.derive(whole, role, BLOCK));
+        Found::Known([(home, bytes)].into_iter().chain(parity).collect())
+    }
+}

@@ -1,0 +1,196 @@
+//! Ranges whose content nobody has any more.
+//!
+//! Invariants:
+//! - a byte is noted once, however often it is found to be lost;
+//! - a range that is there again, or written anew, is not noted any more;
+//! - what is only out of reach is not lost: a member that is absent may come
+//!   back with it.
+
+use crate::core::Core;
+use crate::geometry::{BLOCK, Role};
+use crate::report::Extent;
+use crate::rows::Queued;
+use crate::superblock::Condition;
+use crate::units::Units;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// Ranges that are kept at most. What is lost besides is counted, until the
+/// next scrub finds it again.
+const RANGES_MAX: usize = 100_000;
+/// Ranges that are told at most.
+const TOLD_MAX: usize = 10_000;
+
+/// Disjoint ranges of the array, in bytes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ranges {
+    /// Where each begins and ends; none touches the next.
+    ranges: BTreeMap<u64, u64>,
+    bytes: u64,
+    /// Bytes for which there was no room.
+    beyond: u64,
+}
+
+impl Ranges {
+    /// Notes a range; gives how many of its bytes were not noted before.
+    pub(crate) fn add(&mut self, offset: u64, len: u64) -> u64 {
+        let before = self.bytes;
+        let (mut from, mut to) = (offset, offset + len);
+        // Those that it meets, from the last that begins before its end.
+        while let Some((start, end)) = self.ranges.range(..=to).next_back().map(|(a, b)| (*a, *b)) {
+            if end < from {
+                break;
+            }
+            self.ranges.remove(&start);
+            self.bytes -= end - start;
+            (from, to) = (from.min(start), to.max(end));
+        }
+        if self.ranges.len() >= RANGES_MAX {
+            self.beyond += to - from;
+            return to - from;
+        }
+        self.ranges.insert(from, to);
+        self.bytes += to - from;
+        self.bytes - before
+    }
+
+    /// A range is there, or was written anew.
+    pub(crate) fn remove(&mut self, offset: u64, len: u64) {
+        let (from, to) = (offset, offset + len);
+        while let Some((start, end)) = self.ranges.range(..to).next_back().map(|(a, b)| (*a, *b)) {
+            if end <= from {
+                break;
+            }
+            self.ranges.remove(&start);
+            self.bytes -= end - start;
+            for (start, end) in [(start, from), (to, end)] {
+                if start < end {
+                    self.ranges.insert(start, end);
+                    self.bytes += end - start;
+                }
+            }
+        }
+    }
+
+    /// All that is not kept will be found again.
+    pub(crate) fn look_again(&mut self) {
+        self.beyond = 0;
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// Bytes that are lost.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes + self.beyond
+    }
+
+    /// The first of the ranges, in order.
+    pub(crate) fn told(&self) -> Vec<Extent> {
+        let extent = |(from, to): (&u64, &u64)| Extent { offset: *from, len: to - from };
+        self.ranges.iter().take(TOLD_MAX).map(extent).collect()
+    }
+}
+
+/// What cannot be had of a block of a stripe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Gone {
+    /// Data units that nobody has any more.
+    Lost(Vec<usize>),
+    /// Members that are absent may have enough of it.
+    Waiting,
+}
+
+impl Core {
+    /// What is gone of a range of a stripe that cannot be completed from
+    /// `units`: all of the roles that are `wanted` were asked for.
+    pub(crate) fn gone(&self, row: u64, units: &Units, wanted: impl Fn(Role) -> bool) -> Gone {
+        let may_be_back = |role: Role| {
+            let mut homes = self.geometry.homes(row, role);
+            homes.any(|home| self.members[home].condition.get() == Condition::Absent)
+        };
+        let missing = (0..units.data.len()).filter(|i| wanted(Role::Data(*i)) && units.data[*i].is_none());
+        let lost: Vec<usize> = missing.filter(|i| !may_be_back(Role::Data(*i))).collect();
+        let parity = usize::from(units.p.is_some() || may_be_back(Role::P))
+            + usize::from(units.q.is_some() || may_be_back(Role::Q));
+        if lost.len() <= parity { Gone::Waiting } else { Gone::Lost(lost) }
+    }
+
+    /// Where a range of a data unit is in the array.
+    fn offset_of(&self, row: u64, unit: usize, at: u64) -> u64 {
+        row * self.geometry.stripe() + unit as u64 * self.geometry.unit + at
+    }
+
+    /// Notes a block of a data unit that nobody has any more.
+    pub(crate) fn lose_block(&self, row: u64, unit: usize, at: u64) {
+        let offset = self.offset_of(row, unit, at);
+        if self.upkeep.tasks.borrow_mut().lost.add(offset, BLOCK) > 0 {
+            tracing::error!("array {}: {BLOCK} bytes at {offset} are lost", self.name.borrow());
+        }
+    }
+
+    /// A range of a role of a stripe is there, or was written anew.
+    pub(crate) fn regain(&self, row: u64, role: Role, at: u64, len: u64) {
+        let mut tasks = self.upkeep.tasks.borrow_mut();
+        if let Role::Data(unit) = role
+            && !tasks.lost.is_empty()
+        {
+            tasks.lost.remove(self.offset_of(row, unit, at), len);
+        }
+    }
+
+    /// Writes to a stripe are in place.
+    pub(crate) fn regain_written(&self, row: u64, batch: &[Rc<Queued>]) {
+        for piece in batch.iter().flat_map(|write| &write.pieces) {
+            self.regain(row, piece.role, piece.at, piece.bytes.len() as u64);
+        }
+    }
+
+    /// A stripe was zeroed as a whole.
+    pub(crate) fn regain_row(&self, row: u64) {
+        for unit in 0..self.geometry.data_units() {
+            self.regain(row, Role::Data(unit), 0, self.geometry.unit);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(lost: &Ranges) -> Vec<(u64, u64)> {
+        lost.told().iter().map(|extent| (extent.offset, extent.len)).collect()
+    }
+
+    #[test]
+    fn ranges_are_noted_once_joined_and_taken_away() {
+        let mut lost = Ranges::default();
+        assert_eq!(lost.add(100, 10), 10);
+        assert_eq!(lost.add(120, 10), 10);
+        assert_eq!((lost.add(100, 10), lost.add(104, 2)), (0, 0));
+        assert_eq!(lost.add(110, 10), 10);
+        assert_eq!(told(&lost), [(100, 30)]);
+        assert_eq!(lost.add(90, 100), 70);
+        assert_eq!((told(&lost), lost.bytes()), (vec![(90, 100)], 100));
+        lost.remove(100, 10);
+        lost.remove(0, 91);
+        lost.remove(185, 100);
+        lost.remove(300, 5);
+        assert_eq!((told(&lost), lost.bytes()), (vec![(91, 9), (110, 75)], 84));
+        lost.remove(0, 1000);
+        assert!(lost.is_empty() && lost.bytes() == 0);
+    }
+
+    #[test]
+    fn many_ranges_take_no_more_than_their_room() {
+        let mut lost = Ranges::default();
+        for n in 0..RANGES_MAX as u64 + 5 {
+            lost.add(n * 10, 4);
+        }
+        assert_eq!((lost.ranges.len(), lost.told().len()), (RANGES_MAX, TOLD_MAX));
+        assert_eq!(lost.bytes(), (RANGES_MAX as u64 + 5) * 4);
+        lost.look_again();
+        assert_eq!(lost.bytes(), RANGES_MAX as u64 * 4);
+    }
+}
