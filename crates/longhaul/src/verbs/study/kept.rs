@@ -61,11 +61,7 @@ impl Kept {
         self.record.cells.sort_by_key(place);
         // The cells are judged already, and only the whole is new.
         self.record.judge();
-        let document = schema::Output {
-            version: concat!("longhaul-", env!("CARGO_PKG_VERSION")).into(),
-            longhaul: Some(self.record.clone()),
-            ..schema::Output::default()
-        };
+        let document = schema::Output { longhaul: Some(self.record.clone()), ..schema::Output::now() };
         save(&self.path, &document)
     }
 }
