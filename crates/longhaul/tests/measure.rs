@@ -291,6 +291,19 @@ fn a_study_goes_on_where_it_was() {
     // Other settings are another study.
     let (ran, _) = study(&path, &["--scale", "0.5", "--target", "mem:16MiB"]);
     assert!(ran.code == Some(2) && ran.stderr.contains("with other settings"), "{ran:?}");
+    let (ran, _) = study(&path, &["--quick"]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("with other settings"), "{ran:?}");
+    // So is another machine, or another kernel.
+    assert_eq!(result["fio version"], concat!("longhaul-", env!("CARGO_PKG_VERSION")));
+    assert!(result["timestamp"].as_u64().is_some_and(|seconds| seconds > 0), "when it was made");
+    for part in ["name", "kernel"] {
+        let mut other = result.clone();
+        other["longhaul"]["hosts"][0][part] = serde_json::json!("another one");
+        fs::write(&path, other.to_string()).expect("written");
+        let (ran, _) = study(&path, &[]);
+        assert!(ran.code == Some(2) && ran.stderr.contains("was begun on "), "{part}: {ran:?}");
+        assert!(ran.stderr.contains("another one") && ran.stderr.contains("--fresh"), "{part}: {ran:?}");
+    }
     fs::write(&path, &result.to_string()[..99]).expect("written");
     let (ran, _) = study(&path, &[]);
     assert!(ran.code == Some(2) && ran.stderr.contains("is cut off"), "{ran:?}");
