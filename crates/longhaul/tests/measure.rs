@@ -130,6 +130,25 @@ fn a_page_is_made_of_what_can_be_read() {
     assert!(html.starts_with("<!doctype html>") && html.contains("do not count") && html.contains("<svg"));
     let files = dir.path().join("page_files");
     assert!(files.join("results.csv").exists() && files.join("figure-1.svg").exists());
+    // Pictures of the figures take a browser: without one the rest is there, and said.
+    assert!(!files.join("figure-1.png").exists());
+    let args = ["report", text(&good), "--output", text(&page), "--png"];
+    let ran = finish(command(&args).env("PATH", "/nonexistent").spawn().expect("started"));
+    assert!(ran.code == Some(3) && ran.stderr.contains("--png takes Chromium or Chrome"), "{ran:?}");
+    let ran = longhaul(&args);
+    if ran.code == Some(3) && ran.stderr.contains("--png takes Chromium or Chrome") {
+        eprintln!("skipped: Chromium is not installed");
+    } else {
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        for entry in fs::read_dir(&files).expect("read").flatten().map(|entry| entry.path()) {
+            if entry.extension().is_some_and(|end| end == "svg") {
+                let png = fs::read(entry.with_extension("png")).expect("a picture");
+                assert!(png.starts_with(b"\x89PNG") && png.len() > 5_000, "{}", png.len());
+            }
+        }
+    }
+    let left = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().matches('.').count() > 1;
+    assert_eq!(fs::read_dir(&files).expect("read").flatten().filter(left).count(), 0, "something is left");
     let ran = longhaul(&["report", text(&good), text(&bad), "--output", text(&page), "--json"]);
     assert!(ran.code == Some(3) && ran.stderr.contains("bad.json is cut off"), "{ran:?}");
     assert_eq!(ran.events().pop().expect("a summary")["unreadable"], 1);
