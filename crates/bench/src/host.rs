@@ -110,6 +110,11 @@ impl Host {
         let load = read.text("proc/loadavg");
         let kernel = ["proc/sys/kernel/ostype", "proc/sys/kernel/osrelease"].map(|path| read.text(path));
         let available = read.text("proc/sys/net/ipv4/tcp_available_congestion_control");
+        // What TCP sent again is read of these before and after each run: where
+        // they cannot be read, no run is known to have been free of losses.
+        for counters in ["proc/net/snmp", "proc/net/netstat"] {
+            read.text(counters);
+        }
         Host {
             name: read.text("proc/sys/kernel/hostname"),
             kernel: kernel.join(" ").trim().to_owned(),
@@ -173,5 +178,6 @@ mod tests {
         assert!(host.virtual_machine && host.governor.is_none());
         assert!(host.unread.iter().any(|line| line.starts_with("/proc/loadavg: ")), "{:?}", host.unread);
         assert!(host.unread.iter().all(|line| !line.contains("cpufreq")), "{:?}", host.unread);
+        assert!(host.unread.iter().any(|line| line.starts_with("/proc/net/snmp: ")), "{:?}", host.unread);
     }
 }

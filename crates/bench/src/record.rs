@@ -352,6 +352,16 @@ impl Cell {
     }
 }
 
+/// The run that stands for all: the one in the middle, of those that count if any
+/// does. Each is its rate, and whether it counts.
+pub(crate) fn middle(runs: impl IntoIterator<Item = (f64, bool)>) -> Option<usize> {
+    let runs: Vec<(f64, bool)> = runs.into_iter().collect();
+    let any = runs.iter().any(|(_, counts)| *counts);
+    let mut order: Vec<usize> = (0..runs.len()).filter(|at| runs[*at].1 || !any).collect();
+    order.sort_by(|a, b| runs[*a].0.total_cmp(&runs[*b].0));
+    order.get(order.len().saturating_sub(1) / 2).copied()
+}
+
 impl Record {
     /// One of this program, on this machine, with nothing measured yet.
     pub fn new(kind: &str, name: impl Into<String>) -> Record {

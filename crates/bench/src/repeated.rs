@@ -1,6 +1,6 @@
 //! A load that is run several times, and the document about it.
 
-use crate::record::{Better, Cell, Code, Record, Run, TcpSample};
+use crate::record::{Better, Cell, Code, Record, Run, TcpSample, middle};
 use crate::results::{JobResult, Results};
 use crate::schema::Output;
 use crate::stats::DirStats;
@@ -63,15 +63,8 @@ impl Repeated {
     /// The run whose bandwidth is in the middle: of those that count, if any
     /// does.
     pub fn shown(&self) -> Option<usize> {
-        let counts = |run: &Run| run.validity.valid || self.runs.iter().all(|(_, run)| !run.validity.valid);
         let rate = |results: &Results| results.jobs.iter().map(|job| job.rate()).sum::<f64>();
-        let mut order: Vec<(f64, usize)> = (0..)
-            .zip(&self.runs)
-            .filter(|(_, (_, run))| counts(run))
-            .map(|(at, (results, _))| (rate(results), at))
-            .collect();
-        order.sort_by(|a, b| a.0.total_cmp(&b.0));
-        order.get(order.len().saturating_sub(1) / 2).map(|(_, at)| *at)
+        middle(self.runs.iter().map(|(results, run)| (rate(results), run.validity.valid)))
     }
 
     /// The whole as a document: fio's layout of the run in the middle, and the

@@ -2,6 +2,8 @@
 //! run.
 
 use crate::exit::Failure;
+use longhaul_transfer::Endpoint;
+use serde_json::Value;
 use std::path::PathBuf;
 
 /// What begins the sentence that a run ends with.
@@ -17,4 +19,54 @@ pub(crate) fn reason(stderr: &[u8]) -> String {
     let said = String::from_utf8_lossy(stderr);
     let last = said.lines().rfind(|line| line.starts_with(SAYS)).unwrap_or("it said nothing");
     last.trim_start_matches(SAYS).to_owned()
+}
+
+/// The last event of a run.
+pub(crate) fn summary(out: &[u8]) -> Result<Value, Failure> {
+    let lines = String::from_utf8_lossy(out);
+    let mut events = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let summary = events.rfind(|event| event["event"] == "summary");
+    summary.ok_or_else(said_nothing)
+}
+
+/// Seconds that a copy took, by its summary.
+pub(crate) fn seconds(summary: &Value) -> Result<f64, Failure> {
+    summary["seconds"].as_f64().ok_or_else(said_nothing)
+}
+
+fn said_nothing() -> Failure {
+    Failure::failed("a copy said nothing of what it took")
+}
+
+/// A path that is no file, such as `null:` or `machine:`, at the machine of an
+/// endpoint; as `cp` takes it.
+pub(crate) fn at(endpoint: &Endpoint, path: &str) -> String {
+    match endpoint {
+        Endpoint::Agent { host, port, .. } if host.contains(':') => format!("lh://[{host}]:{port}/{path}"),
+        Endpoint::Agent { host, port, .. } => format!("lh://{host}:{port}/{path}"),
+        Endpoint::Ssh { host, .. } => format!("{host}:{path}"),
+        Endpoint::Local(_) => path.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_file_is_at_the_machine_of_an_endpoint() {
+        let null = |text: &str| at(&Endpoint::parse(text.as_ref()).expect(text), "null:");
+        assert_eq!(null("lh://dtn1:7400/incoming/x"), "lh://dtn1:7400/null:");
+        assert_eq!(null("lh://[::1]:7401"), "lh://[::1]:7401/null:");
+        assert_eq!(null("me@dtn1:incoming"), "me@dtn1:null:");
+        assert_eq!(null("incoming"), "null:");
+    }
+
+    #[test]
+    fn the_last_summary_of_a_run_says_what_it_took() {
+        let out = b"{\"event\":\"progress\",\"seconds\":1}\nhello\n{\"event\":\"summary\",\"seconds\":2.5}\n";
+        assert_eq!(seconds(&summary(out).expect("a summary")).ok(), Some(2.5));
+        assert!(summary(b"{\"event\":\"progress\"}\n").is_err());
+        assert!(seconds(&Value::Null).is_err());
+    }
 }

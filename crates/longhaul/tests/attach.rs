@@ -426,3 +426,62 @@ fn fio_finds_what_it_has_written() {
     place.good(&["detach", text(&at)]);
     target.stop();
 }
+
+/// How far two ways to measure the same may be apart.
+const APART: f64 = 0.10;
+/// Runs of each, one beside the other, so that both see the same machine.
+const ROUNDS: usize = 5;
+
+/// Bytes per second that were read, as fio and `bench` say it.
+fn rate(out: &[u8]) -> f64 {
+    let result: Value = serde_json::from_slice(out).expect("fio's JSON");
+    result["jobs"][0]["read"]["bw_bytes"].as_f64().expect("a rate")
+}
+
+/// The middle one, and how far the others are apart for that.
+fn median(mut all: Vec<f64>) -> (f64, f64) {
+    all.sort_by(f64::total_cmp);
+    let middle = all[all.len() / 2];
+    (middle, (all[all.len() - 1] - all[0]) / middle)
+}
+
+#[test]
+fn fio_and_bench_measure_the_same_on_the_same_device() {
+    let Some(place) = Place::new() else { return };
+    if let Err(e) = Command::new("fio").arg("--version").output() {
+        eprintln!("skip: fio: {e}");
+        return;
+    }
+    // What limits is the device, and not who has the processors.
+    let target = Target::start(&["d=mem:64MiB,rate=80Mbit"], &[]);
+    let at = place.path("disk");
+    place.attach(&target.uri(0), &at, &[]);
+    for bs in ["4k", "64k"] {
+        let (mut theirs, mut ours) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            let mut fio = Command::new("fio");
+            fio.args(["--name=raw", "--ioengine=libaio", "--rw=randread", "--direct=1", "--iodepth=32"]);
+            fio.args(["--time_based", "--runtime=1", "--ramp_time=500ms", "--output-format=json"]);
+            fio.args([format!("--bs={bs}"), format!("--filename={}", at.display())]);
+            let ran = fio.output().expect("started");
+            assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+            theirs.push(rate(&ran.stdout));
+            let load =
+                ["--rw", "randread", "--bs", bs, "--iodepth", "32", "--runtime", "1s", "--ramp", "500ms"];
+            let ran = place.good(&[&["bench", text(&at), "--json"], &load[..]].concat());
+            ours.push(rate(ran.stdout.as_bytes()));
+        }
+        let ((fio, of_fio), (bench, of_bench)) = (median(theirs), median(ours));
+        let (ratio, spread) = (bench / fio, of_fio.max(of_bench));
+        eprintln!(
+            "{bs}: bench {bench:.0} B/s, fio {fio:.0} B/s: {ratio:.3}, runs within {:.1} %",
+            spread * 100.0
+        );
+        // Where runs of one and the same tool differ more than that, no less can be
+        // asked of two.
+        let apart = APART.max(spread);
+        assert!((ratio - 1.0).abs() <= apart, "{bs}: {bench} B/s, and fio's {fio} B/s; runs within {spread}");
+    }
+    place.good(&["detach", text(&at)]);
+    target.stop();
+}

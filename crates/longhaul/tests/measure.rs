@@ -7,6 +7,7 @@ use common::{command, finish, follow, longhaul, text};
 use longhaul_wan::{Conditions, Error, Namespace, Plan, Wan};
 use serde_json::Value;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -130,6 +131,25 @@ fn a_page_is_made_of_what_can_be_read() {
     assert!(html.starts_with("<!doctype html>") && html.contains("do not count") && html.contains("<svg"));
     let files = dir.path().join("page_files");
     assert!(files.join("results.csv").exists() && files.join("figure-1.svg").exists());
+    // Pictures of the figures take a browser: without one the rest is there, and said.
+    assert!(!files.join("figure-1.png").exists());
+    let args = ["report", text(&good), "--output", text(&page), "--png"];
+    let ran = finish(command(&args).env("PATH", "/nonexistent").spawn().expect("started"));
+    assert!(ran.code == Some(3) && ran.stderr.contains("--png takes Chromium or Chrome"), "{ran:?}");
+    let ran = longhaul(&args);
+    if ran.code == Some(3) && ran.stderr.contains("--png takes Chromium or Chrome") {
+        eprintln!("skipped: Chromium is not installed");
+    } else {
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        for entry in fs::read_dir(&files).expect("read").flatten().map(|entry| entry.path()) {
+            if entry.extension().is_some_and(|end| end == "svg") {
+                let png = fs::read(entry.with_extension("png")).expect("a picture");
+                assert!(png.starts_with(b"\x89PNG") && png.len() > 5_000, "{}", png.len());
+            }
+        }
+    }
+    let left = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().matches('.').count() > 1;
+    assert_eq!(fs::read_dir(&files).expect("read").flatten().filter(left).count(), 0, "something is left");
     let ran = longhaul(&["report", text(&good), text(&bad), "--output", text(&page), "--json"]);
     assert!(ran.code == Some(3) && ran.stderr.contains("bad.json is cut off"), "{ran:?}");
     assert_eq!(ran.events().pop().expect("a summary")["unreadable"], 1);
@@ -291,6 +311,19 @@ fn a_study_goes_on_where_it_was() {
     // Other settings are another study.
     let (ran, _) = study(&path, &["--scale", "0.5", "--target", "mem:16MiB"]);
     assert!(ran.code == Some(2) && ran.stderr.contains("with other settings"), "{ran:?}");
+    let (ran, _) = study(&path, &["--quick"]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("with other settings"), "{ran:?}");
+    // So is another machine, or another kernel.
+    assert_eq!(result["fio version"], concat!("longhaul-", env!("CARGO_PKG_VERSION")));
+    assert!(result["timestamp"].as_u64().is_some_and(|seconds| seconds > 0), "when it was made");
+    for part in ["name", "kernel"] {
+        let mut other = result.clone();
+        other["longhaul"]["hosts"][0][part] = serde_json::json!("another one");
+        fs::write(&path, other.to_string()).expect("written");
+        let (ran, _) = study(&path, &[]);
+        assert!(ran.code == Some(2) && ran.stderr.contains("was begun on "), "{part}: {ran:?}");
+        assert!(ran.stderr.contains("another one") && ran.stderr.contains("--fresh"), "{part}: {ran:?}");
+    }
     fs::write(&path, &result.to_string()[..99]).expect("written");
     let (ran, _) = study(&path, &[]);
     assert!(ran.code == Some(2) && ran.stderr.contains("is cut off"), "{ran:?}");
@@ -334,18 +367,73 @@ fn a_study_of_copies_ends_in_what_a_file_costs() {
         assert_eq!(cells.len(), count, "{part}");
         for cell in cells {
             let samples = [&cell["samples"], &cell["left_out"]].map(|all| all.as_array().map_or(0, Vec::len));
-            assert_eq!(samples.iter().sum::<usize>(), 1, "{cell}");
+            // On a busy machine TCP may send a few segments of few again.
+            let void = part == ": a file" && why(&cell).contains("a line takes");
+            assert!(samples.iter().sum::<usize>() == 1 || void, "{cell}");
         }
     }
     let whole = &cells(&path, "whole: a file")[0];
     assert_eq!(whole["published"][0]["value"], 0.0665, "{whole}");
-    assert_eq!(cells(&path, "data set").len(), 4);
+    // None of these copies was long enough for a rate, over whatever path.
+    let sets = cells(&path, "data set");
+    assert_eq!(sets.len(), 4);
+    // Of some there is no file that is so small.
+    let made = sets.iter().filter(|cell| !why(cell).contains("the scale leaves no file"));
+    for cell in made.chain(&cells(&path, "1 at once: time")).chain(&cells(&path, "whole: the bytes")) {
+        let value = cell["samples"][0].as_f64().or(cell["left_out"][0]["value"].as_f64());
+        let long = cell["unit"] == "s" && value.is_some_and(|seconds| seconds >= 1.0);
+        assert!(
+            long || cell["validity"]["reasons"][0]["code"] == "too-short" || why(cell).contains("line"),
+            "{cell}"
+        );
+    }
     assert!(fs::read_to_string(&page).expect("a page").contains("What a file costs (t0)"));
     let left: Vec<_> = fs::read_dir(&there).expect("read").flatten().map(|entry| entry.path()).collect();
     // An empty directory, as is said.
     assert!(left.len() == 1 && fs::read_dir(&left[0]).expect("read").count() == 0, "{left:?}");
     let ran = longhaul(&["study", "transfer", "--target", "mem:1MiB"]);
     assert!(ran.code == Some(2) && ran.stderr.contains("takes a directory of an agent"), "{ran:?}");
+}
+
+#[test]
+fn a_study_of_copies_that_is_interrupted_leaves_nothing_at_the_destination() {
+    let dir = tempfile::tempdir().expect("directory");
+    let [there, path] = ["there", "study.json"].map(|name| dir.path().join(name));
+    fs::create_dir(&there).expect("made");
+    let mut agent = command(&["agent", "--listen", "127.0.0.1:0", "--root", text(&there), "--json"]);
+    let mut child = agent.spawn().expect("started");
+    let events = follow(child.stdout.take().expect("a pipe"));
+    let _agent = Running(child);
+    let ready = events.recv_timeout(common::PATIENCE).expect("an event");
+    let uri = ready["uri"].as_str().expect("a URI");
+    let args = ["study", "transfer", "--quick", "--runs", "1", "--scale", "0.02", "--json", "--target", uri];
+    let mut study = command(&[&args[..], &["--output", text(&path)]].concat());
+    // A group of its own, as a terminal makes one: Ctrl-C ends its copy, too.
+    study.process_group(0).stderr(Stdio::null()).env("TMPDIR", dir.path());
+    let mut child = study.spawn().expect("started");
+    let events = follow(child.stdout.take().expect("a pipe"));
+    let mut study = Running(child);
+    loop {
+        let event = events.recv_timeout(common::PATIENCE).expect("an event");
+        if event["name"] == "write, 1000 files" {
+            break;
+        }
+    }
+    let below = |dir: &Path| -> Vec<_> {
+        fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    };
+    let copied = || below(&there).iter().flat_map(|own| below(own)).flat_map(|copy| below(&copy)).count();
+    common::until("files arrive", || copied() > 10);
+    let group = format!("-{}", study.0.id());
+    assert!(Command::new("kill").args(["-INT", "--", &group]).status().expect("kill").success());
+    assert_eq!(study.0.wait().expect("ended").code(), Some(3), "partly");
+    // `sync --delete` protects what a copy can be taken up from.
+    let mut left: Vec<_> =
+        below(&there).iter().flat_map(|own| below(own)).flat_map(|copy| below(&copy)).collect();
+    left.retain(|path| {
+        !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(".longhaul-"))
+    });
+    assert!(left.is_empty(), "something is left: {left:?}");
 }
 
 #[test]

@@ -365,3 +365,59 @@ fn memory_does_not_grow_with_the_number_of_files() {
         assert!(peak <= MEMORY, "{peak} bytes");
     }
 }
+
+#[test]
+fn a_copy_is_a_result() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let [source, there, file, page] =
+        ["source", "there", "copy.json", "copy.html"].map(|name| dir.path().join(name));
+    let bytes = make_tree(&source);
+    fs::create_dir(&there).expect("made");
+    let agent = Agent::start("127.0.0.1:0", &there);
+    let uri = format!("lh://{}/copy", agent.addr());
+    let read = || -> serde_json::Value {
+        serde_json::from_str(&fs::read_to_string(&file).expect("written")).expect("JSON")
+    };
+    let cell = |result: &serde_json::Value, name: &str| {
+        let cells = result["longhaul"]["cells"].as_array().expect("cells").clone();
+        let cell = cells.into_iter().find(|cell| cell["name"] == name).expect(name);
+        // It may have been too short to count, and stands there all the same.
+        let value = cell["samples"][0].as_f64().or(cell["left_out"][0]["value"].as_f64());
+        (value.expect("a value"), cell["unit"].as_str().unwrap_or_default().to_owned())
+    };
+    let ran = longhaul(&["cp", "-r", "--json", text(&source), &uri, "--output", text(&file)]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let summary = ran.events().pop().expect("a summary");
+    assert_eq!(summary["event"], "summary");
+    let result = read();
+    let record = &result["longhaul"];
+    assert_eq!((&record["kind"], &record["schema"]), (&"transfer".into(), &1.into()), "{record}");
+    assert_eq!(record["name"], format!("cp to {uri}"));
+    assert_eq!(cell(&result, "files"), (300.0, "files".into()));
+    assert_eq!(cell(&result, "time"), (summary["seconds"].as_f64().expect("seconds"), "s".into()));
+    assert_eq!(
+        cell(&result, "throughput"),
+        (summary["bits_per_second"].as_f64().expect("a rate"), "bit/s".into())
+    );
+    assert!(cell(&result, "CPU").0 > 0.0);
+    assert_eq!(result["jobs"][0]["write"]["io_bytes"], bytes);
+    assert!(!record["hosts"][0]["kernel"].as_str().unwrap_or_default().is_empty(), "{record}");
+    assert_eq!(record["conditions"]["to"], uri);
+    assert!(record["runs"][0]["tcp"][0]["rtt_us"].as_f64().is_some_and(|rtt| rtt > 0.0), "{record}");
+    let ran = longhaul(&["report", text(&file), "--output", text(&page)]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    // Something failed: the copy was not what was asked for, and does not count.
+    let fifo = source.join("pipe");
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
+    let ran = longhaul(&["sync", text(&source), &uri, "--output", text(&file)]);
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    let result = read();
+    let reasons = result["longhaul"]["runs"][0]["validity"]["reasons"].as_array().expect("reasons").clone();
+    assert!(reasons.iter().any(|reason| reason["code"] == "failed"), "{reasons:?}");
+    assert_eq!(result["longhaul"]["conditions"]["files there already"], "300");
+    // Where there is nothing to tell, or nowhere to tell it.
+    let ran = longhaul(&["sync", "--dry-run", text(&source), &uri, "--output", text(&file)]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("--output"), "{ran:?}");
+    let ran = longhaul(&["cp", "zero:1MiB", "null:", "--output", "/nonexistent/a.json"]);
+    assert!(ran.code == Some(1) && ran.stderr.contains("cannot write /nonexistent/a.json"), "{ran:?}");
+}

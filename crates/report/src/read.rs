@@ -307,7 +307,7 @@ impl Document {
         if size > SIZE_MAX {
             return Err(io(io::Error::other(format!("{size} bytes are no result"))));
         }
-        Document::parse(path, std::fs::read_to_string(path).map_err(io)?)
+        Document::parse(path, decode(path, std::fs::read(path).map_err(io)?)?)
     }
 
     /// Reads what was in a file.
@@ -349,6 +349,21 @@ impl Document {
         let stem = self.path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         stem.unwrap_or_else(|| self.record.name.clone())
     }
+}
+
+/// The text of a file. One that ends within a character was cut off there.
+fn decode(path: &Path, bytes: Vec<u8>) -> Result<String, ReadError> {
+    let e = match String::from_utf8(bytes) {
+        Ok(text) => return Ok(text),
+        Err(e) => e,
+    };
+    let (path, before) = (path.to_owned(), &e.as_bytes()[..e.utf8_error().valid_up_to()]);
+    let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+    if e.utf8_error().error_len().is_none() {
+        return Err(ReadError::CutOff { path, line });
+    }
+    let column = before.iter().rev().take_while(|byte| **byte != b'\n').count() + 1;
+    Err(ReadError::NotJson { path, line, column, what: "this is not UTF-8".into() })
 }
 
 /// A result of fio itself: what its jobs did, together, in one run.
@@ -420,6 +435,22 @@ mod tests {
         assert!(wrong.contains("not as schema 1 says"), "{wrong}");
         let missing = Document::load(Path::new("/nonexistent/a.json")).expect_err("not there").to_string();
         assert!(missing.starts_with("cannot read /nonexistent/a.json: "), "{missing}");
+    }
+
+    #[test]
+    fn a_file_may_be_cut_within_a_character() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("a.json");
+        let whole = "{\"longhaul\": {\"schema\": 1,\n\"name\": \"dé–🜁\"}}".as_bytes();
+        for cut in 1..whole.len() {
+            std::fs::write(&path, &whole[..cut]).expect("written");
+            let said = Document::load(&path).expect_err("no result").to_string();
+            let line = if cut > 26 { 2 } else { 1 };
+            assert!(said.contains(&format!("is cut off in line {line}")), "{cut}: {said}");
+        }
+        std::fs::write(&path, b"{\n\"a\xff\": 1}").expect("written");
+        let said = Document::load(&path).expect_err("no result").to_string();
+        assert!(said.contains("is not JSON (line 2, column 3: this is not UTF-8)"), "{said}");
     }
 
     #[test]

@@ -111,6 +111,10 @@ impl fmt::Display for Endpoint {
         match self {
             Endpoint::Local(path) => f.write_str(&show(path)),
             Endpoint::Ssh { host, path } => write!(f, "{host}:{}", show(path)),
+            // As it is read: the colons of an address are not that of a port.
+            Endpoint::Agent { host, port, path } if host.contains(':') => {
+                write!(f, "lh://[{host}]:{port}/{}", show(path))
+            }
             Endpoint::Agent { host, port, path } => write!(f, "lh://{host}:{port}/{}", show(path)),
         }
     }
@@ -122,6 +126,15 @@ mod tests {
 
     fn parse(text: &str) -> Result<Endpoint, String> {
         Endpoint::parse(OsStr::new(text))
+    }
+
+    #[test]
+    fn what_is_shown_can_be_typed() {
+        for text in ["lh://[fe80::1]:7000/a/b", "lh://dtn:7000/x", "me@dtn:a/b", "a/b"] {
+            let endpoint = parse(text).expect(text);
+            assert_eq!(endpoint.to_string(), text);
+            assert_eq!(parse(&endpoint.to_string()), Ok(endpoint));
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::client::Measured;
 use super::{Half, Plan, Way};
-use crate::record::{Better, Cell, EVENTS, Record, Run, TcpSample, Validity};
+use crate::record::{Better, Cell, EVENTS, Record, Run, TcpSample, Validity, middle};
 use crate::schema::{Direction, Job, Output, Pairs};
 use crate::watch::{Expect, Watched};
 use std::time::Duration;
@@ -96,11 +96,14 @@ impl NetRuns {
         record.hosts.extend(first.map(|measured| measured.there.host.clone()));
         record.conditions = self.conditions();
         record.runs = runs.iter().map(|(_, run)| run.clone()).collect();
-        record.shown_run = (!runs.is_empty()).then_some(0);
+        // Both directions together.
+        let rate = |measured: &Measured| measured.rates(plan).iter().flatten().sum::<f64>();
+        let shown = middle(runs.iter().map(|(measured, run)| (rate(measured), run.validity.valid)));
+        record.shown_run = shown;
         record.cells = self.cells();
         record.judge();
         Output {
-            jobs: first.map(|measured| self.job(measured)).into_iter().collect(),
+            jobs: shown.map(|at| self.job(&runs[at].0)).into_iter().collect(),
             longhaul: Some(record),
             ..Output::now()
         }
@@ -204,5 +207,37 @@ impl Output {
         ];
         self.global_options = Pairs(options.to_vec());
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Received;
+    use super::*;
+    use crate::record::Code;
+
+    #[test]
+    fn the_run_in_the_middle_is_shown() {
+        let plan = Plan { way: Way::Receive, time_ms: 1000, ..Plan::default() };
+        let mut runs = NetRuns::new(plan, "there");
+        for bytes in [10, 50, 30, 40, 20] {
+            let here = Half { received: vec![Received { bytes, intervals: Vec::new() }], ..Half::default() };
+            let there = Half::default();
+            let measured = Measured { here, there, congestion: String::new(), round_trip: None };
+            runs.push(measured, &Watched::default(), &Expect::default());
+        }
+        let shown = |runs: &NetRuns| {
+            let document = runs.document();
+            (document.longhaul.expect("a record").shown_run, document.jobs[0].read.io_bytes)
+        };
+        assert_eq!(shown(&runs), (Some(2), 30));
+        // One that does not count is shown only where none does.
+        runs.runs[2].1.validity.mark(Code::Stolen, "x");
+        runs.runs[0].1.validity.mark(Code::Stolen, "x");
+        assert_eq!(shown(&runs), (Some(3), 40));
+        assert_eq!(
+            NetRuns::new(Plan::default(), "there").document().longhaul.expect("a record").shown_run,
+            None
+        );
     }
 }

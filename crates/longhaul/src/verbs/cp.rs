@@ -1,10 +1,11 @@
 //! `longhaul cp` and `longhaul sync`.
 
+mod record;
 mod show;
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{EngineArgs, parse_bytes, parse_rate, parse_time};
-use crate::output::Output;
+use crate::output::{Output, save};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use longhaul_transfer::wire::{Compare, Durability, Hash, Options, Place, RefusalKind};
@@ -99,7 +100,7 @@ pub(crate) struct SyncArgs {
     #[arg(long)]
     delete: bool,
     /// Change nothing, and say what would be done
-    #[arg(long)]
+    #[arg(long, conflicts_with = "output")]
     dry_run: bool,
     #[command(flatten)]
     common: Common,
@@ -225,6 +226,9 @@ struct Common {
     /// Congestion control, by the kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
+    /// Write the result to a file, for `bench --compare` and `report`
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -349,7 +353,7 @@ pub(crate) fn cp(args: CpArgs, output: Output) -> Outcome {
     let sources = args.sources.iter().map(endpoint).collect::<Result<_, _>>()?;
     let mut spec = args.common.spec(sources, endpoint(&args.destination)?, Place::Guess)?;
     spec.recursive = args.recursive;
-    run(&spec, &args.common.settings()?, output)
+    run(&spec, ("cp", &args.common), output)
 }
 
 pub(crate) fn sync(args: SyncArgs, output: Output) -> Outcome {
@@ -363,10 +367,11 @@ pub(crate) fn sync(args: SyncArgs, output: Output) -> Outcome {
     let source = vec![endpoint(&args.source)?];
     let mut spec = args.common.spec(source, endpoint(&args.destination)?, Place::Contents)?;
     spec.options = Options { compare, delete, dry_run, ..spec.options };
-    run(&spec, &args.common.settings()?, output)
+    run(&spec, ("sync", &args.common), output)
 }
 
-fn run(spec: &CopySpec, settings: &Settings, output: Output) -> Outcome {
+fn run(spec: &CopySpec, (verb, args): (&str, &Common), output: Output) -> Outcome {
+    let settings = args.settings()?;
     raise_descriptors();
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::failed)?;
     let handle = signals.handle();
@@ -380,11 +385,18 @@ fn run(spec: &CopySpec, settings: &Settings, output: Output) -> Outcome {
     });
     let monitor = Arc::new(Monitor::new());
     let progress = show::Progress::start(Arc::clone(&monitor), output);
-    let result = copy(spec, settings, &monitor);
+    let recording = args.output.as_deref().map(|path| (path, record::Recording::start()));
+    let result = copy(spec, &settings, &monitor);
+    let document = recording
+        .zip(result.as_ref().ok())
+        .map(|((path, recording), summary)| (path, recording.document(verb, spec, summary, &monitor)));
     let troubles = progress.stop();
     handle.close();
     let summary = result?;
     show::summary(&summary, &monitor, troubles.threads, spec, output);
+    if let Some((path, document)) = document {
+        save(path, &document).map_err(|failure| Failure { in_result: true, ..failure })?;
+    }
     match summary.counts.failed {
         0 => Ok(()),
         failed => {

@@ -107,6 +107,9 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let stop = longhaul_bench::Stop::new();
     super::bench::stop_on_interrupt(&stop)?;
     let mut ladder = Ladder::new(args, stop)?;
+    if let Some(why) = hosts::Segments::unread() {
+        output.note(format_args!("longhaul: {why}: losses on the path will not be seen"));
+    }
     let now = How {
         readers: args.threads,
         writers: args.threads,

@@ -1,5 +1,7 @@
 //! `longhaul report`.
 
+mod picture;
+
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use longhaul_report::page::{Report, report};
@@ -12,7 +14,8 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "\
 Makes one page of results, which needs no network and no other file: figures with error bars, published
 numbers beside ours, tables, conditions, and what does not count shown as such. Figures as SVG and all
-numbers as CSV are written to a directory beside it. Results are what bench, netbench, diagnose and
+numbers as CSV are written to a directory beside it; with --png figures as PNG, too, which Chromium or
+Chrome draws without a window. Results are what bench, netbench, diagnose and
 study write with --output, and what fio writes with --output-format=json.
 
 Example:
@@ -30,6 +33,9 @@ pub(crate) struct Args {
     /// Write the page alone
     #[arg(long)]
     no_files: bool,
+    /// Write figures as PNG, too (takes Chromium or Chrome)
+    #[arg(long, conflicts_with = "no_files")]
+    png: bool,
 }
 
 /// Puts a file in place as a whole.
@@ -47,7 +53,7 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
 /// Makes a page of results, with its files beside it.
 pub(crate) fn page(path: &Path, results: &[PathBuf], title: &str) -> Outcome {
     let documents = results.iter().map(|path| Document::load(path)).collect::<Result<Vec<_>, _>>()?;
-    let made = report(title, &documents);
+    let made = report(title, &documents, path);
     write(path, &made.html)?;
     files(path, &made).map(|_| ())
 }
@@ -74,18 +80,26 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
         [one] if !one.is_empty() => one.to_owned(),
         _ => "Results".to_owned(),
     });
-    let made = report(&title, &documents);
+    let made = report(&title, &documents, &args.output);
     write(&args.output, &made.html)?;
     let dir = if args.no_files { None } else { Some(files(&args.output, &made)?) };
+    // Without them there is a page all the same.
+    let pictures = match &dir {
+        Some(dir) if args.png => picture::draw(dir, &made),
+        _ => Ok(0),
+    };
     output.event(
         "summary",
-        json!({ "page": args.output, "files": dir, "results": documents.len(), "unreadable": bad.len() }),
+        json!({
+            "page": args.output, "files": dir, "results": documents.len(), "unreadable": bad.len(),
+            "pictures": pictures.as_ref().ok(),
+        }),
     );
     if !output.is_json() {
         output.line(format_args!("{}", args.output.display()));
     }
     match bad.len() {
-        0 => Ok(()),
+        0 => pictures.map(|_| ()).map_err(|failure| Failure { in_result: true, ..failure }),
         bad => {
             let message =
                 format!("{bad} of {} results could not be read, and are not in the page", args.results.len());

@@ -136,8 +136,9 @@ fn apply(options: &Options, output: Output) -> Outcome {
             Err(e) => failed.push((setting, e)),
         }
     }
-    // What was not changed needs not be put back.
-    saved.forget(failed.iter().map(|(setting, _)| setting.name.as_str()));
+    // What was not changed needs not be put back. What the kernel made something
+    // else of was changed.
+    saved.forget(unchanged(&machine, failed.iter().map(|(setting, _)| *setting)));
     saved.store()?;
     output.event(
         "summary",
@@ -149,6 +150,16 @@ fn apply(options: &Options, output: Output) -> Outcome {
         }
     }
     ended(&failed, done.len(), "changed")
+}
+
+/// The names of those settings that still are what they were.
+fn unchanged<'a>(
+    machine: &Machine,
+    settings: impl Iterator<Item = &'a Setting>,
+) -> impl Iterator<Item = &'a str> {
+    settings
+        .filter(|setting| machine.read(&setting.file).as_ref() == Some(&setting.is))
+        .map(|setting| setting.name.as_str())
 }
 
 fn restore(root: &Root, output: Output) -> Outcome {
@@ -194,4 +205,34 @@ fn ended(failed: &[(&Setting, std::io::Error)], done: usize, what: &str) -> Outc
     let exit = if done > 0 { Exit::Partly } else { Exit::Failed };
     let message = format!("{}{more} could not be {what}: {e}{hint}", setting.name);
     Err(Failure { in_result: true, ..Failure::new(exit, message) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn what_the_kernel_made_something_else_of_is_not_forgotten() {
+        let dir = tempfile::tempdir().expect("directory");
+        fs::create_dir_all(dir.path().join("proc/sys")).expect("made");
+        let machine = Machine::at(dir.path());
+        let setting = |name: &str| Setting {
+            name: name.into(),
+            file: format!("proc/sys/{name}"),
+            is: "10".into(),
+            advised: "30".into(),
+            why: String::new(),
+        };
+        let all = ["refused", "rounded", "gone"].map(setting);
+        let mut saved = Saved::load(dir.path()).expect("nothing saved");
+        saved.keep(&all);
+        // The kernel took none of them as they were written.
+        fs::write(dir.path().join("proc/sys/refused"), "10\n").expect("written");
+        fs::write(dir.path().join("proc/sys/rounded"), "20\n").expect("written");
+        saved.forget(unchanged(&machine, all.iter()));
+        let kept: Vec<&str> = saved.settings.keys().map(String::as_str).collect();
+        assert_eq!(kept, ["gone", "rounded"]);
+        assert_eq!(saved.settings["rounded"].value, "10", "what it was at first");
+    }
 }

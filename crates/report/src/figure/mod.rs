@@ -313,6 +313,7 @@ impl Figure {
     /// Draws what the colours and signs mean; returns the height of it all.
     fn legend(&self, canvas: &mut Canvas, layout: &Layout, axis: &Axis, top: f64) -> f64 {
         let points = || self.series.iter().flat_map(|series| &series.points);
+        canvas.raw(format_args!("<g class=\"legend\">"));
         let (mut x, mut y) = (8.0, top + FONT);
         let mut entry = |canvas: &mut Canvas, name: &str| -> (f64, f64) {
             let name = cut_to(name, layout.width - 34.0);
@@ -351,6 +352,7 @@ impl Figure {
             canvas.line("err", (x - 3.0, y - 6.0), (x + 3.0, y - 6.0));
             canvas.line("err", (x - 3.0, y + 6.0), (x + 3.0, y + 6.0));
         }
+        canvas.raw(format_args!("</g>"));
         y + 10.0
     }
 }

@@ -12,6 +12,7 @@ pub use timeline::timelines;
 use crate::figure::{Figure, NARROW, Scale, WIDE, escape, style};
 use crate::read::{Document, Host};
 use std::fmt::Write;
+use std::path::{Component, Path, PathBuf};
 
 /// Appends to a text, which takes everything.
 macro_rules! put {
@@ -19,7 +20,7 @@ macro_rules! put {
 }
 
 /// Results up to this size stand in the page themselves, in bytes: larger ones
-/// would make it slow to open, and are named only.
+/// would make it slow to open, and are linked.
 const RAW_MAX: usize = 2 << 20;
 
 /// A page and what belongs to it.
@@ -31,8 +32,9 @@ pub struct Report {
     pub files: Vec<(String, String)>,
 }
 
-/// Makes a page of these results.
-pub fn report(title: &str, documents: &[Document]) -> Report {
+/// Makes a page of these results, which is to be the file `page`: results that are
+/// too large to stand in it are linked from there.
+pub fn report(title: &str, documents: &[Document], page: &Path) -> Report {
     let gathered = gather(documents);
     let table = csv(documents);
     let mut body = String::new();
@@ -51,7 +53,7 @@ pub fn report(title: &str, documents: &[Document]) -> Report {
     for document in documents {
         conditions(&mut body, document);
     }
-    downloads(&mut body, documents, &table);
+    downloads(&mut body, (documents, page), &table);
     let figures = gathered.iter().map(|one| &one.figure).chain(&timelines);
     let mut files: Vec<(String, String)> =
         (1..).zip(figures).map(|(n, figure)| (format!("figure-{n}.svg"), figure.file())).collect();
@@ -216,7 +218,7 @@ fn describe(host: &Host) -> String {
 }
 
 /// The numbers and the results themselves, to be saved from the page.
-fn downloads(body: &mut String, documents: &[Document], table: &str) {
+fn downloads(body: &mut String, (documents, page): (&[Document], &Path), table: &str) {
     put!(body, "<section>\n<h2>Raw data</h2>\n<ul>");
     let link = |name: &str, kind: &str, text: &str| {
         format!("<li><a download=\"{0}\" href=\"data:{kind},{1}\">{0}</a></li>", escape(name), percent(text))
@@ -230,11 +232,37 @@ fn downloads(body: &mut String, documents: &[Document], table: &str) {
                 put!(body, "{}", link(&name, "application/json", &document.text));
             }
             bytes => {
-                put!(body, "<li>{} ({bytes} bytes: too large to stand in this page)</li>", escape(&name));
+                let size = Scale::of("B", bytes as f64).with_unit(bytes as f64);
+                let (address, name) = (address(page, &document.path), escape(&name));
+                put!(body, "<li><a href=\"{address}\">{name}</a> ({size}, beside this page)</li>");
             }
         }
     }
     put!(body, "</ul>\n</section>");
+}
+
+/// Where a file is, as seen from a page: so that both can go elsewhere together.
+fn address(page: &Path, file: &Path) -> String {
+    let (page, file) = (plain(page), plain(file));
+    let from: Vec<_> = page.parent().unwrap_or(Path::new("/")).components().collect();
+    let to: Vec<_> = file.components().collect();
+    let same = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+    let up = from[same..].iter().map(|_| "..".to_owned());
+    let down = to[same..].iter().map(|part| percent(&part.as_os_str().to_string_lossy()));
+    up.chain(down).collect::<Vec<_>>().join("/")
+}
+
+/// A path from the root, without detours: as browsers see it.
+fn plain(path: &Path) -> PathBuf {
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    whole.components().fold(PathBuf::new(), |mut plain, part| {
+        if part == Component::ParentDir {
+            plain.pop();
+        } else {
+            plain.push(part);
+        }
+        plain
+    })
 }
 
 /// Text as part of an address.

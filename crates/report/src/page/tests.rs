@@ -49,7 +49,7 @@ fn sample() -> Document {
 
 #[test]
 fn a_page_has_everything_and_needs_nothing() {
-    let made = report("A <study>", &[sample()]);
+    let made = report("A <study>", &[sample()], Path::new("report.html"));
     let html = &made.html;
     for needle in [
         "<h1>A &lt;study&gt;</h1>",
@@ -151,8 +151,23 @@ fn time_goes_on_in_a_figure() {
 
 #[test]
 fn files_have_the_figures_and_the_numbers() {
-    let made = report("x", &[sample()]);
+    let made = report("x", &[sample()], Path::new("report.html"));
     let names: Vec<&str> = made.files.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["figure-1.svg", "results.csv"]);
     assert!(made.html.contains("download=\"wan.json\" href=\"data:application/json,%7B%22a%22%3A%201%7D\""));
+}
+
+#[test]
+fn results_that_are_too_large_are_linked() {
+    let mut large = sample();
+    large.path = PathBuf::from("results/of today.json");
+    large.text = "x".repeat(RAW_MAX + 1);
+    let link = |page: &str| {
+        let html = report("x", &[large.clone()], Path::new(page)).html;
+        let (_, rest) = html.split_once("</a></li>\n<li><a href=\"").expect("a link");
+        rest.split_once("</a>").expect("its end").0.to_owned()
+    };
+    assert_eq!(link("report.html"), "results/of%20today.json\">of today.json");
+    assert_eq!(link("results/report.html"), "of%20today.json\">of today.json");
+    assert_eq!(link("pages/../pages/a/report.html"), "../../results/of%20today.json\">of today.json");
 }

@@ -55,7 +55,7 @@ pub(super) fn run(
         }
         let watched = watch.end();
         let expect = link.map_or_else(Expect::default, |link| link.expect());
-        let expect = Expect { round_trip: round_trip(named), ..expect };
+        let expect = expected(expect, round_trip(named));
         let results = match results {
             Ok(results) => results,
             Err(e) if runs.is_empty() => return Err(e.into()),
@@ -67,6 +67,13 @@ pub(super) fn run(
         }
     }
     Ok((runs, None))
+}
+
+/// What a run should have been like: as the emulated link has it, with the round
+/// trip that was measured to a device. What is attached or mounted has no round
+/// trip of its own, and goes over that link all the same.
+fn expected(link: Expect, measured: Option<Duration>) -> Expect {
+    Expect { round_trip: measured.or(link.round_trip), ..link }
 }
 
 /// The longest round trip to a device.
@@ -145,5 +152,27 @@ pub(in crate::verbs) fn print(document: &schema::Output, output: Output) {
         for reason in &cell.validity.reasons {
             output.note(format_args!("longhaul: {} does not count: {}", cell.name, reason.detail));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longhaul_bench::watch::Watched;
+
+    #[test]
+    fn a_load_on_what_is_attached_is_judged_by_the_link_below() {
+        let ms = Duration::from_millis;
+        let behind = Expect { round_trip: Some(ms(100)), ..Expect::default() };
+        let seen = Watched { retransmitted: Some(0.5), ..Watched::default() };
+        let codes = |expect: Expect| {
+            let validity = seen.judge(&expect);
+            validity.reasons.iter().map(|reason| reason.code).collect::<Vec<_>>()
+        };
+        let attached = expected(behind, None);
+        assert_eq!(attached.round_trip, Some(ms(100)));
+        assert_eq!(codes(attached), [Code::TooShort, Code::Retransmitting], "1 s is ten round trips");
+        assert_eq!(expected(behind, Some(ms(7))).round_trip, Some(ms(7)), "what was measured is better");
+        assert_eq!(expected(Expect::default(), None).round_trip, None);
     }
 }

@@ -5,6 +5,7 @@ use longhaul_transfer::host;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
 /// Share of a processor's time in which it does nothing but serve interrupts.
 const INTERRUPTS: f64 = 0.6;
@@ -129,14 +130,27 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    pub(super) fn look() -> Segments {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let (snmp, netstat) = (read("/proc/net/snmp"), read("/proc/net/netstat"));
-        Segments {
-            sent: counter(&snmp, "Tcp: ", "OutSegs"),
-            again: counter(&snmp, "Tcp: ", "RetransSegs"),
-            needless: counter(&netstat, "TcpExt: ", "TCPDSACKRecv"),
-        }
+    /// Nothing, where the counters cannot be read.
+    pub(super) fn look() -> Option<Segments> {
+        Segments::below(Path::new("/")).ok()
+    }
+
+    /// Which counters cannot be read, and why: without them no loss is seen.
+    pub(super) fn unread() -> Option<String> {
+        Segments::below(Path::new("/")).err()
+    }
+
+    fn below(root: &Path) -> Result<Segments, String> {
+        let read =
+            |path: &str| fs::read_to_string(root.join(path)).map_err(|e| format!("cannot read /{path}: {e}"));
+        let counter = |path: &str, table: &str, name: &str| {
+            counter(&read(path)?, table, name).ok_or_else(|| format!("/{path} has no {name}"))
+        };
+        Ok(Segments {
+            sent: counter("proc/net/snmp", "Tcp: ", "OutSegs")?,
+            again: counter("proc/net/snmp", "Tcp: ", "RetransSegs")?,
+            needless: counter("proc/net/netstat", "TcpExt: ", "TCPDSACKRecv")?,
+        })
     }
 
     pub(super) fn since(&self, before: &Segments) -> Segments {
@@ -168,11 +182,11 @@ impl Segments {
 }
 
 /// A counter of `/proc/net`: a line of names, then one of values.
-fn counter(text: &str, table: &str, name: &str) -> f64 {
+fn counter(text: &str, table: &str, name: &str) -> Option<f64> {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(table));
-    let (Some(names), Some(values)) = (lines.next(), lines.next()) else { return 0.0 };
-    let at = names.split(' ').position(|found| found == name);
-    at.and_then(|at| values.split(' ').nth(at)?.parse().ok()).unwrap_or_default()
+    let (names, values) = (lines.next()?, lines.next()?);
+    let at = names.split(' ').position(|found| found == name)?;
+    values.split(' ').nth(at)?.parse().ok()
 }
 
 /// Processor seconds of programs that were run and have ended (`cutime` and
@@ -224,13 +238,28 @@ mod tests {
     #[test]
     fn counters_are_found_by_their_names() {
         let table = "TcpExt: A TCPDSACKRecv\nTcpExt: 1 7\nIpExt: X\nIpExt: 2\n";
-        assert_eq!(counter(table, "TcpExt: ", "TCPDSACKRecv"), 7.0);
-        assert_eq!(counter(table, "TcpExt: ", "Y"), 0.0);
-        assert_eq!(counter("", "TcpExt: ", "Y"), 0.0);
+        assert_eq!(counter(table, "TcpExt: ", "TCPDSACKRecv"), Some(7.0));
+        assert_eq!(counter(table, "TcpExt: ", "Y"), None);
+        assert_eq!(counter("", "TcpExt: ", "Y"), None);
         let all = Segments { sent: 1000.0, again: 10.0, needless: 5.0 };
         let said = json!({ "busy": 2.0, "peer_window_limited": 1.5, "send_buffer_limited": Value::Null });
         let sockets = all.sockets(&said);
         assert_eq!((sockets.retransmitted, sockets.needless), (0.01, 0.5));
         assert_eq!((sockets.peer_window, sockets.send_buffer), (0.75, 0.0));
+    }
+
+    #[test]
+    fn counters_that_cannot_be_read_are_not_zero() {
+        let dir = tempfile::tempdir().expect("directory");
+        let net = dir.path().join("proc/net");
+        fs::create_dir_all(&net).expect("made");
+        let why = || Segments::below(dir.path()).err().unwrap_or_default();
+        assert!(why().starts_with("cannot read /proc/net/snmp: "), "{}", why());
+        fs::write(net.join("snmp"), "Tcp: OutSegs RetransSegs\nTcp: 9 2\n").expect("written");
+        fs::write(net.join("netstat"), "TcpExt: X\nTcpExt: 1\n").expect("written");
+        assert_eq!(why(), "/proc/net/netstat has no TCPDSACKRecv");
+        fs::write(net.join("netstat"), "TcpExt: TCPDSACKRecv\nTcpExt: 1\n").expect("written");
+        let found = Segments::below(dir.path()).expect("read");
+        assert_eq!((found.sent, found.again, found.needless), (9.0, 2.0, 1.0));
     }
 }

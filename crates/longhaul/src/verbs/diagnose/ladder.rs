@@ -3,12 +3,11 @@
 
 use super::Args;
 use super::hosts::{self, Look, Segments, Use, children};
-use crate::again::{program, reason};
+use crate::again::{at, program, reason, seconds, summary};
 use crate::exit::{Exit, Failure};
 use longhaul_bench::Stop;
 use longhaul_report::cause::Sockets;
 use longhaul_transfer::Endpoint;
-use serde_json::Value;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -138,21 +137,14 @@ impl Ladder {
         let near = args.source.join(&name);
         fs::create_dir(&near).map_err(|e| Failure::failed(format!("cannot make {}: {e}", near.display())))?;
         let text = args.destination.to_string_lossy().into_owned();
-        let nowhere = match &endpoint {
-            Endpoint::Agent { host, port, .. } if host.contains(':') => format!("lh://[{host}]:{port}/null:"),
-            Endpoint::Agent { host, port, .. } => format!("lh://{host}:{port}/null:"),
-            Endpoint::Ssh { host, .. } => format!("{host}:null:"),
-            _ => "null:".into(),
-        };
-        let told = |nowhere: &str| nowhere.strip_suffix("null:").map(|server| format!("{server}machine:"));
         let local = matches!(endpoint, Endpoint::Local(_));
         let ladder = Ladder {
             program: program()?,
             near,
             far: format!("{}/{name}", text.trim_end_matches('/')).into(),
-            teller: if local { None } else { told(&nowhere).map(OsString::from) },
+            teller: (!local).then(|| at(&endpoint, "machine:").into()),
             asks: false,
-            nowhere: nowhere.into(),
+            nowhere: at(&endpoint, "null:").into(),
             local,
             bytes: args.bytes,
             key_file: args.key_file.clone(),
@@ -251,7 +243,9 @@ impl Ladder {
         let _ = child.kill();
         let _ = child.wait();
         // A path that is merely slow does not lose most of it.
-        Ok(self.stop.is_set() || !Segments::look().since(&before).vanish())
+        // Where nothing counts what is lost, the copies have to show it.
+        let lost = Segments::look().zip(before).map(|(now, before)| now.since(&before));
+        Ok(self.stop.is_set() || !lost.is_some_and(|lost| lost.vanish()))
     }
 
     /// Files to read, made when they are first wanted, and no longer in memory.
@@ -291,20 +285,20 @@ impl Ladder {
         let there = teller.map(|teller| self.ask(teller)).transpose()?;
         let (here, own, segments) = (Look::here(), children(), Segments::look());
         let out = self.finish(&mut command)?;
-        let (own, segments) = (children() - own, Segments::look().since(&segments));
+        let own = children() - own;
+        let segments = Segments::look().zip(segments).map(|(now, before)| now.since(&before));
         let here = Look::here().since(&here);
         let there = match (teller, there) {
             (Some(teller), Some(before)) => Some(self.ask(teller)?.since(&before)),
             _ => None,
         };
         let summary = summary(&out)?;
-        let Some(seconds) = summary["seconds"].as_f64() else {
-            return Err(Failure::failed("a copy said nothing of what it took"));
-        };
+        let seconds = seconds(&summary)?;
         Ok(Took {
             seconds,
             bytes: self.bytes(files),
-            sockets: segments.sockets(&summary["sockets"]),
+            // Without counters no loss is seen, as was said at the start.
+            sockets: segments.unwrap_or_default().sockets(&summary["sockets"]),
             round_trip: summary["sockets"]["round_trip_least"].as_f64(),
             congestion: summary["congestion"].as_str().map(str::to_owned),
             hosts: hosts::both(&here, own, &summary["threads"], there.as_ref(), seconds),
@@ -332,14 +326,6 @@ impl Ladder {
         let code = ran.status.code().and_then(|code| u64::try_from(code).ok());
         Err(Failure::new(Exit::of(code), format_args!("a copy failed: {}", reason(&ran.stderr))))
     }
-}
-
-/// The last event of a run.
-fn summary(out: &[u8]) -> Result<Value, Failure> {
-    let lines = String::from_utf8_lossy(out);
-    let mut events = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let summary = events.rfind(|event| event["event"] == "summary");
-    summary.ok_or_else(|| Failure::failed("a copy said nothing of what it took"))
 }
 
 /// Writes files to the disk, and lets the system forget what they hold: a copy of

@@ -36,6 +36,8 @@ impl Kept {
             ("scale".into(), settings.scale.to_string()),
             ("runs".into(), settings.runs.to_string()),
             ("window".into(), format!("{} s", settings.runtime.as_secs_f64())),
+            // It chooses numbers, sizes and counts beside those above.
+            ("quick".into(), if settings.quick { "yes" } else { "no" }.into()),
         ];
         if !fresh && path.exists() {
             go_on(&mut record, path)?;
@@ -61,11 +63,7 @@ impl Kept {
         self.record.cells.sort_by_key(place);
         // The cells are judged already, and only the whole is new.
         self.record.judge();
-        let document = schema::Output {
-            version: concat!("longhaul-", env!("CARGO_PKG_VERSION")).into(),
-            longhaul: Some(self.record.clone()),
-            ..schema::Output::default()
-        };
+        let document = schema::Output { longhaul: Some(self.record.clone()), ..schema::Output::now() };
         save(&self.path, &document)
     }
 }
@@ -87,6 +85,19 @@ fn go_on(record: &mut Record, path: &Path) -> Outcome {
         let path = path.display();
         return Err(Failure::usage(format!(
             "{path} has another study, or the same with other settings: choose another --output, or --fresh to begin anew"
+        )));
+    }
+    if let (Some(there), Some(here)) = (before.hosts.first(), record.hosts.first())
+        && (&there.name, &there.kernel) != (&here.name, &here.kernel)
+    {
+        return Err(Failure::usage(format!(
+            "{} was begun on {} with {}, and this is {} with {}: numbers of two machines or kernels do not \
+             become one result. Go on there, or choose another --output, or --fresh to begin anew",
+            path.display(),
+            there.name,
+            there.kernel,
+            here.name,
+            here.kernel
         )));
     }
     // What failed is tried again.

@@ -8,7 +8,7 @@
 
 use crate::again::{program, reason};
 use crate::exit::Failure;
-use longhaul_bench::record::{Cell, Validity};
+use longhaul_bench::record::{Cell, Cpu, Validity};
 use longhaul_bench::schema;
 use longhaul_bench::watch::{Emulated, Expect, Watch, Watched};
 use longhaul_wan::control::Control;
@@ -92,16 +92,15 @@ impl Rig {
         Ok(())
     }
 
-    /// Does something that is measured as a whole: what it took from the machine,
-    /// and whether it counts.
-    pub(super) fn watch<T>(
-        &self,
-        work: impl FnOnce() -> Result<T, Failure>,
-    ) -> Result<(T, Watched, Validity), Failure> {
+    /// Does something that is measured as a whole, and watches this machine
+    /// meanwhile.
+    pub(super) fn watch<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<(T, Seen), Failure> {
         let watch = Watch::start();
         let done = work()?;
-        // What TCP sent again on this machine is not what the link's ends did.
-        let watched = Watched { retransmitted: None, ..watch.end() };
+        let watched = watch.end();
+        // The ends of emulated links are namespaces, which count what they send
+        // themselves: what this machine sent again is not theirs.
+        let retransmitted = watched.retransmitted.filter(|_| self.wan.is_none());
         let link = match &self.wan {
             Some(wan) => {
                 let statistics = wan.statistics()?;
@@ -113,8 +112,7 @@ impl Rig {
             }
             None => None,
         };
-        let validity = watched.judge(&Expect { link, ..Expect::default() });
-        Ok((done, watched, validity))
+        Ok((done, Seen { watched: Watched { retransmitted, ..watched }, link }))
     }
 
     /// Runs a command of [`command`](Self::command) to its end, whatever it is.
@@ -133,6 +131,44 @@ impl Rig {
             true => Ok(ran.stdout),
             false => Err(Failure::failed(reason(&ran.stderr))),
         }
+    }
+}
+
+/// What was seen of something that was measured as a whole.
+pub(super) struct Seen {
+    watched: Watched,
+    link: Option<Emulated>,
+}
+
+/// Where it went.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    /// It stayed within this machine.
+    Within,
+    /// Over a path, with the round trip that its sockets measured.
+    Over(Option<Duration>),
+}
+
+impl Seen {
+    /// Whether it counts. `window` is how long it was, where that is to have been
+    /// long enough.
+    pub(super) fn judge(&self, window: Option<Duration>, way: Way) -> Validity {
+        let usual = Expect::default();
+        let usual = Expect { window: window.unwrap_or(usual.window), ..usual };
+        let Way::Over(measured) = way else {
+            // Losses on a path are no affair of what uses none.
+            return Watched { retransmitted: None, ..self.watched }.judge(&usual);
+        };
+        let round_trip = self.link.map(|link| link.round_trip).or(measured);
+        let round_trip = window.and(round_trip);
+        self.watched.judge(&Expect { round_trip, link: self.link, ..usual })
+    }
+
+    /// Seconds of all processors of this machine that it took: the emulated links
+    /// are threads of this process, and the ends are others.
+    pub(super) fn processors(&self) -> Option<f64> {
+        let Cpu { user_s, system_s, others_s, .. } = self.watched.cpu;
+        others_s.map(|others| others + user_s + system_s)
     }
 }
 
@@ -225,5 +261,62 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         // Where it cannot be removed, its name says whose it is.
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longhaul_bench::record::Code;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn seen(link: Option<Emulated>) -> Seen {
+        let cpu = Cpu { user_s: 1.0, system_s: 0.5, others_s: Some(3.0), stolen_s: None };
+        Seen { watched: Watched { retransmitted: Some(0.5), cpu, ..Watched::default() }, link }
+    }
+
+    fn codes(validity: &Validity) -> Vec<Code> {
+        validity.reasons.iter().map(|reason| reason.code).collect()
+    }
+
+    #[test]
+    fn a_copy_is_judged_by_its_length_and_by_its_path() {
+        let over = Way::Over(Some(100 * MS));
+        let judged = |window: Option<u32>, way| codes(&seen(None).judge(window.map(|ms| ms * MS), way));
+        assert_eq!(judged(Some(900), Way::Within), [Code::TooShort], "nothing was sent again by it");
+        assert_eq!(judged(Some(1000), Way::Within), []);
+        assert_eq!(judged(Some(1000), over), [Code::TooShort, Code::Retransmitting], "ten round trips");
+        assert_eq!(judged(Some(2000), over), [Code::Retransmitting]);
+        // It may be short on purpose, and is not to be on a bad path even so.
+        assert_eq!(judged(None, over), [Code::Retransmitting]);
+        // The link knows its round trip better than sockets do.
+        let link = Some(Emulated { round_trip: 45 * MS, late: Duration::ZERO, lost: 1 });
+        let judged = codes(&seen(link).judge(Some(1000 * MS), over));
+        assert_eq!(judged, [Code::Retransmitting, Code::LateLink]);
+        assert_eq!(codes(&seen(link).judge(Some(1000 * MS), Way::Within)), [], "the link had no part in it");
+    }
+
+    #[test]
+    fn all_processors_of_the_machine_are_counted() {
+        assert_eq!(seen(None).processors(), Some(4.5), "the emulator is this process");
+        let mut silent = seen(None);
+        silent.watched.cpu.others_s = None;
+        assert_eq!(silent.processors(), None);
+    }
+
+    #[test]
+    fn what_a_real_host_sends_again_is_seen() {
+        let (_, seen) = Rig::here()
+            .watch(|| {
+                let listener = TcpListener::bind("127.0.0.1:0").map_err(Failure::failed)?;
+                let address = listener.local_addr().map_err(Failure::failed)?;
+                let mut stream = TcpStream::connect(address).map_err(Failure::failed)?;
+                stream.write_all(b"x").map_err(Failure::failed)
+            })
+            .expect("watched");
+        assert!(seen.watched.retransmitted.is_some());
     }
 }

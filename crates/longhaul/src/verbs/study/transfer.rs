@@ -2,20 +2,26 @@
 //! same bytes in more and more files, and the line through the times, T = N·t0 +
 //! B/R, for the whole and for each stage alone; then more at the same time, the
 //! next files read ahead or not, and its data sets.
+//!
+//! A point of the lines is a job from its first byte to its last, and may be
+//! short: with few files it is to be, and what it costs to get going is in R for
+//! all of them alike. So an R counts only if the shortest of its copies that went
+//! over a path was as long as any window is to be; and all other copies have to be
+//! that long themselves. Within this machine nothing has to get going.
 
 mod bed;
 
 use super::{Experiment, Settings, Usual, Wanted, suited_scale};
 use crate::exit::{Failure, Outcome};
-use bed::Bed;
-use longhaul_bench::record::{Better, Cell, Code, Place, Published, Validity};
+use bed::{Bed, Length};
+use longhaul_bench::record::{Better, Cell, Code, Place, Published, ROUND_TRIPS_MIN, Validity, WINDOW_MIN};
 use longhaul_report::model::{Copy, Noise, fit};
 use std::time::Duration;
 
 const SOURCE: &str = "Data-transfer bottlenecks, CCGRID 2019: 5 GB in N files, 100 Gb/s, 45 ms";
 const RATE: f64 = 100e9;
 const RTT: Duration = Duration::from_millis(45);
-/// Bytes of a copy, as published.
+/// Bytes of a copy, as published: 0.4 s of that link, or nine round trips.
 const BYTES: f64 = 5e9;
 /// Files of a copy.
 const FILES: [u32; 6] = [1, 10, 50, 100, 500, 1000];
@@ -26,9 +32,14 @@ const OF_BYTES: f64 = 16.5;
 /// Files and connections at the same time.
 const AT_ONCE: [u16; 6] = [1, 2, 4, 8, 16, 32];
 const AT_ONCE_QUICK: [u16; 3] = [1, 4, 16];
-/// Bytes of a data set, over a path whose rate is not known.
+/// Numbers of files that a line is drawn through: of two no point is beside it.
+const POINTS_MIN: usize = 3;
+/// How much longer than need be the bytes of a copy keep an emulated link busy.
+const MARGIN: f64 = 1.25;
+/// Bytes of a data set, and of a quick copy, over a path whose rate is not known:
+/// a second and more at 8 Gb/s.
 const SET: u64 = 4 << 30;
-const SET_QUICK: u64 = 256 << 20;
+const SET_QUICK: u64 = 1 << 30;
 const SETS: [&str; 4] = ["real", "big", "l380", "small"];
 /// Bytes of a file of the set `small`.
 const BYTES_OF_SMALL: u64 = 4096;
@@ -61,6 +72,16 @@ impl Rung {
         }
     }
 
+    /// Whether it goes over the path; files are written through it where the other
+    /// end is another machine.
+    fn crosses(self, named: bool) -> bool {
+        match self {
+            Rung::Network | Rung::Whole => true,
+            Rung::Write => named,
+            Rung::Read | Rung::Nothing => false,
+        }
+    }
+
     /// Published seconds a file.
     fn published(self) -> Option<f64> {
         match self {
@@ -87,8 +108,10 @@ const ONE: Tune = Tune { at_once: Some(1), ahead: true };
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Case {
-    /// Seconds of copies, and of processors.
-    Copy(Rung, u32, Tune),
+    /// Seconds of copies that a line goes through.
+    Point(Rung, u32),
+    /// Seconds of whole copies, and of processors.
+    Copy(u32, Tune),
     /// The line through the copies of a kind.
     Line(Rung),
     /// Bytes per second of a data set.
@@ -119,7 +142,7 @@ impl Experiment for Transfer {
         let mut all = Vec::new();
         for rung in Rung::ALL {
             for &files in files {
-                let case = Case::Copy(rung, files, ONE);
+                let case = Case::Point(rung, files);
                 all.push(Wanted { cells: vec![of_copy(rung, files, settings)], how: Ok(case) });
             }
         }
@@ -128,12 +151,12 @@ impl Experiment for Transfer {
         }
         let at_once = if settings.quick { &AT_ONCE_QUICK[..] } else { &AT_ONCE };
         for at_once in at_once.iter().copied().map(Some).chain([None]) {
-            let case = Case::Copy(Rung::Whole, most, Tune { at_once, ahead: true });
-            all.push(Wanted { cells: of_number(at_once), how: Ok(case) });
+            let case = Case::Copy(most, Tune { at_once, ahead: true });
+            all.push(Wanted { cells: of_number(at_once, settings), how: Ok(case) });
         }
         for at_once in at_once.iter().copied().take(2) {
             for ahead in [true, false] {
-                let case = Case::Copy(Rung::Whole, most, Tune { at_once: Some(at_once), ahead });
+                let case = Case::Copy(most, Tune { at_once: Some(at_once), ahead });
                 all.push(Wanted { cells: vec![of_ahead(at_once, ahead)], how: Ok(case) });
             }
         }
@@ -153,13 +176,11 @@ impl Experiment for Transfer {
             self.0 = Some(Bed::start(settings)?);
         }
         let Some(bed) = &mut self.0 else { return Err(Failure::failed("there is nothing to copy to")) };
+        let mut copies =
+            |rung, files, how| (0..settings.runs).try_for_each(|_| bed.copy(rung, files, how, &mut *cells));
         match case {
-            Case::Copy(rung, files, tune) => {
-                for _ in 0..settings.runs {
-                    bed.copy(*rung, *files, *tune, cells)?;
-                }
-                Ok(())
-            }
+            Case::Point(rung, files) => copies(*rung, *files, (ONE, Length::Any)),
+            Case::Copy(files, tune) => copies(Rung::Whole, *files, (*tune, Length::Enough)),
             Case::Set(name) => bed.set(name, settings, cells),
             Case::Line(_) => Ok(()),
         }
@@ -170,10 +191,21 @@ fn counts(settings: &Settings) -> &'static [u32] {
     if settings.quick { &FILES_QUICK } else { &FILES }
 }
 
-/// Bytes of the copies: as published, scaled as the links are.
+/// Bytes of the copies: as published and scaled as the links are, or as many more
+/// as keep such a link busy for long enough.
 fn bytes(settings: &Settings) -> f64 {
-    let all = if settings.targets.is_empty() || !settings.quick { BYTES } else { SET_QUICK as f64 };
+    let all = match (settings.targets.is_empty(), settings.quick) {
+        (true, _) => BYTES.max(RATE / 8.0 * enough(settings).as_secs_f64() * MARGIN),
+        (false, false) => BYTES,
+        (false, true) => SET_QUICK as f64,
+    };
     all * settings.scale
+}
+
+/// How long what goes over the path is to be, to count; of a path that was named
+/// the round trip is known when it is measured.
+fn enough(settings: &Settings) -> Duration {
+    if settings.targets.is_empty() { WINDOW_MIN.max(RTT * ROUND_TRIPS_MIN) } else { WINDOW_MIN }
 }
 
 /// Bytes of one of so many files.
@@ -194,8 +226,10 @@ fn of_copy(rung: Rung, files: u32, settings: &Settings) -> Cell {
     // a file costs is the path's.
     let alike = settings.targets.is_empty() || (!settings.quick && settings.scale == 1.0);
     if rung == Rung::Whole && alike {
-        let value = f64::from(files) * T0 + OF_BYTES;
-        cell.published.push(Published { value, source: format!("{SOURCE}; T = 0.0665 N + 16.5 s") });
+        let more = bytes(settings) / (BYTES * settings.scale);
+        let value = f64::from(files) * T0 + OF_BYTES * more;
+        let more = if more == 1.0 { String::new() } else { format!(", here for {more} times the bytes") };
+        cell.published.push(Published { value, source: format!("{SOURCE}; T = 0.0665 N + 16.5 s{more}") });
     }
     cell
 }
@@ -222,12 +256,15 @@ fn of_line(rung: Rung, settings: &Settings) -> Vec<Cell> {
 }
 
 /// The time, and what it took of the processors, with so many at once.
-fn of_number(at_once: Option<u16>) -> Vec<Cell> {
+fn of_number(at_once: Option<u16>, settings: &Settings) -> Vec<Cell> {
     let x = at_once.map_or("as many as help".into(), |number| number.to_string());
     let mut time = Cell::new(format!("{x} at once: time"), "s", Better::Lower);
     time.place = Some(place("Files at the same time", "time", &x, None, "Readers, connections, writers"));
     let mut cpu = Cell::new(format!("{x} at once: processors"), "s", Better::Lower);
-    let figure = "Processor time of both ends, and of the emulated link";
+    let figure = match settings.targets.is_empty() {
+        true => "Processor time of this machine: both ends, and the emulated link",
+        false => "Processor time of this machine",
+    };
     cpu.place = Some(place(figure, "processors", &x, None, "Readers, connections, writers"));
     vec![time, cpu]
 }
@@ -252,11 +289,16 @@ fn line(rung: Rung, settings: &Settings, known: &[Cell], cells: &mut [Cell]) -> 
         let samples = cell.map(|cell| cell.samples.as_slice()).unwrap_or_default();
         (*files, samples)
     };
-    let copies: Vec<(u32, &[f64])> = counts(settings).iter().map(times).collect();
-    let rounds = copies.iter().map(|(_, samples)| samples.len()).min().unwrap_or_default();
-    if rounds == 0 {
-        return Err(Failure::failed("there is no copy that counts of some number of files"));
+    let mut copies: Vec<(u32, &[f64])> = counts(settings).iter().map(times).collect();
+    // A number of files of which no copy counts is said where it stands.
+    copies.retain(|(_, samples)| !samples.is_empty());
+    if copies.len() < POINTS_MIN {
+        return Err(Failure::failed(format!(
+            "copies of {} numbers of files count, and a line takes {POINTS_MIN}",
+            copies.len()
+        )));
     }
+    let rounds = copies.iter().map(|(_, samples)| samples.len()).min().unwrap_or_default();
     let (valid, mut of_bytes) = (Validity::default(), Validity::default());
     for round in 0..rounds {
         let of = |(files, samples): &(u32, &[f64])| {
@@ -272,6 +314,15 @@ fn line(rung: Rung, settings: &Settings, known: &[Cell], cells: &mut [Cell]) -> 
             of_bytes =
                 Validity::not(Code::TooNoisy, "the bytes cost nothing that could be told from the noise");
         }
+    }
+    let shortest = copies.iter().flat_map(|(_, samples)| *samples).copied().fold(f64::INFINITY, f64::min);
+    let enough = enough(settings).as_secs_f64();
+    if rung.crosses(!settings.targets.is_empty()) && shortest < enough {
+        let detail = format!(
+            "the shortest of the copies took {shortest:.2} s, less than {enough} s: what it takes TCP to get \
+             going is most of what the bytes cost"
+        );
+        of_bytes.mark(Code::TooShort, detail);
     }
     if let Some(rate) = cells.last_mut() {
         rate.validity = of_bytes;
@@ -301,7 +352,8 @@ mod tests {
             assert_eq!(of("network: a file"), Some(0.0253));
             assert_eq!(of("write: a file"), Some(0.0101));
             assert_eq!(of("whole: a file"), Some(0.0665));
-            assert!(of("whole, 1000 files").is_some_and(|seconds| (seconds - 83.0).abs() < 1e-9));
+            let seconds = 66.5 + 16.5 * 3.125;
+            assert!(of("whole, 1000 files").is_some_and(|found| (found - seconds).abs() < 1e-9));
             let mut names: Vec<&str> = cells.iter().map(|cell| cell.name.as_str()).collect();
             names.sort_unstable();
             names.dedup();
@@ -329,6 +381,44 @@ mod tests {
         };
         assert!(is(&cells[0], [0.05, 0.06]) && is(&cells[1], [1e8, 1e8]), "{cells:?}");
         known.pop();
-        assert!(line(Rung::Whole, &settings, &known, &mut cells).is_err(), "a copy is missing");
+        let mut cells = of_line(Rung::Whole, &settings);
+        line(Rung::Whole, &settings, &known, &mut cells).expect("one that does not count");
+        assert!(is(&cells[0], [0.05, 0.06]), "{cells:?}");
+        known.pop();
+        assert!(line(Rung::Whole, &settings, &known, &mut cells).is_err(), "copies are missing");
+    }
+
+    #[test]
+    fn copies_keep_an_emulated_link_busy_for_long_enough() {
+        for (quick, scale) in [(true, 0.005), (false, 0.02), (false, 1.0)] {
+            let settings = Settings { scale, ..settings(quick, &[]) };
+            for files in counts(&settings) {
+                let bytes = size(*files, &settings) * u64::from(*files);
+                let seconds = bytes as f64 * 8.0 / (RATE * scale);
+                assert!(seconds > 1.2 && seconds >= 20.0 * RTT.as_secs_f64(), "{files}: {seconds} s");
+            }
+        }
+        let named = settings(false, &["lh://dtn1/x"]);
+        assert_eq!(bytes(&named), BYTES * 0.01, "as published");
+    }
+
+    #[test]
+    fn a_rate_of_a_moment_does_not_count() {
+        let settings = settings(true, &[]);
+        let judged = |rung, seconds: f64| {
+            let mut known = Vec::new();
+            for (at, files) in FILES_QUICK.into_iter().enumerate() {
+                let mut cell = Cell::new(name_of(rung, files), "s", Better::Lower);
+                cell.push(seconds + 0.1 * at as f64, &Validity::default());
+                known.push(cell);
+            }
+            let mut cells = of_line(rung, &settings);
+            line(rung, &settings, &known, &mut cells).expect("a line");
+            assert!(cells[0].validity.valid && cells[0].samples.len() == 1, "{cells:?}");
+            cells.pop().expect("R").validity.reasons.first().map(|reason| reason.code)
+        };
+        assert_eq!(judged(Rung::Network, 0.5), Some(Code::TooShort));
+        assert_eq!(judged(Rung::Network, 1.5), None);
+        assert_eq!(judged(Rung::Read, 0.5), None, "within this machine nothing has to get going");
     }
 }

@@ -63,7 +63,8 @@ impl Machine {
         Machine { root: root.to_owned() }
     }
 
-    fn read(&self, file: &str) -> Option<String> {
+    /// The value of a setting, with a space between parts.
+    pub(super) fn read(&self, file: &str) -> Option<String> {
         let text = std::fs::read_to_string(self.root.join(file)).ok()?;
         Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
     }

@@ -2,16 +2,32 @@
 //! emulated link or where it was said. Copies are runs of this same program.
 
 use super::{BYTES_OF_SMALL, RATE, RTT, Rung, SET, SET_QUICK, Tune, counts, size};
+use crate::again::{at, seconds, summary};
 use crate::exit::{Failure, Outcome};
 use crate::verbs::study::Settings;
-use crate::verbs::study::rig::{Rig, Scratch, Server};
+use crate::verbs::study::rig::{Rig, Scratch, Server, Way};
 use longhaul_bench::record::Cell;
+use longhaul_transfer::Endpoint;
 use longhaul_wan::Conditions;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-/// Both ends of the copies.
+/// How often a place is swept at most, until nothing is found there any more.
+const SWEEPS: usize = 8;
+
+/// How long a copy is to be, to count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Length {
+    /// It is a point of a line: however short, what it took is what it costs.
+    Any,
+    /// As long as any window.
+    Enough,
+}
+
+/// Both ends of the copies. What was copied to a place that was named is removed
+/// when it is dropped.
 pub(super) struct Bed {
     // In this order: the agent ends before its link does.
     agent: Option<(Option<u16>, Server)>,
@@ -70,7 +86,13 @@ impl Bed {
     }
 
     /// Makes a copy, and takes it away again.
-    pub(super) fn copy(&mut self, rung: Rung, files: u32, tune: Tune, cells: &mut [Cell]) -> Outcome {
+    pub(super) fn copy(
+        &mut self,
+        rung: Rung,
+        files: u32,
+        (tune, length): (Tune, Length),
+        cells: &mut [Cell],
+    ) -> Outcome {
         let size = self.sizes.iter().find(|(of, _)| *of == files).map_or(1, |(_, size)| *size);
         let agent = self.agent(tune.at_once)?;
         let zeroes = || format!("zero:{files}x{size}");
@@ -86,11 +108,12 @@ impl Bed {
         self.copies += 1;
         let to = match (rung, &self.named) {
             (Rung::Read | Rung::Nothing, _) => "null:".into(),
-            (Rung::Network, _) => nowhere(&agent),
+            (Rung::Network, _) => at(&Endpoint::parse(agent.as_ref()).map_err(Failure::usage)?, "null:"),
             (Rung::Write, None) => self.there().join(self.copies.to_string()).to_string_lossy().into_owned(),
             (Rung::Write | Rung::Whole, _) => format!("{agent}/{}", self.copies),
         };
-        self.timed(&from, &to, tune, cells, |seconds| seconds)
+        let crosses = rung.crosses(self.named.is_some());
+        self.timed([&from, &to], tune, (length, crosses), cells, |seconds| seconds)
     }
 
     /// Copies a data set as often as is wanted, with as much at once as helps.
@@ -110,7 +133,8 @@ impl Bed {
             self.copies += 1;
             let to = format!("{agent}/{}", self.copies);
             let tune = Tune { at_once: None, ahead: true };
-            self.timed(&dir.to_string_lossy(), &to, tune, cells, |seconds| bytes / seconds)?;
+            let from = dir.to_string_lossy();
+            self.timed([&from, &to], tune, (Length::Enough, true), cells, |seconds| bytes / seconds)?;
         }
         fs::remove_dir_all(&dir).map_err(Failure::failed)
     }
@@ -130,9 +154,9 @@ impl Bed {
     /// processor seconds into the second, if there is one.
     fn timed(
         &self,
-        from: &str,
-        to: &str,
+        [from, to]: [&str; 2],
         tune: Tune,
+        (length, crosses): (Length, bool),
         cells: &mut [Cell],
         number: impl Fn(f64) -> f64,
     ) -> Outcome {
@@ -145,25 +169,34 @@ impl Bed {
             command.args(["--read-ahead", "0"]);
         }
         command.arg("--").arg(from).arg(to);
-        let (out, watched, validity) = self.rig.watch(|| self.rig.finish(&mut command))?;
-        let text = String::from_utf8_lossy(&out);
-        let mut events = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let summary = events.rfind(|event| event["event"] == "summary").unwrap_or_default();
-        let seconds = summary["seconds"].as_f64();
-        let seconds = seconds.ok_or_else(|| Failure::failed("a copy said nothing of what it took"))?;
-        let processors = watched.cpu.others_s.unwrap_or(f64::NAN);
+        let (out, seen) = self.rig.watch(|| self.rig.finish(&mut command))?;
+        let summary = summary(&out)?;
+        let seconds = seconds(&summary)?;
+        let time = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        let way = match crosses {
+            true => Way::Over(summary["sockets"]["round_trip_least"].as_f64().map(time)),
+            false => Way::Within,
+        };
+        let validity = seen.judge((length == Length::Enough).then(|| time(seconds)), way);
+        let processors = seen.processors().unwrap_or(f64::NAN);
         for (cell, value) in cells.iter_mut().zip([number(seconds), processors]) {
             cell.push(value, &validity);
         }
         self.clear()
     }
 
+    /// Removes all that is at a place that was named; how much that was.
+    fn sweep(&self, named: &str) -> Result<u64, Failure> {
+        let empty = self.scratch.path().join("empty");
+        let mut command = self.rig.command()?;
+        let out = self.rig.finish(command.args(["sync", "--delete", "--json"]).arg(empty).arg(named))?;
+        Ok(summary(&out)?["deleted"].as_u64().unwrap_or_default())
+    }
+
     /// Takes away what was copied.
     fn clear(&self) -> Outcome {
         if let Some(named) = &self.named {
-            let empty = self.scratch.path().join("empty");
-            self.rig.finish(self.rig.command()?.args(["sync", "--delete"]).arg(empty).arg(named))?;
-            return Ok(());
+            return self.sweep(named).map(|_| ());
         }
         for entry in fs::read_dir(self.there()).map_err(Failure::failed)? {
             let path = entry.map_err(Failure::failed)?.path();
@@ -174,19 +207,16 @@ impl Bed {
     }
 }
 
-/// Where nothing is kept, at the agent of a URI.
-fn nowhere(uri: &str) -> String {
-    let host = uri.trim_start_matches("lh://").split('/').next().unwrap_or_default();
-    format!("lh://{host}/null:")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nothing_is_kept_at_the_agent_itself() {
-        assert_eq!(nowhere("lh://dtn1:7400/incoming/x"), "lh://dtn1:7400/null:");
-        assert_eq!(nowhere("lh://[::1]:7400"), "lh://[::1]:7400/null:");
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let Some(named) = self.named.as_deref().filter(|_| self.copies > 0) else { return };
+        // A copy that failed or was interrupted left what it had, and the agent may
+        // still be writing what had arrived. Where it cannot be removed, its name says
+        // whose it is.
+        for _ in 0..SWEEPS {
+            if !matches!(self.sweep(named), Ok(1..)) {
+                return;
+            }
+        }
     }
 }
