@@ -370,6 +370,21 @@ fn who_waits_now_and_then_is_not_slower_for_that() {
 }
 
 #[test]
+fn what_more_threads_hide_is_not_want_of_processors() {
+    // Many threads that wait for storage wait for processors now and then, all
+    // together as long as the copy takes.
+    let mut seen = healthy();
+    slow(&mut seen, 0, stage(0.03, 2e9));
+    seen.threads = sweep(4, &[(4, 30.5), (16, 6.0)]);
+    seen.hosts[0] = HostSeen { wanted: 1.2, lost: 0.99, ..HostSeen::default() };
+    let found = diagnose(&seen);
+    assert!(found.len() == 1 && found[0].cause == Cause::SlowOpen, "{found:?}");
+    // Who gets somewhat more of a busy processor with more threads still lacks it.
+    seen.threads = sweep(4, &[(4, 30.5), (16, 24.0)]);
+    assert_eq!(named(&seen).0, Cause::Others(End::Source));
+}
+
+#[test]
 fn noise_of_the_fits_makes_no_promise() {
     // The whole takes less than its longest stage exceeds the next one.
     let mut seen = healthy();

@@ -2,7 +2,7 @@
 
 use super::{
     Cause, Change, Congestion, End, Finding, GAIN_MIN, Remedy, SLOW_FILE, SLOW_LOOKUP, SLOW_OPERATION, Seen,
-    Sockets,
+    Sockets, Sweep,
 };
 use crate::model::{Fit, Stage};
 
@@ -139,6 +139,11 @@ fn work(seen: &Seen, found: &mut Vec<Finding>) {
 
 /// What takes processors besides it.
 fn hosts(seen: &Seen, found: &mut Vec<Finding>) {
+    // What is so many times as fast with more at the same time, on the same processors
+    // and beside the same programs, waited for them no longer than that then took.
+    let more = |sweep: &Sweep| sweep.gain().filter(|(best, _)| best.value > sweep.now);
+    let hidden = [more(&seen.threads), more(&seen.streams)].into_iter().flatten().map(|(_, gain)| gain);
+    let most = 1.0 / hidden.fold(1.0, f64::max);
     for (end, host) in [End::Source, End::Destination].into_iter().zip(seen.hosts) {
         let mut add = |cause, remedy, gain, evidence| found.push(Finding { cause, remedy, gain, evidence });
         let share = host.busiest * 100.0;
@@ -146,9 +151,10 @@ fn hosts(seen: &Seen, found: &mut Vec<Finding>) {
             let evidence = "that processor does little else".to_owned();
             add(Cause::Interrupts(end), Remedy::People, None, evidence);
         }
-        if host.lost >= LOST && host.wanted >= WANTED {
-            let evidence = format!("the copy waited for them for {:.0} % of the time", host.lost * 100.0);
-            let gain = 1.0 / (1.0 - host.lost.min(0.99));
+        let lost = host.lost.min(most);
+        if lost >= LOST && host.wanted >= WANTED {
+            let evidence = format!("the copy waited for them for {:.0} % of the time", lost * 100.0);
+            let gain = 1.0 / (1.0 - lost.min(0.99));
             add(Cause::Others(end), Remedy::People, Some(gain), evidence);
         }
         if host.busiest < BUSY {
