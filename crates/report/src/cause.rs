@@ -19,7 +19,7 @@ mod decide;
 mod words;
 
 use crate::model::Fit;
-pub use decide::{black_hole, diagnose};
+pub use decide::{black_hole, diagnose, rank};
 use std::fmt;
 
 /// Seconds a file, of all threads together, above which opening or creating it
@@ -31,6 +31,9 @@ pub const SLOW_OPERATION: f64 = 0.01;
 /// Seconds that asking for a file's metadata takes above which those who answer
 /// are slow: a round trip within a site and a seek are less.
 pub const SLOW_LOOKUP: f64 = 0.005;
+/// Congestion controls that slow down for each loss as Reno does, but grow back
+/// faster on a long path.
+const LOSS_BASED: [&str; 6] = ["bic", "cubic", "highspeed", "htcp", "hybla", "scalable"];
 /// Less than this gain is not worth a change, and within the noise of runs.
 pub const GAIN_MIN: f64 = 1.1;
 
@@ -52,13 +55,15 @@ impl fmt::Display for End {
     }
 }
 
-/// A run with another number of something at the same time.
+/// Runs with another number of something at the same time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tried {
     /// How many.
     pub value: u32,
-    /// Seconds that it took.
+    /// Seconds that the quickest one took.
     pub seconds: f64,
+    /// Seconds that the slowest one took.
+    pub slowest: f64,
 }
 
 /// The same number now, and others.
@@ -71,10 +76,13 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// The fewest that are within 3 % of the best.
-    fn best(&self) -> Option<Tried> {
-        let least = self.tried.iter().map(|tried| tried.seconds).fold(f64::INFINITY, f64::min);
-        let good = self.tried.iter().filter(|tried| tried.seconds <= least * 1.03);
+    /// The fewest that are within 3 % of the best. Another number is better only
+    /// if its slowest run was quicker than the quickest of those with `now`:
+    /// otherwise it may be noise.
+    fn best(&self, now: Tried) -> Option<Tried> {
+        let better = |tried: &&Tried| tried.value == now.value || tried.slowest < now.seconds;
+        let least = self.tried.iter().filter(better).map(|tried| tried.seconds).fold(f64::INFINITY, f64::min);
+        let good = self.tried.iter().filter(better).filter(|tried| tried.seconds <= least * 1.03);
         good.min_by_key(|tried| tried.value).copied()
     }
 
@@ -84,7 +92,8 @@ impl Sweep {
 
     /// The best and what it gains, if that is worth it.
     pub fn gain(&self) -> Option<(Tried, f64)> {
-        let (best, now) = (self.best()?, self.now()?);
+        let now = self.now()?;
+        let best = self.best(now)?;
         let gain = now.seconds / best.seconds;
         (best.value != now.value && gain >= GAIN_MIN).then_some((best, gain))
     }
@@ -119,7 +128,18 @@ pub struct Congestion {
 impl Congestion {
     /// The best of the others and what it gains, if that is worth it.
     fn gain(&self) -> Option<(&str, f64)> {
-        let (name, seconds) = self.others.iter().min_by(|a, b| a.1.total_cmp(&b.1))?;
+        self.best_of(|_| true)
+    }
+
+    /// The best of those of the others that also take each loss for a full queue:
+    /// if they do nearly as well as any, it is not losses that slow the copy down.
+    fn gain_of_loss_based(&self) -> Option<(&str, f64)> {
+        self.best_of(|name| LOSS_BASED.contains(&name))
+    }
+
+    fn best_of(&self, counts: impl Fn(&str) -> bool) -> Option<(&str, f64)> {
+        let others = self.others.iter().filter(|(name, _)| counts(name));
+        let (name, seconds) = others.min_by(|a, b| a.1.total_cmp(&b.1))?;
         let gain = self.seconds / seconds;
         (gain >= GAIN_MIN).then_some((name.as_str(), gain))
     }
@@ -149,8 +169,12 @@ pub struct HostSeen {
     /// Of the thread of the copy that wants a processor most: share of the time
     /// in which it had one.
     pub busiest: f64,
-    /// And in which it waited while others had them.
-    pub others: f64,
+    /// How many of the copy's threads had a processor or waited for one, on
+    /// average.
+    pub wanted: f64,
+    /// Share of the time that went by because other programs had the processors
+    /// that the copy waited for.
+    pub lost: f64,
     /// Its processors save power.
     pub saves_power: bool,
     /// One processor serves all interrupts of the network, and has no time
@@ -191,6 +215,28 @@ pub struct Seen {
     pub sockets: Option<Sockets>,
     /// The hosts: source and destination.
     pub hosts: [HostSeen; 2],
+    /// Files are written by an agent on another machine: how many threads it has
+    /// for that is not for the copy to say.
+    pub agent_writes: bool,
+}
+
+impl Seen {
+    /// Leaves out what gave reason to a change: it was tried, and brought nothing.
+    pub fn without(&mut self, change: &Change) {
+        match change {
+            Change::Threads(_) | Change::Readers(_) | Change::Writers(_) => {
+                self.threads = Sweep::default();
+                self.alone = [None; 2];
+            }
+            Change::Streams(_) => self.streams = Sweep::default(),
+            Change::Congestion(name) => {
+                if let Some(congestion) = &mut self.congestion {
+                    congestion.others.retain(|(other, _)| other != name);
+                }
+            }
+            Change::QuickChecksum => self.checksum = None,
+        }
+    }
 }
 
 /// What is slow.
@@ -272,8 +318,12 @@ pub enum Change {
 pub enum Remedy {
     /// Give the copy another setting.
     Copy(Change),
-    /// Give a host other settings.
+    /// Give a host other settings. What that brings is at least
+    /// [`Finding::gain`]: it is what was got without them.
     Tune(End),
+    /// Start the agent at the destination with so many threads that write, or do
+    /// what people do.
+    AgentWriters(u32),
     /// What people do; see [`Cause::advice`].
     People,
 }

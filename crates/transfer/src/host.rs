@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The most that is told, in bytes: a few lines for each of the processors and
 /// threads of a large machine.
@@ -59,7 +60,34 @@ pub fn look() -> String {
         tell(&format!("thread.{thread}.ran_s"), &ran.to_string());
         tell(&format!("thread.{thread}.waited_s"), &waited.to_string());
     }
+    let (ran, waited) = ended();
+    tell("ended.ran_s", &ran.to_string());
+    tell("ended.waited_s", &waited.to_string());
     told
+}
+
+/// Nanoseconds that threads had a processor, and that they waited for one, which
+/// have ended: the kernel forgets them.
+static ENDED: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+
+/// Seconds that threads had a processor and waited for one which have ended, of
+/// those that were [`Remembered`].
+pub fn ended() -> (f64, f64) {
+    let [ran, waited] = ENDED.each_ref().map(|time| time.load(Relaxed) as f64 / 1e9);
+    (ran, waited)
+}
+
+/// Remembers the times of the thread that drops it, which is about to end.
+#[derive(Debug)]
+pub(crate) struct Remembered;
+
+impl Drop for Remembered {
+    fn drop(&mut self) {
+        let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+        for (sum, word) in ENDED.iter().zip(text.split_whitespace()) {
+            sum.fetch_add(word.parse().unwrap_or(0), Relaxed);
+        }
+    }
 }
 
 /// The threads of this process: number, seconds that each had a processor, and
@@ -124,6 +152,25 @@ mod tests {
         assert!(told.keys().any(|name| name.starts_with("processor.")), "{told:?}");
         assert!(told.keys().any(|name| name.starts_with("thread.")), "{told:?}");
         assert!(told["up_s"].parse::<f64>().is_ok_and(|up| up > 0.0));
+    }
+
+    #[test]
+    fn threads_that_have_ended_still_count() {
+        let (before, began) = (ended().0, std::time::Instant::now());
+        let busy = std::thread::spawn(|| {
+            let remembered = Remembered;
+            let mut sum = 0_u64;
+            for n in 0..50_000_000_u64 {
+                sum = std::hint::black_box(sum ^ n);
+            }
+            drop(remembered);
+        });
+        busy.join().expect("ended");
+        let ran = ended().0 - before;
+        assert!(ran > 0.0, "{ran}");
+        // Other tests have threads of their own, but no more than processors.
+        assert!(ran <= 1024.0 * began.elapsed().as_secs_f64(), "{ran}");
+        assert!(parse(&look())["ended.ran_s"].parse::<f64>().is_ok_and(|told| told >= before + ran));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! - the threads end with the session, however it ends.
 
 use crate::gate::Gate;
+use crate::host::Remembered;
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::Monitor;
 use crate::output::Output;
@@ -67,6 +68,7 @@ pub(crate) async fn receive(
     for index in 0..writers.most() {
         let (writer, queues) = (Arc::clone(&writer), Arc::clone(&queues));
         let run = move || {
+            let _times = Remembered;
             let mut walker = writer.walker();
             queues.gate.pass(index);
             while let Some(job) = queues.jobs.pop() {

@@ -10,6 +10,7 @@
 
 use crate::filter::Filter;
 use crate::gate::Gate;
+use crate::host::Remembered;
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::Monitor;
 use crate::pace::Pace;
@@ -186,6 +187,7 @@ fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<A
     for index in 0..most {
         let (reader, running) = (Arc::clone(&reader), Arc::clone(&running));
         let run = move || {
+            let _times = Remembered;
             reader.run(index);
             if running.fetch_sub(1, Ordering::AcqRel) == 1 {
                 reader.items.close();
@@ -201,7 +203,10 @@ fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<A
         batch: Vec::new(),
         batch_bytes: 0,
     };
-    let run = move || finder.run(&plan);
+    let run = move || {
+        let _times = Remembered;
+        finder.run(&plan)
+    };
     std::thread::Builder::new().name("transfer-scan".into()).spawn(run).map_err(failed)?;
     Ok(gate)
 }

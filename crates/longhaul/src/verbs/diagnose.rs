@@ -7,18 +7,19 @@
 //! stage gives reason to ask ([`probe`]). [`longhaul_report::model`] makes costs of
 //! them, and [`longhaul_report::cause`] names the cause.
 
+mod child;
 mod hosts;
 mod ladder;
 mod probe;
 mod tell;
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{Exit, Failure, Outcome};
 use crate::names::parse_bytes;
 use crate::output::{Output, save};
 use ladder::{How, Ladder, Rung, Took};
-use longhaul_bench::record::{Better, Cell, Place, Record, Validity};
+use longhaul_bench::record::{Better, Cell, Place, ROUND_TRIPS_MIN, Record};
 use longhaul_bench::schema;
-use longhaul_report::cause::{self, Change, Finding, HostSeen, Remedy, Seen, Sweep, Tried};
+use longhaul_report::cause::{self, Change, Finding, GAIN_MIN, HostSeen, Remedy, Seen, Sweep, Tried};
 use longhaul_report::model::{Copy, Fit, Noise, Split, fit, split};
 use longhaul_report::stats::Interval;
 use std::ffi::OsString;
@@ -40,9 +41,10 @@ pub(crate) struct Args {
     /// Where they are to be written
     #[arg(value_name = "DST")]
     destination: OsString,
-    /// Bytes of each copy
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
-    bytes: u64,
+    /// Bytes of each copy [default: 64 MiB, and more where that takes less than 2 s or 20 round
+    /// trips]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    bytes: Option<u64>,
     /// Most files of a copy
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(16..=1_000_000))]
     files: u32,
@@ -72,6 +74,13 @@ pub(crate) struct Args {
     output: Option<PathBuf>,
 }
 
+/// Bytes of a copy, to begin with.
+const BYTES: u64 = 64 << 20;
+/// Seconds that a copy is to take at least: of a shorter one, its begin and its end are
+/// most.
+const LONG: f64 = 2.0;
+/// How often copies are made larger for that, and by how much at most.
+const LARGER: (usize, f64) = (4, 32.0);
 /// The fewest files of a copy: enough for every thread and connection.
 const FEW: u32 = 8;
 /// Numbers of threads and of connections that are tried.
@@ -79,6 +88,9 @@ const TRIED: [u16; 3] = [1, 4, 16];
 /// Runs of which the best counts, where one is compared with another: what else a
 /// machine does only ever costs.
 const BEST_OF: usize = 2;
+/// Rounds in which the copy is made as it is and with a remedy, before that is promised
+/// and when it is applied.
+const ROUNDS: usize = 3;
 
 /// How much longer than the network alone writing behind it has to take before it
 /// is the writing that limits: where packets are lost, runs differ by as much.
@@ -91,6 +103,8 @@ struct Climbed {
     fits: Vec<(Rung, Fit)>,
     split: Option<Split>,
     cells: Vec<Cell>,
+    /// Questions that found no answer, and remedies that did not help.
+    notes: Vec<String>,
     /// Least round trip in seconds, and the most bits a second that got through.
     path: (Option<f64>, f64),
 }
@@ -103,6 +117,25 @@ struct Attempt {
     command: Option<String>,
 }
 
+impl Climbed {
+    /// What an answer is, or a note that there is none; it ends only if all is to.
+    fn note<T>(
+        &mut self,
+        what: &str,
+        asked: Result<T, Failure>,
+        ladder: &Ladder,
+    ) -> Result<Option<T>, Failure> {
+        match asked {
+            Ok(answer) => Ok(Some(answer)),
+            Err(e) if ladder.stopped() => Err(e),
+            Err(e) => {
+                self.notes.push(format!("not asked: {what} ({})", e.message));
+                Ok(None)
+            }
+        }
+    }
+}
+
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let stop = longhaul_bench::Stop::new();
     super::bench::stop_on_interrupt(&stop)?;
@@ -110,6 +143,36 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     if let Some(why) = hosts::Segments::unread() {
         output.note(format_args!("longhaul: {why}: losses on the path will not be seen"));
     }
+    let mut climbed = Climbed::default();
+    let (findings, tried, failure) = match find(args, &mut ladder, &mut climbed, output) {
+        Ok((findings, tried)) => (findings, tried, None),
+        // Nothing was measured that could be kept.
+        Err(failure) if climbed.cells.is_empty() => return Err(failure),
+        Err(failure) => (Vec::new(), None, Some(failure)),
+    };
+    let mut record = Record::new("diagnose", format!("copies to {}", args.destination.to_string_lossy()));
+    record.cells.clone_from(&climbed.cells);
+    record.conditions.0 = tell::conditions(&climbed, &findings, tried.as_ref());
+    record.conditions.0.extend(failure.iter().map(|failure| ("ended early".into(), failure.message.clone())));
+    record.judge();
+    let validity = record.validity.clone();
+    if let Some(path) = &args.output {
+        save(path, &schema::Output { longhaul: Some(record), ..schema::Output::now() })?;
+    }
+    tell::tell(&climbed, &findings, tried.as_ref(), &validity, output);
+    let Some(failure) = failure else { return Ok(()) };
+    let kept =
+        args.output.as_ref().map(|path| format!("; what was measured until then is in {}", path.display()));
+    Err(Failure::new(Exit::Partly, format!("{}{}", failure.message, kept.unwrap_or_default())))
+}
+
+/// Measures, and finds causes; with `--try` also what the remedy brings.
+fn find(
+    args: &Args,
+    ladder: &mut Ladder,
+    climbed: &mut Climbed,
+    output: Output,
+) -> Result<(Vec<Finding>, Option<Attempt>), Failure> {
     let now = How {
         readers: args.threads,
         writers: args.threads,
@@ -118,25 +181,126 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
         congestion: args.congestion.clone(),
         rate: None,
     };
-    let mut climbed = Climbed::default();
     let findings = if !ladder.is_local() && !ladder.full_packets_pass()? {
         vec![cause::black_hole()]
     } else {
-        cause::diagnose(&climb(args, &mut ladder, &now, &mut climbed, output)?)
+        if args.bytes.is_none() {
+            enlarge(ladder, &now, output)?;
+        }
+        climb(args, ladder, &now, climbed, output)?;
+        confirmed(args, ladder, &now, climbed, output)?
     };
     let tried = match findings.first() {
-        Some(first) if args.try_it => Some(attempt(args, &mut ladder, first, &now, &climbed)?),
+        Some(first) if args.try_it => {
+            let tried = attempt(args, ladder, first, &now, climbed.path);
+            climbed.note("what the remedy brings", tried, ladder)?
+        }
         _ => None,
     };
-    if let Some(path) = &args.output {
-        let mut record = Record::new("diagnose", format!("copies to {}", args.destination.to_string_lossy()));
-        record.cells.clone_from(&climbed.cells);
-        record.conditions.0 = tell::conditions(&findings, tried.as_ref());
-        record.judge();
-        save(path, &schema::Output { longhaul: Some(record), ..schema::Output::now() })?;
+    Ok((findings, tried))
+}
+
+/// Makes copies so large that they say something: a path may carry what would be enough
+/// elsewhere within a moment.
+fn enlarge(ladder: &mut Ladder, now: &How, output: Output) -> Result<(), Failure> {
+    let (times, most) = LARGER;
+    for _ in 0..times {
+        let took = ladder.copy(Rung::Whole, FEW, now)?;
+        let Some(times) = too_short(took.seconds, took.round_trip) else { break };
+        let Some(bytes) = ladder.enlarge(times.min(most)) else { break };
+        output.note(format_args!("copies of {}", longhaul_block::units::format_size(bytes)));
     }
-    tell::tell(&climbed, &findings, tried.as_ref(), output);
     Ok(())
+}
+
+/// How many times as large a copy has to be that took so long.
+fn too_short(seconds: f64, round_trip: Option<f64>) -> Option<f64> {
+    let least = LONG.max(round_trip.unwrap_or(0.0) * f64::from(ROUND_TRIPS_MIN));
+    // Somewhat more, since not all of the time is for bytes.
+    (seconds < least).then(|| 1.2 * least / seconds.max(1e-3))
+}
+
+/// Causes, of which the first one's remedy was tried if the copy can: what brings
+/// nothing is no remedy, and what it brought is what is promised.
+fn confirmed(
+    args: &Args,
+    ladder: &mut Ladder,
+    now: &How,
+    climbed: &mut Climbed,
+    output: Output,
+) -> Result<Vec<Finding>, Failure> {
+    let mut known: Vec<(Change, f64)> = Vec::new();
+    loop {
+        let Some(seen) = &mut climbed.seen else { return Ok(Vec::new()) };
+        let mut findings = cause::diagnose(seen);
+        for finding in &mut findings {
+            let Remedy::Copy(change) = &finding.remedy else { continue };
+            let known = known.iter().find(|(known, _)| known == change);
+            finding.gain = known.map(|(_, gain)| *gain).or(finding.gain);
+        }
+        cause::rank(&mut findings);
+        let change = match findings.first().map(|first| &first.remedy) {
+            Some(Remedy::Copy(change)) if known.iter().all(|(known, _)| known != change) => change.clone(),
+            _ => return Ok(findings),
+        };
+        let words = change.options().join(" ");
+        output.note(format_args!("with {words}, and without"));
+        match versus(args, ladder, now, &change) {
+            Ok(gain) if gain >= GAIN_MIN => known.push((change, gain)),
+            Err(e) if ladder.stopped() => return Err(e),
+            failed => {
+                seen.without(&change);
+                let why = failed.map_or_else(|e| e.message, |gain| format!("{gain:.2} times as fast"));
+                climbed.notes.push(format!("{words} did not help when it was tried again: {why}"));
+            }
+        }
+    }
+}
+
+/// How many times as fast the copy is with a change, one beside the other so that both
+/// see the same machine: of medians, which one bad run does not move.
+fn versus(args: &Args, ladder: &mut Ladder, now: &How, change: &Change) -> Result<f64, Failure> {
+    let mut then = now.clone();
+    match change {
+        Change::Threads(n) => then = now.threads(small(*n)),
+        Change::Readers(n) => then.readers = small(*n),
+        Change::Writers(n) => then.writers = small(*n),
+        Change::Streams(n) => then.streams = small(*n),
+        Change::Congestion(name) => then.congestion = Some(name.clone()),
+        Change::QuickChecksum => then.checksum = super::cp::Checksum::Xxh3.name(),
+    }
+    let [before, after] =
+        in_turn(ROUNDS, &[now.clone(), then], |how| Ok(ladder.copy(Rung::Whole, args.files, how)?.seconds))?;
+    Ok(median(before) / median(after))
+}
+
+/// Runs of several kinds, one of each after the other and then again: what drifts
+/// meanwhile is in all of them.
+fn in_turn<T, const N: usize>(
+    rounds: usize,
+    kinds: &[T; N],
+    mut run: impl FnMut(&T) -> Result<f64, Failure>,
+) -> Result<[Vec<f64>; N], Failure> {
+    let mut times = [const { Vec::new() }; N];
+    for _ in 0..rounds {
+        for (kind, times) in kinds.iter().zip(&mut times) {
+            times.push(run(kind)?);
+        }
+    }
+    Ok(times)
+}
+
+fn quickest(times: &[f64]) -> f64 {
+    times.iter().copied().fold(f64::INFINITY, f64::min)
+}
+
+fn slowest(times: &[f64]) -> f64 {
+    times.iter().copied().fold(0.0, f64::max)
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Few files, some, and many: as far apart from each other.
@@ -163,13 +327,7 @@ fn best(all: &[Runs], rung: Rung, files: u32) -> Option<&Took> {
     all.iter().find(|runs| runs.rung == rung && runs.files == files)?.best()
 }
 
-fn climb(
-    args: &Args,
-    ladder: &mut Ladder,
-    now: &How,
-    climbed: &mut Climbed,
-    output: Output,
-) -> Result<Seen, Failure> {
+fn climb(args: &Args, ladder: &mut Ladder, now: &How, climbed: &mut Climbed, output: Output) -> Outcome {
     let files = args.files;
     let mut all: Vec<Runs> = Vec::new();
     for rung in Rung::FITTED {
@@ -181,11 +339,16 @@ fn climb(
         ladder.asks = rung == Rung::Whole;
         let mut copies = Vec::new();
         for files in counts(args) {
-            let took =
-                (0..args.runs).map(|_| ladder.copy(rung, files, now)).collect::<Result<Vec<_>, _>>()?;
-            let mut cell = cell(rung, files);
-            took.iter().for_each(|took| cell.push(took.seconds, &Validity::default()));
-            climbed.cells.push(cell);
+            let (at, mut took) = (climbed.cells.len(), Vec::new());
+            for _ in 0..args.runs {
+                let one = ladder.copy(rung, files, now)?;
+                // At once: it is kept whatever becomes of the next one.
+                if climbed.cells.len() == at {
+                    climbed.cells.push(cell(rung, files));
+                }
+                climbed.cells[at].push(one.seconds, &one.validity);
+                took.push(one);
+            }
             copies.extend(took.iter().map(|took| Copy {
                 files: files.into(),
                 bytes: took.bytes as f64,
@@ -197,13 +360,15 @@ fn climb(
     }
     ladder.asks = false;
     output.note("more and fewer at the same time");
-    let (threads, alone) = threads(ladder, files, now)?;
-    let streams = match ladder.is_local() {
-        true => Sweep::default(),
-        false => sweep(args.streams, |streams| {
+    let asked = threads(ladder, files, now);
+    let (threads, alone) = climbed.note("other numbers of threads", asked, ladder)?.unwrap_or_default();
+    let mut streams = Sweep::default();
+    if !ladder.is_local() {
+        let asked = sweep(args.streams, |streams| {
             Ok(ladder.copy(Rung::Whole, files, &How { streams, ..now.clone() })?.seconds)
-        })?,
-    };
+        });
+        streams = climbed.note("other numbers of connections", asked, ladder)?.unwrap_or_default();
+    }
     let of = |rung: Rung| climbed.fits.iter().find(|(one, _)| *one == rung).map(|(_, fit)| *fit);
     let whole = of(Rung::Whole).ok_or_else(|| Failure::failed("nothing was copied"))?;
     let stages = [of(Rung::Read), of(Rung::Network), of(Rung::Write)];
@@ -229,11 +394,12 @@ fn climb(
         congestion: None,
         sockets: network.map(|took| took.sockets),
         hosts,
+        agent_writes: !ladder.is_local(),
     };
     output.note("what the slowest stage gives reason to ask");
-    probe::ask(args, ladder, now, (network, copy), &mut seen, &mut climbed.cells)?;
-    climbed.seen = Some(seen.clone());
-    Ok(seen)
+    probe::ask(args, ladder, now, (network, copy), &mut seen, climbed)?;
+    climbed.seen = Some(seen);
+    Ok(())
 }
 
 /// Writing at another machine is seen through the network. What it takes no
@@ -244,33 +410,42 @@ fn limiting(write: Option<Fit>, network: Option<Fit>, files: f64, bytes: f64) ->
 }
 
 /// Other numbers of threads; where they help, the best of those that read and of
-/// those that write without the other.
+/// those that write without the other. An agent has threads of its own that write,
+/// which the copy has no say in.
 fn threads(ladder: &mut Ladder, files: u32, now: &How) -> Result<(Sweep, [Option<f64>; 2]), Failure> {
+    let local = ladder.is_local();
     let mut whole = |how: &How| Ok::<_, Failure>(ladder.copy(Rung::Whole, files, how)?.seconds);
-    let threads = sweep(now.readers, |threads| whole(&now.threads(threads)))?;
+    let reading = |readers| How { readers, ..now.clone() };
+    let of = |threads| if local { now.threads(threads) } else { reading(threads) };
+    let threads = sweep(now.readers, |threads| whole(&of(threads)))?;
     let Some((best, _)) = threads.gain() else { return Ok((threads, [None; 2])) };
+    if !local {
+        return Ok((threads, [Some(best.seconds), None]));
+    }
     let n = small(best.value);
-    let mut alone = |how: How| Ok::<_, Failure>(whole(&how)?.min(whole(&how)?));
-    let readers = alone(How { readers: n, ..now.clone() })?;
-    let writers = alone(How { writers: n, ..now.clone() })?;
-    Ok((threads, [Some(readers), Some(writers)]))
+    let alone = [reading(n), How { writers: n, ..now.clone() }];
+    let alone = in_turn(BEST_OF, &alone, whole)?;
+    Ok((threads, alone.map(|times| Some(quickest(&times)))))
 }
 
-/// Runs with what it is now, and with others.
+/// Runs with what it is now, and with others, in turn.
 fn sweep(now: u16, mut run: impl FnMut(u16) -> Result<f64, Failure>) -> Result<Sweep, Failure> {
     let mut values = TRIED.to_vec();
     if !values.contains(&now) {
         values.push(now);
     }
-    let mut tried = Vec::new();
-    for value in values {
-        let mut seconds = f64::INFINITY;
-        for _ in 0..BEST_OF {
-            seconds = seconds.min(run(value)?);
+    let mut times = vec![Vec::new(); values.len()];
+    for _ in 0..BEST_OF {
+        for (value, times) in values.iter().zip(&mut times) {
+            times.push(run(*value)?);
         }
-        tried.push(Tried { value: value.into(), seconds });
     }
-    Ok(Sweep { now: now.into(), tried })
+    let tried = values.into_iter().zip(times).map(|(value, times)| Tried {
+        value: value.into(),
+        seconds: quickest(&times),
+        slowest: slowest(&times),
+    });
+    Ok(Sweep { now: now.into(), tried: tried.collect() })
 }
 
 fn small(value: u32) -> u16 {
@@ -295,31 +470,44 @@ fn attempt(
     ladder: &mut Ladder,
     finding: &Finding,
     now: &How,
-    climbed: &Climbed,
+    path: (Option<f64>, f64),
 ) -> Result<Attempt, Failure> {
-    let predicted = finding.gain;
-    let change = match &finding.remedy {
-        Remedy::Copy(change) => change,
-        Remedy::Tune(end) => {
-            let command = Some(format!("at the {end}: {}", tell::tune_command(climbed.path)));
-            return Ok(Attempt { predicted, achieved: None, command });
-        }
-        Remedy::People => return Ok(Attempt { predicted, achieved: None, command: None }),
+    let (achieved, command) = match &finding.remedy {
+        Remedy::Copy(change) => (Some(versus(args, ladder, now, change)?), None),
+        Remedy::Tune(end) => (None, Some(format!("at the {end}: {}", tell::tune_command(path)))),
+        Remedy::AgentWriters(_) | Remedy::People => (None, None),
     };
-    let mut then = now.clone();
-    match change {
-        Change::Threads(n) => then = now.threads(small(*n)),
-        Change::Readers(n) => then.readers = small(*n),
-        Change::Writers(n) => then.writers = small(*n),
-        Change::Streams(n) => then.streams = small(*n),
-        Change::Congestion(name) => then.congestion = Some(name.clone()),
-        Change::QuickChecksum => then.checksum = super::cp::Checksum::Xxh3.name(),
+    Ok(Attempt { predicted: finding.gain, achieved, command })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drift_is_in_all_kinds_alike() {
+        // Each run takes longer than the one before it, whatever its kind.
+        let mut clock = 10.0;
+        let mut run = |_: &&str| {
+            clock += 1.0;
+            Ok(clock)
+        };
+        let [a, b] = in_turn(3, &["a", "b"], &mut run).expect("no failure");
+        assert_eq!((a.clone(), b.clone()), (vec![11.0, 13.0, 15.0], vec![12.0, 14.0, 16.0]));
+        assert!((median(b) / median(a) - 1.0).abs() < 0.1);
+        let swept = sweep(4, |_| run(&"")).expect("no failure");
+        assert!(swept.gain().is_none(), "{swept:?}");
+        // Where the number that is asked about came last, the first ones seemed better.
+        let swept = sweep(32, |value| Ok(if value == 32 { 2.0 } else { 1.0 })).expect("no failure");
+        assert_eq!(swept.gain().map(|(best, _)| best.value), Some(1));
     }
-    // One beside the other, so that both see the same machine.
-    let (mut before, mut after) = (f64::INFINITY, f64::INFINITY);
-    for _ in 0..BEST_OF {
-        before = before.min(ladder.copy(Rung::Whole, args.files, now)?.seconds);
-        after = after.min(ladder.copy(Rung::Whole, args.files, &then)?.seconds);
+
+    #[test]
+    fn short_copies_are_made_longer() {
+        assert_eq!(too_short(2.5, None), None);
+        assert_eq!(too_short(2.5, Some(0.1)), None);
+        // 20 round trips of a path to the other side of the world.
+        assert!(too_short(2.5, Some(0.3)).is_some_and(|times| (times - 2.88).abs() < 1e-9));
+        assert!(too_short(0.05, None).is_some_and(|times| (times - 48.0).abs() < 1e-9));
     }
-    Ok(Attempt { predicted, achieved: Some(before / after), command: None })
 }

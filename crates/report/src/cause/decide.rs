@@ -1,7 +1,8 @@
 //! The decision.
 
 use super::{
-    Cause, Change, End, Finding, GAIN_MIN, Remedy, SLOW_FILE, SLOW_LOOKUP, SLOW_OPERATION, Seen, Sockets,
+    Cause, Change, Congestion, End, Finding, GAIN_MIN, Remedy, SLOW_FILE, SLOW_LOOKUP, SLOW_OPERATION, Seen,
+    Sockets, Sweep,
 };
 use crate::model::{Fit, Stage};
 
@@ -15,16 +16,21 @@ const LOSS: f64 = 0.001;
 const NEEDLESS: f64 = 0.5;
 /// Share of a processor that is all of it.
 const BUSY: f64 = 0.9;
-/// Share of the time for which others may have the processors before they are in
-/// the way.
-const OTHERS: f64 = 0.2;
+/// Share of the time that may go by because others have the processors before they
+/// are in the way.
+const LOST: f64 = 0.2;
 /// Share of what a stage's remedy would bring that fewer at the same time bring,
 /// from which on they are the remedy.
 const CROWD: f64 = 0.4;
-/// Share of the time for which a thread wants a processor that is nearly all of
-/// it: who waits for one in between, but mostly for something else, is not slower
-/// for that.
+/// How many threads of a copy want a processor at a time, on average, if it does
+/// nothing else: who waits for one in between, but mostly for a disk or a network,
+/// is not slower for that.
 const WANTED: f64 = 0.7;
+/// Share of what the best congestion control brings that one brings which slows
+/// down for losses as well, from which on losses are not what slows the copy down.
+const AS_WELL: f64 = 0.5;
+/// Threads that write at an agent, as many as are tried on this machine.
+const AGENT_WRITERS: u32 = 16;
 /// How much longer it may take with the best number of readers alone than with
 /// that of both: the writers are no cause then.
 const ALONE: f64 = 1.1;
@@ -41,13 +47,18 @@ pub fn diagnose(seen: &Seen) -> Vec<Finding> {
     }
     let all = found.clone();
     found.retain(|finding| !all.iter().any(|cause| explains(cause, finding)));
+    rank(&mut found);
+    found
+}
+
+/// Puts the finding first that brings most.
+pub fn rank(found: &mut [Finding]) {
     let weight = |finding: &Finding| match finding.cause {
         // Nothing gets across: how fast it would be is no question yet.
         Cause::BlackHole => f64::INFINITY,
         _ => finding.gain.unwrap_or(GAIN_MIN),
     };
     found.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
-    found
 }
 
 /// Whether one thing is seen only because of another.
@@ -128,6 +139,11 @@ fn work(seen: &Seen, found: &mut Vec<Finding>) {
 
 /// What takes processors besides it.
 fn hosts(seen: &Seen, found: &mut Vec<Finding>) {
+    // What is so many times as fast with more at the same time, on the same processors
+    // and beside the same programs, waited for them no longer than that then took.
+    let more = |sweep: &Sweep| sweep.gain().filter(|(best, _)| best.value > sweep.now);
+    let hidden = [more(&seen.threads), more(&seen.streams)].into_iter().flatten().map(|(_, gain)| gain);
+    let most = 1.0 / hidden.fold(1.0, f64::max);
     for (end, host) in [End::Source, End::Destination].into_iter().zip(seen.hosts) {
         let mut add = |cause, remedy, gain, evidence| found.push(Finding { cause, remedy, gain, evidence });
         let share = host.busiest * 100.0;
@@ -135,9 +151,10 @@ fn hosts(seen: &Seen, found: &mut Vec<Finding>) {
             let evidence = "that processor does little else".to_owned();
             add(Cause::Interrupts(end), Remedy::People, None, evidence);
         }
-        if host.others >= OTHERS && host.busiest + host.others >= WANTED {
-            let evidence = format!("they had them for {:.0} % of the time", host.others * 100.0);
-            let gain = 1.0 / (1.0 - host.others.min(0.99));
+        let lost = host.lost.min(most);
+        if lost >= LOST && host.wanted >= WANTED {
+            let evidence = format!("the copy waited for them for {:.0} % of the time", lost * 100.0);
+            let gain = 1.0 / (1.0 - lost.min(0.99));
             add(Cause::Others(end), Remedy::People, Some(gain), evidence);
         }
         if host.busiest < BUSY {
@@ -154,8 +171,8 @@ fn hosts(seen: &Seen, found: &mut Vec<Finding>) {
 }
 
 /// The longest stage, and what the copy gains if it takes no longer than the
-/// next one.
-fn longest(seen: &Seen) -> Option<(Stage, f64)> {
+/// next one, where that is known.
+fn longest(seen: &Seen) -> Option<(Stage, Option<f64>)> {
     let time = |fit: &Fit| fit.predict(seen.files, seen.bytes);
     let mut stages: Vec<(Stage, f64)> = Stage::ALL
         .into_iter()
@@ -166,13 +183,13 @@ fn longest(seen: &Seen) -> Option<(Stage, f64)> {
     let (stage, most) = *stages.first()?;
     let next = stages.get(1).map_or(0.0, |(_, seconds)| *seconds);
     let whole = time(&seen.whole);
-    let without = whole - (most - next);
-    let gain = if without > 0.0 { (whole / without).max(1.0) } else { 1.0 };
-    Some((stage, gain))
+    // No copy takes less than one of its stages, whatever the noise of the fits.
+    let without = (whole - (most - next)).max(next);
+    Some((stage, (next > 0.0).then(|| (whole / without).max(1.0))))
 }
 
 /// The cause within a stage.
-fn of_stage(seen: &Seen, stage: Stage, gain: f64) -> Option<Finding> {
+fn of_stage(seen: &Seen, stage: Stage, gain: Option<f64>) -> Option<Finding> {
     let index = Stage::ALL.iter().position(|one| *one == stage)?;
     let fit = seen.stages[index].unwrap_or(seen.whole);
     let (each, for_files) = (fit.t0.value, fit.t0.value * seen.files);
@@ -181,8 +198,7 @@ fn of_stage(seen: &Seen, stage: Stage, gain: f64) -> Option<Finding> {
     let per_file = each >= SLOW_FILE && for_files > for_bytes;
     let files = format!("{:.1} ms a file, {for_files:.1} s of {all:.1} s", each * 1e3);
     let bytes = format!("{for_bytes:.1} s of {all:.1} s for the bytes alone");
-    let of_people =
-        |cause, evidence| Some(Finding { cause, remedy: Remedy::People, gain: Some(gain), evidence });
+    let of_people = |cause, evidence| Some(Finding { cause, remedy: Remedy::People, gain, evidence });
     let end = if stage == Stage::Read { End::Source } else { End::Destination };
     let host = seen.hosts[usize::from(end == End::Destination)];
     match stage {
@@ -199,6 +215,9 @@ fn of_stage(seen: &Seen, stage: Stage, gain: f64) -> Option<Finding> {
                 (None, _) => (Cause::SlowCreate, files),
             };
             // What is slow for each file is hidden by many of them.
+            if stage == Stage::Write && seen.agent_writes {
+                return Some(Finding { cause, remedy: Remedy::AgentWriters(AGENT_WRITERS), gain, evidence });
+            }
             match more_threads(seen).filter(|(_, more, ..)| *more) {
                 Some(_) if each * f64::from(seen.threads.now) < SLOW_OPERATION => None,
                 Some((change, _, gain, _)) => {
@@ -237,6 +256,11 @@ fn network(seen: &Seen, bytes: String) -> Option<Finding> {
     // what a remedy of the one would.
     let streams = seen.streams.gain().filter(|(best, _)| best.value > seen.streams.now);
     let held = sockets.peer_window.max(sockets.send_buffer);
+    if sockets.retransmitted > LOSS
+        && let Some(found) = wrong_control(seen)
+    {
+        return Some(found);
+    }
     if let Some(cause) = losses(&sockets, other.is_some() || streams.is_some()) {
         let evidence = format!("{:.2} % of the segments were sent again", percent(sockets.retransmitted));
         let evidence = match (&cause, sockets.at_half_rate) {
@@ -266,11 +290,27 @@ fn network(seen: &Seen, bytes: String) -> Option<Finding> {
         return finding(cause, Remedy::Tune(end), streams.map(|(_, gain)| gain), evidence);
     }
     if let (Some((name, gain)), Some(congestion)) = (other, &seen.congestion) {
-        let (now, before) = (&congestion.now, congestion.seconds);
-        let evidence = format!("{before:.1} s with {now}, {:.1} s with {name}", before / gain);
-        return finding(Cause::Congestion, Remedy::Copy(Change::Congestion(name)), Some(gain), evidence);
+        return Some(other_control(congestion, &name, gain));
     }
     finding(Cause::LinkFull, Remedy::People, Some(1.0), bytes)
+}
+
+/// Another congestion control, where one that slows down for losses brings about
+/// as much as the best: the losses are what the present one makes itself then.
+fn wrong_control(seen: &Seen) -> Option<Finding> {
+    let congestion = seen.congestion.as_ref()?;
+    let ((name, most), (_, alike)) = (congestion.gain()?, congestion.gain_of_loss_based()?);
+    (alike - 1.0 >= AS_WELL * (most - 1.0)).then(|| other_control(congestion, name, most))
+}
+
+fn other_control(congestion: &Congestion, name: &str, gain: f64) -> Finding {
+    let (now, before) = (&congestion.now, congestion.seconds);
+    Finding {
+        cause: Cause::Congestion,
+        remedy: Remedy::Copy(Change::Congestion(name.to_owned())),
+        gain: Some(gain),
+        evidence: format!("{before:.1} s with {now}, {:.1} s with {name}", before / gain),
+    }
 }
 
 /// Why segments were sent again, if that limits: a full link loses some, too,

@@ -104,7 +104,9 @@ impl Cause {
                 "let TCP probe for the size that gets through (net.ipv4.tcp_mtu_probing=1)".into()
             }
             Cause::Checksum => "use the quick checksum".into(),
-            Cause::Encryption => "leave encryption out where the network is trusted".into(),
+            Cause::Encryption => {
+                "leave encryption out where the network is trusted (an agent without a key)".into()
+            }
             Cause::Processor(_) => {
                 "spread it over more connections and threads, or use a faster processor".into()
             }
@@ -136,11 +138,20 @@ impl Change {
 }
 
 impl Finding {
+    /// Whether [`Finding::gain`] is the least that is to be expected: settings of a
+    /// machine are not tried, and what is known of them was got in another way.
+    pub fn is_bound(&self) -> bool {
+        matches!(self.remedy, Remedy::Tune(_))
+    }
+
     /// What to do, in words.
     pub fn remedy(&self) -> String {
         match &self.remedy {
             Remedy::Copy(change) => format!("use {}", change.options().join(" ")),
             Remedy::Tune(end) => format!("{}: longhaul tune apply at the {end}", self.cause.advice()),
+            Remedy::AgentWriters(n) => {
+                format!("start the agent there with --writers {n}, or {}", self.cause.advice())
+            }
             Remedy::People => self.cause.advice(),
         }
     }
@@ -150,6 +161,9 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}): {}", self.cause, self.evidence, self.remedy())?;
         match self.gain {
+            Some(gain) if gain >= GAIN_MIN && self.is_bound() => {
+                write!(f, "; at least {gain:.1} times as fast is to be expected")
+            }
             Some(gain) if gain >= GAIN_MIN => write!(f, "; {gain:.1} times as fast is to be expected"),
             Some(_) => f.write_str("; nothing else would make it faster"),
             None => f.write_str("; how much that brings cannot be told beforehand"),

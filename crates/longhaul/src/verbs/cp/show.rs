@@ -28,13 +28,18 @@ pub(super) struct Troubles {
     pub(super) threads: Threads,
 }
 
-/// Of the thread that wanted a processor most: shares of the time of a copy.
+/// What the threads of a copy did.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Threads {
-    /// In which it had one.
+    /// Of the one that wanted a processor most: share of the time in which it had
+    /// one.
     pub(super) busiest: f64,
-    /// In which it waited for one.
+    /// And in which it waited for one.
     pub(super) waited: f64,
+    /// Seconds in which they had processors, all together.
+    pub(super) ran_s: f64,
+    /// And in which they waited for them.
+    pub(super) waited_s: f64,
 }
 
 /// Looks at threads again and again: they end before the copy does.
@@ -51,7 +56,10 @@ impl Looks {
         let most = self.0.values().copied().max_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1)));
         let (ran, waited) = most.unwrap_or_default();
         let share = |seconds: f64| (seconds / time.as_secs_f64().max(1e-9)).min(1.0);
-        Threads { busiest: share(ran), waited: share(waited) }
+        let of_ended = host::ended();
+        let now = host::threads().into_iter().map(|(_, ran, waited)| (ran, waited));
+        let (ran_s, waited_s) = now.fold(of_ended, |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        Threads { busiest: share(ran), waited: share(waited), ran_s, waited_s }
     }
 }
 
@@ -214,7 +222,10 @@ pub(super) fn summary(
             "through_ssh": summary.through_ssh, "dry_run": dry_run, "path_bits_per_second": path,
             "path_share": share, "chosen": list, "bytes_read": end.read_bytes,
             "sockets": sockets(monitor),
-            "threads": { "busiest": threads.busiest, "waited": threads.waited },
+            "threads": {
+                "busiest": threads.busiest, "waited": threads.waited, "ran_s": threads.ran_s,
+                "waited_s": threads.waited_s,
+            },
         }),
     );
     let mut words = vec![format!("{} files", counts.files), format_size(counts.bytes)];

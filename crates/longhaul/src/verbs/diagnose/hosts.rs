@@ -5,6 +5,7 @@ use longhaul_transfer::host;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 /// Share of a processor's time in which it does nothing but serve interrupts.
@@ -55,6 +56,14 @@ impl Look {
         self.0.get(name).is_some_and(|found| found == value)
     }
 
+    /// Whether two looks are at the same machine, and at some of the same processors
+    /// of it.
+    fn shares_processors(&self, other: &Look) -> bool {
+        let busy = |name: &&String| name.starts_with("processor.") && name.ends_with(".busy_s");
+        self.0.get("machine") == other.0.get("machine")
+            && self.0.keys().filter(busy).any(|name| other.0.contains_key(name))
+    }
+
     /// One of its processors does nothing but serve interrupts, and the others few.
     fn interrupts(&self) -> bool {
         let Some(time) = self.number("up_s").filter(|time| *time > 0.0) else { return false };
@@ -69,55 +78,92 @@ impl Look {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Use {
     pub(super) busiest: f64,
-    pub(super) others: f64,
+    pub(super) wanted: f64,
+    pub(super) lost: f64,
     pub(super) interrupts: bool,
     pub(super) saves_power: bool,
+    pub(super) device: Option<f64>,
 }
 
 impl Use {
     pub(super) fn seen(&self) -> HostSeen {
         HostSeen {
             busiest: self.busiest,
-            others: self.others,
+            wanted: self.wanted,
+            lost: self.lost,
             interrupts: self.interrupts,
             saves_power: self.saves_power,
-            ..HostSeen::default()
+            device: self.device,
+            lookup: None,
         }
     }
 }
 
-/// What both machines did. `own` are the seconds of processor time that the copy
-/// took here, `threads` what it says of its threads.
-pub(super) fn both(here: &Look, own: f64, threads: &Value, there: Option<&Look>, seconds: f64) -> [Use; 2] {
-    // Both ends may be on one machine: what one takes from the other is the
-    // copy's then.
-    let same = there.is_some_and(|there| there.0.get("machine") == here.0.get("machine"));
-    let far_own = there.and_then(|there| there.number("own_s")).unwrap_or_default();
-    let share = |name: &str| threads[name].as_f64().unwrap_or_default();
-    let of_copy = if same { own + far_own } else { own };
-    let near = used(here, of_copy, (share("busiest"), share("waited")));
-    let Some(there) = there else { return [near, Use::default()] };
-    // Of the thread that wanted a processor most, of those that are still there.
-    let pairs = there.numbers("thread.", ".ran_s").into_iter().zip(there.numbers("thread.", ".waited_s"));
-    let most = pairs.max_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1))).unwrap_or_default();
-    let share = |part: f64| (part / seconds.max(1e-9)).min(1.0);
-    let of_copy = if same { of_copy } else { far_own };
-    [near, used(there, of_copy, (share(most.0), share(most.1)))]
+/// What the threads of the copy on a machine did.
+#[derive(Clone, Copy, Debug)]
+struct Threads {
+    /// Share of the time in which the busiest one had a processor.
+    busiest: f64,
+    /// Seconds in which they had processors, all together.
+    ran: f64,
+    /// And in which they waited for them.
+    waited: f64,
 }
 
-/// `own` are the seconds of the copy on that machine; `busiest` and `waited` the
-/// shares of the time in which its busiest thread had a processor, and waited for one.
-fn used(look: &Look, own: f64, (busiest, waited): (f64, f64)) -> Use {
-    let all: f64 = look.numbers("processor.", ".busy_s").into_iter().sum();
-    let others = (all - own).max(0.0);
+/// What both machines did in a copy of so many seconds. `own` are the seconds of
+/// processor time that it took here, `threads` what it says of its threads.
+pub(super) fn both(here: &Look, own: f64, threads: &Value, there: Option<&Look>, seconds: f64) -> [Use; 2] {
+    // Both ends may be on the same processors: what one takes from the other is
+    // the copy's then.
+    let same = there.is_some_and(|there| here.shares_processors(there));
+    let far_own = there.and_then(|there| there.number("own_s")).unwrap_or_default();
+    let said = |name: &str| threads[name].as_f64().unwrap_or_default();
+    let of_copy = if same { own + far_own } else { own };
+    let all = Threads { busiest: said("busiest"), ran: said("ran_s"), waited: said("waited_s") };
+    let near = used(here, of_copy, all, seconds);
+    let Some(there) = there else { return [near, Use::default()] };
+    // Those that are still there, and those that have ended.
+    let sum = |begins: &str, ends: &str| there.numbers(begins, ends).into_iter().sum::<f64>();
+    let [ran, waited] = [".ran_s", ".waited_s"].map(|name| sum("thread.", name) + sum("ended", name));
+    let most = there.numbers("thread.", ".ran_s").into_iter().fold(0.0, f64::max);
+    let all = Threads { busiest: (most / seconds.max(1e-9)).min(1.0), ran, waited };
+    let of_copy = if same { of_copy } else { far_own };
+    [near, used(there, of_copy, all, seconds)]
+}
+
+/// `own` are the seconds of processor time of the copy on that machine.
+fn used(look: &Look, own: f64, threads: Threads, seconds: f64) -> Use {
+    let busy = look.numbers("processor.", ".busy_s");
+    let others = (busy.iter().sum::<f64>() - own).max(0.0);
     // Who waits does so for whoever has the processors: others, or the copy itself.
     let of_others = others / (others + own).max(1e-9);
+    let seconds = seconds.max(1e-9);
+    // The look may have taken longer than the copy, the others all the while.
+    let time = look.number("up_s").unwrap_or_default().max(seconds);
+    // A pipeline waits with many threads for the same processors: what it lost is no
+    // more than what the others had of each.
+    let had = others / busy.len().max(1) as f64 / time;
     Use {
-        busiest,
-        others: waited * of_others,
+        busiest: threads.busiest,
+        wanted: (threads.ran + threads.waited) / seconds,
+        lost: had.min(threads.waited * of_others / seconds).min(1.0),
         interrupts: look.interrupts(),
         saves_power: look.is("governor", "powersave"),
+        device: None,
     }
+}
+
+/// Milliseconds for which the device that a directory is on was busy so far; not
+/// where it is on none, or on several.
+pub(super) fn device_busy(dir: &Path) -> Option<f64> {
+    let number = dir.metadata().ok()?.dev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    io_ticks(&fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).ok()?)
+}
+
+/// The tenth number of a block device's `stat` (Documentation/block/stat.rst).
+fn io_ticks(stat: &str) -> Option<f64> {
+    stat.split_whitespace().nth(9)?.parse().ok()
 }
 
 /// Segments of TCP, of this network namespace so far.
@@ -210,21 +256,51 @@ mod tests {
         processor.0.interrupts_s 8\nprocessor.1.interrupts_s 1.5\nthread.7.ran_s 1.5\nthread.7.waited_s 8\n\
         thread.9.ran_s 0.2\nthread.9.waited_s 0.1\n";
 
+    /// The look at a machine, with lines in place of others.
+    fn changed(look: &Look, lines: &[(&str, &str)]) -> Look {
+        let lines = lines.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Look(look.0.clone().into_iter().chain(lines).collect())
+    }
+
     #[test]
-    fn others_are_who_has_the_processors_that_the_copy_waits_for() {
+    fn lost_is_what_others_had_while_the_copy_waited() {
         let look = Look::parse(AFTER).since(&Look::parse(BEFORE));
-        let threads = json!({ "busiest": 0.3, "waited": 0.6 });
+        let threads = json!({ "busiest": 0.3, "ran_s": 3.0, "waited_s": 4.0 });
         // 12 s in all, of which the copy took 3: three quarters are of others.
         let [near, far] = both(&look, 3.0, &threads, None, 10.0);
-        assert!((near.others - 0.45).abs() < 1e-9 && (near.busiest - 0.3).abs() < 1e-9, "{near:?}");
-        assert!(near.interrupts && far.others == 0.0, "{far:?}");
-        // Another machine, with an agent that took 1 s of the 12 and waited for 8.
-        let there = Look(look.0.clone().into_iter().chain([("machine".into(), "b".into())]).collect());
+        assert!((near.lost - 0.3).abs() < 1e-9 && (near.busiest - 0.3).abs() < 1e-9, "{near:?}");
+        assert!((near.wanted - 0.7).abs() < 1e-9, "{near:?}");
+        assert!(near.interrupts && far.lost == 0.0, "{far:?}");
+        // Ten threads wait at once: the others had no more than 9 s of two processors.
+        let many = json!({ "busiest": 0.1, "ran_s": 3.0, "waited_s": 60.0 });
+        let [near, _] = both(&look, 3.0, &many, None, 10.0);
+        assert!((near.lost - 0.45).abs() < 1e-9, "{near:?}");
+        // Another machine, with an agent that took 1 s of the 12 and waited for 8.1.
+        let there = changed(&look, &[("machine", "b")]);
+        let [_, far] = both(&look, 3.0, &threads, Some(&there), 20.0);
+        assert!((far.lost - 11.0 / 2.0 / 20.0).abs() < 1e-9, "{far:?}");
+        // Threads of it that have ended count as well.
+        let there = changed(&there, &[("ended.ran_s", "2"), ("ended.waited_s", "3")]);
         let [_, far] = both(&look, 3.0, &threads, Some(&there), 10.0);
-        assert!((far.others - 0.8 * 11.0 / 12.0).abs() < 1e-9, "{far:?}");
+        assert!((far.wanted - (0.5 + 0.2 + 8.1 + 5.0) / 10.0).abs() < 1e-9, "{far:?}");
         // The same one: what the two ends take from each other is the copy's.
         let [near, far] = both(&look, 11.0, &threads, Some(&look), 10.0);
-        assert!(near.others == 0.0 && far.others == 0.0, "{near:?} {far:?}");
+        assert!(near.lost == 0.0 && far.lost == 0.0, "{near:?} {far:?}");
+        // The same machine, each end on a processor of its own: 10 s of one, of which
+        // the copy took 1, and 2 s of the other.
+        let one = |keep: &str| {
+            let others = |name: &String| !name.starts_with("processor.") || name.contains(keep);
+            Look(look.0.clone().into_iter().filter(|(name, _)| others(name)).collect())
+        };
+        let [_, far] = both(&one(".1."), 2.0, &threads, Some(&one(".0.")), 10.0);
+        assert!((far.lost - 8.1 / 10.0 * 0.9).abs() < 1e-9, "{far:?}");
+    }
+
+    #[test]
+    fn a_device_says_for_how_long_it_was_busy() {
+        assert_eq!(io_ticks("  1 2 3 4 5 6 7 8 9 120 11 12 13\n"), Some(120.0));
+        assert_eq!(io_ticks("1 2 3"), None);
+        assert_eq!(device_busy(Path::new("/proc")), None, "it is on no device");
     }
 
     #[test]

@@ -2,10 +2,13 @@
 //! person would have run.
 
 use super::Args;
-use super::hosts::{self, Look, Segments, Use, children};
+use super::child::{self, Fate};
+use super::hosts::{self, Look, Segments, Use, children, device_busy};
 use crate::again::{at, program, reason, seconds, summary};
 use crate::exit::{Exit, Failure};
 use longhaul_bench::Stop;
+use longhaul_bench::record::Validity;
+use longhaul_bench::watch::{Expect, Watch, Watched};
 use longhaul_report::cause::Sockets;
 use longhaul_transfer::Endpoint;
 use std::ffi::{OsStr, OsString};
@@ -90,7 +93,22 @@ pub(super) struct Took {
     pub(super) congestion: Option<String>,
     /// What the machines did meanwhile: this one, and that of the destination.
     pub(super) hosts: [Use; 2],
+    /// Whether it counts as a number.
+    pub(super) validity: Validity,
 }
+
+/// How much longer than the longest copy so far, for each of its files, another one
+/// may take before it is ended.
+const LIMIT: u32 = 20;
+/// The least that any may take.
+const LIMIT_MIN: Duration = Duration::from_secs(60);
+/// What the first one may take.
+const LIMIT_FIRST: Duration = Duration::from_secs(600);
+/// The most that a copy is enlarged to by itself.
+const BYTES_MAX: u64 = 16 << 30;
+/// The part of the room on a file system that a copy may take: there are several at
+/// the same time.
+const ROOM: u64 = 8;
 
 /// How long a copy may take that is to say whether anything gets through: several
 /// times what TCP waits before it sends again on the longest path.
@@ -113,7 +131,11 @@ pub(super) struct Ladder {
     /// Nothing, where the destination is.
     nowhere: OsString,
     local: bool,
+    /// Copies over ssh are encrypted without being told.
+    ssh: bool,
     bytes: u64,
+    /// The copy that took longest, and its files.
+    longest: Option<(Duration, u32)>,
     key_file: Option<PathBuf>,
     /// What tells how the machine of the destination is.
     teller: Option<OsString>,
@@ -141,12 +163,14 @@ impl Ladder {
         let ladder = Ladder {
             program: program()?,
             near,
-            far: format!("{}/{name}", text.trim_end_matches('/')).into(),
+            far: below(&text, &endpoint, &name).into(),
             teller: (!local).then(|| at(&endpoint, "machine:").into()),
             asks: false,
             nowhere: at(&endpoint, "null:").into(),
             local,
-            bytes: args.bytes,
+            ssh: matches!(endpoint, Endpoint::Ssh { .. }),
+            bytes: args.bytes.unwrap_or(super::BYTES),
+            longest: None,
             key_file: args.key_file.clone(),
             stop,
             made: Vec::new(),
@@ -157,8 +181,40 @@ impl Ladder {
         fs::create_dir(&empty).map_err(Failure::failed)?;
         let mut command = ladder.command("cp", &[]);
         command.args(["--recursive", "--"]).arg(&empty).arg(&ladder.far);
-        ladder.finish(&mut command)?;
+        ladder.finish(&mut command, 0)?;
         Ok(ladder)
+    }
+
+    /// Whether all is to end.
+    pub(super) fn stopped(&self) -> bool {
+        self.stop.is_set()
+    }
+
+    /// The key that copies are encrypted with, or one like it: copies over ssh have one
+    /// of their own each time.
+    pub(super) fn key(&self) -> Option<PathBuf> {
+        self.key_file.clone().or_else(|| self.ssh.then(|| self.near.join("key")))
+    }
+
+    /// Makes copies so many times as large, if there is room; the bytes that they have
+    /// then.
+    pub(super) fn enlarge(&mut self, times: f64) -> Option<u64> {
+        let room = |dir: &Path| {
+            let found = rustix::fs::statvfs(dir).ok()?;
+            Some(found.f_bavail.saturating_mul(found.f_frsize) / ROOM)
+        };
+        let far = self.local.then(|| room(Path::new(&self.far))).flatten();
+        let most = room(&self.near).into_iter().chain(far).fold(BYTES_MAX, u64::min);
+        let bytes = ((self.bytes as f64 * times) as u64).min(most);
+        if bytes <= self.bytes {
+            return None;
+        }
+        for files in self.made.drain(..) {
+            // What cannot be removed now is at the end.
+            let _ = fs::remove_dir_all(self.near.join(files.to_string()));
+        }
+        (self.bytes, self.longest) = (bytes, None);
+        Some(bytes)
     }
 
     /// Whether there is no network in between.
@@ -176,11 +232,29 @@ impl Ladder {
         self.near.join(files.to_string())
     }
 
-    /// Makes a copy.
+    /// Makes a copy, and removes what it wrote: it is not to be in the way of the next
+    /// one.
     pub(super) fn copy(&mut self, rung: Rung, files: u32, how: &How) -> Result<Took, Failure> {
-        if self.stop.is_set() {
-            return Err(Failure::failed("interrupted"));
+        let took = self.copy_and_keep(rung, files, how)?;
+        if matches!(rung, Rung::Write | Rung::Whole) {
+            self.remove_copies();
         }
+        Ok(took)
+    }
+
+    /// Removes what copies wrote; what cannot be removed stays until the end.
+    fn remove_copies(&self) {
+        if self.local {
+            let _ = fs::remove_dir_all(Path::new(&self.far).join(self.copies.to_string()));
+            return;
+        }
+        let mut command = self.command("sync", &["--delete", "--"]);
+        command.arg(self.near.join("empty")).arg(&self.far);
+        let _ = self.finish(&mut command, 0);
+    }
+
+    /// Makes a copy.
+    pub(super) fn copy_and_keep(&mut self, rung: Rung, files: u32, how: &How) -> Result<Took, Failure> {
         let from = match rung {
             Rung::Read | Rung::Whole => self.source(files)?.into_os_string(),
             Rung::Network | Rung::Write | Rung::Local => self.zeroes(files),
@@ -204,7 +278,8 @@ impl Ladder {
     pub(super) fn sent_to(&mut self, uri: &str, key: Option<&Path>, how: &How) -> Result<Took, Failure> {
         let files = super::FEW;
         let key = std::mem::replace(&mut self.key_file, key.map(Path::to_owned));
-        let took = self.cp(&self.zeroes(files), OsStr::new(uri), files, how);
+        let zeroes = self.zeroes(files);
+        let took = self.cp(&zeroes, OsStr::new(uri), files, how);
         self.key_file = key;
         took
     }
@@ -216,7 +291,7 @@ impl Ladder {
         last.push(format!("/{}", self.copies));
         let mut asked = self.command("sync", &["--dry-run", "--level", "size", "--json", "--"]);
         asked.arg(source).arg(last);
-        let summary = summary(&self.finish(&mut asked)?)?;
+        let summary = summary(&self.finish(&mut asked, files)?)?;
         Ok(summary["seconds"].as_f64().unwrap_or_default() / f64::from(files.max(1)))
     }
 
@@ -255,7 +330,7 @@ impl Ladder {
             let (count, bytes) = (files.to_string(), self.bytes(files).to_string());
             let mut command = Command::new(&self.program);
             command.args(["dataset", "make", "equal"]).arg(&dir).args(["--files", &count, "--scale", &bytes]);
-            self.finish(&mut command)?;
+            self.finish(&mut command, files)?;
             self.made.push(files);
         }
         forget(&dir);
@@ -272,7 +347,7 @@ impl Ladder {
         command
     }
 
-    fn cp(&self, from: &OsStr, to: &OsStr, files: u32, how: &How) -> Result<Took, Failure> {
+    fn cp(&mut self, from: &OsStr, to: &OsStr, files: u32, how: &How) -> Result<Took, Failure> {
         let [readers, writers, streams] = [how.readers, how.writers, how.streams].map(|n| n.to_string());
         let mut command = self.command("cp", &["--recursive", "--json", "--checksum", how.checksum]);
         command.args(["--readers", &readers, "--writers", &writers, "--streams", &streams]);
@@ -283,10 +358,13 @@ impl Ladder {
         command.arg("--").arg(from).arg(to);
         let teller = self.teller.as_deref().filter(|_| self.asks);
         let there = teller.map(|teller| self.ask(teller)).transpose()?;
+        let watch = Watch::start();
+        let devices = self.devices();
         let (here, own, segments) = (Look::here(), children(), Segments::look());
-        let out = self.finish(&mut command)?;
+        let out = self.finish(&mut command, files)?;
         let own = children() - own;
         let segments = Segments::look().zip(segments).map(|(now, before)| now.since(&before));
+        let (busy, watched) = (self.devices(), watch.end());
         let here = Look::here().since(&here);
         let there = match (teller, there) {
             (Some(teller), Some(before)) => Some(self.ask(teller)?.since(&before)),
@@ -294,15 +372,36 @@ impl Ladder {
         };
         let summary = summary(&out)?;
         let seconds = seconds(&summary)?;
+        if self.longest.is_none_or(|(longest, _)| watched.time > longest) {
+            self.longest = Some((watched.time, files));
+        }
+        let mut hosts = hosts::both(&here, own, &summary["threads"], there.as_ref(), seconds);
+        for (host, (before, after)) in hosts.iter_mut().zip(devices.into_iter().zip(busy)) {
+            let ms = before.zip(after).map(|(before, after)| after - before);
+            host.device = ms.map(|ms| (ms / 1e3 / seconds.max(1e-9)).min(1.0));
+        }
+        let round_trip = summary["sockets"]["round_trip_least"].as_f64();
         Ok(Took {
             seconds,
             bytes: self.bytes(files),
             // Without counters no loss is seen, as was said at the start.
             sockets: segments.unwrap_or_default().sockets(&summary["sockets"]),
-            round_trip: summary["sockets"]["round_trip_least"].as_f64(),
+            round_trip,
             congestion: summary["congestion"].as_str().map(str::to_owned),
-            hosts: hosts::both(&here, own, &summary["threads"], there.as_ref(), seconds),
+            hosts,
+            validity: judge(watched, seconds, round_trip),
         })
+    }
+
+    /// For how long the devices of both ends were busy so far, where they are here.
+    fn devices(&self) -> [Option<f64>; 2] {
+        [device_busy(&self.near), self.local.then(|| device_busy(Path::new(&self.far))).flatten()]
+    }
+
+    /// How long something that moves so many files may take.
+    fn limit(&self, files: u32) -> Duration {
+        let Some((longest, of)) = self.longest else { return LIMIT_FIRST };
+        (longest * LIMIT * (files / of.max(1)).max(1)).max(LIMIT_MIN)
     }
 
     /// What the machine of the destination says of itself.
@@ -310,21 +409,51 @@ impl Ladder {
         let into = self.near.join("there");
         let mut command = self.command("cp", &["--recursive", "--streams", "1", "--"]);
         command.arg(teller).arg(&into);
-        self.finish(&mut command)?;
+        self.finish(&mut command, 0)?;
         let told = fs::read_to_string(into.join("machine")).map_err(Failure::failed)?;
         // The next one is not to be taken for there already.
         fs::remove_dir_all(&into).map_err(Failure::failed)?;
         Ok(Look::parse(&told))
     }
 
-    /// Runs a program to its end; its standard output.
-    fn finish(&self, command: &mut Command) -> Result<Vec<u8>, Failure> {
-        let ran = command.stdin(Stdio::null()).output().map_err(Failure::failed)?;
-        if ran.status.success() {
-            return Ok(ran.stdout);
+    /// Runs a program that moves so many files to its end; its standard output.
+    fn finish(&self, command: &mut Command, files: u32) -> Result<Vec<u8>, Failure> {
+        let limit = self.limit(files);
+        let (status, out, said) = match child::run(command, limit, &self.stop).map_err(Failure::failed)? {
+            // A signal from a terminal is for the copy, too.
+            _ if self.stop.is_set() => return Err(Failure::failed("interrupted")),
+            Fate::Ended(status, out, said) => (status, out, said),
+            Fate::Stopped => return Err(Failure::failed("interrupted")),
+            Fate::Late => {
+                let (seconds, what) = (limit.as_secs(), child::words(command));
+                let why = format!("a copy took longer than {seconds} s and was ended: {what}");
+                return Err(Failure::new(Exit::TimedOut, why));
+            }
+        };
+        if status.success() {
+            return Ok(out);
         }
-        let code = ran.status.code().and_then(|code| u64::try_from(code).ok());
-        Err(Failure::new(Exit::of(code), format_args!("a copy failed: {}", reason(&ran.stderr))))
+        let code = status.code().and_then(|code| u64::try_from(code).ok());
+        Err(Failure::new(Exit::of(code), format_args!("a copy failed: {}", reason(&said))))
+    }
+}
+
+/// Whether a copy counts as a number: what `bench` and `study` leave out for the same
+/// reasons.
+fn judge(watched: Watched, seconds: f64, round_trip: Option<f64>) -> Validity {
+    // Without a path, what this machine sends again is not of the copy.
+    let retransmitted = watched.retransmitted.filter(|_| round_trip.is_some());
+    let time = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    let expect = Expect { window: time(seconds), round_trip: round_trip.map(time), ..Expect::default() };
+    Watched { retransmitted, ..watched }.judge(&expect)
+}
+
+/// A name below a destination, as `cp` takes it. What comes behind the colon of
+/// `HOST:` begins at the home directory, and with a slash at the root.
+fn below(destination: &str, endpoint: &Endpoint, name: &str) -> String {
+    match endpoint {
+        Endpoint::Ssh { .. } if destination.ends_with(':') => format!("{destination}{name}"),
+        _ => format!("{}/{name}", destination.trim_end_matches('/')),
     }
 }
 
@@ -367,11 +496,53 @@ impl Drop for Ladder {
         if self.local {
             let _ = fs::remove_dir_all(Path::new(&self.far));
         } else {
-            let empty = self.near.join("empty");
-            let mut command = self.command("sync", &["--delete"]);
-            command.arg(empty).arg(&self.far);
-            let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+            // Also if all is to end: this is how it does.
+            self.stop = Stop::new();
+            self.remove_copies();
         }
         let _ = fs::remove_dir_all(&self.near);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longhaul_bench::record::Code;
+
+    #[test]
+    fn what_is_made_is_below_the_destination() {
+        let below = |text: &str| {
+            let endpoint = Endpoint::parse(OsStr::new(text)).expect("a destination");
+            below(text, &endpoint, "x")
+        };
+        // The home directory of HOST, and not its root.
+        assert_eq!(
+            (below("me@dtn1:"), below("dtn1:/"), below("dtn1:a/")),
+            ("me@dtn1:x".into(), "dtn1:/x".into(), "dtn1:a/x".into())
+        );
+        assert_eq!(
+            (below("lh://dtn1:7400"), below("lh://dtn1:7400/")),
+            ("lh://dtn1:7400/x".into(), "lh://dtn1:7400/x".into())
+        );
+        assert_eq!(
+            (below("/"), below("/data//"), below("./a:")),
+            ("/x".into(), "/data/x".into(), "./a:/x".into())
+        );
+    }
+
+    #[test]
+    fn copies_that_say_little_do_not_count() {
+        let codes = |watched: Watched, seconds, round_trip| {
+            let reasons = judge(watched, seconds, round_trip).reasons;
+            reasons.into_iter().map(|reason| reason.code).collect::<Vec<_>>()
+        };
+        let lossy = Watched { retransmitted: Some(0.01), ..Watched::default() };
+        assert_eq!(codes(lossy, 2.0, Some(0.01)), [Code::Retransmitting]);
+        // Within a machine it is somebody else's.
+        assert_eq!(codes(lossy, 2.0, None), []);
+        assert_eq!(codes(Watched::default(), 0.3, None), [Code::TooShort]);
+        assert_eq!(codes(Watched::default(), 2.0, Some(0.2)), [Code::TooShort]);
+        let taken = Watched { stolen: 0.2, jump_s: 5.0, ..Watched::default() };
+        assert_eq!(codes(taken, 2.0, None), [Code::ClockJumped, Code::Stolen]);
     }
 }

@@ -2,15 +2,17 @@
 //! answer that changes nothing is not worth it.
 
 use super::ladder::{How, Ladder, Rung, Took, lookup};
-use super::{Args, BEST_OF, FEW};
+use super::{Args, BEST_OF, Climbed, FEW, in_turn, quickest, slowest};
 use crate::exit::Failure;
 use longhaul_bench::host::Host;
-use longhaul_bench::record::{Better, Cell, Validity};
+use longhaul_bench::record::{Better, Cell};
 use longhaul_report::cause::{Congestion, Pair, SLOW_FILE, Seen};
 use longhaul_report::model::Fit;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 /// Share of the longest stage from which on the network is looked at.
 const MATTERS: f64 = 0.5;
@@ -23,35 +25,45 @@ const BOUND: f64 = 0.7;
 /// copy itself is tried so.
 const COSTS: f64 = 1.1;
 
-/// Asks. `network` is the best copy of nothing over the path, `copy` that of files.
+/// How long an agent on this machine may take to start.
+const STARTS: Duration = Duration::from_secs(60);
+
+/// Asks. `network` is the best copy of nothing over the path. A question that finds no
+/// answer is noted, and the others are asked all the same.
 pub(super) fn ask(
     args: &Args,
     ladder: &mut Ladder,
     now: &How,
     (network, copy): (Option<&Took>, Option<&Took>),
     seen: &mut Seen,
-    cells: &mut Vec<Cell>,
+    climbed: &mut Climbed,
 ) -> Result<(), Failure> {
     let files = args.files;
-    lookups(files, ladder, now, seen)?;
+    let asked = lookups(files, ladder, now, seen);
+    climbed.note("how long it takes to say what a file is", asked, ladder)?;
     let time = |fit: &Option<Fit>| fit.map_or(0.0, |fit| fit.predict(seen.files, seen.bytes));
     let longest = seen.stages.iter().map(time).fold(0.0, f64::max);
     if let Some(network) = network
         && time(&seen.stages[1]) >= MATTERS * longest
     {
-        seen.congestion = controls(ladder, files, now, network)?;
-        let lost = network.sockets.retransmitted;
-        if lost > LOSS {
+        let asked = controls(ladder, files, now, network);
+        seen.congestion = climbed.note("other congestion controls", asked, ladder)?.flatten();
+        if network.sockets.retransmitted > LOSS {
             let rate = (network.bytes as f64 * 4.0 / network.seconds) as u64;
-            let half = ladder.copy(Rung::Network, FEW, &How { rate: Some(rate.max(8)), ..now.clone() })?;
-            if let Some(sockets) = &mut seen.sockets {
+            let how = How { rate: Some(rate.max(8)), ..now.clone() };
+            let half = ladder.copy(Rung::Network, FEW, &how);
+            let half = climbed.note("half the rate", half, ladder)?;
+            if let (Some(sockets), Some(half)) = (&mut seen.sockets, half) {
                 sockets.at_half_rate = Some(half.sockets.retransmitted);
             }
         }
     }
+    let asked = checksums(ladder, files, now, &mut climbed.cells);
+    seen.checksum = climbed.note("checksums", asked, ladder)?.flatten();
     let whole = copy.map_or(f64::INFINITY, |copy| copy.seconds);
-    checksums(ladder, (files, whole), now, seen, cells)?;
-    encryption(args, ladder, (network, whole), now, seen, cells)
+    let asked = encryption(ladder, (network, whole), now, seen, &mut climbed.cells);
+    seen.encryption = climbed.note("encryption", asked, ladder)?.flatten();
+    Ok(())
 }
 
 /// How long it takes to say what a file is, where each takes long.
@@ -62,7 +74,7 @@ fn lookups(files: u32, ladder: &mut Ladder, now: &How, seen: &mut Seen) -> Resul
     }
     if slow[2] {
         // What is there has to be of as many files.
-        ladder.copy(Rung::Whole, files, now)?;
+        ladder.copy_and_keep(Rung::Whole, files, now)?;
         seen.hosts[1].lookup = Some(ladder.far_lookup(files)?);
     }
     Ok(())
@@ -76,28 +88,30 @@ fn controls(
     network: &Took,
 ) -> Result<Option<Congestion>, Failure> {
     let Some(name) = network.congestion.clone() else { return Ok(None) };
-    let mut best = |how: &How| {
-        let mut seconds = f64::INFINITY;
-        for _ in 0..BEST_OF {
-            seconds = seconds.min(ladder.copy(Rung::Whole, files, how)?.seconds);
-        }
-        Ok::<_, Failure>(seconds)
-    };
-    let seconds = best(now)?;
-    let mut others = Vec::new();
-    for other in Host::here().congestion_available.into_iter().filter(|other| *other != name) {
-        let how = How { congestion: Some(other.clone()), ..now.clone() };
-        // What this user may not have is none of those that help.
-        if let Ok(seconds) = best(&how) {
-            others.push((other, seconds));
+    let others = Host::here().congestion_available.into_iter().filter(|other| *other != name);
+    let other = |name| How { congestion: Some(name), ..now.clone() };
+    let all: Vec<How> = std::iter::once(now.clone()).chain(others.map(other)).collect();
+    let mut times = vec![Vec::new(); all.len()];
+    for _ in 0..BEST_OF {
+        for (how, times) in all.iter().zip(&mut times) {
+            match ladder.copy(Rung::Whole, files, how) {
+                Ok(took) => times.push(took.seconds),
+                // What this user may not have is none of those that help.
+                Err(e) if how == now || ladder.stopped() => return Err(e),
+                Err(_) => {}
+            }
         }
     }
+    let mut times = all.into_iter().zip(times);
+    let seconds = times.next().map_or(f64::INFINITY, |(_, times)| quickest(&times));
+    let others = times.filter(|(_, times)| !times.is_empty());
+    let others = others.filter_map(|(how, times)| Some((how.congestion?, quickest(&times)))).collect();
     Ok(Some(Congestion { now: name, seconds, others }))
 }
 
 fn timed(cells: &mut Vec<Cell>, name: &str, took: &Took) {
     let mut cell = Cell::new(name, "s", Better::Lower);
-    cell.push(took.seconds, &Validity::default());
+    cell.push(took.seconds, &took.validity);
     cells.push(cell);
 }
 
@@ -105,11 +119,10 @@ fn timed(cells: &mut Vec<Cell>, name: &str, took: &Took) {
 /// copy itself where that is what it has.
 fn checksums(
     ladder: &mut Ladder,
-    (files, whole): (u32, f64),
+    files: u32,
     now: &How,
-    seen: &mut Seen,
     cells: &mut Vec<Cell>,
-) -> Result<(), Failure> {
+) -> Result<Option<Pair>, Failure> {
     let rungs = if ladder.is_local() { &[Rung::Local][..] } else { &[Rung::Local, Rung::Network] };
     let mut costs = false;
     for rung in rungs {
@@ -121,29 +134,27 @@ fn checksums(
         }
         costs |= took[1] >= COSTS * took[0];
     }
-    if now.checksum == "blake3" && costs {
-        let mut without = f64::INFINITY;
-        for _ in 0..BEST_OF {
-            let quick = How { checksum: "xxh3", ..now.clone() };
-            without = without.min(ladder.copy(Rung::Whole, files, &quick)?.seconds);
-        }
-        seen.checksum = Some(Pair { with: whole, without });
+    if now.checksum != "blake3" || !costs {
+        return Ok(None);
     }
-    Ok(())
+    let both = [now.clone(), How { checksum: "xxh3", ..now.clone() }];
+    let [with, without] = in_turn(BEST_OF, &both, |how| Ok(ladder.copy(Rung::Whole, files, how)?.seconds))?;
+    // What overlaps is noise.
+    let less = slowest(&without) < quickest(&with);
+    Ok(less.then(|| Pair { with: quickest(&with), without: quickest(&without) }))
 }
 
 /// With and without encryption, to agents on this machine: the one at the other
 /// end has a key or has none. Where that alone takes about as long as the path,
 /// it is what limits the copy.
 fn encryption(
-    args: &Args,
     ladder: &mut Ladder,
     (network, whole): (Option<&Took>, f64),
     now: &How,
-    seen: &mut Seen,
+    seen: &Seen,
     cells: &mut Vec<Cell>,
-) -> Result<(), Failure> {
-    let (Some(network), Some(key)) = (network, &args.key_file) else { return Ok(()) };
+) -> Result<Option<Pair>, Failure> {
+    let (Some(network), Some(key)) = (network, ladder.key()) else { return Ok(None) };
     let mut took = [0.0; 2];
     for (took, key) in took.iter_mut().zip([Some(key.as_path()), None]) {
         let agent = LocalAgent::start(key)?;
@@ -153,13 +164,13 @@ fn encryption(
         *took = copy.seconds;
     }
     let [with, without] = took;
-    if with >= COSTS * without && with >= BOUND * network.seconds {
-        // Nothing else becomes faster by it, and the rest takes what it takes.
-        let rest = seen.stages[0].map_or(0.0, |read| read.predict(seen.files, seen.bytes));
-        let least = rest.max(without);
-        seen.encryption = Some(Pair { with: whole, without: (whole - (with - without)).max(least) });
+    if with < COSTS * without || with < BOUND * network.seconds {
+        return Ok(None);
     }
-    Ok(())
+    // Nothing else becomes faster by it, and the rest takes what it takes.
+    let rest = seen.stages[0].map_or(0.0, |read| read.predict(seen.files, seen.bytes));
+    let least = rest.max(without);
+    Ok(Some(Pair { with: whole, without: (whole - (with - without)).max(least) }))
 }
 
 /// An agent on this machine that keeps nothing; it ends when it is dropped.
@@ -194,13 +205,21 @@ impl LocalAgent {
             .stderr(Stdio::null())
             .spawn()
             .map_err(Failure::failed)?;
-        let mut line = String::new();
-        if let Some(out) = child.stdout.take() {
-            BufReader::new(out).read_line(&mut line).map_err(Failure::failed)?;
-        }
+        let out = child.stdout.take();
+        let mut agent = LocalAgent { child, uri: String::new(), _root: root };
+        let (tx, first) = channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            if let Some(out) = out {
+                // Nothing, if it has ended.
+                let _ = BufReader::new(out).read_line(&mut line);
+            }
+            // Who has given up waiting wants it no more.
+            let _ = tx.send(line);
+        });
+        let line = first.recv_timeout(STARTS).unwrap_or_default();
         let ready: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
         let uri = ready["uri"].as_str().map(|uri| format!("{}/null:", uri.trim_end_matches('/')));
-        let mut agent = LocalAgent { child, uri: String::new(), _root: root };
         agent.uri = uri.ok_or_else(|| Failure::failed("no agent can be started on this machine"))?;
         Ok(agent)
     }

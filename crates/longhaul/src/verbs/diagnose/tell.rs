@@ -3,6 +3,7 @@
 use super::ladder::Rung;
 use super::{Attempt, Climbed};
 use crate::output::Output;
+use longhaul_bench::record::{Code, Validity};
 use longhaul_report::cause::Finding;
 use longhaul_report::figure::Scale;
 use longhaul_report::model::{Bounds, Fit, Split, Stage};
@@ -21,16 +22,23 @@ pub(super) fn tune_command((round_trip, bits): (Option<f64>, f64)) -> String {
 }
 
 /// What a record says besides its numbers.
-pub(super) fn conditions(findings: &[Finding], tried: Option<&Attempt>) -> Vec<(String, String)> {
+pub(super) fn conditions(
+    climbed: &Climbed,
+    findings: &[Finding],
+    tried: Option<&Attempt>,
+) -> Vec<(String, String)> {
     let factor = |gain: Option<f64>| gain.map(|gain| format!("{gain:.3}"));
     let mut all: Vec<(&str, Option<String>)> = Vec::new();
     if let Some(first) = findings.first() {
         all.push(("cause", Some(first.cause.code().into())));
         all.push(("finding", Some(first.to_string())));
-        all.push(("predicted gain", factor(first.gain)));
+        let name = if first.is_bound() { "predicted gain, at least" } else { "predicted gain" };
+        all.push((name, factor(first.gain)));
     }
     all.push(("achieved gain", tried.and_then(|tried| factor(tried.achieved))));
-    all.into_iter().filter_map(|(name, value)| Some((name.into(), value?))).collect()
+    let all = all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    let notes = climbed.notes.iter().enumerate();
+    all.chain(notes.map(|(at, note)| (format!("note {}", at + 1), note.clone()))).collect()
 }
 
 fn bounds(split: &Split) -> &'static str {
@@ -41,7 +49,13 @@ fn bounds(split: &Split) -> &'static str {
     }
 }
 
-pub(super) fn tell(climbed: &Climbed, findings: &[Finding], tried: Option<&Attempt>, output: Output) {
+pub(super) fn tell(
+    climbed: &Climbed,
+    findings: &[Finding],
+    tried: Option<&Attempt>,
+    validity: &Validity,
+    output: Output,
+) {
     let fit = |(rung, fit): &(Rung, Fit)| {
         json!({
             "copy": rung.name(), "seconds_per_file": fit.t0.value, "low": fit.t0.low, "high": fit.t0.high,
@@ -51,7 +65,7 @@ pub(super) fn tell(climbed: &Climbed, findings: &[Finding], tried: Option<&Attem
     let finding = |f: &Finding| {
         json!({
             "code": f.cause.code(), "cause": f.cause.to_string(), "remedy": f.remedy(), "gain": f.gain,
-            "evidence": f.evidence,
+            "at_least": f.is_bound(), "evidence": f.evidence,
         })
     };
     let shares = climbed.split.as_ref().map(|split| {
@@ -67,10 +81,18 @@ pub(super) fn tell(climbed: &Climbed, findings: &[Finding], tried: Option<&Attem
             "fits": climbed.fits.iter().map(fit).collect::<Vec<_>>(), "split": shares,
             "seen": climbed.seen.as_ref().map(|seen| format!("{seen:?}")),
             "findings": findings.iter().map(finding).collect::<Vec<_>>(), "tried": tried.map(attempt),
+            "notes": climbed.notes, "validity": validity,
         }),
     );
     if !output.is_json() {
         people(climbed, findings, tried, output);
+        let mut told: Vec<Code> = Vec::new();
+        for reason in &validity.reasons {
+            if !told.contains(&reason.code) {
+                told.push(reason.code);
+                output.note(format_args!("some copies do not count as numbers: {}", reason.detail));
+            }
+        }
     }
 }
 
@@ -103,6 +125,9 @@ fn people(climbed: &Climbed, findings: &[Finding], tried: Option<&Attempt>, outp
             ),
             Bounds::AboveSum => "a file of the whole takes more than all stages one after the other: they disturb each other".into(),
         });
+    }
+    for note in &climbed.notes {
+        output.note(note);
     }
     if let Some(first) = findings.first() {
         output.line(first);

@@ -1,0 +1,128 @@
+//! Programs that are waited for, but not for ever.
+
+use longhaul_bench::Stop;
+use std::io::{self, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// How often is looked whether all is to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What became of a program.
+#[derive(Debug)]
+pub(super) enum Fate {
+    /// It ended: how, what it wrote, and what it said of errors.
+    Ended(ExitStatus, Vec<u8>, Vec<u8>),
+    /// It took longer than it was given, and was killed.
+    Late,
+    /// All was to end, and it was killed.
+    Stopped,
+}
+
+/// Runs a program for no longer than `limit`, and only until all is to stop.
+pub(super) fn run(command: &mut Command, limit: Duration, stop: &Stop) -> io::Result<Fate> {
+    let began = Instant::now();
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let (out, err) = (collect(child.stdout.take()), collect(child.stderr.take()));
+    // Its output ends with it.
+    let (mut written, mut said) = (None, None);
+    loop {
+        for (from, to) in [(&out, &mut written), (&err, &mut said)] {
+            if to.is_none() {
+                match from.recv_timeout(LOOK) {
+                    Ok(bytes) => *to = Some(bytes),
+                    Err(RecvTimeoutError::Disconnected) => *to = Some(Vec::new()),
+                    Err(RecvTimeoutError::Timeout) => {}
+                }
+            }
+        }
+        if written.is_some()
+            && said.is_some()
+            && let Some(status) = child.try_wait()?
+        {
+            return Ok(Fate::Ended(status, written.unwrap_or_default(), said.unwrap_or_default()));
+        }
+        if stop.is_set() {
+            end(&mut child);
+            return Ok(Fate::Stopped);
+        }
+        if began.elapsed() > limit {
+            end(&mut child);
+            return Ok(Fate::Late);
+        }
+        if written.is_some() && said.is_some() {
+            // It has closed both, and is about to end.
+            std::thread::sleep(LOOK / 50);
+        }
+    }
+}
+
+/// Reads to the end, elsewhere.
+fn collect(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+    let (tx, rx) = channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // What was read until then is what there is.
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        // Who has given up waiting wants it no more.
+        let _ = tx.send(bytes);
+    });
+    rx
+}
+
+fn end(child: &mut Child) {
+    // It may have ended by itself meanwhile.
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// A program and its arguments, for people.
+pub(super) fn words(command: &Command) -> String {
+    let name = std::path::Path::new(command.get_program()).file_name().unwrap_or_default();
+    let all = std::iter::once(name).chain(command.get_args()).map(|word| word.to_string_lossy());
+    all.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn what_ends_says_how() {
+        let ran = run(&mut shell("echo out; echo err >&2; exit 3"), Duration::from_secs(60), &Stop::new());
+        let Ok(Fate::Ended(status, out, err)) = ran else { panic!("{ran:?}") };
+        assert_eq!((status.code(), &*out, &*err), (Some(3), &b"out\n"[..], &b"err\n"[..]));
+    }
+
+    #[test]
+    fn what_does_not_end_is_ended() {
+        let began = Instant::now();
+        let late = run(&mut shell("exec sleep 600"), Duration::from_millis(100), &Stop::new());
+        assert!(matches!(late, Ok(Fate::Late)), "{late:?}");
+        // It closes what it writes to, and stays.
+        let silent = shell("exec sleep 600 >/dev/null 2>&1");
+        let late = run(&mut { silent }, Duration::from_millis(100), &Stop::new());
+        assert!(matches!(late, Ok(Fate::Late)), "{late:?}");
+        let stop = Stop::new();
+        stop.stop();
+        let stopped = run(&mut shell("exec sleep 600"), Duration::from_secs(600), &stop);
+        assert!(matches!(stopped, Ok(Fate::Stopped)), "{stopped:?}");
+        assert!(began.elapsed() < Duration::from_secs(60), "it was waited for");
+    }
+
+    #[test]
+    fn a_program_is_named_with_its_arguments() {
+        let mut command = Command::new("/usr/bin/longhaul");
+        command.args(["cp", "a b", "c"]);
+        assert_eq!(words(&command), "longhaul cp a b c");
+    }
+}
