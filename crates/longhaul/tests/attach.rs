@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Ran, Target, finish, signal, text, until};
+use common::{Ran, Target, finish, has_ended, kill_and_wait, mounts_below, signal, text, until};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -73,19 +73,17 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         for attached in self.attached() {
-            let _ = Command::new("kill").args(["-KILL", &attached["pid"].to_string()]).status();
+            kill_and_wait(&attached["pid"].to_string());
             let path = attached["path"].as_str().expect("a path");
             until("it is cleared", || self.run(&["detach", path]).code == Some(0));
         }
+        let left = mounts_below(self.0.path());
+        assert!(std::thread::panicking() || left.is_empty(), "left behind: {left:?}");
     }
 }
 
 fn kill(how: &str, pid: &str) {
     assert!(Command::new("kill").args([how, pid]).status().expect("kill").success());
-}
-
-fn has_ended(pid: &str) -> bool {
-    !Path::new("/proc").join(pid).join("exe").exists()
 }
 
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
@@ -209,6 +207,29 @@ fn what_a_killed_process_leaves_is_named_and_cleared() {
     assert_eq!(fs::read(&at).expect("read")[..8192], pattern(8192, 4));
     place.good(&["detach", text(&at)]);
     target.stop();
+}
+
+#[test]
+fn what_the_kernel_does_not_know_to_be_dead_is_cleared_as_well() {
+    let Some(place) = Place::new() else { return };
+    let at = place.path("disk");
+    let pid = place.attach("mem:64MiB", &at, &[]);
+    // Who finds the record here sees that nobody holds it, as just after a
+    // SIGKILL; and the file answers, as it may then.
+    let other = tempfile::tempdir().expect("directory");
+    let (from, to) = (place.path("longhaul"), other.path().join("longhaul"));
+    fs::create_dir(&to).expect("made");
+    for entry in fs::read_dir(from).expect("there").flatten() {
+        let name = entry.file_name();
+        if name.to_string_lossy().ends_with(".json") {
+            fs::copy(entry.path(), to.join(name)).expect("copied");
+        }
+    }
+    let mut detach = place.command(&["detach", text(&at)]);
+    let ran = finish(detach.env("XDG_RUNTIME_DIR", other.path()).spawn().expect("started"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(mounts_below(&at).is_empty(), "it was forgotten, and is still there");
+    until("its end", || has_ended(&pid));
 }
 
 #[test]

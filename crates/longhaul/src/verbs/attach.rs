@@ -244,10 +244,21 @@ fn clear(path: &Path) -> Outcome {
     let was_there = match via.split('+').next() {
         Some("nvme" | "nbd" | "ublk") if is_mount => kernel::clear(&mount::hidden(path))?,
         Some("nvme" | "nbd" | "ublk") => kernel::clear(path)?,
-        _ => fuse::clear(path)?,
+        // Killed between attaching and mounting, it left what is hidden.
+        _ if is_mount => {
+            let hidden = mount::hidden(path);
+            let was_there = fuse::clear(&hidden, true)?;
+            let _ = std::fs::remove_file(hidden);
+            was_there
+        }
+        _ => fuse::clear(path, known.is_some())?,
     };
     if known.is_none() && !was_there {
         return Err(Failure::new(Exit::Nothing, format!("{}: nothing is attached there", path.display())));
+    }
+    if known.is_some() && !is_mount && users::is_mounted(path) {
+        let why = "still mounted, by somebody else; umount it first";
+        return Err(Failure::failed(format!("{}: {why}", path.display())));
     }
     if known.is_some() {
         // The empty file below was ours as well, if it is one.

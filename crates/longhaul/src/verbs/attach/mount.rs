@@ -13,7 +13,7 @@ use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::runtime;
 use longhaul_attach::filesystem::{Content, Kind};
-use longhaul_attach::fuse::{FuseFile, FuseOptions, unmount};
+use longhaul_attach::fuse::{self, FuseFile, FuseOptions, unmount_served};
 use longhaul_attach::kernel::{KernelDevice, Way};
 use longhaul_attach::{LoopDevice, keep_out_of_reclaim, users};
 use longhaul_block::DeviceInfo;
@@ -149,7 +149,7 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
         // Nobody reads standard output any more.
         output = Output::new(false);
     }
-    let release = Box::new(|lazily| Ok(unmount(dir, lazily)?));
+    let release = Box::new(|lazily| Ok(unmount_served(dir, lazily)?));
     let released = Box::new(|| !users::is_mounted(dir));
     let service = Service { file, path: dir, requests: &*opened.requests, release, released, output };
     let result = service.run(&events);
@@ -206,7 +206,9 @@ impl Mounting<'_> {
         opened: &Opened,
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<Mounted, Failure> {
-        let hidden = runtime::directory().join(format!("mount-{}", Uuid::new_v4().simple()));
+        let hidden = hidden(self.dir);
+        // Of one that was killed while it did this.
+        fuse::clear(&hidden, true)?;
         let fuse = FuseOptions { name: self.name.clone(), allow_other: false };
         let mut file = FuseFile::new(opened.requests.clone(), &hidden, &fuse, ended)?;
         let read_only = self.info.read_only;
