@@ -6,7 +6,7 @@ mod common;
 use common::{Ran, Target, finish, has_ended, kill_and_wait, mounts_below, signal, text, until};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
@@ -230,6 +230,22 @@ fn what_the_kernel_does_not_know_to_be_dead_is_cleared_as_well() {
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(mounts_below(&at).is_empty(), "it was forgotten, and is still there");
     until("its end", || has_ended(&pid));
+}
+
+#[test]
+fn a_write_that_is_to_be_durable_tells_of_its_own_loss() {
+    let Some(place) = Place::new() else { return };
+    let at = place.path("disk");
+    place.attach("mem:16MiB,error=1:ops=write", &at, &[]);
+    let file = writer(&at);
+    file.write_all_at(&[1; 4096], 0).expect("taken");
+    file.sync_all().expect_err("lost");
+    drop(file);
+    for flag in [rustix::fs::OFlags::DSYNC, rustix::fs::OFlags::SYNC] {
+        let file = OpenOptions::new().write(true).custom_flags(flag.bits() as i32).open(&at).expect("opened");
+        file.write_all_at(&[1; 4096], 0).expect_err("it cannot be durable");
+    }
+    place.run(&["detach", text(&at)]);
 }
 
 #[test]

@@ -6,10 +6,11 @@
 mod common;
 
 use common::rig::{FILE_SYSTEMS, Rig, is_mounted};
-use common::{has_ended, text, until};
+use common::{has_ended, kill_and_wait, text, until};
 use longhaul_wan::Change;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -110,6 +111,26 @@ fn unmounted_lazily_by_others_its_users_keep_it() {
         drop(file);
         rig.is_gone();
         check(&rig, fs, &[name]);
+    }
+}
+
+#[test]
+fn what_is_written_to_be_durable_outlives_its_process() {
+    let Some(rig) = Rig::new("ext4") else { return };
+    let at = rig.dir.path().join("raw");
+    for flag in [rustix::fs::OFlags::DSYNC, rustix::fs::OFlags::SYNC] {
+        let ran = rig.good(&["attach", &rig.uri(), "--at", text(&at), "--json"]);
+        let pid = ran.events().remove(0)["pid"].to_string();
+        let file = File::options().write(true).custom_flags(flag.bits() as i32).open(&at).expect("opened");
+        let content: Vec<u8> = (0..4 << 20).map(|i: u32| (i / 512 * 31 + i + flag.bits()) as u8).collect();
+        file.write_all_at(&content, 32 << 20).expect("written");
+        rig.wan.set(1, &Change::cut()).expect("cut");
+        kill_and_wait(&pid);
+        rig.wan.set(1, &Change::restore()).expect("back");
+        let kept = fs::read(rig.dir.path().join("disk")).expect("read");
+        assert!(kept[32 << 20..][..content.len()] == content, "{flag:?}");
+        drop(file);
+        rig.good(&["detach", text(&at)]);
     }
 }
 
