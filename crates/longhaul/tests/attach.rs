@@ -463,3 +463,79 @@ fn fio_finds_what_it_has_written() {
     place.good(&["detach", text(&at)]);
     target.stop();
 }
+
+#[test]
+fn mkfs_overwrites_nothing_unasked_and_nothing_in_vain() {
+    let Some(place) = Place::new() else { return };
+    let disk = place.path("image");
+    let size = 64 * MIB;
+    let device = format!("file:{},size=64MiB", disk.display());
+    let mkfs = ["mkfs", "--fs", "ext4", &device];
+    for (what, at, magic) in [
+        ("ISO 9660", 32769, b"CD001".as_slice()),
+        ("btrfs", 65536 + 64, b"_BHRfS_M".as_slice()),
+        ("md 1.0", size - 8192, &[0xfc, 0x4e, 0x2b, 0xa9][..]),
+    ] {
+        let _ = fs::remove_file(&disk);
+        let file = File::create_new(&disk).expect("made");
+        file.set_len(size).expect("sized");
+        file.write_all_at(magic, at).expect("written");
+        let is_there = || fs::read(&disk).expect("read")[at as usize..].starts_with(magic);
+        let ran = place.run(&mkfs);
+        assert_eq!(ran.code, Some(6), "{what}: {}", ran.stderr);
+        assert!(ran.stderr.contains("--force") && is_there(), "{what}: {}", ran.stderr);
+        // Told to, but without the program that does it.
+        let mut forced = place.command(&[&mkfs[..], &["--force"]].concat());
+        let ran = finish(forced.env("PATH", "/nonexistent").spawn().expect("started"));
+        assert_eq!(ran.code, Some(1), "{what}: {}", ran.stderr);
+        assert!(ran.stderr.contains("e2fsprogs") && is_there(), "{what}: {}", ran.stderr);
+        if Command::new("mkfs.ext4").arg("-V").output().is_ok() {
+            place.good(&[&mkfs[..], &["--force"]].concat());
+            assert!(!is_there(), "{what}: two say what they are");
+        }
+    }
+}
+
+#[test]
+fn the_mount_line_of_mkfs_says_how_devices_are_joined() {
+    let Some(place) = Place::new() else { return };
+    if Command::new("mkfs.ext4").arg("-V").output().is_err() {
+        eprintln!("skip: needs mkfs.ext4");
+        return;
+    }
+    let devices = ["a", "b"].map(|name| format!("file:{},size=64MiB", place.path(name).display()));
+    let ran = place.good(&["mkfs", "--json", "--fs", "ext4", "--layout", "stripe", &devices[0], &devices[1]]);
+    let summary = ran.events().pop().expect("a summary");
+    let line = summary["mount"].as_str().expect("a line");
+    assert!(line.ends_with(" --layout stripe --stripe-unit 262144 DIR"), "{line}");
+}
+
+#[test]
+fn mkfs_that_is_interrupted_leaves_nothing() {
+    let Some(place) = Place::new() else { return };
+    if Command::new("mkfs.xfs").arg("-V").output().is_err() {
+        eprintln!("skip: needs mkfs.xfs");
+        return;
+    }
+    // A minute for its log.
+    let device = format!("file:{},size=512MiB,rate=8Mbit", place.path("image").display());
+    let start = |before: &[String]| {
+        let child = place.command(&["mkfs", "--force", "--fs", "xfs", &device]).spawn().expect("started");
+        let is_there = |at: Vec<String>| at.len() == 1 && at != before;
+        until("it is under way", || is_there(mounts_below(place.0.path())));
+        child
+    };
+    // Killed, it leaves what the next one takes away.
+    let mut killed = start(&[]);
+    killed.kill().expect("killed");
+    killed.wait().expect("ended");
+    let left = mounts_below(place.0.path());
+    assert_eq!(left.len(), 1);
+    let child = start(&left);
+    signal(&child, "INT");
+    let ran = finish(child);
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert!(ran.stderr.contains("interrupted"), "{}", ran.stderr);
+    let hidden = fs::read_dir(place.path("longhaul")).expect("there").flatten();
+    assert_eq!(hidden.filter(|e| e.file_name().to_string_lossy().starts_with("mkfs-")).count(), 0);
+}
