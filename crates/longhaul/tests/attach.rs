@@ -539,3 +539,94 @@ fn mkfs_that_is_interrupted_leaves_nothing() {
     let hidden = fs::read_dir(place.path("longhaul")).expect("there").flatten();
     assert_eq!(hidden.filter(|e| e.file_name().to_string_lossy().starts_with("mkfs-")).count(), 0);
 }
+
+/// Runs the program where `/dev` has these devices and no others, or a reason
+/// why that cannot be.
+fn with_devices(place: &Place, devices: &[(&str, &str)], args: &[&str]) -> Result<Ran, String> {
+    let dev = tempfile::tempdir().expect("directory");
+    for (name, number) in devices {
+        let made =
+            Command::new("mknod").arg(dev.path().join(name)).args(["c"]).args(number.split(' ')).output();
+        let made = made.map_err(|e| format!("mknod: {e}"))?;
+        if !made.status.success() {
+            return Err(String::from_utf8_lossy(&made.stderr).into_owned());
+        }
+    }
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", "mount --bind \"$0\" /dev && exec \"$@\""]).arg(dev.path());
+    command.arg(env!("CARGO_BIN_EXE_longhaul")).args(args).stdin(Stdio::null());
+    command.env("XDG_CONFIG_HOME", "/nonexistent").env("XDG_RUNTIME_DIR", place.0.path());
+    let started = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let ran = finish(started.map_err(|e| format!("unshare: {e}"))?);
+    let reason = ["unshare: ", "mount: /dev", "sh: "].iter().any(|why| ran.stderr.starts_with(why));
+    if reason { Err(ran.stderr) } else { Ok(ran) }
+}
+
+#[test]
+fn without_fuse_or_loop_devices_that_is_said_and_nothing_is_left() {
+    let Some(place) = Place::new() else { return };
+    let (at, disk) = (place.path("disk"), place.path("image"));
+    let device = format!("file:{},size=64MiB", disk.display());
+    let null = ("null", "1 3");
+    let wrong =
+        |devices: &[(&str, &str)], args: &[&str], words: &[&str]| match with_devices(&place, devices, args) {
+            Err(why) => eprintln!("skip: needs root: {why}"),
+            Ok(ran) => {
+                assert_eq!(ran.code, Some(1), "{args:?}: {}", ran.stderr);
+                for word in words {
+                    assert!(ran.stderr.contains(word), "{args:?}: no {word}: {}", ran.stderr);
+                }
+                assert!(place.attached().is_empty() && mounts_below(place.0.path()).is_empty());
+                assert!(fs::symlink_metadata(&at).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound));
+            }
+        };
+    wrong(
+        &[null],
+        &["attach", "mem:16MiB", "--at", text(&at), "--via", "fuse"],
+        &["/dev/fuse", "modprobe fuse"],
+    );
+    let all = ["/dev/fuse", "/dev/ublk-control", "/dev/nbd0", "/dev/nvme-fabrics"];
+    wrong(&[null], &["attach", "mem:16MiB", "--at", text(&at)], &all);
+    fs::write(&disk, pattern(64 * MIB as usize, 3)).expect("written");
+    wrong(&[null], &["mkfs", "--fs", "ext4", "--force", &device], &["/dev/fuse"]);
+    assert!(
+        fs::read(&disk).expect("read") == pattern(64 * MIB as usize, 3),
+        "nothing was made, and it is gone"
+    );
+    if place.run(&["mkfs", "--fs", "ext4", "--force", &device]).code != Some(0) {
+        eprintln!("skip: needs mkfs.ext4");
+        return;
+    }
+    let dir = place.path("dir");
+    fs::create_dir(&dir).expect("made");
+    let fuse = ("fuse", "10 229");
+    wrong(&[null, fuse], &["mount", &device, text(&dir)], &["loop device", "modprobe loop"]);
+}
+
+#[test]
+fn the_best_way_is_taken_and_said() {
+    let Some(place) = Place::new() else { return };
+    let at = place.path("disk");
+    let ready = place.good(&["attach", "mem:16MiB", "--at", text(&at), "--json"]).events().remove(0);
+    if Path::new("/dev/ublk-control").exists() {
+        eprintln!("skip: this machine has ublk: {ready}");
+        return;
+    }
+    assert_eq!(ready["via"], "fuse");
+    let why = ready["passed_over"][0].as_str().expect("a reason");
+    assert!(why.starts_with("ublk: ") && why.contains("/dev/ublk-control"), "{why}");
+    assert_eq!(place.attached()[0]["via"], "fuse");
+    place.good(&["detach", text(&at)]);
+    let ran = place.good(&["attach", "mem:16MiB", "--at", text(&at)]);
+    assert!(ran.stdout.ends_with("(16 MiB, via fuse)\n"), "{}", ran.stdout);
+    assert!(ran.stderr.contains("not by ublk: "), "{}", ran.stderr);
+    place.good(&["detach", text(&at)]);
+    // Where only a file will do nothing else is tried; nor where it was said.
+    for more in [["--allow-other", "--foreground"], ["--via=fuse", "--foreground"]] {
+        let mut args = vec!["attach", "mem:16MiB", "--json", "--at", text(&at)];
+        args.extend(more);
+        let attached = Target::spawn(place.command(&args));
+        assert_eq!(attached.ready["passed_over"], Value::Array(Vec::new()), "{more:?}");
+        place.good(&["detach", text(&at)]);
+    }
+}
