@@ -7,12 +7,17 @@
 //! stripes.
 
 use std::fmt;
+use std::ops::Deref;
 use std::str::FromStr;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
-/// Bytes from the beginning of a device that say what is on it.
-pub const PROBE: u64 = 4096;
+/// Bytes from the beginning of a device that say what of these is on it.
+const PROBE: u64 = 4096;
+/// Bytes at the beginning and at the end of a device where all else that is
+/// common says so: ISO 9660 at 32 KiB, btrfs at 64 KiB, ZFS in the first and
+/// the last 512 KiB, md and copies of partition tables in the last 128 KiB.
+pub const EDGE: u64 = MIB;
 /// Journal for a device that is near, and what each of these times of distance
 /// adds to it, up to a most: with writes in place done 5 ms later, as much more
 /// has to wait in the journal meanwhile.
@@ -77,8 +82,30 @@ pub enum Content {
 }
 
 impl Content {
+    /// What is on a device of `size` bytes, of which `read` reads so many at
+    /// an offset.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn of<B: Deref<Target = [u8]>, E>(
+        size: u64,
+        mut read: impl FnMut(u64, u64) -> Result<B, E>,
+    ) -> Result<Content, E> {
+        let found = Content::begins(&read(0, PROBE.min(size))?);
+        if found != Content::Nothing {
+            return Ok(found);
+        }
+        let edge = EDGE.min(size);
+        for offset in [0, size - edge] {
+            if read(offset, edge)?.iter().any(|&b| b != 0) {
+                return Ok(Content::Unknown);
+            }
+        }
+        Ok(Content::Nothing)
+    }
+
     /// What the first [`PROBE`] bytes of a device say.
-    pub fn of(first: &[u8]) -> Content {
+    fn begins(first: &[u8]) -> Content {
         let be = |at: usize, len: usize| {
             first.get(at..at + len).map(|b| b.iter().fold(0, |n, &b| n << 8 | u64::from(b)))
         };
@@ -225,11 +252,32 @@ mod tests {
 
     #[test]
     fn content_is_recognised() {
-        assert_eq!(Content::of(&[0; 4096]), Content::Nothing);
-        assert_eq!(Content::of(&[1; 4096]), Content::Unknown);
-        assert_eq!(Content::of(b"XFSB"), Content::FileSystem(Kind::Xfs, 0));
+        let of = |device: &[u8]| {
+            let read = |offset: u64, len: u64| {
+                device.get(offset as usize..(offset + len) as usize).ok_or("past the end")
+            };
+            Content::of(device.len() as u64, read).expect("read")
+        };
+        assert_eq!(of(&[0; 4096]), Content::Nothing);
+        assert_eq!(of(&[]), Content::Nothing);
+        assert_eq!(of(&[1; 4096]), Content::Unknown);
+        assert_eq!(of(b"XFSB"), Content::FileSystem(Kind::Xfs, 0));
         let mut table = [0; 4096];
         table[510..512].copy_from_slice(&[0x55, 0xAA]);
-        assert_eq!(Content::of(&table), Content::Partitions);
+        assert_eq!(of(&table), Content::Partitions);
+        // Others say what they are further in, or at the end.
+        let size = 8 << 20;
+        for (what, at, magic) in [
+            ("bcachefs", 4096 + 24, &[0xc6, 0x85, 0x73, 0xf6][..]),
+            ("ISO 9660", 32769, b"CD001".as_slice()),
+            ("btrfs", 65536 + 64, b"_BHRfS_M".as_slice()),
+            ("ZFS", 131_072, &[0x0c, 0xb1, 0xba, 0][..]),
+            ("md 1.0", size - 8192, &[0xfc, 0x4e, 0x2b, 0xa9][..]),
+            ("md 0.90", size - 65536, &[0xfc, 0x4e, 0x2b, 0xa9][..]),
+        ] {
+            let mut device = vec![0; size];
+            device[at..at + magic.len()].copy_from_slice(magic);
+            assert_eq!(of(&device), Content::Unknown, "{what}");
+        }
     }
 }

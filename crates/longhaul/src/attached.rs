@@ -75,26 +75,35 @@ fn open(path: &Path) -> Result<File, Failure> {
 #[derive(Debug)]
 pub(crate) struct Held {
     record: PathBuf,
-    _file: File,
+    file: File,
+}
+
+impl Held {
+    /// Writes what has changed of the record.
+    pub(crate) fn write(&mut self, record: &Record) -> Result<(), Failure> {
+        let text = json!({
+            "path": record.path, "devices": record.devices, "via": record.via, "size": record.size,
+            "read_only": record.read_only, "pid": record.pid,
+        });
+        let written = self.file.set_len(0).and_then(|()| self.file.seek(SeekFrom::Start(0)));
+        written
+            .and_then(|_| self.file.write_all(format!("{text}\n").as_bytes()))
+            .map_err(|e| Failure::failed(format!("{}: {e}", self.record.display())))
+    }
 }
 
 impl Record {
     /// Keeps the record for as long as what is returned lives.
     pub(crate) fn hold(&self) -> Result<Held, Failure> {
         let record = record_of(&self.path);
-        let mut file = open(&record)?;
+        let file = open(&record)?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             let why = format!("{}: something is attached there already", self.path.display());
             return Err(Failure::new(Exit::Refused, why));
         }
-        let text = json!({
-            "path": self.path, "devices": self.devices, "via": self.via, "size": self.size,
-            "read_only": self.read_only, "pid": self.pid,
-        });
-        file.set_len(0)
-            .and_then(|()| file.write_all(format!("{text}\n").as_bytes()))
-            .map_err(|e| Failure::failed(format!("{}: {e}", record.display())))?;
-        Ok(Held { record, _file: file })
+        let mut held = Held { record, file };
+        held.write(self)?;
+        Ok(held)
     }
 
     fn parse(text: &str) -> Option<Record> {

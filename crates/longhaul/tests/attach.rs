@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::{Ran, Target, finish, signal, text, until};
+use common::{Ran, Target, finish, has_ended, kill_and_wait, mounts_below, signal, text, until};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
@@ -73,19 +73,17 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         for attached in self.attached() {
-            let _ = Command::new("kill").args(["-KILL", &attached["pid"].to_string()]).status();
+            kill_and_wait(&attached["pid"].to_string());
             let path = attached["path"].as_str().expect("a path");
             until("it is cleared", || self.run(&["detach", path]).code == Some(0));
         }
+        let left = mounts_below(self.0.path());
+        assert!(std::thread::panicking() || left.is_empty(), "left behind: {left:?}");
     }
 }
 
 fn kill(how: &str, pid: &str) {
     assert!(Command::new("kill").args([how, pid]).status().expect("kill").success());
-}
-
-fn has_ended(pid: &str) -> bool {
-    !Path::new("/proc").join(pid).join("exe").exists()
 }
 
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
@@ -209,6 +207,45 @@ fn what_a_killed_process_leaves_is_named_and_cleared() {
     assert_eq!(fs::read(&at).expect("read")[..8192], pattern(8192, 4));
     place.good(&["detach", text(&at)]);
     target.stop();
+}
+
+#[test]
+fn what_the_kernel_does_not_know_to_be_dead_is_cleared_as_well() {
+    let Some(place) = Place::new() else { return };
+    let at = place.path("disk");
+    let pid = place.attach("mem:64MiB", &at, &[]);
+    // Who finds the record here sees that nobody holds it, as just after a
+    // SIGKILL; and the file answers, as it may then.
+    let other = tempfile::tempdir().expect("directory");
+    let (from, to) = (place.path("longhaul"), other.path().join("longhaul"));
+    fs::create_dir(&to).expect("made");
+    for entry in fs::read_dir(from).expect("there").flatten() {
+        let name = entry.file_name();
+        if name.to_string_lossy().ends_with(".json") {
+            fs::copy(entry.path(), to.join(name)).expect("copied");
+        }
+    }
+    let mut detach = place.command(&["detach", text(&at)]);
+    let ran = finish(detach.env("XDG_RUNTIME_DIR", other.path()).spawn().expect("started"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(mounts_below(&at).is_empty(), "it was forgotten, and is still there");
+    until("its end", || has_ended(&pid));
+}
+
+#[test]
+fn a_write_that_is_to_be_durable_tells_of_its_own_loss() {
+    let Some(place) = Place::new() else { return };
+    let at = place.path("disk");
+    place.attach("mem:16MiB,error=1:ops=write", &at, &[]);
+    let file = writer(&at);
+    file.write_all_at(&[1; 4096], 0).expect("taken");
+    file.sync_all().expect_err("lost");
+    drop(file);
+    for flag in [rustix::fs::OFlags::DSYNC, rustix::fs::OFlags::SYNC] {
+        let file = OpenOptions::new().write(true).custom_flags(flag.bits() as i32).open(&at).expect("opened");
+        file.write_all_at(&[1; 4096], 0).expect_err("it cannot be durable");
+    }
+    place.run(&["detach", text(&at)]);
 }
 
 #[test]
@@ -484,4 +521,171 @@ fn fio_and_bench_measure_the_same_on_the_same_device() {
     }
     place.good(&["detach", text(&at)]);
     target.stop();
+}
+
+#[test]
+fn mkfs_overwrites_nothing_unasked_and_nothing_in_vain() {
+    let Some(place) = Place::new() else { return };
+    let disk = place.path("image");
+    let size = 64 * MIB;
+    let device = format!("file:{},size=64MiB", disk.display());
+    let mkfs = ["mkfs", "--fs", "ext4", &device];
+    for (what, at, magic) in [
+        ("ISO 9660", 32769, b"CD001".as_slice()),
+        ("btrfs", 65536 + 64, b"_BHRfS_M".as_slice()),
+        ("md 1.0", size - 8192, &[0xfc, 0x4e, 0x2b, 0xa9][..]),
+    ] {
+        let _ = fs::remove_file(&disk);
+        let file = File::create_new(&disk).expect("made");
+        file.set_len(size).expect("sized");
+        file.write_all_at(magic, at).expect("written");
+        let is_there = || fs::read(&disk).expect("read")[at as usize..].starts_with(magic);
+        let ran = place.run(&mkfs);
+        assert_eq!(ran.code, Some(6), "{what}: {}", ran.stderr);
+        assert!(ran.stderr.contains("--force") && is_there(), "{what}: {}", ran.stderr);
+        // Told to, but without the program that does it.
+        let mut forced = place.command(&[&mkfs[..], &["--force"]].concat());
+        let ran = finish(forced.env("PATH", "/nonexistent").spawn().expect("started"));
+        assert_eq!(ran.code, Some(1), "{what}: {}", ran.stderr);
+        assert!(ran.stderr.contains("e2fsprogs") && is_there(), "{what}: {}", ran.stderr);
+        if Command::new("mkfs.ext4").arg("-V").output().is_ok() {
+            place.good(&[&mkfs[..], &["--force"]].concat());
+            assert!(!is_there(), "{what}: two say what they are");
+        }
+    }
+}
+
+#[test]
+fn the_mount_line_of_mkfs_says_how_devices_are_joined() {
+    let Some(place) = Place::new() else { return };
+    if Command::new("mkfs.ext4").arg("-V").output().is_err() {
+        eprintln!("skip: needs mkfs.ext4");
+        return;
+    }
+    let devices = ["a", "b"].map(|name| format!("file:{},size=64MiB", place.path(name).display()));
+    let ran = place.good(&["mkfs", "--json", "--fs", "ext4", "--layout", "stripe", &devices[0], &devices[1]]);
+    let summary = ran.events().pop().expect("a summary");
+    let line = summary["mount"].as_str().expect("a line");
+    assert!(line.ends_with(" --layout stripe --stripe-unit 262144 DIR"), "{line}");
+}
+
+#[test]
+fn mkfs_that_is_interrupted_leaves_nothing() {
+    let Some(place) = Place::new() else { return };
+    if Command::new("mkfs.xfs").arg("-V").output().is_err() {
+        eprintln!("skip: needs mkfs.xfs");
+        return;
+    }
+    // A minute for its log.
+    let device = format!("file:{},size=512MiB,rate=8Mbit", place.path("image").display());
+    let start = |before: &[String]| {
+        let child = place.command(&["mkfs", "--force", "--fs", "xfs", &device]).spawn().expect("started");
+        let is_there = |at: Vec<String>| at.len() == 1 && at != before;
+        until("it is under way", || is_there(mounts_below(place.0.path())));
+        child
+    };
+    // Killed, it leaves what the next one takes away.
+    let mut killed = start(&[]);
+    killed.kill().expect("killed");
+    killed.wait().expect("ended");
+    let left = mounts_below(place.0.path());
+    assert_eq!(left.len(), 1);
+    let child = start(&left);
+    signal(&child, "INT");
+    let ran = finish(child);
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert!(ran.stderr.contains("interrupted"), "{}", ran.stderr);
+    let hidden = fs::read_dir(place.path("longhaul")).expect("there").flatten();
+    assert_eq!(hidden.filter(|e| e.file_name().to_string_lossy().starts_with("mkfs-")).count(), 0);
+}
+
+/// Runs the program where `/dev` has these devices and no others, or a reason
+/// why that cannot be.
+fn with_devices(place: &Place, devices: &[(&str, &str)], args: &[&str]) -> Result<Ran, String> {
+    let dev = tempfile::tempdir().expect("directory");
+    for (name, number) in devices {
+        let made =
+            Command::new("mknod").arg(dev.path().join(name)).args(["c"]).args(number.split(' ')).output();
+        let made = made.map_err(|e| format!("mknod: {e}"))?;
+        if !made.status.success() {
+            return Err(String::from_utf8_lossy(&made.stderr).into_owned());
+        }
+    }
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", "mount --bind \"$0\" /dev && exec \"$@\""]).arg(dev.path());
+    command.arg(env!("CARGO_BIN_EXE_longhaul")).args(args).stdin(Stdio::null());
+    command.env("XDG_CONFIG_HOME", "/nonexistent").env("XDG_RUNTIME_DIR", place.0.path());
+    let started = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let ran = finish(started.map_err(|e| format!("unshare: {e}"))?);
+    let reason = ["unshare: ", "mount: /dev", "sh: "].iter().any(|why| ran.stderr.starts_with(why));
+    if reason { Err(ran.stderr) } else { Ok(ran) }
+}
+
+#[test]
+fn without_fuse_or_loop_devices_that_is_said_and_nothing_is_left() {
+    let Some(place) = Place::new() else { return };
+    let (at, disk) = (place.path("disk"), place.path("image"));
+    let device = format!("file:{},size=64MiB", disk.display());
+    let null = ("null", "1 3");
+    let wrong =
+        |devices: &[(&str, &str)], args: &[&str], words: &[&str]| match with_devices(&place, devices, args) {
+            Err(why) => eprintln!("skip: needs root: {why}"),
+            Ok(ran) => {
+                assert_eq!(ran.code, Some(1), "{args:?}: {}", ran.stderr);
+                for word in words {
+                    assert!(ran.stderr.contains(word), "{args:?}: no {word}: {}", ran.stderr);
+                }
+                assert!(place.attached().is_empty() && mounts_below(place.0.path()).is_empty());
+                assert!(fs::symlink_metadata(&at).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound));
+            }
+        };
+    wrong(
+        &[null],
+        &["attach", "mem:16MiB", "--at", text(&at), "--via", "fuse"],
+        &["/dev/fuse", "modprobe fuse"],
+    );
+    let all = ["/dev/fuse", "/dev/ublk-control", "/dev/nbd0", "/dev/nvme-fabrics"];
+    wrong(&[null], &["attach", "mem:16MiB", "--at", text(&at)], &all);
+    fs::write(&disk, pattern(64 * MIB as usize, 3)).expect("written");
+    wrong(&[null], &["mkfs", "--fs", "ext4", "--force", &device], &["/dev/fuse"]);
+    assert!(
+        fs::read(&disk).expect("read") == pattern(64 * MIB as usize, 3),
+        "nothing was made, and it is gone"
+    );
+    if place.run(&["mkfs", "--fs", "ext4", "--force", &device]).code != Some(0) {
+        eprintln!("skip: needs mkfs.ext4");
+        return;
+    }
+    let dir = place.path("dir");
+    fs::create_dir(&dir).expect("made");
+    let fuse = ("fuse", "10 229");
+    wrong(&[null, fuse], &["mount", &device, text(&dir)], &["loop device", "modprobe loop"]);
+}
+
+#[test]
+fn the_best_way_is_taken_and_said() {
+    let Some(place) = Place::new() else { return };
+    let at = place.path("disk");
+    let ready = place.good(&["attach", "mem:16MiB", "--at", text(&at), "--json"]).events().remove(0);
+    if Path::new("/dev/ublk-control").exists() {
+        eprintln!("skip: this machine has ublk: {ready}");
+        return;
+    }
+    assert_eq!(ready["via"], "fuse");
+    let why = ready["passed_over"][0].as_str().expect("a reason");
+    assert!(why.starts_with("ublk: ") && why.contains("/dev/ublk-control"), "{why}");
+    assert_eq!(place.attached()[0]["via"], "fuse");
+    place.good(&["detach", text(&at)]);
+    let ran = place.good(&["attach", "mem:16MiB", "--at", text(&at)]);
+    assert!(ran.stdout.ends_with("(16 MiB, via fuse)\n"), "{}", ran.stdout);
+    assert!(ran.stderr.contains("not by ublk: "), "{}", ran.stderr);
+    place.good(&["detach", text(&at)]);
+    // Where only a file will do nothing else is tried; nor where it was said.
+    for more in [["--allow-other", "--foreground"], ["--via=fuse", "--foreground"]] {
+        let mut args = vec!["attach", "mem:16MiB", "--json", "--at", text(&at)];
+        args.extend(more);
+        let attached = Target::spawn(place.command(&args));
+        assert_eq!(attached.ready["passed_over"], Value::Array(Vec::new()), "{more:?}");
+        place.good(&["detach", text(&at)]);
+    }
 }

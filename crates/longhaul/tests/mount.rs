@@ -6,10 +6,11 @@
 mod common;
 
 use common::rig::{FILE_SYSTEMS, Rig, is_mounted};
-use common::{text, until};
+use common::{has_ended, kill_and_wait, text, until};
 use longhaul_wan::Change;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -91,6 +92,115 @@ fn sigterm_unmounts_it_and_waits_for_its_users() {
         drop(busy);
         rig.is_gone();
         check(&rig, fs, &files);
+    }
+}
+
+#[test]
+fn unmounted_lazily_by_others_its_users_keep_it() {
+    for fs in FILE_SYSTEMS {
+        let Some(rig) = Rig::new(fs) else { return };
+        rig.mount();
+        let name = names(1).remove(0);
+        let mut file = File::create(rig.at().join(&name)).expect("made");
+        assert!(Command::new("umount").arg("-l").arg(rig.at()).status().expect("umount").success());
+        let ran = rig.run(&["umount", text(&rig.at())]);
+        assert_eq!(ran.code, Some(6), "{fs}: {}", ran.stderr);
+        assert!(ran.stderr.contains("in use"), "{}", ran.stderr);
+        file.write_all(&content(&name)).expect("its user keeps it");
+        file.sync_all().expect("durable");
+        drop(file);
+        rig.is_gone();
+        check(&rig, fs, &[name]);
+    }
+}
+
+#[test]
+fn what_is_written_to_be_durable_outlives_its_process() {
+    let Some(rig) = Rig::new("ext4") else { return };
+    let at = rig.dir.path().join("raw");
+    for flag in [rustix::fs::OFlags::DSYNC, rustix::fs::OFlags::SYNC] {
+        let ran = rig.good(&["attach", &rig.uri(), "--at", text(&at), "--json"]);
+        let pid = ran.events().remove(0)["pid"].to_string();
+        let file = File::options().write(true).custom_flags(flag.bits() as i32).open(&at).expect("opened");
+        let content: Vec<u8> = (0..4 << 20).map(|i: u32| (i / 512 * 31 + i + flag.bits()) as u8).collect();
+        file.write_all_at(&content, 32 << 20).expect("written");
+        rig.wan.set(1, &Change::cut()).expect("cut");
+        kill_and_wait(&pid);
+        rig.wan.set(1, &Change::restore()).expect("back");
+        let kept = fs::read(rig.dir.path().join("disk")).expect("read");
+        assert!(kept[32 << 20..][..content.len()] == content, "{flag:?}");
+        drop(file);
+        rig.good(&["detach", text(&at)]);
+    }
+}
+
+#[test]
+fn what_is_mounted_elsewhere_as_well_ends_with_that() {
+    let Some(rig) = Rig::new("ext4") else { return };
+    let pid = rig.mount();
+    let other = rig.dir.path().join("other");
+    fs::create_dir(&other).expect("made");
+    let bind = Command::new("mount").arg("--bind").args([&rig.at(), &other]).status();
+    assert!(bind.expect("mount").success());
+    let files = names(3);
+    write(&other, &files[0]).expect("written");
+    for name in &files[1..] {
+        // The first one takes it out of sight.
+        let ran = rig.run(&["umount", text(&rig.at())]);
+        assert_eq!(ran.code, Some(6), "{}", ran.stderr);
+        assert!(ran.stderr.contains("elsewhere") && !is_mounted(&rig.at()), "{}", ran.stderr);
+        write(&other, name).expect("its users keep it");
+    }
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().expect("kill").success());
+    let ran = rig.run(&["umount", text(&rig.at())]);
+    assert_eq!(ran.code, Some(6), "it does not end by a signal: {}", ran.stderr);
+    write(&other, &files[0]).expect("its users keep it");
+    assert!(Command::new("umount").arg(&other).status().expect("umount").success());
+    rig.is_gone();
+    check(&rig, "ext4", &files);
+}
+
+#[test]
+fn a_third_signal_ends_it_though_the_link_is_cut() {
+    for fs in FILE_SYSTEMS {
+        let Some(rig) = Rig::new(fs) else { return };
+        let pid = rig.mount();
+        let files = names(2);
+        for name in &files {
+            write(&rig.at(), name).expect("written");
+        }
+        fs::write(rig.at().join("lost"), content("lost")).expect("in the page cache");
+        rig.wan.set(1, &Change::cut()).expect("cut");
+        until("its end", || {
+            let _ = Command::new("kill").args(["-TERM", &pid]).output();
+            has_ended(&pid)
+        });
+        rig.wan.set(1, &Change::restore()).expect("back");
+        until("it is unmounted", || rig.run(&["umount", text(&rig.at())]).code == Some(0));
+        rig.is_gone();
+        rig.replay();
+        check(&rig, fs, &files);
+    }
+}
+
+#[test]
+fn a_device_that_shrinks_under_a_file_system_is_told_of() {
+    for fs in FILE_SYSTEMS {
+        let Some(rig) = Rig::new(fs) else { return };
+        rig.mount();
+        let name = names(1).remove(0);
+        write(&rig.at(), &name).expect("written");
+        // Only its end goes, where there is nothing yet.
+        rig.shrink(508 << 20);
+        let logs = || fs::read_dir(rig.dir.path().join("longhaul")).expect("there").flatten();
+        let text_of = |entry: fs::DirEntry| fs::read_to_string(entry.path()).unwrap_or_default();
+        until("it is told", || logs().any(|entry| text_of(entry).contains("has shrunk")));
+        assert!(fs::read(rig.at().join(&name)).expect("read") == content(&name));
+        rig.umount();
+        let ran = rig.run(&["mount", &rig.uri(), text(&rig.at())]);
+        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+        assert!(ran.stderr.contains("has become smaller"), "{}", ran.stderr);
+        rig.is_gone();
     }
 }
 

@@ -45,15 +45,15 @@ def by_kernel(bench, fs):
 
 
 def by_longhaul(bench, fs):
-    """Through `longhaul mount`."""
+    """Through `longhaul mount`, as where there is nothing but FUSE."""
     _, _, uri = serve(bench)
     bench.install(bench.longhaul.binary, bench.torture)
     check_it = f"""
-        longhaul attach {uri} --at /tmp/disk
+        longhaul attach {uri} --at /tmp/disk --via fuse
         repair {fs} /tmp/disk
         longhaul detach /tmp/disk
     """
-    script = torture(fs, f"longhaul mount {uri} /mnt", "longhaul umount /mnt", "DEVICE")
+    script = torture(fs, f"longhaul mount {uri} /mnt --via fuse", "longhaul umount /mnt", "DEVICE")
     bench.guest.run(f"longhaul mkfs --fs {fs} {uri}\n" + script.replace(f"repair {fs} DEVICE", check_it), 600)
 
 

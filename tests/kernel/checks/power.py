@@ -41,7 +41,7 @@ class Kernel:
 
 
 class Longhaul:
-    """`longhaul mount` in the guest."""
+    """`longhaul mount` in the guest, as where there is nothing but FUSE."""
 
     name = "through longhaul mount"
 
@@ -53,13 +53,14 @@ class Longhaul:
         return f"longhaul mkfs --fs {self.fs} {self.uri}"
 
     def mount(self):
-        return f"longhaul mount {self.uri} /mnt"
+        return f"longhaul mount {self.uri} /mnt --via fuse"
 
     def umount(self):
         return "longhaul umount /mnt"
 
     def repair(self):
-        return f"longhaul attach {self.uri} --at /tmp/disk\nrepair {self.fs} /tmp/disk\nlonghaul detach /tmp/disk"
+        attach = f"longhaul attach {self.uri} --at /tmp/disk --via fuse"
+        return f"{attach}\nrepair {self.fs} /tmp/disk\nlonghaul detach /tmp/disk"
 
 
 def durable(output):

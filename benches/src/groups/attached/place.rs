@@ -62,13 +62,13 @@ impl Place {
             command
         };
         let mut serve = if kind == Kind::Raw {
-            let mut serve = command("attach", &["--foreground"]);
+            let mut serve = command("attach", &["--foreground", "--via", "fuse"]);
             serve.arg("--at").arg(&path);
             serve
         } else {
             finish(&mut command("mkfs", &["--force", "--fs", kind.name()]), &site.setup)?;
             fs::create_dir(&path)?;
-            let mut serve = command("mount", &[&["--foreground"], more].concat());
+            let mut serve = command("mount", &[&["--foreground", "--via", "fuse"], more].concat());
             serve.arg(&path);
             serve
         };

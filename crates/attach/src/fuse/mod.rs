@@ -4,7 +4,7 @@ mod mount;
 mod session;
 
 pub(crate) use mount::unescape;
-pub use mount::unmount;
+pub use mount::{unmount, unmount_served};
 
 use crate::disk::Told;
 use crate::error::AttachError;
@@ -15,7 +15,13 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long the kernel may take to give up a file that nobody can reach any
+/// more, on a busy machine. Where it takes longer, somebody still can.
+const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// How a device appears as a file.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +42,8 @@ pub struct FuseFile {
     /// Is told of every loss since the beginning, whoever else was.
     told: Arc<Told>,
     session: Option<JoinHandle<io::Result<()>>>,
+    /// Its other end is dropped when nobody can reach the file any more.
+    reached: Receiver<()>,
 }
 
 impl FuseFile {
@@ -59,12 +67,19 @@ impl FuseFile {
             read_only: requests.info().read_only,
             allow_other: options.allow_other,
         };
+        let (reach, reached) = channel();
+        let ended = move || {
+            drop(reach);
+            ended();
+        };
         let started = Mounted::new(&path, plan).and_then(|(device, mounted)| {
             let session = session::start(Arc::clone(&requests), device, options.allow_other, Box::new(ended));
             Ok((mounted, session.map_err(|e| AttachError::NoFuse(e.to_string()))?))
         });
         match started {
-            Ok((mounted, session)) => Ok(FuseFile { mounted, made, requests, told, session: Some(session) }),
+            Ok((mounted, session)) => {
+                Ok(FuseFile { mounted, made, requests, told, session: Some(session), reached })
+            }
             Err(e) => {
                 if made {
                     let _ = std::fs::remove_file(&path);
@@ -82,10 +97,18 @@ impl FuseFile {
     /// Takes it away, with all that was written durable.
     ///
     /// # Errors
-    /// Somebody uses it, and it stays; or something could not be made
-    /// durable, and it has gone.
+    /// Somebody uses it, and it stays; or it is out of sight, and somebody
+    /// still reaches it by another way: then `ended` is called when nobody
+    /// does any more. Or something could not be made durable, and it has gone.
     pub fn detach(&mut self) -> Result<(), AttachError> {
         self.mounted.unmount()?;
+        // In other mount namespaces it goes with the file below.
+        self.remove();
+        if !self.has_ended() && self.reached.recv_timeout(GIVEN_UP) == Err(RecvTimeoutError::Timeout) {
+            let by = "somebody who reaches it elsewhere: a file that was open when it was unmounted, a bind \
+                mount, or another mount namespace; it ends with its last user";
+            return Err(AttachError::Busy { path: self.path().to_owned(), by: vec![by.into()] });
+        }
         self.finish()
     }
 
@@ -95,10 +118,15 @@ impl FuseFile {
     /// It cannot be unmounted.
     pub fn hide(&mut self) -> Result<(), AttachError> {
         self.mounted.hide()?;
+        self.remove();
+        Ok(())
+    }
+
+    /// Takes the empty file below away, if it is ours.
+    fn remove(&mut self) {
         if std::mem::take(&mut self.made) {
             let _ = std::fs::remove_file(self.path());
         }
-        Ok(())
     }
 
     /// After `ended` was called: makes what was written durable.
@@ -111,7 +139,8 @@ impl FuseFile {
         Ok(())
     }
 
-    fn has_ended(&self) -> bool {
+    /// Whether nobody can reach it any more.
+    pub fn has_ended(&self) -> bool {
         self.session.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
@@ -124,10 +153,7 @@ impl FuseFile {
             }
         }
         self.mounted.forget();
-        if self.made {
-            self.made = false;
-            let _ = std::fs::remove_file(self.path());
-        }
+        self.remove();
     }
 }
 
@@ -141,8 +167,8 @@ impl Drop for FuseFile {
     fn drop(&mut self) {
         if self.has_ended() {
             self.end();
-        } else if self.mounted.hide().is_ok() && self.made {
-            let _ = std::fs::remove_file(self.mounted.path());
+        } else if self.mounted.hide().is_ok() {
+            self.remove();
         }
     }
 }
@@ -198,15 +224,18 @@ pub(crate) fn kind(meta: &std::fs::Metadata) -> &'static str {
     }
 }
 
-/// Takes away what is left at `path` of an attachment whose process has gone.
+/// Takes away what is left at `path` of an attachment whose process has gone,
+/// which an `orphan` is known to be, whether the kernel has seen it or not.
 /// Whether there was something.
 ///
 /// # Errors
 /// It cannot be unmounted.
-pub fn clear(path: &Path) -> Result<bool, AttachError> {
+pub fn clear(path: &Path, orphan: bool) -> Result<bool, AttachError> {
     let path = place(path)?;
-    if mount::state(&path) != State::Dead {
-        return Ok(false);
+    match mount::state(&path) {
+        State::Dead => {}
+        State::Fuse if orphan => {}
+        State::Fuse | State::Nothing | State::Other => return Ok(false),
     }
     mount::unmount(&path, true)?;
     Ok(true)

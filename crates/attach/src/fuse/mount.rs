@@ -68,22 +68,22 @@ impl Mounted {
         &self.path
     }
 
-    /// Unmounts it.
+    /// Unmounts it, if nobody else has.
     ///
     /// # Errors
     /// It is in use.
     pub(crate) fn unmount(&mut self) -> Result<(), AttachError> {
-        if self.there {
-            unmount(&self.path, false)?;
-            self.there = false;
-        }
-        Ok(())
+        self.take_away(false)
     }
 
-    /// Takes it out of sight; who has it open keeps it.
+    /// Takes it out of sight, if nobody else has; who has it open keeps it.
     pub(crate) fn hide(&mut self) -> Result<(), AttachError> {
+        self.take_away(true)
+    }
+
+    fn take_away(&mut self, lazily: bool) -> Result<(), AttachError> {
         if self.there {
-            unmount(&self.path, true)?;
+            gone_or(&self.path, unmount(&self.path, lazily))?;
             self.there = false;
         }
         Ok(())
@@ -114,18 +114,42 @@ pub fn unmount(path: &Path, lazily: bool) -> Result<(), AttachError> {
         Ok(()) => Ok(()),
         Err(Errno::PERM | Errno::ACCESS) => {
             let mut helper = Command::new(HELPER);
-            helper.arg("-u").args(lazily.then_some("-z")).arg("--").arg(path);
-            let said = helper.stdin(Stdio::null()).output();
-            let said = said.map_err(AttachError::system(format!("cannot run {HELPER}")))?;
-            let why = String::from_utf8_lossy(&said.stderr);
-            match said.status.success() {
-                true => Ok(()),
-                false if why.contains("busy") => Err(busy(path)),
-                false => Err(AttachError::path(path, why.trim())),
-            }
+            helper.arg("-u").args(lazily.then_some("-z"));
+            ask(helper, path)
         }
         Err(Errno::BUSY) => Err(busy(path)),
         Err(e) => Err(AttachError::path(path, format!("cannot be unmounted: {}", io::Error::from(e)))),
+    }
+}
+
+/// Unmounts the file system at `path`, if nobody else has, whose device this
+/// process serves: by `umount`. The call may wait for the device; if this
+/// process made it, then even SIGKILL could not end it before that answers,
+/// and nobody would be left to answer.
+///
+/// # Errors
+/// It is in use.
+pub fn unmount_served(path: &Path, lazily: bool) -> Result<(), AttachError> {
+    let mut program = Command::new("umount");
+    program.args(lazily.then_some("-l")).env("LC_ALL", "C");
+    gone_or(path, ask(program, path))
+}
+
+/// That somebody else was first is no error.
+fn gone_or(path: &Path, unmounted: Result<(), AttachError>) -> Result<(), AttachError> {
+    unmounted.or_else(|e| if crate::users::is_mounted(path) { Err(e) } else { Ok(()) })
+}
+
+/// Has a program unmount `path`.
+fn ask(mut program: Command, path: &Path) -> Result<(), AttachError> {
+    let name = program.get_program().to_string_lossy().into_owned();
+    let said = program.arg("--").arg(path).stdin(Stdio::null()).output();
+    let said = said.map_err(AttachError::system(format!("cannot run {name}")))?;
+    let why = String::from_utf8_lossy(&said.stderr);
+    match said.status.success() {
+        true => Ok(()),
+        false if why.contains("busy") => Err(busy(path)),
+        false => Err(AttachError::path(path, why.trim())),
     }
 }
 
@@ -220,7 +244,8 @@ pub(crate) fn state(path: &Path) -> State {
         Some(false) => State::Other,
         // Attributes may be the kernel's own copy; this always asks.
         Some(true) => match rustix::fs::statfs(path) {
-            Err(Errno::NOTCONN) => State::Dead,
+            // The second one is told to who asked while it ended.
+            Err(Errno::NOTCONN | Errno::CONNABORTED) => State::Dead,
             _ => State::Fuse,
         },
     }

@@ -219,7 +219,7 @@ impl Filesystem for File {
         offset: u64,
         data: &[u8],
         _: WriteFlags,
-        _: OpenFlags,
+        open: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
@@ -235,7 +235,9 @@ impl Filesystem for File {
             Err(e) => reply.error(errno(&e)),
         };
         let data = Buf::copy_of(&data[..taken]);
-        self.requests.start(Request::Write { offset, data, fua: false }, Box::new(done));
+        // Past the page cache nobody else makes it durable for them.
+        let fua = open.0 & (libc::O_DSYNC | libc::O_SYNC) != 0;
+        self.requests.start(Request::Write { offset, data, fua }, Box::new(done));
     }
 
     /// Of each `close`: who writes a file without `fsync` learns here what

@@ -110,6 +110,11 @@ impl KernelDevice {
         Ok(())
     }
 
+    /// Whether the kernel has given it up.
+    pub fn has_ended(&self) -> bool {
+        self.served.is_none()
+    }
+
     /// Takes the link away; who has the device keeps it.
     pub fn hide(&mut self) {
         if std::mem::take(&mut self.linked) {

@@ -6,6 +6,7 @@ pub(crate) mod mount;
 pub(crate) mod nbd;
 mod open;
 mod serve;
+mod via;
 
 use crate::attached::{Record, absolute, ask, log_of};
 use crate::exit::{Exit, Failure, Outcome};
@@ -19,46 +20,14 @@ use open::DeviceArgs;
 use serde_json::{Value, json};
 use serve::{Attached, Event, Service};
 use std::path::{Path, PathBuf};
-
-/// How a device becomes a local one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Via {
-    /// One file, served by FUSE: everywhere, and without root
-    Fuse,
-    /// A block device of the kernel's NVMe/TCP host, on a target on loopback
-    Nvme,
-    /// A block device of the kernel's NBD client
-    Nbd,
-    /// A block device of the kernel's ublk driver
-    Ublk,
-}
-
-impl Via {
-    fn name(self) -> &'static str {
-        match self {
-            Via::Fuse => "fuse",
-            Via::Nvme => "nvme",
-            Via::Nbd => "nbd",
-            Via::Ublk => "ublk",
-        }
-    }
-
-    /// The kernel's way, if it is one.
-    fn kernel(self) -> Option<kernel::Way> {
-        match self {
-            Via::Fuse => None,
-            Via::Nvme => Some(kernel::Way::Nvme),
-            Via::Nbd => Some(kernel::Way::Nbd),
-            Via::Ublk => Some(kernel::Way::Ublk),
-        }
-    }
-}
+use via::Via;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The device appears as one file, which losetup and mount -o loop take; longhaul
-mount does all of it. With --via nvme, nbd or ublk it is a block device, and
-PATH a link to it: that needs root. A process in the background serves it
+mount does all of it. By ublk, nbd or nvme it is a block device, and PATH a link
+to it: that needs root. Without --via it is ublk where this machine has it, and
+else the file; what was taken is said. A process in the background serves it
 until longhaul detach, or SIGTERM.
 
 Examples:
@@ -74,12 +43,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH", required_unless_present = "list")]
     at: Option<PathBuf>,
     /// How
-    #[arg(long, value_name = "WAY", default_value = "fuse")]
+    #[arg(long, value_name = "WAY", default_value = "auto")]
     via: Via,
     /// List what is attached
     #[arg(long, conflicts_with_all = ["devices", "at"])]
     list: bool,
-    /// Let others than you use the file
+    /// Let others than you use the file (a file it is then, without --via)
     #[arg(long)]
     allow_other: bool,
     /// Serve the device in this process, until SIGTERM
@@ -115,7 +84,8 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
 fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
     // From here on a signal is an event, also before all is ready.
     let (events_in, events) = serve::events()?;
-    if args.via.kernel().is_some() {
+    let ways = args.via.ways(args.allow_other);
+    if ways.iter().any(|way| way.kernel().is_some()) {
         // The kernel frees memory through this device: the threads that come
         // do not wait for that.
         keep_out_of_reclaim();
@@ -124,7 +94,7 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
     background::leave();
     let requests = &opened.requests;
     let info = requests.info();
-    let record = Record {
+    let mut record = Record {
         path: path.to_owned(),
         devices: args.devices.clone(),
         via: args.via.name().into(),
@@ -132,25 +102,30 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
         read_only: info.read_only,
         pid: std::process::id(),
     };
-    let _held = record.hold()?;
+    let mut held = record.hold()?;
     let _server = serve::listen(path, &events_in)?;
-    let mut device = path.to_owned();
-    let file: Box<dyn Attached> = match args.via.kernel() {
-        None => {
-            let options = FuseOptions { name: args.devices.join("+"), allow_other: args.allow_other };
-            let ended = move || drop(events_in.send(Event::Ended));
-            Box::new(FuseFile::new(requests.clone(), path, &options, ended)?)
-        }
-        Some(way) => {
-            let made = KernelDevice::new(requests.clone(), path, way)?;
-            device = made.device().unwrap_or(path).to_owned();
-            Box::new(made)
-        }
-    };
+    let ((file, device), passed_over) = via::first(ways, |way| {
+        record.via = way.name().into();
+        held.write(&record)?;
+        let (file, device): (Box<dyn Attached>, _) = match way.kernel() {
+            None => {
+                let options = FuseOptions { name: args.devices.join("+"), allow_other: args.allow_other };
+                let tell = events_in.clone();
+                let ended = move || drop(tell.send(Event::Ended));
+                (Box::new(FuseFile::new(requests.clone(), path, &options, ended)?), path.to_owned())
+            }
+            Some(way) => {
+                let made = KernelDevice::new(requests.clone(), path, way)?;
+                let device = made.device().unwrap_or(path).to_owned();
+                (Box::new(made), device)
+            }
+        };
+        Ok((file, device))
+    })?;
     let ready = json!({
         "event": "ready", "path": path, "via": record.via, "device": device, "pid": record.pid,
         "size": info.size, "block_size": info.block_size, "optimal_io": info.optimal_io,
-        "read_only": info.read_only,
+        "read_only": info.read_only, "passed_over": passed_over,
     });
     tell(&ready, output);
     if background::is_this() {
@@ -175,6 +150,14 @@ fn tell(ready: &Value, output: Output) {
         let (path, device) = (text("path"), text("device"));
         let at = if device == path { path } else { format!("{path} -> {device}") };
         output.line(format_args!("ready {at} ({size}, via {})", text("via")));
+        tell_why(ready, output);
+    }
+}
+
+/// Says why it is not by a way that would have been better.
+fn tell_why(ready: &Value, output: Output) {
+    for why in ready["passed_over"].as_array().into_iter().flatten() {
+        output.note(format_args!("not by {}", why.as_str().unwrap_or_default()));
     }
 }
 
@@ -244,10 +227,21 @@ fn clear(path: &Path) -> Outcome {
     let was_there = match via.split('+').next() {
         Some("nvme" | "nbd" | "ublk") if is_mount => kernel::clear(&mount::hidden(path))?,
         Some("nvme" | "nbd" | "ublk") => kernel::clear(path)?,
-        _ => fuse::clear(path)?,
+        // Killed between attaching and mounting, it left what is hidden.
+        _ if is_mount => {
+            let hidden = mount::hidden(path);
+            let was_there = fuse::clear(&hidden, true)?;
+            let _ = std::fs::remove_file(hidden);
+            was_there
+        }
+        _ => fuse::clear(path, known.is_some())?,
     };
     if known.is_none() && !was_there {
         return Err(Failure::new(Exit::Nothing, format!("{}: nothing is attached there", path.display())));
+    }
+    if known.is_some() && !is_mount && users::is_mounted(path) {
+        let why = "still mounted, by somebody else; umount it first";
+        return Err(Failure::failed(format!("{}: {why}", path.display())));
     }
     if known.is_some() {
         // The empty file below was ours as well, if it is one.

@@ -161,6 +161,28 @@ pub fn follow(stdout: ChildStdout) -> mpsc::Receiver<Value> {
     rx
 }
 
+/// Ends a process at once, and waits until it has ended.
+pub fn kill_and_wait(pid: &str) {
+    // Not by another program: what that closes when it begins waits for what
+    // is under way.
+    let id = pid.parse().ok().and_then(rustix::process::Pid::from_raw).expect("a process");
+    // It may have ended before.
+    let _ = rustix::process::kill_process(id, rustix::process::Signal::KILL);
+    until("the end of what was killed", || has_ended(pid));
+}
+
+/// Whether a process has ended.
+pub fn has_ended(pid: &str) -> bool {
+    !Path::new("/proc").join(pid).join("exe").exists()
+}
+
+/// Where something is mounted at or below `dir`.
+pub fn mounts_below(dir: &Path) -> Vec<String> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    let at = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    at.filter(|at| Path::new(at).starts_with(dir)).map(str::to_owned).collect()
+}
+
 /// A path as text.
 pub fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")

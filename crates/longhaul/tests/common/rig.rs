@@ -1,7 +1,7 @@
 //! A target behind an emulated link, and the place where its device is mounted.
 //! It needs root, FUSE, a loop device and `/dev/net/tun`.
 
-use super::{PATIENCE, Ran, finish, follow, text, until};
+use super::{PATIENCE, Ran, finish, follow, kill_and_wait, mounts_below, signal, text, until};
 use longhaul_wan::{Conditions, Error, Plan, Wan};
 use serde_json::Value;
 use std::fs::{self, OpenOptions};
@@ -89,6 +89,13 @@ impl Rig {
         }
     }
 
+    /// Makes the device shorter, and tells the target of it.
+    pub fn shrink(&self, size: u64) {
+        let disk = OpenOptions::new().write(true).open(self.dir.path().join("disk")).expect("opened");
+        disk.set_len(size).expect("cut");
+        signal(self.target.as_ref().expect("a target"), "HUP");
+    }
+
     /// Runs the program on this side of the link.
     pub fn run(&self, args: &[&str]) -> Ran {
         let mut command = self.wan.client().command(env!("CARGO_BIN_EXE_longhaul"));
@@ -163,10 +170,15 @@ impl Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         for attached in self.attached() {
-            let _ = Command::new("kill").args(["-KILL", &attached["pid"].to_string()]).status();
+            kill_and_wait(&attached["pid"].to_string());
         }
-        let _ = Command::new("umount").arg("-l").arg(self.at()).output();
         self.kill_target();
+        // Also what a test that failed has left: nobody serves it any more.
+        for at in mounts_below(self.dir.path()) {
+            let _ = Command::new("umount").arg("-l").arg(at).output();
+        }
+        let left = mounts_below(self.dir.path());
+        assert!(std::thread::panicking() || left.is_empty(), "left behind: {left:?}");
     }
 }
 

@@ -1,17 +1,25 @@
 //! `longhaul mkfs`.
 
 use super::open::{DeviceArgs, Opened};
+use super::serve::{self, Event};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::runtime;
-use longhaul_attach::Request;
-use longhaul_attach::filesystem::{Content, Kind};
-use longhaul_attach::fuse::{FuseFile, FuseOptions};
+use longhaul_attach::filesystem::{Content, EDGE, Kind};
+use longhaul_attach::fuse::{self, FuseFile, FuseOptions};
+use longhaul_attach::{Request, Requests};
 use longhaul_block::IoError;
 use longhaul_block::units::format_size;
+use rustix::process::Pid;
 use serde_json::json;
+use signal_hook::consts::SIGHUP;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use uuid::Uuid;
+
+/// Begins the name of the file that mkfs is given, in the runtime directory.
+const HIDDEN: &str = "mkfs-";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -40,8 +48,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     runtime::make()?;
+    clear_others();
     // The file is there for as long as this runs, and nobody else looks for it.
-    let path = runtime::directory().join(format!("mkfs-{}", Uuid::new_v4().simple()));
+    let path = runtime::directory().join(format!("{HIDDEN}{}", Uuid::new_v4().simple()));
     let opened = args.device.open(&args.devices, &path)?;
     if opened.requests.info().read_only {
         return Err(Failure::new(Exit::Refused, "the device is read-only"));
@@ -56,23 +65,90 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let arguments = shape
         .mkfs(args.fs, args.label.as_deref())
         .map_err(|why| Failure::failed(format!("{name} has {}: {why}", format_size(shape.size))))?;
-    discard(&opened, output)?;
-    let program = format!("mkfs.{}", args.fs);
-    let options = FuseOptions { name: name.clone(), allow_other: false };
+    // Nothing of what is there goes before all is known to work.
+    let program = program(args.fs)?;
+    let options = FuseOptions { name, allow_other: false };
+    // From here on there is something to take away: a signal is an event.
+    let (events_in, events) = serve::events()?;
     let mut file = FuseFile::new(opened.requests.clone(), &path, &options, || {})?;
-    let made = Command::new(&program).args(&arguments).arg(&path).stdin(Stdio::null()).output();
-    let detached = file.detach();
-    let made = made.map_err(|e| {
-        let package = if args.fs == Kind::Xfs { "xfsprogs" } else { "e2fsprogs" };
+    let mut command = Command::new(&program);
+    command.args(&arguments).arg(&path);
+    make(&opened.requests, command, (events_in, &events), output)?;
+    file.detach()?;
+    tell(args, &arguments, &opened, shape.round_trip.as_secs_f64() * 1e3, output);
+    Ok(())
+}
+
+/// Takes away what was left by others that were killed.
+fn clear_others() {
+    for entry in std::fs::read_dir(runtime::directory()).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_one = entry.file_name().to_string_lossy().starts_with(HIDDEN);
+        // One that lives is left alone, and is no concern of this one.
+        if is_one && fuse::clear(&path, false).is_ok_and(|was_there| was_there) {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// What makes such a file system, if this machine has it.
+fn program(kind: Kind) -> Result<String, Failure> {
+    let program = format!("mkfs.{kind}");
+    let tried = Command::new(&program).arg("-V").stdin(Stdio::null()).output();
+    tried.map_err(|e| {
+        let package = if kind == Kind::Xfs { "xfsprogs" } else { "e2fsprogs" };
         Failure::failed(format!("cannot run {program}: {e}; install it (Debian: {package})"))
     })?;
-    if !made.status.success() {
-        let why = String::from_utf8_lossy(&made.stderr);
-        return Err(Failure::failed(format!("{program}: {}", why.trim())));
+    Ok(program)
+}
+
+/// Discards what is there and makes the file system, unless a signal comes.
+fn make(
+    requests: &Arc<dyn Requests>,
+    mut command: Command,
+    (tell, events): (Sender<Event>, &Receiver<Event>),
+    output: Output,
+) -> Outcome {
+    let child = Arc::new(Mutex::new(None));
+    let (requests, started) = (Arc::clone(requests), Arc::clone(&child));
+    let mut work = move || -> Outcome {
+        discard(&*requests, output)?;
+        let program = command.get_program().to_string_lossy().into_owned();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let running = command.spawn().map_err(|e| Failure::failed(format!("cannot run {program}: {e}")))?;
+        *started.lock().unwrap_or_else(PoisonError::into_inner) = Some(Pid::from_child(&running));
+        let made = running.wait_with_output().map_err(Failure::failed)?;
+        if made.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&made.stderr);
+        let why = if said.trim().is_empty() { made.status.to_string() } else { said.trim().to_owned() };
+        Err(Failure::failed(format!("{program}: {why}")))
+    };
+    let ended = move || {
+        let result = work();
+        // Nobody listens after a signal.
+        let _ = tell.send(Event::Ended);
+        result
+    };
+    let thread =
+        std::thread::Builder::new().name("longhaul-mkfs".into()).spawn(ended).map_err(Failure::failed)?;
+    for event in events {
+        match event {
+            Event::Signal(SIGHUP) | Event::Asked(_) => {}
+            Event::Ended => break,
+            Event::Signal(_) => {
+                // It cannot be waited for: the device may be out of reach.
+                if let Some(pid) = *child.lock().unwrap_or_else(PoisonError::into_inner) {
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                }
+                let why =
+                    "interrupted: there is no file system on the device, and what was there may have gone";
+                return Err(Failure::failed(why));
+            }
+        }
     }
-    detached?;
-    tell(args, &arguments, shape.round_trip.as_secs_f64() * 1e3, output);
-    Ok(())
+    thread.join().unwrap_or_else(|_| Err(Failure::failed("a thread of mkfs panicked")))
 }
 
 fn refuse(name: &str, content: Content) -> Failure {
@@ -85,9 +161,9 @@ fn refuse(name: &str, content: Content) -> Failure {
 }
 
 /// Gives back what was on the device, where it can.
-fn discard(opened: &Opened, output: Output) -> Outcome {
-    let len = opened.requests.info().size;
-    match opened.requests.wait(Request::Discard { offset: 0, len }) {
+fn discard(requests: &dyn Requests, output: Output) -> Outcome {
+    let len = requests.info().size;
+    match requests.wait(Request::Discard { offset: 0, len }) {
         Ok(_) => {}
         Err(IoError::Unsupported(_)) => output.note("the device does not give space back"),
         Err(e) => return Err(e.into()),
@@ -95,12 +171,15 @@ fn discard(opened: &Opened, output: Output) -> Outcome {
     // A device that discards nothing still has what was there, and no tool is
     // to find an old file system next to the new one.
     let flags = longhaul_block::ZeroFlags { may_deallocate: true, fua: false };
-    opened.requests.wait(Request::Zero { offset: 0, len: len.min(1 << 20), flags })?;
+    let edge = len.min(EDGE);
+    for offset in [0, len - edge] {
+        requests.wait(Request::Zero { offset, len: edge, flags })?;
+    }
     Ok(())
 }
 
-fn tell(args: &Args, arguments: &[String], round_trip: f64, output: Output) {
-    let options = args.device.layout_words();
+fn tell(args: &Args, arguments: &[String], opened: &Opened, round_trip: f64, output: Output) {
+    let options = args.device.layout_words(opened);
     let mount = format!("longhaul mount {}{options} DIR", args.devices.join(" "));
     output.event(
         "summary",

@@ -7,13 +7,14 @@
 
 use super::open::{DeviceArgs, Opened};
 use super::serve::{self, Attached, Event, Service};
-use super::{Via, background, detach_at};
+use super::via::{self, Stopped, Via};
+use super::{background, detach_at, tell_why};
 use crate::attached::{Record, absolute, log_of};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::runtime;
 use longhaul_attach::filesystem::{Content, Kind};
-use longhaul_attach::fuse::{FuseFile, FuseOptions, unmount};
+use longhaul_attach::fuse::{self, FuseFile, FuseOptions, unmount_served};
 use longhaul_attach::kernel::{KernelDevice, Way};
 use longhaul_attach::{LoopDevice, keep_out_of_reclaim, users};
 use longhaul_block::DeviceInfo;
@@ -26,7 +27,7 @@ use std::process::{Command, Stdio};
 use uuid::Uuid;
 
 /// How these are listed.
-fn via(via: Via) -> String {
+fn listed(via: Via) -> String {
     match via {
         Via::Fuse => "fuse+loop".into(),
         kernel => format!("{}+mount", kernel.name()),
@@ -64,7 +65,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "OPTIONS")]
     options: Option<String>,
     /// How the device is attached; a loop device is put on what is a file
-    #[arg(long, value_name = "WAY", default_value = "fuse")]
+    #[arg(long, value_name = "WAY", default_value = "auto")]
     via: Via,
     /// Serve the device in this process, until SIGTERM
     #[arg(long)]
@@ -123,33 +124,39 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
     background::leave();
     let (kind, options) = options(args, &opened)?;
     let info = opened.requests.info();
-    let record = Record {
+    let ways = args.via.ways(false);
+    let mut record = Record {
         path: dir.to_owned(),
         devices: args.devices.clone(),
-        via: via(args.via),
+        via: listed(args.via),
         size: info.size,
         read_only: info.read_only,
         pid: std::process::id(),
     };
-    let _held = record.hold()?;
+    let mut held = record.hold()?;
     let _server = serve::listen(dir, &events_in)?;
     let mounting = Mounting { name: args.devices.join("+"), info: &info, kind, options: &options, dir };
-    let (file, device) = match args.via.kernel() {
-        None => mounting.through_file(&opened, move || drop(events_in.send(Event::Ended)))?,
-        Some(way) => mounting.through_kernel(&opened, way)?,
-    };
+    let ((file, device), passed_over) = via::first(ways, |way| {
+        record.via = listed(way);
+        held.write(&record)?;
+        let tell = events_in.clone();
+        match way.kernel() {
+            None => mounting.through_file(&opened, move || drop(tell.send(Event::Ended))),
+            Some(way) => mounting.through_kernel(&opened, way),
+        }
+    })?;
     let ready = json!({
         "path": dir, "via": record.via, "pid": record.pid, "size": info.size, "read_only": info.read_only,
-        "fs": kind.name(), "options": options, "device": device,
+        "fs": kind.name(), "options": options, "device": device, "passed_over": passed_over,
         // As it was called before there were others.
-        "loop": args.via.kernel().is_none().then_some(&device),
+        "loop": (record.via == listed(Via::Fuse)).then_some(&device),
     });
     tell(&ready, output);
     if background::is_this() {
         // Nobody reads standard output any more.
         output = Output::new(false);
     }
-    let release = Box::new(|lazily| Ok(unmount(dir, lazily)?));
+    let release = Box::new(|lazily| Ok(unmount_served(dir, lazily)?));
     let released = Box::new(|| !users::is_mounted(dir));
     let service = Service { file, path: dir, requests: &*opened.requests, release, released, output };
     let result = service.run(&events);
@@ -205,8 +212,10 @@ impl Mounting<'_> {
         &self,
         opened: &Opened,
         ended: impl FnOnce() + Send + 'static,
-    ) -> Result<Mounted, Failure> {
-        let hidden = runtime::directory().join(format!("mount-{}", Uuid::new_v4().simple()));
+    ) -> Result<Mounted, Stopped> {
+        let hidden = hidden(self.dir);
+        // Of one that was killed while it did this.
+        fuse::clear(&hidden, true)?;
         let fuse = FuseOptions { name: self.name.clone(), allow_other: false };
         let mut file = FuseFile::new(opened.requests.clone(), &hidden, &fuse, ended)?;
         let read_only = self.info.read_only;
@@ -223,7 +232,7 @@ impl Mounting<'_> {
     }
 
     /// On a block device of the kernel.
-    fn through_kernel(&self, opened: &Opened, way: Way) -> Result<Mounted, Failure> {
+    fn through_kernel(&self, opened: &Opened, way: Way) -> Result<Mounted, Stopped> {
         let device = KernelDevice::new(opened.requests.clone(), &hidden(self.dir), way)?;
         let path = device.device().map(Path::to_owned).unwrap_or_default();
         self.mount(&path)?;
@@ -256,5 +265,6 @@ fn tell(ready: &Value, output: Output) {
             text("via"),
             text("options")
         ));
+        tell_why(ready, output);
     }
 }

@@ -4,7 +4,7 @@ use crate::attached::Lock;
 use crate::exit::Failure;
 use crate::names::{Device, InitiatorArgs, parse_bytes};
 use longhaul_array::{Layout, Stripe, suited_unit};
-use longhaul_attach::filesystem::{Content, PROBE, Shape};
+use longhaul_attach::filesystem::{Content, Shape};
 use longhaul_attach::{Request, Requests, Served};
 use longhaul_block::filter::{Filtered, ReadOnly};
 use longhaul_block::{BlockDevice, DeviceInfo};
@@ -136,9 +136,11 @@ impl DeviceArgs {
         Ok((info.optimal_io >= STRIPE_LEAST).then_some((u64::from(info.optimal_io), 1)))
     }
 
-    /// The flags that say how devices are joined, to be typed again.
-    pub(crate) fn layout_words(&self) -> String {
-        let unit = self.stripe_unit.map(|unit| format!(" --stripe-unit {unit}")).unwrap_or_default();
+    /// The flags that say how `opened` is joined, to be typed again. Nothing
+    /// on the devices says it, and what they prefer may change: so the stripe
+    /// unit is among them also when it was not given.
+    pub(crate) fn layout_words(&self, opened: &Opened) -> String {
+        let unit = opened.stripe.map(|(unit, _)| format!(" --stripe-unit {unit}")).unwrap_or_default();
         self.layout.map(|layout| format!(" --layout {layout}{unit}")).unwrap_or_default()
     }
 }
@@ -146,8 +148,8 @@ impl DeviceArgs {
 impl Opened {
     /// What is on it.
     pub(crate) fn content(&self) -> Result<Content, Failure> {
-        let len = PROBE.min(self.requests.info().size);
-        Ok(Content::of(&self.requests.wait(Request::Read { offset: 0, len })?))
+        let read = |offset, len| self.requests.wait(Request::Read { offset, len });
+        Ok(Content::of(self.requests.info().size, read)?)
     }
 
     /// What a file system has to know of it.

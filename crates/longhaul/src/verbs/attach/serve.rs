@@ -16,6 +16,9 @@ use std::time::Duration;
 
 /// How often the size is looked at.
 const LOOK: Duration = Duration::from_secs(1);
+/// Signals to end that are taken as such: the first one asks, the second one
+/// insists. What they bring about may have to wait for the device.
+const SIGNALS: usize = 2;
 
 /// What happens to an attachment.
 pub(crate) enum Event {
@@ -25,7 +28,8 @@ pub(crate) enum Event {
     Ended,
 }
 
-/// Events of this process: signals from now on, and what others send.
+/// Events of this process: signals from now on, and what others send. A third
+/// signal to end is no event: it ends the process, whatever that waits for.
 pub(crate) fn events() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
     let (tell, events) = channel();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(Failure::failed)?;
@@ -33,7 +37,13 @@ pub(crate) fn events() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
     std::thread::Builder::new()
         .name("longhaul-sig".into())
         .spawn(move || {
+            let mut told = 0;
             for signal in signals.forever() {
+                told += usize::from(signal != SIGHUP);
+                if told > SIGNALS {
+                    eprintln!("ended by a third signal: what was not durable is lost, as in a power cut");
+                    std::process::exit(Exit::Partly as i32);
+                }
                 if signalled.send(Event::Signal(signal)).is_err() {
                     return;
                 }
@@ -90,9 +100,11 @@ impl Service<'_> {
                         return result;
                     }
                 }
-                Err(RecvTimeoutError::Disconnected) | Ok(Event::Ended) => return Ok(self.file.finish()?),
+                // Of a way that was given up for another one.
+                Ok(Event::Ended) if !self.file.ends_by_itself() => {}
                 // A terminal that goes away takes nobody's device along.
                 Ok(Event::Signal(SIGHUP)) => {}
+                Err(RecvTimeoutError::Disconnected) | Ok(Event::Ended) => return Ok(self.file.finish()?),
                 Ok(Event::Signal(_)) if told => {
                     // Dropping the file cuts its users off; what they were
                     // told is written is made durable first.
@@ -107,11 +119,10 @@ impl Service<'_> {
                     }
                 }
                 Ok(Event::Asked(asked)) => {
-                    let result =
-                        (self.release)(false).and_then(|()| self.file.detach().map_err(Failure::from));
-                    let refused = matches!(&result, Err(failure) if failure.exit == Exit::Refused);
+                    let result = self.end();
                     asked.answer(&result);
-                    if !refused {
+                    // Whatever went wrong, who still uses it keeps it.
+                    if result.is_ok() || self.file.has_ended() {
                         return result;
                     }
                 }
@@ -119,24 +130,35 @@ impl Service<'_> {
         }
     }
 
+    /// Ends it, if nobody uses it.
+    fn end(&mut self) -> Outcome {
+        (self.release)(false)?;
+        self.file.detach().map_err(|e| match e {
+            // Where people know it to be.
+            AttachError::Busy { by, .. } => AttachError::Busy { path: self.path.to_owned(), by }.into(),
+            e => e.into(),
+        })
+    }
+
     /// Ends if nobody uses it; else it goes out of sight, and its users keep
     /// it. Whether it has ended.
     fn stop(&mut self) -> Result<bool, Failure> {
-        let result = (self.release)(false).and_then(|()| self.file.detach().map_err(Failure::from));
-        match result {
+        match self.end() {
             Ok(()) => Ok(true),
-            Err(failure) if failure.exit == Exit::Refused => {
+            Err(failure) if self.file.has_ended() => Err(failure),
+            Err(failure) => {
                 let by = users::of(self.path);
                 self.output.event("waiting", json!({ "users": by }));
                 self.output.note(format_args!(
                     "{}; waiting for them: another signal ends it at once",
                     failure.message
                 ));
-                (self.release)(true)?;
-                self.file.hide()?;
+                let hidden = (self.release)(true).and_then(|()| Ok(self.file.hide()?));
+                if let Err(failure) = hidden {
+                    self.output.note(format_args!("it stays in sight: {}", failure.message));
+                }
                 Ok(false)
             }
-            Err(failure) => Err(failure),
         }
     }
 

@@ -88,14 +88,14 @@ impl Place {
         };
         let serve = match kind {
             Kind::Raw => {
-                let mut serve = command("attach", &["--foreground"])?;
+                let mut serve = command("attach", &["--foreground", "--via", "fuse"])?;
                 serve.arg("--at").arg(path);
                 serve
             }
             Kind::Ext4 | Kind::Xfs => {
                 rig.finish(&mut command("mkfs", &["--force", "--fs", kind.name()])?)?;
                 fs::create_dir(path).map_err(Failure::failed)?;
-                let mut serve = command("mount", &[&["--foreground"], more].concat())?;
+                let mut serve = command("mount", &[&["--foreground", "--via", "fuse"], more].concat())?;
                 serve.arg(path);
                 serve
             }

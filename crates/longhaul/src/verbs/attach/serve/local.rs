@@ -7,7 +7,8 @@ use longhaul_attach::kernel::KernelDevice;
 /// A device that has become a local one.
 pub(crate) trait Attached {
     /// Takes it away, with all that was written durable; refused while
-    /// somebody uses it.
+    /// somebody uses it. [`Self::has_ended`] tells whether an error left it
+    /// there.
     fn detach(&mut self) -> Result<(), AttachError>;
 
     /// Takes it out of sight; its users keep it.
@@ -15,6 +16,9 @@ pub(crate) trait Attached {
 
     /// Makes what was written durable when nobody can reach it any more.
     fn finish(&mut self) -> Result<(), AttachError>;
+
+    /// Whether nobody can reach it any more.
+    fn has_ended(&self) -> bool;
 
     /// Whether it tells when its last user has gone.
     fn ends_by_itself(&self) -> bool;
@@ -31,6 +35,10 @@ impl Attached for FuseFile {
 
     fn finish(&mut self) -> Result<(), AttachError> {
         FuseFile::finish(self)
+    }
+
+    fn has_ended(&self) -> bool {
+        FuseFile::has_ended(self)
     }
 
     fn ends_by_itself(&self) -> bool {
@@ -50,6 +58,10 @@ impl Attached for KernelDevice {
 
     fn finish(&mut self) -> Result<(), AttachError> {
         KernelDevice::detach(self)
+    }
+
+    fn has_ended(&self) -> bool {
+        KernelDevice::has_ended(self)
     }
 
     fn ends_by_itself(&self) -> bool {
