@@ -416,7 +416,8 @@ impl Disk {
     /// Waits until all that was acknowledged before is durable.
     pub(crate) async fn flush(&self, told: &Told) -> IoResult<()> {
         self.order.settled(ALL).await;
-        let result = if self.device.info().volatile_cache { self.make_durable().await } else { Ok(()) };
+        let owes = self.device.info().volatile_cache || self.behind.kept.borrow().bytes() > 0;
+        let result = if owes { self.make_durable().await } else { Ok(()) };
         // What is sent again may be lost as well.
         self.tell(told)?;
         result
@@ -461,17 +462,21 @@ impl Disk {
             self.behind.again.set(self.behind.again.get() + 1);
             // Those that this waits for may wait for room.
             self.behind.let_in(self.io.advice());
-            join_all(changes).await;
+            let failed = join_all(changes).await.into_iter().flatten().next();
             self.behind.again.set(self.behind.again.get() - 1);
+            if let Some(e) = failed {
+                self.lose(e);
+            }
         }
     }
 
     /// Sends again what is kept of a range when its turn has come, and was not
-    /// sent again meanwhile.
-    async fn again(&self, turn: Turn, range: Range<u64>) {
+    /// sent again meanwhile. Why some of it is lost, if it is.
+    async fn again(&self, turn: Turn, range: Range<u64>) -> Option<IoError> {
         turn.begin().await;
         let (info, generation) = (self.device.info(), self.io.generation());
         let forgotten = self.behind.kept.borrow().stale(&range, generation, u64::MAX, usize::MAX);
+        let mut failed = None;
         for (range, change) in forgotten {
             let len = range.end - range.start;
             let result = match &change {
@@ -480,13 +485,14 @@ impl Disk {
                 Change::Discard => self.io.discard(range.start, len).await,
             };
             match result {
-                Ok(()) => self.keep(range, change, false, generation),
+                Ok(()) => self.behind.kept.borrow_mut().note(range, change, generation),
                 Err(e) => {
                     self.behind.kept.borrow_mut().forget(&range);
-                    self.lose(e);
+                    failed.get_or_insert(e);
                 }
             }
         }
+        failed
     }
 
     /// Flushes what is kept behind everybody's back, if writes need the room.
