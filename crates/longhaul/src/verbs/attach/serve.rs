@@ -78,8 +78,9 @@ pub(crate) struct Service<'a> {
 }
 
 impl Service<'_> {
-    /// Serves until the end.
-    pub(crate) fn run(mut self, events: &Receiver<Event>) -> Outcome {
+    /// Serves until the end. Who asked for it, if somebody did, is left in
+    /// `by`: to be answered when all that is held has been given back.
+    pub(crate) fn run(mut self, events: &Receiver<Event>, by: &mut Option<Asked>) -> Outcome {
         let mut size = self.requests.info().size;
         let mut told = false;
         loop {
@@ -97,7 +98,7 @@ impl Service<'_> {
                     // Dropping the file cuts its users off; what they were
                     // told is written is made durable first.
                     let why = format!("{}: ended while it was in use", self.path.display());
-                    self.requests.wait(longhaul_attach::Request::Flush(self.requests.handle()))?;
+                    self.file.flush()?;
                     return Err(Failure::new(Exit::Partly, why));
                 }
                 Ok(Event::Signal(_)) => {
@@ -110,10 +111,11 @@ impl Service<'_> {
                     let result =
                         (self.release)(false).and_then(|()| self.file.detach().map_err(Failure::from));
                     let refused = matches!(&result, Err(failure) if failure.exit == Exit::Refused);
-                    asked.answer(&result);
                     if !refused {
+                        *by = Some(asked);
                         return result;
                     }
+                    asked.answer(&result);
                 }
             }
         }
