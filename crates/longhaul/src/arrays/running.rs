@@ -5,7 +5,7 @@ use super::record::Record;
 use crate::exit::{Exit, Failure};
 use crate::names::Opener;
 use longhaul_array::{ArrayDevice, ArrayError, Label, Options, assemble, survey};
-use longhaul_block::BlockDevice;
+use longhaul_block::{BlockDevice, DeviceInfo};
 use longhaul_engine::{Config, Thread};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +22,8 @@ pub(crate) struct Running {
     device: Arc<ArrayDevice>,
     thread: Thread,
     stopped: AtomicBool,
+    /// Its members as they were named and found.
+    members: Vec<(String, DeviceInfo)>,
     /// Ends the search for devices that are missing, when dropped.
     _seeking: Option<Sender<()>>,
 }
@@ -93,10 +95,12 @@ impl Running {
         let devices: Vec<Arc<dyn BlockDevice>> =
             members.iter().map(|(_, device)| Arc::clone(device)).collect();
         let (mut ours, mut missing) = (Vec::new(), record.devices.clone());
+        let mut found = Vec::new();
         missing.retain(|name| !members.iter().any(|(opened, _)| opened == name));
         for ((name, device), label) in members.iter().zip(labels(&devices, &opener.config())?) {
             match label {
                 Ok(Some(label)) if label.array == record.uuid && label.current => {
+                    found.push((name.clone(), device.info()));
                     ours.push(Arc::clone(device))
                 }
                 Ok(_) => tracing::warn!("{name} is not a member of array {} any more", record.name),
@@ -111,7 +115,15 @@ impl Running {
                 format!("none of the {} devices of array {} can be used", record.devices.len(), record.name);
             return Err(Failure::new(Exit::Unreachable, why));
         }
-        Running::start(record, ours, missing, opener)
+        let mut running = Running::start(record, ours, missing, opener)?;
+        running.members = found;
+        Ok(running)
+    }
+
+    /// The members that were there when it was started, by the names that a
+    /// person gave them.
+    pub(crate) fn members(&self) -> &[(String, DeviceInfo)] {
+        &self.members
     }
 
     fn start(
@@ -135,7 +147,8 @@ impl Running {
             }
         };
         let seeking = (!missing.is_empty()).then(|| seek(missing, &device, thread.handle(), opener.clone()));
-        Ok(Running { server, device, thread, stopped: AtomicBool::new(false), _seeking: seeking })
+        let (stopped, members) = (AtomicBool::new(false), Vec::new());
+        Ok(Running { server, device, thread, stopped, members, _seeking: seeking })
     }
 
     pub(crate) fn device(&self) -> &Arc<ArrayDevice> {
