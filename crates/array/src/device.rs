@@ -203,6 +203,11 @@ impl Local {
 }
 
 impl BlockIo for Local {
+    fn may_forget(&self) -> bool {
+        // The array looks after its members.
+        false
+    }
+
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
         let core = Rc::clone(&self.core);
         let checked = self.info.check(offset, dst.len() as u64);
@@ -268,6 +273,11 @@ impl Handed {
 }
 
 impl BlockIo for Handed {
+    fn may_forget(&self) -> bool {
+        // The array looks after its members.
+        false
+    }
+
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
         let checked = self.info.check(offset, dst.len() as u64);
         self.hand(checked, move |core| async move { core.read(offset, dst).await })

@@ -289,6 +289,10 @@ impl BlockIo for StripeIo {
         self.members.iter().fold(0, |sum, member| sum.wrapping_add(member.generation()))
     }
 
+    fn may_forget(&self) -> bool {
+        self.members.iter().any(|member| member.may_forget())
+    }
+
     fn away_since(&self) -> Option<Instant> {
         self.members.iter().filter_map(|member| member.away_since()).min()
     }

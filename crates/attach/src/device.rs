@@ -67,11 +67,18 @@ impl BlockIo for LocalIo {
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
-        self.done(Request::Write { offset, data: src, fua: flags.fua })
+        // A copy: it may be kept until the next flush, and the memory is that
+        // of a target, which has to receive what comes until then.
+        self.done(Request::Write { offset, data: Buf::copy_of(&src), fua: flags.fua })
     }
 
     fn flush(&self) -> IoFuture<()> {
         self.done(Request::Flush(Arc::clone(&self.told)))
+    }
+
+    fn may_forget(&self) -> bool {
+        // What the device behind may forget is kept where the I/O is done.
+        false
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {

@@ -6,6 +6,9 @@
 //!   sees them, since it waits for the device to have them;
 //! - bytes that were taken and are not with the device are at most what the
 //!   device advises (and the memory given allows), and one write;
+//! - what a device that may forget has and was not flushed is kept, and sent
+//!   again when its generation has changed: before a flush ends, and before
+//!   anybody reads it. When it takes half of the memory it is flushed;
 //! - a flush ends when all that was acknowledged before it is durable, or with
 //!   the error of what is not: each handle is told once of each loss.
 
@@ -13,7 +16,9 @@ use crate::ahead::{Ahead, most_ahead, read};
 use crate::order::{Order, Turn};
 use futures_channel::oneshot;
 use futures_util::future::join_all;
-use longhaul_block::{Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoResult, WriteFlags, ZeroFlags};
+use longhaul_block::{
+    Advice, BlockDevice, BlockIo, Change, DeviceInfo, IoError, IoResult, Unflushed, WriteFlags, ZeroFlags,
+};
 use longhaul_engine::{Buf, BufMut, spawn};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -25,6 +30,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Operations that are written behind at a time: what waits has to be looked
 /// through for each one that comes.
 const BEHIND_MAX: usize = 1024;
+/// Changes that are sent again at a time, for the same reason.
+const AGAIN_MAX: usize = 256;
+/// All of a device.
+const ALL: Range<u64> = 0..u64::MAX;
 
 /// A device open on one engine thread.
 pub(crate) struct Disk {
@@ -44,6 +53,12 @@ struct Behind {
     count: Cell<usize>,
     /// Writes that wait to be taken, in their order.
     waiting: RefCell<VecDeque<(u64, oneshot::Sender<()>)>>,
+    /// What the device has, and may forget.
+    kept: RefCell<Unflushed>,
+    /// Somebody sends it again, and waits for writes that were let in.
+    again: Cell<usize>,
+    /// It is being flushed to make room.
+    flushing: Cell<bool>,
     /// Losses so far, and the last of them.
     lost: Losses,
     error: RefCell<Option<IoError>>,
@@ -74,6 +89,9 @@ impl Disk {
             bytes: Cell::new(0),
             count: Cell::new(0),
             waiting: RefCell::default(),
+            kept: RefCell::default(),
+            again: Cell::new(0),
+            flushing: Cell::new(false),
             lost,
             error: RefCell::new(None),
         };
@@ -102,19 +120,38 @@ impl Disk {
         if len == 0 {
             return Ok(Buf::copy_of(&[]));
         }
-        let ahead = {
+        let mut ahead = {
             let most = most_ahead(&*self.io, self.ahead_limit);
             self.ahead.borrow_mut().handle_read(&(offset..offset + len), most)
         };
-        self.order.settled(blocks.clone()).await;
-        if let Some(ahead) = ahead {
-            self.ahead.borrow_mut().fill(&*self.io, &info, &self.order, offset, ahead);
+        loop {
+            self.order.settled(blocks.clone()).await;
+            let generation = self.io.generation();
+            // Whether the device owes something here that it may forget.
+            let (owes, forgot) = {
+                let kept = self.behind.kept.borrow();
+                (kept.touches(&blocks), kept.is_stale(&blocks, generation))
+            };
+            if forgot {
+                self.send_again().await;
+                continue;
+            }
+            if let Some(ahead) = ahead.take() {
+                self.ahead.borrow_mut().fill(&*self.io, &info, &self.order, offset, ahead);
+            }
+            let result = self.read_once(&info, offset, len).await;
+            if !owes || self.io.generation() == generation {
+                return result;
+            }
         }
-        let parts = self.gather(&info, offset..offset + len);
+    }
+
+    async fn read_once(&self, info: &DeviceInfo, offset: u64, len: u64) -> IoResult<Buf> {
+        let parts = self.gather(info, offset..offset + len);
         let mut whole: Option<BufMut> = None;
         let mut done = 0;
         for part in parts {
-            let bytes = part.get(self, &info).await?;
+            let bytes = part.get(self, info).await?;
             if bytes.len() as u64 == len {
                 return Ok(bytes);
             }
@@ -198,7 +235,13 @@ impl Disk {
             turn.begin().await;
             let block = u64::from(disk.device.info().block_size);
             let (begin, end) = (offset.div_ceil(block) * block, (offset + len) / block * block);
-            if begin < end { disk.io.discard(begin, end - begin).await } else { Ok(()) }
+            if begin >= end {
+                return Ok(());
+            }
+            let generation = disk.io.generation();
+            disk.io.discard(begin, end - begin).await?;
+            disk.keep(begin..end, Change::Discard, false, generation);
+            Ok(())
         };
         async move { this.do_behind(turn?, 0, false, what).await }
     }
@@ -223,23 +266,35 @@ impl Disk {
         wait: bool,
         what: impl FnOnce(Rc<Disk>, Turn) -> F + 'static,
     ) -> IoResult<()> {
-        self.behind.admit(bytes, self.io.advice()).await;
+        let admitted = self.behind.admit(bytes, self.io.advice());
+        self.make_room();
+        if let Some(admitted) = admitted {
+            // Whoever made room has taken it for this one.
+            let _ = admitted.await;
+        }
         let change = what(Rc::clone(&self), turn);
         if wait || bytes == 0 {
             let result = change.await;
             self.behind.done(bytes, self.io.advice());
+            self.make_room();
             return result;
         }
         spawn(async move {
             if let Err(e) = change.await {
-                tracing::error!("{}: what was written is lost: {e}", self.device.info().name);
-                self.behind.lost.0.fetch_add(1, Relaxed);
-                *self.behind.error.borrow_mut() = Some(e);
+                self.lose(e);
             }
             self.behind.done(bytes, self.io.advice());
+            self.make_room();
         })
         .detach();
         Ok(())
+    }
+
+    /// What was acknowledged is lost: each handle is told.
+    fn lose(&self, e: IoError) {
+        tracing::error!("{}: what was written is lost: {e}", self.device.info().name);
+        self.behind.lost.0.fetch_add(1, Relaxed);
+        *self.behind.error.borrow_mut() = Some(e);
     }
 
     /// Writes in pieces that the device takes; what of the first and the last
@@ -254,17 +309,41 @@ impl Disk {
         } else {
             self.fill_edges(&info, blocks.clone(), offset, &bytes).await?
         };
+        let generation = self.io.generation();
+        self.put_blocks(&info, blocks.start, &whole, flags).await?;
+        self.keep(blocks, Change::Data(whole), flags.fua, generation);
+        Ok(())
+    }
+
+    /// Writes whole blocks.
+    async fn put_blocks(
+        &self,
+        info: &DeviceInfo,
+        offset: u64,
+        whole: &Buf,
+        flags: WriteFlags,
+    ) -> IoResult<()> {
         let mut pieces = Vec::new();
         let mut done = 0;
         while done < whole.len() {
             let size = (whole.len() - done).min(info.max_io as usize);
             let piece = whole.slice(done..done + size);
-            pieces.push(self.io.write(blocks.start + done as u64, piece, flags));
+            pieces.push(self.io.write(offset + done as u64, piece, flags));
             done += size;
         }
         // All of them, also when one fails: what comes after this change must
         // not meet what is left of it.
         join_all(pieces).await.into_iter().collect()
+    }
+
+    /// The device has a change, whose turn it still is: it is kept until it is
+    /// durable, where the device may forget it until then.
+    fn keep(&self, blocks: Range<u64>, change: Change, durable: bool, generation: u64) {
+        if !self.io.may_forget() || !self.device.info().volatile_cache {
+            return;
+        }
+        let mut kept = self.behind.kept.borrow_mut();
+        if durable { kept.forget(&blocks) } else { kept.note(blocks, change, generation) }
     }
 
     async fn fill_edges(
@@ -287,6 +366,8 @@ impl Disk {
             let old = read(&*self.io, info, blocks.start + last as u64, block).await?;
             whole[last..].copy_from_slice(&old);
         }
+        // The device may have forgotten what is not sent again yet.
+        self.behind.kept.borrow().overlay(blocks.start, &mut whole);
         whole[skip..end].copy_from_slice(bytes);
         Ok(whole.freeze())
     }
@@ -306,15 +387,25 @@ impl Disk {
                 let zeroes = BufMut::zeroed(size as usize).freeze();
                 let blocks = self.blocks(&info, at, size)?;
                 let edge = self.fill_edges(&info, blocks.clone(), at, &zeroes).await?;
-                self.io.write(blocks.start, edge, WriteFlags { fua: flags.fua }).await?;
+                let generation = self.io.generation();
+                self.io.write(blocks.start, edge.clone(), WriteFlags { fua: flags.fua }).await?;
+                self.keep(blocks, Change::Data(edge), flags.fua, generation);
             }
         }
-        self.io.write_zeroes(begin, end - begin, flags).await
+        let generation = self.io.generation();
+        self.io.write_zeroes(begin, end - begin, flags).await?;
+        self.keep(begin..end, Change::Zeroes(flags), flags.fua, generation);
+        Ok(())
     }
 
     /// Waits until all that was acknowledged before is with the device.
     pub(crate) async fn drain(&self, told: &Told) -> IoResult<()> {
-        self.order.settled(0..u64::MAX).await;
+        self.order.settled(ALL).await;
+        self.tell(told)
+    }
+
+    /// Tells a handle of losses that it was not told of.
+    fn tell(&self, told: &Told) -> IoResult<()> {
         let lost = self.behind.lost.0.load(Relaxed);
         if told.0.swap(lost, Relaxed) == lost {
             return Ok(());
@@ -324,38 +415,140 @@ impl Disk {
 
     /// Waits until all that was acknowledged before is durable.
     pub(crate) async fn flush(&self, told: &Told) -> IoResult<()> {
-        self.drain(told).await?;
-        if self.device.info().volatile_cache {
-            self.io.flush().await?;
+        self.order.settled(ALL).await;
+        let owes = self.device.info().volatile_cache || self.behind.kept.borrow().bytes() > 0;
+        let result = if owes { self.make_durable().await } else { Ok(()) };
+        // What is sent again may be lost as well.
+        self.tell(told)?;
+        result
+    }
+
+    /// Flushes the device: when it has forgotten what it had, after that was
+    /// sent again.
+    async fn make_durable(&self) -> IoResult<()> {
+        loop {
+            let generation = self.send_again().await;
+            let mark = self.behind.kept.borrow().mark();
+            if let Err(e) = self.io.flush().await {
+                self.behind.kept.borrow_mut().doubt(mark);
+                return Err(e);
+            }
+            if self.io.generation() == generation {
+                self.behind.kept.borrow_mut().flushed(mark);
+                self.behind.let_in(self.io.advice());
+                return Ok(());
+            }
         }
-        Ok(())
+    }
+
+    /// Sends again what the device may have forgotten: of which of its
+    /// generations it has everything now.
+    async fn send_again(&self) -> u64 {
+        loop {
+            let generation = self.io.generation();
+            let most = self.io.advice().unwrap_or(Advice::LOCAL).write;
+            let forgotten = self.behind.kept.borrow().stale(&ALL, generation, most, AGAIN_MAX);
+            if forgotten.is_empty() {
+                return generation;
+            }
+            let changes: Vec<_> = forgotten
+                .into_iter()
+                .map(|(range, _)| {
+                    // What was read ahead may be from before.
+                    self.ahead.borrow_mut().forget(&range);
+                    self.again(self.order.change(range.clone()), range)
+                })
+                .collect();
+            self.behind.again.set(self.behind.again.get() + 1);
+            // Those that this waits for may wait for room.
+            self.behind.let_in(self.io.advice());
+            let failed = join_all(changes).await.into_iter().flatten().next();
+            self.behind.again.set(self.behind.again.get() - 1);
+            if let Some(e) = failed {
+                self.lose(e);
+            }
+        }
+    }
+
+    /// Sends again what is kept of a range when its turn has come, and was not
+    /// sent again meanwhile. Why some of it is lost, if it is.
+    async fn again(&self, turn: Turn, range: Range<u64>) -> Option<IoError> {
+        turn.begin().await;
+        let (info, generation) = (self.device.info(), self.io.generation());
+        let forgotten = self.behind.kept.borrow().stale(&range, generation, u64::MAX, usize::MAX);
+        let mut failed = None;
+        for (range, change) in forgotten {
+            let len = range.end - range.start;
+            let result = match &change {
+                Change::Data(buf) => self.put_blocks(&info, range.start, buf, WriteFlags::default()).await,
+                Change::Zeroes(flags) => self.io.write_zeroes(range.start, len, *flags).await,
+                Change::Discard => self.io.discard(range.start, len).await,
+            };
+            match result {
+                Ok(()) => self.behind.kept.borrow_mut().note(range, change, generation),
+                Err(e) => {
+                    self.behind.kept.borrow_mut().forget(&range);
+                    failed.get_or_insert(e);
+                }
+            }
+        }
+        failed
+    }
+
+    /// Flushes what is kept behind everybody's back, if writes need the room.
+    fn make_room(self: &Rc<Self>) {
+        if !self.behind.needs_flush() || self.behind.flushing.replace(true) {
+            return;
+        }
+        let this = Rc::clone(self);
+        spawn(async move {
+            while this.behind.needs_flush() {
+                if let Err(e) = this.make_durable().await {
+                    // Nobody asked, so each handle is told.
+                    let mark = this.behind.kept.borrow().mark();
+                    this.behind.kept.borrow_mut().flushed(mark);
+                    this.lose(e);
+                    this.behind.let_in(this.io.advice());
+                }
+            }
+            this.behind.flushing.set(false);
+        })
+        .detach();
     }
 }
 
 impl Behind {
     fn has_room(&self, bytes: u64, advice: Option<Advice>) -> bool {
         let most = advice.unwrap_or(Advice::LOCAL).write.min(self.limit);
-        let count = self.count.get();
-        count == 0 || count < BEHIND_MAX && self.bytes.get().saturating_add(bytes) <= most
+        let (count, kept) = (self.count.get(), self.kept.borrow().bytes());
+        if count == 0 {
+            // One that takes more than there is; or somebody with a later turn
+            // waits for this one.
+            return kept == 0 || self.again.get() > 0 || kept.saturating_add(bytes) <= self.limit;
+        }
+        let taken = self.bytes.get().saturating_add(bytes);
+        count < BEHIND_MAX && taken <= most && taken.saturating_add(kept) <= self.limit
     }
 
-    /// Waits for room, first come first served.
-    async fn admit(&self, bytes: u64, advice: Option<Advice>) {
-        let waits = {
-            let mut waiting = self.waiting.borrow_mut();
-            if waiting.is_empty() && self.has_room(bytes, advice) {
-                None
-            } else {
-                let (tell, told) = oneshot::channel();
-                waiting.push_back((bytes, tell));
-                Some(told)
-            }
-        };
-        match waits {
-            None => self.take(bytes),
-            // Whoever made room has taken it for this one.
-            Some(told) => drop(told.await),
+    /// Whether what is kept has to go before more can come.
+    fn needs_flush(&self) -> bool {
+        let kept = self.kept.borrow().bytes();
+        let alone = self.count.get() == 0;
+        let full = |bytes: u64| kept > 0 && kept.saturating_add(bytes) > self.limit;
+        kept > self.limit / 2 || alone && self.waiting.borrow().front().is_some_and(|(bytes, _)| full(*bytes))
+    }
+
+    /// Room for a change, first come first served: what to wait for, if there
+    /// is none.
+    fn admit(&self, bytes: u64, advice: Option<Advice>) -> Option<oneshot::Receiver<()>> {
+        let mut waiting = self.waiting.borrow_mut();
+        if waiting.is_empty() && self.has_room(bytes, advice) {
+            self.take(bytes);
+            return None;
         }
+        let (tell, told) = oneshot::channel();
+        waiting.push_back((bytes, tell));
+        Some(told)
     }
 
     fn take(&self, bytes: u64) {
@@ -367,6 +560,11 @@ impl Behind {
     fn done(&self, bytes: u64, advice: Option<Advice>) {
         self.bytes.set(self.bytes.get() - bytes);
         self.count.set(self.count.get() - 1);
+        self.let_in(advice);
+    }
+
+    /// Lets in those for whom there is room.
+    fn let_in(&self, advice: Option<Advice>) {
         let mut waiting = self.waiting.borrow_mut();
         while waiting.front().is_some_and(|(bytes, _)| self.has_room(*bytes, advice)) {
             let Some((bytes, tell)) = waiting.pop_front() else { return };

@@ -202,7 +202,9 @@ impl Shape {
     /// Options to mount with, in the kernel's form.
     pub fn mount_options(&self, kind: Kind, read_only: bool) -> String {
         match kind {
-            _ if read_only => String::new(),
+            // The same file system may be mounted by another attachment.
+            Kind::Xfs if read_only => "nouuid".into(),
+            Kind::Ext4 if read_only => String::new(),
             Kind::Xfs => format!("logbsize={XFS_LOGBSIZE}"),
             Kind::Ext4 if self.is_far() => format!("commit={EXT4_COMMIT_FAR}"),
             Kind::Ext4 => String::new(),
@@ -247,7 +249,8 @@ mod tests {
         assert_eq!(shape(1 << 30, 15).mount_options(Kind::Ext4, false), "commit=15");
         assert_eq!(shape(1 << 30, 0).mount_options(Kind::Ext4, false), "");
         assert_eq!(shape(1 << 30, 0).mount_options(Kind::Xfs, false), "logbsize=256k");
-        assert_eq!(shape(1 << 30, 15).mount_options(Kind::Xfs, true), "");
+        assert_eq!(shape(1 << 30, 15).mount_options(Kind::Xfs, true), "nouuid");
+        assert_eq!(shape(1 << 30, 15).mount_options(Kind::Ext4, true), "");
     }
 
     #[test]

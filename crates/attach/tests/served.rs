@@ -9,9 +9,9 @@ use longhaul_block::{
 use longhaul_engine::{Buf, BufMut, Config, sleep, spawn};
 use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -247,4 +247,258 @@ fn what_does_not_fit_is_refused() {
     let data = Buf::copy_of(&[0; 2]);
     let write = served.wait(Request::Write { offset: MIB - 1, data, fua: false });
     assert!(matches!(write, Err(IoError::OutOfRange { .. })), "{write:?}");
+}
+
+/// A device whose power may go: it is back at once, without what was not
+/// flushed, and says so with its generation.
+struct Forgetful {
+    content: Mutex<Vec<u8>>,
+    /// What was there before writes that were not flushed.
+    before: Mutex<Vec<(u64, usize, Vec<u8>)>>,
+    next: AtomicU64,
+    generation: AtomicU64,
+    flushes: AtomicU64,
+    /// It goes this often, of this many operations.
+    goes: AtomicU64,
+    /// Flushes fail.
+    broken: std::sync::atomic::AtomicBool,
+}
+
+impl Forgetful {
+    fn new(size: u64) -> Arc<Forgetful> {
+        Arc::new(Forgetful {
+            content: Mutex::new(vec![0; size as usize]),
+            before: Mutex::default(),
+            next: AtomicU64::new(0),
+            generation: AtomicU64::new(0),
+            flushes: AtomicU64::new(0),
+            goes: AtomicU64::new(0),
+            broken: false.into(),
+        })
+    }
+
+    fn lose_power(&self) {
+        let mut content = self.content.lock().expect("whole");
+        for (_, at, before) in self.before.lock().expect("whole").drain(..).rev() {
+            content[at..at + before.len()].copy_from_slice(&before);
+        }
+        self.generation.fetch_add(1, SeqCst);
+    }
+
+    fn store(&self, at: u64, bytes: &[u8], durable: bool) {
+        let at = at as usize;
+        let mut content = self.content.lock().expect("whole");
+        let mut before = self.before.lock().expect("whole");
+        let place = &mut content[at..at + bytes.len()];
+        if durable {
+            // What comes back when the power goes is what is stored now.
+            for (_, from, old) in before.iter_mut() {
+                let (begin, end) = ((*from).max(at), (*from + old.len()).min(at + bytes.len()));
+                if begin < end {
+                    old[begin - *from..end - *from].copy_from_slice(&bytes[begin - at..end - at]);
+                }
+            }
+        } else {
+            before.push((self.next.fetch_add(1, SeqCst), at, place.to_vec()));
+        }
+        place.copy_from_slice(bytes);
+    }
+
+    fn content(&self) -> Vec<u8> {
+        self.content.lock().expect("whole").clone()
+    }
+}
+
+struct Power(Arc<Forgetful>);
+
+struct PowerIo {
+    device: Arc<Forgetful>,
+    random: Rc<Random>,
+}
+
+impl BlockDevice for Power {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: "forgetful".into(),
+            size: self.0.content.lock().expect("whole").len() as u64,
+            block_size: 512,
+            max_io: 64 << 10,
+            optimal_io: 0,
+            read_only: false,
+            volatile_cache: true,
+            discard: true,
+            uuid: None,
+        }
+    }
+
+    fn open(&self) -> Open<'_> {
+        let random = Rc::new(Random(Cell::new(0x2545_f491_4f6c_dd1d)));
+        let io = PowerIo { device: Arc::clone(&self.0), random };
+        Box::pin(async move { Ok(Rc::new(io) as Rc<dyn BlockIo>) })
+    }
+}
+
+impl PowerIo {
+    fn late<T: Unpin + 'static>(
+        &self,
+        does: impl FnOnce(&Forgetful) -> IoResult<T> + 'static,
+    ) -> IoFuture<T> {
+        let (device, random) = (Arc::clone(&self.device), Rc::clone(&self.random));
+        IoFuture::new(spawn(async move {
+            sleep(Duration::from_micros(random.below(500))).await;
+            let goes = |random: &Random| {
+                let often = device.goes.load(Relaxed);
+                if often > 0 && random.below(often) == 0 {
+                    device.lose_power();
+                }
+            };
+            goes(&random);
+            let result = does(&device);
+            goes(&random);
+            // The answer is on its way.
+            sleep(Duration::from_micros(random.below(500))).await;
+            result
+        }))
+    }
+}
+
+impl BlockIo for PowerIo {
+    fn read(&self, offset: u64, mut dst: BufMut) -> IoFuture<BufMut> {
+        self.late(move |device| {
+            let len = dst.len();
+            dst.copy_from_slice(&device.content()[offset as usize..offset as usize + len]);
+            Ok(dst)
+        })
+    }
+    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
+        self.late(move |device| {
+            device.store(offset, &src, flags.fua);
+            Ok(())
+        })
+    }
+    fn flush(&self) -> IoFuture<()> {
+        let mark = self.device.next.load(SeqCst);
+        self.late(move |device| {
+            device.flushes.fetch_add(1, SeqCst);
+            if device.broken.load(SeqCst) {
+                return Err(IoError::Medium("worn".into()));
+            }
+            device.before.lock().expect("whole").retain(|(number, ..)| *number >= mark);
+            Ok(())
+        })
+    }
+    fn discard(&self, _: u64, _: u64) -> IoFuture<()> {
+        self.late(|_| Ok(()))
+    }
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.late(move |device| {
+            device.store(offset, &vec![0; len as usize], flags.fua);
+            Ok(())
+        })
+    }
+    fn generation(&self) -> u64 {
+        self.device.generation.load(SeqCst)
+    }
+}
+
+fn forgetful(size: u64, memory: u64) -> (Served, Arc<Forgetful>) {
+    let device = Forgetful::new(size);
+    let served = Served::open(Arc::new(Power(Arc::clone(&device))), Config::default(), memory);
+    (served.expect("opened"), device)
+}
+
+#[test]
+fn what_a_device_forgot_is_sent_again_before_a_flush_ends_and_before_it_is_read() {
+    let (served, device) = forgetful(MIB, 64 * MIB);
+    let told = served.handle();
+    let put = |offset, byte, len, fua| {
+        served.wait(Request::Write { offset, data: Buf::copy_of(&vec![byte; len]), fua }).expect("taken");
+    };
+    put(0, 1, 100_000, false);
+    served.wait(Request::Drain(Arc::clone(&told))).expect("with the device");
+    assert_eq!(device.content()[..100_000], [1; 100_000]);
+    device.lose_power();
+    assert_eq!(device.content()[..100_000], [0; 100_000]);
+    let read = served.wait(Request::Read { offset: 0, len: 100_000 }).expect("read");
+    assert!(read.iter().all(|&byte| byte == 1), "what was acknowledged and forgotten was read");
+
+    // Only a part of a block is written behind it, and something durable: none
+    // of both is undone.
+    device.lose_power();
+    put(700, 2, 100, false);
+    put(1024, 3, 512, true);
+    device.lose_power();
+    served.wait(Request::Flush(Arc::clone(&told))).expect("durable");
+    device.lose_power();
+    let mut wanted = vec![1; 100_000];
+    wanted[700..800].fill(2);
+    wanted[1024..1536].fill(3);
+    assert!(device.content()[..100_000] == wanted, "lost by a flush that said nothing");
+    // What is durable is not sent again.
+    let flushes = device.flushes.load(SeqCst);
+    served.wait(Request::Flush(told)).expect("durable");
+    assert_eq!(device.flushes.load(SeqCst), flushes + 1);
+}
+
+#[test]
+fn nothing_is_lost_when_the_power_goes_at_any_moment() {
+    const SIZE: u64 = MIB;
+    // With little memory, room has to be made again and again.
+    for (seed, memory) in [(1, 64 * MIB), (2, MIB), (3, 128 << 10), (4, 16 << 10)] {
+        let (served, device) = forgetful(SIZE, memory);
+        let random = Random(Cell::new(seed * 0x9e37_79b9));
+        let mut model = vec![0u8; SIZE as usize];
+        for round in 0..12u64 {
+            device.goes.store(20 + random.below(60), Relaxed);
+            let (tell, told) = channel();
+            for n in 0..60u64 {
+                let (offset, tell) = (random.below(SIZE / 4), tell.clone());
+                let len = 1 + random.below(if n % 8 == 0 { 150_000 } else { 6000 });
+                let range = offset as usize..(offset + len) as usize;
+                let byte = (round * 60 + n) as u8 | 1;
+                let request = if n % 6 == 0 {
+                    model[range].fill(0);
+                    let flags = ZeroFlags { may_deallocate: n % 4 == 0, fua: n % 9 == 0 };
+                    Request::Zero { offset, len, flags }
+                } else {
+                    model[range].fill(byte);
+                    Request::Write { offset, data: Buf::copy_of(&vec![byte; len as usize]), fua: n % 7 == 0 }
+                };
+                served.start(request, Box::new(move |result| drop(tell.send(result.map(drop)))));
+                if n % 13 == 0 {
+                    let read = served.wait(Request::Read { offset: 0, len: SIZE / 2 }).expect("read");
+                    let wrong = (0..read.len()).find(|&at| read[at] != model[at]);
+                    assert_eq!(wrong, None, "memory {memory}, round {round}, {n}");
+                }
+            }
+            drop(tell);
+            assert_eq!(told.iter().filter(Result::is_ok).count(), 60);
+            flush(&served).expect("durable");
+            device.goes.store(0, Relaxed);
+            device.lose_power();
+            let content = device.content();
+            let wrong = (0..content.len()).find(|&at| content[at] != model[at]);
+            assert_eq!(wrong, None, "memory {memory}, round {round}");
+        }
+        let (generations, flushes) = (device.generation.load(SeqCst), device.flushes.load(SeqCst));
+        assert!(generations > 40, "the power went {generations} times");
+        assert!(memory >= MIB || flushes > 60, "{flushes} flushes: more was kept than there is memory");
+    }
+}
+
+#[test]
+fn what_cannot_be_flushed_to_make_room_is_told_as_lost() {
+    let (served, device) = forgetful(MIB, 64 << 10);
+    let told = served.handle();
+    device.broken.store(true, SeqCst);
+    for n in 0..16 {
+        let data = Buf::copy_of(&[9; 8192]);
+        served.wait(Request::Write { offset: n * 8192, data, fua: false }).expect("taken");
+    }
+    let drained = served.wait(Request::Drain(Arc::clone(&told)));
+    assert!(matches!(drained, Err(IoError::Medium(_))), "{drained:?}");
+    device.broken.store(false, SeqCst);
+    // One that failed meanwhile is told as well, and then no more.
+    let _ = served.wait(Request::Flush(Arc::clone(&told)));
+    served.wait(Request::Flush(told)).expect("all since then");
 }

@@ -239,6 +239,13 @@ pub trait BlockIo {
         0
     }
 
+    /// Whether [`generation`](Self::generation) may ever change: if not, nobody
+    /// need keep writes that were acknowledged and not flushed. Who does keeps
+    /// them in [`Unflushed`](crate::Unflushed).
+    fn may_forget(&self) -> bool {
+        true
+    }
+
     /// Since when the device is out of reach, if it is and knows: operations
     /// wait for it to come back. Who has what is on it elsewhere as well need
     /// not wait as long as it does.

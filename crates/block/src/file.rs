@@ -201,6 +201,11 @@ impl FileIo {
 }
 
 impl BlockIo for FileIo {
+    fn may_forget(&self) -> bool {
+        // The kernel has it, and goes with this process if at all.
+        false
+    }
+
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
         let checked = self.inner.check(offset, dst.len() as u64);
         self.start(checked, |inner| async move { inner.read(offset, dst).await })

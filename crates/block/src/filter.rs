@@ -198,6 +198,10 @@ impl<F: Around> BlockIo for FilteredIo<F> {
         self.inner.generation()
     }
 
+    fn may_forget(&self) -> bool {
+        self.inner.may_forget()
+    }
+
     fn away_since(&self) -> Option<Instant> {
         self.inner.away_since()
     }

@@ -17,6 +17,7 @@ mod spec;
 pub mod stream;
 #[cfg(test)]
 mod testing;
+mod unflushed;
 pub mod units;
 
 pub use advice::Advice;
@@ -28,3 +29,4 @@ pub use file::{FileDevice, FileOptions, OpenError};
 pub use mem::MemDevice;
 pub use null::NullDevice;
 pub use spec::{Backend, BackendSpec, FilterSpec, SpecError};
+pub use unflushed::{Change, Unflushed};

@@ -160,6 +160,11 @@ impl MemIo {
 }
 
 impl BlockIo for MemIo {
+    fn may_forget(&self) -> bool {
+        // It goes with this process.
+        false
+    }
+
     fn read(&self, offset: u64, mut dst: BufMut) -> IoFuture<BufMut> {
         IoFuture::ready(self.range(offset, dst.len() as u64).map(|(start, _)| {
             // SAFETY: the range is within the mapping and `dst` is a unique

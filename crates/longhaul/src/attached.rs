@@ -17,7 +17,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -71,6 +71,21 @@ fn open(path: &Path) -> Result<File, Failure> {
     options.open(path).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))
 }
 
+/// Opens a file and locks it, unless somebody has: the one that has this name
+/// then, since whoever held it before may have removed it meanwhile.
+fn alone(path: &Path) -> Result<Option<File>, Failure> {
+    loop {
+        let file = open(path)?;
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Ok(None);
+        }
+        let ours = file.metadata().map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
+        if std::fs::metadata(path).is_ok_and(|named| (named.dev(), named.ino()) == (ours.dev(), ours.ino())) {
+            return Ok(Some(file));
+        }
+    }
+}
+
 /// A record in the hands of whoever serves it; it goes when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
@@ -96,11 +111,10 @@ impl Record {
     /// Keeps the record for as long as what is returned lives.
     pub(crate) fn hold(&self) -> Result<Held, Failure> {
         let record = record_of(&self.path);
-        let file = open(&record)?;
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        let Some(file) = alone(&record)? else {
             let why = format!("{}: something is attached there already", self.path.display());
             return Err(Failure::new(Exit::Refused, why));
-        }
+        };
         let mut held = Held { record, file };
         held.write(self)?;
         Ok(held)
@@ -211,6 +225,30 @@ mod tests {
         {
             assert_eq!(Record::parse(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_locked_is_what_has_the_name() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("record");
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        // One holder after the other removes it, as they do when they end.
+        let holder = || {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                if let Some(file) = alone(&path).expect("opened") {
+                    std::fs::remove_file(&path).expect("ours alone");
+                    drop(file);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            let threads = [scope.spawn(holder), scope.spawn(holder), scope.spawn(holder)];
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            for thread in threads {
+                thread.join().expect("nobody removed what another one held");
+            }
+        });
     }
 
     #[test]

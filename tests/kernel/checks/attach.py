@@ -1,6 +1,6 @@
 """Devices as local ones in a stock kernel: each way there is, and loads that know what must be there."""
 
-from peer.suite import check, require
+from peer.suite import Skip, check, require
 
 from checks.host import MAKE
 
@@ -70,7 +70,7 @@ def lacks(bench, way):
 def by_way(bench, fs, way):
     """Through `longhaul mount --via`: the kernel's NVMe host on a target of ours, its NBD client, or ublk."""
     if lacks(bench, way):
-        return f"this kernel has no {way}"
+        raise Skip(f"this kernel has no {way}")
     _, _, uri = serve(bench)
     bench.install(bench.torture)
     check_it = f"""
@@ -87,7 +87,7 @@ def by_way(bench, fs, way):
 def ends(bench, way):
     """Refused in use, told to end, unmounted by others, killed."""
     if lacks(bench, way):
-        return f"this kernel has no {way}"
+        raise Skip(f"this kernel has no {way}")
     _, _, uri = serve(bench)
     out = bench.guest.run(f"""
         longhaul mkfs --fs ext4 --force {uri}

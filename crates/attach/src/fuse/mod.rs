@@ -135,6 +135,15 @@ impl FuseFile {
     /// Something could not be made durable.
     pub fn finish(&mut self) -> Result<(), AttachError> {
         self.end();
+        self.flush()
+    }
+
+    /// Makes durable what was written until now.
+    ///
+    /// # Errors
+    /// Something could not be made durable, or could not since the beginning
+    /// and this was not told.
+    pub fn flush(&self) -> Result<(), AttachError> {
         self.requests.wait(Request::Flush(Arc::clone(&self.told)))?;
         Ok(())
     }

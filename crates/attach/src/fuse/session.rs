@@ -206,6 +206,8 @@ impl Filesystem for File {
         }
         let done = move |result: Result<Buf, IoError>| match result {
             Ok(bytes) => reply.data(&bytes),
+            // It was within the device a moment ago.
+            Err(IoError::OutOfRange { .. }) => reply.error(Errno::from_i32(libc::EIO)),
             Err(e) => reply.error(errno(&e)),
         };
         self.requests.start(Request::Read { offset, len }, Box::new(done));

@@ -106,6 +106,15 @@ impl KernelDevice {
         self.hide();
         self.end()?;
         written.map_err(AttachError::system(format!("{}: writing what is left", self.path.display())))?;
+        self.flush()
+    }
+
+    /// Makes durable what the kernel has written until now.
+    ///
+    /// # Errors
+    /// Something could not be made durable, or could not since the beginning
+    /// and this was not told.
+    pub fn flush(&self) -> Result<(), AttachError> {
         self.requests.wait(Request::Flush(Arc::clone(&self.told)))?;
         Ok(())
     }

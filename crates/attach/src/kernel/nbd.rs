@@ -77,9 +77,10 @@ impl Client {
                     _ => continue,
                 }
             }
+            // Dropped when the rest fails, and the kernel's device with it.
+            let client = Client { device, control, waits: Some(waits) };
             serve_connected(File::from(OwnedFd::from(ours)), Arc::clone(requests))
                 .map_err(AttachError::system("a thread"))?;
-            let client = Client { device, control, waits: Some(waits) };
             let size = PathBuf::from(format!("/sys/block/nbd{number}/size"));
             let has_size = || fs::read_to_string(&size).is_ok_and(|sectors| sectors.trim() != "0");
             let begun = || client.has_ended() || sys.exists() && has_size();

@@ -3,13 +3,14 @@
 //! Invariants:
 //! - connections are bounded, and so is what each has under way; one that
 //!   says nothing before it has chosen an export is hung up;
-//! - after [`Nbd::stop`] no connection is left, and what was acknowledged is
-//!   durable.
+//! - after [`Nbd::stop`] no connection is left, also of a client that does not
+//!   take its replies, and what was acknowledged is durable.
 
 mod handshake;
 mod transmission;
 mod wire;
 
+use crate::disk::Told;
 use crate::error::AttachError;
 use crate::served::{Request, Requests};
 use longhaul_block::{DeviceInfo, IoResult};
@@ -32,6 +33,8 @@ pub(crate) const REQUEST_MAX: u32 = 32 << 20;
 const CONNECTIONS: usize = 128;
 /// How long a client may take for each step before it has chosen.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long clients may take to receive the last replies.
+const LAST_REPLIES: Duration = Duration::from_secs(5);
 
 /// A device under a name.
 pub struct Export {
@@ -64,6 +67,9 @@ pub struct Nbd {
 
 struct Shared {
     exports: Vec<Arc<Export>>,
+    /// Of each export, told of every loss since the beginning: of some, no
+    /// connection may be.
+    told: Vec<Arc<Told>>,
     stopping: AtomicBool,
     /// Sockets of the connections, by number.
     connections: Mutex<(u64, HashMap<u64, File>)>,
@@ -76,9 +82,10 @@ impl Nbd {
     /// # Errors
     /// An address cannot be listened on.
     pub fn start(exports: Vec<Export>, addresses: &[Address]) -> Result<Nbd, AttachError> {
-        let exports = exports.into_iter().map(Arc::new).collect();
-        let (connections, fewer) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { exports, stopping: AtomicBool::new(false), connections, fewer });
+        let exports: Vec<_> = exports.into_iter().map(Arc::new).collect();
+        let told = exports.iter().map(|export| export.requests.handle()).collect();
+        let (connections, fewer, stopping) = (Mutex::default(), Condvar::new(), AtomicBool::new(false));
+        let shared = Arc::new(Shared { exports, told, stopping, connections, fewer });
         let mut nbd = Nbd { shared, listeners: Vec::new(), addresses: Vec::new() };
         for address in addresses {
             let listener = listen(address)?;
@@ -109,19 +116,35 @@ impl Nbd {
     }
 
     /// Lets no more connections in, ends those that are there when what they
-    /// have asked for is answered, and makes everything durable.
+    /// have asked for is answered, and makes everything durable. Who has not
+    /// received the answers after 5 s, or when [`cut`](Self::cut) says so, is
+    /// hung up on.
     ///
     /// # Errors
-    /// Something could not be made durable.
+    /// Something could not be made durable, or could not since the beginning.
     pub fn stop(self) -> IoResult<()> {
         self.hang_up();
+        let some = |(_, open): &mut (u64, HashMap<u64, File>)| !open.is_empty();
         let connections = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = self.shared.fewer.wait_while(connections, |(_, open)| !open.is_empty());
-        drop(left.unwrap_or_else(PoisonError::into_inner));
-        for export in &self.shared.exports {
-            export.requests.wait(Request::Flush(export.requests.handle()))?;
-        }
-        Ok(())
+        let waited = self.shared.fewer.wait_timeout_while(connections, LAST_REPLIES, some);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        self.shared.cut();
+        // What they have asked for may still be with the device.
+        let connections = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.shared.fewer.wait_while(connections, some).unwrap_or_else(PoisonError::into_inner));
+        let flush = |(export, told): (&Arc<Export>, &Arc<Told>)| {
+            export.requests.wait(Request::Flush(Arc::clone(told))).map(drop)
+        };
+        // All of them, also when one fails.
+        let results: Vec<_> = self.shared.exports.iter().zip(&self.shared.told).map(flush).collect();
+        results.into_iter().collect()
+    }
+
+    /// What hangs up on all clients at once, for somebody else to call while
+    /// this stops.
+    pub fn cut(&self) -> impl Fn() + Send + use<> {
+        let shared = Arc::clone(&self.shared);
+        move || shared.cut()
     }
 
     fn hang_up(&self) {
@@ -226,6 +249,14 @@ fn admit(shared: &Arc<Shared>, socket: File) {
 }
 
 impl Shared {
+    /// Hangs up in both directions, on who is there.
+    fn cut(&self) {
+        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        for socket in connections.1.values() {
+            let _ = rustix::net::shutdown(socket, Shutdown::Both);
+        }
+    }
+
     fn leave(&self, number: u64) {
         let gone = self.connections.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&number);
         if let Some(socket) = gone {

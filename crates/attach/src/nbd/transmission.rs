@@ -143,7 +143,14 @@ fn start(
         Err(refused) => return reply(Err(refused)),
         Ok(()) => translate(&request, data, told),
     };
-    let done = move |result: IoResult<Buf>| reply(result.map_err(|e| (error_of(&e), e.to_string())));
+    let is_read = request.kind == cmd::READ;
+    let done = move |result: IoResult<Buf>| {
+        reply(result.map_err(|e| match &e {
+            // It was within the device when it was asked for.
+            IoError::OutOfRange { .. } if is_read => (error::EIO, e.to_string()),
+            e => (error_of(e), e.to_string()),
+        }));
+    };
     // A trim has no way to be durable but a flush behind it.
     if request.kind == cmd::TRIM && request.flags & flag::FUA != 0 {
         let (export, told) = (Arc::clone(&agreed.export), Arc::clone(told));

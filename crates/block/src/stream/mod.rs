@@ -21,7 +21,9 @@
 //!   nor certain to become so. It waits while as many are under way as the
 //!   device advises.
 //! - **`flush` returns** when everything that was written through this handle
-//!   is durable, as after `fsync` on a file, or with an error.
+//!   is durable, as after `fsync` on a file, or with an error. A device that
+//!   has lost its power meanwhile is sent again what it had not made durable:
+//!   up to 64 MiB of that are kept.
 //! - **Errors** of earlier writes come from the next `write`, `seek`, `read`
 //!   or `flush`, whichever is first: the first one, once. A `write` that fails
 //!   has taken nothing. What failed is not tried again: after an error, what
@@ -132,7 +134,20 @@ impl AsyncStream {
         if let Some(e) = writes.take_error() {
             return Err(e);
         }
-        let bytes = reads.read(io, info, position, len as u64).await?;
+        let bytes = loop {
+            if writes.has_forgotten(io) {
+                reads.forget();
+                writes.send_again(io, info).await;
+                if let Some(e) = writes.take_error() {
+                    return Err(e);
+                }
+            }
+            let generation = io.generation();
+            let bytes = reads.read(io, info, position, len as u64).await?;
+            if io.generation() == generation || !writes.owes() {
+                break bytes;
+            }
+        };
         if !bytes.is_empty() {
             self.here = Some(bytes.clone());
         }

@@ -275,3 +275,101 @@ fn a_blocking_writer_hears_of_errors() {
     assert_eq!(e.kind(), std::io::ErrorKind::StorageFull);
     writer.flush().expect("told once");
 }
+
+/// A device whose power goes when it is told: without what was not flushed.
+struct Forgetful {
+    io: Rc<dyn BlockIo>,
+    /// Where writes went, and what was there before.
+    before: Rc<std::cell::RefCell<Vec<(u64, BufMut)>>>,
+    generation: Rc<Cell<u64>>,
+    flushes: Cell<u64>,
+}
+
+impl Forgetful {
+    async fn lose_power(&self) {
+        let all = std::mem::take(&mut *self.before.borrow_mut());
+        for (at, before) in all.into_iter().rev() {
+            self.io.write(at, before.freeze(), WriteFlags::default()).await.expect("written");
+        }
+        self.generation.set(self.generation.get() + 1);
+    }
+}
+
+impl BlockIo for Forgetful {
+    fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
+        self.io.read(offset, dst)
+    }
+
+    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
+        let (io, kept) = (Rc::clone(&self.io), Rc::clone(&self.before));
+        IoFuture::new(spawn(async move {
+            let before = io.read(offset, BufMut::zeroed(src.len())).await?;
+            kept.borrow_mut().push((offset, before));
+            io.write(offset, src, flags).await
+        }))
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.flushes.set(self.flushes.get() + 1);
+        self.before.borrow_mut().clear();
+        IoFuture::ready(Ok(()))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.io.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.io.write_zeroes(offset, len, flags)
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation.get()
+    }
+}
+
+#[test]
+fn what_a_device_forgot_is_written_again() {
+    on_engine(async {
+        let device = memory(256 << 20, 512);
+        let io = Rc::new(Forgetful {
+            io: device.open().await.expect("opened"),
+            before: Rc::default(),
+            generation: Rc::default(),
+            flushes: Cell::new(0),
+        });
+        let info = DeviceInfo { volatile_cache: true, ..device.info() };
+        let mut stream = AsyncStream::new(io.clone(), info);
+        let content = pattern(1_000_000, 3);
+        stream.write_all(&content).await.expect("taken");
+        // Reading makes the device have it.
+        stream.seek(0);
+        assert_eq!(stream.fill(512).await.expect("read")[..512], content[..512]);
+        io.lose_power().await;
+        stream.seek(0);
+        assert_eq!(stream.fill(512).await.expect("read")[..512], content[..512], "forgotten, and read");
+        io.lose_power().await;
+        // Behind a part of a block, which is read first.
+        stream.seek(1_000_000);
+        stream.write_all(&[7; 100]).await.expect("taken");
+        stream.flush().await.expect("durable");
+        io.lose_power().await;
+        let mut back = vec![0; 1_000_100];
+        let mut reader = AsyncStream::open(&*device).await.expect("opened");
+        let mut got = 0;
+        while got < back.len() {
+            got += reader.read(&mut back[got..]).await.expect("read");
+        }
+        assert!(back[..1_000_000] == content[..], "lost by a flush that said nothing");
+        assert_eq!(back[1_000_000..], [7; 100]);
+
+        // A long one is flushed on the way, and so it is bounded.
+        io.flushes.set(0);
+        let part = vec![1; 1 << 20];
+        stream.seek(0);
+        for _ in 0..200 {
+            stream.write_all(&part).await.expect("taken");
+        }
+        assert!((3..20).contains(&io.flushes.get()), "{} flushes", io.flushes.get());
+    });
+}

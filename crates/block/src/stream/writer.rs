@@ -4,12 +4,19 @@
 //! - `tail` is next to nothing that is under way: a block is written by one
 //!   operation at a time, so none can overtake another;
 //! - the first error is kept until it is told, and told once;
-//! - bytes under way are at most what the device advises, and one chunk.
+//! - bytes under way are at most what the device advises, and one chunk;
+//! - what a device that may forget has and was not flushed is kept, and sent
+//!   again when its generation has changed. It is at most [`KEPT`], and a chunk:
+//!   it is flushed on the way.
 
-use crate::{Advice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, WriteFlags};
-use longhaul_engine::{BUF_MAX, BufMut};
+use crate::{Advice, BlockIo, Change, DeviceInfo, IoError, IoFuture, IoResult, Unflushed, WriteFlags};
+use longhaul_engine::{BUF_MAX, Buf, BufMut};
 use std::collections::VecDeque;
 use std::rc::Rc;
+
+/// Bytes that are kept until they are durable; when it is half of them they are
+/// flushed, while the other half goes on.
+const KEPT: u64 = 64 << 20;
 
 /// Bytes that are not with the device yet.
 struct Tail {
@@ -26,6 +33,8 @@ struct UnderWay {
     offset: u64,
     len: u64,
     write: IoFuture<()>,
+    bytes: Buf,
+    generation: u64,
 }
 
 /// Coalesces and writes behind.
@@ -36,11 +45,24 @@ pub(super) struct WriteSide {
     error: Option<IoError>,
     /// Something was written since the last flush.
     dirty: bool,
+    /// What the device has, and may forget.
+    kept: Unflushed,
+    /// A flush on the way, of what was kept until a mark, and the generation
+    /// that it is of.
+    flushing: Option<(IoFuture<()>, u64, u64)>,
 }
 
 impl WriteSide {
     pub(super) fn new() -> WriteSide {
-        WriteSide { tail: None, under_way: VecDeque::new(), bytes: 0, error: None, dirty: false }
+        WriteSide {
+            tail: None,
+            under_way: VecDeque::new(),
+            bytes: 0,
+            error: None,
+            dirty: false,
+            kept: Unflushed::default(),
+            flushing: None,
+        }
     }
 
     /// Whether something is not with the device yet.
@@ -109,16 +131,112 @@ impl WriteSide {
             self.settle().await;
         }
         tail.buf.truncate(len);
-        if let Err(e) = fill_edges(io, info, &mut tail, begin).await {
+        if let Err(e) = fill_edges(io, info, &mut tail, begin, &self.kept).await {
             self.error.get_or_insert(e);
             return;
         }
-        let write = io.write(begin, tail.buf.freeze(), WriteFlags::default());
+        let (bytes, generation) = (tail.buf.freeze(), io.generation());
+        let write = io.write(begin, bytes.clone(), WriteFlags::default());
         self.bytes += len as u64;
-        self.under_way.push_back(UnderWay { offset: begin, len: len as u64, write });
+        self.under_way.push_back(UnderWay { offset: begin, len: len as u64, write, bytes, generation });
         let most = io.advice().unwrap_or(Advice::LOCAL).write;
         while self.bytes > most {
             self.settle_first().await;
+        }
+        if let Err(e) = self.bound(io, info).await {
+            self.error.get_or_insert(e);
+        }
+    }
+
+    /// Sees to it that no more is kept than may be.
+    async fn bound(&mut self, io: &Rc<dyn BlockIo>, info: &DeviceInfo) -> IoResult<()> {
+        if !info.volatile_cache || !io.may_forget() {
+            self.kept.flushed(u64::MAX);
+            return Ok(());
+        }
+        if self.kept.bytes() > KEPT / 2 && self.flushing.is_none() {
+            if self.has_forgotten(io) {
+                return self.make_durable(io, info).await;
+            }
+            self.flushing = Some((io.flush(), self.kept.mark(), io.generation()));
+        }
+        if self.kept.bytes() <= KEPT {
+            return Ok(());
+        }
+        let Some((flush, mark, generation)) = self.flushing.take() else { return Ok(()) };
+        let flushed = flush.await;
+        if flushed.is_ok() && io.generation() != generation {
+            return self.make_durable(io, info).await;
+        }
+        // Or told to be lost.
+        self.kept.flushed(mark);
+        flushed
+    }
+
+    /// Whether the device may have forgotten something.
+    pub(super) fn has_forgotten(&self, io: &Rc<dyn BlockIo>) -> bool {
+        self.kept.is_stale(&(0..u64::MAX), io.generation())
+    }
+
+    /// Whether the device has something that it may forget.
+    pub(super) fn owes(&self) -> bool {
+        self.kept.bytes() > 0
+    }
+
+    /// Sends again what the device may have forgotten: of which of its
+    /// generations it has everything now.
+    pub(super) async fn send_again(&mut self, io: &Rc<dyn BlockIo>, info: &DeviceInfo) -> u64 {
+        // What is on its way may be on top of it.
+        self.settle().await;
+        loop {
+            let generation = io.generation();
+            let most = io.advice().unwrap_or(Advice::LOCAL).write;
+            let forgotten = self.kept.stale(&(0..u64::MAX), generation, most, usize::MAX);
+            if forgotten.is_empty() {
+                return generation;
+            }
+            let begin = |(range, change): (std::ops::Range<u64>, Change)| {
+                let Change::Data(bytes) = change else { unreachable!("streams only write") };
+                let max = info.max_io as usize;
+                let piece = |at: usize| bytes.slice(at..bytes.len().min(at + max));
+                let write = |at: usize| io.write(range.start + at as u64, piece(at), WriteFlags::default());
+                let writes: Vec<_> = (0..bytes.len()).step_by(max).map(write).collect();
+                (range, bytes, writes)
+            };
+            let begun: Vec<_> = forgotten.into_iter().map(begin).collect();
+            for (range, bytes, writes) in begun {
+                let mut result = Ok(());
+                for write in writes {
+                    result = result.and(write.await);
+                }
+                match result {
+                    Ok(()) => self.kept.note(range, Change::Data(bytes), generation),
+                    Err(e) => {
+                        self.kept.forget(&range);
+                        self.error.get_or_insert(e);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes durable what the device has.
+    async fn make_durable(&mut self, io: &Rc<dyn BlockIo>, info: &DeviceInfo) -> IoResult<()> {
+        // This one is of all that that one is of.
+        self.flushing = None;
+        loop {
+            let generation = self.send_again(io, info).await;
+            let flushed = io.flush().await;
+            let mark = self.kept.mark();
+            if flushed.is_err() {
+                // It is told, and not tried again.
+                self.kept.flushed(mark);
+                return flushed;
+            }
+            if io.generation() == generation {
+                self.kept.flushed(mark);
+                return Ok(());
+            }
         }
     }
 
@@ -131,9 +249,13 @@ impl WriteSide {
         let Some(first) = self.under_way.front_mut() else { return };
         let result = (&mut first.write).await;
         self.bytes -= first.len;
-        self.under_way.pop_front();
-        if let Err(e) = result {
-            self.error.get_or_insert(e);
+        let Some(done) = self.under_way.pop_front() else { return };
+        match result {
+            Ok(()) => {
+                let range = done.offset..done.offset + done.len;
+                self.kept.note(range, Change::Data(done.bytes), done.generation);
+            }
+            Err(e) => drop(self.error.get_or_insert(e)),
         }
     }
 
@@ -154,10 +276,11 @@ impl WriteSide {
     pub(super) async fn flush(&mut self, io: &Rc<dyn BlockIo>, info: &DeviceInfo) -> IoResult<()> {
         self.drain(io, info).await?;
         if self.dirty {
-            io.flush().await?;
+            self.make_durable(io, info).await?;
             self.dirty = false;
         }
-        Ok(())
+        // What was sent again may be lost as well.
+        self.error.take().map_or(Ok(()), Err)
     }
 }
 
@@ -169,19 +292,32 @@ impl Tail {
 }
 
 /// Reads what of the first and last block the stream did not write.
-async fn fill_edges(io: &Rc<dyn BlockIo>, info: &DeviceInfo, tail: &mut Tail, begin: u64) -> IoResult<()> {
+///
+/// What is `kept` counts, since the device may have forgotten it.
+async fn fill_edges(
+    io: &Rc<dyn BlockIo>,
+    info: &DeviceInfo,
+    tail: &mut Tail,
+    begin: u64,
+    kept: &Unflushed,
+) -> IoResult<()> {
     let block = info.block_size as usize;
     let last = tail.buf.len() - block;
     let mut read = None;
     if tail.skip > 0 {
-        let old = io.read(begin, BufMut::zeroed(block)).await?;
+        let mut old = io.read(begin, BufMut::zeroed(block)).await?;
+        kept.overlay(begin, &mut old);
         tail.buf[..tail.skip].copy_from_slice(&old[..tail.skip]);
         read = Some((0, old));
     }
     if tail.end < tail.buf.len() {
         let old = match read {
             Some((at, old)) if at == last => old,
-            _ => io.read(begin + last as u64, BufMut::zeroed(block)).await?,
+            _ => {
+                let mut old = io.read(begin + last as u64, BufMut::zeroed(block)).await?;
+                kept.overlay(begin + last as u64, &mut old);
+                old
+            }
         };
         let from = tail.end - last;
         tail.buf[tail.end..].copy_from_slice(&old[from..]);

@@ -5,7 +5,7 @@ use super::record::Record;
 use crate::exit::{Exit, Failure};
 use crate::names::Opener;
 use longhaul_array::{ArrayDevice, ArrayError, Label, Options, Status, assemble, survey};
-use longhaul_block::BlockDevice;
+use longhaul_block::{BlockDevice, DeviceInfo};
 use longhaul_engine::{Config, Thread};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,6 +24,8 @@ pub(crate) struct Running {
     device: Arc<ArrayDevice>,
     thread: Thread,
     stopped: AtomicBool,
+    /// Its members as they were named and found.
+    members: Vec<(String, DeviceInfo)>,
     /// Ends the search for devices that are missing, when dropped.
     _seeking: Sender<()>,
 }
@@ -155,11 +157,13 @@ impl Running {
         let devices: Vec<Arc<dyn BlockDevice>> =
             members.iter().map(|(_, device)| Arc::clone(device)).collect();
         let (mut ours, mut missing, mut known) = (Vec::new(), record.devices.clone(), HashMap::new());
+        let mut found = Vec::new();
         missing.retain(|name| !members.iter().any(|(opened, _)| opened == name));
         for ((name, device), label) in members.iter().zip(labels(&devices, &opener.config())?) {
             match label {
                 Ok(Some(label)) if label.array == record.uuid && label.current => {
                     known.insert(name.clone(), label.member);
+                    found.push((name.clone(), device.info()));
                     ours.push(Arc::clone(device))
                 }
                 Ok(_) => tracing::warn!("{name} is not a member of array {} any more", record.name),
@@ -172,12 +176,16 @@ impl Running {
         if ours.is_empty() {
             return Err(unusable(record));
         }
-        Running::start(
-            record,
-            ours,
-            Sought { array: record.uuid, missing, known, told: HashSet::new() },
-            opener,
-        )
+        let sought = Sought { array: record.uuid, missing, known, told: HashSet::new() };
+        let mut running = Running::start(record, ours, sought, opener)?;
+        running.members = found;
+        Ok(running)
+    }
+
+    /// The members that were there when it was started, by the names that a
+    /// person gave them.
+    pub(crate) fn members(&self) -> &[(String, DeviceInfo)] {
+        &self.members
     }
 
     fn start(
@@ -201,7 +209,8 @@ impl Running {
             }
         };
         let seeking = seek(sought, &device, thread.handle(), opener.clone());
-        Ok(Running { server, device, thread, stopped: AtomicBool::new(false), _seeking: seeking })
+        let (stopped, members) = (AtomicBool::new(false), Vec::new());
+        Ok(Running { server, device, thread, stopped, members, _seeking: seeking })
     }
 
     pub(crate) fn device(&self) -> &Arc<ArrayDevice> {

@@ -72,7 +72,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     let at = args.at.as_deref().ok_or_else(|| Failure::usage("--at PATH says where"))?;
     let path = absolute(at)?;
     fuse::check(&path)?;
-    if !args.foreground {
+    if !args.foreground && !background::is_this() {
         let log = log_of(&path);
         let ready = background::start(&log, output)?;
         tell(&ready, output);
@@ -85,11 +85,9 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
     // From here on a signal is an event, also before all is ready.
     let (events_in, events) = serve::events()?;
     let ways = args.via.ways(args.allow_other);
-    if ways.iter().any(|way| way.kernel().is_some()) {
-        // The kernel frees memory through this device: the threads that come
-        // do not wait for that.
-        keep_out_of_reclaim();
-    }
+    // The kernel may free memory through this device, also where it is a file
+    // with a loop device on it: the threads that come do not wait for that.
+    keep_out_of_reclaim();
     let opened = args.device.open(&args.devices, path)?;
     background::leave();
     let requests = &opened.requests;
@@ -103,7 +101,7 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
         pid: std::process::id(),
     };
     let mut held = record.hold()?;
-    let _server = serve::listen(path, &events_in)?;
+    let server = serve::listen(path, &events_in)?;
     let ((file, device), passed_over) = via::first(ways, |way| {
         record.via = way.name().into();
         held.write(&record)?;
@@ -135,8 +133,14 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
     let release = Box::new(|_| Ok(()));
     let released = Box::new(|| false);
     let service = Service { file, path, requests: &**requests, release, released, output };
-    let result = service.run(&events);
+    let mut asked = None;
+    let result = service.run(&events, &mut asked);
     background::finish(&log_of(path), &result);
+    // Who asked may attach it again at once.
+    drop((server, held, opened));
+    if let Some(asked) = asked {
+        asked.answer(&result);
+    }
     output.event("summary", json!({ "clean": result.is_ok() }));
     result
 }

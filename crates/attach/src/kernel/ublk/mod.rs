@@ -142,7 +142,16 @@ impl Drop for Server {
 pub(super) fn forget(device: &Path) -> Result<(), AttachError> {
     let name = device.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let Some(id) = name.strip_prefix("ublkb").and_then(|id| id.parse().ok()) else { return Ok(()) };
-    match Ring::new()?.command(wire::DELETE, id, None, 0) {
+    let mut ring = Ring::new()?;
+    let mut info = DeviceInfo::wanted(0).bytes();
+    // The number may be another's by now.
+    let lives = |process: u32| Path::new("/proc").join(process.to_string()).exists();
+    match ring.command(wire::GET_INFO, id, Some(&mut info), 0) {
+        Ok(()) if !DeviceInfo::parse(&info).is_left(lives) => return Ok(()),
+        // What is wrong with it, deleting it says as well.
+        _ => {}
+    }
+    match ring.command(wire::DELETE, id, None, 0) {
         Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(()),
         other => other.map_err(AttachError::system(format!("{}: ending it", device.display()))),
     }

@@ -4,6 +4,7 @@
 use longhaul_block::DeviceInfo as Device;
 
 /// Commands of the control.
+pub(super) const GET_INFO: u32 = 0x02;
 pub(super) const ADD: u32 = 0x04;
 pub(super) const DELETE: u32 = 0x05;
 pub(super) const START: u32 = 0x06;
@@ -21,7 +22,11 @@ const fn number(command: u32, size: u32) -> u32 {
 
 /// The number of a command of the control.
 pub(super) const fn control(command: u32) -> u32 {
-    number(command, 32)
+    match command {
+        // `_IOR`: it changes nothing.
+        GET_INFO => number(command, 32) & !(1 << 30),
+        command => number(command, 32),
+    }
 }
 
 /// The number of a command of a queue.
@@ -78,13 +83,23 @@ pub(super) struct DeviceInfo {
     pub(super) depth: u16,
     pub(super) io_max: u32,
     pub(super) id: u32,
-    process: u32,
+    /// Who serves it: `u32::MAX` when it was stopped.
+    pub(super) process: u32,
+    state: u16,
 }
 
+/// A device that somebody else may go on with.
+const STATE_QUIESCED: u16 = 2;
+
 impl DeviceInfo {
+    /// Whether it is left by a process that has gone.
+    pub(super) fn is_left(&self, lives: impl Fn(u32) -> bool) -> bool {
+        self.state != STATE_QUIESCED && (self.process == u32::MAX || !lives(self.process))
+    }
+
     /// A device with any number, served by a process.
     pub(super) fn wanted(process: u32) -> DeviceInfo {
-        DeviceInfo { depth: DEPTH, io_max: IO_MAX, id: u32::MAX, process }
+        DeviceInfo { depth: DEPTH, io_max: IO_MAX, id: u32::MAX, process, state: 0 }
     }
 
     pub(super) fn bytes(self) -> [u8; 64] {
@@ -106,6 +121,7 @@ impl DeviceInfo {
             io_max: word(8),
             id: word(12),
             process: word(16),
+            state: u16::from_ne_bytes([bytes[4], bytes[5]]),
         }
     }
 }
@@ -192,6 +208,7 @@ mod tests {
     #[test]
     fn commands_have_the_kernels_numbers() {
         assert_eq!(control(ADD), 0xc020_7504);
+        assert_eq!(control(GET_INFO), 0x8020_7502);
         assert_eq!(queue(FETCH), 0xc010_7520);
         assert_eq!(size_of::<Descriptor>(), 24);
     }
@@ -202,6 +219,17 @@ mod tests {
         bytes[12..16].copy_from_slice(&3u32.to_ne_bytes());
         let info = DeviceInfo::parse(&bytes);
         assert_eq!((info.id, info.depth, info.io_max, info.process), (3, DEPTH, IO_MAX, 77));
+    }
+
+    #[test]
+    fn only_what_a_process_that_has_gone_left_is_left() {
+        let mut bytes = DeviceInfo::wanted(77).bytes();
+        let left = |bytes: &[u8; 64], lives: bool| DeviceInfo::parse(bytes).is_left(|_| lives);
+        assert!(left(&bytes, false) && !left(&bytes, true));
+        bytes[16..20].copy_from_slice(&u32::MAX.to_ne_bytes());
+        assert!(left(&bytes, true), "stopped");
+        bytes[4..6].copy_from_slice(&STATE_QUIESCED.to_ne_bytes());
+        assert!(!left(&bytes, false), "somebody may go on with it");
     }
 
     #[test]

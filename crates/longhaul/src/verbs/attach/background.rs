@@ -1,7 +1,8 @@
 //! A process of its own for what goes on when the verb is done.
 //!
-//! It is the same program with the same arguments and `--foreground`: what it
-//! tells until it is ready is passed on, and then it is alone.
+//! It is the same program with the same arguments, and a variable that says
+//! what it is: what it tells until it is ready is passed on, and then it is
+//! alone.
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
@@ -12,8 +13,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Set for the process in the background: it tells its log, and nobody else,
-/// what happens after it was ready.
+/// Set for the process in the background, which starts none itself: it tells
+/// its log, and nobody else, what happens after it was ready.
 const VARIABLE: &str = "LONGHAUL_IN_BACKGROUND";
 
 /// Whether this is the process in the background.
@@ -46,10 +47,11 @@ pub(super) fn start(log: &Path, output: Output) -> Result<Value, Failure> {
     let mut options = OpenOptions::new();
     let stderr = options.create(true).write(true).truncate(true).mode(0o600).open(log).map_err(failed)?;
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    command.args(std::env::args_os().skip(1)).args(["--foreground"]);
+    // Before the verb: behind it, a `--` may make a device of it.
     if !output.is_json() {
         command.arg("--json");
     }
+    command.args(std::env::args_os().skip(1));
     command.env(VARIABLE, "1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
     let mut child = command.spawn().map_err(failed)?;
     for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {

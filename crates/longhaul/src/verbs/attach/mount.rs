@@ -20,6 +20,7 @@ use longhaul_attach::{LoopDevice, keep_out_of_reclaim, users};
 use longhaul_block::DeviceInfo;
 use longhaul_block::units::format_size;
 use serde_json::{Value, json};
+use std::cell::RefCell;
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -83,7 +84,7 @@ pub(crate) struct Umount {
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let dir = directory(&args.dir)?;
-    if !args.foreground {
+    if !args.foreground && !background::is_this() {
         let ready = background::start(&log_of(&dir), output)?;
         tell(&ready, output);
         return Ok(());
@@ -134,8 +135,9 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
         pid: std::process::id(),
     };
     let mut held = record.hold()?;
-    let _server = serve::listen(dir, &events_in)?;
-    let mounting = Mounting { name: args.devices.join("+"), info: &info, kind, options: &options, dir };
+    let server = serve::listen(dir, &events_in)?;
+    let mounting =
+        Mounting { name: args.devices.join("+"), info: &info, kind, options: RefCell::new(options), dir };
     let ((file, device), passed_over) = via::first(ways, |way| {
         record.via = listed(way);
         held.write(&record)?;
@@ -145,9 +147,12 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
             Some(way) => mounting.through_kernel(&opened, way),
         }
     })?;
+    let options = mounting.options.into_inner();
+    let journal_left = options.split(',').any(|option| option == without_journal(kind));
     let ready = json!({
         "path": dir, "via": record.via, "pid": record.pid, "size": info.size, "read_only": info.read_only,
-        "fs": kind.name(), "options": options, "device": device, "passed_over": passed_over,
+        "fs": kind.name(), "options": options, "journal_left": journal_left,
+        "device": device, "passed_over": passed_over,
         // As it was called before there were others.
         "loop": (record.via == listed(Via::Fuse)).then_some(&device),
     });
@@ -159,8 +164,14 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
     let release = Box::new(|lazily| Ok(unmount_served(dir, lazily)?));
     let released = Box::new(|| !users::is_mounted(dir));
     let service = Service { file, path: dir, requests: &*opened.requests, release, released, output };
-    let result = service.run(&events);
+    let mut asked = None;
+    let result = service.run(&events, &mut asked);
     background::finish(&log_of(dir), &result);
+    // Who asked may mount it again at once.
+    drop((server, held, opened));
+    if let Some(asked) = asked {
+        asked.answer(&result);
+    }
     output.event("summary", json!({ "clean": result.is_ok() }));
     result
 }
@@ -199,7 +210,8 @@ struct Mounting<'a> {
     name: String,
     info: &'a DeviceInfo,
     kind: Kind,
-    options: &'a str,
+    /// What it is mounted with in the end.
+    options: RefCell<String>,
     dir: &'a Path,
 }
 
@@ -239,9 +251,30 @@ impl Mounting<'_> {
         Ok((Box::new(device), path))
     }
 
+    /// A journal that was not replayed cannot be on a device that is only
+    /// read: it is mounted without then, and that is said.
     fn mount(&self, device: &Path) -> Outcome {
+        let plain = self.options.borrow().clone();
+        let failed = match self.mount_with(device, &plain) {
+            Err(failed) if self.info.read_only => failed,
+            result => return result,
+        };
+        let without = format!("{plain},{}", without_journal(self.kind));
+        // Why the plain mount failed says more.
+        self.mount_with(device, &without).map_err(|_| failed)?;
+        tracing::warn!(
+            "{}: its journal has changes that were not made yet, and the device is read-only: it shows \
+             the file system without them, which may be inconsistent; mount it once without --read-only \
+             to have it whole",
+            self.dir.display()
+        );
+        *self.options.borrow_mut() = without;
+        Ok(())
+    }
+
+    fn mount_with(&self, device: &Path, options: &str) -> Outcome {
         let mut command = Command::new("mount");
-        command.args(["-t", self.kind.name(), "-o", self.options]).arg(device).arg(self.dir);
+        command.args(["-t", self.kind.name(), "-o", options]).arg(device).arg(self.dir);
         let ran = command.stdin(Stdio::null()).output();
         let ran = ran.map_err(|e| Failure::failed(format!("cannot run mount: {e}")))?;
         if ran.status.success() {
@@ -249,6 +282,14 @@ impl Mounting<'_> {
         }
         let why = String::from_utf8_lossy(&ran.stderr);
         Err(Failure::failed(why.trim()))
+    }
+}
+
+/// The option that leaves the journal alone.
+fn without_journal(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Xfs => "norecovery",
+        Kind::Ext4 => "noload",
     }
 }
 
@@ -266,5 +307,8 @@ fn tell(ready: &Value, output: Output) {
             text("options")
         ));
         tell_why(ready, output);
+        if ready["journal_left"] == true {
+            output.note("its journal was not replayed: mount it once without --read-only to have it whole");
+        }
     }
 }

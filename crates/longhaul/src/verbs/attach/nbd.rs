@@ -91,6 +91,13 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
         }
     }
     output.event("stopping", json!({}));
+    let cut = nbd.cut();
+    // Another signal does not wait for clients.
+    std::thread::spawn(move || {
+        if events.iter().any(|event| !matches!(event, Event::Signal(SIGHUP))) {
+            cut();
+        }
+    });
     nbd.stop()?;
     output.event("summary", json!({ "clean": true }));
     Ok(())

@@ -82,6 +82,14 @@ impl UseArgs {
             if let Some(identity) = identity(name, &info) {
                 locks.push(Lock::take(&identity, read_only, name, path)?);
             }
+            let Device::Array(array) = device else { continue };
+            for (member, info) in array.members() {
+                // The array writes to them in any case, what it knows of itself.
+                if let Some(identity) = identity(member, info) {
+                    let name = format!("{member}, a member of {name},");
+                    locks.push(Lock::take(&identity, info.read_only, &name, path)?);
+                }
+            }
         }
         let (mut device, stripe) = join(devices.iter().collect())?;
         if self.read_only && !device.info().read_only {

@@ -88,8 +88,9 @@ pub(crate) struct Service<'a> {
 }
 
 impl Service<'_> {
-    /// Serves until the end.
-    pub(crate) fn run(mut self, events: &Receiver<Event>) -> Outcome {
+    /// Serves until the end. Who asked for it, if somebody did, is left in
+    /// `by`: to be answered when all that is held has been given back.
+    pub(crate) fn run(mut self, events: &Receiver<Event>, by: &mut Option<Asked>) -> Outcome {
         let mut size = self.requests.info().size;
         let mut told = false;
         loop {
@@ -109,7 +110,7 @@ impl Service<'_> {
                     // Dropping the file cuts its users off; what they were
                     // told is written is made durable first.
                     let why = format!("{}: ended while it was in use", self.path.display());
-                    self.requests.wait(longhaul_attach::Request::Flush(self.requests.handle()))?;
+                    self.file.flush()?;
                     return Err(Failure::new(Exit::Partly, why));
                 }
                 Ok(Event::Signal(_)) => {
@@ -120,11 +121,12 @@ impl Service<'_> {
                 }
                 Ok(Event::Asked(asked)) => {
                     let result = self.end();
-                    asked.answer(&result);
                     // Whatever went wrong, who still uses it keeps it.
                     if result.is_ok() || self.file.has_ended() {
+                        *by = Some(asked);
                         return result;
                     }
+                    asked.answer(&result);
                 }
             }
         }

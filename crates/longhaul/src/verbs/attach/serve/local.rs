@@ -14,6 +14,9 @@ pub(crate) trait Attached {
     /// Takes it out of sight; its users keep it.
     fn hide(&mut self) -> Result<(), AttachError>;
 
+    /// Makes what was written durable; told of every loss since the beginning.
+    fn flush(&self) -> Result<(), AttachError>;
+
     /// Makes what was written durable when nobody can reach it any more.
     fn finish(&mut self) -> Result<(), AttachError>;
 
@@ -25,6 +28,10 @@ pub(crate) trait Attached {
 }
 
 impl Attached for FuseFile {
+    fn flush(&self) -> Result<(), AttachError> {
+        FuseFile::flush(self)
+    }
+
     fn detach(&mut self) -> Result<(), AttachError> {
         FuseFile::detach(self)
     }
@@ -47,6 +54,10 @@ impl Attached for FuseFile {
 }
 
 impl Attached for KernelDevice {
+    fn flush(&self) -> Result<(), AttachError> {
+        KernelDevice::flush(self)
+    }
+
     fn detach(&mut self) -> Result<(), AttachError> {
         KernelDevice::detach(self)
     }
