@@ -29,6 +29,9 @@ const JOURNAL_PART: u64 = 16;
 /// `mkfs.xfs` makes no smaller log, nor a smaller file system.
 const XFS_LOG_LEAST: u64 = 64 * MIB;
 const XFS_LEAST: u64 = 300 * MIB;
+/// Below this, `mkfs.xfs` would divide a striped device into eight parts that
+/// are no larger than the log, which has to fit in one.
+const XFS_FEW_GROUPS: u64 = 600 * MIB;
 /// Memory of one XFS log buffer: the largest there is, so that a burst of
 /// changes is few writes.
 const XFS_LOGBSIZE: &str = "256k";
@@ -173,7 +176,8 @@ impl Shape {
                 }
                 add(&["-q", "-f", "-K", "-s", &format!("size={}", self.block_size)]);
                 if let Some((unit, data)) = self.stripe {
-                    add(&["-d", &format!("su={unit},sw={data}")]);
+                    let groups = if self.size < XFS_FEW_GROUPS { ",agcount=4" } else { "" };
+                    add(&["-d", &format!("su={unit},sw={data}{groups}")]);
                 }
                 // Its records are padded to a unit of the log: with the
                 // stripe's, each fsync would write as much.
@@ -242,6 +246,25 @@ mod tests {
         let ext4 = shape.mkfs(Kind::Ext4, None).expect("large enough").join(" ");
         assert_eq!(ext4, "-q -F -b 4096 -E nodiscard,stride=64,stripe-width=256 -J size=64");
         assert!(super::Shape { size: 100 * MIB, ..shape }.mkfs(Kind::Xfs, None).is_err());
+    }
+
+    #[test]
+    fn small_striped_devices_have_room_for_the_log() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        for size in [300, 448, 512, 520, 599, 600, 1024].map(|size| size * MIB) {
+            file.as_file().set_len(size).expect("sized");
+            for stripe in [(64 << 10, 2), (256 << 10, 4), (4 << 20, 6)] {
+                let shape = Shape { stripe: Some(stripe), ..shape(size, 0) };
+                let args = shape.mkfs(Kind::Xfs, None).expect("large enough");
+                let mut command = std::process::Command::new("mkfs.xfs");
+                let Ok(ran) = command.arg("-N").args(&args).arg(file.path()).output() else {
+                    eprintln!("skip: needs mkfs.xfs");
+                    return;
+                };
+                let why = String::from_utf8_lossy(&ran.stderr).into_owned();
+                assert!(ran.status.success(), "{size} {stripe:?}: {why}");
+            }
+        }
     }
 
     #[test]
