@@ -71,7 +71,7 @@ pub fn look() -> String {
 static ENDED: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
 /// Seconds that threads had a processor and waited for one which have ended, of
-/// those that were [`Remembered`].
+/// those that were remembered.
 pub fn ended() -> (f64, f64) {
     let [ran, waited] = ENDED.each_ref().map(|time| time.load(Relaxed) as f64 / 1e9);
     (ran, waited)
