@@ -6,6 +6,7 @@
 //!   connections for a session that never begins;
 //! - sessions share one pool of memory, whose size is the bound.
 
+use crate::asked::Asked;
 use crate::copy::Settings;
 use crate::filter::Filter;
 use crate::job::Job;
@@ -337,7 +338,7 @@ impl Serving {
             Direction::Push if read_only && !made::is_nowhere(&request.destination) => {
                 Err(Refusal::new(RefusalKind::NotAllowed, "the agent does not let anybody write"))
             }
-            Direction::Push => writer(&root, &request).map(Prepared::Receive),
+            Direction::Push => writer(&root, &request, false).map(Prepared::Receive),
             Direction::Pull => plan(&root, &request, readers).map(Prepared::Send),
             Direction::Onward if !may_onward => Err(Refusal::new(
                 RefusalKind::NotAllowed,
@@ -365,11 +366,12 @@ fn failed(e: impl ToString) -> Refusal {
     Refusal::new(RefusalKind::Failed, e)
 }
 
-/// What writes the files of a request.
+/// What writes the files of a request. With `asked` it takes only what the request
+/// names: who sends has not been asked for more.
 ///
 /// # Errors
 /// The destination cannot be used.
-pub(crate) fn writer(root: &Root, request: &Request) -> Result<Arc<Output>, Refusal> {
+pub(crate) fn writer(root: &Root, request: &Request, asked: bool) -> Result<Arc<Output>, Refusal> {
     if made::is_nowhere(&request.destination) {
         return Ok(Arc::new(Output::Nowhere(Nowhere { hash: request.options.hash })));
     }
@@ -398,7 +400,9 @@ pub(crate) fn writer(root: &Root, request: &Request) -> Result<Arc<Output>, Refu
     let named =
         |e| Refusal::new(RefusalKind::Failed, format_args!("the manifest cannot be written: {}", say(&e)));
     let manifest = manifest.map_err(named)?;
-    let writer = Writer::new(destination.base, destination.rename, options, filter, journal, manifest);
+    let asked = asked.then(|| Asked::new(request, filter.clone()));
+    let mut writer = Writer::new(destination.base, destination.rename, options, filter, journal, manifest);
+    writer.asked = asked;
     Ok(Arc::new(Output::Tree(Box::new(writer))))
 }
 

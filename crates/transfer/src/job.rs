@@ -51,7 +51,7 @@ impl Job {
         let readers = self.settings.readers;
         let prepare = move || {
             let plan = plan(&Root::Here, &request, readers)?;
-            Ok::<_, Refusal>((plan, writer(&Root::Here, &request)?))
+            Ok::<_, Refusal>((plan, writer(&Root::Here, &request, false)?))
         };
         let (mut plan, writer) = longhaul_engine::blocking(prepare).await?;
         let resumed = writer.resumes();
@@ -97,7 +97,7 @@ impl Job {
     /// From an agent to here.
     pub(crate) async fn pull(&self, server: (String, u16)) -> Result<Summary, CopyError> {
         let request = self.request.clone();
-        let writer = longhaul_engine::blocking(move || writer(&Root::Here, &request)).await?;
+        let writer = longhaul_engine::blocking(move || writer(&Root::Here, &request, true)).await?;
         let resumed = writer.resumes();
         let mut remote = Request { destination: Vec::new(), ..self.request.clone() };
         if resumed && remote.options.compare == Compare::Nothing {

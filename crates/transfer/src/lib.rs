@@ -23,6 +23,7 @@
 //! | [`session`] | both sides of the protocol, without I/O |
 //! | `scan`, `read` | the sending side's threads |
 //! | `write`, `journal`, `delete` | the receiving side's threads |
+//! | `asked` | what the receiving side asked for, and so takes |
 //! | `tree` | a directory that is never left |
 //! | `made` | data without files, and the place where none is kept |
 //! | [`host`] | what a machine is doing, told to another |
@@ -40,6 +41,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod asked;
 mod copy;
 pub mod dataset;
 mod delete;

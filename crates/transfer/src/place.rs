@@ -134,7 +134,7 @@ impl Root {
             return Ok(Start::Made(Arc::new(made)));
         }
         let path = self.path(typed)?;
-        let path = path.strip_suffix(b"/").filter(|rest| !rest.is_empty()).unwrap_or(&path);
+        let path = trimmed(&path);
         if contents || means_contents(typed) {
             let tree = self.open(path).map_err(|e| wrong(path, &e))?;
             return Ok(Start::Tree { tree, path: RelPath::root() });
@@ -156,8 +156,19 @@ pub(crate) fn means_contents(typed: &[u8]) -> bool {
     if made::makes(typed) {
         return true;
     }
-    let end = typed.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
-    matches!(split(&typed[..end]).1, b"" | b"." | b"..")
+    matches!(last_name(typed), b"" | b"." | b"..")
+}
+
+/// A path without the slashes at its end; a root keeps one.
+fn trimmed(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|b| *b != b'/').map_or(path.len().min(1), |at| at + 1);
+    &path[..end]
+}
+
+/// The last component of a path that was typed: what the names of a source begin
+/// with.
+pub(crate) fn last_name(typed: &[u8]) -> &[u8] {
+    split(trimmed(typed)).1
 }
 
 /// A path's directory and its last component.

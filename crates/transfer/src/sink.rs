@@ -247,6 +247,9 @@ impl Session {
             let finished = receiver.is_finished();
             drop(receiver);
             self.frames.notify();
+            if let Some(violation) = self.writer.violation() {
+                return Err(violation.into());
+            }
             if self.writer.is_full() {
                 return Err(SessionError::Local(
                     "the destination takes no more: its file system is full".into(),

@@ -6,7 +6,7 @@
 //! `O_NOFOLLOW` where the kernel has no `openat2`). So neither a hostile name
 //! nor somebody who swaps a directory for a link meanwhile leads outside.
 
-use crate::wire::{Entry, Kind, RelPath, Time, Xattr};
+use crate::wire::{Entry, Kind, RelPath, Time, Xattr, is_carried};
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, Uid, XattrFlags,
 };
@@ -280,12 +280,6 @@ pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Vec<Xattr>> {
         all.push((name.into(), value.into_boxed_slice()));
     }
     Ok(all)
-}
-
-/// What users set, and access control lists: not what the system keeps for
-/// itself (security labels, trusted attributes), which is another's elsewhere.
-pub(crate) fn is_carried(name: &[u8]) -> bool {
-    name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_")
 }
 
 /// A way through a tree that remembers directories, for one thread.

@@ -7,12 +7,13 @@
 //!   made in them changes both;
 //! - a hard link is made when all files are there.
 
+use crate::asked::Asked;
 use crate::filter::Filter;
 use crate::fold::{Folded, fold, folds};
 use crate::journal::{Journal, file_key, unfinished};
 use crate::manifest::Manifest;
 use crate::read::read_full;
-use crate::session::{Done, Incoming, Job};
+use crate::session::{Done, Incoming, Job, Violation};
 use crate::tree::{self, Keep, Tree, Walker, is_full, say};
 use crate::wire::{
     BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry, Hash, Kind, Op, Options,
@@ -24,7 +25,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Blocks that a file may not have and be listed in a manifest all the same: zeroes
 /// have to be hashed like anything else, and a size is cheap to claim. 1 TiB.
@@ -45,6 +46,10 @@ pub(crate) struct Writer {
     pub(crate) manifest: Option<Manifest>,
     /// The names that came, where some may be one to the file system.
     pub(crate) folded: Option<Folded>,
+    /// What is taken at all, where this side has asked for it.
+    pub(crate) asked: Option<Asked>,
+    /// Something that came and was not asked for.
+    unasked: OnceLock<RelPath>,
     files: Mutex<HashMap<u64, Arc<Slot>>>,
     last: Mutex<Last>,
     /// Nothing more can be written.
@@ -98,7 +103,21 @@ impl Writer {
         let full = AtomicBool::new(false);
         let folded = journal.as_ref().is_some_and(|journal| folds(&base, journal.name()));
         let folded = folded.then(Folded::default);
-        let writer = Writer { folded, base, rename, options, filter, journal, manifest, files, last, full };
+        let (asked, unasked) = (None, OnceLock::new());
+        let writer = Writer {
+            folded,
+            asked,
+            unasked,
+            base,
+            rename,
+            options,
+            filter,
+            journal,
+            manifest,
+            files,
+            last,
+            full,
+        };
         if let Some(manifest) = &writer.manifest {
             // It is none of what the source does not have.
             let key = writer.seen_key(&manifest.path);
@@ -127,6 +146,21 @@ impl Writer {
     /// Whether something failed that makes it useless to go on.
     pub(crate) fn is_full(&self) -> bool {
         self.full.load(Relaxed)
+    }
+
+    /// What the sending side may not do and did.
+    pub(crate) fn violation(&self) -> Option<Violation> {
+        self.unasked.get().map(|path| Violation::Unasked(path.to_string()))
+    }
+
+    /// Lets only that in which was asked for.
+    fn admit(&self, entry: &Entry) -> io::Result<()> {
+        if self.asked.as_ref().is_none_or(|asked| asked.has(entry)) {
+            return Ok(());
+        }
+        // The first one is enough: the session ends with it.
+        let _ = self.unasked.set(entry.path.clone());
+        Err(io::Error::other("it was not asked for"))
     }
 
     /// Whether a run before this one was cut off.
@@ -195,7 +229,7 @@ impl Writer {
     fn batch(&self, body: &[u8], walker: &mut Walker) -> Done {
         let (mut counts, mut troubles) = (Counts::default(), Vec::new());
         for part in BatchReader::new(body) {
-            let (entry, content, data) = match part {
+            let (mut entry, content, data) = match part {
                 Ok(part) => part,
                 Err(e) => {
                     let message = e.to_string();
@@ -203,6 +237,14 @@ impl Writer {
                     break;
                 }
             };
+            if let Err(e) = self.admit(&entry) {
+                troubles.push(self.trouble(&entry.path, &(Op::Write, e)));
+                break;
+            }
+            if !self.options.xattrs {
+                // Nobody has asked for them.
+                entry.xattrs.clear();
+            }
             self.note(&entry);
             match self.entry(&entry, &content, data, walker) {
                 Ok(()) if entry.kind == Kind::File => {
@@ -317,6 +359,9 @@ impl Writer {
 
     /// Metadata, and durability where every file has to be.
     fn finish(&self, file: &File, entry: &Entry) -> Result<(), Failed> {
+        if !self.options.xattrs && !entry.xattrs.is_empty() {
+            return self.finish(file, &Entry { xattrs: Vec::new(), ..entry.clone() });
+        }
         tree::set_metadata(file.as_fd(), entry, self.keep()).map_err(|e| (Op::Metadata, e))?;
         if self.options.durability == Durability::File {
             file.sync_data().map_err(|e| (Op::Write, e))?;
@@ -331,6 +376,7 @@ impl Writer {
         if let Some(open) = &*slot {
             return Ok(Arc::clone(open));
         }
+        self.admit(&file.entry)?;
         self.note(&file.entry);
         let path = self.place(&file.entry.path)?;
         let (parent, name) = path.split();
@@ -419,6 +465,9 @@ impl Writer {
         let (mut wants, mut same) = (Vec::new(), 0);
         for (index, part) in BatchReader::new(batch).enumerate() {
             let Ok((entry, content, _)) = part else { break };
+            if self.admit(&entry).is_err() {
+                break;
+            }
             self.note(&entry);
             if self.is_there(&entry, &content) && self.list_same(&entry, &content).is_ok() {
                 same += 1;

@@ -2,11 +2,12 @@
 
 mod common;
 
+use common::peer::*;
 use common::*;
 use longhaul_engine::Buf;
 use longhaul_transfer::wire::{
-    Batch, Close, Content, Digest, Direction, Entry, Frame, HEADER_LEN, Hash, Header, Hello, Kind, Options,
-    Place, RefusalKind, RelPath, Request, Time, VERSION,
+    Batch, Close, Content, Digest, Direction, Frame, Hash, Hello, Kind, Options, Place, RefusalKind, RelPath,
+    Request, VERSION,
 };
 use longhaul_transfer::{Agent, CopyError, Key, Monitor, SessionError, Settings, Summary, copy};
 use std::fs;
@@ -14,85 +15,6 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
-
-/// A connection that says what it likes.
-struct Peer(TcpStream);
-
-impl Peer {
-    fn connect(agent: &Agent) -> Peer {
-        let stream = TcpStream::connect(agent.address()).expect("connected");
-        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
-        Peer(stream)
-    }
-
-    /// One that has been let in to write below `to`.
-    fn welcomed(agent: &Agent, to: &str) -> Peer {
-        let mut peer = Peer::connect(agent);
-        peer.send(hello(Direction::Push, to, VERSION));
-        assert!(matches!(peer.hear(), Some(Frame::Welcome(_))));
-        peer
-    }
-
-    fn send(&mut self, frame: Frame) {
-        let (head, body) = frame.encode();
-        self.raw(&head);
-        self.raw(&body.map_or(Vec::new(), |body| body.to_vec()));
-    }
-
-    fn raw(&mut self, bytes: &[u8]) {
-        self.0.write_all(bytes).expect("sent");
-    }
-
-    fn hear(&mut self) -> Option<Frame> {
-        let mut header = [0; HEADER_LEN];
-        self.0.read_exact(&mut header).ok()?;
-        let header = Header::decode(header).expect("a header");
-        let (mut head, mut body) = (vec![0; header.head], vec![0; header.body]);
-        self.0.read_exact(&mut head).ok()?;
-        self.0.read_exact(&mut body).ok()?;
-        Some(Frame::decode(header, &head, Buf::copy_of(&body)).expect("a frame"))
-    }
-
-    /// What it is told last; troubles come before that.
-    fn end(&mut self) -> (Vec<String>, Option<Frame>) {
-        let mut troubles = Vec::new();
-        loop {
-            match self.hear() {
-                Some(Frame::Trouble(trouble)) => troubles.push(trouble.path.to_string()),
-                Some(Frame::Progress(_) | Frame::Limit(_) | Frame::Tuned(_)) => {}
-                other => return (troubles, other),
-            }
-        }
-    }
-}
-
-fn hello(direction: Direction, to: &str, version: u16) -> Frame {
-    let request = Request {
-        destination: to.as_bytes().to_vec(),
-        place: Place::Into,
-        sources: vec![to.as_bytes().to_vec()],
-        key: 1,
-        options: Options::default(),
-        recursive: true,
-        ..Request::default()
-    };
-    let (oldest, newest) = (version, version);
-    Frame::Hello(Box::new(Hello { oldest, newest, session: [7; 16], streams: 1, direction, request }))
-}
-
-fn entry(name: &str, kind: Kind, size: u64) -> Entry {
-    let path = RelPath::new(name.as_bytes()).expect("a good name");
-    Entry { path, kind, mode: 0o644, uid: 0, gid: 0, mtime: Time::default(), size, xattrs: Vec::new() }
-}
-
-/// A batch with one small file.
-fn small(name: &str, data: &[u8]) -> Batch {
-    let mut batch = Batch::default();
-    let content = Content::Inline { len: data.len() as u32, digest: Hash::Quick.of(data) };
-    batch.push(&entry(name, Kind::File, data.len() as u64), &content, data);
-    batch
-}
 
 /// A batch whose name is another one of the same length.
 fn renamed(from: &str, to: &str) -> Frame {

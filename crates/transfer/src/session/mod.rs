@@ -35,6 +35,11 @@ pub enum Violation {
     /// More than the protocol allows.
     #[error("the other side sent too many {0}")]
     TooMany(&'static str),
+    /// A name that this side did not ask for.
+    #[error(
+        "the other side sent {0}, which was not asked for: it is faulty or hostile; nothing more was taken from it"
+    )]
+    Unasked(String),
 }
 
 /// The most questions without an answer. With [`BATCH_ENTRIES`] files each

@@ -21,6 +21,8 @@ mod frame;
 mod hello;
 mod name;
 
+pub(crate) use entry::is_carried;
+
 pub use codec::Malformed;
 pub use entry::{Content, Digest, Entry, Kind, Time, XATTR_BYTES_MAX, XATTRS_MAX, Xattr};
 pub use frame::{Batch, BatchReader, Close, Counts, Frame, Header, Op, Stage, Trouble, Tuned, Want};

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+pub mod peer;
+
 use longhaul_engine::Config;
 use longhaul_transfer::wire::{Options, Place};
 use longhaul_transfer::{
