@@ -11,7 +11,7 @@ use crate::copy::Settings;
 use crate::filter::Filter;
 use crate::job::Job;
 use crate::journal::Journal;
-use crate::link::{Link, LinkError};
+use crate::link::{First, Link, LinkError};
 use crate::made::{self, Nowhere};
 use crate::manifest::Manifest;
 use crate::monitor::Monitor;
@@ -49,6 +49,9 @@ const GREETING: Duration = Duration::from_secs(15);
 const SESSIONS: usize = 64;
 /// The most connections that have not said what they want, or wait for others.
 const GREETINGS: usize = 1024;
+/// Memory for what connections say they want, in bytes: 8 lists of files of the
+/// longest kind. Whoever says it slowly has others wait for 15 s at most.
+const LOBBY: usize = 16 << 20;
 /// The most connections of a session.
 pub(crate) const STREAMS: u16 = 64;
 
@@ -123,12 +126,13 @@ impl Agent {
         drop(thread.handle().spawn(move || async move {
             let agent = Rc::new(Serving {
                 pool: BufPool::new(config.memory),
+                lobby: BufPool::new(LOBBY),
                 config,
                 root,
                 joining: RefCell::default(),
                 joined: Notify::new(),
-                greetings: Cell::new(0),
-                sessions: Cell::new(0),
+                greetings: Rc::default(),
+                sessions: Rc::default(),
             });
             if let Err(e) = agent.accept(listener).await {
                 tracing::error!("the agent accepts no more connections: {e}");
@@ -146,31 +150,41 @@ impl Agent {
 struct Serving {
     config: AgentConfig,
     root: Root,
+    /// Memory of the sessions. Who has not been let in gets none of it.
     pool: BufPool,
+    /// Memory for what connections want, until that is known.
+    lobby: BufPool,
     /// Connections for sessions, until these take them.
-    joining: RefCell<HashMap<[u8; 16], Vec<Link>>>,
+    joining: RefCell<HashMap<[u8; 16], Vec<Joining>>>,
     joined: Notify,
-    greetings: Cell<usize>,
-    sessions: Cell<usize>,
+    greetings: Rc<Cell<usize>>,
+    sessions: Rc<Cell<usize>>,
 }
 
 /// Counts one up, and down again when dropped.
-struct Counted<'a>(&'a Cell<usize>);
+struct Counted(Rc<Cell<usize>>);
 
-impl<'a> Counted<'a> {
-    fn new(cell: &'a Cell<usize>, limit: usize) -> Option<Counted<'a>> {
+impl Counted {
+    fn new(cell: &Rc<Cell<usize>>, limit: usize) -> Option<Counted> {
         let now = cell.get();
         (now < limit).then(|| {
             cell.set(now + 1);
-            Counted(cell)
+            Counted(Rc::clone(cell))
         })
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
+}
+
+/// A connection that waits to be taken by its session, and counts until then.
+struct Joining {
+    link: Link,
+    _waits: Counted,
+    taken: Rc<Notify>,
 }
 
 impl Serving {
@@ -199,12 +213,13 @@ impl Serving {
 
     /// Hears what a connection wants.
     async fn greet(self: Rc<Self>, stream: TcpStream, peer: SocketAddr) {
-        let mut link = Link::tcp(stream, self.pool.clone());
-        let greeting = Counted::new(&self.greetings, GREETINGS);
-        if greeting.is_none() {
-            return;
-        }
-        match timeout(GREETING, self.first(&mut link)).await {
+        let mut link = Link::incoming(stream, self.lobby.clone());
+        let Some(greeting) = Counted::new(&self.greetings, GREETINGS) else {
+            return tracing::warn!("{peer}: turned away: {GREETINGS} connections wait to be heard");
+        };
+        let first = timeout(GREETING, self.first(&mut link)).await;
+        link.rx.use_pool(self.pool.clone());
+        match first {
             Ok(Ok(Some(Frame::Hello(hello)))) => {
                 drop(greeting);
                 match self.serve(*hello, link, peer).await {
@@ -213,11 +228,13 @@ impl Serving {
                 }
             }
             Ok(Ok(Some(Frame::Join(session)))) => {
-                self.joining.borrow_mut().entry(session).or_default().push(link);
+                let taken = Rc::new(Notify::new());
+                let joining = Joining { link, _waits: greeting, taken: Rc::clone(&taken) };
+                self.joining.borrow_mut().entry(session).or_default().push(joining);
                 self.joined.notify();
-                // Whoever waits for it has taken it by then.
-                longhaul_engine::sleep(GREETING).await;
-                self.joining.borrow_mut().remove(&session);
+                if timeout(GREETING, taken.notified()).await.is_err() {
+                    self.joining.borrow_mut().remove(&session);
+                }
             }
             Ok(Ok(Some(Frame::Refuse(refusal)))) => {
                 tracing::warn!("{peer}: {}", refusal.message);
@@ -237,19 +254,21 @@ impl Serving {
     /// the refusal that somebody without it gets.
     async fn first(&self, link: &mut Link) -> Result<Option<Frame>, LinkError> {
         let refuse = |message: &str| Ok(Some(Frame::Refuse(Refusal::new(RefusalKind::NotAllowed, message))));
-        match (&self.config.key, link.rx.frame().await?) {
-            (Some(key), Some(Frame::Secure(message))) => match link.secure_answer(key, &message).await {
-                Ok(()) => link.rx.frame().await,
-                Err(LinkError::Io(e)) if e.kind() == io::ErrorKind::PermissionDenied => {
-                    refuse("the agent has another key")
+        let first = link.rx.first(self.config.key.is_some()).await?;
+        match (&self.config.key, first) {
+            (_, First::Nothing) => Ok(None),
+            (_, First::Unkeyed) => refuse("the agent wants a key: use --key-file"),
+            (Some(key), First::Frame(Frame::Secure(message))) => {
+                match link.secure_answer(key, &message).await {
+                    Ok(()) => link.rx.frame().await,
+                    Err(LinkError::Io(e)) if e.kind() == io::ErrorKind::PermissionDenied => {
+                        refuse("the agent has another key")
+                    }
+                    Err(e) => Err(e),
                 }
-                Err(e) => Err(e),
-            },
-            (None, Some(Frame::Secure(_))) => refuse("the agent has no key: it serves in the clear"),
-            (Some(_), Some(Frame::Hello(_) | Frame::Join(_))) => {
-                refuse("the agent wants a key: use --key-file")
             }
-            (_, frame) => Ok(frame),
+            (None, First::Frame(Frame::Secure(_))) => refuse("the agent has no key: it serves in the clear"),
+            (_, First::Frame(frame)) => Ok(Some(frame)),
         }
     }
 
@@ -308,7 +327,10 @@ impl Serving {
         let wanted = usize::from(hello.streams);
         let all = async {
             loop {
-                links.extend(self.joining.borrow_mut().remove(&hello.session).unwrap_or_default());
+                for joining in self.joining.borrow_mut().remove(&hello.session).unwrap_or_default() {
+                    joining.taken.notify();
+                    links.push(joining.link);
+                }
                 if links.len() >= wanted {
                     break;
                 }
@@ -426,18 +448,17 @@ pub(crate) fn plan(root: &Root, request: &Request, readers: Concurrency) -> Resu
     })
 }
 
-/// What is listed below each of `starts`.
+/// What is listed below each of `starts`. The list is shared: as many copies of it as
+/// there are sources could be more than any memory holds.
 fn listed(starts: &[Start], files: &[Vec<u8>]) -> Result<Vec<Start>, Refusal> {
-    let mut all = Vec::with_capacity(starts.len() * files.len());
-    for start in starts {
-        let Start::Tree { tree, path: named } = start else {
-            return Err(failed("files can be listed of a directory only"));
-        };
-        for file in files {
-            let joined = RelPath::new(file).and_then(|_| named.join(file));
-            let path = joined.map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
-            all.push(Start::Listed { tree: tree.clone(), named: named.clone(), path });
+    let refused = |e| Refusal::new(RefusalKind::NotAllowed, e);
+    let files: Arc<[RelPath]> =
+        files.iter().map(|file| RelPath::new(file)).collect::<Result<_, _>>().map_err(refused)?;
+    let below = |start: &Start| match start {
+        Start::Tree { tree, path } => {
+            Ok(Start::Listed { tree: tree.clone(), named: path.clone(), files: Arc::clone(&files) })
         }
-    }
-    Ok(all)
+        _ => Err(failed("files can be listed of a directory only")),
+    };
+    starts.iter().map(below).collect()
 }

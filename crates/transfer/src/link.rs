@@ -65,7 +65,9 @@ impl Drop for Closing {
 
 pub(crate) struct TcpRx {
     stream: Rc<TcpStream>,
+    /// Memory for bodies of more than `unpooled` bytes.
     pool: BufPool,
+    unpooled: usize,
     msg: Option<RecvMsg>,
     /// Staged bytes that were taken.
     taken: usize,
@@ -83,11 +85,22 @@ impl Link {
         let rx = TcpRx {
             stream: Rc::clone(&stream),
             pool,
+            unpooled: 0,
             msg: Some(RecvMsg::new(STAGING)),
             taken: 0,
             opener: None,
         };
         Link { tx: Tx::Tcp { stream, msg: Some(SendMsg::new()), sealer: None }, rx: Rx::Tcp(Box::new(rx)) }
+    }
+
+    /// From whoever connects: until its end gets [another](Rx::use_pool), `lobby` is
+    /// for what is long alone, so that who is slow with that keeps only such waiting.
+    pub(crate) fn incoming(stream: TcpStream, lobby: BufPool) -> Link {
+        let mut link = Link::tcp(stream, lobby);
+        if let Rx::Tcp(rx) = &mut link.rx {
+            rx.unpooled = STAGING;
+        }
+        link
     }
 
     /// Two ends within the process.
@@ -225,6 +238,21 @@ fn fill_sealed(msg: &mut SendMsg, frames: Vec<Frame>, sealer: &mut Sealer) -> io
 }
 
 impl Rx {
+    /// The first frame from whoever connects; with `keyed` it has to be a handshake.
+    pub(crate) async fn first(&mut self, keyed: bool) -> Result<First, LinkError> {
+        match self {
+            Rx::Memory(queue) => Ok(queue.0.pop_async().await.map_or(First::Nothing, First::Frame)),
+            Rx::Tcp(rx) => rx.first(keyed).await,
+        }
+    }
+
+    /// Receives bodies into memory of another pool from here on.
+    pub(crate) fn use_pool(&mut self, pool: BufPool) {
+        if let Rx::Tcp(rx) = self {
+            (rx.pool, rx.unpooled) = (pool, 0);
+        }
+    }
+
     /// The next frame; none when the other side has ended between two.
     pub(crate) async fn frame(&mut self) -> Result<Option<Frame>, LinkError> {
         match self {
@@ -234,17 +262,66 @@ impl Rx {
     }
 }
 
+/// How a connection begins.
+#[derive(Debug)]
+pub(crate) enum First {
+    /// With this frame.
+    Frame(Frame),
+    /// With one that says what is wanted where a handshake was to come. It was not
+    /// looked into.
+    Unkeyed,
+    /// It ended.
+    Nothing,
+}
+
 impl TcpRx {
+    /// The first frame: none but those that a connection may begin with, and with
+    /// `keyed` no more than a handshake, whatever whoever connects claims to send.
+    async fn first(&mut self, keyed: bool) -> Result<First, LinkError> {
+        let Some(header) = self.header().await? else { return Ok(First::Nothing) };
+        if !header.begins() {
+            return Err(Malformed::Value("first frame").into());
+        }
+        if keyed && !header.secures() {
+            // What was not received when this end closes would take the refusal with it.
+            self.skip(header.head + header.body).await?;
+            return Ok(First::Unkeyed);
+        }
+        Ok(First::Frame(self.rest(header).await?))
+    }
+
     async fn frame(&mut self) -> Result<Option<Frame>, LinkError> {
+        match self.header().await? {
+            Some(header) => Ok(Some(self.rest(header).await?)),
+            None => Ok(None),
+        }
+    }
+
+    async fn header(&mut self) -> Result<Option<Header>, LinkError> {
         let mut header = [0; HEADER_LEN];
         if !self.read(&mut header, true).await? {
             return Ok(None);
         }
-        let header = Header::decode(header)?;
+        Ok(Some(Header::decode(header)?))
+    }
+
+    /// Receives bytes and forgets them.
+    async fn skip(&mut self, len: usize) -> io::Result<()> {
+        let mut piece = [0; 4096];
+        let mut left = len;
+        while left > 0 {
+            let some = left.min(piece.len());
+            self.read(&mut piece[..some], false).await?;
+            left -= some;
+        }
+        Ok(())
+    }
+
+    async fn rest(&mut self, header: Header) -> Result<Frame, LinkError> {
         let mut head = vec![0; header.head];
         self.read(&mut head, false).await?;
         let body = if header.body == 0 { Buf::copy_of(&[]) } else { self.body(header.body).await? };
-        Ok(Some(Frame::decode(header, &head, body)?))
+        Ok(Frame::decode(header, &head, body)?)
     }
 
     /// Everything that was not taken yet is encrypted.
@@ -289,7 +366,7 @@ impl TcpRx {
 
     /// Reads a body: what is staged is copied, the rest is received in place.
     async fn body(&mut self, len: usize) -> io::Result<Buf> {
-        let mut buf = self.pool.alloc(len).await;
+        let mut buf = if len <= self.unpooled { BufMut::zeroed(len) } else { self.pool.alloc(len).await };
         let mut done = self.copy(&mut buf);
         if self.opener.is_some() {
             self.read(&mut buf[done..], false).await?;

@@ -14,6 +14,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+/// Directories on the way to what was listed that are remembered, so as not to be
+/// sent again: 32 bytes each.
+const WAYS: usize = 1 << 20;
+
 /// Something that was found.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
@@ -55,7 +59,8 @@ pub(crate) enum Start {
         tree: Tree,
         /// What was named.
         named: RelPath,
-        path: RelPath,
+        /// Paths below it. Many places may have the same list: it is there once.
+        files: Arc<[RelPath]>,
     },
     Made(Arc<Made>),
 }
@@ -90,9 +95,19 @@ impl<'a, V: Visitor> Scan<'a, V> {
     pub(crate) fn run(&mut self, start: &Start) -> bool {
         match start {
             Start::Tree { tree, path } => self.tree(tree, path),
-            Start::Listed { tree, named, path } => {
-                self.way(tree, named, path);
-                self.tree(tree, path);
+            Start::Listed { tree, named, files } => {
+                for file in files.iter() {
+                    if self.stopped {
+                        break;
+                    }
+                    match named.join(file.as_bytes()) {
+                        Ok(path) => {
+                            self.way(tree, named, &path);
+                            self.tree(tree, &path);
+                        }
+                        Err(e) => self.trouble(file, &io::Error::other(e)),
+                    }
+                }
             }
             Start::Made(made) => self.made(made),
         }
@@ -127,6 +142,10 @@ impl<'a, V: Visitor> Scan<'a, V> {
         let ends = bytes.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(at, _)| at);
         for end in std::iter::once(0).chain(ends).filter(|end| *end >= named.as_bytes().len()) {
             let Ok(way) = RelPath::new(&bytes[..end]) else { continue };
+            if self.ways.len() == WAYS {
+                // A directory that comes again does no harm.
+                self.ways.clear();
+            }
             if way == *path || !self.ways.insert(xxhash_rust::xxh3::xxh3_128(way.as_bytes())) {
                 continue;
             }

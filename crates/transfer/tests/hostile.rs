@@ -9,7 +9,7 @@ use longhaul_transfer::wire::{
     Batch, Close, Content, Digest, Direction, Frame, Hash, Hello, Kind, Options, Place, RefusalKind, RelPath,
     Request, VERSION,
 };
-use longhaul_transfer::{Agent, CopyError, Key, Monitor, SessionError, Settings, Summary, copy};
+use longhaul_transfer::{Agent, Concurrency, CopyError, Key, Monitor, SessionError, Settings, Summary, copy};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -337,4 +337,57 @@ fn a_file_that_grows_while_it_is_read_does_not_appear_half() {
     assert_eq!(result.expect("done").counts.failed, 1);
     assert_eq!(troubles, [("log".to_owned(), "changed")]);
     assert_eq!(fs::read_dir(dir.path().join("root")).expect("read").count(), 0);
+}
+
+#[test]
+fn a_hello_may_name_as_much_as_fits_it_and_costs_no_more() {
+    let (dir, agent) = served();
+    fs::create_dir(dir.path().join("root/a")).expect("made");
+    // Every file below every source: more than any memory holds.
+    let (sources, files) = (vec![b"a".to_vec(); 60_000], vec![b"f".to_vec(); 400_000]);
+    let request = Request { sources, files, recursive: true, ..Request::default() };
+    let (oldest, newest, direction) = (VERSION, VERSION, Direction::Pull);
+    let mut peer = Peer::connect(&agent);
+    let (session, streams) = ([7; 16], 1);
+    peer.send(Frame::Hello(Box::new(Hello { oldest, newest, session, streams, direction, request })));
+    let answer = peer.hear();
+    assert!(matches!(answer, Some(Frame::Welcome(_))), "{answer:?}");
+    drop(peer);
+    run(&spec(endpoint("zero:1"), at(&agent, "alive"))).expect("it still serves");
+}
+
+#[test]
+fn who_has_shown_no_key_is_promised_no_memory() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let key = Key::random().expect("a key");
+    let keyed = agent_with(dir.path(), |config| config.key = Some(key.clone()));
+    let header = |kind: u8, body: u32| [&[kind, 0, 0, 0][..], &body.to_le_bytes()].concat();
+    // A batch, an answer and a handshake with bodies that never come: nobody waits.
+    for (agent, kind) in [(&keyed, 5), (&keyed, 7), (&keyed, 14), (&agent(dir.path()), 5)] {
+        let mut peer = Peer::connect(agent);
+        peer.raw(&header(kind, 2 << 20));
+        let answer = peer.hear();
+        assert!(matches!(&answer, Some(Frame::Refuse(r)) if r.kind == RefusalKind::Protocol), "{answer:?}");
+    }
+    // What is wanted is not looked into without the key, whatever it is.
+    let mut peer = Peer::connect(&keyed);
+    peer.raw(&header(1, 1 << 20));
+    peer.raw(&vec![0xFF; 1 << 20]);
+    assert!(matches!(peer.hear(), Some(Frame::Refuse(r)) if r.kind == RefusalKind::NotAllowed));
+}
+
+#[test]
+fn many_copies_in_a_row_are_all_served() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let agent = agent(dir.path());
+    let settings = Settings { streams: Concurrency::Fixed(16), ..Settings::default() };
+    // 15 of the connections of each wait for the first: 3,000 in all.
+    for i in 0..200 {
+        let copied = copy(
+            &spec(endpoint("zero:1"), at(&agent, "null:")),
+            &settings,
+            &std::sync::Arc::new(Monitor::new()),
+        );
+        assert!(copied.is_ok(), "copy {i}: {copied:?}");
+    }
 }

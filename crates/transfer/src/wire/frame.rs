@@ -228,13 +228,25 @@ impl Header {
     /// Parses a header.
     ///
     /// # Errors
-    /// Unknown kind, or lengths beyond the limits: nothing is to be received.
+    /// Unknown kind, or lengths beyond the limits of the kind: nothing is to be received.
     pub fn decode(bytes: [u8; HEADER_LEN]) -> Result<Header, Malformed> {
         let mut from = Fields(&bytes);
         let (kind, zero) = (from.u8()?, from.u8()?);
         let (head, body) = (usize::from(from.u16()?), from.u32()? as usize);
-        let good = (HELLO..=LIMIT).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= BODY_MAX;
+        let bulk = matches!(kind, HELLO | BATCH | ASK | WANTED | BLOCK);
+        let most = if bulk { BODY_MAX } else { 0 };
+        let good = (HELLO..=LIMIT).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= most;
         if good { Ok(Header { kind, head, body }) } else { Err(Malformed::Value("header")) }
+    }
+
+    /// Whether it is that of a frame that a connection may begin with.
+    pub(crate) fn begins(&self) -> bool {
+        matches!(self.kind, HELLO | JOIN | SECURE)
+    }
+
+    /// Whether it is that of a [`Frame::Secure`].
+    pub(crate) fn secures(&self) -> bool {
+        self.kind == SECURE
     }
 }
 
@@ -357,9 +369,8 @@ impl Frame {
     /// It makes no sense. Batches are looked into later.
     pub fn decode(header: Header, head: &[u8], body: Buf) -> Result<Frame, Malformed> {
         let mut from = Fields(head);
-        let bulk = matches!(header.kind, HELLO | BATCH | ASK | WANTED | BLOCK);
-        if !bulk && !body.is_empty() {
-            return Err(Malformed::Long(body.len()));
+        if body.len() != header.body {
+            return Err(Malformed::Value("body"));
         }
         Ok(match header.kind {
             HELLO => Frame::Hello(Box::new(Hello::decode(from, &body)?)),
