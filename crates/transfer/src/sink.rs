@@ -28,6 +28,9 @@ const WRITE_BEHIND: usize = 32 << 20;
 const JOB: usize = 1 << 10;
 /// How often the sending side is told how far this one is.
 const TELL: Duration = Duration::from_millis(100);
+/// Answers that wait to be sent before no more is received: each is a line or a few
+/// KB about something that failed.
+const UNSENT: usize = 4096;
 /// How long a refusal may take to get through.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -85,6 +88,9 @@ pub(crate) async fn receive(
         writer,
         writers,
         frames: Notify::new(),
+        sending: Cell::new(0),
+        deaf: Cell::new(false),
+        room: links.iter().map(|_| Notify::new()).collect(),
         refusal: RefCell::new(None),
         ended: Cell::new(false),
     });
@@ -102,6 +108,12 @@ struct Session {
     writers: Concurrency,
     /// There may be frames to send.
     frames: Notify,
+    /// Frames that are being sent.
+    sending: Cell<usize>,
+    /// They cannot be.
+    deaf: Cell<bool>,
+    /// For each stream: there may be room for what it brings about.
+    room: Vec<Notify>,
     /// The last thing to say, if it is not that all is done.
     refusal: RefCell<Option<Refusal>>,
     ended: Cell<bool>,
@@ -115,9 +127,9 @@ impl Session {
             let session = Rc::clone(self);
             spawn(async move { session.tune(Path { streams: sockets, sends: false }).await })
         };
-        for link in links {
+        for (stream, link) in links.into_iter().enumerate() {
             let session = Rc::clone(self);
-            receiving.push(spawn(async move { session.stream(link.rx).await }));
+            receiving.push(spawn(async move { session.stream(stream, link.rx).await }));
             sending.push(link.tx);
         }
         let mut sending = sending.into_iter();
@@ -126,7 +138,13 @@ impl Session {
         let _others: Vec<Tx> = sending.collect();
         let answering = {
             let session = Rc::clone(self);
-            spawn(async move { session.answer(first).await })
+            spawn(async move {
+                let told = session.answer(first).await;
+                // Nobody hears an answer any more: who waits to give some need not.
+                session.deaf.set(told.is_err());
+                session.room.iter().for_each(Notify::notify);
+                told
+            })
         };
         let ticking: Task<()> = {
             let session = Rc::clone(self);
@@ -171,8 +189,15 @@ impl Session {
     }
 
     /// Takes what comes on one stream, until the sender ends it.
-    async fn stream(&self, mut rx: Rx) -> Result<Rx, SessionError> {
-        while let Some(frame) = rx.frame().await? {
+    async fn stream(&self, stream: usize, mut rx: Rx) -> Result<Rx, SessionError> {
+        loop {
+            while self.receiver.borrow().unsent() + self.sending.get() > UNSENT {
+                if self.deaf.get() {
+                    return Err(SessionError::Lost);
+                }
+                self.room[stream].notified().await;
+            }
+            let Some(frame) = rx.frame().await? else { return Err(SessionError::Lost) };
             let last = matches!(frame, Frame::End { .. });
             if let Frame::Refuse(refusal) = frame {
                 return Err(SessionError::Refused(refusal));
@@ -193,7 +218,6 @@ impl Session {
                 return Ok(rx);
             }
         }
-        Err(SessionError::Lost)
     }
 
     /// Lets the number of writers follow what they bring.
@@ -274,7 +298,10 @@ impl Session {
                 frames.extend(self.refusal.borrow_mut().take().map(Frame::Refuse));
             }
             if !frames.is_empty() {
+                self.sending.set(frames.len());
                 tx.send(frames).await?;
+                self.sending.set(0);
+                self.room.iter().for_each(Notify::notify);
             } else if ended {
                 return Ok(());
             } else {

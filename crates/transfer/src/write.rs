@@ -16,10 +16,10 @@ use crate::read::read_full;
 use crate::session::{Done, Incoming, Job, Violation};
 use crate::tree::{self, Keep, Tree, Walker, is_full, say};
 use crate::wire::{
-    BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry, Hash, Kind, Op, Options,
-    RelPath, Trouble, Want,
+    BATCH_ENTRIES, BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry, HAVE_MAX, Hash,
+    Kind, Malformed, Op, Options, RelPath, Trouble, Want,
 };
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,6 +30,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 /// Blocks that a file may not have and be listed in a manifest all the same: zeroes
 /// have to be hashed like anything else, and a size is cheap to claim. 1 TiB.
 const HOLES: u64 = 1 << 20;
+
+/// What is remembered of directories and hard links until the end, in bytes: about
+/// two million of them with short names.
+const LAST_BYTES: usize = 512 << 20;
+
+/// Names that are remembered where others are to be removed: 1 GiB of them.
+const SEEN: usize = 32 << 20;
 
 /// What the threads share.
 #[derive(Debug)]
@@ -59,10 +66,32 @@ pub(crate) struct Writer {
 /// What is done when everything else is.
 #[derive(Debug, Default)]
 struct Last {
-    directories: Vec<Entry>,
-    links: Vec<Entry>,
+    /// By where they are.
+    directories: BTreeMap<RelPath, Entry>,
+    /// By their names as they came.
+    links: BTreeMap<RelPath, Entry>,
+    /// What these weigh, in bytes.
+    bytes: usize,
     /// Names that came, where others are to be removed.
     seen: HashSet<u128>,
+    /// There were more names than are remembered.
+    overflow: bool,
+}
+
+impl Last {
+    /// Keeps an entry; of those with the same name, what came last.
+    fn keep(&mut self, path: RelPath, entry: Entry) -> io::Result<()> {
+        let weight = |entry: &Entry| entry.weight() + size_of::<RelPath>() + entry.path.as_bytes().len();
+        let more = weight(&entry);
+        let kept = if entry.kind == Kind::Directory { &mut self.directories } else { &mut self.links };
+        let less = kept.get(&path).map_or(0, weight);
+        if self.bytes - less + more > LAST_BYTES {
+            return Err(io::Error::other("there are more directories and hard links than are remembered"));
+        }
+        self.bytes = self.bytes - less + more;
+        kept.insert(path, entry);
+        Ok(())
+    }
 }
 
 /// A large file under way.
@@ -73,7 +102,7 @@ struct Unfinished {
     temporary: Vec<u8>,
     name: Vec<u8>,
     /// Checksums of the blocks, where somebody asks for them.
-    digests: Mutex<Vec<(u64, Digest)>>,
+    digests: Mutex<BTreeMap<u64, Digest>>,
 }
 
 /// Where a large file is found once somebody has opened it.
@@ -228,7 +257,8 @@ impl Writer {
 
     fn batch(&self, body: &[u8], walker: &mut Walker) -> Done {
         let (mut counts, mut troubles) = (Counts::default(), Vec::new());
-        for part in BatchReader::new(body) {
+        for (index, part) in BatchReader::new(body).enumerate() {
+            let part = if index < BATCH_ENTRIES { part } else { Err(Malformed::Value("number of entries")) };
             let (mut entry, content, data) = match part {
                 Ok(part) => part,
                 Err(e) => {
@@ -264,7 +294,12 @@ impl Writer {
     fn note(&self, entry: &Entry) {
         if self.options.delete {
             let key = self.seen_key(&entry.path);
-            lock(&self.last).seen.insert(key);
+            let mut last = lock(&self.last);
+            if last.seen.len() < SEEN {
+                last.seen.insert(key);
+            } else {
+                last.overflow = true;
+            }
         }
     }
 
@@ -284,12 +319,13 @@ impl Writer {
         match &entry.kind {
             Kind::Directory => {
                 self.directory(&path, walker).map_err(write)?;
-                lock(&self.last).directories.push(Entry { path, ..entry.clone() });
-                Ok(())
+                let kept = Entry { path: path.clone(), ..entry.clone() };
+                lock(&self.last).keep(path, kept).map_err(|e| (Op::Metadata, e))
             }
             Kind::HardLink(_) => {
-                lock(&self.last).links.push(entry.clone());
-                Ok(())
+                // What it has besides its name is the file's.
+                let kept = Entry { xattrs: Vec::new(), ..entry.clone() };
+                lock(&self.last).keep(entry.path.clone(), kept).map_err(write)
             }
             Kind::Symlink(target) => {
                 let directory = walker.make(parent).map_err(write)?;
@@ -388,7 +424,8 @@ impl Writer {
         opened.set_len(file.entry.size)?;
         // What a run before has written is in this file, and was looked at.
         let known = self.journal.as_ref().and_then(|journal| journal.known.get(&key));
-        let digests = Mutex::new(known.filter(|_| self.manifest.is_some()).cloned().unwrap_or_default());
+        let known = known.filter(|_| self.manifest.is_some()).into_iter().flatten();
+        let digests = Mutex::new(known.copied().collect());
         let open = Arc::new(Unfinished { file: opened, directory, temporary, name: name.to_vec(), digests });
         *slot = Some(Arc::clone(&open));
         Ok(open)
@@ -403,13 +440,18 @@ impl Writer {
         walker: &mut Walker,
     ) -> Result<(), Failed> {
         let write = |e| (Op::Write, e);
+        // Pieces of blocks would make this side remember more than it was sent.
+        let whole = file.entry.size.saturating_sub(offset).min(BLOCK as u64);
+        if !offset.is_multiple_of(BLOCK as u64) || data.len() as u64 != whole || data.is_empty() {
+            return Err((Op::Verify, io::Error::other("a block came that is none")));
+        }
         if self.options.hash.of_block(data, offset, file.entry.size) != *digest {
             return Err(mismatch());
         }
         let open = self.open(file, walker).map_err(write)?;
         open.file.write_all_at(data, offset).map_err(write)?;
         if self.options.verify || self.manifest.is_some() {
-            lock(&open.digests).push((offset, *digest));
+            lock(&open.digests).insert(offset, *digest);
         }
         match &self.journal {
             Some(journal) => journal.add(file_key(&file.entry), offset, digest).map_err(write),
@@ -429,13 +471,12 @@ impl Writer {
             tree::appear(open.directory.as_fd(), &open.temporary, &open.name).map_err(write)
         };
         finish().inspect_err(|_| drop(tree::remove(open.directory.as_fd(), &open.temporary)))?;
+        if let Some(journal) = &self.journal {
+            journal.complete(file_key(&file.entry)).map_err(write)?;
+        }
         let path = self.place(&file.entry.path).map_err(write)?;
         self.list(&path, || {
-            let mut digests = std::mem::take(&mut *lock(&open.digests));
-            // Of a block that came again, what came last is what is there.
-            digests.reverse();
-            digests.sort_by_key(|(offset, _)| *offset);
-            digests.dedup_by_key(|(offset, _)| *offset);
+            let digests: Vec<_> = std::mem::take(&mut *lock(&open.digests)).into_iter().collect();
             if file.entry.size / BLOCK as u64 > digests.len() as u64 + HOLES {
                 return Err(io::Error::other("its holes are too large to be listed in a manifest"));
             }
@@ -463,7 +504,7 @@ impl Writer {
 
     fn ask(&self, number: u32, batch: &[u8]) -> Done {
         let (mut wants, mut same) = (Vec::new(), 0);
-        for (index, part) in BatchReader::new(batch).enumerate() {
+        for (index, part) in BatchReader::new(batch).take(BATCH_ENTRIES).enumerate() {
             let Ok((entry, content, _)) = part else { break };
             if self.admit(&entry).is_err() {
                 break;
@@ -518,9 +559,12 @@ impl Writer {
         let (parent, _) = path.split();
         let temporary = [parent, if parent.is_empty() { b"" } else { b"/" }, &unfinished(key)].concat();
         let Ok(file) = tree::open_own(&self.base, &temporary) else { return Box::default() };
-        let mut have = vec![0u8; entry.size.div_ceil(BLOCK as u64).div_ceil(8) as usize];
+        // As much as there is, whatever size is claimed.
+        let last = known.iter().map(|(offset, _)| offset / BLOCK as u64).max().unwrap_or(0);
+        let mut have = vec![0u8; (last / 8 + 1).min(HAVE_MAX as u64) as usize];
         let mut data = vec![0; BLOCK];
-        for (offset, digest) in known {
+        let bits = 8 * have.len() as u64;
+        for (offset, digest) in known.iter().filter(|(offset, _)| offset / (BLOCK as u64) < bits) {
             let len = entry.size.saturating_sub(*offset).min(BLOCK as u64) as usize;
             let good = offset % BLOCK as u64 == 0
                 && read_full(&file, &mut data[..len], *offset).is_ok_and(|read| read == len)
@@ -535,8 +579,8 @@ impl Writer {
 
     fn settle(&self, whole: bool) -> Done {
         let (mut counts, mut troubles) = (Counts::default(), Vec::new());
-        let Last { mut directories, links, seen } = std::mem::take(&mut *lock(&self.last));
-        for link in &links {
+        let Last { directories, links, seen, overflow, .. } = std::mem::take(&mut *lock(&self.last));
+        for link in links.values() {
             match self.hard_link(link) {
                 Ok(()) => counts.others += 1,
                 Err(e) => troubles.push(self.trouble(&link.path, &e)),
@@ -551,11 +595,13 @@ impl Writer {
                 Err(e) => troubles.push(self.trouble(&manifest.path, &(Op::Write, e))),
             }
         }
-        if self.options.delete && whole {
+        if self.options.delete && overflow {
+            let message = "there are more names than are remembered: nothing was removed".into();
+            troubles.push(Trouble { path: RelPath::root(), op: Op::Delete, message });
+        } else if self.options.delete && whole {
             crate::delete::delete(self, &seen, &mut counts, &mut troubles);
         }
-        directories.sort_unstable_by(|a, b| b.path.cmp(&a.path));
-        for entry in &directories {
+        for entry in directories.values().rev() {
             if let Err(e) = self.directory_metadata(entry) {
                 troubles.push(self.trouble(&entry.path, &(Op::Metadata, e)));
             }
@@ -570,7 +616,7 @@ impl Writer {
             // Left behind it would only make the next run ask.
             let _ = journal.remove(&self.base);
             // Its removal has changed the time of the directory that it was in.
-            if let Some(root) = directories.last().filter(|entry| entry.path.is_root()) {
+            if let Some(root) = directories.get(&RelPath::root()) {
                 let _ = self.directory_metadata(root);
             }
         }
@@ -599,5 +645,71 @@ impl Writer {
         self.list(&path, || Hash::Strong.of_file(&tree::open_file(&self.base, &path)?))?;
         // Where both are the same file already, renaming has done nothing.
         tree::remove(directory.as_fd(), &temporary).map_err(write)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Batch, Time};
+
+    fn entry(name: &str, kind: Kind, size: u64) -> Entry {
+        let path = RelPath::new(name.as_bytes()).expect("a good name");
+        Entry { path, kind, mode: 0o644, uid: 0, gid: 0, mtime: Time::default(), size, xattrs: Vec::new() }
+    }
+
+    #[test]
+    fn what_comes_again_is_remembered_once_and_all_within_a_bound() {
+        let mut last = Last::default();
+        let xattrs = || vec![((*b"user.x").into(), vec![1; 60_000].into_boxed_slice())];
+        for kind in [Kind::Directory, Kind::HardLink(RelPath::root())] {
+            for _ in 0..1000 {
+                let entry = Entry { xattrs: xattrs(), ..entry("d", kind.clone(), 0) };
+                last.keep(entry.path.clone(), entry).expect("room");
+            }
+        }
+        assert_eq!((last.directories.len(), last.links.len()), (1, 1));
+        assert!((120_000..130_000).contains(&last.bytes), "{}", last.bytes);
+        last.bytes = LAST_BYTES - 1000;
+        let long = Entry { xattrs: xattrs(), ..entry("e", Kind::Directory, 0) };
+        assert!(last.keep(long.path.clone(), long).is_err());
+        let short = entry("f", Kind::Directory, 0);
+        last.keep(short.path.clone(), short).expect("room for that");
+    }
+
+    #[test]
+    fn of_a_file_of_any_size_what_is_there_is_told() {
+        const HUGE: u64 = 4 << 40;
+        let dir = tempfile::tempdir().expect("a directory");
+        let tree = Tree::open(dir.path()).expect("open");
+        let probe = File::create(dir.path().join("probe")).expect("made");
+        if probe.set_len(HUGE).is_err() {
+            eprintln!("skip: the file system has no files of 4 TiB");
+            return;
+        }
+        let writer = || {
+            let journal = Journal::open(&tree, 1).expect("a journal");
+            Writer::new(tree.clone(), None, Options::default(), Filter::default(), Some(journal), None)
+        };
+        let file = Arc::new(Incoming { number: 1, entry: entry("huge", Kind::File, HUGE) });
+        let (data, first) = (longhaul_engine::Buf::copy_of(&vec![1; BLOCK]), writer());
+        for block in [0, 3, (HUGE / BLOCK as u64) - 1] {
+            let (offset, file) = (block * BLOCK as u64, Arc::clone(&file));
+            let digest = Hash::Quick.of_block(&data, offset, HUGE);
+            let job = Job::Block { file, offset, digest, data: data.clone() };
+            let done = first.run(job, &mut first.walker());
+            assert!(matches!(done, Done::Block(1, Ok(_))), "{done:?}");
+        }
+        drop(first);
+        let (mut batch, again) = (Batch::default(), writer());
+        batch.push(&file.entry, &Content::Asked(None), &[]);
+        let Done::Asked { wants, .. } =
+            again.run(Job::Ask { number: 0, batch: batch.into_body() }, &mut again.walker())
+        else {
+            panic!("a question is answered");
+        };
+        // As much as an answer holds: of the first 512 GiB.
+        assert_eq!(wants[0].have.len(), HAVE_MAX);
+        assert_eq!((wants[0].have[0], wants[0].have[1]), (0b1001, 0));
     }
 }

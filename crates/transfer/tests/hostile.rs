@@ -15,6 +15,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 /// A batch whose name is another one of the same length.
 fn renamed(from: &str, to: &str) -> Frame {
@@ -374,6 +375,24 @@ fn who_has_shown_no_key_is_promised_no_memory() {
     peer.raw(&header(1, 1 << 20));
     peer.raw(&vec![0xFF; 1 << 20]);
     assert!(matches!(peer.hear(), Some(Frame::Refuse(r)) if r.kind == RefusalKind::NotAllowed));
+}
+
+#[test]
+fn who_hears_no_answers_is_heard_no_more() {
+    let (dir, agent) = served();
+    fs::write(dir.path().join("root/file"), "1").expect("written");
+    let mut peer = Peer::welcomed(&agent, "");
+    peer.0.set_write_timeout(Some(Duration::from_secs(3))).expect("set");
+    // None of these can be: they are below a file. Their names come back.
+    let long = format!("file{}", format!("/{}", "n".repeat(250)).repeat(16));
+    let mut batch = Batch::default();
+    for _ in 0..250 {
+        batch.push(&entry(&long, Kind::Directory, 0), &Content::None, &[]);
+    }
+    let (head, body) = Frame::Batch(batch.into_body()).encode();
+    let frame = [head, body.expect("a body").to_vec()].concat();
+    let sent = (0..200).take_while(|_| peer.0.write_all(&frame).is_ok()).count();
+    assert!(sent < 200, "the agent took {} MiB of what it could not answer", (sent * frame.len()) >> 20);
 }
 
 #[test]

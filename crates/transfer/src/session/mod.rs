@@ -53,3 +53,7 @@ pub const QUESTIONS: usize = 64;
 /// the smallest file that comes in blocks is larger than what a path carries
 /// in that many parts.
 pub const OPEN_FILES: usize = 16 << 10;
+
+/// What these may have of names and extended attributes together, in bytes: an
+/// eighth of the most that so many could have.
+pub const OPEN_BYTES: usize = 128 << 20;

@@ -8,7 +8,7 @@
 //! - `open` counts jobs given out and not done; [`Job::Settle`] comes when every
 //!   stream has ended, `open` is zero and `files` is empty.
 
-use super::{OPEN_FILES, QUESTIONS, Violation};
+use super::{OPEN_BYTES, OPEN_FILES, QUESTIONS, Violation};
 use crate::wire::{BatchReader, Close, Content, Counts, Digest, Entry, Frame, Stage, Trouble, Tuned, Want};
 use longhaul_engine::Buf;
 use std::collections::{HashMap, VecDeque};
@@ -111,6 +111,8 @@ struct State {
 #[derive(Debug)]
 pub struct Receiver {
     files: HashMap<u64, State>,
+    /// What the entries in `files` weigh.
+    bytes: usize,
     jobs: VecDeque<Job>,
     frames: VecDeque<Frame>,
     /// Of this side, for people on it.
@@ -130,6 +132,7 @@ impl Receiver {
     pub fn new(streams: usize) -> Receiver {
         Receiver {
             files: HashMap::new(),
+            bytes: 0,
             jobs: VecDeque::new(),
             frames: VecDeque::new(),
             troubles: Vec::new(),
@@ -169,6 +172,12 @@ impl Receiver {
     /// The next frame for the other side.
     pub fn poll_frame(&mut self) -> Option<Frame> {
         self.frames.pop_front()
+    }
+
+    /// Frames that wait to be sent. Whoever feeds this stops while they are many: the
+    /// other side may send much that fails, and hear nothing of it.
+    pub fn unsent(&self) -> usize {
+        self.frames.len()
     }
 
     /// What this side could not write since this was last called.
@@ -254,7 +263,8 @@ impl Receiver {
             let same = state.file.entry == entry;
             return if same { Ok(()) } else { Err(Violation::Unexpected("another file under a number")) };
         }
-        if self.files.len() == OPEN_FILES {
+        self.bytes += entry.weight();
+        if self.files.len() == OPEN_FILES || self.bytes > OPEN_BYTES {
             return Err(Violation::TooMany("files at once"));
         }
         let file = Arc::new(Incoming { number, entry });
@@ -333,13 +343,11 @@ impl Receiver {
                 self.look(file)?;
             }
             Done::File(file, result) => {
-                self.files.remove(&file);
+                self.forget(file);
                 let counts = Counts { files: result.is_ok().into(), ..Counts::default() };
                 self.add(counts, result.err().into_iter().collect());
             }
-            Done::Abandoned(file) => {
-                self.files.remove(&file);
-            }
+            Done::Abandoned(file) => self.forget(file),
             Done::Settled(counts, troubles) => {
                 self.add(counts, troubles);
                 self.settled = true;
@@ -347,6 +355,12 @@ impl Receiver {
             }
         }
         self.look_for_the_end()
+    }
+
+    fn forget(&mut self, file: u64) {
+        if let Some(state) = self.files.remove(&file) {
+            self.bytes -= state.file.entry.weight();
+        }
     }
 
     fn add(&mut self, more: Counts, troubles: Vec<Trouble>) {

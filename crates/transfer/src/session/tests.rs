@@ -453,3 +453,22 @@ fn noise_is_never_a_panic() {
         }
     }
 }
+
+#[test]
+fn files_that_are_announced_weigh_no_more_than_the_bound() {
+    let mut receiver = Receiver::new(1);
+    let mut announced = 0;
+    let refused = loop {
+        let value = vec![1; 60_000].into_boxed_slice();
+        let entry =
+            Entry { xattrs: vec![((*b"user.x").into(), value)], ..file(&announced.to_string(), 1 << 20) };
+        let mut batch = Batch::default();
+        batch.push(&entry, &Content::Blocks(announced), &[]);
+        if let Err(e) = receiver.handle(Frame::Batch(batch.into_body())) {
+            break e;
+        }
+        announced += 1;
+    };
+    assert_eq!(refused, Violation::TooMany("files at once"));
+    assert!(announced as usize <= OPEN_BYTES / 60_000, "{announced}");
+}

@@ -193,6 +193,9 @@ pub enum Frame {
     Finished(Counts),
 }
 
+/// Bits of blocks of one file that are there already, in bytes: what a field holds,
+/// for the first 512 GiB of it.
+pub(crate) const HAVE_MAX: usize = u16::MAX as usize;
 /// Bits of blocks that are there already, in bytes, of all files of an answer:
 /// what leaves room for the rest of it in a frame.
 const HAVE_BYTES_MAX: usize = BODY_MAX / 2;
@@ -423,9 +426,9 @@ fn encode_wants(wants: &[Want]) -> Buf {
     let mut bytes = Vec::new();
     for want in wants {
         bytes.u32(want.index);
-        // What does not fit is sent again: of a very large file, or of many.
-        let fits = want.have.len() <= usize::from(u16::MAX) && bytes.len() < HAVE_BYTES_MAX;
-        bytes.bytes(if fits { &want.have } else { &[] });
+        // What does not fit is sent again: the rest of a very large file, or of many.
+        let fits = bytes.len() < HAVE_BYTES_MAX;
+        bytes.bytes(if fits { &want.have[..want.have.len().min(HAVE_MAX)] } else { &[] });
     }
     Buf::copy_of(&bytes)
 }

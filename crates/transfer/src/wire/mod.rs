@@ -22,6 +22,7 @@ mod hello;
 mod name;
 
 pub(crate) use entry::is_carried;
+pub(crate) use frame::HAVE_MAX;
 
 pub use codec::Malformed;
 pub use entry::{Content, Digest, Entry, Kind, Time, XATTR_BYTES_MAX, XATTRS_MAX, Xattr};
