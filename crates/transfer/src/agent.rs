@@ -20,6 +20,7 @@ use crate::output::Output;
 use crate::place::Root;
 use crate::scan::Start;
 use crate::seal::Key;
+use crate::silence::{CROWDED, Patience};
 use crate::sink;
 use crate::source::{self, Plan, SessionError};
 use crate::tree::{Tree, say};
@@ -76,6 +77,9 @@ pub struct AgentConfig {
     pub writers: Concurrency,
     /// Memory for data that was received, in bytes.
     pub memory: usize,
+    /// How long the other side of a copy may be silent; a minute at most while others
+    /// are turned away because there are too many [default: [`crate::PATIENCE`]].
+    pub patience: Duration,
     /// Congestion control, by the kernel's name.
     pub congestion: Option<String>,
     /// Settings of the engine.
@@ -127,6 +131,7 @@ impl Agent {
             let agent = Rc::new(Serving {
                 pool: BufPool::new(config.memory),
                 lobby: BufPool::new(LOBBY),
+                patience: Patience::new(config.patience),
                 config,
                 root,
                 joining: RefCell::default(),
@@ -159,6 +164,8 @@ struct Serving {
     joined: Notify,
     greetings: Rc<Cell<usize>>,
     sessions: Rc<Cell<usize>>,
+    /// Of all sessions.
+    patience: Patience,
 }
 
 /// Counts one up, and down again when dropped.
@@ -274,6 +281,9 @@ impl Serving {
 
     async fn serve(&self, hello: Hello, mut link: Link, peer: SocketAddr) -> Result<Counts, SessionError> {
         let slot = Counted::new(&self.sessions, SESSIONS);
+        // Whoever comes again will find room if somebody only holds a place.
+        let patience = self.config.patience;
+        self.patience.set(if slot.is_some() { patience } else { patience.min(CROWDED) });
         let prepared = match (slot.as_ref(), hello.negotiate()) {
             (None, _) => Err(Refusal::new(RefusalKind::Busy, "the agent serves as many copies as it can")),
             (_, Err(refusal)) => Err(refusal),
@@ -309,14 +319,14 @@ impl Serving {
                 onward::carry_out(link, &job, plan, (onward.host, onward.port)).await
             }
             Prepared::Receive(writer) => {
-                sink::receive(writer, self.config.writers, links, monitor, true).await
+                sink::receive(writer, self.config.writers, links, monitor, true, self.patience.clone()).await
             }
             Prepared::Send(plan) => {
                 let streams = match hello.request.tune_streams {
                     true => Concurrency::Measured,
                     false => Concurrency::Fixed(links.len()),
                 };
-                source::send(plan, links, streams, monitor).await
+                source::send(plan, links, streams, monitor, self.patience.clone()).await
             }
         }
     }

@@ -7,6 +7,7 @@ use crate::monitor::Monitor;
 use crate::onward;
 use crate::place::Root;
 use crate::seal::fill_random;
+use crate::silence::Patience;
 use crate::source::{Plan, SessionError};
 use crate::ssh::Via;
 use crate::tune::Concurrency;
@@ -58,11 +59,25 @@ impl Job {
         plan.ask |= resumed;
         plan.ahead = self.settings.read_ahead;
         let (here, there) = Link::pair();
-        let received =
-            sink::receive(writer, self.settings.writers, vec![there], Arc::clone(&self.monitor), false);
-        let (sent, received) =
-            join(source::send(plan, vec![here], Concurrency::Fixed(1), Arc::clone(&self.monitor)), received)
-                .await;
+        let received = sink::receive(
+            writer,
+            self.settings.writers,
+            vec![there],
+            Arc::clone(&self.monitor),
+            false,
+            Patience::default(),
+        );
+        let (sent, received) = join(
+            source::send(
+                plan,
+                vec![here],
+                Concurrency::Fixed(1),
+                Arc::clone(&self.monitor),
+                Patience::default(),
+            ),
+            received,
+        )
+        .await;
         let counts = received.and(sent)?;
         Ok(Summary { counts, resumed, ..Summary::default() })
     }
@@ -81,8 +96,14 @@ impl Job {
         let granted = self.connect(&server, Direction::Push, remote).await?;
         plan.ask |= granted.welcome.resume;
         plan.ahead = self.settings.read_ahead;
-        let counts =
-            source::send(plan, granted.links, self.settings.streams, Arc::clone(&self.monitor)).await?;
+        let counts = source::send(
+            plan,
+            granted.links,
+            self.settings.streams,
+            Arc::clone(&self.monitor),
+            Patience::default(),
+        )
+        .await?;
         Ok(Summary { counts, resumed: granted.welcome.resume, ..granted.summary })
     }
 
@@ -105,7 +126,9 @@ impl Job {
         }
         let granted = self.connect(&server, Direction::Pull, remote).await?;
         let monitor = Arc::clone(&self.monitor);
-        let counts = sink::receive(writer, self.settings.writers, granted.links, monitor, true).await?;
+        let counts =
+            sink::receive(writer, self.settings.writers, granted.links, monitor, true, Patience::default())
+                .await?;
         Ok(Summary { counts, resumed, ..granted.summary })
     }
 

@@ -33,6 +33,7 @@
 //! | `source`, `sink` | the two sides: queues, tasks and threads |
 //! | `link` | frames over a connection |
 //! | `seal` | encryption under them |
+//! | `silence` | other sides that say nothing any more |
 //! | `ssh` | an agent for one copy, started over ssh |
 //! | `onward` | copies between two others |
 //! | [`copy()`], [`Agent`] | who connects, and who is connected to |
@@ -65,6 +66,7 @@ mod read;
 mod scan;
 mod seal;
 pub mod session;
+mod silence;
 mod sink;
 mod source;
 mod ssh;
@@ -82,6 +84,7 @@ pub use link::LinkError;
 pub use monitor::{Chosen, Monitor, Note, Snapshot};
 pub use queue::Gauge;
 pub use seal::Key;
+pub use silence::PATIENCE;
 pub use source::SessionError;
 pub use ssh::{Ssh, Via, carry};
 pub use tune::Concurrency;

@@ -5,6 +5,7 @@
 
 use crate::queue::Queue;
 use crate::seal::{Handshake, Key, Opener, Sealer};
+use crate::silence::Pulse;
 use crate::wire::{Frame, HEADER_LEN, Header, Malformed, Refusal};
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::{Buf, BufMut, BufPool, Memory, RecvMsg, SendMsg};
@@ -72,6 +73,7 @@ pub(crate) struct TcpRx {
     /// Staged bytes that were taken.
     taken: usize,
     opener: Option<Opener>,
+    pulse: Pulse,
 }
 
 impl Link {
@@ -89,6 +91,7 @@ impl Link {
             msg: Some(RecvMsg::new(STAGING)),
             taken: 0,
             opener: None,
+            pulse: Pulse::new(),
         };
         Link { tx: Tx::Tcp { stream, msg: Some(SendMsg::new()), sealer: None }, rx: Rx::Tcp(Box::new(rx)) }
     }
@@ -243,6 +246,14 @@ impl Rx {
         match self {
             Rx::Memory(queue) => Ok(queue.0.pop_async().await.map_or(First::Nothing, First::Frame)),
             Rx::Tcp(rx) => rx.first(keyed).await,
+        }
+    }
+
+    /// When something last came, if this is a connection.
+    pub(crate) fn pulse(&self) -> Option<Pulse> {
+        match self {
+            Rx::Tcp(rx) => Some(rx.pulse.clone()),
+            Rx::Memory(_) => None,
         }
     }
 
@@ -405,6 +416,7 @@ impl TcpRx {
             opener.feed(msg.staged())?;
         }
         self.msg = Some(msg);
+        self.pulse.beat();
         result.map(|received| (back, received))
     }
 }

@@ -11,12 +11,13 @@ use crate::monitor::Monitor;
 use crate::output::Output;
 use crate::queue::Queue;
 use crate::session::{Done, Job, Receiver, Told};
+use crate::silence::{BEAT, Patience};
 use crate::source::SessionError;
 use crate::tune::{Concurrency, Path, Progress, Tuning, follow};
 use crate::wire::{Counts, Frame, Refusal, RefusalKind, Stage, Tuned};
 use futures_util::future::{Either, select, try_join_all};
 use longhaul_engine::sync::Notify;
-use longhaul_engine::{Task, sleep, spawn};
+use longhaul_engine::{Task, now, sleep, spawn};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -60,6 +61,7 @@ pub(crate) async fn receive(
     links: Vec<Link>,
     monitor: Arc<Monitor>,
     tell: bool,
+    patience: Patience,
 ) -> Result<Counts, SessionError> {
     let gate = Gate::new(writers.start());
     let queues = Arc::new(Queues { jobs: Queue::new(WRITE_BEHIND), done: Queue::new(usize::MAX), gate });
@@ -94,7 +96,7 @@ pub(crate) async fn receive(
         refusal: RefCell::new(None),
         ended: Cell::new(false),
     });
-    let result = session.run(links).await;
+    let result = session.run(links, patience).await;
     drop(abort);
     result
 }
@@ -120,7 +122,8 @@ struct Session {
 }
 
 impl Session {
-    async fn run(self: &Rc<Self>, links: Vec<Link>) -> Result<Counts, SessionError> {
+    async fn run(self: &Rc<Self>, links: Vec<Link>, patience: Patience) -> Result<Counts, SessionError> {
+        let pulses = links.iter().filter_map(|link| link.rx.pulse()).collect();
         let (mut receiving, mut sending) = (Vec::new(), Vec::new());
         let sockets = links.iter().filter_map(|link| link.tx.stream()).filter(|_| self.tell).collect();
         let tuning: Task<()> = {
@@ -149,9 +152,13 @@ impl Session {
         let ticking: Task<()> = {
             let session = Rc::clone(self);
             spawn(async move {
+                let mut said = now();
                 loop {
                     sleep(TELL).await;
-                    session.receiver.borrow_mut().tell();
+                    let beat = session.tell && now().saturating_duration_since(said) >= BEAT;
+                    if session.receiver.borrow_mut().tell(beat) {
+                        said = now();
+                    }
                     session.frames.notify();
                 }
             })
@@ -167,8 +174,13 @@ impl Session {
                 Err(e) => e,
             }
         };
-        let worked = match select(Box::pin(streams), work).await {
-            Either::Left((e, _)) => Err(e),
+        let silence = async {
+            let busy = || self.receiver.borrow().open() > 0;
+            SessionError::Silent(patience.ends(pulses, busy).await)
+        };
+        let failed = select(Box::pin(streams), Box::pin(silence));
+        let worked = match select(failed, work).await {
+            Either::Left((e, _)) => Err(e.factor_first().0),
             Either::Right((result, _)) => result,
         };
         if let Err(e) = &worked {

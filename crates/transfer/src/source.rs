@@ -17,18 +17,20 @@ use crate::queue::Queue;
 use crate::read::{Reader, Work};
 use crate::scan::{Found, Scan, Start, Visitor};
 use crate::session::{Heard, Item, Sender, Violation};
+use crate::silence::{BEAT, Patience};
 use crate::tree::say;
 use crate::tune::{Concurrency, Path, Progress, Tuning, follow};
 use crate::wire::{
     BATCH_BYTES, BATCH_ENTRIES, BLOCK, Batch, Compare, Content, Counts, Frame, Hash, Kind, Op, Options,
     Refusal, Stage, Trouble, Tuned,
 };
-use futures_util::future::{select, try_join_all};
+use futures_util::future::{Either, select, try_join_all};
 use longhaul_engine::net::TcpInfo;
 use longhaul_engine::sync::Notify;
-use longhaul_engine::{BufPool, Task, spawn};
+use longhaul_engine::{BufPool, Task, now, spawn};
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -73,6 +75,9 @@ pub enum SessionError {
     /// The other side closed the connection early.
     #[error("the other side closed the connection before all was done")]
     Lost,
+    /// The other side hangs.
+    #[error("nothing came from the other side for {} s: it hangs, or does not want to go on", .0.as_secs())]
+    Silent(std::time::Duration),
     /// This side cannot go on.
     #[error("{0}")]
     Local(String),
@@ -119,6 +124,7 @@ pub(crate) async fn send(
     links: Vec<Link>,
     streams: Concurrency,
     monitor: Arc<Monitor>,
+    patience: Patience,
 ) -> Result<Counts, SessionError> {
     let queues = Arc::new(Queues {
         ask: Arc::new(Queue::new(TO_ASK)),
@@ -158,7 +164,12 @@ pub(crate) async fn send(
         pace: Pace::new(rate),
     });
     let told = Arc::clone(&session.monitor);
-    let result = session.run(links, path, ask).await;
+    let pulses = links.iter().filter_map(|link| link.rx.pulse()).collect();
+    let result =
+        match select(pin!(session.run(links, path, ask)), pin!(patience.ends(pulses, || false))).await {
+            Either::Left((result, _)) => result,
+            Either::Right((silent, _)) => Err(SessionError::Silent(silent)),
+        };
     let infos: Vec<_> = sockets.iter().filter_map(|socket| socket.info().ok()).collect();
     if !infos.is_empty() {
         told.set_sockets(TcpInfo::together(&infos));
@@ -328,12 +339,12 @@ impl Session {
         let sent = try_join_all(sending);
         let counts = match select(sent, listening).await {
             // What the other side said is a better reason than that it closed.
-            futures_util::future::Either::Left((sent, listening)) => match (sent, listening.await) {
+            Either::Left((sent, listening)) => match (sent, listening.await) {
                 (_, Ok(counts)) => Ok(counts),
                 (_, Err(e @ (SessionError::Refused(_) | SessionError::Violation(_)))) => Err(e),
                 (Err(e), _) | (Ok(_), Err(e)) => Err(e),
             },
-            futures_util::future::Either::Right((result, _)) => result,
+            Either::Right((result, _)) => result,
         };
         asking.cancel().await;
         tuning.cancel().await;
@@ -397,11 +408,11 @@ impl Session {
             self.monitor.tuned(tuned.clone(), false);
             self.queues.items.force(Item::Tuned(tuned), 1);
         };
-        let mut told = None;
+        let (mut told, mut said) = (None, now());
         let look = || {
             let limit = self.monitor.limit_here();
-            if limit != told {
-                told = limit;
+            if limit != told || now().saturating_duration_since(said) >= BEAT {
+                (told, said) = (limit, now());
                 self.queues.items.force(Item::Limit(limit), 1);
             }
         };

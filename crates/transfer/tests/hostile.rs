@@ -396,6 +396,22 @@ fn who_hears_no_answers_is_heard_no_more() {
 }
 
 #[test]
+fn who_says_nothing_keeps_neither_a_place_nor_a_lock() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let agent = agent_with(dir.path(), |config| config.patience = Duration::from_millis(500));
+    let mut silent = Peer::welcomed(&agent, "");
+    let (_, end) = silent.end();
+    assert!(matches!(&end, Some(Frame::Refuse(_))), "{end:?}");
+    // The same copy: it would be refused while the other lasts.
+    Peer::welcomed(&agent, "");
+    // Who reads, and hears nothing.
+    fs::write(dir.path().join("f"), "1").expect("written");
+    let mut silent = Peer::connect(&agent);
+    silent.send(hello(Direction::Pull, "f", VERSION));
+    while silent.hear().is_some() {}
+}
+
+#[test]
 fn many_copies_in_a_row_are_all_served() {
     let dir = tempfile::tempdir().expect("a directory");
     let agent = agent(dir.path());

@@ -410,7 +410,7 @@ impl From<CopyError> for Failure {
                 Exit::Unreachable
             }
             CopyError::Unreachable { .. } => Exit::Unreachable,
-            CopyError::TimedOut { .. } => Exit::TimedOut,
+            CopyError::TimedOut { .. } | CopyError::Session(SessionError::Silent(_)) => Exit::TimedOut,
             CopyError::Refused(refusal) | CopyError::Session(SessionError::Refused(refusal)) => {
                 of_refusal(refusal.kind)
             }
@@ -418,7 +418,7 @@ impl From<CopyError> for Failure {
             CopyError::Session(_) => Exit::Failed,
         };
         let hint = match &e {
-            CopyError::Session(SessionError::Link(_) | SessionError::Lost) => {
+            CopyError::Session(SessionError::Link(_) | SessionError::Lost | SessionError::Silent(_)) => {
                 "; the same command takes the copy up again"
             }
             _ => "",

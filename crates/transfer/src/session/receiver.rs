@@ -185,12 +185,15 @@ impl Receiver {
         std::mem::take(&mut self.troubles).into_iter()
     }
 
-    /// Says how far it is, if that has changed; for whoever has a clock.
-    pub fn tell(&mut self) {
-        if self.counts != self.told && !self.settled {
+    /// Says how far it is, if that has changed, or `anyway`; whether it did. For
+    /// whoever has a clock.
+    pub fn tell(&mut self, anyway: bool) -> bool {
+        let tells = (anyway || self.counts != self.told) && !self.settled;
+        if tells {
             self.told = self.counts;
             self.frames.push_back(Frame::Progress(self.counts));
         }
+        tells
     }
 
     /// Tells the other side which stage here the others wait for.
