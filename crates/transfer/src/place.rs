@@ -3,7 +3,7 @@
 use crate::journal::Journal;
 use crate::made::{self, Made};
 use crate::scan::Start;
-use crate::tree::{Tree, say};
+use crate::tree::{self, Tree, say};
 use crate::wire::{Place, Refusal, RefusalKind, RelPath, Request, show};
 use std::ffi::OsStr;
 use std::io;
@@ -39,7 +39,12 @@ fn wrong(path: &[u8], e: &io::Error) -> Refusal {
 
 /// A place that gets the name of what is copied.
 fn named(base: Tree, name: &[u8]) -> Result<Destination, Refusal> {
-    RelPath::new(name).map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
+    let path = RelPath::new(name).map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
+    // A file would take the place of a device for everybody.
+    if tree::is_special(base.fd(), name) {
+        let message = format_args!("{path} is a device, a named pipe or a socket: nothing is copied to it");
+        return Err(Refusal::new(RefusalKind::NotAllowed, message));
+    }
     Ok(Destination { base, rename: Some(name.to_vec()) })
 }
 

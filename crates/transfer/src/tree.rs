@@ -165,6 +165,14 @@ pub(crate) fn entry_at(at: BorrowedFd<'_>, name: &[u8], path: RelPath) -> io::Re
     Ok(Some((entry(&stat, kind, path), stat)))
 }
 
+/// Whether something is called `name` in a directory, or a link of that name leads
+/// to something, that is neither file nor directory.
+pub(crate) fn is_special(at: BorrowedFd<'_>, name: &[u8]) -> bool {
+    let kind =
+        rustix::fs::statat(at, os(name), AtFlags::empty()).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    kind.is_ok_and(|kind| !matches!(kind, FileType::RegularFile | FileType::Directory | FileType::Symlink))
+}
+
 fn unsupported(kind: FileType) -> &'static str {
     match kind {
         FileType::Fifo => "a named pipe is not copied",

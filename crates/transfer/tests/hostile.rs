@@ -426,3 +426,23 @@ fn many_copies_in_a_row_are_all_served() {
         assert!(copied.is_ok(), "copy {i}: {copied:?}");
     }
 }
+
+#[test]
+fn nothing_takes_the_place_of_a_device_or_a_pipe() {
+    let (dir, agent) = served();
+    let root = dir.path().join("root");
+    fs::write(dir.path().join("f"), "1").expect("written");
+    let made = Command::new("mkfifo").arg(root.join("pipe")).status();
+    assert!(made.is_ok_and(|status| status.success()));
+    std::os::unix::fs::symlink("pipe", root.join("link")).expect("linked");
+    let from = || local(&dir.path().join("f"));
+    for to in [local(&root.join("pipe")), at(&agent, "pipe"), local(&root.join("link")), at(&agent, "link")] {
+        let result = run(&spec(from(), to));
+        assert!(
+            matches!(&result, Err(CopyError::Refused(r)) if r.kind == RefusalKind::NotAllowed),
+            "{result:?}"
+        );
+    }
+    let kind = |name: &str| fs::symlink_metadata(root.join(name)).expect("there").file_type();
+    assert!(std::os::unix::fs::FileTypeExt::is_fifo(&kind("pipe")) && kind("link").is_symlink());
+}
