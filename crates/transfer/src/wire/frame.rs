@@ -330,14 +330,14 @@ impl Frame {
             Frame::Trouble(trouble) => {
                 head.u8(Op::ALL.iter().position(|op| *op == trouble.op).unwrap_or(0) as u8);
                 head.bytes(trouble.path.as_bytes());
-                head.bytes(trouble.message.as_bytes());
+                head.words(&trouble.message);
                 TROUBLE
             }
             Frame::Tuned(tuned) => {
                 head.u8(Stage::ALL.iter().position(|stage| *stage == tuned.stage).unwrap_or(0) as u8);
                 head.u16(tuned.from);
                 head.u16(tuned.to);
-                head.bytes(tuned.why.as_bytes());
+                head.words(&tuned.why);
                 TUNED
             }
             Frame::Limit(stage) => {

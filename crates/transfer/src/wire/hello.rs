@@ -324,7 +324,7 @@ impl Refusal {
 
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
         to.u8(RefusalKind::ALL.iter().position(|kind| *kind == self.kind).unwrap_or(0) as u8);
-        to.bytes(self.message.as_bytes());
+        to.words(&self.message);
     }
 
     pub(crate) fn decode(mut from: Fields<'_>) -> Result<Refusal, Malformed> {
@@ -529,6 +529,15 @@ mod tests {
         };
         assert_eq!(said("später"), "später");
         assert_eq!(said("\x1b[2J\nlonghaul: done"), "\\x1b[2J\\nlonghaul: done");
+    }
+
+    #[test]
+    fn what_a_peer_says_can_be_said_again() {
+        // Escaped, it is four times as long as it came.
+        let long = Refusal::new(RefusalKind::Busy, super::super::show(&[1; 5000]));
+        let (head, _) = super::super::Frame::Refuse(long).encode();
+        let header = super::super::Header::decode(*head.first_chunk().expect("a header"));
+        assert!(header.is_ok(), "{} bytes of head", head.len());
     }
 
     #[test]
