@@ -233,6 +233,87 @@ fn a_copy_over_ssh_starts_its_own_agent() {
     assert_eq!(absent.code, Some(5), "{absent:?}");
 }
 
+/// What stands for ssh: it says where the "other machine" is, and runs the command
+/// here, which hears that it was reached at `listens`.
+fn fake_ssh(dir: &Path, name: &str, listens: &str) -> std::path::PathBuf {
+    let ssh = dir.join("ssh");
+    let script = format!(
+        "#!/bin/sh\n[ \"$1\" = -G ] && echo hostname {name} && exit\n\
+         while [ \"$1\" != far ]; do shift; done\n\
+         export SSH_CONNECTION=\"{listens} 1 {listens} 22\"\ncd {} && exec sh -c \"$2\"\n",
+        text(dir)
+    );
+    fs::write(&ssh, script).expect("written");
+    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).expect("set");
+    ssh
+}
+
+#[test]
+fn ports_that_are_taken_or_closed_are_found_out() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("source");
+    make_tree(&source);
+    let ssh = fake_ssh(dir.path(), "127.0.0.1", "127.0.0.1");
+    let how = ["--json", "--ssh", text(&ssh), "--remote-program", env!("CARGO_BIN_EXE_longhaul")];
+    let run = |to: &str, more: &[&str]| {
+        longhaul(&[&["cp", "-r", text(&source), &format!("far:{to}")], more, &how].concat())
+    };
+    // A port that somebody has, with one behind it that nobody has: that is taken.
+    let (taken, port) = loop {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+        let port = taken.local_addr().expect("bound").port();
+        if port < u16::MAX && std::net::TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
+            break (taken, port);
+        }
+    };
+    let ran = run("second", &["--port-range", &format!("{port}-{}", port + 1), "--via", "direct"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_same(&source, &dir.path().join("second"));
+    // None is left.
+    let ran = run("none", &["--port-range", &format!("{port}-{port}")]);
+    assert_eq!(ran.code, Some(5), "{ran:?}");
+    drop(taken);
+    // The agent listens where it cannot be reached under the name that ssh has.
+    fake_ssh(dir.path(), "127.0.0.1", "127.0.0.2");
+    let ran = run("fallback", &[]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_same(&source, &dir.path().join("fallback"));
+    let events = ran.events();
+    assert_eq!(events.last().expect("a summary")["through_ssh"], true);
+    assert!(events.iter().any(|event| event["event"] == "note"), "{events:?}");
+    assert_eq!(run("direct", &["--via", "direct"]).code, Some(5));
+}
+
+#[test]
+fn where_a_firewall_drops_what_comes_the_data_goes_through_ssh() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("source");
+    make_tree(&source);
+    // A network of its own, in which what goes to the other machine is lost.
+    let lost = "ip link set lo up && ip link add gone type veth peer name end && ip link set end up \
+                && ip address add 192.0.2.2/24 dev gone && ip link set gone arp off up";
+    let tried = Command::new("unshare").args(["--net", "sh", "-c", lost]).output();
+    if !tried.is_ok_and(|tried| tried.status.success()) {
+        eprintln!("skip: a network of its own with an interface that leads nowhere takes root");
+        return;
+    }
+    let ssh = fake_ssh(dir.path(), "192.0.2.1", "127.0.0.1");
+    let run = |to: &str, via: &str| {
+        let program = env!("CARGO_BIN_EXE_longhaul");
+        let mut command = Command::new("unshare");
+        command.args(["--net", "sh", "-c", &format!("{lost} && exec \"$@\""), "sh", program]);
+        command.args(["cp", "-r", "--json", "--via", via, text(&source), &format!("far:{to}")]);
+        command.args(["--ssh", text(&ssh), "--remote-program", program]);
+        command.env("XDG_CONFIG_HOME", "/nonexistent");
+        let ran = command.output().expect("run");
+        (ran.status.code(), String::from_utf8(ran.stdout).expect("UTF-8"))
+    };
+    let (code, said) = run("copy", "auto");
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("\"through_ssh\":true") && said.contains("\"event\":\"note\""), "{said}");
+    assert_same(&source, &dir.path().join("copy"));
+}
+
 #[test]
 fn exit_codes_say_what_happened() {
     let dir = tempfile::tempdir().expect("a directory");

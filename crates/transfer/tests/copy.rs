@@ -276,3 +276,46 @@ fn a_directory_may_have_more_names_than_are_held_at_once() {
     assert_eq!((counts.files, counts.failed), (NAMES as u64, 0));
     assert_eq!(fs::read_dir(&copy).expect("read").count(), NAMES);
 }
+
+#[test]
+fn owners_and_set_uid_bits_are_kept_where_wanted_and_else_not() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, root) = (dir.path().join("source"), dir.path().join("root"));
+    fs::create_dir_all(source.join("d")).expect("made");
+    fs::create_dir(&root).expect("made");
+    for (name, size) in [("small", 10), ("large", 1 << 20)] {
+        fs::write(source.join(name), noise(1, size)).expect("written");
+    }
+    std::os::unix::fs::symlink("small", source.join("link")).expect("linked");
+    let names = ["small", "large", "link", "d"];
+    for name in names {
+        if std::os::unix::fs::lchown(source.join(name), Some(1234), Some(2345)).is_err() {
+            eprintln!("skip: who runs this may not give files away");
+            return;
+        }
+        if name != "link" {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o6755);
+            fs::set_permissions(source.join(name), mode).expect("set");
+        }
+    }
+    let agent = agent(&root);
+    for (target, owner) in [("without", false), ("with", true)] {
+        let mut there = spec(local(&source), at(&agent, target));
+        there.options.owner = owner;
+        run(&there).expect("copied");
+        let back = dir.path().join(target);
+        let mut home = spec(at(&agent, target), local(&back));
+        home.options.owner = owner;
+        run(&home).expect("copied back");
+        for (name, copy) in names.iter().flat_map(|name| [(name, root.join(target)), (name, back.clone())]) {
+            let meta = fs::symlink_metadata(copy.join(name)).expect("there");
+            let mode = if owner { 0o6755 } else { 0o755 };
+            let user = (meta.uid(), meta.gid());
+            assert!(!owner || user == (1234, 2345), "{name}: {user:?}");
+            assert!(owner || user.0 == rustix::process::geteuid().as_raw(), "{name}: {user:?}");
+            if *name != "link" {
+                assert_eq!(meta.mode() & 0o7777, mode, "{target}/{name}");
+            }
+        }
+    }
+}

@@ -446,3 +446,47 @@ fn nothing_takes_the_place_of_a_device_or_a_pipe() {
     let kind = |name: &str| fs::symlink_metadata(root.join(name)).expect("there").file_type();
     assert!(std::os::unix::fs::FileTypeExt::is_fifo(&kind("pipe")) && kind("link").is_symlink());
 }
+
+#[test]
+fn who_swaps_a_directory_for_a_link_meanwhile_gets_nothing_outside() {
+    let (dir, agent) = served();
+    let (root, outside) = (dir.path().join("root"), dir.path().join("outside"));
+    let source = dir.path().join("source");
+    fs::create_dir_all(source.join("d/e")).expect("made");
+    fs::create_dir(&outside).expect("made");
+    for i in 0..300 {
+        fs::write(source.join(format!("d/e/f{i}")), noise(i, 1000)).expect("written");
+    }
+    for i in 0..4 {
+        fs::write(source.join(format!("d/large{i}")), noise(i, 3 << 20)).expect("written");
+    }
+    let swapping = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let swaps = {
+        let (going, place, aside) = (swapping.clone(), root.join("source/d"), root.join("aside"));
+        let outside = outside.clone();
+        std::thread::spawn(move || {
+            let mut swaps = 0;
+            while going.load(std::sync::atomic::Ordering::Relaxed) {
+                if fs::rename(&place, &aside).is_ok() {
+                    let _ = std::os::unix::fs::symlink(&outside, &place);
+                    std::thread::yield_now();
+                    // It may have been replaced by a directory: that goes as well.
+                    let _ = fs::remove_file(&place);
+                    let _ = fs::remove_dir_all(&place);
+                    let _ = fs::rename(&aside, &place);
+                    swaps += 1;
+                }
+            }
+            swaps
+        })
+    };
+    for _ in 0..10 {
+        let (result, _) = run_watched(&spec(local(&source), at(&agent, "")));
+        result.expect("what could not be written is listed");
+    }
+    swapping.store(false, std::sync::atomic::Ordering::Relaxed);
+    let swaps = swaps.join().expect("joined");
+    assert!(swaps > 0);
+    let escaped: Vec<_> = fs::read_dir(&outside).expect("read").collect();
+    assert!(escaped.is_empty(), "{escaped:?} after {swaps} swaps");
+}
