@@ -41,9 +41,15 @@ pub(crate) fn file_key(entry: &Entry) -> FileKey {
     xxh3_128(&bytes)
 }
 
-/// Name of the unfinished file of a version of a file.
-pub(crate) fn unfinished(key: FileKey) -> Vec<u8> {
-    [crate::wire::RESERVED, format!("{key:032x}").as_bytes()].concat()
+/// Name of the unfinished file of a version of a file, in the copy with the key
+/// `copy`: another copy of the same files has names of its own.
+pub(crate) fn unfinished(copy: u64, key: FileKey) -> Vec<u8> {
+    [&unfinished_of(copy)[..], format!("{key:032x}").as_bytes()].concat()
+}
+
+/// How the names of all unfinished files of a copy begin.
+pub(crate) fn unfinished_of(copy: u64) -> Vec<u8> {
+    [crate::wire::RESERVED, format!("{copy:016x}-").as_bytes()].concat()
 }
 
 /// Blocks of files that a run before has written: where, and their checksums.
@@ -54,6 +60,8 @@ pub(crate) type Known = HashMap<FileKey, Vec<(u64, Digest)>>;
 pub(crate) struct Journal {
     file: Mutex<File>,
     name: Vec<u8>,
+    /// That of the copy.
+    pub(crate) key: u64,
     /// What a run before has left.
     pub(crate) known: Known,
     /// Whether there was one.
@@ -67,7 +75,7 @@ impl Journal {
     /// Another copy holds it, or it cannot be written.
     pub(crate) fn open(tree: &Tree, key: u64) -> io::Result<Journal> {
         let name = name(key);
-        let mut file = tree::create(tree.fd(), &name, true)?;
+        let (mut file, _) = tree::create(tree.fd(), &name, true)?;
         lock(&file)?;
         // A run that ended meanwhile has removed the name of what was locked.
         if rustix::fs::fstat(&file)?.st_nlink == 0 {
@@ -79,7 +87,7 @@ impl Journal {
             // Something to be found by, however early this run ends.
             file.write_all(&[0; RECORD])?;
         }
-        Ok(Journal { file: Mutex::new(file), name, known, resumed })
+        Ok(Journal { file: Mutex::new(file), name, key, known, resumed })
     }
 
     /// What it is called: a name that exists in the tree.

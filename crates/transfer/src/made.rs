@@ -206,7 +206,9 @@ impl Nowhere {
                 let done = if good { Ok(data.len() as u64) } else { Err(mismatch(&file.entry.path)) };
                 Done::Block(file.number, done)
             }
-            Job::Complete(file) => Done::File(file.number, Ok(())),
+            Job::Complete(file) => {
+                Done::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new())
+            }
             Job::Abandon(file) => Done::Abandoned(file.number),
             Job::Settle { .. } => Done::Settled(Counts::default(), Vec::new()),
         }

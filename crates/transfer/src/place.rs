@@ -161,7 +161,7 @@ pub(crate) fn means_contents(typed: &[u8]) -> bool {
 }
 
 /// A path's directory and its last component.
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
+pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|b| *b == b'/') {
         Some(0) => (b"/", &path[1..]),
         Some(at) => (&path[..at], &path[at + 1..]),

@@ -261,7 +261,10 @@ impl Reader {
         entry = tree::entry(&stat, Kind::File, entry.path);
         let have = if known == (entry.size, entry.mtime) { have } else { Box::default() };
         if self.xattrs {
-            entry.xattrs = tree::xattrs(file.as_fd()).unwrap_or_default();
+            match tree::xattrs(file.as_fd()) {
+                Ok(xattrs) => entry.xattrs = xattrs,
+                Err(e) => return self.trouble(&entry, Op::Read, say(&e)),
+            }
         }
         let sparse = (stat.st_blocks as u64).saturating_mul(512) < entry.size;
         self.share(Readable::File(file, stat), entry, (have, sparse), index)

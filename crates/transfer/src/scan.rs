@@ -78,19 +78,40 @@ pub(crate) struct Scan<'a, V> {
     linked: HashMap<(u64, u64), RelPath>,
     /// Directories on the way to what was listed, by the checksum of their names.
     ways: HashSet<u128>,
+    /// What was found of which of the places, by the checksum of names, where several
+    /// places may have the same.
+    names: Option<HashMap<u128, usize>>,
+    /// Which of the places it is at, and what the last list was of.
+    place: usize,
+    listed: Option<Tree>,
     stopped: bool,
 }
 
 impl<'a, V: Visitor> Scan<'a, V> {
     pub(crate) fn new(visitor: &'a mut V, filter: &'a Filter, recursive: bool) -> Scan<'a, V> {
-        Scan { visitor, filter, recursive, linked: HashMap::new(), ways: HashSet::new(), stopped: false }
+        let (linked, ways) = (HashMap::new(), HashSet::new());
+        Scan { visitor, filter, recursive, linked, ways, names: None, place: 0, listed: None, stopped: false }
+    }
+
+    /// For places of which some may have the same names: each is found once. It takes
+    /// 32 bytes a name.
+    pub(crate) fn once(mut self, starts: &[Start]) -> Self {
+        let named = |start: &Start| matches!(start, Start::Tree { path, .. } if !path.is_root());
+        self.names = (starts.len() > 1 && !starts.iter().all(named)).then(HashMap::new);
+        self
     }
 
     /// Scans from `start`; whether the visitor wants more.
     pub(crate) fn run(&mut self, start: &Start) -> bool {
+        match (start, &self.listed) {
+            // More of what the list is of.
+            (Start::Listed { tree, .. }, Some(of)) if of.is(tree) => {}
+            _ => self.place += 1,
+        }
         match start {
             Start::Tree { tree, path } => self.tree(tree, path),
             Start::Listed { tree, named, path } => {
+                self.listed = Some(tree.clone());
                 self.way(tree, named, path);
                 self.tree(tree, path);
             }
@@ -148,8 +169,7 @@ impl<'a, V: Visitor> Scan<'a, V> {
                 break;
             }
             if self.filter.takes(&entry.path) {
-                let origin = Origin::Made(Arc::clone(made), index);
-                self.stopped |= !self.visitor.found(Found { origin, entry });
+                self.found(Found { origin: Origin::Made(Arc::clone(made), index), entry });
             }
         }
     }
@@ -216,8 +236,29 @@ impl<'a, V: Visitor> Scan<'a, V> {
         if entry.kind == Kind::File && stat.st_nlink > 1 {
             self.link((stat.st_dev, stat.st_ino), &mut entry);
         }
-        self.stopped |= !self.visitor.found(Found { origin: Origin::Tree(tree.clone()), entry });
+        self.found(Found { origin: Origin::Tree(tree.clone()), entry });
         Ok(true)
+    }
+
+    /// Hands on what was found, if nothing else was under its name.
+    fn found(&mut self, found: Found) {
+        if let Some(names) = &mut self.names
+            && found.entry.kind != Kind::Directory
+        {
+            let key = xxhash_rust::xxh3::xxh3_128(found.entry.path.as_bytes());
+            match names.insert(key, self.place) {
+                None => {}
+                // Listed twice, say: it is the same.
+                Some(place) if place == self.place => return,
+                Some(_) => {
+                    let e = io::Error::other(
+                        "another source has something of this name: will not overwrite just-created",
+                    );
+                    return self.trouble(&found.entry.path, &e);
+                }
+            }
+        }
+        self.stopped |= !self.visitor.found(found);
     }
 
     /// Makes a further name of a file a link to the first.

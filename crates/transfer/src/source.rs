@@ -221,7 +221,7 @@ struct Finder {
 impl Finder {
     fn run(mut self, plan: &Plan) {
         let (filter, recursive) = (&plan.filter, plan.recursive);
-        let mut scan = Scan::new(&mut self, filter, recursive);
+        let mut scan = Scan::new(&mut self, filter, recursive).once(&plan.starts);
         for start in &plan.starts {
             if !scan.run(start) {
                 break;

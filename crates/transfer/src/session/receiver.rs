@@ -73,8 +73,8 @@ pub enum Done {
     },
     /// Of a block: how many bytes were written.
     Block(u64, Result<u64, Trouble>),
-    /// Of the end of a file.
-    File(u64, Result<(), Trouble>),
+    /// Of the end of a file: what was done, and what failed.
+    File(u64, Counts, Vec<Trouble>),
     /// A file that was not to appear is gone.
     Abandoned(u64),
     /// Everything is settled.
@@ -300,8 +300,8 @@ impl Receiver {
             return Err(Violation::Unexpected("its end before that of a file"));
         }
         if self.open == 0 && self.jobs.is_empty() && self.files.is_empty() {
-            let whole = self.whole && self.counts.failed == 0;
-            self.jobs.push_back(Job::Settle { whole });
+            // What failed on this side was seen on the other all the same.
+            self.jobs.push_back(Job::Settle { whole: self.whole });
         }
         Ok(())
     }
@@ -332,10 +332,9 @@ impl Receiver {
                 self.add(counts, result.err().filter(|_| first).into_iter().collect());
                 self.look(file)?;
             }
-            Done::File(file, result) => {
+            Done::File(file, counts, troubles) => {
                 self.files.remove(&file);
-                let counts = Counts { files: result.is_ok().into(), ..Counts::default() };
-                self.add(counts, result.err().into_iter().collect());
+                self.add(counts, troubles);
             }
             Done::Abandoned(file) => {
                 self.files.remove(&file);

@@ -130,7 +130,7 @@ impl Disk {
                 let all =
                     self.unfinished.remove(&file.number).unwrap_or_else(|| vec![0; file.entry.size as usize]);
                 self.files.insert(file.entry.path.clone(), all);
-                Done::File(file.number, Ok(()))
+                Done::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new())
             }
             Job::Abandon(file) => {
                 self.unfinished.remove(&file.number);
