@@ -62,6 +62,8 @@ pub struct Settings {
     pub ssh: Ssh,
     /// How long connecting may take.
     pub connect: Duration,
+    /// How long the other side may leave what was sent to it unanswered.
+    pub silence: Duration,
     /// Congestion control, by the kernel's name.
     pub congestion: Option<String>,
     /// Settings of the engine.
@@ -78,6 +80,7 @@ impl Default for Settings {
             key: None,
             ssh: Ssh::default(),
             connect: Duration::from_secs(30),
+            silence: crate::link::SILENCE,
             congestion: None,
             engine: Config::default(),
         }

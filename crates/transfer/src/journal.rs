@@ -11,6 +11,7 @@
 //!   same place with the same key exclude each other;
 //! - a journal exists from the beginning of a copy until it was complete.
 
+use crate::read::read_full;
 use crate::tree::{self, Tree};
 use crate::wire::{Digest, Entry};
 use rustix::fs::FlockOperation;
@@ -28,6 +29,9 @@ const AGAIN: Duration = Duration::from_millis(20);
 
 /// Bytes of a record: version of a file, offset, digest, check.
 const RECORD: usize = 16 + 8 + 32 + 8;
+
+/// How the first record begins: as no other does, since its check is wrong.
+const BOOT: &[u8; 8] = b"lh-boot1";
 
 /// Names a version of a file: path, size and time of change.
 pub(crate) type FileKey = u128;
@@ -66,6 +70,9 @@ pub(crate) struct Journal {
     pub(crate) known: Known,
     /// Whether there was one.
     pub(crate) resumed: bool,
+    /// Whether that was before the machine was started anew: what had appeared may
+    /// never have got from memory to the medium.
+    pub(crate) rebooted: bool,
 }
 
 impl Journal {
@@ -82,12 +89,13 @@ impl Journal {
             return Journal::open(tree, key);
         }
         let resumed = file.metadata()?.len() > 0;
+        let rebooted = resumed && is_of_another_boot(&file);
         let known = read(&mut file)?;
         if !resumed {
             // Something to be found by, however early this run ends.
-            file.write_all(&[0; RECORD])?;
+            file.write_all(&header())?;
         }
-        Ok(Journal { file: Mutex::new(file), name, key, known, resumed })
+        Ok(Journal { file: Mutex::new(file), name, key, known, resumed, rebooted })
     }
 
     /// What it is called: a name that exists in the tree.
@@ -97,8 +105,14 @@ impl Journal {
 
     /// Whether the copy with this key was cut off in `tree`.
     pub(crate) fn exists(tree: &Tree, key: u64) -> bool {
+        Journal::left(tree, key).is_some()
+    }
+
+    /// If the copy with this key was cut off in `tree`: whether that was before the
+    /// machine was started anew.
+    pub(crate) fn left(tree: &Tree, key: u64) -> Option<bool> {
         // A name of this program's own is none that may travel, so not a RelPath.
-        tree::open_own(tree, &name(key)).is_ok()
+        tree::open_own(tree, &name(key)).ok().map(|file| is_of_another_boot(&file))
     }
 
     /// Remembers a block that was written.
@@ -116,6 +130,23 @@ impl Journal {
     pub(crate) fn remove(&self, tree: &Tree) -> io::Result<()> {
         tree::remove(tree.fd().as_fd(), &self.name)
     }
+}
+
+/// The first record: of no file, but of the time since the machine was started.
+fn header() -> [u8; RECORD] {
+    let mut header = [0; RECORD];
+    header[..BOOT.len()].copy_from_slice(BOOT);
+    // A kernel that does not say is taken for always the same.
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    header[16..32].copy_from_slice(&xxh3_128(&boot).to_le_bytes());
+    header
+}
+
+/// Whether a journal was begun before the machine was started anew. One that does
+/// not say may have been.
+fn is_of_another_boot(file: &File) -> bool {
+    let mut first = [0; RECORD];
+    !read_full(file, &mut first, 0).is_ok_and(|read| read == RECORD && first == header())
 }
 
 /// Takes the lock. A run whose other side was killed just now still has it.

@@ -40,6 +40,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod ask;
 mod copy;
 pub mod dataset;
 mod delete;

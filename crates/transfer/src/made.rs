@@ -199,7 +199,7 @@ impl Nowhere {
             Job::Ask { number, batch } => {
                 let entries = BatchReader::new(&batch).take_while(Result::is_ok).count() as u32;
                 let wants = (0..entries).map(|index| Want { index, have: Box::default() }).collect();
-                Done::Asked { number, wants, same: 0 }
+                Done::Asked { number, wants, counts: Counts::default(), troubles: Vec::new() }
             }
             Job::Block { file, offset, digest, data } => {
                 let good = self.hash.of_block(&data, offset, file.entry.size) == digest;

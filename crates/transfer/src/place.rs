@@ -4,7 +4,7 @@ use crate::journal::Journal;
 use crate::made::{self, Made};
 use crate::scan::Start;
 use crate::tree::{Tree, say};
-use crate::wire::{Place, Refusal, RefusalKind, RelPath, Request, show};
+use crate::wire::{Options, Place, Refusal, RefusalKind, RelPath, Request, show};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -118,6 +118,25 @@ impl Root {
                 named(base, name)
             }
             (Err(e), _) => Err(wrong(path, &e)),
+        }
+    }
+
+    /// If a run of this request was cut off here: whether that was before the machine
+    /// was started anew. Makes nothing.
+    ///
+    /// # Errors
+    /// As [`destination`](Self::destination).
+    pub(crate) fn left(&self, request: &Request) -> Result<Option<bool>, Refusal> {
+        if made::is_nowhere(&request.destination) {
+            return Ok(None);
+        }
+        let options = Options { dry_run: true, ..request.options };
+        let made = request.place != Place::Guess || request.destination.ends_with(b"/");
+        match self.destination(&Request { options, ..request.clone() }) {
+            Ok(Destination { base, .. }) => Ok(Journal::left(&base, request.key)),
+            // It will be made.
+            Err(refusal) if made && refusal.kind == RefusalKind::NoSuchPath => Ok(None),
+            Err(refusal) => Err(refusal),
         }
     }
 

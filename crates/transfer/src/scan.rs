@@ -8,7 +8,7 @@
 use crate::filter::Filter;
 use crate::made::{self, Made};
 use crate::tree::{self, Tree, say};
-use crate::wire::{Digest, Entry, Hash, Kind, NameError, Op, RelPath, Trouble};
+use crate::wire::{Digest, Entry, Hash, Kind, NameError, Op, RelPath, Trouble, Xattr};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,6 +37,16 @@ impl Found {
         match &self.origin {
             Origin::Tree(tree) => hash.of_file(&tree::open_file(tree, &self.entry.path)?),
             Origin::Made(made, index) => made::digest(made, *index, hash),
+        }
+    }
+}
+
+impl Found {
+    /// The extended attributes of a file.
+    pub(crate) fn xattrs(&self) -> io::Result<Vec<Xattr>> {
+        match &self.origin {
+            Origin::Tree(tree) => tree::xattrs(tree::open_file(tree, &self.entry.path)?.as_fd()),
+            Origin::Made(..) => Ok(Vec::new()),
         }
     }
 }

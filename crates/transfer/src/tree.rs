@@ -350,6 +350,32 @@ pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Vec<Xattr>> {
     Ok(all)
 }
 
+/// Whether the extended attributes of an open file that may be carried are others
+/// than those of an entry.
+pub(crate) fn xattrs_differ(file: BorrowedFd<'_>, entry: &Entry) -> io::Result<bool> {
+    let (mut there, mut wanted) = (xattrs(file)?, entry.xattrs.clone());
+    there.sort_unstable();
+    wanted.sort_unstable();
+    Ok(there != wanted)
+}
+
+/// Removes the extended attributes that may be carried and an entry does not have.
+pub(crate) fn remove_xattrs(file: BorrowedFd<'_>, entry: &Entry) -> io::Result<()> {
+    for (name, _) in xattrs(file)? {
+        if !entry.xattrs.iter().any(|(wanted, _)| *wanted == name) {
+            rustix::fs::fremovexattr(file, os(&name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether what is there has the mode, and the owner where that is kept, that an
+/// entry would get.
+pub(crate) fn is_as(entry: &Entry, there: &Entry, keep: Keep) -> bool {
+    let owner = !keep.owner || (entry.uid, entry.gid) == (there.uid, there.gid);
+    owner && safe_mode(entry.mode, keep) == there.mode
+}
+
 /// What users set, and access control lists: not what the system keeps for
 /// itself (security labels, trusted attributes), which is another's elsewhere.
 pub(crate) fn is_carried(name: &[u8]) -> bool {

@@ -8,6 +8,7 @@
 //! - a hard link is made when all files are there;
 //! - a file whose metadata cannot be set appears all the same, and is told.
 
+mod same;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,7 @@ use crate::wire::{
     BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry, Hash, Kind, Op, Options,
     RelPath, Trouble, Want,
 };
+use same::{Mended, present};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
@@ -229,6 +231,12 @@ impl Writer {
         self.journal.as_ref().is_some_and(|journal| journal.resumed)
     }
 
+    /// Whether that was before the machine was started anew, so that only content
+    /// tells what is there.
+    pub(crate) fn by_content(&self) -> bool {
+        self.journal.as_ref().is_some_and(|journal| journal.rebooted)
+    }
+
     /// A way through the tree, for one thread.
     pub(crate) fn walker(&self) -> Walker {
         Walker::new(self.base.clone())
@@ -405,20 +413,23 @@ impl Writer {
     ) -> Result<Outcome, Failed> {
         let write = |e| (Op::Write, e);
         let path = self.place(&entry.path).map_err(write)?;
+        let unchanged = self.is_unchanged(entry, &path);
         if self.options.dry_run {
-            return Ok(Outcome::There);
+            return Ok(if unchanged { Outcome::Later } else { Outcome::There });
         }
         let (parent, _) = path.split();
         match &entry.kind {
             Kind::Directory => {
                 self.directory(&path, walker).map_err(write)?;
+                // What is made in it changes its time: it is set again in any case.
                 lock(&self.last).directories.push(Entry { path, ..entry.clone() });
-                Ok(Outcome::There)
+                Ok(if unchanged { Outcome::Later } else { Outcome::There })
             }
             Kind::HardLink(_) => {
                 lock(&self.last).links.push(entry.clone());
                 Ok(Outcome::Later)
             }
+            Kind::Symlink(_) if unchanged => Ok(Outcome::Later),
             Kind::Symlink(target) => {
                 let directory = self.parent(parent, walker).map_err(write)?;
                 let temporary = self.unfinished(entry);
@@ -577,6 +588,8 @@ impl Writer {
         walker: &mut Walker,
     ) -> Result<(), Failed> {
         let write = |e| (Op::Write, e);
+        // Whatever becomes of it, the source has it.
+        self.note(&file.entry);
         if self.options.hash.of_block(data, offset, file.entry.size) != *digest {
             return Err(mismatch());
         }
@@ -629,20 +642,31 @@ impl Writer {
     }
 
     fn ask(&self, number: u32, batch: &[u8]) -> Done {
-        let (mut wants, mut same) = (Vec::new(), 0);
+        let (mut wants, mut counts, mut troubles) = (Vec::new(), Counts::default(), Vec::new());
         for (index, part) in BatchReader::new(batch).enumerate() {
             let Ok((entry, content, _)) = part else {
                 self.torn.store(true, Relaxed);
                 break;
             };
             self.note(&entry);
-            if self.is_there(&entry, &content) && self.list_same(&entry, &content).is_ok() {
-                same += 1;
-            } else {
-                wants.push(Want { index: index as u32, have: self.have(&entry) });
+            let there = self.there(&entry, &content);
+            let there = there.filter(|_| self.list_same(&entry, &content).is_ok());
+            let mended = there.map_or(Mended::Not, |there| self.mend(&entry, &there));
+            match mended {
+                Mended::Not => {
+                    let have = self.have(&entry);
+                    counts.skipped += present(&have, entry.size);
+                    wants.push(Want { index: index as u32, have });
+                    continue;
+                }
+                Mended::Nothing => {}
+                Mended::Done => counts.metadata += 1,
+                Mended::Failed(e) => troubles.push(self.trouble(&entry.path, &(Op::Metadata, e))),
             }
+            counts.same += 1;
+            counts.skipped += entry.size;
         }
-        Done::Asked { number, wants, same }
+        Done::Asked { number, wants, counts, troubles }
     }
 
     /// Lists a file that need not be sent; one that cannot be read is sent again.
@@ -651,29 +675,25 @@ impl Writer {
             return Ok(());
         }
         let path = self.place(&entry.path).map_err(|e| (Op::Write, e))?;
-        self.list(&path, || match (content, self.options.compare) {
+        self.list(&path, || match (content, self.compare()) {
             (Content::Asked(Some(digest)), Compare::Checksum) => Ok(*digest),
             _ => Hash::Strong.of_file(&tree::open_file(&self.base, &path)?),
         })
     }
 
-    /// Whether what is there is as good as what would be sent.
-    fn is_there(&self, entry: &Entry, content: &Content) -> bool {
-        let Ok(path) = self.place(&entry.path) else { return false };
-        let Ok(Some(there)) = self.base.look(&path) else { return false };
-        // Who sends everything asks only to go on with what was cut off.
-        let compare = match self.options.compare {
-            Compare::Nothing => Compare::Mtime,
-            compare => compare,
-        };
-        entry.is_same(&there, compare).unwrap_or_else(|| match content {
+    /// What is there, if it is as good as what would be sent.
+    fn there(&self, entry: &Entry, content: &Content) -> Option<Entry> {
+        let path = self.place(&entry.path).ok()?;
+        let there = self.base.look(&path).ok()??;
+        let same = entry.is_same(&there, self.compare()).unwrap_or_else(|| match content {
             Content::Asked(Some(digest)) => {
                 let hash =
                     tree::open_file(&self.base, &path).and_then(|file| self.options.hash.of_file(&file));
                 hash.is_ok_and(|hash| hash == *digest)
             }
             _ => false,
-        })
+        });
+        same.then_some(there)
     }
 
     /// Blocks that a run before has written, as a bit each; what the journal
@@ -724,7 +744,7 @@ impl Writer {
         }
         for link in &links {
             match self.hard_link(link) {
-                Ok(()) => counts.others += 1,
+                Ok(made) => counts.others += u64::from(made),
                 Err(e) => troubles.push(self.trouble(&link.path, &e)),
             }
         }
@@ -796,10 +816,15 @@ impl Writer {
         }
     }
 
-    fn hard_link(&self, entry: &Entry) -> Result<(), Failed> {
+    /// Makes another name of a file; whether it was none already.
+    fn hard_link(&self, entry: &Entry) -> Result<bool, Failed> {
         let write = |e| (Op::Write, e);
-        let Kind::HardLink(first) = &entry.kind else { return Ok(()) };
+        let Kind::HardLink(first) = &entry.kind else { return Ok(false) };
         let (first, path) = (self.place(first).map_err(write)?, self.place(&entry.path).map_err(write)?);
+        let list = || self.list(&path, || Hash::Strong.of_file(&tree::open_file(&self.base, &path)?));
+        if self.is_unchanged(entry, &path) {
+            return list().map(|()| false);
+        }
         let ((old, from), (parent, name)) = (first.split(), path.split());
         let old = self.base.directory(old).map_err(write)?;
         let directory = self.base.make(parent).map_err(write)?;
@@ -812,8 +837,9 @@ impl Writer {
         tree::appear(directory.as_fd(), &temporary, name)
             .inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))
             .map_err(write)?;
-        self.list(&path, || Hash::Strong.of_file(&tree::open_file(&self.base, &path)?))?;
+        list()?;
         // Where both are the same file already, renaming has done nothing.
-        tree::remove(directory.as_fd(), &temporary).map_err(write)
+        tree::remove(directory.as_fd(), &temporary).map_err(write)?;
+        Ok(true)
     }
 }

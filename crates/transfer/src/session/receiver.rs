@@ -9,7 +9,9 @@
 //!   stream has ended, `open` is zero and `files` is empty.
 
 use super::{OPEN_FILES, QUESTIONS, Violation};
-use crate::wire::{BatchReader, Close, Content, Counts, Digest, Entry, Frame, Stage, Trouble, Tuned, Want};
+use crate::wire::{
+    BatchReader, Close, Content, Counts, Digest, Entry, Frame, Scanned, Stage, Trouble, Tuned, Want,
+};
 use longhaul_engine::Buf;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -68,8 +70,10 @@ pub enum Done {
         number: u32,
         /// What is wanted.
         wants: Vec<Want>,
-        /// How many are not.
-        same: u64,
+        /// What is there already, and what was changed of it.
+        counts: Counts,
+        /// What could not be changed.
+        troubles: Vec<Trouble>,
     },
     /// Of a block: how many bytes were written.
     Block(u64, Result<u64, Trouble>),
@@ -90,6 +94,8 @@ pub enum Told {
     Tuned(Tuned),
     /// Which stage there the others wait for.
     Limit(Option<Stage>),
+    /// How much there is.
+    Scanned(Scanned),
 }
 
 #[derive(Debug)]
@@ -231,6 +237,7 @@ impl Receiver {
             }
             Frame::Tuned(tuned) => return Ok(Some(Told::Tuned(tuned))),
             Frame::Limit(stage) => return Ok(Some(Told::Limit(stage))),
+            Frame::Scanned(scanned) => return Ok(Some(Told::Scanned(scanned))),
             Frame::End { whole } => {
                 self.ended += 1;
                 self.whole &= whole;
@@ -314,9 +321,9 @@ impl Receiver {
         self.open -= 1;
         match done {
             Done::Batch(counts, troubles) => self.add(counts, troubles),
-            Done::Asked { number, wants, same } => {
+            Done::Asked { number, wants, counts, troubles } => {
                 self.questions -= 1;
-                self.counts.same += same;
+                self.add(counts, troubles);
                 self.counts.wanted += wants.len() as u64;
                 self.frames.push_back(Frame::Wanted { number, wants });
             }
@@ -355,6 +362,8 @@ impl Receiver {
         counts.bytes += more.bytes;
         counts.same += more.same;
         counts.deleted += more.deleted;
+        counts.metadata += more.metadata;
+        counts.skipped += more.skipped;
         counts.failed += troubles.len() as u64;
         self.troubles.extend_from_slice(&troubles);
         self.frames.extend(troubles.into_iter().map(Frame::Trouble));

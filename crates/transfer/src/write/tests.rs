@@ -249,3 +249,39 @@ fn what_was_written_by_another_checksum_is_not_compared_by_it() {
     let list = fs::read_to_string(dir.path().join("list")).expect("a list");
     assert_eq!(list, format!("{}  large\n", blake3::hash(&vec![1; 2 * BLOCK]).to_hex()));
 }
+
+/// What the writer says of a file of content `data` that it is asked about.
+fn wanted(writer: &Writer, entry: &Entry, data: &[u8]) -> bool {
+    let mut batch = Batch::default();
+    batch.push(entry, &Content::Asked(Some(writer.options.hash.of(data))), &[]);
+    let job = Job::Ask { number: 0, batch: batch.into_body() };
+    match writer.run(job, &mut writer.walker()) {
+        Done::Asked { wants, .. } => !wants.is_empty(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn after_a_new_start_of_the_machine_content_decides() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = entry("f", Kind::File, 3);
+    assert!(!writer(dir.path(), 1, Options::default()).resumes());
+    let there = |content: &str| {
+        let path = dir.path().join("f");
+        fs::write(&path, content).expect("written");
+        let time = std::time::UNIX_EPOCH + std::time::Duration::new(1_000_000_000, 5);
+        fs::File::options().write(true).open(path).expect("open").set_modified(time).expect("set");
+    };
+    // What a power failure leaves of a file whose content was in memory only.
+    there("\0\0\0");
+    let again = writer(dir.path(), 1, Options::default());
+    assert!(again.resumes() && !again.by_content() && !wanted(&again, &file, b"new"), "the same boot");
+    drop(again);
+    let journal = own(dir.path()).pop().expect("a journal");
+    let journal = fs::File::options().write(true).open(dir.path().join(journal)).expect("open");
+    journal.write_all_at(b"another boot", 16).expect("written");
+    let again = writer(dir.path(), 1, Options::default());
+    assert!(again.by_content() && wanted(&again, &file, b"new"), "another boot");
+    there("new");
+    assert!(!wanted(&again, &file, b"new"), "it is whole");
+}
