@@ -8,6 +8,7 @@ use crate::seal::{Handshake, Key, Opener, Sealer};
 use crate::wire::{Frame, HEADER_LEN, Header, Malformed, Refusal};
 use longhaul_engine::net::{Life, TcpStream};
 use longhaul_engine::{Buf, BufMut, BufPool, Memory, RecvMsg, SendMsg, timeout};
+use std::cell::Cell;
 use std::io;
 use std::pin::pin;
 use std::rc::Rc;
@@ -75,6 +76,8 @@ impl Drop for Closing {
 pub(crate) struct Watched {
     stream: Rc<TcpStream>,
     silence: Duration,
+    /// Whoever still uses it hears why it has ended.
+    given_up: Cell<bool>,
 }
 
 impl Watched {
@@ -84,20 +87,24 @@ impl Watched {
         let mut work = pin!(work);
         let mut before = false;
         loop {
-            if let Ok(done) = timeout(self.silence / LOOKS, work.as_mut()).await {
-                return done;
+            match timeout(self.silence / LOOKS, work.as_mut()).await {
+                Ok((_, rest)) if self.given_up.get() => {
+                    let silence = self.silence.as_secs();
+                    let message = format!("nothing has come from the other side for {silence} s");
+                    return (Err(io::Error::new(io::ErrorKind::TimedOut, message)), rest);
+                }
+                Ok(done) => return done,
+                Err(_) => {}
             }
             let silent = self.is_silent();
             // Twice, since an answer to what was just sent may be on its way.
             if silent && before {
-                break;
+                self.given_up.set(true);
+                // What is under way ends by that.
+                self.stream.abandon();
             }
             before = silent;
         }
-        self.stream.abandon();
-        let (_, rest) = work.await;
-        let message = format!("nothing has come from the other side for {} s", self.silence.as_secs());
-        (Err(io::Error::new(io::ErrorKind::TimedOut, message)), rest)
     }
 
     /// Whether something waits for an answer, and none has come for too long.
@@ -129,7 +136,7 @@ impl Link {
         if let Err(e) = stream.keep_alive(often, LOOKS - 1) {
             tracing::debug!("no keep-alive: {e}");
         }
-        let stream = Rc::new(Watched { stream: Rc::new(stream), silence });
+        let stream = Rc::new(Watched { stream: Rc::new(stream), silence, given_up: Cell::new(false) });
         let rx = TcpRx {
             stream: Rc::clone(&stream),
             pool,

@@ -287,18 +287,23 @@ impl Writer {
                 self.base.clear(path)?;
                 walker.make(path)
             }
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied && self.open_way(path) => walker.make(path),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                // Another thread may just have changed the mode: it is tried again.
+                self.open_way(path);
+                walker.make(path)
+            }
             result => result,
         }
     }
 
-    /// Lets this user write in the deepest directory of a path that is there;
-    /// whether that has changed anything.
-    fn open_way(&self, path: &[u8]) -> bool {
+    /// Lets this user write in the deepest directory of a path that is there.
+    fn open_way(&self, path: &[u8]) {
         let slashes = path.iter().enumerate().rev().filter(|(_, b)| **b == b'/').map(|(at, _)| at);
         let mut ways = std::iter::once(path.len()).chain(slashes).chain([0]).map(|end| &path[..end]);
         let found = ways.find_map(|way| Some((way, self.base.directory(way).ok()?)));
-        found.is_some_and(|(way, directory)| self.open_up(directory.as_fd(), way))
+        if let Some((way, directory)) = found {
+            self.open_up(directory.as_fd(), way);
+        }
     }
 
     /// Lets this user write in a directory until everything is done; whether that

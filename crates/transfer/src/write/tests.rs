@@ -285,3 +285,32 @@ fn after_a_new_start_of_the_machine_content_decides() {
     there("new");
     assert!(!wanted(&again, &file, b"new"), "it is whole");
 }
+
+/// Bytes that this thread has had read from media, if the system counts them.
+fn fetched() -> u64 {
+    let told = fs::read_to_string("/proc/thread-self/io").unwrap_or_default();
+    let read = told.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+    read.and_then(|bytes| bytes.parse().ok()).unwrap_or_default()
+}
+
+#[test]
+fn small_files_are_verified_from_the_medium() {
+    const LEN: usize = 200 << 10;
+    let dir = tempfile::tempdir().expect("a directory");
+    // Whether that can be seen here.
+    let mut file =
+        File::options().read(true).write(true).create_new(true).open(dir.path().join("x")).expect("x");
+    file.write_all(&vec![1; LEN]).expect("written");
+    forget(&file).expect("synchronised");
+    let before = fetched();
+    read_full(&file, &mut vec![0; LEN], 0).expect("read");
+    if fetched() < before + LEN as u64 {
+        eprintln!("skip: what is read from the medium is not counted, or all of it is memory");
+        return;
+    }
+    let writer = writer(dir.path(), 1, Options { verify: true, ..Options::default() });
+    let before = fetched();
+    let (counts, troubles) = batch(&writer, &[(entry("small", Kind::File, LEN as u64), &vec![7; LEN])]);
+    assert_eq!((counts.files, troubles), (1, Vec::new()));
+    assert!(fetched() >= before + LEN as u64, "it was read from memory");
+}
