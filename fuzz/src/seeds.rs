@@ -271,7 +271,7 @@ fn transfers(all: &mut Vec<Seed>) {
     use longhaul_transfer::session::{Item, Outgoing, Sender};
     use longhaul_transfer::wire::{
         Batch, Content, Counts, Digest, Direction, Entry, Frame, Hello, Kind, Op, Refusal, RefusalKind,
-        RelPath, Request, Stage, Time, Trouble, Tuned, VERSION, Want, Welcome,
+        RelPath, Request, Scanned, Stage, Time, Trouble, Tuned, VERSION, Want, Welcome,
     };
     use std::sync::Arc;
     let path = |name: &str| RelPath::new(name.as_bytes()).expect("a good name");
@@ -317,6 +317,7 @@ fn transfers(all: &mut Vec<Seed>) {
     let file = Arc::new(Outgoing { number: 3, entry: entry("large", Kind::File, 1 << 20) });
     let trouble = Trouble { path: path("bad"), op: Op::Read, message: "words".into() };
     let tuned = Tuned { stage: Stage::Read, from: 4, to: 6, why: "it brought more".into() };
+    let scanned = Scanned { files: 3, bytes: 1 << 20, done: true };
     let items = vec![
         Item::Batch(batch.into_body()),
         Item::Ask { number: 1, batch: question.into_body() },
@@ -325,6 +326,7 @@ fn transfers(all: &mut Vec<Seed>) {
         Item::Trouble(trouble.clone()),
         Item::Tuned(tuned.clone()),
         Item::Limit(Some(Stage::Write)),
+        Item::Scanned(scanned),
     ];
     let mut frames = Vec::new();
     items.into_iter().for_each(|item| sender.frames(0, item, &mut frames));
@@ -333,12 +335,13 @@ fn transfers(all: &mut Vec<Seed>) {
     add(all, "transfer_frames", "sends-later", &stream(4, frames));
     let counts = Counts { files: 1, bytes: 5, ..Counts::default() };
     let answers = vec![
-        Frame::Welcome(Welcome { version: VERSION, resume: true }),
+        Frame::Welcome(Welcome { version: VERSION, resume: true, by_content: true }),
         Frame::Wanted { number: 0, wants: vec![Want { index: 1, have: [5].into() }] },
         Frame::Progress(counts),
         Frame::Trouble(trouble),
         Frame::Tuned(tuned),
         Frame::Limit(None),
+        Frame::Scanned(scanned),
         Frame::Finished(counts),
         Frame::Refuse(Refusal::new(RefusalKind::Busy, "words\u{1b}")),
     ];

@@ -71,9 +71,11 @@ fn work(job: Job) -> Done {
             let entries = BatchReader::new(&body).take_while(Result::is_ok).count() as u64;
             Done::Batch(Counts { others: entries, ..Counts::default() }, Vec::new())
         }
-        Job::Ask { number, .. } => Done::Asked { number, wants: Vec::new(), same: 0 },
+        Job::Ask { number, .. } => {
+            Done::Asked { number, wants: Vec::new(), counts: Counts::default(), troubles: Vec::new() }
+        }
         Job::Block { file, data, .. } => Done::Block(file.number, Ok(data.len() as u64)),
-        Job::Complete(file) => Done::File(file.number, Ok(())),
+        Job::Complete(file) => Done::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new()),
         Job::Abandon(file) => Done::Abandoned(file.number),
         Job::Settle { .. } => Done::Settled(Counts::default(), Vec::new()),
     }

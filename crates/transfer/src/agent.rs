@@ -298,7 +298,8 @@ impl Serving {
         };
         tracing::info!("{peer}: {:?} over {} streams", hello.direction, hello.streams);
         let resume = matches!(&prepared, Prepared::Receive(writer) if writer.resumes());
-        link.tx.send(vec![Frame::Welcome(Welcome { version, resume })]).await?;
+        let by_content = matches!(&prepared, Prepared::Receive(writer) if writer.by_content());
+        link.tx.send(vec![Frame::Welcome(Welcome { version, resume, by_content })]).await?;
         let mut links = self.gather(&hello, link).await?;
         let monitor = Arc::new(Monitor::new());
         match prepared {

@@ -12,6 +12,7 @@
 //! - a journal exists from the beginning of a copy until it was complete;
 //! - what is in memory of it is of files that were not complete, and has a bound.
 
+use crate::read::read_full;
 use crate::tree::{self, Tree};
 use crate::wire::{Digest, Entry};
 use rustix::fs::FlockOperation;
@@ -40,6 +41,9 @@ const COMPACT: usize = 1024;
 /// Bytes that are read at once.
 const READ: usize = 64 << 10;
 
+/// How the first record begins: as no other does, since its check is wrong.
+const BOOT: &[u8; 8] = b"lh-boot1";
+
 /// Names a version of a file: path, size and time of change.
 pub(crate) type FileKey = u128;
 
@@ -52,9 +56,15 @@ pub(crate) fn file_key(entry: &Entry) -> FileKey {
     xxh3_128(&bytes)
 }
 
-/// Name of the unfinished file of a version of a file.
-pub(crate) fn unfinished(key: FileKey) -> Vec<u8> {
-    [crate::wire::RESERVED, format!("{key:032x}").as_bytes()].concat()
+/// Name of the unfinished file of a version of a file, in the copy with the key
+/// `copy`: another copy of the same files has names of its own.
+pub(crate) fn unfinished(copy: u64, key: FileKey) -> Vec<u8> {
+    [&unfinished_of(copy)[..], format!("{key:032x}").as_bytes()].concat()
+}
+
+/// How the names of all unfinished files of a copy begin.
+pub(crate) fn unfinished_of(copy: u64) -> Vec<u8> {
+    [crate::wire::RESERVED, format!("{copy:016x}-").as_bytes()].concat()
 }
 
 /// Blocks of files that a run before has written: where, and their checksums.
@@ -65,10 +75,15 @@ pub(crate) type Known = HashMap<FileKey, Vec<(u64, Digest)>>;
 pub(crate) struct Journal {
     file: Mutex<File>,
     name: Vec<u8>,
+    /// That of the copy.
+    pub(crate) key: u64,
     /// What a run before has left.
     pub(crate) known: Known,
     /// Whether there was one.
     pub(crate) resumed: bool,
+    /// Whether that was before the machine was started anew: what had appeared may
+    /// never have got from memory to the medium.
+    pub(crate) rebooted: bool,
 }
 
 impl Journal {
@@ -78,19 +93,20 @@ impl Journal {
     /// Another copy holds it, or it cannot be written.
     pub(crate) fn open(tree: &Tree, key: u64) -> io::Result<Journal> {
         let name = name(key);
-        let mut file = tree::create(tree.fd(), &name, true)?;
+        let (mut file, _) = tree::create(tree.fd(), &name, true)?;
         lock(&file)?;
         // A run that ended meanwhile has removed the name of what was locked.
         if rustix::fs::fstat(&file)?.st_nlink == 0 {
             return Journal::open(tree, key);
         }
         let resumed = file.metadata()?.len() > 0;
+        let rebooted = resumed && is_of_another_boot(&file);
         let known = read(&mut file)?;
         if !resumed {
             // Something to be found by, however early this run ends.
-            file.write_all(&[0; RECORD])?;
+            file.write_all(&header())?;
         }
-        Ok(Journal { file: Mutex::new(file), name, known, resumed })
+        Ok(Journal { file: Mutex::new(file), name, key, known, resumed, rebooted })
     }
 
     /// What it is called: a name that exists in the tree.
@@ -100,8 +116,14 @@ impl Journal {
 
     /// Whether the copy with this key was cut off in `tree`.
     pub(crate) fn exists(tree: &Tree, key: u64) -> bool {
+        Journal::left(tree, key).is_some()
+    }
+
+    /// If the copy with this key was cut off in `tree`: whether that was before the
+    /// machine was started anew.
+    pub(crate) fn left(tree: &Tree, key: u64) -> Option<bool> {
         // A name of this program's own is none that may travel, so not a RelPath.
-        tree::open_own(tree, &name(key)).is_ok()
+        tree::open_own(tree, &name(key)).ok().map(|file| is_of_another_boot(&file))
     }
 
     /// Remembers a block that was written.
@@ -119,6 +141,23 @@ impl Journal {
     pub(crate) fn remove(&self, tree: &Tree) -> io::Result<()> {
         tree::remove(tree.fd().as_fd(), &self.name)
     }
+}
+
+/// The first record: of no file, but of the time since the machine was started.
+fn header() -> [u8; RECORD] {
+    let mut header = [0; RECORD];
+    header[..BOOT.len()].copy_from_slice(BOOT);
+    // A kernel that does not say is taken for always the same.
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    header[16..32].copy_from_slice(&xxh3_128(&boot).to_le_bytes());
+    header
+}
+
+/// Whether a journal was begun before the machine was started anew. One that does
+/// not say may have been.
+fn is_of_another_boot(file: &File) -> bool {
+    let mut first = [0; RECORD];
+    !read_full(file, &mut first, 0).is_ok_and(|read| read == RECORD && first == header())
 }
 
 /// Takes the lock. A run whose other side was killed just now still has it.

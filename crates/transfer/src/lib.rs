@@ -21,7 +21,7 @@
 //! |---|---|
 //! | [`wire`] | names, entries, frames: what travels |
 //! | [`session`] | both sides of the protocol, without I/O |
-//! | `scan`, `read` | the sending side's threads |
+//! | `scan`, `ask`, `read` | the sending side's threads |
 //! | `write`, `journal`, `delete` | the receiving side's threads |
 //! | `asked` | what the receiving side asked for, and so takes |
 //! | `tree` | a directory that is never left |
@@ -42,6 +42,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod ask;
 mod asked;
 mod copy;
 pub mod dataset;

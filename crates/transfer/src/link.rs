@@ -7,9 +7,11 @@ use crate::queue::Queue;
 use crate::seal::{Handshake, Key, Opener, Sealer};
 use crate::silence::Pulse;
 use crate::wire::{Frame, HEADER_LEN, Header, Malformed, Refusal};
-use longhaul_engine::net::TcpStream;
-use longhaul_engine::{Buf, BufMut, BufPool, Memory, RecvMsg, SendMsg};
+use longhaul_engine::net::{Life, TcpStream};
+use longhaul_engine::{Buf, BufMut, BufPool, Memory, RecvMsg, SendMsg, timeout};
+use std::cell::Cell;
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +21,11 @@ const STAGING: usize = 64 << 10;
 /// Staging behind a body, so that the next header comes with it and hardly any
 /// data has to be copied.
 const STAGING_BEHIND_BODY: usize = 256;
-/// How often the kernel asks a silent other side whether it is there, and how
-/// often in vain before the connection is lost: a minute in all.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
-const KEEP_ALIVES: u32 = 5;
+/// How long what was sent may go unanswered before the connection is lost.
+pub(crate) const SILENCE: Duration = Duration::from_secs(60);
+/// How often in that time the kernel asks an idle other side whether it is there,
+/// and this program asks the kernel what it has heard.
+const LOOKS: u32 = 6;
 /// What is under way between two ends within the process, in bytes.
 const MEMORY_LINK: usize = 8 << 20;
 
@@ -45,7 +48,7 @@ pub(crate) struct Link {
 
 /// The end that sends.
 pub(crate) enum Tx {
-    Tcp { stream: Rc<TcpStream>, msg: Option<SendMsg>, sealer: Option<Sealer> },
+    Tcp { stream: Rc<Watched>, msg: Option<SendMsg>, sealer: Option<Sealer> },
     Memory(Closing),
 }
 
@@ -64,8 +67,56 @@ impl Drop for Closing {
     }
 }
 
-pub(crate) struct TcpRx {
+/// A connection that is given up when the other side does not answer any more.
+///
+/// TCP's own patience is about 15 minutes (tcp(7), `tcp_retries2`), and its
+/// keep-alive does not run while something waits for an acknowledgement. Its
+/// `TCP_USER_TIMEOUT` would also end a connection whose other side answers, but
+/// takes nothing for as long, since its disk is busy. So the kernel is asked what it
+/// has heard: acknowledgements count, those of a closed window too.
+pub(crate) struct Watched {
     stream: Rc<TcpStream>,
+    silence: Duration,
+    /// Whoever still uses it hears why it has ended.
+    given_up: Cell<bool>,
+}
+
+impl Watched {
+    /// Does something with the connection, and gives it up if that takes too long and
+    /// nothing is heard meanwhile.
+    async fn watch<T>(&self, work: impl Future<Output = (io::Result<usize>, T)>) -> (io::Result<usize>, T) {
+        let mut work = pin!(work);
+        let mut before = false;
+        loop {
+            match timeout(self.silence / LOOKS, work.as_mut()).await {
+                Ok((_, rest)) if self.given_up.get() => {
+                    let silence = self.silence.as_secs();
+                    let message = format!("nothing has come from the other side for {silence} s");
+                    return (Err(io::Error::new(io::ErrorKind::TimedOut, message)), rest);
+                }
+                Ok(done) => return done,
+                Err(_) => {}
+            }
+            let silent = self.is_silent();
+            // Twice, since an answer to what was just sent may be on its way.
+            if silent && before {
+                self.given_up.set(true);
+                // What is under way ends by that.
+                self.stream.abandon();
+            }
+            before = silent;
+        }
+    }
+
+    /// Whether something waits for an answer, and none has come for too long.
+    fn is_silent(&self) -> bool {
+        let waits = |life: &Life| life.unacked > 0 || life.probes > 0;
+        self.stream.life().is_ok_and(|life| waits(&life) && life.last_ack >= self.silence)
+    }
+}
+
+pub(crate) struct TcpRx {
+    stream: Rc<Watched>,
     /// Memory for bodies of more than `unpooled` bytes.
     pool: BufPool,
     unpooled: usize,
@@ -79,11 +130,17 @@ pub(crate) struct TcpRx {
 impl Link {
     /// Over a connection; bodies are received into memory of `pool`.
     pub(crate) fn tcp(stream: TcpStream, pool: BufPool) -> Link {
+        Link::tcp_with(stream, pool, SILENCE)
+    }
+
+    /// As [`tcp`](Self::tcp), with another time without an answer.
+    pub(crate) fn tcp_with(stream: TcpStream, pool: BufPool, silence: Duration) -> Link {
         // Without it, whoever waits for a machine that is gone waits for ever.
-        if let Err(e) = stream.keep_alive(KEEP_ALIVE, KEEP_ALIVES) {
+        let often = (silence / LOOKS).max(Duration::from_secs(1));
+        if let Err(e) = stream.keep_alive(often, LOOKS - 1) {
             tracing::debug!("no keep-alive: {e}");
         }
-        let stream = Rc::new(stream);
+        let stream = Rc::new(Watched { stream: Rc::new(stream), silence, given_up: Cell::new(false) });
         let rx = TcpRx {
             stream: Rc::clone(&stream),
             pool,
@@ -166,7 +223,7 @@ impl Tx {
     /// The socket, if there is one.
     pub(crate) fn stream(&self) -> Option<Rc<TcpStream>> {
         match self {
-            Tx::Tcp { stream, .. } => Some(Rc::clone(stream)),
+            Tx::Tcp { stream, .. } => Some(Rc::clone(&stream.stream)),
             Tx::Memory(_) => None,
         }
     }
@@ -175,7 +232,7 @@ impl Tx {
     /// a second leave on this connection.
     pub(crate) fn limit(&self, rate: u64) {
         if let Tx::Tcp { stream, .. } = self
-            && let Err(e) = stream.limit_rate(rate)
+            && let Err(e) = stream.stream.limit_rate(rate)
         {
             tracing::debug!("the kernel does not limit the rate: {e}");
         }
@@ -197,9 +254,13 @@ impl Tx {
                     None => fill(&mut next, frames),
                     Some(sealer) => fill_sealed(&mut next, frames, sealer)?,
                 }
-                let (result, back) = stream.send(next).await;
+                let sending = async {
+                    let (result, back) = stream.stream.send(next).await;
+                    (result.map(|()| 0), back)
+                };
+                let (result, back) = stream.watch(sending).await;
                 *msg = Some(back);
-                result
+                result.map(drop)
             }
         }
     }
@@ -406,7 +467,7 @@ impl TcpRx {
             let len = buf.len() - at;
             msg.set_direct(Memory::Buf(buf), at, len);
         }
-        let (result, mut msg) = self.stream.recv(msg).await;
+        let (result, mut msg) = self.stream.watch(self.stream.stream.recv(msg)).await;
         self.taken = 0;
         let back = match msg.take_direct() {
             Some((Memory::Buf(buf), _)) => Some(buf),

@@ -229,14 +229,16 @@ impl Nowhere {
             Job::Ask { number, batch } => {
                 let entries = BatchReader::new(&batch).take_while(Result::is_ok).count() as u32;
                 let wants = (0..entries).map(|index| Want { index, have: Box::default() }).collect();
-                Done::Asked { number, wants, same: 0 }
+                Done::Asked { number, wants, counts: Counts::default(), troubles: Vec::new() }
             }
             Job::Block { file, offset, digest, data } => {
                 let good = self.hash.of_block(&data, offset, file.entry.size) == digest;
                 let done = if good { Ok(data.len() as u64) } else { Err(mismatch(&file.entry.path)) };
                 Done::Block(file.number, done)
             }
-            Job::Complete(file) => Done::File(file.number, Ok(())),
+            Job::Complete(file) => {
+                Done::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new())
+            }
             Job::Abandon(file) => Done::Abandoned(file.number),
             Job::Settle { .. } => Done::Settled(Counts::default(), Vec::new()),
         }

@@ -20,6 +20,11 @@ impl Output {
         matches!(self, Output::Tree(writer) if writer.resumes())
     }
 
+    /// Whether that was before the machine was started anew.
+    pub(crate) fn by_content(&self) -> bool {
+        matches!(self, Output::Tree(writer) if writer.by_content())
+    }
+
     /// Whether something failed that makes it useless to go on.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Output::Tree(writer) if writer.is_full())

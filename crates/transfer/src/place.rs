@@ -4,7 +4,7 @@ use crate::journal::Journal;
 use crate::made::{self, Made};
 use crate::scan::Start;
 use crate::tree::{self, Tree, say};
-use crate::wire::{Place, Refusal, RefusalKind, RelPath, Request, show};
+use crate::wire::{Options, Place, Refusal, RefusalKind, RelPath, Request, show};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -126,6 +126,25 @@ impl Root {
         }
     }
 
+    /// If a run of this request was cut off here: whether that was before the machine
+    /// was started anew. Makes nothing.
+    ///
+    /// # Errors
+    /// As [`destination`](Self::destination).
+    pub(crate) fn left(&self, request: &Request) -> Result<Option<bool>, Refusal> {
+        if made::is_nowhere(&request.destination) {
+            return Ok(None);
+        }
+        let options = Options { dry_run: true, ..request.options };
+        let made = request.place != Place::Guess || request.destination.ends_with(b"/");
+        match self.destination(&Request { options, ..request.clone() }) {
+            Ok(Destination { base, .. }) => Ok(Journal::left(&base, request.key)),
+            // It will be made.
+            Err(refusal) if made && refusal.kind == RefusalKind::NoSuchPath => Ok(None),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
     /// Where a scan of `typed` begins. With `contents`, or where the path itself
     /// [means that](means_contents), the names are those below it, else they
     /// begin with its last component.
@@ -165,7 +184,7 @@ pub(crate) fn means_contents(typed: &[u8]) -> bool {
 }
 
 /// A path without the slashes at its end; a root keeps one.
-fn trimmed(path: &[u8]) -> &[u8] {
+pub(crate) fn trimmed(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|b| *b != b'/').map_or(path.len().min(1), |at| at + 1);
     &path[..end]
 }
@@ -177,7 +196,7 @@ pub(crate) fn last_name(typed: &[u8]) -> &[u8] {
 }
 
 /// A path's directory and its last component.
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
+pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|b| *b == b'/') {
         Some(0) => (b"/", &path[1..]),
         Some(at) => (&path[..at], &path[at + 1..]),

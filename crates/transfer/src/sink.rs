@@ -219,6 +219,7 @@ impl Session {
                 Some(Told::Trouble(trouble)) => self.monitor.trouble(trouble),
                 Some(Told::Tuned(tuned)) => self.monitor.tuned(tuned, true),
                 Some(Told::Limit(stage)) => self.monitor.limit_there(stage),
+                Some(Told::Scanned(scanned)) => self.monitor.scanned(scanned),
                 None => {}
             }
             loop {

@@ -137,7 +137,10 @@ fn attributes_that_are_the_systems_are_refused_and_others_not_set_unasked() {
 #[test]
 fn an_agent_of_another_version_is_told_of_in_words() {
     let dir = tempfile::tempdir().expect("a directory");
-    let agent = FakeAgent::answers(|_| Welcome { version: VERSION + 1, resume: false }, Vec::new());
+    let agent = FakeAgent::answers(
+        |_| Welcome { version: VERSION + 1, resume: false, by_content: false },
+        Vec::new(),
+    );
     let result = pull(&from(&agent, "f", dir.path(), false));
     assert!(matches!(&result, Err(CopyError::Refused(r)) if r.kind == RefusalKind::Protocol), "{result:?}");
     let refusal = Refusal::new(RefusalKind::Version, "this side speaks version 9 of the transfer protocol");

@@ -380,11 +380,11 @@ fn who_has_shown_no_key_is_promised_no_memory() {
 #[test]
 fn who_hears_no_answers_is_heard_no_more() {
     let (dir, agent) = served();
-    fs::write(dir.path().join("root/file"), "1").expect("written");
+    std::os::unix::fs::symlink("elsewhere", dir.path().join("root/link")).expect("linked");
     let mut peer = Peer::welcomed(&agent, "");
     peer.0.set_write_timeout(Some(Duration::from_secs(3))).expect("set");
-    // None of these can be: they are below a file. Their names come back.
-    let long = format!("file{}", format!("/{}", "n".repeat(250)).repeat(16));
+    // None of these can be: they are below a link. Their names come back.
+    let long = format!("link{}", format!("/{}", "n".repeat(250)).repeat(16));
     let mut batch = Batch::default();
     for _ in 0..250 {
         batch.push(&entry(&long, Kind::Directory, 0), &Content::None, &[]);

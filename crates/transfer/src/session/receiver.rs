@@ -9,7 +9,9 @@
 //!   stream has ended, `open` is zero and `files` is empty.
 
 use super::{OPEN_BYTES, OPEN_FILES, QUESTIONS, Violation};
-use crate::wire::{BatchReader, Close, Content, Counts, Digest, Entry, Frame, Stage, Trouble, Tuned, Want};
+use crate::wire::{
+    BatchReader, Close, Content, Counts, Digest, Entry, Frame, Scanned, Stage, Trouble, Tuned, Want,
+};
 use longhaul_engine::Buf;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -68,13 +70,15 @@ pub enum Done {
         number: u32,
         /// What is wanted.
         wants: Vec<Want>,
-        /// How many are not.
-        same: u64,
+        /// What is there already, and what was changed of it.
+        counts: Counts,
+        /// What could not be changed.
+        troubles: Vec<Trouble>,
     },
     /// Of a block: how many bytes were written.
     Block(u64, Result<u64, Trouble>),
-    /// Of the end of a file.
-    File(u64, Result<(), Trouble>),
+    /// Of the end of a file: what was done, and what failed.
+    File(u64, Counts, Vec<Trouble>),
     /// A file that was not to appear is gone.
     Abandoned(u64),
     /// Everything is settled.
@@ -90,6 +94,8 @@ pub enum Told {
     Tuned(Tuned),
     /// Which stage there the others wait for.
     Limit(Option<Stage>),
+    /// How much there is.
+    Scanned(Scanned),
 }
 
 #[derive(Debug)]
@@ -243,6 +249,7 @@ impl Receiver {
             }
             Frame::Tuned(tuned) => return Ok(Some(Told::Tuned(tuned))),
             Frame::Limit(stage) => return Ok(Some(Told::Limit(stage))),
+            Frame::Scanned(scanned) => return Ok(Some(Told::Scanned(scanned))),
             Frame::End { whole } => {
                 self.ended += 1;
                 self.whole &= whole;
@@ -313,8 +320,8 @@ impl Receiver {
             return Err(Violation::Unexpected("its end before that of a file"));
         }
         if self.open == 0 && self.jobs.is_empty() && self.files.is_empty() {
-            let whole = self.whole && self.counts.failed == 0;
-            self.jobs.push_back(Job::Settle { whole });
+            // What failed on this side was seen on the other all the same.
+            self.jobs.push_back(Job::Settle { whole: self.whole });
         }
         Ok(())
     }
@@ -327,9 +334,9 @@ impl Receiver {
         self.open -= 1;
         match done {
             Done::Batch(counts, troubles) => self.add(counts, troubles),
-            Done::Asked { number, wants, same } => {
+            Done::Asked { number, wants, counts, troubles } => {
                 self.questions -= 1;
-                self.counts.same += same;
+                self.add(counts, troubles);
                 self.counts.wanted += wants.len() as u64;
                 self.frames.push_back(Frame::Wanted { number, wants });
             }
@@ -345,10 +352,9 @@ impl Receiver {
                 self.add(counts, result.err().filter(|_| first).into_iter().collect());
                 self.look(file)?;
             }
-            Done::File(file, result) => {
+            Done::File(file, counts, troubles) => {
                 self.forget(file);
-                let counts = Counts { files: result.is_ok().into(), ..Counts::default() };
-                self.add(counts, result.err().into_iter().collect());
+                self.add(counts, troubles);
             }
             Done::Abandoned(file) => self.forget(file),
             Done::Settled(counts, troubles) => {
@@ -373,6 +379,8 @@ impl Receiver {
         counts.bytes += more.bytes;
         counts.same += more.same;
         counts.deleted += more.deleted;
+        counts.metadata += more.metadata;
+        counts.skipped += more.skipped;
         counts.failed += troubles.len() as u64;
         self.troubles.extend_from_slice(&troubles);
         self.frames.extend(troubles.into_iter().map(Frame::Trouble));

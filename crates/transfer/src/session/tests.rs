@@ -113,8 +113,8 @@ impl Disk {
                     entries.iter().enumerate().filter(|(_, entry)| !there(entry)).map(|(i, _)| i as u32);
                 let wants: Vec<_> =
                     index.map(|index| crate::wire::Want { index, have: Box::default() }).collect();
-                let same = (entries.len() - wants.len()) as u64;
-                Done::Asked { number, wants, same }
+                let counts = Counts { same: (entries.len() - wants.len()) as u64, ..Counts::default() };
+                Done::Asked { number, wants, counts, troubles: Vec::new() }
             }
             Job::Block { file, offset, digest, data } => {
                 if self.bad.contains(&file.entry.path) {
@@ -130,7 +130,7 @@ impl Disk {
                 let all =
                     self.unfinished.remove(&file.number).unwrap_or_else(|| vec![0; file.entry.size as usize]);
                 self.files.insert(file.entry.path.clone(), all);
-                Done::File(file.number, Ok(()))
+                Done::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new())
             }
             Job::Abandon(file) => {
                 self.unfinished.remove(&file.number);
@@ -261,7 +261,11 @@ impl Pair {
                 Heard::Wanted(wanted) => wanted.into_iter().for_each(|(entry, _)| self.read(&entry, false)),
                 Heard::Trouble(trouble) => self.troubles.push(trouble),
                 Heard::Finished(counts) => self.finished = Some(counts),
-                Heard::Progress(_) | Heard::Refused(_) | Heard::Tuned(_) | Heard::Limit(_) => {}
+                Heard::Progress(_)
+                | Heard::Refused(_)
+                | Heard::Tuned(_)
+                | Heard::Limit(_)
+                | Heard::Scanned(_) => {}
             }
         }
         Ok(did)

@@ -99,8 +99,10 @@ impl Entry {
             Kind::HardLink(path) => to.bytes(path.as_bytes()),
             Kind::File | Kind::Directory => {}
         }
-        to.u8(self.xattrs.len() as u8);
-        for (name, value) in &self.xattrs {
+        // Who reads them sees to it that there are no more.
+        let carried = &self.xattrs[..self.xattrs.len().min(XATTRS_MAX)];
+        to.u8(carried.len() as u8);
+        for (name, value) in carried {
             to.bytes(name);
             to.bytes(value);
         }

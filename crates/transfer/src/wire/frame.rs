@@ -122,6 +122,22 @@ pub struct Counts {
     pub deleted: u64,
     /// Objects that could not be done.
     pub failed: u64,
+    /// Files that were there already, but for a mode, owner, time or attribute.
+    pub metadata: u64,
+    /// Bytes of content that need not be sent: of files that were there already, and
+    /// of what a run before has written.
+    pub skipped: u64,
+}
+
+/// What was found to be sent, or to be asked about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scanned {
+    /// Files.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// There are no more.
+    pub done: bool,
 }
 
 /// An answer about an entry that was asked about.
@@ -183,6 +199,8 @@ pub enum Frame {
     Limit(Option<Stage>),
     /// How far the receiving side is.
     Progress(Counts),
+    /// How much there is to send, as far as it is known.
+    Scanned(Scanned),
     /// No more comes on this connection.
     End {
         /// The source saw everything that it was to send: what is not among it
@@ -216,6 +234,7 @@ const FINISHED: u8 = 13;
 const SECURE: u8 = 14;
 const TUNED: u8 = 15;
 const LIMIT: u8 = 16;
+const SCANNED: u8 = 17;
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,7 +257,7 @@ impl Header {
         let (head, body) = (usize::from(from.u16()?), from.u32()? as usize);
         let bulk = matches!(kind, HELLO | BATCH | ASK | WANTED | BLOCK);
         let most = if bulk { BODY_MAX } else { 0 };
-        let good = (HELLO..=LIMIT).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= most;
+        let good = (HELLO..=SCANNED).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= most;
         if good { Ok(Header { kind, head, body }) } else { Err(Malformed::Value("header")) }
     }
 
@@ -255,8 +274,9 @@ impl Header {
 
 impl Counts {
     fn encode(&self, to: &mut Vec<u8>) {
-        let Counts { files, others, bytes, same, wanted, deleted, failed } = *self;
-        [files, others, bytes, same, wanted, deleted, failed].iter().for_each(|n| to.u64(*n));
+        let Counts { files, others, bytes, same, wanted, deleted, failed, metadata, skipped } = *self;
+        let all = [files, others, bytes, same, wanted, deleted, failed, metadata, skipped];
+        all.iter().for_each(|n| to.u64(*n));
     }
 
     fn decode(mut from: Fields<'_>) -> Result<Counts, Malformed> {
@@ -268,6 +288,8 @@ impl Counts {
             wanted: from.u64()?,
             deleted: from.u64()?,
             failed: from.u64()?,
+            metadata: from.u64()?,
+            skipped: from.u64()?,
         })
     }
 }
@@ -349,6 +371,12 @@ impl Frame {
                 counts.encode(&mut head);
                 PROGRESS
             }
+            Frame::Scanned(scanned) => {
+                head.u64(scanned.files);
+                head.u64(scanned.bytes);
+                head.u8(scanned.done.into());
+                SCANNED
+            }
             Frame::End { whole } => {
                 head.u8(whole.into());
                 END
@@ -405,6 +433,9 @@ impl Frame {
                 }
             }),
             PROGRESS => Frame::Progress(Counts::decode(from)?),
+            SCANNED => {
+                Frame::Scanned(Scanned { files: from.u64()?, bytes: from.u64()?, done: from.u8()? == 1 })
+            }
             END => Frame::End { whole: from.u8()? == 1 },
             FINISHED => Frame::Finished(Counts::decode(from)?),
             _ => return Err(Malformed::Value("kind of frame")),

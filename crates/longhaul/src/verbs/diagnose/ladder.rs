@@ -326,7 +326,8 @@ impl Ladder {
     /// Runs a program to its end; its standard output.
     fn finish(&self, command: &mut Command) -> Result<Vec<u8>, Failure> {
         let ran = command.stdin(Stdio::null()).output().map_err(Failure::failed)?;
-        if ran.status.success() {
+        // Where there is nothing to copy, that is said as well.
+        if ran.status.success() || ran.status.code() == Some(Exit::Nothing as i32) {
             return Ok(ran.stdout);
         }
         let code = ran.status.code().and_then(|code| u64::try_from(code).ok());
