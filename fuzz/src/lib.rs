@@ -22,18 +22,20 @@ pub mod seeds;
 mod stream;
 pub mod structures;
 pub mod target_queue;
+pub mod transfer_frames;
 
 /// A target and what runs one input of it.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target by name.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     ("codec_from_host", codec_from_host::run),
     ("codec_from_controller", codec_from_controller::run),
     ("structures", structures::run),
     ("target_queue", target_queue::run),
     ("host_queue", host_queue::run),
     ("controller", controller::run),
+    ("transfer_frames", transfer_frames::run),
 ];
 
 /// The entry of a fuzz target: libFuzzer's where it was built for fuzzing,

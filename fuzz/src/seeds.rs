@@ -43,6 +43,7 @@ pub fn all() -> Vec<Seed> {
         add(&mut all, "controller", &format!("life-{settings}"), &controller_life(settings));
     }
     structures(&mut all);
+    transfers(&mut all);
     all
 }
 
@@ -262,4 +263,87 @@ fn structures(all: &mut Vec<Seed>) {
     let write = ReadWrite::new(8, 8).to_sqe(io::WRITE, 1).with_sgl(Sgl::in_capsule(0, 4096));
     one("write", 7, &write.to_bytes());
     one("deallocate", 7, &[&Sqe::deallocate(1, 1).to_bytes()[..], &[0, 0, 0, 0, 4, 0, 0, 0, 1]].concat());
+}
+
+/// Copies from beginning to end, as either side says them.
+fn transfers(all: &mut Vec<Seed>) {
+    use longhaul_engine::Buf;
+    use longhaul_transfer::session::{Item, Outgoing, Sender};
+    use longhaul_transfer::wire::{
+        Batch, Content, Counts, Digest, Direction, Entry, Frame, Hello, Kind, Op, Refusal, RefusalKind,
+        RelPath, Request, Scanned, Stage, Time, Trouble, Tuned, VERSION, Want, Welcome,
+    };
+    use std::sync::Arc;
+    let path = |name: &str| RelPath::new(name.as_bytes()).expect("a good name");
+    let entry = |name: &str, kind: Kind, size: u64| {
+        let (mtime, xattrs) = (Time { secs: 1, nanos: 2 }, vec![((*b"user.x").into(), (*b"value").into())]);
+        Entry { path: path(name), kind, mode: 0o644, uid: 1, gid: 2, mtime, size, xattrs }
+    };
+    let stream = |settings: u8, frames: Vec<Frame>| {
+        let mut bytes = vec![settings];
+        for frame in frames {
+            let (head, body) = frame.encode();
+            bytes.extend_from_slice(&head);
+            body.iter().for_each(|body| bytes.extend_from_slice(body));
+        }
+        bytes
+    };
+    let request = Request {
+        sources: vec![b"a".to_vec()],
+        filters: vec!["-*.tmp".into()],
+        files: vec![b"b/c".to_vec()],
+        recursive: true,
+        ..Request::default()
+    };
+    let hello = Hello {
+        oldest: VERSION,
+        newest: VERSION,
+        session: [7; 16],
+        streams: 2,
+        direction: Direction::Pull,
+        request,
+    };
+    let begin = vec![Frame::Secure([1; 48].into()), Frame::Hello(Box::new(hello)), Frame::Join([7; 16])];
+    add(all, "transfer_frames", "begin", &stream(0, begin));
+    let mut sender = Sender::<()>::new(1);
+    let mut batch = Batch::default();
+    let digest = Digest([9; 32]);
+    batch.push(&entry("d", Kind::Directory, 0), &Content::None, &[]);
+    batch.push(&entry("d/f", Kind::File, 5), &Content::Inline { len: 5, digest }, b"bytes");
+    batch.push(&entry("d/l", Kind::Symlink((*b"../x").into()), 0), &Content::None, &[]);
+    batch.push(&entry("d/h", Kind::HardLink(path("d/f")), 0), &Content::None, &[]);
+    let mut question = Batch::default();
+    question.push(&entry("d/g", Kind::File, 5), &Content::Asked(Some(digest)), &[]);
+    let file = Arc::new(Outgoing { number: 3, entry: entry("large", Kind::File, 1 << 20) });
+    let trouble = Trouble { path: path("bad"), op: Op::Read, message: "words".into() };
+    let tuned = Tuned { stage: Stage::Read, from: 4, to: 6, why: "it brought more".into() };
+    let scanned = Scanned { files: 3, bytes: 1 << 20, done: true };
+    let items = vec![
+        Item::Batch(batch.into_body()),
+        Item::Ask { number: 1, batch: question.into_body() },
+        Item::Block { file: Arc::clone(&file), offset: 0, digest, data: Buf::copy_of(&[5; 64]) },
+        Item::Close { file, blocks: 1, good: true },
+        Item::Trouble(trouble.clone()),
+        Item::Tuned(tuned.clone()),
+        Item::Limit(Some(Stage::Write)),
+        Item::Scanned(scanned),
+    ];
+    let mut frames = Vec::new();
+    items.into_iter().for_each(|item| sender.frames(0, item, &mut frames));
+    frames.push(Frame::End { whole: true });
+    add(all, "transfer_frames", "sends", &stream(0, frames.clone()));
+    add(all, "transfer_frames", "sends-later", &stream(4, frames));
+    let counts = Counts { files: 1, bytes: 5, ..Counts::default() };
+    let answers = vec![
+        Frame::Welcome(Welcome { version: VERSION, resume: true, by_content: true }),
+        Frame::Wanted { number: 0, wants: vec![Want { index: 1, have: [5].into() }] },
+        Frame::Progress(counts),
+        Frame::Trouble(trouble),
+        Frame::Tuned(tuned),
+        Frame::Limit(None),
+        Frame::Scanned(scanned),
+        Frame::Finished(counts),
+        Frame::Refuse(Refusal::new(RefusalKind::Busy, "words\u{1b}")),
+    ];
+    add(all, "transfer_frames", "answers", &stream(0x40, answers));
 }

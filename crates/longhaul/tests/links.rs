@@ -5,9 +5,11 @@ mod common;
 
 use common::{Ran, command, finish, follow, signal, text, until};
 use longhaul_wan::{Change, Conditions, Error, Namespace, Plan, Wan};
+use serde_json::Value;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 const MS: Duration = Duration::from_millis(1);
@@ -305,4 +307,46 @@ fn ctrl_c_ends_a_load_with_its_results() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let result: serde_json::Value = serde_json::from_str(&ran.stdout).expect("fio's JSON");
     assert!(result["jobs"][0]["write"]["total_ios"].as_u64().expect("a number") > 0);
+}
+
+/// A copy to a far agent that goes on until it is stopped.
+fn endless(wan: &Wan, root: &Path, timeout: &str) -> (Running, Running, mpsc::Receiver<Value>) {
+    let listen = format!("{}:7400", wan.server_address(1));
+    let args = ["agent", "--listen", &listen, "--root", text(root), "--insecure", "--json"];
+    let mut child = within(wan.server(1), &args).stderr(Stdio::inherit()).spawn().expect("started");
+    let events = follow(child.stdout.take().expect("a pipe"));
+    let agent = Running(child);
+    assert_eq!(events.recv_timeout(common::PATIENCE).expect("an event")["event"], "ready");
+    let to = format!("lh://{listen}/null:");
+    let args = ["cp", "--json", "--streams", "3", "--timeout", timeout, "zero:1000x1GiB", &to];
+    let mut child = within(wan.client(), &args).spawn().expect("started");
+    let events = follow(child.stdout.take().expect("a pipe"));
+    // Once there is a rate, data flows.
+    let progress = || events.recv_timeout(common::PATIENCE).expect("an event")["bytes"].as_u64();
+    while progress().unwrap_or_default() == 0 {}
+    (agent, Running(child), events)
+}
+
+#[test]
+fn a_copy_gives_a_path_up_that_is_dead_and_not_a_side_that_is_busy() {
+    let Some(wan) = wan(1) else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let (agent, mut copy, _events) = endless(&wan, dir.path(), "3s");
+    // Nothing is taken for much longer, but windows that stay closed are answered.
+    signal(&agent.0, "STOP");
+    std::thread::sleep(Duration::from_secs(10));
+    assert!(copy.0.try_wait().expect("waited").is_none(), "the other side was only busy");
+    signal(&agent.0, "CONT");
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(copy.0.try_wait().expect("waited").is_none(), "it goes on");
+    wan.set(1, &Change::cut()).expect("cut");
+    let cut = Instant::now();
+    let cell = std::cell::RefCell::new(&mut copy.0);
+    until("the end of the copy", || cell.borrow_mut().try_wait().expect("waited").is_some());
+    let child = cell.into_inner();
+    let mut stderr = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().expect("a pipe"), &mut stderr).expect("UTF-8");
+    assert_eq!(child.wait().expect("waited").code(), Some(5), "{stderr}");
+    assert!(stderr.contains("nothing has come from the other side for 3 s"), "{stderr}");
+    assert!(cut.elapsed() < Duration::from_secs(30), "after {:?}", cut.elapsed());
 }

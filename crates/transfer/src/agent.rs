@@ -6,11 +6,12 @@
 //!   connections for a session that never begins;
 //! - sessions share one pool of memory, whose size is the bound.
 
+use crate::asked::Asked;
 use crate::copy::Settings;
 use crate::filter::Filter;
 use crate::job::Job;
 use crate::journal::Journal;
-use crate::link::{Link, LinkError};
+use crate::link::{First, Link, LinkError};
 use crate::made::{self, Nowhere};
 use crate::manifest::Manifest;
 use crate::monitor::Monitor;
@@ -19,6 +20,7 @@ use crate::output::Output;
 use crate::place::Root;
 use crate::scan::Start;
 use crate::seal::Key;
+use crate::silence::{CROWDED, Patience};
 use crate::sink;
 use crate::source::{self, Plan, SessionError};
 use crate::tree::{Tree, say};
@@ -48,6 +50,9 @@ const GREETING: Duration = Duration::from_secs(15);
 const SESSIONS: usize = 64;
 /// The most connections that have not said what they want, or wait for others.
 const GREETINGS: usize = 1024;
+/// Memory for what connections say they want, in bytes: 8 lists of files of the
+/// longest kind. Whoever says it slowly has others wait for 15 s at most.
+const LOBBY: usize = 16 << 20;
 /// The most connections of a session.
 pub(crate) const STREAMS: u16 = 64;
 
@@ -72,6 +77,9 @@ pub struct AgentConfig {
     pub writers: Concurrency,
     /// Memory for data that was received, in bytes.
     pub memory: usize,
+    /// How long the other side of a copy may be silent; a minute at most while others
+    /// are turned away because there are too many [default: [`crate::PATIENCE`]].
+    pub patience: Duration,
     /// Congestion control, by the kernel's name.
     pub congestion: Option<String>,
     /// Settings of the engine.
@@ -122,12 +130,14 @@ impl Agent {
         drop(thread.handle().spawn(move || async move {
             let agent = Rc::new(Serving {
                 pool: BufPool::new(config.memory),
+                lobby: BufPool::new(LOBBY),
+                patience: Patience::new(config.patience),
                 config,
                 root,
                 joining: RefCell::default(),
                 joined: Notify::new(),
-                greetings: Cell::new(0),
-                sessions: Cell::new(0),
+                greetings: Rc::default(),
+                sessions: Rc::default(),
             });
             if let Err(e) = agent.accept(listener).await {
                 tracing::error!("the agent accepts no more connections: {e}");
@@ -145,31 +155,43 @@ impl Agent {
 struct Serving {
     config: AgentConfig,
     root: Root,
+    /// Memory of the sessions. Who has not been let in gets none of it.
     pool: BufPool,
+    /// Memory for what connections want, until that is known.
+    lobby: BufPool,
     /// Connections for sessions, until these take them.
-    joining: RefCell<HashMap<[u8; 16], Vec<Link>>>,
+    joining: RefCell<HashMap<[u8; 16], Vec<Joining>>>,
     joined: Notify,
-    greetings: Cell<usize>,
-    sessions: Cell<usize>,
+    greetings: Rc<Cell<usize>>,
+    sessions: Rc<Cell<usize>>,
+    /// Of all sessions.
+    patience: Patience,
 }
 
 /// Counts one up, and down again when dropped.
-struct Counted<'a>(&'a Cell<usize>);
+struct Counted(Rc<Cell<usize>>);
 
-impl<'a> Counted<'a> {
-    fn new(cell: &'a Cell<usize>, limit: usize) -> Option<Counted<'a>> {
+impl Counted {
+    fn new(cell: &Rc<Cell<usize>>, limit: usize) -> Option<Counted> {
         let now = cell.get();
         (now < limit).then(|| {
             cell.set(now + 1);
-            Counted(cell)
+            Counted(Rc::clone(cell))
         })
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
+}
+
+/// A connection that waits to be taken by its session, and counts until then.
+struct Joining {
+    link: Link,
+    _waits: Counted,
+    taken: Rc<Notify>,
 }
 
 impl Serving {
@@ -198,12 +220,13 @@ impl Serving {
 
     /// Hears what a connection wants.
     async fn greet(self: Rc<Self>, stream: TcpStream, peer: SocketAddr) {
-        let mut link = Link::tcp(stream, self.pool.clone());
-        let greeting = Counted::new(&self.greetings, GREETINGS);
-        if greeting.is_none() {
-            return;
-        }
-        match timeout(GREETING, self.first(&mut link)).await {
+        let mut link = Link::incoming(stream, self.lobby.clone());
+        let Some(greeting) = Counted::new(&self.greetings, GREETINGS) else {
+            return tracing::warn!("{peer}: turned away: {GREETINGS} connections wait to be heard");
+        };
+        let first = timeout(GREETING, self.first(&mut link)).await;
+        link.rx.use_pool(self.pool.clone());
+        match first {
             Ok(Ok(Some(Frame::Hello(hello)))) => {
                 drop(greeting);
                 match self.serve(*hello, link, peer).await {
@@ -212,11 +235,13 @@ impl Serving {
                 }
             }
             Ok(Ok(Some(Frame::Join(session)))) => {
-                self.joining.borrow_mut().entry(session).or_default().push(link);
+                let taken = Rc::new(Notify::new());
+                let joining = Joining { link, _waits: greeting, taken: Rc::clone(&taken) };
+                self.joining.borrow_mut().entry(session).or_default().push(joining);
                 self.joined.notify();
-                // Whoever waits for it has taken it by then.
-                longhaul_engine::sleep(GREETING).await;
-                self.joining.borrow_mut().remove(&session);
+                if timeout(GREETING, taken.notified()).await.is_err() {
+                    self.joining.borrow_mut().remove(&session);
+                }
             }
             Ok(Ok(Some(Frame::Refuse(refusal)))) => {
                 tracing::warn!("{peer}: {}", refusal.message);
@@ -236,24 +261,29 @@ impl Serving {
     /// the refusal that somebody without it gets.
     async fn first(&self, link: &mut Link) -> Result<Option<Frame>, LinkError> {
         let refuse = |message: &str| Ok(Some(Frame::Refuse(Refusal::new(RefusalKind::NotAllowed, message))));
-        match (&self.config.key, link.rx.frame().await?) {
-            (Some(key), Some(Frame::Secure(message))) => match link.secure_answer(key, &message).await {
-                Ok(()) => link.rx.frame().await,
-                Err(LinkError::Io(e)) if e.kind() == io::ErrorKind::PermissionDenied => {
-                    refuse("the agent has another key")
+        let first = link.rx.first(self.config.key.is_some()).await?;
+        match (&self.config.key, first) {
+            (_, First::Nothing) => Ok(None),
+            (_, First::Unkeyed) => refuse("the agent wants a key: use --key-file"),
+            (Some(key), First::Frame(Frame::Secure(message))) => {
+                match link.secure_answer(key, &message).await {
+                    Ok(()) => link.rx.frame().await,
+                    Err(LinkError::Io(e)) if e.kind() == io::ErrorKind::PermissionDenied => {
+                        refuse("the agent has another key")
+                    }
+                    Err(e) => Err(e),
                 }
-                Err(e) => Err(e),
-            },
-            (None, Some(Frame::Secure(_))) => refuse("the agent has no key: it serves in the clear"),
-            (Some(_), Some(Frame::Hello(_) | Frame::Join(_))) => {
-                refuse("the agent wants a key: use --key-file")
             }
-            (_, frame) => Ok(frame),
+            (None, First::Frame(Frame::Secure(_))) => refuse("the agent has no key: it serves in the clear"),
+            (_, First::Frame(frame)) => Ok(Some(frame)),
         }
     }
 
     async fn serve(&self, hello: Hello, mut link: Link, peer: SocketAddr) -> Result<Counts, SessionError> {
         let slot = Counted::new(&self.sessions, SESSIONS);
+        // Whoever comes again will find room if somebody only holds a place.
+        let patience = self.config.patience;
+        self.patience.set(if slot.is_some() { patience } else { patience.min(CROWDED) });
         let prepared = match (slot.as_ref(), hello.negotiate()) {
             (None, _) => Err(Refusal::new(RefusalKind::Busy, "the agent serves as many copies as it can")),
             (_, Err(refusal)) => Err(refusal),
@@ -268,7 +298,8 @@ impl Serving {
         };
         tracing::info!("{peer}: {:?} over {} streams", hello.direction, hello.streams);
         let resume = matches!(&prepared, Prepared::Receive(writer) if writer.resumes());
-        link.tx.send(vec![Frame::Welcome(Welcome { version, resume })]).await?;
+        let by_content = matches!(&prepared, Prepared::Receive(writer) if writer.by_content());
+        link.tx.send(vec![Frame::Welcome(Welcome { version, resume, by_content })]).await?;
         let mut links = self.gather(&hello, link).await?;
         let monitor = Arc::new(Monitor::new());
         match prepared {
@@ -289,14 +320,14 @@ impl Serving {
                 onward::carry_out(link, &job, plan, (onward.host, onward.port)).await
             }
             Prepared::Receive(writer) => {
-                sink::receive(writer, self.config.writers, links, monitor, true).await
+                sink::receive(writer, self.config.writers, links, monitor, true, self.patience.clone()).await
             }
             Prepared::Send(plan) => {
                 let streams = match hello.request.tune_streams {
                     true => Concurrency::Measured,
                     false => Concurrency::Fixed(links.len()),
                 };
-                source::send(plan, links, streams, monitor).await
+                source::send(plan, links, streams, monitor, self.patience.clone()).await
             }
         }
     }
@@ -307,7 +338,10 @@ impl Serving {
         let wanted = usize::from(hello.streams);
         let all = async {
             loop {
-                links.extend(self.joining.borrow_mut().remove(&hello.session).unwrap_or_default());
+                for joining in self.joining.borrow_mut().remove(&hello.session).unwrap_or_default() {
+                    joining.taken.notify();
+                    links.push(joining.link);
+                }
                 if links.len() >= wanted {
                     break;
                 }
@@ -337,7 +371,7 @@ impl Serving {
             Direction::Push if read_only && !made::is_nowhere(&request.destination) => {
                 Err(Refusal::new(RefusalKind::NotAllowed, "the agent does not let anybody write"))
             }
-            Direction::Push => writer(&root, &request).map(Prepared::Receive),
+            Direction::Push => writer(&root, &request, false).map(Prepared::Receive),
             Direction::Pull => plan(&root, &request, readers).map(Prepared::Send),
             Direction::Onward if !may_onward => Err(Refusal::new(
                 RefusalKind::NotAllowed,
@@ -365,11 +399,12 @@ fn failed(e: impl ToString) -> Refusal {
     Refusal::new(RefusalKind::Failed, e)
 }
 
-/// What writes the files of a request.
+/// What writes the files of a request. With `asked` it takes only what the request
+/// names: who sends has not been asked for more.
 ///
 /// # Errors
 /// The destination cannot be used.
-pub(crate) fn writer(root: &Root, request: &Request) -> Result<Arc<Output>, Refusal> {
+pub(crate) fn writer(root: &Root, request: &Request, asked: bool) -> Result<Arc<Output>, Refusal> {
     if made::is_nowhere(&request.destination) {
         return Ok(Arc::new(Output::Nowhere(Nowhere { hash: request.options.hash })));
     }
@@ -398,7 +433,9 @@ pub(crate) fn writer(root: &Root, request: &Request) -> Result<Arc<Output>, Refu
     let named =
         |e| Refusal::new(RefusalKind::Failed, format_args!("the manifest cannot be written: {}", say(&e)));
     let manifest = manifest.map_err(named)?;
-    let writer = Writer::new(destination.base, destination.rename, options, filter, journal, manifest);
+    let asked = asked.then(|| Asked::new(request, filter.clone()));
+    let mut writer = Writer::new(destination.base, destination.rename, options, filter, journal, manifest);
+    writer.asked = asked;
     Ok(Arc::new(Output::Tree(Box::new(writer))))
 }
 
@@ -422,18 +459,17 @@ pub(crate) fn plan(root: &Root, request: &Request, readers: Concurrency) -> Resu
     })
 }
 
-/// What is listed below each of `starts`.
+/// What is listed below each of `starts`. The list is shared: as many copies of it as
+/// there are sources could be more than any memory holds.
 fn listed(starts: &[Start], files: &[Vec<u8>]) -> Result<Vec<Start>, Refusal> {
-    let mut all = Vec::with_capacity(starts.len() * files.len());
-    for start in starts {
-        let Start::Tree { tree, path: named } = start else {
-            return Err(failed("files can be listed of a directory only"));
-        };
-        for file in files {
-            let joined = RelPath::new(file).and_then(|_| named.join(file));
-            let path = joined.map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
-            all.push(Start::Listed { tree: tree.clone(), named: named.clone(), path });
+    let refused = |e| Refusal::new(RefusalKind::NotAllowed, e);
+    let files: Arc<[RelPath]> =
+        files.iter().map(|file| RelPath::new(file)).collect::<Result<_, _>>().map_err(refused)?;
+    let below = |start: &Start| match start {
+        Start::Tree { tree, path } => {
+            Ok(Start::Listed { tree: tree.clone(), named: path.clone(), files: Arc::clone(&files) })
         }
-    }
-    Ok(all)
+        _ => Err(failed("files can be listed of a directory only")),
+    };
+    starts.iter().map(below).collect()
 }

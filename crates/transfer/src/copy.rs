@@ -2,17 +2,21 @@
 
 use crate::agent::STREAMS;
 use crate::endpoint::{Endpoint, Server};
+use crate::host;
 use crate::job::Job;
 use crate::made;
 use crate::monitor::Monitor;
-use crate::place::means_contents;
+use crate::place::{last_name, means_contents, split, trimmed};
 use crate::seal::Key;
 use crate::source::SessionError;
 use crate::ssh::{Remote, Ssh, Via};
 use crate::tune::Concurrency;
-use crate::wire::{Counts, Direction, Onward, Options, Place, Refusal, Request};
+use crate::wire::{Counts, Direction, Onward, Options, Place, Refusal, Request, show};
 use longhaul_engine::{Config, Thread};
 use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -58,6 +62,8 @@ pub struct Settings {
     pub ssh: Ssh,
     /// How long connecting may take.
     pub connect: Duration,
+    /// How long the other side may leave what was sent to it unanswered.
+    pub silence: Duration,
     /// Congestion control, by the kernel's name.
     pub congestion: Option<String>,
     /// Settings of the engine.
@@ -74,6 +80,7 @@ impl Default for Settings {
             key: None,
             ssh: Ssh::default(),
             connect: Duration::from_secs(30),
+            silence: crate::link::SILENCE,
             congestion: None,
             engine: Config::default(),
         }
@@ -238,16 +245,12 @@ fn request(spec: &CopySpec) -> Result<Request, CopyError> {
             "what is not listed would be removed: list files or delete, not both".into(),
         ));
     }
-    let mut name = format!("{place:?}\0{}", spec.destination);
-    for source in &spec.sources {
-        name.push('\0');
-        name.push_str(&source.to_string());
-    }
+    refuse_twins(spec)?;
     let request = Request {
         destination: spec.destination.path().to_vec(),
         place,
         sources,
-        key: xxhash_rust::xxh3::xxh3_64(name.as_bytes()),
+        key: key(spec, place, &host::name()),
         options: spec.options,
         filters: spec.filters.clone(),
         recursive: spec.recursive,
@@ -261,4 +264,111 @@ fn request(spec: &CopySpec) -> Result<Request, CopyError> {
         return Err(CopyError::Usage(message.into()));
     }
     Ok(request)
+}
+
+/// Refuses sources that would overwrite each other, as cp(1) does.
+fn refuse_twins(spec: &CopySpec) -> Result<(), CopyError> {
+    let mut names = HashSet::new();
+    for source in spec.sources.iter().filter(|source| !means_contents(source.path())) {
+        let name = last_name(source.path());
+        if !names.insert(name) {
+            let (name, to) = (show(name), &spec.destination);
+            return Err(CopyError::Usage(format!(
+                "will not overwrite just-created '{name}' in {to} with '{source}': copy them one after the other"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Names a copy: the same ends, however they are spelled, have the same key. What
+/// this machine sends is not what another of the same name would.
+fn key(spec: &CopySpec, place: Place, host: &str) -> u64 {
+    let mut name = format!("{place:?}").into_bytes();
+    for (end, sends) in [(&spec.destination, false)].into_iter().chain(spec.sources.iter().map(|s| (s, true)))
+    {
+        name.push(0);
+        match end {
+            Endpoint::Local(path) if !made::is_special(path) => {
+                if sends {
+                    name.extend_from_slice(host.as_bytes());
+                    name.push(0);
+                }
+                name.extend_from_slice(&spelled_out(path));
+            }
+            _ if sends && end.server().is_none() => {
+                name.extend_from_slice(format!("{host}\0{end}").as_bytes())
+            }
+            _ => name.extend_from_slice(end.to_string().as_bytes()),
+        }
+    }
+    xxhash_rust::xxh3::xxh3_64(&name)
+}
+
+/// A path here, as one that says the same from everywhere. The last component is
+/// what it is, since a link there is copied and not followed.
+fn spelled_out(path: &[u8]) -> Vec<u8> {
+    let real = |path: &[u8]| {
+        let path = if path.is_empty() { b"." } else { path };
+        let real = std::fs::canonicalize(OsStr::from_bytes(path));
+        real.map_or_else(|_| path.to_vec(), |real| real.into_os_string().into_vec())
+    };
+    if means_contents(path) {
+        return [&real(path)[..], b"/."].concat();
+    }
+    let (parent, name) = split(trimmed(path));
+    [&real(parent)[..], b"/", name].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(sources: &[&str], to: &str) -> CopySpec {
+        let end = |text: &&str| Endpoint::parse(OsStr::new(text)).expect("an endpoint");
+        CopySpec {
+            sources: sources.iter().map(end).collect(),
+            destination: end(&to),
+            place: Place::Guess,
+            recursive: true,
+            filters: Vec::new(),
+            files: Vec::new(),
+            rate: 0,
+            manifest: Vec::new(),
+            options: Options::default(),
+        }
+    }
+
+    #[test]
+    fn a_copy_has_one_key_however_it_is_spelled_and_each_machine_its_own() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let text = |rest: &str| format!("{}/{rest}", dir.path().display());
+        std::fs::create_dir(dir.path().join("data")).expect("made");
+        std::os::unix::fs::symlink(dir.path(), dir.path().join("way")).expect("linked");
+        let key = |from: &str, host: &str| key(&spec(&[from], "lh://h/x"), Place::Guess, host);
+        let plain = key(&text("data"), "one");
+        for same in ["./data", "data/", "way/data", "data/../data"] {
+            assert_eq!(key(&text(same), "one"), plain, "{same}");
+        }
+        for other in ["data/.", "datum", "way"] {
+            assert_ne!(key(&text(other), "one"), plain, "{other}");
+        }
+        assert_ne!(key(&text("data"), "two"), plain, "another machine");
+        assert_ne!(key("zero:1k", "one"), key("zero:1k", "two"));
+        assert_eq!(key("lh://a/data", "one"), key("lh://a/data", "two"), "what another machine sends");
+    }
+
+    #[test]
+    fn sources_of_one_name_are_refused() {
+        for twins in [["a/x", "b/x"], ["a/x/", "b//x"], ["lh://h/a/x", "lh://h/x"]] {
+            let refused = request(&spec(&twins, "dst"));
+            assert!(
+                matches!(&refused, Err(CopyError::Usage(m)) if m.contains("will not overwrite just-created 'x'")),
+                "{twins:?}: {refused:?}"
+            );
+        }
+        for good in [["a/x", "b/y"], ["a/.", "b/."], ["a/x", "b/x/."]] {
+            assert!(request(&spec(&good, "dst")).is_ok(), "{good:?}");
+        }
+    }
 }

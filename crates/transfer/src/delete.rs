@@ -96,10 +96,18 @@ impl Delete<'_> {
         if known || !empty {
             return false;
         }
-        let removed = match (self.writer.options.dry_run, is_directory) {
+        let remove = || match (self.writer.options.dry_run, is_directory) {
             (true, _) => Ok(()),
             (false, true) => tree::remove_directory(at, name),
             (false, false) => tree::remove(at, name),
+        };
+        let removed = match remove() {
+            Err(e)
+                if e.kind() == io::ErrorKind::PermissionDenied && self.writer.open_up(at, path.split().0) =>
+            {
+                remove()
+            }
+            result => result,
         };
         match removed {
             Ok(()) => {

@@ -45,6 +45,11 @@ impl Filter {
         Ok(Filter { rules: rules.iter().map(rule).collect::<Result<_, _>>()? })
     }
 
+    /// Whether there is no rule: everything is taken.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
     /// Whether what has this name is taken.
     pub fn takes(&self, path: &RelPath) -> bool {
         let matches = |rule: &&Rule| {

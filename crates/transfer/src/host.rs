@@ -22,6 +22,12 @@ fn read(path: &str) -> Option<String> {
     Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
+/// What tells this machine from others: its identity where it has one
+/// (machine-id(5)), and its name.
+pub(crate) fn name() -> String {
+    ["/etc/machine-id", "/proc/sys/kernel/hostname"].iter().filter_map(|path| read(path)).collect()
+}
+
 /// What this machine, and this process on it, have done so far.
 pub fn look() -> String {
     let mut told = String::new();

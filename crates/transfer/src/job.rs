@@ -7,6 +7,7 @@ use crate::monitor::Monitor;
 use crate::onward;
 use crate::place::Root;
 use crate::seal::fill_random;
+use crate::silence::Patience;
 use crate::source::{Plan, SessionError};
 use crate::ssh::Via;
 use crate::tune::Concurrency;
@@ -19,7 +20,7 @@ use std::cell::RefCell;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long direct connections may take where there is another way: five times
 /// what the longest path takes.
@@ -51,18 +52,32 @@ impl Job {
         let readers = self.settings.readers;
         let prepare = move || {
             let plan = plan(&Root::Here, &request, readers)?;
-            Ok::<_, Refusal>((plan, writer(&Root::Here, &request)?))
+            Ok::<_, Refusal>((plan, writer(&Root::Here, &request, false)?))
         };
         let (mut plan, writer) = longhaul_engine::blocking(prepare).await?;
         let resumed = writer.resumes();
-        plan.ask |= resumed;
+        plan.resume(resumed, writer.by_content());
         plan.ahead = self.settings.read_ahead;
         let (here, there) = Link::pair();
-        let received =
-            sink::receive(writer, self.settings.writers, vec![there], Arc::clone(&self.monitor), false);
-        let (sent, received) =
-            join(source::send(plan, vec![here], Concurrency::Fixed(1), Arc::clone(&self.monitor)), received)
-                .await;
+        let received = sink::receive(
+            writer,
+            self.settings.writers,
+            vec![there],
+            Arc::clone(&self.monitor),
+            false,
+            Patience::default(),
+        );
+        let (sent, received) = join(
+            source::send(
+                plan,
+                vec![here],
+                Concurrency::Fixed(1),
+                Arc::clone(&self.monitor),
+                Patience::default(),
+            ),
+            received,
+        )
+        .await;
         let counts = received.and(sent)?;
         Ok(Summary { counts, resumed, ..Summary::default() })
     }
@@ -79,10 +94,16 @@ impl Job {
     pub(crate) async fn send(&self, mut plan: Plan, server: (String, u16)) -> Result<Summary, CopyError> {
         let remote = Request { sources: Vec::new(), files: Vec::new(), ..self.request.clone() };
         let granted = self.connect(&server, Direction::Push, remote).await?;
-        plan.ask |= granted.welcome.resume;
+        plan.resume(granted.welcome.resume, granted.welcome.by_content);
         plan.ahead = self.settings.read_ahead;
-        let counts =
-            source::send(plan, granted.links, self.settings.streams, Arc::clone(&self.monitor)).await?;
+        let counts = source::send(
+            plan,
+            granted.links,
+            self.settings.streams,
+            Arc::clone(&self.monitor),
+            Patience::default(),
+        )
+        .await?;
         Ok(Summary { counts, resumed: granted.welcome.resume, ..granted.summary })
     }
 
@@ -96,16 +117,31 @@ impl Job {
 
     /// From an agent to here.
     pub(crate) async fn pull(&self, server: (String, u16)) -> Result<Summary, CopyError> {
+        // Nothing is made here before there is somebody to get it from.
         let request = self.request.clone();
-        let writer = longhaul_engine::blocking(move || writer(&Root::Here, &request)).await?;
-        let resumed = writer.resumes();
+        let left = longhaul_engine::blocking(move || Root::Here.left(&request)).await?;
         let mut remote = Request { destination: Vec::new(), ..self.request.clone() };
-        if resumed && remote.options.compare == Compare::Nothing {
-            remote.options.compare = Compare::Mtime;
-        }
-        let granted = self.connect(&server, Direction::Pull, remote).await?;
+        remote.options.compare = match (left, remote.options.compare) {
+            (Some(true), _) => Compare::Checksum,
+            (Some(false), Compare::Nothing) => Compare::Mtime,
+            (_, compare) => compare,
+        };
+        let mut granted = self.connect(&server, Direction::Pull, remote).await?;
+        let request = self.request.clone();
+        let writer = match longhaul_engine::blocking(move || writer(&Root::Here, &request, true)).await {
+            Ok(writer) => writer,
+            Err(refusal) => {
+                for link in granted.links.iter_mut().take(1) {
+                    source::refuse(link, refusal.clone()).await;
+                }
+                return Err(refusal.into());
+            }
+        };
+        let resumed = writer.resumes();
         let monitor = Arc::clone(&self.monitor);
-        let counts = sink::receive(writer, self.settings.writers, granted.links, monitor, true).await?;
+        let counts =
+            sink::receive(writer, self.settings.writers, granted.links, monitor, true, Patience::default())
+                .await?;
         Ok(Summary { counts, resumed, ..granted.summary })
     }
 
@@ -123,7 +159,7 @@ impl Job {
         let only_ssh = self.settings.ssh.via == Via::Ssh;
         let direct = match (only_ssh, &channel) {
             (true, Some(_)) => None,
-            _ => Some(within(limit, server, self.direct(server)).await),
+            _ => Some(within(limit, server, self.direct(server, limit)).await),
         };
         let (streams, through_ssh) = match (direct, channel) {
             (Some(Ok(streams)), _) => (streams, false),
@@ -147,14 +183,13 @@ impl Job {
         Ok(granted)
     }
 
-    /// Opens all connections at the same time.
-    async fn direct(&self, server: &(String, u16)) -> Result<Vec<TcpStream>, CopyError> {
+    /// Opens all connections at the same time, within this time.
+    async fn direct(&self, server: &(String, u16), limit: Duration) -> Result<Vec<TcpStream>, CopyError> {
         let unreachable = |reason: String| CopyError::Unreachable { server: name(server), reason };
-        let addr = resolve(server.clone()).await.map_err(unreachable)?;
+        let addresses = resolve(server.clone()).await.map_err(unreachable)?;
         let options = SocketOptions { congestion: self.settings.congestion.clone() };
-        let open =
-            async |_: u16| TcpStream::connect(addr, &options).await.map_err(|e| unreachable(reason(&e)));
-        try_join_all((0..self.settings.streams.most() as u16).map(open)).await
+        let streams = self.settings.streams.most();
+        connect_any(&addresses, streams, &options, limit).await.map_err(unreachable)
     }
 
     /// Says on all connections what is wanted, and waits for the answer.
@@ -171,7 +206,7 @@ impl Job {
         let pool = BufPool::new(MEMORY);
         let congestion = streams.first().and_then(|stream| stream.congestion().ok());
         let open = async |(index, stream): (usize, TcpStream)| -> Result<Link, CopyError> {
-            let mut link = Link::tcp(stream, pool.clone());
+            let mut link = Link::tcp_with(stream, pool.clone(), self.settings.silence);
             if let Some(key) = &self.settings.key {
                 link.secure(key).await??;
             }
@@ -221,14 +256,49 @@ fn reason(e: &io::Error) -> String {
     }
 }
 
-async fn resolve(server: (String, u16)) -> Result<SocketAddr, String> {
+/// All addresses of a name, in the order of the system's preference; one at least.
+async fn resolve(server: (String, u16)) -> Result<Vec<SocketAddr>, String> {
     let name = server.0.clone();
-    let found = longhaul_engine::blocking(move || server.to_socket_addrs().map(|mut all| all.next())).await;
-    match found {
-        Ok(Some(addr)) => Ok(addr),
-        Ok(None) => Err(format!("the name {name} has no address")),
-        Err(e) => Err(format!("the name {name} cannot be resolved: {e}")),
+    let found = longhaul_engine::blocking(move || server.to_socket_addrs().map(Iterator::collect)).await;
+    let found: Vec<SocketAddr> = found.map_err(|e| format!("the name {name} cannot be resolved: {e}"))?;
+    match found.is_empty() {
+        true => Err(format!("the name {name} has no address")),
+        false => Ok(found),
     }
+}
+
+/// Opens so many connections to the first of the addresses that takes them. Each may
+/// take an equal share of the time that is left.
+///
+/// # Errors
+/// What each address says, in words.
+async fn connect_any(
+    addresses: &[SocketAddr],
+    streams: usize,
+    options: &SocketOptions,
+    limit: Duration,
+) -> Result<Vec<TcpStream>, String> {
+    let end = Instant::now() + limit;
+    let mut failed = Vec::new();
+    for (index, address) in addresses.iter().enumerate() {
+        let open = (0..streams).map(async |_| TcpStream::connect(*address, options).await);
+        let others = addresses.len() - index - 1;
+        // The last may take as long as whoever waits for it.
+        let share = match others {
+            0 => limit,
+            _ => end.saturating_duration_since(Instant::now()) / (others as u32 + 1),
+        };
+        let why = match timeout(share, try_join_all(open)).await {
+            Ok(Ok(streams)) => return Ok(streams),
+            Ok(Err(e)) => reason(&e),
+            Err(_) => format!("no answer within {:.1} s", share.as_secs_f64()),
+        };
+        failed.push((address.ip(), why));
+    }
+    Err(match &failed[..] {
+        [(_, why)] => why.clone(),
+        _ => failed.iter().map(|(ip, why)| format!("{ip}: {why}")).collect::<Vec<_>>().join("; "),
+    })
 }
 
 /// A name that nobody else has, or can guess.
@@ -236,4 +306,32 @@ fn session_id() -> io::Result<[u8; 16]> {
     let mut id = [0; 16];
     fill_random(&mut id)?;
     Ok(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longhaul_engine::{Config, Thread};
+    use std::net::TcpListener;
+
+    #[test]
+    fn an_address_that_nobody_serves_is_passed_over() {
+        let served = TcpListener::bind("127.0.0.1:0").expect("listens");
+        let served = served.local_addr().map(|address| (served, address)).expect("an address");
+        // Nobody listens there any more.
+        let closed = TcpListener::bind("127.0.0.1:0").and_then(|gone| gone.local_addr()).expect("an address");
+        // One that nothing answers from (RFC 5737), where it is not refused at once.
+        let silent = SocketAddr::from(([192, 0, 2, 1], 9));
+        let thread = Thread::start("test", Config::default()).expect("an engine");
+        let ran = thread.handle().spawn(move || async move {
+            let options = SocketOptions::default();
+            let limit = Duration::from_secs(2);
+            let all = connect_any(&[closed, silent, served.1], 2, &options, limit).await;
+            let none = connect_any(&[closed, closed], 1, &options, limit).await;
+            (all.map(|streams| streams.len()), none.map(|streams| streams.len()))
+        });
+        let (all, none) = ran.wait().expect("ran");
+        assert_eq!(all, Ok(2));
+        assert!(none.is_err_and(|why| why.matches("connection refused").count() == 2));
+    }
 }

@@ -21,8 +21,9 @@
 //! |---|---|
 //! | [`wire`] | names, entries, frames: what travels |
 //! | [`session`] | both sides of the protocol, without I/O |
-//! | `scan`, `read` | the sending side's threads |
+//! | `scan`, `ask`, `read` | the sending side's threads |
 //! | `write`, `journal`, `delete` | the receiving side's threads |
+//! | `asked` | what the receiving side asked for, and so takes |
 //! | `tree` | a directory that is never left |
 //! | `made` | data without files, and the place where none is kept |
 //! | [`host`] | what a machine is doing, told to another |
@@ -32,6 +33,7 @@
 //! | `source`, `sink` | the two sides: queues, tasks and threads |
 //! | `link` | frames over a connection |
 //! | `seal` | encryption under them |
+//! | `silence` | other sides that say nothing any more |
 //! | `ssh` | an agent for one copy, started over ssh |
 //! | `onward` | copies between two others |
 //! | [`copy()`], [`Agent`] | who connects, and who is connected to |
@@ -40,6 +42,8 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod ask;
+mod asked;
 mod copy;
 pub mod dataset;
 mod delete;
@@ -63,6 +67,7 @@ mod read;
 mod scan;
 mod seal;
 pub mod session;
+mod silence;
 mod sink;
 mod source;
 mod ssh;
@@ -80,6 +85,7 @@ pub use link::LinkError;
 pub use monitor::{Chosen, Monitor, Note, Snapshot};
 pub use queue::Gauge;
 pub use seal::Key;
+pub use silence::PATIENCE;
 pub use source::SessionError;
 pub use ssh::{Ssh, Via, carry};
 pub use tune::Concurrency;

@@ -5,10 +5,13 @@
 
 use crate::queue::Queue;
 use crate::seal::{Handshake, Key, Opener, Sealer};
+use crate::silence::Pulse;
 use crate::wire::{Frame, HEADER_LEN, Header, Malformed, Refusal};
-use longhaul_engine::net::TcpStream;
-use longhaul_engine::{Buf, BufMut, BufPool, Memory, RecvMsg, SendMsg};
+use longhaul_engine::net::{Life, TcpStream};
+use longhaul_engine::{Buf, BufMut, BufPool, Memory, RecvMsg, SendMsg, timeout};
+use std::cell::Cell;
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,10 +21,11 @@ const STAGING: usize = 64 << 10;
 /// Staging behind a body, so that the next header comes with it and hardly any
 /// data has to be copied.
 const STAGING_BEHIND_BODY: usize = 256;
-/// How often the kernel asks a silent other side whether it is there, and how
-/// often in vain before the connection is lost: a minute in all.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
-const KEEP_ALIVES: u32 = 5;
+/// How long what was sent may go unanswered before the connection is lost.
+pub(crate) const SILENCE: Duration = Duration::from_secs(60);
+/// How often in that time the kernel asks an idle other side whether it is there,
+/// and this program asks the kernel what it has heard.
+const LOOKS: u32 = 6;
 /// What is under way between two ends within the process, in bytes.
 const MEMORY_LINK: usize = 8 << 20;
 
@@ -44,7 +48,7 @@ pub(crate) struct Link {
 
 /// The end that sends.
 pub(crate) enum Tx {
-    Tcp { stream: Rc<TcpStream>, msg: Option<SendMsg>, sealer: Option<Sealer> },
+    Tcp { stream: Rc<Watched>, msg: Option<SendMsg>, sealer: Option<Sealer> },
     Memory(Closing),
 }
 
@@ -63,31 +67,100 @@ impl Drop for Closing {
     }
 }
 
-pub(crate) struct TcpRx {
+/// A connection that is given up when the other side does not answer any more.
+///
+/// TCP's own patience is about 15 minutes (tcp(7), `tcp_retries2`), and its
+/// keep-alive does not run while something waits for an acknowledgement. Its
+/// `TCP_USER_TIMEOUT` would also end a connection whose other side answers, but
+/// takes nothing for as long, since its disk is busy. So the kernel is asked what it
+/// has heard: acknowledgements count, those of a closed window too.
+pub(crate) struct Watched {
     stream: Rc<TcpStream>,
+    silence: Duration,
+    /// Whoever still uses it hears why it has ended.
+    given_up: Cell<bool>,
+}
+
+impl Watched {
+    /// Does something with the connection, and gives it up if that takes too long and
+    /// nothing is heard meanwhile.
+    async fn watch<T>(&self, work: impl Future<Output = (io::Result<usize>, T)>) -> (io::Result<usize>, T) {
+        let mut work = pin!(work);
+        let mut before = false;
+        loop {
+            match timeout(self.silence / LOOKS, work.as_mut()).await {
+                Ok((_, rest)) if self.given_up.get() => {
+                    let silence = self.silence.as_secs();
+                    let message = format!("nothing has come from the other side for {silence} s");
+                    return (Err(io::Error::new(io::ErrorKind::TimedOut, message)), rest);
+                }
+                Ok(done) => return done,
+                Err(_) => {}
+            }
+            let silent = self.is_silent();
+            // Twice, since an answer to what was just sent may be on its way.
+            if silent && before {
+                self.given_up.set(true);
+                // What is under way ends by that.
+                self.stream.abandon();
+            }
+            before = silent;
+        }
+    }
+
+    /// Whether something waits for an answer, and none has come for too long.
+    fn is_silent(&self) -> bool {
+        let waits = |life: &Life| life.unacked > 0 || life.probes > 0;
+        self.stream.life().is_ok_and(|life| waits(&life) && life.last_ack >= self.silence)
+    }
+}
+
+pub(crate) struct TcpRx {
+    stream: Rc<Watched>,
+    /// Memory for bodies of more than `unpooled` bytes.
     pool: BufPool,
+    unpooled: usize,
     msg: Option<RecvMsg>,
     /// Staged bytes that were taken.
     taken: usize,
     opener: Option<Opener>,
+    pulse: Pulse,
 }
 
 impl Link {
     /// Over a connection; bodies are received into memory of `pool`.
     pub(crate) fn tcp(stream: TcpStream, pool: BufPool) -> Link {
+        Link::tcp_with(stream, pool, SILENCE)
+    }
+
+    /// As [`tcp`](Self::tcp), with another time without an answer.
+    pub(crate) fn tcp_with(stream: TcpStream, pool: BufPool, silence: Duration) -> Link {
         // Without it, whoever waits for a machine that is gone waits for ever.
-        if let Err(e) = stream.keep_alive(KEEP_ALIVE, KEEP_ALIVES) {
+        let often = (silence / LOOKS).max(Duration::from_secs(1));
+        if let Err(e) = stream.keep_alive(often, LOOKS - 1) {
             tracing::debug!("no keep-alive: {e}");
         }
-        let stream = Rc::new(stream);
+        let stream = Rc::new(Watched { stream: Rc::new(stream), silence, given_up: Cell::new(false) });
         let rx = TcpRx {
             stream: Rc::clone(&stream),
             pool,
+            unpooled: 0,
             msg: Some(RecvMsg::new(STAGING)),
             taken: 0,
             opener: None,
+            pulse: Pulse::new(),
         };
         Link { tx: Tx::Tcp { stream, msg: Some(SendMsg::new()), sealer: None }, rx: Rx::Tcp(Box::new(rx)) }
+    }
+
+    /// From whoever connects: until its end gets [another](Rx::use_pool), `lobby` is
+    /// for what is long alone, so that who is slow with that keeps only such waiting.
+    pub(crate) fn incoming(stream: TcpStream, lobby: BufPool) -> Link {
+        let mut link = Link::tcp(stream, lobby);
+        if let Rx::Tcp(rx) = &mut link.rx {
+            rx.unpooled = STAGING;
+        }
+        link
     }
 
     /// Two ends within the process.
@@ -150,7 +223,7 @@ impl Tx {
     /// The socket, if there is one.
     pub(crate) fn stream(&self) -> Option<Rc<TcpStream>> {
         match self {
-            Tx::Tcp { stream, .. } => Some(Rc::clone(stream)),
+            Tx::Tcp { stream, .. } => Some(Rc::clone(&stream.stream)),
             Tx::Memory(_) => None,
         }
     }
@@ -159,7 +232,7 @@ impl Tx {
     /// a second leave on this connection.
     pub(crate) fn limit(&self, rate: u64) {
         if let Tx::Tcp { stream, .. } = self
-            && let Err(e) = stream.limit_rate(rate)
+            && let Err(e) = stream.stream.limit_rate(rate)
         {
             tracing::debug!("the kernel does not limit the rate: {e}");
         }
@@ -181,9 +254,13 @@ impl Tx {
                     None => fill(&mut next, frames),
                     Some(sealer) => fill_sealed(&mut next, frames, sealer)?,
                 }
-                let (result, back) = stream.send(next).await;
+                let sending = async {
+                    let (result, back) = stream.stream.send(next).await;
+                    (result.map(|()| 0), back)
+                };
+                let (result, back) = stream.watch(sending).await;
                 *msg = Some(back);
-                result
+                result.map(drop)
             }
         }
     }
@@ -225,6 +302,29 @@ fn fill_sealed(msg: &mut SendMsg, frames: Vec<Frame>, sealer: &mut Sealer) -> io
 }
 
 impl Rx {
+    /// The first frame from whoever connects; with `keyed` it has to be a handshake.
+    pub(crate) async fn first(&mut self, keyed: bool) -> Result<First, LinkError> {
+        match self {
+            Rx::Memory(queue) => Ok(queue.0.pop_async().await.map_or(First::Nothing, First::Frame)),
+            Rx::Tcp(rx) => rx.first(keyed).await,
+        }
+    }
+
+    /// When something last came, if this is a connection.
+    pub(crate) fn pulse(&self) -> Option<Pulse> {
+        match self {
+            Rx::Tcp(rx) => Some(rx.pulse.clone()),
+            Rx::Memory(_) => None,
+        }
+    }
+
+    /// Receives bodies into memory of another pool from here on.
+    pub(crate) fn use_pool(&mut self, pool: BufPool) {
+        if let Rx::Tcp(rx) = self {
+            (rx.pool, rx.unpooled) = (pool, 0);
+        }
+    }
+
     /// The next frame; none when the other side has ended between two.
     pub(crate) async fn frame(&mut self) -> Result<Option<Frame>, LinkError> {
         match self {
@@ -234,17 +334,66 @@ impl Rx {
     }
 }
 
+/// How a connection begins.
+#[derive(Debug)]
+pub(crate) enum First {
+    /// With this frame.
+    Frame(Frame),
+    /// With one that says what is wanted where a handshake was to come. It was not
+    /// looked into.
+    Unkeyed,
+    /// It ended.
+    Nothing,
+}
+
 impl TcpRx {
+    /// The first frame: none but those that a connection may begin with, and with
+    /// `keyed` no more than a handshake, whatever whoever connects claims to send.
+    async fn first(&mut self, keyed: bool) -> Result<First, LinkError> {
+        let Some(header) = self.header().await? else { return Ok(First::Nothing) };
+        if !header.begins() {
+            return Err(Malformed::Value("first frame").into());
+        }
+        if keyed && !header.secures() {
+            // What was not received when this end closes would take the refusal with it.
+            self.skip(header.head + header.body).await?;
+            return Ok(First::Unkeyed);
+        }
+        Ok(First::Frame(self.rest(header).await?))
+    }
+
     async fn frame(&mut self) -> Result<Option<Frame>, LinkError> {
+        match self.header().await? {
+            Some(header) => Ok(Some(self.rest(header).await?)),
+            None => Ok(None),
+        }
+    }
+
+    async fn header(&mut self) -> Result<Option<Header>, LinkError> {
         let mut header = [0; HEADER_LEN];
         if !self.read(&mut header, true).await? {
             return Ok(None);
         }
-        let header = Header::decode(header)?;
+        Ok(Some(Header::decode(header)?))
+    }
+
+    /// Receives bytes and forgets them.
+    async fn skip(&mut self, len: usize) -> io::Result<()> {
+        let mut piece = [0; 4096];
+        let mut left = len;
+        while left > 0 {
+            let some = left.min(piece.len());
+            self.read(&mut piece[..some], false).await?;
+            left -= some;
+        }
+        Ok(())
+    }
+
+    async fn rest(&mut self, header: Header) -> Result<Frame, LinkError> {
         let mut head = vec![0; header.head];
         self.read(&mut head, false).await?;
         let body = if header.body == 0 { Buf::copy_of(&[]) } else { self.body(header.body).await? };
-        Ok(Some(Frame::decode(header, &head, body)?))
+        Ok(Frame::decode(header, &head, body)?)
     }
 
     /// Everything that was not taken yet is encrypted.
@@ -289,7 +438,7 @@ impl TcpRx {
 
     /// Reads a body: what is staged is copied, the rest is received in place.
     async fn body(&mut self, len: usize) -> io::Result<Buf> {
-        let mut buf = self.pool.alloc(len).await;
+        let mut buf = if len <= self.unpooled { BufMut::zeroed(len) } else { self.pool.alloc(len).await };
         let mut done = self.copy(&mut buf);
         if self.opener.is_some() {
             self.read(&mut buf[done..], false).await?;
@@ -318,7 +467,7 @@ impl TcpRx {
             let len = buf.len() - at;
             msg.set_direct(Memory::Buf(buf), at, len);
         }
-        let (result, mut msg) = self.stream.recv(msg).await;
+        let (result, mut msg) = self.stream.watch(self.stream.stream.recv(msg)).await;
         self.taken = 0;
         let back = match msg.take_direct() {
             Some((Memory::Buf(buf), _)) => Some(buf),
@@ -328,6 +477,7 @@ impl TcpRx {
             opener.feed(msg.staged())?;
         }
         self.msg = Some(msg);
+        self.pulse.beat();
         result.map(|received| (back, received))
     }
 }

@@ -185,6 +185,36 @@ fn bytes(text: &str) -> Option<u64> {
     i64::try_from(size).is_ok().then_some(size)
 }
 
+/// The names of what is made: no other is taken from who sends it.
+#[derive(Debug)]
+pub(crate) struct Names {
+    made: Made,
+    /// Checksums of the names of a data set, and of its directories.
+    set: HashSet<u128>,
+}
+
+impl Names {
+    pub(crate) fn new(made: Made) -> Names {
+        let key = |path: &str| xxhash_rust::xxh3::xxh3_128(path.as_bytes());
+        let mut set: HashSet<u128> = made.set().iter().map(|file| key(&file.path)).collect();
+        for file in made.set() {
+            set.extend(file.path.match_indices('/').map(|(at, _)| key(&file.path[..at])));
+        }
+        Names { made, set }
+    }
+
+    /// Whether something of this name is made.
+    pub(crate) fn has(&self, path: &RelPath) -> bool {
+        let name = std::str::from_utf8(path.as_bytes()).unwrap_or_default();
+        // Of a few that could be meant, the one that is it.
+        let index = name.strip_prefix("zero").and_then(|number| number.parse().ok()).unwrap_or(0);
+        match &self.made {
+            Made::Set(_) => self.set.contains(&xxhash_rust::xxh3::xxh3_128(path.as_bytes())),
+            made => made.entry(index).is_some_and(|entry| entry.path == *path),
+        }
+    }
+}
+
 /// Where everything is checked and nothing kept.
 #[derive(Debug)]
 pub(crate) struct Nowhere {
@@ -199,14 +229,16 @@ impl Nowhere {
             Job::Ask { number, batch } => {
                 let entries = BatchReader::new(&batch).take_while(Result::is_ok).count() as u32;
                 let wants = (0..entries).map(|index| Want { index, have: Box::default() }).collect();
-                Done::Asked { number, wants, same: 0 }
+                Done::Asked { number, wants, counts: Counts::default(), troubles: Vec::new() }
             }
             Job::Block { file, offset, digest, data } => {
                 let good = self.hash.of_block(&data, offset, file.entry.size) == digest;
                 let done = if good { Ok(data.len() as u64) } else { Err(mismatch(&file.entry.path)) };
                 Done::Block(file.number, done)
             }
-            Job::Complete(file) => Done::File(file.number, Ok(())),
+            Job::Complete(file) => {
+                Done::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new())
+            }
             Job::Abandon(file) => Done::Abandoned(file.number),
             Job::Settle { .. } => Done::Settled(Counts::default(), Vec::new()),
         }

@@ -45,7 +45,7 @@ impl Manifest {
             return Err(io::Error::other("the manifest has to be right in the destination: a name, no path"));
         }
         let temporary = [crate::wire::RESERVED, format!("manifest-{key:016x}").as_bytes()].concat();
-        let file = BufWriter::new(tree::create(base.fd(), &temporary, false)?);
+        let file = BufWriter::new(tree::create(base.fd(), &temporary, false)?.0);
         let state = Mutex::new(State { file, left_out: Vec::new() });
         Ok(Manifest { path, temporary, state })
     }

@@ -2,7 +2,7 @@
 
 use crate::queue::Gauge;
 use crate::read::ReadStats;
-use crate::wire::{Counts, Stage, Trouble, Tuned};
+use crate::wire::{Counts, Scanned, Stage, Trouble, Tuned};
 use longhaul_engine::net::TcpInfo;
 use std::collections::VecDeque;
 use std::fmt;
@@ -48,7 +48,7 @@ impl fmt::Debug for Monitor {
 /// How far a copy is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// Files that were found; zero where the scan runs elsewhere.
+    /// Files that were found, here or by who sends.
     pub scanned_files: u64,
     /// Their bytes.
     pub scanned_bytes: u64,
@@ -208,6 +208,22 @@ impl Monitor {
         let mut troubles = lock(&self.troubles);
         if troubles.len() < TROUBLES {
             troubles.push(trouble);
+        }
+    }
+
+    /// How much there is, as far as it was found elsewhere.
+    pub(crate) fn scanned(&self, scanned: Scanned) {
+        self.scanned_files.store(scanned.files, Relaxed);
+        self.scanned_bytes.store(scanned.bytes, Relaxed);
+        self.scan_done.store(scanned.done, Relaxed);
+    }
+
+    /// How much there is, as far as it is known.
+    pub(crate) fn what_is_scanned(&self) -> Scanned {
+        Scanned {
+            done: self.scan_done.load(Relaxed),
+            files: self.scanned_files.load(Relaxed),
+            bytes: self.scanned_bytes.load(Relaxed),
         }
     }
 

@@ -35,6 +35,7 @@ pub(crate) async fn hear(mut link: Link, monitor: &Monitor) -> Result<Counts, Se
             Heard::Tuned(tuned) => monitor.tuned(tuned, true),
             Heard::Limit(stage) => monitor.limit_there(stage),
             Heard::Progress(counts) => monitor.set_counts(counts),
+            Heard::Scanned(scanned) => monitor.scanned(scanned),
             Heard::Finished(counts) => {
                 monitor.set_counts(counts);
                 return Ok(counts);
@@ -100,7 +101,8 @@ async fn tell(tx: &mut Tx, monitor: &Monitor, ended: &Cell<bool>, end: &Notify) 
         }
         let mut frames = news(monitor);
         let now = monitor.now();
-        frames.extend([Frame::Limit(now.limit), Frame::Progress(now.counts)]);
+        let scanned = Frame::Scanned(monitor.what_is_scanned());
+        frames.extend([Frame::Limit(now.limit), scanned, Frame::Progress(now.counts)]);
         tx.send(frames).await?;
     }
 }

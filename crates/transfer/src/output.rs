@@ -1,7 +1,7 @@
 //! Where a session's data goes.
 
 use crate::made::Nowhere;
-use crate::session::{Done, Job};
+use crate::session::{Done, Job, Violation};
 use crate::tree::Walker;
 use crate::write::Writer;
 
@@ -20,9 +20,22 @@ impl Output {
         matches!(self, Output::Tree(writer) if writer.resumes())
     }
 
+    /// Whether that was before the machine was started anew.
+    pub(crate) fn by_content(&self) -> bool {
+        matches!(self, Output::Tree(writer) if writer.by_content())
+    }
+
     /// Whether something failed that makes it useless to go on.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Output::Tree(writer) if writer.is_full())
+    }
+
+    /// What the sending side may not do and did.
+    pub(crate) fn violation(&self) -> Option<Violation> {
+        match self {
+            Output::Tree(writer) => writer.violation(),
+            Output::Nowhere(_) => None,
+        }
     }
 
     /// A way through the tree, for one thread.

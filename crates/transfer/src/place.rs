@@ -3,8 +3,8 @@
 use crate::journal::Journal;
 use crate::made::{self, Made};
 use crate::scan::Start;
-use crate::tree::{Tree, say};
-use crate::wire::{Place, Refusal, RefusalKind, RelPath, Request, show};
+use crate::tree::{self, Tree, say};
+use crate::wire::{Options, Place, Refusal, RefusalKind, RelPath, Request, show};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -39,7 +39,12 @@ fn wrong(path: &[u8], e: &io::Error) -> Refusal {
 
 /// A place that gets the name of what is copied.
 fn named(base: Tree, name: &[u8]) -> Result<Destination, Refusal> {
-    RelPath::new(name).map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
+    let path = RelPath::new(name).map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
+    // A file would take the place of a device for everybody.
+    if tree::is_special(base.fd(), name) {
+        let message = format_args!("{path} is a device, a named pipe or a socket: nothing is copied to it");
+        return Err(Refusal::new(RefusalKind::NotAllowed, message));
+    }
     Ok(Destination { base, rename: Some(name.to_vec()) })
 }
 
@@ -121,6 +126,25 @@ impl Root {
         }
     }
 
+    /// If a run of this request was cut off here: whether that was before the machine
+    /// was started anew. Makes nothing.
+    ///
+    /// # Errors
+    /// As [`destination`](Self::destination).
+    pub(crate) fn left(&self, request: &Request) -> Result<Option<bool>, Refusal> {
+        if made::is_nowhere(&request.destination) {
+            return Ok(None);
+        }
+        let options = Options { dry_run: true, ..request.options };
+        let made = request.place != Place::Guess || request.destination.ends_with(b"/");
+        match self.destination(&Request { options, ..request.clone() }) {
+            Ok(Destination { base, .. }) => Ok(Journal::left(&base, request.key)),
+            // It will be made.
+            Err(refusal) if made && refusal.kind == RefusalKind::NoSuchPath => Ok(None),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
     /// Where a scan of `typed` begins. With `contents`, or where the path itself
     /// [means that](means_contents), the names are those below it, else they
     /// begin with its last component.
@@ -134,7 +158,7 @@ impl Root {
             return Ok(Start::Made(Arc::new(made)));
         }
         let path = self.path(typed)?;
-        let path = path.strip_suffix(b"/").filter(|rest| !rest.is_empty()).unwrap_or(&path);
+        let path = trimmed(&path);
         if contents || means_contents(typed) {
             let tree = self.open(path).map_err(|e| wrong(path, &e))?;
             return Ok(Start::Tree { tree, path: RelPath::root() });
@@ -156,12 +180,23 @@ pub(crate) fn means_contents(typed: &[u8]) -> bool {
     if made::makes(typed) {
         return true;
     }
-    let end = typed.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
-    matches!(split(&typed[..end]).1, b"" | b"." | b"..")
+    matches!(last_name(typed), b"" | b"." | b"..")
+}
+
+/// A path without the slashes at its end; a root keeps one.
+pub(crate) fn trimmed(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|b| *b != b'/').map_or(path.len().min(1), |at| at + 1);
+    &path[..end]
+}
+
+/// The last component of a path that was typed: what the names of a source begin
+/// with.
+pub(crate) fn last_name(typed: &[u8]) -> &[u8] {
+    split(trimmed(typed)).1
 }
 
 /// A path's directory and its last component.
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
+pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|b| *b == b'/') {
         Some(0) => (b"/", &path[1..]),
         Some(at) => (&path[..at], &path[at + 1..]),

@@ -10,13 +10,14 @@
 //! blocks of the next files are read while those of the present one wait to be
 //! sent: the queue behind is what bounds it.
 
+use crate::ask::Asker;
 use crate::gate::Gate;
 use crate::made::Made;
 use crate::queue::Queue;
 use crate::scan::{Found, Origin};
 use crate::session::{Item, Outgoing};
 use crate::tree::{self, say};
-use crate::wire::{BLOCK, Batch, Content, Entry, Hash, Kind, Op, SMALL, Trouble};
+use crate::wire::{BLOCK, Batch, Content, Entry, Hash, Kind, Op, SMALL, Trouble, Xattr};
 use longhaul_engine::{BufMut, BufPool};
 use rustix::fs::{SeekFrom, Stat};
 use std::fs::File;
@@ -36,6 +37,8 @@ pub(crate) enum Work {
     Found(Found, Box<[u8]>),
     /// A file that another thread has begun with.
     Help(Arc<Large>),
+    /// A file to be asked about, once it is known what of.
+    Ask(Found),
 }
 
 impl Work {
@@ -93,6 +96,7 @@ struct State {
 /// What the threads share.
 pub(crate) struct Reader {
     pub(crate) work: Arc<Queue<Work>>,
+    pub(crate) asker: Option<Arc<Asker>>,
     pub(crate) items: Arc<Queue<Item>>,
     pub(crate) pool: BufPool,
     pub(crate) hash: Hash,
@@ -130,6 +134,7 @@ impl Reader {
                 work if work.is_small() => self.batch(work, index),
                 Work::Found(found, have) => self.large(found, have, index),
                 Work::Help(large) => self.blocks(&large, index),
+                Work::Ask(found) => self.ask(found),
             };
             if done.is_err() {
                 // Nobody wants more.
@@ -147,6 +152,29 @@ impl Reader {
 
     fn trouble(&self, entry: &Entry, op: Op, message: String) -> Result<(), Gone> {
         self.send(Item::Trouble(Trouble { path: entry.path.clone(), op, message }), 1)
+    }
+
+    /// Reads what a question about a file says of it.
+    fn ask(&self, mut found: Found) -> Result<(), Gone> {
+        let Some(asker) = &self.asker else { return Ok(()) };
+        let read = || -> io::Result<(Vec<Xattr>, Content)> {
+            let digest = asker.checksum.map(|hash| found.digest(hash)).transpose()?;
+            if digest.is_some() {
+                self.stats.bytes.fetch_add(found.entry.size, Relaxed);
+            }
+            Ok((if self.xattrs { found.xattrs()? } else { Vec::new() }, Content::Asked(digest)))
+        };
+        let about = match read() {
+            Ok((xattrs, content)) => {
+                found.entry.xattrs = xattrs;
+                Some((found, content))
+            }
+            Err(e) => {
+                self.trouble(&found.entry, Op::Read, say(&e))?;
+                None
+            }
+        };
+        asker.read(about).map_err(|_| Gone)
     }
 
     /// Reads small files, as many as there are now and one frame takes.
@@ -261,7 +289,10 @@ impl Reader {
         entry = tree::entry(&stat, Kind::File, entry.path);
         let have = if known == (entry.size, entry.mtime) { have } else { Box::default() };
         if self.xattrs {
-            entry.xattrs = tree::xattrs(file.as_fd()).unwrap_or_default();
+            match tree::xattrs(file.as_fd()) {
+                Ok(xattrs) => entry.xattrs = xattrs,
+                Err(e) => return self.trouble(&entry, Op::Read, say(&e)),
+            }
         }
         let sparse = (stat.st_blocks as u64).saturating_mul(512) < entry.size;
         self.share(Readable::File(file, stat), entry, (have, sparse), index)

@@ -8,11 +8,19 @@
 use crate::filter::Filter;
 use crate::made::{self, Made};
 use crate::tree::{self, Tree, say};
-use crate::wire::{Digest, Entry, Hash, Kind, NameError, Op, RelPath, Trouble};
+use crate::wire::{Digest, Entry, Hash, Kind, NameError, Op, RelPath, Trouble, Xattr};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+
+/// Directories on the way to what was listed that are remembered, so as not to be
+/// sent again: 32 bytes each.
+const WAYS: usize = 1 << 20;
+
+/// Names that are remembered where several places may have the same: 528 MiB of
+/// them. Of more, what comes last under a name is what there is of it.
+const NAMES: usize = 14 << 20;
 
 /// Something that was found.
 #[derive(Clone, Debug)]
@@ -41,6 +49,16 @@ impl Found {
     }
 }
 
+impl Found {
+    /// The extended attributes of a file.
+    pub(crate) fn xattrs(&self) -> io::Result<Vec<Xattr>> {
+        match &self.origin {
+            Origin::Tree(tree) => tree::xattrs(tree::open_file(tree, &self.entry.path)?.as_fd()),
+            Origin::Made(..) => Ok(Vec::new()),
+        }
+    }
+}
+
 /// Where a scan begins.
 #[derive(Clone, Debug)]
 pub(crate) enum Start {
@@ -55,7 +73,8 @@ pub(crate) enum Start {
         tree: Tree,
         /// What was named.
         named: RelPath,
-        path: RelPath,
+        /// Paths below it. Many places may have the same list: it is there once.
+        files: Arc<[RelPath]>,
     },
     Made(Arc<Made>),
 }
@@ -78,21 +97,50 @@ pub(crate) struct Scan<'a, V> {
     linked: HashMap<(u64, u64), RelPath>,
     /// Directories on the way to what was listed, by the checksum of their names.
     ways: HashSet<u128>,
+    /// What was found of which of the places, by the checksum of names, where several
+    /// places may have the same.
+    names: Option<HashMap<u128, usize>>,
+    /// Which of the places it is at.
+    place: usize,
     stopped: bool,
 }
 
 impl<'a, V: Visitor> Scan<'a, V> {
     pub(crate) fn new(visitor: &'a mut V, filter: &'a Filter, recursive: bool) -> Scan<'a, V> {
-        Scan { visitor, filter, recursive, linked: HashMap::new(), ways: HashSet::new(), stopped: false }
+        let (linked, ways) = (HashMap::new(), HashSet::new());
+        Scan { visitor, filter, recursive, linked, ways, names: None, place: 0, stopped: false }
+    }
+
+    /// For places of which some may have the same names: each is found once, as far as
+    /// names are remembered.
+    pub(crate) fn once(mut self, starts: &[Start]) -> Self {
+        let named = |start: &Start| matches!(start, Start::Tree { path, .. } if !path.is_root());
+        let several = match starts {
+            [Start::Listed { files, .. }] => files.len() > 1,
+            _ => starts.len() > 1,
+        };
+        self.names = (several && !starts.iter().all(named)).then(HashMap::new);
+        self
     }
 
     /// Scans from `start`; whether the visitor wants more.
     pub(crate) fn run(&mut self, start: &Start) -> bool {
+        self.place += 1;
         match start {
             Start::Tree { tree, path } => self.tree(tree, path),
-            Start::Listed { tree, named, path } => {
-                self.way(tree, named, path);
-                self.tree(tree, path);
+            Start::Listed { tree, named, files } => {
+                for file in files.iter() {
+                    if self.stopped {
+                        break;
+                    }
+                    match named.join(file.as_bytes()) {
+                        Ok(path) => {
+                            self.way(tree, named, &path);
+                            self.tree(tree, &path);
+                        }
+                        Err(e) => self.trouble(file, &io::Error::other(e)),
+                    }
+                }
             }
             Start::Made(made) => self.made(made),
         }
@@ -127,6 +175,10 @@ impl<'a, V: Visitor> Scan<'a, V> {
         let ends = bytes.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(at, _)| at);
         for end in std::iter::once(0).chain(ends).filter(|end| *end >= named.as_bytes().len()) {
             let Ok(way) = RelPath::new(&bytes[..end]) else { continue };
+            if self.ways.len() == WAYS {
+                // A directory that comes again does no harm.
+                self.ways.clear();
+            }
             if way == *path || !self.ways.insert(xxhash_rust::xxh3::xxh3_128(way.as_bytes())) {
                 continue;
             }
@@ -148,8 +200,7 @@ impl<'a, V: Visitor> Scan<'a, V> {
                 break;
             }
             if self.filter.takes(&entry.path) {
-                let origin = Origin::Made(Arc::clone(made), index);
-                self.stopped |= !self.visitor.found(Found { origin, entry });
+                self.found(Found { origin: Origin::Made(Arc::clone(made), index), entry });
             }
         }
     }
@@ -216,8 +267,30 @@ impl<'a, V: Visitor> Scan<'a, V> {
         if entry.kind == Kind::File && stat.st_nlink > 1 {
             self.link((stat.st_dev, stat.st_ino), &mut entry);
         }
-        self.stopped |= !self.visitor.found(Found { origin: Origin::Tree(tree.clone()), entry });
+        self.found(Found { origin: Origin::Tree(tree.clone()), entry });
         Ok(true)
+    }
+
+    /// Hands on what was found, if nothing else was under its name.
+    fn found(&mut self, found: Found) {
+        if let Some(names) = &mut self.names
+            && found.entry.kind != Kind::Directory
+        {
+            let key = xxhash_rust::xxh3::xxh3_128(found.entry.path.as_bytes());
+            match names.get(&key).copied() {
+                None if names.len() < NAMES => drop(names.insert(key, self.place)),
+                None => {}
+                // Listed twice, say: it is the same.
+                Some(place) if place == self.place => return,
+                Some(_) => {
+                    let e = io::Error::other(
+                        "another source has something of this name: will not overwrite just-created",
+                    );
+                    return self.trouble(&found.entry.path, &e);
+                }
+            }
+        }
+        self.stopped |= !self.visitor.found(found);
     }
 
     /// Makes a further name of a file a link to the first.

@@ -12,12 +12,13 @@ use crate::monitor::Monitor;
 use crate::output::Output;
 use crate::queue::Queue;
 use crate::session::{Done, Job, Receiver, Told};
+use crate::silence::{BEAT, Patience};
 use crate::source::SessionError;
 use crate::tune::{Concurrency, Path, Progress, Tuning, follow};
 use crate::wire::{Counts, Frame, Refusal, RefusalKind, Stage, Tuned};
 use futures_util::future::{Either, select, try_join_all};
 use longhaul_engine::sync::Notify;
-use longhaul_engine::{Task, sleep, spawn};
+use longhaul_engine::{Task, now, sleep, spawn};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,6 +30,9 @@ const WRITE_BEHIND: usize = 32 << 20;
 const JOB: usize = 1 << 10;
 /// How often the sending side is told how far this one is.
 const TELL: Duration = Duration::from_millis(100);
+/// Answers that wait to be sent before no more is received: each is a line or a few
+/// KB about something that failed.
+const UNSENT: usize = 4096;
 /// How long a refusal may take to get through.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -58,6 +62,7 @@ pub(crate) async fn receive(
     links: Vec<Link>,
     monitor: Arc<Monitor>,
     tell: bool,
+    patience: Patience,
 ) -> Result<Counts, SessionError> {
     let gate = Gate::new(writers.start());
     let queues = Arc::new(Queues { jobs: Queue::new(WRITE_BEHIND), done: Queue::new(usize::MAX), gate });
@@ -87,10 +92,13 @@ pub(crate) async fn receive(
         writer,
         writers,
         frames: Notify::new(),
+        sending: Cell::new(0),
+        deaf: Cell::new(false),
+        room: links.iter().map(|_| Notify::new()).collect(),
         refusal: RefCell::new(None),
         ended: Cell::new(false),
     });
-    let result = session.run(links).await;
+    let result = session.run(links, patience).await;
     drop(abort);
     result
 }
@@ -104,22 +112,29 @@ struct Session {
     writers: Concurrency,
     /// There may be frames to send.
     frames: Notify,
+    /// Frames that are being sent.
+    sending: Cell<usize>,
+    /// They cannot be.
+    deaf: Cell<bool>,
+    /// For each stream: there may be room for what it brings about.
+    room: Vec<Notify>,
     /// The last thing to say, if it is not that all is done.
     refusal: RefCell<Option<Refusal>>,
     ended: Cell<bool>,
 }
 
 impl Session {
-    async fn run(self: &Rc<Self>, links: Vec<Link>) -> Result<Counts, SessionError> {
+    async fn run(self: &Rc<Self>, links: Vec<Link>, patience: Patience) -> Result<Counts, SessionError> {
+        let pulses = links.iter().filter_map(|link| link.rx.pulse()).collect();
         let (mut receiving, mut sending) = (Vec::new(), Vec::new());
         let sockets = links.iter().filter_map(|link| link.tx.stream()).filter(|_| self.tell).collect();
         let tuning: Task<()> = {
             let session = Rc::clone(self);
             spawn(async move { session.tune(Path { streams: sockets, sends: false }).await })
         };
-        for link in links {
+        for (stream, link) in links.into_iter().enumerate() {
             let session = Rc::clone(self);
-            receiving.push(spawn(async move { session.stream(link.rx).await }));
+            receiving.push(spawn(async move { session.stream(stream, link.rx).await }));
             sending.push(link.tx);
         }
         let mut sending = sending.into_iter();
@@ -128,14 +143,24 @@ impl Session {
         let _others: Vec<Tx> = sending.collect();
         let answering = {
             let session = Rc::clone(self);
-            spawn(async move { session.answer(first).await })
+            spawn(async move {
+                let told = session.answer(first).await;
+                // Nobody hears an answer any more: who waits to give some need not.
+                session.deaf.set(told.is_err());
+                session.room.iter().for_each(Notify::notify);
+                told
+            })
         };
         let ticking: Task<()> = {
             let session = Rc::clone(self);
             spawn(async move {
+                let mut said = now();
                 loop {
                     sleep(TELL).await;
-                    session.receiver.borrow_mut().tell();
+                    let beat = session.tell && now().saturating_duration_since(said) >= BEAT;
+                    if session.receiver.borrow_mut().tell(beat) {
+                        said = now();
+                    }
                     session.frames.notify();
                 }
             })
@@ -151,8 +176,13 @@ impl Session {
                 Err(e) => e,
             }
         };
-        let worked = match select(Box::pin(streams), work).await {
-            Either::Left((e, _)) => Err(e),
+        let silence = async {
+            let busy = || self.receiver.borrow().open() > 0;
+            SessionError::Silent(patience.ends(pulses, busy).await)
+        };
+        let failed = select(Box::pin(streams), Box::pin(silence));
+        let worked = match select(failed, work).await {
+            Either::Left((e, _)) => Err(e.factor_first().0),
             Either::Right((result, _)) => result,
         };
         if let Err(e) = &worked {
@@ -173,8 +203,15 @@ impl Session {
     }
 
     /// Takes what comes on one stream, until the sender ends it.
-    async fn stream(&self, mut rx: Rx) -> Result<Rx, SessionError> {
-        while let Some(frame) = rx.frame().await? {
+    async fn stream(&self, stream: usize, mut rx: Rx) -> Result<Rx, SessionError> {
+        loop {
+            while self.receiver.borrow().unsent() + self.sending.get() > UNSENT {
+                if self.deaf.get() {
+                    return Err(SessionError::Lost);
+                }
+                self.room[stream].notified().await;
+            }
+            let Some(frame) = rx.frame().await? else { return Err(SessionError::Lost) };
             let last = matches!(frame, Frame::End { .. });
             if let Frame::Refuse(refusal) = frame {
                 return Err(SessionError::Refused(refusal));
@@ -184,6 +221,7 @@ impl Session {
                 Some(Told::Trouble(trouble)) => self.monitor.trouble(trouble),
                 Some(Told::Tuned(tuned)) => self.monitor.tuned(tuned, true),
                 Some(Told::Limit(stage)) => self.monitor.limit_there(stage),
+                Some(Told::Scanned(scanned)) => self.monitor.scanned(scanned),
                 None => {}
             }
             loop {
@@ -195,7 +233,6 @@ impl Session {
                 return Ok(rx);
             }
         }
-        Err(SessionError::Lost)
     }
 
     /// Lets the number of writers follow what they bring.
@@ -249,6 +286,9 @@ impl Session {
             let finished = receiver.is_finished();
             drop(receiver);
             self.frames.notify();
+            if let Some(violation) = self.writer.violation() {
+                return Err(violation.into());
+            }
             if self.writer.is_full() {
                 return Err(SessionError::Local(
                     "the destination takes no more: its file system is full".into(),
@@ -273,7 +313,10 @@ impl Session {
                 frames.extend(self.refusal.borrow_mut().take().map(Frame::Refuse));
             }
             if !frames.is_empty() {
+                self.sending.set(frames.len());
                 tx.send(frames).await?;
+                self.sending.set(0);
+                self.room.iter().for_each(Notify::notify);
             } else if ended {
                 return Ok(());
             } else {

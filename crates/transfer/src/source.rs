@@ -8,6 +8,7 @@
 //!   every question is answered; whoever fails aborts all queues, and so ends
 //!   everybody.
 
+use crate::ask::Asker;
 use crate::filter::Filter;
 use crate::gate::Gate;
 use crate::host::Remembered;
@@ -18,18 +19,19 @@ use crate::queue::Queue;
 use crate::read::{Reader, Work};
 use crate::scan::{Found, Scan, Start, Visitor};
 use crate::session::{Heard, Item, Sender, Violation};
-use crate::tree::say;
+use crate::silence::{BEAT, Patience};
 use crate::tune::{Concurrency, Path, Progress, Tuning, follow};
 use crate::wire::{
-    BATCH_BYTES, BATCH_ENTRIES, BLOCK, Batch, Compare, Content, Counts, Frame, Hash, Kind, Op, Options,
-    Refusal, Stage, Trouble, Tuned,
+    BATCH_ENTRIES, BLOCK, Batch, Compare, Content, Counts, Frame, Kind, Options, Refusal, Scanned, Stage,
+    Trouble, Tuned,
 };
-use futures_util::future::{select, try_join_all};
+use futures_util::future::{Either, select, try_join_all};
 use longhaul_engine::net::TcpInfo;
 use longhaul_engine::sync::Notify;
-use longhaul_engine::{BufPool, Task, spawn};
+use longhaul_engine::{BufPool, Task, now, spawn};
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -59,6 +61,17 @@ pub(crate) struct Plan {
     pub(crate) ahead: Option<usize>,
 }
 
+impl Plan {
+    /// Takes up what a run before has left, if one has; by content, if the machine
+    /// that has it was started anew since.
+    pub(crate) fn resume(&mut self, left: bool, by_content: bool) {
+        self.ask |= left;
+        if by_content {
+            self.options.compare = Compare::Checksum;
+        }
+    }
+}
+
 /// Why a session failed as a whole.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
@@ -74,6 +87,9 @@ pub enum SessionError {
     /// The other side closed the connection early.
     #[error("the other side closed the connection before all was done")]
     Lost,
+    /// The other side hangs.
+    #[error("nothing came from the other side for {} s: it hangs, or does not want to go on", .0.as_secs())]
+    Silent(std::time::Duration),
     /// This side cannot go on.
     #[error("{0}")]
     Local(String),
@@ -120,6 +136,7 @@ pub(crate) async fn send(
     links: Vec<Link>,
     streams: Concurrency,
     monitor: Arc<Monitor>,
+    patience: Patience,
 ) -> Result<Counts, SessionError> {
     let queues = Arc::new(Queues {
         ask: Arc::new(Queue::new(TO_ASK)),
@@ -159,7 +176,12 @@ pub(crate) async fn send(
         pace: Pace::new(rate),
     });
     let told = Arc::clone(&session.monitor);
-    let result = session.run(links, path, ask).await;
+    let pulses = links.iter().filter_map(|link| link.rx.pulse()).collect();
+    let result =
+        match select(pin!(session.run(links, path, ask)), pin!(patience.ends(pulses, || false))).await {
+            Either::Left((result, _)) => result,
+            Either::Right((silent, _)) => Err(SessionError::Silent(silent)),
+        };
     let infos: Vec<_> = sockets.iter().filter_map(|socket| socket.info().ok()).collect();
     if !infos.is_empty() {
         told.set_sockets(TcpInfo::together(&infos));
@@ -172,7 +194,12 @@ pub(crate) async fn send(
 fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<Arc<Gate>, SessionError> {
     let failed = |e: io::Error| SessionError::Local(format!("cannot start a thread: {e}"));
     let (gate, most) = (Arc::new(Gate::new(plan.readers.start())), plan.readers.most());
+    let asker = plan.ask.then(|| {
+        let by_content = plan.options.compare == Compare::Checksum;
+        Arc::new(Asker::new(Arc::clone(&queues.ask), by_content.then_some(plan.options.hash)))
+    });
     let reader = Arc::new(Reader {
+        asker: asker.clone(),
         work: Arc::clone(&queues.work),
         items: Arc::clone(&queues.items),
         pool: BufPool::new(plan.ahead.unwrap_or(READ_AHEAD) + (most + 8) * BLOCK),
@@ -198,10 +225,8 @@ fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<A
     let finder = Finder {
         queues: Arc::clone(queues),
         monitor: Arc::clone(monitor),
-        ask: plan.ask,
-        checksum: (plan.options.compare == Compare::Checksum).then_some(plan.options.hash),
-        batch: Vec::new(),
-        batch_bytes: 0,
+        read_first: plan.options.xattrs || plan.options.compare == Compare::Checksum,
+        asker,
     };
     let run = move || {
         let _times = Remembered;
@@ -215,43 +240,28 @@ fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<A
 struct Finder {
     queues: Arc<Queues>,
     monitor: Arc<Monitor>,
-    ask: bool,
-    /// Files are compared by this checksum.
-    checksum: Option<Hash>,
-    /// Files to ask about, and their size in a frame, about.
-    batch: Vec<(Found, Content)>,
-    batch_bytes: usize,
+    /// Files are asked about first.
+    asker: Option<Arc<Asker>>,
+    /// Something has to be read of them to ask: readers do that.
+    read_first: bool,
 }
 
 impl Finder {
     fn run(mut self, plan: &Plan) {
         let (filter, recursive) = (&plan.filter, plan.recursive);
-        let mut scan = Scan::new(&mut self, filter, recursive);
+        let mut scan = Scan::new(&mut self, filter, recursive).once(&plan.starts);
         for start in &plan.starts {
             if !scan.run(start) {
                 break;
             }
         }
-        self.flush();
         self.monitor.scan_done.store(true, Ordering::Relaxed);
-        if self.ask {
+        self.queues.items.force(Item::Scanned(self.monitor.what_is_scanned()), 1);
+        match &self.asker {
             // The work ends when all is answered.
-            self.queues.ask.close();
-        } else {
-            self.queues.work.close();
+            Some(asker) => asker.end(),
+            None => self.queues.work.close(),
         }
-    }
-
-    fn flush(&mut self) -> bool {
-        let batch = std::mem::take(&mut self.batch);
-        let weight = batch.len();
-        self.batch_bytes = 0;
-        batch.is_empty() || self.queues.ask.push(batch, weight).is_ok()
-    }
-
-    /// The checksum of a file, where files are compared by it.
-    fn digest(&self, found: &Found) -> io::Result<Content> {
-        Ok(Content::Asked(self.checksum.map(|hash| found.digest(hash)).transpose()?))
     }
 }
 
@@ -261,18 +271,15 @@ impl Visitor for Finder {
             self.monitor.scanned_files.fetch_add(1, Ordering::Relaxed);
             self.monitor.scanned_bytes.fetch_add(found.entry.size, Ordering::Relaxed);
         }
-        if !self.ask || found.entry.kind != Kind::File {
+        let asker = self.asker.as_ref().filter(|_| found.entry.kind == Kind::File);
+        let Some(asker) = asker else {
             return self.queues.work.push(Work::Found(found, Box::default()), 1).is_ok();
+        };
+        if self.read_first {
+            asker.begin();
+            return self.queues.work.push(Work::Ask(found), 1).is_ok();
         }
-        match self.digest(&found) {
-            Ok(content) => {
-                self.batch_bytes += found.entry.weight();
-                self.batch.push((found, content));
-            }
-            Err(e) => self.trouble(Trouble { path: found.entry.path, op: Op::Read, message: say(&e) }),
-        }
-        let full = self.batch.len() >= BATCH_ENTRIES || self.batch_bytes >= BATCH_BYTES;
-        !full || self.flush()
+        asker.add(found, Content::Asked(None)).is_ok()
     }
 
     fn trouble(&mut self, trouble: Trouble) {
@@ -333,12 +340,12 @@ impl Session {
         let sent = try_join_all(sending);
         let counts = match select(sent, listening).await {
             // What the other side said is a better reason than that it closed.
-            futures_util::future::Either::Left((sent, listening)) => match (sent, listening.await) {
+            Either::Left((sent, listening)) => match (sent, listening.await) {
                 (_, Ok(counts)) => Ok(counts),
                 (_, Err(e @ (SessionError::Refused(_) | SessionError::Violation(_)))) => Err(e),
                 (Err(e), _) | (Ok(_), Err(e)) => Err(e),
             },
-            futures_util::future::Either::Right((result, _)) => result,
+            Either::Right((result, _)) => result,
         };
         asking.cancel().await;
         tuning.cancel().await;
@@ -402,11 +409,16 @@ impl Session {
             self.monitor.tuned(tuned.clone(), false);
             self.queues.items.force(Item::Tuned(tuned), 1);
         };
-        let mut told = None;
+        let (mut told, mut said, mut scanned) = (None, now(), Scanned::default());
         let look = || {
+            let found = self.monitor.what_is_scanned();
+            if found != scanned {
+                scanned = found;
+                self.queues.items.force(Item::Scanned(found), 1);
+            }
             let limit = self.monitor.limit_here();
-            if limit != told {
-                told = limit;
+            if limit != told || now().saturating_duration_since(said) >= BEAT {
+                (told, said) = (limit, now());
                 self.queues.items.force(Item::Limit(limit), 1);
             }
         };
@@ -421,8 +433,10 @@ impl Session {
             }
             let mut batch = Batch::default();
             let mut found = Vec::with_capacity(about.len());
-            for (one, content) in about {
+            for (mut one, content) in about {
                 batch.push(&one.entry, &content, &[]);
+                // They are read again with the file.
+                one.entry.xattrs = Vec::new();
                 found.push(one);
             }
             let number = self.sender.borrow_mut().ask(found);
@@ -451,6 +465,8 @@ impl Session {
                 Heard::Tuned(tuned) => self.monitor.tuned(tuned, true),
                 Heard::Limit(stage) => self.monitor.limit_there(stage),
                 Heard::Progress(counts) => self.monitor.set_counts(counts),
+                // It is found here.
+                Heard::Scanned(_) => {}
                 Heard::Finished(counts) => {
                     self.heard_end.set(true);
                     self.monitor.set_counts(counts);
@@ -467,4 +483,58 @@ impl Session {
 pub(crate) async fn refuse(link: &mut Link, refusal: Refusal) {
     // Who has gone need not be told.
     let _ = link.tx.send(vec![Frame::Refuse(refusal)]).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::Tree;
+    use crate::wire::RelPath;
+
+    #[test]
+    fn what_is_compared_by_content_is_read_by_the_readers() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for i in 0..5 {
+            std::fs::write(dir.path().join(i.to_string()), "content").expect("written");
+        }
+        let queues = Arc::new(Queues {
+            ask: Arc::new(Queue::new(TO_ASK)),
+            work: Arc::new(Queue::new(FOUND)),
+            items: Arc::new(Queue::new(READ_AHEAD)),
+        });
+        let options = Options { compare: Compare::Checksum, ..Options::default() };
+        let asker = Arc::new(Asker::new(Arc::clone(&queues.ask), Some(options.hash)));
+        let finder = Finder {
+            queues: Arc::clone(&queues),
+            monitor: Arc::new(Monitor::new()),
+            asker: Some(Arc::clone(&asker)),
+            read_first: true,
+        };
+        let tree = Tree::open(dir.path()).expect("open");
+        let plan = Plan {
+            starts: vec![Start::Tree { tree, path: RelPath::root() }],
+            filter: Filter::default(),
+            recursive: true,
+            options,
+            ask: true,
+            readers: Concurrency::Fixed(1),
+            rate: 0,
+            ahead: None,
+        };
+        // The scan ends though nobody reads.
+        finder.run(&plan);
+        let is_question = |work: &Work| matches!(work, Work::Ask(_));
+        assert!(matches!(queues.work.pop(), Some(Work::Found(..))), "the directory itself");
+        let files: Vec<_> = std::iter::from_fn(|| queues.work.try_pop_if(is_question)).collect();
+        assert_eq!((files.len(), queues.ask.is_empty()), (5, true));
+        // The question is put when the last of them was read.
+        for (i, work) in files.into_iter().enumerate() {
+            let Work::Ask(found) = work else { panic!("{work:?}") };
+            assert!(queues.ask.is_empty());
+            let read = (i > 0).then_some((found, Content::Asked(None)));
+            asker.read(read).expect("somebody asks");
+        }
+        assert_eq!(queues.ask.pop().map(|about| about.len()), Some(4), "one could not be read");
+        assert!(queues.ask.pop().is_none(), "that was the last");
+    }
 }

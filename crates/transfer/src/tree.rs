@@ -6,13 +6,14 @@
 //! `O_NOFOLLOW` where the kernel has no `openat2`). So neither a hostile name
 //! nor somebody who swaps a directory for a link meanwhile leads outside.
 
-use crate::wire::{Entry, Kind, RelPath, Time, Xattr};
+use crate::wire::{Entry, Kind, RelPath, Time, XATTR_BYTES_MAX, XATTRS_MAX, Xattr, is_carried, show};
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,6 +30,9 @@ const NAMES: usize = 32 << 10;
 /// Mode of directories that are made on the way to something, until their own
 /// entry comes.
 const WAY: u32 = 0o700;
+
+/// The access control list that decides who may do what with an object.
+const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
 
 /// The root of a tree.
 #[derive(Clone, Debug)]
@@ -119,6 +123,29 @@ impl Tree {
         })?)
     }
 
+    /// Removes what is no directory on the way to `path`, or there; but no symbolic
+    /// link, which somebody may have put there to lead elsewhere.
+    pub(crate) fn clear(&self, path: &[u8]) -> io::Result<()> {
+        let ends = path.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(at, _)| at);
+        for end in ends.chain([path.len()]) {
+            let (parent, name) = match path[..end].iter().rposition(|b| *b == b'/') {
+                Some(at) => (&path[..at], &path[at + 1..end]),
+                None => (&b""[..], &path[..end]),
+            };
+            let at = open_beneath(self.fd(), parent)?;
+            let stat = match rustix::fs::statat(&at, os(name), AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => return Ok(()),
+                result => result?,
+            };
+            match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Directory => {}
+                FileType::Symlink => return Err(Errno::LOOP.into()),
+                _ => return remove_for_directory(at.as_fd(), name),
+            }
+        }
+        Ok(())
+    }
+
     /// What is at `path`, if anything; links are not followed.
     pub(crate) fn look(&self, path: &RelPath) -> io::Result<Option<Entry>> {
         let (parent, name) = path.split();
@@ -163,6 +190,14 @@ pub(crate) fn entry_at(at: BorrowedFd<'_>, name: &[u8], path: RelPath) -> io::Re
         other => return Err(io::Error::new(io::ErrorKind::Unsupported, unsupported(other))),
     };
     Ok(Some((entry(&stat, kind, path), stat)))
+}
+
+/// Whether something is called `name` in a directory, or a link of that name leads
+/// to something, that is neither file nor directory.
+pub(crate) fn is_special(at: BorrowedFd<'_>, name: &[u8]) -> bool {
+    let kind =
+        rustix::fs::statat(at, os(name), AtFlags::empty()).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    kind.is_ok_and(|kind| !matches!(kind, FileType::RegularFile | FileType::Directory | FileType::Symlink))
 }
 
 fn unsupported(kind: FileType) -> &'static str {
@@ -226,16 +261,31 @@ pub(crate) struct Keep {
 }
 
 /// Sets metadata on an open file: owner first, since that clears bits of the
-/// mode; the time last.
+/// mode; the time last. All that can be is set.
+///
+/// # Errors
+/// The first of what could not be set, in words.
 pub(crate) fn set_metadata(file: BorrowedFd<'_>, entry: &Entry, keep: Keep) -> io::Result<()> {
-    if keep.owner {
-        rustix::fs::fchown(file, Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid)))?;
-    }
+    let mut first = Ok(());
+    let mut done = |what: &dyn fmt::Display, result: Result<(), Errno>| {
+        if let (Err(e), Ok(())) = (result, &first) {
+            first = Err(io::Error::other(format!("{what} cannot be set: {}", say(&e.into()))));
+        }
+        result.is_ok()
+    };
+    let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
+    let owner = keep.owner && done(&"the owner", rustix::fs::fchown(file, Some(uid), Some(gid)));
+    let mut mode = safe_mode(entry.mode, Keep { owner });
     for (name, value) in &entry.xattrs {
-        rustix::fs::fsetxattr(file, os(name), value, XattrFlags::empty())?;
+        let set = rustix::fs::fsetxattr(file, os(name), value, XattrFlags::empty());
+        if !done(&format_args!("the attribute {}", show(name)), set) && **name == *ACCESS_LIST {
+            // With a list, these bits are its mask, and not what the group may.
+            mode &= !0o070;
+        }
     }
-    rustix::fs::fchmod(file, Mode::from_raw_mode(safe_mode(entry.mode, keep)))?;
-    Ok(rustix::fs::futimens(file, &times(entry.mtime))?)
+    done(&"the mode", rustix::fs::fchmod(file, Mode::from_raw_mode(mode)));
+    done(&"the time", rustix::fs::futimens(file, &times(entry.mtime)));
+    first
 }
 
 /// Without the owner, a file must not run as whoever copies it.
@@ -265,27 +315,68 @@ fn times(mtime: Time) -> Timestamps {
 
 /// The extended attributes of an open file that may be carried elsewhere.
 /// None where the file system has none.
+///
+/// # Errors
+/// They cannot be read, or are more than travel with one object.
 pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Vec<Xattr>> {
-    let mut names = vec![0u8; crate::wire::XATTR_BYTES_MAX];
+    let too_many = || {
+        let message = format!(
+            "it has more extended attributes than are carried: {XATTRS_MAX} of {} KiB in all",
+            XATTR_BYTES_MAX >> 10
+        );
+        Err(io::Error::other(message))
+    };
+    let mut names = vec![0u8; XATTR_BYTES_MAX];
     let len = match rustix::fs::flistxattr(file, &mut names) {
         Err(Errno::NOTSUP | Errno::BADF) => return Ok(Vec::new()),
+        Err(Errno::RANGE | Errno::TOOBIG) => return too_many(),
         result => result?,
     };
     names.truncate(len);
-    let mut all = Vec::new();
+    let (mut all, mut bytes) = (Vec::new(), 0);
     for name in names.split(|b| *b == 0).filter(|name| is_carried(name)) {
-        let mut value = vec![0u8; crate::wire::XATTR_BYTES_MAX];
-        let len = rustix::fs::fgetxattr(file, os(name), &mut value)?;
+        let mut value = vec![0u8; XATTR_BYTES_MAX];
+        let len = match rustix::fs::fgetxattr(file, os(name), &mut value) {
+            // It has gone meanwhile.
+            Err(Errno::NODATA) => continue,
+            Err(Errno::RANGE | Errno::TOOBIG) => return too_many(),
+            result => result?,
+        };
+        bytes += name.len() + len;
+        // A value's length travels in 16 bits.
+        if all.len() == XATTRS_MAX || bytes > XATTR_BYTES_MAX || len > usize::from(u16::MAX) {
+            return too_many();
+        }
         value.truncate(len);
         all.push((name.into(), value.into_boxed_slice()));
     }
     Ok(all)
 }
 
-/// What users set, and access control lists: not what the system keeps for
-/// itself (security labels, trusted attributes), which is another's elsewhere.
-pub(crate) fn is_carried(name: &[u8]) -> bool {
-    name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_")
+/// Whether the extended attributes of an open file that may be carried are others
+/// than those of an entry.
+pub(crate) fn xattrs_differ(file: BorrowedFd<'_>, entry: &Entry) -> io::Result<bool> {
+    let (mut there, mut wanted) = (xattrs(file)?, entry.xattrs.clone());
+    there.sort_unstable();
+    wanted.sort_unstable();
+    Ok(there != wanted)
+}
+
+/// Removes the extended attributes that may be carried and an entry does not have.
+pub(crate) fn remove_xattrs(file: BorrowedFd<'_>, entry: &Entry) -> io::Result<()> {
+    for (name, _) in xattrs(file)? {
+        if !entry.xattrs.iter().any(|(wanted, _)| *wanted == name) {
+            rustix::fs::fremovexattr(file, os(&name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether what is there has the mode, and the owner where that is kept, that an
+/// entry would get.
+pub(crate) fn is_as(entry: &Entry, there: &Entry, keep: Keep) -> bool {
+    let owner = !keep.owner || (entry.uid, entry.gid) == (there.uid, there.gid);
+    owner && safe_mode(entry.mode, keep) == there.mode
 }
 
 /// A way through a tree that remembers directories, for one thread.
@@ -317,26 +408,37 @@ impl Walker {
 /// Creates a file that is to be filled, under a name of this program's own. What
 /// a run before left is continued where that is wanted and it is this user's,
 /// else replaced: never is anything followed or filled that others put there.
-pub(crate) fn create(at: BorrowedFd<'_>, name: &[u8], keep_content: bool) -> io::Result<File> {
+/// Also says whether it is what was there.
+pub(crate) fn create(at: BorrowedFd<'_>, name: &[u8], keep_content: bool) -> io::Result<(File, bool)> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    if keep_content && let Ok(fd) = rustix::fs::openat(at, os(name), flags, Mode::empty()) {
-        let stat = rustix::fs::fstat(&fd)?;
-        let own = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_nlink == 1;
-        if own && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
-            return Ok(fd.into());
-        }
+    if keep_content
+        && let Ok(fd) = rustix::fs::openat(at, os(name), flags | OFlags::NONBLOCK, Mode::empty())
+        && is_own(&rustix::fs::fstat(&fd)?)
+    {
+        return Ok((fd.into(), true));
     }
     let (flags, mode) = (flags | OFlags::CREATE | OFlags::EXCL, Mode::from_raw_mode(0o600));
     match rustix::fs::openat(at, os(name), flags, mode) {
         Err(Errno::EXIST) => {
             remove(at, name)?;
-            Ok(rustix::fs::openat(at, os(name), flags, mode)?.into())
+            Ok((rustix::fs::openat(at, os(name), flags, mode)?.into(), false))
         }
-        result => Ok(result?.into()),
+        result => Ok((result?.into(), false)),
     }
 }
 
+/// Whether a file is one that this user has made, and that nobody else can have
+/// another name for.
+fn is_own(stat: &Stat) -> bool {
+    stat.st_uid == rustix::process::geteuid().as_raw()
+        && stat.st_nlink == 1
+        && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
 /// Opens an unfinished file of this user's for reading.
+///
+/// # Errors
+/// There is none, or somebody else has put it there.
 pub(crate) fn open_own(tree: &Tree, path: &[u8]) -> io::Result<File> {
     let (parent, name) = match path.iter().rposition(|b| *b == b'/') {
         Some(at) => (&path[..at], &path[at + 1..]),
@@ -344,7 +446,8 @@ pub(crate) fn open_own(tree: &Tree, path: &[u8]) -> io::Result<File> {
     };
     let parent = open_beneath(tree.fd(), parent)?;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    Ok(rustix::fs::openat(parent, os(name), flags, Mode::empty())?.into())
+    let file = rustix::fs::openat(parent, os(name), flags, Mode::empty())?;
+    if is_own(&rustix::fs::fstat(&file)?) { Ok(file.into()) } else { Err(Errno::PERM.into()) }
 }
 
 /// Opens a file for reading, without following links.
@@ -384,6 +487,29 @@ pub(crate) fn is_in_the_way(e: &io::Error) -> bool {
     e.raw_os_error().is_some_and(|code| other.contains(&Errno::from_raw_os_error(code)))
 }
 
+/// Whether a directory that is not empty is where something else should be.
+pub(crate) fn is_not_empty(e: &io::Error) -> bool {
+    let full = [Errno::NOTEMPTY, Errno::EXIST];
+    e.raw_os_error().is_some_and(|code| full.contains(&Errno::from_raw_os_error(code)))
+}
+
+/// Lets its owner write in a directory, who is not root; its mode before, if that
+/// was another and could be changed.
+pub(crate) fn open_up(directory: BorrowedFd<'_>) -> Option<u32> {
+    let (stat, user) = (rustix::fs::fstat(directory).ok()?, rustix::process::geteuid());
+    let (mode, write) = (stat.st_mode & 0o7777, 0o300);
+    if stat.st_uid != user.as_raw() || mode & write == write {
+        return None;
+    }
+    let opened = Mode::from_raw_mode(mode | write);
+    rustix::fs::chmodat(directory, c".", opened, AtFlags::empty()).ok().map(|()| mode)
+}
+
+/// Sets the mode of a directory that [`open_up`] has changed.
+pub(crate) fn close_again(directory: BorrowedFd<'_>, mode: u32) -> io::Result<()> {
+    Ok(rustix::fs::chmodat(directory, c".", Mode::from_raw_mode(mode), AtFlags::empty())?)
+}
+
 /// Whether nothing more can be written there: it makes no sense to go on.
 pub(crate) fn is_full(e: &io::Error) -> bool {
     let full = [Errno::NOSPC, Errno::DQUOT, Errno::ROFS];
@@ -408,6 +534,15 @@ pub(crate) fn remove(at: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     match rustix::fs::unlinkat(at, os(name), AtFlags::empty()) {
         Err(Errno::NOENT) => Ok(()),
         result => Ok(result?),
+    }
+}
+
+/// Removes what is in the place of a directory. Another thread may have made that
+/// meanwhile.
+pub(crate) fn remove_for_directory(at: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    match remove(at, name) {
+        Err(e) if e.kind() == io::ErrorKind::IsADirectory => Ok(()),
+        result => result,
     }
 }
 

@@ -5,30 +5,44 @@
 //!   and its checksums agree; then it appears under its name in one step;
 //! - directories get their mode and time last, deepest first, since what is
 //!   made in them changes both;
-//! - a hard link is made when all files are there.
+//! - a hard link is made when all files are there;
+//! - a file whose metadata cannot be set appears all the same, and is told.
 
+mod same;
+#[cfg(test)]
+mod tests;
+
+use crate::asked::Asked;
 use crate::filter::Filter;
 use crate::fold::{Folded, fold, folds};
-use crate::journal::{Journal, file_key, unfinished};
+use crate::journal::{FileKey, Journal, file_key, unfinished, unfinished_of};
 use crate::manifest::Manifest;
 use crate::read::read_full;
-use crate::session::{Done, Incoming, Job};
+use crate::session::{Done, Incoming, Job, Violation};
 use crate::tree::{self, Keep, Tree, Walker, is_full, say};
 use crate::wire::{
-    BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry, Hash, Kind, Op, Options,
-    RelPath, Trouble, Want,
+    BATCH_ENTRIES, BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry, HAVE_MAX, Hash,
+    Kind, Malformed, Op, Options, RelPath, Trouble, Want,
 };
-use std::collections::{HashMap, HashSet};
+use same::{Mended, present};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Blocks that a file may not have and be listed in a manifest all the same: zeroes
 /// have to be hashed like anything else, and a size is cheap to claim. 1 TiB.
 const HOLES: u64 = 1 << 20;
+
+/// What is remembered of directories and hard links until the end, in bytes: about
+/// two million of them with short names.
+const LAST_BYTES: usize = 512 << 20;
+
+/// Names that are remembered where others are to be removed: 1 GiB of them.
+const SEEN: usize = 32 << 20;
 
 /// What the threads share.
 #[derive(Debug)]
@@ -45,19 +59,108 @@ pub(crate) struct Writer {
     pub(crate) manifest: Option<Manifest>,
     /// The names that came, where some may be one to the file system.
     pub(crate) folded: Option<Folded>,
+    /// What is taken at all, where this side has asked for it.
+    pub(crate) asked: Option<Asked>,
+    /// Something that came and was not asked for.
+    unasked: OnceLock<RelPath>,
     files: Mutex<HashMap<u64, Arc<Slot>>>,
+    /// Unfinished files of a run before, of which the other side was told that
+    /// blocks need not be sent.
+    declared: Mutex<HashMap<FileKey, Declared>>,
     last: Mutex<Last>,
     /// Nothing more can be written.
     full: AtomicBool,
+    /// What came made no sense in part, so not all names that were sent are known.
+    torn: AtomicBool,
+}
+
+/// Which file it is, as it is: see [`identity`].
+type Identity = (u64, u64, i64, u64);
+
+/// An unfinished file as it was looked at.
+#[derive(Debug)]
+struct Declared {
+    file: Identity,
+    /// Blocks that were read and are what they should be.
+    blocks: Vec<(u64, Digest)>,
+}
+
+/// What became of an object that came.
+#[derive(Debug)]
+enum Outcome {
+    /// It is there.
+    There,
+    /// It will be when everything else is done, and is counted then.
+    Later,
+    /// It is there, but not all of its metadata.
+    Flawed(Failed),
+}
+
+impl From<Option<Failed>> for Outcome {
+    fn from(flaw: Option<Failed>) -> Outcome {
+        flaw.map_or(Outcome::There, Outcome::Flawed)
+    }
 }
 
 /// What is done when everything else is.
 #[derive(Debug, Default)]
 struct Last {
-    directories: Vec<Entry>,
-    links: Vec<Entry>,
+    /// By where they are.
+    directories: BTreeMap<RelPath, Entry>,
+    /// By their names as they came.
+    links: BTreeMap<RelPath, Entry>,
+    /// Files and links in whose place are directories that are to be emptied.
+    late: Vec<Late>,
+    /// What these weigh, in bytes.
+    bytes: usize,
+    /// Directories that may be written to for now, and their modes before: of those
+    /// only that were there.
+    opened: Vec<(Vec<u8>, u32)>,
     /// Names that came, where others are to be removed.
     seen: HashSet<u128>,
+    /// There were more names than are remembered.
+    overflow: bool,
+}
+
+impl Last {
+    /// Keeps an entry; of those with the same name, what came last.
+    fn keep(&mut self, path: RelPath, entry: Entry) -> io::Result<()> {
+        let weight = |entry: &Entry| entry.weight() + size_of::<RelPath>() + entry.path.as_bytes().len();
+        let more = weight(&entry);
+        let kept = if entry.kind == Kind::Directory { &mut self.directories } else { &mut self.links };
+        let less = kept.get(&path).map_or(0, weight);
+        if self.bytes - less + more > LAST_BYTES {
+            return Err(io::Error::other("there are more directories and hard links than are remembered"));
+        }
+        self.bytes = self.bytes - less + more;
+        kept.insert(path, entry);
+        Ok(())
+    }
+
+    /// Keeps what has to wait, if there is room for it.
+    fn wait(&mut self, late: Late) -> Result<(), Late> {
+        let names = late.path.as_bytes().len() + late.sent.as_bytes().len() + late.temporary.len();
+        let more = size_of::<Late>() + names;
+        if self.bytes + more > LAST_BYTES {
+            return Err(late);
+        }
+        self.bytes += more;
+        self.late.push(late);
+        Ok(())
+    }
+}
+
+/// Something complete that cannot appear yet.
+#[derive(Debug)]
+struct Late {
+    /// Where it goes, and what it was sent as.
+    path: RelPath,
+    sent: RelPath,
+    temporary: Vec<u8>,
+    /// Of a file: its checksum, where a list wants it.
+    digest: Option<Digest>,
+    is_file: bool,
+    flaw: Option<Failed>,
 }
 
 /// A large file under way.
@@ -66,9 +169,9 @@ struct Unfinished {
     file: File,
     directory: Arc<OwnedFd>,
     temporary: Vec<u8>,
-    name: Vec<u8>,
+    path: RelPath,
     /// Checksums of the blocks, where somebody asks for them.
-    digests: Mutex<Vec<(u64, Digest)>>,
+    digests: Mutex<BTreeMap<u64, Digest>>,
 }
 
 /// Where a large file is found once somebody has opened it.
@@ -85,6 +188,30 @@ fn mismatch() -> Failed {
     (Op::Verify, io::Error::other("the content is not what was sent"))
 }
 
+/// Which file it is, as it is: device, inode, and when anything of it last changed,
+/// since the number of an inode is given again.
+fn identity(file: &File) -> io::Result<Identity> {
+    let stat = rustix::fs::fstat(file)?;
+    Ok((stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as u64))
+}
+
+/// Brings a file to its medium and out of memory, so that what is read next comes
+/// from there. The latter is a hint: where it is not taken, memory is compared.
+fn forget(file: &File) -> io::Result<()> {
+    file.sync_data()?;
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+    Ok(())
+}
+
+/// BLAKE3 of a file that came in blocks.
+fn digest(open: &Unfinished, size: u64) -> io::Result<Digest> {
+    let digests: Vec<_> = std::mem::take(&mut *lock(&open.digests)).into_iter().collect();
+    if size / BLOCK as u64 > digests.len() as u64 + HOLES {
+        return Err(io::Error::other("its holes are too large to be listed in a manifest"));
+    }
+    Ok(Hash::join(size, &digests))
+}
+
 impl Writer {
     pub(crate) fn new(
         base: Tree,
@@ -94,11 +221,27 @@ impl Writer {
         journal: Option<Journal>,
         manifest: Option<Manifest>,
     ) -> Writer {
-        let (files, last) = (Mutex::default(), Mutex::default());
-        let full = AtomicBool::new(false);
+        let (files, declared, last) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (full, torn) = (AtomicBool::new(false), AtomicBool::new(false));
         let folded = journal.as_ref().is_some_and(|journal| folds(&base, journal.name()));
         let folded = folded.then(Folded::default);
-        let writer = Writer { folded, base, rename, options, filter, journal, manifest, files, last, full };
+        let (asked, unasked) = (None, OnceLock::new());
+        let writer = Writer {
+            base,
+            rename,
+            options,
+            filter,
+            journal,
+            manifest,
+            folded,
+            asked,
+            unasked,
+            files,
+            declared,
+            last,
+            full,
+            torn,
+        };
         if let Some(manifest) = &writer.manifest {
             // It is none of what the source does not have.
             let key = writer.seen_key(&manifest.path);
@@ -129,14 +272,47 @@ impl Writer {
         self.full.load(Relaxed)
     }
 
+    /// What the sending side may not do and did.
+    pub(crate) fn violation(&self) -> Option<Violation> {
+        self.unasked.get().map(|path| Violation::Unasked(path.to_string()))
+    }
+
+    /// Lets only that in which was asked for.
+    fn admit(&self, entry: &Entry) -> io::Result<()> {
+        if self.asked.as_ref().is_none_or(|asked| asked.has(entry)) {
+            return Ok(());
+        }
+        // What comes with it is not looked into: nothing is removed for not being there.
+        self.torn.store(true, Relaxed);
+        // The first one is enough: the session ends with it.
+        let _ = self.unasked.set(entry.path.clone());
+        Err(io::Error::other("it was not asked for"))
+    }
+
     /// Whether a run before this one was cut off.
     pub(crate) fn resumes(&self) -> bool {
         self.journal.as_ref().is_some_and(|journal| journal.resumed)
     }
 
+    /// Whether that was before the machine was started anew, so that only content
+    /// tells what is there.
+    pub(crate) fn by_content(&self) -> bool {
+        self.journal.as_ref().is_some_and(|journal| journal.rebooted)
+    }
+
     /// A way through the tree, for one thread.
     pub(crate) fn walker(&self) -> Walker {
         Walker::new(self.base.clone())
+    }
+
+    /// The name of the unfinished file of an entry.
+    fn unfinished(&self, entry: &Entry) -> Vec<u8> {
+        unfinished(self.key(), file_key(entry))
+    }
+
+    /// That of the copy.
+    fn key(&self) -> u64 {
+        self.journal.as_ref().map_or(0, |journal| journal.key)
     }
 
     fn keep(&self) -> Keep {
@@ -158,10 +334,64 @@ impl Writer {
     }
 
     fn trouble(&self, path: &RelPath, (op, e): &Failed) -> Trouble {
-        if is_full(e) {
+        // What has no room for an attribute may have it for content.
+        if *op == Op::Write && is_full(e) {
             self.full.store(true, Relaxed);
         }
         Trouble { path: path.clone(), op: *op, message: say(e) }
+    }
+
+    /// The directory that something goes into, made if need be. What is no
+    /// directory in its place goes, since that of the source is one: its own entry
+    /// may be on its way still. A mode that lets nobody write is put aside.
+    fn parent(&self, path: &[u8], walker: &mut Walker) -> io::Result<Arc<OwnedFd>> {
+        match walker.make(path) {
+            Err(e) if tree::is_in_the_way(&e) => {
+                self.base.clear(path)?;
+                walker.make(path)
+            }
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                // Another thread may just have changed the mode: it is tried again.
+                self.open_way(path);
+                walker.make(path)
+            }
+            result => result,
+        }
+    }
+
+    /// Lets this user write in the deepest directory of a path that is there.
+    fn open_way(&self, path: &[u8]) {
+        let slashes = path.iter().enumerate().rev().filter(|(_, b)| **b == b'/').map(|(at, _)| at);
+        let mut ways = std::iter::once(path.len()).chain(slashes).chain([0]).map(|end| &path[..end]);
+        let found = ways.find_map(|way| Some((way, self.base.directory(way).ok()?)));
+        if let Some((way, directory)) = found {
+            self.open_up(directory.as_fd(), way);
+        }
+    }
+
+    /// Lets this user write in a directory until everything is done; whether that
+    /// has changed anything.
+    pub(crate) fn open_up(&self, directory: BorrowedFd<'_>, path: &[u8]) -> bool {
+        let before = tree::open_up(directory);
+        lock(&self.last).opened.extend(before.map(|mode| (path.to_vec(), mode)));
+        before.is_some()
+    }
+
+    /// Makes something in a directory, even in one that lets nobody write.
+    fn make_in<T>(
+        &self,
+        directory: &OwnedFd,
+        path: &[u8],
+        make: impl Fn(BorrowedFd<'_>) -> io::Result<T>,
+    ) -> io::Result<T> {
+        match make(directory.as_fd()) {
+            // Another thread may just have changed the mode.
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                self.open_up(directory.as_fd(), path);
+                make(directory.as_fd())
+            }
+            result => result,
+        }
     }
 
     /// Does a job.
@@ -177,7 +407,9 @@ impl Writer {
             Job::Complete(file) => {
                 let result = self.complete(&file, walker);
                 lock(&self.files).remove(&file.number);
-                Done::File(file.number, result.map_err(|e| self.trouble(&file.entry.path, &e)))
+                let (mut counts, mut troubles) = (Counts::default(), Vec::new());
+                self.count(&file.entry, result, &mut counts, &mut troubles);
+                Done::File(file.number, counts, troubles)
             }
             Job::Abandon(file) => {
                 if let Some(slot) = lock(&self.files).remove(&file.number)
@@ -194,35 +426,63 @@ impl Writer {
 
     fn batch(&self, body: &[u8], walker: &mut Walker) -> Done {
         let (mut counts, mut troubles) = (Counts::default(), Vec::new());
-        for part in BatchReader::new(body) {
-            let (entry, content, data) = match part {
+        for (index, part) in BatchReader::new(body).enumerate() {
+            let part = if index < BATCH_ENTRIES { part } else { Err(Malformed::Value("number of entries")) };
+            let (mut entry, content, data) = match part {
                 Ok(part) => part,
                 Err(e) => {
+                    self.torn.store(true, Relaxed);
                     let message = e.to_string();
                     troubles.push(Trouble { path: RelPath::root(), op: Op::Write, message });
                     break;
                 }
             };
-            self.note(&entry);
-            match self.entry(&entry, &content, data, walker) {
-                Ok(()) if entry.kind == Kind::File => {
-                    counts.files += 1;
-                    counts.bytes += data.len() as u64;
-                }
-                // Counted when it is made.
-                Ok(()) if matches!(entry.kind, Kind::HardLink(_)) => {}
-                Ok(()) => counts.others += 1,
-                Err(e) => troubles.push(self.trouble(&entry.path, &e)),
+            if let Err(e) = self.admit(&entry) {
+                troubles.push(self.trouble(&entry.path, &(Op::Write, e)));
+                break;
             }
+            if !self.options.xattrs {
+                // Nobody has asked for them.
+                entry.xattrs.clear();
+            }
+            self.note(&entry);
+            let result = self.entry(&entry, &content, data, walker);
+            counts.bytes += if result.is_ok() { data.len() as u64 } else { 0 };
+            self.count(&entry, result, &mut counts, &mut troubles);
         }
         Done::Batch(counts, troubles)
+    }
+
+    /// Counts what became of an entry.
+    fn count(
+        &self,
+        entry: &Entry,
+        result: Result<Outcome, Failed>,
+        counts: &mut Counts,
+        troubles: &mut Vec<Trouble>,
+    ) {
+        match result {
+            Ok(Outcome::Later) => return,
+            Ok(Outcome::There) => {}
+            Ok(Outcome::Flawed(flaw)) => troubles.push(self.trouble(&entry.path, &flaw)),
+            Err(e) => return troubles.push(self.trouble(&entry.path, &e)),
+        }
+        match entry.kind {
+            Kind::File => counts.files += 1,
+            _ => counts.others += 1,
+        }
     }
 
     /// Remembers that a name came.
     fn note(&self, entry: &Entry) {
         if self.options.delete {
             let key = self.seen_key(&entry.path);
-            lock(&self.last).seen.insert(key);
+            let mut last = lock(&self.last);
+            if last.seen.len() < SEEN {
+                last.seen.insert(key);
+            } else {
+                last.overflow = true;
+            }
         }
     }
 
@@ -232,31 +492,41 @@ impl Writer {
         content: &Content,
         data: &[u8],
         walker: &mut Walker,
-    ) -> Result<(), Failed> {
+    ) -> Result<Outcome, Failed> {
         let write = |e| (Op::Write, e);
         let path = self.place(&entry.path).map_err(write)?;
+        let unchanged = self.is_unchanged(entry, &path);
         if self.options.dry_run {
-            return Ok(());
+            return Ok(if unchanged { Outcome::Later } else { Outcome::There });
         }
-        let (parent, name) = path.split();
+        let (parent, _) = path.split();
         match &entry.kind {
             Kind::Directory => {
                 self.directory(&path, walker).map_err(write)?;
-                lock(&self.last).directories.push(Entry { path, ..entry.clone() });
-                Ok(())
+                // What is made in it changes its time: it is set again in any case.
+                let kept = Entry { path: path.clone(), ..entry.clone() };
+                Ok(match lock(&self.last).keep(path, kept) {
+                    Err(e) => Outcome::Flawed((Op::Metadata, e)),
+                    Ok(()) if unchanged => Outcome::Later,
+                    Ok(()) => Outcome::There,
+                })
             }
             Kind::HardLink(_) => {
-                lock(&self.last).links.push(entry.clone());
-                Ok(())
+                // What it has besides its name is the file's.
+                let kept = Entry { xattrs: Vec::new(), ..entry.clone() };
+                lock(&self.last).keep(entry.path.clone(), kept).map_err(write)?;
+                Ok(Outcome::Later)
             }
+            Kind::Symlink(_) if unchanged => Ok(Outcome::Later),
             Kind::Symlink(target) => {
-                let directory = walker.make(parent).map_err(write)?;
-                let temporary = unfinished(file_key(entry));
-                tree::symlink(directory.as_fd(), target, &temporary).map_err(write)?;
-                let done = tree::set_link_metadata(directory.as_fd(), &temporary, entry, self.keep())
-                    .map_err(|e| (Op::Metadata, e))
-                    .and_then(|()| tree::appear(directory.as_fd(), &temporary, name).map_err(write));
-                done.inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))
+                let directory = self.parent(parent, walker).map_err(write)?;
+                let temporary = self.unfinished(entry);
+                let make = |at: BorrowedFd<'_>| tree::symlink(at, target, &temporary);
+                self.make_in(&directory, parent, make).map_err(write)?;
+                let set = tree::set_link_metadata(directory.as_fd(), &temporary, entry, self.keep());
+                let flaw = set.err().map(|e| (Op::Metadata, e));
+                let sent = entry.path.clone();
+                self.appear(&directory, Late { path, sent, temporary, digest: None, is_file: false, flaw })
             }
             Kind::File => {
                 match content {
@@ -266,62 +536,107 @@ impl Writer {
                     Content::Inline { .. } | Content::None => {}
                     _ => return Err(write(io::Error::other("a file came without its content"))),
                 }
-                let directory = walker.make(parent).map_err(write)?;
-                let temporary = unfinished(file_key(entry));
-                let done = self.small(&directory, &temporary, name, entry, data);
-                done.inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))?;
-                self.list(&path, || {
-                    Ok(if let Content::Inline { digest, .. } = content {
-                        *digest
-                    } else {
-                        Hash::Strong.of(&[])
-                    })
-                })
+                let directory = self.parent(parent, walker).map_err(write)?;
+                let temporary = self.unfinished(entry);
+                let filled = self.small(&directory, parent, &temporary, entry, data);
+                let flaw = filled.inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))?;
+                let digest = match content {
+                    Content::Inline { digest, .. } => *digest,
+                    _ => Hash::Strong.of(&[]),
+                };
+                let (sent, digest) = (entry.path.clone(), Some(digest));
+                self.appear(&directory, Late { path, sent, temporary, digest, is_file: true, flaw })
             }
+        }
+    }
+
+    /// Lets something appear that is complete, and lists it. Where a directory is in
+    /// its place, and what the source does not have goes, it waits for that.
+    fn appear(&self, directory: &OwnedFd, late: Late) -> Result<Outcome, Failed> {
+        match tree::appear(directory.as_fd(), &late.temporary, late.path.split().1) {
+            Err(e) if self.options.delete && tree::is_not_empty(&e) => {
+                lock(&self.last)
+                    .wait(late)
+                    .inspect_err(|late| drop(tree::remove(directory.as_fd(), &late.temporary)))
+                    .map_err(|_| (Op::Write, e))?;
+                return Ok(Outcome::Later);
+            }
+            result => result
+                .inspect_err(|_| drop(tree::remove(directory.as_fd(), &late.temporary)))
+                .map_err(|e| (Op::Write, e))?,
+        }
+        if let (true, Some(digest)) = (late.is_file, late.digest) {
+            self.list(&late.path, || Ok(digest))?;
+        }
+        Ok(late.flaw.into())
+    }
+
+    /// Lets something appear that had to wait.
+    fn appear_late(&self, late: &Late) -> Result<(), Failed> {
+        let write = |e| (Op::Write, e);
+        let (parent, name) = late.path.split();
+        let directory = self.base.directory(parent).map_err(write)?;
+        tree::appear(directory.as_fd(), &late.temporary, name)
+            .inspect_err(|_| drop(tree::remove(directory.as_fd(), &late.temporary)))
+            .map_err(write)?;
+        match late.digest {
+            Some(digest) if late.is_file => self.list(&late.path, || Ok(digest)),
+            _ => Ok(()),
         }
     }
 
     /// A directory, in place of whatever else has its name.
     fn directory(&self, path: &RelPath, walker: &mut Walker) -> io::Result<()> {
-        match walker.make(path.as_bytes()) {
+        match self.parent(path.as_bytes(), walker) {
+            // A link: it is this entry's place, so not on the way to it.
             Err(e) if tree::is_in_the_way(&e) => {
                 let (parent, name) = path.split();
-                tree::remove(walker.make(parent)?.as_fd(), name)?;
+                let directory = self.parent(parent, walker)?;
+                self.make_in(&directory, parent, |at| tree::remove_for_directory(at, name))?;
                 walker.make(path.as_bytes()).map(drop)
             }
             result => result.map(drop),
         }
     }
 
+    /// Writes a small file under a name of this program's own; what of its metadata
+    /// could not be set.
     fn small(
         &self,
         directory: &OwnedFd,
+        parent: &[u8],
         temporary: &[u8],
-        name: &[u8],
         entry: &Entry,
         data: &[u8],
-    ) -> Result<(), Failed> {
+    ) -> Result<Option<Failed>, Failed> {
         let write = |e| (Op::Write, e);
-        let mut file = tree::create(directory.as_fd(), temporary, false).map_err(write)?;
+        let make = |at: BorrowedFd<'_>| tree::create(at, temporary, false);
+        let (mut file, _) = self.make_in(directory, parent, make).map_err(write)?;
         file.write_all(data).map_err(write)?;
-        self.finish(&file, entry)?;
+        let flaw = self.finish(&file, entry)?;
         if self.options.verify {
+            let verify = |e: io::Error| (Op::Verify, e);
+            forget(&file).map_err(verify)?;
             let mut again = vec![0; data.len()];
-            let read = read_full(&file, &mut again, 0).map_err(|e| (Op::Verify, e))?;
+            let read = read_full(&file, &mut again, 0).map_err(verify)?;
             if read != data.len() || again != data {
                 return Err(mismatch());
             }
         }
-        tree::appear(directory.as_fd(), temporary, name).map_err(write)
+        Ok(flaw)
     }
 
-    /// Metadata, and durability where every file has to be.
-    fn finish(&self, file: &File, entry: &Entry) -> Result<(), Failed> {
-        tree::set_metadata(file.as_fd(), entry, self.keep()).map_err(|e| (Op::Metadata, e))?;
+    /// Metadata, and durability where every file has to be; what of the former could
+    /// not be set.
+    fn finish(&self, file: &File, entry: &Entry) -> Result<Option<Failed>, Failed> {
+        if !self.options.xattrs && !entry.xattrs.is_empty() {
+            return self.finish(file, &Entry { xattrs: Vec::new(), ..entry.clone() });
+        }
+        let set = tree::set_metadata(file.as_fd(), entry, self.keep());
         if self.options.durability == Durability::File {
             file.sync_data().map_err(|e| (Op::Write, e))?;
         }
-        Ok(())
+        Ok(set.err().map(|e| (Op::Metadata, e)))
     }
 
     /// The file that is under way for this one, opened by whoever comes first.
@@ -331,19 +646,30 @@ impl Writer {
         if let Some(open) = &*slot {
             return Ok(Arc::clone(open));
         }
+        self.admit(&file.entry)?;
         self.note(&file.entry);
         let path = self.place(&file.entry.path)?;
-        let (parent, name) = path.split();
-        let directory = walker.make(parent)?;
+        let (parent, _) = path.split();
+        let directory = self.parent(parent, walker)?;
+        let temporary = self.unfinished(&file.entry);
         let key = file_key(&file.entry);
-        let known = self.journal.as_ref().is_some_and(|journal| journal.known.contains_key(&key));
-        let temporary = unfinished(key);
-        let opened = tree::create(directory.as_fd(), &temporary, known)?;
+        let declared = lock(&self.declared).get(&key).map(|declared| declared.file);
+        let make = |at: BorrowedFd<'_>| tree::create(at, &temporary, declared.is_some());
+        let (opened, kept) = self.make_in(&directory, parent, make)?;
+        if let Some(declared) = declared
+            && !(kept && identity(&opened)? == declared)
+        {
+            // The blocks that were declared will not come.
+            let _ = tree::remove(directory.as_fd(), &temporary);
+            return Err(io::Error::other(
+                "what a run before had written of it has gone meanwhile: run the same command again",
+            ));
+        }
         opened.set_len(file.entry.size)?;
         // What a run before has written is in this file, and was looked at.
-        let known = self.journal.as_ref().and_then(|journal| journal.known.get(&key));
-        let digests = Mutex::new(known.filter(|_| self.manifest.is_some()).cloned().unwrap_or_default());
-        let open = Arc::new(Unfinished { file: opened, directory, temporary, name: name.to_vec(), digests });
+        let blocks = lock(&self.declared).remove(&key).map(|declared| declared.blocks);
+        let digests = Mutex::new(blocks.into_iter().flatten().collect());
+        let open = Arc::new(Unfinished { file: opened, directory, temporary, path, digests });
         *slot = Some(Arc::clone(&open));
         Ok(open)
     }
@@ -357,13 +683,20 @@ impl Writer {
         walker: &mut Walker,
     ) -> Result<(), Failed> {
         let write = |e| (Op::Write, e);
+        // Whatever becomes of it, the source has it.
+        self.note(&file.entry);
+        // Pieces of blocks would make this side remember more than it was sent.
+        let whole = file.entry.size.saturating_sub(offset).min(BLOCK as u64);
+        if !offset.is_multiple_of(BLOCK as u64) || data.len() as u64 != whole || data.is_empty() {
+            return Err((Op::Verify, io::Error::other("a block came that is none")));
+        }
         if self.options.hash.of_block(data, offset, file.entry.size) != *digest {
             return Err(mismatch());
         }
         let open = self.open(file, walker).map_err(write)?;
         open.file.write_all_at(data, offset).map_err(write)?;
         if self.options.verify || self.manifest.is_some() {
-            lock(&open.digests).push((offset, *digest));
+            lock(&open.digests).insert(offset, *digest);
         }
         match &self.journal {
             Some(journal) => journal.add(file_key(&file.entry), offset, digest).map_err(write),
@@ -371,38 +704,35 @@ impl Writer {
         }
     }
 
-    fn complete(&self, file: &Incoming, walker: &mut Walker) -> Result<(), Failed> {
-        let write = |e| (Op::Write, e);
+    fn complete(&self, file: &Incoming, walker: &mut Walker) -> Result<Outcome, Failed> {
         // Of a file of holes, or one that was all there, no block came.
-        let open = self.open(file, walker).map_err(write)?;
+        let open = self.open(file, walker).map_err(|e| (Op::Write, e))?;
         let finish = || {
-            self.finish(&open.file, &file.entry)?;
+            let flaw = self.finish(&open.file, &file.entry)?;
             if self.options.verify {
                 self.verify(&open)?;
             }
-            tree::appear(open.directory.as_fd(), &open.temporary, &open.name).map_err(write)
+            Ok(flaw)
         };
-        finish().inspect_err(|_| drop(tree::remove(open.directory.as_fd(), &open.temporary)))?;
-        let path = self.place(&file.entry.path).map_err(write)?;
-        self.list(&path, || {
-            let mut digests = std::mem::take(&mut *lock(&open.digests));
-            // Of a block that came again, what came last is what is there.
-            digests.reverse();
-            digests.sort_by_key(|(offset, _)| *offset);
-            digests.dedup_by_key(|(offset, _)| *offset);
-            if file.entry.size / BLOCK as u64 > digests.len() as u64 + HOLES {
-                return Err(io::Error::other("its holes are too large to be listed in a manifest"));
-            }
-            Ok(Hash::join(file.entry.size, &digests))
-        })
+        let flaw = finish().inspect_err(|_| drop(tree::remove(open.directory.as_fd(), &open.temporary)))?;
+        let (digest, unlisted) = match self.manifest.as_ref().map(|_| digest(&open, file.entry.size)) {
+            None => (None, None),
+            Some(Ok(digest)) => (Some(digest), None),
+            Some(Err(e)) => (None, Some((Op::Write, e))),
+        };
+        let (path, sent, temporary) = (open.path.clone(), file.entry.path.clone(), open.temporary.clone());
+        let late = Late { path, sent, temporary, digest, is_file: true, flaw: flaw.or(unlisted) };
+        let outcome = self.appear(&open.directory, late)?;
+        if let (Some(journal), Outcome::There | Outcome::Flawed(_)) = (&self.journal, &outcome) {
+            journal.complete(file_key(&file.entry)).map_err(|e| (Op::Write, e))?;
+        }
+        Ok(outcome)
     }
 
     /// Reads what was written, from the medium as far as the system lets it.
     fn verify(&self, open: &Unfinished) -> Result<(), Failed> {
         let verify = |e: io::Error| (Op::Verify, e);
-        open.file.sync_data().map_err(verify)?;
-        // A hint: where it is not taken, memory is compared.
-        let _ = rustix::fs::fadvise(&open.file, 0, None, rustix::fs::Advice::DontNeed);
+        forget(&open.file).map_err(verify)?;
         let size = open.file.metadata().map_err(verify)?.len();
         let mut again = vec![0; BLOCK];
         for (offset, digest) in lock(&open.digests).iter() {
@@ -416,17 +746,38 @@ impl Writer {
     }
 
     fn ask(&self, number: u32, batch: &[u8]) -> Done {
-        let (mut wants, mut same) = (Vec::new(), 0);
+        let (mut wants, mut counts, mut troubles) = (Vec::new(), Counts::default(), Vec::new());
         for (index, part) in BatchReader::new(batch).enumerate() {
-            let Ok((entry, content, _)) = part else { break };
-            self.note(&entry);
-            if self.is_there(&entry, &content) && self.list_same(&entry, &content).is_ok() {
-                same += 1;
-            } else {
-                wants.push(Want { index: index as u32, have: self.have(&entry) });
+            let (true, Ok((mut entry, content, _))) = (index < BATCH_ENTRIES, part) else {
+                self.torn.store(true, Relaxed);
+                break;
+            };
+            if self.admit(&entry).is_err() {
+                break;
             }
+            if !self.options.xattrs {
+                // Nobody has asked for them.
+                entry.xattrs.clear();
+            }
+            self.note(&entry);
+            let there = self.there(&entry, &content);
+            let there = there.filter(|_| self.list_same(&entry, &content).is_ok());
+            let mended = there.map_or(Mended::Not, |there| self.mend(&entry, &there));
+            match mended {
+                Mended::Not => {
+                    let have = self.have(&entry);
+                    counts.skipped += present(&have, entry.size);
+                    wants.push(Want { index: index as u32, have });
+                    continue;
+                }
+                Mended::Nothing => {}
+                Mended::Done => counts.metadata += 1,
+                Mended::Failed(e) => troubles.push(self.trouble(&entry.path, &(Op::Metadata, e))),
+            }
+            counts.same += 1;
+            counts.skipped += entry.size;
         }
-        Done::Asked { number, wants, same }
+        Done::Asked { number, wants, counts, troubles }
     }
 
     /// Lists a file that need not be sent; one that cannot be read is sent again.
@@ -435,29 +786,25 @@ impl Writer {
             return Ok(());
         }
         let path = self.place(&entry.path).map_err(|e| (Op::Write, e))?;
-        self.list(&path, || match (content, self.options.compare) {
+        self.list(&path, || match (content, self.compare()) {
             (Content::Asked(Some(digest)), Compare::Checksum) => Ok(*digest),
             _ => Hash::Strong.of_file(&tree::open_file(&self.base, &path)?),
         })
     }
 
-    /// Whether what is there is as good as what would be sent.
-    fn is_there(&self, entry: &Entry, content: &Content) -> bool {
-        let Ok(path) = self.place(&entry.path) else { return false };
-        let Ok(Some(there)) = self.base.look(&path) else { return false };
-        // Who sends everything asks only to go on with what was cut off.
-        let compare = match self.options.compare {
-            Compare::Nothing => Compare::Mtime,
-            compare => compare,
-        };
-        entry.is_same(&there, compare).unwrap_or_else(|| match content {
+    /// What is there, if it is as good as what would be sent.
+    fn there(&self, entry: &Entry, content: &Content) -> Option<Entry> {
+        let path = self.place(&entry.path).ok()?;
+        let there = self.base.look(&path).ok()??;
+        let same = entry.is_same(&there, self.compare()).unwrap_or_else(|| match content {
             Content::Asked(Some(digest)) => {
                 let hash =
                     tree::open_file(&self.base, &path).and_then(|file| self.options.hash.of_file(&file));
                 hash.is_ok_and(|hash| hash == *digest)
             }
             _ => false,
-        })
+        });
+        same.then_some(there)
     }
 
     /// Blocks that a run before has written, as a bit each; what the journal
@@ -467,11 +814,15 @@ impl Writer {
         let known = self.journal.as_ref().and_then(|journal| journal.known.get(&key));
         let (Some(known), Ok(path)) = (known, self.place(&entry.path)) else { return Box::default() };
         let (parent, _) = path.split();
-        let temporary = [parent, if parent.is_empty() { b"" } else { b"/" }, &unfinished(key)].concat();
+        let temporary = self.unfinished(entry);
+        let temporary = [parent, if parent.is_empty() { b"" } else { b"/" }, &temporary].concat();
         let Ok(file) = tree::open_own(&self.base, &temporary) else { return Box::default() };
-        let mut have = vec![0u8; entry.size.div_ceil(BLOCK as u64).div_ceil(8) as usize];
-        let mut data = vec![0; BLOCK];
-        for (offset, digest) in known {
+        // As much as there is, whatever size is claimed.
+        let last = known.iter().map(|(offset, _)| offset / BLOCK as u64).max().unwrap_or(0);
+        let mut have = vec![0u8; (last / 8 + 1).min(HAVE_MAX as u64) as usize];
+        let (mut data, mut blocks) = (vec![0; BLOCK], Vec::new());
+        let bits = 8 * have.len() as u64;
+        for (offset, digest) in known.iter().filter(|(offset, _)| offset / (BLOCK as u64) < bits) {
             let len = entry.size.saturating_sub(*offset).min(BLOCK as u64) as usize;
             let good = offset % BLOCK as u64 == 0
                 && read_full(&file, &mut data[..len], *offset).is_ok_and(|read| read == len)
@@ -479,17 +830,39 @@ impl Writer {
             let block = (offset / BLOCK as u64) as usize;
             if let Some(byte) = have.get_mut(block / 8).filter(|_| good) {
                 *byte |= 1 << (block % 8);
+                blocks.push((*offset, *digest));
             }
         }
+        let Some(file) = identity(&file).ok().filter(|_| !blocks.is_empty()) else { return Box::default() };
+        if self.manifest.is_none() {
+            // Nobody asks for them.
+            blocks = Vec::new();
+        }
+        lock(&self.declared).insert(key, Declared { file, blocks });
         have.into()
     }
 
     fn settle(&self, whole: bool) -> Done {
         let (mut counts, mut troubles) = (Counts::default(), Vec::new());
-        let Last { mut directories, links, seen } = std::mem::take(&mut *lock(&self.last));
-        for link in &links {
-            match self.hard_link(link) {
+        let Last { directories, links, late, mut opened, seen, overflow, .. } =
+            std::mem::take(&mut *lock(&self.last));
+        if self.options.delete && overflow {
+            let message = "there are more names than are remembered: nothing was removed".into();
+            troubles.push(Trouble { path: RelPath::root(), op: Op::Delete, message });
+        } else if self.options.delete && whole && !self.torn.load(Relaxed) {
+            crate::delete::delete(self, &seen, &mut counts, &mut troubles);
+        }
+        for late in late {
+            match self.appear_late(&late) {
+                Ok(()) if late.is_file => counts.files += 1,
                 Ok(()) => counts.others += 1,
+                Err(e) => troubles.push(self.trouble(&late.sent, &e)),
+            }
+            troubles.extend(late.flaw.map(|flaw| self.trouble(&late.sent, &flaw)));
+        }
+        for link in links.values() {
+            match self.hard_link(link) {
+                Ok(made) => counts.others += u64::from(made),
                 Err(e) => troubles.push(self.trouble(&link.path, &e)),
             }
         }
@@ -502,11 +875,16 @@ impl Writer {
                 Err(e) => troubles.push(self.trouble(&manifest.path, &(Op::Write, e))),
             }
         }
-        if self.options.delete && whole {
-            crate::delete::delete(self, &seen, &mut counts, &mut troubles);
+        if self.resumes() {
+            self.sweep(directories.keys());
         }
-        directories.sort_unstable_by(|a, b| b.path.cmp(&a.path));
-        for entry in &directories {
+        opened.append(&mut lock(&self.last).opened);
+        opened.sort_unstable_by(|a, b| b.cmp(a));
+        for (path, mode) in opened {
+            // Where it was of those that came, it gets its mode below.
+            let _ = self.base.directory(&path).map(|it| tree::close_again(it.as_fd(), mode));
+        }
+        for entry in directories.values().rev() {
             if let Err(e) = self.directory_metadata(entry) {
                 troubles.push(self.trouble(&entry.path, &(Op::Metadata, e)));
             }
@@ -521,11 +899,30 @@ impl Writer {
             // Left behind it would only make the next run ask.
             let _ = journal.remove(&self.base);
             // Its removal has changed the time of the directory that it was in.
-            if let Some(root) = directories.last().filter(|entry| entry.path.is_root()) {
+            if let Some(root) = directories.get(&RelPath::root()) {
                 let _ = self.directory_metadata(root);
             }
         }
         Done::Settled(counts, troubles)
+    }
+
+    /// Removes what runs before have left of files that have changed since.
+    fn sweep<'a>(&self, directories: impl Iterator<Item = &'a RelPath>) {
+        let ours = unfinished_of(self.key());
+        for path in directories.map(RelPath::as_bytes).chain([&b""[..]]) {
+            let Ok(directory) = self.base.directory(path) else { continue };
+            let Ok(mut names) = tree::Names::open(directory.as_fd()) else { continue };
+            let mut old = Vec::new();
+            while let Ok(some) = names.some()
+                && !some.is_empty()
+            {
+                old.extend(some.into_iter().filter(|name| name.starts_with(&ours)));
+            }
+            for name in old {
+                // It is in nobody's way.
+                let _ = tree::remove(directory.as_fd(), &name);
+            }
+        }
     }
 
     fn directory_metadata(&self, entry: &Entry) -> io::Result<()> {
@@ -536,19 +933,30 @@ impl Writer {
         }
     }
 
-    fn hard_link(&self, entry: &Entry) -> Result<(), Failed> {
+    /// Makes another name of a file; whether it was none already.
+    fn hard_link(&self, entry: &Entry) -> Result<bool, Failed> {
         let write = |e| (Op::Write, e);
-        let Kind::HardLink(first) = &entry.kind else { return Ok(()) };
+        let Kind::HardLink(first) = &entry.kind else { return Ok(false) };
         let (first, path) = (self.place(first).map_err(write)?, self.place(&entry.path).map_err(write)?);
+        let list = || self.list(&path, || Hash::Strong.of_file(&tree::open_file(&self.base, &path)?));
+        if self.is_unchanged(entry, &path) {
+            return list().map(|()| false);
+        }
         let ((old, from), (parent, name)) = (first.split(), path.split());
         let old = self.base.directory(old).map_err(write)?;
         let directory = self.base.make(parent).map_err(write)?;
-        let temporary = unfinished(file_key(entry));
-        tree::remove(directory.as_fd(), &temporary).map_err(write)?;
-        tree::hard_link(old.as_fd(), from, directory.as_fd(), &temporary).map_err(write)?;
-        tree::appear(directory.as_fd(), &temporary, name).map_err(write)?;
-        self.list(&path, || Hash::Strong.of_file(&tree::open_file(&self.base, &path)?))?;
+        let temporary = self.unfinished(entry);
+        let make = |at: BorrowedFd<'_>| {
+            tree::remove(at, &temporary)?;
+            tree::hard_link(old.as_fd(), from, at, &temporary)
+        };
+        self.make_in(&directory, parent, make).map_err(write)?;
+        tree::appear(directory.as_fd(), &temporary, name)
+            .inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))
+            .map_err(write)?;
+        list()?;
         // Where both are the same file already, renaming has done nothing.
-        tree::remove(directory.as_fd(), &temporary).map_err(write)
+        tree::remove(directory.as_fd(), &temporary).map_err(write)?;
+        Ok(true)
     }
 }

@@ -6,8 +6,10 @@ use common::*;
 use longhaul_transfer::wire::{Compare, Durability, Hash, Options, RefusalKind};
 use longhaul_transfer::{Concurrency, CopyError, Monitor, Settings, copy};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 #[test]
 fn a_tree_is_the_same_after_a_copy_to_an_agent_and_back() {
@@ -275,4 +277,182 @@ fn a_directory_may_have_more_names_than_are_held_at_once() {
     let counts = run(&spec(local(&source), local(&copy))).expect("copied").counts;
     assert_eq!((counts.files, counts.failed), (NAMES as u64, 0));
     assert_eq!(fs::read_dir(&copy).expect("read").count(), NAMES);
+}
+
+#[test]
+fn owners_and_set_uid_bits_are_kept_where_wanted_and_else_not() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, root) = (dir.path().join("source"), dir.path().join("root"));
+    fs::create_dir_all(source.join("d")).expect("made");
+    fs::create_dir(&root).expect("made");
+    for (name, size) in [("small", 10), ("large", 1 << 20)] {
+        fs::write(source.join(name), noise(1, size)).expect("written");
+    }
+    std::os::unix::fs::symlink("small", source.join("link")).expect("linked");
+    let names = ["small", "large", "link", "d"];
+    for name in names {
+        if std::os::unix::fs::lchown(source.join(name), Some(1234), Some(2345)).is_err() {
+            eprintln!("skip: who runs this may not give files away");
+            return;
+        }
+        if name != "link" {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o6755);
+            fs::set_permissions(source.join(name), mode).expect("set");
+        }
+    }
+    let agent = agent(&root);
+    for (target, owner) in [("without", false), ("with", true)] {
+        let mut there = spec(local(&source), at(&agent, target));
+        there.options.owner = owner;
+        run(&there).expect("copied");
+        let back = dir.path().join(target);
+        let mut home = spec(at(&agent, target), local(&back));
+        home.options.owner = owner;
+        run(&home).expect("copied back");
+        for (name, copy) in names.iter().flat_map(|name| [(name, root.join(target)), (name, back.clone())]) {
+            let meta = fs::symlink_metadata(copy.join(name)).expect("there");
+            let mode = if owner { 0o6755 } else { 0o755 };
+            let user = (meta.uid(), meta.gid());
+            assert!(!owner || user == (1234, 2345), "{name}: {user:?}");
+            assert!(owner || user.0 == rustix::process::geteuid().as_raw(), "{name}: {user:?}");
+            if *name != "link" {
+                assert_eq!(meta.mode() & 0o7777, mode, "{target}/{name}");
+            }
+        }
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("set");
+}
+
+fn set_time(path: &Path, secs: u64, nanos: u32) {
+    let file = fs::File::options().write(true).open(path).expect("open");
+    file.set_modified(UNIX_EPOCH + Duration::new(secs, nanos)).expect("set");
+}
+
+#[test]
+fn sync_carries_metadata_alone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
+    fs::create_dir(&source).expect("made");
+    for name in ["same", "mode", "time"] {
+        fs::write(source.join(name), name).expect("written");
+        set_time(&source.join(name), 1_000_000_001, 123_456_789);
+    }
+    std::os::unix::fs::symlink("mode", source.join("link")).expect("linked");
+    fs::create_dir(source.join("directory")).expect("made");
+    let options = |compare| Options { compare, ..Options::default() };
+    let counts = |options| {
+        let counts = run(&sync(local(&source), local(&copy), options)).expect("done").counts;
+        (counts.files, counts.others, counts.same, counts.metadata)
+    };
+    assert_eq!(counts(options(Compare::Mtime)), (3, 2, 0, 0));
+    assert_eq!(counts(options(Compare::Mtime)), (0, 0, 3, 0), "nothing is to be done");
+    set_mode(&source.join("mode"), 0o600);
+    set_mode(&source.join("directory"), 0o700);
+    let mode = |name: &str| fs::metadata(copy.join(name)).expect("there").mode() & 0o7777;
+    let dry = Options { dry_run: true, ..options(Compare::Mtime) };
+    assert_eq!((counts(dry), mode("mode")), ((0, 1, 3, 1), 0o644), "it says so");
+    assert_eq!(counts(options(Compare::Exists)).3, 0, "a name is enough");
+    assert_eq!((counts(options(Compare::Mtime)).3, mode("mode"), mode("directory")), (1, 0o600, 0o700));
+    // Another time is another file, unless content is compared.
+    set_time(&copy.join("time"), 5, 0);
+    assert_eq!(counts(options(Compare::Size)), (0, 0, 3, 0), "it may be another file of that size");
+    assert_eq!(counts(options(Compare::Checksum)), (0, 0, 3, 1));
+    assert_same(&source, &copy);
+    // As a file system keeps it that knows no parts of seconds.
+    set_time(&copy.join("time"), 1_000_000_001, 0);
+    assert_eq!(counts(options(Compare::Mtime)), (0, 0, 3, 0));
+    let xattr = |path: &Path| rustix::fs::setxattr(path, "user.a", b"1", rustix::fs::XattrFlags::empty());
+    if xattr(&source.join("mode")).and_then(|()| xattr(&copy.join("same"))).is_err() {
+        eprintln!("skip: the file system has no extended attributes");
+        return;
+    }
+    assert_eq!(counts(options(Compare::Mtime)).3, 0, "nobody asked for them");
+    assert_eq!(counts(Options { xattrs: true, ..options(Compare::Mtime) }).3, 2);
+    let has = |name: &str| rustix::fs::getxattr(copy.join(name), "user.a", &mut [0; 8]).is_ok();
+    assert_eq!((has("mode"), has("same")), (true, false), "one came, and one went");
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(source.join("same"), Some(1234), Some(1234)).expect("given away");
+        assert_eq!(counts(Options { owner: true, ..options(Compare::Mtime) }).3, 1);
+        assert_eq!(fs::metadata(copy.join("same")).expect("there").uid(), 1234);
+    }
+}
+
+#[test]
+fn a_file_with_too_many_attributes_fails_alone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
+    fs::create_dir(&source).expect("made");
+    for i in 0..50 {
+        fs::write(source.join(format!("f{i}")), "1").expect("written");
+    }
+    fs::write(source.join("large"), noise(1, 1 << 20)).expect("written");
+    for i in 0..70 {
+        for name in ["f25", "large"] {
+            let attribute = format!("user.{i}");
+            let set =
+                rustix::fs::setxattr(source.join(name), &*attribute, b"1", rustix::fs::XattrFlags::empty());
+            if set.is_err() {
+                eprintln!("skip: the file system does not take that many attributes");
+                return;
+            }
+        }
+    }
+    let mut spec = spec(local(&source), local(&copy));
+    spec.options.xattrs = true;
+    let (result, troubles) = run_watched(&spec);
+    assert_eq!(result.expect("done").counts.files, 49);
+    assert_eq!(troubles, [("source/f25".to_owned(), "read"), ("source/large".to_owned(), "read")]);
+}
+
+#[test]
+fn what_two_sources_have_is_copied_once_and_told() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let copy = dir.path().join("copy");
+    for (name, content) in [("a", "1"), ("b", "2")] {
+        fs::create_dir(dir.path().join(name)).expect("made");
+        fs::write(dir.path().join(name).join("both"), content).expect("written");
+        fs::write(dir.path().join(name).join(content), content).expect("written");
+    }
+    let end = |text: &str| endpoint(&format!("{}/{text}", dir.path().display()));
+    let mut merged = spec(end("a/."), local(&copy));
+    merged.sources.push(end("b/."));
+    let (result, troubles) = run_watched(&merged);
+    assert_eq!((result.expect("done").counts.files, troubles), (3, vec![("both".to_owned(), "scan")]));
+    assert_eq!(fs::read(copy.join("both")).expect("there"), b"1");
+    // Listed twice it is the same.
+    let mut listed = spec(end("a/."), local(&dir.path().join("listed")));
+    listed.files = vec![b"both".to_vec(), b"both".to_vec()];
+    assert_eq!(run_watched(&listed).0.expect("done").counts.files, 1);
+}
+
+#[test]
+fn a_copy_from_a_host_that_is_not_there_makes_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let to = endpoint(&format!("{}/new/", dir.path().display()));
+    let result = run(&spec(endpoint("lh://127.0.0.1:1/x"), to));
+    assert!(matches!(result, Err(CopyError::Unreachable { .. })), "{result:?}");
+    assert_eq!(fs::read_dir(dir.path()).expect("read").count(), 0);
+    // What is wrong here is still found first.
+    let nowhere = run(&spec(endpoint("lh://127.0.0.1:1/x"), local(&dir.path().join("no/such/place"))));
+    assert!(matches!(nowhere, Err(CopyError::Refused(r)) if r.kind == RefusalKind::NoSuchPath));
+}
+
+#[test]
+fn a_pull_knows_how_much_there_is() {
+    let dir = tempfile::tempdir().expect("a directory");
+    make_tree(&dir.path().join("source"));
+    let (agent, monitor) = (agent(dir.path()), Arc::new(Monitor::new()));
+    let options = Options { compare: Compare::Mtime, ..Options::default() };
+    let pull = sync(at(&agent, "source"), local(&dir.path().join("copy")), options);
+    for same in [0, 209] {
+        copy(&pull, &Settings::default(), &monitor).expect("copied");
+        let now = monitor.now();
+        assert_eq!((now.scanned_files, now.scan_done, now.counts.same), (209, true, same));
+        let sparse = 19 << 20;
+        let known = now.counts.bytes + now.counts.skipped;
+        assert!(now.scanned_bytes - known <= sparse, "{now:?}");
+    }
 }

@@ -172,3 +172,41 @@ fn agents_copy_to_each_other_where_they_may() {
     assert_eq!(kind(&to, "copy", at(&from, "x")), RefusalKind::NotAllowed);
     assert_eq!(kind(&from, "tree", endpoint("lh://127.0.0.1:1/x")), RefusalKind::Unreachable);
 }
+
+#[test]
+fn what_goes_between_two_agents_does_not_come_here() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    fs::create_dir_all(&two).expect("made");
+    make_tree(&one.join("tree"));
+    let (from, to) = (agent_with(&one, |config| config.onward = true), agent(&two));
+    // All that this side hears and says goes through here.
+    let tap = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+    let (address, there) = (tap.local_addr().expect("bound"), from.address());
+    let seen = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let counted = Arc::clone(&seen);
+    std::thread::spawn(move || {
+        for near in tap.incoming().flatten() {
+            let far = std::net::TcpStream::connect(there).expect("connected");
+            for (from, to) in [(&near, &far), (&far, &near)] {
+                let (mut from, mut to) = (from.try_clone().expect("cloned"), to.try_clone().expect("cloned"));
+                let counted = Arc::clone(&counted);
+                std::thread::spawn(move || {
+                    let mut piece = vec![0; 65536];
+                    while let Ok(len @ 1..) = std::io::Read::read(&mut from, &mut piece) {
+                        counted.fetch_add(len as u64, std::sync::atomic::Ordering::Relaxed);
+                        if std::io::Write::write_all(&mut to, &piece[..len]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = to.shutdown(std::net::Shutdown::Write);
+                });
+            }
+        }
+    });
+    let spec = spec(endpoint(&format!("lh://{address}/tree")), at(&to, "copy"));
+    let counts = run(&spec).expect("copied").counts;
+    assert_same(&one.join("tree"), &two.join("copy"));
+    let (moved, seen) = (counts.bytes, seen.load(std::sync::atomic::Ordering::Relaxed));
+    assert!(seen > 0 && seen < moved / 100, "{seen} bytes came here of {moved}");
+}

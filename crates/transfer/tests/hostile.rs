@@ -2,97 +2,20 @@
 
 mod common;
 
+use common::peer::*;
 use common::*;
 use longhaul_engine::Buf;
 use longhaul_transfer::wire::{
-    Batch, Close, Content, Digest, Direction, Entry, Frame, HEADER_LEN, Hash, Header, Hello, Kind, Options,
-    Place, RefusalKind, RelPath, Request, Time, VERSION,
+    Batch, Close, Content, Digest, Direction, Frame, Hash, Hello, Kind, Options, Place, RefusalKind, RelPath,
+    Request, VERSION,
 };
-use longhaul_transfer::{Agent, CopyError, Key, Monitor, SessionError, Settings, Summary, copy};
+use longhaul_transfer::{Agent, Concurrency, CopyError, Key, Monitor, SessionError, Settings, Summary, copy};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-
-/// A connection that says what it likes.
-struct Peer(TcpStream);
-
-impl Peer {
-    fn connect(agent: &Agent) -> Peer {
-        let stream = TcpStream::connect(agent.address()).expect("connected");
-        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
-        Peer(stream)
-    }
-
-    /// One that has been let in to write below `to`.
-    fn welcomed(agent: &Agent, to: &str) -> Peer {
-        let mut peer = Peer::connect(agent);
-        peer.send(hello(Direction::Push, to, VERSION));
-        assert!(matches!(peer.hear(), Some(Frame::Welcome(_))));
-        peer
-    }
-
-    fn send(&mut self, frame: Frame) {
-        let (head, body) = frame.encode();
-        self.raw(&head);
-        self.raw(&body.map_or(Vec::new(), |body| body.to_vec()));
-    }
-
-    fn raw(&mut self, bytes: &[u8]) {
-        self.0.write_all(bytes).expect("sent");
-    }
-
-    fn hear(&mut self) -> Option<Frame> {
-        let mut header = [0; HEADER_LEN];
-        self.0.read_exact(&mut header).ok()?;
-        let header = Header::decode(header).expect("a header");
-        let (mut head, mut body) = (vec![0; header.head], vec![0; header.body]);
-        self.0.read_exact(&mut head).ok()?;
-        self.0.read_exact(&mut body).ok()?;
-        Some(Frame::decode(header, &head, Buf::copy_of(&body)).expect("a frame"))
-    }
-
-    /// What it is told last; troubles come before that.
-    fn end(&mut self) -> (Vec<String>, Option<Frame>) {
-        let mut troubles = Vec::new();
-        loop {
-            match self.hear() {
-                Some(Frame::Trouble(trouble)) => troubles.push(trouble.path.to_string()),
-                Some(Frame::Progress(_) | Frame::Limit(_) | Frame::Tuned(_)) => {}
-                other => return (troubles, other),
-            }
-        }
-    }
-}
-
-fn hello(direction: Direction, to: &str, version: u16) -> Frame {
-    let request = Request {
-        destination: to.as_bytes().to_vec(),
-        place: Place::Into,
-        sources: vec![to.as_bytes().to_vec()],
-        key: 1,
-        options: Options::default(),
-        recursive: true,
-        ..Request::default()
-    };
-    let (oldest, newest) = (version, version);
-    Frame::Hello(Box::new(Hello { oldest, newest, session: [7; 16], streams: 1, direction, request }))
-}
-
-fn entry(name: &str, kind: Kind, size: u64) -> Entry {
-    let path = RelPath::new(name.as_bytes()).expect("a good name");
-    Entry { path, kind, mode: 0o644, uid: 0, gid: 0, mtime: Time::default(), size, xattrs: Vec::new() }
-}
-
-/// A batch with one small file.
-fn small(name: &str, data: &[u8]) -> Batch {
-    let mut batch = Batch::default();
-    let content = Content::Inline { len: data.len() as u32, digest: Hash::Quick.of(data) };
-    batch.push(&entry(name, Kind::File, data.len() as u64), &content, data);
-    batch
-}
 
 /// A batch whose name is another one of the same length.
 fn renamed(from: &str, to: &str) -> Frame {
@@ -415,4 +338,155 @@ fn a_file_that_grows_while_it_is_read_does_not_appear_half() {
     assert_eq!(result.expect("done").counts.failed, 1);
     assert_eq!(troubles, [("log".to_owned(), "changed")]);
     assert_eq!(fs::read_dir(dir.path().join("root")).expect("read").count(), 0);
+}
+
+#[test]
+fn a_hello_may_name_as_much_as_fits_it_and_costs_no_more() {
+    let (dir, agent) = served();
+    fs::create_dir(dir.path().join("root/a")).expect("made");
+    // Every file below every source: more than any memory holds.
+    let (sources, files) = (vec![b"a".to_vec(); 60_000], vec![b"f".to_vec(); 400_000]);
+    let request = Request { sources, files, recursive: true, ..Request::default() };
+    let (oldest, newest, direction) = (VERSION, VERSION, Direction::Pull);
+    let mut peer = Peer::connect(&agent);
+    let (session, streams) = ([7; 16], 1);
+    peer.send(Frame::Hello(Box::new(Hello { oldest, newest, session, streams, direction, request })));
+    let answer = peer.hear();
+    assert!(matches!(answer, Some(Frame::Welcome(_))), "{answer:?}");
+    drop(peer);
+    run(&spec(endpoint("zero:1"), at(&agent, "alive"))).expect("it still serves");
+}
+
+#[test]
+fn who_has_shown_no_key_is_promised_no_memory() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let key = Key::random().expect("a key");
+    let keyed = agent_with(dir.path(), |config| config.key = Some(key.clone()));
+    let header = |kind: u8, body: u32| [&[kind, 0, 0, 0][..], &body.to_le_bytes()].concat();
+    // A batch, an answer and a handshake with bodies that never come: nobody waits.
+    for (agent, kind) in [(&keyed, 5), (&keyed, 7), (&keyed, 14), (&agent(dir.path()), 5)] {
+        let mut peer = Peer::connect(agent);
+        peer.raw(&header(kind, 2 << 20));
+        let answer = peer.hear();
+        assert!(matches!(&answer, Some(Frame::Refuse(r)) if r.kind == RefusalKind::Protocol), "{answer:?}");
+    }
+    // What is wanted is not looked into without the key, whatever it is.
+    let mut peer = Peer::connect(&keyed);
+    peer.raw(&header(1, 1 << 20));
+    peer.raw(&vec![0xFF; 1 << 20]);
+    assert!(matches!(peer.hear(), Some(Frame::Refuse(r)) if r.kind == RefusalKind::NotAllowed));
+}
+
+#[test]
+fn who_hears_no_answers_is_heard_no_more() {
+    let (dir, agent) = served();
+    std::os::unix::fs::symlink("elsewhere", dir.path().join("root/link")).expect("linked");
+    let mut peer = Peer::welcomed(&agent, "");
+    peer.0.set_write_timeout(Some(Duration::from_secs(3))).expect("set");
+    // None of these can be: they are below a link. Their names come back.
+    let long = format!("link{}", format!("/{}", "n".repeat(250)).repeat(16));
+    let mut batch = Batch::default();
+    for _ in 0..250 {
+        batch.push(&entry(&long, Kind::Directory, 0), &Content::None, &[]);
+    }
+    let (head, body) = Frame::Batch(batch.into_body()).encode();
+    let frame = [head, body.expect("a body").to_vec()].concat();
+    let sent = (0..200).take_while(|_| peer.0.write_all(&frame).is_ok()).count();
+    assert!(sent < 200, "the agent took {} MiB of what it could not answer", (sent * frame.len()) >> 20);
+}
+
+#[test]
+fn who_says_nothing_keeps_neither_a_place_nor_a_lock() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let agent = agent_with(dir.path(), |config| config.patience = Duration::from_millis(500));
+    let mut silent = Peer::welcomed(&agent, "");
+    let (_, end) = silent.end();
+    assert!(matches!(&end, Some(Frame::Refuse(_))), "{end:?}");
+    // The same copy: it would be refused while the other lasts.
+    Peer::welcomed(&agent, "");
+    // Who reads, and hears nothing.
+    fs::write(dir.path().join("f"), "1").expect("written");
+    let mut silent = Peer::connect(&agent);
+    silent.send(hello(Direction::Pull, "f", VERSION));
+    while silent.hear().is_some() {}
+}
+
+#[test]
+fn many_copies_in_a_row_are_all_served() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let agent = agent(dir.path());
+    let settings = Settings { streams: Concurrency::Fixed(16), ..Settings::default() };
+    // 15 of the connections of each wait for the first: 3,000 in all.
+    for i in 0..200 {
+        let copied = copy(
+            &spec(endpoint("zero:1"), at(&agent, "null:")),
+            &settings,
+            &std::sync::Arc::new(Monitor::new()),
+        );
+        assert!(copied.is_ok(), "copy {i}: {copied:?}");
+    }
+}
+
+#[test]
+fn nothing_takes_the_place_of_a_device_or_a_pipe() {
+    let (dir, agent) = served();
+    let root = dir.path().join("root");
+    fs::write(dir.path().join("f"), "1").expect("written");
+    let made = Command::new("mkfifo").arg(root.join("pipe")).status();
+    assert!(made.is_ok_and(|status| status.success()));
+    std::os::unix::fs::symlink("pipe", root.join("link")).expect("linked");
+    let from = || local(&dir.path().join("f"));
+    for to in [local(&root.join("pipe")), at(&agent, "pipe"), local(&root.join("link")), at(&agent, "link")] {
+        let result = run(&spec(from(), to));
+        assert!(
+            matches!(&result, Err(CopyError::Refused(r)) if r.kind == RefusalKind::NotAllowed),
+            "{result:?}"
+        );
+    }
+    let kind = |name: &str| fs::symlink_metadata(root.join(name)).expect("there").file_type();
+    assert!(std::os::unix::fs::FileTypeExt::is_fifo(&kind("pipe")) && kind("link").is_symlink());
+}
+
+#[test]
+fn who_swaps_a_directory_for_a_link_meanwhile_gets_nothing_outside() {
+    let (dir, agent) = served();
+    let (root, outside) = (dir.path().join("root"), dir.path().join("outside"));
+    let source = dir.path().join("source");
+    fs::create_dir_all(source.join("d/e")).expect("made");
+    fs::create_dir(&outside).expect("made");
+    for i in 0..300 {
+        fs::write(source.join(format!("d/e/f{i}")), noise(i, 1000)).expect("written");
+    }
+    for i in 0..4 {
+        fs::write(source.join(format!("d/large{i}")), noise(i, 3 << 20)).expect("written");
+    }
+    let swapping = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let swaps = {
+        let (going, place, aside) = (swapping.clone(), root.join("source/d"), root.join("aside"));
+        let outside = outside.clone();
+        std::thread::spawn(move || {
+            let mut swaps = 0;
+            while going.load(std::sync::atomic::Ordering::Relaxed) {
+                if fs::rename(&place, &aside).is_ok() {
+                    let _ = std::os::unix::fs::symlink(&outside, &place);
+                    std::thread::yield_now();
+                    // It may have been replaced by a directory: that goes as well.
+                    let _ = fs::remove_file(&place);
+                    let _ = fs::remove_dir_all(&place);
+                    let _ = fs::rename(&aside, &place);
+                    swaps += 1;
+                }
+            }
+            swaps
+        })
+    };
+    for _ in 0..10 {
+        let (result, _) = run_watched(&spec(local(&source), at(&agent, "")));
+        result.expect("what could not be written is listed");
+    }
+    swapping.store(false, std::sync::atomic::Ordering::Relaxed);
+    let swaps = swaps.join().expect("joined");
+    assert!(swaps > 0);
+    let escaped: Vec<_> = fs::read_dir(&outside).expect("read").collect();
+    assert!(escaped.is_empty(), "{escaped:?} after {swaps} swaps");
 }

@@ -4,7 +4,7 @@ use crate::exit::{Failure, Outcome};
 use crate::names::{EngineArgs, parse_bytes};
 use crate::output::Output;
 use longhaul_target::is_loopback;
-use longhaul_transfer::{Agent, AgentConfig, Key, carry};
+use longhaul_transfer::{Agent, AgentConfig, Key, PATIENCE, carry};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -108,6 +108,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
         readers: super::cp::concurrency(args.readers),
         writers: super::cp::concurrency(args.writers),
         memory: usize::try_from(args.memory).map_err(Failure::usage)?,
+        patience: PATIENCE,
         congestion: args.congestion,
         engine: args.engine.config(),
     })

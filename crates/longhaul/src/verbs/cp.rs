@@ -8,9 +8,10 @@ use crate::names::{EngineArgs, parse_bytes, parse_rate, parse_time};
 use crate::output::{Output, save};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
-use longhaul_transfer::wire::{Compare, Durability, Hash, Options, Place, RefusalKind};
+use longhaul_transfer::wire::{Compare, Counts, Durability, Hash, Options, Place, RefusalKind};
 use longhaul_transfer::{
-    Concurrency, CopyError, CopySpec, Endpoint, Filter, Key, Monitor, SessionError, Settings, Ssh, Via, copy,
+    Concurrency, CopyError, CopySpec, Endpoint, Filter, Key, Monitor, SessionError, Settings, Ssh, Summary,
+    Via, copy,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -81,8 +82,10 @@ Makes DST what SRC is: copies what DST does not have, or has otherwise. What cou
   size      another size
   mtime     another size or another time of change
   checksum  other content (both sides read all files of the same size)
-SRC and DST are directories, HOST:PATH over ssh, or lh://HOST:PORT/PATH at a running `longhaul agent`;
-with both elsewhere, data goes between them.
+What need not be sent gets the mode of SRC (with --owner and -X owners and attributes too; with
+checksum its time as well). SRC and DST are directories, HOST:PATH over ssh, or lh://HOST:PORT/PATH at
+a running `longhaul agent`; with both elsewhere, data goes between them. Where nothing is to be done,
+the exit status is 8.
 
 Example:
   longhaul sync /data/run7 lh://dtn2:7400/run7 --delete")]
@@ -223,6 +226,9 @@ struct Common {
     /// How long connecting may take
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_time)]
     connect_timeout: Duration,
+    /// How long the other side may leave what was sent to it unanswered
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_time)]
+    timeout: Duration,
     /// Congestion control, by the kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
@@ -311,6 +317,7 @@ impl Common {
             // More than there can be is no bound.
             read_ahead: self.read_ahead.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX / 2)),
             connect: self.connect_timeout,
+            silence: self.timeout.max(Duration::from_secs(1)),
             congestion: self.congestion.clone(),
             engine: self.engine.config(),
         })
@@ -353,7 +360,7 @@ pub(crate) fn cp(args: CpArgs, output: Output) -> Outcome {
     let sources = args.sources.iter().map(endpoint).collect::<Result<_, _>>()?;
     let mut spec = args.common.spec(sources, endpoint(&args.destination)?, Place::Guess)?;
     spec.recursive = args.recursive;
-    run(&spec, ("cp", &args.common), output)
+    run(&spec, ("cp", &args.common), output).map(drop)
 }
 
 pub(crate) fn sync(args: SyncArgs, output: Output) -> Outcome {
@@ -364,13 +371,24 @@ pub(crate) fn sync(args: SyncArgs, output: Output) -> Outcome {
         Level::Checksum => Compare::Checksum,
     };
     let (delete, dry_run) = (args.delete, args.dry_run);
+    let nothing = |counts: &Counts| {
+        let Counts { files, others, wanted, deleted, metadata, failed, .. } = *counts;
+        files + others + wanted + deleted + metadata + failed == 0
+    };
     let source = vec![endpoint(&args.source)?];
     let mut spec = args.common.spec(source, endpoint(&args.destination)?, Place::Contents)?;
     spec.options = Options { compare, delete, dry_run, ..spec.options };
-    run(&spec, ("sync", &args.common), output)
+    let summary = run(&spec, ("sync", &args.common), output)?;
+    match nothing(&summary.counts) {
+        true => {
+            let message = format!("nothing to do: {} is what {} is", spec.destination, spec.sources[0]);
+            Err(Failure { in_result: true, ..Failure::new(Exit::Nothing, message) })
+        }
+        false => Ok(()),
+    }
 }
 
-fn run(spec: &CopySpec, (verb, args): (&str, &Common), output: Output) -> Outcome {
+fn run(spec: &CopySpec, (verb, args): (&str, &Common), output: Output) -> Result<Summary, Failure> {
     let settings = args.settings()?;
     raise_descriptors();
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::failed)?;
@@ -398,7 +416,7 @@ fn run(spec: &CopySpec, (verb, args): (&str, &Common), output: Output) -> Outcom
         save(path, &document).map_err(|failure| Failure { in_result: true, ..failure })?;
     }
     match summary.counts.failed {
-        0 => Ok(()),
+        0 => Ok(summary),
         failed => {
             let mismatch = troubles.mismatch > 0;
             let exit = if mismatch { Exit::Mismatch } else { Exit::Partly };
@@ -422,7 +440,7 @@ impl From<CopyError> for Failure {
                 Exit::Unreachable
             }
             CopyError::Unreachable { .. } => Exit::Unreachable,
-            CopyError::TimedOut { .. } => Exit::TimedOut,
+            CopyError::TimedOut { .. } | CopyError::Session(SessionError::Silent(_)) => Exit::TimedOut,
             CopyError::Refused(refusal) | CopyError::Session(SessionError::Refused(refusal)) => {
                 of_refusal(refusal.kind)
             }
@@ -430,7 +448,7 @@ impl From<CopyError> for Failure {
             CopyError::Session(_) => Exit::Failed,
         };
         let hint = match &e {
-            CopyError::Session(SessionError::Link(_) | SessionError::Lost) => {
+            CopyError::Session(SessionError::Link(_) | SessionError::Lost | SessionError::Silent(_)) => {
                 "; the same command takes the copy up again"
             }
             _ => "",

@@ -35,6 +35,11 @@ pub enum Violation {
     /// More than the protocol allows.
     #[error("the other side sent too many {0}")]
     TooMany(&'static str),
+    /// A name that this side did not ask for.
+    #[error(
+        "the other side sent {0}, which was not asked for: it is faulty or hostile; nothing more was taken from it"
+    )]
+    Unasked(String),
 }
 
 /// The most questions without an answer. With [`BATCH_ENTRIES`] files each
@@ -48,3 +53,7 @@ pub const QUESTIONS: usize = 64;
 /// the smallest file that comes in blocks is larger than what a path carries
 /// in that many parts.
 pub const OPEN_FILES: usize = 16 << 10;
+
+/// What these may have of names and extended attributes together, in bytes: an
+/// eighth of the most that so many could have.
+pub const OPEN_BYTES: usize = 128 << 20;

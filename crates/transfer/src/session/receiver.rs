@@ -8,8 +8,10 @@
 //! - `open` counts jobs given out and not done; [`Job::Settle`] comes when every
 //!   stream has ended, `open` is zero and `files` is empty.
 
-use super::{OPEN_FILES, QUESTIONS, Violation};
-use crate::wire::{BatchReader, Close, Content, Counts, Digest, Entry, Frame, Stage, Trouble, Tuned, Want};
+use super::{OPEN_BYTES, OPEN_FILES, QUESTIONS, Violation};
+use crate::wire::{
+    BatchReader, Close, Content, Counts, Digest, Entry, Frame, Scanned, Stage, Trouble, Tuned, Want,
+};
 use longhaul_engine::Buf;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -68,13 +70,15 @@ pub enum Done {
         number: u32,
         /// What is wanted.
         wants: Vec<Want>,
-        /// How many are not.
-        same: u64,
+        /// What is there already, and what was changed of it.
+        counts: Counts,
+        /// What could not be changed.
+        troubles: Vec<Trouble>,
     },
     /// Of a block: how many bytes were written.
     Block(u64, Result<u64, Trouble>),
-    /// Of the end of a file.
-    File(u64, Result<(), Trouble>),
+    /// Of the end of a file: what was done, and what failed.
+    File(u64, Counts, Vec<Trouble>),
     /// A file that was not to appear is gone.
     Abandoned(u64),
     /// Everything is settled.
@@ -90,6 +94,8 @@ pub enum Told {
     Tuned(Tuned),
     /// Which stage there the others wait for.
     Limit(Option<Stage>),
+    /// How much there is.
+    Scanned(Scanned),
 }
 
 #[derive(Debug)]
@@ -111,6 +117,8 @@ struct State {
 #[derive(Debug)]
 pub struct Receiver {
     files: HashMap<u64, State>,
+    /// What the entries in `files` weigh.
+    bytes: usize,
     jobs: VecDeque<Job>,
     frames: VecDeque<Frame>,
     /// Of this side, for people on it.
@@ -130,6 +138,7 @@ impl Receiver {
     pub fn new(streams: usize) -> Receiver {
         Receiver {
             files: HashMap::new(),
+            bytes: 0,
             jobs: VecDeque::new(),
             frames: VecDeque::new(),
             troubles: Vec::new(),
@@ -171,17 +180,26 @@ impl Receiver {
         self.frames.pop_front()
     }
 
+    /// Frames that wait to be sent. Whoever feeds this stops while they are many: the
+    /// other side may send much that fails, and hear nothing of it.
+    pub fn unsent(&self) -> usize {
+        self.frames.len()
+    }
+
     /// What this side could not write since this was last called.
     pub fn poll_troubles(&mut self) -> impl Iterator<Item = Trouble> + use<> {
         std::mem::take(&mut self.troubles).into_iter()
     }
 
-    /// Says how far it is, if that has changed; for whoever has a clock.
-    pub fn tell(&mut self) {
-        if self.counts != self.told && !self.settled {
+    /// Says how far it is, if that has changed, or `anyway`; whether it did. For
+    /// whoever has a clock.
+    pub fn tell(&mut self, anyway: bool) -> bool {
+        let tells = (anyway || self.counts != self.told) && !self.settled;
+        if tells {
             self.told = self.counts;
             self.frames.push_back(Frame::Progress(self.counts));
         }
+        tells
     }
 
     /// Tells the other side which stage here the others wait for.
@@ -231,6 +249,7 @@ impl Receiver {
             }
             Frame::Tuned(tuned) => return Ok(Some(Told::Tuned(tuned))),
             Frame::Limit(stage) => return Ok(Some(Told::Limit(stage))),
+            Frame::Scanned(scanned) => return Ok(Some(Told::Scanned(scanned))),
             Frame::End { whole } => {
                 self.ended += 1;
                 self.whole &= whole;
@@ -254,7 +273,8 @@ impl Receiver {
             let same = state.file.entry == entry;
             return if same { Ok(()) } else { Err(Violation::Unexpected("another file under a number")) };
         }
-        if self.files.len() == OPEN_FILES {
+        self.bytes += entry.weight();
+        if self.files.len() == OPEN_FILES || self.bytes > OPEN_BYTES {
             return Err(Violation::TooMany("files at once"));
         }
         let file = Arc::new(Incoming { number, entry });
@@ -300,8 +320,8 @@ impl Receiver {
             return Err(Violation::Unexpected("its end before that of a file"));
         }
         if self.open == 0 && self.jobs.is_empty() && self.files.is_empty() {
-            let whole = self.whole && self.counts.failed == 0;
-            self.jobs.push_back(Job::Settle { whole });
+            // What failed on this side was seen on the other all the same.
+            self.jobs.push_back(Job::Settle { whole: self.whole });
         }
         Ok(())
     }
@@ -314,9 +334,9 @@ impl Receiver {
         self.open -= 1;
         match done {
             Done::Batch(counts, troubles) => self.add(counts, troubles),
-            Done::Asked { number, wants, same } => {
+            Done::Asked { number, wants, counts, troubles } => {
                 self.questions -= 1;
-                self.counts.same += same;
+                self.add(counts, troubles);
                 self.counts.wanted += wants.len() as u64;
                 self.frames.push_back(Frame::Wanted { number, wants });
             }
@@ -332,14 +352,11 @@ impl Receiver {
                 self.add(counts, result.err().filter(|_| first).into_iter().collect());
                 self.look(file)?;
             }
-            Done::File(file, result) => {
-                self.files.remove(&file);
-                let counts = Counts { files: result.is_ok().into(), ..Counts::default() };
-                self.add(counts, result.err().into_iter().collect());
+            Done::File(file, counts, troubles) => {
+                self.forget(file);
+                self.add(counts, troubles);
             }
-            Done::Abandoned(file) => {
-                self.files.remove(&file);
-            }
+            Done::Abandoned(file) => self.forget(file),
             Done::Settled(counts, troubles) => {
                 self.add(counts, troubles);
                 self.settled = true;
@@ -349,6 +366,12 @@ impl Receiver {
         self.look_for_the_end()
     }
 
+    fn forget(&mut self, file: u64) {
+        if let Some(state) = self.files.remove(&file) {
+            self.bytes -= state.file.entry.weight();
+        }
+    }
+
     fn add(&mut self, more: Counts, troubles: Vec<Trouble>) {
         let counts = &mut self.counts;
         counts.files += more.files;
@@ -356,6 +379,8 @@ impl Receiver {
         counts.bytes += more.bytes;
         counts.same += more.same;
         counts.deleted += more.deleted;
+        counts.metadata += more.metadata;
+        counts.skipped += more.skipped;
         counts.failed += troubles.len() as u64;
         self.troubles.extend_from_slice(&troubles);
         self.frames.extend(troubles.into_iter().map(Frame::Trouble));

@@ -7,7 +7,7 @@
 
 use super::{QUESTIONS, Violation};
 use crate::wire::{
-    Batch, Close, Content, Counts, Digest, Entry, Frame, Refusal, Stage, Trouble, Tuned, Want,
+    Batch, Close, Content, Counts, Digest, Entry, Frame, Refusal, Scanned, Stage, Trouble, Tuned, Want,
 };
 use longhaul_engine::Buf;
 use std::collections::{HashMap, HashSet};
@@ -60,6 +60,8 @@ pub enum Item {
     Tuned(Tuned),
     /// Which stage here the others wait for.
     Limit(Option<Stage>),
+    /// How much there is.
+    Scanned(Scanned),
 }
 
 /// A file that is wanted, and the blocks of it that are there already, a bit each.
@@ -78,6 +80,8 @@ pub enum Heard<T> {
     Limit(Option<Stage>),
     /// How far it is.
     Progress(Counts),
+    /// How much there is, where it sends to another.
+    Scanned(Scanned),
     /// All is done.
     Finished(Counts),
     /// It gives up.
@@ -149,6 +153,7 @@ impl<T> Sender<T> {
             }
             Item::Tuned(tuned) => out.push(Frame::Tuned(tuned)),
             Item::Limit(stage) => out.push(Frame::Limit(stage)),
+            Item::Scanned(scanned) => out.push(Frame::Scanned(scanned)),
         }
     }
 
@@ -177,6 +182,7 @@ impl<T> Sender<T> {
             Frame::Tuned(tuned) => Heard::Tuned(tuned),
             Frame::Limit(stage) => Heard::Limit(stage),
             Frame::Progress(counts) => Heard::Progress(counts),
+            Frame::Scanned(scanned) => Heard::Scanned(scanned),
             Frame::Finished(counts) => Heard::Finished(counts),
             Frame::Refuse(refusal) => Heard::Refused(refusal),
             _ => return Err(Violation::Unexpected("data")),

@@ -113,8 +113,8 @@ impl Disk {
                     entries.iter().enumerate().filter(|(_, entry)| !there(entry)).map(|(i, _)| i as u32);
                 let wants: Vec<_> =
                     index.map(|index| crate::wire::Want { index, have: Box::default() }).collect();
-                let same = (entries.len() - wants.len()) as u64;
-                Done::Asked { number, wants, same }
+                let counts = Counts { same: (entries.len() - wants.len()) as u64, ..Counts::default() };
+                Done::Asked { number, wants, counts, troubles: Vec::new() }
             }
             Job::Block { file, offset, digest, data } => {
                 if self.bad.contains(&file.entry.path) {
@@ -130,7 +130,7 @@ impl Disk {
                 let all =
                     self.unfinished.remove(&file.number).unwrap_or_else(|| vec![0; file.entry.size as usize]);
                 self.files.insert(file.entry.path.clone(), all);
-                Done::File(file.number, Ok(()))
+                Done::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new())
             }
             Job::Abandon(file) => {
                 self.unfinished.remove(&file.number);
@@ -261,7 +261,11 @@ impl Pair {
                 Heard::Wanted(wanted) => wanted.into_iter().for_each(|(entry, _)| self.read(&entry, false)),
                 Heard::Trouble(trouble) => self.troubles.push(trouble),
                 Heard::Finished(counts) => self.finished = Some(counts),
-                Heard::Progress(_) | Heard::Refused(_) | Heard::Tuned(_) | Heard::Limit(_) => {}
+                Heard::Progress(_)
+                | Heard::Refused(_)
+                | Heard::Tuned(_)
+                | Heard::Limit(_)
+                | Heard::Scanned(_) => {}
             }
         }
         Ok(did)
@@ -452,4 +456,23 @@ fn noise_is_never_a_panic() {
             let _ = Sender::<u8>::new(1).handle(frame);
         }
     }
+}
+
+#[test]
+fn files_that_are_announced_weigh_no_more_than_the_bound() {
+    let mut receiver = Receiver::new(1);
+    let mut announced = 0;
+    let refused = loop {
+        let value = vec![1; 60_000].into_boxed_slice();
+        let entry =
+            Entry { xattrs: vec![((*b"user.x").into(), value)], ..file(&announced.to_string(), 1 << 20) };
+        let mut batch = Batch::default();
+        batch.push(&entry, &Content::Blocks(announced), &[]);
+        if let Err(e) = receiver.handle(Frame::Batch(batch.into_body())) {
+            break e;
+        }
+        announced += 1;
+    };
+    assert_eq!(refused, Violation::TooMany("files at once"));
+    assert!(announced as usize <= OPEN_BYTES / 60_000, "{announced}");
 }

@@ -37,6 +37,15 @@ pub(crate) trait Put {
         self.put(&value.to_le_bytes());
     }
 
+    /// Words for people; longer ones are cut.
+    fn words(&mut self, words: &str) {
+        let mut end = words.len().min(WORDS_MAX);
+        while !words.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.bytes(&words.as_bytes()[..end]);
+    }
+
     /// A byte string of up to 65,535 bytes; longer ones are cut.
     fn bytes(&mut self, bytes: &[u8]) {
         let len = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
@@ -44,6 +53,10 @@ pub(crate) trait Put {
         self.put(&bytes[..usize::from(len)]);
     }
 }
+
+/// The longest words for people that are said, in bytes: with a name they fit a head.
+/// What another has said comes here escaped, and may be longer than it was.
+const WORDS_MAX: usize = 8 << 10;
 
 impl Put for Vec<u8> {
     fn put(&mut self, bytes: &[u8]) {

@@ -99,8 +99,10 @@ impl Entry {
             Kind::HardLink(path) => to.bytes(path.as_bytes()),
             Kind::File | Kind::Directory => {}
         }
-        to.u8(self.xattrs.len() as u8);
-        for (name, value) in &self.xattrs {
+        // Who reads them sees to it that there are no more.
+        let carried = &self.xattrs[..self.xattrs.len().min(XATTRS_MAX)];
+        to.u8(carried.len() as u8);
+        for (name, value) in carried {
             to.bytes(name);
             to.bytes(value);
         }
@@ -163,6 +165,13 @@ impl Entry {
     }
 }
 
+/// Whether an extended attribute travels: what users set, and access control lists.
+/// Not what the system keeps for itself (capabilities, security labels, trusted
+/// attributes), which is another's elsewhere, and would be power over it.
+pub(crate) fn is_carried(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || matches!(name, b"system.posix_acl_access" | b"system.posix_acl_default")
+}
+
 /// A target may be anything that a symbolic link can hold: it is never
 /// followed here.
 fn symlink(target: &[u8]) -> Result<Box<[u8]>, Malformed> {
@@ -177,7 +186,8 @@ fn xattrs(from: &mut Fields<'_>) -> Result<Vec<Xattr>, Malformed> {
     for _ in 0..count {
         let (name, value) = (from.bytes()?, from.bytes()?);
         bytes += name.len() + value.len();
-        if name.is_empty() || name.contains(&0) || bytes > XATTR_BYTES_MAX || all.len() == XATTRS_MAX {
+        let sane = is_carried(name) && !name.contains(&0);
+        if !sane || bytes > XATTR_BYTES_MAX || all.len() == XATTRS_MAX {
             return Err(Malformed::Value("extended attribute"));
         }
         all.push((name.into(), value.into()));

@@ -122,6 +122,22 @@ pub struct Counts {
     pub deleted: u64,
     /// Objects that could not be done.
     pub failed: u64,
+    /// Files that were there already, but for a mode, owner, time or attribute.
+    pub metadata: u64,
+    /// Bytes of content that need not be sent: of files that were there already, and
+    /// of what a run before has written.
+    pub skipped: u64,
+}
+
+/// What was found to be sent, or to be asked about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scanned {
+    /// Files.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// There are no more.
+    pub done: bool,
 }
 
 /// An answer about an entry that was asked about.
@@ -183,6 +199,8 @@ pub enum Frame {
     Limit(Option<Stage>),
     /// How far the receiving side is.
     Progress(Counts),
+    /// How much there is to send, as far as it is known.
+    Scanned(Scanned),
     /// No more comes on this connection.
     End {
         /// The source saw everything that it was to send: what is not among it
@@ -193,6 +211,9 @@ pub enum Frame {
     Finished(Counts),
 }
 
+/// Bits of blocks of one file that are there already, in bytes: what a field holds,
+/// for the first 512 GiB of it.
+pub(crate) const HAVE_MAX: usize = u16::MAX as usize;
 /// Bits of blocks that are there already, in bytes, of all files of an answer:
 /// what leaves room for the rest of it in a frame.
 const HAVE_BYTES_MAX: usize = BODY_MAX / 2;
@@ -213,6 +234,7 @@ const FINISHED: u8 = 13;
 const SECURE: u8 = 14;
 const TUNED: u8 = 15;
 const LIMIT: u8 = 16;
+const SCANNED: u8 = 17;
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,20 +250,33 @@ impl Header {
     /// Parses a header.
     ///
     /// # Errors
-    /// Unknown kind, or lengths beyond the limits: nothing is to be received.
+    /// Unknown kind, or lengths beyond the limits of the kind: nothing is to be received.
     pub fn decode(bytes: [u8; HEADER_LEN]) -> Result<Header, Malformed> {
         let mut from = Fields(&bytes);
         let (kind, zero) = (from.u8()?, from.u8()?);
         let (head, body) = (usize::from(from.u16()?), from.u32()? as usize);
-        let good = (HELLO..=LIMIT).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= BODY_MAX;
+        let bulk = matches!(kind, HELLO | BATCH | ASK | WANTED | BLOCK);
+        let most = if bulk { BODY_MAX } else { 0 };
+        let good = (HELLO..=SCANNED).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= most;
         if good { Ok(Header { kind, head, body }) } else { Err(Malformed::Value("header")) }
+    }
+
+    /// Whether it is that of a frame that a connection may begin with.
+    pub(crate) fn begins(&self) -> bool {
+        matches!(self.kind, HELLO | JOIN | SECURE)
+    }
+
+    /// Whether it is that of a [`Frame::Secure`].
+    pub(crate) fn secures(&self) -> bool {
+        self.kind == SECURE
     }
 }
 
 impl Counts {
     fn encode(&self, to: &mut Vec<u8>) {
-        let Counts { files, others, bytes, same, wanted, deleted, failed } = *self;
-        [files, others, bytes, same, wanted, deleted, failed].iter().for_each(|n| to.u64(*n));
+        let Counts { files, others, bytes, same, wanted, deleted, failed, metadata, skipped } = *self;
+        let all = [files, others, bytes, same, wanted, deleted, failed, metadata, skipped];
+        all.iter().for_each(|n| to.u64(*n));
     }
 
     fn decode(mut from: Fields<'_>) -> Result<Counts, Malformed> {
@@ -253,6 +288,8 @@ impl Counts {
             wanted: from.u64()?,
             deleted: from.u64()?,
             failed: from.u64()?,
+            metadata: from.u64()?,
+            skipped: from.u64()?,
         })
     }
 }
@@ -315,14 +352,14 @@ impl Frame {
             Frame::Trouble(trouble) => {
                 head.u8(Op::ALL.iter().position(|op| *op == trouble.op).unwrap_or(0) as u8);
                 head.bytes(trouble.path.as_bytes());
-                head.bytes(trouble.message.as_bytes());
+                head.words(&trouble.message);
                 TROUBLE
             }
             Frame::Tuned(tuned) => {
                 head.u8(Stage::ALL.iter().position(|stage| *stage == tuned.stage).unwrap_or(0) as u8);
                 head.u16(tuned.from);
                 head.u16(tuned.to);
-                head.bytes(tuned.why.as_bytes());
+                head.words(&tuned.why);
                 TUNED
             }
             Frame::Limit(stage) => {
@@ -333,6 +370,12 @@ impl Frame {
             Frame::Progress(counts) => {
                 counts.encode(&mut head);
                 PROGRESS
+            }
+            Frame::Scanned(scanned) => {
+                head.u64(scanned.files);
+                head.u64(scanned.bytes);
+                head.u8(scanned.done.into());
+                SCANNED
             }
             Frame::End { whole } => {
                 head.u8(whole.into());
@@ -357,9 +400,8 @@ impl Frame {
     /// It makes no sense. Batches are looked into later.
     pub fn decode(header: Header, head: &[u8], body: Buf) -> Result<Frame, Malformed> {
         let mut from = Fields(head);
-        let bulk = matches!(header.kind, HELLO | BATCH | ASK | WANTED | BLOCK);
-        if !bulk && !body.is_empty() {
-            return Err(Malformed::Long(body.len()));
+        if body.len() != header.body {
+            return Err(Malformed::Value("body"));
         }
         Ok(match header.kind {
             HELLO => Frame::Hello(Box::new(Hello::decode(from, &body)?)),
@@ -391,6 +433,9 @@ impl Frame {
                 }
             }),
             PROGRESS => Frame::Progress(Counts::decode(from)?),
+            SCANNED => {
+                Frame::Scanned(Scanned { files: from.u64()?, bytes: from.u64()?, done: from.u8()? == 1 })
+            }
             END => Frame::End { whole: from.u8()? == 1 },
             FINISHED => Frame::Finished(Counts::decode(from)?),
             _ => return Err(Malformed::Value("kind of frame")),
@@ -412,9 +457,9 @@ fn encode_wants(wants: &[Want]) -> Buf {
     let mut bytes = Vec::new();
     for want in wants {
         bytes.u32(want.index);
-        // What does not fit is sent again: of a very large file, or of many.
-        let fits = want.have.len() <= usize::from(u16::MAX) && bytes.len() < HAVE_BYTES_MAX;
-        bytes.bytes(if fits { &want.have } else { &[] });
+        // What does not fit is sent again: the rest of a very large file, or of many.
+        let fits = bytes.len() < HAVE_BYTES_MAX;
+        bytes.bytes(if fits { &want.have[..want.have.len().min(HAVE_MAX)] } else { &[] });
     }
     Buf::copy_of(&bytes)
 }

@@ -1,13 +1,13 @@
 //! How a session begins: what is wanted, and whether it is granted.
 
 use super::codec::{Fields, Malformed, Put};
-use super::entry::{Digest, Entry};
+use super::entry::{Digest, Entry, Time};
 use super::{BLOCK, BODY_MAX};
 use crate::seal::Key;
 use blake3::hazmat::{HasherExt as _, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
 
 /// The version that this program speaks.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// The first bytes of a connection.
 const MAGIC: [u8; 8] = *b"longhaul";
 
@@ -271,6 +271,8 @@ pub struct Welcome {
     pub version: u16,
     /// A run before this one left files behind: compare, do not send blindly.
     pub resume: bool,
+    /// The receiving machine was started anew since: compare by content.
+    pub by_content: bool,
 }
 
 /// Why there is no session, or no more of it.
@@ -324,7 +326,7 @@ impl Refusal {
 
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
         to.u8(RefusalKind::ALL.iter().position(|kind| *kind == self.kind).unwrap_or(0) as u8);
-        to.bytes(self.message.as_bytes());
+        to.words(&self.message);
     }
 
     pub(crate) fn decode(mut from: Fields<'_>) -> Result<Refusal, Malformed> {
@@ -466,10 +468,22 @@ impl Welcome {
     pub(crate) fn encode(self, to: &mut Vec<u8>) {
         to.u16(self.version);
         to.u8(self.resume.into());
+        to.u8(self.by_content.into());
     }
 
     pub(crate) fn decode(mut from: Fields<'_>) -> Result<Welcome, Malformed> {
-        Ok(Welcome { version: from.u16()?, resume: flag(&mut from)? })
+        Ok(Welcome { version: from.u16()?, resume: flag(&mut from)?, by_content: flag(&mut from)? })
+    }
+}
+
+impl Time {
+    /// Whether `there` is this time as file systems keep it: in full, or cut to
+    /// 100 ns (NTFS), 1 µs, 10 ms (exFAT), 1 s (ext3, HFS+) or 2 s (FAT).
+    pub fn is_kept_as(self, there: Time) -> bool {
+        const STEPS: [i128; 6] = [1, 100, 1_000, 10_000_000, 1_000_000_000, 2_000_000_000];
+        let nanos = |time: Time| i128::from(time.secs) * 1_000_000_000 + i128::from(time.nanos);
+        let (ours, there) = (nanos(self), nanos(there));
+        STEPS.iter().any(|step| ours - ours.rem_euclid(*step) == there)
     }
 }
 
@@ -488,7 +502,7 @@ impl Entry {
             Compare::Nothing => Some(false),
             Compare::Exists => Some(true),
             Compare::Size => Some(self.size == other.size),
-            Compare::Mtime => Some(self.size == other.size && self.mtime == other.mtime),
+            Compare::Mtime => Some(self.size == other.size && self.mtime.is_kept_as(other.mtime)),
             Compare::Checksum if self.size != other.size => Some(false),
             Compare::Checksum => None,
         }
@@ -529,6 +543,44 @@ mod tests {
         };
         assert_eq!(said("später"), "später");
         assert_eq!(said("\x1b[2J\nlonghaul: done"), "\\x1b[2J\\nlonghaul: done");
+    }
+
+    #[test]
+    fn what_a_peer_says_can_be_said_again() {
+        // Escaped, it is four times as long as it came.
+        let long = Refusal::new(RefusalKind::Busy, super::super::show(&[1; 5000]));
+        let (head, _) = super::super::Frame::Refuse(long).encode();
+        let header = super::super::Header::decode(*head.first_chunk().expect("a header"));
+        assert!(header.is_ok(), "{} bytes of head", head.len());
+    }
+
+    #[test]
+    fn times_are_the_same_as_far_as_file_systems_keep_them() {
+        let at = |secs, nanos| Time { secs, nanos };
+        let ours = at(1_000_000_001, 123_456_789);
+        // As it is; of NTFS, of those that keep microseconds, of exFAT, ext3 and FAT.
+        for there in [
+            ours,
+            at(1_000_000_001, 123_456_700),
+            at(1_000_000_001, 123_456_000),
+            at(1_000_000_001, 120_000_000),
+            at(1_000_000_001, 0),
+            at(1_000_000_000, 0),
+        ] {
+            assert!(ours.is_kept_as(there), "{there:?}");
+        }
+        for other in [
+            at(1_000_000_001, 123_456_788),
+            at(1_000_000_001, 123_456_600),
+            at(1_000_000_001, 130_000_000),
+            at(1_000_000_002, 0),
+            at(1_000_000_000, 123_456_789),
+            at(999_999_999, 0),
+        ] {
+            assert!(!ours.is_kept_as(other), "{other:?}");
+        }
+        assert!(!at(1_000_000_001, 0).is_kept_as(ours), "what is finer than ours is another");
+        assert!(at(-3, 500_000_000).is_kept_as(at(-4, 0)), "down, before 1970 too");
     }
 
     #[test]

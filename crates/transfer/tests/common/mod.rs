@@ -2,10 +2,13 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+pub mod peer;
+
 use longhaul_engine::Config;
 use longhaul_transfer::wire::{Options, Place};
 use longhaul_transfer::{
-    Agent, AgentConfig, Concurrency, CopyError, CopySpec, Endpoint, Monitor, Settings, Summary, copy,
+    Agent, AgentConfig, Concurrency, CopyError, CopySpec, Endpoint, Monitor, PATIENCE, Settings, Summary,
+    copy,
 };
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -112,6 +115,7 @@ pub fn agent_with(root: &Path, change: impl FnOnce(&mut AgentConfig)) -> Agent {
         readers: Concurrency::Fixed(3),
         writers: Concurrency::Fixed(3),
         memory: 64 << 20,
+        patience: PATIENCE,
         congestion: None,
         engine: Config::default(),
     };

@@ -4,8 +4,7 @@ use crate::output::Output;
 use indicatif::{ProgressBar, ProgressStyle};
 use longhaul_block::units::format_size;
 use longhaul_transfer::host;
-use longhaul_transfer::wire::Op;
-use longhaul_transfer::wire::Tuned;
+use longhaul_transfer::wire::{Counts, Op, Tuned};
 use longhaul_transfer::{Chosen, CopySpec, Monitor, Note, Snapshot, Stage, Summary};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -164,23 +163,30 @@ fn line(now: &Snapshot, rate_now: f64, elapsed: Duration) -> String {
     let counts = now.counts;
     let mean = rate(counts.bytes, elapsed);
     let of = |done: String, all: String| if now.scan_done { format!("{done}/{all}") } else { done };
-    let files = of(counts.files.to_string(), now.scanned_files.to_string());
-    let bytes = of(format_size(counts.bytes), format_size(now.scanned_bytes));
-    let left = now.scanned_bytes.saturating_sub(counts.bytes);
-    let eta = match now.scan_done && mean > 0.0 {
-        true => format!(" ETA {:.0} s", left as f64 * 8.0 / mean),
-        false => String::new(),
-    };
+    let files = of((counts.files + counts.same).to_string(), now.scanned_files.to_string());
+    let bytes = of(format_size(counts.bytes + counts.skipped), format_size(now.scanned_bytes));
+    let eta = eta(now, elapsed).map(|eta| format!(" ETA {eta:.0} s")).unwrap_or_default();
     let limit = now.limit.map(|stage| format!(" limit: {}", stage.name())).unwrap_or_default();
     let (rate, mean) = (rate_now / 1e9, mean / 1e9);
     format!("{files} files {bytes} {rate:.3} Gb/s (mean {mean:.3}){eta}{limit}")
+}
+
+/// Seconds until all is written, at the mean rate so far: of what need not be sent
+/// nothing is left.
+fn eta(now: &Snapshot, elapsed: Duration) -> Option<f64> {
+    let Counts { bytes, skipped, .. } = now.counts;
+    let left = now.scanned_bytes.saturating_sub(bytes.saturating_add(skipped));
+    let mean = rate(bytes, elapsed);
+    // Of what was found before the first byte was written, nobody knows.
+    (now.scan_done && (mean > 0.0 || left == 0)).then(|| left as f64 * 8.0 / mean.max(1.0))
 }
 
 fn event(now: &Snapshot, rate_now: f64, elapsed: Duration) -> Value {
     let counts = now.counts;
     json!({
         "seconds": elapsed.as_secs_f64(), "files": counts.files, "bytes": counts.bytes, "same": counts.same,
-        "failed": counts.failed, "bits_per_second": rate_now, "bits_per_second_mean": rate(counts.bytes, elapsed),
+        "failed": counts.failed, "metadata": counts.metadata, "bytes_skipped": counts.skipped,
+        "eta_seconds": eta(now, elapsed), "bits_per_second": rate_now, "bits_per_second_mean": rate(counts.bytes, elapsed),
         "files_found": now.scanned_files, "bytes_found": now.scanned_bytes, "scan_done": now.scan_done,
         "limit": now.limit.map(|stage| stage.name()),
     })
@@ -217,7 +223,8 @@ pub(super) fn summary(
         "summary",
         json!({
             "files": counts.files, "others": counts.others, "bytes": counts.bytes, "same": counts.same,
-            "wanted": counts.wanted, "deleted": counts.deleted, "failed": counts.failed, "seconds": seconds, "bits_per_second": mean,
+            "wanted": counts.wanted, "deleted": counts.deleted, "failed": counts.failed,
+            "metadata": counts.metadata, "bytes_skipped": counts.skipped, "seconds": seconds, "bits_per_second": mean,
             "resumed": summary.resumed, "streams": summary.streams, "congestion": summary.congestion,
             "through_ssh": summary.through_ssh, "dry_run": dry_run, "path_bits_per_second": path,
             "path_share": share, "chosen": list, "bytes_read": end.read_bytes,
@@ -238,6 +245,10 @@ pub(super) fn summary(
     if counts.same > 0 {
         words.push(format!("{} there already", counts.same));
     }
+    if counts.metadata > 0 {
+        let done = if dry_run { "would get" } else { "with" };
+        words.push(format!("{} of them {done} other modes, owners, times or attributes", counts.metadata));
+    }
     if counts.deleted > 0 {
         words.push(format!("{} {}", counts.deleted, if dry_run { "would be removed" } else { "removed" }));
     }
@@ -255,5 +266,29 @@ pub(super) fn summary(
     output.line(format_args!("{words} in {seconds:.2} s, {:.3} Gb/s{share}{resumed}", mean / 1e9));
     if numbers.iter().any(|one| one.why != FIRST) {
         output.note(format_args!("{}", chosen(&numbers, summary.streams)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_need_not_be_sent_is_not_left_to_do() {
+        let counts = Counts { files: 10, bytes: 1 << 20, same: 80, skipped: 97 << 20, ..Counts::default() };
+        let now = Snapshot {
+            scanned_files: 100,
+            scanned_bytes: 100 << 20,
+            scan_done: true,
+            counts,
+            ..Snapshot::default()
+        };
+        let second = Duration::from_secs(1);
+        assert_eq!(eta(&now, second).map(f64::round), Some(2.0));
+        let said = line(&now, 0.0, second);
+        assert!(said.starts_with("90/100 files 98 MiB/100 MiB") && said.contains("ETA 2 s"), "{said}");
+        assert_eq!(eta(&Snapshot { scan_done: false, ..now }, second), None);
+        let same = Counts { bytes: 0, skipped: 100 << 20, ..counts };
+        assert_eq!(eta(&Snapshot { counts: same, ..now }, second), Some(0.0), "all of it was there");
     }
 }

@@ -430,7 +430,8 @@ impl Ladder {
                 return Err(Failure::new(Exit::TimedOut, why));
             }
         };
-        if status.success() {
+        // Where there is nothing to copy, that is said as well.
+        if status.success() || status.code() == Some(Exit::Nothing as i32) {
             return Ok(out);
         }
         let code = status.code().and_then(|code| u64::try_from(code).ok());

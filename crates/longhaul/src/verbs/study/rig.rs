@@ -7,7 +7,7 @@
 //! - what the emulator counts during a load is of that load alone.
 
 use crate::again::{program, reason};
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 use longhaul_bench::record::{Cell, Cpu, Validity};
 use longhaul_bench::schema;
 use longhaul_bench::watch::{Emulated, Expect, Watch, Watched};
@@ -127,7 +127,8 @@ impl Rig {
     /// The same, if it succeeds; and its standard output.
     pub(super) fn finish(&self, command: &mut Command) -> Result<Vec<u8>, Failure> {
         let ran = self.run(command)?;
-        match ran.status.success() {
+        // Where there is nothing to copy, that is said as well.
+        match ran.status.success() || ran.status.code() == Some(Exit::Nothing as i32) {
             true => Ok(ran.stdout),
             false => Err(Failure::failed(reason(&ran.stderr))),
         }

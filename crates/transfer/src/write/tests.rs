@@ -1,0 +1,421 @@
+//! Jobs as they could come, in whatever order, and what is there afterwards.
+
+use super::*;
+use crate::wire::{Batch, Time};
+use longhaul_engine::Buf;
+use std::fs;
+use std::path::Path;
+
+fn path(name: &str) -> RelPath {
+    RelPath::new(name.as_bytes()).expect("a good name")
+}
+
+fn entry(name: &str, kind: Kind, size: u64) -> Entry {
+    let mtime = Time { secs: 1_000_000_000, nanos: 5 };
+    Entry { path: path(name), kind, mode: 0o644, uid: 0, gid: 0, mtime, size, xattrs: Vec::new() }
+}
+
+fn directory(name: &str) -> Entry {
+    Entry { mode: 0o755, ..entry(name, Kind::Directory, 0) }
+}
+
+/// What writes the copy with this key below `dir`.
+fn writer(dir: &Path, key: u64, options: Options) -> Writer {
+    let tree = Tree::open(dir).expect("open");
+    let journal = Journal::open(&tree, key).expect("a journal");
+    Writer::new(tree, None, options, Filter::default(), Some(journal), None)
+}
+
+/// What became of a batch of entries with content.
+fn batch(writer: &Writer, entries: &[(Entry, &[u8])]) -> (Counts, Vec<String>) {
+    let mut batch = Batch::default();
+    for (entry, data) in entries {
+        let content = match data.len() {
+            0 => Content::None,
+            len => Content::Inline { len: len as u32, digest: writer.options.hash.of(data) },
+        };
+        batch.push(entry, &content, data);
+    }
+    done(writer.run(Job::Batch(batch.into_body()), &mut writer.walker()))
+}
+
+fn done(done: Done) -> (Counts, Vec<String>) {
+    match done {
+        Done::Batch(counts, troubles) | Done::File(_, counts, troubles) | Done::Settled(counts, troubles) => {
+            (counts, troubles.into_iter().map(|t| format!("{} {}", t.path, t.op.name())).collect())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn settle(writer: &Writer, whole: bool) -> (Counts, Vec<String>) {
+    done(writer.run(Job::Settle { whole }, &mut writer.walker()))
+}
+
+/// A file of two blocks that comes in blocks.
+fn large(number: u64) -> Arc<Incoming> {
+    Arc::new(Incoming { number, entry: entry("large", Kind::File, 2 * BLOCK as u64) })
+}
+
+/// Writes a block of ones.
+fn block(writer: &Writer, file: &Arc<Incoming>, index: u64) -> Result<u64, Trouble> {
+    let (data, offset) = (Buf::copy_of(&vec![1; BLOCK]), index * BLOCK as u64);
+    let digest = writer.options.hash.of_block(&data, offset, file.entry.size);
+    let job = Job::Block { file: Arc::clone(file), offset, digest, data };
+    match writer.run(job, &mut writer.walker()) {
+        Done::Block(_, result) => result,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn complete(writer: &Writer, file: &Arc<Incoming>) -> (Counts, Vec<String>) {
+    done(writer.run(Job::Complete(Arc::clone(file)), &mut writer.walker()))
+}
+
+/// Blocks that the writer says need not be sent.
+fn have(writer: &Writer, file: &Incoming) -> Vec<u8> {
+    let mut batch = Batch::default();
+    batch.push(&file.entry, &Content::Asked(None), &[]);
+    let job = Job::Ask { number: 0, batch: batch.into_body() };
+    match writer.run(job, &mut writer.walker()) {
+        Done::Asked { wants, .. } => wants[0].have.to_vec(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Names below a directory that are this program's own.
+fn own(dir: &Path) -> Vec<String> {
+    let names = fs::read_dir(dir).expect("read").map(|e| e.expect("an entry").file_name());
+    names.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with(".longhaul-")).collect()
+}
+
+#[test]
+fn two_copies_of_the_same_files_do_not_touch_each_other() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (one, other) = (writer(dir.path(), 1, Options::default()), writer(dir.path(), 2, Options::default()));
+    let file = large(1);
+    for index in 0..2 {
+        block(&one, &file, index).expect("written");
+    }
+    // The other copy has half of it when the first is complete.
+    block(&other, &file, 0).expect("written");
+    assert_eq!(complete(&one, &file).1, [""; 0]);
+    assert!(fs::read(dir.path().join("large")).expect("there") == vec![1; 2 * BLOCK], "it is whole");
+    block(&other, &file, 1).expect("written");
+    assert_eq!(complete(&other, &file).1, [""; 0]);
+    assert!(fs::read(dir.path().join("large")).expect("there") == vec![1; 2 * BLOCK], "it is whole");
+}
+
+#[test]
+fn a_file_whose_first_half_has_gone_does_not_appear() {
+    type Spoil = fn(&Path);
+    let remove: Spoil = |unfinished| fs::remove_file(unfinished).expect("removed");
+    let replace: Spoil = |unfinished| {
+        fs::remove_file(unfinished).expect("removed");
+        fs::write(unfinished, vec![0; 2 * BLOCK]).expect("written");
+    };
+    let link: Spoil = |unfinished| {
+        fs::hard_link(unfinished, unfinished.with_file_name("another name")).expect("linked");
+    };
+    for (what, spoil) in [("removed", remove), ("replaced", replace), ("linked", link)] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = large(1);
+        block(&writer(dir.path(), 1, Options::default()), &file, 0).expect("written");
+        let again = writer(dir.path(), 1, Options::default());
+        assert_eq!(have(&again, &file), [1], "the first block need not come");
+        let unfinished = own(dir.path()).into_iter().find(|name| !name.contains("journal")).expect("there");
+        spoil(&dir.path().join(unfinished));
+        assert!(block(&again, &file, 1).is_err(), "{what}");
+        assert_eq!(complete(&again, &file).1, ["large write"], "{what}");
+        assert!(!dir.path().join("large").exists(), "{what}");
+        let job = Job::Abandon(Arc::clone(&file));
+        again.run(job, &mut again.walker());
+        let (counts, troubles) = settle(&again, true);
+        assert_eq!((counts.files, troubles), (0, Vec::new()), "{what}");
+    }
+}
+
+#[test]
+fn an_unfinished_file_of_somebody_elses_making_is_not_believed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = large(1);
+    block(&writer(dir.path(), 1, Options::default()), &file, 0).expect("written");
+    let unfinished = own(dir.path()).into_iter().find(|name| !name.contains("journal")).expect("there");
+    fs::hard_link(dir.path().join(unfinished), dir.path().join("mine too")).expect("linked");
+    assert_eq!(have(&writer(dir.path(), 1, Options::default()), &file), [0; 0], "it has two names");
+}
+
+#[test]
+fn content_appears_though_its_metadata_cannot_be_set() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let xattrs = vec![(b"user.large".as_slice().into(), vec![7; 60 << 10].into_boxed_slice())];
+    let (good, bad) = (entry("good", Kind::File, 1), Entry { xattrs, ..entry("bad", Kind::File, 1) });
+    let writer = writer(dir.path(), 1, Options { xattrs: true, ..Options::default() });
+    let set = rustix::fs::setxattr(dir.path(), "user.large", &[7; 60 << 10], rustix::fs::XattrFlags::empty());
+    if set.is_ok() {
+        eprintln!("skip: the file system takes attributes of any size");
+        return;
+    }
+    let (counts, troubles) = batch(&writer, &[(bad.clone(), b"1"), (good, b"2")]);
+    assert_eq!((counts.files, troubles), (2, vec!["bad metadata".to_owned()]));
+    assert!(!writer.is_full(), "there is room for everything else");
+    assert_eq!(fs::read(dir.path().join("bad")).expect("there"), b"1");
+    let times = fs::metadata(dir.path().join("bad")).expect("there");
+    assert_eq!(std::os::unix::fs::MetadataExt::mtime(&times), 1_000_000_000, "the rest of it is set");
+    let whole =
+        Arc::new(Incoming { number: 3, entry: Entry { xattrs: bad.xattrs, ..large(3).entry.clone() } });
+    for index in 0..2 {
+        block(&writer, &whole, index).expect("written");
+    }
+    let (counts, troubles) = complete(&writer, &whole);
+    assert_eq!((counts.files, troubles), (1, vec!["large metadata".to_owned()]));
+    assert!(dir.path().join("large").exists());
+}
+
+#[test]
+fn a_file_may_come_before_the_directory_that_takes_the_place_of_another() {
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::create_dir(dir.path().join("a")).expect("made");
+    fs::write(dir.path().join("a/was-file"), "old").expect("written");
+    let writer = writer(dir.path(), 1, Options::default());
+    let (_, troubles) = batch(&writer, &[(entry("a/was-file/b/f", Kind::File, 3), b"new")]);
+    assert_eq!(troubles, [""; 0]);
+    batch(&writer, &[(directory("a/was-file"), b""), (directory("a/was-file/b"), b"")]);
+    assert_eq!(settle(&writer, true).1, [""; 0]);
+    assert_eq!(fs::read(dir.path().join("a/was-file/b/f")).expect("there"), b"new");
+}
+
+#[test]
+fn a_file_takes_the_place_of_a_full_directory_where_that_is_to_go() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for name in ["small", "large", "link"] {
+        fs::create_dir_all(dir.path().join(name).join("deep")).expect("made");
+        fs::write(dir.path().join(name).join("deep/old"), "old").expect("written");
+    }
+    fs::write(dir.path().join("gone"), "old").expect("written");
+    let writer = writer(dir.path(), 1, Options { delete: true, ..Options::default() });
+    let link = entry("link", Kind::Symlink(b"small".as_slice().into()), 0);
+    let (counts, troubles) = batch(&writer, &[(entry("small", Kind::File, 3), b"new"), (link, b"")]);
+    assert_eq!((counts.files, counts.others, troubles), (0, 0, Vec::new()), "not yet");
+    for index in 0..2 {
+        block(&writer, &large(1), index).expect("written");
+    }
+    assert_eq!(complete(&writer, &large(1)).1, [""; 0]);
+    assert!(dir.path().join("small/deep/old").exists());
+    let (counts, troubles) = settle(&writer, true);
+    assert_eq!((counts.files, counts.others, counts.deleted, troubles), (2, 1, 7, Vec::new()));
+    assert_eq!(fs::read(dir.path().join("small")).expect("there"), b"new");
+    assert_eq!(fs::metadata(dir.path().join("large")).expect("there").len(), 2 * BLOCK as u64);
+    assert!(dir.path().join("link").is_symlink());
+    assert_eq!(own(dir.path()), [""; 0]);
+}
+
+#[test]
+fn what_a_run_before_left_of_a_file_that_has_changed_goes() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let before = writer(dir.path(), 1, Options::default());
+    block(&before, &large(1), 0).expect("written");
+    drop(before);
+    let other = writer(dir.path(), 2, Options::default());
+    block(&other, &large(1), 0).expect("written");
+    let again = writer(dir.path(), 1, Options::default());
+    let mut newer = large(1).entry.clone();
+    newer.mtime.secs += 1;
+    let newer = Arc::new(Incoming { number: 1, entry: newer });
+    for index in 0..2 {
+        block(&again, &newer, index).expect("written");
+    }
+    complete(&again, &newer);
+    assert_eq!(own(dir.path()).len(), 4, "two of each copy");
+    settle(&again, true);
+    assert_eq!(own(dir.path()).len(), 2, "what the other copy is at stays");
+}
+
+#[test]
+fn what_was_written_by_another_checksum_is_not_compared_by_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    block(&writer(dir.path(), 1, Options::default()), &large(1), 0).expect("written");
+    let tree = Tree::open(dir.path()).expect("open");
+    let journal = Journal::open(&tree, 1).expect("a journal");
+    let manifest = Manifest::begin(&tree, b"list", 1).expect("a list");
+    let options = Options { hash: Hash::Strong, verify: true, ..Options::default() };
+    let again = Writer::new(tree, None, options, Filter::default(), Some(journal), Some(manifest));
+    assert_eq!(have(&again, &large(1)), [0; 0]);
+    for index in 0..2 {
+        block(&again, &large(1), index).expect("written");
+    }
+    assert_eq!(complete(&again, &large(1)).1, [""; 0]);
+    assert_eq!(settle(&again, true).1, [""; 0]);
+    let list = fs::read_to_string(dir.path().join("list")).expect("a list");
+    assert_eq!(list, format!("{}  large\n", blake3::hash(&vec![1; 2 * BLOCK]).to_hex()));
+}
+
+/// What the writer says of a file of content `data` that it is asked about.
+fn wanted(writer: &Writer, entry: &Entry, data: &[u8]) -> bool {
+    let mut batch = Batch::default();
+    batch.push(entry, &Content::Asked(Some(writer.options.hash.of(data))), &[]);
+    let job = Job::Ask { number: 0, batch: batch.into_body() };
+    match writer.run(job, &mut writer.walker()) {
+        Done::Asked { wants, .. } => !wants.is_empty(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn after_a_new_start_of_the_machine_content_decides() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = entry("f", Kind::File, 3);
+    assert!(!writer(dir.path(), 1, Options::default()).resumes());
+    let there = |content: &str| {
+        let path = dir.path().join("f");
+        fs::write(&path, content).expect("written");
+        let time = std::time::UNIX_EPOCH + std::time::Duration::new(1_000_000_000, 5);
+        fs::File::options().write(true).open(path).expect("open").set_modified(time).expect("set");
+    };
+    // What a power failure leaves of a file whose content was in memory only.
+    there("\0\0\0");
+    let again = writer(dir.path(), 1, Options::default());
+    assert!(again.resumes() && !again.by_content() && !wanted(&again, &file, b"new"), "the same boot");
+    drop(again);
+    let journal = own(dir.path()).pop().expect("a journal");
+    let journal = fs::File::options().write(true).open(dir.path().join(journal)).expect("open");
+    journal.write_all_at(b"another boot", 16).expect("written");
+    let again = writer(dir.path(), 1, Options::default());
+    assert!(again.by_content() && wanted(&again, &file, b"new"), "another boot");
+    there("new");
+    assert!(!wanted(&again, &file, b"new"), "it is whole");
+}
+
+/// Bytes that this thread has had read from media, if the system counts them.
+fn fetched() -> u64 {
+    let told = fs::read_to_string("/proc/thread-self/io").unwrap_or_default();
+    let read = told.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+    read.and_then(|bytes| bytes.parse().ok()).unwrap_or_default()
+}
+
+#[test]
+fn small_files_are_verified_from_the_medium() {
+    const LEN: usize = 200 << 10;
+    let dir = tempfile::tempdir().expect("a directory");
+    // Whether that can be seen here.
+    let mut file =
+        File::options().read(true).write(true).create_new(true).open(dir.path().join("x")).expect("x");
+    file.write_all(&vec![1; LEN]).expect("written");
+    forget(&file).expect("synchronised");
+    let before = fetched();
+    read_full(&file, &mut vec![0; LEN], 0).expect("read");
+    if fetched() < before + LEN as u64 {
+        eprintln!("skip: what is read from the medium is not counted, or all of it is memory");
+        return;
+    }
+    let writer = writer(dir.path(), 1, Options { verify: true, ..Options::default() });
+    let before = fetched();
+    let (counts, troubles) = batch(&writer, &[(entry("small", Kind::File, LEN as u64), &vec![7; LEN])]);
+    assert_eq!((counts.files, troubles), (1, Vec::new()));
+    assert!(fetched() >= before + LEN as u64, "it was read from memory");
+}
+
+#[test]
+fn what_comes_again_is_remembered_once_and_all_within_a_bound() {
+    let mut last = Last::default();
+    let xattrs = || vec![((*b"user.x").into(), vec![1; 60_000].into_boxed_slice())];
+    for kind in [Kind::Directory, Kind::HardLink(RelPath::root())] {
+        for _ in 0..1000 {
+            let entry = Entry { xattrs: xattrs(), ..entry("d", kind.clone(), 0) };
+            last.keep(entry.path.clone(), entry).expect("room");
+        }
+    }
+    assert_eq!((last.directories.len(), last.links.len()), (1, 1));
+    assert!((120_000..130_000).contains(&last.bytes), "{}", last.bytes);
+    last.bytes = LAST_BYTES - 1000;
+    let long = Entry { xattrs: xattrs(), ..entry("e", Kind::Directory, 0) };
+    assert!(last.keep(long.path.clone(), long).is_err());
+    let short = entry("f", Kind::Directory, 0);
+    last.keep(short.path.clone(), short).expect("room for that");
+    let late = || {
+        let (sent, temporary) = (path("g"), vec![b't'; 100]);
+        Late { path: path("g"), sent, temporary, digest: None, is_file: true, flaw: None }
+    };
+    let waiting = (0..1000).take_while(|_| last.wait(late()).is_ok()).count();
+    assert!((1..10).contains(&waiting), "{waiting}");
+}
+
+#[test]
+fn of_a_file_of_any_size_what_is_there_is_told() {
+    const HUGE: u64 = 4 << 40;
+    let dir = tempfile::tempdir().expect("a directory");
+    let tree = Tree::open(dir.path()).expect("open");
+    let probe = File::create(dir.path().join("probe")).expect("made");
+    if probe.set_len(HUGE).is_err() {
+        eprintln!("skip: the file system has no files of 4 TiB");
+        return;
+    }
+    let writer = || {
+        let journal = Journal::open(&tree, 1).expect("a journal");
+        Writer::new(tree.clone(), None, Options::default(), Filter::default(), Some(journal), None)
+    };
+    let file = Arc::new(Incoming { number: 1, entry: entry("huge", Kind::File, HUGE) });
+    let (data, first) = (longhaul_engine::Buf::copy_of(&vec![1; BLOCK]), writer());
+    for block in [0, 3, (HUGE / BLOCK as u64) - 1] {
+        let (offset, file) = (block * BLOCK as u64, Arc::clone(&file));
+        let digest = Hash::Quick.of_block(&data, offset, HUGE);
+        let job = Job::Block { file, offset, digest, data: data.clone() };
+        let done = first.run(job, &mut first.walker());
+        assert!(matches!(done, Done::Block(1, Ok(_))), "{done:?}");
+    }
+    drop(first);
+    let (mut batch, again) = (Batch::default(), writer());
+    batch.push(&file.entry, &Content::Asked(None), &[]);
+    let Done::Asked { wants, .. } =
+        again.run(Job::Ask { number: 0, batch: batch.into_body() }, &mut again.walker())
+    else {
+        panic!("a question is answered");
+    };
+    // As much as an answer holds: of the first 512 GiB.
+    assert_eq!(wants[0].have.len(), HAVE_MAX);
+    assert_eq!((wants[0].have[0], wants[0].have[1]), (0b1001, 0));
+}
+
+#[test]
+fn nothing_is_removed_for_what_came_with_something_unasked() {
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::create_dir(dir.path().join("tree")).expect("made");
+    fs::write(dir.path().join("tree/kept"), "1").expect("written");
+    let request =
+        crate::wire::Request { sources: vec![b"tree".to_vec()], recursive: true, ..Default::default() };
+    for question in [false, true] {
+        let mut writer = writer(dir.path(), 1, Options { delete: true, ..Options::default() });
+        writer.asked = Some(Asked::new(&request, Filter::default()));
+        let mut body = Batch::default();
+        for name in ["tree/new", ".bashrc", "tree/kept"] {
+            let content = if question { Content::Asked(None) } else { Content::None };
+            body.push(&entry(name, Kind::File, 0), &content, &[]);
+        }
+        let body = body.into_body();
+        let job = if question { Job::Ask { number: 0, batch: body } } else { Job::Batch(body) };
+        writer.run(job, &mut writer.walker());
+        assert!(writer.violation().is_some());
+        settle(&writer, true);
+        assert!(dir.path().join("tree/kept").exists() && !dir.path().join(".bashrc").exists(), "{question}");
+    }
+}
+
+#[test]
+fn a_question_brings_no_attributes_that_nobody_asked_for() {
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::write(dir.path().join("f"), "1").expect("written");
+    if rustix::fs::setxattr(dir.path(), "user.a", b"1", rustix::fs::XattrFlags::empty()).is_err() {
+        eprintln!("skip: the file system has no extended attributes");
+        return;
+    }
+    let xattrs = vec![(b"user.a".as_slice().into(), b"1".as_slice().into())];
+    let asked = Entry { mode: 0o600, xattrs, ..entry("f", Kind::File, 1) };
+    for (xattrs, has) in [(false, false), (true, true)] {
+        let options = Options { compare: Compare::Size, xattrs, ..Options::default() };
+        assert!(!wanted(&writer(dir.path(), 1, options), &asked, b"1"));
+        let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(dir.path().join("f")).expect("there"));
+        assert_eq!(mode & 0o7777, 0o600);
+        let there = rustix::fs::getxattr(dir.path().join("f"), "user.a", &mut [0; 8]);
+        assert_eq!(there.is_ok(), has);
+    }
+}
