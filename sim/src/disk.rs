@@ -184,6 +184,22 @@ impl Disk {
         self.world.tell(format_args!("{} hangs{}", self.name, if power { ", without power" } else { "" }));
     }
 
+    /// Since when it hangs, if it does.
+    #[must_use]
+    pub fn hangs_since(&self) -> Option<Instant> {
+        self.state().hung
+    }
+
+    /// Whoever tries to connect to it again gives up: all that was not answered
+    /// fails, and what comes from now on.
+    pub fn give_up(&self) {
+        self.leave(false);
+        let mut state = self.state();
+        state.hung = None;
+        state.unanswered.clear();
+        state.waiting.drain(..).for_each(Waker::wake);
+    }
+
     /// Puts it in reach again, as it is.
     pub fn come_back(&self) {
         let mut state = self.state();

@@ -13,7 +13,7 @@ use crate::plan::Plan;
 use crate::random::Random;
 use crate::subject::Running;
 use crate::world::World;
-use longhaul_engine::{sleep, timeout};
+use longhaul_engine::{sleep, spawn, timeout};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -34,6 +34,9 @@ const AWAY: u64 = 90_000;
 /// How long the host is cut off at most, in milliseconds: not as long as it
 /// waits for members that it needs.
 const CUT_OFF: u64 = 120_000;
+/// How long a member that hangs is tried to be connected to, as initiators do
+/// until their loss time-out.
+const TRIED: Duration = Duration::from_secs(600);
 
 /// The disks of an array, and which of them are hurt. It outlives crashes.
 pub(crate) struct Ward {
@@ -219,6 +222,7 @@ async fn absence(ward: &Ward, load: &Load, array: &dyn Running, place: usize, ra
     // Who has no redundancy would wait for it, and for ever.
     if ward.redundancy > 0 && random.chance(40) {
         disk.hang(power);
+        spawn(try_for_a_while(disk.clone())).detach();
     } else {
         disk.leave(power);
     }
@@ -239,6 +243,15 @@ async fn absence(ward: &Ward, load: &Load, array: &dyn Running, place: usize, ra
             }
         }
         _ => disk.come_back(),
+    }
+}
+
+/// A disk that hangs for too long is given up by whoever connects to it.
+async fn try_for_a_while(disk: Disk) {
+    let since = disk.hangs_since();
+    sleep(TRIED).await;
+    if since.is_some() && disk.hangs_since() == since {
+        disk.give_up();
     }
 }
 

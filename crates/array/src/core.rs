@@ -214,6 +214,12 @@ impl Core {
         }
     }
 
+    /// How often members may have lost what was acknowledged and not flushed,
+    /// where nobody can tell whether they have.
+    pub(crate) fn forgotten(&self) -> u64 {
+        if self.geometry.has_sums() { 0 } else { self.members.iter().map(Member::doubts).sum() }
+    }
+
     /// Whether nobody looks at heartbeats any more.
     pub(crate) fn looks_no_more(&self) -> bool {
         self.lacks(Mechanism::Fence) || (self.upkeep.stopping.get() && self.halted.borrow().is_none())
@@ -283,6 +289,8 @@ impl Core {
         if member.is_active() && self.needs(&[index]) {
             let name = member.name().unwrap_or_default();
             *member.reason.borrow_mut() = reason.to_owned();
+            // It may be back one day, and without what it had not flushed.
+            member.doubt();
             self.halt(&format!(
                 "member {index} ({name}) is lost as well, more than the redundancy: {reason}"
             ));

@@ -16,6 +16,7 @@ use longhaul_block::{
 use longhaul_engine::{Buf, BufMut, Task, spawn};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use uuid::Uuid;
@@ -30,10 +31,26 @@ pub(crate) type Job = Box<dyn FnOnce(&Rc<Core>) + Send>;
 pub struct ArrayDevice {
     info: DeviceInfo,
     granularity: u32,
+    has_sums: bool,
     session: Uuid,
     jobs: mpsc::UnboundedSender<Job>,
-    /// What fills its members, as last seen by its thread.
-    advice: Arc<Mutex<Option<Advice>>>,
+    seen: Arc<Seen>,
+}
+
+/// What the array's thread has seen last, for others.
+#[derive(Default)]
+struct Seen {
+    /// What fills the members.
+    advice: Mutex<Option<Advice>>,
+    /// See [`BlockIo::generation`].
+    generation: AtomicU64,
+}
+
+impl Seen {
+    fn look(&self, core: &Core) {
+        *self.advice.lock().unwrap_or_else(PoisonError::into_inner) = advice(core);
+        self.generation.store(core.forgotten(), Ordering::Release);
+    }
 }
 
 impl std::fmt::Debug for ArrayDevice {
@@ -61,7 +78,14 @@ impl ArrayDevice {
         };
         // Where copies are all that there is, a unit means nothing.
         let granularity = if geometry.data_units() > 1 { geometry.unit.try_into().unwrap_or(0) } else { 0 };
-        ArrayDevice { info, granularity, session: core.session, jobs, advice: Arc::default() }
+        ArrayDevice {
+            info,
+            granularity,
+            has_sums: geometry.has_sums(),
+            session: core.session,
+            jobs,
+            seen: Arc::default(),
+        }
     }
 
     /// Stops the array: what comes from now on is refused (but for reads), I/O
@@ -103,7 +127,10 @@ impl BlockDevice for ArrayDevice {
         let info = self.info.clone();
         let io: Rc<dyn BlockIo> = match here(self.session) {
             Some(core) => Rc::new(Local { core, info }),
-            None => Rc::new(Handed { info, jobs: self.jobs.clone(), advice: Arc::clone(&self.advice) }),
+            None => {
+                let (jobs, seen) = (self.jobs.clone(), Arc::clone(&self.seen));
+                Rc::new(Handed { info, has_sums: self.has_sums, jobs, seen })
+            }
         };
         Box::pin(std::future::ready(Ok(io)))
     }
@@ -203,9 +230,13 @@ impl Local {
 }
 
 impl BlockIo for Local {
+    fn generation(&self) -> u64 {
+        self.core.forgotten()
+    }
+
     fn may_forget(&self) -> bool {
-        // The array looks after its members.
-        false
+        // Where there are checksums the array looks after its members itself.
+        !self.core.geometry.has_sums()
     }
 
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
@@ -239,8 +270,9 @@ impl BlockIo for Local {
 /// Opened on another thread.
 struct Handed {
     info: DeviceInfo,
+    has_sums: bool,
     jobs: mpsc::UnboundedSender<Job>,
-    advice: Arc<Mutex<Option<Advice>>>,
+    seen: Arc<Seen>,
 }
 
 impl Handed {
@@ -258,11 +290,18 @@ impl Handed {
             return IoFuture::ready(Err(e));
         }
         let (answer, answered) = oneshot::channel();
-        let seen = Arc::clone(&self.advice);
+        let seen = Arc::clone(&self.seen);
         let job: Job = Box::new(move |core| {
-            *seen.lock().unwrap_or_else(PoisonError::into_inner) = advice(core);
+            seen.look(core);
             let future = run(Rc::clone(core));
-            spawn(async move { drop(answer.send(future.await)) }).detach();
+            let core = Rc::clone(core);
+            spawn(async move {
+                let result = future.await;
+                // Whoever is answered finds what was noticed on the way.
+                seen.look(&core);
+                drop(answer.send(result));
+            })
+            .detach();
         });
         let gone = || IoError::Unreachable("the array's thread has ended".into());
         if self.jobs.unbounded_send(job).is_err() {
@@ -273,9 +312,12 @@ impl Handed {
 }
 
 impl BlockIo for Handed {
+    fn generation(&self) -> u64 {
+        self.seen.generation.load(Ordering::Acquire)
+    }
+
     fn may_forget(&self) -> bool {
-        // The array looks after its members.
-        false
+        !self.has_sums
     }
 
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
@@ -302,6 +344,6 @@ impl BlockIo for Handed {
     }
 
     fn advice(&self) -> Option<Advice> {
-        *self.advice.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.seen.advice.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

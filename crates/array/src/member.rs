@@ -191,6 +191,13 @@ impl Member {
         self.doubts.get() != self.settled.get()
     }
 
+    /// It may have lost what it had not flushed.
+    pub(crate) fn doubt(&self) {
+        if self.has_volatile_cache() {
+            self.doubts.set(self.doubts.get() + 1);
+        }
+    }
+
     pub(crate) fn doubts(&self) -> u64 {
         self.doubts.get()
     }
@@ -331,11 +338,12 @@ impl Member {
     ) -> MemberResult<T> {
         let incarnation = self.incarnation.get();
         let result = self.run(begin).await;
-        if let Some(opened) = &*self.opened.borrow() {
+        let changed = self.opened.borrow().as_ref().is_some_and(|opened| {
             let generation = opened.io.generation();
-            if generation != opened.generation.replace(generation) && opened.info.volatile_cache {
-                self.doubts.set(self.doubts.get() + 1);
-            }
+            generation != opened.generation.replace(generation)
+        });
+        if changed {
+            self.doubt();
         }
         let result = result.map_err(|error| MemberError { error, incarnation });
         if result.as_ref().is_err_and(MemberError::is_absence) {

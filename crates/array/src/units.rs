@@ -7,7 +7,9 @@
 //!   checksum is what is wrong): else the stripe does not fit together, and
 //!   nobody knows;
 //! - a unit that cannot be read counts as missing for this operation, and is
-//!   written again where the caller holds the stripe alone.
+//!   written again where the caller holds the stripe alone;
+//! - where there are no checksums nothing is read from a member whose loss has
+//!   halted the array: it may be back with what was there before.
 
 use crate::core::Core;
 use crate::geometry::{BLOCK, Role};
@@ -52,6 +54,10 @@ impl Core {
         let (data, sums) = join(read, self.sums.load(place, row, at, len)).await;
         let data = data.map_err(Fault::Error)?;
         sums.map_err(Fault::Error)?;
+        if !self.geometry.has_sums() && place.is_in_doubt() && self.check_running().is_err() {
+            let error = IoError::Unreachable(format!("member {member} may have lost what was not flushed"));
+            return Err(Fault::Error(MemberError { error, incarnation: place.incarnation() }));
+        }
         let mut wrong = self.sums.wrong(member, row, at, &data).len();
         if wrong > 0 {
             // The page may have made room for another in between.

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Disk, disks, make, options, simulate, start};
+use common::{Disk, cached, disks, make, options, simulate, start};
 use longhaul_array::{ArrayDevice, BLOCK, Condition, Geometry, Layout, Options};
 use longhaul_block::{BlockDevice, BlockIo, WriteFlags};
 use longhaul_engine::{Buf, BufMut, sleep};
@@ -132,5 +132,28 @@ fn the_journal_brings_back_nothing_of_before_an_absence() {
         disks[0].unreachable.store(true, SeqCst);
         let back = io.read(0, BufMut::zeroed(BLOCK as usize)).await.expect("reconstructed");
         assert_eq!(back[..], [2; BLOCK as usize]);
+    });
+}
+
+/// Where there are no checksums the array cannot tell what a member that was
+/// connected to anew has lost: whoever depends on it is told, and can write it
+/// again.
+#[test]
+fn a_stripe_says_that_a_member_may_have_forgotten() {
+    simulate(1, async {
+        for (layout, tells) in [(Layout::Stripe, true), (Layout::Parity, false)] {
+            let disks = cached(3);
+            make(&disks, layout, UNIT).await;
+            let (_array, io) = open(&disks, options()).await;
+            assert_eq!(io.may_forget(), tells, "{layout}");
+            write(&io, 0, BLOCK, 1).await;
+            io.flush().await.expect("flushed");
+            let before = io.generation();
+            write(&io, 0, BLOCK, 2).await;
+            assert_eq!(io.generation(), before, "{layout}: nothing has happened");
+            disks[0].lose_cache();
+            io.flush().await.expect("flushed");
+            assert_eq!(io.generation() != before, tells, "{layout}");
+        }
     });
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{disks, make, options, simulate, start};
+use common::{cached, disks, make, options, simulate, start};
 use longhaul_array::{BLOCK, Health, Layout};
 use longhaul_block::{BlockDevice, WriteFlags};
 use longhaul_engine::{Buf, BufMut, sleep, timeout};
@@ -73,4 +73,34 @@ fn halted(seed: u64, layout: Layout) -> bool {
         assert!(late.is_err() || at(1) == &block(3)[..], "{layout}");
         known.is_ok()
     })
+}
+
+/// A stripe whose member has lost its power: it may be back with less than was
+/// acknowledged, and nothing tells whether it is.
+#[test]
+fn a_member_that_has_halted_a_stripe_is_not_read() {
+    simulate(1, async {
+        let disks = cached(2);
+        make(&disks, Layout::Stripe, UNIT).await;
+        let array = start(&disks, options()).await.expect("assembled");
+        let io = array.open().await.expect("opened");
+        let write = async |at, byte| io.write(at, block(byte), WriteFlags::default()).await;
+        let read = async |at| io.read(at, BufMut::zeroed(BLOCK as usize)).await;
+        for at in [0, UNIT] {
+            write(at, 1).await.expect("written");
+        }
+        io.flush().await.expect("flushed");
+        for at in [0, UNIT] {
+            write(at, 2).await.expect("written");
+        }
+        disks[0].unreachable.store(true, SeqCst);
+        disks[0].lose_cache();
+        write(0, 3).await.expect_err("nobody is there");
+        assert_eq!(array.status().await.expect("status").health, Health::Halted);
+        disks[0].unreachable.store(false, SeqCst);
+        let error = read(0).await.expect_err("it may be old");
+        assert!(error.to_string().contains("member 0"), "{error}");
+        assert_eq!(read(UNIT).await.expect("the other has lost nothing")[..], block(2)[..]);
+        io.flush().await.expect_err("halted");
+    });
 }

@@ -59,6 +59,12 @@ pub fn disks(count: usize, size: u64) -> (Vec<Arc<Disk>>, Arc<Power>) {
     ((0..count).map(|n| Arc::new(Disk::new(&format!("disk{n}"), size, &power))).collect(), power)
 }
 
+/// The same with volatile caches, each on a power supply of its own.
+pub fn cached(count: usize) -> Vec<Arc<Disk>> {
+    let disk = |n: usize| Disk::with_cache(&format!("disk{n}"), 3 << 20, &Arc::default(), true);
+    (0..count).map(|n| Arc::new(disk(n))).collect()
+}
+
 pub async fn make(disks: &[Arc<Disk>], layout: Layout, unit: u64) -> Uuid {
     let shape = Shape { name: "test".into(), layout, unit, force: false };
     let mut dice = Dice(99);
