@@ -187,11 +187,15 @@ fn a_target_that_is_killed_is_given_up_within_seconds() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let result: Value = serde_json::from_str(&ran.stdout).expect("one document");
     let longest = result["jobs"][0]["write"]["lat_ns"]["max"].as_u64().expect("a time");
-    // Two seconds, a look, and what a busy machine needs.
-    assert!((1_000_000_000..8_000_000_000).contains(&longest), "the longest write took {longest} ns");
+    assert!(longest > 1_000_000_000, "the longest write took {longest} ns: nothing was waited for");
     let member = home.summary(&["array", "status", "vol"], 3)["members"][1].clone();
     assert_eq!(member["condition"], "absent", "{member}");
-    assert!(member["reason"].as_str().is_some_and(|why| why.contains("has lost its connection")), "{member}");
+    // Two seconds, a look, and what a busy machine needs: a member that might
+    // answer any moment is given ten.
+    let reason = member["reason"].as_str().expect("a reason");
+    let time = reason.strip_prefix("it has lost its connection ").and_then(|rest| rest.split(' ').next());
+    let time: f64 = time.and_then(|time| time.parse().ok()).unwrap_or_else(|| panic!("{reason}"));
+    assert!((2.0..9.0).contains(&time), "{reason}");
     let args = ["target", "--listen", &addr, "--discovery", "none", "--json", "--export", &exports[1]];
     let _back = Target::spawn(command(&args));
     until("it has caught up", || home.run(&["array", "status", "vol"]).code == Some(0));
