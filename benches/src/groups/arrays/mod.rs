@@ -13,6 +13,7 @@ use crate::reference::Iperf;
 use crate::setup::Setup;
 use anyhow::{Context, Result};
 use longhaul_wan::Conditions;
+use std::cell::Cell;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -32,6 +33,8 @@ struct Star {
     _home: TempDir,
     /// None where everything is on this host.
     link: Option<Link>,
+    /// Windows in which the emulator was late, twice.
+    late: Cell<u32>,
     engine: String,
 }
 
@@ -70,7 +73,7 @@ impl Star {
             Ok(Server { setup, target })
         };
         let servers = setups.into_iter().map(serve).collect::<Result<Vec<_>>>()?;
-        Ok(Star { servers, _home: home, link, engine })
+        Ok(Star { servers, _home: home, link, late: Cell::new(0), engine })
     }
 
     /// How to measure on it.
@@ -83,12 +86,21 @@ impl Star {
         self.servers.iter().map(|server| server.target.uris[export].as_str()).collect()
     }
 
-    /// Measures once the emulator is on time.
-    fn on_time<T>(&self, mut measure: impl FnMut() -> Result<T>) -> Result<T> {
-        match &self.link {
-            Some(link) => link.on_time(measure),
-            None => measure(),
-        }
+    /// Bytes per second of a load that the program tunes itself. Over links
+    /// once more where the emulator was late: if it is so again, that is noted.
+    fn rate_on_time(&self, device: &str, load: &Load) -> Result<f64> {
+        let Some(link) = &self.link else { return self.rate(device, load) };
+        let (rate, late) = link.mostly_on_time(|| self.rate(device, load))?;
+        self.late.set(self.late.get() + u32::from(late));
+        Ok(rate)
+    }
+
+    /// What to say of windows that count though the emulator was late.
+    fn lateness(&self, place: &str) -> Option<String> {
+        let late = self.late.get();
+        (late > 0).then(|| {
+            format!("{place}: the emulator was late in {late} windows, and in those instead of them")
+        })
     }
 
     /// Runs `longhaul array` on the client; returns what it prints.

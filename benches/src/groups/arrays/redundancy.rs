@@ -65,6 +65,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
                     measure(&arrays, &place, (rw, bs), subjects, &mut section)?;
                 }
             }
+            section.notes.extend(arrays.star.lateness(&place));
         }
     }
     section.notes.push(format!(
@@ -119,7 +120,7 @@ fn measure(
     let case = format!("{place}, {} {rw}", block_size(bs));
     let numbered: Vec<usize> = (0..subjects.len()).collect();
     let measured = star.setup().interleave_kept(&format!("redundancy: {case}"), &numbered, |&number| {
-        let rate = star.on_time(|| star.rate(&names[number], &Load::tuned(rw, bs)))?;
+        let rate = star.rate_on_time(&names[number], &Load::tuned(rw, bs))?;
         eprintln!("  {case}, {}: {:.0} Mb/s", title(&subjects[number]), rate / MB);
         Ok(rate)
     })?;

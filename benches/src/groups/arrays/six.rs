@@ -35,6 +35,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
             let star = Star::start(setup, Conditions::new(rtt, Some(rate)), SERVERS, EXPORTS)?;
             let place = format!("{} each, {}", link::rate(rate), link::round_trip(rtt));
             measure(&star, &place, FLOOR_LINKS, &mut section)?;
+            section.notes.extend(star.lateness(&place));
         }
     }
     section.notes.push(format!(
@@ -65,7 +66,7 @@ fn measure(star: &Star, place: &str, floor: f64, section: &mut Section) -> Resul
         for rw in ["write", "read"] {
             let case = format!("{place}, {} {rw}", block_size(bs));
             let measured = star.setup().interleave_kept(&format!("six: {case}"), &[one, &six], |device| {
-                let rate = star.on_time(|| star.rate(device, &Load::tuned(rw, bs)))?;
+                let rate = star.rate_on_time(device, &Load::tuned(rw, bs))?;
                 eprintln!("  {case}, {device}: {:.0} Mb/s", rate / MB);
                 Ok(rate)
             })?;
