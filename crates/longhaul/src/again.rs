@@ -41,12 +41,11 @@ fn said_nothing() -> Failure {
 /// A path that is no file, such as `null:` or `machine:`, at the machine of an
 /// endpoint; as `cp` takes it.
 pub(crate) fn at(endpoint: &Endpoint, path: &str) -> String {
-    match endpoint {
-        Endpoint::Agent { host, port, .. } if host.contains(':') => format!("lh://[{host}]:{port}/{path}"),
-        Endpoint::Agent { host, port, .. } => format!("lh://{host}:{port}/{path}"),
-        Endpoint::Ssh { host, .. } => format!("{host}:{path}"),
-        Endpoint::Local(_) => path.to_owned(),
-    }
+    let mut there = endpoint.clone();
+    let (Endpoint::Local(own) | Endpoint::Ssh { path: own, .. } | Endpoint::Agent { path: own, .. }) =
+        &mut there;
+    *own = path.as_bytes().to_vec();
+    there.to_string()
 }
 
 #[cfg(test)]

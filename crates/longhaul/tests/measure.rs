@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{command, finish, follow, longhaul, text};
+use common::{Target, command, finish, follow, longhaul, text};
 use longhaul_wan::{Conditions, Error, Namespace, Plan, Wan};
 use serde_json::Value;
 use std::fs;
@@ -254,13 +254,8 @@ fn a_copy_is_taken_apart_and_what_was_made_is_removed() {
     for dir in [&source, &destination] {
         assert_eq!(fs::read_dir(dir).expect("read").count(), 0, "something is left in {}", dir.display());
     }
-    let mut agent = command(&["agent", "--listen", "127.0.0.1:0", "--root", &to, "--json"]);
-    let mut child = agent.spawn().expect("started");
-    let events = follow(child.stdout.take().expect("a pipe"));
-    let _agent = Running(child);
-    let ready = events.recv_timeout(common::PATIENCE).expect("an event");
-    let uri = ready["uri"].as_str().expect("a URI");
-    let ran = longhaul(&[&["diagnose", &from, uri, "--try"][..], &small].concat());
+    let (_agent, uri) = agent(Path::new(&to));
+    let ran = longhaul(&[&["diagnose", &from, &uri, "--try"][..], &small].concat());
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let summary = ran.events().pop().expect("a summary");
     assert_eq!(summary["fits"].as_array().map(Vec::len), Some(4), "{summary}");
@@ -346,20 +341,22 @@ fn why(cell: &Value) -> &str {
     cell["validity"]["reasons"][0]["detail"].as_str().unwrap_or_default()
 }
 
+/// An agent that serves a directory, and where it is.
+fn agent(root: &Path) -> (Target, String) {
+    let agent = Target::spawn(command(&["agent", "--listen", "127.0.0.1:0", "--root", text(root), "--json"]));
+    let uri = agent.ready["uri"].as_str().expect("a URI").to_owned();
+    (agent, uri)
+}
+
 #[test]
 fn a_study_of_copies_ends_in_what_a_file_costs() {
     let dir = tempfile::tempdir().expect("directory");
     let [there, path, page] = ["there", "study.json", "study.html"].map(|name| dir.path().join(name));
     fs::create_dir(&there).expect("made");
-    let mut agent = command(&["agent", "--listen", "127.0.0.1:0", "--root", text(&there), "--json"]);
-    let mut child = agent.spawn().expect("started");
-    let events = follow(child.stdout.take().expect("a pipe"));
-    let _agent = Running(child);
-    let ready = events.recv_timeout(common::PATIENCE).expect("an event");
-    let uri = ready["uri"].as_str().expect("a URI");
+    let (_agent, uri) = agent(&there);
     let small = ["--quick", "--runs", "1", "--scale", "0.0001"];
     let files = ["--output", text(&path), "--report", text(&page)];
-    let ran = longhaul(&[&["study", "transfer", "--target", uri][..], &small, &files].concat());
+    let ran = longhaul(&[&["study", "transfer", "--target", &uri][..], &small, &files].concat());
     assert_eq!(ran.code, Some(0), "{ran:?}");
     // Times of a moment are noise, but each is there.
     for (part, count) in [(" files", 5 * 4), (": a file", 5), ("at once: time", 4), ("read ahead", 4)] {
@@ -400,13 +397,8 @@ fn a_study_of_copies_that_is_interrupted_leaves_nothing_at_the_destination() {
     let dir = tempfile::tempdir().expect("directory");
     let [there, path] = ["there", "study.json"].map(|name| dir.path().join(name));
     fs::create_dir(&there).expect("made");
-    let mut agent = command(&["agent", "--listen", "127.0.0.1:0", "--root", text(&there), "--json"]);
-    let mut child = agent.spawn().expect("started");
-    let events = follow(child.stdout.take().expect("a pipe"));
-    let _agent = Running(child);
-    let ready = events.recv_timeout(common::PATIENCE).expect("an event");
-    let uri = ready["uri"].as_str().expect("a URI");
-    let args = ["study", "transfer", "--quick", "--runs", "1", "--scale", "0.02", "--json", "--target", uri];
+    let (_agent, uri) = agent(&there);
+    let args = ["study", "transfer", "--quick", "--runs", "1", "--scale", "0.02", "--json", "--target", &uri];
     let mut study = command(&[&args[..], &["--output", text(&path)]].concat());
     // A group of its own, as a terminal makes one: Ctrl-C ends its copy, too.
     study.process_group(0).stderr(Stdio::null()).env("TMPDIR", dir.path());
