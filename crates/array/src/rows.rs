@@ -42,6 +42,8 @@ pub(crate) struct Queued {
     pub(crate) log: RefCell<Log>,
     /// It may wait for the rest of the stripe.
     pub(crate) held: Cell<bool>,
+    /// It goes on where another ended.
+    pub(crate) continues: bool,
     pub(crate) applied: Cell<bool>,
     ack: RefCell<Option<oneshot::Sender<IoResult<()>>>>,
     room: Cell<Option<Rc<Permit>>>,
@@ -63,13 +65,15 @@ pub(crate) struct Rows {
     ends: Ends,
     /// Writes that waited in vain in a row: who waits for nothing stops it.
     vain: Cell<u32>,
-    /// Whole stripes being put in place, and about how long that takes.
+    /// Whole stripes being put in place, and about how long that takes at most.
     whole: Cell<u32>,
     pace: Cell<Duration>,
 }
 
 /// A whole stripe's write in the mean of their times, as a power of two.
 const PACE_SHIFT: u32 = 3;
+/// The time of the first ones, as far as a wait goes.
+const PACE_UNKNOWN: Duration = Duration::from_millis(500);
 
 /// What takes so much longer than usual was waiting for a member that is gone.
 const OUTAGE: Duration = Duration::from_secs(2);
@@ -81,7 +85,7 @@ const VAIN_RETRY: u32 = 64;
 impl Queued {
     pub(crate) fn new(
         pieces: Vec<Piece>,
-        held: bool,
+        (held, continues): (bool, bool),
         room: Option<Rc<Permit>>,
     ) -> (Rc<Queued>, oneshot::Receiver<IoResult<()>>) {
         let (ack, acked) = oneshot::channel();
@@ -89,6 +93,7 @@ impl Queued {
             pieces,
             log: RefCell::new(Log::None),
             held: Cell::new(held),
+            continues,
             applied: Cell::new(false),
             ack: RefCell::new(Some(ack)),
             room: Cell::new(room),
@@ -261,9 +266,10 @@ impl Rows {
     }
 
     /// How long a whole stripe takes, while one is under way: its writer may
-    /// go on when it ends.
+    /// go on when it ends. Of the first ones it is not known yet.
     pub(crate) fn pace(&self) -> Option<Duration> {
-        (self.whole.get() > 0).then(|| self.pace.get())
+        let pace = Some(self.pace.get()).filter(|pace| !pace.is_zero());
+        (self.whole.get() > 0).then(|| pace.unwrap_or(PACE_UNKNOWN))
     }
 
     /// A wait for the rest of a stripe is over.
@@ -285,7 +291,9 @@ impl Drop for Whole<'_> {
         if time > mean * 4 + OUTAGE {
             return;
         }
-        rows.pace.set(mean - mean / (1 << PACE_SHIFT) + time / (1 << PACE_SHIFT));
+        // Longer at once, shorter slowly: when a load begins each takes longer than
+        // the one before, and a wait that ends too early writes the stripe in parts.
+        rows.pace.set(time.max(mean - mean / (1 << PACE_SHIFT) + time / (1 << PACE_SHIFT)));
     }
 }
 

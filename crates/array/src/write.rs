@@ -105,8 +105,11 @@ impl Core {
         let whole = len == self.geometry.stripe();
         let has_parity = self.geometry.has_parity() && !self.lacks(Mechanism::Journal);
         let small = len <= self.journal.piece_max();
-        let hold = has_parity && continues && !whole && !self.options.gather.is_zero();
-        let (write, acked) = Queued::new(pieces, hold, room);
+        // The first of several that were called for together does not know yet
+        // that it goes on: whoever works on the queue looks.
+        let begins = small && self.rows.queue(row).is_none();
+        let hold = has_parity && (continues || begins) && !whole && !self.options.gather.is_zero();
+        let (write, acked) = Queued::new(pieces, (hold, continues), room);
         let worker = self.rows.push(row, Rc::clone(&write));
         let may_log = self.rows.queue(row).is_some_and(|queue| queue.may_log(&write));
         if has_parity && !whole && !hold && small && may_log {
@@ -180,12 +183,29 @@ impl Core {
         }
     }
 
-    /// Waits a little for the rest of a stripe, where somebody writes on: for
-    /// as long as more comes, but no longer than the wait is worth.
+    /// Waits a little for the rest of a stripe, where somebody writes on, and
+    /// lets go of what waits.
     async fn gather(self: &Rc<Self>, row: u64, queue: &Rc<Queue>) {
-        if queue.held().is_empty() {
+        let held = queue.held();
+        if held.is_empty() {
             return;
         }
+        if held.iter().any(|write| write.continues) {
+            self.wait_for_the_rest(queue).await;
+            self.rows.waited(queue.bytes() < self.geometry.stripe());
+        }
+        let whole = queue.bytes() >= self.geometry.stripe();
+        for write in queue.held() {
+            write.held.set(false);
+            if !whole && write.len() <= self.journal.piece_max() && queue.may_log(&write) {
+                self.log(row, &write);
+            }
+        }
+    }
+
+    /// Waits for as long as more of a stripe comes, but no longer than that is
+    /// worth.
+    async fn wait_for_the_rest(&self, queue: &Queue) {
         let stripe = self.geometry.stripe();
         let far = self.members.iter().map(|member| member.mean_read()).max().unwrap_or_default();
         let gap = self.options.gather.max(far / GAP_SHARE);
@@ -202,14 +222,6 @@ impl Core {
             let busy = self.rows.pace().is_some_and(|pace| now() - began < pace * 2);
             if !busy && (!more || now() >= end) {
                 break;
-            }
-        }
-        let whole = queue.bytes() >= stripe;
-        self.rows.waited(!whole);
-        for write in queue.held() {
-            write.held.set(false);
-            if !whole && write.len() <= self.journal.piece_max() && queue.may_log(&write) {
-                self.log(row, &write);
             }
         }
     }
