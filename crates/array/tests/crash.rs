@@ -163,3 +163,86 @@ fn double_parity_outlives_crashes_with_losses() {
     let options = Options { journal_all: true, ..options() };
     many("double_parity", &Plan { layout: Layout::DoubleParity, width: 5, lose: 2, options });
 }
+
+/// What is lost at which time, of a parity layout.
+struct Case {
+    layout: Layout,
+    width: usize,
+    /// Members missing from the begin.
+    missing: usize,
+    /// Members lost in the moment of the crash.
+    lost: usize,
+    /// Whole stripes are written as well.
+    whole: bool,
+}
+
+/// Ends before the power goes for the `step`-th write, or says that there are
+/// not so many.
+fn crash_at(case: &Case, step: u64, seed: u64) -> bool {
+    let (disks, power) = disks(case.width, SIZE);
+    let stripe = stripe_blocks(&Plan { layout: case.layout, width: case.width, lose: 0, options: options() });
+    let model = simulate(seed, async {
+        make(&disks, case.layout, UNIT).await;
+        let array = start(&disks, options()).await.expect("assembled");
+        let io = array.open().await.expect("opened");
+        let model = Model::new(array.info().size);
+        model.write(&*io, 0, 3 * stripe).await.expect("written");
+        array.stop().await.expect("stopped");
+        model
+    });
+    let present = &disks[case.missing..];
+    let engine = longhaul_engine::Engine::simulated(seed).expect("engine");
+    engine.block_on(async {
+        let array = start(present, options()).await.expect("assembled");
+        let io = array.open().await.expect("opened");
+        power.light(step, seed);
+        let work = pin!(async {
+            // A block, what crosses into the next unit, and into the next stripe.
+            model.write(&*io, 1, 1).await.expect("written");
+            model.write(&*io, 3, 2).await.expect("written");
+            model.write(&*io, stripe - 1, 2).await.expect("written");
+            io.flush().await.expect("flushed");
+            let (first, count) = if case.whole { (stripe, 2 * stripe) } else { (stripe, stripe - 1) };
+            model.write(&*io, first, count).await.expect("written");
+            model.write(&*io, 2, 1).await.expect("written");
+            io.flush().await.expect("flushed");
+        });
+        select(work, pin!(power.gone())).await;
+    });
+    let crashed = power.is_off();
+    power.off.store(true, std::sync::atomic::Ordering::SeqCst);
+    drop(engine);
+    power.restore();
+    model.crashed();
+    simulate(seed + 1, async {
+        let array = start(&present[case.lost..], options()).await.expect("assembled after a crash");
+        let io = array.open().await.expect("opened");
+        model.check(&*io).await.expect("checked after a crash");
+        array.stop().await.expect("stopped");
+    });
+    crashed
+}
+
+/// The write hole: no moment of a write, of parts of a stripe or of all of it,
+/// leaves anything that was not written, also without members, and with the loss
+/// of a member in that moment.
+#[test]
+fn no_step_of_a_write_leaves_a_hole() {
+    let case = |layout, width, missing, lost, whole| Case { layout, width, missing, lost, whole };
+    let cases = [
+        case(Layout::Parity, 4, 0, 0, true),
+        case(Layout::Parity, 4, 1, 0, true),
+        case(Layout::Parity, 4, 0, 1, false),
+        case(Layout::DoubleParity, 5, 0, 0, true),
+        case(Layout::DoubleParity, 5, 2, 0, true),
+        case(Layout::DoubleParity, 5, 1, 1, true),
+        case(Layout::DoubleParity, 5, 0, 2, false),
+    ];
+    for Case { layout, width, missing, lost, whole } in cases {
+        for seed in 0..3 {
+            let case = case(layout, width, missing, lost, whole);
+            let steps = (0..).take_while(|step| crash_at(&case, *step, seed)).count();
+            assert!(steps > 20, "{layout} without {missing}: only {steps} steps");
+        }
+    }
+}
