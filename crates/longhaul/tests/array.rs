@@ -129,6 +129,7 @@ fn a_member_that_is_gone_is_replaced() {
     let devices = [&new, &members[1], &members[0]];
     let mut args =
         vec!["array", "assemble", "--spare-grace", "5m", "--scrub-every", "1h", "--scrub-rate", "9MiB"];
+    args.extend(["--hedge", "0", "--journal-all"]);
     args.extend(devices.iter().flat_map(|device| ["--device", device.as_str()]));
     assert_eq!(other.summary(&args, 0)["health"], "healthy");
     let read = ["bench", "array:pool", "--bs", "64k", "--verify", "crc32c"];
