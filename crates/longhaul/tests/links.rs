@@ -285,7 +285,7 @@ fn a_load_whose_link_is_dead_says_what_it_waits_for_and_ends_by_ctrl_c() {
     signal(&bench.child.0, "INT");
     let begun = Instant::now();
     let ran = bench.finish();
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     assert!(ran.code == Some(1) && ran.stderr.contains("was given up"), "{ran:?}");
 
     // The same, but the link comes back.

@@ -93,7 +93,7 @@ mod tests {
             assert!(io.map_read(0, 512).is_none(), "lent memory would pass by it");
             let begin = Instant::now();
             io.flush().await.expect("flushed");
-            assert!(begin.elapsed() < Duration::from_millis(50));
+            assert!(begin.elapsed() < Duration::from_millis(500), "{:?}", begin.elapsed());
         });
     }
 }
