@@ -44,8 +44,9 @@ pub const WINDOW_MIN: Duration = Duration::from_secs(1);
 pub const ROUND_TRIPS_MIN: u32 = 20;
 
 /// Share of a round trip by which an emulated link may be late (99 % of all
-/// packets) before its results are not those of that link: what `wan` warns of.
-pub const LATE_MAX: f64 = 0.02;
+/// packets) before its results are not those of that link: long paths that are
+/// real vary by as much. (`wan` warns of less.)
+pub const LATE_MAX: f64 = 0.05;
 
 /// The document's own part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

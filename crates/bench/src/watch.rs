@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 const JUMP: Duration = Duration::from_millis(500);
 /// Lateness of an emulated link that is none: what timers and a turn of the
 /// scheduler take.
-const LATE_MIN: Duration = Duration::from_micros(100);
+const LATE_MIN: Duration = Duration::from_micros(250);
 /// Share of the processors that a hypervisor may take away.
 const STOLEN_MAX: f64 = 0.05;
 
@@ -310,8 +310,8 @@ mod tests {
             let validity = Watched::default().judge(&Expect { link, ..Expect::default() });
             validity.reasons.iter().map(|reason| reason.code).collect::<Vec<_>>()
         };
-        assert!(codes(Duration::from_micros(200), 0).is_empty());
-        assert_eq!(codes(Duration::from_micros(201), 0), [Code::LateLink]);
+        assert!(codes(Duration::from_micros(500), 0).is_empty());
+        assert_eq!(codes(Duration::from_micros(501), 0), [Code::LateLink]);
         assert_eq!(codes(ms(2), 7), [Code::LateLink, Code::LateLink]);
     }
 

@@ -9,16 +9,13 @@ use super::{Experiment, Settings, Usual, Wanted, suited_scale};
 use crate::exit::{Failure, Outcome};
 use longhaul_bench::record::{Better, Cell, Place as Spot};
 use longhaul_initiator::Uri;
-use longhaul_wan::{Conditions, Queue};
+use longhaul_wan::Conditions;
 use std::path::Path;
 use std::time::Duration;
 
 const RATE: f64 = 100e9;
 /// Round trip of a local network.
 const RTT: Duration = Duration::from_micros(200);
-/// Bytes that wait at each end of the network: a switch's, which are not fewer as
-/// the rate is lower.
-const BUFFER: Queue = Queue::Bytes(1 << 20);
 /// What each drive moves in a second, in bits.
 const DRIVE: f64 = 25.6e9;
 const DRIVES: [usize; 6] = [1, 2, 3, 4, 5, 6];
@@ -247,8 +244,7 @@ impl Bed {
         let mut drives: Vec<String> = DRIVES.iter().map(drive).collect();
         let (mut servers, mut network, mut rig) = (Vec::new(), None, Rig::here());
         if remote {
-            let mut conditions = Conditions::new(RTT, Some((RATE * settings.scale) as u64));
-            (conditions.there.queue, conditions.back.queue) = (BUFFER, BUFFER);
+            let conditions = Conditions::new(RTT, Some((RATE * settings.scale) as u64));
             rig = Rig::emulated(1, conditions)?;
             let (mut command, address) = rig.behind(1)?;
             command.args(["target", "--discovery", "none", "--listen", &format!("{address}:4420")]);

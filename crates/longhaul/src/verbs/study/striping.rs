@@ -85,7 +85,7 @@ impl Experiment for Striping {
 
     fn usual(quick: bool) -> Usual {
         match quick {
-            true => Usual { scale: 0.1, runs: 3, runtime: Duration::from_secs(2) },
+            true => Usual { scale: 0.5, runs: 3, runtime: Duration::from_secs(1) },
             false => Usual { scale: 1.0, runs: 10, runtime: Duration::from_secs(10) },
         }
     }
