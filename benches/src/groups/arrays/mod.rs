@@ -98,9 +98,9 @@ impl Star {
     /// What to say of windows that count though the emulator was late.
     fn lateness(&self, place: &str) -> Option<String> {
         let late = self.late.get();
-        (late > 0).then(|| {
-            format!("{place}: the emulator was late in {late} windows, and in those instead of them")
-        })
+        let count = |n| format!("{n} measurement{}", if n == 1 { "" } else { "s" });
+        (late > 0)
+            .then(|| format!("{place}: {} counted though the emulator was late twice in a row", count(late)))
     }
 
     /// Runs `longhaul array` on the client; returns what it prints.
