@@ -122,10 +122,61 @@ def ends(bench, way):
     require("/mnt" in out, f"{way}: the list does not say who uses it:\n{out}")
 
 
+def killed_under_a_file_system(bench, way):
+    """SIGKILL of the process under a mounted XFS is as a power cut: what was synced is there."""
+    if lacks(bench, way):
+        raise Skip(f"this kernel has no {way}")
+    _, _, uri = serve(bench)
+    bench.install(bench.torture)
+    bench.guest.run(f"""
+        longhaul mkfs --fs xfs {uri}
+        longhaul mount {uri} /mnt --via {way}
+        longhaul-torture stress /mnt {SEED} {WORKERS} {CHANGES}
+        sync -f /mnt
+        dd if=/dev/zero of=/mnt/unsynced bs=64k count=16
+        kill -KILL $(pgrep -x longhaul)
+        # The kernel fails what it still has, and shuts the file system down.
+        until_true 60 is_idle
+        longhaul umount /mnt
+        if grep -q ' /mnt ' /proc/mounts; then exit 9; fi
+        longhaul mount {uri} /mnt --via {way}
+        longhaul-torture stress-check /mnt {SEED} {WORKERS} {CHANGES}
+        longhaul umount /mnt
+        longhaul attach {uri} --at /tmp/disk --via {way}
+        repair xfs /tmp/disk
+        longhaul detach /tmp/disk
+    """, 600)
+
+
+def a_thousand_files(bench):
+    """XFS on six striped devices, by the kernel's NVMe host on a target of ours: 1,000 files open at once."""
+    if lacks(bench, "nvme"):
+        raise Skip("this kernel has no nvme")
+    target = bench.target(*(f"d{n}=file:{bench.new_file(f'd{n}.img')},size=128MiB" for n in range(6)))
+    devices = " ".join(f"nvme+tcp://10.0.2.2:{target.port}/d{n}" for n in range(6))
+    devices += " --layout stripe --stripe-unit 256KiB"
+    bench.guest.run(f"""
+        longhaul mkfs --fs xfs {devices}
+        longhaul mount {devices} /mnt --via nvme
+        fio --name=many --directory=/mnt --thread --numjobs=10 --nrfiles=100 --openfiles=100 --filesize=64k \
+            --file_service_type=roundrobin --rw=write --bs=16k --ioengine=psync --direct=1 --verify=crc32c \
+            --group_reporting
+        [ $(ls /mnt | wc -l) = 1000 ]
+        longhaul umount /mnt
+        longhaul attach {devices} --at /tmp/disk --via nvme
+        repair xfs /tmp/disk
+        longhaul detach /tmp/disk
+    """, 900)
+
+
 for way in WAYS:
     check(f"attach: how a block device ends, --via {way}")(lambda bench, w=way: ends(bench, w))
     check(f"attach: xfs through longhaul mount --via {way}")(lambda bench, w=way: by_way(bench, "xfs", w))
     check(f"attach: ext4 through longhaul mount --via {way}")(lambda bench, w=way: by_way(bench, "ext4", w))
+
+for way in WAYS:
+    check(f"attach: a mounted XFS and SIGKILL, --via {way}")(lambda bench, w=way: killed_under_a_file_system(bench, w))
+check("attach: a thousand files at once on six striped devices, --via nvme")(a_thousand_files)
 
 for name in MAKE:
     check(f"attach: {name} on the kernel's host under fsx and stress")(lambda bench, fs=name: by_kernel(bench, fs))
