@@ -496,11 +496,11 @@ fn a_study_that_is_interrupted_leaves_nothing_mounted() {
     if !cells(&path, "ext4").iter().any(|cell| cell["validity"]["reasons"][0]["code"] == "not-available") {
         common::signal(&study.0, "INT");
         assert_eq!(study.0.wait().expect("ended").code(), Some(3), "partly");
-        assert!(cells(&path, "ext4").len() < 8 * 3, "it was interrupted");
+        assert!(cells(&path, "ext4").len() < 6 * 3, "it was interrupted");
     }
     assert_eq!(study.0.wait().expect("ended").code().map(|code| code == 0 || code == 3), Some(true));
     let raw = cells(&path, "raw: Throughput");
-    assert_eq!(raw.len(), 8);
+    assert_eq!(raw.len(), 6, "three workloads, written and read");
     let mounts = fs::read_to_string("/proc/mounts").expect("read");
     assert!(!mounts.contains(text(&temporary)), "{mounts}");
     assert_eq!(fs::read_dir(&temporary).expect("read").count(), 0, "something is left");

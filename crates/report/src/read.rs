@@ -209,9 +209,21 @@ impl Default for Validity {
 }
 
 impl Validity {
-    /// The reasons as one text.
+    /// The reasons as one text: the first of each kind, and how many more there
+    /// are, such as one of each run.
     pub fn words(&self) -> String {
-        self.reasons.iter().map(|reason| reason.detail.as_str()).collect::<Vec<_>>().join("; ")
+        let mut kinds: Vec<(&Reason, usize)> = Vec::new();
+        for reason in &self.reasons {
+            match kinds.iter_mut().find(|(first, _)| first.code == reason.code) {
+                Some((_, more)) => *more += 1,
+                None => kinds.push((reason, 0)),
+            }
+        }
+        let words = kinds.into_iter().map(|(first, more)| match more {
+            0 => first.detail.clone(),
+            more => format!("{} (and {more} more like it)", first.detail),
+        });
+        words.collect::<Vec<_>>().join("; ")
     }
 }
 

@@ -102,7 +102,9 @@ fn picture(body: &mut String, figure: &Figure) {
 fn section(body: &mut String, number: usize, one: &Gathered) {
     put!(body, "<section>\n<h2 id=\"figure-{number}\">{}</h2>", escape(&one.figure.title));
     picture(body, &one.figure);
-    let most = one.entries.iter().filter_map(|entry| entry.mean()).fold(0.0, f64::max);
+    // What was published stands for what is not measured here.
+    let value = |entry: &Entry| entry.mean().or(entry.published.first().map(|published| published.value));
+    let most = one.entries.iter().filter_map(value).fold(0.0, f64::max);
     let scale = Scale::of(&one.figure.unit, most);
     let published = one.entries.iter().any(|entry| !entry.published.is_empty() || !entry.found.is_empty());
     let x = if one.figure.x_label.is_empty() { "What" } else { &one.figure.x_label };

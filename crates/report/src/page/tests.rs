@@ -76,6 +76,24 @@ fn a_page_has_everything_and_needs_nothing() {
     assert_eq!(html.matches("<svg").count(), 2, "wide and narrow");
 }
 
+/// A reason of each of many runs is told once.
+#[test]
+fn reasons_of_a_kind_are_counted() {
+    let reason = |code: &str, detail: &str| Reason { code: code.into(), detail: detail.into() };
+    let reasons = vec![reason("late-link", "1 ms"), reason("failed", "I/O"), reason("late-link", "2 ms")];
+    let validity = Validity { valid: false, reasons };
+    assert_eq!(validity.words(), "1 ms (and 1 more like it); I/O");
+}
+
+/// Numbers that only others have are written in a unit that fits them.
+#[test]
+fn what_was_published_alone_has_a_fitting_unit() {
+    let mut missing = cell("InfiniBand", "1", &[]);
+    missing.published.push(Published { value: 2.2e6, source: "A study, 2004".into() });
+    let html = report("A study", &[document("striping", vec![missing])], Path::new("report.html")).html;
+    assert!(html.contains(">2.10<") && html.contains("MiB/s") && !html.contains("2200000"), "{html}");
+}
+
 #[test]
 fn what_does_not_count_is_in_the_table_of_all_numbers() {
     let table = csv(&[sample()]);
