@@ -211,14 +211,17 @@ fn the_time_of_a_command_begins_anew_on_every_connection() {
         until("the second read", || gate.held() == 1);
         std::thread::sleep(Duration::from_millis(500));
         relay.flap();
-        until("it to be on another connection", || gate.held() == 2);
-        assert_eq!(reasons(&mut events).len(), 1);
-        // For several looks.
+        until("it to be on another connection", || gate.held() >= 2);
+        // For several looks. (On a busy machine it may take several connections.)
         std::thread::sleep(Duration::from_secs(1));
-        assert_eq!(reasons(&mut events), Vec::<String>::new(), "it is not late");
+        let all = reasons(&mut events);
+        assert!(
+            !all.is_empty() && !all.iter().any(|r| r.contains("has not ended")),
+            "it is not late: {all:?}"
+        );
         // It is still looked after.
         relay.flap();
-        until("it to be on a third one", || gate.held() == 3);
+        until("it to be on a third one", || gate.held() >= 3);
         gate.hold(0);
         gate.release();
         in_time("the second read", move || second.join().expect("no fault"));
