@@ -9,7 +9,7 @@ pub mod load;
 pub mod raw;
 pub mod relay;
 
-use longhaul_block::{BackendSpec, BlockDevice, Blocking, IoResult};
+use longhaul_block::{BackendSpec, BlockDevice, Blocking, IoResult, OpenError};
 use longhaul_engine::{Config as EngineConfig, Engine, Kind};
 use longhaul_initiator::{Options, RemoteDevice};
 use longhaul_target::{Config, Target};
@@ -45,9 +45,16 @@ pub fn target(change: impl FnOnce(&mut Config)) -> Target {
     Target::start(config).expect("started")
 }
 
-/// A back end by its specification.
+/// A back end by its specification. A target that was dropped lets go of its own
+/// when its threads end.
 pub fn backend(spec: &str) -> Arc<dyn BlockDevice> {
-    BackendSpec::parse(spec).expect("understood").open().expect("opened")
+    let spec = BackendSpec::parse(spec).expect("understood");
+    let opened = std::cell::OnceCell::new();
+    until("the device to be free", || match spec.open() {
+        Err(OpenError::InUse(_)) => false,
+        result => opened.set(result.expect("opened")).is_ok(),
+    });
+    opened.into_inner().expect("opened")
 }
 
 /// Exports a back end as a namespace of [`NQN`]; how to reach it.
