@@ -566,7 +566,12 @@ fn the_mount_line_of_mkfs_says_how_devices_are_joined() {
     let ran = place.good(&["mkfs", "--json", "--fs", "ext4", "--layout", "stripe", &devices[0], &devices[1]]);
     let summary = ran.events().pop().expect("a summary");
     let line = summary["mount"].as_str().expect("a line");
-    assert!(line.ends_with(" --layout stripe --stripe-unit 262144 DIR"), "{line}");
+    let options = "longhaul mount --layout stripe --stripe-unit 262144 ";
+    assert!(line.starts_with(options) && line.ends_with(" DIR"), "{line}");
+    // It is understood as it stands.
+    let dir = place.path("dir");
+    let words = line.split(' ').skip(1).map(|word| if word == "DIR" { text(&dir) } else { word });
+    place.good(&words.chain(["--show-config"]).collect::<Vec<_>>());
 }
 
 #[test]

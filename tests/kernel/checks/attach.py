@@ -153,8 +153,8 @@ def a_thousand_files(bench):
     if lacks(bench, "nvme"):
         raise Skip("this kernel has no nvme")
     target = bench.target(*(f"d{n}=file:{bench.new_file(f'd{n}.img')},size=128MiB" for n in range(6)))
-    devices = " ".join(f"nvme+tcp://10.0.2.2:{target.port}/d{n}" for n in range(6))
-    devices += " --layout stripe --stripe-unit 256KiB"
+    devices = "--layout stripe --stripe-unit 256KiB "
+    devices += " ".join(f"nvme+tcp://10.0.2.2:{target.port}/d{n}" for n in range(6))
     bench.guest.run(f"""
         longhaul mkfs --fs xfs {devices}
         longhaul mount {devices} /mnt --via nvme

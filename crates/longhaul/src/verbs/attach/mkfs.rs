@@ -180,7 +180,8 @@ fn discard(requests: &dyn Requests, output: Output) -> Outcome {
 
 fn tell(args: &Args, arguments: &[String], opened: &Opened, round_trip: f64, output: Output) {
     let options = args.device.layout_words(opened);
-    let mount = format!("longhaul mount {}{options} DIR", args.devices.join(" "));
+    // What follows the devices is the directory: options go before them.
+    let mount = format!("longhaul mount{options} {} DIR", args.devices.join(" "));
     output.event(
         "summary",
         json!({ "fs": args.fs.name(), "arguments": arguments, "round_trip_ms": round_trip, "mount": mount }),
