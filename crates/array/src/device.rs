@@ -46,13 +46,6 @@ struct Seen {
     generation: AtomicU64,
 }
 
-impl Seen {
-    fn look(&self, core: &Core) {
-        *self.advice.lock().unwrap_or_else(PoisonError::into_inner) = advice(core);
-        self.generation.store(core.forgotten(), Ordering::Release);
-    }
-}
-
 impl std::fmt::Debug for ArrayDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "ArrayDevice({})", self.info.name)
@@ -292,13 +285,13 @@ impl Handed {
         let (answer, answered) = oneshot::channel();
         let seen = Arc::clone(&self.seen);
         let job: Job = Box::new(move |core| {
-            seen.look(core);
+            *seen.advice.lock().unwrap_or_else(PoisonError::into_inner) = advice(core);
             let future = run(Rc::clone(core));
             let core = Rc::clone(core);
             spawn(async move {
                 let result = future.await;
                 // Whoever is answered finds what was noticed on the way.
-                seen.look(&core);
+                seen.generation.store(core.forgotten(), Ordering::Release);
                 drop(answer.send(result));
             })
             .detach();

@@ -57,7 +57,7 @@ impl Core {
             // It is put in place by way of old data and parity, and what is
             // there may be torn: a whole stripe that was being written, say.
             self.resync_row(record.row).await?;
-            let (write, _) = Queued::new(record.pieces.clone(), (false, false), None);
+            let (write, _) = Queued::new(record.pieces.clone(), false, None);
             *write.log.borrow_mut() = Log::Durable(open);
             self.apply(record.row, &[write]).await?;
         }

@@ -85,14 +85,14 @@ const VAIN_RETRY: u32 = 64;
 impl Queued {
     pub(crate) fn new(
         pieces: Vec<Piece>,
-        (held, continues): (bool, bool),
+        continues: bool,
         room: Option<Rc<Permit>>,
     ) -> (Rc<Queued>, oneshot::Receiver<IoResult<()>>) {
         let (ack, acked) = oneshot::channel();
         let queued = Queued {
             pieces,
             log: RefCell::new(Log::None),
-            held: Cell::new(held),
+            held: Cell::new(false),
             continues,
             applied: Cell::new(false),
             ack: RefCell::new(Some(ack)),

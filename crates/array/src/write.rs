@@ -105,12 +105,13 @@ impl Core {
         let whole = len == self.geometry.stripe();
         let has_parity = self.geometry.has_parity() && !self.lacks(Mechanism::Journal);
         let small = len <= self.journal.piece_max();
+        let (write, acked) = Queued::new(pieces, continues, room);
+        let worker = self.rows.push(row, Rc::clone(&write));
         // The first of several that were called for together does not know yet
         // that it goes on: whoever works on the queue looks.
-        let begins = small && self.rows.queue(row).is_none();
+        let begins = small && worker.is_some();
         let hold = has_parity && (continues || begins) && !whole && !self.options.gather.is_zero();
-        let (write, acked) = Queued::new(pieces, (hold, continues), room);
-        let worker = self.rows.push(row, Rc::clone(&write));
+        write.held.set(hold);
         let may_log = self.rows.queue(row).is_some_and(|queue| queue.may_log(&write));
         if has_parity && !whole && !hold && small && may_log {
             self.log(row, &write);
