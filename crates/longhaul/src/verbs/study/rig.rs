@@ -32,19 +32,15 @@ pub(super) struct Rig {
 /// What waits before a link: as much as TCP begins with beyond what the link
 /// holds, in bandwidth-delay products, and what a switch has at least. What a
 /// smaller queue loses would be all that is seen of short paths.
-const QUEUE_PRODUCTS: u32 = 3;
+const QUEUE_PRODUCTS: f64 = 3.0;
 const QUEUE_LEAST: u64 = 1 << 20;
 
 impl Rig {
-    /// So many servers, behind a link each; a queue that is not given is one that
-    /// loses nothing.
+    /// So many servers, behind a link each, with a queue that loses nothing.
     pub(super) fn emulated(servers: usize, mut conditions: Conditions) -> Result<Rig, Failure> {
-        let held = conditions.there.rate.unwrap_or(0) as f64 / 8.0 * conditions.rtt().as_secs_f64();
-        let queue = Queue::Bytes(QUEUE_LEAST.max((held * f64::from(QUEUE_PRODUCTS)) as u64));
         for way in [&mut conditions.there, &mut conditions.back] {
-            if way.queue == Queue::Auto {
-                way.queue = queue;
-            }
+            way.queue = Queue::Products(QUEUE_PRODUCTS);
+            way.queue = Queue::Bytes(way.queue_bytes().unwrap_or(0).max(QUEUE_LEAST));
         }
         let (rtt, rate) = (conditions.rtt(), conditions.there.rate);
         let plan = Plan { star: Some(servers), ..Plan::new(Plan::unique_name("study"), conditions) };
