@@ -51,6 +51,10 @@ class GuestError(Exception):
     """The guest did not boot, or ended."""
 
 
+class EmulatorError(GuestError):
+    """The emulator crashed before the guest had booted: nothing was tested yet."""
+
+
 class ScriptFailed(Exception):
     """A script ended with a status other than 0, or not in time."""
 
@@ -168,11 +172,23 @@ class Guest:
         with self.changed:
             self.changed.wait_for(lambda: self.release or self.dead, self.scaled(BOOT_TIMEOUT))
         if not self.release:
-            words = self.last_words()
+            words, dead = self.last_words(), self.dead
             self.end()
+            # A guest that powers off ends the emulator with 0.
+            if dead and self.process.returncode < 0:
+                raise EmulatorError(f"the emulator ended by signal {-self.process.returncode}\n{words}")
             raise GuestError(f"the guest did not boot within {self.scaled(BOOT_TIMEOUT):.0f} s\n{words}")
         self.boot_seconds = time.monotonic() - began
         return self
+
+    @classmethod
+    def booted(cls, image, forwards):
+        """A guest that has booted; an emulator that crashes on the way is started once more."""
+        try:
+            return cls(image, forwards).boot()
+        except EmulatorError as error:
+            print(f"note: {error}", flush=True)
+            return cls(image, forwards).boot()
 
     def _connect(self, name):
         """Opens one of the emulator's sockets, which appear shortly after its start."""

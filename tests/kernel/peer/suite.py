@@ -71,7 +71,7 @@ class Bench:
         """The running guest; a new one where the last has died."""
         if self._guest is None or not self._guest.alive():
             self._drop_guest()
-            self._guest = Guest(self.image, self.forwards).boot()
+            self._guest = Guest.booted(self.image, self.forwards)
         return self._guest
 
     def port_to_guest(self, guest_port):
