@@ -493,7 +493,7 @@ fn fio_and_bench_measure_the_same_on_the_same_device() {
         return;
     }
     for (bs, limit) in [("4k", 2e6), ("16k", 4e6)] {
-        let target = Target::start(&[&format!("d=mem:64MiB,rate={}bit", limit * 8.0)], &[]);
+        let target = Target::start(&[&format!("d=mem:4GiB,rate={}bit", limit * 8.0)], &[]);
         let at = place.path("disk");
         place.attach(&target.uri(0), &at, &[]);
         let mut ratios = Vec::new();
