@@ -59,7 +59,9 @@ const NBD: [(Side, &str); 4] = [
     (Side::Here, "mkfs.xfs -q @/disk"),
     (Side::Here, "mount -o loop @/disk @/mnt"),
 ];
-const STOP: (Side, &str) = (Side::Far, "kill $(cat @/pid)");
+/// Whoever is next finds the port free.
+const STOP: (Side, &str) =
+    (Side::Far, "pid=$(cat @/pid); kill $pid; while kill -0 $pid 2> /dev/null; do sleep .01; done");
 
 fn ways() -> [Way; 3] {
     [
