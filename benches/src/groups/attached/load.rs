@@ -1,10 +1,13 @@
 //! Files read or written at the same time, by fio.
 
+use super::RATE;
 use super::place::{Kind, Place};
 use crate::process::Guard;
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -104,14 +107,15 @@ impl Load {
     pub(super) fn words(&self, setup: &Setup) -> String {
         format!(
             "fio --name={} --rw={} --bs={} --iodepth={} --numjobs={} --size={} --directory=/mnt --thread --direct=1 \
-             --ioengine=libaio --fallocate=none --group_reporting --time_based --runtime={}ms --ramp_time={}ms",
+             --ioengine=libaio --fallocate=none --group_reporting --time_based --runtime={}ms --ramp_time={}ms \
+             --write_bw_log=log --log_unix_epoch=1",
             self.name,
             self.rw(),
             self.bs,
             self.depth,
             self.files,
             self.size(),
-            setup.runtime.as_millis(),
+            (setup.runtime + self.held()).as_millis(),
             RAMP_SHOWN.as_millis()
         )
     }
@@ -124,15 +128,59 @@ impl Load {
         Ok(())
     }
 
+    /// What the calls under way take of a window: each job has ended some of its
+    /// own before all do.
+    fn held(&self) -> Duration {
+        let bits = self.files * u64::from(self.depth) * self.bs * 8;
+        3 * Duration::from_secs_f64(bits as f64 / RATE as f64)
+    }
+
     /// Loads for a while. Errors of the I/O are a finding.
     pub(super) fn run(&self, setup: &Setup, place: &Place) -> Result<Seen> {
         let ms = |time: Duration| format!("{}ms", time.as_millis());
+        let logs = tempfile::tempdir()?;
         let mut command = self.command(place);
-        command.arg("--time_based").arg(format!("--runtime={}", ms(setup.runtime)));
+        command.arg("--time_based").arg(format!("--runtime={}", ms(setup.runtime + self.held())));
         command.arg(format!("--ramp_time={}", ms(setup.ramp)));
-        fio(setup, &mut command, self.write)
+        command.arg(format!("--write_bw_log={}/log", logs.path().display())).arg("--log_unix_epoch=1");
+        let mut seen = fio(setup, &mut command, self.write)?;
+        if seen.errors == 0.0 {
+            seen.rate = together(&completions(logs.path())?)?;
+        }
+        Ok(seen)
     }
 }
+
+/// Milliseconds since the epoch and bytes of each call that was completed, by
+/// job.
+fn completions(logs: &Path) -> Result<Vec<Vec<(u64, u64)>>> {
+    let mut jobs = Vec::new();
+    for entry in fs::read_dir(logs)? {
+        let text = fs::read_to_string(entry?.path())?;
+        let call = |line: &str| {
+            let mut fields = line.split(',').map(|field| field.trim().parse().ok());
+            Some((fields.next()??, fields.nth(2)??))
+        };
+        let calls = text.lines().map(|line| call(line).with_context(|| format!("fio's log: {line}")));
+        jobs.push(calls.collect::<Result<Vec<_>>>()?);
+    }
+    Ok(jobs)
+}
+
+/// Bytes per second while all jobs ran. Each has its own time in fio, which adds
+/// up what they did in all of these and divides it by one.
+fn together(jobs: &[Vec<(u64, u64)>]) -> Result<f64> {
+    let at = |call: Option<&(u64, u64)>| call.map(|&(ms, _)| ms);
+    let begin = jobs.iter().filter_map(|calls| at(calls.first())).max().context("nothing was completed")?;
+    let end = jobs.iter().filter_map(|calls| at(calls.last())).min().unwrap_or(begin);
+    ensure!(end >= begin + SHORTEST, "all jobs ran at the same time for less than {SHORTEST} ms");
+    let bytes: u64 =
+        jobs.iter().flatten().filter(|(ms, _)| (begin + 1..=end).contains(ms)).map(|(_, bytes)| bytes).sum();
+    Ok(bytes as f64 * 1e3 / (end - begin) as f64)
+}
+
+/// Milliseconds that say something.
+const SHORTEST: u64 = 250;
 
 /// Load before a window at the shortest distance.
 const RAMP_SHOWN: Duration = super::RAMP;
@@ -156,6 +204,25 @@ mod tests {
         assert_eq!(seen.numbers(), [4_096_000.0, 2e-6, 3e-3, 1.0, 0.0]);
         assert!(Seen::from_json(text, false).is_err(), "nothing was read");
         assert!(Seen::from_json("fio: no", true).is_err());
+    }
+
+    #[test]
+    fn what_was_done_while_all_ran_is_counted() {
+        // A call of 1,000 bytes every 10 ms, and the same 300 ms later.
+        let job = |begin: u64| (0..100).map(|n| (begin + 10 * n, 1000)).collect::<Vec<_>>();
+        let rate = together(&[job(0), job(300), Vec::new()]).expect("a rate");
+        assert!((rate - 200e3).abs() < 1.0, "{rate}");
+        assert!(together(&[job(0), job(900)]).is_err() && together(&[Vec::new()]).is_err());
+    }
+
+    #[test]
+    fn calls_are_found_in_logs() {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::write(dir.path().join("log_bw.1.log"), "1795337904433, 88442645, 0, 65536, 0\n")
+            .expect("written");
+        assert_eq!(completions(dir.path()).expect("read"), [[(1_795_337_904_433, 65536)]]);
+        fs::write(dir.path().join("log_bw.2.log"), "17953379044\n").expect("written");
+        assert!(completions(dir.path()).is_err());
     }
 
     #[test]
