@@ -115,7 +115,7 @@ impl Load {
             self.depth,
             self.files,
             self.size(),
-            (setup.runtime + self.held()).as_millis(),
+            (setup.runtime + self.lead()).as_millis(),
             RAMP_SHOWN.as_millis()
         )
     }
@@ -128,11 +128,12 @@ impl Load {
         Ok(())
     }
 
-    /// What the calls under way take of a window: each job has ended some of its
-    /// own before all do.
-    fn held(&self) -> Duration {
+    /// What is not measured of a window: jobs begin one after the other, and each
+    /// has ended some calls of its own before all have.
+    fn lead(&self) -> Duration {
         let bits = self.files * u64::from(self.depth) * self.bs * 8;
-        3 * Duration::from_secs_f64(bits as f64 / RATE as f64)
+        STARTED * u32::try_from(self.files).unwrap_or(u32::MAX)
+            + 3 * Duration::from_secs_f64(bits as f64 / RATE as f64)
     }
 
     /// Loads for a while. Errors of the I/O are a finding.
@@ -140,7 +141,7 @@ impl Load {
         let ms = |time: Duration| format!("{}ms", time.as_millis());
         let logs = tempfile::tempdir()?;
         let mut command = self.command(place);
-        command.arg("--time_based").arg(format!("--runtime={}", ms(setup.runtime + self.held())));
+        command.arg("--time_based").arg(format!("--runtime={}", ms(setup.runtime + self.lead())));
         command.arg(format!("--ramp_time={}", ms(setup.ramp)));
         command.arg(format!("--write_bw_log={}/log", logs.path().display())).arg("--log_unix_epoch=1");
         let mut seen = fio(setup, &mut command, self.write)?;
@@ -181,6 +182,9 @@ fn together(jobs: &[Vec<(u64, u64)>]) -> Result<f64> {
 
 /// Milliseconds that say something.
 const SHORTEST: u64 = 250;
+
+/// What a job of fio takes to begin beside a thousand others.
+const STARTED: Duration = Duration::from_millis(4);
 
 /// Load before a window at the shortest distance.
 const RAMP_SHOWN: Duration = super::RAMP;
