@@ -22,5 +22,5 @@ pub mod users;
 
 pub use disk::Told;
 pub use error::AttachError;
-pub use loopdev::{LoopDevice, keep_out_of_reclaim};
+pub use loopdev::{LoopDevice, Shared, keep_out_of_reclaim};
 pub use served::{Done, Request, Requests, Served};

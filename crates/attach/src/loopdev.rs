@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::AttachError;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -20,6 +20,10 @@ const PR_SET_IO_FLUSHER: libc::c_int = 57;
 const READ_ONLY: u32 = 1;
 const AUTOCLEAR: u32 = 4;
 const DIRECT_IO: u32 = 16;
+
+/// A scheduler that serves who has waited longest, and how much may wait for it.
+const FAIR: &str = "mq-deadline";
+const WAITING: &str = "1024";
 
 /// Others look for free loop devices at the same time: so often it is tried.
 const TRIES: u32 = 64;
@@ -106,6 +110,52 @@ impl LoopDevice {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Lets 1,000 at once have their turn. Without a scheduler, as the kernel
+    /// makes loop devices, 128 I/Os are under way, and who has had one takes the
+    /// slot that it gives back before others wake up: some of a thousand
+    /// writers wait for many seconds. Nothing where the kernel has no other
+    /// scheduler, or `/sys` may not be written.
+    pub fn share(&self) -> Option<Shared> {
+        let block = Path::new("/sys/block").join(self.path.file_name()?);
+        let read = |name: &str| fs::read_to_string(block.join("queue").join(name)).ok();
+        let schedulers = read("scheduler")?;
+        let before = Shared { scheduler: active(&schedulers)?, waiting: read("nr_requests")?, block };
+        before.set(FAIR, WAITING).ok()?;
+        Some(before)
+    }
+}
+
+/// How a loop device was scheduled before [`LoopDevice::share`]: it is again,
+/// once nobody has it and this is dropped.
+#[derive(Debug)]
+pub struct Shared {
+    block: PathBuf,
+    scheduler: String,
+    waiting: String,
+}
+
+impl Shared {
+    fn set(&self, scheduler: &str, waiting: &str) -> io::Result<()> {
+        let queue = self.block.join("queue");
+        fs::write(queue.join("scheduler"), scheduler)?;
+        fs::write(queue.join("nr_requests"), waiting)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.block.join("loop").exists() {
+            // Whoever has it next sees to it himself.
+            let _ = self.set(&self.scheduler, &self.waiting);
+        }
+    }
+}
+
+/// The scheduler in brackets.
+fn active(schedulers: &str) -> Option<String> {
+    let (_, rest) = schedulers.split_once('[')?;
+    Some(rest.split_once(']')?.0.to_owned())
 }
 
 /// Lets this thread, and those that it starts, serve a device that memory is
@@ -143,6 +193,12 @@ fn config(file: BorrowedFd<'_>, name: &Path, block_size: u32, read_only: bool) -
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_active_scheduler_is_the_one_in_brackets() {
+        assert_eq!(active("none [mq-deadline] kyber bfq \n").as_deref(), Some("mq-deadline"));
+        assert_eq!(active("none\n"), None);
+    }
 
     #[test]
     fn the_structures_are_the_kernels() {

@@ -51,6 +51,29 @@ fn writer(dir: PathBuf, count: usize) -> std::thread::JoinHandle<Vec<String>> {
 }
 
 #[test]
+fn a_thousand_writers_have_their_turn_on_a_loop_device() {
+    let Some(rig) = Rig::new("xfs") else { return };
+    let ready = rig.mounted();
+    let Some(device) = ready["loop"].as_str().map(PathBuf::from) else {
+        eprintln!("skip: mounted through {}, which is no loop device", ready["via"]);
+        return;
+    };
+    let queue = Path::new("/sys/block").join(device.file_name().expect("a name")).join("queue");
+    let scheduler = || fs::read_to_string(queue.join("scheduler")).expect("the scheduler");
+    let waiting = || fs::read_to_string(queue.join("nr_requests")).expect("a number");
+    let writable = fs::OpenOptions::new().write(true).open(queue.join("scheduler")).is_ok();
+    if !writable || !scheduler().contains("mq-deadline") {
+        eprintln!("skip: the kernel has only {}, or does not let it be chosen", scheduler().trim());
+        return;
+    }
+    assert!(scheduler().contains("[mq-deadline]"), "{}", scheduler());
+    assert_eq!(waiting().trim(), "1024");
+    rig.umount();
+    // Whoever has the device next finds it as it was made.
+    until("it is as it was", || scheduler().contains("[none]"));
+}
+
+#[test]
 fn unmounted_it_is_whole() {
     for fs in FILE_SYSTEMS {
         let Some(rig) = Rig::new(fs) else { return };

@@ -182,7 +182,7 @@ fn published(rtt: Duration, load: &Load, device: &str) -> &'static str {
 fn notes(section: &mut Section, setup: &Setup) {
     section.notes.push(format!(
         "fio with direct I/O, libaio, calls of 64 KiB; 256 MiB in files of one size; calls under way for each file: \
-         32, 8, 2, 1. Windows of {} s, 10 round trips, 4 ms for each file and three times what calls under way take \
+         32, 8, 2, 1. Windows of {} s, 10 round trips, 2 ms for each file and three times what calls under way take \
          the link, after 0.5 s and 30 round trips of load. What counts is what was completed while all files were \
          loaded: fio, which starts a thousand jobs in one or two seconds, divides what they did in all their times \
          by one of these. Mean and standard deviation of the rounds; iperf3, and each device, once a round",

@@ -184,7 +184,7 @@ fn together(jobs: &[Vec<(u64, u64)>]) -> Result<f64> {
 const SHORTEST: u64 = 250;
 
 /// What a job of fio takes to begin beside a thousand others.
-const STARTED: Duration = Duration::from_millis(4);
+const STARTED: Duration = Duration::from_millis(2);
 
 /// Load before a window at the shortest distance.
 const RAMP_SHOWN: Duration = super::RAMP;

@@ -136,7 +136,8 @@ fn commands(setup: &Setup, rtt: Duration, more: &str) -> Vec<String> {
     ]
 }
 
-/// A command for a person to run on the client.
+/// A command for a person to run on the client. `ip netns exec` has mounts of
+/// its own, which nobody else sees.
 fn client(command: &str) -> String {
-    format!("ip netns exec link-client {command}")
+    format!("nsenter --net=/run/netns/link-client {command}")
 }

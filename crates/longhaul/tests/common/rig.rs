@@ -111,12 +111,17 @@ impl Rig {
         ran
     }
 
-    /// Mounts the device: the process that serves it.
-    pub fn mount(&self) -> String {
+    /// Mounts the device: what is said of that.
+    pub fn mounted(&self) -> Value {
         let ran = self.good(&["mount", &self.uri(), text(&self.at()), "--keep-alive", "1s", "--json"]);
         let ready: Value = ran.events().remove(0);
         assert_eq!(ready["event"], "ready", "{ready}");
-        ready["pid"].to_string()
+        ready
+    }
+
+    /// Mounts the device: the process that serves it.
+    pub fn mount(&self) -> String {
+        self.mounted()["pid"].to_string()
     }
 
     /// Unmounts the device; nothing is left.

@@ -16,7 +16,7 @@ use crate::runtime;
 use longhaul_attach::filesystem::{Content, Kind};
 use longhaul_attach::fuse::{self, FuseFile, FuseOptions, unmount_served};
 use longhaul_attach::kernel::{KernelDevice, Way};
-use longhaul_attach::{LoopDevice, keep_out_of_reclaim, users};
+use longhaul_attach::{LoopDevice, Shared, keep_out_of_reclaim, users};
 use longhaul_block::DeviceInfo;
 use longhaul_block::units::format_size;
 use serde_json::{Value, json};
@@ -136,8 +136,14 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
     };
     let mut held = record.hold()?;
     let server = serve::listen(dir, &events_in)?;
-    let mounting =
-        Mounting { name: args.devices.join("+"), info: &info, kind, options: RefCell::new(options), dir };
+    let mounting = Mounting {
+        name: args.devices.join("+"),
+        info: &info,
+        kind,
+        options: RefCell::new(options),
+        shared: RefCell::default(),
+        dir,
+    };
     let ((file, device), passed_over) = via::first(ways, |way| {
         record.via = listed(way);
         held.write(&record)?;
@@ -147,7 +153,7 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
             Some(way) => mounting.through_kernel(&opened, way),
         }
     })?;
-    let options = mounting.options.into_inner();
+    let (options, shared) = (mounting.options.into_inner(), mounting.shared.into_inner());
     let journal_left = options.split(',').any(|option| option == without_journal(kind));
     let ready = json!({
         "path": dir, "via": record.via, "pid": record.pid, "size": info.size, "read_only": info.read_only,
@@ -168,7 +174,7 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
     let result = service.run(&events, &mut asked);
     background::finish(&log_of(dir), &result);
     // Who asked may mount it again at once.
-    drop((server, held, opened));
+    drop((server, held, opened, shared));
     if let Some(asked) = asked {
         asked.answer(&result);
     }
@@ -212,6 +218,8 @@ struct Mounting<'a> {
     kind: Kind,
     /// What it is mounted with in the end.
     options: RefCell<String>,
+    /// How the loop device was scheduled before.
+    shared: RefCell<Option<Shared>>,
     dir: &'a Path,
 }
 
@@ -235,7 +243,9 @@ impl Mounting<'_> {
         let open = open.map_err(|e| Failure::failed(format!("{}: {e}", file.path().display())))?;
         let device = LoopDevice::new(open.as_fd(), Path::new(&self.name), self.info.block_size, read_only)?;
         drop(open);
+        let shared = device.share();
         self.mount(device.path())?;
+        *self.shared.borrow_mut() = shared;
         let path = device.path().to_owned();
         drop(device);
         // Only the loop device has it now.
