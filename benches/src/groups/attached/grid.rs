@@ -183,8 +183,8 @@ fn notes(section: &mut Section, setup: &Setup) {
     section.notes.push(format!(
         "fio with direct I/O, libaio, calls of 64 KiB; 256 MiB in files of one size; calls under way for each file: \
          32, 8, 2, 1. Windows of {} s, 10 round trips, 2 ms for each file and three times what calls under way take \
-         the link, after 0.5 s and 30 round trips of load. What counts is what was completed while all files were \
-         loaded: fio, which starts a thousand jobs in one or two seconds, divides what they did in all their times \
+         the link, after 0.5 s and 30 round trips of load. What counts is what was completed while nine of ten \
+         files were loaded: fio, which starts a thousand jobs in one or two seconds, divides what they did in all their times \
          by one of these. Mean and standard deviation of the rounds; iperf3, and each device, once a round",
         setup.runtime.as_secs_f64()
     ));
