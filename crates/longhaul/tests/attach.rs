@@ -347,6 +347,8 @@ fn a_device_that_shrinks_is_told_of_and_keeps_what_it_has() {
     File::options().write(true).open(&backing).expect("opened").set_len(32 * MIB).expect("cut");
     signal(&target.child, "HUP");
     assert_eq!(attached.event("resized")["size"], 32 * MIB);
+    let listed = place.good(&["attach", "--list", "--json"]).events();
+    assert_eq!(listed[0]["size"], 32 * MIB, "{listed:?}");
     let full = file.write_at(&[1; 4096], 40 * MIB).expect_err("past the end");
     assert_eq!(full.raw_os_error(), Some(28), "{full}");
     let mut back = vec![0; 8192];

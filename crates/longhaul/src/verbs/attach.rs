@@ -132,7 +132,8 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
     }
     let release = Box::new(|_| Ok(()));
     let released = Box::new(|| false);
-    let service = Service { file, path, requests: &**requests, release, released, output };
+    let service =
+        Service { file, path, requests: &**requests, release, released, record, held: &mut held, output };
     let mut asked = None;
     let result = service.run(&events, &mut asked);
     background::finish(&log_of(path), &result);

@@ -169,7 +169,8 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
     }
     let release = Box::new(|lazily| Ok(unmount_served(dir, lazily)?));
     let released = Box::new(|| !users::is_mounted(dir));
-    let service = Service { file, path: dir, requests: &*opened.requests, release, released, output };
+    let requests = &*opened.requests;
+    let service = Service { file, path: dir, requests, release, released, record, held: &mut held, output };
     let mut asked = None;
     let result = service.run(&events, &mut asked);
     background::finish(&log_of(dir), &result);

@@ -184,7 +184,33 @@ fn identity(name: &str, info: &DeviceInfo) -> Option<String> {
     if let Some(uuid) = info.uuid {
         return Some(uuid.to_string());
     }
-    let path = name.split_once(':').filter(|(kind, _)| matches!(*kind, "file" | "block"));
-    let path = path.map_or(name, |(_, rest)| rest).split(',').next().unwrap_or(name);
-    Some(std::fs::canonicalize(path).map_or_else(|_| name.to_owned(), |path| path.display().to_string()))
+    // What it was opened as, without what else was given: a path, or a whole URI.
+    let path = std::fs::canonicalize(&info.name);
+    Some(path.map_or_else(|_| info.name.clone(), |path| path.display().to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longhaul_block::BackendSpec;
+
+    fn of(name: &str, opened_as: &str) -> Option<String> {
+        let device = BackendSpec::parse("mem:1MiB").expect("a name").open().expect("a device");
+        identity(name, &DeviceInfo { name: opened_as.into(), uuid: None, ..device.info() })
+    }
+
+    #[test]
+    fn a_device_is_the_same_however_it_is_named() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        for name in ["a,b", "a,c"] {
+            std::fs::write(path(name), "").expect("written");
+        }
+        std::os::unix::fs::symlink(path("a,b"), path("link")).expect("made");
+        assert_eq!(of("a,,b", &path("a,b")), of("file:link,rate=1Gbit", &path("link")));
+        assert_ne!(of("a,,b", &path("a,b")), of("a,,c", &path("a,c")));
+        let uri = "nvme+tcp://10.0.0.1:4420/nqn.2026-11.io.longhaul:x?nsid=1";
+        assert_eq!(of("nvme+tcp://10.0.0.1/x", uri), of(uri, uri));
+        assert_eq!(of("mem:1MiB", "mem:1MiB"), None);
+    }
 }

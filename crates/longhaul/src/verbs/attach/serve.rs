@@ -2,7 +2,7 @@
 
 mod local;
 
-use crate::attached::{Asked, Server};
+use crate::attached::{Asked, Held, Record, Server};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 pub(crate) use local::Attached;
@@ -84,6 +84,9 @@ pub(crate) struct Service<'a> {
     pub(crate) release: Box<dyn FnMut(bool) -> Result<(), Failure> + 'a>,
     /// Whether somebody else has ended that use.
     pub(crate) released: Box<dyn Fn() -> bool + 'a>,
+    /// What others are told of it.
+    pub(crate) record: Record,
+    pub(crate) held: &'a mut Held,
     pub(crate) output: Output,
 }
 
@@ -91,12 +94,11 @@ impl Service<'_> {
     /// Serves until the end. Who asked for it, if somebody did, is left in
     /// `by`: to be answered when all that is held has been given back.
     pub(crate) fn run(mut self, events: &Receiver<Event>, by: &mut Option<Asked>) -> Outcome {
-        let mut size = self.requests.info().size;
         let mut told = false;
         loop {
             match events.recv_timeout(LOOK) {
                 Err(RecvTimeoutError::Timeout) => {
-                    self.look(&mut size);
+                    self.look();
                     if let Some(result) = self.look_for_the_end(told) {
                         return result;
                     }
@@ -177,19 +179,23 @@ impl Service<'_> {
     }
 
     /// Tells of a size that has changed.
-    fn look(&self, size: &mut u64) {
-        let now = self.requests.info().size;
-        if now == *size {
+    fn look(&mut self) {
+        let (before, now) = (self.record.size, self.requests.info().size);
+        if now == before {
             return;
         }
         let path = self.path.display();
-        if now < *size {
+        if now < before {
             tracing::error!(
-                "{path}: the device has shrunk from {size} to {now} bytes: I/O behind that fails"
+                "{path}: the device has shrunk from {before} to {now} bytes: I/O behind that fails; unmount what is \
+                 on it, give the device its size back, and check the file system"
             );
         }
         self.output.event("resized", json!({ "size": now }));
-        self.output.note(format_args!("{path}: {now} bytes now, {size} before"));
-        *size = now;
+        self.output.note(format_args!("{path}: {now} bytes now, {before} before"));
+        self.record.size = now;
+        if let Err(failure) = self.held.write(&self.record) {
+            tracing::warn!("{path}: {}", failure.message);
+        }
     }
 }
