@@ -17,7 +17,7 @@ use crate::manifest::Manifest;
 use crate::monitor::Monitor;
 use crate::onward;
 use crate::output::Output;
-use crate::place::Root;
+use crate::place::{Root, last_name};
 use crate::scan::Start;
 use crate::seal::Key;
 use crate::silence::{CROWDED, Patience};
@@ -439,16 +439,34 @@ pub(crate) fn writer(root: &Root, request: &Request, asked: bool) -> Result<Arc<
     Ok(Arc::new(Output::Tree(Box::new(writer))))
 }
 
-/// What reads the files of a request.
+/// What reads the files of a request. Of several sources those that do not exist
+/// are troubles of the scan.
 ///
 /// # Errors
-/// None of them exists.
+/// None of them exists, or one may not be read.
 pub(crate) fn plan(root: &Root, request: &Request, readers: Concurrency) -> Result<Plan, Refusal> {
     let contents = request.place == Place::Contents;
-    let starts: Vec<Start> =
-        request.sources.iter().map(|typed| root.start(typed, contents)).collect::<Result<_, _>>()?;
+    let mut missing = Vec::new();
+    let mut starts: Vec<Start> = Vec::new();
+    for typed in &request.sources {
+        match root.start(typed, contents) {
+            Ok(start) => starts.push(start),
+            Err(refusal) if refusal.kind == RefusalKind::NoSuchPath => missing.push((typed, refusal)),
+            Err(refusal) => return Err(refusal),
+        }
+    }
+    if let Some((_, refusal)) = missing.first().filter(|_| starts.is_empty()) {
+        return Err(refusal.clone());
+    }
+    if !request.files.is_empty() {
+        starts = listed(&starts, &request.files)?;
+    }
+    starts.extend(missing.into_iter().map(|(typed, refusal)| {
+        let path = RelPath::new(last_name(typed)).unwrap_or_else(|_| RelPath::root());
+        Start::Missing { path, why: refusal.message }
+    }));
     Ok(Plan {
-        starts: if request.files.is_empty() { starts } else { listed(&starts, &request.files)? },
+        starts,
         rate: request.rate,
         filter: Filter::new(&request.filters).map_err(failed)?,
         recursive: request.recursive,

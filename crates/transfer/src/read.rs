@@ -236,7 +236,11 @@ impl Reader {
                 }
                 data.resize(before.st_size as usize, 0);
                 let len = read_full(&file, data, 0)?;
+                let untold = data.is_empty() && read_full(&file, &mut [0], 0)? > 0;
                 if len == data.len() && is_same(&before, &rustix::fs::fstat(&file)?) {
+                    if untold {
+                        return Ok(Small::Trouble(Op::Read, UNTOLD.into()));
+                    }
                     entry = tree::entry(&before, Kind::File, entry.path);
                     if self.xattrs {
                         entry.xattrs = tree::xattrs(file.as_fd())?;
@@ -387,6 +391,7 @@ impl Reader {
 }
 
 const CHANGED: &str = "it changed while it was read";
+const UNTOLD: &str = "it says that it is empty, and is not, as files of /proc do: its content is not copied";
 
 impl Large {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {

@@ -77,6 +77,11 @@ pub(crate) enum Start {
         files: Arc<[RelPath]>,
     },
     Made(Arc<Made>),
+    /// One of several that is not there.
+    Missing {
+        path: RelPath,
+        why: String,
+    },
 }
 
 /// What is called while scanning.
@@ -114,7 +119,11 @@ impl<'a, V: Visitor> Scan<'a, V> {
     /// For places of which some may have the same names: each is found once, as far as
     /// names are remembered.
     pub(crate) fn once(mut self, starts: &[Start]) -> Self {
-        let named = |start: &Start| matches!(start, Start::Tree { path, .. } if !path.is_root());
+        let named = |start: &Start| match start {
+            Start::Tree { path, .. } => !path.is_root(),
+            Start::Missing { .. } => true,
+            Start::Listed { .. } | Start::Made(_) => false,
+        };
         let several = match starts {
             [Start::Listed { files, .. }] => files.len() > 1,
             _ => starts.len() > 1,
@@ -143,6 +152,7 @@ impl<'a, V: Visitor> Scan<'a, V> {
                 }
             }
             Start::Made(made) => self.made(made),
+            Start::Missing { path, why } => self.trouble(path, &io::Error::other(why.clone())),
         }
         !self.stopped
     }

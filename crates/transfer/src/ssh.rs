@@ -11,6 +11,9 @@
 
 use crate::copy::CopyError;
 use crate::seal::Key;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -192,9 +195,28 @@ pub fn carry(
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        // Its input ends, so it does.
+        // Its input ends, so it does; on a path that is dead it would wait for an
+        // answer until TCP gives up.
         drop(self.stdin.take());
+        if !ends_within(&self.child, PATIENCE) {
+            let _ = self.child.kill();
+        }
         let _ = self.child.wait();
+    }
+}
+
+/// How long ssh may take to end once it is to.
+const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+
+/// Whether it ends in time, as far as the kernel can tell (since 5.3).
+fn ends_within(child: &Child, time: Timespec) -> bool {
+    let Ok(process) = pidfd_open(Pid::from_child(child), PidfdFlags::empty()) else { return true };
+    loop {
+        match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&time)) {
+            Err(Errno::INTR) => {}
+            Ok(0) => return false,
+            _ => return true,
+        }
     }
 }
 
@@ -223,6 +245,17 @@ mod tests {
     fn an_agent_that_nobody_speaks_to_ends_with_its_input() {
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
         carry(io::empty(), io::sink(), nowhere).expect("nothing to carry");
+    }
+
+    #[test]
+    fn who_does_not_end_is_not_waited_for() {
+        let spawn = |words: &[&str]| Command::new(words[0]).args(&words[1..]).spawn().expect("started");
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        let mut stays = spawn(&["sleep", "600"]);
+        assert!(!ends_within(&stays, at_once));
+        stays.kill().expect("killed");
+        assert!(ends_within(&stays, Timespec { tv_sec: 600, tv_nsec: 0 }));
+        stays.wait().expect("ended");
     }
 
     #[test]

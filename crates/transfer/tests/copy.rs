@@ -3,8 +3,8 @@
 mod common;
 
 use common::*;
-use longhaul_transfer::wire::{Compare, Durability, Hash, Options, RefusalKind};
-use longhaul_transfer::{Concurrency, CopyError, Monitor, Settings, copy};
+use longhaul_transfer::wire::{Compare, Durability, Hash, Options, Place, RefusalKind};
+use longhaul_transfer::{Concurrency, CopyError, CopySpec, Monitor, Settings, copy};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -117,6 +117,50 @@ fn sync_changes_what_differs_and_removes_what_is_gone() {
     assert_eq!(sync(level(Compare::Size, false)).files, 0);
     assert_eq!(sync(level(Compare::Mtime, false)).files, 1);
     assert_same(&source, &root.join("copy"));
+}
+
+#[test]
+fn one_of_several_that_is_not_there_is_listed_and_nothing_is_removed_for_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (root, copy) = (dir.path().join("root"), dir.path().join("copy"));
+    for path in [root.join("a"), root.join("b"), copy.join("old")] {
+        fs::create_dir_all(&path).expect("made");
+        fs::write(path.join("f"), "1").expect("written");
+    }
+    let agent = agent(&root);
+    for (from, to) in [
+        (["a", "gone", "b"].map(|name| local(&root.join(name))), local(&copy)),
+        (["a", "gone", "b"].map(|name| at(&agent, name)), local(&copy)),
+    ] {
+        let options = Options { delete: true, ..Options::default() };
+        let into = CopySpec { sources: from.into(), place: Place::Into, options, ..spec(to.clone(), to) };
+        let (result, troubles) = run_watched(&into);
+        assert_eq!(result.expect("done").counts.failed, 1);
+        assert_eq!(troubles, [("gone".into(), "scan")]);
+        for name in ["a/f", "b/f", "old/f"] {
+            assert!(copy.join(name).exists(), "{name}");
+        }
+        fs::remove_dir_all(copy.join("a")).expect("removed");
+    }
+    let none = CopySpec {
+        sources: ["gone", "away"].map(|name| local(&root.join(name))).into(),
+        place: Place::Into,
+        ..spec(local(&root), local(&copy))
+    };
+    assert!(run(&none).is_err_and(|e| e.to_string().contains("gone")));
+}
+
+#[test]
+fn what_says_that_it_is_empty_and_is_not_is_listed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let untold = Path::new("/proc/self/status");
+    if fs::metadata(untold).map_or(true, |meta| meta.len() > 0) || fs::read(untold).is_err() {
+        eprintln!("skip: this machine has no /proc with files of no size");
+        return;
+    }
+    let (result, troubles) = run_watched(&spec(local(untold), local(&dir.path().join("copy"))));
+    assert_eq!((result.expect("done").counts.failed, troubles.len()), (1, 1), "{troubles:?}");
+    assert!(!dir.path().join("copy").exists(), "an empty file stands for it");
 }
 
 #[test]

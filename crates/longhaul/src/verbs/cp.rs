@@ -48,12 +48,12 @@ pub(crate) fn raise_descriptors() {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 SRC and DST are paths, HOST:PATH over ssh (which starts an agent there; data goes over connections of
-its own, encrypted with a key for this copy), or lh://HOST:PORT/PATH at a running `longhaul agent`;
-one end is on this machine. In place of a path, `zero:SIZE`, `zero:FILESxSIZE` and
-`dataset:NAME[,scale=SIZE][,files=N][,seed=N]` are data that is made while it is sent, and `null:` is
-where it is checked and thrown away: HOST:null: and lh://HOST/null: too, and `machine:` is a file with
-what a machine is doing. With
-both ends elsewhere, the data goes from one to the other and not through this machine. A directory DST gets the sources in it; one that does not exist becomes the copy.
+its own, encrypted with a key for this copy), or lh://HOST:PORT/PATH at a running `longhaul agent`. With
+both ends elsewhere, the data goes from one to the other and not through this machine. In place of a
+path, `zero:SIZE`, `zero:FILESxSIZE` and `dataset:NAME[,scale=SIZE][,files=N][,seed=N]` are data that is
+made while it is sent, and `null:` is where it is checked and thrown away: HOST:null: and
+lh://HOST/null: too, and `machine:` is a file with what a machine is doing. A directory DST gets the
+sources in it; one that does not exist becomes the copy.
 Modes and times are kept; symbolic links are copied, not followed. A copy that was cut off is taken
 up again where it was when the same command is run again.
 
