@@ -117,6 +117,7 @@ fn results_that_cannot_be_compared() {
     assert_eq!(ran.code, Some(2), "{ran:?}");
     let ran = longhaul(&["bench", "mem:1MiB", "--output", "/nonexistent/a.json"]);
     assert!(ran.code == Some(1) && ran.stderr.contains("cannot write /nonexistent/a.json"), "{ran:?}");
+    assert!(ran.stdout.contains("IOPS"), "what was measured is shown: {ran:?}");
 }
 
 #[test]
@@ -308,16 +309,19 @@ fn a_study_goes_on_where_it_was() {
     assert!(ran.code == Some(2) && ran.stderr.contains("with other settings"), "{ran:?}");
     let (ran, _) = study(&path, &["--quick"]);
     assert!(ran.code == Some(2) && ran.stderr.contains("with other settings"), "{ran:?}");
-    // So is another machine, or another kernel.
+    // So is another machine, kernel, setting or program.
     assert_eq!(result["fio version"], concat!("longhaul-", env!("CARGO_PKG_VERSION")));
     assert!(result["timestamp"].as_u64().is_some_and(|seconds| seconds > 0), "when it was made");
-    for part in ["name", "kernel"] {
+    for part in ["/hosts/0/name", "/hosts/0/kernel", "/hosts/0/congestion", "/program"] {
         let mut other = result.clone();
-        other["longhaul"]["hosts"][0][part] = serde_json::json!("another one");
+        *other["longhaul"].pointer_mut(part).expect(part) = serde_json::json!("another one");
         fs::write(&path, other.to_string()).expect("written");
         let (ran, _) = study(&path, &[]);
-        assert!(ran.code == Some(2) && ran.stderr.contains("was begun on "), "{part}: {ran:?}");
-        assert!(ran.stderr.contains("another one") && ran.stderr.contains("--fresh"), "{part}: {ran:?}");
+        assert!(ran.code == Some(2) && ran.stderr.contains("was begun with "), "{part}: {ran:?}");
+        assert!(
+            ran.stderr.contains("another one (now ") && ran.stderr.contains("--fresh"),
+            "{part}: {ran:?}"
+        );
     }
     fs::write(&path, &result.to_string()[..99]).expect("written");
     let (ran, _) = study(&path, &[]);

@@ -222,9 +222,8 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     if let Some(record) = &mut document.longhaul {
         record.conditions.0.extend(repeat::conditions(&named));
     }
-    if let Some(path) = &args.output {
-        save(path, &document)?;
-    }
+    // Whether or not that can be done, what was measured is shown.
+    let saved = args.output.as_ref().map_or(Ok(()), |path| save(path, &document));
     if output.is_json() {
         let text = serde_json::to_string_pretty(&document).map_err(Failure::failed)?;
         output.document(&text);
@@ -233,7 +232,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
         print_paths(&named, args.layout.is_some(), results, output);
         repeat::print(&document, output);
     }
-    let judged = runs.results().try_for_each(judge).and(broken.map_or(Ok(()), Err));
+    let judged = saved.and(runs.results().try_for_each(judge)).and(broken.map_or(Ok(()), Err));
     judged.map_err(|failure| Failure { in_result: output.is_json(), ..failure })
 }
 

@@ -156,10 +156,10 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     record.conditions.0.extend(failure.iter().map(|failure| ("ended early".into(), failure.message.clone())));
     record.judge();
     let validity = record.validity.clone();
-    if let Some(path) = &args.output {
-        save(path, &schema::Output { longhaul: Some(record), ..schema::Output::now() })?;
-    }
+    let document = schema::Output { longhaul: Some(record), ..schema::Output::now() };
+    let saved = args.output.as_ref().map_or(Ok(()), |path| save(path, &document));
     tell::tell(&climbed, &findings, tried.as_ref(), &validity, output);
+    saved?;
     let Some(failure) = failure else { return Ok(()) };
     let kept =
         args.output.as_ref().map(|path| format!("; what was measured until then is in {}", path.display()));

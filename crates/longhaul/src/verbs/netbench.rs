@@ -176,15 +176,14 @@ fn ask(name: &str, args: &Args, output: Output) -> Outcome {
     if let Some(record) = &mut document.longhaul {
         record.conditions.0.extend(emulated::words());
     }
-    if let Some(path) = &args.output {
-        save(path, &document)?;
-    }
+    // Whether or not that can be done, what was measured is shown.
+    let saved = args.output.as_ref().map_or(Ok(()), |path| save(path, &document));
     if output.is_json() {
         output.document(&serde_json::to_string_pretty(&document).map_err(Failure::failed)?);
     } else {
         super::bench::repeat::print(&document, output);
     }
-    broken.map_err(|failure| Failure { in_result: output.is_json(), ..failure })
+    saved.and(broken).map_err(|failure| Failure { in_result: output.is_json(), ..failure })
 }
 
 fn live_line(number: u16, runs: u16, now: (Duration, [u64; 2]), before: (Duration, [u64; 2])) -> String {

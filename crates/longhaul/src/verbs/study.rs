@@ -356,11 +356,17 @@ fn go<E: Experiment>(
     drop(experiment);
     let numbers = kept.cells().len();
     let void = kept.cells().iter().filter(|cell| !cell.validity.valid).count();
-    Ok(Done { numbers, void, wanted: wanted.iter().map(|one| one.cells.len()).sum() })
+    let failed = kept.cells().iter().filter(|cell| has_failed(cell)).count();
+    Ok(Done { numbers, void, failed, wanted: wanted.iter().map(|one| one.cells.len()).sum() })
 }
 
 fn void(cells: &mut [Cell], code: Code, why: &str) {
     cells.iter_mut().for_each(|cell| cell.validity = Validity::not(code, why));
+}
+
+/// Whether it was to be measured, and that went wrong.
+fn has_failed(cell: &Cell) -> bool {
+    cell.validity.reasons.iter().any(|reason| reason.code == Code::Failed)
 }
 
 /// How far a study got.
@@ -368,17 +374,21 @@ struct Done {
     numbers: usize,
     wanted: usize,
     void: usize,
+    failed: usize,
 }
 
 impl Done {
     /// For people; and for programs, what the summary has.
     fn tell(&self, path: &Path, output: Output) -> Value {
-        let Done { numbers, wanted, void } = self;
+        let Done { numbers, wanted, void, failed } = self;
         if !output.is_json() {
             output
                 .line(format_args!("{}: {numbers} of {wanted} numbers, {void} do not count", path.display()));
         }
-        json!({ "result": path, "numbers": numbers, "wanted": wanted, "do_not_count": void })
+        if *failed > 0 {
+            output.note(format_args!("{failed} could not be measured; the same command tries them again"));
+        }
+        json!({ "result": path, "numbers": numbers, "wanted": wanted, "do_not_count": void, "failed": failed })
     }
 
     fn outcome(&self) -> Outcome {

@@ -1,9 +1,10 @@
 //! The result of a study as it grows, and how far it is.
 
-use super::Settings;
+use super::{Settings, has_failed};
 use crate::exit::{Failure, Outcome};
 use crate::output::{Output, save};
-use longhaul_bench::record::{Cell, Code, Record};
+use longhaul_bench::host::Host;
+use longhaul_bench::record::{Cell, Record};
 use longhaul_bench::schema;
 use longhaul_report::Document;
 use serde_json::json;
@@ -87,24 +88,43 @@ fn go_on(record: &mut Record, path: &Path) -> Outcome {
             "{path} has another study, or the same with other settings: choose another --output, or --fresh to begin anew"
         )));
     }
-    if let (Some(there), Some(here)) = (before.hosts.first(), record.hosts.first())
-        && (&there.name, &there.kernel) != (&here.name, &here.kernel)
-    {
+    let others = difference(&before, record);
+    if !others.is_empty() {
         return Err(Failure::usage(format!(
-            "{} was begun on {} with {}, and this is {} with {}: numbers of two machines or kernels do not \
-             become one result. Go on there, or choose another --output, or --fresh to begin anew",
+            "{} was begun with {}: numbers of two machines, programs or settings do not become one result. Go on \
+             as it was begun, or choose another --output, or --fresh to begin anew",
             path.display(),
-            there.name,
-            there.kernel,
-            here.name,
-            here.kernel
+            others.join(", ")
         )));
     }
     // What failed is tried again.
-    let failed = |cell: &Cell| cell.validity.reasons.iter().any(|reason| reason.code == Code::Failed);
-    record.cells = before.cells.into_iter().filter(|cell| !failed(cell)).collect();
+    record.cells = before.cells.into_iter().filter(|cell| !has_failed(cell)).collect();
     record.hosts = before.hosts;
     Ok(())
+}
+
+/// Something that numbers depend on: its name, and how it is.
+type Fact = (&'static str, fn(&Host) -> String);
+
+/// What numbers depend on that is not as it was, in words.
+fn difference(before: &Record, now: &Record) -> Vec<String> {
+    let mut all = vec![("program", before.program.clone(), now.program.clone())];
+    if let (Some(there), Some(here)) = (before.hosts.first(), now.hosts.first()) {
+        let facts: [Fact; 8] = [
+            ("host", |host| host.name.clone()),
+            ("kernel", |host| host.kernel.clone()),
+            ("processor", |host| host.processor.clone()),
+            ("processors", |host| host.processors.to_string()),
+            ("governor", |host| host.governor.clone().unwrap_or_default()),
+            ("congestion control", |host| host.congestion.clone()),
+            ("tcp_rmem", |host| format!("{:?}", host.tcp_rmem)),
+            ("tcp_wmem", |host| format!("{:?}", host.tcp_wmem)),
+        ];
+        all.extend(facts.map(|(name, fact)| (name, fact(there), fact(here))));
+    }
+    all.retain(|(_, before, now)| before != now);
+    let words = |(name, before, now): (&str, String, String)| format!("{name} {before} (now {now})");
+    all.into_iter().map(words).collect()
 }
 
 /// How far it is, and how long it will take.
