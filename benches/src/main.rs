@@ -146,6 +146,8 @@ enum Group {
     Logs,
     /// From nothing to a mounted remote XFS
     First,
+    /// The program's own load against fio's on an attached device
+    Agree,
     /// All of devices at a distance as local ones
     Attached,
     /// stream and random
@@ -195,7 +197,7 @@ impl Group {
 
     /// Whether it is about local devices that are remote ones.
     fn is_attached(self) -> bool {
-        matches!(self, Group::Grid | Group::Large | Group::Inline | Group::Logs | Group::First)
+        matches!(self, Group::Grid | Group::Large | Group::Inline | Group::Logs | Group::First | Group::Agree)
     }
 
     /// Whether it is about arrays of remote devices.
@@ -257,6 +259,7 @@ fn run(args: &Args) -> Result<()> {
         (Group::Inline, groups::attached::inline::run),
         (Group::Logs, groups::attached::logs::run),
         (Group::First, groups::attached::first::run),
+        (Group::Agree, groups::attached::agree::run),
     ];
     ensure!(args.scale > 0.0 && args.scale <= 1.0, "--scale takes a share, for example 0.1");
     ensure!(args.cpus.len() == 2, "--cpus takes two processors, for example 0,1");

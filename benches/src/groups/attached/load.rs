@@ -172,12 +172,12 @@ fn completions(logs: &Path) -> Result<Vec<Vec<(u64, u64)>>> {
 /// its own time in fio, which adds up what they did in all of these and divides
 /// it by one.
 fn together(jobs: &[Vec<(u64, u64)>]) -> Result<f64> {
-    let times = |call: fn(&Vec<(u64, u64)>) -> Option<&(u64, u64)>| {
-        let mut times: Vec<u64> = jobs.iter().filter_map(call).map(|&(ms, _)| ms).collect();
+    let sorted = |mut times: Vec<u64>| {
         times.sort_unstable();
         times
     };
-    let (first, last) = (times(|calls| calls.first()), times(|calls| calls.last()));
+    let first = sorted(jobs.iter().filter_map(|calls| calls.first()).map(|&(ms, _)| ms).collect());
+    let last = sorted(jobs.iter().filter_map(|calls| calls.last()).map(|&(ms, _)| ms).collect());
     let late = first.len() / 10;
     let begin = *first.iter().nth_back(late).context("nothing was completed")?;
     let end = last[late];

@@ -1,6 +1,7 @@
 //! Devices at a distance as local ones, and what file systems on them make of
 //! it. Over emulated links; needs root, FUSE, loop devices, fio and iperf3.
 
+pub(crate) mod agree;
 pub(crate) mod first;
 pub(crate) mod grid;
 pub(crate) mod inline;
