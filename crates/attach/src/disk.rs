@@ -44,6 +44,24 @@ pub(crate) struct Disk {
     behind: Behind,
     /// Bytes that may be read ahead.
     ahead_limit: u64,
+    /// Bytes of reads that are waited for.
+    asked: Cell<u64>,
+}
+
+/// A read that is waited for, until it is dropped.
+struct Asked<'a>(&'a Cell<u64>, u64);
+
+impl<'a> Asked<'a> {
+    fn new(all: &'a Cell<u64>, len: u64) -> Asked<'a> {
+        all.set(all.get() + len);
+        Asked(all, len)
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - self.1);
+    }
 }
 
 /// What is written behind.
@@ -102,6 +120,7 @@ impl Disk {
             ahead: RefCell::new(Ahead::new(limit)),
             behind,
             ahead_limit: limit,
+            asked: Cell::new(0),
         })
     }
 
@@ -120,10 +139,12 @@ impl Disk {
         if len == 0 {
             return Ok(Buf::copy_of(&[]));
         }
-        let mut ahead = {
-            let most = most_ahead(&*self.io, self.ahead_limit);
-            self.ahead.borrow_mut().handle_read(&(offset..offset + len), most)
-        };
+        let most = most_ahead(&*self.io, self.ahead_limit);
+        let ahead = self.ahead.borrow_mut().handle_read(&(offset..offset + len), most);
+        // What fills the path by itself would only be held up.
+        let fills = self.asked.get() >= self.io.advice().unwrap_or(Advice::LOCAL).read;
+        let mut ahead = ahead.filter(|_| !fills);
+        let _asked = Asked::new(&self.asked, len);
         loop {
             self.order.settled(blocks.clone()).await;
             let generation = self.io.generation();

@@ -1,7 +1,7 @@
 //! What front ends may rely on: order, honest flushes, bounds, read-ahead.
 
 use longhaul_attach::{Request, Requests, Served};
-use longhaul_block::filter::{Errors, Filtered, OpKind, OpSet, Stats};
+use longhaul_block::filter::{Delay, Errors, Filtered, OpKind, OpSet, Stats};
 use longhaul_block::{
     Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, MemDevice, Open, WriteFlags,
     ZeroFlags,
@@ -223,6 +223,30 @@ fn sequential_readers_are_read_ahead_of_and_random_ones_are_not() {
     }
     let read = stats.filter().snapshot().of(OpKind::Read).bytes - before;
     assert!(read <= 220 * 4096, "{read} bytes for 200 reads of 4096");
+}
+
+#[test]
+fn readers_that_fill_the_path_by_themselves_are_not_read_ahead_of() {
+    const LEN: u64 = 128 << 10;
+    let inner = Arc::new(MemDevice::new(1024 * MIB, 4096).expect("mapped"));
+    let stats = Arc::new(Filtered::new(inner, Stats::default()));
+    // Nothing is answered before all is asked.
+    let device = Arc::new(Filtered::new(stats.clone(), Delay::new(Duration::from_secs(1))));
+    let served = Served::open(device, Config::default(), 256 * MIB).expect("opened");
+    let readers = Advice::LOCAL.read / LEN;
+    let (tell, told) = channel();
+    // Of each reader the first read, and one that follows it.
+    for n in 0..2 {
+        for reader in 0..readers {
+            let (offset, tell) = (reader * 16 * MIB + n * LEN, tell.clone());
+            let done = Box::new(move |result| drop(tell.send(result)));
+            served.start(Request::Read { offset, len: LEN }, done);
+        }
+    }
+    for _ in 0..2 * readers {
+        assert_eq!(told.recv().expect("answered").expect("read").len() as u64, LEN);
+    }
+    assert_eq!(stats.filter().snapshot().of(OpKind::Read).bytes, 2 * readers * LEN);
 }
 
 #[test]
