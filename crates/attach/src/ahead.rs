@@ -16,7 +16,7 @@
 use crate::order::Order;
 use futures_util::FutureExt;
 use futures_util::future::{LocalBoxFuture, Shared};
-use longhaul_block::{Advice, BlockIo, DeviceInfo, IoResult};
+use longhaul_block::{BlockIo, DeviceInfo, IoResult};
 use longhaul_engine::{Buf, BufMut};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -203,11 +203,6 @@ impl Ahead {
             self.remove(index);
         }
     }
-}
-
-/// What the device advises, as far as memory goes.
-pub(crate) fn most_ahead(io: &dyn BlockIo, limit: u64) -> u64 {
-    io.advice().unwrap_or(Advice::LOCAL).read_ahead.min(limit)
 }
 
 /// Reads whole blocks, in pieces that the device takes. The pieces are begun

@@ -12,7 +12,7 @@
 //! - a flush ends when all that was acknowledged before it is durable, or with
 //!   the error of what is not: each handle is told once of each loss.
 
-use crate::ahead::{Ahead, most_ahead, read};
+use crate::ahead::{Ahead, read};
 use crate::order::{Order, Turn};
 use futures_channel::oneshot;
 use futures_util::future::join_all;
@@ -139,11 +139,11 @@ impl Disk {
         if len == 0 {
             return Ok(Buf::copy_of(&[]));
         }
-        let most = most_ahead(&*self.io, self.ahead_limit);
+        let advice = self.io.advice().unwrap_or(Advice::LOCAL);
+        let most = advice.read_ahead.min(self.ahead_limit);
         let ahead = self.ahead.borrow_mut().handle_read(&(offset..offset + len), most);
         // What fills the path by itself would only be held up.
-        let fills = self.asked.get() >= self.io.advice().unwrap_or(Advice::LOCAL).read;
-        let mut ahead = ahead.filter(|_| !fills);
+        let mut ahead = ahead.filter(|_| self.asked.get() < advice.read);
         let _asked = Asked::new(&self.asked, len);
         loop {
             self.order.settled(blocks.clone()).await;
