@@ -11,7 +11,9 @@
 //!   its bytes is under way, and forgotten when one arrives;
 //! - cells take at most the bytes that they were given, finished or not;
 //! - random reads bring what they ask for and no more: nothing is read ahead
-//!   before a second read has followed the first.
+//!   before a second read has followed the first;
+//! - all streams together have no more ahead of them than one alone would have:
+//!   what fills the path for one fills it for many.
 
 use crate::order::Order;
 use futures_util::FutureExt;
@@ -38,6 +40,9 @@ const SKIPPED: u64 = 32;
 /// this part of the advice, or to twice of what it was if that is more.
 const FIRST: u64 = 4;
 const FIRST_PART: u64 = 4;
+
+/// A stream counts as one that is read while it is among so many reads.
+const RECENT: u64 = 8 * STREAMS as u64;
 
 /// A cell's content, here or on its way.
 pub(crate) type Fill = Shared<LocalBoxFuture<'static, IoResult<Buf>>>;
@@ -89,6 +94,8 @@ impl Ahead {
             let early = bytes.start > stream.next && bytes.start < stream.next + DISORDER;
             bytes.start == stream.next || stream.window > 0 && (late || early)
         };
+        let is_read = |stream: &&Stream| stream.window > 0 && clock - stream.touched < RECENT;
+        let share = most / self.streams.iter().filter(is_read).count().max(1) as u64;
         let Some(stream) = self.streams.iter_mut().find(|stream| follows(stream)) else {
             self.begin(bytes.end);
             return None;
@@ -107,9 +114,9 @@ impl Ahead {
         }
         stream.window = match stream.window {
             0 => FIRST.saturating_mul(len),
-            size => size.saturating_mul(2).max(most / FIRST_PART),
+            size => size.saturating_mul(2).max(share / FIRST_PART),
         };
-        stream.window = stream.window.min(most);
+        stream.window = stream.window.min(share);
         Some(stream.next - bytes.start.min(stream.next) + stream.window)
     }
 
@@ -257,6 +264,24 @@ mod tests {
         assert_eq!(ahead.handle_read(&at(1384, 128), most), Some(128 * K + (4 << 20)));
         assert_eq!(ahead.handle_read(&at(1512, 128), most), Some(128 * K + (8 << 20)));
         assert_eq!(ahead.handle_read(&at(1640, 128), most), Some(128 * K + (8 << 20)));
+    }
+
+    #[test]
+    fn many_streams_share_what_one_has_ahead() {
+        let mut ahead = Ahead::new(64 << 20);
+        let (most, streams, mut last) = (8 << 20, 16, 0);
+        for n in 0..32 {
+            last = (0..streams)
+                .filter_map(|stream| ahead.handle_read(&at((stream << 20) + n * 64, 64), most))
+                .map(|bytes| bytes - 64 * K)
+                .sum();
+        }
+        assert_eq!(last, most, "as much as is to be under way");
+        // The others have ended.
+        for n in 32..1000 {
+            last = ahead.handle_read(&at(n * 64, 64), most).map_or(0, |bytes| bytes - 64 * K);
+        }
+        assert_eq!(last, most);
     }
 
     #[test]
