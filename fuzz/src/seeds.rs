@@ -270,8 +270,8 @@ fn transfers(all: &mut Vec<Seed>) {
     use longhaul_engine::Buf;
     use longhaul_transfer::session::{Item, Outgoing, Sender};
     use longhaul_transfer::wire::{
-        Batch, Content, Counts, Digest, Direction, Entry, Frame, Hello, Kind, Op, Refusal, RefusalKind,
-        RelPath, Request, Scanned, Stage, Time, Trouble, Tuned, VERSION, Want, Welcome,
+        Action, Batch, Content, Counts, Digest, Direction, Entry, Frame, Hello, Kind, Op, Planned, Refusal,
+        RefusalKind, RelPath, Request, Scanned, Stage, Time, Trouble, Tuned, VERSION, Want, Welcome,
     };
     use std::sync::Arc;
     let path = |name: &str| RelPath::new(name.as_bytes()).expect("a good name");
@@ -317,6 +317,7 @@ fn transfers(all: &mut Vec<Seed>) {
     let file = Arc::new(Outgoing { number: 3, entry: entry("large", Kind::File, 1 << 20) });
     let trouble = Trouble { path: path("bad"), op: Op::Read, message: "words".into() };
     let tuned = Tuned { stage: Stage::Read, from: 4, to: 6, why: "it brought more".into() };
+    let planned = Planned { path: path("new"), action: Action::Send };
     let scanned = Scanned { files: 3, bytes: 1 << 20, done: true };
     let items = vec![
         Item::Batch(batch.into_body()),
@@ -342,6 +343,7 @@ fn transfers(all: &mut Vec<Seed>) {
         Frame::Tuned(tuned),
         Frame::Limit(None),
         Frame::Scanned(scanned),
+        Frame::Planned(planned),
         Frame::Finished(counts),
         Frame::Refuse(Refusal::new(RefusalKind::Busy, "words\u{1b}")),
     ];

@@ -245,6 +245,59 @@ fn sync_says_that_there_was_nothing_to_do() {
 }
 
 #[test]
+fn a_dry_run_names_what_it_would_do_from_wherever_it_is_asked() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let [source, copy] = ["source", "copy"].map(|name| dir.path().join(name));
+    for place in [&source, &copy] {
+        fs::create_dir(place).expect("made");
+        for name in ["same", "mode"] {
+            fs::write(place.join(name), "1").expect("written");
+        }
+    }
+    fs::set_permissions(source.join("mode"), fs::Permissions::from_mode(0o600)).expect("set");
+    fs::create_dir(source.join("sub")).expect("made");
+    fs::write(source.join("sub/new\nline"), "1").expect("written");
+    std::os::unix::fs::symlink("same", source.join("link")).expect("linked");
+    fs::create_dir(copy.join("gone")).expect("made");
+    fs::write(copy.join("gone/file"), "1").expect("written");
+    let agent = |root: &Path| {
+        let args = ["agent", "--listen", "127.0.0.1:0", "--onward", "--json", "--root", text(root)];
+        let agent = Target::spawn(command(&args));
+        let uri = agent.ready["uri"].as_str().expect("a URI").to_owned();
+        (agent, uri)
+    };
+    let (near, far) = (agent(&source), agent(&copy));
+    let (here, there) = (text(&source).to_owned(), text(&copy).to_owned());
+    for (from, to) in [(&here, &there), (&here, &far.1), (&near.1, &there), (&near.1, &far.1)] {
+        let ran = longhaul(&["sync", "--level", "size", "--delete", "--dry-run", "--json", from, to]);
+        assert_eq!(ran.code, Some(0), "{from} {to}: {ran:?}");
+        let events = ran.events();
+        let mut planned: Vec<(&str, &str)> = events
+            .iter()
+            .filter(|event| event["event"] == "planned")
+            .map(|event| {
+                (event["action"].as_str().unwrap_or_default(), event["path"].as_str().unwrap_or_default())
+            })
+            // Whose time differs by chance.
+            .filter(|(_, path)| *path != ".")
+            .collect();
+        planned.sort_unstable();
+        let expected = [
+            ("delete", "gone"),
+            ("delete", "gone/file"),
+            ("make", "link"),
+            ("make", "sub"),
+            ("metadata", "mode"),
+            ("send", "sub/new\\nline"),
+        ];
+        assert_eq!(planned, expected, "{from} {to}");
+    }
+    let ran = longhaul(&["sync", "--level", "size", "--delete", "--dry-run", &here, &far.1]);
+    assert!(ran.stdout.contains("would remove gone/file\n"), "{ran:?}");
+    assert!(copy.join("gone/file").exists() && !copy.join("sub").exists());
+}
+
+#[test]
 fn directories_that_let_nobody_write_are_updated_and_stay_so() {
     let dir = tempfile::tempdir().expect("a directory");
     let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));

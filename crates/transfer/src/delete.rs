@@ -1,7 +1,7 @@
 //! Removing what the source does not have.
 
 use crate::tree::{self, say};
-use crate::wire::{Counts, Kind, NameError, Op, RelPath, Trouble};
+use crate::wire::{Action, Counts, Kind, NameError, Op, RelPath, Trouble};
 use crate::write::Writer;
 use std::collections::HashSet;
 use std::io;
@@ -112,6 +112,7 @@ impl Delete<'_> {
         match removed {
             Ok(()) => {
                 self.counts.deleted += 1;
+                self.writer.plan(path, Action::Delete);
                 true
             }
             Err(e) => self.failed(path, &e),

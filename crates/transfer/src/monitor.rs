@@ -2,7 +2,7 @@
 
 use crate::queue::Gauge;
 use crate::read::ReadStats;
-use crate::wire::{Counts, Scanned, Stage, Trouble, Tuned};
+use crate::wire::{Counts, Planned, Scanned, Stage, Trouble, Tuned};
 use longhaul_engine::net::TcpInfo;
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,6 +12,11 @@ use std::time::{Duration, Instant};
 
 /// Troubles that are kept for whoever watches; further ones are counted only.
 const TROUBLES: usize = 100_000;
+
+/// Plans that are kept for whoever watches, who takes them several times a second; and
+/// for who has not taken any so far, and may never do so.
+const PLANNED: usize = 1 << 20;
+const PLANNED_FIRST: usize = 1 << 16;
 
 /// Notes that are kept for whoever watches: nobody may, and the far side can have
 /// any number of them made.
@@ -31,6 +36,8 @@ pub struct Monitor {
     pub(crate) read: Arc<ReadStats>,
     counts: Mutex<Counts>,
     troubles: Mutex<Vec<Trouble>>,
+    planned: Mutex<Vec<Planned>>,
+    plans_are_taken: AtomicBool,
     notes: Mutex<Vec<Note>>,
     chosen: Mutex<Vec<Chosen>>,
     carried: Mutex<Carried>,
@@ -152,6 +159,12 @@ impl Monitor {
         std::mem::take(&mut *lock(&self.troubles))
     }
 
+    /// What would be done, of what was found out since this was last called.
+    pub fn take_planned(&self) -> Vec<Planned> {
+        self.plans_are_taken.store(true, Relaxed);
+        std::mem::take(&mut *lock(&self.planned))
+    }
+
     /// What else people should know, since this was last called.
     pub fn take_notes(&self) -> Vec<Note> {
         std::mem::take(&mut *lock(&self.notes))
@@ -208,6 +221,14 @@ impl Monitor {
         let mut troubles = lock(&self.troubles);
         if troubles.len() < TROUBLES {
             troubles.push(trouble);
+        }
+    }
+
+    pub(crate) fn planned(&self, one: Planned) {
+        let mut planned = lock(&self.planned);
+        let most = if self.plans_are_taken.load(Relaxed) { PLANNED } else { PLANNED_FIRST };
+        if planned.len() < most {
+            planned.push(one);
         }
     }
 

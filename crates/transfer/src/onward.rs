@@ -32,6 +32,7 @@ pub(crate) async fn hear(mut link: Link, monitor: &Monitor) -> Result<Counts, Se
     while let Some(frame) = link.rx.frame().await? {
         match sender.handle(frame)? {
             Heard::Trouble(trouble) => monitor.trouble(trouble),
+            Heard::Planned(planned) => monitor.planned(planned),
             Heard::Tuned(tuned) => monitor.tuned(tuned, true),
             Heard::Limit(stage) => monitor.limit_there(stage),
             Heard::Progress(counts) => monitor.set_counts(counts),
@@ -110,6 +111,7 @@ async fn tell(tx: &mut Tx, monitor: &Monitor, ended: &Cell<bool>, end: &Notify) 
 /// What has not been told yet.
 fn news(monitor: &Monitor) -> Vec<Frame> {
     let mut frames: Vec<Frame> = monitor.take_troubles().into_iter().map(Frame::Trouble).collect();
+    frames.extend(monitor.take_planned().into_iter().map(Frame::Planned));
     frames.extend(monitor.take_notes().into_iter().filter_map(|note| match note {
         Note::Tuned { tuned, .. } => Some(Frame::Tuned(tuned)),
         Note::Words(_) => None,

@@ -3,6 +3,7 @@
 use crate::made::Nowhere;
 use crate::session::{Done, Job, Violation};
 use crate::tree::Walker;
+use crate::wire::Planned;
 use crate::write::Writer;
 
 /// What does the jobs of a receiving side.
@@ -35,6 +36,14 @@ impl Output {
         match self {
             Output::Tree(writer) => writer.violation(),
             Output::Nowhere(_) => None,
+        }
+    }
+
+    /// What would be done, of what was found out since this was last called.
+    pub(crate) fn take_planned(&self) -> Vec<Planned> {
+        match self {
+            Output::Tree(writer) => writer.take_planned(),
+            Output::Nowhere(_) => Vec::new(),
         }
     }
 

@@ -274,6 +274,13 @@ impl Session {
     async fn finish(&self) -> Result<(), SessionError> {
         while let Some(done) = self.queues.done.pop_async().await {
             let mut receiver = self.receiver.borrow_mut();
+            // Before the last word.
+            for planned in self.writer.take_planned() {
+                if self.tell {
+                    self.monitor.planned(planned.clone());
+                }
+                receiver.planned(planned);
+            }
             receiver.done(done)?;
             for trouble in receiver.poll_troubles().filter(|_| self.tell) {
                 self.monitor.trouble(trouble);

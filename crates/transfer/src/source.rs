@@ -462,6 +462,7 @@ impl Session {
                     self.answered.notify();
                 }
                 Heard::Trouble(trouble) => self.monitor.trouble(trouble),
+                Heard::Planned(planned) => self.monitor.planned(planned),
                 Heard::Tuned(tuned) => self.monitor.tuned(tuned, true),
                 Heard::Limit(stage) => self.monitor.limit_there(stage),
                 Heard::Progress(counts) => self.monitor.set_counts(counts),

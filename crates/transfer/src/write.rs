@@ -21,8 +21,8 @@ use crate::read::read_full;
 use crate::session::{Done, Incoming, Job, Violation};
 use crate::tree::{self, Keep, Tree, Walker, is_full, say};
 use crate::wire::{
-    BATCH_ENTRIES, BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry, HAVE_MAX, Hash,
-    Kind, Malformed, Op, Options, RelPath, Trouble, Want,
+    Action, BATCH_ENTRIES, BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry, HAVE_MAX,
+    Hash, Kind, Malformed, Op, Options, Planned, RelPath, Trouble, Want,
 };
 use same::{Mended, present};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -68,6 +68,8 @@ pub(crate) struct Writer {
     /// blocks need not be sent.
     declared: Mutex<HashMap<FileKey, Declared>>,
     last: Mutex<Last>,
+    /// What would be done, where nothing is to be.
+    planned: Mutex<Vec<Planned>>,
     /// Nothing more can be written.
     full: AtomicBool,
     /// What came made no sense in part, so not all names that were sent are known.
@@ -221,7 +223,8 @@ impl Writer {
         journal: Option<Journal>,
         manifest: Option<Manifest>,
     ) -> Writer {
-        let (files, declared, last) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (files, declared, last, planned) =
+            (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::default());
         let (full, torn) = (AtomicBool::new(false), AtomicBool::new(false));
         let folded = journal.as_ref().is_some_and(|journal| folds(&base, journal.name()));
         let folded = folded.then(Folded::default);
@@ -239,6 +242,7 @@ impl Writer {
             files,
             declared,
             last,
+            planned,
             full,
             torn,
         };
@@ -270,6 +274,18 @@ impl Writer {
     /// Whether something failed that makes it useless to go on.
     pub(crate) fn is_full(&self) -> bool {
         self.full.load(Relaxed)
+    }
+
+    /// Says what would be done, where nothing is.
+    pub(crate) fn plan(&self, path: &RelPath, action: Action) {
+        if self.options.dry_run {
+            lock(&self.planned).push(Planned { path: path.clone(), action });
+        }
+    }
+
+    /// What was said of that since this was last called.
+    pub(crate) fn take_planned(&self) -> Vec<Planned> {
+        std::mem::take(&mut *lock(&self.planned))
     }
 
     /// What the sending side may not do and did.
@@ -497,7 +513,11 @@ impl Writer {
         let path = self.place(&entry.path).map_err(write)?;
         let unchanged = self.is_unchanged(entry, &path);
         if self.options.dry_run {
-            return Ok(if unchanged { Outcome::Later } else { Outcome::There });
+            if unchanged {
+                return Ok(Outcome::Later);
+            }
+            self.plan(&entry.path, Action::Make);
+            return Ok(Outcome::There);
         }
         let (parent, _) = path.split();
         match &entry.kind {
@@ -768,10 +788,14 @@ impl Writer {
                     let have = self.have(&entry);
                     counts.skipped += present(&have, entry.size);
                     wants.push(Want { index: index as u32, have });
+                    self.plan(&entry.path, Action::Send);
                     continue;
                 }
                 Mended::Nothing => {}
-                Mended::Done => counts.metadata += 1,
+                Mended::Done => {
+                    counts.metadata += 1;
+                    self.plan(&entry.path, Action::Metadata);
+                }
                 Mended::Failed(e) => troubles.push(self.trouble(&entry.path, &(Op::Metadata, e))),
             }
             counts.same += 1;

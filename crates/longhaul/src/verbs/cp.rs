@@ -102,7 +102,7 @@ pub(crate) struct SyncArgs {
     /// Remove what SRC does not have; not if anything of SRC could not be read
     #[arg(long)]
     delete: bool,
-    /// Change nothing, and say what would be done
+    /// Change nothing, and say what would be done with which file
     #[arg(long, conflicts_with = "output")]
     dry_run: bool,
     #[command(flatten)]

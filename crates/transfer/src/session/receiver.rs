@@ -10,7 +10,7 @@
 
 use super::{OPEN_BYTES, OPEN_FILES, QUESTIONS, Violation};
 use crate::wire::{
-    BatchReader, Close, Content, Counts, Digest, Entry, Frame, Scanned, Stage, Trouble, Tuned, Want,
+    BatchReader, Close, Content, Counts, Digest, Entry, Frame, Planned, Scanned, Stage, Trouble, Tuned, Want,
 };
 use longhaul_engine::Buf;
 use std::collections::{HashMap, VecDeque};
@@ -213,6 +213,13 @@ impl Receiver {
     pub fn tuned(&mut self, tuned: Tuned) {
         if !self.settled {
             self.frames.push_back(Frame::Tuned(tuned));
+        }
+    }
+
+    /// Tells the other side what would be done.
+    pub fn planned(&mut self, planned: Planned) {
+        if !self.settled {
+            self.frames.push_back(Frame::Planned(planned));
         }
     }
 

@@ -7,7 +7,8 @@
 
 use super::{QUESTIONS, Violation};
 use crate::wire::{
-    Batch, Close, Content, Counts, Digest, Entry, Frame, Refusal, Scanned, Stage, Trouble, Tuned, Want,
+    Batch, Close, Content, Counts, Digest, Entry, Frame, Planned, Refusal, Scanned, Stage, Trouble, Tuned,
+    Want,
 };
 use longhaul_engine::Buf;
 use std::collections::{HashMap, HashSet};
@@ -74,6 +75,8 @@ pub enum Heard<T> {
     Wanted(Vec<Wanted<T>>),
     /// Something could not be written.
     Trouble(Trouble),
+    /// Something would be done.
+    Planned(Planned),
     /// It uses another number of threads.
     Tuned(Tuned),
     /// Which stage there the others wait for.
@@ -179,6 +182,7 @@ impl<T> Sender<T> {
         Ok(match frame {
             Frame::Wanted { number, wants } => Heard::Wanted(self.wanted(number, wants)?),
             Frame::Trouble(trouble) => Heard::Trouble(trouble),
+            Frame::Planned(planned) => Heard::Planned(planned),
             Frame::Tuned(tuned) => Heard::Tuned(tuned),
             Frame::Limit(stage) => Heard::Limit(stage),
             Frame::Progress(counts) => Heard::Progress(counts),

@@ -262,6 +262,7 @@ impl Pair {
                 Heard::Trouble(trouble) => self.troubles.push(trouble),
                 Heard::Finished(counts) => self.finished = Some(counts),
                 Heard::Progress(_)
+                | Heard::Planned(_)
                 | Heard::Refused(_)
                 | Heard::Tuned(_)
                 | Heard::Limit(_)

@@ -54,6 +54,42 @@ pub struct Trouble {
     pub message: String,
 }
 
+/// What a run that changes nothing would do with an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send its content.
+    Send,
+    /// Make it: a directory or a link.
+    Make,
+    /// Set its mode, owner, time or attributes.
+    Metadata,
+    /// Remove it.
+    Delete,
+}
+
+impl Action {
+    const ALL: [Action; 4] = [Action::Send, Action::Make, Action::Metadata, Action::Delete];
+
+    /// A word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Action::Send => "send",
+            Action::Make => "make",
+            Action::Metadata => "metadata",
+            Action::Delete => "delete",
+        }
+    }
+}
+
+/// Something that would be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// With what, by its name at the source; of what is removed, at the destination.
+    pub path: RelPath,
+    /// What.
+    pub action: Action,
+}
+
 /// A stage of the pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
@@ -193,6 +229,8 @@ pub enum Frame {
     Close(Close),
     /// Something could not be copied.
     Trouble(Trouble),
+    /// Something would be done, if anything were.
+    Planned(Planned),
     /// Who says this uses another number of something now.
     Tuned(Tuned),
     /// Which stage of the side that says this the others wait for, if one.
@@ -235,6 +273,7 @@ const SECURE: u8 = 14;
 const TUNED: u8 = 15;
 const LIMIT: u8 = 16;
 const SCANNED: u8 = 17;
+const PLANNED: u8 = 18;
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,7 +296,7 @@ impl Header {
         let (head, body) = (usize::from(from.u16()?), from.u32()? as usize);
         let bulk = matches!(kind, HELLO | BATCH | ASK | WANTED | BLOCK);
         let most = if bulk { BODY_MAX } else { 0 };
-        let good = (HELLO..=SCANNED).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= most;
+        let good = (HELLO..=PLANNED).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= most;
         if good { Ok(Header { kind, head, body }) } else { Err(Malformed::Value("header")) }
     }
 
@@ -355,6 +394,11 @@ impl Frame {
                 head.words(&trouble.message);
                 TROUBLE
             }
+            Frame::Planned(planned) => {
+                head.u8(Action::ALL.iter().position(|action| *action == planned.action).unwrap_or(0) as u8);
+                head.bytes(planned.path.as_bytes());
+                PLANNED
+            }
             Frame::Tuned(tuned) => {
                 head.u8(Stage::ALL.iter().position(|stage| *stage == tuned.stage).unwrap_or(0) as u8);
                 head.u16(tuned.from);
@@ -420,6 +464,10 @@ impl Frame {
             TROUBLE => {
                 let op = *Op::ALL.get(usize::from(from.u8()?)).ok_or(Malformed::Value("operation"))?;
                 Frame::Trouble(Trouble { op, path: RelPath::new(from.bytes()?)?, message: from.words()? })
+            }
+            PLANNED => {
+                let action = *Action::ALL.get(usize::from(from.u8()?)).ok_or(Malformed::Value("action"))?;
+                Frame::Planned(Planned { action, path: RelPath::new(from.bytes()?)? })
             }
             TUNED => {
                 let stage = *Stage::ALL.get(usize::from(from.u8()?)).ok_or(Malformed::Value("stage"))?;

@@ -26,7 +26,10 @@ pub(crate) use frame::HAVE_MAX;
 
 pub use codec::Malformed;
 pub use entry::{Content, Digest, Entry, Kind, Time, XATTR_BYTES_MAX, XATTRS_MAX, Xattr};
-pub use frame::{Batch, BatchReader, Close, Counts, Frame, Header, Op, Scanned, Stage, Trouble, Tuned, Want};
+pub use frame::{
+    Action, Batch, BatchReader, Close, Counts, Frame, Header, Op, Planned, Scanned, Stage, Trouble, Tuned,
+    Want,
+};
 pub use hello::{
     Compare, Direction, Durability, Hash, Hello, Onward, Options, Place, Refusal, RefusalKind, Request,
     VERSION, Welcome,

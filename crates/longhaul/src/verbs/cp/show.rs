@@ -4,7 +4,7 @@ use crate::output::Output;
 use indicatif::{ProgressBar, ProgressStyle};
 use longhaul_block::units::format_size;
 use longhaul_transfer::host;
-use longhaul_transfer::wire::{Counts, Op, Tuned};
+use longhaul_transfer::wire::{Action, Counts, Op, Tuned};
 use longhaul_transfer::{Chosen, CopySpec, Monitor, Note, Snapshot, Stage, Summary};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -97,6 +97,11 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles 
             bar.suspend(|| output.note(format_args!("longhaul: {path}: {} ({op})", trouble.message)));
             output.event("trouble", json!({ "path": path, "op": op, "message": trouble.message }));
         }
+        for planned in monitor.take_planned() {
+            let (path, action) = (planned.path.to_string(), planned.action);
+            bar.suspend(|| output.line(format_args!("would {} {path}", words(action))));
+            output.event("planned", json!({ "path": path, "action": action.name() }));
+        }
         for note in monitor.take_notes() {
             match note {
                 Note::Words(words) => {
@@ -120,6 +125,16 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles 
             last_event = Instant::now();
             output.event("progress", event(&now, rate, began.elapsed()));
         }
+    }
+}
+
+/// What would be done, for people.
+fn words(action: Action) -> &'static str {
+    match action {
+        Action::Send => "send",
+        Action::Make => "make",
+        Action::Metadata => "change mode, owner, time or attributes of",
+        Action::Delete => "remove",
     }
 }
 
