@@ -43,7 +43,6 @@ pub fn look() -> String {
         ("tcp_rmem", "/proc/sys/net/ipv4/tcp_rmem"),
         ("tcp_wmem", "/proc/sys/net/ipv4/tcp_wmem"),
         ("mtu_probing", "/proc/sys/net/ipv4/tcp_mtu_probing"),
-        ("governor", "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
     ] {
         if let Some(value) = read(path) {
             tell(name, &value);
@@ -54,9 +53,14 @@ pub fn look() -> String {
     }
     let mine = processors(&fs::read_to_string("/proc/self/status").unwrap_or_default());
     for (number, busy, interrupts) in usage(&fs::read_to_string("/proc/stat").unwrap_or_default()) {
+        // Interrupts of the network may well be served where this process may not run.
+        tell(&format!("processor.{number}.interrupts_s"), &interrupts.to_string());
         if mine.as_ref().is_none_or(|mine| mine.contains(&number)) {
             tell(&format!("processor.{number}.busy_s"), &busy.to_string());
-            tell(&format!("processor.{number}.interrupts_s"), &interrupts.to_string());
+            let governor = format!("/sys/devices/system/cpu/cpu{number}/cpufreq/scaling_governor");
+            if let Some(governor) = read(&governor) {
+                tell(&format!("processor.{number}.governor"), &governor);
+            }
         }
     }
     if let Some(own) = own(&fs::read_to_string("/proc/self/stat").unwrap_or_default()) {

@@ -13,6 +13,9 @@ const INTERRUPTS: f64 = 0.6;
 /// Share of it that the others may serve at most beside that one.
 const IDLE: f64 = 0.3;
 
+/// The governor that keeps a processor at its lowest clock rate.
+const SAVES_POWER: &str = "powersave";
+
 /// Share of segments that are sent again where those with data vanish: TCP sends
 /// ten at first, and then one again and again.
 const VANISH: f64 = 0.15;
@@ -52,8 +55,10 @@ impl Look {
         named.filter_map(|(_, value)| value.parse().ok()).collect()
     }
 
-    fn is(&self, name: &str, value: &str) -> bool {
-        self.0.get(name).is_some_and(|found| found == value)
+    /// Whether one of the processors that the copy may use saves power.
+    fn saves_power(&self) -> bool {
+        let is_governor = |name: &str| name.starts_with("processor.") && name.ends_with(".governor");
+        self.0.iter().any(|(name, value)| is_governor(name) && value == SAVES_POWER)
     }
 
     /// Whether two looks are at the same machine, and at some of the same processors
@@ -148,7 +153,7 @@ fn used(look: &Look, own: f64, threads: Threads, seconds: f64) -> Use {
         wanted: (threads.ran + threads.waited) / seconds,
         lost: had.min(threads.waited * of_others / seconds).min(1.0),
         interrupts: look.interrupts(),
-        saves_power: look.is("governor", "powersave"),
+        saves_power: look.saves_power(),
         device: None,
     }
 }
@@ -297,6 +302,23 @@ mod tests {
     }
 
     #[test]
+    fn any_processor_may_save_power_or_serve_all_interrupts() {
+        let seen = |lines: &[(&str, &str)]| {
+            let look = changed(&Look::parse(AFTER).since(&Look::parse(BEFORE)), lines);
+            let [near, _] = both(&look, 0.0, &Value::Null, None, 10.0);
+            (near.saves_power, near.interrupts)
+        };
+        assert_eq!(seen(&[("processor.0.governor", "performance")]), (false, true));
+        assert_eq!(seen(&[("processor.1.governor", "powersave")]), (true, true));
+        // One that the copy may not use, and says nothing else of.
+        assert_eq!(
+            seen(&[("processor.0.interrupts_s", "1"), ("processor.9.interrupts_s", "8")]),
+            (false, true)
+        );
+        assert_eq!(seen(&[("processor.9.interrupts_s", "7")]), (false, false), "two serve them");
+    }
+
+    #[test]
     fn a_device_says_for_how_long_it_was_busy() {
         assert_eq!(io_ticks("  1 2 3 4 5 6 7 8 9 120 11 12 13\n"), Some(120.0));
         assert_eq!(io_ticks("1 2 3"), None);
@@ -308,7 +330,7 @@ mod tests {
         let look = Look::parse(AFTER).since(&Look::parse(BEFORE));
         assert_eq!(look.number("thread.9.ran_s"), Some(0.2));
         assert_eq!(look.number("up_s"), Some(10.0));
-        assert!(look.is("machine", "a"));
+        assert_eq!(look.0["machine"], "a");
     }
 
     #[test]
