@@ -14,6 +14,8 @@ pub enum Verdict {
     Same,
     /// Nothing can be said: too few runs for an interval.
     Unknown,
+    /// A sample is zero or less, of which there is no ratio.
+    NoRatio,
     /// One of them does not count, and why.
     Void(String),
 }
@@ -82,6 +84,8 @@ fn compared(a: &Cell, b: &Cell) -> Compared {
     let value = found.map(|found| found.map_or_else(|value| value, |interval| interval.value));
     let verdict = match interval {
         _ if !void.is_empty() => Verdict::Void(void.join("; ")),
+        None if found.is_none() && a.samples == b.samples => Verdict::Same,
+        None if found.is_none() => Verdict::NoRatio,
         None => Verdict::Unknown,
         Some(interval) if interval.contains(1.0) => Verdict::Same,
         Some(interval) if (interval.value > 1.0) == (a.better == Better::Higher) => Verdict::Better,
@@ -144,6 +148,13 @@ mod tests {
     fn verdict(better: Better, a: &[f64], b: &[f64]) -> Verdict {
         let [a, b] = [a, b].map(|samples| document(vec![cell("n", better, samples)]));
         compare(&a, &b).cells[0].verdict.clone()
+    }
+
+    #[test]
+    fn of_nothing_there_is_no_ratio() {
+        assert_eq!(verdict(Better::Lower, &[0.0, 0.0], &[0.0, 0.0]), Verdict::Same);
+        assert_eq!(verdict(Better::Lower, &[0.0, 0.0, 0.0], &[1.0, 2.0, 1.0]), Verdict::NoRatio);
+        assert_eq!(verdict(Better::Lower, &[1.0], &[2.0]), Verdict::Unknown);
     }
 
     #[test]

@@ -45,7 +45,7 @@ fn word(verdict: &Verdict) -> &'static str {
         Verdict::Better => "better",
         Verdict::Worse => "worse",
         Verdict::Same => "same",
-        Verdict::Unknown => "unknown",
+        Verdict::Unknown | Verdict::NoRatio => "unknown",
         Verdict::Void(_) => "void",
     }
 }
@@ -81,6 +81,7 @@ fn print(comparison: &Comparison, output: Output) {
             Verdict::Worse => "worse".into(),
             Verdict::Same => "no difference to be told".into(),
             Verdict::Unknown => "too few runs for an interval: use --runs 3 or more".into(),
+            Verdict::NoRatio => "a sample is not above zero: no ratio".into(),
             Verdict::Void(why) => format!("does not count: {why}"),
         };
         let [a, b] = [&cell.a, &cell.b].map(|side| scale.with_unit(side.mean));
