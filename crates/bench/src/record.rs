@@ -82,6 +82,13 @@ pub struct Record {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Run {
+    /// What it measured, in a document of several measurements: the name of the
+    /// first cell that has its numbers.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub of: String,
+    /// What decided order and content, in a document of several measurements.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
     /// Milliseconds since 1970 at its start.
     pub started_ms: u64,
     /// Seconds that it took, by the clock that never jumps.

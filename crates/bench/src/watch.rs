@@ -230,7 +230,7 @@ impl Watched {
     /// As part of a record.
     pub fn run(&self, validity: Validity) -> Run {
         let seconds = self.time.as_secs_f64();
-        Run { started_ms: self.started_ms, seconds, cpu: self.cpu, tcp: Vec::new(), validity }
+        Run { started_ms: self.started_ms, seconds, cpu: self.cpu, validity, ..Run::default() }
     }
 }
 

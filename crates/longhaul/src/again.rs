@@ -2,9 +2,11 @@
 //! run.
 
 use crate::exit::Failure;
+use longhaul_bench::record::{Run, Validity};
+use longhaul_bench::schema;
 use longhaul_transfer::Endpoint;
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What begins the sentence that a run ends with.
 const SAYS: &str = "longhaul: ";
@@ -32,6 +34,15 @@ pub(crate) fn summary(out: &[u8]) -> Result<Value, Failure> {
 /// Seconds that a copy took, by its summary.
 pub(crate) fn seconds(summary: &Value) -> Result<f64, Failure> {
     summary["seconds"].as_f64().ok_or_else(said_nothing)
+}
+
+/// What a copy took, by the result that it has written (`--output`), and whether
+/// it counts, by who watched it.
+pub(crate) fn run(result: &Path, validity: &Validity) -> Result<Run, Failure> {
+    let told = std::fs::read(result).map_err(|e| Failure::failed(format!("{}: {e}", result.display())))?;
+    let told: schema::Output = serde_json::from_slice(&told).map_err(Failure::failed)?;
+    let run = told.longhaul.and_then(|record| record.runs.into_iter().next()).ok_or_else(said_nothing)?;
+    Ok(Run { validity: validity.clone(), ..run })
 }
 
 fn said_nothing() -> Failure {

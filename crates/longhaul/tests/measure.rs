@@ -256,8 +256,21 @@ fn a_copy_is_taken_apart_and_what_was_made_is_removed() {
         assert_eq!(fs::read_dir(dir).expect("read").count(), 0, "something is left in {}", dir.display());
     }
     let (_agent, uri) = agent(Path::new(&to));
-    let ran = longhaul(&[&["diagnose", &from, &uri, "--try"][..], &small].concat());
+    let kept = dir.path().join("copy.json");
+    let output = ["--try", "--output", text(&kept)];
+    let ran = longhaul(&[&["diagnose", &from, &uri], &output[..], &small].concat());
     assert_eq!(ran.code, Some(0), "{ran:?}");
+    // The result has the model, and of each copy what it took.
+    let line = &cells(&kept, "whole: a file")[0];
+    let samples = [&line["samples"], &line["left_out"]].map(|all| all.as_array().map_or(0, Vec::len));
+    assert!(samples.iter().sum::<usize>() == 1 && line["unit"] == "s", "{line}");
+    assert_eq!(cells(&kept, ": the bytes").len(), 4);
+    let copies = runs(&kept, &cells(&kept, "whole, 64 files")[0]);
+    assert!(copies.len() == 1 && copies[0]["tcp"][0]["cwnd"].as_u64() > Some(0), "{copies:?}");
+    let result: Value = serde_json::from_str(&fs::read_to_string(&kept).expect("read")).expect("JSON");
+    let conditions = &result["longhaul"]["conditions"];
+    assert!(conditions["whole, all copies"].as_str().is_some_and(|line| line.contains("95 % between")));
+    assert!(conditions["stages of a file"].as_str().is_some_and(|split| split.contains("longest ≤ whole")));
     let summary = ran.events().pop().expect("a summary");
     assert_eq!(summary["fits"].as_array().map(Vec::len), Some(4), "{summary}");
     let shares = summary["split"]["shares"].as_object().expect("shares");
@@ -304,6 +317,12 @@ fn a_study_goes_on_where_it_was() {
     let result: Value = serde_json::from_str(&fs::read_to_string(&path).expect("read")).expect("JSON");
     let cells = result["longhaul"]["cells"].as_array().expect("cells");
     assert!(cells.len() == 4 && cells[1]["name"] == kept["name"], "the order is the plan's: {cells:?}");
+    // Each number has its run, with what decided it and what it took.
+    for cell in cells {
+        let runs = runs(&path, cell);
+        assert!(runs.len() == 1 && runs[0]["seed"].is_u64() && runs[0]["started_ms"].is_u64(), "{runs:?}");
+        assert!(runs[0]["cpu"]["user_s"].as_f64().is_some_and(|seconds| seconds > 0.0), "{runs:?}");
+    }
     // Other settings are another study.
     let (ran, _) = study(&path, &["--scale", "0.5", "--target", "mem:16MiB"]);
     assert!(ran.code == Some(2) && ran.stderr.contains("with other settings"), "{ran:?}");
@@ -340,6 +359,13 @@ fn cells(path: &Path, part: &str) -> Vec<Value> {
     cells.into_iter().filter(|cell| cell["name"].as_str().is_some_and(|name| name.contains(part))).collect()
 }
 
+/// The runs that a number of a study is of.
+fn runs(path: &Path, cell: &Value) -> Vec<Value> {
+    let result: Value = serde_json::from_str(&fs::read_to_string(path).expect("read")).expect("JSON");
+    let runs = result["longhaul"]["runs"].as_array().expect("runs").clone();
+    runs.into_iter().filter(|run| run["of"] == cell["name"]).collect()
+}
+
 /// Why a cell does not count.
 fn why(cell: &Value) -> &str {
     cell["validity"]["reasons"][0]["detail"].as_str().unwrap_or_default()
@@ -372,6 +398,11 @@ fn a_study_of_copies_ends_in_what_a_file_costs() {
             let void = part == ": a file" && why(&cell).contains("a line takes");
             assert!(samples.iter().sum::<usize>() == 1 || void, "{cell}");
         }
+    }
+    for cell in cells(&path, "at once: time") {
+        let runs = runs(&path, &cell);
+        let rtt = runs[0]["tcp"][0]["rtt_us"].as_f64();
+        assert!(runs.len() == 1 && rtt.is_some_and(|rtt| rtt > 0.0), "{runs:?}");
     }
     let whole = &cells(&path, "whole: a file")[0];
     assert_eq!(whole["published"][0]["value"], 0.0665, "{whole}");
@@ -579,7 +610,7 @@ fn within(namespace: &Namespace, program: &str, args: &[&str]) -> Command {
 }
 
 /// Bits per second that arrived, by iperf3.
-fn iperf3(wan: &Wan, streams: &str, reverse: bool) -> f64 {
+fn iperf3(wan: &Wan, streams: &str, direction: &str) -> f64 {
     let address = wan.server_address(1).to_string();
     let serving = ["-s", "-1", "--bind", &address, "--forceflush"];
     let mut child = within(wan.server(1), "iperf3", &serving).spawn().expect("started");
@@ -594,10 +625,16 @@ fn iperf3(wan: &Wan, streams: &str, reverse: bool) -> f64 {
         );
     }
     let args = ["-c", &address, "--json", "-t", "5", "-O", "2", "-P", streams];
+    let (way, sums): (Option<&str>, &[&str]) = match direction {
+        "receive" => (Some("--reverse"), &["sum_received"]),
+        "both" => (Some("--bidir"), &["sum_received", "sum_received_bidir_reverse"]),
+        _ => (None, &["sum_received"]),
+    };
     let mut client = within(wan.client(), "iperf3", &args);
-    let ran = finish(client.args(reverse.then_some("-R")).spawn().expect("started"));
+    let ran = finish(client.args(way).spawn().expect("started"));
     let result: Value = serde_json::from_str(&ran.stdout).expect("JSON");
-    result["end"]["sum_received"]["bits_per_second"].as_f64().unwrap_or_else(|| panic!("{result}"))
+    let rate = |sum: &&str| result["end"][sum]["bits_per_second"].as_f64();
+    sums.iter().map(|sum| rate(sum).unwrap_or_else(|| panic!("{sum}: {result}"))).sum()
 }
 
 #[test]
@@ -619,7 +656,7 @@ fn iperf3_measures_the_same_on_the_same_link() {
     let listen = format!("{}:7411", wan.server_address(1));
     let (_server, address) =
         serve(within(wan.server(1), program, &["netbench", "--listen", &listen, "--json"]));
-    for (streams, direction) in [("1", "send"), ("4", "receive")] {
+    for (streams, direction) in [("1", "send"), ("4", "receive"), ("2", "both")] {
         let args =
             ["netbench", &address, "--json", "-P", streams, "--direction", direction, "-t", "5s", "-O", "2s"];
         let ran = finish(within(wan.client(), program, &args).spawn().expect("started"));
@@ -628,7 +665,7 @@ fn iperf3_measures_the_same_on_the_same_link() {
         let job = &result["jobs"][0];
         let ours = job["read"]["bw_bytes"].as_f64().unwrap_or_default()
             + job["write"]["bw_bytes"].as_f64().unwrap_or_default();
-        let theirs = iperf3(&wan, streams, direction == "receive") / 8.0;
+        let theirs = iperf3(&wan, streams, direction) / 8.0;
         let ratio = ours / theirs;
         assert!(
             (0.95..=1.05).contains(&ratio),

@@ -154,6 +154,8 @@ pub struct Host {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Run {
+    /// What it measured, in a document of several measurements.
+    pub of: String,
     /// Seconds that it took.
     pub seconds: f64,
     /// Processor time.

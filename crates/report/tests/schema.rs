@@ -38,7 +38,9 @@ fn written() -> Output {
         ..TcpSample::default()
     };
     let cpu = Cpu { user_s: 1.0, system_s: 2.0, ..Cpu::default() };
-    let run = Run { started_ms: 1, seconds: 10.0, cpu, tcp: vec![look], validity: void.clone() };
+    let of = "read bandwidth".into();
+    let run =
+        Run { of, seed: Some(7), started_ms: 1, seconds: 10.0, cpu, tcp: vec![look], validity: void.clone() };
     let record = Record {
         schema: SCHEMA,
         kind: "bench".into(),
@@ -96,6 +98,7 @@ fn every_name_is_read() {
             unread: vec!["x".into()],
         }],
         runs: vec![read::Run {
+            of: "read bandwidth".into(),
             seconds: 10.0,
             cpu: read::Cpu { user_s: 1.0, system_s: 2.0 },
             tcp: vec![read::TcpSample {

@@ -17,7 +17,7 @@ use crate::exit::{Exit, Failure, Outcome};
 use crate::names::parse_bytes;
 use crate::output::{Output, save};
 use ladder::{How, Ladder, Rung, Took};
-use longhaul_bench::record::{Better, Cell, Place, ROUND_TRIPS_MIN, Record};
+use longhaul_bench::record::{Better, Cell, Place, ROUND_TRIPS_MIN, Record, Run, Validity};
 use longhaul_bench::schema;
 use longhaul_report::cause::{self, Change, Finding, GAIN_MIN, HostSeen, Remedy, Seen, Sweep, Tried};
 use longhaul_report::model::{Copy, Fit, Noise, Split, fit, split};
@@ -103,6 +103,10 @@ struct Climbed {
     fits: Vec<(Rung, Fit)>,
     split: Option<Split>,
     cells: Vec<Cell>,
+    /// What each of their copies took.
+    runs: Vec<Run>,
+    /// What the lines through them say.
+    fitted: Vec<Cell>,
     /// Questions that found no answer, and remedies that did not help.
     notes: Vec<String>,
     /// Least round trip in seconds, and the most bits a second that got through.
@@ -155,7 +159,11 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     record.conditions.0 = tell::conditions(&climbed, &findings, tried.as_ref());
     record.conditions.0.extend(failure.iter().map(|failure| ("ended early".into(), failure.message.clone())));
     record.judge();
+    // Of the copies: where a file costs next to nothing, that is all noise.
     let validity = record.validity.clone();
+    record.cells.append(&mut climbed.fitted);
+    record.runs = std::mem::take(&mut climbed.runs);
+    record.judge();
     let document = schema::Output { longhaul: Some(record), ..schema::Output::now() };
     let saved = args.output.as_ref().map_or(Ok(()), |path| save(path, &document));
     tell::tell(&climbed, &findings, tried.as_ref(), &validity, output);
@@ -346,17 +354,15 @@ fn climb(args: &Args, ladder: &mut Ladder, now: &How, climbed: &mut Climbed, out
                 if climbed.cells.len() == at {
                     climbed.cells.push(cell(rung, files));
                 }
-                climbed.cells[at].push(one.seconds, &one.validity);
+                climbed.cells[at].push(one.seconds, &one.run.validity);
+                climbed.runs.push(Run { of: climbed.cells[at].name.clone(), ..one.run.clone() });
                 took.push(one);
             }
-            copies.extend(took.iter().map(|took| Copy {
-                files: files.into(),
-                bytes: took.bytes as f64,
-                seconds: took.seconds,
-            }));
+            copies.extend(took.iter().map(|took| took.as_copy(files)));
             all.push(Runs { rung, files, took });
         }
         climbed.fits.push((rung, fit(&copies, Noise::Proportional).map_err(Failure::failed)?));
+        climbed.fitted.extend(fitted(rung, &all));
     }
     ladder.asks = false;
     output.note("more and fewer at the same time");
@@ -464,6 +470,33 @@ fn cell(rung: Rung, files: u32) -> Cell {
     cell
 }
 
+/// What a file costs, and how fast the bytes go: of the copies of each round, so that
+/// they have a spread as all numbers do.
+fn fitted(rung: Rung, all: &[Runs]) -> [Cell; 2] {
+    let number = |what: &str, unit: &str, better, figure: &str, series: &str| {
+        let mut cell = Cell::new(format!("{}: {what}", rung.name()), unit, better);
+        let x = rung.name().into();
+        let (figure, series, x_label) = (figure.into(), series.into(), "Copy".into());
+        cell.place = Some(Place { figure, series, x, x_number: None, x_label });
+        cell
+    };
+    let mut t0 = number("a file", "s", Better::Lower, "What a file costs (t0)", "t0");
+    let mut rate = number("the bytes", "B/s", Better::Higher, "How fast the bytes go (R)", "R");
+    let all: Vec<&Runs> = all.iter().filter(|runs| runs.rung == rung).collect();
+    for round in 0..all.iter().map(|runs| runs.took.len()).min().unwrap_or(0) {
+        let round = || all.iter().map(|runs| (runs.files, &runs.took[round]));
+        let copies: Vec<Copy> = round().map(|(files, took)| took.as_copy(files)).collect();
+        let Ok(line) = fit(&copies, Noise::Proportional) else { continue };
+        let mut validity = Validity::default();
+        for reason in round().flat_map(|(_, took)| &took.run.validity.reasons) {
+            validity.mark(reason.code, reason.detail.clone());
+        }
+        t0.push(line.t0.value, &validity);
+        rate.push(line.rate.value, &validity);
+    }
+    [t0, rate]
+}
+
 /// Copies as before, and again as the remedy says; or says what to enter.
 fn attempt(
     args: &Args,
@@ -475,7 +508,11 @@ fn attempt(
     let (achieved, command) = match &finding.remedy {
         Remedy::Copy(change) => (Some(versus(args, ladder, now, change)?), None),
         Remedy::Tune(end) => (None, Some(format!("at the {end}: {}", tell::tune_command(path)))),
-        Remedy::AgentWriters(_) | Remedy::People => (None, None),
+        Remedy::AgentWriters(writers) => {
+            let agent = &args.destination.to_string_lossy();
+            (None, Some(format!("the agent of {agent} is to be started with --writers {writers}")))
+        }
+        Remedy::People => (None, None),
     };
     Ok(Attempt { predicted: finding.gain, achieved, command })
 }

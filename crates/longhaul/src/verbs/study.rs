@@ -22,7 +22,7 @@ use crate::names::parse_time;
 use crate::output::Output;
 use kept::{Kept, Pace};
 use longhaul_bench::Stop;
-use longhaul_bench::record::{Cell, Code, Validity};
+use longhaul_bench::record::{Cell, Code, Run, Validity};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -193,8 +193,17 @@ trait Experiment: Default {
         case: &Self::Case,
         settings: &Settings,
         known: &[Cell],
-        cells: &mut [Cell],
+        found: &mut Found,
     ) -> Outcome;
+}
+
+/// What a measurement has so far.
+#[derive(Debug, Default)]
+struct Found {
+    /// The numbers that are wanted of it.
+    cells: Vec<Cell>,
+    /// What it took, run by run.
+    runs: Vec<Run>,
 }
 
 /// Numbers that a study wants, and measures together.
@@ -331,12 +340,12 @@ fn go<E: Experiment>(
         if stop.is_set() {
             break;
         }
-        let mut cells = one.cells.clone();
+        let mut found = Found { cells: one.cells.clone(), runs: Vec::new() };
         match &one.how {
-            Err(why) => void(&mut cells, Code::NotAvailable, why),
+            Err(why) => void(&mut found.cells, Code::NotAvailable, why),
             Ok(case) => {
-                pace.tell(study.name(), &cells, output);
-                let measured = experiment.measure(case, &settings, kept.cells(), &mut cells);
+                pace.tell(study.name(), &found.cells, output);
+                let measured = experiment.measure(case, &settings, kept.cells(), &mut found);
                 if stop.is_set() {
                     // The load was told, too, and has measured half of it.
                     break;
@@ -345,13 +354,13 @@ fn go<E: Experiment>(
                     // One number less is no reason to lose the others; what it was
                     // measured on may be.
                     experiment = E::default();
-                    let name = cells.first().map_or("", |cell| &cell.name);
+                    let name = found.cells.first().map_or("", |cell| &cell.name);
                     output.note(format_args!("longhaul: {name}: {}", failure.message));
-                    void(&mut cells, Code::Failed, &failure.message);
+                    void(&mut found.cells, Code::Failed, &failure.message);
                 }
             }
         }
-        kept.add(cells)?;
+        kept.add(found)?;
     }
     drop(experiment);
     let numbers = kept.cells().len();

@@ -8,10 +8,12 @@ use std::collections::BTreeMap;
 const RUNS: usize = 5;
 
 /// A figure of throughput and one of the round trip for each result whose runs
-/// looked at their connections.
+/// looked at their connections. Runs of a study are of many things, of which its
+/// figures say more.
 pub fn timelines(documents: &[Document]) -> Vec<Figure> {
     let mut figures = Vec::new();
-    for document in documents {
+    let is_one = |document: &&Document| document.record.runs.iter().all(|run| run.of.is_empty());
+    for document in documents.iter().filter(is_one) {
         let label = document.label();
         figures.extend(figure(document, &format!("Throughput of {label}"), "bit/s", throughput));
         figures.extend(figure(document, &format!("Round trip of {label}"), "s", round_trip));

@@ -4,10 +4,10 @@
 use super::Args;
 use super::child::{self, Fate};
 use super::hosts::{self, Look, Segments, Use, children, device_busy};
-use crate::again::{at, program, reason, seconds, summary};
+use crate::again::{self, at, program, reason, seconds, summary};
 use crate::exit::{Exit, Failure};
 use longhaul_bench::Stop;
-use longhaul_bench::record::Validity;
+use longhaul_bench::record::{Run, Validity};
 use longhaul_bench::watch::{Expect, Watch, Watched};
 use longhaul_report::cause::Sockets;
 use longhaul_transfer::Endpoint;
@@ -93,8 +93,16 @@ pub(super) struct Took {
     pub(super) congestion: Option<String>,
     /// What the machines did meanwhile: this one, and that of the destination.
     pub(super) hosts: [Use; 2],
-    /// Whether it counts as a number.
-    pub(super) validity: Validity,
+    /// What it says of itself, and whether it counts as a number.
+    pub(super) run: Run,
+}
+
+impl Took {
+    /// As the model has it.
+    pub(super) fn as_copy(&self, files: u32) -> longhaul_report::model::Copy {
+        let (files, bytes) = (files.into(), self.bytes as f64);
+        longhaul_report::model::Copy { files, bytes, seconds: self.seconds }
+    }
 }
 
 /// How much longer than the longest copy so far, for each of its files, another one
@@ -355,7 +363,8 @@ impl Ladder {
         if let Some(rate) = how.rate {
             command.args(["--bwlimit", &format!("{rate}bit")]);
         }
-        command.arg("--").arg(from).arg(to);
+        let result = self.near.join("copy.json");
+        command.arg("--output").arg(&result).arg("--").arg(from).arg(to);
         let teller = self.teller.as_deref().filter(|_| self.asks);
         let there = teller.map(|teller| self.ask(teller)).transpose()?;
         let watch = Watch::start();
@@ -389,7 +398,7 @@ impl Ladder {
             round_trip,
             congestion: summary["congestion"].as_str().map(str::to_owned),
             hosts,
-            validity: judge(watched, seconds, round_trip),
+            run: again::run(&result, &judge(watched, seconds, round_trip))?,
         })
     }
 

@@ -111,7 +111,7 @@ fn controls(
 
 fn timed(cells: &mut Vec<Cell>, name: &str, took: &Took) {
     let mut cell = Cell::new(name, "s", Better::Lower);
-    cell.push(took.seconds, &took.validity);
+    cell.push(took.seconds, &took.run.validity);
     cells.push(cell);
 }
 

@@ -37,8 +37,28 @@ pub(super) fn conditions(
     }
     all.push(("achieved gain", tried.and_then(|tried| factor(tried.achieved))));
     let all = all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    let all =
+        all.chain(climbed.fits.iter().map(|(rung, fit)| (format!("{}, all copies", rung.name()), line(fit))));
+    let all = all.chain(climbed.split.iter().map(|split| ("stages of a file".to_owned(), stages(split))));
     let notes = climbed.notes.iter().enumerate();
     all.chain(notes.map(|(at, note)| (format!("note {}", at + 1), note.clone()))).collect()
+}
+
+/// A line through all copies, with how well it is known.
+fn line(fit: &Fit) -> String {
+    let Fit { t0, rate, .. } = fit;
+    format!(
+        "t0 {:.6} s (95 % between {:.6} and {:.6}), R {:.0} B/s (95 % between {:.0} and {:.0})",
+        t0.value, t0.low, t0.high, rate.value, rate.low, rate.high
+    )
+}
+
+/// What part of a file's cost is whose, and whether the whole is what they allow.
+fn stages(split: &Split) -> String {
+    let share = |(stage, share): (&Stage, f64)| format!("{} {:.1} %", stage.name(), share * 100.0);
+    let shares: Vec<String> = Stage::ALL.iter().zip(split.shares).map(share).collect();
+    let overlap = split.overlap * 100.0;
+    format!("{}; overlap {overlap:.1} %; longest ≤ whole ≤ sum: {}", shares.join(", "), bounds(split))
 }
 
 fn bounds(split: &Split) -> &'static str {
@@ -137,7 +157,9 @@ fn people(climbed: &Climbed, findings: &[Finding], tried: Option<&Attempt>, outp
         |gain: &Option<f64>| gain.map_or("not known".into(), |gain| format!("{gain:.2} times as fast"));
     output.line(match (achieved, command) {
         (Some(_), _) => format!("tried: expected {}, achieved {}", times(predicted), times(achieved)),
-        (None, Some(command)) => format!("not tried, since it is a setting of a machine; {command}"),
+        (None, Some(command)) => {
+            format!("not tried, since it is a setting of a machine or an agent; {command}")
+        }
         (None, None) => "not tried: that remedy is no setting".into(),
     });
 }

@@ -5,9 +5,9 @@
 
 use super::place::{Kind, Place};
 use super::rig::{Rig, Scratch, Server};
-use super::{Experiment, Settings, Usual, Wanted, suited_scale};
+use super::{Experiment, Found, Settings, Usual, Wanted, suited_scale};
 use crate::exit::{Failure, Outcome};
-use longhaul_bench::record::{Better, Cell, Place as Spot};
+use longhaul_bench::record::{Better, Cell, Code, Place as Spot};
 use longhaul_initiator::Uri;
 use longhaul_wan::Conditions;
 use std::path::Path;
@@ -18,6 +18,9 @@ const RATE: f64 = 100e9;
 const RTT: Duration = Duration::from_micros(200);
 /// What each drive moves in a second, in bits.
 const DRIVE: f64 = 25.6e9;
+/// Share of an emulated link's rate that plain TCP gets at least, if the machine keeps up
+/// with it: its headers are a thirtieth.
+const CARRIED: f64 = 0.85;
 const DRIVES: [usize; 6] = [1, 2, 3, 4, 5, 6];
 const DRIVES_QUICK: [usize; 3] = [1, 3, 6];
 /// Bytes of a drive, and of the part or the file that is loaded (published: 16 GB).
@@ -121,7 +124,7 @@ impl Experiment for Fabrics {
         all
     }
 
-    fn measure(&mut self, case: &Case, settings: &Settings, _: &[Cell], cells: &mut [Cell]) -> Outcome {
+    fn measure(&mut self, case: &Case, settings: &Settings, known: &[Cell], found: &mut Found) -> Outcome {
         let remote = !matches!(case, Case::Drives(On { remote: false, .. }, ..));
         if self.0.as_ref().is_none_or(|bed| bed.remote != remote) {
             // Both have the same drives.
@@ -130,17 +133,39 @@ impl Experiment for Fabrics {
         }
         let Some(bed) = &mut self.0 else { return Err(Failure::failed("there are no drives")) };
         match *case {
-            Case::Network(streams, away) => bed.network(streams, away, settings, cells),
-            Case::Drives(on, drives, load) => bed.drives(on.ext4, drives, load, settings, cells),
+            Case::Network(streams, away) => bed.network(streams, away, settings, found),
+            Case::Drives(on, drives, load) => {
+                bed.drives(on.ext4, drives, load, settings, found)?;
+                if let Some(why) = unfit(settings, known).filter(|_| on.remote) {
+                    found.cells.iter_mut().for_each(|cell| cell.validity.mark(Code::LateLink, why.clone()));
+                }
+                Ok(())
+            }
         }
     }
 }
 
+/// Why numbers of drives behind the emulated network are not those of such a network:
+/// plain TCP did not get what the link has.
+fn unfit(settings: &Settings, known: &[Cell]) -> Option<String> {
+    let rate = RATE * settings.scale;
+    [true, false].into_iter().filter(|_| settings.targets.is_empty()).find_map(|away| {
+        let way = way(away);
+        let cells = known.iter().filter(|cell| cell.name.starts_with(&format!("network {way}")));
+        let share = cells.flat_map(|cell| &cell.samples).copied().reduce(f64::max)? / rate;
+        let percent = share * 100.0;
+        (share < CARRIED).then(|| {
+            format!("plain TCP {way} got {percent:.0} % of the link's rate: this machine cannot emulate it")
+        })
+    })
+}
+
+fn way(away: bool) -> &'static str {
+    if away { "to the target" } else { "from the target" }
+}
+
 fn network(streams: u16, away: bool, settings: &Settings) -> Wanted<Case> {
-    let (x, of) = (
-        if away { "to the target" } else { "from the target" },
-        if streams == 1 { "stream" } else { "streams" },
-    );
+    let (x, of) = (way(away), if streams == 1 { "stream" } else { "streams" });
     let series = format!("{streams} {of}");
     let mut cell = Cell::new(format!("network {x}, {series}"), "bit/s", Better::Higher);
     cell.place = Some(Spot {
@@ -274,7 +299,7 @@ impl Bed {
     }
 
     /// What the network carries by itself.
-    fn network(&self, streams: u16, away: bool, settings: &Settings, cells: &mut [Cell]) -> Outcome {
+    fn network(&self, streams: u16, away: bool, settings: &Settings, found: &mut Found) -> Outcome {
         let Some(server) = &self.network else { return Err(Failure::failed("there is no network")) };
         let (direction, number) = match away {
             true => ("send", "throughput to server"),
@@ -285,7 +310,7 @@ impl Bed {
         let args = ["netbench", server, "--direction", direction, "--streams", &streams, "--time", &time];
         let more = ["--ramp", RAMP, "--interval", "500ms", "--runs", &runs];
         let args: Vec<String> = args.into_iter().chain(more).map(str::to_owned).collect();
-        self.rig.load(&args, &[number], cells)
+        self.rig.load(&args, &[number], found)
     }
 
     /// So many drives under a load.
@@ -295,7 +320,7 @@ impl Bed {
         number: usize,
         load: usize,
         settings: &Settings,
-        cells: &mut [Cell],
+        found: &mut Found,
     ) -> Outcome {
         let size = if settings.quick { LOADED_QUICK } else { LOADED };
         let (_, rw, bs) = LOADS[load];
@@ -308,7 +333,7 @@ impl Bed {
             }
         };
         let way = if rw.ends_with("read") { "read" } else { "write" };
-        let what = format!("{way} {}", if cells[0].unit == "IOPS" { "IOPS" } else { "bandwidth" });
+        let what = format!("{way} {}", if found.cells[0].unit == "IOPS" { "IOPS" } else { "bandwidth" });
         let (bs, size) = (bs.to_string(), size.to_string());
         let (runtime, runs) = (format!("{}ms", settings.runtime.as_millis()), settings.runs.to_string());
         let mut args = vec!["bench".to_owned()];
@@ -316,7 +341,7 @@ impl Bed {
         let words = ["--rw", rw, "--bs", &bs, "--size", &size, "--iodepth", DEPTH, "--group-reporting"];
         let more = ["--ramp", RAMP, "--runtime", &runtime, "--runs", &runs];
         args.extend(words.into_iter().chain(more).map(str::to_owned));
-        self.rig.load(&args, &[&what], cells)
+        self.rig.load(&args, &[&what], found)
     }
 
     /// A file on each of so many drives, with a file system that is made when it
@@ -380,6 +405,27 @@ mod tests {
         let all = all(true, &[]);
         assert!(all[..4].iter().all(|one| matches!(one.how, Ok(Case::Network(..)))));
         assert!(!all[4..].iter().any(|one| matches!(one.how, Ok(Case::Network(..)))));
+    }
+
+    #[test]
+    fn drives_behind_a_network_that_is_not_what_it_should_be_do_not_count() {
+        let targets = Vec::new();
+        let settings =
+            Settings { quick: true, targets, scale: 0.001, runs: 1, runtime: Duration::from_secs(1) };
+        let rate = RATE * settings.scale;
+        let network = |there: f64, back: f64| -> Vec<Cell> {
+            let of = |away, share: f64| {
+                let mut cell = network(1, away, &settings).cells.remove(0);
+                cell.samples = vec![0.5 * share * rate, share * rate];
+                cell
+            };
+            vec![of(true, there), of(false, back)]
+        };
+        assert_eq!(unfit(&settings, &network(0.96, 0.9)), None);
+        let why = unfit(&settings, &network(0.96, 0.5)).expect("one way");
+        assert!(why.contains("from the target got 50 %"), "{why}");
+        let named = Settings { targets: vec!["nvme+tcp://a/b".into()], ..settings };
+        assert_eq!(unfit(&named, &[]), None, "nobody knows what that network should carry");
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The result of a study as it grows, and how far it is.
 
-use super::{Settings, has_failed};
+use super::{Found, Settings, has_failed};
 use crate::exit::{Failure, Outcome};
 use crate::output::{Output, save};
 use longhaul_bench::host::Host;
-use longhaul_bench::record::{Cell, Record};
+use longhaul_bench::record::{Cell, Record, Run};
 use longhaul_bench::schema;
 use longhaul_report::Document;
 use serde_json::json;
@@ -55,7 +55,11 @@ impl Kept {
     }
 
     /// Adds what was measured, and writes it; of the same name the new counts.
-    pub(super) fn add(&mut self, mut cells: Vec<Cell>) -> Outcome {
+    pub(super) fn add(&mut self, found: Found) -> Outcome {
+        let Found { mut cells, runs } = found;
+        let of = cells.first().map_or(String::new(), |cell| cell.name.clone());
+        self.record.runs.retain(|run| run.of != of);
+        self.record.runs.extend(runs.into_iter().map(|run| Run { of: of.clone(), ..run }));
         cells.iter_mut().for_each(Cell::judge);
         self.record.cells.retain(|old| !cells.iter().any(|new| new.name == old.name));
         self.record.cells.extend(cells);
@@ -99,6 +103,8 @@ fn go_on(record: &mut Record, path: &Path) -> Outcome {
     }
     // What failed is tried again.
     record.cells = before.cells.into_iter().filter(|cell| !has_failed(cell)).collect();
+    let is_there = |run: &Run| record.cells.iter().any(|cell| cell.name == run.of);
+    record.runs = before.runs.into_iter().filter(is_there).collect();
     record.hosts = before.hosts;
     Ok(())
 }

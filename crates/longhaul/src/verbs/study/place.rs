@@ -3,11 +3,11 @@
 //!
 //! Invariant: a place is taken away before what it is on.
 
-use super::Settings;
 use super::rig::{Rig, Server};
+use super::{Found, Settings};
 use crate::again::program;
 use crate::exit::{Failure, Outcome};
-use longhaul_bench::record::Cell;
+use longhaul_bench::record::Validity;
 use rustix::fs::{FallocateFlags, fallocate, syncfs};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -195,7 +195,7 @@ impl Load {
     /// Loads for a while: bytes per second, seconds until a call was taken and
     /// from then until it was done; and how often a connection was lost, if there
     /// is a cell for that.
-    pub(super) fn run(&self, rig: &Rig, place: &Place, settings: &Settings, cells: &mut [Cell]) -> Outcome {
+    pub(super) fn run(&self, rig: &Rig, place: &Place, settings: &Settings, found: &mut Found) -> Outcome {
         let before = place.lost();
         let rw = if self.write { "write" } else { "read" };
         let numbers =
@@ -207,9 +207,9 @@ impl Load {
         args.extend(["--ramp".into(), ms(RAMP + RAMP_ROUND_TRIPS * rig.round_trip() + all)]);
         args.extend(["--runtime".into(), ms(settings.runtime.max(all * 3 / 2))]);
         args.extend(["--runs".into(), settings.runs.to_string()]);
-        rig.load(&args, &numbers.each_ref().map(String::as_str), cells)?;
-        if let Some(lost) = cells.get_mut(numbers.len()) {
-            lost.push(place.lost() - before, &longhaul_bench::record::Validity::default());
+        rig.load(&args, &numbers.each_ref().map(String::as_str), found)?;
+        if let Some(lost) = found.cells.get_mut(numbers.len()) {
+            lost.push(place.lost() - before, &Validity::default());
         }
         Ok(())
     }

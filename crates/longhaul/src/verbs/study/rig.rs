@@ -6,9 +6,10 @@
 //!   who started it, after what is on it;
 //! - what the emulator counts during a load is of that load alone.
 
+use super::Found;
 use crate::again::{program, reason};
 use crate::exit::{Exit, Failure};
-use longhaul_bench::record::{Cell, Cpu, Validity};
+use longhaul_bench::record::{Cpu, Run, Validity};
 use longhaul_bench::schema;
 use longhaul_bench::watch::{Emulated, Expect, Watch, Watched};
 use longhaul_wan::control::Control;
@@ -80,8 +81,8 @@ impl Rig {
         Ok((wan.server(link).bound_command(program()?), wan.server_address(link).to_string()))
     }
 
-    /// Runs a load, and takes numbers of its result by their names.
-    pub(super) fn load(&self, args: &[String], numbers: &[&str], into: &mut [Cell]) -> Result<(), Failure> {
+    /// Runs a load, and takes numbers of its result by their names, and its runs.
+    pub(super) fn load(&self, args: &[String], numbers: &[&str], into: &mut Found) -> Result<(), Failure> {
         let ran = self.run(self.command()?.args(args).arg("--json"))?;
         let wrong = |what: &str| Failure::failed(format!("{what}: {}", reason(&ran.stderr)));
         let result: schema::Output =
@@ -92,13 +93,14 @@ impl Rig {
             let why = reasons.map(|reason| reason.detail.as_str()).next();
             Failure::failed(why.unwrap_or("nothing that was begun ended within the window"))
         };
-        for (number, into) in numbers.iter().zip(into) {
+        for (number, into) in numbers.iter().zip(&mut into.cells) {
             let found = record.cells.iter().find(|cell| cell.name == *number);
             let found = found.ok_or_else(nothing)?.clone();
             into.samples = found.samples;
             into.left_out = found.left_out;
             into.validity = found.validity;
         }
+        into.runs.extend(record.runs.into_iter().map(|run| Run { seed: record.seed, ..run }));
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 //! 1 to 4 servers, read from their memory; mean of ten runs.
 
 use super::rig::{Rig, Server};
-use super::{Experiment, Settings, Usual, Wanted};
+use super::{Experiment, Found, Settings, Usual, Wanted};
 use crate::exit::{Failure, Outcome};
 use longhaul_bench::record::{Better, Cell, Place, Published};
 use longhaul_wan::Conditions;
@@ -117,7 +117,7 @@ impl Experiment for Striping {
         all
     }
 
-    fn measure(&mut self, case: &Case, settings: &Settings, _: &[Cell], cells: &mut [Cell]) -> Outcome {
+    fn measure(&mut self, case: &Case, settings: &Settings, _: &[Cell], found: &mut Found) -> Outcome {
         if self.0.as_ref().is_none_or(|bed| bed.rate != case.rate) {
             // The old one goes first: both together would be too much.
             self.0 = None;
@@ -144,7 +144,7 @@ impl Experiment for Striping {
             &runs,
         ]);
         let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
-        bed.rig.load(&args, &["read bandwidth"], cells)
+        bed.rig.load(&args, &["read bandwidth"], found)
     }
 }
 

@@ -11,7 +11,7 @@
 
 mod bed;
 
-use super::{Experiment, Settings, Usual, Wanted, suited_scale};
+use super::{Experiment, Found, Settings, Usual, Wanted, suited_scale};
 use crate::exit::{Failure, Outcome};
 use bed::{Bed, Length};
 use longhaul_bench::record::{Better, Cell, Code, Place, Published, ROUND_TRIPS_MIN, Validity, WINDOW_MIN};
@@ -168,20 +168,20 @@ impl Experiment for Transfer {
         all
     }
 
-    fn measure(&mut self, case: &Case, settings: &Settings, known: &[Cell], cells: &mut [Cell]) -> Outcome {
+    fn measure(&mut self, case: &Case, settings: &Settings, known: &[Cell], found: &mut Found) -> Outcome {
         if let Case::Line(rung) = case {
-            return line(*rung, settings, known, cells);
+            return line(*rung, settings, known, &mut found.cells);
         }
         if self.0.is_none() {
             self.0 = Some(Bed::start(settings)?);
         }
         let Some(bed) = &mut self.0 else { return Err(Failure::failed("there is nothing to copy to")) };
         let mut copies =
-            |rung, files, how| (0..settings.runs).try_for_each(|_| bed.copy(rung, files, how, &mut *cells));
+            |rung, files, how| (0..settings.runs).try_for_each(|_| bed.copy(rung, files, how, &mut *found));
         match case {
             Case::Point(rung, files) => copies(*rung, *files, (ONE, Length::Any)),
             Case::Copy(files, tune) => copies(Rung::Whole, *files, (*tune, Length::Enough)),
-            Case::Set(name) => bed.set(name, settings, cells),
+            Case::Set(name) => bed.set(name, settings, found),
             Case::Line(_) => Ok(()),
         }
     }

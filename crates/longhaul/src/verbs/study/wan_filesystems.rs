@@ -5,7 +5,7 @@
 
 use super::place::{Kind, Load, Place};
 use super::rig::{Rig, Scratch, Server};
-use super::{Experiment, Settings, Usual, Wanted, suited_scale};
+use super::{Experiment, Found, Settings, Usual, Wanted, suited_scale};
 use crate::exit::{Failure, Outcome};
 use longhaul_bench::record::{Better, Cell, EVENTS, Place as Spot};
 use longhaul_wan::Conditions;
@@ -94,7 +94,7 @@ impl Experiment for WanFilesystems {
         all
     }
 
-    fn measure(&mut self, case: &Case, settings: &Settings, _: &[Cell], cells: &mut [Cell]) -> Outcome {
+    fn measure(&mut self, case: &Case, settings: &Settings, _: &[Cell], found: &mut Found) -> Outcome {
         let key = (case.rtt, case.in_capsule);
         if self.bed.as_ref().is_none_or(|bed| bed.key != key) {
             // The old one goes first: both together would be too much.
@@ -102,7 +102,7 @@ impl Experiment for WanFilesystems {
             self.bed = Some(Bed::start(key, settings)?);
         }
         let Some(bed) = &mut self.bed else { return Err(Failure::failed("there is no device")) };
-        bed.measure(case, settings, cells)
+        bed.measure(case, settings, found)
     }
 }
 
@@ -245,7 +245,7 @@ impl Bed {
         Ok(Bed { key, place: None, uris, _target: Some(target), rig, scratch, places: 0 })
     }
 
-    fn measure(&mut self, case: &Case, settings: &Settings, cells: &mut [Cell]) -> Outcome {
+    fn measure(&mut self, case: &Case, settings: &Settings, found: &mut Found) -> Outcome {
         if self.place.as_ref().is_none_or(|(on, _)| *on != case.on) {
             // They are on the same devices.
             self.place = None;
@@ -262,7 +262,7 @@ impl Bed {
         if !case.load.write || case.in_capsule.is_some() {
             case.load.lay_out(&self.rig, place)?;
         }
-        case.load.run(&self.rig, place, settings, cells)
+        case.load.run(&self.rig, place, settings, found)
     }
 }
 

@@ -2,11 +2,10 @@
 //! emulated link or where it was said. Copies are runs of this same program.
 
 use super::{BYTES_OF_SMALL, RATE, RTT, Rung, SET, SET_QUICK, Tune, counts, size};
-use crate::again::{at, seconds, summary};
+use crate::again::{self, at, seconds, summary};
 use crate::exit::{Failure, Outcome};
-use crate::verbs::study::Settings;
 use crate::verbs::study::rig::{Rig, Scratch, Server, Way};
-use longhaul_bench::record::Cell;
+use crate::verbs::study::{Found, Settings};
 use longhaul_transfer::Endpoint;
 use longhaul_wan::Conditions;
 use serde_json::Value;
@@ -91,7 +90,7 @@ impl Bed {
         rung: Rung,
         files: u32,
         (tune, length): (Tune, Length),
-        cells: &mut [Cell],
+        found: &mut Found,
     ) -> Outcome {
         let size = self.sizes.iter().find(|(of, _)| *of == files).map_or(1, |(_, size)| *size);
         let agent = self.agent(tune.at_once)?;
@@ -113,11 +112,11 @@ impl Bed {
             (Rung::Write | Rung::Whole, _) => format!("{agent}/{}", self.copies),
         };
         let crosses = rung.crosses(self.named.is_some());
-        self.timed([&from, &to], tune, (length, crosses), cells, |seconds| seconds)
+        self.timed([&from, &to], tune, (length, crosses), found, |seconds| seconds)
     }
 
     /// Copies a data set as often as is wanted, with as much at once as helps.
-    pub(super) fn set(&mut self, name: &str, settings: &Settings, cells: &mut [Cell]) -> Outcome {
+    pub(super) fn set(&mut self, name: &str, settings: &Settings, found: &mut Found) -> Outcome {
         let bytes = match (settings.targets.is_empty(), settings.quick) {
             (true, _) => RATE * settings.scale / 8.0 * settings.runtime.as_secs_f64(),
             (false, true) => SET_QUICK as f64 * settings.scale,
@@ -134,7 +133,7 @@ impl Bed {
             let to = format!("{agent}/{}", self.copies);
             let tune = Tune { at_once: None, ahead: true };
             let from = dir.to_string_lossy();
-            self.timed([&from, &to], tune, (Length::Enough, true), cells, |seconds| bytes / seconds)?;
+            self.timed([&from, &to], tune, (Length::Enough, true), found, |seconds| bytes / seconds)?;
         }
         fs::remove_dir_all(&dir).map_err(Failure::failed)
     }
@@ -150,14 +149,15 @@ impl Bed {
         Ok(made["bytes"].as_u64().unwrap_or_default())
     }
 
-    /// Copies, and takes what its seconds come to into the first of `cells` and
-    /// processor seconds into the second, if there is one.
+    /// Copies, and takes what its seconds come to into the first of the cells and
+    /// processor seconds into the second, if there is one; and what the copy itself
+    /// says of its processors and sockets.
     fn timed(
         &self,
         [from, to]: [&str; 2],
         tune: Tune,
         (length, crosses): (Length, bool),
-        cells: &mut [Cell],
+        found: &mut Found,
         number: impl Fn(f64) -> f64,
     ) -> Outcome {
         let mut command = self.rig.command()?;
@@ -168,7 +168,8 @@ impl Bed {
         if !tune.ahead {
             command.args(["--read-ahead", "0"]);
         }
-        command.arg("--").arg(from).arg(to);
+        let result = self.scratch.path().join("copy.json");
+        command.arg("--output").arg(&result).arg("--").arg(from).arg(to);
         let (out, seen) = self.rig.watch(|| self.rig.finish(&mut command))?;
         let summary = summary(&out)?;
         let seconds = seconds(&summary)?;
@@ -178,8 +179,9 @@ impl Bed {
             false => Way::Within,
         };
         let validity = seen.judge((length == Length::Enough).then(|| time(seconds)), way);
+        found.runs.push(again::run(&result, &validity)?);
         let processors = seen.processors().unwrap_or(f64::NAN);
-        for (cell, value) in cells.iter_mut().zip([number(seconds), processors]) {
+        for (cell, value) in found.cells.iter_mut().zip([number(seconds), processors]) {
             cell.push(value, &validity);
         }
         self.clear()
