@@ -123,9 +123,9 @@ impl Load {
     /// Writes all its files once, so that none has a hole.
     pub(super) fn lay_out(&self, setup: &Setup, place: &Place) -> Result<()> {
         let load = Load { write: true, ..*self };
-        let seen = fio(setup, load.command(place).arg("--end_fsync=1"), true)?;
+        let seen = fio(setup, &mut load.command(place), true)?;
         ensure!(seen.errors == 0.0, "the files could not be written");
-        Ok(())
+        place.sync()
     }
 
     /// What is not measured of a window: jobs begin one after the other, and each
