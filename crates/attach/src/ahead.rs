@@ -35,11 +35,9 @@ const DISORDER: u64 = 4 << 20;
 /// Bytes that a stream may have skipped, as a multiple of a read, while it is
 /// read ahead of: what it skips, others of its reads bring soon, or it is none.
 const SKIPPED: u64 = 32;
-/// A window begins at this many times the read, since two of many random reads
-/// follow each other by chance now and then. If a third one follows, it grows to
-/// this part of the advice, or to twice of what it was if that is more.
-const FIRST: u64 = 4;
-const FIRST_PART: u64 = 4;
+/// A stream has no more ahead of it than this many times what it has read: two of
+/// many random reads follow each other by chance now and then, and files end.
+const READ_TIMES: u64 = 2;
 
 /// A stream counts as one that is read while it is among so many reads.
 const RECENT: u64 = 8 * STREAMS as u64;
@@ -59,8 +57,8 @@ struct Cell {
 struct Stream {
     /// Where it goes on.
     next: u64,
-    /// Bytes that it has ahead of it; none before its second read.
-    window: u64,
+    /// Bytes that it has read, once it has read twice; none before.
+    read: u64,
     /// Bytes before `next` that it did not read.
     skipped: u64,
     touched: u64,
@@ -83,7 +81,8 @@ impl Ahead {
     }
 
     /// A read of `bytes` is about to be done: how many bytes from its
-    /// beginning on should be here or on their way, if it is sequential.
+    /// beginning on should be here or on their way, if it is sequential. All
+    /// streams together have `most` ahead of them.
     pub(crate) fn handle_read(&mut self, bytes: &Range<u64>, most: u64) -> Option<u64> {
         self.clock += 1;
         let (len, clock) = (bytes.end - bytes.start, self.clock);
@@ -92,9 +91,9 @@ impl Ahead {
             let late =
                 bytes.start < stream.next && bytes.start + DISORDER > stream.next && stream.skipped >= len;
             let early = bytes.start > stream.next && bytes.start < stream.next + DISORDER;
-            bytes.start == stream.next || stream.window > 0 && (late || early)
+            bytes.start == stream.next || stream.read > 0 && (late || early)
         };
-        let is_read = |stream: &&Stream| stream.window > 0 && clock - stream.touched < RECENT;
+        let is_read = |stream: &&Stream| stream.read > 0 && clock - stream.touched < RECENT;
         let share = most / self.streams.iter().filter(is_read).count().max(1) as u64;
         let Some(stream) = self.streams.iter_mut().find(|stream| follows(stream)) else {
             self.begin(bytes.end);
@@ -105,19 +104,19 @@ impl Ahead {
         stream.next += on;
         stream.skipped = (stream.skipped + on).saturating_sub(len);
         if stream.skipped > DISORDER {
-            (stream.window, stream.skipped) = (0, 0);
+            (stream.read, stream.skipped) = (0, 0);
             return None;
         }
+        stream.read = if stream.read == 0 { 2 * len } else { stream.read + len };
         // What is late is behind what was read ahead.
         if on == 0 || stream.skipped > len.saturating_mul(SKIPPED) {
             return None;
         }
-        stream.window = match stream.window {
-            0 => FIRST.saturating_mul(len),
-            size => size.saturating_mul(2).max(share / FIRST_PART),
-        };
-        stream.window = stream.window.min(share);
-        Some(stream.next - bytes.start.min(stream.next) + stream.window)
+        let window = stream.read.saturating_mul(READ_TIMES).min(share);
+        if window == 0 {
+            return None;
+        }
+        Some(stream.next - bytes.start.min(stream.next) + window)
     }
 
     /// A stream that may come of the read that ended at `next`.
@@ -127,7 +126,7 @@ impl Ahead {
         {
             self.streams.swap_remove(oldest);
         }
-        self.streams.push(Stream { next, window: 0, skipped: 0, touched: self.clock });
+        self.streams.push(Stream { next, read: 0, skipped: 0, touched: self.clock });
     }
 
     /// Begins to fill the cells from `offset` on, `ahead` bytes far, that are
@@ -260,10 +259,14 @@ mod tests {
         let most = 8 << 20;
         assert_eq!(ahead.handle_read(&at(1000, 128), most), None);
         assert_eq!(ahead.handle_read(&at(1128, 128), most), Some(128 * K + (512 << 10)));
-        assert_eq!(ahead.handle_read(&at(1256, 128), most), Some(128 * K + (2 << 20)));
-        assert_eq!(ahead.handle_read(&at(1384, 128), most), Some(128 * K + (4 << 20)));
-        assert_eq!(ahead.handle_read(&at(1512, 128), most), Some(128 * K + (8 << 20)));
-        assert_eq!(ahead.handle_read(&at(1640, 128), most), Some(128 * K + (8 << 20)));
+        assert_eq!(ahead.handle_read(&at(1256, 128), most), Some(128 * K + (768 << 10)));
+        for n in 3..40 {
+            let window = (2 * (n + 1) * 128 * K).min(most);
+            assert_eq!(ahead.handle_read(&at(1000 + n * 128, 128), most), Some(128 * K + window), "{n}");
+        }
+        // Others fill the path by themselves, and then no more.
+        assert_eq!(ahead.handle_read(&at(1000 + 40 * 128, 128), 0), None);
+        assert_eq!(ahead.handle_read(&at(1000 + 41 * 128, 128), most), Some(128 * K + most));
     }
 
     #[test]

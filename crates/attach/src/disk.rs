@@ -140,10 +140,9 @@ impl Disk {
             return Ok(Buf::copy_of(&[]));
         }
         let advice = self.io.advice().unwrap_or(Advice::LOCAL);
-        let most = advice.read_ahead.min(self.ahead_limit);
-        let ahead = self.ahead.borrow_mut().handle_read(&(offset..offset + len), most);
-        // What fills the path by itself would only be held up.
-        let mut ahead = ahead.filter(|_| self.asked.get() < advice.read);
+        // Readers who fill the path by themselves would only be held up.
+        let most = advice.read_ahead.saturating_sub(self.asked.get()).min(self.ahead_limit);
+        let mut ahead = self.ahead.borrow_mut().handle_read(&(offset..offset + len), most);
         let _asked = Asked::new(&self.asked, len);
         loop {
             self.order.settled(blocks.clone()).await;
