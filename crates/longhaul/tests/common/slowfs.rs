@@ -1,6 +1,7 @@
-//! A directory that is seen through a slow file system: what is asked for takes
-//! its time, as at a metadata server far away or on a disk that is busy. It needs
-//! FUSE, and is served by threads of the test.
+//! A directory that is seen through a slow or an odd file system: what is asked for
+//! takes its time, as at a metadata server far away or on a disk that is busy; a
+//! disk has bad places; names are few or alike. It needs FUSE, and is served by
+//! threads of the test.
 
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags,
@@ -19,6 +20,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// More than any copy of a test asks for at the same time.
 const THREADS: usize = 72;
+/// What a disk says of a bad place (errno(3)).
+const EIO: i32 = 5;
+/// What is said of a name that is too long.
+const ENAMETOOLONG: i32 = 36;
 /// Nothing is remembered by the kernel: every question comes here.
 const NEVER: Duration = Duration::ZERO;
 
@@ -40,6 +45,12 @@ pub(crate) struct Slow {
     /// Time that opening takes for each file that is being opened: a disk that
     /// seeks between all of them, one after the other.
     pub(crate) crowd: Duration,
+    /// From here on no file can be read.
+    pub(crate) bad_from: Option<u64>,
+    /// Names that differ in upper and lower case alone are one.
+    pub(crate) folds: bool,
+    /// The longest name, in bytes.
+    pub(crate) name_most: Option<usize>,
 }
 
 /// A directory, seen so. It is unmounted when this is dropped.
@@ -107,7 +118,17 @@ impl Through {
     }
 
     fn below(&self, parent: INodeNo, name: &OsStr) -> io::Result<PathBuf> {
-        Ok(self.path(parent)?.join(name))
+        if self.slow.name_most.is_some_and(|most| name.len() > most) {
+            return Err(io::Error::from_raw_os_error(ENAMETOOLONG));
+        }
+        let directory = self.path(parent)?;
+        let folded = |name: &OsStr| name.to_string_lossy().to_lowercase();
+        let same = |entry: &fs::DirEntry| folded(&entry.file_name()) == folded(name);
+        let there = match self.slow.folds {
+            true => fs::read_dir(&directory)?.flatten().find(same),
+            false => None,
+        };
+        Ok(there.map_or_else(|| directory.join(name), |entry| entry.path()))
     }
 
     fn number(&self, path: &Path) -> u64 {
@@ -350,6 +371,9 @@ impl Filesystem for Through {
     ) {
         let read = || -> io::Result<_> {
             let (file, mut data) = (self.file(handle)?, vec![0; size as usize]);
+            if self.slow.bad_from.is_some_and(|bad| offset + u64::from(size) > bad) {
+                return Err(io::Error::from_raw_os_error(EIO));
+            }
             let mut done = 0;
             while done < data.len() {
                 match file.read_at(&mut data[done..], offset + done as u64)? {
