@@ -197,6 +197,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     if let Some([a, b]) = args.compare.as_deref() {
         return compare::run(a, b, output);
     }
+    super::diagnose::tell_unread_counters(output);
     let loaded = if args.layout.is_some() { 1 } else { args.devices.len() };
     let jobs = args.numjobs as usize * loaded;
     // Every thread opens every device that one of its jobs is on.

@@ -404,6 +404,9 @@ fn run(spec: &CopySpec, (verb, args): (&str, &Common), output: Output) -> Result
     let monitor = Arc::new(Monitor::new());
     let progress = show::Progress::start(Arc::clone(&monitor), output);
     let recording = args.output.as_deref().map(|path| (path, record::Recording::start()));
+    if recording.is_some() {
+        super::diagnose::tell_unread_counters(output);
+    }
     let result = copy(spec, &settings, &monitor);
     let document = recording
         .zip(result.as_ref().ok())

@@ -144,9 +144,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let stop = longhaul_bench::Stop::new();
     super::bench::stop_on_interrupt(&stop)?;
     let mut ladder = Ladder::new(args, stop)?;
-    if let Some(why) = hosts::Segments::unread() {
-        output.note(format_args!("longhaul: {why}: losses on the path will not be seen"));
-    }
+    tell_unread_counters(output);
     let mut climbed = Climbed::default();
     let (findings, tried, failure) = match find(args, &mut ladder, &mut climbed, output) {
         Ok((findings, tried)) => (findings, tried, None),
@@ -172,6 +170,14 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let kept =
         args.output.as_ref().map(|path| format!("; what was measured until then is in {}", path.display()));
     Err(Failure::new(Exit::Partly, format!("{}{}", failure.message, kept.unwrap_or_default())))
+}
+
+/// Says which counters of this machine cannot be read, if any: without them no run is
+/// known to have been free of losses.
+pub(super) fn tell_unread_counters(output: Output) {
+    if let Some(why) = hosts::Segments::unread() {
+        output.note(format_args!("longhaul: {why}: losses on the path will not be seen"));
+    }
 }
 
 /// Measures, and finds causes; with `--try` also what the remedy brings.

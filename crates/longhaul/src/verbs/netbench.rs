@@ -103,7 +103,10 @@ fn resolve(name: &str) -> Result<SocketAddr, Failure> {
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     match (&args.listen, &args.server) {
         (Some(listen), _) => serve(*listen, args, output),
-        (None, Some(server)) => ask(server, args, output),
+        (None, Some(server)) => {
+            super::diagnose::tell_unread_counters(output);
+            ask(server, args, output)
+        }
         (None, None) => Err(Failure::usage("give a server, or --listen to be one")),
     }
 }

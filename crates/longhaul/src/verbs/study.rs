@@ -227,6 +227,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
              destroyed, say --overwrite",
         ));
     }
+    super::diagnose::tell_unread_counters(output);
     let stop = Stop::new();
     super::bench::stop_on_interrupt(&stop)?;
     let (mut results, mut summaries, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
