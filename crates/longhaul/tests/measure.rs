@@ -267,8 +267,7 @@ fn a_copy_is_taken_apart_and_what_was_made_is_removed() {
     assert_eq!(cells(&kept, ": the bytes").len(), 4);
     let copies = runs(&kept, &cells(&kept, "whole, 64 files")[0]);
     assert!(copies.len() == 1 && copies[0]["tcp"][0]["cwnd"].as_u64() > Some(0), "{copies:?}");
-    let result: Value = serde_json::from_str(&fs::read_to_string(&kept).expect("read")).expect("JSON");
-    let conditions = &result["longhaul"]["conditions"];
+    let conditions = &record(&kept)["conditions"];
     assert!(conditions["whole, all copies"].as_str().is_some_and(|line| line.contains("95 % between")));
     assert!(conditions["stages of a file"].as_str().is_some_and(|split| split.contains("longest ≤ whole")));
     let summary = ran.events().pop().expect("a summary");
@@ -352,17 +351,21 @@ fn a_study_goes_on_where_it_was() {
     assert!(fs::read_to_string(&page).expect("a page").contains("Reads striped over servers: these devices"));
 }
 
+/// The part of a result that is this program's own.
+fn record(path: &Path) -> Value {
+    let mut result: Value = serde_json::from_str(&fs::read_to_string(path).expect("read")).expect("JSON");
+    result["longhaul"].take()
+}
+
 /// The cells of a result whose name has a part.
 fn cells(path: &Path, part: &str) -> Vec<Value> {
-    let result: Value = serde_json::from_str(&fs::read_to_string(path).expect("read")).expect("JSON");
-    let cells = result["longhaul"]["cells"].as_array().expect("cells").clone();
+    let cells = record(path)["cells"].as_array().expect("cells").clone();
     cells.into_iter().filter(|cell| cell["name"].as_str().is_some_and(|name| name.contains(part))).collect()
 }
 
 /// The runs that a number of a study is of.
 fn runs(path: &Path, cell: &Value) -> Vec<Value> {
-    let result: Value = serde_json::from_str(&fs::read_to_string(path).expect("read")).expect("JSON");
-    let runs = result["longhaul"]["runs"].as_array().expect("runs").clone();
+    let runs = record(path)["runs"].as_array().expect("runs").clone();
     runs.into_iter().filter(|run| run["of"] == cell["name"]).collect()
 }
 
