@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Target, command, finish, follow, longhaul, text};
+use common::{agent, command, finish, follow, longhaul, text};
 use longhaul_wan::{Conditions, Error, Namespace, Plan, Wan};
 use serde_json::Value;
 use std::fs;
@@ -255,7 +255,7 @@ fn a_copy_is_taken_apart_and_what_was_made_is_removed() {
     for dir in [&source, &destination] {
         assert_eq!(fs::read_dir(dir).expect("read").count(), 0, "something is left in {}", dir.display());
     }
-    let (_agent, uri) = agent(Path::new(&to));
+    let (_agent, uri) = agent(Path::new(&to), &[]);
     let kept = dir.path().join("copy.json");
     let output = ["--try", "--output", text(&kept)];
     let ran = longhaul(&[&["diagnose", &from, &uri], &output[..], &small].concat());
@@ -374,19 +374,12 @@ fn why(cell: &Value) -> &str {
     cell["validity"]["reasons"][0]["detail"].as_str().unwrap_or_default()
 }
 
-/// An agent that serves a directory, and where it is.
-fn agent(root: &Path) -> (Target, String) {
-    let agent = Target::spawn(command(&["agent", "--listen", "127.0.0.1:0", "--root", text(root), "--json"]));
-    let uri = agent.ready["uri"].as_str().expect("a URI").to_owned();
-    (agent, uri)
-}
-
 #[test]
 fn a_study_of_copies_ends_in_what_a_file_costs() {
     let dir = tempfile::tempdir().expect("directory");
     let [there, path, page] = ["there", "study.json", "study.html"].map(|name| dir.path().join(name));
     fs::create_dir(&there).expect("made");
-    let (_agent, uri) = agent(&there);
+    let (_agent, uri) = agent(&there, &[]);
     let small = ["--quick", "--runs", "1", "--scale", "0.0001"];
     let files = ["--output", text(&path), "--report", text(&page)];
     let ran = longhaul(&[&["study", "transfer", "--target", &uri][..], &small, &files].concat());
@@ -435,7 +428,7 @@ fn a_study_of_copies_that_is_interrupted_leaves_nothing_at_the_destination() {
     let dir = tempfile::tempdir().expect("directory");
     let [there, path] = ["there", "study.json"].map(|name| dir.path().join(name));
     fs::create_dir(&there).expect("made");
-    let (_agent, uri) = agent(&there);
+    let (_agent, uri) = agent(&there, &[]);
     let args = ["study", "transfer", "--quick", "--runs", "1", "--scale", "0.02", "--json", "--target", &uri];
     let mut study = command(&[&args[..], &["--output", text(&path)]].concat());
     // A group of its own, as a terminal makes one: Ctrl-C ends its copy, too.

@@ -5,7 +5,7 @@ mod common;
 #[path = "common/slowfs.rs"]
 mod slowfs;
 
-use common::{Target, command, longhaul, text};
+use common::{agent, longhaul, text};
 use serde_json::Value;
 use slowfs::{Slow, SlowFs};
 use std::fs;
@@ -78,10 +78,8 @@ fn a_disk_with_bad_places_loses_those_files_alone() {
     for bad_from in [SMALL as u64 / 2, LARGE as u64 / 2] {
         let how = Slow { bad_from: Some(bad_from), ..Slow::default() };
         let Some(ends) = Ends::new("source", how) else { return };
-        let agent =
-            command(&["agent", "--listen", "127.0.0.1:0", "--json", "--root", text(&ends.at("copy"))]);
-        let agent = Target::spawn(agent);
-        let far = format!("{}far", agent.ready["uri"].as_str().expect("a URI"));
+        let (_agent, uri) = agent(&ends.at("copy"), &[]);
+        let far = format!("{uri}far");
         ends.write("large", LARGE);
         ends.write("small", SMALL);
         for n in 0..50 {

@@ -260,13 +260,7 @@ fn a_dry_run_names_what_it_would_do_from_wherever_it_is_asked() {
     std::os::unix::fs::symlink("same", source.join("link")).expect("linked");
     fs::create_dir(copy.join("gone")).expect("made");
     fs::write(copy.join("gone/file"), "1").expect("written");
-    let agent = |root: &Path| {
-        let args = ["agent", "--listen", "127.0.0.1:0", "--onward", "--json", "--root", text(root)];
-        let agent = Target::spawn(command(&args));
-        let uri = agent.ready["uri"].as_str().expect("a URI").to_owned();
-        (agent, uri)
-    };
-    let (near, far) = (agent(&source), agent(&copy));
+    let (near, far) = (common::agent(&source, &["--onward"]), common::agent(&copy, &["--onward"]));
     let (here, there) = (text(&source).to_owned(), text(&copy).to_owned());
     for (from, to) in [(&here, &there), (&here, &far.1), (&near.1, &there), (&near.1, &far.1)] {
         let ran = longhaul(&["sync", "--level", "size", "--delete", "--dry-run", "--json", from, to]);

@@ -147,6 +147,14 @@ impl Drop for Target {
     }
 }
 
+/// An agent that serves a directory on loopback, and its URI, which ends with a slash.
+pub fn agent(root: &Path, more: &[&str]) -> (Target, String) {
+    let args = ["agent", "--listen", "127.0.0.1:0", "--json", "--root", text(root)];
+    let agent = Target::spawn(command(&[&args[..], more].concat()));
+    let uri = agent.ready["uri"].as_str().expect("a URI").to_owned();
+    (agent, uri)
+}
+
 /// Events as they come.
 pub fn follow(stdout: ChildStdout) -> mpsc::Receiver<Value> {
     let (tx, rx) = mpsc::channel();
