@@ -32,6 +32,9 @@ const XFS_LEAST: u64 = 300 * MIB;
 /// Below this, `mkfs.xfs` would divide a striped device into eight parts that
 /// are no larger than the log, which has to fit in one.
 const XFS_FEW_GROUPS: u64 = 600 * MIB;
+/// Part of a striped device that its log takes at most: `mkfs.xfs` divides one
+/// of over 8 GiB into sixteen parts, and something else has to fit beside the log.
+const XFS_STRIPED_LOG_PART: u64 = 17;
 /// Memory of one XFS log buffer: the largest there is, so that a burst of
 /// changes is few writes.
 const XFS_LOGBSIZE: &str = "256k";
@@ -175,13 +178,15 @@ impl Shape {
                     return Err(format!("XFS needs {} MiB; ext4 needs less", XFS_LEAST / MIB));
                 }
                 add(&["-q", "-f", "-K", "-s", &format!("size={}", self.block_size)]);
+                let mut log = self.journal();
                 if let Some((unit, data)) = self.stripe {
                     let groups = if self.size < XFS_FEW_GROUPS { ",agcount=4" } else { "" };
                     add(&["-d", &format!("su={unit},sw={data}{groups}")]);
+                    log = log.min(self.size / XFS_STRIPED_LOG_PART / MIB * MIB);
                 }
                 // Its records are padded to a unit of the log: with the
                 // stripe's, each fsync would write as much.
-                add(&["-l", &format!("size={},su=32k", self.journal().max(XFS_LOG_LEAST))]);
+                add(&["-l", &format!("size={},su=32k", log.max(XFS_LOG_LEAST))]);
             }
             Kind::Ext4 => {
                 add(&["-q", "-F", "-b", "4096"]);
@@ -249,12 +254,17 @@ mod tests {
     }
 
     #[test]
-    fn small_striped_devices_have_room_for_the_log() {
+    fn striped_devices_have_room_for_the_log() {
         let file = tempfile::NamedTempFile::new().expect("a file");
-        for size in [300, 448, 512, 520, 599, 600, 1024].map(|size| size * MIB) {
+        let (near, far) = (0, 300);
+        let sizes =
+            [(300, near), (448, near), (512, near), (520, near), (599, near), (600, near), (1024, near)];
+        let large = [1100, 8191, 8192, 8193, 12_288, 16_384, 16_400, 100_000].map(|size| (size, far));
+        for (size, distance) in sizes.into_iter().chain(large) {
+            let size = size * MIB;
             file.as_file().set_len(size).expect("sized");
-            for stripe in [(64 << 10, 2), (256 << 10, 4), (4 << 20, 6)] {
-                let shape = Shape { stripe: Some(stripe), ..shape(size, 0) };
+            for stripe in [(64 << 10, 2), (256 << 10, 4), (1 << 20, 6), (4 << 20, 6), (1 << 20, 62)] {
+                let shape = Shape { stripe: Some(stripe), ..shape(size, distance) };
                 let args = shape.mkfs(Kind::Xfs, None).expect("large enough");
                 let mut command = std::process::Command::new("mkfs.xfs");
                 let Ok(ran) = command.arg("-N").args(&args).arg(file.path()).output() else {

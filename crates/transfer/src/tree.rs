@@ -123,8 +123,8 @@ impl Tree {
         })?)
     }
 
-    /// Removes what is no directory on the way to `path`, or there; but no symbolic
-    /// link, which somebody may have put there to lead elsewhere.
+    /// Removes the first that is no directory on the way to `path`, or there. Of a
+    /// symbolic link that is the link, and never what it leads to.
     pub(crate) fn clear(&self, path: &[u8]) -> io::Result<()> {
         let ends = path.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(at, _)| at);
         for end in ends.chain([path.len()]) {
@@ -137,10 +137,8 @@ impl Tree {
                 Err(Errno::NOENT) => return Ok(()),
                 result => result?,
             };
-            match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Directory => {}
-                FileType::Symlink => return Err(Errno::LOOP.into()),
-                _ => return remove_for_directory(at.as_fd(), name),
+            if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+                return remove_for_directory(at.as_fd(), name);
             }
         }
         Ok(())

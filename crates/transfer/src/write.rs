@@ -357,13 +357,18 @@ impl Writer {
         Trouble { path: path.clone(), op: *op, message: say(e) }
     }
 
-    /// The directory that something goes into, made if need be. What is no
-    /// directory in its place goes, since that of the source is one: its own entry
-    /// may be on its way still. A mode that lets nobody write is put aside.
+    /// A directory, made if need be. What is none in its place, or on the way to it,
+    /// goes, since that of the source is one: its own entry may be on its way still. A mode that lets nobody write is put aside.
     fn parent(&self, path: &[u8], walker: &mut Walker) -> io::Result<Arc<OwnedFd>> {
         match walker.make(path) {
             Err(e) if tree::is_in_the_way(&e) => {
-                self.base.clear(path)?;
+                match self.base.clear(path) {
+                    Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                        self.open_way(path);
+                        self.base.clear(path)?;
+                    }
+                    result => result?,
+                }
                 walker.make(path)
             }
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
@@ -522,7 +527,7 @@ impl Writer {
         let (parent, _) = path.split();
         match &entry.kind {
             Kind::Directory => {
-                self.directory(&path, walker).map_err(write)?;
+                self.parent(path.as_bytes(), walker).map_err(write)?;
                 // What is made in it changes its time: it is set again in any case.
                 let kept = Entry { path: path.clone(), ..entry.clone() };
                 Ok(match lock(&self.last).keep(path, kept) {
@@ -602,20 +607,6 @@ impl Writer {
         match late.digest {
             Some(digest) if late.is_file => self.list(&late.path, || Ok(digest)),
             _ => Ok(()),
-        }
-    }
-
-    /// A directory, in place of whatever else has its name.
-    fn directory(&self, path: &RelPath, walker: &mut Walker) -> io::Result<()> {
-        match self.parent(path.as_bytes(), walker) {
-            // A link: it is this entry's place, so not on the way to it.
-            Err(e) if tree::is_in_the_way(&e) => {
-                let (parent, name) = path.split();
-                let directory = self.parent(parent, walker)?;
-                self.make_in(&directory, parent, |at| tree::remove_for_directory(at, name))?;
-                walker.make(path.as_bytes()).map(drop)
-            }
-            result => result.map(drop),
         }
     }
 

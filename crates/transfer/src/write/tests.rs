@@ -177,12 +177,21 @@ fn a_file_may_come_before_the_directory_that_takes_the_place_of_another() {
     let dir = tempfile::tempdir().expect("a directory");
     fs::create_dir(dir.path().join("a")).expect("made");
     fs::write(dir.path().join("a/was-file"), "old").expect("written");
+    fs::create_dir(dir.path().join("elsewhere")).expect("made");
+    std::os::unix::fs::symlink("../elsewhere", dir.path().join("a/was-link")).expect("linked");
     let writer = writer(dir.path(), 1, Options::default());
-    let (_, troubles) = batch(&writer, &[(entry("a/was-file/b/f", Kind::File, 3), b"new")]);
+    let file = |path| (entry(path, Kind::File, 3), b"new".as_slice());
+    let (_, troubles) = batch(&writer, &[file("a/was-file/b/f"), file("a/was-link/b/f")]);
     assert_eq!(troubles, [""; 0]);
-    batch(&writer, &[(directory("a/was-file"), b""), (directory("a/was-file/b"), b"")]);
+    for name in ["a/was-file", "a/was-file/b", "a/was-link", "a/was-link/b"] {
+        assert_eq!(batch(&writer, &[(directory(name), b"")]).1, [""; 0]);
+    }
     assert_eq!(settle(&writer, true).1, [""; 0]);
-    assert_eq!(fs::read(dir.path().join("a/was-file/b/f")).expect("there"), b"new");
+    for name in ["a/was-file/b/f", "a/was-link/b/f"] {
+        assert_eq!(fs::read(dir.path().join(name)).expect("there"), b"new");
+    }
+    let elsewhere = fs::read_dir(dir.path().join("elsewhere")).expect("there");
+    assert_eq!(elsewhere.count(), 0, "what a link led to is not written to");
 }
 
 #[test]
