@@ -470,6 +470,7 @@ pub(crate) fn plan(root: &Root, request: &Request, readers: Concurrency) -> Resu
         rate: request.rate,
         filter: Filter::new(&request.filters).map_err(failed)?,
         recursive: request.recursive,
+        into: None,
         options: request.options,
         ask: request.options.compare != Compare::Nothing,
         readers,

@@ -58,6 +58,7 @@ impl Job {
         let resumed = writer.resumes();
         plan.resume(resumed, writer.by_content());
         plan.ahead = self.settings.read_ahead;
+        plan.into = writer.base();
         let (here, there) = Link::pair();
         let received = sink::receive(
             writer,

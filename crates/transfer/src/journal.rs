@@ -16,10 +16,12 @@ use crate::read::read_full;
 use crate::tree::{self, Tree};
 use crate::wire::{Digest, Entry};
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
@@ -93,13 +95,13 @@ impl Journal {
     /// Another copy holds it, or it cannot be written.
     pub(crate) fn open(tree: &Tree, key: u64) -> io::Result<Journal> {
         let name = name(key);
-        let (mut file, _) = tree::create(tree.fd(), &name, true)?;
+        // One of no length is of a machine that was cut off before it was written.
+        let (mut file, resumed) = tree::create(tree.fd(), &name, true)?;
         lock(&file)?;
         // A run that ended meanwhile has removed the name of what was locked.
         if rustix::fs::fstat(&file)?.st_nlink == 0 {
             return Journal::open(tree, key);
         }
-        let resumed = file.metadata()?.len() > 0;
         let rebooted = resumed && is_of_another_boot(&file);
         let known = read(&mut file)?;
         if !resumed {
@@ -137,6 +139,12 @@ impl Journal {
         self.add(key, COMPLETE, &Digest::default())
     }
 
+    /// What has appeared may not be on the medium: another run is to look at content.
+    pub(crate) fn distrust(&self) -> io::Result<()> {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.write_all_at(&[0; RECORD], 0)
+    }
+
     /// Everything is done: there is nothing to go on with.
     pub(crate) fn remove(&self, tree: &Tree) -> io::Result<()> {
         tree::remove(tree.fd().as_fd(), &self.name)
@@ -160,17 +168,22 @@ fn is_of_another_boot(file: &File) -> bool {
     !read_full(file, &mut first, 0).is_ok_and(|read| read == RECORD && first == header())
 }
 
-/// Takes the lock. A run whose other side was killed just now still has it.
+/// Takes the lock. A run whose other side was killed just now still has it. Where a
+/// file system has no locks, there is none to take.
 fn lock(file: &File) -> io::Result<()> {
     let end = Instant::now() + PATIENCE;
-    while rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) | Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => return Ok(()),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
         if Instant::now() >= end {
             let message = "the same copy to the same place is under way already";
             return Err(io::Error::new(io::ErrorKind::WouldBlock, message));
         }
         std::thread::sleep(AGAIN);
     }
-    Ok(())
 }
 
 fn name(key: u64) -> Vec<u8> {
@@ -282,5 +295,26 @@ mod tests {
         Journal::open(&tree, 1).expect("opened").add(1, 1 << 20, &digest).expect("added");
         let journal = Journal::open(&tree, 1).expect("opened");
         assert_eq!(journal.known[&1], [(0, digest), (1 << 20, digest)]);
+    }
+
+    #[test]
+    fn a_journal_that_says_nothing_is_of_a_machine_that_was_cut_off() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let tree = Tree::open(dir.path()).expect("open");
+        let open = || Journal::open(&tree, 1).expect("opened");
+        assert!(!open().resumed);
+        let journal = open();
+        assert!(journal.resumed && !journal.rebooted);
+        // It had a name before it had content.
+        journal.file.lock().expect("lock").set_len(0).expect("cut");
+        drop(journal);
+        for _ in 0..2 {
+            let journal = open();
+            assert!(journal.resumed && journal.rebooted && Journal::left(&tree, 1) == Some(true));
+            journal.add(1, 0, &Digest([7; 32])).expect("added");
+        }
+        open().remove(&tree).expect("removed");
+        open().distrust().expect("noted");
+        assert!(open().rebooted);
     }
 }

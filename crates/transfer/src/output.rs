@@ -26,6 +26,17 @@ impl Output {
         matches!(self, Output::Tree(writer) if writer.by_content())
     }
 
+    /// The directory that everything goes into, by device and inode.
+    pub(crate) fn base(&self) -> Option<(u64, u64)> {
+        match self {
+            Output::Tree(writer) => {
+                let stat = rustix::fs::fstat(writer.base.fd()).ok()?;
+                Some((stat.st_dev, stat.st_ino))
+            }
+            Output::Nowhere(_) => None,
+        }
+    }
+
     /// Whether something failed that makes it useless to go on.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Output::Tree(writer) if writer.is_full())

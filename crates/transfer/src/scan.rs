@@ -22,6 +22,9 @@ const WAYS: usize = 1 << 20;
 /// them. Of more, what comes last under a name is what there is of it.
 const NAMES: usize = 14 << 20;
 
+/// Stands for all places that a directory is in: they are counted from 1 on.
+const DIRECTORY: usize = 0;
+
 /// Something that was found.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
@@ -103,8 +106,11 @@ pub(crate) struct Scan<'a, V> {
     /// Directories on the way to what was listed, by the checksum of their names.
     ways: HashSet<u128>,
     /// What was found of which of the places, by the checksum of names, where several
-    /// places may have the same.
+    /// places may have the same; directories are nobody's.
     names: Option<HashMap<u128, usize>>,
+    /// The directory that everything goes into, where that is on this machine: by
+    /// device and inode.
+    into: Option<(u64, u64)>,
     /// Which of the places it is at.
     place: usize,
     stopped: bool,
@@ -113,7 +119,13 @@ pub(crate) struct Scan<'a, V> {
 impl<'a, V: Visitor> Scan<'a, V> {
     pub(crate) fn new(visitor: &'a mut V, filter: &'a Filter, recursive: bool) -> Scan<'a, V> {
         let (linked, ways) = (HashMap::new(), HashSet::new());
-        Scan { visitor, filter, recursive, linked, ways, names: None, place: 0, stopped: false }
+        Scan { visitor, filter, recursive, linked, ways, names: None, into: None, place: 0, stopped: false }
+    }
+
+    /// Leaves out the directory that everything goes into.
+    pub(crate) fn without(mut self, into: Option<(u64, u64)>) -> Self {
+        self.into = into;
+        self
     }
 
     /// For places of which some may have the same names: each is found once, as far as
@@ -268,6 +280,12 @@ impl<'a, V: Visitor> Scan<'a, V> {
         if !self.filter.takes(&entry.path) {
             return Ok(true);
         }
+        if is_directory && self.recursive && self.into == Some((stat.st_dev, stat.st_ino)) {
+            return Err(io::Error::other("the copy goes into it: a directory is not copied into itself"));
+        }
+        if !self.is_new(&entry) {
+            return Ok(true);
+        }
         if is_directory {
             directories.push(entry.path.clone());
             if !self.recursive {
@@ -277,30 +295,45 @@ impl<'a, V: Visitor> Scan<'a, V> {
         if entry.kind == Kind::File && stat.st_nlink > 1 {
             self.link((stat.st_dev, stat.st_ino), &mut entry);
         }
-        self.found(Found { origin: Origin::Tree(tree.clone()), entry });
+        self.hand_on(Found { origin: Origin::Tree(tree.clone()), entry });
         Ok(true)
     }
 
     /// Hands on what was found, if nothing else was under its name.
     fn found(&mut self, found: Found) {
-        if let Some(names) = &mut self.names
-            && found.entry.kind != Kind::Directory
-        {
-            let key = xxhash_rust::xxh3::xxh3_128(found.entry.path.as_bytes());
-            match names.get(&key).copied() {
-                None if names.len() < NAMES => drop(names.insert(key, self.place)),
-                None => {}
-                // Listed twice, say: it is the same.
-                Some(place) if place == self.place => return,
-                Some(_) => {
-                    let e = io::Error::other(
-                        "another source has something of this name: will not overwrite just-created",
-                    );
-                    return self.trouble(&found.entry.path, &e);
+        if self.is_new(&found.entry) {
+            self.hand_on(found);
+        }
+    }
+
+    fn hand_on(&mut self, found: Found) {
+        self.stopped |= !self.visitor.found(found);
+    }
+
+    /// Whether nothing else was found under the name of something. Directories of one
+    /// name are one directory.
+    fn is_new(&mut self, entry: &Entry) -> bool {
+        let Some(names) = &mut self.names else { return true };
+        let place = if entry.kind == Kind::Directory { DIRECTORY } else { self.place };
+        let key = xxhash_rust::xxh3::xxh3_128(entry.path.as_bytes());
+        match names.get(&key).copied() {
+            None => {
+                if names.len() < NAMES {
+                    names.insert(key, place);
                 }
+                true
+            }
+            Some(DIRECTORY) if place == DIRECTORY => true,
+            // Listed twice, say: it is the same.
+            Some(before) if before == place => false,
+            Some(_) => {
+                let e = io::Error::other(
+                    "another source has something of this name: will not overwrite just-created",
+                );
+                self.trouble(&entry.path, &e);
+                false
             }
         }
-        self.stopped |= !self.visitor.found(found);
     }
 
     /// Makes a further name of a file a link to the first.

@@ -51,6 +51,9 @@ pub(crate) struct Plan {
     pub(crate) starts: Vec<Start>,
     pub(crate) filter: Filter,
     pub(crate) recursive: bool,
+    /// The directory that everything goes into, where that is on this machine: by
+    /// device and inode.
+    pub(crate) into: Option<(u64, u64)>,
     pub(crate) options: Options,
     /// Ask before sending: something may be there already.
     pub(crate) ask: bool,
@@ -249,7 +252,7 @@ struct Finder {
 impl Finder {
     fn run(mut self, plan: &Plan) {
         let (filter, recursive) = (&plan.filter, plan.recursive);
-        let mut scan = Scan::new(&mut self, filter, recursive).once(&plan.starts);
+        let mut scan = Scan::new(&mut self, filter, recursive).once(&plan.starts).without(plan.into);
         for start in &plan.starts {
             if !scan.run(start) {
                 break;
@@ -521,6 +524,7 @@ mod tests {
             readers: Concurrency::Fixed(1),
             rate: 0,
             ahead: None,
+            into: None,
         };
         // The scan ends though nobody reads.
         finder.run(&plan);

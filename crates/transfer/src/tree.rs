@@ -154,10 +154,14 @@ impl Tree {
         Ok(entry_at(parent.as_fd(), name, path.clone())?.map(|(entry, _)| entry))
     }
 
-    /// Makes everything that was written to the tree's file system durable.
-    pub(crate) fn sync(&self) -> io::Result<()> {
-        // A descriptor for a path alone cannot be synchronised.
-        Ok(rustix::fs::syncfs(readable(self.fd())?)?)
+    /// Makes everything that was written to the tree's file system durable. An error
+    /// since `medium` was opened is told to it, though others were told before.
+    pub(crate) fn sync(&self, medium: Option<&OwnedFd>) -> io::Result<()> {
+        match medium {
+            Some(medium) => Ok(rustix::fs::syncfs(medium)?),
+            // A descriptor for a path alone cannot be synchronised.
+            None => Ok(rustix::fs::syncfs(readable(self.fd())?)?),
+        }
     }
 }
 

@@ -53,6 +53,8 @@ pub(crate) struct Writer {
     pub(crate) rename: Option<Vec<u8>>,
     pub(crate) options: Options,
     pub(crate) filter: Filter,
+    /// The directory it all goes into, opened before anything was written.
+    medium: Option<OwnedFd>,
     /// None where nothing is written.
     pub(crate) journal: Option<Journal>,
     /// The list of what there is, where one is wanted.
@@ -229,8 +231,10 @@ impl Writer {
         let folded = journal.as_ref().is_some_and(|journal| folds(&base, journal.name()));
         let folded = folded.then(Folded::default);
         let (asked, unasked) = (None, OnceLock::new());
+        let medium = tree::readable(base.fd()).ok();
         let writer = Writer {
             base,
+            medium,
             rename,
             options,
             filter,
@@ -361,7 +365,8 @@ impl Writer {
     /// goes, since that of the source is one: its own entry may be on its way still. A mode that lets nobody write is put aside.
     fn parent(&self, path: &[u8], walker: &mut Walker) -> io::Result<Arc<OwnedFd>> {
         match walker.make(path) {
-            Err(e) if tree::is_in_the_way(&e) => {
+            // What there is under a name is to stay, where names are all that counts.
+            Err(e) if tree::is_in_the_way(&e) && self.options.compare != Compare::Exists => {
                 match self.base.clear(path) {
                     Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                         self.open_way(path);
@@ -772,7 +777,7 @@ impl Writer {
             }
             self.note(&entry);
             let there = self.there(&entry, &content);
-            let there = there.filter(|_| self.list_same(&entry, &content).is_ok());
+            let there = there.filter(|it| it.kind != Kind::File || self.list_same(&entry, &content).is_ok());
             let mended = there.map_or(Mended::Not, |there| self.mend(&entry, &there));
             match mended {
                 Mended::Not => {
@@ -811,6 +816,11 @@ impl Writer {
     fn there(&self, entry: &Entry, content: &Content) -> Option<Entry> {
         let path = self.place(&entry.path).ok()?;
         let there = self.base.look(&path).ok()??;
+        // What the machine may have lost is only what a run before can have made.
+        let made = || entry.size == there.size && entry.mtime.is_kept_as(there.mtime);
+        if self.options.compare == Compare::Exists && !(self.by_content() && made()) {
+            return Some(there);
+        }
         let same = entry.is_same(&there, self.compare()).unwrap_or_else(|| match content {
             Content::Asked(Some(digest)) => {
                 let hash =
@@ -849,7 +859,7 @@ impl Writer {
             }
         }
         let Some(file) = identity(&file).ok().filter(|_| !blocks.is_empty()) else { return Box::default() };
-        if self.manifest.is_none() {
+        if self.manifest.is_none() && !self.options.verify {
             // Nobody asks for them.
             blocks = Vec::new();
         }
@@ -904,21 +914,38 @@ impl Writer {
                 troubles.push(self.trouble(&entry.path, &(Op::Metadata, e)));
             }
         }
-        if self.options.durability != Durability::None
-            && !self.options.dry_run
-            && let Err(e) = self.base.sync()
-        {
-            troubles.push(self.trouble(&RelPath::root(), &(Op::Write, e)));
-        }
+        let durable = match self.options.durability {
+            Durability::None => Ok(()),
+            _ if self.options.dry_run => Ok(()),
+            _ => self.base.sync(self.medium.as_ref()),
+        };
         if let Some(journal) = &self.journal {
-            // Left behind it would only make the next run ask.
-            let _ = journal.remove(&self.base);
-            // Its removal has changed the time of the directory that it was in.
-            if let Some(root) = directories.get(&RelPath::root()) {
-                let _ = self.directory_metadata(root);
+            if durable.is_err() {
+                let _ = journal.distrust();
+            } else if !self.by_content() || (whole && self.filter.is_empty()) {
+                self.remove_journal(journal, directories.get(&RelPath::root()));
             }
         }
+        if let Err(e) = durable {
+            troubles.push(self.trouble(&RelPath::root(), &(Op::Write, e)));
+        }
         Done::Settled(counts, troubles)
+    }
+
+    /// Removes the journal: left behind it would only make the next run ask. `root` is
+    /// what the directory that it is in should be.
+    fn remove_journal(&self, journal: &Journal, root: Option<&Entry>) {
+        let mut opened = None;
+        if journal.remove(&self.base).is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied) {
+            opened = tree::open_up(self.base.fd());
+            let _ = journal.remove(&self.base);
+        }
+        // Its removal has changed the time of the directory.
+        match (root, opened) {
+            (Some(root), _) => drop(self.directory_metadata(root)),
+            (None, Some(mode)) => drop(tree::close_again(self.base.fd(), mode)),
+            (None, None) => {}
+        }
     }
 
     /// Removes what runs before have left of files that have changed since.
@@ -956,6 +983,16 @@ impl Writer {
         let list = || self.list(&path, || Hash::Strong.of_file(&tree::open_file(&self.base, &path)?));
         if self.is_unchanged(entry, &path) {
             return list().map(|()| false);
+        }
+        // Another file has that name by now, or the copy of this one has failed.
+        let is_it = |there: &Entry| there.kind == Kind::File && entry.mtime.is_kept_as(there.mtime);
+        if self.options.compare > Compare::Size || self.options.compare == Compare::Nothing {
+            let there = self.base.look(&first).map_err(write)?;
+            if !there.as_ref().is_some_and(is_it) {
+                let message =
+                    format!("{first}, the same file at the source, is not here as it was found there");
+                return Err(write(io::Error::other(message)));
+            }
         }
         let ((old, from), (parent, name)) = (first.split(), path.split());
         let old = self.base.directory(old).map_err(write)?;

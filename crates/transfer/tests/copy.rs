@@ -500,3 +500,78 @@ fn a_pull_knows_how_much_there_is() {
         assert!(now.scanned_bytes - known <= sparse, "{now:?}");
     }
 }
+
+#[test]
+fn of_a_file_and_a_directory_of_one_name_the_first_is_copied() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    for name in ["a/dir", "a/sub", "b/file", "b/sub"] {
+        fs::create_dir_all(path(name)).expect("made");
+    }
+    for name in ["a/file", "a/dir/of-a", "a/one", "b/file/lost", "b/dir", "b/sub/f", "b/one"] {
+        fs::write(path(name), name).expect("written");
+    }
+    // Another name of what is refused is no name of what was copied in its place.
+    fs::hard_link(path("b/one"), path("b/other")).expect("linked");
+    let end = |text: &str| endpoint(&format!("{}/{text}", dir.path().display()));
+    let mut merged = spec(end("a/."), local(&path("copy")));
+    merged.sources.push(end("b/."));
+    let (result, mut troubles) = run_watched(&merged);
+    troubles.sort();
+    let refused = ["dir", "file", "one"].map(|name| (name.to_owned(), "scan"));
+    assert_eq!((result.expect("done").counts.failed, &troubles[..]), (3, &refused[..]));
+    let there = |name: &str| fs::read_to_string(path("copy").join(name)).expect(name);
+    assert_eq!(
+        ["file", "dir/of-a", "one", "sub/f", "other"].map(there),
+        ["a/file", "a/dir/of-a", "a/one", "b/sub/f", "b/one"]
+    );
+}
+
+#[test]
+fn a_directory_is_not_copied_into_itself() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    fs::create_dir_all(path("a/b")).expect("made");
+    fs::write(path("a/f"), "1").expect("written");
+    fs::write(path("a/b/g"), "2").expect("written");
+    let end = |text: &str| endpoint(&format!("{}/{text}", dir.path().display()));
+    // What is there is copied beside it, and not it.
+    let (result, troubles) = run_watched(&spec(end("a"), end("a/b")));
+    assert_eq!((result.expect("done").counts.files, troubles), (1, vec![("a/b".to_owned(), "scan")]));
+    assert_eq!(fs::read(path("a/b/a/f")).expect("there"), b"1");
+    assert!(!path("a/b/a/b").exists());
+    // Under a new name within itself, and onto itself.
+    for to in ["a/new", "a"] {
+        let (result, troubles) = run_watched(&spec(end("a"), end(to)));
+        assert_eq!((result.expect("done").counts.files, troubles.len()), (0, 1), "{to}");
+    }
+    assert!(!path("a/new").exists() && !path("a/a").exists());
+}
+
+#[test]
+fn where_a_name_is_enough_nothing_under_one_is_touched() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
+    let link = std::os::unix::fs::symlink::<&str, std::path::PathBuf>;
+    fs::create_dir_all(source.join("was-file")).expect("made");
+    fs::write(source.join("was-file/f"), "new").expect("written");
+    fs::write(source.join("first"), "new").expect("written");
+    fs::hard_link(source.join("first"), source.join("second")).expect("linked");
+    link("first", source.join("link")).expect("linked");
+    fs::write(source.join("was-link"), "new").expect("written");
+    fs::write(source.join("fresh"), "new").expect("written");
+    fs::create_dir_all(&copy).expect("made");
+    for name in ["was-file", "first", "second", "link"] {
+        fs::write(copy.join(name), name).expect("written");
+    }
+    link("nowhere", copy.join("was-link")).expect("linked");
+    let options = Options { compare: Compare::Exists, ..Options::default() };
+    let (result, troubles) = run_watched(&sync(local(&source), local(&copy), options));
+    assert_eq!(result.expect("done").counts.files, 1, "{troubles:?}");
+    assert!(troubles.iter().all(|(path, _)| path.starts_with("was-file")) && !troubles.is_empty());
+    for name in ["was-file", "first", "second", "link"] {
+        assert_eq!(fs::read_to_string(copy.join(name)).expect("there"), name);
+    }
+    assert_eq!(fs::read_link(copy.join("was-link")).expect("a link"), Path::new("nowhere"));
+    assert_eq!(fs::read(copy.join("fresh")).expect("there"), b"new");
+}

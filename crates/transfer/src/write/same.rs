@@ -30,7 +30,7 @@ impl Writer {
     pub(super) fn mend(&self, entry: &Entry, there: &Entry) -> Mended {
         let (compare, keep) = (self.compare(), self.keep());
         // A name is all that was asked for.
-        if entry.kind != Kind::File || compare == Compare::Exists {
+        if entry.kind != Kind::File || self.options.compare == Compare::Exists {
             return Mended::Nothing;
         }
         // With the time of the source, another content of the same size would never
@@ -88,6 +88,9 @@ impl Writer {
         let Some(there) = Some(compare).filter(|it| *it != Compare::Nothing).and_then(|_| look()) else {
             return false;
         };
+        if compare == Compare::Exists && entry.kind != Kind::Directory {
+            return true;
+        }
         // What is written below changes the time of the root, the journal first of all.
         let time = path.is_root() || entry.mtime.is_kept_as(there.mtime);
         match &entry.kind {

@@ -146,6 +146,34 @@ fn an_unfinished_file_of_somebody_elses_making_is_not_believed() {
 }
 
 #[test]
+fn what_a_run_before_has_written_is_verified_from_the_medium_as_well() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (options, file) = (Options { verify: true, ..Options::default() }, large(1));
+    block(&writer(dir.path(), 1, options), &file, 0).expect("written");
+    let again = writer(dir.path(), 1, options);
+    assert_eq!(have(&again, &file), [1]);
+    let unfinished = own(dir.path()).into_iter().find(|name| !name.contains("journal")).expect("there");
+    let torn = File::options().write(true).open(dir.path().join(unfinished)).expect("opened");
+    torn.write_all_at(b"torn", 7).expect("written");
+    // As whatever changes a file, this is not to be taken for the one that was looked at.
+    assert!(block(&again, &file, 1).is_err() || complete(&again, &file).1 == ["large verify"]);
+    assert!(!dir.path().join("large").exists());
+}
+
+#[test]
+fn another_name_is_none_of_what_the_source_had_no_more() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let writer = writer(dir.path(), 1, Options::default());
+    fs::write(dir.path().join("other"), "mine").expect("written");
+    let mut newer = entry("first", Kind::File, 3);
+    newer.mtime.secs += 1;
+    let link = |name| (entry(name, Kind::HardLink(path("first")), 0), b"".as_slice());
+    assert_eq!(batch(&writer, &[(newer, b"new"), link("other")]).1, [""; 0]);
+    assert_eq!(settle(&writer, true).1, ["other write"]);
+    assert_eq!(fs::read(dir.path().join("other")).expect("there"), b"mine");
+}
+
+#[test]
 fn content_appears_though_its_metadata_cannot_be_set() {
     let dir = tempfile::tempdir().expect("a directory");
     let xattrs = vec![(b"user.large".as_slice().into(), vec![7; 60 << 10].into_boxed_slice())];
