@@ -562,6 +562,15 @@ fn mkfs_overwrites_nothing_unasked_and_nothing_in_vain() {
             assert!(!is_there(), "{what}: two say what they are");
         }
     }
+    if Command::new("mkfs.xfs").arg("-V").output().is_ok() {
+        // It takes labels of twelve characters.
+        let (disk, magic) = (place.path("labelled"), b"what is there already");
+        fs::write(&disk, magic).expect("written");
+        let device = format!("file:{},size=320MiB", disk.display());
+        let ran = place.run(&["mkfs", "--fs", "xfs", "--force", "--label", "thirteen-long", &device]);
+        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+        assert!(fs::read(&disk).expect("read").starts_with(magic), "{}", ran.stderr);
+    }
 }
 
 #[test]

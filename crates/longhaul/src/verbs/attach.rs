@@ -72,6 +72,9 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     let at = args.at.as_deref().ok_or_else(|| Failure::usage("--at PATH says where"))?;
     let path = absolute(at)?;
     fuse::check(&path)?;
+    if let Some((_, true)) = Record::find(&path) {
+        return Err(Failure::new(Exit::Refused, format!("{}: attached already", path.display())));
+    }
     if !args.foreground && !background::is_this() {
         let log = log_of(&path);
         let ready = background::start(&log, output)?;

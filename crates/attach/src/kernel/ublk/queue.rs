@@ -214,7 +214,10 @@ impl<'a> Queue<'a> {
             let descriptors = self.descriptors.at.cast::<Descriptor>().cast_const();
             // SAFETY: as where it was started; the tag is still ours.
             let wanted = unsafe { descriptors.add(usize::from(tag)).read_volatile() };
-            let moved = (wanted.sectors << SECTOR_SHIFT) as i32;
+            // Of what moves nothing, any number would do that is not negative: as bytes,
+            // 2 GiB would be an error.
+            let moves = matches!(wanted.op_flags as u8, op::READ | op::WRITE);
+            let moved = if moves { (wanted.sectors << SECTOR_SHIFT) as i32 } else { 0 };
             let code = match result {
                 Ok(bytes) if bytes.len() <= self.io_max => {
                     // SAFETY: the tag's own buffer has room for that, and the

@@ -65,15 +65,20 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let arguments = shape
         .mkfs(args.fs, args.label.as_deref())
         .map_err(|why| Failure::failed(format!("{name} has {}: {why}", format_size(shape.size))))?;
-    // Nothing of what is there goes before all is known to work.
     let program = program(args.fs)?;
     let options = FuseOptions { name, allow_other: false };
     // From here on there is something to take away: a signal is an event.
     let (events_in, events) = serve::events()?;
     let mut file = FuseFile::new(opened.requests.clone(), &path, &options, || {})?;
-    let mut command = Command::new(&program);
-    command.args(&arguments).arg(&path);
-    make(&opened.requests, command, (events_in, &events), output)?;
+    // The same without doing it: nothing of what is there goes before the tool has
+    // agreed to what is asked of it.
+    let dry = if args.fs == Kind::Xfs { "-N" } else { "-n" };
+    let commands = [vec![dry.to_owned()], Vec::new()].map(|more| {
+        let mut command = Command::new(&program);
+        command.args(more).args(&arguments).arg(&path);
+        command
+    });
+    make(&opened.requests, commands, (events_in, &events), output)?;
     file.detach()?;
     tell(args, &arguments, &opened, shape.round_trip.as_secs_f64() * 1e3, output);
     Ok(())
@@ -102,28 +107,34 @@ fn program(kind: Kind) -> Result<String, Failure> {
     Ok(program)
 }
 
-/// Discards what is there and makes the file system, unless a signal comes.
+/// Tries the first command, discards what is there and makes the file system with the
+/// second, unless a signal comes.
 fn make(
     requests: &Arc<dyn Requests>,
-    mut command: Command,
+    [mut tried, mut command]: [Command; 2],
     (tell, events): (Sender<Event>, &Receiver<Event>),
     output: Output,
 ) -> Outcome {
     let child = Arc::new(Mutex::new(None));
     let (requests, started) = (Arc::clone(requests), Arc::clone(&child));
-    let mut work = move || -> Outcome {
-        discard(&*requests, output)?;
+    let run = move |command: &mut Command| -> Outcome {
         let program = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let running = command.spawn().map_err(|e| Failure::failed(format!("cannot run {program}: {e}")))?;
         *started.lock().unwrap_or_else(PoisonError::into_inner) = Some(Pid::from_child(&running));
         let made = running.wait_with_output().map_err(Failure::failed)?;
+        *started.lock().unwrap_or_else(PoisonError::into_inner) = None;
         if made.status.success() {
             return Ok(());
         }
         let said = String::from_utf8_lossy(&made.stderr);
         let why = if said.trim().is_empty() { made.status.to_string() } else { said.trim().to_owned() };
         Err(Failure::failed(format!("{program}: {why}")))
+    };
+    let mut work = move || -> Outcome {
+        run(&mut tried)?;
+        discard(&*requests, output)?;
+        run(&mut command)
     };
     let ended = move || {
         let result = work();

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 /// A device that likes I/O of this size at least has a shape that a file
 /// system should know of.
 const STRIPE_LEAST: u32 = 64 << 10;
+/// What file systems take for a unit of one: whole blocks of theirs.
+const STRIPE_OF: u32 = 4096;
 /// Reads that measure the distance; the fastest one tells.
 const PROBES: u64 = 5;
 
@@ -141,7 +143,9 @@ impl DeviceArgs {
             let data = geometry.data_units() as u64;
             return Ok((data > 1).then_some((geometry.unit, data)));
         }
-        Ok((info.optimal_io >= STRIPE_LEAST).then_some((u64::from(info.optimal_io), 1)))
+        // What some disks say is no size of anything: 65,535 sectors.
+        let is_one = info.optimal_io >= STRIPE_LEAST && info.optimal_io.is_multiple_of(STRIPE_OF);
+        Ok(is_one.then_some((u64::from(info.optimal_io), 1)))
     }
 
     /// The flags that say how `opened` is joined, to be typed again. Nothing
