@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 
 /// What the initiator says when a connection is lost.
-const LOST: &str = "connection lost";
+const LOST: &str = "connection lost, attempt 1 to reconnect";
 
 /// What is on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

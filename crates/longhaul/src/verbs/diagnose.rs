@@ -16,6 +16,7 @@ mod tell;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::parse_bytes;
 use crate::output::{Output, save};
+use crate::verbs::line;
 use ladder::{How, Ladder, Rung, Took};
 use longhaul_bench::record::{Better, Cell, Place, ROUND_TRIPS_MIN, Record, Run, Validity};
 use longhaul_bench::schema;
@@ -385,7 +386,9 @@ fn climb(args: &Args, ladder: &mut Ladder, now: &How, climbed: &mut Climbed, out
     let whole = of(Rung::Whole).ok_or_else(|| Failure::failed("nothing was copied"))?;
     let stages = [of(Rung::Read), of(Rung::Network), of(Rung::Write)];
     let t0 = |stage: Option<Fit>| stage.map_or(Interval { value: 0.0, low: 0.0, high: 0.0 }, |fit| fit.t0);
-    climbed.split = Some(split(t0(stages[0]), t0(stages[1]), t0(stages[2]), whole.t0));
+    // Writing at another machine is seen through the network, and counts without it.
+    let write = if ladder.is_local() { t0(stages[2]) } else { without(t0(stages[2]), t0(stages[1])) };
+    climbed.split = Some(split(t0(stages[0]), t0(stages[1]), write, whole.t0));
     let network = best(&all, Rung::Network, counts(args)[0]);
     let round_trip = network.and_then(|took| took.round_trip);
     let bits = |took: &Took| took.bytes as f64 * 8.0 / took.seconds;
@@ -419,6 +422,16 @@ fn climb(args: &Args, ladder: &mut Ladder, now: &How, climbed: &mut Climbed, out
 fn limiting(write: Option<Fit>, network: Option<Fit>, files: f64, bytes: f64) -> Option<Fit> {
     let (write, Some(network)) = (write?, network) else { return write };
     (write.predict(files, bytes) > BEHIND * network.predict(files, bytes)).then_some(write)
+}
+
+/// What is left of one time without another one, and never less than nothing.
+fn without(all: Interval, part: Interval) -> Interval {
+    let less = |from: f64, taken: f64| (from - taken).max(0.0);
+    Interval {
+        value: less(all.value, part.value),
+        low: less(all.low, part.high),
+        high: less(all.high, part.low),
+    }
 }
 
 /// Other numbers of threads; where they help, the best of those that read and of
@@ -479,15 +492,7 @@ fn cell(rung: Rung, files: u32) -> Cell {
 /// What a file costs, and how fast the bytes go: of the copies of each round, so that
 /// they have a spread as all numbers do.
 fn fitted(rung: Rung, all: &[Runs]) -> [Cell; 2] {
-    let number = |what: &str, unit: &str, better, figure: &str, series: &str| {
-        let mut cell = Cell::new(format!("{}: {what}", rung.name()), unit, better);
-        let x = rung.name().into();
-        let (figure, series, x_label) = (figure.into(), series.into(), "Copy".into());
-        cell.place = Some(Place { figure, series, x, x_number: None, x_label });
-        cell
-    };
-    let mut t0 = number("a file", "s", Better::Lower, "What a file costs (t0)", "t0");
-    let mut rate = number("the bytes", "B/s", Better::Higher, "How fast the bytes go (R)", "R");
+    let [mut t0, mut rate] = line::cells(rung.name());
     let all: Vec<&Runs> = all.iter().filter(|runs| runs.rung == rung).collect();
     for round in 0..all.iter().map(|runs| runs.took.len()).min().unwrap_or(0) {
         let round = || all.iter().map(|runs| (runs.files, &runs.took[round]));
@@ -499,6 +504,9 @@ fn fitted(rung: Rung, all: &[Runs]) -> [Cell; 2] {
         }
         t0.push(line.t0.value, &validity);
         rate.push(line.rate.value, &validity);
+        if !line.rate.value.is_finite() {
+            rate.validity = line::of_nothing();
+        }
     }
     [t0, rate]
 }

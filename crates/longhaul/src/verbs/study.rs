@@ -379,6 +379,11 @@ fn has_failed(cell: &Cell) -> bool {
     cell.validity.reasons.iter().any(|reason| reason.code == Code::Failed)
 }
 
+/// Whether the machine had not what it takes.
+fn was_not_available(cell: &Cell) -> bool {
+    cell.validity.reasons.iter().any(|reason| reason.code == Code::NotAvailable)
+}
+
 /// How far a study got.
 struct Done {
     numbers: usize,

@@ -152,7 +152,12 @@ fn unfit(settings: &Settings, known: &[Cell]) -> Option<String> {
     [true, false].into_iter().filter(|_| settings.targets.is_empty()).find_map(|away| {
         let way = way(away);
         let cells = known.iter().filter(|cell| cell.name.starts_with(&format!("network {way}")));
-        let share = cells.flat_map(|cell| &cell.samples).copied().reduce(f64::max)? / rate;
+        let Some(best) = cells.flat_map(|cell| &cell.samples).copied().reduce(f64::max) else {
+            return Some(format!(
+                "what plain TCP gets {way} could not be measured, so nobody knows what limits"
+            ));
+        };
+        let share = best / rate;
         let percent = share * 100.0;
         (share < CARRIED).then(|| {
             format!("plain TCP {way} got {percent:.0} % of the link's rate: this machine cannot emulate it")

@@ -1,6 +1,6 @@
 //! The result of a study as it grows, and how far it is.
 
-use super::{Found, Settings, has_failed};
+use super::{Found, Settings, has_failed, was_not_available};
 use crate::exit::{Failure, Outcome};
 use crate::output::{Output, save};
 use longhaul_bench::host::Host;
@@ -101,8 +101,9 @@ fn go_on(record: &mut Record, path: &Path) -> Outcome {
             others.join(", ")
         )));
     }
-    // What failed is tried again.
-    record.cells = before.cells.into_iter().filter(|cell| !has_failed(cell)).collect();
+    // What failed is tried again, and what was missing may be there by now.
+    let stays = |cell: &Cell| !has_failed(cell) && !was_not_available(cell);
+    record.cells = before.cells.into_iter().filter(stays).collect();
     let is_there = |run: &Run| record.cells.iter().any(|cell| cell.name == run.of);
     record.runs = before.runs.into_iter().filter(is_there).collect();
     record.hosts = before.hosts;

@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// What the initiator says when a connection is lost.
-const LOST: &str = "connection lost";
+const LOST: &str = "connection lost, attempt 1 to reconnect";
 /// How long I/O waits for a connection that is lost: a study is not to hang.
 const LOSS_TIMEOUT: &str = "60s";
 /// Load before a window, and round trips of it besides.

@@ -13,6 +13,7 @@ mod bed;
 
 use super::{Experiment, Found, Settings, Usual, Wanted, suited_scale};
 use crate::exit::{Failure, Outcome};
+use crate::verbs::line;
 use bed::{Bed, Length};
 use longhaul_bench::record::{Better, Cell, Code, Place, Published, ROUND_TRIPS_MIN, Validity, WINDOW_MIN};
 use longhaul_report::model::{Copy, Noise, fit};
@@ -236,12 +237,9 @@ fn of_copy(rung: Rung, files: u32, settings: &Settings) -> Cell {
 
 /// What a file costs, and the rate of the bytes.
 fn of_line(rung: Rung, settings: &Settings) -> Vec<Cell> {
-    let mut t0 = Cell::new(format!("{}: a file", rung.name()), "s", Better::Lower);
-    t0.place = Some(place("What a file costs (t0)", "t0", rung.name(), None, "Copy"));
+    let [mut t0, mut rate] = line::cells(rung.name());
     let source = || SOURCE.to_owned();
     t0.published.extend(rung.published().map(|value| Published { value, source: source() }));
-    let mut rate = Cell::new(format!("{}: the bytes", rung.name()), "B/s", Better::Higher);
-    rate.place = Some(place("How fast the bytes go (R)", "R", rung.name(), None, "Copy"));
     if rung == Rung::Whole {
         let (scale, scaled) = match settings.scale {
             scale if scale < 1.0 && settings.targets.is_empty() => {
@@ -311,8 +309,7 @@ fn line(rung: Rung, settings: &Settings, known: &[Cell], cells: &mut [Cell]) -> 
         t0.push(found.t0.value, &valid);
         rate.push(found.rate.value, &valid);
         if !found.rate.value.is_finite() {
-            of_bytes =
-                Validity::not(Code::TooNoisy, "the bytes cost nothing that could be told from the noise");
+            of_bytes = line::of_nothing();
         }
     }
     let shortest = copies.iter().flat_map(|(_, samples)| *samples).copied().fold(f64::INFINITY, f64::min);
