@@ -254,6 +254,14 @@ const NUMBERS: &[Fault] = &[
         || change(Cause::TooFewWriters, Change::Writers(16), 4.5 / 1.15),
     ),
     (
+        "too few writers, and then too few readers",
+        |s| {
+            s.threads = sweep(1, &[(1, 14.2), (4, 3.3), (16, 1.95)]);
+            s.alone = [Some(15.5), Some(4.04)];
+        },
+        || change(Cause::TooFewWriters, Change::Writers(16), 14.2 / 4.04),
+    ),
+    (
         "too few of both",
         |s| {
             s.threads = sweep(1, &[(1, 10.0), (4, 3.0), (8, 2.1), (16, 2.05)]);
@@ -273,6 +281,14 @@ const NUMBERS: &[Fault] = &[
             s.threads = sweep(32, &[(1, 1.5), (4, 4.0), (16, 15.0), (32, 30.5)]);
         },
         || change(Cause::TooManyFiles, Change::Threads(1), 30.5 / 1.5),
+    ),
+    (
+        "too many files at once, and still some time for each alone",
+        |s| {
+            slow(s, 0, stage(0.03, 2e9));
+            s.threads = sweep(32, &[(1, 3.0), (4, 6.0), (16, 15.0), (32, 30.5)]);
+        },
+        || change(Cause::TooManyFiles, Change::Threads(1), 30.5 / 3.0),
     ),
     (
         "too few connections",

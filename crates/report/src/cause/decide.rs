@@ -34,6 +34,10 @@ const AGENT_WRITERS: u32 = 16;
 /// How much longer it may take with the best number of readers alone than with
 /// that of both: the writers are no cause then.
 const ALONE: f64 = 1.1;
+/// Shares of what more readers and writers bring, in orders of magnitude: what one of
+/// them brings alone is most of it, or next to nothing.
+const MOST: f64 = 0.5;
+const LITTLE: f64 = 0.2;
 
 /// Finds causes, the one that matters most first. There is always one.
 pub fn diagnose(seen: &Seen) -> Vec<Finding> {
@@ -47,6 +51,9 @@ pub fn diagnose(seen: &Seen) -> Vec<Finding> {
     }
     let all = found.clone();
     found.retain(|finding| !all.iter().any(|cause| explains(cause, finding)));
+    if quick_without_crowd(seen) && found.iter().any(|finding| finding.cause == Cause::TooManyFiles) {
+        found.retain(|finding| !matches!(finding.cause, Cause::SlowOpen | Cause::SlowCreate));
+    }
     rank(&mut found);
     found
 }
@@ -88,17 +95,31 @@ fn explains(one: &Finding, other: &Finding) -> bool {
     }
 }
 
+/// Whether with fewer threads none of them takes long for a file: what does with many
+/// is not slow by itself.
+fn quick_without_crowd(seen: &Seen) -> bool {
+    seen.threads.gain().is_some_and(|(best, _)| {
+        best.value < seen.threads.now && best.seconds * f64::from(best.value) < SLOW_OPERATION * seen.files
+    })
+}
+
 /// Other numbers of threads, where they were faster: what it was, and what it is
 /// with them.
 fn more_threads(seen: &Seen) -> Option<(Change, bool, f64, String)> {
     let sweep = &seen.threads;
     let (best, gain) = sweep.gain()?;
     let (n, before) = (best.value, best.seconds * gain);
-    // Which of both it is: the one that does it without the other.
-    let enough = |seconds: &Option<f64>| seconds.filter(|seconds| *seconds <= best.seconds * ALONE);
-    let (change, after) = match seen.alone.each_ref().map(enough) {
-        [Some(after), None] => (Change::Readers(n), after),
-        [None, Some(after)] => (Change::Writers(n), after),
+    // Which of both it is: the one that does it without the other, or most of it where
+    // the other does nothing alone.
+    let enough = |seconds: f64| seconds <= best.seconds * ALONE;
+    let share = |seconds: f64| (before / seconds).ln() / gain.ln();
+    let is_it =
+        |one: f64, other: f64| enough(one) && !enough(other) || share(one) >= MOST && share(other) < LITTLE;
+    let (change, after) = match seen.alone {
+        [Some(reading), Some(writing)] if is_it(reading, writing) => (Change::Readers(n), reading),
+        [Some(reading), Some(writing)] if is_it(writing, reading) => (Change::Writers(n), writing),
+        [Some(reading), None] if enough(reading) => (Change::Readers(n), reading),
+        [None, Some(writing)] if enough(writing) => (Change::Writers(n), writing),
         _ => (Change::Threads(n), best.seconds),
     };
     let evidence = format!("{before:.1} s with {} files at once, {after:.1} s with {n}", sweep.now);
