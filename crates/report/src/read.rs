@@ -380,6 +380,21 @@ fn decode(path: &Path, bytes: Vec<u8>) -> Result<String, ReadError> {
     Err(ReadError::NotJson { path, line, column, what: "this is not UTF-8".into() })
 }
 
+/// Whether what fio's jobs moved one way counts.
+fn of_fio(jobs: &[Value], way: &str) -> Validity {
+    let mut reasons = Vec::new();
+    if let Some(job) = jobs.iter().find(|job| job["error"].as_i64().is_some_and(|code| code != 0)) {
+        let detail = format!("a job of fio ended with error {}: {}", job["error"], job["jobname"]);
+        reasons.push(Reason { code: "failed".into(), detail });
+    }
+    let longest = jobs.iter().filter_map(|job| job[way]["runtime"].as_f64()).reduce(f64::max);
+    if let Some(ms) = longest.filter(|ms| *ms < 1000.0) {
+        let detail = format!("fio moved data for {ms} ms, less than a second");
+        reasons.push(Reason { code: "too-short".into(), detail });
+    }
+    Validity { valid: reasons.is_empty(), reasons }
+}
+
 /// A result of fio itself: what its jobs did, together, in one run.
 fn from_fio(value: &Value) -> Option<Record> {
     let jobs = value.get("jobs")?.as_array()?;
@@ -397,12 +412,14 @@ fn from_fio(value: &Value) -> Option<Record> {
                 jobs.iter().filter_map(|job| Some(field(&job[way])? * job[way]["total_ios"].as_f64()?));
             weighted.sum::<f64>() / ios / 1e9
         };
-        let cell = |what: &str, unit: &str, better, value| Cell {
-            name: format!("{way} {what}"),
-            unit: unit.into(),
-            better,
-            samples: vec![value],
-            ..Cell::default()
+        let validity = of_fio(jobs, way);
+        let cell = |what: &str, unit: &str, better, value| {
+            let (samples, left_out) = match validity.valid {
+                true => (vec![value], Vec::new()),
+                false => (Vec::new(), vec![LeftOut { value, reasons: validity.reasons.clone() }]),
+            };
+            let (name, unit, validity) = (format!("{way} {what}"), unit.into(), validity.clone());
+            Cell { name, unit, better, samples, left_out, validity, ..Cell::default() }
         };
         cells.push(cell("bandwidth", "B/s", Better::Higher, sum("bw_bytes")));
         cells.push(cell("IOPS", "IOPS", Better::Higher, sum("iops")));

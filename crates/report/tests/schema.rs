@@ -142,4 +142,14 @@ fn fios_own_file_is_read() {
         found.cells.iter().any(|cell| cell.name == "read bandwidth" && cell.samples[0] > 0.0),
         "{found:?}"
     );
+    for (what, instead, code) in [
+        ("\"error\" : 0", "\"error\" : 5", "failed"),
+        ("\"runtime\" : 1001", "\"runtime\" : 999", "too-short"),
+    ] {
+        let void = fio.replace(what, instead);
+        assert_ne!(void, fio);
+        let found = Document::parse(Path::new("fio.json"), void).expect("read").record;
+        let is_void = |cell: &read::Cell| cell.samples.is_empty() && cell.validity.reasons[0].code == code;
+        assert!(!found.cells.is_empty() && found.cells.iter().all(is_void), "{code}: {found:?}");
+    }
 }

@@ -96,11 +96,18 @@ pub fn ask(name: &str, request: &Request) -> Result<Status, Error> {
         stream.write_all(serde_json::to_string(request)?.as_bytes())?;
         stream.write_all(b"\n")?;
         let mut answer = String::new();
-        BufReader::new(stream).read_line(&mut answer)?;
-        Ok(answer)
+        match BufReader::new(stream).read_line(&mut answer)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(answer),
+        }
     };
     let answer = exchange().map_err(|e| match e.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Error::NotRunning(name.to_owned()),
+        // It may have ended just now, without an answer.
+        io::ErrorKind::NotFound
+        | io::ErrorKind::ConnectionRefused
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::BrokenPipe
+        | io::ErrorKind::UnexpectedEof => Error::NotRunning(name.to_owned()),
         _ => Error::system(format!("'{name}' does not answer"))(e),
     })?;
     let answer: Result<Status, String> = serde_json::from_str(&answer)

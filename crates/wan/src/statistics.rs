@@ -7,6 +7,17 @@ use std::time::Duration;
 /// Longest lateness told apart, in ns.
 const LONGEST: u64 = 60_000_000_000;
 
+/// Classes of lateness that are counted, so that a part of the time can be judged: each
+/// begins 19 % above the one before, the first where no timer is finer. The last is
+/// over 50 ms, which is too late on any path.
+const CLASSES: usize = 32;
+const FIRST: f64 = 250_000.0;
+
+/// Where a class begins, in ns.
+fn begins(class: usize) -> f64 {
+    FIRST * (class as f64 / 4.0).exp2()
+}
+
 /// Counters of one direction. Packets are those of the wire: one that stands
 /// for many counts as many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +107,24 @@ pub struct Lateness {
     pub p999: Duration,
     /// The latest.
     pub max: Duration,
+    /// All that were handed over; packets that came as one count once.
+    pub all: u64,
+    /// Those that were later than 250 µs, and than each 19 % more.
+    pub over: [u64; CLASSES],
+}
+
+impl Lateness {
+    /// What 99 % of what was handed over since `before` was late by at most, to 19 %:
+    /// nothing where it was no more than timers are. If it was counted from nothing in
+    /// between, that of all since then.
+    fn p99_since(&self, before: &Lateness) -> Duration {
+        let none = Lateness::default();
+        let before = if self.all < before.all { &none } else { before };
+        let all = self.all - before.all;
+        let is_over = |class: &usize| (self.over[*class].saturating_sub(before.over[*class])) * 100 > all;
+        let class = (0..CLASSES).rev().find(is_over);
+        class.map_or(Duration::ZERO, |class| Duration::from_nanos(begins(class + 1) as u64))
+    }
 }
 
 /// Both directions of a link.
@@ -128,6 +157,16 @@ impl Statistics {
         self.links.iter().flat_map(|l| [l.there, l.back]).map(|w| w.lateness.p99).max().unwrap_or_default()
     }
 
+    /// The same for what was handed over since `before`, to 19 %; nothing if it was no
+    /// more than timers are.
+    pub fn late_p99_since(&self, before: &Statistics) -> Duration {
+        let ways = |all: &Statistics| -> Vec<WayStatistics> {
+            all.links.iter().flat_map(|link| [link.there, link.back]).collect()
+        };
+        let late = |(now, then): (WayStatistics, WayStatistics)| now.lateness.p99_since(&then.lateness);
+        ways(self).into_iter().zip(ways(before)).map(late).max().unwrap_or_default()
+    }
+
     /// Packets that the emulator itself lost: with one of these a run is void.
     pub fn lost_here(&self) -> u64 {
         let ways = self.links.iter().flat_map(|l| [l.there, l.back]);
@@ -157,12 +196,53 @@ impl LateMeter {
             return Lateness::default();
         }
         let at = |q| Duration::from_nanos(self.0.value_at_quantile(q));
+        let all = self.0.len();
+        let over = std::array::from_fn(|class| all - self.0.count_between(0, begins(class) as u64));
         Lateness {
+            all,
+            over,
             mean: Duration::from_nanos(self.0.mean() as u64),
             p50: at(0.5),
             p99: at(0.99),
             p999: at(0.999),
             max: Duration::from_nanos(self.0.max()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn statistics(meter: &LateMeter) -> Statistics {
+        let there = WayStatistics { lateness: meter.lateness(), ..WayStatistics::default() };
+        Statistics {
+            links: vec![LinkStatistics { there, ..LinkStatistics::default() }],
+            ..Statistics::default()
+        }
+    }
+
+    #[test]
+    fn a_part_of_the_time_is_judged_by_itself() {
+        let mut meter = LateMeter::new();
+        let record =
+            |meter: &mut LateMeter, number: u64, late: u64| (0..number).for_each(|_| meter.record(late));
+        // An hour on time hides a bad second.
+        record(&mut meter, 100_000, 100_000);
+        let before = statistics(&meter);
+        record(&mut meter, 980, 100_000);
+        record(&mut meter, 20, 3_000_000);
+        let after = statistics(&meter);
+        assert!(after.late_p99() < Duration::from_micros(200));
+        let late = after.late_p99_since(&before).as_secs_f64() * 1e3;
+        assert!((3.0..3.0 * 1.21).contains(&late), "{late} ms");
+        // And a bad second is not held against the next.
+        record(&mut meter, 1000, 200_000);
+        assert_eq!(statistics(&meter).late_p99_since(&after), Duration::ZERO);
+        // Somebody has it counted from nothing: what there is since then.
+        meter.clear();
+        record(&mut meter, 10, 1_000_000);
+        let late = statistics(&meter).late_p99_since(&after);
+        assert!(late >= Duration::from_millis(1), "{late:?}");
     }
 }

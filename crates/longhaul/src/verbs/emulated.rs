@@ -3,6 +3,7 @@
 
 use longhaul_bench::watch::{Emulated, Expect};
 use longhaul_block::units::format_rate;
+use longhaul_wan::Statistics;
 use longhaul_wan::control::{self, Request, Status};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,14 +17,14 @@ const LOSS: f64 = 3.0;
 /// A link at the beginning of a run.
 pub(crate) struct Link {
     name: String,
-    lost: u64,
+    before: Statistics,
 }
 
 impl Link {
     /// The one whose client's end this process is in.
     pub(crate) fn here() -> Option<Link> {
         let status = find()?;
-        Some(Link { lost: status.statistics.lost_here(), name: status.name })
+        Some(Link { before: status.statistics, name: status.name })
     }
 
     /// What a run over it should have been like.
@@ -40,8 +41,8 @@ impl Link {
             retransmitted: usual.retransmitted.max(LOSS * loss),
             link: rtt.map(|round_trip| Emulated {
                 round_trip,
-                late: status.statistics.late_p99(),
-                lost: status.statistics.lost_here().saturating_sub(self.lost),
+                late: status.statistics.late_p99_since(&self.before),
+                lost: status.statistics.lost_here().saturating_sub(self.before.lost_here()),
             }),
             ..usual
         }

@@ -107,22 +107,23 @@ impl Rig {
     /// Does something that is measured as a whole, and watches this machine
     /// meanwhile.
     pub(super) fn watch<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<(T, Seen), Failure> {
+        let before = self.wan.as_deref().map(Wan::statistics).transpose()?;
         let watch = Watch::start();
         let done = work()?;
         let watched = watch.end();
         // The ends of emulated links are namespaces, which count what they send
         // themselves: what this machine sent again is not theirs.
         let retransmitted = watched.retransmitted.filter(|_| self.wan.is_none());
-        let link = match &self.wan {
-            Some(wan) => {
-                let statistics = wan.statistics()?;
+        let link = match (&self.wan, before) {
+            (Some(wan), Some(before)) => {
+                let now = wan.statistics()?;
                 Some(Emulated {
                     round_trip: self.rtt,
-                    late: statistics.late_p99(),
-                    lost: statistics.lost_here(),
+                    late: now.late_p99_since(&before),
+                    lost: now.lost_here().saturating_sub(before.lost_here()),
                 })
             }
-            None => None,
+            _ => None,
         };
         Ok((done, Seen { watched: Watched { retransmitted, ..watched }, link }))
     }
