@@ -29,6 +29,8 @@ const LOOK: Duration = Duration::from_millis(10);
 /// How long somebody may look at a device that has just been closed, as udev
 /// does, without being its user.
 const GLANCE: Duration = Duration::from_secs(1);
+/// How long udev may, whose reads one after the other take a round trip each.
+const UDEV: Duration = Duration::from_secs(10);
 
 /// How the kernel reaches this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,10 +135,16 @@ impl KernelDevice {
 
     /// Waits until nobody uses the device, for a moment.
     fn released(&self, device: &Path) -> Result<io::Result<()>, AttachError> {
-        let limit = Instant::now() + GLANCE;
+        let begun = Instant::now();
+        let patience = |by: &[String]| {
+            let is_udev = !by.is_empty() && by.iter().all(|who| who.contains("udev"));
+            if is_udev { UDEV } else { GLANCE }
+        };
         loop {
             match self.release(device) {
-                Err(AttachError::Busy { .. }) if Instant::now() < limit => std::thread::sleep(LOOK),
+                Err(AttachError::Busy { by, .. }) if begun.elapsed() < patience(&by) => {
+                    std::thread::sleep(LOOK);
+                }
                 other => return other,
             }
         }
