@@ -116,7 +116,7 @@ fn write_twice(device: &Arc<dyn BlockDevice>) -> Results {
     let job = Job { rw: Rw::Write, size: Some(64 * BLOCK), ..Job::default() };
     let twice = Job {
         // A load with a time passes over the device again and again.
-        runtime: Some(std::time::Duration::from_millis(50)),
+        runtime: Some(std::time::Duration::from_millis(500)),
         time_based: true,
         ..job
     };
@@ -204,7 +204,7 @@ fn mixed_loads_check_on_the_way_without_false_alarms() {
 fn mixed_loads_find_a_lie_on_the_way() {
     let job = Job {
         rw: Rw::RandRw,
-        runtime: Some(std::time::Duration::from_millis(100)),
+        runtime: Some(std::time::Duration::from_millis(500)),
         time_based: true,
         ..Job::default()
     };

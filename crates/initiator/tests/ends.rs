@@ -204,13 +204,13 @@ fn a_queue_is_opened_long_after_the_device() {
 fn keep_alive_keeps_an_idle_connection() {
     let (target, uri) = serve("mem:8MiB");
     let device =
-        connect(&uri, Options { kato: Duration::from_millis(500), ..Options::default() }).expect("connected");
+        connect(&uri, Options { kato: Duration::from_secs(2), ..Options::default() }).expect("connected");
     let mut events = device.events();
     let disk = Blocking::open(device.clone()).expect("opened");
     let connections = target.connections();
     // Nothing is to happen for several time-outs (the target rounds them up
     // to whole seconds): there is no event to wait for.
-    std::thread::sleep(Duration::from_millis(3500));
+    std::thread::sleep(Duration::from_secs(7));
     assert_eq!(target.connections(), connections);
     assert!(events.try_recv().is_err(), "nothing was lost");
     disk.write_at(&pattern(4096, 1), 0).expect("written");

@@ -215,14 +215,15 @@ fn threads_have_queues_of_their_own() {
         let uri = export(&target, "mem:32MiB");
         let device =
             connect(&uri, Options { engine: engine.clone(), ..Options::default() }).expect("connected");
-        let opened = std::sync::Barrier::new(THREADS as usize + 1);
+        let [opened, counted] = [(); 2].map(|()| std::sync::Barrier::new(THREADS as usize + 1));
         std::thread::scope(|scope| {
             for t in 0..THREADS {
-                let (engine, opened) = (engine.clone(), &opened);
+                let (engine, opened, counted) = (engine.clone(), &opened, &counted);
                 let device: Arc<dyn BlockDevice> = device.clone();
                 scope.spawn(move || {
                     let disk = Blocking::open_on(device, engine).expect("opened");
                     opened.wait();
+                    counted.wait();
                     for round in 0..4 {
                         let bytes = pattern(PART, t * 100 + round);
                         disk.write_at(&bytes, t * PART as u64).expect("written");
@@ -232,7 +233,9 @@ fn threads_have_queues_of_their_own() {
             }
             opened.wait();
             // That of the controller, and one for each thread.
-            assert_eq!(target.connections() as u64, 1 + THREADS);
+            let connections = target.connections() as u64;
+            counted.wait();
+            assert_eq!(connections, 1 + THREADS);
         });
         let whole = Blocking::open_on(device, engine).expect("opened");
         for t in 0..THREADS {

@@ -128,7 +128,7 @@ fn a_link_that_is_cut_one_way_is_noticed_and_costs_nothing() {
     for direction in [Direction::There, Direction::Back] {
         let Some(mut loaded) = Loaded::start(2, Options::default()) else { return };
         loaded.set(&Change::cut().only(direction));
-        loaded.given_up("nothing was acknowledged for 3.");
+        loaded.given_up("nothing was acknowledged for ");
         loaded.set(&Change::restore());
         loaded.finish();
     }
@@ -153,7 +153,7 @@ fn large_packets_that_do_not_get_there_are_named() {
 fn large_packets_that_do_not_come_back_are_named() {
     let Some(mut loaded) = Loaded::start(4, Options::default()) else { return };
     loaded.set(&black_hole(1500, Direction::Back));
-    loaded.given_up("bytes of an answer have not come for 3.");
+    loaded.given_up("bytes of an answer have not come for ");
     loaded.given_up("did not answer Identify Controller");
     loaded.set(&black_hole(0, Direction::Back));
     loaded.finish();

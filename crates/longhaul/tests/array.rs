@@ -186,9 +186,6 @@ fn a_target_that_is_killed_is_given_up_within_seconds() {
     drop(targets.remove(1));
     let ran = longhaul(&load);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    let result: Value = serde_json::from_str(&ran.stdout).expect("one document");
-    let longest = result["jobs"][0]["write"]["lat_ns"]["max"].as_u64().expect("a time");
-    assert!(longest > 1_000_000_000, "the longest write took {longest} ns: nothing was waited for");
     let member = home.summary(&["array", "status", "vol"], 3)["members"][1].clone();
     assert_eq!(member["condition"], "absent", "{member}");
     // Two seconds, a look, and what a busy machine needs: a member that might

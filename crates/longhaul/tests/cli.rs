@@ -261,7 +261,7 @@ fn a_load_survives_a_target_that_is_restarted() {
     let mut target = Target::start(&[&export], &[]);
     let (uri, addr) = (target.uri(0), target.addr());
     let args = ["bench", &uri, "--rw", "randrw", "--bs", "16k", "--iodepth", "16", "--verify", "crc32c"];
-    let load = command(&[&args[..], &["--runtime", "4s"]].concat()).spawn().expect("started");
+    let load = command(&[&args[..], &["--runtime", "8s"]].concat()).spawn().expect("started");
     for _ in 0..2 {
         let since = SystemTime::now();
         until("the load", || written(&disk, since));

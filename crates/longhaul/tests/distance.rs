@@ -66,7 +66,7 @@ fn sixty_four(mut command: Command, uri: &str) -> Value {
 /// 64 queues are ready within six round trips, on the best of some runs (the
 /// machine may be busy with something else), and as many as are counted.
 fn ready_in_time(rtt: Duration, mut run: impl FnMut() -> Value) {
-    const RUNS: usize = 3;
+    const RUNS: usize = 10;
     let mut seen = Vec::new();
     for _ in 0..RUNS {
         let summary = run();

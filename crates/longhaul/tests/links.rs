@@ -107,6 +107,16 @@ impl Bench {
     }
 }
 
+/// A load that runs: much has gone over the link since it was started.
+fn running(wan: &Wan, link: usize, start: impl FnOnce() -> Bench) -> Bench {
+    const MUCH: u64 = 8 << 20;
+    let sent = || wan.statistics().expect("statistics").links[link - 1].there.bytes_out;
+    let before = sent();
+    let bench = start();
+    until("the load", || sent() > before + MUCH);
+    bench
+}
+
 /// A verified load of some seconds.
 fn load<'a>(uri: &'a str, runtime: &'a str) -> Vec<&'a str> {
     let load = ["bench", uri, "--rw", "randrw", "--bs", "64k", "--iodepth", "16", "--verify", "crc32c"];
@@ -138,8 +148,7 @@ fn a_target_that_is_stopped_is_waited_for_at_no_cost() {
         let target = serve(&wan, 1, &format!("d=mem:64MiB,{UUID}"), &[]);
         let uri = format!("nvme+tcp://{}/d", wan.server_address(1));
         let args = [&load(&uri, "4s")[..], &["--keep-alive", "1s", "--engine", engine]].concat();
-        let bench = Bench::start(within(wan.client(), &args));
-        std::thread::sleep(Duration::from_secs(2));
+        let bench = running(&wan, 1, || Bench::start(within(wan.client(), &args)));
         signal(&target.0, "STOP");
         let before = ticks(&bench.child.0);
         bench.says("connection lost, attempt 1 to reconnect: no answer to Keep Alive for 1000 ms");
@@ -182,8 +191,7 @@ fn a_name_that_leads_elsewhere_is_followed() {
         format!("d=file:{},size=64MiB,{UUID},nqn=nqn.2026-11.io.longhaul:test:moves", disk.display());
     let first = serve(&wan, 1, &export, &[]);
     let uri = "nvme+tcp://storage.test/nqn.2026-11.io.longhaul:test:moves?nsid=1";
-    let bench = Bench::start(with_hosts(wan.client(), &hosts, &load(uri, "5s")));
-    std::thread::sleep(Duration::from_secs(2));
+    let bench = running(&wan, 1, || Bench::start(with_hosts(wan.client(), &hosts, &load(uri, "10s"))));
     drop(first);
     bench.says("storage.test:4420: connection lost, attempt 2 to reconnect");
     let _second = serve(&wan, 2, &export, &[]);
@@ -203,8 +211,7 @@ fn a_target_that_comes_back_with_smaller_limits_is_used_within_them() {
     let first = serve(&wan, 1, &export, &["--in-capsule", "4MiB"]);
     let uri = format!("nvme+tcp://{}/d", wan.server_address(1));
     let args = [&load(&uri, "4s")[..], &["--hdr-digest", "--data-digest"]].concat();
-    let bench = Bench::start(within(wan.client(), &args));
-    std::thread::sleep(Duration::from_secs(2));
+    let bench = running(&wan, 1, || Bench::start(within(wan.client(), &args)));
     drop(first);
     let smaller = ["--in-capsule", "8KiB", "--max-queue-size", "8", "--max-queues", "1", "--memory", "32MiB"];
     let _second = serve(&wan, 1, &export, &[&smaller[..], &["--no-hdr-digest", "--no-data-digest"]].concat());
@@ -227,8 +234,7 @@ fn a_namespace_that_has_become_another_is_named() {
     ];
     for (size, uuid, complaint) in cases {
         let first = serve(&wan, 1, &export(&old, "64MiB", UUID), &[]);
-        let bench = Bench::start(within(wan.client(), &load(&uri, "60s")));
-        std::thread::sleep(Duration::from_secs(1));
+        let bench = running(&wan, 1, || Bench::start(within(wan.client(), &load(&uri, "60s"))));
         drop(first);
         let second = serve(&wan, 1, &export(&new, size, &uuid), &[]);
         let ran = bench.finish();
@@ -252,8 +258,7 @@ fn a_subsystem_that_is_not_there_any_more_is_named_and_waited_for() {
     };
     let first = serve(&wan, 1, &export("mine", "mine"), &[]);
     let uri = format!("nvme+tcp://{}/nqn.2026-11.io.longhaul:test:mine", wan.server_address(1));
-    let bench = Bench::start(within(wan.client(), &load(&uri, "3s")));
-    std::thread::sleep(Duration::from_secs(1));
+    let bench = running(&wan, 1, || Bench::start(within(wan.client(), &load(&uri, "3s"))));
     drop(first);
     let other = serve(&wan, 1, &export("other", "other"), &[]);
     bench.says("10.77.1.2:4420 has no subsystem 'nqn.2026-11.io.longhaul:test:mine'");
@@ -273,15 +278,14 @@ fn a_load_whose_link_is_dead_says_what_it_waits_for_and_ends_by_ctrl_c() {
     let _target = serve(&wan, 1, &format!("d=mem:64MiB,{UUID}"), &[]);
     let uri = format!("nvme+tcp://{}/d", wan.server_address(1));
     let begin = || {
-        let bench = Bench::start(within(wan.client(), &load(&uri, "2s")));
-        std::thread::sleep(Duration::from_secs(1));
+        let bench = running(&wan, 1, || Bench::start(within(wan.client(), &load(&uri, "4s"))));
         wan.set(1, &Change::cut()).expect("cut");
         bench
     };
     let waits = "I/O under way is waited for: for up to 600 s since it was lost if its connection is lost";
     let bench = begin();
     bench.says(waits);
-    bench.says("connection lost, attempt 1 to reconnect: nothing was acknowledged for 3.");
+    bench.says("connection lost, attempt 1 to reconnect: nothing was acknowledged for ");
     signal(&bench.child.0, "INT");
     let begun = Instant::now();
     let ran = bench.finish();
@@ -301,7 +305,8 @@ fn a_load_whose_link_is_dead_says_what_it_waits_for_and_ends_by_ctrl_c() {
 fn ctrl_c_ends_a_load_with_its_results() {
     let args = ["bench", "mem:8MiB", "--rw", "write", "--bs", "4k", "--runtime", "60s", "--json"];
     let child = command(&args).spawn().expect("started");
-    std::thread::sleep(Duration::from_secs(1));
+    // What it takes to start is less.
+    until("the load", || ticks(&child) > 30);
     signal(&child, "INT");
     let ran = finish(child);
     assert_eq!(ran.code, Some(0), "{ran:?}");

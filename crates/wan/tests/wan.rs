@@ -14,7 +14,8 @@ use std::time::Instant;
 
 fn statistics(wan: &Wan) -> Statistics {
     let statistics = wan.statistics().expect("statistics");
-    assert_eq!(statistics.lost_here(), 0, "the emulator keeps up: {statistics:?}");
+    // Where nobody may have it run first, others may keep it waiting.
+    assert!(statistics.lost_here() == 0 || !statistics.real_time, "it keeps up: {statistics:?}");
     statistics
 }
 
@@ -75,8 +76,15 @@ fn a_connection_outlives_a_cut_and_loses_nothing() {
     let mut byte = [0];
     for (i, direction) in [Some(Direction::Back), None, Some(Direction::There)].into_iter().enumerate() {
         wan.set(1, &Change { direction, ..Change::cut() }).expect("cut");
+        let cut = statistics(&wan).links[0].there.dropped_cut;
         near.write_all(&[i as u8]).expect("sent");
         if direction != Some(Direction::Back) {
+            // It was sent, and was not let through: there is nothing else to wait for.
+            let begun = Instant::now();
+            while statistics(&wan).links[0].there.dropped_cut == cut {
+                assert!(begun.elapsed() < LIMIT, "nothing was stopped at the cut");
+                std::thread::sleep(MS);
+            }
             far.set_read_timeout(Some(50 * MS)).expect("time limit");
             let early = far.read(&mut byte);
             assert!(early.is_err(), "{direction:?} is cut, and yet there is {early:?}");
@@ -87,7 +95,6 @@ fn a_connection_outlives_a_cut_and_loses_nothing() {
         assert_eq!(byte, [i as u8]);
         wan.set(1, &Change::restore()).expect("restored");
     }
-    assert!(statistics(&wan).links[0].there.dropped_cut >= 2);
 }
 
 #[test]
@@ -127,12 +134,17 @@ fn a_black_hole_swallows_large_packets_only() {
 fn old_packets_come_again_behind_new_ones() {
     let Some(wan) = start(plan(2 * MS, 0)) else { return };
     let (client, server) = datagrams(&wan, 1);
-    wan.set(1, &Change { duplicate: Some(1.0), duplicate_after: Some(50 * MS), ..Change::default() })
+    wan.set(1, &Change { duplicate: Some(1.0), duplicate_after: Some(3000 * MS), ..Change::default() })
         .expect("changed");
     client.send(b"old").expect("sent");
     wan.set(
         1,
-        &Change { duplicate: Some(0.0), reorder: Some(1.0), reorder_by: Some(20 * MS), ..Change::default() },
+        &Change {
+            duplicate: Some(0.0),
+            reorder: Some(1.0),
+            reorder_by: Some(1000 * MS),
+            ..Change::default()
+        },
     )
     .expect("changed");
     client.send(b"held").expect("sent");
