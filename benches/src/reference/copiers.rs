@@ -10,6 +10,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -161,15 +162,18 @@ impl Copier {
                 command.arg("--config").arg(path);
             }
             Who::GridFtp => {
-                command.args(["-s", "-aa", "-anonymous-user", "root", "-p", &port]);
+                command.args(["-s", "-aa", "-allow-root", "-anonymous-user", "root", "-p", &port]);
                 command.args(["-control-interface", &host, "-data-interface", &host]);
             }
             Who::Xroot => {
+                // It will not be root, and has files of its own.
+                open_to_all(config.path())?;
                 command.args(["-R", "nobody", "-p", &port, "-a"]).arg(config.path()).arg("-l");
                 command.arg(config.path().join("log")).arg(place);
             }
             Who::Rclone => {
-                command.args(["serve", "webdav", place, "--addr", &address]);
+                // What was removed behind its back is not to be taken for there.
+                command.args(["serve", "webdav", place, "--addr", &address, "--dir-cache-time", "1s"]);
             }
         }
         command.args(more);
@@ -254,6 +258,11 @@ impl Copier {
         limit: Option<Duration>,
     ) -> Result<Option<Copied>> {
         let wanted = tally(from)?;
+        if self.who == Who::Xroot {
+            // Its client makes no directory to put several things into.
+            let place = self.root.join(to);
+            fs::create_dir(&place).and_then(|()| open_to_all(&place)).context("a place for xrdcp")?;
+        }
         let mut command = self.command(setup, from, to, update);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let before = process::family_time(self.server.pid())?;
@@ -280,6 +289,11 @@ impl Copier {
         let path = self.root.join(to);
         fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display()))
     }
+}
+
+/// Lets every user write in a directory.
+fn open_to_all(dir: &Path) -> io::Result<()> {
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o777))
 }
 
 fn await_listening(setup: &Setup, address: &str) -> Result<()> {

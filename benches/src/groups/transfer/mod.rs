@@ -16,6 +16,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -38,6 +39,8 @@ impl Place {
         let dir = tempfile::Builder::new().prefix("longhaul-benches-").tempdir_in(&setup.dir);
         let dir = dir.with_context(|| format!("cannot make a directory in {}", setup.dir.display()))?;
         fs::create_dir(dir.path().join("there"))?;
+        // A server that is somebody else has to get there.
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755))?;
         Ok(Place { dir })
     }
 
