@@ -64,6 +64,9 @@ pub(crate) struct Args {
     /// Data sets of transfer, as a share of their full size
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     scale: f64,
+    /// Data sets of sets: big, real, mix, small [default: all]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    sets: Vec<String>,
     /// Directory on the disk to measure
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,

@@ -115,6 +115,8 @@ pub(crate) struct Setup {
     pub(crate) servers: Vec<usize>,
     /// Data sets of transfers are this share of what they should be.
     pub(crate) scale: f64,
+    /// Data sets to copy; all if none is named.
+    pub(crate) sets: Vec<String>,
     /// Where files for measurements are made.
     pub(crate) dir: PathBuf,
     /// What was measured already.
@@ -146,6 +148,7 @@ impl Setup {
             round_trips: args.round_trips.clone(),
             servers: args.servers.clone(),
             scale: args.scale,
+            sets: args.sets.clone(),
             dir: args.dir.clone(),
         })
     }

@@ -4,7 +4,7 @@
 //! name and with the reason.
 
 use crate::process::{self, Guard, Usage};
-use crate::setup::Setup;
+use crate::setup::{Place, Setup};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 use std::fs;
@@ -135,7 +135,12 @@ impl Copier {
         let mut command = match who {
             Who::Longhaul | Who::Encrypted => setup.target.command(&setup.program),
             Who::Tar | Who::Rsync | Who::Rclone => setup.target.command(who.programs()[0]),
-            Who::GridFtp | Who::Xroot => setup.target.command(who.programs()[1]),
+            Who::Xroot => setup.target.command(who.programs()[1]),
+            Who::GridFtp => {
+                let mut command = named(&setup.target, setup, config.path())?;
+                command.arg(who.programs()[1]);
+                command
+            }
         };
         let address = format!("{host}:{port}");
         let host = host.to_string();
@@ -209,12 +214,16 @@ impl Copier {
     /// What copies what is in `from` to `to` below the root; to an `update` of what
     /// is there.
     fn command(&self, setup: &Setup, from: &Path, to: &str, update: bool) -> Command {
-        let program = match self.who {
-            who if who.is_ours() => setup.program.as_os_str(),
-            Who::Tar => "sh".as_ref(),
-            who => who.programs()[0].as_ref(),
+        let mut command = match self.who {
+            who if who.is_ours() => setup.load.command(&setup.program),
+            Who::Tar => setup.load.command("sh"),
+            Who::GridFtp => {
+                let mut command = among_names(&setup.load, self.config.path());
+                command.arg(self.who.programs()[0]);
+                command
+            }
+            who => setup.load.command(who.programs()[0]),
         };
-        let mut command = setup.load.command(program);
         let (address, from) = (&self.address, from.display());
         let there = self.root.join(to);
         let there = there.display();
@@ -289,6 +298,27 @@ impl Copier {
         let path = self.root.join(to);
         fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display()))
     }
+}
+
+/// A file of names for [`among_names`].
+const HOSTS: &str = "hosts";
+
+/// What begins a command line in a place where addresses have names: GridFTP asks for
+/// that of its own, and nobody answers in a namespace.
+fn named(place: &Place, setup: &Setup, config: &Path) -> Result<Command> {
+    let own = fs::read_to_string("/proc/sys/kernel/hostname")?;
+    let [here, there] = [setup.load.address, setup.target.address];
+    let text = format!("127.0.0.1 localhost\n{here} here\n{there} there {own}\n");
+    fs::write(config.join(HOSTS), text)?;
+    Ok(among_names(place, config))
+}
+
+/// The same, with the names that were written there.
+fn among_names(place: &Place, config: &Path) -> Command {
+    let mut command = place.command("unshare");
+    command.args(["--mount", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""]);
+    command.arg(config.join(HOSTS));
+    command
 }
 
 /// Lets every user write in a directory.
