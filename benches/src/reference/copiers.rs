@@ -178,7 +178,7 @@ impl Copier {
             }
             Who::Rclone => {
                 // What was removed behind its back is not to be taken for there.
-                command.args(["serve", "webdav", place, "--addr", &address, "--dir-cache-time", "1s"]);
+                command.args(["serve", "webdav", place, "--addr", &address, "--dir-cache-time", "100ms"]);
             }
         }
         command.args(more);
