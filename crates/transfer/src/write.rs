@@ -986,7 +986,7 @@ impl Writer {
         }
         // Another file has that name by now, or the copy of this one has failed.
         let is_it = |there: &Entry| there.kind == Kind::File && entry.mtime.is_kept_as(there.mtime);
-        if self.options.compare > Compare::Size || self.options.compare == Compare::Nothing {
+        if !matches!(self.options.compare, Compare::Exists | Compare::Size) {
             let there = self.base.look(&first).map_err(write)?;
             if !there.as_ref().is_some_and(is_it) {
                 let message =

@@ -62,15 +62,15 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         let (mut copiers, absent) = copiers(&setup, &place.there(), &Who::OTHERS)?;
         copiers.insert(1, Copier::start(Who::Encrypted, &setup, &place.there())?);
         let course = Course { setup: &setup, link: Some(&link), copiers: &copiers, plain: Some(&iperf) };
-        let mut big: Vec<Samples> = Vec::new();
+        // Without them there is nothing to compare with.
+        let mut big = vec![Samples(Vec::new()); copiers.len()];
         for (name, tree) in &trees {
             let case = format!("sets: {}, {name}", link::round_trip(rtt));
             let (taken, plain) = course.measure(&case, tree)?;
             let bytes = crate::reference::tally(tree)?.1;
             let rates: Vec<Samples> = taken.iter().map(|taken| taken.rate(bytes)).collect();
-            if *name == "big" || big.is_empty() {
-                // Without it there is nothing to compare with.
-                big = if *name == "big" { rates.clone() } else { vec![Samples(Vec::new()); rates.len()] };
+            if *name == "big" {
+                big.clone_from(&rates);
             }
             for ((copier, taken), (rate, big)) in copiers.iter().zip(&taken).zip(rates.iter().zip(&big)) {
                 let who = copier.who;

@@ -7,6 +7,7 @@ use longhaul_wan::Statistics;
 use longhaul_wan::control::{self, Request, Status};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 /// Where namespaces have their names.
 const NAMES: &str = "/run/netns";
@@ -39,13 +40,18 @@ impl Link {
         Expect {
             round_trip: rtt,
             retransmitted: usual.retransmitted.max(LOSS * loss),
-            link: rtt.map(|round_trip| Emulated {
-                round_trip,
-                late: status.statistics.late_p99_since(&self.before),
-                lost: status.statistics.lost_here().saturating_sub(self.before.lost_here()),
-            }),
+            link: rtt.map(|round_trip| between(round_trip, &self.before, &status.statistics)),
             ..usual
         }
+    }
+}
+
+/// What a link of this round trip was like between two looks at its counters.
+pub(crate) fn between(round_trip: Duration, before: &Statistics, after: &Statistics) -> Emulated {
+    Emulated {
+        round_trip,
+        late: after.late_p99_since(before),
+        lost: after.lost_here().saturating_sub(before.lost_here()),
     }
 }
 

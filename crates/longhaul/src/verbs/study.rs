@@ -366,7 +366,7 @@ fn go<E: Experiment>(
     drop(experiment);
     let numbers = kept.cells().len();
     let void = kept.cells().iter().filter(|cell| !cell.validity.valid).count();
-    let failed = kept.cells().iter().filter(|cell| has_failed(cell)).count();
+    let failed = kept.cells().iter().filter(|cell| is_void_for(cell, Code::Failed)).count();
     Ok(Done { numbers, void, failed, wanted: wanted.iter().map(|one| one.cells.len()).sum() })
 }
 
@@ -374,14 +374,9 @@ fn void(cells: &mut [Cell], code: Code, why: &str) {
     cells.iter_mut().for_each(|cell| cell.validity = Validity::not(code, why));
 }
 
-/// Whether it was to be measured, and that went wrong.
-fn has_failed(cell: &Cell) -> bool {
-    cell.validity.reasons.iter().any(|reason| reason.code == Code::Failed)
-}
-
-/// Whether the machine had not what it takes.
-fn was_not_available(cell: &Cell) -> bool {
-    cell.validity.reasons.iter().any(|reason| reason.code == Code::NotAvailable)
+/// Whether this is among the reasons for which it does not count.
+fn is_void_for(cell: &Cell, code: Code) -> bool {
+    cell.validity.reasons.iter().any(|reason| reason.code == code)
 }
 
 /// How far a study got.

@@ -50,10 +50,8 @@ pub fn diagnose(seen: &Seen) -> Vec<Finding> {
         found.extend(of_stage(seen, stage, gain));
     }
     let all = found.clone();
-    found.retain(|finding| !all.iter().any(|cause| explains(cause, finding)));
-    if quick_without_crowd(seen) && found.iter().any(|finding| finding.cause == Cause::TooManyFiles) {
-        found.retain(|finding| !matches!(finding.cause, Cause::SlowOpen | Cause::SlowCreate));
-    }
+    let quick = quick_without_crowd(seen);
+    found.retain(|finding| !all.iter().any(|cause| explains(cause, finding, quick)));
     rank(&mut found);
     found
 }
@@ -68,8 +66,9 @@ pub fn rank(found: &mut [Finding]) {
     found.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
 }
 
-/// Whether one thing is seen only because of another.
-fn explains(one: &Finding, other: &Finding) -> bool {
+/// Whether one thing is seen only because of another; `quick`: see
+/// [`quick_without_crowd`].
+fn explains(one: &Finding, other: &Finding, quick: bool) -> bool {
     use Cause::{
         BlackHole, Congestion, Interrupts, Loss, Others, PowerSaving, Processor, ReceiveBuffer, Reordering,
         SendBuffer, SlowCreate, SlowMetadata, SlowOpen, SlowRead, SlowWrite, SmallQueue, TooFewFiles,
@@ -87,6 +86,7 @@ fn explains(one: &Finding, other: &Finding) -> bool {
         Processor(end) => {
             matches!(cause, Others(other) | PowerSaving(other) | Interrupts(other) if other == end)
         }
+        SlowOpen | SlowCreate if quick && *cause == TooManyFiles => true,
         // Slow because of the crowd: as fast as it is to be without it, or nearly.
         SlowOpen | SlowCreate | SlowMetadata(_) | SlowRead | SlowWrite => {
             *cause == TooManyFiles && one.gain >= other.gain.map(|gain| gain * CROWD)

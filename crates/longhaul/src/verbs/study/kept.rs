@@ -1,10 +1,10 @@
 //! The result of a study as it grows, and how far it is.
 
-use super::{Found, Settings, has_failed, was_not_available};
+use super::{Found, Settings, is_void_for};
 use crate::exit::{Failure, Outcome};
 use crate::output::{Output, save};
 use longhaul_bench::host::Host;
-use longhaul_bench::record::{Cell, Record, Run};
+use longhaul_bench::record::{Cell, Code, Record, Run};
 use longhaul_bench::schema;
 use longhaul_report::Document;
 use serde_json::json;
@@ -102,7 +102,8 @@ fn go_on(record: &mut Record, path: &Path) -> Outcome {
         )));
     }
     // What failed is tried again, and what was missing may be there by now.
-    let stays = |cell: &Cell| !has_failed(cell) && !was_not_available(cell);
+    let again = [Code::Failed, Code::NotAvailable];
+    let stays = |cell: &Cell| !again.iter().any(|code| is_void_for(cell, *code));
     record.cells = before.cells.into_iter().filter(stays).collect();
     let is_there = |run: &Run| record.cells.iter().any(|cell| cell.name == run.of);
     record.runs = before.runs.into_iter().filter(is_there).collect();

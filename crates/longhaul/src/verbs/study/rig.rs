@@ -9,6 +9,7 @@
 use super::Found;
 use crate::again::{program, reason};
 use crate::exit::{Exit, Failure};
+use crate::verbs::emulated::between;
 use longhaul_bench::record::{Cpu, Run, Validity};
 use longhaul_bench::schema;
 use longhaul_bench::watch::{Emulated, Expect, Watch, Watched};
@@ -115,14 +116,7 @@ impl Rig {
         // themselves: what this machine sent again is not theirs.
         let retransmitted = watched.retransmitted.filter(|_| self.wan.is_none());
         let link = match (&self.wan, before) {
-            (Some(wan), Some(before)) => {
-                let now = wan.statistics()?;
-                Some(Emulated {
-                    round_trip: self.rtt,
-                    late: now.late_p99_since(&before),
-                    lost: now.lost_here().saturating_sub(before.lost_here()),
-                })
-            }
+            (Some(wan), Some(before)) => Some(between(self.rtt, &before, &wan.statistics()?)),
             _ => None,
         };
         Ok((done, Seen { watched: Watched { retransmitted, ..watched }, link }))
