@@ -23,7 +23,7 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
@@ -54,6 +54,8 @@ const TURNS: usize = 4;
 /// The side of an engine that other threads see.
 struct Shared {
     inbox: Mutex<Inbox>,
+    /// A task was woken while the engine ends.
+    late: Condvar,
     /// The inbox may have something.
     pending: AtomicBool,
     /// The engine sleeps (or is about to) and wants a signal.
@@ -65,7 +67,8 @@ struct Shared {
 struct Inbox {
     woken: Vec<Runnable>,
     jobs: Vec<Job>,
-    /// The engine is gone: nothing is taken any more.
+    /// The engine ends: no jobs are taken any more, and tasks that are woken
+    /// only come home to end.
     closed: bool,
 }
 
@@ -93,14 +96,10 @@ fn schedule(shared: &Arc<Shared>, runnable: Runnable) {
     });
     if let Some(runnable) = runnable {
         let mut inbox = shared.lock();
-        if inbox.closed {
-            // The task belongs to a thread that is gone; its memory may only
-            // be touched there, so it is left alone.
-            drop(inbox);
-            std::mem::forget(runnable);
-            return;
-        }
         inbox.woken.push(runnable);
+        if inbox.closed {
+            shared.late.notify_one();
+        }
         drop(inbox);
         shared.announce();
     }
@@ -246,6 +245,7 @@ impl Engine {
     ) -> Engine {
         let shared = Arc::new(Shared {
             inbox: Mutex::default(),
+            late: Condvar::new(),
             pending: AtomicBool::new(false),
             sleeping: AtomicBool::new(false),
             signal,
@@ -292,21 +292,30 @@ impl Drop for Engine {
     fn drop(&mut self) {
         // Tasks end while the core is still reachable, since their
         // destructors cancel operations; then the kernel lets go of memory.
-        let (woken, jobs) = {
+        let jobs = {
             let mut inbox = self.core.shared.lock();
             inbox.closed = true;
-            (std::mem::take(&mut inbox.woken), std::mem::take(&mut inbox.jobs))
+            std::mem::take(&mut inbox.jobs)
         };
-        drop((woken, jobs));
+        drop(jobs);
         loop {
-            // A woken task is ready, and a ready one that is dropped ends.
-            let tasks: Vec<Waker> = self.core.tasks.borrow_mut().drain().collect();
-            tasks.into_iter().for_each(Waker::wake);
-            let ready = std::mem::take(&mut *self.core.ready.borrow_mut());
-            if ready.is_empty() {
+            // A woken task is ready, and a ready one that is dropped ends. One
+            // that another thread is waking at this moment cannot be woken
+            // again, and comes by the inbox.
+            let tasks: Vec<Waker> = self.core.tasks.borrow().iter().map(|(_, task)| task.clone()).collect();
+            if tasks.is_empty() {
                 break;
             }
-            drop(ready);
+            tasks.into_iter().for_each(Waker::wake);
+            let ready = std::mem::take(&mut *self.core.ready.borrow_mut());
+            let woken = {
+                let mut inbox = self.core.shared.lock();
+                while ready.is_empty() && inbox.woken.is_empty() {
+                    inbox = self.core.shared.late.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+                }
+                std::mem::take(&mut inbox.woken)
+            };
+            drop((ready, woken));
         }
         drop(std::mem::take(&mut *self.core.timers.borrow_mut()));
         self.core.driver.borrow_mut().shut_down();

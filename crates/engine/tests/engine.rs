@@ -1,5 +1,7 @@
 //! Both drivers, on real sockets, files and timers.
 
+use futures_channel::mpsc::{UnboundedSender, unbounded};
+use futures_util::StreamExt;
 use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::{
     Buf, BufMut, Config, Engine, Kind, Memory, RecvMsg, SendMsg, Thread, fs::File, sleep, spawn,
@@ -7,6 +9,7 @@ use longhaul_engine::{
 };
 use std::net::Shutdown;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Runs `test` on every driver that this machine grants.
@@ -191,6 +194,45 @@ fn an_engine_ends_every_task_that_it_has() {
     assert_eq!(ended.get(), 0);
     drop(engine);
     assert_eq!(ended.get(), 10);
+}
+
+/// Another thread may wake tasks at the very moment that their engine ends: it
+/// is the engine that ends them all the same.
+#[test]
+fn an_engine_ends_tasks_that_others_are_waking() {
+    /// Has every task woken while the engine is ending.
+    struct Last(Vec<UnboundedSender<()>>);
+    impl Drop for Last {
+        fn drop(&mut self) {
+            let senders = std::mem::take(&mut self.0);
+            let waking = move || senders.iter().for_each(|sender| _ = sender.unbounded_send(()));
+            std::thread::spawn(waking).join().expect("no panic");
+        }
+    }
+    for kind in [Kind::Epoll, Kind::Uring] {
+        let Ok(engine) = Engine::new(&Config { kind, ..Config::default() }) else { continue };
+        let held = Arc::new(());
+        let senders = engine.block_on(async {
+            let senders = (0..10).map(|_| {
+                let (sender, mut inbox) = unbounded();
+                let held = Arc::clone(&held);
+                spawn(async move {
+                    while inbox.next().await.is_some() {}
+                    drop(held);
+                })
+                .detach();
+                sender
+            });
+            let senders = senders.collect();
+            sleep(Duration::from_millis(1)).await;
+            senders
+        });
+        // A job that is never run.
+        let last = Last(senders);
+        let _never = engine.handle().spawn(move || async move { drop(last) });
+        drop(engine);
+        assert_eq!(Arc::strong_count(&held), 1, "a task has been left with what it holds");
+    }
 }
 
 #[test]
