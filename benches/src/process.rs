@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a child may take to end when it is asked to.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -132,7 +132,32 @@ pub(crate) fn wait_usage(child: Child) -> Result<(bool, Usage)> {
     Ok((well, Usage { cpu, memory: usage.ru_maxrss as u64 * 1024 }))
 }
 
-/// Time on processors of a process and of those of its children that have ended.
+/// Waits until a process has no children that it must still wait for, whose time would
+/// not be counted yet; gives up on those that go on.
+pub(crate) fn await_children(pid: u32) {
+    let end = Instant::now() + PATIENCE;
+    let children = || -> Vec<u32> {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+        lists
+            .flat_map(|list| list.split_whitespace().filter_map(|c| c.parse().ok()).collect::<Vec<_>>())
+            .collect()
+    };
+    loop {
+        let Some(child) = children().into_iter().next() else { return };
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        if ends_within(child, left) {
+            // Nothing tells when its parent has waited for it.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Time on processors of a process and of those of its children that have ended and
+/// been waited for: see [`await_children`].
 pub(crate) fn family_time(pid: u32) -> Result<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .with_context(|| format!("process {pid} has gone"))?;
@@ -150,6 +175,8 @@ pub(crate) fn family_time(pid: u32) -> Result<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
+    use std::process::Stdio;
 
     #[test]
     fn a_child_is_pinned_watched_and_ended() {
@@ -174,5 +201,17 @@ mod tests {
         assert!(well && usage.cpu > Duration::ZERO && usage.memory > 0, "{usage:?}");
         assert!(!used("exit 3").0);
         assert!(family_time(std::process::id()).is_ok());
+    }
+
+    #[test]
+    fn time_of_a_child_is_counted_when_it_was_waited_for() {
+        let script = "(echo; i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done) & wait; exec cat";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut shell = Guard(start(&mut command, None).expect("start"));
+        let mut begun = [0];
+        shell.0.stdout.as_mut().expect("piped").read_exact(&mut begun).expect("it has begun");
+        await_children(shell.pid());
+        assert!(family_time(shell.pid()).expect("it lives") > Duration::from_millis(20));
     }
 }

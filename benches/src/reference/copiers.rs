@@ -283,6 +283,7 @@ impl Copier {
         }
         let (well, Usage { cpu, memory }) = process::wait_usage(child)?;
         let seconds = began.elapsed().as_secs_f64();
+        process::await_children(self.server.pid());
         let there = process::family_time(self.server.pid())?.saturating_sub(before);
         ensure!(well, "{} failed", self.who.name());
         let copied = tally(&self.root.join(to))?;
