@@ -218,6 +218,35 @@ fn a_copy_from_an_agent_outlives_both_sides() {
     killed_and_resumed(true);
 }
 
+/// Another content under the same size and time is not what was begun with.
+#[test]
+fn a_copy_that_is_taken_up_does_not_mix_two_contents() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
+    fs::create_dir(&source).expect("made");
+    let path = source.join("f");
+    fs::write(&path, vec![1; 64 * BLOCK as usize]).expect("written");
+    let agent = Agent::start("127.0.0.1:0", dir.path());
+    let link = Link { delay: Duration::from_millis(2), rate: Some(25_000_000), memory: 256 << 10 };
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let relay = Relay::start_with(&Config::default(), any, agent.addr(), link).expect("started");
+    let (from, to) = (text(&source), format!("lh://{}/copy", relay.local_addr()));
+    let args = ["cp", "-r", "--fsync", "none", "--json", from, &to];
+    let mut client = command(&args).spawn().expect("started");
+    common::until("much has been sent", || relay.stats().forward_bytes > 16 * BLOCK);
+    assert!(kill_after(&mut client, Duration::ZERO), "the copy had ended");
+    assert!(present(&copy) > 8 * BLOCK, "nothing is there to be taken up");
+    let mtime = fs::metadata(&path).and_then(|meta| meta.modified()).expect("a time");
+    fs::write(&path, vec![2; 64 * BLOCK as usize]).expect("written");
+    let file = fs::File::options().write(true).open(&path).expect("opened");
+    file.set_times(fs::FileTimes::new().set_modified(mtime)).expect("set");
+    let ran = longhaul(&args);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_same(&source, &copy);
+    let left = Command::new("find").arg(dir.path()).args(["-name", ".longhaul-*"]).output().expect("find");
+    assert!(left.stdout.is_empty(), "{}", String::from_utf8_lossy(&left.stdout));
+}
+
 #[test]
 fn sync_says_that_there_was_nothing_to_do() {
     let dir = tempfile::tempdir().expect("a directory");

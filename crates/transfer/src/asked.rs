@@ -154,7 +154,7 @@ mod tests {
     fn entry(name: &str, kind: Kind) -> Entry {
         let path = RelPath::new(name.as_bytes()).expect("a good name");
         let (mtime, xattrs) = (Time::default(), Vec::new());
-        Entry { path, kind, mode: 0o644, uid: 0, gid: 0, mtime, size: 0, xattrs }
+        Entry { path, kind, mode: 0o644, uid: 0, gid: 0, mtime, ctime: mtime, size: 0, xattrs }
     }
 
     #[test]

@@ -85,7 +85,17 @@ mod tests {
         for (name, data) in [("File", b"1"), ("file", b"2"), ("other", b"3")] {
             let path = RelPath::new(name.as_bytes()).expect("a good name");
             let (mtime, xattrs) = (Time::default(), Vec::new());
-            let entry = Entry { path, kind: Kind::File, mode: 0o644, uid: 0, gid: 0, mtime, size: 1, xattrs };
+            let entry = Entry {
+                path,
+                kind: Kind::File,
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                mtime,
+                ctime: mtime,
+                size: 1,
+                xattrs,
+            };
             batch.push(&entry, &Content::Inline { len: 1, digest: Hash::Quick.of(data) }, data);
         }
         let Done::Batch(counts, troubles) = writer.run(Job::Batch(batch.into_body()), &mut writer.walker())

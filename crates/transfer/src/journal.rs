@@ -46,15 +46,17 @@ const READ: usize = 64 << 10;
 /// How the first record begins: as no other does, since its check is wrong.
 const BOOT: &[u8; 8] = b"lh-boot1";
 
-/// Names a version of a file: path, size and time of change.
+/// Names a version of a file: path, size and times of change.
 pub(crate) type FileKey = u128;
 
 /// The key of a version of a file.
 pub(crate) fn file_key(entry: &Entry) -> FileKey {
     let mut bytes = entry.path.as_bytes().to_vec();
     bytes.extend(entry.size.to_le_bytes());
-    bytes.extend(entry.mtime.secs.to_le_bytes());
-    bytes.extend(entry.mtime.nanos.to_le_bytes());
+    for time in [entry.mtime, entry.ctime] {
+        bytes.extend(time.secs.to_le_bytes());
+        bytes.extend(time.nanos.to_le_bytes());
+    }
     xxh3_128(&bytes)
 }
 

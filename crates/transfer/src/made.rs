@@ -136,7 +136,17 @@ impl Made {
 
 fn entry(path: &str, kind: Kind, mode: u32, size: u64) -> Option<Entry> {
     let path = RelPath::new(path.as_bytes()).ok()?;
-    Some(Entry { path, kind, mode, uid: 0, gid: 0, mtime: MADE, size, xattrs: Vec::new() })
+    Some(Entry {
+        path,
+        kind,
+        mode,
+        uid: 0,
+        gid: 0,
+        mtime: MADE,
+        ctime: Time::default(),
+        size,
+        xattrs: Vec::new(),
+    })
 }
 
 fn zeroes(spec: &str) -> Option<Made> {

@@ -289,9 +289,9 @@ impl Reader {
         index: usize,
     ) -> Result<(), Gone> {
         // What the other side has is of the file as it was when it was asked.
-        let known = (entry.size, entry.mtime);
+        let known = (entry.size, entry.mtime, entry.ctime);
         entry = tree::entry(&stat, Kind::File, entry.path);
-        let have = if known == (entry.size, entry.mtime) { have } else { Box::default() };
+        let have = if known == (entry.size, entry.mtime, entry.ctime) { have } else { Box::default() };
         if self.xattrs {
             match tree::xattrs(file.as_fd()) {
                 Ok(xattrs) => entry.xattrs = xattrs,

@@ -6,7 +6,7 @@
 //! `O_NOFOLLOW` where the kernel has no `openat2`). So neither a hostile name
 //! nor somebody who swaps a directory for a link meanwhile leads outside.
 
-use crate::wire::{Entry, Kind, RelPath, Time, XATTR_BYTES_MAX, XATTRS_MAX, Xattr, is_carried, show};
+use crate::wire::{Entry, Kind, RelPath, SMALL, Time, XATTR_BYTES_MAX, XATTRS_MAX, Xattr, is_carried, show};
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, Uid, XattrFlags,
 };
@@ -214,6 +214,10 @@ fn unsupported(kind: FileType) -> &'static str {
 /// An entry from what the system knows of it.
 pub(crate) fn entry(stat: &Stat, kind: Kind, path: RelPath) -> Entry {
     let size = if kind == Kind::File { stat.st_size as u64 } else { 0 };
+    let ctime = match size > SMALL {
+        true => Time { secs: stat.st_ctime, nanos: stat.st_ctime_nsec as u32 },
+        false => Time::default(),
+    };
     Entry {
         path,
         kind,
@@ -221,6 +225,7 @@ pub(crate) fn entry(stat: &Stat, kind: Kind, path: RelPath) -> Entry {
         uid: stat.st_uid,
         gid: stat.st_gid,
         mtime: Time { secs: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 },
+        ctime,
         size,
         xattrs: Vec::new(),
     }

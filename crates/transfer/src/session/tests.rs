@@ -34,7 +34,17 @@ fn path(name: &str) -> RelPath {
 
 fn file(name: &str, size: u64) -> Entry {
     let mtime = Time { secs: 1, nanos: 2 };
-    Entry { path: path(name), kind: Kind::File, mode: 0o644, uid: 0, gid: 0, mtime, size, xattrs: Vec::new() }
+    Entry {
+        path: path(name),
+        kind: Kind::File,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        mtime,
+        ctime: Time::default(),
+        size,
+        xattrs: Vec::new(),
+    }
 }
 
 /// What a file holds.

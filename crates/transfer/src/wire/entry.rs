@@ -1,5 +1,6 @@
 //! One object of a tree: its name and its metadata, as it travels.
 
+use super::SMALL;
 use super::codec::{Fields, Malformed, Put};
 use super::name::{PATH_LEN_MAX, RelPath};
 
@@ -49,6 +50,10 @@ pub struct Entry {
     pub gid: u32,
     /// When the content last changed.
     pub mtime: Time,
+    /// When anything of it last changed at the source (`ctime`), which nobody can set:
+    /// tells versions of a large file apart that are of one size and `mtime`. Zero of
+    /// what does not come in blocks.
+    pub ctime: Time,
     /// Bytes of a file, else 0.
     pub size: u64,
     /// Extended attributes, access control lists among them.
@@ -94,6 +99,10 @@ impl Entry {
         to.u64(self.mtime.secs as u64);
         to.u32(self.mtime.nanos);
         to.u64(self.size);
+        if self.comes_in_blocks() {
+            to.u64(self.ctime.secs as u64);
+            to.u32(self.ctime.nanos);
+        }
         match &self.kind {
             Kind::Symlink(target) => to.bytes(target),
             Kind::HardLink(path) => to.bytes(path.as_bytes()),
@@ -131,8 +140,9 @@ impl Entry {
         let path = RelPath::new(from.bytes()?)?;
         let mode = u32::from(from.u16()?);
         let (uid, gid) = (from.u32()?, from.u32()?);
-        let mtime = Time { secs: from.u64()? as i64, nanos: from.u32()? };
+        let mtime = time(from)?;
         let size = from.u64()?;
+        let ctime = if kind == 0 && size > SMALL { time(from)? } else { Time::default() };
         let kind = match kind {
             0 => Kind::File,
             1 => Kind::Directory,
@@ -140,7 +150,7 @@ impl Entry {
             3 => Kind::HardLink(RelPath::new(from.bytes()?)?),
             _ => return Err(Malformed::Value("kind of entry")),
         };
-        let sane = mode <= 0o7777 && mtime.nanos < 1_000_000_000 && i64::try_from(size).is_ok();
+        let sane = mode <= 0o7777 && i64::try_from(size).is_ok();
         if !sane || (path.is_root() && kind != Kind::Directory) {
             return Err(Malformed::Value("entry"));
         }
@@ -155,7 +165,11 @@ impl Entry {
         if !fits {
             return Err(Malformed::Value("content"));
         }
-        Ok((Entry { path, kind, mode, uid, gid, mtime, size, xattrs }, content))
+        Ok((Entry { path, kind, mode, uid, gid, mtime, ctime, size, xattrs }, content))
+    }
+
+    fn comes_in_blocks(&self) -> bool {
+        self.kind == Kind::File && self.size > SMALL
     }
 
     /// About how much memory it takes, in bytes.
@@ -170,6 +184,11 @@ impl Entry {
 /// attributes), which is another's elsewhere, and would be power over it.
 pub(crate) fn is_carried(name: &[u8]) -> bool {
     name.starts_with(b"user.") || matches!(name, b"system.posix_acl_access" | b"system.posix_acl_default")
+}
+
+fn time(from: &mut Fields<'_>) -> Result<Time, Malformed> {
+    let time = Time { secs: from.u64()? as i64, nanos: from.u32()? };
+    if time.nanos < 1_000_000_000 { Ok(time) } else { Err(Malformed::Value("time")) }
 }
 
 /// A target may be anything that a symbolic link can hold: it is never

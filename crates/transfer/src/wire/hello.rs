@@ -7,7 +7,7 @@ use crate::seal::Key;
 use blake3::hazmat::{HasherExt as _, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
 
 /// The version that this program speaks.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// The first bytes of a connection.
 const MAGIC: [u8; 8] = *b"longhaul";
 

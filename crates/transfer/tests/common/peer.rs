@@ -79,7 +79,17 @@ pub fn hello(direction: Direction, to: &str, version: u16) -> Frame {
 
 pub fn entry(name: &str, kind: Kind, size: u64) -> Entry {
     let path = RelPath::new(name.as_bytes()).expect("a good name");
-    Entry { path, kind, mode: 0o644, uid: 0, gid: 0, mtime: Time::default(), size, xattrs: Vec::new() }
+    Entry {
+        path,
+        kind,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        mtime: Time::default(),
+        ctime: Time::default(),
+        size,
+        xattrs: Vec::new(),
+    }
 }
 
 /// A batch with one small file.
