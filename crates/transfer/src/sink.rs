@@ -10,7 +10,7 @@ use crate::host::Remembered;
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::Monitor;
 use crate::output::Output;
-use crate::queue::Queue;
+use crate::queue::{Gauge, Queue};
 use crate::session::{Done, Job, Receiver, Told};
 use crate::silence::{BEAT, Patience};
 use crate::source::SessionError;
@@ -22,12 +22,19 @@ use longhaul_engine::{Task, now, sleep, spawn};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Bytes that were received and wait to be written.
 const WRITE_BEHIND: usize = 32 << 20;
 /// What a job without content weighs, so that many of them fill the queue too.
 const JOB: usize = 1 << 10;
+/// What many small files weigh: they are work by their number, and few bytes are many.
+const BATCH: usize = 4 << 20;
+const FOR_EACH_BYTE: usize = 64;
+/// What a question weighs: at most 64 are open, and one may ask for the checksums of
+/// much.
+const ASKED: usize = 1 << 20;
 /// How often the sending side is told how far this one is.
 const TELL: Duration = Duration::from_millis(100);
 /// Answers that wait to be sent before no more is received: each is a line or a few
@@ -42,6 +49,17 @@ struct Queues {
     done: Queue<Done>,
     /// Which of the threads work.
     gate: Gate,
+    /// All has been received.
+    arrived: AtomicBool,
+}
+
+impl Queues {
+    /// How far others wait for what is written: those at the other end do for all of it
+    /// once nothing more is to come.
+    fn gauge(&self) -> Gauge {
+        let gauge = self.jobs.gauge();
+        if self.arrived.load(Relaxed) { Gauge { fill: 1.0, empty: false, ..gauge } } else { gauge }
+    }
 }
 
 struct Abort(Arc<Queues>);
@@ -65,11 +83,13 @@ pub(crate) async fn receive(
     patience: Patience,
 ) -> Result<Counts, SessionError> {
     let gate = Gate::new(writers.start());
-    let queues = Arc::new(Queues { jobs: Queue::new(WRITE_BEHIND), done: Queue::new(usize::MAX), gate });
+    let arrived = AtomicBool::new(false);
+    let queues =
+        Arc::new(Queues { jobs: Queue::new(WRITE_BEHIND), done: Queue::new(usize::MAX), gate, arrived });
     monitor.choose(Stage::Write, false, writers.start(), "to begin with");
     let abort = Abort(Arc::clone(&queues));
     let gauge = Arc::clone(&queues);
-    monitor.watch(Stage::Write, move || gauge.jobs.gauge());
+    monitor.watch(Stage::Write, move || gauge.gauge());
     for index in 0..writers.most() {
         let (writer, queues) = (Arc::clone(&writer), Arc::clone(&queues));
         let run = move || {
@@ -217,6 +237,9 @@ impl Session {
                 return Err(SessionError::Refused(refusal));
             }
             let told = self.receiver.borrow_mut().handle(frame)?;
+            if last && self.receiver.borrow().has_all() {
+                self.queues.arrived.store(true, Relaxed);
+            }
             match told.filter(|_| self.tell) {
                 Some(Told::Trouble(trouble)) => self.monitor.trouble(trouble),
                 Some(Told::Tuned(tuned)) => self.monitor.tuned(tuned, true),
@@ -260,7 +283,7 @@ impl Session {
         };
         let mut told = None;
         let look = || {
-            let limit = (queues.jobs.gauge().fill >= 0.5).then_some(Stage::Write);
+            let limit = (queues.gauge().fill >= 0.5).then_some(Stage::Write);
             if limit != told && self.tell {
                 told = limit;
                 self.receiver.borrow_mut().limits(limit);
@@ -335,7 +358,9 @@ impl Session {
 
 fn weight(job: &Job) -> usize {
     JOB + match job {
-        Job::Batch(body) | Job::Ask { batch: body, .. } | Job::Block { data: body, .. } => body.len(),
+        Job::Batch(body) => (FOR_EACH_BYTE * body.len()).min(BATCH).max(body.len()),
+        Job::Ask { .. } => ASKED,
+        Job::Block { data, .. } => data.len(),
         Job::Complete(_) | Job::Abandon(_) | Job::Settle { .. } => 0,
     }
 }
@@ -348,4 +373,62 @@ fn refusal(e: &SessionError) -> Refusal {
         _ => RefusalKind::Failed,
     };
     Refusal::new(kind, e)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Batch, Content, Entry, Kind, RelPath, Time};
+
+    fn queues() -> Queues {
+        let gate = Gate::new(1);
+        let arrived = AtomicBool::new(false);
+        Queues { jobs: Queue::new(WRITE_BEHIND), done: Queue::new(usize::MAX), gate, arrived }
+    }
+
+    #[test]
+    fn files_without_content_that_wait_are_seen_to_limit() {
+        let queues = queues();
+        let batch = || {
+            let mut batch = Batch::default();
+            while !batch.is_full() {
+                let path = RelPath::new(b"some/directory/file").expect("a good name");
+                let (mtime, xattrs) = (Time::default(), Vec::new());
+                let entry = Entry {
+                    path,
+                    kind: Kind::File,
+                    mode: 0o644,
+                    uid: 0,
+                    gid: 0,
+                    mtime,
+                    ctime: mtime,
+                    size: 0,
+                    xattrs,
+                };
+                batch.push(&entry, &Content::None, &[]);
+            }
+            Job::Batch(batch.into_body())
+        };
+        // Each of a thousand files.
+        for _ in 0..8 {
+            let job = batch();
+            let weight = weight(&job);
+            queues.jobs.force(job, weight);
+        }
+        assert!(queues.gauge().fill >= 0.5, "{:?}", queues.gauge());
+    }
+
+    #[test]
+    fn when_all_has_come_it_is_what_is_written_that_others_wait_for() {
+        let queues = queues();
+        assert_eq!(queues.gauge().fill, 0.0);
+        queues.arrived.store(true, Relaxed);
+        assert_eq!(queues.gauge().fill, 1.0);
+        let monitor = Monitor::new();
+        monitor.watch(Stage::Read, || Gauge { empty: true, ..Gauge::default() });
+        monitor.scanned(crate::wire::Scanned { done: true, ..Default::default() });
+        assert_eq!(monitor.limit_here(), Some(Stage::Send));
+        monitor.watch(Stage::Write, move || queues.gauge());
+        assert_eq!(monitor.limit_here(), Some(Stage::Write));
+    }
 }

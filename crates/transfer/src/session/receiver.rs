@@ -163,6 +163,11 @@ impl Receiver {
         self.settled
     }
 
+    /// Whether nothing more is to come.
+    pub fn has_all(&self) -> bool {
+        self.ended == self.streams
+    }
+
     /// Jobs that are given out and not done.
     pub fn open(&self) -> usize {
         self.open
@@ -229,7 +234,7 @@ impl Receiver {
     /// # Errors
     /// The sending side breaks the protocol. The session is over.
     pub fn handle(&mut self, frame: Frame) -> Result<Option<Told>, Violation> {
-        if self.ended == self.streams {
+        if self.has_all() {
             return Err(Violation::Unexpected("a frame behind the last"));
         }
         match frame {
