@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     };
     cli.log();
     let output = Output::new(cli.json);
-    match run(cli, output) {
+    match output.end(run(cli, output)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => tell(failure, output),
     }
@@ -37,7 +37,7 @@ fn tell(failure: Failure, output: Output) -> ExitCode {
     if !in_result {
         output.event("error", serde_json::json!({ "exit": exit as u8, "message": message }));
     }
-    eprintln!("longhaul: {message}");
+    output::say(format_args!("longhaul: {message}"));
     exit.into()
 }
 

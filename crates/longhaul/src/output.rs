@@ -1,10 +1,17 @@
 //! Words for people on stderr, NDJSON events for programs on stdout.
+//!
+//! Invariant: whoever reads either may go at any time, or have no room left. That
+//! ends no work, and no exit code becomes another one by it.
 
 use crate::exit::{Failure, Outcome};
 use longhaul_bench::schema;
 use serde_json::{Map, Value};
-use std::io::{IsTerminal, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::path::Path;
+use std::sync::OnceLock;
+
+/// Why stdout takes nothing any more.
+static GONE: OnceLock<io::Error> = OnceLock::new();
 
 /// Where a verb's output goes.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +49,7 @@ impl Output {
     /// A line of the result: to stdout, unless events are wanted there.
     pub(crate) fn line(self, text: impl std::fmt::Display) {
         if self.json {
-            eprintln!("{text}");
+            say(text);
         } else {
             self.raw(&text.to_string());
         }
@@ -55,16 +62,34 @@ impl Output {
 
     /// A note for people.
     pub(crate) fn note(self, text: impl std::fmt::Display) {
-        eprintln!("{text}");
+        say(text);
     }
 
-    /// A reader that has gone (`| head`) ends the program quietly.
+    /// After the first line that could not be written no other is: what is behind
+    /// a gap would be read as if there was none.
     fn raw(self, text: &str) {
-        let mut out = std::io::stdout().lock();
-        if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
-            std::process::exit(0);
+        if GONE.get().is_some() {
+            return;
+        }
+        let mut out = io::stdout().lock();
+        if let Err(e) = writeln!(out, "{text}").and_then(|()| out.flush()) {
+            let _ = GONE.set(e);
         }
     }
+
+    /// What a run has come to whose work came to `outcome`. A result that could not
+    /// be written is a failure; a reader that has gone (`| head`) has what it wanted.
+    pub(crate) fn end(self, outcome: Outcome) -> Outcome {
+        match GONE.get().filter(|e| e.kind() != ErrorKind::BrokenPipe) {
+            Some(e) => outcome.and(Err(Failure::failed(format_args!("cannot write to stdout: {e}")))),
+            None => outcome,
+        }
+    }
+}
+
+/// A line on stderr, if anybody is there.
+pub(crate) fn say(text: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Writes a result to a file.

@@ -582,6 +582,48 @@ fn exit_codes_say_what_happened() {
 }
 
 #[test]
+fn who_reads_what_is_said_may_go_and_the_copy_goes_on() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("source");
+    make_tree(&source);
+    let full = || fs::OpenOptions::new().write(true).open("/dev/full").expect("opened");
+    let run = |to: &str, more: &[&str], set: &dyn Fn(&mut Command)| {
+        let to = dir.path().join(to);
+        let mut command = command(&[&["sync", text(&source), text(&to)], more].concat());
+        set(&mut command);
+        let mut child = command.spawn().expect("started");
+        // Nobody reads what it says, whatever it is.
+        drop((child.stdout.take(), child.stderr.take()));
+        let ran = finish(child);
+        (ran.code, to)
+    };
+    let (code, to) = run("gone", &[], &|_| {});
+    assert_eq!(code, Some(0), "the copy was good");
+    assert_same(&source, &to);
+    let (code, to) = run("full", &[], &|command| {
+        command.stdout(full());
+    });
+    assert_eq!(code, Some(1), "the copy was good, but nothing says so");
+    assert_same(&source, &to);
+    let made = Command::new("mkfifo").arg(source.join("pipe")).status();
+    assert!(made.is_ok_and(|status| status.success()));
+    // The trouble is told before all is copied.
+    for (name, more) in [("words", &[][..]), ("events", &["--json"])] {
+        let (code, to) = run(name, more, &|_| {});
+        assert_eq!(code, Some(3), "{name}");
+        fs::remove_file(source.join("pipe")).expect("removed");
+        assert_same(&source, &to);
+        let made = Command::new("mkfifo").arg(source.join("pipe")).status();
+        assert!(made.is_ok_and(|status| status.success()));
+        let name = format!("{name}-full");
+        let both = |command: &mut Command| {
+            command.stdout(full()).stderr(full());
+        };
+        assert_eq!(run(&name, more, &both).0, Some(3), "{name}");
+    }
+}
+
+#[test]
 fn files_that_may_not_be_read_are_listed_and_the_rest_is_copied() {
     let dir = tempfile::tempdir().expect("a directory");
     let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));

@@ -5,7 +5,7 @@ pub(super) mod repeat;
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{Device, InitiatorArgs, parse_bytes, parse_time};
-use crate::output::{Output, save};
+use crate::output::{Output, save, say};
 use longhaul_array::{Layout, Stripe, suited_unit};
 use longhaul_bench::schema::{self, Direction};
 use longhaul_bench::{BenchError, Job, JobResult, Live, OWN_THREADS_MAX, Phase, Results, Rw, Stop, Threads};
@@ -387,7 +387,7 @@ fn micros(ns: f64) -> String {
 fn judge(results: &Results) -> Outcome {
     let verify = results.verify();
     for fault in &verify.first {
-        eprintln!("longhaul: {fault}");
+        say(format_args!("longhaul: {fault}"));
     }
     if verify.faults() > 0 {
         return Err(Failure::new(

@@ -397,7 +397,7 @@ fn run(spec: &CopySpec, (verb, args): (&str, &Common), output: Output) -> Result
         if signals.forever().next().is_some() {
             // Whatever is under way can end here: it is made to be cut off.
             output.event("error", serde_json::json!({ "exit": 1, "message": "interrupted" }));
-            eprintln!("longhaul: interrupted; the same command takes it up again");
+            output.note("longhaul: interrupted; the same command takes it up again");
             std::process::exit(Exit::Failed as i32);
         }
     });

@@ -41,7 +41,9 @@ pub(crate) fn events() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
             for signal in signals.forever() {
                 told += usize::from(signal != SIGHUP);
                 if told > SIGNALS {
-                    eprintln!("ended by a third signal: what was not durable is lost, as in a power cut");
+                    crate::output::say(
+                        "ended by a third signal: what was not durable is lost, as in a power cut",
+                    );
                     std::process::exit(Exit::Partly as i32);
                 }
                 if signalled.send(Event::Signal(signal)).is_err() {

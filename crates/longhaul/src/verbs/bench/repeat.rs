@@ -3,7 +3,7 @@
 use super::{Args, OVERTIME, live_line, overtime, waits};
 use crate::exit::Failure;
 use crate::names::Device;
-use crate::output::Output;
+use crate::output::{Output, say};
 use crate::verbs::emulated::{self, Link};
 use longhaul_bench::record::{Code, Run, TcpSample};
 use longhaul_bench::schema;
@@ -40,7 +40,7 @@ pub(super) fn run(
         let mut progress = |now: &Live| {
             if overtime(args, now) >= OVERTIME && !std::mem::replace(&mut told, true) {
                 let clear = if live { "\r\x1b[K" } else { "" };
-                eprintln!("{clear}longhaul: {}", waits(args));
+                say(format_args!("{clear}longhaul: {}", waits(args)));
             }
             looks.look(watch.elapsed(), named);
             if live {
