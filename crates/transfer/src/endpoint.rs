@@ -20,7 +20,7 @@ pub enum Endpoint {
     Local(Vec<u8>),
     /// A path on a machine that ssh reaches.
     Ssh {
-        /// As ssh takes it: `[USER@]HOST`.
+        /// As ssh takes it: `[USER@]HOST`, an IPv6 address without brackets.
         host: String,
         /// Path, relative to the home directory.
         path: Vec<u8>,
@@ -37,7 +37,8 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// From what was typed: a path, `[USER@]HOST:PATH`, or `lh://HOST[:PORT]/PATH`;
+    /// From what was typed: a path, `[USER@]HOST:PATH`, or `lh://HOST[:PORT]/PATH`, with
+    /// IPv6 addresses in brackets;
     /// `zero:`, `dataset:` and `null:` name no hosts.
     ///
     /// # Errors
@@ -51,10 +52,17 @@ impl Endpoint {
             return Ok(Endpoint::Local(bytes.to_vec()));
         }
         let Some(rest) = bytes.strip_prefix(SCHEME) else {
-            let colon = bytes.iter().position(|b| *b == b':');
             let slash = bytes.iter().position(|b| *b == b'/').unwrap_or(bytes.len());
+            let before = &bytes[..slash];
+            let find =
+                |what: u8, from: usize| before.iter().skip(from).position(|b| *b == what).map(|at| from + at);
+            // The colons of an address in brackets are not the one behind it.
+            let colon = match (find(b':', 0), find(b'[', 0)) {
+                (Some(colon), Some(open)) if open < colon => find(b':', find(b']', open).unwrap_or(open)),
+                (colon, _) => colon,
+            };
             return match colon {
-                Some(at) if at < slash => ssh(&bytes[..at], &bytes[at + 1..]),
+                Some(at) => ssh(&bytes[..at], &bytes[at + 1..]),
                 _ => Ok(Endpoint::Local(bytes.to_vec())),
             };
         };
@@ -97,9 +105,16 @@ pub(crate) enum Server {
 /// `host:path`. A leading `~/` is where such paths begin anyway.
 fn ssh(host: &[u8], path: &[u8]) -> Result<Endpoint, String> {
     let wrong = || format!("'{}' is no host; write ./ before a file with a colon in its name", show(host));
-    let host = std::str::from_utf8(host).map_err(|_| wrong())?.to_owned();
+    let host = std::str::from_utf8(host).map_err(|_| wrong())?;
+    let (user, name) =
+        host.rsplit_once('@').map_or(("", host), |(_, name)| host.split_at(host.len() - name.len()));
+    let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    let host = format!("{user}{name}");
     // What begins with a dash would be an option of ssh.
-    if host.is_empty() || host.starts_with('-') || host.contains(char::is_whitespace) {
+    if name.is_empty()
+        || host.starts_with('-')
+        || host.contains(|c: char| c.is_whitespace() || "[]".contains(c))
+    {
         return Err(wrong());
     }
     let path = path.strip_prefix(b"~/").unwrap_or(if path == b"~" { b"" } else { path });
@@ -110,8 +125,12 @@ impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Endpoint::Local(path) => f.write_str(&show(path)),
+            // As it is read: the colons of an address are not those before a path or port.
+            Endpoint::Ssh { host, path } if host.contains(':') => {
+                let name = host.rsplit_once('@').map_or(&host[..], |(_, name)| name);
+                write!(f, "{}[{name}]:{}", &host[..host.len() - name.len()], show(path))
+            }
             Endpoint::Ssh { host, path } => write!(f, "{host}:{}", show(path)),
-            // As it is read: the colons of an address are not that of a port.
             Endpoint::Agent { host, port, path } if host.contains(':') => {
                 write!(f, "lh://[{host}]:{port}/{}", show(path))
             }
@@ -130,7 +149,14 @@ mod tests {
 
     #[test]
     fn what_is_shown_can_be_typed() {
-        for text in ["lh://[fe80::1]:7000/a/b", "lh://dtn:7000/x", "me@dtn:a/b", "a/b"] {
+        for text in [
+            "lh://[fe80::1]:7000/a/b",
+            "lh://dtn:7000/x",
+            "me@dtn:a/b",
+            "me@[2001:db8::5]:a/b",
+            "[::1]:a",
+            "a/b",
+        ] {
             let endpoint = parse(text).expect(text);
             assert_eq!(endpoint.to_string(), text);
             assert_eq!(parse(&endpoint.to_string()), Ok(endpoint));
@@ -151,7 +177,23 @@ mod tests {
             |host: &str, path: &str| Ok(Endpoint::Ssh { host: host.into(), path: path.as_bytes().to_vec() });
         assert_eq!(parse("me@dtn:a/b:c"), host("me@dtn", "a/b:c"));
         assert_eq!((parse("dtn:~/a"), parse("dtn:")), (host("dtn", "a"), host("dtn", "")));
-        for bad in ["", "lh://", "lh://:1/x", "lh://h:port/x", "-oProxyCommand=x:y", ":x", "a b:c"] {
+        assert_eq!(parse("me@[2001:db8::5]:a:b"), host("me@2001:db8::5", "a:b"));
+        assert_eq!((parse("[::1]:a[0]"), parse("dtn:a[0:1]")), (host("::1", "a[0]"), host("dtn", "a[0:1]")));
+        assert_eq!(
+            (parse("[dtn]:a"), parse("[::1]")),
+            (host("dtn", "a"), Ok(Endpoint::Local(b"[::1]".to_vec())))
+        );
+        for bad in [
+            "[::1:a",
+            "me@[]:a",
+            "[-oX]:a",
+            "lh://",
+            "lh://:1/x",
+            "lh://h:port/x",
+            "-oProxyCommand=x:y",
+            ":x",
+            "a b:c",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }
