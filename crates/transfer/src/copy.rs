@@ -18,7 +18,7 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What to copy.
 #[derive(Clone, Debug)]
@@ -92,11 +92,12 @@ impl Default for Settings {
 pub struct Summary {
     /// What was done.
     pub counts: Counts,
-    /// How long it took.
+    /// How long it took, from when the agents that ssh had to start were there.
     pub elapsed: Duration,
     /// A run before this one was taken up.
     pub resumed: bool,
-    /// Connections that were used; none within a machine.
+    /// Connections that were used; none within a machine, or from one far machine to
+    /// another.
     pub streams: u16,
     /// Congestion control that was used.
     pub congestion: Option<String>,
@@ -134,6 +135,28 @@ pub enum CopyError {
     Session(#[from] SessionError),
 }
 
+impl CopyError {
+    /// Whether another way to the same agent may be better.
+    pub(crate) fn is_of_the_way(&self) -> bool {
+        matches!(
+            self,
+            CopyError::Unreachable { .. }
+                | CopyError::TimedOut { .. }
+                | CopyError::Session(SessionError::Link(_) | SessionError::Lost)
+        )
+    }
+
+    /// What can be done about it, to be said behind it; may be empty.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            CopyError::Session(SessionError::Link(_) | SessionError::Lost | SessionError::Silent(_)) => {
+                "; the same command takes the copy up again"
+            }
+            _ => "",
+        }
+    }
+}
+
 impl From<crate::LinkError> for CopyError {
     fn from(e: crate::LinkError) -> CopyError {
         CopyError::Session(e.into())
@@ -152,7 +175,6 @@ impl From<Refusal> for CopyError {
 /// The copy could not begin, or ended early. What could not be copied of an
 /// otherwise good copy is in the counts, and told by the monitor.
 pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Result<Summary, CopyError> {
-    let began = Instant::now();
     let mut request = request(spec)?;
     request.tune_streams = settings.streams == Concurrency::Measured;
     let from = spec.sources.first().and_then(Endpoint::server);
@@ -180,7 +202,7 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
         let (server, key) = match to {
             Server::Agent(host, port) => ((host, port), settings.key.clone()),
             Server::Ssh(host) => {
-                let remote: &Remote = _third.insert(Remote::start(&host, &settings.ssh)?);
+                let remote: &Remote = _third.insert(Remote::start(&host, &settings)?);
                 (remote.server.clone(), Some(remote.key.clone()))
             }
         };
@@ -197,7 +219,7 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
     let mut channel = None;
     let server = match from.or(to) {
         Some(Server::Ssh(host)) => {
-            let mut remote = Remote::start(&host, &settings.ssh)?;
+            let mut remote = Remote::start(&host, &settings)?;
             settings.key = Some(remote.key.clone());
             if settings.ssh.via != Via::Direct {
                 channel = Some(remote.channel().map_err(SessionError::from)?);
@@ -207,6 +229,7 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
         Some(Server::Agent(host, port)) => Some((host, port)),
         None => None,
     };
+    let began = monitor.begin();
     let thread = Thread::start("transfer", settings.engine.clone()).map_err(SessionError::from)?;
     let monitor = Arc::clone(monitor);
     let remote = thread.handle().spawn(move || async move {

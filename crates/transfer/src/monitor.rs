@@ -7,7 +7,7 @@ use longhaul_engine::net::TcpInfo;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Troubles that are kept for whoever watches; further ones are counted only.
@@ -30,6 +30,7 @@ type Look = Box<dyn Fn() -> Gauge + Send + Sync>;
 /// Where a copy can be watched while it runs, from any thread.
 #[derive(Default)]
 pub struct Monitor {
+    began: OnceLock<Instant>,
     pub(crate) scanned_files: AtomicU64,
     pub(crate) scanned_bytes: AtomicU64,
     pub(crate) scan_done: AtomicBool,
@@ -134,6 +135,17 @@ impl Monitor {
     /// For a copy that begins.
     pub fn new() -> Monitor {
         Monitor::default()
+    }
+
+    /// Since when there is something to watch: before that ssh may still ask somebody
+    /// for a password, who takes what time that takes, on the same terminal.
+    pub fn began(&self) -> Option<Instant> {
+        self.began.get().copied()
+    }
+
+    /// The time of the copy begins.
+    pub(crate) fn begin(&self) -> Instant {
+        *self.began.get_or_init(Instant::now)
     }
 
     /// How far it is.

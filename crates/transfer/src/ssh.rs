@@ -9,8 +9,10 @@
 //! itself: what comes on the agent's standard input goes to its own port, and
 //! what that answers goes back.
 
-use crate::copy::CopyError;
+use crate::copy::{CopyError, Settings};
 use crate::seal::Key;
+use crate::tune::Concurrency;
+use crate::wire::show;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -51,6 +53,15 @@ impl Default for Ssh {
 
 /// The first word that an agent says when it listens; its address follows.
 const READY: &str = "ready lh://";
+/// The most lines that the shells of the other machine may say before that, and bytes
+/// of each.
+const GREETINGS: usize = 100;
+const GREETING: u64 = 4096;
+/// Of what came in place of that, people see so many bytes.
+const SHOWN: usize = 200;
+/// How often ssh asks whether the other machine is still there, in the time after
+/// which it is given up.
+const ALIVE: u32 = 3;
 
 /// A running agent on another machine.
 #[derive(Debug)]
@@ -70,40 +81,65 @@ impl Remote {
     ///
     /// # Errors
     /// ssh fails, or there is no such program over there.
-    pub(crate) fn start(host: &str, ssh: &Ssh) -> Result<Remote, CopyError> {
+    pub(crate) fn start(host: &str, settings: &Settings) -> Result<Remote, CopyError> {
+        let ssh = &settings.ssh;
         let server = host.to_owned();
         let unreachable = |reason: String| CopyError::Unreachable { server: server.clone(), reason };
         let key = Key::random().map_err(|e| unreachable(e.to_string()))?;
         let ports = ssh.ports.map(|(from, to)| format!(" --port-range {from}-{to}")).unwrap_or_default();
-        let remote = format!("{} agent --one-time{ports}", ssh.remote_program);
+        let fixed = |option: &str, number| match number {
+            Concurrency::Fixed(number) => format!(" --{option} {number}"),
+            Concurrency::Measured => String::new(),
+        };
+        let threads = fixed("readers", settings.readers) + &fixed("writers", settings.writers);
+        let remote = format!("{} agent --one-time{ports}{threads}", ssh.remote_program);
+        // What goes through ssh ends with it: on a dead path TCP would keep it for long.
+        let alive = settings.silence.as_secs().div_ceil(ALIVE.into()).clamp(1, 86_400);
+        let [alive, count] = [format!("ServerAliveInterval={alive}"), format!("ServerAliveCountMax={ALIVE}")];
         let mut command = command(ssh);
-        command.args(["-T", "-e", "none", host, &remote]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args(["-T", "-e", "none", "-o", &alive, "-o", &count, host, &remote])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let named = |e: io::Error| unreachable(format!("{} cannot be run: {e}", ssh.program.join(" ")));
         let mut child = command.spawn().map_err(named)?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take().map(BufReader::new));
         let mut remote = Remote { child, stdin, stdout, server: (name_of(host, ssh), 0), key };
-        let said = remote.greet().map_err(|e| unreachable(e.to_string()))?;
-        let address =
-            said.strip_prefix(READY).and_then(|rest| rest.trim().trim_end_matches('/').parse().ok());
-        let Some(address): Option<SocketAddr> = address else {
+        let address = remote.greet().map_err(|e| unreachable(e.to_string()))?.map_err(|said| {
             let program = &ssh.remote_program;
-            return Err(unreachable(format!(
-                "ssh works, but '{program} agent' does not start there; is Longhaul installed? (see --remote-program)"
-            )));
-        };
+            let said = match &said[..] {
+                [] => String::new(),
+                said => format!("; in place of its address came '{}'", show(said)),
+            };
+            unreachable(format!(
+                "ssh works, but '{program} agent' does not start there; is Longhaul installed? (see \
+                 --remote-program){said}"
+            ))
+        })?;
         remote.server.1 = address.port();
         Ok(remote)
     }
 
-    /// Hands the key over, and waits for the first line.
-    fn greet(&mut self) -> io::Result<String> {
-        let mut line = String::new();
-        if let (Some(stdin), Some(stdout)) = (&mut self.stdin, &mut self.stdout) {
-            // Whoever has ended already is told of below, by saying nothing.
-            let _ = writeln!(stdin, "{}", self.key.to_hex()).and_then(|()| stdin.flush());
-            stdout.read_line(&mut line)?;
+    /// Hands the key over, and waits for where it listens; or else the first that came
+    /// in its place. What a login shell says to everybody is passed over.
+    fn greet(&mut self) -> io::Result<Result<SocketAddr, Vec<u8>>> {
+        let mut first = Vec::new();
+        let (Some(stdin), Some(stdout)) = (&mut self.stdin, &mut self.stdout) else { return Ok(Err(first)) };
+        // Whoever has ended already is told of below, by saying nothing.
+        let _ = writeln!(stdin, "{}", self.key.to_hex()).and_then(|()| stdin.flush());
+        for _ in 0..GREETINGS {
+            let mut line = Vec::new();
+            if stdout.by_ref().take(GREETING).read_until(b'\n', &mut line)? == 0 {
+                break;
+            }
+            if let Some(address) = listens(&line) {
+                return Ok(Ok(address));
+            }
+            if first.is_empty() {
+                first = line.trim_ascii().iter().copied().take(SHOWN).collect();
+            }
         }
-        Ok(line)
+        Ok(Err(first))
     }
 
     /// A connection to the agent through ssh. The agent lives as long as that is
@@ -129,6 +165,13 @@ impl Remote {
         }))?;
         Ok(ours)
     }
+}
+
+/// Where an agent says that it listens. Something without an end of line may be before
+/// that.
+fn listens(line: &[u8]) -> Option<SocketAddr> {
+    let (_, rest) = std::str::from_utf8(line).ok()?.split_once(READY)?;
+    rest.trim().trim_end_matches('/').parse().ok()
 }
 
 /// Two ends of a connection within this machine.
