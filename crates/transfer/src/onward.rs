@@ -122,8 +122,11 @@ fn news(monitor: &Monitor) -> Vec<Frame> {
 fn refusal(e: &CopyError) -> Refusal {
     let kind = match e {
         CopyError::Refused(refusal) | CopyError::Session(SessionError::Refused(refusal)) => refusal.kind,
-        CopyError::Unreachable { .. } | CopyError::TimedOut { .. } => RefusalKind::Unreachable,
+        CopyError::Unreachable { .. } | CopyError::Session(SessionError::Link(_) | SessionError::Lost) => {
+            RefusalKind::Unreachable
+        }
+        CopyError::TimedOut { .. } | CopyError::Session(SessionError::Silent(_)) => RefusalKind::TimedOut,
         _ => RefusalKind::Failed,
     };
-    Refusal::new(kind, format_args!("from there: {e}"))
+    Refusal::new(kind, format_args!("from there: {e}{}", e.hint()))
 }

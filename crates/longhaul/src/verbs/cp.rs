@@ -198,10 +198,10 @@ struct Common {
     /// Connections that carry data [default: as many as help]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: Option<u16>,
-    /// Threads that read on this machine [default: as many as help]
+    /// Threads that read, here or where ssh starts the agent [default: as many as help]
     #[arg(long, value_name = "N", value_parser = threads())]
     readers: Option<u16>,
-    /// Threads that write on this machine [default: as many as help]
+    /// Threads that write, here or where ssh starts the agent [default: as many as help]
     #[arg(long, value_name = "N", value_parser = threads())]
     writers: Option<u16>,
     /// How much of what was read on this machine may wait to be sent; 0 reads no block before
@@ -229,7 +229,7 @@ struct Common {
     /// How long the other side may leave what was sent to it unanswered
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_time)]
     timeout: Duration,
-    /// Congestion control, by the kernel's name (bbr, cubic, …)
+    /// Congestion control of what this machine sends, by the kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
     /// Write the result to a file, for `bench --compare` and `report`
@@ -442,6 +442,9 @@ impl From<CopyError> for Failure {
             {
                 Exit::Unreachable
             }
+            CopyError::Session(SessionError::Refused(refusal)) if refusal.kind == RefusalKind::TimedOut => {
+                Exit::TimedOut
+            }
             CopyError::Unreachable { .. } => Exit::Unreachable,
             CopyError::TimedOut { .. } | CopyError::Session(SessionError::Silent(_)) => Exit::TimedOut,
             CopyError::Refused(refusal) | CopyError::Session(SessionError::Refused(refusal)) => {
@@ -450,12 +453,6 @@ impl From<CopyError> for Failure {
             CopyError::Session(SessionError::Link(_) | SessionError::Lost) => Exit::Unreachable,
             CopyError::Session(_) => Exit::Failed,
         };
-        let hint = match &e {
-            CopyError::Session(SessionError::Link(_) | SessionError::Lost | SessionError::Silent(_)) => {
-                "; the same command takes the copy up again"
-            }
-            _ => "",
-        };
-        Failure::new(exit, format_args!("{e}{hint}"))
+        Failure::new(exit, format_args!("{e}{}", e.hint()))
     }
 }

@@ -294,10 +294,12 @@ pub enum RefusalKind {
     Unreachable,
     /// Anything else.
     Failed,
+    /// Who is sent to does not answer in time.
+    TimedOut,
 }
 
 impl RefusalKind {
-    const ALL: [RefusalKind; 8] = [
+    const ALL: [RefusalKind; 9] = [
         RefusalKind::NotAllowed,
         RefusalKind::Version,
         RefusalKind::NoSuchPath,
@@ -306,6 +308,7 @@ impl RefusalKind {
         RefusalKind::Storage,
         RefusalKind::Unreachable,
         RefusalKind::Failed,
+        RefusalKind::TimedOut,
     ];
 }
 
