@@ -1,11 +1,11 @@
 //! What people and programs see of a copy.
 
 use crate::output::Output;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use longhaul_block::units::format_size;
 use longhaul_transfer::host;
 use longhaul_transfer::wire::{Action, Counts, Op, Tuned};
-use longhaul_transfer::{Chosen, CopySpec, Monitor, Note, Snapshot, Stage, Summary};
+use longhaul_transfer::{Chosen, CopySpec, Endpoint, Monitor, Note, Snapshot, Stage, Summary};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -82,11 +82,12 @@ impl Progress {
 }
 
 fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles {
-    let bar = if output.is_live() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+    // Nothing is drawn over what ssh asks.
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
     let style = ProgressStyle::with_template("{spinner} {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-    let (began, mut last_event) = (Instant::now(), Instant::now());
-    let mut before = (Instant::now(), monitor.now().counts.bytes);
+    let (mut live, mut last_event) = (false, Instant::now());
+    let mut before = (Instant::now(), 0);
     let (mut troubles, mut looks) = (Troubles::default(), Looks::default());
     loop {
         let end = stopped.recv_timeout(LIVE) != Err(RecvTimeoutError::Timeout);
@@ -113,8 +114,16 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles 
         }
         if end {
             bar.finish_and_clear();
-            troubles.threads = looks.shares(began.elapsed());
+            troubles.threads = looks.shares(monitor.began().map(|at| at.elapsed()).unwrap_or_default());
             return troubles;
+        }
+        let Some(began) = monitor.began() else { continue };
+        if !std::mem::replace(&mut live, true) {
+            before.0 = began;
+            last_event = began;
+            if output.is_live() {
+                bar.set_draw_target(ProgressDrawTarget::stderr());
+            }
         }
         let now = monitor.now();
         let rate = rate(now.counts.bytes - before.1.min(now.counts.bytes), before.0.elapsed());
@@ -138,9 +147,6 @@ fn words(action: Action) -> &'static str {
     }
 }
 
-/// Why a number is what it is that was never changed.
-const FIRST: &str = "to begin with";
-
 fn number(one: &Chosen) -> Value {
     json!({ "stage": one.stage.name(), "side": side(one.far), "number": one.number, "why": one.why })
 }
@@ -155,9 +161,10 @@ fn side(far: bool) -> &'static str {
     if far { "there" } else { "here" }
 }
 
-/// What numbers were come to, for people.
-fn chosen(all: &[Chosen], streams: u16) -> String {
-    let words = all.iter().filter(|one| one.stage != Stage::Send || streams > 0).map(|one| {
+/// What numbers were come to, and with what congestion control, for people.
+fn chosen(all: &[Chosen], summary: &Summary) -> String {
+    let used = all.iter().filter(|one| one.stage != Stage::Send || one.far || summary.streams > 0);
+    let numbers = used.map(|one| {
         let what = match one.stage {
             Stage::Send => "streams",
             Stage::Read => "readers",
@@ -166,7 +173,7 @@ fn chosen(all: &[Chosen], streams: u16) -> String {
         let place = if one.far { " there" } else { "" };
         format!("{} {what}{place} ({})", one.number, one.why)
     });
-    words.collect::<Vec<_>>().join(", ")
+    numbers.chain(summary.congestion.clone()).collect::<Vec<_>>().join(", ")
 }
 
 /// Bits per second.
@@ -186,13 +193,18 @@ fn line(now: &Snapshot, rate_now: f64, elapsed: Duration) -> String {
     format!("{files} files {bytes} {rate:.3} Gb/s (mean {mean:.3}){eta}{limit}")
 }
 
-/// Seconds until all is written, at the mean rate so far: of what need not be sent
-/// nothing is left.
+/// A file is as much work as so many bytes, as what finds numbers by measuring has it.
+const FILE: u64 = 32 << 10;
+
+/// Seconds until all is written, at the mean rate so far, of bytes and files: of what
+/// need not be sent nothing is left.
 fn eta(now: &Snapshot, elapsed: Duration) -> Option<f64> {
-    let Counts { bytes, skipped, .. } = now.counts;
-    let left = now.scanned_bytes.saturating_sub(bytes.saturating_add(skipped));
-    let mean = rate(bytes, elapsed);
-    // Of what was found before the first byte was written, nobody knows.
+    let Counts { files, bytes, same, failed, skipped, .. } = now.counts;
+    let work = |files: u64, bytes: u64| files.saturating_mul(FILE).saturating_add(bytes);
+    let over = work(files.saturating_add(same).saturating_add(failed), bytes.saturating_add(skipped));
+    let left = work(now.scanned_files, now.scanned_bytes).saturating_sub(over);
+    let mean = rate(work(files, bytes), elapsed);
+    // Before the first file was written, nobody knows.
     (now.scan_done && (mean > 0.0 || left == 0)).then(|| left as f64 * 8.0 / mean.max(1.0))
 }
 
@@ -233,6 +245,10 @@ pub(super) fn summary(
     let dry_run = spec.options.dry_run;
     let path = end.best.map(|best| best * 8.0);
     let share = path.map(|path| rate(end.carried, summary.elapsed) / path.max(1.0));
+    // From one far machine to another, only these know.
+    let elsewhere = |end: &Endpoint| !matches!(end, Endpoint::Local(_));
+    let third = elsewhere(&spec.destination) && spec.sources.iter().all(elsewhere);
+    let streams = (!third).then_some(summary.streams);
     let list: Vec<Value> = numbers.iter().map(number).collect();
     output.event(
         "summary",
@@ -240,7 +256,7 @@ pub(super) fn summary(
             "files": counts.files, "others": counts.others, "bytes": counts.bytes, "same": counts.same,
             "wanted": counts.wanted, "deleted": counts.deleted, "failed": counts.failed,
             "metadata": counts.metadata, "bytes_skipped": counts.skipped, "seconds": seconds, "bits_per_second": mean,
-            "resumed": summary.resumed, "streams": summary.streams, "congestion": summary.congestion,
+            "resumed": summary.resumed, "streams": streams, "congestion": summary.congestion,
             "through_ssh": summary.through_ssh, "dry_run": dry_run, "path_bits_per_second": path,
             "path_share": share, "chosen": list, "bytes_read": end.read_bytes,
             "sockets": sockets(monitor),
@@ -279,8 +295,9 @@ pub(super) fn summary(
         _ => String::new(),
     };
     output.line(format_args!("{words} in {seconds:.2} s, {:.3} Gb/s{share}{resumed}", mean / 1e9));
-    if numbers.iter().any(|one| one.why != FIRST) {
-        output.note(format_args!("{}", chosen(&numbers, summary.streams)));
+    let said = chosen(&numbers, summary);
+    if !said.is_empty() {
+        output.note(said);
     }
 }
 
@@ -303,7 +320,9 @@ mod tests {
         let said = line(&now, 0.0, second);
         assert!(said.starts_with("90/100 files 98 MiB/100 MiB") && said.contains("ETA 2 s"), "{said}");
         assert_eq!(eta(&Snapshot { scan_done: false, ..now }, second), None);
-        let same = Counts { bytes: 0, skipped: 100 << 20, ..counts };
+        let tiny = Snapshot { scanned_bytes: 0, counts: Counts { files: 20, ..Counts::default() }, ..now };
+        assert_eq!(eta(&tiny, second).map(f64::round), Some(4.0), "empty files take their time");
+        let same = Counts { files: 0, bytes: 0, same: 100, skipped: 100 << 20, ..counts };
         assert_eq!(eta(&Snapshot { counts: same, ..now }, second), Some(0.0), "all of it was there");
     }
 }
