@@ -496,6 +496,96 @@ fn ports_that_are_taken_or_closed_are_found_out() {
     assert_eq!(events.last().expect("a summary")["through_ssh"], true);
     assert!(events.iter().any(|event| event["event"] == "note"), "{events:?}");
     assert_eq!(run("direct", &["--via", "direct"]).code, Some(5));
+    // Under that name somebody takes connections, and drops them.
+    let other = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+    let port = other.local_addr().expect("bound").port();
+    std::thread::spawn(move || other.incoming().for_each(drop));
+    let ran = run("dropped", &["--port-range", &format!("{port}-{port}")]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(ran.events().last().expect("a summary")["through_ssh"], true);
+}
+
+#[test]
+fn ssh_may_ask_and_its_shells_may_talk() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("source");
+    make_tree(&source);
+    let ssh = fake_ssh(dir.path(), "127.0.0.1", "127.0.0.1");
+    let script = fs::read_to_string(&ssh).expect("read");
+    let says = |words: &str| {
+        let talks = script.replace("while", &format!("echo \"$@\" > {}/call\nwhile", text(dir.path())));
+        fs::write(&ssh, talks.replace("cd ", &format!("{words}\ncd "))).expect("written");
+    };
+    let how = ["--ssh", text(&ssh), "--remote-program", env!("CARGO_BIN_EXE_longhaul")];
+    let run =
+        |more: &[&str]| longhaul(&[&["cp", "-r", "--json", text(&source), "far:copy"], more, &how].concat());
+    // Somebody takes 3 s for a password; then the shells of that machine say hello.
+    says("sleep 3; echo; echo 'Welcome to far'; printf 'no end of line: '");
+    let began = Instant::now();
+    let ran = run(&["--writers", "3", "--timeout", "10s"]);
+    let took = began.elapsed().as_secs_f64();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_same(&source, &dir.path().join("copy"));
+    let events = ran.events();
+    let seconds = events.last().and_then(|summary| summary["seconds"].as_f64()).expect("seconds");
+    assert!(took - seconds >= 2.9, "{seconds} of {took} s");
+    let early = |event: &&serde_json::Value| event["event"] == "progress";
+    assert!(events.iter().filter(early).count() as f64 <= seconds + 1.0, "{events:?}");
+    let call = fs::read_to_string(dir.path().join("call")).expect("called");
+    assert!(call.contains("--writers 3") && call.contains("ServerAliveInterval=4"), "{call}");
+    // What comes in place of the agent is told.
+    says("printf '\\033[2Jthis account is closed\\n'; exit 1");
+    let ran = run(&[]);
+    assert_eq!(ran.code, Some(5), "{ran:?}");
+    assert!(ran.stderr.contains("came '\\x1b[2Jthis account is closed'"), "{}", ran.stderr);
+}
+
+#[test]
+fn what_a_copy_says_of_itself_is_there() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = Agent::start("127.0.0.1:0", dir.path());
+    let to = format!("lh://{}/copy", there.addr());
+    let ran = longhaul(&["cp", "--json", "--bwlimit", "80Mbit", "zero:35M", &to]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let events = ran.events();
+    let progress: Vec<_> = events.iter().filter(|event| event["event"] == "progress").collect();
+    assert!(progress.len() >= 2, "{events:?}");
+    let eta = |event: &&&serde_json::Value| {
+        event["eta_seconds"].as_f64().is_some_and(|eta| (0.0..60.0).contains(&eta))
+    };
+    assert!(progress.iter().any(|event| eta(&event)), "{progress:?}");
+    assert!(progress.iter().any(|event| event["limit"].is_string()), "{progress:?}");
+    let summary = events.last().expect("a summary");
+    assert!(summary["path_share"].as_f64().is_some_and(|share| share > 0.1), "{summary}");
+    assert!(summary["streams"].as_u64() > Some(0), "{summary}");
+    let chosen = summary["chosen"].as_array().expect("a list");
+    for stage in ["read", "network"] {
+        let number = chosen.iter().find(|one| one["stage"] == stage).expect(stage);
+        assert!(number["number"].as_u64() > Some(0) && number["why"].is_string(), "{number}");
+    }
+    assert!(ran.stderr.contains(" readers (") && ran.stderr.contains(" streams ("), "{}", ran.stderr);
+}
+
+#[test]
+fn who_is_sent_to_from_elsewhere_may_be_lost() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (_agent, from) = common::agent(dir.path(), &["--onward"]);
+    let (lost, to) = common::agent(dir.path(), &[]);
+    let uri = |uri: &String, path: &str| format!("{uri}{path}");
+    let good = longhaul(&["cp", "--json", &uri(&from, "zero:1M"), &uri(&to, "good")]);
+    assert_eq!(good.code, Some(0), "{good:?}");
+    let events = good.events();
+    let summary = events.last().expect("a summary");
+    assert!(summary["streams"].is_null() && summary["congestion"].is_null(), "{summary}");
+    let arguments = ["cp", "--json", "--bwlimit", "8Mbit", &uri(&from, "zero:1G"), &uri(&to, "cut")];
+    let mut child = command(&arguments).spawn().expect("started");
+    let events = common::follow(child.stdout.take().expect("piped"));
+    let moves = |event: serde_json::Value| event["event"] == "progress" && event["bytes"].as_u64() > Some(0);
+    while !moves(events.recv_timeout(common::PATIENCE).expect("it goes on")) {}
+    drop(lost);
+    let ran = finish(child);
+    assert_eq!(ran.code, Some(5), "{ran:?}");
+    assert!(ran.stderr.contains("takes the copy up again"), "{}", ran.stderr);
 }
 
 #[test]
