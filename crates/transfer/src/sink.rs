@@ -11,7 +11,7 @@ use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::Monitor;
 use crate::output::Output;
 use crate::queue::{Gauge, Queue};
-use crate::session::{Done, Job, Receiver, Told};
+use crate::session::{Done, Job, OPEN_FILES, Receiver, Told};
 use crate::silence::{BEAT, Patience};
 use crate::source::SessionError;
 use crate::tune::{Concurrency, Path, Progress, Tuning, follow};
@@ -35,6 +35,10 @@ const FOR_EACH_BYTE: usize = 64;
 /// What a question weighs: at most 64 are open, and one may ask for the checksums of
 /// much.
 const ASKED: usize = 1 << 20;
+/// What the end of a file weighs besides: files of holes alone have nothing else, and are
+/// under way until it is done.
+const END: usize = 3 << 10;
+const _: () = assert!(WRITE_BEHIND / (JOB + END) <= OPEN_FILES / 2, "a queue of ends is no violation");
 /// How often the sending side is told how far this one is.
 const TELL: Duration = Duration::from_millis(100);
 /// Answers that wait to be sent before no more is received: each is a line or a few
@@ -361,7 +365,8 @@ fn weight(job: &Job) -> usize {
         Job::Batch(body) => (FOR_EACH_BYTE * body.len()).min(BATCH).max(body.len()),
         Job::Ask { .. } => ASKED,
         Job::Block { data, .. } => data.len(),
-        Job::Complete(_) | Job::Abandon(_) | Job::Settle { .. } => 0,
+        Job::Complete(_) | Job::Abandon(_) => END,
+        Job::Settle { .. } => 0,
     }
 }
 

@@ -49,9 +49,9 @@ pub enum Violation {
 pub const QUESTIONS: usize = 64;
 
 /// The most files that are announced and not complete: what bounds the
-/// receiver's memory and its descriptors. A sender cannot come near it, since
-/// the smallest file that comes in blocks is larger than what a path carries
-/// in that many parts.
+/// receiver's memory and its descriptors. A sender does not come near it: blocks
+/// are too large for that many to wait, and of files of holes alone, which have
+/// none, the receiving side takes no more than half as many ends at once.
 pub const OPEN_FILES: usize = 16 << 10;
 
 /// What these may have of names and extended attributes together, in bytes: an
