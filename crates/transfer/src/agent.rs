@@ -428,7 +428,8 @@ pub(crate) fn writer(root: &Root, request: &Request, asked: bool) -> Result<Arc<
             Refusal::new(kind, format_args!("the destination cannot be written to: {}", say(&e)))
         })?),
     };
-    let manifest = || Manifest::begin(&destination.base, &request.manifest, request.key);
+    let within = destination.rename.as_deref();
+    let manifest = || Manifest::begin(&destination.base, within, &request.manifest, request.key);
     let manifest = (listed && !options.dry_run).then(manifest).transpose();
     let named =
         |e| Refusal::new(RefusalKind::Failed, format_args!("the manifest cannot be written: {}", say(&e)));

@@ -14,6 +14,7 @@ use crate::wire::{Digest, RelPath};
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
+use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Names that cannot be listed are told, so many at most.
@@ -35,15 +36,22 @@ struct State {
 }
 
 impl Manifest {
-    /// Begins a list that will be `name` in `base`; `key` is that of the copy.
+    /// Begins a list that will be `name` in `base`, or in the directory `within` that the
+    /// copy makes there; `key` is that of the copy.
     ///
     /// # Errors
     /// The name is none, or nothing can be written there.
-    pub(crate) fn begin(base: &Tree, name: &[u8], key: u64) -> io::Result<Manifest> {
+    pub(crate) fn begin(base: &Tree, within: Option<&[u8]>, name: &[u8], key: u64) -> io::Result<Manifest> {
         let path = RelPath::new(name).map_err(io::Error::other)?;
         if path.is_root() || !path.split().0.is_empty() {
             return Err(io::Error::other("the manifest has to be right in the destination: a name, no path"));
         }
+        let path = match within {
+            Some(within) => {
+                RelPath::new(within).and_then(|within| within.join(name)).map_err(io::Error::other)?
+            }
+            None => path,
+        };
         let temporary = [crate::wire::RESERVED, format!("manifest-{key:016x}").as_bytes()].concat();
         let file = BufWriter::new(tree::create(base.fd(), &temporary, false)?.0);
         let state = Mutex::new(State { file, left_out: Vec::new() });
@@ -56,7 +64,9 @@ impl Manifest {
 
     /// Lists a file.
     pub(crate) fn add(&self, path: &RelPath, digest: &Digest) -> io::Result<()> {
-        match line(path.as_bytes(), digest) {
+        let within = self.path.split().0.len();
+        let name = &path.as_bytes()[(within + usize::from(within > 0)).min(path.as_bytes().len())..];
+        match line(name, digest) {
             Some(line) => self.lock().file.write_all(line.as_bytes()),
             None => {
                 let mut state = self.lock();
@@ -68,12 +78,21 @@ impl Manifest {
         }
     }
 
-    /// Lets the list appear; the files that are not in it.
-    pub(crate) fn finish(&self, base: &Tree) -> io::Result<Vec<RelPath>> {
+    /// Lets the list, which was begun in `base`, appear in `directory`; the files that
+    /// are not in it.
+    pub(crate) fn finish(&self, base: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<Vec<RelPath>> {
         let mut state = self.lock();
         state.file.flush()?;
-        tree::appear(base.fd(), &self.temporary, self.path.as_bytes())?;
+        rustix::fs::renameat(base, &*self.temporary, directory, self.path.split().1)?;
         Ok(std::mem::take(&mut state.left_out))
+    }
+}
+
+impl Manifest {
+    /// Removes what cannot appear.
+    pub(crate) fn discard(&self, base: BorrowedFd<'_>) {
+        // It is in nobody's way.
+        let _ = tree::remove(base, &self.temporary);
     }
 }
 

@@ -349,8 +349,25 @@ impl Writer {
                 RelPath::new(&placed).map_err(io::Error::other)?
             }
         };
+        if self.is_manifest(&placed) {
+            return Err(io::Error::other("the manifest of this copy has this name: give it another"));
+        }
         self.folded.as_ref().map_or(Ok(()), |folded| folded.take(&placed))?;
         Ok(placed)
+    }
+
+    /// Whether the list of this copy goes there, or on the way to it.
+    fn is_manifest(&self, placed: &RelPath) -> bool {
+        self.manifest.as_ref().is_some_and(|manifest| {
+            let below = |path: &[u8], of: &[u8]| {
+                path.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+            };
+            let (placed, manifest) = (placed.as_bytes(), manifest.path.as_bytes());
+            match &self.folded {
+                Some(_) => below(&fold(placed), &fold(manifest)),
+                None => below(placed, manifest),
+            }
+        })
     }
 
     fn trouble(&self, path: &RelPath, (op, e): &Failed) -> Trouble {
@@ -631,10 +648,9 @@ impl Writer {
         file.write_all(data).map_err(write)?;
         let flaw = self.finish(&file, entry)?;
         if self.options.verify {
-            let verify = |e: io::Error| (Op::Verify, e);
-            forget(&file).map_err(verify)?;
+            forget(&file).map_err(write)?;
             let mut again = vec![0; data.len()];
-            let read = read_full(&file, &mut again, 0).map_err(verify)?;
+            let read = read_full(&file, &mut again, 0).map_err(write)?;
             if read != data.len() || again != data {
                 return Err(mismatch());
             }
@@ -747,13 +763,14 @@ impl Writer {
 
     /// Reads what was written, from the medium as far as the system lets it.
     fn verify(&self, open: &Unfinished) -> Result<(), Failed> {
-        let verify = |e: io::Error| (Op::Verify, e);
-        forget(&open.file).map_err(verify)?;
-        let size = open.file.metadata().map_err(verify)?.len();
+        // What cannot be read is no mismatch.
+        let failed = |e: io::Error| (Op::Write, e);
+        forget(&open.file).map_err(failed)?;
+        let size = open.file.metadata().map_err(failed)?.len();
         let mut again = vec![0; BLOCK];
         for (offset, digest) in lock(&open.digests).iter() {
             let len = size.saturating_sub(*offset).min(BLOCK as u64) as usize;
-            let read = read_full(&open.file, &mut again[..len], *offset).map_err(verify)?;
+            let read = read_full(&open.file, &mut again[..len], *offset).map_err(failed)?;
             if self.options.hash.of_block(&again[..read], *offset, size) != *digest {
                 return Err(mismatch());
             }
@@ -776,6 +793,13 @@ impl Writer {
                 entry.xattrs.clear();
             }
             self.note(&entry);
+            if self.manifest.is_some()
+                && let Err(e) = self.place(&entry.path)
+            {
+                // It would come for nothing.
+                troubles.push(self.trouble(&entry.path, &(Op::Write, e)));
+                continue;
+            }
             let there = self.there(&entry, &content);
             let there = there.filter(|it| it.kind != Kind::File || self.list_same(&entry, &content).is_ok());
             let mended = there.map_or(Mended::Not, |there| self.mend(&entry, &there));
@@ -876,6 +900,9 @@ impl Writer {
             troubles.push(Trouble { path: RelPath::root(), op: Op::Delete, message });
         } else if self.options.delete && whole && !self.torn.load(Relaxed) {
             crate::delete::delete(self, &seen, &mut counts, &mut troubles);
+        } else if self.options.delete {
+            let message = "nothing was removed, since not all of the source could be read".into();
+            troubles.push(Trouble { path: RelPath::root(), op: Op::Delete, message });
         }
         for late in late {
             match self.appear_late(&late) {
@@ -892,7 +919,7 @@ impl Writer {
             }
         }
         if let Some(manifest) = &self.manifest {
-            match manifest.finish(&self.base) {
+            match self.finish_manifest(manifest) {
                 Ok(left_out) => troubles.extend(left_out.into_iter().map(|path| {
                     let message = "its name is not UTF-8: the manifest cannot list it".into();
                     Trouble { path, op: Op::Metadata, message }
@@ -930,6 +957,21 @@ impl Writer {
             troubles.push(self.trouble(&RelPath::root(), &(Op::Write, e)));
         }
         Done::Settled(counts, troubles)
+    }
+
+    /// Lets the list appear; the files that are not in it.
+    fn finish_manifest(&self, manifest: &Manifest) -> io::Result<Vec<RelPath>> {
+        let parent = manifest.path.split().0;
+        let finish = || {
+            let directory = self.base.directory(parent).map_err(|e| match e.kind() {
+                io::ErrorKind::NotADirectory | io::ErrorKind::NotFound => {
+                    io::Error::other("the manifest needs a directory to be in, and what was copied is none")
+                }
+                _ => e,
+            })?;
+            self.make_in(&directory, parent, |at| manifest.finish(self.base.fd(), at))
+        };
+        finish().inspect_err(|_| manifest.discard(self.base.fd()))
     }
 
     /// Removes the journal: left behind it would only make the next run ask. `root` is

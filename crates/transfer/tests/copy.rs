@@ -135,8 +135,12 @@ fn one_of_several_that_is_not_there_is_listed_and_nothing_is_removed_for_it() {
         let options = Options { delete: true, ..Options::default() };
         let into = CopySpec { sources: from.into(), place: Place::Into, options, ..spec(to.clone(), to) };
         let (result, troubles) = run_watched(&into);
-        assert_eq!(result.expect("done").counts.failed, 1);
-        assert_eq!(troubles, [("gone".into(), "scan")]);
+        assert_eq!(result.expect("done").counts.failed, 2);
+        assert_eq!(
+            troubles,
+            [(".".into(), "delete"), ("gone".into(), "scan")],
+            "it says that it removed nothing"
+        );
         for name in ["a/f", "b/f", "old/f"] {
             assert!(copy.join(name).exists(), "{name}");
         }

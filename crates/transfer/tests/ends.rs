@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use longhaul_transfer::dataset::{DatasetSpec, Scale, make};
-use longhaul_transfer::wire::{Compare, Hash, Options, RefusalKind};
+use longhaul_transfer::wire::{Compare, Hash, Options, Place, RefusalKind};
 use longhaul_transfer::{Agent, CopyError, CopySpec, Key, Monitor, SessionError, Settings, copy};
 use std::collections::BTreeMap;
 use std::fs;
@@ -209,4 +209,36 @@ fn what_goes_between_two_agents_does_not_come_here() {
     assert_same(&one.join("tree"), &two.join("copy"));
     let (moved, seen) = (counts.bytes, seen.load(std::sync::atomic::Ordering::Relaxed));
     assert!(seen > 0 && seen < moved / 100, "{seen} bytes came here of {moved}");
+}
+
+#[test]
+fn a_manifest_is_in_what_was_copied_and_lists_no_other() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    fs::create_dir(path("a")).expect("made");
+    fs::write(path("a/f"), "1").expect("written");
+    fs::write(path("SUMS"), "of another copy").expect("written");
+    let listing = |from: &str, to: &str, place| {
+        let options = Options { compare: Compare::Mtime, hash: Hash::Strong, ..Options::default() };
+        let manifest = b"SUMS".to_vec();
+        run_watched(&CopySpec { place, options, manifest, ..spec(local(&path(from)), local(&path(to))) })
+    };
+    let names = |sums: &str| manifest(&path(sums)).into_keys().collect::<Vec<_>>();
+    // A directory that gets a name of its own has its list in it.
+    let (result, troubles) = listing("a", "b", Place::Guess);
+    assert_eq!((result.expect("copied").counts.files, troubles), (1, Vec::new()));
+    assert_eq!(names("b/SUMS"), ["f"]);
+    // The list of the copy before is not taken for a file of this one.
+    for _ in 0..2 {
+        let (result, troubles) = listing("b", "c", Place::Contents);
+        assert_eq!((result.expect("copied").counts.failed, troubles), (1, vec![("SUMS".into(), "write")]));
+        assert_eq!(names("c/SUMS"), ["f"]);
+    }
+    // Where there is no directory, there is no list.
+    let (result, troubles) = listing("a/f", "g", Place::Guess);
+    assert_eq!(result.expect("copied").counts.files, 1);
+    assert_eq!(troubles, [("g/SUMS".into(), "write")]);
+    assert_eq!(fs::read_to_string(path("SUMS")).expect("there"), "of another copy");
+    let left = fs::read_dir(dir.path()).expect("read").map(|e| e.expect("an entry").file_name());
+    assert!(left.into_iter().all(|name| !name.to_string_lossy().starts_with(".longhaul-")));
 }

@@ -284,7 +284,7 @@ fn what_was_written_by_another_checksum_is_not_compared_by_it() {
     block(&writer(dir.path(), 1, Options::default()), &large(1), 0).expect("written");
     let tree = Tree::open(dir.path()).expect("open");
     let journal = Journal::open(&tree, 1).expect("a journal");
-    let manifest = Manifest::begin(&tree, b"list", 1).expect("a list");
+    let manifest = Manifest::begin(&tree, None, b"list", 1).expect("a list");
     let options = Options { hash: Hash::Strong, verify: true, ..Options::default() };
     let again = Writer::new(tree, None, options, Filter::default(), Some(journal), Some(manifest));
     assert_eq!(have(&again, &large(1)), [0; 0]);
