@@ -161,7 +161,8 @@ enum Way {
 
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// Leave out what matches: a name, or a path below SRC with slashes; `**` for any depth
+    /// Leave out what matches: a name, or with slashes the whole name in the copy (`SRC/a/b` for
+    /// `cp -r SRC`, `a/b` for sync and `SRC/.`); `**` for any depth
     #[arg(long, value_name = "GLOB")]
     exclude: Vec<String>,
     /// Take what matches, whatever --exclude says
@@ -185,7 +186,8 @@ struct Common {
     /// Read everything again once it is written
     #[arg(long)]
     verify_after: bool,
-    /// List all files of the copy in the file NAME in DST, for `b3sum --check NAME` there;
+    /// List all files of the copy in the file NAME in DST (in the directory that the copy makes),
+    /// for `b3sum --check NAME` there;
     /// checksums are BLAKE3 then
     #[arg(long, value_name = "NAME")]
     manifest: Option<OsString>,
