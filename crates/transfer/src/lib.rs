@@ -51,6 +51,7 @@ mod endpoint;
 mod filter;
 mod fold;
 mod gate;
+mod guard;
 pub mod host;
 mod job;
 mod journal;

@@ -47,6 +47,9 @@ pub(crate) enum Made {
     Set(dataset::Plan),
     /// One file of this content.
     Told(Vec<u8>),
+    /// One large file that nobody can read: whoever tries panics.
+    #[cfg(test)]
+    Broken,
 }
 
 impl Made {
@@ -77,13 +80,15 @@ impl Made {
             Made::Zeroes { files, .. } => *files,
             Made::Set(plan) => plan.files.len(),
             Made::Told(_) => 1,
+            #[cfg(test)]
+            Made::Broken => 1,
         }
     }
 
     fn set(&self) -> &[FileSpec] {
         match self {
-            Made::Zeroes { .. } | Made::Told(_) => &[],
             Made::Set(plan) => &plan.files,
+            _ => &[],
         }
     }
 
@@ -106,11 +111,13 @@ impl Made {
                 entry(&format!("zero{index:07}"), Kind::File, 0o644, *size)
             }
             Made::Told(content) if index == 0 => entry("machine", Kind::File, 0o644, content.len() as u64),
-            Made::Zeroes { .. } | Made::Told(_) => None,
+            #[cfg(test)]
+            Made::Broken if index == 0 => entry("broken", Kind::File, 0o644, 4 << 20),
             Made::Set(plan) => {
                 let file = plan.files.get(index)?;
                 entry(&file.path, Kind::File, 0o644, file.size)
             }
+            _ => None,
         }
     }
 
@@ -120,6 +127,8 @@ impl Made {
             Made::Zeroes { size, .. } => *size,
             Made::Set(plan) => plan.files.get(index).map_or(0, |file| file.size),
             Made::Told(content) => content.len() as u64,
+            #[cfg(test)]
+            Made::Broken => panic!("as the test wants it"),
         };
         let len = size.saturating_sub(offset).min(buf.len() as u64) as usize;
         match self {
@@ -129,6 +138,8 @@ impl Made {
                 let content = content.get(offset as usize..).unwrap_or_default();
                 buf[..len].copy_from_slice(&content[..len]);
             }
+            #[cfg(test)]
+            Made::Broken => {}
         }
         len
     }

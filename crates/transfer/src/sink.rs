@@ -6,6 +6,7 @@
 //! - the threads end with the session, however it ends.
 
 use crate::gate::Gate;
+use crate::guard::{OnPanic, PANICKED};
 use crate::host::Remembered;
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::Monitor;
@@ -22,7 +23,10 @@ use longhaul_engine::{Task, now, sleep, spawn};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::time::Duration;
 
 /// Bytes that were received and wait to be written.
@@ -55,9 +59,30 @@ struct Queues {
     gate: Gate,
     /// All has been received.
     arrived: AtomicBool,
+    /// A thread has panicked: what it had may not have been written.
+    panicked: AtomicBool,
 }
 
 impl Queues {
+    fn panic(&self) {
+        self.panicked.store(true, SeqCst);
+        self.abort();
+    }
+
+    fn abort(&self) {
+        self.jobs.abort();
+        self.done.abort();
+        self.gate.open();
+    }
+
+    /// Why the queues give out nothing any more.
+    fn ended(&self) -> SessionError {
+        match self.panicked.load(SeqCst) {
+            true => SessionError::Local(PANICKED.into()),
+            false => SessionError::Lost,
+        }
+    }
+
     /// How far others wait for what is written: those at the other end do for all of it
     /// once nothing more is to come.
     fn gauge(&self) -> Gauge {
@@ -70,9 +95,7 @@ struct Abort(Arc<Queues>);
 
 impl Drop for Abort {
     fn drop(&mut self) {
-        self.0.jobs.abort();
-        self.0.done.abort();
-        self.0.gate.open();
+        self.0.abort();
     }
 }
 
@@ -87,9 +110,14 @@ pub(crate) async fn receive(
     patience: Patience,
 ) -> Result<Counts, SessionError> {
     let gate = Gate::new(writers.start());
-    let arrived = AtomicBool::new(false);
-    let queues =
-        Arc::new(Queues { jobs: Queue::new(WRITE_BEHIND), done: Queue::new(usize::MAX), gate, arrived });
+    let (arrived, panicked) = (AtomicBool::new(false), AtomicBool::new(false));
+    let queues = Arc::new(Queues {
+        jobs: Queue::new(WRITE_BEHIND),
+        done: Queue::new(usize::MAX),
+        gate,
+        arrived,
+        panicked,
+    });
     monitor.choose(Stage::Write, false, writers.start(), "to begin with");
     let abort = Abort(Arc::clone(&queues));
     let gauge = Arc::clone(&queues);
@@ -98,6 +126,7 @@ pub(crate) async fn receive(
         let (writer, queues) = (Arc::clone(&writer), Arc::clone(&queues));
         let run = move || {
             let _times = Remembered;
+            let _guard = OnPanic(|| queues.panic());
             let mut walker = writer.walker();
             queues.gate.pass(index);
             while let Some(job) = queues.jobs.pop() {
@@ -254,7 +283,7 @@ impl Session {
             loop {
                 let Some(job) = self.receiver.borrow_mut().poll_job() else { break };
                 let weight = weight(&job);
-                self.queues.jobs.push_async(job, weight).await.map_err(|_| SessionError::Lost)?;
+                self.queues.jobs.push_async(job, weight).await.map_err(|_| self.queues.ended())?;
             }
             if last {
                 return Ok(rx);
@@ -332,7 +361,7 @@ impl Session {
                 return Ok(());
             }
         }
-        Err(SessionError::Lost)
+        Err(self.queues.ended())
     }
 
     /// Sends answers until all are sent.
@@ -387,8 +416,8 @@ mod tests {
 
     fn queues() -> Queues {
         let gate = Gate::new(1);
-        let arrived = AtomicBool::new(false);
-        Queues { jobs: Queue::new(WRITE_BEHIND), done: Queue::new(usize::MAX), gate, arrived }
+        let (arrived, panicked) = (AtomicBool::new(false), AtomicBool::new(false));
+        Queues { jobs: Queue::new(WRITE_BEHIND), done: Queue::new(usize::MAX), gate, arrived, panicked }
     }
 
     #[test]
@@ -435,5 +464,18 @@ mod tests {
         assert_eq!(monitor.limit_here(), Some(Stage::Send));
         monitor.watch(Stage::Write, move || queues.gauge());
         assert_eq!(monitor.limit_here(), Some(Stage::Write));
+    }
+
+    #[test]
+    fn a_thread_that_panics_is_heard_of() {
+        let queues = Arc::new(queues());
+        let thread = Arc::clone(&queues);
+        let run = move || {
+            let _guard = OnPanic(|| thread.panic());
+            panic!("as the test wants it");
+        };
+        std::thread::spawn(run).join().expect_err("it panicked");
+        assert!(queues.done.pop().is_none(), "nobody waits for more");
+        assert!(matches!(queues.ended(), SessionError::Local(why) if why.contains("panic")));
     }
 }

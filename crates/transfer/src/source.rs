@@ -11,6 +11,7 @@
 use crate::ask::Asker;
 use crate::filter::Filter;
 use crate::gate::Gate;
+use crate::guard::{OnPanic, PANICKED};
 use crate::host::Remembered;
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::Monitor;
@@ -34,7 +35,7 @@ use std::io;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Entries that were found and wait to be read: enough for every thread to fill
 /// batches, and a few MB of names.
@@ -113,9 +114,25 @@ struct Queues {
     ask: Arc<Queue<Vec<(Found, Content)>>>,
     work: Arc<Queue<Work>>,
     items: Arc<Queue<Item>>,
+    /// A thread has panicked: what is in no queue any more may not have been sent.
+    panicked: AtomicBool,
 }
 
 impl Queues {
+    fn panic(&self) {
+        self.panicked.store(true, Ordering::SeqCst);
+        self.abort();
+    }
+
+    /// Whether all that was to be sent has come out of the queues, when nothing does any
+    /// more.
+    fn check(&self) -> Result<(), SessionError> {
+        match self.panicked.load(Ordering::SeqCst) {
+            true => Err(SessionError::Local(PANICKED.into())),
+            false => Ok(()),
+        }
+    }
+
     fn abort(&self) {
         self.ask.abort();
         self.work.abort();
@@ -145,6 +162,7 @@ pub(crate) async fn send(
         ask: Arc::new(Queue::new(TO_ASK)),
         work: Arc::new(Queue::new(FOUND)),
         items: Arc::new(Queue::new(plan.ahead.unwrap_or(READ_AHEAD).max(1))),
+        panicked: AtomicBool::new(false),
     });
     let (work, items) = (Arc::clone(&queues.work), Arc::clone(&queues.items));
     monitor.watch(Stage::Read, move || work.gauge());
@@ -215,9 +233,13 @@ fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<A
     });
     let running = Arc::new(AtomicUsize::new(most));
     for index in 0..most {
-        let (reader, running) = (Arc::clone(&reader), Arc::clone(&running));
+        let (reader, running, queues) = (Arc::clone(&reader), Arc::clone(&running), Arc::clone(queues));
         let run = move || {
             let _times = Remembered;
+            let _guard = OnPanic(|| {
+                queues.panic();
+                reader.gate.open();
+            });
             reader.run(index);
             if running.fetch_sub(1, Ordering::AcqRel) == 1 {
                 reader.items.close();
@@ -231,8 +253,10 @@ fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<A
         read_first: plan.options.xattrs || plan.options.compare == Compare::Checksum,
         asker,
     };
+    let guarded = Arc::clone(queues);
     let run = move || {
         let _times = Remembered;
+        let _guard = OnPanic(|| guarded.panic());
         finder.run(&plan)
     };
     std::thread::Builder::new().name("transfer-scan".into()).spawn(run).map_err(failed)?;
@@ -343,6 +367,8 @@ impl Session {
         let sent = try_join_all(sending);
         let counts = match select(sent, listening).await {
             // What the other side said is a better reason than that it closed.
+            // Of what is wrong here it knows nothing.
+            Either::Left((Err(e @ SessionError::Local(_)), _)) => Err(e),
             Either::Left((sent, listening)) => match (sent, listening.await) {
                 (_, Ok(counts)) => Ok(counts),
                 (_, Err(e @ (SessionError::Refused(_) | SessionError::Violation(_)))) => Err(e),
@@ -372,6 +398,7 @@ impl Session {
             tx.send(frames).await?;
             self.sent.set(self.sent.get() + bytes as u64);
         }
+        self.queues.check()?;
         // The others are to say so on theirs, too.
         self.use_streams(usize::MAX);
         let end = self.sender.borrow().end(true);
@@ -505,6 +532,7 @@ mod tests {
             ask: Arc::new(Queue::new(TO_ASK)),
             work: Arc::new(Queue::new(FOUND)),
             items: Arc::new(Queue::new(READ_AHEAD)),
+            panicked: AtomicBool::new(false),
         });
         let options = Options { compare: Compare::Checksum, ..Options::default() };
         let asker = Arc::new(Asker::new(Arc::clone(&queues.ask), Some(options.hash)));
@@ -541,5 +569,28 @@ mod tests {
         }
         assert_eq!(queues.ask.pop().map(|about| about.len()), Some(4), "one could not be read");
         assert!(queues.ask.pop().is_none(), "that was the last");
+    }
+
+    #[test]
+    fn a_thread_that_panics_ends_the_copy() {
+        let plan = Plan {
+            starts: vec![Start::Made(Arc::new(crate::made::Made::Broken))],
+            filter: Filter::default(),
+            recursive: true,
+            options: Options::default(),
+            ask: false,
+            readers: Concurrency::Fixed(2),
+            rate: 0,
+            ahead: None,
+            into: None,
+        };
+        let thread = longhaul_engine::Thread::start("test", Default::default()).expect("an engine");
+        let run = || async move {
+            let (here, _there) = Link::pair();
+            let (monitor, patience) = (Arc::new(Monitor::new()), Patience::default());
+            send(plan, vec![here], Concurrency::Fixed(1), monitor, patience).await
+        };
+        let result = thread.handle().spawn(run).wait().expect("it ran");
+        assert!(matches!(&result, Err(SessionError::Local(why)) if why.contains("panic")), "{result:?}");
     }
 }
