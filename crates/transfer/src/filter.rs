@@ -1,8 +1,9 @@
 //! What to leave out.
 //!
 //! Rules are tried in the order they were given, and the first that matches
-//! decides; what none matches is taken. A pattern with a slash is compared with
-//! the whole name below the source, one without with the last component. `*`
+//! decides; what none matches is taken. As with rsync(1), a pattern is compared with
+//! as many of the last components of a name as it has itself, and one that begins
+//! with a slash with the whole name, that of the source included where it travels. `*`
 //! and `?` do not match a slash, `**` does. A directory that is left out is not
 //! looked into.
 
@@ -37,9 +38,11 @@ impl Filter {
                 _ => return Err(format!("the rule '{text}' begins with neither + nor -")),
             };
             let wrong = |e| format!("the pattern '{pattern}' makes no sense: {e}");
-            let glob =
-                GlobBuilder::new(pattern.trim_matches('/')).literal_separator(true).build().map_err(wrong)?;
-            let whole = pattern.trim_end_matches('/').contains('/');
+            let names = pattern.trim_matches('/');
+            let whole = pattern.starts_with('/') || names.contains('/');
+            let anywhere = if whole && !pattern.starts_with('/') { "**/" } else { "" };
+            let glob = GlobBuilder::new(&format!("{anywhere}{names}")).literal_separator(true).build();
+            let glob = glob.map_err(wrong)?;
             Ok(Rule { take, whole, pattern: glob.compile_matcher() })
         };
         Ok(Filter { rules: rules.iter().map(rule).collect::<Result<_, _>>()? })
@@ -66,11 +69,13 @@ mod tests {
 
     #[test]
     fn the_first_rule_that_matches_decides() {
-        let rules = ["+keep.tmp", "-*.tmp", "-a/b", "-**/deep"].map(String::from);
+        let rules = ["+keep.tmp", "-*.tmp", "-a/b", "-/c/d", "-/top", "-q/**/deep"].map(String::from);
         let filter = Filter::new(&rules).expect("good");
         let takes = |name: &str| filter.takes(&RelPath::new(name.as_bytes()).expect("good"));
-        assert!(takes("x") && takes("d/keep.tmp") && takes("c/a/b") && takes(""));
-        assert!(!takes("y.tmp") && !takes("d/y.tmp") && !takes("a/b") && !takes("q/r/deep"));
+        assert!(takes("x") && takes("d/keep.tmp") && takes(""));
+        assert!(!takes("y.tmp") && !takes("d/y.tmp") && !takes("q/r/deep"));
+        assert!(!takes("a/b") && !takes("c/a/b") && takes("ca/b") && takes("a/c/b") && takes("a/b/c"));
+        assert!(!takes("c/d") && takes("a/c/d") && !takes("top") && takes("a/top"));
         assert!(Filter::new(&["x".into()]).is_err() && Filter::new(&["-[".into()]).is_err());
     }
 }

@@ -161,8 +161,8 @@ enum Way {
 
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// Leave out what matches: a name, or with slashes the whole name in the copy (`SRC/a/b` for
-    /// `cp -r SRC`, `a/b` for sync and `SRC/.`); `**` for any depth
+    /// Leave out what matches: the last name of a path, or as many as GLOB has; with a slash before
+    /// it the whole path in the copy (`/SRC/a` for `cp -r SRC`, `/a` for sync and `SRC/.`)
     #[arg(long, value_name = "GLOB")]
     exclude: Vec<String>,
     /// Take what matches, whatever --exclude says
@@ -231,7 +231,7 @@ struct Common {
     /// How long the other side may leave what was sent to it unanswered
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_time)]
     timeout: Duration,
-    /// Congestion control of what this machine sends, by the kernel's name (bbr, cubic, …)
+    /// Congestion control of the side that sends, by its kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
     /// Write the result to a file, for `bench --compare` and `report`
