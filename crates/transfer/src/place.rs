@@ -3,6 +3,7 @@
 use crate::journal::Journal;
 use crate::made::{self, Made};
 use crate::scan::Start;
+use crate::seal::fill_random;
 use crate::tree::{self, Tree, say};
 use crate::wire::{Options, Place, Refusal, RefusalKind, RelPath, Request, show};
 use std::ffi::OsStr;
@@ -107,8 +108,12 @@ impl Root {
             return named(base, split(path).1);
         }
         let opened = match (self.open(path), place) {
-            (Err(e), Place::Into | Place::Contents) if e.kind() == io::ErrorKind::NotFound && !dry_run => {
-                self.make(path)
+            (Err(e), Place::Into | Place::Contents) if e.kind() == io::ErrorKind::NotFound => {
+                if dry_run {
+                    nothing()
+                } else {
+                    self.make(path)
+                }
             }
             (opened, _) => opened,
         };
@@ -136,13 +141,8 @@ impl Root {
             return Ok(None);
         }
         let options = Options { dry_run: true, ..request.options };
-        let made = request.place != Place::Guess || request.destination.ends_with(b"/");
-        match self.destination(&Request { options, ..request.clone() }) {
-            Ok(Destination { base, .. }) => Ok(Journal::left(&base, request.key)),
-            // It will be made.
-            Err(refusal) if made && refusal.kind == RefusalKind::NoSuchPath => Ok(None),
-            Err(refusal) => Err(refusal),
-        }
+        let Destination { base, .. } = self.destination(&Request { options, ..request.clone() })?;
+        Ok(Journal::left(&base, request.key))
     }
 
     /// Where a scan of `typed` begins. With `contents`, or where the path itself
@@ -202,6 +202,18 @@ pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
         Some(at) => (&path[..at], &path[at + 1..]),
         None => (b"", path),
     }
+}
+
+/// A directory that has nothing in it and no name any more, in place of one that would
+/// be made.
+fn nothing() -> io::Result<Tree> {
+    let mut name = [0; 8];
+    fill_random(&mut name)?;
+    let path = std::env::temp_dir().join(format!(".longhaul-{:016x}", u64::from_le_bytes(name)));
+    std::fs::create_dir(&path)?;
+    let tree = Tree::open(&path);
+    std::fs::remove_dir(&path)?;
+    tree
 }
 
 #[cfg(test)]
