@@ -336,7 +336,7 @@ fn transfers(all: &mut Vec<Seed>) {
     add(all, "transfer_frames", "sends-later", &stream(4, frames));
     let counts = Counts { files: 1, bytes: 5, ..Counts::default() };
     let answers = vec![
-        Frame::Welcome(Welcome { version: VERSION, resume: true, by_content: true }),
+        Frame::Welcome(Welcome { version: VERSION, resume: true, by_content: true, congestion: "cubic".into() }),
         Frame::Wanted { number: 0, wants: vec![Want { index: 1, have: [5].into() }] },
         Frame::Progress(counts),
         Frame::Trouble(trouble),

@@ -36,13 +36,24 @@ pub struct SocketOptions {
 impl SocketOptions {
     fn apply(&self, socket: &Socket) -> io::Result<()> {
         socket.set_tcp_nodelay(true)?;
-        if let Some(name) = &self.congestion {
-            socket.set_tcp_congestion(name.as_bytes()).map_err(|e| {
-                io::Error::new(e.kind(), format!("congestion control '{name}' cannot be used: {e}"))
-            })?;
-        }
-        Ok(())
+        self.congestion.as_ref().map_or(Ok(()), |name| set_congestion(&SockRef::from(socket), name))
     }
+}
+
+fn set_congestion(socket: &SockRef<'_>, name: &str) -> io::Result<()> {
+    socket.set_tcp_congestion(name.as_bytes()).map_err(|e| {
+        let why = match e.raw_os_error() {
+            Some(libc::ENOENT) => {
+                "the kernel has none of that name (net.ipv4.tcp_available_congestion_control)".into()
+            }
+            Some(libc::EPERM) => "it takes root (net.ipv4.tcp_allowed_congestion_control)".into(),
+            _ => e.to_string(),
+        };
+        io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("congestion control '{name}' cannot be used: {why}"),
+        )
+    })
 }
 
 /// A descriptor known to the engine's driver.
@@ -396,6 +407,14 @@ impl TcpStream {
     pub fn congestion(&self) -> io::Result<String> {
         let name = SockRef::from(&self.source.fd).tcp_congestion()?;
         Ok(String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned())
+    }
+
+    /// Uses another congestion control from here on, by the kernel's name.
+    ///
+    /// # Errors
+    /// Of setsockopt(2): the kernel does not have it, or does not let everybody use it.
+    pub fn set_congestion(&self, name: &str) -> io::Result<()> {
+        set_congestion(&SockRef::from(&self.source.fd), name)
     }
 
     /// Smoothed round trip and its variation, as TCP sees them.

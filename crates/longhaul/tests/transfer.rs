@@ -247,6 +247,33 @@ fn a_copy_that_is_taken_up_does_not_mix_two_contents() {
     assert!(left.stdout.is_empty(), "{}", String::from_utf8_lossy(&left.stdout));
 }
 
+/// It is who sends that it matters to, whichever side asks.
+#[test]
+fn congestion_control_is_that_of_who_sends() {
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::write(dir.path().join("f"), "1").expect("written");
+    let agent = Agent::start("127.0.0.1:0", dir.path());
+    let there = |name: &str| format!("lh://{}/{name}", agent.addr());
+    let here = |name: &str| text(&dir.path().join(name)).to_owned();
+    let used = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").expect("the system's own");
+    // Every kernel has it, and lets everybody use it.
+    let other = "reno";
+    let copy = |from: &str, to: &str, name: &str| longhaul(&["cp", "--json", "--congestion", name, from, to]);
+    for (from, to) in [(there("f"), here("pulled")), (here("f"), there("pushed"))] {
+        for name in [other, used.trim()] {
+            let ran = copy(&from, &to, name);
+            assert_eq!(ran.code, Some(0), "{ran:?}");
+            let events = ran.events();
+            let summary = events.iter().find(|event| event["event"] == "summary").expect("a summary");
+            assert_eq!(summary["congestion"], name, "{from} {to}");
+        }
+        let ran = copy(&from, &to, "none-of-that-name");
+        assert!(ran.code.is_some_and(|code| code != 0), "{ran:?}");
+        let why = "congestion control 'none-of-that-name' cannot be used";
+        assert!(ran.stdout.contains(why) || ran.stderr.contains(why), "{ran:?}");
+    }
+}
+
 #[test]
 fn sync_says_that_there_was_nothing_to_do() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -321,6 +348,13 @@ fn a_dry_run_names_what_it_would_do_from_wherever_it_is_asked() {
     let ran = longhaul(&["sync", "--level", "size", "--delete", "--dry-run", &here, &far.1]);
     assert!(ran.stdout.contains("would remove gone/file\n"), "{ran:?}");
     assert!(copy.join("gone/file").exists() && !copy.join("sub").exists());
+    // All of it, where there is nothing yet; and nothing comes of that.
+    for to in [format!("{there}/a/new"), format!("{}/a/new", far.1)] {
+        let ran = longhaul(&["sync", "--delete", "--dry-run", "--json", &here, &to]);
+        assert_eq!(ran.code, Some(0), "{to}: {ran:?}");
+        let sent = ran.events().iter().filter(|event| event["action"] == "send").count();
+        assert_eq!((sent, copy.join("a").exists()), (3, false), "{to}");
+    }
 }
 
 #[test]

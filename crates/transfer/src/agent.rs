@@ -187,6 +187,13 @@ impl Drop for Counted {
     }
 }
 
+/// Sends with this congestion control on a connection, if one is named.
+fn use_congestion(link: &Link, name: &str) -> Result<(), Refusal> {
+    let stream = link.tx.stream().filter(|_| !name.is_empty());
+    let used = stream.map_or(Ok(()), |stream| stream.set_congestion(name));
+    used.map_err(|e| Refusal::new(RefusalKind::NotAllowed, format_args!("on the side that sends, {e}")))
+}
+
 /// A connection that waits to be taken by its session, and counts until then.
 struct Joining {
     link: Link,
@@ -287,7 +294,12 @@ impl Serving {
         let prepared = match (slot.as_ref(), hello.negotiate()) {
             (None, _) => Err(Refusal::new(RefusalKind::Busy, "the agent serves as many copies as it can")),
             (_, Err(refusal)) => Err(refusal),
-            (Some(_), Ok(version)) => self.prepare(&hello).await.map(|prepared| (version, prepared)),
+            (Some(_), Ok(version)) => self.prepare(&hello).await.and_then(|prepared| {
+                if matches!(prepared, Prepared::Send(_)) {
+                    use_congestion(&link, &hello.request.congestion)?;
+                }
+                Ok((version, prepared))
+            }),
         };
         let (version, prepared) = match prepared {
             Ok(prepared) => prepared,
@@ -299,7 +311,8 @@ impl Serving {
         tracing::info!("{peer}: {:?} over {} streams", hello.direction, hello.streams);
         let resume = matches!(&prepared, Prepared::Receive(writer) if writer.resumes());
         let by_content = matches!(&prepared, Prepared::Receive(writer) if writer.by_content());
-        link.tx.send(vec![Frame::Welcome(Welcome { version, resume, by_content })]).await?;
+        let congestion = link.tx.stream().and_then(|stream| stream.congestion().ok()).unwrap_or_default();
+        link.tx.send(vec![Frame::Welcome(Welcome { version, resume, by_content, congestion })]).await?;
         let mut links = self.gather(&hello, link).await?;
         let monitor = Arc::new(Monitor::new());
         match prepared {
@@ -311,7 +324,10 @@ impl Serving {
                     },
                     readers: self.config.readers,
                     key: onward.key,
-                    congestion: self.config.congestion.clone(),
+                    congestion: match &hello.request.congestion {
+                        name if name.is_empty() => self.config.congestion.clone(),
+                        name => Some(name.clone()),
+                    },
                     ..Settings::default()
                 };
                 let request = Request { onward: None, ..hello.request };
@@ -327,6 +343,9 @@ impl Serving {
                     true => Concurrency::Measured,
                     false => Concurrency::Fixed(links.len()),
                 };
+                for link in &links {
+                    use_congestion(link, &hello.request.congestion).map_err(SessionError::Refused)?;
+                }
                 source::send(plan, links, streams, monitor, self.patience.clone()).await
             }
         }

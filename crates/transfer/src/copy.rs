@@ -176,6 +176,7 @@ impl From<Refusal> for CopyError {
 /// otherwise good copy is in the counts, and told by the monitor.
 pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Result<Summary, CopyError> {
     let mut request = request(spec)?;
+    request.congestion = settings.congestion.clone().unwrap_or_default();
     request.tune_streams = settings.streams == Concurrency::Measured;
     let from = spec.sources.first().and_then(Endpoint::server);
     let to = spec.destination.server();

@@ -160,7 +160,7 @@ impl Job {
         let limit = if channel.is_some() { after.min(DIRECT) } else { after };
         let mut failed = None;
         if self.settings.ssh.via != Via::Ssh || channel.is_none() {
-            let opened = within(limit, server, self.direct(server, limit)).await;
+            let opened = within(limit, server, self.direct(server, direction, limit)).await;
             let begun = match opened {
                 Ok(streams) => {
                     within(after, server, self.begin(streams, server, direction, request.clone())).await
@@ -185,10 +185,17 @@ impl Job {
     }
 
     /// Opens all connections at the same time, within this time.
-    async fn direct(&self, server: &(String, u16), limit: Duration) -> Result<Vec<TcpStream>, CopyError> {
+    async fn direct(
+        &self,
+        server: &(String, u16),
+        direction: Direction,
+        limit: Duration,
+    ) -> Result<Vec<TcpStream>, CopyError> {
         let unreachable = |reason: String| CopyError::Unreachable { server: name(server), reason };
         let addresses = resolve(server.clone()).await.map_err(unreachable)?;
-        let options = SocketOptions { congestion: self.settings.congestion.clone() };
+        // It is who sends that it matters to; others are told of it.
+        let own = self.settings.congestion.clone().filter(|_| direction == Direction::Push);
+        let options = SocketOptions { congestion: own };
         let streams = self.settings.streams.most();
         connect_any(&addresses, streams, &options, limit).await.map_err(unreachable)
     }
@@ -219,8 +226,15 @@ impl Job {
         match links[0].rx.frame().await.map_err(SessionError::from)? {
             Some(Frame::Welcome(welcome)) if welcome.version == VERSION => Ok(Granted {
                 links,
+                summary: Summary {
+                    streams: count,
+                    congestion: match direction {
+                        Direction::Pull => Some(welcome.congestion.clone()).filter(|name| !name.is_empty()),
+                        _ => congestion,
+                    },
+                    ..Summary::default()
+                },
                 welcome,
-                summary: Summary { streams: count, congestion, ..Summary::default() },
             }),
             Some(Frame::Refuse(refusal)) => Err(refusal.into()),
             Some(_) => {

@@ -138,7 +138,7 @@ fn attributes_that_are_the_systems_are_refused_and_others_not_set_unasked() {
 fn an_agent_of_another_version_is_told_of_in_words() {
     let dir = tempfile::tempdir().expect("a directory");
     let agent = FakeAgent::answers(
-        |_| Welcome { version: VERSION + 1, resume: false, by_content: false },
+        |_| Welcome { version: VERSION + 1, resume: false, by_content: false, congestion: String::new() },
         Vec::new(),
     );
     let result = pull(&from(&agent, "f", dir.path(), false));

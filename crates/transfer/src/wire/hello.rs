@@ -216,6 +216,9 @@ pub struct Request {
     /// Name of a file below the destination that is to list every file with its
     /// BLAKE3 checksum; empty for none.
     pub manifest: Vec<u8>,
+    /// Congestion control of who sends, by its kernel's name; empty for what it uses by
+    /// itself.
+    pub congestion: String,
 }
 
 /// Another agent, as one is told of it.
@@ -265,7 +268,7 @@ pub struct Hello {
 }
 
 /// The answer that grants a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
     /// The version that is spoken.
     pub version: u16,
@@ -273,6 +276,8 @@ pub struct Welcome {
     pub resume: bool,
     /// The receiving machine was started anew since: compare by content.
     pub by_content: bool,
+    /// Congestion control that the other side uses; empty where it cannot tell.
+    pub congestion: String,
 }
 
 /// Why there is no session, or no more of it.
@@ -392,6 +397,7 @@ impl Request {
         to.u8(self.onward.is_some().into());
         self.onward.iter().for_each(|onward| onward.encode(to));
         to.bytes(&self.manifest);
+        to.bytes(self.congestion.as_bytes());
     }
 
     /// Whether it fits a frame.
@@ -415,6 +421,7 @@ impl Request {
             tune_streams: flag(from)?,
             onward: if flag(from)? { Some(Onward::decode(from)?) } else { None },
             manifest: from.bytes()?.to_vec(),
+            congestion: from.text()?,
         })
     }
 }
@@ -472,10 +479,16 @@ impl Welcome {
         to.u16(self.version);
         to.u8(self.resume.into());
         to.u8(self.by_content.into());
+        to.bytes(self.congestion.as_bytes());
     }
 
     pub(crate) fn decode(mut from: Fields<'_>) -> Result<Welcome, Malformed> {
-        Ok(Welcome { version: from.u16()?, resume: flag(&mut from)?, by_content: flag(&mut from)? })
+        Ok(Welcome {
+            version: from.u16()?,
+            resume: flag(&mut from)?,
+            by_content: flag(&mut from)?,
+            congestion: from.words()?,
+        })
     }
 }
 

@@ -128,7 +128,10 @@ impl FakeAgent {
     /// For one copy over one connection: after the welcome it sends `frames`, and its
     /// end.
     pub fn sends(frames: Vec<Frame>) -> FakeAgent {
-        FakeAgent::answers(|_| Welcome { version: VERSION, resume: false, by_content: false }, frames)
+        FakeAgent::answers(
+            |_| Welcome { version: VERSION, resume: false, by_content: false, congestion: String::new() },
+            frames,
+        )
     }
 
     pub fn answers(welcome: impl FnOnce(Hello) -> Welcome + Send + 'static, frames: Vec<Frame>) -> FakeAgent {
