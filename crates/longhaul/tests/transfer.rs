@@ -592,6 +592,11 @@ fn what_a_copy_says_of_itself_is_there() {
     let summary = events.last().expect("a summary");
     assert!(summary["path_share"].as_f64().is_some_and(|share| share > 0.1), "{summary}");
     assert!(summary["streams"].as_u64() > Some(0), "{summary}");
+    // Of the rate that was asked for; a frame on each connection goes at once.
+    let streams = summary["streams"].as_u64().expect("a number") as f64;
+    let at_once = 1.0 + streams * f64::from(1 << 20) / 35e6;
+    let rate = summary["bits_per_second"].as_f64().expect("a rate");
+    assert!(rate <= 80e6 * at_once * 1.05, "{rate} bit/s in place of 80 Mbit/s");
     let chosen = summary["chosen"].as_array().expect("a list");
     for stage in ["read", "network"] {
         let number = chosen.iter().find(|one| one["stage"] == stage).expect(stage);

@@ -61,7 +61,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     notes(&mut section, setup, &absent);
     section
         .notes
-        .push("over loopback; memory: the peak resident set, of the server since it was started".into());
+        .push("over loopback; memory: the peak resident set, of the server since it was started, without its children".into());
     section.commands = vec![
         "longhaul agent --root there --insecure &".into(),
         "longhaul cp -r tree/. lh://localhost/copy --fsync none".into(),
