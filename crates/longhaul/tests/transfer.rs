@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::Read;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -233,7 +233,11 @@ fn a_copy_that_is_taken_up_does_not_mix_two_contents() {
     let (from, to) = (text(&source), format!("lh://{}/copy", relay.local_addr()));
     let args = ["cp", "-r", "--fsync", "none", "--json", from, &to];
     let mut client = command(&args).spawn().expect("started");
-    common::until("much has been sent", || relay.stats().forward_bytes > 16 * BLOCK);
+    let unfinished = || {
+        let names = fs::read_dir(&copy).into_iter().flatten().flatten();
+        names.filter_map(|entry| entry.metadata().ok()).map(|meta| 512 * meta.blocks()).sum::<u64>()
+    };
+    common::until("much has been written", || unfinished() > 16 * BLOCK);
     assert!(kill_after(&mut client, Duration::ZERO), "the copy had ended");
     assert!(present(&copy) > 8 * BLOCK, "nothing is there to be taken up");
     let mtime = fs::metadata(&path).and_then(|meta| meta.modified()).expect("a time");
@@ -537,6 +541,70 @@ fn ports_that_are_taken_or_closed_are_found_out() {
     let ran = run("dropped", &["--port-range", &format!("{port}-{port}")]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_eq!(ran.events().last().expect("a summary")["through_ssh"], true);
+}
+
+/// A server of ssh that serves on its standard input whoever has its key: an option of
+/// `cp` that reaches it as "far", or why there is none.
+fn sshd(dir: &Path) -> Result<String, String> {
+    let server = Path::new("/usr/sbin/sshd");
+    if !server.exists() {
+        return Err("there is no sshd".into());
+    }
+    let path = |name: &str| text(&dir.join(name)).to_owned();
+    for key in ["host", "user"] {
+        let made =
+            Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &path(key)]).status();
+        made.map_err(|e| format!("ssh-keygen: {e}"))?;
+    }
+    let config = format!(
+        "HostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n\
+         PermitRootLogin prohibit-password\nPidFile none\n",
+        path("host"),
+        path("user.pub")
+    );
+    fs::write(path("sshd_config"), config).expect("written");
+    let config = format!(
+        "Host far\nHostName 127.0.0.1\nProxyCommand {} -i -e -f {}\nIdentityFile {}\nIdentitiesOnly yes\n\
+         UserKnownHostsFile {}\nStrictHostKeyChecking accept-new\nBatchMode yes\nLogLevel ERROR\n",
+        text(server),
+        path("sshd_config"),
+        path("user"),
+        path("known")
+    );
+    fs::write(path("ssh_config"), config).expect("written");
+    let tried = Command::new("ssh").args(["-F", &path("ssh_config"), "far", "true"]).output();
+    let tried = tried.map_err(|e| format!("ssh: {e}"))?;
+    let said = String::from_utf8_lossy(&tried.stderr).into_owned();
+    if tried.status.success() { Ok(format!("ssh -F {}", path("ssh_config"))) } else { Err(said) }
+}
+
+#[test]
+fn ssh_itself_takes_copies_in_every_direction() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let ssh = match sshd(dir.path()) {
+        Ok(ssh) => ssh,
+        Err(why) => return eprintln!("skip: ssh does not work here: {}", why.trim_end()),
+    };
+    let (source, copies) = (dir.path().join("source"), dir.path().join("copies"));
+    make_tree(&source);
+    fs::create_dir(&copies).expect("made");
+    let far = |name: &str| format!("far:{}", text(&copies.join(name)));
+    let from = text(&source).to_owned();
+    let back = text(&copies.join("back")).to_owned();
+    for (args, to) in [
+        (["cp", "-r", &from, &far("pushed")], "pushed"),
+        (["cp", "-r", &far("pushed"), &back], "back"),
+        (["cp", "-r", &far("pushed"), &far("third")], "third"),
+    ] {
+        let how = ["--ssh", &ssh, "--remote-program", env!("CARGO_BIN_EXE_longhaul"), "--json"];
+        let ran = longhaul(&[&args[..], &how].concat());
+        assert_eq!(ran.code, Some(0), "{to}: {ran:?}");
+        assert_same(&source, &copies.join(to));
+        let again = longhaul(&[&["sync", args[2], args[3]], &how[..], &["--via", "ssh"]].concat());
+        // Between two far machines nothing goes through this one.
+        let expected = if to == "third" { [Some(0), Some(2), Some(8)] } else { [Some(8); 3] };
+        assert!(expected.contains(&again.code), "{to}: {again:?}");
+    }
 }
 
 #[test]

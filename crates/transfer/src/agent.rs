@@ -189,8 +189,13 @@ impl Drop for Counted {
 
 /// Sends with this congestion control on a connection, if one is named.
 fn use_congestion(link: &Link, name: &str) -> Result<(), Refusal> {
-    let stream = link.tx.stream().filter(|_| !name.is_empty());
-    let used = stream.map_or(Ok(()), |stream| stream.set_congestion(name));
+    let Some(stream) = link.tx.stream().filter(|_| !name.is_empty()) else { return Ok(()) };
+    // Asked for by who has the right to, the kernel would load a module of that name.
+    let there = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
+    let is_there = there.map_or(true, |there| there.split_whitespace().any(|one| one == name));
+    let none =
+        || io::Error::other(format!("congestion control '{name}' cannot be used: it is not loaded there"));
+    let used = if is_there { stream.set_congestion(name) } else { Err(none()) };
     used.map_err(|e| Refusal::new(RefusalKind::NotAllowed, format_args!("on the side that sends, {e}")))
 }
 

@@ -4,8 +4,8 @@
 //! decides; what none matches is taken. As with rsync(1), a pattern is compared with
 //! as many of the last components of a name as it has itself, and one that begins
 //! with a slash with the whole name, that of the source included where it travels. `*`
-//! and `?` do not match a slash, `**` does. A directory that is left out is not
-//! looked into.
+//! and `?` do not match a slash, `**` between slashes does; a slash at the end says
+//! nothing. A directory that is left out is not looked into.
 
 use crate::wire::RelPath;
 use globset::{GlobBuilder, GlobMatcher};

@@ -178,9 +178,11 @@ impl Job {
             self.monitor.note(format!("{e}; the data goes through ssh"));
         }
         let stream = TcpStream::from_std(channel, &SocketOptions::default()).map_err(SessionError::from)?;
+        // Between ssh and either end there is no path: its own connection has what it has.
+        let request = Request { congestion: String::new(), ..request };
         let begun = self.begin(vec![stream], server, direction, request);
         let mut granted = within(after, server, begun).await?;
-        granted.summary.through_ssh = true;
+        (granted.summary.through_ssh, granted.summary.congestion) = (true, None);
         Ok(granted)
     }
 

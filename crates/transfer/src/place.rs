@@ -141,6 +141,12 @@ impl Root {
             return Ok(None);
         }
         let options = Options { dry_run: true, ..request.options };
+        // One that will be made has nothing.
+        let made = request.place != Place::Guess || request.destination.ends_with(b"/");
+        let opened = self.open(&self.path(&request.destination)?);
+        if made && opened.is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+            return Ok(None);
+        }
         let Destination { base, .. } = self.destination(&Request { options, ..request.clone() })?;
         Ok(Journal::left(&base, request.key))
     }

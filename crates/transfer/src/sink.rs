@@ -34,7 +34,8 @@ const WRITE_BEHIND: usize = 32 << 20;
 /// What a job without content weighs, so that many of them fill the queue too.
 const JOB: usize = 1 << 10;
 /// What many small files weigh: they are work by their number, and few bytes are many.
-const BATCH: usize = 4 << 20;
+/// No more than a block, which would find room before them again and again.
+const BATCH: usize = 1 << 20;
 const FOR_EACH_BYTE: usize = 64;
 /// What a question weighs: at most 64 are open, and one may ask for the checksums of
 /// much.
@@ -444,7 +445,7 @@ mod tests {
             Job::Batch(batch.into_body())
         };
         // Each of a thousand files.
-        for _ in 0..8 {
+        for _ in 0..16 {
             let job = batch();
             let weight = weight(&job);
             queues.jobs.force(job, weight);
