@@ -348,7 +348,8 @@ impl Serving {
                     true => Concurrency::Measured,
                     false => Concurrency::Fixed(links.len()),
                 };
-                for link in &links {
+                // The first has it.
+                for link in &links[1..] {
                     use_congestion(link, &hello.request.congestion).map_err(SessionError::Refused)?;
                 }
                 source::send(plan, links, streams, monitor, self.patience.clone()).await

@@ -131,7 +131,7 @@ mod tests {
     use crate::scan::{Found, Scan, Visitor};
     use crate::tree::Tree;
     use crate::tune::Concurrency;
-    use crate::wire::{Time, Trouble};
+    use crate::wire::Trouble;
     use std::fs;
 
     fn request(sources: &[&str], place: Place, files: &[&str], filters: &[&str], recursive: bool) -> Request {
@@ -152,9 +152,7 @@ mod tests {
     }
 
     fn entry(name: &str, kind: Kind) -> Entry {
-        let path = RelPath::new(name.as_bytes()).expect("a good name");
-        let (mtime, xattrs) = (Time::default(), Vec::new());
-        Entry { path, kind, mode: 0o644, uid: 0, gid: 0, mtime, ctime: mtime, size: 0, xattrs }
+        Entry::plain(name, kind, 0)
     }
 
     #[test]

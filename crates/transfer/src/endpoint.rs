@@ -2,6 +2,7 @@
 
 use crate::made;
 use crate::wire::show;
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -121,20 +122,22 @@ fn ssh(host: &[u8], path: &[u8]) -> Result<Endpoint, String> {
     Ok(Endpoint::Ssh { host, path: path.to_vec() })
 }
 
+/// A host as it is typed: the colons of an address are not those before a path or port.
+pub(crate) fn bracketed(host: &str) -> Cow<'_, str> {
+    if host.contains(':') { format!("[{host}]").into() } else { host.into() }
+}
+
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Endpoint::Local(path) => f.write_str(&show(path)),
-            // As it is read: the colons of an address are not those before a path or port.
-            Endpoint::Ssh { host, path } if host.contains(':') => {
+            Endpoint::Ssh { host, path } => {
                 let name = host.rsplit_once('@').map_or(&host[..], |(_, name)| name);
-                write!(f, "{}[{name}]:{}", &host[..host.len() - name.len()], show(path))
+                write!(f, "{}{}:{}", &host[..host.len() - name.len()], bracketed(name), show(path))
             }
-            Endpoint::Ssh { host, path } => write!(f, "{host}:{}", show(path)),
-            Endpoint::Agent { host, port, path } if host.contains(':') => {
-                write!(f, "lh://[{host}]:{port}/{}", show(path))
+            Endpoint::Agent { host, port, path } => {
+                write!(f, "lh://{}:{port}/{}", bracketed(host), show(path))
             }
-            Endpoint::Agent { host, port, path } => write!(f, "lh://{host}:{port}/{}", show(path)),
         }
     }
 }

@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn the_first_of_two_files_stays_and_the_second_is_told() {
         use crate::session::{Done, Job};
-        use crate::wire::{Batch, Content, Entry, Hash, Kind, Options, Time};
+        use crate::wire::{Batch, Content, Entry, Hash, Kind, Options};
         let dir = tempfile::tempdir().expect("a directory");
         let tree = Tree::open(dir.path()).expect("open");
         let mut writer =
@@ -83,19 +83,7 @@ mod tests {
         writer.folded = Some(Folded::default());
         let mut batch = Batch::default();
         for (name, data) in [("File", b"1"), ("file", b"2"), ("other", b"3")] {
-            let path = RelPath::new(name.as_bytes()).expect("a good name");
-            let (mtime, xattrs) = (Time::default(), Vec::new());
-            let entry = Entry {
-                path,
-                kind: Kind::File,
-                mode: 0o644,
-                uid: 0,
-                gid: 0,
-                mtime,
-                ctime: mtime,
-                size: 1,
-                xattrs,
-            };
+            let entry = Entry::plain(name, Kind::File, 1);
             batch.push(&entry, &Content::Inline { len: 1, digest: Hash::Quick.of(data) }, data);
         }
         let Done::Batch(counts, troubles) = writer.run(Job::Batch(batch.into_body()), &mut writer.walker())

@@ -2,6 +2,7 @@
 
 use crate::agent::{plan, writer};
 use crate::copy::{CopyError, Settings, Summary};
+use crate::endpoint::bracketed;
 use crate::link::Link;
 use crate::monitor::Monitor;
 use crate::onward;
@@ -252,10 +253,7 @@ impl Job {
 }
 
 fn name(server: &(String, u16)) -> String {
-    match server.0.contains(':') {
-        true => format!("[{}]:{}", server.0, server.1),
-        false => format!("{}:{}", server.0, server.1),
-    }
+    format!("{}:{}", bracketed(&server.0), server.1)
 }
 
 async fn within<T>(

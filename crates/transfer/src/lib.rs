@@ -89,5 +89,5 @@ pub use seal::Key;
 pub use silence::PATIENCE;
 pub use source::SessionError;
 pub use ssh::{Ssh, Via, carry};
-pub use tune::Concurrency;
+pub use tune::{Concurrency, FILE_WORK};
 pub use wire::Stage;

@@ -83,12 +83,10 @@ impl Manifest {
     pub(crate) fn finish(&self, base: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<Vec<RelPath>> {
         let mut state = self.lock();
         state.file.flush()?;
-        rustix::fs::renameat(base, &*self.temporary, directory, self.path.split().1)?;
+        tree::appear_in(base, &self.temporary, directory, self.path.split().1)?;
         Ok(std::mem::take(&mut state.left_out))
     }
-}
 
-impl Manifest {
     /// Removes what cannot appear.
     pub(crate) fn discard(&self, base: BorrowedFd<'_>) {
         // It is in nobody's way.

@@ -6,7 +6,7 @@
 //! - the threads end with the session, however it ends.
 
 use crate::gate::Gate;
-use crate::guard::{OnPanic, PANICKED};
+use crate::guard::{OnPanic, Panicked};
 use crate::host::Remembered;
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::Monitor;
@@ -23,10 +23,7 @@ use longhaul_engine::{Task, now, sleep, spawn};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{
-    AtomicBool,
-    Ordering::{Relaxed, SeqCst},
-};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Bytes that were received and wait to be written.
@@ -60,13 +57,12 @@ struct Queues {
     gate: Gate,
     /// All has been received.
     arrived: AtomicBool,
-    /// A thread has panicked: what it had may not have been written.
-    panicked: AtomicBool,
+    panicked: Panicked,
 }
 
 impl Queues {
     fn panic(&self) {
-        self.panicked.store(true, SeqCst);
+        self.panicked.set();
         self.abort();
     }
 
@@ -78,10 +74,7 @@ impl Queues {
 
     /// Why the queues give out nothing any more.
     fn ended(&self) -> SessionError {
-        match self.panicked.load(SeqCst) {
-            true => SessionError::Local(PANICKED.into()),
-            false => SessionError::Lost,
-        }
+        self.panicked.check().err().unwrap_or(SessionError::Lost)
     }
 
     /// How far others wait for what is written: those at the other end do for all of it
@@ -111,7 +104,7 @@ pub(crate) async fn receive(
     patience: Patience,
 ) -> Result<Counts, SessionError> {
     let gate = Gate::new(writers.start());
-    let (arrived, panicked) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (arrived, panicked) = (AtomicBool::new(false), Panicked::default());
     let queues = Arc::new(Queues {
         jobs: Queue::new(WRITE_BEHIND),
         done: Queue::new(usize::MAX),
@@ -413,11 +406,11 @@ fn refusal(e: &SessionError) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Batch, Content, Entry, Kind, RelPath, Time};
+    use crate::wire::{Batch, Content, Entry, Kind};
 
     fn queues() -> Queues {
         let gate = Gate::new(1);
-        let (arrived, panicked) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (arrived, panicked) = (AtomicBool::new(false), Panicked::default());
         Queues { jobs: Queue::new(WRITE_BEHIND), done: Queue::new(usize::MAX), gate, arrived, panicked }
     }
 
@@ -427,19 +420,7 @@ mod tests {
         let batch = || {
             let mut batch = Batch::default();
             while !batch.is_full() {
-                let path = RelPath::new(b"some/directory/file").expect("a good name");
-                let (mtime, xattrs) = (Time::default(), Vec::new());
-                let entry = Entry {
-                    path,
-                    kind: Kind::File,
-                    mode: 0o644,
-                    uid: 0,
-                    gid: 0,
-                    mtime,
-                    ctime: mtime,
-                    size: 0,
-                    xattrs,
-                };
+                let entry = Entry::plain("some/directory/file", Kind::File, 0);
                 batch.push(&entry, &Content::None, &[]);
             }
             Job::Batch(batch.into_body())

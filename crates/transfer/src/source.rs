@@ -11,7 +11,7 @@
 use crate::ask::Asker;
 use crate::filter::Filter;
 use crate::gate::Gate;
-use crate::guard::{OnPanic, PANICKED};
+use crate::guard::{OnPanic, Panicked};
 use crate::host::Remembered;
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::Monitor;
@@ -35,7 +35,7 @@ use std::io;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Entries that were found and wait to be read: enough for every thread to fill
 /// batches, and a few MB of names.
@@ -114,23 +114,13 @@ struct Queues {
     ask: Arc<Queue<Vec<(Found, Content)>>>,
     work: Arc<Queue<Work>>,
     items: Arc<Queue<Item>>,
-    /// A thread has panicked: what is in no queue any more may not have been sent.
-    panicked: AtomicBool,
+    panicked: Panicked,
 }
 
 impl Queues {
     fn panic(&self) {
-        self.panicked.store(true, Ordering::SeqCst);
+        self.panicked.set();
         self.abort();
-    }
-
-    /// Whether all that was to be sent has come out of the queues, when nothing does any
-    /// more.
-    fn check(&self) -> Result<(), SessionError> {
-        match self.panicked.load(Ordering::SeqCst) {
-            true => Err(SessionError::Local(PANICKED.into())),
-            false => Ok(()),
-        }
     }
 
     fn abort(&self) {
@@ -162,7 +152,7 @@ pub(crate) async fn send(
         ask: Arc::new(Queue::new(TO_ASK)),
         work: Arc::new(Queue::new(FOUND)),
         items: Arc::new(Queue::new(plan.ahead.unwrap_or(READ_AHEAD).max(1))),
-        panicked: AtomicBool::new(false),
+        panicked: Panicked::default(),
     });
     let (work, items) = (Arc::clone(&queues.work), Arc::clone(&queues.items));
     monitor.watch(Stage::Read, move || work.gauge());
@@ -366,9 +356,9 @@ impl Session {
         let _others: Vec<Rx> = receiving.collect();
         let sent = try_join_all(sending);
         let counts = match select(sent, listening).await {
-            // What the other side said is a better reason than that it closed.
-            // Of what is wrong here it knows nothing.
+            // Of what is wrong here the other side knows nothing.
             Either::Left((Err(e @ SessionError::Local(_)), _)) => Err(e),
+            // What it said is a better reason than that it closed.
             Either::Left((sent, listening)) => match (sent, listening.await) {
                 (_, Ok(counts)) => Ok(counts),
                 (_, Err(e @ (SessionError::Refused(_) | SessionError::Violation(_)))) => Err(e),
@@ -398,7 +388,7 @@ impl Session {
             tx.send(frames).await?;
             self.sent.set(self.sent.get() + bytes as u64);
         }
-        self.queues.check()?;
+        self.queues.panicked.check()?;
         // The others are to say so on theirs, too.
         self.use_streams(usize::MAX);
         let end = self.sender.borrow().end(true);
@@ -532,7 +522,7 @@ mod tests {
             ask: Arc::new(Queue::new(TO_ASK)),
             work: Arc::new(Queue::new(FOUND)),
             items: Arc::new(Queue::new(READ_AHEAD)),
-            panicked: AtomicBool::new(false),
+            panicked: Panicked::default(),
         });
         let options = Options { compare: Compare::Checksum, ..Options::default() };
         let asker = Arc::new(Asker::new(Arc::clone(&queues.ask), Some(options.hash)));

@@ -526,10 +526,20 @@ pub(crate) fn is_full(e: &io::Error) -> bool {
 /// Lets a file appear under its name, in place of what was there. A directory
 /// in its place must be empty, and goes.
 pub(crate) fn appear(at: BorrowedFd<'_>, from: &[u8], to: &[u8]) -> io::Result<()> {
-    match rustix::fs::renameat(at, os(from), at, os(to)) {
+    appear_in(at, from, at, to)
+}
+
+/// The same from one directory in another of the file system.
+pub(crate) fn appear_in(
+    before: BorrowedFd<'_>,
+    from: &[u8],
+    at: BorrowedFd<'_>,
+    to: &[u8],
+) -> io::Result<()> {
+    match rustix::fs::renameat(before, os(from), at, os(to)) {
         Err(Errno::ISDIR) => {
             rustix::fs::unlinkat(at, os(to), AtFlags::REMOVEDIR)?;
-            Ok(rustix::fs::renameat(at, os(from), at, os(to))?)
+            Ok(rustix::fs::renameat(before, os(from), at, os(to))?)
         }
         Err(Errno::INVAL) => Err(Errno::ILSEQ.into()),
         result => Ok(result?),

@@ -18,7 +18,7 @@ const RAMP: u32 = 12;
 const RAMP_MOST: u32 = 25;
 /// What a file costs besides its bytes, in bytes, so that rates can be compared
 /// when small files follow large ones.
-const FILE: f64 = 32768.0;
+pub const FILE_WORK: u64 = 32 << 10;
 
 /// With how many of something a session begins, and how many it may come to.
 const START: usize = 4;
@@ -159,5 +159,5 @@ pub(crate) async fn follow(
 }
 
 fn work(progress: Progress) -> f64 {
-    progress.bytes as f64 + progress.files as f64 * FILE
+    progress.bytes as f64 + progress.files as f64 * FILE_WORK as f64
 }

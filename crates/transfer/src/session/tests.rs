@@ -33,18 +33,7 @@ fn path(name: &str) -> RelPath {
 }
 
 fn file(name: &str, size: u64) -> Entry {
-    let mtime = Time { secs: 1, nanos: 2 };
-    Entry {
-        path: path(name),
-        kind: Kind::File,
-        mode: 0o644,
-        uid: 0,
-        gid: 0,
-        mtime,
-        ctime: Time::default(),
-        size,
-        xattrs: Vec::new(),
-    }
+    Entry { mtime: Time { secs: 1, nanos: 2 }, ..Entry::plain(name, Kind::File, size) }
 }
 
 /// What a file holds.

@@ -168,6 +168,14 @@ impl Entry {
         Ok((Entry { path, kind, mode, uid, gid, mtime, ctime, size, xattrs }, content))
     }
 
+    /// One of no particular owner and time.
+    #[cfg(test)]
+    pub(crate) fn plain(name: &str, kind: Kind, size: u64) -> Entry {
+        let path = RelPath::new(name.as_bytes()).expect("a good name");
+        let (mtime, ctime, xattrs) = (Time::default(), Time::default(), Vec::new());
+        Entry { path, kind, mode: 0o644, uid: 0, gid: 0, mtime, ctime, size, xattrs }
+    }
+
     fn comes_in_blocks(&self) -> bool {
         self.kind == Kind::File && self.size > SMALL
     }

@@ -11,18 +11,7 @@ fn path(name: &str) -> RelPath {
 }
 
 fn entry(name: &str, kind: Kind, size: u64) -> Entry {
-    let mtime = Time { secs: 1_000_000_000, nanos: 5 };
-    Entry {
-        path: path(name),
-        kind,
-        mode: 0o644,
-        uid: 0,
-        gid: 0,
-        mtime,
-        ctime: Time::default(),
-        size,
-        xattrs: Vec::new(),
-    }
+    Entry { mtime: Time { secs: 1_000_000_000, nanos: 5 }, ..Entry::plain(name, kind, size) }
 }
 
 fn directory(name: &str) -> Entry {

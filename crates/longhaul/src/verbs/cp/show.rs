@@ -5,7 +5,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use longhaul_block::units::format_size;
 use longhaul_transfer::host;
 use longhaul_transfer::wire::{Action, Counts, Op, Tuned};
-use longhaul_transfer::{Chosen, CopySpec, Endpoint, Monitor, Note, Snapshot, Stage, Summary};
+use longhaul_transfer::{Chosen, CopySpec, Endpoint, FILE_WORK, Monitor, Note, Snapshot, Stage, Summary};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -193,14 +193,11 @@ fn line(now: &Snapshot, rate_now: f64, elapsed: Duration) -> String {
     format!("{files} files {bytes} {rate:.3} Gb/s (mean {mean:.3}){eta}{limit}")
 }
 
-/// A file is as much work as so many bytes, as what finds numbers by measuring has it.
-const FILE: u64 = 32 << 10;
-
 /// Seconds until all is written, at the mean rate so far, of bytes and files: of what
 /// need not be sent nothing is left.
 fn eta(now: &Snapshot, elapsed: Duration) -> Option<f64> {
     let Counts { files, bytes, same, failed, skipped, .. } = now.counts;
-    let work = |files: u64, bytes: u64| files.saturating_mul(FILE).saturating_add(bytes);
+    let work = |files: u64, bytes: u64| files.saturating_mul(FILE_WORK).saturating_add(bytes);
     let over = work(files.saturating_add(same).saturating_add(failed), bytes.saturating_add(skipped));
     let left = work(now.scanned_files, now.scanned_bytes).saturating_sub(over);
     let mean = rate(work(files, bytes), elapsed);
