@@ -16,6 +16,7 @@ use std::future::poll_fn;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Connections waiting to be accepted: a thousand hosts may come at once.
@@ -57,8 +58,11 @@ fn set_congestion(socket: &SockRef<'_>, name: &str) -> io::Result<()> {
 }
 
 /// A descriptor known to the engine's driver.
+///
+/// On io_uring each operation shares the descriptor, so that its number stays
+/// taken until the kernel is done with it: see [`op`].
 struct Source {
-    fd: OwnedFd,
+    fd: Rc<OwnedFd>,
     /// Its place in the epoll driver; none on io_uring.
     key: Option<usize>,
 }
@@ -66,7 +70,7 @@ struct Source {
 impl Source {
     /// Makes the descriptor (blocking or not, as the driver wants it) known.
     fn new(socket: Socket) -> io::Result<Source> {
-        let fd: OwnedFd = socket.into();
+        let fd = Rc::new(OwnedFd::from(socket));
         let key = with_core(|core| match &mut *core.driver.borrow_mut() {
             Driver::Uring(_) => Ok(None),
             Driver::Epoll(epoll) => epoll.register(fd.as_raw_fd()).map(Some),
@@ -87,8 +91,8 @@ impl Source {
                 Interest::Writable => libc::POLLOUT,
             };
             let entry = opcode::PollAdd::new(types::Fd(self.raw()), events as u32).build();
-            // SAFETY: no memory involved.
-            return unsafe { op(entry, ()) }.await.0.map(drop);
+            // SAFETY: no memory involved; the operation keeps the descriptor open.
+            return unsafe { op(entry, Rc::clone(&self.fd)) }.await.0.map(drop);
         };
         poll_fn(|cx| {
             with_core(|core| match &mut *core.driver.borrow_mut() {
@@ -196,7 +200,7 @@ impl TcpListener {
     /// Of accept(2); those that concern one connection only are skipped.
     pub async fn accept(&self) -> io::Result<(std::net::TcpStream, SocketAddr)> {
         loop {
-            let socket = SockRef::from(&self.source.fd);
+            let socket = SockRef::from(&*self.source.fd);
             match self.source.retry(Interest::Readable, || socket.accept()).await {
                 Ok((socket, addr)) => {
                     let addr = addr.as_socket().ok_or_else(|| io::Error::other("not an IP peer"))?;
@@ -305,8 +309,9 @@ impl TcpStream {
                 [one] => opcode::Recv::new(fd, one.iov_base.cast(), one.iov_len as u32).build(),
                 _ => opcode::RecvMsg::new(fd, &raw mut msg.0.header).build(),
             };
-            // SAFETY: the message owns its memory, and is boxed.
-            let (result, inner) = unsafe { op(entry, msg.0) }.await;
+            // SAFETY: the message owns its memory, and is boxed; the operation
+            // keeps the descriptor open.
+            let (result, (inner, _)) = unsafe { op(entry, (msg.0, Rc::clone(&self.source.fd))) }.await;
             msg = RecvMsg(inner);
             result.map(|n| n as usize)
         } else {
@@ -329,9 +334,9 @@ impl TcpStream {
         // With MSG_TRUNC, TCP does not look at the buffer (tcp(7)).
         if self.source.key.is_none() {
             let entry = opcode::Recv::new(types::Fd(self.source.raw()), std::ptr::null_mut(), most);
-            // SAFETY: no memory involved.
-            let (result, ()) = unsafe { op(entry.flags(libc::MSG_TRUNC).build(), ()) }.await;
-            return result.map(|n| n as usize);
+            let entry = entry.flags(libc::MSG_TRUNC).build();
+            // SAFETY: no memory involved; the operation keeps the descriptor open.
+            return unsafe { op(entry, Rc::clone(&self.source.fd)) }.await.0.map(|n| n as usize);
         }
         let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
         let call = || {
@@ -355,8 +360,9 @@ impl TcpStream {
                     }
                     _ => opcode::SendMsg::new(fd, &raw const msg.0.header).flags(flags as u32).build(),
                 };
-                // SAFETY: the message owns its memory, and is boxed.
-                let (result, inner) = unsafe { op(entry, msg.0) }.await;
+                // SAFETY: the message owns its memory, and is boxed; the
+                // operation keeps the descriptor open.
+                let (result, (inner, _)) = unsafe { op(entry, (msg.0, Rc::clone(&self.source.fd))) }.await;
                 msg = SendMsg(inner);
                 result.map(|n| n as usize)
             } else {
@@ -380,7 +386,7 @@ impl TcpStream {
     /// # Errors
     /// The peer has gone already.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        SockRef::from(&self.source.fd).shutdown(how)
+        SockRef::from(&*self.source.fd).shutdown(how)
     }
 
     /// The peer's address.
@@ -388,7 +394,7 @@ impl TcpStream {
     /// # Errors
     /// The peer has gone already.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let addr = SockRef::from(&self.source.fd).peer_addr()?;
+        let addr = SockRef::from(&*self.source.fd).peer_addr()?;
         addr.as_socket().ok_or_else(|| io::Error::other("not an IP socket"))
     }
 
@@ -405,7 +411,7 @@ impl TcpStream {
     /// # Errors
     /// Of getsockopt(2).
     pub fn congestion(&self) -> io::Result<String> {
-        let name = SockRef::from(&self.source.fd).tcp_congestion()?;
+        let name = SockRef::from(&*self.source.fd).tcp_congestion()?;
         Ok(String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned())
     }
 
@@ -414,7 +420,7 @@ impl TcpStream {
     /// # Errors
     /// Of setsockopt(2): the kernel does not have it, or does not let everybody use it.
     pub fn set_congestion(&self, name: &str) -> io::Result<()> {
-        set_congestion(&SockRef::from(&self.source.fd), name)
+        set_congestion(&SockRef::from(&*self.source.fd), name)
     }
 
     /// Smoothed round trip and its variation, as TCP sees them.

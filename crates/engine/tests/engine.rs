@@ -4,7 +4,7 @@ use futures_channel::mpsc::{UnboundedSender, unbounded};
 use futures_util::StreamExt;
 use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::{
-    Buf, BufMut, Config, Engine, Kind, Memory, RecvMsg, SendMsg, Thread, fs::File, sleep, spawn,
+    Buf, BufMut, BufPool, Config, Engine, Kind, Memory, RecvMsg, SendMsg, Thread, fs::File, sleep, spawn,
     sync::Notify, timeout,
 };
 use std::net::Shutdown;
@@ -150,6 +150,83 @@ fn a_dropped_receive_is_cancelled_and_loses_no_memory() {
             client.send(msg).await.0.expect("sent");
             let (n, msg) = server.recv(RecvMsg::new(16)).await;
             assert_eq!((n.expect("received"), msg.staged()), (1, &b"x"[..]));
+        });
+    });
+}
+
+/// An operation on a socket that is begun and dropped, with the socket, in one
+/// round: it is queued, and has not reached the kernel.
+async fn begin_and_drop(what: &str, socket: std::net::TcpStream) {
+    let stream = TcpStream::from_std(socket, &SocketOptions::default()).expect("adopt");
+    let mut message = SendMsg::new();
+    message.begin(b"stray".to_vec());
+    message.push_bytes(0, 5);
+    match what {
+        "recv" => drop(futures_util::poll!(Box::pin(stream.recv(RecvMsg::new(64))))),
+        "discard" => drop(futures_util::poll!(Box::pin(stream.discard(64)))),
+        "send" => drop(futures_util::poll!(Box::pin(stream.send(message)))),
+        other => unreachable!("{other}"),
+    }
+}
+
+#[test]
+fn an_operation_of_a_closed_socket_never_reaches_the_next_one() {
+    use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
+    on_each_driver(|engine| {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+        let addr = listener.local_addr().expect("address");
+        let pair = || {
+            let client = std::net::TcpStream::connect(addr).expect("connected");
+            let (server, _) = listener.accept().expect("accepted");
+            (client, server)
+        };
+        // Other tests of this process may take the number first: often enough.
+        for round in 0..20 {
+            let what = ["recv", "discard", "send"][round % 3];
+            engine.block_on(async {
+                let (old, _peer) = pair();
+                let number = old.as_raw_fd();
+                begin_and_drop(what, old).await;
+                // Still in that round: nothing has been submitted.
+                let (mut next, mut peer) = pair();
+                peer.write_all(b"bytes of the next connection").expect("written");
+                let mut there = [0; 28];
+                while next.peek(&mut there).expect("looked") < there.len() {}
+                sleep(Duration::from_millis(1)).await;
+                let same = next.as_raw_fd() == number;
+                next.set_read_timeout(Some(Duration::from_secs(10))).expect("time limit");
+                next.read_exact(&mut there)
+                    .unwrap_or_else(|e| panic!("{what} took bytes: {e} (same: {same})"));
+                assert_eq!(&there, b"bytes of the next connection", "{what}");
+                drop(next);
+                let mut sent = Vec::new();
+                peer.read_to_end(&mut sent).expect("the end");
+                assert!(sent.is_empty(), "{what}: {} bytes of another connection were sent", sent.len());
+            });
+        }
+    });
+}
+
+#[test]
+fn memory_of_an_operation_that_ended_unseen_is_given_back() {
+    on_each_driver(|engine| {
+        engine.block_on(async {
+            let (client, server) = pair().await;
+            let pool = BufPool::new(1 << 20);
+            let mut message = SendMsg::new();
+            message.begin(b"x".to_vec());
+            message.push_bytes(0, 1);
+            client.send(message).await.0.expect("sent");
+            let mut receive = RecvMsg::new(64);
+            receive.set_direct(Memory::Buf(pool.try_alloc(4096).expect("memory")), 0, 4096);
+            let mut waiting = Box::pin(server.recv(receive));
+            drop(futures_util::poll!(&mut waiting));
+            // It is done by now, and was not looked at again.
+            sleep(Duration::from_millis(5)).await;
+            drop(waiting);
+            sleep(Duration::from_millis(1)).await;
+            assert_eq!(pool.used(), 0, "its memory is back");
         });
     });
 }

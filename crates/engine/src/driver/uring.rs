@@ -3,8 +3,10 @@
 //! Invariants:
 //! - a slot lives from submission to completion; its index is the entry's
 //!   user data, so no completion can reach a later operation;
-//! - an operation whose future is dropped leaves its memory in its slot
-//!   until the kernel reports its end;
+//! - an operation whose future is dropped leaves its memory, and its
+//!   descriptor, in its slot until the kernel reports its end: an entry that
+//!   is queued and not submitted yet names the descriptor by its number, which
+//!   must not be given to another file meanwhile;
 //! - the submission queue never overflows: a full queue is submitted first.
 
 use super::Signal;
@@ -212,7 +214,7 @@ fn complete(slots: &mut Slab<Slot>, key: usize, cqe: &cqueue::Entry) {
     }
 }
 
-/// An operation under way, with the memory that it uses.
+/// An operation under way, with the memory and the descriptor that it uses.
 pub(crate) struct Op<T: 'static> {
     key: usize,
     memory: Option<T>,
@@ -222,7 +224,7 @@ pub(crate) struct Op<T: 'static> {
 ///
 /// # Safety
 /// `entry` points only to memory that `memory` owns at a stable address, or
-/// that is static.
+/// that is static, and names a descriptor that `memory` keeps open.
 pub(crate) unsafe fn op<T: 'static>(entry: squeue::Entry, memory: T) -> Op<T> {
     let key = with_core(|core| match &mut *core.driver.borrow_mut() {
         // SAFETY: by the contract of this function and of `Op`'s destructor.
@@ -281,11 +283,14 @@ impl<T: 'static> Drop for Op<T> {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         let mut memory = Some(memory);
+        // Destructors run when the driver is not borrowed.
+        let mut free = None;
         try_with_core(|core| {
             let mut driver = core.driver.borrow_mut();
             let super::Driver::Uring(uring) = &mut *driver else { return };
             if matches!(uring.slots[self.key], Slot::Done(_)) {
                 uring.slots.remove(self.key);
+                free = memory.take();
                 return;
             }
             if let Some(memory) = memory.take() {
@@ -295,6 +300,7 @@ impl<T: 'static> Drop for Op<T> {
             // SAFETY: no memory involved.
             unsafe { uring.push(&cancel) };
         });
+        drop(free);
         // Without an engine the kernel may still use the memory: leak it.
         if let Some(memory) = memory {
             std::mem::forget(memory);

@@ -45,13 +45,13 @@ impl TcpStream {
     /// Of setsockopt(2).
     pub fn keep_alive(&self, interval: Duration, count: u32) -> io::Result<()> {
         let settings = TcpKeepalive::new().with_time(interval).with_interval(interval).with_retries(count);
-        SockRef::from(&self.source.fd).set_tcp_keepalive(&settings)
+        SockRef::from(&*self.source.fd).set_tcp_keepalive(&settings)
     }
 
     /// Ends both directions at once: tasks that wait in it return, and what
     /// the kernel has not sent yet is thrown away when the socket is dropped.
     pub fn abandon(&self) {
-        let socket = SockRef::from(&self.source.fd);
+        let socket = SockRef::from(&*self.source.fd);
         // Both fail only on a connection that is gone already.
         let _ = socket.set_linger(Some(Duration::ZERO));
         let _ = socket.shutdown(Shutdown::Both);
