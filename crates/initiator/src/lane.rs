@@ -380,7 +380,9 @@ impl Inner {
                 }
                 Err(e) if matches!(e, Error::Refused { .. }) || self.is_there(&session).await => {
                     if let Some(relief) = &*self.relief.borrow() {
-                        let left = relief(std::mem::take(&mut *self.held.borrow_mut()).into());
+                        // Not borrowed while the relief works: it may come back here.
+                        let held = self.held.take();
+                        let left = relief(held.into());
                         self.held.borrow_mut().extend(left);
                     }
                     let limit = self.controller.settings.options.ctrl_loss;

@@ -170,7 +170,8 @@ async fn listen(connection: Rc<Connection>, mut inbox: mpsc::UnboundedReceiver<M
                 let _ = reply.send(connection.abort(cid));
             }
             Message::Events => {
-                if let Role::Admin(admin) = &*connection.role.borrow() {
+                let role = connection.role.borrow().clone();
+                if let Role::Admin(admin) = role {
                     admin.report_events(&connection);
                 }
             }
@@ -241,13 +242,14 @@ impl Connection {
     /// Gives the memory of every command back. Commands that wait for it,
     /// and keep the connection in memory by that, find that they are over.
     fn forget(&self) {
-        let mut charges = Vec::new();
+        let mut held = Vec::new();
         for s in &mut *self.slots.borrow_mut() {
             s.use_ = s.use_.wrapping_add(1);
-            s.work = Work::None;
-            (s.destination, s.source, s.bytes) = (None, None, None);
-            charges.extend(s.charge.take());
+            let work = std::mem::replace(&mut s.work, Work::None);
+            held.push((work, s.destination.take(), s.source.take(), s.bytes.take(), s.charge.take()));
         }
+        // What a destructor runs (of a back end's `BlockIo`, say) may come back here.
+        drop(held);
     }
 
     /// Sends what the last calls have queued.
@@ -268,12 +270,10 @@ impl Connection {
         let mut slots = self.slots.borrow_mut();
         let s = &mut slots[usize::from(slot)];
         s.use_ = s.use_.wrapping_add(1);
-        s.work = Work::None;
-        s.destination = None;
         s.committed = false;
-        let charge = s.charge.take();
+        let held = (std::mem::replace(&mut s.work, Work::None), s.destination.take(), s.charge.take());
         drop(slots);
-        drop(charge);
+        drop(held);
         if self.draining.get() {
             self.ended_one.notify();
         }

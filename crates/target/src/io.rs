@@ -191,7 +191,9 @@ impl IoQueue {
             if let Ok(io) = opened {
                 this.devices.borrow_mut().push((nsid, io));
             }
-            for (slot, use_, sqe, data) in std::mem::take(&mut *this.waiting.borrow_mut()) {
+            // Taken before the loop: one that needs another device waits anew.
+            let waiting = this.waiting.take();
+            for (slot, use_, sqe, data) in waiting {
                 if !connection.is_current(slot, use_) {
                     continue;
                 }

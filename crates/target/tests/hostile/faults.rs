@@ -1,10 +1,13 @@
 //! A back end with a fault: a panic in it costs the connection that met it.
+//! And the back ends that a queue opens with its first commands.
 
 use crate::client::{BLOCK, read, write};
-use crate::rig::{MEM, Rig};
-use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoFuture, Open, WriteFlags, ZeroFlags};
+use crate::rig::{FILE, MEM, Rig};
+use longhaul_block::{BackendSpec, BlockDevice, BlockIo, DeviceInfo, IoFuture, Open, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, Kind, yield_now};
 use longhaul_wire::command::Sqe;
+use longhaul_wire::completion::{Cqe, Status};
+use longhaul_wire::pdu::{CapsuleResp, DataPdu, PduType, flags};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -59,6 +62,51 @@ impl BlockIo for Faulty {
     fn write_zeroes(&self, _: u64, _: u64, _: ZeroFlags) -> IoFuture<()> {
         later()
     }
+}
+
+/// The first commands of a queue, for namespaces whose devices the queue has
+/// not opened yet, all in one segment.
+pub fn first_commands_for_many_namespaces(kind: Kind) {
+    let Some(rig) = Rig::new(kind, |_| {}) else { return };
+    let dir = tempfile::tempdir().expect("directory");
+    let more = [1, 2].map(|i| {
+        let file = dir.path().join(i.to_string());
+        let spec = format!("file:{},size=16MiB,block=4096", file.display());
+        rig.export(BackendSpec::parse(&spec).expect("understood").open().expect("opened"))
+    });
+    let mut host = rig.host();
+    // Two commands for each, so that some wait for a device that is open by then.
+    // Reads: a write holds the next command back until it has its memory.
+    let commands = [FILE, more[0], more[1], more[0], FILE, more[1]].map(|nsid| read(nsid, 7, BLOCK));
+    let (mut bytes, mut open) = (Vec::new(), Vec::new());
+    for sqe in commands {
+        let cid = host.io.next_cid();
+        bytes.extend(host.io.capsule(&sqe.with_cid(cid), &[]));
+        open.push(cid);
+    }
+    host.io.send(&bytes);
+    while !open.is_empty() {
+        let pdu = host.io.recv().expect("the connection lives, and answers");
+        let ended = match pdu.kind {
+            PduType::C2HData => {
+                assert!(pdu.data == [0; BLOCK], "a new file reads as zeroes");
+                let header: DataPdu = pdu.view();
+                (pdu.flags & flags::SUCCESS != 0).then(|| header.cccid.get())
+            }
+            PduType::CapsuleResp => {
+                let resp: CapsuleResp = pdu.view();
+                let cqe = Cqe::read(&resp.cqe).expect("16 bytes");
+                assert_eq!(cqe.status(), Status::SUCCESS);
+                Some(cqe.cid())
+            }
+            other => panic!("{other:?} instead of an answer"),
+        };
+        let Some(ended) = ended else { continue };
+        let at = open.iter().position(|cid| *cid == ended).expect("each is answered once");
+        open.remove(at);
+    }
+    drop(host);
+    rig.finish();
 }
 
 pub fn panics_in_a_back_end(kind: Kind) {

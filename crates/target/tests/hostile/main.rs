@@ -48,4 +48,5 @@ on_each_engine! {
     resources::compares_that_fill_the_memory,
     resources::log_pages_that_are_never_taken,
     faults::panics_in_a_back_end,
+    faults::first_commands_for_many_namespaces,
 }
