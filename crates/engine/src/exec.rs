@@ -10,7 +10,7 @@
 
 use crate::config::{Config, Kind};
 use crate::driver::{Driver, Spin};
-use crate::simulated::Simulated;
+use crate::simulated::{Groups, Member, Network, OUTSIDE, Simulated, inside};
 use crate::time::Timers;
 use async_task::Runnable;
 use futures_channel::oneshot;
@@ -20,6 +20,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -139,31 +140,45 @@ pub(crate) fn clock() -> Instant {
 /// Outside an engine thread.
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> crate::Task<T> {
     let (shared, entry) = with_core(|core| {
-        let entry = Entry(core.tasks.borrow_mut().insert(Waker::noop().clone()));
-        (Arc::clone(&core.shared), entry)
+        let id = core.tasks.borrow_mut().insert(Waker::noop().clone());
+        let group = core.groups().map(|groups| {
+            groups.add(groups.current(), id);
+            groups.current()
+        });
+        (Arc::clone(&core.shared), Entry { id, group })
     });
-    let id = entry.0;
+    let (id, group) = (entry.id, entry.group);
     let future = async move {
         let _entry = entry;
         future.await
     };
-    let (runnable, task) = async_task::Builder::new()
-        .propagate_panic(true)
-        .spawn_local(|()| future, move |runnable| schedule(&shared, runnable));
+    let builder = async_task::Builder::new().propagate_panic(true);
+    let schedule = move |runnable| schedule(&shared, runnable);
+    let (runnable, task) = match group {
+        None => builder.spawn_local(|()| future, schedule),
+        Some(group) => builder.spawn_local(|()| Member::new(group, future), schedule),
+    };
     with_core(|core| core.tasks.borrow_mut()[id] = runnable.waker());
     runnable.schedule();
     task
 }
 
 /// A task's place in its engine's list, given back when it ends or is dropped.
-struct Entry(usize);
+struct Entry {
+    id: usize,
+    /// Of a simulation.
+    group: Option<u64>,
+}
 
 impl Drop for Entry {
     fn drop(&mut self) {
         try_with_core(|core| {
             // Its waker may be the last reference to the task, whose end is
             // under way: it goes when the list is not borrowed.
-            let waker = core.tasks.borrow_mut().try_remove(self.0);
+            let waker = core.tasks.borrow_mut().try_remove(self.id);
+            if let (Some(groups), Some(group)) = (core.groups(), self.group) {
+                groups.remove(group, self.id);
+            }
             drop(waker);
         });
     }
@@ -174,7 +189,23 @@ impl Drop for Entry {
 /// # Panics
 /// Outside an engine thread.
 pub fn handle() -> Handle {
-    with_core(|core| Handle { shared: Arc::clone(&core.shared) })
+    with_core(|core| Handle {
+        shared: Arc::clone(&core.shared),
+        group: core.groups().map_or(OUTSIDE, Groups::current),
+    })
+}
+
+/// What stands for an engine thread of its own where the calling thread's engine
+/// is simulated: the same engine, and a group of tasks in that of the caller.
+pub(crate) fn simulated_thread() -> Option<(Handle, u64)> {
+    let mut thread = None;
+    try_with_core(|core| {
+        if let Some(groups) = core.groups() {
+            let group = groups.begin(None);
+            thread = Some((Handle { shared: Arc::clone(&core.shared), group }, group));
+        }
+    });
+    thread
 }
 
 /// Which driver the calling thread's engine runs on.
@@ -218,8 +249,9 @@ impl Engine {
     }
 
     /// Sets up an engine in virtual time on the calling thread: for code that
-    /// needs timers and other tasks, but no sockets and no files (those fail,
-    /// or panic).
+    /// needs timers and other tasks, and stream sockets if it is given a network
+    /// ([`crate::simulated::set_network`]), but no files (those panic). What
+    /// begins engine threads of its own gets the same engine instead.
     ///
     /// Nothing here depends on the machine: the same program with the same
     /// `seed` does the same. Of the tasks that are ready the seed chooses the
@@ -268,7 +300,7 @@ impl Engine {
 
     /// This engine, for other threads.
     pub fn handle(&self) -> Handle {
-        Handle { shared: Arc::clone(&self.core.shared) }
+        Handle { shared: Arc::clone(&self.core.shared), group: OUTSIDE }
     }
 
     /// Runs `future`, and every task, until `future` is done.
@@ -349,6 +381,36 @@ impl Wake for Root {
 }
 
 impl Core {
+    pub(crate) fn simulated(&self) -> Option<&Simulated> {
+        self.simulated.as_ref()
+    }
+
+    pub(crate) fn groups(&self) -> Option<&Groups> {
+        self.simulated.as_ref().map(|simulated| &simulated.groups)
+    }
+
+    /// The network of a simulation, if it has one, and the address of the host
+    /// whose task runs.
+    pub(crate) fn network(&self) -> Option<(Option<Rc<dyn Network>>, IpAddr)> {
+        let simulated = self.simulated.as_ref()?;
+        let groups = &simulated.groups;
+        Some((simulated.network.borrow().clone(), groups.addr(groups.current())))
+    }
+
+    pub(crate) fn set_network(&self, network: Rc<dyn Network>) {
+        let simulated = self.simulated.as_ref().expect("a network needs a simulated engine");
+        *simulated.network.borrow_mut() = Some(network);
+    }
+
+    /// Wakes tasks by their place in the list.
+    pub(crate) fn wake_tasks(&self, tasks: &[usize]) {
+        let wakers: Vec<Waker> = {
+            let all = self.tasks.borrow();
+            tasks.iter().filter_map(|id| all.get(*id).cloned()).collect()
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
     /// One round: ready tasks, the inbox, timers, then I/O, waiting for it
     /// only if nothing else is to be done.
     fn round(&self, root_woken: &AtomicBool) {
@@ -429,6 +491,8 @@ impl Core {
 #[derive(Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
+    /// Tasks that are spawned by it belong to this group of a simulation.
+    group: u64,
 }
 
 impl Handle {
@@ -441,13 +505,15 @@ impl Handle {
         Fut::Output: Send + 'static,
     {
         let (tx, rx) = oneshot::channel();
-        let job: Job = Box::new(move || {
+        let group = self.group;
+        let job = move || {
             let future = f();
             spawn(async move {
                 let _ = tx.send(future.await);
             })
             .detach();
-        });
+        };
+        let job: Job = if group == OUTSIDE { Box::new(job) } else { Box::new(move || inside(group, job)) };
         let mut inbox = self.shared.lock();
         if !inbox.closed {
             inbox.jobs.push(job);
@@ -455,6 +521,11 @@ impl Handle {
             self.shared.announce();
         }
         Remote { rx }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn group(&self) -> u64 {
+        self.group
     }
 
     /// Whether both are the same engine.

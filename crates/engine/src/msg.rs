@@ -179,6 +179,22 @@ impl RecvInner {
         &self.iov[..n]
     }
 
+    /// Bytes that one receive may bring.
+    pub(crate) fn capacity(&self) -> usize {
+        self.direct.as_ref().map_or(0, |(_, _, len)| *len) + self.limit
+    }
+
+    /// Places what was received, no more than [`capacity`](Self::capacity).
+    pub(crate) fn fill(&mut self, bytes: &[u8]) {
+        let mut rest = bytes;
+        if let Some((memory, offset, len)) = &mut self.direct {
+            let (payload, behind) = bytes.split_at(bytes.len().min(*len));
+            memory.copy_in(*offset, payload);
+            rest = behind;
+        }
+        self.staging[..rest.len()].copy_from_slice(rest);
+    }
+
     pub(crate) fn done(&mut self, received: usize) {
         let direct = self.direct.as_ref().map_or(0, |(_, _, len)| *len);
         self.placed = received.min(direct);
@@ -277,6 +293,22 @@ impl SendInner {
         self.header.msg_iov = rest.as_mut_ptr();
         self.header.msg_iovlen = rest.len() as _;
         rest
+    }
+
+    /// A copy of the bytes that are left to send.
+    pub(crate) fn rest(&self) -> Vec<u8> {
+        let pieces = &self.iov[self.next..];
+        let mut bytes = Vec::with_capacity(pieces.iter().map(|iov| iov.iov_len).sum());
+        for iov in pieces {
+            let start = bytes.len();
+            bytes.resize(start + iov.iov_len, 0);
+            // SAFETY: the message owns the memory of its vectors; a copy, since
+            // no Rust reference to a device's memory may exist.
+            unsafe {
+                std::ptr::copy_nonoverlapping(iov.iov_base.cast(), bytes[start..].as_mut_ptr(), iov.iov_len)
+            };
+        }
+        bytes
     }
 
     /// Notes that `sent` bytes are gone.

@@ -9,6 +9,7 @@ pub use life::Life;
 use crate::driver::{Driver, Interest, op};
 use crate::exec::{try_with_core, with_core};
 use crate::msg::{RecvMsg, SendMsg};
+use crate::simulated::{self, Listening, Wire};
 use io_uring::{opcode, types};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use std::fmt;
@@ -17,6 +18,7 @@ use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Connections waiting to be accepted: a thousand hosts may come at once.
@@ -141,9 +143,57 @@ fn check(n: isize) -> io::Result<usize> {
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
+/// A listening socket that no engine has.
+#[derive(Debug)]
+pub struct FreeListener(Free<std::net::TcpListener, dyn Listening>);
+
+/// A connected socket that no engine has.
+#[derive(Debug)]
+pub struct FreeStream(Free<std::net::TcpStream, dyn Wire>);
+
+/// A socket of the kernel, or of a simulated network.
+enum Free<K, S: ?Sized> {
+    Kernel(K),
+    Simulated(Arc<S>),
+}
+
+impl<K: fmt::Debug, S: ?Sized> fmt::Debug for Free<K, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Free::Kernel(socket) => socket.fmt(f),
+            Free::Simulated(_) => f.write_str("a simulated socket"),
+        }
+    }
+}
+
+impl From<std::net::TcpListener> for FreeListener {
+    fn from(listener: std::net::TcpListener) -> FreeListener {
+        FreeListener(Free::Kernel(listener))
+    }
+}
+
+impl From<std::net::TcpStream> for FreeStream {
+    fn from(stream: std::net::TcpStream) -> FreeStream {
+        FreeStream(Free::Kernel(stream))
+    }
+}
+
+impl FreeListener {
+    /// The address that it listens on.
+    ///
+    /// # Errors
+    /// Of getsockname(2).
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match &self.0 {
+            Free::Kernel(listener) => listener.local_addr(),
+            Free::Simulated(listener) => Ok(listener.local_addr()),
+        }
+    }
+}
+
 /// A listening socket.
 pub struct TcpListener {
-    source: Source,
+    end: Free<Source, dyn Listening>,
 }
 
 impl TcpListener {
@@ -184,13 +234,31 @@ impl TcpListener {
         }
     }
 
+    /// Listens as [`bind_after`](Self::bind_after) does, or on the network of a
+    /// simulation.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bind_free(addr: SocketAddr) -> io::Result<FreeListener> {
+        match simulated::listen(addr) {
+            Some(listener) => Ok(FreeListener(Free::Simulated(listener?))),
+            None => TcpListener::bind_after(addr).map(FreeListener::from),
+        }
+    }
+
     /// Brings a listener to the calling thread's engine.
     ///
     /// # Errors
     /// The driver cannot take it.
-    pub fn from_std(listener: std::net::TcpListener) -> io::Result<TcpListener> {
-        listener.set_nonblocking(true)?;
-        Ok(TcpListener { source: Source::new(listener.into())? })
+    pub fn from_std(listener: impl Into<FreeListener>) -> io::Result<TcpListener> {
+        let end = match listener.into().0 {
+            Free::Kernel(listener) => {
+                listener.set_nonblocking(true)?;
+                Free::Kernel(Source::new(listener.into())?)
+            }
+            Free::Simulated(listener) => Free::Simulated(listener),
+        };
+        Ok(TcpListener { end })
     }
 
     /// The next connection, not yet bound to an engine: [`TcpStream::from_std`]
@@ -198,13 +266,20 @@ impl TcpListener {
     ///
     /// # Errors
     /// Of accept(2); those that concern one connection only are skipped.
-    pub async fn accept(&self) -> io::Result<(std::net::TcpStream, SocketAddr)> {
+    pub async fn accept(&self) -> io::Result<(FreeStream, SocketAddr)> {
+        let source = match &self.end {
+            Free::Kernel(source) => source,
+            Free::Simulated(listener) => {
+                let (wire, peer) = poll_fn(|cx| listener.poll_accept(cx)).await?;
+                return Ok((FreeStream(Free::Simulated(wire)), peer));
+            }
+        };
         loop {
-            let socket = SockRef::from(&*self.source.fd);
-            match self.source.retry(Interest::Readable, || socket.accept()).await {
+            let socket = SockRef::from(&*source.fd);
+            match source.retry(Interest::Readable, || socket.accept()).await {
                 Ok((socket, addr)) => {
                     let addr = addr.as_socket().ok_or_else(|| io::Error::other("not an IP peer"))?;
-                    return Ok((socket.into(), addr));
+                    return Ok((std::net::TcpStream::from(socket).into(), addr));
                 }
                 // The peer was gone before it was accepted.
                 Err(e) if matches!(e.raw_os_error(), Some(libc::ECONNABORTED | libc::EPROTO)) => {}
@@ -218,7 +293,10 @@ impl TcpListener {
     /// # Errors
     /// Of getsockname(2).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        local_addr(&self.source.fd)
+        match &self.end {
+            Free::Kernel(source) => local_addr(&source.fd),
+            Free::Simulated(listener) => Ok(listener.local_addr()),
+        }
     }
 }
 
@@ -234,7 +312,7 @@ fn local_addr(fd: &OwnedFd) -> io::Result<SocketAddr> {
 
 /// A connected socket. One task receives and one sends, at the same time.
 pub struct TcpStream {
-    source: Source,
+    end: Free<Source, dyn Wire>,
 }
 
 impl TcpStream {
@@ -244,6 +322,9 @@ impl TcpStream {
     /// The peer refuses or cannot be reached. There is no deadline but the
     /// kernel's: see [`crate::timeout`].
     pub async fn connect(addr: SocketAddr, options: &SocketOptions) -> io::Result<TcpStream> {
+        if let Some(wire) = simulated::connect(addr).await {
+            return Ok(TcpStream { end: Free::Simulated(wire?) });
+        }
         let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
         options.apply(&socket)?;
         socket.set_nonblocking(true)?;
@@ -277,8 +358,11 @@ impl TcpStream {
     ///
     /// # Errors
     /// The options cannot be set, or the driver cannot take it.
-    pub fn from_std(stream: std::net::TcpStream, options: &SocketOptions) -> io::Result<TcpStream> {
-        let socket = Socket::from(stream);
+    pub fn from_std(stream: impl Into<FreeStream>, options: &SocketOptions) -> io::Result<TcpStream> {
+        let socket = match stream.into().0 {
+            Free::Kernel(stream) => Socket::from(stream),
+            Free::Simulated(wire) => return Ok(TcpStream { end: Free::Simulated(wire) }),
+        };
         options.apply(&socket)?;
         TcpStream::adopt(socket)
     }
@@ -286,7 +370,17 @@ impl TcpStream {
     fn adopt(socket: Socket) -> io::Result<TcpStream> {
         // io_uring takes O_NONBLOCK as a wish not to wait for data.
         socket.set_nonblocking(crate::exec::kind() == crate::Kind::Epoll)?;
-        Ok(TcpStream { source: Source::new(socket)? })
+        Ok(TcpStream { end: Free::Kernel(Source::new(socket)?) })
+    }
+
+    /// The kernel's socket.
+    fn socket(&self) -> io::Result<SockRef<'_>> {
+        match &self.end {
+            Free::Kernel(source) => Ok(SockRef::from(&*source.fd)),
+            Free::Simulated(_) => {
+                Err(io::Error::new(io::ErrorKind::Unsupported, "not on a simulated network"))
+            }
+        }
     }
 
     /// Takes the socket from its engine, to be given to another one. No
@@ -294,32 +388,39 @@ impl TcpStream {
     ///
     /// # Errors
     /// No descriptor is left for the copy.
-    pub fn into_std(self) -> io::Result<std::net::TcpStream> {
-        Ok(self.source.fd.try_clone()?.into())
+    pub fn into_free(self) -> io::Result<FreeStream> {
+        match self.end {
+            Free::Kernel(source) => Ok(std::net::TcpStream::from(source.fd.try_clone()?).into()),
+            Free::Simulated(wire) => Ok(FreeStream(Free::Simulated(wire))),
+        }
     }
 
     /// Receives what there is, at least a byte: first into the payload's
     /// memory, then into the staging area. Zero bytes mean that the peer has
     /// closed its side.
     pub async fn recv(&self, mut msg: RecvMsg) -> (io::Result<usize>, RecvMsg) {
-        let fd = types::Fd(self.source.raw());
+        let source = match &self.end {
+            Free::Kernel(source) => source,
+            Free::Simulated(wire) => return simulated::recv(&**wire, msg).await,
+        };
+        let fd = types::Fd(source.raw());
         let iov = msg.0.prepare();
-        let result = if self.source.key.is_none() {
+        let result = if source.key.is_none() {
             let entry = match *iov {
                 [one] => opcode::Recv::new(fd, one.iov_base.cast(), one.iov_len as u32).build(),
                 _ => opcode::RecvMsg::new(fd, &raw mut msg.0.header).build(),
             };
             // SAFETY: the message owns its memory, and is boxed; the operation
             // keeps the descriptor open.
-            let (result, (inner, _)) = unsafe { op(entry, (msg.0, Rc::clone(&self.source.fd))) }.await;
+            let (result, (inner, _)) = unsafe { op(entry, (msg.0, Rc::clone(&source.fd))) }.await;
             msg = RecvMsg(inner);
             result.map(|n| n as usize)
         } else {
             let call = || {
                 // SAFETY: the header describes memory that the message owns.
-                check(unsafe { libc::recvmsg(self.source.raw(), &raw mut msg.0.header, libc::MSG_DONTWAIT) })
+                check(unsafe { libc::recvmsg(source.raw(), &raw mut msg.0.header, libc::MSG_DONTWAIT) })
             };
-            self.source.retry(Interest::Readable, call).await
+            source.retry(Interest::Readable, call).await
         };
         msg.0.done(*result.as_ref().unwrap_or(&0));
         (result, msg)
@@ -331,27 +432,37 @@ impl TcpStream {
     /// # Errors
     /// Of recv(2).
     pub async fn discard(&self, most: u32) -> io::Result<usize> {
+        let source = match &self.end {
+            Free::Kernel(source) => source,
+            Free::Simulated(wire) => {
+                return poll_fn(|cx| wire.poll_recv(cx, most as usize)).await.map(|bytes| bytes.len());
+            }
+        };
         // With MSG_TRUNC, TCP does not look at the buffer (tcp(7)).
-        if self.source.key.is_none() {
-            let entry = opcode::Recv::new(types::Fd(self.source.raw()), std::ptr::null_mut(), most);
+        if source.key.is_none() {
+            let entry = opcode::Recv::new(types::Fd(source.raw()), std::ptr::null_mut(), most);
             let entry = entry.flags(libc::MSG_TRUNC).build();
             // SAFETY: no memory involved; the operation keeps the descriptor open.
-            return unsafe { op(entry, Rc::clone(&self.source.fd)) }.await.0.map(|n| n as usize);
+            return unsafe { op(entry, Rc::clone(&source.fd)) }.await.0.map(|n| n as usize);
         }
         let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
         let call = || {
             // SAFETY: the kernel writes nowhere.
-            check(unsafe { libc::recv(self.source.raw(), std::ptr::null_mut(), most as usize, flags) })
+            check(unsafe { libc::recv(source.raw(), std::ptr::null_mut(), most as usize, flags) })
         };
-        self.source.retry(Interest::Readable, call).await
+        source.retry(Interest::Readable, call).await
     }
 
     /// Sends the whole message.
     pub async fn send(&self, mut msg: SendMsg) -> (io::Result<()>, SendMsg) {
-        let fd = types::Fd(self.source.raw());
+        let source = match &self.end {
+            Free::Kernel(source) => source,
+            Free::Simulated(wire) => return simulated::send(&**wire, msg).await,
+        };
+        let fd = types::Fd(source.raw());
         while !msg.is_empty() {
             let iov = msg.0.prepare();
-            let result = if self.source.key.is_none() {
+            let result = if source.key.is_none() {
                 // With WAITALL the kernel itself goes on after a short write.
                 let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
                 let entry = match *iov {
@@ -362,16 +473,16 @@ impl TcpStream {
                 };
                 // SAFETY: the message owns its memory, and is boxed; the
                 // operation keeps the descriptor open.
-                let (result, (inner, _)) = unsafe { op(entry, (msg.0, Rc::clone(&self.source.fd))) }.await;
+                let (result, (inner, _)) = unsafe { op(entry, (msg.0, Rc::clone(&source.fd))) }.await;
                 msg = SendMsg(inner);
                 result.map(|n| n as usize)
             } else {
                 let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
                 let call = || {
                     // SAFETY: the header describes memory that the message owns.
-                    check(unsafe { libc::sendmsg(self.source.raw(), &raw const msg.0.header, flags) })
+                    check(unsafe { libc::sendmsg(source.raw(), &raw const msg.0.header, flags) })
                 };
-                self.source.retry(Interest::Writable, call).await
+                source.retry(Interest::Writable, call).await
             };
             match result {
                 Ok(sent) => msg.0.advance(sent),
@@ -386,7 +497,10 @@ impl TcpStream {
     /// # Errors
     /// The peer has gone already.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        SockRef::from(&*self.source.fd).shutdown(how)
+        match &self.end {
+            Free::Kernel(source) => SockRef::from(&*source.fd).shutdown(how),
+            Free::Simulated(wire) => wire.shutdown(how),
+        }
     }
 
     /// The peer's address.
@@ -394,7 +508,10 @@ impl TcpStream {
     /// # Errors
     /// The peer has gone already.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let addr = SockRef::from(&*self.source.fd).peer_addr()?;
+        if let Free::Simulated(wire) = &self.end {
+            return Ok(wire.peer_addr());
+        }
+        let addr = self.socket()?.peer_addr()?;
         addr.as_socket().ok_or_else(|| io::Error::other("not an IP socket"))
     }
 
@@ -403,7 +520,10 @@ impl TcpStream {
     /// # Errors
     /// Of getsockname(2).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        local_addr(&self.source.fd)
+        match &self.end {
+            Free::Kernel(source) => local_addr(&source.fd),
+            Free::Simulated(wire) => Ok(wire.local_addr()),
+        }
     }
 
     /// The congestion control in use, by the kernel's name.
@@ -411,7 +531,7 @@ impl TcpStream {
     /// # Errors
     /// Of getsockopt(2).
     pub fn congestion(&self) -> io::Result<String> {
-        let name = SockRef::from(&*self.source.fd).tcp_congestion()?;
+        let name = self.socket()?.tcp_congestion()?;
         Ok(String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned())
     }
 
@@ -420,7 +540,7 @@ impl TcpStream {
     /// # Errors
     /// Of setsockopt(2): the kernel does not have it, or does not let everybody use it.
     pub fn set_congestion(&self, name: &str) -> io::Result<()> {
-        set_congestion(&SockRef::from(&*self.source.fd), name)
+        set_congestion(&self.socket()?, name)
     }
 
     /// Smoothed round trip and its variation, as TCP sees them.
@@ -436,12 +556,16 @@ impl TcpStream {
     /// # Errors
     /// Of getsockopt(2).
     pub fn info(&self) -> io::Result<TcpInfo> {
+        let source = match &self.end {
+            Free::Kernel(source) => source,
+            Free::Simulated(wire) => return Ok(wire.info()),
+        };
         let mut bytes = [0u8; info::INFO_LEN];
         let mut len = bytes.len() as libc::socklen_t;
         // SAFETY: `bytes` is writable and `len` its length.
         let rc = unsafe {
             libc::getsockopt(
-                self.source.raw(),
+                source.raw(),
                 libc::IPPROTO_TCP,
                 libc::TCP_INFO,
                 bytes.as_mut_ptr().cast(),
@@ -470,10 +594,11 @@ impl TcpStream {
     /// # Errors
     /// Of setsockopt(2); kernels before 4.20 cannot do it.
     pub fn limit_rate(&self, bound: u64) -> io::Result<()> {
+        let socket = self.socket()?;
         // SAFETY: `bound` is readable, and its size is told.
         let rc = unsafe {
             libc::setsockopt(
-                self.source.raw(),
+                socket.as_raw_fd(),
                 libc::SOL_SOCKET,
                 libc::SO_MAX_PACING_RATE,
                 (&raw const bound).cast(),
@@ -491,6 +616,7 @@ impl TcpStream {
     /// # Errors
     /// Of setsockopt(2).
     pub fn open_window(&self, bytes: u32) -> io::Result<()> {
+        let socket = self.socket()?;
         // Asking for that much at a time makes room for it (tcp_set_rcvlowat in
         // Linux, since 4.18), and does not end the kernel's own sizing as
         // SO_RCVBUF does.
@@ -498,7 +624,7 @@ impl TcpStream {
             // SAFETY: `low` is readable, and its size is told.
             let rc = unsafe {
                 libc::setsockopt(
-                    self.source.raw(),
+                    socket.as_raw_fd(),
                     libc::SOL_SOCKET,
                     libc::SO_RCVLOWAT,
                     (&raw const low).cast(),

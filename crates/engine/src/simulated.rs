@@ -1,22 +1,54 @@
-//! Virtual time and the choices of a seed.
+//! Virtual time, the choices of a seed, and the hosts and the network of a
+//! simulation.
 //!
 //! Invariants:
 //! - time stands still while anything can run, and never goes back;
 //! - every choice follows from the seed and from what was asked before.
 
-use std::cell::Cell;
+mod hosts;
+mod sockets;
+
+pub use hosts::Host;
+pub(crate) use hosts::{Ends, Groups, Member, OUTSIDE, inside};
+pub use sockets::{Listening, Network, Wire, set_network};
+pub(crate) use sockets::{connect, listen, recv, send};
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::time::Instant;
 
 /// The clock and the dice of an engine that is simulated.
 pub(crate) struct Simulated {
     now: Cell<Instant>,
     state: Cell<u64>,
+    pub(crate) groups: Groups,
+    pub(crate) network: RefCell<Option<Rc<dyn Network>>>,
+}
+
+/// A number that a simulation's seed decides on; nothing on an engine that is
+/// not simulated, and outside engine threads.
+pub fn random() -> Option<u64> {
+    let mut chosen = None;
+    crate::exec::try_with_core(|core| chosen = core.simulated().map(Simulated::bits));
+    chosen
+}
+
+/// Whether the calling thread's engine is simulated.
+pub fn is_simulated() -> bool {
+    let mut simulated = false;
+    crate::exec::try_with_core(|core| simulated = core.simulated().is_some());
+    simulated
 }
 
 impl Simulated {
     /// Time begins at an instant that means nothing: only distances from it do.
     pub(crate) fn new(seed: u64) -> Simulated {
-        Simulated { now: Cell::new(Instant::now()), state: Cell::new(seed) }
+        Simulated {
+            now: Cell::new(Instant::now()),
+            state: Cell::new(seed),
+            groups: Groups::default(),
+            network: RefCell::default(),
+        }
     }
 
     pub(crate) fn now(&self) -> Instant {
@@ -28,15 +60,20 @@ impl Simulated {
         self.now.set(self.now.get().max(then));
     }
 
-    /// A number below `count`, which is not zero: SplitMix64 (Steele, Lea,
-    /// Flood, "Fast splittable pseudorandom number generators").
-    pub(crate) fn below(&self, count: usize) -> usize {
+    /// SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+    /// generators").
+    fn bits(&self) -> u64 {
         let state = self.state.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
         self.state.set(state);
         let mut mixed = state;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^= mixed >> 31;
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `count`, which is not zero.
+    pub(crate) fn below(&self, count: usize) -> usize {
+        let mixed = self.bits();
         // The high half of the product: as even as 64 bits are.
         ((u128::from(mixed) * count as u128) >> 64) as usize
     }

@@ -1,7 +1,8 @@
 //! An engine with a thread of its own.
 
 use crate::config::Config;
-use crate::exec::{Engine, Handle};
+use crate::exec::{Engine, Handle, simulated_thread};
+use crate::simulated::Ends;
 use futures_channel::oneshot;
 use std::io;
 use std::thread::JoinHandle;
@@ -12,15 +13,21 @@ pub struct Thread {
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,
     join: Option<JoinHandle<()>>,
+    /// In a simulation there is no thread, but a group of tasks.
+    _group: Option<Ends>,
 }
 
 impl Thread {
-    /// Starts a thread called `name` (the system shows 15 bytes of it).
+    /// Starts a thread called `name` (the system shows 15 bytes of it). On a
+    /// simulated engine it starts none: its tasks run on that engine.
     ///
     /// # Errors
     /// No thread, or no driver as `config` asks for; the processor to pin to
     /// does not exist.
     pub fn start(name: &str, config: Config) -> io::Result<Thread> {
+        if let Some((handle, group)) = simulated_thread() {
+            return Ok(Thread { handle, stop: None, join: None, _group: Some(Ends(group)) });
+        }
         let (stop, stopped) = oneshot::channel::<()>();
         let (ready, started) = std::sync::mpsc::channel();
         let join = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
@@ -36,7 +43,7 @@ impl Thread {
             }
         })?;
         let handle = started.recv().unwrap_or_else(|_| Err(io::Error::other("the engine thread died")))?;
-        Ok(Thread { handle, stop: Some(stop), join: Some(join) })
+        Ok(Thread { handle, stop: Some(stop), join: Some(join), _group: None })
     }
 
     /// The thread's engine.

@@ -36,6 +36,11 @@ pub fn now() -> Instant {
     clock()
 }
 
+/// The time since `then`, by the same clock; zero if that is yet to come.
+pub fn since(then: Instant) -> Duration {
+    now().saturating_duration_since(then)
+}
+
 /// Resolves after `duration`.
 pub fn sleep(duration: Duration) -> Sleep {
     sleep_until(now() + duration)

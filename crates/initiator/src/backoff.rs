@@ -94,6 +94,9 @@ fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
 /// From 0 to 1.
 fn jitter() -> f64 {
     use std::hash::{BuildHasher, RandomState};
+    if let Some(bits) = longhaul_engine::simulated::random() {
+        return bits as f64 / u64::MAX as f64;
+    }
     RandomState::new().hash_one(now()) as f64 / u64::MAX as f64
 }
 

@@ -90,6 +90,10 @@ pub(crate) enum Request {
 
 /// The thread that serves admin queues, started when it is first needed.
 pub(crate) fn service(options: &Options) -> Result<Handle> {
+    // A simulated host has no threads.
+    if longhaul_engine::simulated::is_simulated() {
+        return Ok(longhaul_engine::handle());
+    }
     static SERVICE: OnceLock<std::result::Result<Thread, String>> = OnceLock::new();
     let config = options.engine.clone();
     SERVICE

@@ -11,7 +11,7 @@ use crate::setup::Endpoint;
 use crate::uri::Uri;
 use futures_channel::mpsc;
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, Open};
-use longhaul_engine::now;
+use longhaul_engine::{now, since};
 use longhaul_wire::identify::oncs;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl RemoteDevice {
         };
         let settings = Settings { host: uri.host.clone(), port: uri.port, subnqn, options };
         let which = uri.nsid.map_or(Which::Only, Which::Nsid);
-        let searched = begun.elapsed();
+        let searched = since(begun);
         let controller = Controller::open(endpoint, settings, which).await?;
         controller.began_earlier(searched, round_trips);
         let (nsid, name) = (controller.namespace_now().nsid, uri.to_string());

@@ -101,7 +101,7 @@ async fn beat(admin: &Admin, session: &Session) -> Result<(), String> {
         if session.signs.traffic.swap(false, Ordering::Relaxed) {
             since = now();
         }
-        if since.elapsed() >= limit {
+        if longhaul_engine::since(since) >= limit {
             return Err(format!("no answer to Keep Alive for {} ms", limit.as_millis()));
         }
     }
@@ -132,8 +132,8 @@ async fn large(admin: &Admin) -> Result<(), String> {
         if let Some(silent) = unanswered.look(life) {
             return Err(silent.to_string());
         }
-        if asked && begun.elapsed() >= limit {
-            return Err(black_hole::back(count * IDENTIFY_LEN, begun.elapsed()));
+        if asked && longhaul_engine::since(begun) >= limit {
+            return Err(black_hole::back(count * IDENTIFY_LEN, longhaul_engine::since(begun)));
         }
     }
 }

@@ -386,7 +386,7 @@ impl Inner {
                         self.held.borrow_mut().extend(left);
                     }
                     let limit = self.controller.settings.options.ctrl_loss;
-                    if limit.is_some_and(|limit| since.elapsed() >= limit) {
+                    if limit.is_some_and(|limit| longhaul_engine::since(since) >= limit) {
                         return Some(Err(IoError::Unreachable(e.to_string())));
                     }
                     if std::mem::replace(&mut warned, session.epoch) != session.epoch {

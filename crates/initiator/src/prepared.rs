@@ -16,8 +16,8 @@ use crate::reach::reach;
 use crate::setup::Endpoint;
 use futures_channel::oneshot;
 use futures_util::future::{Either, select};
-use longhaul_engine::net::{SocketOptions, TcpStream};
-use longhaul_engine::{now, spawn};
+use longhaul_engine::net::{FreeStream, SocketOptions, TcpStream};
+use longhaul_engine::{now, since, spawn};
 use longhaul_proto::host::{HostConfig, HostQueue};
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A connection whose parameters are agreed on, not yet bound to a thread.
 pub(crate) struct Prepared {
     queue: HostQueue,
-    stream: std::net::TcpStream,
+    stream: FreeStream,
 }
 
 impl Prepared {
@@ -42,14 +42,14 @@ impl Prepared {
         let begun = now();
         let stream = endpoint.within(options.connect_timeout, what, reach(endpoint, &socket)).await?;
         // What a place that was there before takes is known.
-        let left = options.connect_timeout.saturating_sub(begun.elapsed());
+        let left = options.connect_timeout.saturating_sub(since(begun));
         let ready = async {
             handshake(&stream, config)
                 .await
                 .map_err(|e| endpoint.incompatible(format!("no NVMe/TCP there: {}", reason(&e))))
         };
         let queue = endpoint.within(left.min(endpoint.patience), what, ready).await?;
-        let stream = stream.into_std().map_err(|e| Error::Local(e.to_string()))?;
+        let stream = stream.into_free().map_err(|e| Error::Local(e.to_string()))?;
         Ok(Prepared { queue, stream })
     }
 

@@ -32,7 +32,7 @@ use longhaul_wire::fabrics::{
 };
 use longhaul_wire::identify::{IDENTIFY_LEN, IdentifyController, cns};
 use std::cell::Cell;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -66,6 +66,11 @@ impl Endpoint {
     pub(crate) async fn resolve(host: &str, port: u16) -> Result<Endpoint> {
         let name = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let fail = |reason: String| Error::Resolve { host: host.to_owned(), reason };
+        // What is an address needs no look at names, nor a thread for it.
+        if let Ok(ip) = host.parse::<IpAddr>() {
+            let addrs = vec![SocketAddr::new(ip, port)];
+            return Ok(Endpoint { addrs, name, again: false, patience: Duration::MAX, careful: false });
+        }
         let query = (host.to_owned(), port);
         let addrs: Vec<_> = longhaul_engine::blocking(move || query.to_socket_addrs().map(Iterator::collect))
             .await

@@ -18,7 +18,7 @@ use crate::setup::{Admin, Endpoint, host_config};
 use futures_channel::{mpsc, oneshot};
 use futures_util::{FutureExt, StreamExt, future};
 use longhaul_block::IoError;
-use longhaul_engine::{now, sleep, sleep_until, spawn, timeout};
+use longhaul_engine::{now, since, sleep, sleep_until, spawn, timeout};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::feature::{NumberOfQueues, fid};
 use longhaul_wire::identify::IdentifyController;
@@ -127,8 +127,7 @@ async fn make(endpoint: Endpoint, settings: &Settings, wanted: Wanted, hasty: &C
     prepared.keep(info.queues.into());
     let (capsule, round_trips) = (admin.in_capsule, admin.round_trips.get());
     let session = Session::new(wanted.epoch, endpoint, options.clone(), &id, info, capsule, signs, prepared);
-    let set_up =
-        SetUp { controller: begun.elapsed(), total: begun.elapsed(), round_trips, ..SetUp::default() };
+    let set_up = SetUp { controller: since(begun), total: since(begun), round_trips, ..SetUp::default() };
     let first = First { session: Arc::new(session), namespace, set_up, admin: Rc::new(admin), id };
     Ok(Made { first, resets })
 }
@@ -170,7 +169,7 @@ pub(crate) async fn supervise(
         let session = &first.session;
         session.end(&reason);
         first.admin.queue.abandon(IoError::Unreachable(reason.clone()));
-        let worked = session.signs.work.load(Ordering::Relaxed) || begun.elapsed() > OF_AGE;
+        let worked = session.signs.work.load(Ordering::Relaxed) || since(begun) > OF_AGE;
         outage.begin(worked);
         let Some(controller) = weak.upgrade() else { return };
         controller.down(session);
@@ -340,7 +339,7 @@ async fn reconnect(
                         return None;
                     }
                 };
-                let (attempts, after) = (outage.attempts(), begun.elapsed());
+                let (attempts, after) = (outage.attempts(), since(begun));
                 let address = &made.first.session.info.address;
                 tracing::warn!("{address}: reconnected after {:.1} s ({lost})", after.as_secs_f64());
                 controller.tell(&ControllerEvent::Reconnected { reason: lost, attempts, after });

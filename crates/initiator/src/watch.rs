@@ -12,7 +12,7 @@ use crate::lane;
 use crate::queue::Queue;
 use crate::session::Session;
 use longhaul_engine::net::Life;
-use longhaul_engine::{now, sleep, spawn};
+use longhaul_engine::{now, since, sleep, spawn};
 use longhaul_wire::command::opcode_name;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub(crate) struct Silent {
 
 impl fmt::Display for Silent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "nothing was acknowledged for {:.1} s", self.since.elapsed().as_secs_f64())
+        write!(f, "nothing was acknowledged for {:.1} s", since(self.since).as_secs_f64())
     }
 }
 
@@ -59,11 +59,11 @@ impl Silence {
         let waits = life.unacked > 0 || life.probes >= PROBES;
         let begun = *self.since.get_or_insert_with(now);
         // An acknowledgement that has come since then breaks the silence.
-        if !waits || life.last_ack < begun.elapsed() {
+        if !waits || life.last_ack < since(begun) {
             self.since = waits.then(now);
             return None;
         }
-        (begun.elapsed() >= silence(life.round_trip)).then_some(Silent { since: begun, life })
+        (since(begun) >= silence(life.round_trip)).then_some(Silent { since: begun, life })
     }
 }
 
@@ -117,13 +117,13 @@ impl Stall {
         if progress != self.progress || queue.outstanding() == 0 {
             *self = Stall { asked: self.asked, ..Stall::new(queue) };
         }
-        if self.moved.elapsed() < STALL || self.asked.elapsed() < STALL {
+        if since(self.moved) < STALL || since(self.asked) < STALL {
             return;
         }
         self.asked = now();
         let _ = queue.stream().keep_alive(ASK.0, ASK.1);
         let (first, again) = STALL_LARGE;
-        let large = self.moved.elapsed() >= first && self.asked_large.is_none_or(|at| at.elapsed() >= again);
+        let large = since(self.moved) >= first && self.asked_large.is_none_or(|at| since(at) >= again);
         if large {
             self.asked_large = Some(now());
         }

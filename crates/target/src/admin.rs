@@ -107,6 +107,9 @@ fn connect_admin(
 
 /// Bits that nobody can foresee.
 fn random() -> u64 {
+    if let Some(bits) = longhaul_engine::simulated::random() {
+        return bits;
+    }
     // Without the fixed bits of a UUID's version and variant.
     let (high, low) = Uuid::new_v4().as_u64_pair();
     high ^ low.rotate_left(32)

@@ -13,6 +13,7 @@
 use crate::config::Config;
 use futures_channel::{mpsc, oneshot};
 use longhaul_block::BlockDevice;
+use longhaul_engine::{now, since};
 use longhaul_proto::controller::{
     Content, Controller, HealthCounters, Instance, NamespaceView, NvmContent, OtherReset, SubsystemView,
     Traffic,
@@ -100,7 +101,7 @@ impl Subsystem {
             controllers: Mutex::default(),
             departing: Mutex::default(),
             last_cntlid: Mutex::default(),
-            since: Instant::now(),
+            since: now(),
         }
     }
 
@@ -215,8 +216,7 @@ impl Subsystem {
     }
 
     pub(crate) fn health(&self) -> HealthCounters {
-        let mut sum =
-            HealthCounters { uptime_s: self.since.elapsed().as_secs(), ..HealthCounters::default() };
+        let mut sum = HealthCounters { uptime_s: since(self.since).as_secs(), ..HealthCounters::default() };
         for link in self.links() {
             let h = &link.health;
             sum.bytes_read += h.bytes_read.load(Ordering::Relaxed);

@@ -7,7 +7,7 @@ use crate::memory::Memory;
 use crate::subsystem::{Message, NSID_MAX, Namespace, Subsystem, lock, view_of};
 use futures_channel::mpsc;
 use longhaul_block::BlockDevice;
-use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
+use longhaul_engine::net::{FreeListener, SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::{Handle, Thread};
 use longhaul_proto::controller::{
     Content, DiscoveryContent, DiscoveryRecord, DiscoveryTarget, SubsystemView, discovery_entry,
@@ -146,8 +146,8 @@ pub struct Target {
     discovery: Option<SocketAddr>,
 }
 
-fn listen(addr: SocketAddr) -> Result<std::net::TcpListener, Error> {
-    TcpListener::bind_after(addr).map_err(|source| Error::Listen { addr, source })
+fn listen(addr: SocketAddr) -> Result<FreeListener, Error> {
+    TcpListener::bind_free(addr).map_err(|source| Error::Listen { addr, source })
 }
 
 impl Target {
@@ -316,17 +316,12 @@ impl std::fmt::Debug for Target {
     }
 }
 
-fn local_addresses(listeners: &[std::net::TcpListener]) -> io::Result<Vec<SocketAddr>> {
-    listeners.iter().map(std::net::TcpListener::local_addr).collect()
+fn local_addresses(listeners: &[FreeListener]) -> io::Result<Vec<SocketAddr>> {
+    listeners.iter().map(FreeListener::local_addr).collect()
 }
 
 /// Accepts connections and deals them to the threads in turn.
-async fn accept(
-    shared: Arc<Shared>,
-    listener: std::net::TcpListener,
-    threads: Vec<Handle>,
-    turn: Arc<AtomicUsize>,
-) {
+async fn accept(shared: Arc<Shared>, listener: FreeListener, threads: Vec<Handle>, turn: Arc<AtomicUsize>) {
     let listener = match TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(e) => return tracing::error!("listener: {e}"),

@@ -21,7 +21,7 @@
 
 mod pipe;
 
-use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
+use longhaul_engine::net::{FreeStream, SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::{BufPool, Config, Task, Thread, sleep_until, spawn};
 use pipe::{End, Pipe};
 use std::io;
@@ -183,7 +183,7 @@ impl Shared {
     }
 
     /// One connection, from beginning to end.
-    async fn serve(self: Rc<Shared>, near: std::net::TcpStream, accepted: Instant) {
+    async fn serve(self: Rc<Shared>, near: FreeStream, accepted: Instant) {
         let options = SocketOptions::default();
         let near = match TcpStream::from_std(near, &options) {
             Ok(near) => Rc::new(near),

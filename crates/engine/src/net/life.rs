@@ -1,7 +1,7 @@
 //! Whether the other end of a connection is still there, and how to leave
 //! one whose other end is not.
 
-use super::TcpStream;
+use super::{Free, TcpStream};
 use socket2::{SockRef, TcpKeepalive};
 use std::io;
 use std::net::Shutdown;
@@ -45,13 +45,22 @@ impl TcpStream {
     /// Of setsockopt(2).
     pub fn keep_alive(&self, interval: Duration, count: u32) -> io::Result<()> {
         let settings = TcpKeepalive::new().with_time(interval).with_interval(interval).with_retries(count);
-        SockRef::from(&*self.source.fd).set_tcp_keepalive(&settings)
+        match &self.end {
+            Free::Kernel(source) => SockRef::from(&*source.fd).set_tcp_keepalive(&settings),
+            Free::Simulated(wire) => {
+                wire.keep_alive(interval, count);
+                Ok(())
+            }
+        }
     }
 
     /// Ends both directions at once: tasks that wait in it return, and what
     /// the kernel has not sent yet is thrown away when the socket is dropped.
     pub fn abandon(&self) {
-        let socket = SockRef::from(&*self.source.fd);
+        let socket = match &self.end {
+            Free::Kernel(source) => SockRef::from(&*source.fd),
+            Free::Simulated(wire) => return wire.abandon(),
+        };
         // Both fail only on a connection that is gone already.
         let _ = socket.set_linger(Some(Duration::ZERO));
         let _ = socket.shutdown(Shutdown::Both);

@@ -19,7 +19,7 @@ use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use longhaul_block::{Advice, IoResult};
 use longhaul_engine::net::TcpInfo;
-use longhaul_engine::{now, sleep, spawn};
+use longhaul_engine::{now, since, sleep, spawn};
 use longhaul_wire::command::Sqe;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -96,7 +96,7 @@ impl Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         self.lane.set(self.lane.get() - self.bytes);
-        let latency = self.done.then(|| self.began.elapsed());
+        let latency = self.done.then(|| since(self.began));
         self.meter.end(self.way, self.bytes, latency);
         self.sharer.end();
     }
@@ -152,7 +152,7 @@ impl Lanes {
             opening: Cell::new(n > 1),
             meter: Rc::default(),
             sharers: Rc::default(),
-            epoch: Instant::now(),
+            epoch: now(),
         });
         lanes.push(first);
         lanes.follow();
@@ -220,7 +220,7 @@ impl Lanes {
         self.meter.begin(way, bytes, asked);
         sharer.begin();
         let (meter, sharer) = (Rc::clone(&self.meter), Rc::clone(sharer));
-        let mut flight = Flight { lane, meter, sharer, way, bytes, began: Instant::now(), done: false };
+        let mut flight = Flight { lane, meter, sharer, way, bytes, began: now(), done: false };
         let pending = connection.submit(sqe, data);
         async move {
             let _open = connection;
@@ -372,7 +372,7 @@ impl Lanes {
         round.ways[Way::Write as usize].lost =
             looks.iter().any(|(a, b)| b.retransmissions > a.retransmissions);
         let sample = Sample {
-            now: self.epoch.elapsed(),
+            now: since(self.epoch),
             ways: round.ways,
             rtt,
             latency_min: round.latency_min,
@@ -394,7 +394,7 @@ impl Lanes {
         self.meter.take();
         self.sharers.end_round();
         let mut tuner = self.tuner.borrow_mut();
-        tuner.handle_outage(self.epoch.elapsed());
+        tuner.handle_outage(since(self.epoch));
         tuner.round()
     }
 
@@ -402,7 +402,7 @@ impl Lanes {
     fn begin(&self) -> Duration {
         self.meter.take();
         let mut tuner = self.tuner.borrow_mut();
-        tuner.handle_idle(self.epoch.elapsed());
+        tuner.handle_idle(since(self.epoch));
         tuner.round()
     }
 }
@@ -431,7 +431,7 @@ fn open_connections(
         let open = async move {
             let (connection, round_trips) = Connection::open(&controller, shift, next_seq).await?;
             if first {
-                controller.queue_is_ready(begun.elapsed(), round_trips);
+                controller.queue_is_ready(since(begun), round_trips);
             }
             Ok(connection)
         };
