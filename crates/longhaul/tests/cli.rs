@@ -346,6 +346,25 @@ fn results_keep_their_layout() {
     assert_eq!(found, names(&sample, ""));
 }
 
+/// Each thread of a load needs an I/O queue, and a target grants so many of them.
+#[test]
+fn threads_beyond_the_queues_of_a_target_share_them() {
+    let target = Target::start(&["a=mem:64MiB"], &["--max-queues", "3"]);
+    let uri = target.uri(0);
+    let load = ["--rw", "randread", "--bs", "4k", "--numjobs", "8", "--size", "256KiB", "--json"];
+    for threads in [&[][..], &["--threads", "8"], &["--threads", "4"]] {
+        let ran = longhaul(&[&["bench", &uri][..], &load, threads].concat());
+        assert_eq!(ran.code, Some(0), "{threads:?}: {ran:?}");
+        let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("layout");
+        assert_eq!(result.jobs.len(), 8);
+        assert!(result.jobs.iter().all(|job| (job.read.total_ios, job.error) == (64, 0)), "{threads:?}");
+        assert!(ran.stderr.contains("grants 3 I/O queues") && ran.stderr.contains("8 jobs share 3 threads"));
+    }
+    let enough = longhaul(&[&["bench", &uri][..], &load, &["--threads", "3"]].concat());
+    assert_eq!((enough.code, enough.stderr.contains("grants")), (Some(0), false), "{enough:?}");
+    target.stop();
+}
+
 /// The file-like API under load: fio's ioengine=sync.
 #[test]
 fn calls_of_a_file_are_a_load() {

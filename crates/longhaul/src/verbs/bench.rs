@@ -74,8 +74,9 @@ pub(crate) struct Args {
     /// Jobs for each device
     #[arg(long, value_name = "N", default_value_t = 1)]
     numjobs: u32,
-    /// Threads that the jobs share, each with queues of its own [default: one a
-    /// job; as many as processors for more than 64 jobs in all]
+    /// Threads that the jobs share, each with queues of its own, but no more
+    /// than the target grants queues [default: one a job; as many as processors
+    /// for more than 64 jobs in all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
     /// Where to begin
@@ -213,9 +214,16 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     let stop = Stop::new();
     stop_on_interrupt(&stop)?;
     let config = args.initiator.engine.config();
-    let threads = match args.threads {
-        Some(threads) => Threads::Shared(config, threads.into()),
-        None => Threads::Own(config),
+    let threads = match (granted(&named, threads), args.threads) {
+        (Some((least, by)), _) => {
+            output.note(format_args!(
+                "longhaul: {by} grants {least} I/O queues, and each thread needs one: {jobs} jobs share \
+                 {least} threads, not {threads}"
+            ));
+            Threads::Shared(config, least)
+        }
+        (None, Some(threads)) => Threads::Shared(config, threads.into()),
+        (None, None) => Threads::Own(config),
     };
     let (runs, broken) = repeat::run(&args, &named, (&devices, &threads), &stop, output)?;
     let mut document = runs.document(args.group_reporting);
@@ -235,6 +243,15 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     }
     let judged = saved.and(runs.results().try_for_each(judge)).and(broken.map_or(Ok(()), Err));
     judged.map_err(|failure| Failure { in_result: output.is_json(), ..failure })
+}
+
+/// The fewest I/O queues that a remote device grants, if those are fewer than `threads`, and its name.
+fn granted(devices: &[Device], threads: usize) -> Option<(usize, String)> {
+    let remote = devices.iter().filter_map(|device| match device {
+        Device::Remote(device) => Some((usize::from(device.controller().queues).max(1), device.info().name)),
+        Device::Local(_) | Device::Array(_) => None,
+    });
+    remote.min_by_key(|(queues, _)| *queues).filter(|(queues, _)| *queues < threads)
 }
 
 /// Time since the end of the window for which I/O has been waited for.
