@@ -1,0 +1,224 @@
+//! What the target promises of a device's write cache and of aborted commands, over a device that
+//! forgets on a power cut whatever was not made durable. Each test first shows that it does forget.
+
+#![allow(dead_code, unreachable_pub, reason = "modules of one test; the client is shared with `hostile`")]
+
+mod cached;
+#[path = "../hostile/client.rs"]
+mod client;
+
+use cached::{Cached, Held};
+use client::{BLOCK, Host, NQN, PATIENCE, pattern, read, write};
+use longhaul_target::{Config, Target};
+use longhaul_wire::command::{DsmRange, ReadWrite, Sgl, Sqe, io};
+use longhaul_wire::completion::Status;
+use longhaul_wire::feature::fid;
+use std::sync::Arc;
+use std::time::Instant;
+use uuid::Uuid;
+use zerocopy::IntoBytes;
+
+const NSID: u32 = 1;
+
+/// A target that exports devices as namespaces 1, 2, …, and a host.
+fn serve(devices: &[&Cached]) -> (Target, Host) {
+    let listen = vec!["127.0.0.1:0".parse().expect("address")];
+    let target = Target::start(Config { listen, threads: 1, ..Config::default() }).expect("started");
+    for device in devices {
+        target.export(NQN, "disk", Arc::new((*device).clone()), Uuid::new_v4()).expect("exported");
+    }
+    let host = Host::new(target.addresses()[0], 32, 0);
+    (target, host)
+}
+
+fn with_fua(opcode: u8, lba: u64) -> Sqe {
+    let sqe = ReadWrite { fua: true, ..ReadWrite::new(lba, 1) }.to_sqe(opcode, NSID);
+    match opcode {
+        io::WRITE => sqe.with_sgl(Sgl::in_capsule(0, BLOCK as u32)),
+        io::READ => sqe.with_sgl(Sgl::transport(BLOCK as u32)),
+        _ => sqe,
+    }
+}
+
+impl Host {
+    /// A command that has to succeed; its data.
+    fn done(&mut self, sqe: &Sqe, data: &[u8]) -> Vec<u8> {
+        let done = self.io.call(sqe, data);
+        assert_eq!(done.status, Status::SUCCESS, "{sqe:?}");
+        done.data
+    }
+
+    /// Switches the write cache on or off, by Set Features.
+    fn write_cache(&mut self, on: bool) {
+        self.admin.result(&Sqe::set_features(fid::VOLATILE_WRITE_CACHE, 0, u32::from(on), false));
+    }
+}
+
+fn code(status: Status) -> (u8, u8) {
+    (status.sct(), status.sc())
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
+        std::thread::yield_now();
+    }
+}
+
+//= test: NVMe Base 2.1, Flush command
+#[test]
+fn a_flush_makes_every_completed_write_of_its_namespaces_durable() {
+    let (one, two) = (Cached::new(16), Cached::new(16));
+    let (_target, mut host) = serve(&[&one, &two]);
+    let data = pattern(BLOCK, 1);
+    host.done(&write(NSID, 0, BLOCK), &data);
+    one.cut_power();
+    assert_eq!(one.block(0), [0; BLOCK], "the device forgets what was not flushed");
+
+    host.done(&write(NSID, 0, BLOCK), &data);
+    host.done(&write(2, 3, BLOCK), &data);
+    host.done(&Sqe::flush(NSID), &[]);
+    one.cut_power();
+    two.cut_power();
+    assert!(one.block(0) == data, "flushed");
+    assert_eq!(two.block(3), [0; BLOCK], "a flush of one namespace is none of another");
+
+    host.done(&write(NSID, 1, BLOCK), &data);
+    host.done(&write(2, 3, BLOCK), &data);
+    host.done(&Sqe::flush(u32::MAX), &[]);
+    one.cut_power();
+    two.cut_power();
+    assert!(one.block(1) == data && two.block(3) == data, "a flush of all namespaces");
+}
+
+//= test: NVM Command Set 1.1, Write command
+#[test]
+fn what_is_written_with_fua_is_durable_when_it_completes() {
+    let device = Cached::new(16);
+    let (_target, mut host) = serve(&[&device]);
+    let data = pattern(BLOCK, 2);
+    host.done(&write(NSID, 0, BLOCK), &data);
+    host.done(&with_fua(io::WRITE, 1), &data);
+    device.cut_power();
+    assert_eq!(device.block(0), [0; BLOCK], "without FUA it is forgotten");
+    assert!(device.block(1) == data, "with FUA it is not");
+
+    host.done(&ReadWrite::new(1, 1).to_sqe(io::WRITE_ZEROES, NSID), &[]);
+    device.cut_power();
+    assert!(device.block(1) == data, "zeroes without FUA are forgotten");
+    host.done(&with_fua(io::WRITE_ZEROES, 1), &[]);
+    device.cut_power();
+    assert_eq!(device.block(1), [0; BLOCK], "zeroes with FUA are not");
+}
+
+//= test: NVM Command Set 1.1, Read command
+#[test]
+fn what_is_read_with_fua_is_durable() {
+    let device = Cached::new(16);
+    let (_target, mut host) = serve(&[&device]);
+    let data = pattern(BLOCK, 3);
+    host.done(&write(NSID, 0, BLOCK), &data);
+    assert!(host.done(&read(NSID, 0, BLOCK), &[]) == data);
+    device.cut_power();
+    assert_eq!(device.block(0), [0; BLOCK], "a read without FUA makes nothing durable");
+    host.done(&write(NSID, 0, BLOCK), &data);
+    assert!(host.done(&with_fua(io::READ, 0), &[]) == data);
+    device.cut_power();
+    assert!(device.block(0) == data);
+}
+
+//= test: NVMe Base 2.1, Volatile Write Cache feature
+#[test]
+fn with_the_write_cache_off_every_completed_write_is_durable() {
+    let device = Cached::new(16);
+    let (_target, mut host) = serve(&[&device]);
+    let data = pattern(BLOCK, 4);
+    host.done(&write(NSID, 0, BLOCK), &data);
+    host.write_cache(false);
+    device.cut_power();
+    assert!(device.block(0) == data, "what was written before is durable once it is off");
+
+    host.done(&write(NSID, 1, BLOCK), &data);
+    let asked_for = host.io.call_r2t(&write(NSID, 2, BLOCK), &data);
+    assert_eq!(asked_for.status, Status::SUCCESS);
+    host.done(&ReadWrite::new(0, 1).to_sqe(io::WRITE_ZEROES, NSID), &[]);
+    device.cut_power();
+    assert!(device.block(1) == data && device.block(2) == data);
+    assert_eq!(device.block(0), [0; BLOCK], "zeroes too");
+
+    host.write_cache(true);
+    host.done(&write(NSID, 3, BLOCK), &data);
+    device.cut_power();
+    assert_eq!(device.block(3), [0; BLOCK], "it is on again");
+}
+
+//= test: NVMe Base 2.1, Abort command
+#[test]
+fn an_aborted_write_has_no_effect() {
+    let device = Cached::new(16);
+    let (_target, mut host) = serve(&[&device]);
+    let data = pattern(BLOCK, 5);
+    // The first command of a queue has the namespace opened, and others wait for that.
+    device.hold(Held::Open);
+    let sqe = write(NSID, 0, BLOCK).with_cid(host.io.next_cid());
+    let capsule = host.io.capsule(&sqe, &data);
+    host.io.send(&capsule);
+    until("the write to wait", || device.held() > 0);
+    assert_eq!(host.admin.result(&Sqe::abort(1, sqe.cid())) & 1, 0, "it was aborted");
+    let done = host.io.finish(sqe.cid(), &data);
+    assert_eq!(code(done.status), code(Status::ABORT_REQUESTED));
+    device.release();
+    // What comes after it on the same queue has been done, so all before it has.
+    host.done(&write(NSID, 1, BLOCK), &data);
+    assert_eq!(device.block(0), [0; BLOCK], "it has no effect after its completion");
+    assert!(device.block(1) == data);
+}
+
+//= test: NVMe Base 2.1, Abort command
+#[test]
+fn a_write_that_has_begun_is_not_told_to_be_aborted() {
+    let device = Cached::new(16);
+    let (_target, mut host) = serve(&[&device]);
+    let data = pattern(BLOCK, 6);
+    device.hold(Held::Write);
+    let sqe = write(NSID, 0, BLOCK).with_cid(host.io.next_cid());
+    let capsule = host.io.capsule(&sqe, &data);
+    host.io.send(&capsule);
+    until("the write to begin", || device.held() > 0);
+    assert_eq!(host.admin.result(&Sqe::abort(1, sqe.cid())) & 1, 1, "it was not aborted");
+    device.release();
+    assert_eq!(host.io.finish(sqe.cid(), &data).status, Status::SUCCESS);
+    assert!(device.block(0) == data);
+}
+
+//= test: NVM Command Set 1.1, Compare command
+//= test: NVM Command Set 1.1, Verify command
+//= test: NVM Command Set 1.1, Dataset Management command
+#[test]
+fn compare_verify_and_deallocate_do_what_they_say() {
+    let device = Cached::new(16);
+    let (_target, mut host) = serve(&[&device]);
+    let data = pattern(BLOCK, 7);
+    host.done(&write(NSID, 4, BLOCK), &data);
+    let compare = ReadWrite::new(4, 1).to_sqe(io::COMPARE, NSID).with_sgl(Sgl::in_capsule(0, BLOCK as u32));
+    assert_eq!(host.io.call(&compare, &data).status, Status::SUCCESS);
+    let mut other = data.clone();
+    other[BLOCK - 1] ^= 1;
+    assert_eq!(code(host.io.call(&compare, &other).status), code(Status::COMPARE_FAILURE));
+    assert!(device.block(4) == data, "a comparison changes nothing");
+
+    let verify = ReadWrite::new(0, 16).to_sqe(io::VERIFY, NSID);
+    assert_eq!(host.io.call(&verify, &[]).status, Status::SUCCESS);
+    device.damage(15 * BLOCK as u64..16 * BLOCK as u64);
+    let done = host.io.call(&verify, &[]);
+    assert!(!done.status.is_success(), "the last block cannot be read");
+    assert_eq!(done.status.sct(), Status::MEDIA);
+
+    let ranges = [DsmRange::new(1, 2), DsmRange::new(9, 1)];
+    let bytes = ranges.iter().flat_map(|range| range.as_bytes().to_vec()).collect::<Vec<u8>>();
+    let sqe = Sqe::deallocate(NSID, ranges.len()).with_sgl(Sgl::in_capsule(0, bytes.len() as u32));
+    host.done(&sqe, &bytes);
+    let block = BLOCK as u64;
+    assert_eq!(device.discards(), [(block, 2 * block), (9 * block, block)]);
+}
