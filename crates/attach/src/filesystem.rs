@@ -268,7 +268,7 @@ mod tests {
                 let args = shape.mkfs(Kind::Xfs, None).expect("large enough");
                 let mut command = std::process::Command::new("mkfs.xfs");
                 let Ok(ran) = command.arg("-N").args(&args).arg(file.path()).output() else {
-                    eprintln!("skip: needs mkfs.xfs");
+                    longhaul_skip::skip!("needs mkfs.xfs");
                     return;
                 };
                 let why = String::from_utf8_lossy(&ran.stderr).into_owned();

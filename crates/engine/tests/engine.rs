@@ -18,7 +18,7 @@ fn on_each_driver(test: impl Fn(&Engine)) {
         let config = Config { kind, ..Config::default() };
         match Engine::new(&config) {
             Ok(engine) => test(&engine),
-            Err(e) => eprintln!("skipped on {kind}: {e}"),
+            Err(e) => longhaul_skip::skip_part!("{kind}: {e}"),
         }
     }
 }

@@ -45,7 +45,7 @@ fn wan() -> Option<&'static Wan> {
     match WAN.get_or_init(start) {
         Ok(wan) => Some(wan),
         Err(why) => {
-            eprintln!("skipped: {why}");
+            longhaul_skip::skip!("{why}");
             None
         }
     }

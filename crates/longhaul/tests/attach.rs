@@ -20,7 +20,7 @@ impl Place {
     /// Or a reason on standard error why there is none here.
     fn new() -> Option<Place> {
         if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
-            eprintln!("skip: needs FUSE: /dev/fuse: {e}");
+            longhaul_skip::skip!("needs FUSE: /dev/fuse: {e}");
             return None;
         }
         Some(Place(tempfile::tempdir().expect("directory")))
@@ -375,7 +375,7 @@ fn a_way_that_the_kernel_has_makes_a_block_device_and_one_that_it_has_not_is_nam
     for (way, control, hint) in KERNEL_WAYS {
         let at = place.path(way);
         if let Err(e) = OpenOptions::new().read(true).write(true).open(control) {
-            eprintln!("skip: {way} itself: {control}: {e}");
+            longhaul_skip::skip_part!("{way} itself: {control}: {e}");
             let ran = place.run(&["attach", &uri, "--at", text(&at), "--via", way]);
             assert_eq!(ran.code, Some(1), "{}", ran.stderr);
             let named = ran.stderr.contains(hint) || ran.stderr.contains("only root");
@@ -439,7 +439,10 @@ fn who_is_not_root_attaches_through_the_helper() {
     let reasons =
         ["unshare: ", "mknod: ", "mount: ", "setpriv: ", "Permission denied", "fusermount3: No such"];
     if let Some(reason) = reasons.iter().find(|reason| ran.code != Some(0) && ran.stderr.contains(**reason)) {
-        eprintln!("skip: needs root, fuse3 and a program that everybody may run: {reason}: {}", ran.stderr);
+        longhaul_skip::skip!(
+            "needs root, fuse3 and a program that everybody may run: {reason}: {}",
+            ran.stderr
+        );
         return;
     }
     assert!(ran.code == Some(0) && ran.stdout.ends_with("whole\n"), "{ran:?}");
@@ -458,7 +461,7 @@ fn fio_finds_what_it_has_written() {
     let mut fio = Command::new("fio");
     fio.args(["--name=verify", "--ioengine=libaio"]).args(load).args(checks);
     let Ok(ran) = fio.arg(format!("--filename={}", at.display())).output() else {
-        eprintln!("skip: fio is not installed");
+        longhaul_skip::skip!("fio is not installed");
         return;
     };
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
@@ -491,7 +494,7 @@ fn median(mut all: Vec<f64>) -> f64 {
 fn fio_and_bench_measure_the_same_on_the_same_device() {
     let Some(place) = Place::new() else { return };
     if let Err(e) = Command::new("fio").arg("--version").output() {
-        eprintln!("skip: fio: {e}");
+        longhaul_skip::skip!("fio: {e}");
         return;
     }
     for (bs, limit) in [("4k", 2e6), ("16k", 4e6)] {
@@ -520,8 +523,8 @@ fn fio_and_bench_measure_the_same_on_the_same_device() {
             }
         }
         if ratios.len() < COUNTED {
-            eprintln!(
-                "skip: this machine is too busy: fio does not get {limit} B/s from a device that has them"
+            longhaul_skip::skip_part!(
+                "this machine is too busy: fio does not get {limit} B/s from a device that has them"
             );
         } else {
             let ratio = median(ratios.clone());
@@ -577,7 +580,7 @@ fn mkfs_overwrites_nothing_unasked_and_nothing_in_vain() {
 fn the_mount_line_of_mkfs_says_how_devices_are_joined() {
     let Some(place) = Place::new() else { return };
     if Command::new("mkfs.ext4").arg("-V").output().is_err() {
-        eprintln!("skip: needs mkfs.ext4");
+        longhaul_skip::skip!("needs mkfs.ext4");
         return;
     }
     let devices = ["a", "b"].map(|name| format!("file:{},size=64MiB", place.path(name).display()));
@@ -596,7 +599,7 @@ fn the_mount_line_of_mkfs_says_how_devices_are_joined() {
 fn mkfs_that_is_interrupted_leaves_nothing() {
     let Some(place) = Place::new() else { return };
     if Command::new("mkfs.xfs").arg("-V").output().is_err() {
-        eprintln!("skip: needs mkfs.xfs");
+        longhaul_skip::skip!("needs mkfs.xfs");
         return;
     }
     // A minute for its log.
@@ -652,7 +655,7 @@ fn without_fuse_or_loop_devices_that_is_said_and_nothing_is_left() {
     let null = ("null", "1 3");
     let wrong =
         |devices: &[(&str, &str)], args: &[&str], words: &[&str]| match with_devices(&place, devices, args) {
-            Err(why) => eprintln!("skip: needs root: {why}"),
+            Err(why) => longhaul_skip::skip_part!("needs root: {why}"),
             Ok(ran) => {
                 assert_eq!(ran.code, Some(1), "{args:?}: {}", ran.stderr);
                 for word in words {
@@ -676,7 +679,7 @@ fn without_fuse_or_loop_devices_that_is_said_and_nothing_is_left() {
         "nothing was made, and it is gone"
     );
     if place.run(&["mkfs", "--fs", "ext4", "--force", &device]).code != Some(0) {
-        eprintln!("skip: needs mkfs.ext4");
+        longhaul_skip::skip_part!("needs mkfs.ext4");
         return;
     }
     let dir = place.path("dir");
@@ -691,7 +694,7 @@ fn the_best_way_is_taken_and_said() {
     let at = place.path("disk");
     let ready = place.good(&["attach", "mem:16MiB", "--at", text(&at), "--json"]).events().remove(0);
     if Path::new("/dev/ublk-control").exists() {
-        eprintln!("skip: this machine has ublk: {ready}");
+        longhaul_skip::skip!("this machine has ublk: {ready}");
         return;
     }
     assert_eq!(ready["via"], "fuse");

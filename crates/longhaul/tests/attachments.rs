@@ -21,7 +21,7 @@ struct Place(TempDir);
 impl Place {
     fn new() -> Option<Place> {
         if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
-            eprintln!("skip: needs FUSE: /dev/fuse: {e}");
+            longhaul_skip::skip!("needs FUSE: /dev/fuse: {e}");
             return None;
         }
         Some(Place(tempfile::tempdir().expect("directory")))
@@ -121,7 +121,7 @@ fn who_serves_a_file_does_not_wait_for_memory_that_it_would_free() {
     let status = fs::read_to_string("/proc/self/status").expect("read");
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).expect("capabilities");
     if u64::from_str_radix(effective.trim(), 16).expect("a number") & 1 << 24 == 0 {
-        eprintln!("skip: needs CAP_SYS_RESOURCE");
+        longhaul_skip::skip!("needs CAP_SYS_RESOURCE");
         return;
     }
     let at = place.path("disk");

@@ -101,7 +101,7 @@ fn link(rtt: Duration, rate: u64) -> Option<Wan> {
     match Wan::start(Plan::new(Plan::unique_name("d"), Conditions::new(rtt, Some(rate)))) {
         Ok(wan) => Some(wan),
         Err(Error::Unavailable(why)) => {
-            eprintln!("skipped: {why}");
+            longhaul_skip::skip!("{why}");
             None
         }
         Err(e) => panic!("{e}"),

@@ -662,7 +662,7 @@ fn slow_opens_are_named_and_hidden_by_more_readers() {
             assert!(first["remedy"].as_str().is_some_and(|remedy| remedy.contains("--readers")), "{first}");
             assert!(outcome.summary["tried"]["achieved"].is_number(), "{}", outcome.summary);
         }
-        Err(why) => eprintln!("skip: {why}"),
+        Err(why) => longhaul_skip::skip!("{why}"),
     }
 }
 

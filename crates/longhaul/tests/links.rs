@@ -24,7 +24,7 @@ fn wan(servers: usize) -> Option<Wan> {
     match Wan::start(plan) {
         Ok(wan) => Some(wan),
         Err(Error::Unavailable(why)) => {
-            eprintln!("skipped: {why}");
+            longhaul_skip::skip!("{why}");
             None
         }
         Err(e) => panic!("{e}"),

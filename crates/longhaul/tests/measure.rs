@@ -139,7 +139,7 @@ fn a_page_is_made_of_what_can_be_read() {
     assert!(ran.code == Some(3) && ran.stderr.contains("--png takes Chromium or Chrome"), "{ran:?}");
     let ran = longhaul(&args);
     if ran.code == Some(3) && ran.stderr.contains("--png takes Chromium or Chrome") {
-        eprintln!("skipped: Chromium is not installed");
+        longhaul_skip::skip_part!("Chromium is not installed");
     } else {
         assert_eq!(ran.code, Some(0), "{ran:?}");
         for entry in fs::read_dir(&files).expect("read").flatten().map(|entry| entry.path()) {
@@ -492,7 +492,7 @@ fn a_study_of_drives_says_what_is_not_here() {
     }
     let ext4 = &cells(&path, "local, ext4, 1 drives")[0];
     if why(ext4).contains("takes root") || why(ext4).contains("this machine has no") {
-        eprintln!("skipped: file systems: {}", why(ext4));
+        longhaul_skip::skip_part!("file systems: {}", why(ext4));
         return;
     }
     assert_eq!(counts("local, ext4, 1 drives"), (4, 4), "{ext4}");
@@ -521,7 +521,7 @@ fn a_study_that_is_interrupted_leaves_nothing_mounted() {
         }
     }
     if measured == 0 {
-        eprintln!("skipped: {}", why(&cells(&path, "raw")[0]));
+        longhaul_skip::skip!("{}", why(&cells(&path, "raw")[0]));
         return;
     }
     if !cells(&path, "ext4").iter().any(|cell| cell["validity"]["reasons"][0]["code"] == "not-available") {
@@ -636,7 +636,7 @@ fn iperf3(wan: &Wan, streams: &str, direction: &str) -> f64 {
 #[test]
 fn iperf3_measures_the_same_on_the_same_link() {
     if Command::new("iperf3").arg("--version").output().is_err() {
-        eprintln!("skipped: iperf3 is not installed");
+        longhaul_skip::skip!("iperf3 is not installed");
         return;
     }
     const RATE: u64 = 100_000_000;
@@ -645,7 +645,7 @@ fn iperf3_measures_the_same_on_the_same_link() {
     let wan = match Wan::start(Plan::new(Plan::unique_name("m"), conditions)) {
         Ok(wan) => wan,
         Err(Error::Unavailable(why)) => {
-            eprintln!("skipped: {why}");
+            longhaul_skip::skip!("{why}");
             return;
         }
         Err(e) => panic!("{e}"),
@@ -675,7 +675,9 @@ fn iperf3_measures_the_same_on_the_same_link() {
             }
         }
         if ratios.len() < ROUNDS {
-            eprintln!("skipped: {direction} on {streams}: this machine is too busy for the link: {ratios:?}");
+            longhaul_skip::skip_part!(
+                "{direction} on {streams}: this machine is too busy for the link: {ratios:?}"
+            );
             continue;
         }
         ratios.sort_by(f64::total_cmp);

@@ -74,7 +74,7 @@ impl Drop for Loop {
 
 /// What a test needs, or nothing and the reason on stderr.
 fn need<T>(got: Result<T, String>) -> Option<T> {
-    got.map_err(|reason| eprintln!("skip: needs root: {reason}")).ok()
+    got.map_err(|reason| longhaul_skip::skip!("needs root: {reason}")).ok()
 }
 
 #[test]

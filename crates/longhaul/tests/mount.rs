@@ -55,7 +55,7 @@ fn a_thousand_writers_have_their_turn_on_a_loop_device() {
     let Some(rig) = Rig::new("xfs") else { return };
     let ready = rig.mounted();
     let Some(device) = ready["loop"].as_str().map(PathBuf::from) else {
-        eprintln!("skip: mounted through {}, which is no loop device", ready["via"]);
+        longhaul_skip::skip!("mounted through {}, which is no loop device", ready["via"]);
         return;
     };
     let queue = Path::new("/sys/block").join(device.file_name().expect("a name")).join("queue");
@@ -63,7 +63,7 @@ fn a_thousand_writers_have_their_turn_on_a_loop_device() {
     let waiting = || fs::read_to_string(queue.join("nr_requests")).expect("a number");
     let writable = fs::OpenOptions::new().write(true).open(queue.join("scheduler")).is_ok();
     if !writable || !scheduler().contains("mq-deadline") {
-        eprintln!("skip: the kernel has only {}, or does not let it be chosen", scheduler().trim());
+        longhaul_skip::skip!("the kernel has only {}, or does not let it be chosen", scheduler().trim());
         return;
     }
     assert!(scheduler().contains("[mq-deadline]"), "{}", scheduler());

@@ -77,7 +77,7 @@ impl Drop for Server {
 fn run(program: &str, args: &[&str]) -> Option<Result<String, String>> {
     let out = match Command::new(program).args(args).output() {
         Err(e) => {
-            eprintln!("skip: {program}: {e}");
+            longhaul_skip::skip!("{program}: {e}");
             return None;
         }
         Ok(out) => out,

@@ -34,7 +34,7 @@ impl Ends {
         match SlowFs::mount(&dir.path().join(odd), &dir.path().join("odd"), how) {
             Ok(_mounted) => Some(Ends { _mounted, dir }),
             Err(e) => {
-                eprintln!("skipped: FUSE: {e}");
+                longhaul_skip::skip!("FUSE: {e}");
                 None
             }
         }

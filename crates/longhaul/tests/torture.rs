@@ -86,7 +86,7 @@ fn fio(path: &Path, more: &[&str]) -> bool {
     let seed = format!("--randseed={}", seed());
     let ran = match fio.arg(seed).arg(format!("--filename={}", path.display())).output() {
         Err(e) => {
-            eprintln!("skip: fio: {e}");
+            longhaul_skip::skip!("fio: {e}");
             return false;
         }
         Ok(ran) => ran,

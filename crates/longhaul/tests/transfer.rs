@@ -390,7 +390,7 @@ fn directories_that_let_nobody_write_are_updated_and_stay_so() {
         run.env("XDG_CONFIG_HOME", "/nonexistent").env("HOME", "/").output()
     };
     let Ok(first) = sync() else {
-        eprintln!("skip: setpriv is not there");
+        longhaul_skip::skip!("setpriv is not there");
         return;
     };
     // Who made the directory it goes to may be another: its own mode stays.
@@ -583,7 +583,7 @@ fn ssh_itself_takes_copies_in_every_direction() {
     let dir = tempfile::tempdir().expect("a directory");
     let ssh = match sshd(dir.path()) {
         Ok(ssh) => ssh,
-        Err(why) => return eprintln!("skip: ssh does not work here: {}", why.trim_end()),
+        Err(why) => return longhaul_skip::skip!("ssh does not work here: {}", why.trim_end()),
     };
     let (source, copies) = (dir.path().join("source"), dir.path().join("copies"));
     make_tree(&source);
@@ -705,7 +705,7 @@ fn where_a_firewall_drops_what_comes_the_data_goes_through_ssh() {
                 && ip address add 192.0.2.2/24 dev gone && ip link set gone arp off up";
     let tried = Command::new("unshare").args(["--net", "sh", "-c", lost]).output();
     if !tried.is_ok_and(|tried| tried.status.success()) {
-        eprintln!("skip: a network of its own with an interface that leads nowhere takes root");
+        longhaul_skip::skip!("a network of its own with an interface that leads nowhere takes root");
         return;
     }
     let ssh = fake_ssh(dir.path(), "192.0.2.1", "127.0.0.1");
@@ -849,7 +849,7 @@ fn files_that_may_not_be_read_are_listed_and_the_rest_is_copied() {
         .env("XDG_CONFIG_HOME", "/nonexistent")
         .env("HOME", "/");
     let Ok(ran) = run.output() else {
-        eprintln!("skip: setpriv is not there");
+        longhaul_skip::skip!("setpriv is not there");
         return;
     };
     mode(&source.join("closed"), 0o700);

@@ -19,7 +19,7 @@ fn name() -> Option<String> {
     match unavailable() {
         None => Some(Plan::unique_name("l")),
         Some(why) => {
-            eprintln!("skipped: {why}");
+            longhaul_skip::skip!("{why}");
             None
         }
     }

@@ -49,7 +49,7 @@ fn generate(function: Generate, data: &[Vec<u8>], results: usize) -> Vec<Vec<u8>
 #[test]
 fn xor_p_and_q_are_those_of_isa_l() {
     let (Some(xor), Some(pq)) = (load(c"xor_gen"), load(c"pq_gen")) else {
-        println!("skip: libisal is not installed");
+        longhaul_skip::skip!("libisal is not installed");
         return;
     };
     let mut random = Random(1);

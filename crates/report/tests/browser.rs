@@ -73,7 +73,7 @@ fn browser(profile: &Path) -> Option<Command> {
         status.is_ok_and(|status| status.success())
     };
     let Some(name) = BROWSERS.into_iter().find(runs) else {
-        eprintln!("skipped: Chromium is not installed");
+        longhaul_skip::skip!("Chromium is not installed");
         return None;
     };
     let mut command = Command::new(name);

@@ -159,7 +159,7 @@ fn what_says_that_it_is_empty_and_is_not_is_listed() {
     let dir = tempfile::tempdir().expect("a directory");
     let untold = Path::new("/proc/self/status");
     if fs::metadata(untold).map_or(true, |meta| meta.len() > 0) || fs::read(untold).is_err() {
-        eprintln!("skip: this machine has no /proc with files of no size");
+        longhaul_skip::skip!("this machine has no /proc with files of no size");
         return;
     }
     let (result, troubles) = run_watched(&spec(local(untold), local(&dir.path().join("copy"))));
@@ -227,7 +227,7 @@ fn extended_attributes_are_carried_where_wanted() {
         let set =
             rustix::fs::setxattr(source.join(name), "user.origin", b"here", rustix::fs::XattrFlags::empty());
         if set.is_err() {
-            eprintln!("skip: the file system has no extended attributes");
+            longhaul_skip::skip!("the file system has no extended attributes");
             return;
         }
     }
@@ -274,7 +274,7 @@ fn access_control_lists_are_carried() {
     for (name, kind, list) in &lists {
         let set = rustix::fs::setxattr(source.join(name), *kind, list, rustix::fs::XattrFlags::empty());
         if let Err(e) = set {
-            eprintln!("skip: the file system has no access control lists: {e}");
+            longhaul_skip::skip!("the file system has no access control lists: {e}");
             return;
         }
     }
@@ -340,7 +340,7 @@ fn owners_and_set_uid_bits_are_kept_where_wanted_and_else_not() {
     let names = ["small", "large", "link", "d"];
     for name in names {
         if std::os::unix::fs::lchown(source.join(name), Some(1234), Some(2345)).is_err() {
-            eprintln!("skip: who runs this may not give files away");
+            longhaul_skip::skip!("who runs this may not give files away");
             return;
         }
         if name != "link" {
@@ -414,7 +414,7 @@ fn sync_carries_metadata_alone() {
     assert_eq!(counts(options(Compare::Mtime)), (0, 0, 3, 0));
     let xattr = |path: &Path| rustix::fs::setxattr(path, "user.a", b"1", rustix::fs::XattrFlags::empty());
     if xattr(&source.join("mode")).and_then(|()| xattr(&copy.join("same"))).is_err() {
-        eprintln!("skip: the file system has no extended attributes");
+        longhaul_skip::skip_part!("the file system has no extended attributes");
         return;
     }
     assert_eq!(counts(options(Compare::Mtime)).3, 0, "nobody asked for them");
@@ -443,7 +443,7 @@ fn a_file_with_too_many_attributes_fails_alone() {
             let set =
                 rustix::fs::setxattr(source.join(name), &*attribute, b"1", rustix::fs::XattrFlags::empty());
             if set.is_err() {
-                eprintln!("skip: the file system does not take that many attributes");
+                longhaul_skip::skip!("the file system does not take that many attributes");
                 return;
             }
         }

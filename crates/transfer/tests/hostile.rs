@@ -292,7 +292,7 @@ fn a_full_disk_ends_the_copy_and_says_so() {
     }
     let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=3m", "none"]).arg(&root).status();
     if !mounted.is_ok_and(|status| status.success()) {
-        eprintln!("skip: a small file system cannot be mounted");
+        longhaul_skip::skip!("a small file system cannot be mounted");
         return;
     }
     let result = {

@@ -56,7 +56,7 @@ fn small_packets_and_ipv6_are_cut_as_well() {
     wan.set_all(&change).expect("changed");
     there_and_back(&wan, 1, &content(4 << 20));
     if !Path::new("/proc/sys/net/ipv6").exists() {
-        return eprintln!("skipped: this kernel has no IPv6");
+        return longhaul_skip::skip_part!("this kernel has no IPv6");
     }
     let listener = listen(&wan, 1, wan.server_address6(1).into());
     exchange(&wan, &listener, &content(4 << 20));
@@ -218,7 +218,7 @@ fn names_that_exist_are_refused_and_left_alone() {
 #[test]
 fn a_failure_half_way_leaves_nothing() {
     if let Some(why) = longhaul_wan::unavailable() {
-        return eprintln!("skipped: {why}");
+        return longhaul_skip::skip!("{why}");
     }
     // The last name that it comes to is taken.
     let other = Plan::unique_name("t");
@@ -238,7 +238,7 @@ fn a_failure_half_way_leaves_nothing() {
 fn netem_does_the_same_where_the_kernel_has_it() {
     let wan = match Wan::start(Plan { via: Via::Netem, ..plan(20 * MS, 1_000_000_000) }) {
         Ok(wan) => wan,
-        Err(Error::Unavailable(why)) => return eprintln!("skipped: {why}"),
+        Err(Error::Unavailable(why)) => return longhaul_skip::skip!("{why}"),
         Err(e) => panic!("{e}"),
     };
     assert_eq!(wan.via(), Via::Netem);

@@ -24,7 +24,7 @@ pub struct Rig {
 }
 
 fn skip(why: impl std::fmt::Display) -> Option<Rig> {
-    eprintln!("skip: {why}");
+    longhaul_skip::skip!("{why}");
     None
 }
 

@@ -41,7 +41,7 @@ impl Rig {
         let target = match Target::start(config) {
             Ok(target) => target,
             Err(e) => {
-                eprintln!("skipped on {kind}: {e}");
+                longhaul_skip::skip!("{kind}: {e}");
                 return None;
             }
         };

@@ -19,7 +19,7 @@ pub(crate) fn start(plan: Plan) -> Option<Wan> {
     match Wan::start(plan) {
         Ok(wan) => Some(wan),
         Err(Error::Unavailable(why)) => {
-            eprintln!("skipped: {why}");
+            longhaul_skip::skip!("{why}");
             None
         }
         Err(e) => panic!("{e}"),
