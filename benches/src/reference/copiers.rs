@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -149,6 +149,9 @@ impl Copier {
             Who::Longhaul | Who::Encrypted => {
                 command.args(["agent", "--json", "--listen", &address, "--root", place]);
                 command.args(["--congestion", &setup.congestion]);
+                // As root, if that runs the benchmarks: the others do so too.
+                let user = fs::metadata("/proc/self")?.uid().to_string();
+                command.args(["--user", &user]);
                 match who {
                     Who::Encrypted => command.arg("--key-file").arg(config.path().join("key")),
                     _ => command.arg("--insecure"),

@@ -305,7 +305,11 @@ impl Drop for Running {
 
 /// An agent, and its URI.
 fn agent(mut command: Command, args: &[&str]) -> (Running, String) {
-    command.args(["agent", "--json"]).args(args).stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+        .args(["agent", "--json", "--user", &common::own_user()])
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
     let mut child = command.env("XDG_CONFIG_HOME", "/nonexistent").spawn().expect("started");
     let events = follow(child.stdout.take().expect("a pipe"));
     let running = Running(child);

@@ -317,7 +317,8 @@ fn ctrl_c_ends_a_load_with_its_results() {
 /// A copy to a far agent that goes on until it is stopped.
 fn endless(wan: &Wan, root: &Path, timeout: &str) -> (Running, Running, mpsc::Receiver<Value>) {
     let listen = format!("{}:7400", wan.server_address(1));
-    let args = ["agent", "--listen", &listen, "--root", text(root), "--insecure", "--json"];
+    let user = common::own_user();
+    let args = ["agent", "--listen", &listen, "--root", text(root), "--insecure", "--user", &user, "--json"];
     let mut child = within(wan.server(1), &args).stderr(Stdio::inherit()).spawn().expect("started");
     let events = follow(child.stdout.take().expect("a pipe"));
     let agent = Running(child);

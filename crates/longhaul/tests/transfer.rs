@@ -23,7 +23,8 @@ struct Agent(Target);
 
 impl Agent {
     fn start(listen: &str, root: &Path) -> Agent {
-        Agent(Target::spawn(command(&["agent", "--listen", listen, "--root", text(root), "--json"])))
+        let args = ["agent", "--listen", listen, "--root", text(root), "--json", "--insecure", "--user"];
+        Agent(Target::spawn(command(&[&args[..], &[&common::own_user()]].concat())))
     }
 
     fn addr(&self) -> SocketAddr {
@@ -759,22 +760,15 @@ fn exit_codes_say_what_happened() {
         &path("d"),
         "--key-file",
         &key,
+        "--user",
+        &common::own_user(),
         "--json",
     ]));
     let uri = keyed.ready["uri"].as_str().expect("a URI");
     assert_eq!(longhaul(&["cp", &format!("{uri}f"), &path("x"), "--key-file", &key]).code, Some(0));
     assert_eq!(longhaul(&["cp", &format!("{uri}f"), &path("x")]).code, Some(6));
-    let only = Target::spawn(command(&[
-        "agent",
-        "--listen",
-        "127.0.0.1:0",
-        "--root",
-        &path("d"),
-        "--read-only",
-        "--json",
-    ]));
-    let uri = only.ready["uri"].as_str().expect("a URI");
-    assert_eq!(longhaul(&["cp", &path("e/f"), uri]).code, Some(6));
+    let (_only, uri) = common::agent(&dir.path().join("d"), &["--read-only"]);
+    assert_eq!(longhaul(&["cp", &path("e/f"), &uri]).code, Some(6));
     assert_eq!(longhaul(&["cp", &format!("{uri}nothing"), &path("x")]).code, Some(1));
 }
 

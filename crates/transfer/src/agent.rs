@@ -29,7 +29,7 @@ use crate::wire::{
     Compare, Counts, Direction, Frame, Hash, Hello, Onward, Place, Refusal, RefusalKind, RelPath, Request,
     Welcome,
 };
-use crate::write::Writer;
+use crate::write::{Grant, Withheld, Writer};
 use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{BufPool, Config, Thread, blocking, spawn, timeout};
@@ -69,6 +69,10 @@ pub struct AgentConfig {
     pub key: Option<Key>,
     /// Refuse to write.
     pub read_only: bool,
+    /// Let the senders decide owners, set-user-ID and set-group-ID bits and access
+    /// control lists, where they ask for these. Without it everything belongs to the
+    /// user that this runs as, and no program that is sent runs with that user's rights.
+    pub allow_owner: bool,
     /// Send to other agents for those who ask for it.
     pub onward: bool,
     /// Threads that read, for each session.
@@ -84,6 +88,16 @@ pub struct AgentConfig {
     pub congestion: Option<String>,
     /// Settings of the engine.
     pub engine: Config,
+}
+
+/// An agent that has its root and its address and serves nobody yet. No thread of it
+/// runs, so the process can still become another user.
+#[derive(Debug)]
+pub struct Bound {
+    config: AgentConfig,
+    root: Root,
+    listener: std::net::TcpListener,
+    address: SocketAddr,
 }
 
 /// A running agent; it ends when dropped. Copies under way end with it, and can
@@ -114,18 +128,44 @@ fn listen(addresses: &[SocketAddr]) -> io::Result<std::net::TcpListener> {
 }
 
 impl Agent {
-    /// Starts an agent.
+    /// Opens the root and begins to listen, both with the rights that the process has now.
     ///
     /// # Errors
-    /// The address cannot be listened on, the root cannot be opened, or there is
-    /// no engine.
-    pub fn start(config: AgentConfig) -> io::Result<Agent> {
+    /// The address cannot be listened on, or the root cannot be opened.
+    pub fn bind(config: AgentConfig) -> io::Result<Bound> {
         let root = match &config.root {
             None => Root::Here,
             Some(path) => Root::Beneath(Tree::open(path).map_err(|e| named(path.display(), &e))?),
         };
         let listener = listen(&config.listen)?;
         let address = listener.local_addr()?;
+        Ok(Bound { config, root, listener, address })
+    }
+
+    /// Starts an agent.
+    ///
+    /// # Errors
+    /// Those of [`bind`](Self::bind) and of [`Bound::start`].
+    pub fn start(config: AgentConfig) -> io::Result<Agent> {
+        Agent::bind(config)?.start()
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Bound {
+    /// Serves from here on, with the rights that the process has now.
+    ///
+    /// # Errors
+    /// This user may not enter the root, or there is no engine.
+    pub fn start(self) -> io::Result<Agent> {
+        let Bound { config, root, listener, address } = self;
+        if let (Root::Beneath(tree), Some(path)) = (&root, &config.root) {
+            tree.enter().map_err(|e| named(format!("{} cannot be entered", path.display()), &e))?;
+        }
         let thread = Thread::start("transfer", config.engine.clone())?;
         drop(thread.handle().spawn(move || async move {
             let agent = Rc::new(Serving {
@@ -144,11 +184,6 @@ impl Agent {
             }
         }));
         Ok(Agent { address, _thread: thread })
-    }
-
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
     }
 }
 
@@ -392,11 +427,12 @@ impl Serving {
         let (root, request, direction) = (self.root.clone(), hello.request.clone(), hello.direction);
         let (read_only, readers) = (self.config.read_only, self.config.readers);
         let may_onward = self.config.onward;
+        let grant = if self.config.allow_owner { Grant::Identity } else { Grant::Content };
         blocking(move || match direction {
             Direction::Push if read_only && !made::is_nowhere(&request.destination) => {
                 Err(Refusal::new(RefusalKind::NotAllowed, "the agent does not let anybody write"))
             }
-            Direction::Push => writer(&root, &request, false).map(Prepared::Receive),
+            Direction::Push => writer(&root, &request, false, grant).map(Prepared::Receive),
             Direction::Pull => plan(&root, &request, readers).map(Prepared::Send),
             Direction::Onward if !may_onward => Err(Refusal::new(
                 RefusalKind::NotAllowed,
@@ -425,11 +461,17 @@ fn failed(e: impl ToString) -> Refusal {
 }
 
 /// What writes the files of a request. With `asked` it takes only what the request
-/// names: who sends has not been asked for more.
+/// names: who sends has not been asked for more. `grant` is what the sender may decide
+/// besides content.
 ///
 /// # Errors
 /// The destination cannot be used.
-pub(crate) fn writer(root: &Root, request: &Request, asked: bool) -> Result<Arc<Output>, Refusal> {
+pub(crate) fn writer(
+    root: &Root,
+    request: &Request,
+    asked: bool,
+    grant: Grant,
+) -> Result<Arc<Output>, Refusal> {
     if made::is_nowhere(&request.destination) {
         return Ok(Arc::new(Output::Nowhere(Nowhere { hash: request.options.hash })));
     }
@@ -438,7 +480,8 @@ pub(crate) fn writer(root: &Root, request: &Request, asked: bool) -> Result<Arc<
         return Err(Refusal::new(RefusalKind::Protocol, "a manifest takes BLAKE3 as checksum"));
     }
     let filter = Filter::new(&request.filters).map_err(failed)?;
-    let options = request.options;
+    let mut options = request.options;
+    let withheld = Withheld::new(grant, &mut options);
     let destination = root.destination(request)?;
     let journal = match options.dry_run {
         true => None,
@@ -461,7 +504,7 @@ pub(crate) fn writer(root: &Root, request: &Request, asked: bool) -> Result<Arc<
     let manifest = manifest.map_err(named)?;
     let asked = asked.then(|| Asked::new(request, filter.clone()));
     let mut writer = Writer::new(destination.base, destination.rename, options, filter, journal, manifest);
-    writer.asked = asked;
+    (writer.asked, writer.withheld) = (asked, withheld);
     Ok(Arc::new(Output::Tree(Box::new(writer))))
 }
 

@@ -13,6 +13,7 @@ use crate::source::{Plan, SessionError};
 use crate::ssh::Via;
 use crate::tune::Concurrency;
 use crate::wire::{Compare, Direction, Frame, Hello, Refusal, RefusalKind, Request, VERSION, Welcome};
+use crate::write::Grant;
 use crate::{sink, source};
 use futures_util::future::{join, try_join_all};
 use longhaul_engine::net::{SocketOptions, TcpStream};
@@ -53,7 +54,7 @@ impl Job {
         let readers = self.settings.readers;
         let prepare = move || {
             let plan = plan(&Root::Here, &request, readers)?;
-            Ok::<_, Refusal>((plan, writer(&Root::Here, &request, false)?))
+            Ok::<_, Refusal>((plan, writer(&Root::Here, &request, false, Grant::Identity)?))
         };
         let (mut plan, writer) = longhaul_engine::blocking(prepare).await?;
         let resumed = writer.resumes();
@@ -131,15 +132,18 @@ impl Job {
         };
         let mut granted = self.connect(&server, Direction::Pull, remote).await?;
         let request = self.request.clone();
-        let writer = match longhaul_engine::blocking(move || writer(&Root::Here, &request, true)).await {
-            Ok(writer) => writer,
-            Err(refusal) => {
-                for link in granted.links.iter_mut().take(1) {
-                    source::refuse(link, refusal.clone()).await;
+        let writer =
+            match longhaul_engine::blocking(move || writer(&Root::Here, &request, true, Grant::Identity))
+                .await
+            {
+                Ok(writer) => writer,
+                Err(refusal) => {
+                    for link in granted.links.iter_mut().take(1) {
+                        source::refuse(link, refusal.clone()).await;
+                    }
+                    return Err(refusal.into());
                 }
-                return Err(refusal.into());
-            }
-        };
+            };
         let resumed = writer.resumes();
         let monitor = Arc::clone(&self.monitor);
         let counts =

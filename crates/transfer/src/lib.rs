@@ -78,7 +78,7 @@ mod tuner;
 pub mod wire;
 mod write;
 
-pub use agent::{Agent, AgentConfig};
+pub use agent::{Agent, AgentConfig, Bound};
 pub use copy::{CopyError, CopySpec, Settings, Summary, copy};
 pub use endpoint::Endpoint;
 pub use filter::Filter;

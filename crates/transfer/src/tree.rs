@@ -32,7 +32,14 @@ const NAMES: usize = 32 << 10;
 const WAY: u32 = 0o700;
 
 /// The access control list that decides who may do what with an object.
-const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+pub(crate) const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+/// The list that objects made in a directory begin with.
+const DEFAULT_LIST: &[u8] = b"system.posix_acl_default";
+
+/// Whether an extended attribute is an access control list.
+pub(crate) fn is_access_list(name: &[u8]) -> bool {
+    matches!(name, ACCESS_LIST | DEFAULT_LIST)
+}
 
 /// The root of a tree.
 #[derive(Clone, Debug)]
@@ -92,6 +99,15 @@ impl Tree {
             result => result?,
         };
         Ok(Tree { root: Arc::new(root) })
+    }
+
+    /// Whether this user may look names up in the root.
+    ///
+    /// # Errors
+    /// It may not.
+    pub(crate) fn enter(&self) -> io::Result<()> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(self.fd(), c".", flags, Mode::empty()).map(drop)?)
     }
 
     /// The root's descriptor.
@@ -263,8 +279,10 @@ impl Names {
 /// Which metadata is set.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Keep {
-    /// Owner and group.
+    /// Owner and group, and set-user-ID and set-group-ID bits.
     pub(crate) owner: bool,
+    /// Access control lists, among the extended attributes.
+    pub(crate) lists: bool,
 }
 
 /// Sets metadata on an open file: owner first, since that clears bits of the
@@ -282,7 +300,7 @@ pub(crate) fn set_metadata(file: BorrowedFd<'_>, entry: &Entry, keep: Keep) -> i
     };
     let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
     let owner = keep.owner && done(&"the owner", rustix::fs::fchown(file, Some(uid), Some(gid)));
-    let mut mode = safe_mode(entry.mode, Keep { owner });
+    let mut mode = safe_mode(entry.mode, Keep { owner, ..keep });
     for (name, value) in &entry.xattrs {
         let set = rustix::fs::fsetxattr(file, os(name), value, XattrFlags::empty());
         if !done(&format_args!("the attribute {}", show(name)), set) && **name == *ACCESS_LIST {
@@ -360,18 +378,25 @@ pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Vec<Xattr>> {
     Ok(all)
 }
 
+/// The extended attributes of an open file that are to be those of an entry.
+fn compared(file: BorrowedFd<'_>, keep: Keep) -> io::Result<Vec<Xattr>> {
+    let mut there = xattrs(file)?;
+    there.retain(|(name, _)| keep.lists || !is_access_list(name));
+    Ok(there)
+}
+
 /// Whether the extended attributes of an open file that may be carried are others
 /// than those of an entry.
-pub(crate) fn xattrs_differ(file: BorrowedFd<'_>, entry: &Entry) -> io::Result<bool> {
-    let (mut there, mut wanted) = (xattrs(file)?, entry.xattrs.clone());
+pub(crate) fn xattrs_differ(file: BorrowedFd<'_>, entry: &Entry, keep: Keep) -> io::Result<bool> {
+    let (mut there, mut wanted) = (compared(file, keep)?, entry.xattrs.clone());
     there.sort_unstable();
     wanted.sort_unstable();
     Ok(there != wanted)
 }
 
 /// Removes the extended attributes that may be carried and an entry does not have.
-pub(crate) fn remove_xattrs(file: BorrowedFd<'_>, entry: &Entry) -> io::Result<()> {
-    for (name, _) in xattrs(file)? {
+pub(crate) fn remove_xattrs(file: BorrowedFd<'_>, entry: &Entry, keep: Keep) -> io::Result<()> {
+    for (name, _) in compared(file, keep)? {
         if !entry.xattrs.iter().any(|(wanted, _)| *wanted == name) {
             rustix::fs::fremovexattr(file, os(&name))?;
         }

@@ -8,6 +8,7 @@
 //! - a hard link is made when all files are there;
 //! - a file whose metadata cannot be set appears all the same, and is told.
 
+mod grant;
 mod same;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ use crate::wire::{
     Action, BATCH_ENTRIES, BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry, HAVE_MAX,
     Hash, Kind, Malformed, Op, Options, Planned, RelPath, Trouble, Want,
 };
+pub(crate) use grant::{Grant, Withheld};
 use same::{Mended, present};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -63,6 +65,8 @@ pub(crate) struct Writer {
     pub(crate) folded: Option<Folded>,
     /// What is taken at all, where this side has asked for it.
     pub(crate) asked: Option<Asked>,
+    /// What the sending side may not decide.
+    pub(crate) withheld: Withheld,
     /// Something that came and was not asked for.
     unasked: OnceLock<RelPath>,
     files: Mutex<HashMap<u64, Arc<Slot>>>,
@@ -230,7 +234,7 @@ impl Writer {
         let (full, torn) = (AtomicBool::new(false), AtomicBool::new(false));
         let folded = journal.as_ref().is_some_and(|journal| folds(&base, journal.name()));
         let folded = folded.then(Folded::default);
-        let (asked, unasked) = (None, OnceLock::new());
+        let (asked, unasked, withheld) = (None, OnceLock::new(), Withheld::default());
         let medium = tree::readable(base.fd()).ok();
         let writer = Writer {
             base,
@@ -242,6 +246,7 @@ impl Writer {
             manifest,
             folded,
             asked,
+            withheld,
             unasked,
             files,
             declared,
@@ -336,7 +341,7 @@ impl Writer {
     }
 
     fn keep(&self) -> Keep {
-        Keep { owner: self.options.owner }
+        Keep { owner: self.options.owner, lists: self.withheld.takes_lists() }
     }
 
     /// Where something goes.
@@ -484,10 +489,7 @@ impl Writer {
                 troubles.push(self.trouble(&entry.path, &(Op::Write, e)));
                 break;
             }
-            if !self.options.xattrs {
-                // Nobody has asked for them.
-                entry.xattrs.clear();
-            }
+            self.trim(&mut entry);
             self.note(&entry);
             let result = self.entry(&entry, &content, data, walker);
             counts.bytes += if result.is_ok() { data.len() as u64 } else { 0 };
@@ -661,10 +663,7 @@ impl Writer {
     /// Metadata, and durability where every file has to be; what of the former could
     /// not be set.
     fn finish(&self, file: &File, entry: &Entry) -> Result<Option<Failed>, Failed> {
-        if !self.options.xattrs && !entry.xattrs.is_empty() {
-            return self.finish(file, &Entry { xattrs: Vec::new(), ..entry.clone() });
-        }
-        let set = tree::set_metadata(file.as_fd(), entry, self.keep());
+        let set = tree::set_metadata(file.as_fd(), &self.trimmed(entry), self.keep());
         if self.options.durability == Durability::File {
             file.sync_data().map_err(|e| (Op::Write, e))?;
         }
@@ -788,10 +787,7 @@ impl Writer {
             if self.admit(&entry).is_err() {
                 break;
             }
-            if !self.options.xattrs {
-                // Nobody has asked for them.
-                entry.xattrs.clear();
-            }
+            self.trim(&mut entry);
             self.note(&entry);
             if self.manifest.is_some()
                 && let Err(e) = self.place(&entry.path)
@@ -893,6 +889,7 @@ impl Writer {
 
     fn settle(&self, whole: bool) -> Done {
         let (mut counts, mut troubles) = (Counts::default(), Vec::new());
+        troubles.extend(self.withheld.trouble());
         let Last { directories, links, late, mut opened, seen, overflow, .. } =
             std::mem::take(&mut *lock(&self.last));
         if self.options.delete && overflow {

@@ -278,7 +278,7 @@ fn access_control_lists_are_carried() {
             return;
         }
     }
-    let agent = agent(&root);
+    let agent = agent_with(&root, |config| config.allow_owner = true);
     let mut spec = spec(local(&source), at(&agent, "copy"));
     spec.options.xattrs = true;
     run(&spec).expect("copied");
@@ -348,7 +348,7 @@ fn owners_and_set_uid_bits_are_kept_where_wanted_and_else_not() {
             fs::set_permissions(source.join(name), mode).expect("set");
         }
     }
-    let agent = agent(&root);
+    let agent = agent_with(&root, |config| config.allow_owner = true);
     for (target, owner) in [("without", false), ("with", true)] {
         let mut there = spec(local(&source), at(&agent, target));
         there.options.owner = owner;

@@ -6,13 +6,14 @@ use common::peer::*;
 use common::*;
 use longhaul_engine::Buf;
 use longhaul_transfer::wire::{
-    Batch, Close, Content, Digest, Direction, Frame, Hash, Hello, Kind, Options, Place, RefusalKind, RelPath,
-    Request, VERSION,
+    Batch, Close, Content, Digest, Direction, Entry, Frame, Hash, Hello, Kind, Options, Place, RefusalKind,
+    RelPath, Request, VERSION,
 };
 use longhaul_transfer::{Agent, Concurrency, CopyError, Key, Monitor, SessionError, Settings, Summary, copy};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -196,6 +197,72 @@ fn an_agent_that_only_reads_lets_nobody_write() {
     let refused = run(&spec(local(&dir.path().join("f")), at(&agent, "g")));
     assert!(matches!(refused, Err(CopyError::Refused(r)) if r.kind == RefusalKind::NotAllowed));
     run(&spec(at(&agent, "f"), local(&dir.path().join("g")))).expect("read");
+}
+
+/// `linux/posix_acl_xattr.h`: a list that names one user more.
+fn list_of_one_more() -> Vec<u8> {
+    let mut list = 2u32.to_le_bytes().to_vec();
+    let any = u32::MAX;
+    for (tag, permissions, id) in
+        [(1u16, 7u16, any), (2, 7, 12345), (4, 5, any), (0x10, 7, any), (0x20, 5, any)]
+    {
+        list.extend(tag.to_le_bytes());
+        list.extend(permissions.to_le_bytes());
+        list.extend(id.to_le_bytes());
+    }
+    list
+}
+
+#[test]
+fn an_agent_lets_senders_decide_owners_and_privileges_only_where_it_is_to() {
+    let own = rustix::process::geteuid().as_raw();
+    let group = rustix::process::getegid().as_raw();
+    for allowed in [false, true] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let agent = agent_with(dir.path(), |config| config.allow_owner = allowed);
+        let probe = dir.path().join("probe");
+        fs::write(&probe, "").expect("written");
+        let lists = rustix::fs::setxattr(
+            &probe,
+            "system.posix_acl_access",
+            &list_of_one_more(),
+            rustix::fs::XattrFlags::empty(),
+        );
+        let options = Options { owner: true, xattrs: true, ..Options::default() };
+        let request = Request { place: Place::Into, key: 1, options, recursive: true, ..Request::default() };
+        let (oldest, newest, session) = (VERSION, VERSION, [7; 16]);
+        let mut peer = Peer::connect(&agent);
+        let hello = Hello { oldest, newest, session, streams: 1, direction: Direction::Push, request };
+        peer.send(Frame::Hello(Box::new(hello)));
+        assert!(matches!(peer.hear(), Some(Frame::Welcome(_))));
+        // What even an agent that is not root could set: its own user, set-user-ID.
+        let told = |name: &str, kind: Kind, size: u64| {
+            let list = ((*b"system.posix_acl_access").into(), list_of_one_more().into());
+            let xattrs = if lists.is_ok() { vec![list] } else { Vec::new() };
+            Entry { mode: 0o6775, uid: own, gid: group, xattrs, ..entry(name, kind, size) }
+        };
+        let mut batch = Batch::default();
+        batch.push(&told("directory", Kind::Directory, 0), &Content::None, &[]);
+        let shell = told("small", Kind::File, 4);
+        let content = Content::Inline { len: 4, digest: Hash::Quick.of(b"evil") };
+        batch.push(&shell, &content, b"evil");
+        peer.send(Frame::Batch(batch.into_body()));
+        large(&told("large", Kind::File, 4), 1, b"evil").into_iter().for_each(|frame| peer.send(frame));
+        peer.send(Frame::End { whole: true });
+        let (troubles, end) = peer.end();
+        assert!(matches!(end, Some(Frame::Finished(_))), "{end:?}");
+        // One line for the whole copy, and of no object of its own.
+        assert_eq!(troubles, if allowed { vec![] } else { vec![".".to_owned()] });
+        for name in ["small", "large", "directory"] {
+            let path = dir.path().join(name);
+            let mode = fs::symlink_metadata(&path).expect("it is there").mode() & 0o7777;
+            let list = rustix::fs::getxattr(&path, "system.posix_acl_access", &mut [0; 256]).is_ok();
+            // Without the list the group does not get what the list's mask allows.
+            let bare = if lists.is_ok() { 0o705 } else { 0o775 };
+            assert_eq!(mode, if allowed { 0o6775 } else { bare }, "{name}");
+            assert_eq!(list, allowed && lists.is_ok(), "{name}");
+        }
+    }
 }
 
 #[test]

@@ -63,7 +63,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         .notes
         .push("over loopback; memory: the peak resident set, of the server since it was started, without its children".into());
     section.commands = vec![
-        "longhaul agent --root there --insecure &".into(),
+        "longhaul agent --root there --insecure --user $(id -u) &".into(),
         "longhaul cp -r tree/. lh://localhost/copy --fsync none".into(),
     ];
     Ok(section)

@@ -260,7 +260,7 @@ fn commands(rtt: Duration) -> Vec<String> {
     let rtt = link::round_trip(rtt).replace(' ', "");
     vec![
         format!("longhaul wan --rtt {rtt} --rate {}Gbit --name link &", RATE as f64 / 1e9),
-        "ip netns exec link-server longhaul agent --listen 10.77.1.2:7400 --root there --insecure &".into(),
+        "ip netns exec link-server longhaul agent --listen 10.77.1.2:7400 --root there --insecure --user $(id -u) &".into(),
         "ip netns exec link-client longhaul cp -r tree/. lh://10.77.1.2/copy --fsync none".into(),
         "ip netns exec link-server rsync --daemon --no-detach --config rsyncd.conf &".into(),
         "ip netns exec link-client rsync -a tree/ rsync://10.77.1.2/data/copy/".into(),

@@ -65,7 +65,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
             .into(),
     );
     section.commands = vec![
-        "longhaul agent --root there --insecure &".into(),
+        "longhaul agent --root there --insecure --user $(id -u) &".into(),
         "longhaul cp -r tree/. lh://localhost/copy --fsync none".into(),
         "rsync --daemon --no-detach --config rsyncd.conf &".into(),
         "rsync -a tree/ rsync://localhost/data/copy/".into(),

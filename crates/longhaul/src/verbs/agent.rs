@@ -1,5 +1,7 @@
 //! `longhaul agent`.
 
+mod user;
+
 use crate::exit::{Failure, Outcome};
 use crate::names::{EngineArgs, parse_bytes};
 use crate::output::Output;
@@ -10,6 +12,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use user::User;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -18,6 +21,11 @@ to it. Nothing outside the directory is reached. With --key-file only who has th
 and everything is encrypted; the file is made if it does not exist, and is to be copied to the other
 machine. Without a key, whoever reaches the port may read and write as the user who runs this:
 --insecure has to say that this is wanted, except on a loopback address.
+
+Started by root, it wants a key on a loopback address too, since every user of this machine can connect
+to it, and it becomes the user `nobody` (or --user NAME) once the directory is open. The sender's owners,
+set-user-ID and set-group-ID bits and access control lists are taken with --allow-owner only, which
+keeps root and takes a key.
 
 Example:
   longhaul agent --listen 192.0.2.7:7400 --root /srv/data --key-file ~/.config/longhaul/agent.key")]
@@ -44,6 +52,14 @@ pub(crate) struct Args {
     /// Send to other agents, wherever they are, for those who ask for it
     #[arg(long)]
     onward: bool,
+    /// Run as this user (a name, UID or UID:GID) once the directory is open [default: nobody, if
+    /// root starts this without --allow-owner]
+    #[arg(long, value_name = "NAME", conflicts_with = "one_time")]
+    user: Option<String>,
+    /// Let those who have the key decide owners, set-user-ID and set-group-ID bits and access
+    /// control lists (with `cp --owner` and -X)
+    #[arg(long, conflicts_with_all = ["one_time", "insecure"])]
+    allow_owner: bool,
     /// Let nobody write
     #[arg(long)]
     read_only: bool,
@@ -83,14 +99,49 @@ fn one_time_key() -> Result<Key, Failure> {
     Key::parse(&line).map_err(Failure::usage)
 }
 
-pub(crate) fn run(args: Args, output: Output) -> Outcome {
-    if !args.insecure && !args.one_time && args.key_file.is_none() && !is_loopback(&args.listen) {
+/// Refuses what would give strangers rights that nobody has meant to give.
+fn check_access(args: &Args, is_root: bool) -> Result<(), Failure> {
+    // Who starts this over ssh has shown who it is, and hands a key over.
+    if args.one_time || args.key_file.is_some() {
+        return Ok(());
+    }
+    let listen = args.listen;
+    if args.allow_owner {
+        return Err(Failure::usage(
+            "--allow-owner lets who connects make programs that run as others: give a --key-file",
+        ));
+    }
+    if args.insecure {
+        return Ok(());
+    }
+    if !is_loopback(&listen) {
         return Err(Failure::usage(format_args!(
-            "{} can be reached from other machines: give a --key-file, or say --insecure if the network is \
-             trusted",
-            args.listen
+            "{listen} can be reached from other machines: give a --key-file, or say --insecure if the network \
+             is trusted"
         )));
     }
+    if is_root {
+        return Err(Failure::usage(format_args!(
+            "root starts this, and every user of this machine can connect to {listen}: give a --key-file, or \
+             say --insecure if all of them may read and write what the user nobody (or --user NAME) may"
+        )));
+    }
+    Ok(())
+}
+
+/// The user to run as.
+fn user(args: &Args, own: User) -> Result<User, Failure> {
+    match &args.user {
+        Some(name) => User::named(name),
+        None if own.is_root() && !args.one_time && !args.allow_owner => Ok(User::nobody()),
+        None => Ok(own),
+    }
+}
+
+pub(crate) fn run(args: Args, output: Output) -> Outcome {
+    let own = User::own();
+    check_access(&args, own.is_root())?;
+    let user = user(&args, own)?;
     // From here on a signal is an event, also before all is ready.
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(Failure::failed)?;
     super::cp::raise_descriptors();
@@ -98,11 +149,13 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
         true => Some(one_time_key()?),
         false => super::cp::key(args.key_file.as_deref(), Key::load_or_make)?,
     };
-    let agent = Agent::start(AgentConfig {
+    let bound = Agent::bind(AgentConfig {
         listen: listen(&args),
         root: args.root.clone(),
         key,
         read_only: args.read_only,
+        // Who comes over ssh has no more rights than ssh has given.
+        allow_owner: args.allow_owner || args.one_time,
         // Who comes over ssh could run anything here.
         onward: args.onward || args.one_time,
         readers: super::cp::concurrency(args.readers),
@@ -113,8 +166,17 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
         engine: args.engine.config(),
     })
     .map_err(Failure::failed)?;
+    let named = |e| Failure::failed(format_args!("cannot become the user {}: {e}", user.name));
+    user.become_it().map_err(named)?;
+    let agent = bound.start().map_err(|e| {
+        let hint = if args.user.is_none() { "; --user NAME runs this as another user" } else { "" };
+        Failure::failed(format_args!("as the user {}: {e}{hint}", user.name))
+    })?;
     let uri = format!("lh://{}/", agent.address());
-    output.event("ready", json!({ "listen": agent.address().to_string(), "uri": uri, "root": args.root }));
+    output.event(
+        "ready",
+        json!({ "listen": agent.address().to_string(), "uri": uri, "root": args.root, "user": user.name }),
+    );
     if !output.is_json() {
         output.line(format_args!("ready {uri}"));
     }

@@ -147,10 +147,16 @@ impl Drop for Target {
     }
 }
 
+/// The user that the tests run as: agents stay that, also if it is root.
+pub fn own_user() -> String {
+    rustix::process::geteuid().as_raw().to_string()
+}
+
 /// An agent that serves a directory on loopback, and its URI, which ends with a slash.
 pub fn agent(root: &Path, more: &[&str]) -> (Target, String) {
-    let args = ["agent", "--listen", "127.0.0.1:0", "--json", "--root", text(root)];
-    let agent = Target::spawn(command(&[&args[..], more].concat()));
+    let user = own_user();
+    let args = ["agent", "--listen", "127.0.0.1:0", "--json", "--insecure", "--user", &user, "--root"];
+    let agent = Target::spawn(command(&[&args[..], &[text(root)], more].concat()));
     let uri = agent.ready["uri"].as_str().expect("a URI").to_owned();
     (agent, uri)
 }

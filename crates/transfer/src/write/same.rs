@@ -50,12 +50,12 @@ impl Writer {
             Err(_) => return Mended::Not,
         };
         let set = || -> io::Result<bool> {
-            let attributes = self.options.xattrs && tree::xattrs_differ(file.as_fd(), entry)?;
+            let attributes = self.options.xattrs && tree::xattrs_differ(file.as_fd(), entry, keep)?;
             if !(differs || attributes) || self.options.dry_run {
                 return Ok(differs || attributes);
             }
             if attributes {
-                tree::remove_xattrs(file.as_fd(), entry)?;
+                tree::remove_xattrs(file.as_fd(), entry, keep)?;
             }
             tree::set_metadata(file.as_fd(), &Entry { mtime, ..entry.clone() }, keep)?;
             Ok(true)
@@ -101,7 +101,7 @@ impl Writer {
             Kind::Directory if there.kind == Kind::Directory => {
                 let same = || -> io::Result<bool> {
                     let directory = tree::readable(self.base.directory(path.as_bytes())?.as_fd())?;
-                    Ok(!tree::xattrs_differ(directory.as_fd(), entry)?)
+                    Ok(!tree::xattrs_differ(directory.as_fd(), entry, self.keep())?)
                 };
                 compare == Compare::Exists
                     || time

@@ -111,6 +111,7 @@ pub fn agent_with(root: &Path, change: impl FnOnce(&mut AgentConfig)) -> Agent {
         root: Some(root.to_owned()),
         key: None,
         read_only: false,
+        allow_owner: false,
         onward: false,
         readers: Concurrency::Fixed(3),
         writers: Concurrency::Fixed(3),

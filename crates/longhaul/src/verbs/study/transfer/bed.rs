@@ -75,7 +75,8 @@ impl Bed {
             self.agent = None;
             let (mut command, address) = self.rig.behind(1)?;
             command.args(["agent", "--insecure", "--listen", &format!("{address}:7400"), "--root"]);
-            command.arg(self.there());
+            // Only this machine reaches the link, and the directory is this user's.
+            command.arg(self.there()).args(["--user", &rustix::process::geteuid().as_raw().to_string()]);
             command.args(at_once.iter().flat_map(|n| ["--writers".to_owned(), n.to_string()]));
             self.agent = Some((at_once, Server::start(command)?));
         }
