@@ -277,7 +277,7 @@ fn transfers(all: &mut Vec<Seed>) {
     let path = |name: &str| RelPath::new(name.as_bytes()).expect("a good name");
     let entry = |name: &str, kind: Kind, size: u64| {
         let (mtime, xattrs) = (Time { secs: 1, nanos: 2 }, vec![((*b"user.x").into(), (*b"value").into())]);
-        Entry { path: path(name), kind, mode: 0o644, uid: 1, gid: 2, mtime, ctime: mtime, size, xattrs }
+        Entry { path: path(name), kind, mode: 0o644, uid: 1, gid: 2, mtime, ctime: mtime, size, sparse: true, xattrs }
     };
     let stream = |settings: u8, frames: Vec<Frame>| {
         let mut bytes = vec![settings];

@@ -25,6 +25,7 @@
 //! | `write`, `journal`, `delete` | the receiving side's threads |
 //! | `asked` | what the receiving side asked for, and so takes |
 //! | `tree` | a directory that is never left |
+//! | `stamps` | which times a file system keeps |
 //! | `made` | data without files, and the place where none is kept |
 //! | [`host`] | what a machine is doing, told to another |
 //! | `manifest` | a list of checksums for others to check |
@@ -72,6 +73,7 @@ mod silence;
 mod sink;
 mod source;
 mod ssh;
+mod stamps;
 mod tree;
 mod tune;
 mod tuner;

@@ -156,6 +156,7 @@ fn entry(path: &str, kind: Kind, mode: u32, size: u64) -> Option<Entry> {
         mtime: MADE,
         ctime: Time::default(),
         size,
+        sparse: false,
         xattrs: Vec::new(),
     })
 }

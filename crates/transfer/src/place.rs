@@ -5,7 +5,7 @@ use crate::made::{self, Made};
 use crate::scan::Start;
 use crate::seal::fill_random;
 use crate::tree::{self, Tree, say};
-use crate::wire::{Options, Place, Refusal, RefusalKind, RelPath, Request, show};
+use crate::wire::{Entry, Kind, Options, Place, Refusal, RefusalKind, RelPath, Request, show};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -173,6 +173,11 @@ impl Root {
         let tree = self.open(parent).map_err(|e| wrong(path, &e))?;
         let name = RelPath::new(name).map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
         match tree.look(&name) {
+            // As cp(1) does, and path_resolution(7) says of a slash at the end.
+            Ok(Some(Entry { kind: Kind::Symlink(_), .. })) if typed.ends_with(b"/") => {
+                let tree = self.open(path).map_err(|e| wrong(path, &e))?;
+                Ok(Start::Tree { tree: tree.named(name.as_bytes()), path: name })
+            }
             Ok(Some(_)) => Ok(Start::Tree { tree, path: name }),
             Ok(None) => Err(wrong(path, &io::ErrorKind::NotFound.into())),
             Err(e) => Err(wrong(path, &e)),

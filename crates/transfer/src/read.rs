@@ -53,7 +53,6 @@ pub(crate) struct Large {
     content: Readable,
     outgoing: Arc<Outgoing>,
     have: Box<[u8]>,
-    sparse: bool,
     state: Mutex<State>,
 }
 
@@ -268,7 +267,7 @@ impl Reader {
         let tree = match found.origin {
             Origin::Tree(tree) => tree,
             Origin::Made(made, file) => {
-                return self.share(Readable::Made(made, file), found.entry, (have, false), index);
+                return self.share(Readable::Made(made, file), found.entry, have, index);
             }
         };
         let opened = tree::open_file(&tree, &found.entry.path)
@@ -298,23 +297,15 @@ impl Reader {
                 Err(e) => return self.trouble(&entry, Op::Read, say(&e)),
             }
         }
-        let sparse = (stat.st_blocks as u64).saturating_mul(512) < entry.size;
-        self.share(Readable::File(file, stat), entry, (have, sparse), index)
+        self.share(Readable::File(file, stat), entry, have, index)
     }
 
     /// Reads a large file, and calls others to help.
-    fn share(
-        &self,
-        content: Readable,
-        entry: Entry,
-        (have, sparse): (Box<[u8]>, bool),
-        index: usize,
-    ) -> Result<(), Gone> {
+    fn share(&self, content: Readable, entry: Entry, have: Box<[u8]>, index: usize) -> Result<(), Gone> {
         // Those that do not work now may later.
         let helpers = (self.threads - 1).min((entry.size / BLOCK as u64) as usize);
         let number = self.next.fetch_add(1, Relaxed);
         let large = Arc::new(Large {
-            sparse,
             content,
             outgoing: Arc::new(Outgoing { number, entry }),
             have,
@@ -413,7 +404,7 @@ impl Large {
     /// Goes on to the next block that is to be sent; whether there is none.
     fn is_exhausted(&self, state: &mut State) -> bool {
         while !state.exhausted {
-            if self.sparse
+            if self.outgoing.entry.sparse
                 && let Readable::File(file, _) = &self.content
             {
                 match rustix::fs::seek(file, SeekFrom::Data(state.next)) {

@@ -171,9 +171,9 @@ impl<'a, V: Visitor> Scan<'a, V> {
 
     fn tree(&mut self, tree: &Tree, start: &RelPath) {
         let mut directories = Vec::new();
-        let (parent, name) = start.split();
-        let opened = tree.directory(parent);
-        let first = opened.and_then(|fd| self.visit(tree, fd.as_fd(), name, start.clone(), &mut directories));
+        let first = tree
+            .parent(start)
+            .and_then(|(fd, name)| self.visit(tree, fd.as_fd(), name, start.clone(), &mut directories));
         match first {
             Ok(true) => {}
             Ok(false) => self.trouble(start, &io::ErrorKind::NotFound.into()),

@@ -6,10 +6,9 @@
 //! `O_NOFOLLOW` where the kernel has no `openat2`). So neither a hostile name
 //! nor somebody who swaps a directory for a link meanwhile leads outside.
 
+use crate::stamps::{check_set, timestamps};
 use crate::wire::{Entry, Kind, RelPath, SMALL, Time, XATTR_BYTES_MAX, XATTRS_MAX, Xattr, is_carried, show};
-use rustix::fs::{
-    AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, Uid, XattrFlags,
-};
+use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, XattrFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -45,6 +44,8 @@ pub(crate) fn is_access_list(name: &[u8]) -> bool {
 #[derive(Clone, Debug)]
 pub(crate) struct Tree {
     root: Arc<OwnedFd>,
+    /// What names begin with, where the root itself is known by a name.
+    name: Option<Arc<[u8]>>,
 }
 
 fn os(bytes: &[u8]) -> &OsStr {
@@ -66,6 +67,14 @@ fn open_beneath(at: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno> {
     }
 }
 
+/// A path's directory and its last component.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|b| *b == b'/') {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (b"", path),
+    }
+}
+
 fn walk(
     at: BorrowedFd<'_>,
     path: &[u8],
@@ -83,7 +92,7 @@ impl Tree {
     /// root is trusted.
     pub(crate) fn open(path: &Path) -> io::Result<Tree> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Tree { root: Arc::new(rustix::fs::open(path, flags, Mode::empty())?) })
+        Ok(Tree { root: Arc::new(rustix::fs::open(path, flags, Mode::empty())?), name: None })
     }
 
     /// A tree below this one. The path is a stranger's: links on it are
@@ -98,7 +107,28 @@ impl Tree {
             Err(Errno::NOSYS | Errno::PERM) => open_beneath(self.root.as_fd(), path)?,
             result => result?,
         };
-        Ok(Tree { root: Arc::new(root) })
+        Ok(Tree { root: Arc::new(root), name: None })
+    }
+
+    /// The same, where all names begin with `name`: it is that of the root.
+    pub(crate) fn named(self, name: &[u8]) -> Tree {
+        Tree { name: Some(name.into()), ..self }
+    }
+
+    /// A name as a path from the root.
+    fn inside<'a>(&self, path: &'a [u8]) -> &'a [u8] {
+        match self.name.as_deref().and_then(|name| path.strip_prefix(name)) {
+            Some([]) => &[],
+            Some([b'/', below @ ..]) => below,
+            _ => path,
+        }
+    }
+
+    /// The directory that something is in, opened, and its name there: an empty one for
+    /// the root.
+    pub(crate) fn parent<'a>(&self, path: &'a RelPath) -> io::Result<(OwnedFd, &'a [u8])> {
+        let (parent, name) = split(self.inside(path.as_bytes()));
+        Ok((open_beneath(self.fd(), parent)?, name))
     }
 
     /// Whether this user may look names up in the root.
@@ -117,7 +147,7 @@ impl Tree {
 
     /// Opens a directory below, without following a link.
     pub(crate) fn directory(&self, path: &[u8]) -> io::Result<OwnedFd> {
-        Ok(open_beneath(self.fd(), path)?)
+        Ok(open_beneath(self.fd(), self.inside(path))?)
     }
 
     /// Makes a directory and those on the way to it, as far as they are
@@ -144,10 +174,7 @@ impl Tree {
     pub(crate) fn clear(&self, path: &[u8]) -> io::Result<()> {
         let ends = path.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(at, _)| at);
         for end in ends.chain([path.len()]) {
-            let (parent, name) = match path[..end].iter().rposition(|b| *b == b'/') {
-                Some(at) => (&path[..at], &path[at + 1..end]),
-                None => (&b""[..], &path[..end]),
-            };
+            let (parent, name) = split(&path[..end]);
             let at = open_beneath(self.fd(), parent)?;
             let stat = match rustix::fs::statat(&at, os(name), AtFlags::SYMLINK_NOFOLLOW) {
                 Err(Errno::NOENT) => return Ok(()),
@@ -162,12 +189,19 @@ impl Tree {
 
     /// What is at `path`, if anything; links are not followed.
     pub(crate) fn look(&self, path: &RelPath) -> io::Result<Option<Entry>> {
-        let (parent, name) = path.split();
-        let parent = match open_beneath(self.fd(), parent) {
-            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+        Ok(self.look_in(path)?.map(|found| found.entry))
+    }
+
+    /// The same, with what the system knows of it and the directory that it is in.
+    pub(crate) fn look_in(&self, path: &RelPath) -> io::Result<Option<Seen>> {
+        let (directory, name) = match self.parent(path) {
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Ok(None);
+            }
             result => result?,
         };
-        Ok(entry_at(parent.as_fd(), name, path.clone())?.map(|(entry, _)| entry))
+        let found = entry_at(directory.as_fd(), name, path.clone())?;
+        Ok(found.map(|(entry, stat)| Seen { entry, stat, directory }))
     }
 
     /// Makes everything that was written to the tree's file system durable. An error
@@ -179,6 +213,15 @@ impl Tree {
             None => Ok(rustix::fs::syncfs(readable(self.fd())?)?),
         }
     }
+}
+
+/// Something that was found.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) entry: Entry,
+    pub(crate) stat: Stat,
+    /// The directory that it is in.
+    pub(crate) directory: OwnedFd,
 }
 
 /// A directory's descriptor that can be read and synchronised.
@@ -243,6 +286,8 @@ pub(crate) fn entry(stat: &Stat, kind: Kind, path: RelPath) -> Entry {
         mtime: Time { secs: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 },
         ctime,
         size,
+        // Blocks are of 512 bytes, whatever the file system's are (`stat(2)`).
+        sparse: (stat.st_blocks as u64).saturating_mul(512) < size,
         xattrs: Vec::new(),
     }
 }
@@ -309,7 +354,10 @@ pub(crate) fn set_metadata(file: BorrowedFd<'_>, entry: &Entry, keep: Keep) -> i
         }
     }
     done(&"the mode", rustix::fs::fchmod(file, Mode::from_raw_mode(mode)));
-    done(&"the time", rustix::fs::futimens(file, &times(entry.mtime)));
+    if done(&"the time", rustix::fs::futimens(file, &timestamps(entry.mtime))) {
+        let set = check_set(entry.mtime, || Ok(rustix::fs::fstat(file)?));
+        first = first.and(set);
+    }
     first
 }
 
@@ -329,13 +377,8 @@ pub(crate) fn set_link_metadata(
         let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
         rustix::fs::chownat(at, os(name), Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
     }
-    Ok(rustix::fs::utimensat(at, os(name), &times(entry.mtime), AtFlags::SYMLINK_NOFOLLOW)?)
-}
-
-fn times(mtime: Time) -> Timestamps {
-    let last_modification = Timespec { tv_sec: mtime.secs, tv_nsec: i64::from(mtime.nanos) };
-    let last_access = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
-    Timestamps { last_access, last_modification }
+    rustix::fs::utimensat(at, os(name), &timestamps(entry.mtime), AtFlags::SYMLINK_NOFOLLOW)?;
+    check_set(entry.mtime, || Ok(rustix::fs::statat(at, os(name), AtFlags::SYMLINK_NOFOLLOW)?))
 }
 
 /// The extended attributes of an open file that may be carried elsewhere.
@@ -472,10 +515,7 @@ fn is_own(stat: &Stat) -> bool {
 /// # Errors
 /// There is none, or somebody else has put it there.
 pub(crate) fn open_own(tree: &Tree, path: &[u8]) -> io::Result<File> {
-    let (parent, name) = match path.iter().rposition(|b| *b == b'/') {
-        Some(at) => (&path[..at], &path[at + 1..]),
-        None => (&b""[..], path),
-    };
+    let (parent, name) = split(path);
     let parent = open_beneath(tree.fd(), parent)?;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = rustix::fs::openat(parent, os(name), flags, Mode::empty())?;
@@ -487,10 +527,9 @@ pub(crate) fn open_file(tree: &Tree, path: &RelPath) -> io::Result<File> {
     // Not to hang in a named pipe that took the place of a file.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    match rustix::fs::openat2(tree.fd(), os(path.as_bytes()), flags, Mode::empty(), how) {
+    match rustix::fs::openat2(tree.fd(), os(tree.inside(path.as_bytes())), flags, Mode::empty(), how) {
         Err(Errno::NOSYS | Errno::PERM) => {
-            let (parent, name) = path.split();
-            let parent = open_beneath(tree.fd(), parent)?;
+            let (parent, name) = tree.parent(path)?;
             Ok(rustix::fs::openat(parent, os(name), flags, Mode::empty())?.into())
         }
         result => Ok(result?.into()),

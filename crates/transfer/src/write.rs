@@ -8,8 +8,10 @@
 //! - a hard link is made when all files are there;
 //! - a file whose metadata cannot be set appears all the same, and is told.
 
+mod claims;
 mod grant;
 mod same;
+mod sparse;
 #[cfg(test)]
 mod tests;
 
@@ -20,18 +22,19 @@ use crate::journal::{FileKey, Journal, file_key, unfinished, unfinished_of};
 use crate::manifest::Manifest;
 use crate::read::read_full;
 use crate::session::{Done, Incoming, Job, Violation};
+use crate::stamps::{FileSystems, USUAL, unkept};
 use crate::tree::{self, Keep, Tree, Walker, is_full, say};
 use crate::wire::{
     Action, BATCH_ENTRIES, BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry, HAVE_MAX,
-    Hash, Kind, Malformed, Op, Options, Planned, RelPath, Trouble, Want,
+    Hash, Kind, Malformed, Op, Options, Planned, RelPath, Time, Trouble, Want,
 };
+use claims::Claims;
 pub(crate) use grant::{Grant, Withheld};
-use same::{Mended, present};
+use same::{Mended, There, present};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -69,6 +72,9 @@ pub(crate) struct Writer {
     pub(crate) withheld: Withheld,
     /// Something that came and was not asked for.
     unasked: OnceLock<RelPath>,
+    /// The file systems that it goes to.
+    file_systems: FileSystems,
+    claims: Claims,
     files: Mutex<HashMap<u64, Arc<Slot>>>,
     /// Unfinished files of a run before, of which the other side was told that
     /// blocks need not be sent.
@@ -178,6 +184,8 @@ struct Unfinished {
     directory: Arc<OwnedFd>,
     temporary: Vec<u8>,
     path: RelPath,
+    /// Nothing was written to it before this run.
+    fresh: bool,
     /// Checksums of the blocks, where somebody asks for them.
     digests: Mutex<BTreeMap<u64, Digest>>,
 }
@@ -248,6 +256,8 @@ impl Writer {
             asked,
             withheld,
             unasked,
+            file_systems: FileSystems::default(),
+            claims: Claims::default(),
             files,
             declared,
             last,
@@ -464,7 +474,7 @@ impl Writer {
                     && let Some(open) = lock(&slot).take()
                 {
                     // What is left behind is named so that nobody takes it for data.
-                    let _ = tree::remove(open.directory.as_fd(), &open.temporary);
+                    let _ = self.discard(&open);
                 }
                 Done::Abandoned(file.number)
             }
@@ -551,12 +561,16 @@ impl Writer {
         let (parent, _) = path.split();
         match &entry.kind {
             Kind::Directory => {
-                self.parent(path.as_bytes(), walker).map_err(write)?;
+                let directory = self.parent(path.as_bytes(), walker).map_err(write)?;
                 // What is made in it changes its time: it is set again in any case.
-                let kept = Entry { path: path.clone(), ..entry.clone() };
+                let mtime = self.kept(&directory, entry.mtime);
+                let kept = Entry { path: path.clone(), mtime, ..entry.clone() };
                 Ok(match lock(&self.last).keep(path, kept) {
                     Err(e) => Outcome::Flawed((Op::Metadata, e)),
                     Ok(()) if unchanged => Outcome::Later,
+                    Ok(()) if mtime.secs.abs_diff(entry.mtime.secs) > 2 => {
+                        Outcome::Flawed((Op::Metadata, unkept(entry.mtime, mtime)))
+                    }
                     Ok(()) => Outcome::There,
                 })
             }
@@ -597,6 +611,15 @@ impl Writer {
                 self.appear(&directory, Late { path, sent, temporary, digest, is_file: true, flaw })
             }
         }
+    }
+
+    /// A time as the file system of a directory keeps it, where that may be another one.
+    fn kept(&self, directory: &OwnedFd, time: Time) -> Time {
+        if USUAL.contains(&time.secs) {
+            return time;
+        }
+        let device = rustix::fs::fstat(directory).map_or(0, |stat| stat.st_dev);
+        self.file_systems.stamps(device, directory, !self.options.dry_run).kept(time)
     }
 
     /// Lets something appear that is complete, and lists it. Where a directory is in
@@ -646,8 +669,11 @@ impl Writer {
     ) -> Result<Option<Failed>, Failed> {
         let write = |e| (Op::Write, e);
         let make = |at: BorrowedFd<'_>| tree::create(at, temporary, false);
-        let (mut file, _) = self.make_in(directory, parent, make).map_err(write)?;
-        file.write_all(data).map_err(write)?;
+        let (file, _) = self.make_in(directory, parent, make).map_err(write)?;
+        if entry.sparse {
+            file.set_len(data.len() as u64).map_err(write)?;
+        }
+        sparse::write(&file, entry, data, 0, true).map_err(write)?;
         let flaw = self.finish(&file, entry)?;
         if self.options.verify {
             forget(&file).map_err(write)?;
@@ -670,6 +696,12 @@ impl Writer {
         Ok(set.err().map(|e| (Op::Metadata, e)))
     }
 
+    /// Removes an unfinished file.
+    fn discard(&self, open: &Unfinished) -> io::Result<()> {
+        let remove = |at: BorrowedFd<'_>| tree::remove(at, &open.temporary);
+        self.make_in(&open.directory, open.path.split().0, remove)
+    }
+
     /// The file that is under way for this one, opened by whoever comes first.
     fn open(&self, file: &Incoming, walker: &mut Walker) -> io::Result<Arc<Unfinished>> {
         let slot = Arc::clone(lock(&self.files).entry(file.number).or_default());
@@ -687,20 +719,20 @@ impl Writer {
         let declared = lock(&self.declared).get(&key).map(|declared| declared.file);
         let make = |at: BorrowedFd<'_>| tree::create(at, &temporary, declared.is_some());
         let (opened, kept) = self.make_in(&directory, parent, make)?;
-        if let Some(declared) = declared
-            && !(kept && identity(&opened)? == declared)
-        {
+        let sized = match declared {
             // The blocks that were declared will not come.
-            let _ = tree::remove(directory.as_fd(), &temporary);
-            return Err(io::Error::other(
+            Some(declared) if !(kept && identity(&opened)? == declared) => Err(io::Error::other(
                 "what a run before had written of it has gone meanwhile: run the same command again",
-            ));
-        }
-        opened.set_len(file.entry.size)?;
+            )),
+            _ => opened.set_len(file.entry.size),
+        };
+        // Nothing else knows of it: it would stay for good.
+        sized.inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))?;
         // What a run before has written is in this file, and was looked at.
         let blocks = lock(&self.declared).remove(&key).map(|declared| declared.blocks);
         let digests = Mutex::new(blocks.into_iter().flatten().collect());
-        let open = Arc::new(Unfinished { file: opened, directory, temporary, path, digests });
+        let fresh = !kept;
+        let open = Arc::new(Unfinished { file: opened, directory, temporary, path, fresh, digests });
         *slot = Some(Arc::clone(&open));
         Ok(open)
     }
@@ -725,7 +757,7 @@ impl Writer {
             return Err(mismatch());
         }
         let open = self.open(file, walker).map_err(write)?;
-        open.file.write_all_at(data, offset).map_err(write)?;
+        sparse::write(&open.file, &file.entry, data, offset, open.fresh).map_err(write)?;
         if self.options.verify || self.manifest.is_some() {
             lock(&open.digests).insert(offset, *digest);
         }
@@ -745,7 +777,7 @@ impl Writer {
             }
             Ok(flaw)
         };
-        let flaw = finish().inspect_err(|_| drop(tree::remove(open.directory.as_fd(), &open.temporary)))?;
+        let flaw = finish().inspect_err(|_| drop(self.discard(&open)))?;
         let (digest, unlisted) = match self.manifest.as_ref().map(|_| digest(&open, file.entry.size)) {
             None => (None, None),
             Some(Ok(digest)) => (Some(digest), None),
@@ -796,8 +828,9 @@ impl Writer {
                 troubles.push(self.trouble(&entry.path, &(Op::Write, e)));
                 continue;
             }
-            let there = self.there(&entry, &content);
-            let there = there.filter(|it| it.kind != Kind::File || self.list_same(&entry, &content).is_ok());
+            let there = self.there(&entry, &content).filter(|it| self.may_stay(&entry, it));
+            let there =
+                there.filter(|it| it.entry.kind != Kind::File || self.list_same(&entry, &content).is_ok());
             let mended = there.map_or(Mended::Not, |there| self.mend(&entry, &there));
             match mended {
                 Mended::Not => {
@@ -833,15 +866,17 @@ impl Writer {
     }
 
     /// What is there, if it is as good as what would be sent.
-    fn there(&self, entry: &Entry, content: &Content) -> Option<Entry> {
+    fn there(&self, entry: &Entry, content: &Content) -> Option<There> {
         let path = self.place(&entry.path).ok()?;
-        let there = self.base.look(&path).ok()??;
+        let there = self.look(&path).ok()??;
         // What the machine may have lost is only what a run before can have made.
-        let made = || entry.size == there.size && entry.mtime.is_kept_as(there.mtime);
+        let made = || entry.size == there.entry.size && there.has_time_of(entry);
         if self.options.compare == Compare::Exists && !(self.by_content() && made()) {
             return Some(there);
         }
-        let same = entry.is_same(&there, self.compare()).unwrap_or_else(|| match content {
+        let compare = self.compare();
+        let same_time = compare == Compare::Mtime && there.has_time_of(entry);
+        let same = entry.is_same(&there.entry, compare, same_time).unwrap_or_else(|| match content {
             Content::Asked(Some(digest)) => {
                 let hash =
                     tree::open_file(&self.base, &path).and_then(|file| self.options.hash.of_file(&file));
@@ -1024,9 +1059,9 @@ impl Writer {
             return list().map(|()| false);
         }
         // Another file has that name by now, or the copy of this one has failed.
-        let is_it = |there: &Entry| there.kind == Kind::File && entry.mtime.is_kept_as(there.mtime);
+        let is_it = |there: &There| there.entry.kind == Kind::File && there.has_time_of(entry);
         if !matches!(self.options.compare, Compare::Exists | Compare::Size) {
-            let there = self.base.look(&first).map_err(write)?;
+            let there = self.look(&first).map_err(write)?;
             if !there.as_ref().is_some_and(is_it) {
                 let message =
                     format!("{first}, the same file at the source, is not here as it was found there");

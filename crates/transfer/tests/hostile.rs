@@ -174,6 +174,25 @@ fn blocks_that_are_none_are_refused_whatever_the_checksum() {
 }
 
 #[test]
+fn a_block_that_cannot_be_written_leaves_nothing_behind() {
+    let (dir, agent) = served();
+    let mut peer = Peer::welcomed(&agent, "");
+    // No file can be as large.
+    let announced = entry("large", Kind::File, i64::MAX as u64);
+    large(&announced, 1, &noise(1, 1 << 20)).into_iter().for_each(|frame| peer.send(frame));
+    peer.send(Frame::Batch(small("other", b"good").into_body()));
+    peer.send(Frame::End { whole: true });
+    let (troubles, end) = peer.end();
+    assert_eq!(troubles, ["large"]);
+    assert!(matches!(end, Some(Frame::Finished(_))), "{end:?}");
+    let names: Vec<_> = fs::read_dir(dir.path().join("root"))
+        .expect("read")
+        .map(|entry| entry.expect("an entry").file_name())
+        .collect();
+    assert_eq!(names, ["other"], "neither an unfinished file nor a journal");
+}
+
+#[test]
 fn another_version_and_noise_are_refused_in_words() {
     let (_dir, agent) = served();
     let mut peer = Peer::connect(&agent);

@@ -56,6 +56,8 @@ pub struct Entry {
     pub ctime: Time,
     /// Bytes of a file, else 0.
     pub size: u64,
+    /// Whether a file has holes: zeroes in it that take no space.
+    pub sparse: bool,
     /// Extended attributes, access control lists among them.
     pub xattrs: Vec<Xattr>,
 }
@@ -99,6 +101,7 @@ impl Entry {
         to.u64(self.mtime.secs as u64);
         to.u32(self.mtime.nanos);
         to.u64(self.size);
+        to.u8(self.sparse.into());
         if self.comes_in_blocks() {
             to.u64(self.ctime.secs as u64);
             to.u32(self.ctime.nanos);
@@ -142,6 +145,7 @@ impl Entry {
         let (uid, gid) = (from.u32()?, from.u32()?);
         let mtime = time(from)?;
         let size = from.u64()?;
+        let sparse = from.u8()?;
         let ctime = if kind == 0 && size > SMALL { time(from)? } else { Time::default() };
         let kind = match kind {
             0 => Kind::File,
@@ -150,7 +154,7 @@ impl Entry {
             3 => Kind::HardLink(RelPath::new(from.bytes()?)?),
             _ => return Err(Malformed::Value("kind of entry")),
         };
-        let sane = mode <= 0o7777 && i64::try_from(size).is_ok();
+        let sane = mode <= 0o7777 && i64::try_from(size).is_ok() && sparse <= 1;
         if !sane || (path.is_root() && kind != Kind::Directory) {
             return Err(Malformed::Value("entry"));
         }
@@ -165,7 +169,8 @@ impl Entry {
         if !fits {
             return Err(Malformed::Value("content"));
         }
-        Ok((Entry { path, kind, mode, uid, gid, mtime, ctime, size, xattrs }, content))
+        let sparse = sparse == 1;
+        Ok((Entry { path, kind, mode, uid, gid, mtime, ctime, size, sparse, xattrs }, content))
     }
 
     /// One of no particular owner and time.
@@ -173,7 +178,7 @@ impl Entry {
     pub(crate) fn plain(name: &str, kind: Kind, size: u64) -> Entry {
         let path = RelPath::new(name.as_bytes()).expect("a good name");
         let (mtime, ctime, xattrs) = (Time::default(), Time::default(), Vec::new());
-        Entry { path, kind, mode: 0o644, uid: 0, gid: 0, mtime, ctime, size, xattrs }
+        Entry { path, kind, mode: 0o644, uid: 0, gid: 0, mtime, ctime, size, sparse: false, xattrs }
     }
 
     fn comes_in_blocks(&self) -> bool {

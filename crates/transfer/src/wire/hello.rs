@@ -1,13 +1,13 @@
 //! How a session begins: what is wanted, and whether it is granted.
 
 use super::codec::{Fields, Malformed, Put};
-use super::entry::{Digest, Entry, Time};
+use super::entry::{Digest, Entry};
 use super::{BLOCK, BODY_MAX};
 use crate::seal::Key;
 use blake3::hazmat::{HasherExt as _, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
 
 /// The version that this program speaks.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// The first bytes of a connection.
 const MAGIC: [u8; 8] = *b"longhaul";
 
@@ -492,21 +492,11 @@ impl Welcome {
     }
 }
 
-impl Time {
-    /// Whether `there` is this time as file systems keep it: in full, or cut to
-    /// 100 ns (NTFS), 1 µs, 10 ms (exFAT), 1 s (ext3, HFS+) or 2 s (FAT).
-    pub fn is_kept_as(self, there: Time) -> bool {
-        const STEPS: [i128; 6] = [1, 100, 1_000, 10_000_000, 1_000_000_000, 2_000_000_000];
-        let nanos = |time: Time| i128::from(time.secs) * 1_000_000_000 + i128::from(time.nanos);
-        let (ours, there) = (nanos(self), nanos(there));
-        STEPS.iter().any(|step| ours - ours.rem_euclid(*step) == there)
-    }
-}
-
 impl Entry {
     /// Whether `other`, which exists, is as good as this one by `compare`, as
-    /// far as metadata tells: `None` where content has to decide.
-    pub fn is_same(&self, other: &Entry, compare: Compare) -> Option<bool> {
+    /// far as metadata tells: `None` where content has to decide. `same_time` says
+    /// whether its time of change is this one's, as its file system keeps it.
+    pub fn is_same(&self, other: &Entry, compare: Compare, same_time: bool) -> Option<bool> {
         use super::Kind::File;
         if std::mem::discriminant(&self.kind) != std::mem::discriminant(&other.kind) {
             return Some(false);
@@ -518,7 +508,7 @@ impl Entry {
             Compare::Nothing => Some(false),
             Compare::Exists => Some(true),
             Compare::Size => Some(self.size == other.size),
-            Compare::Mtime => Some(self.size == other.size && self.mtime.is_kept_as(other.mtime)),
+            Compare::Mtime => Some(self.size == other.size && same_time),
             Compare::Checksum if self.size != other.size => Some(false),
             Compare::Checksum => None,
         }
@@ -568,35 +558,6 @@ mod tests {
         let (head, _) = super::super::Frame::Refuse(long).encode();
         let header = super::super::Header::decode(*head.first_chunk().expect("a header"));
         assert!(header.is_ok(), "{} bytes of head", head.len());
-    }
-
-    #[test]
-    fn times_are_the_same_as_far_as_file_systems_keep_them() {
-        let at = |secs, nanos| Time { secs, nanos };
-        let ours = at(1_000_000_001, 123_456_789);
-        // As it is; of NTFS, of those that keep microseconds, of exFAT, ext3 and FAT.
-        for there in [
-            ours,
-            at(1_000_000_001, 123_456_700),
-            at(1_000_000_001, 123_456_000),
-            at(1_000_000_001, 120_000_000),
-            at(1_000_000_001, 0),
-            at(1_000_000_000, 0),
-        ] {
-            assert!(ours.is_kept_as(there), "{there:?}");
-        }
-        for other in [
-            at(1_000_000_001, 123_456_788),
-            at(1_000_000_001, 123_456_600),
-            at(1_000_000_001, 130_000_000),
-            at(1_000_000_002, 0),
-            at(1_000_000_000, 123_456_789),
-            at(999_999_999, 0),
-        ] {
-            assert!(!ours.is_kept_as(other), "{other:?}");
-        }
-        assert!(!at(1_000_000_001, 0).is_kept_as(ours), "what is finer than ours is another");
-        assert!(at(-3, 500_000_000).is_kept_as(at(-4, 0)), "down, before 1970 too");
     }
 
     #[test]

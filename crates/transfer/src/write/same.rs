@@ -2,7 +2,8 @@
 //! is to be changed where its content is not.
 
 use super::{Writer, identity};
-use crate::tree;
+use crate::stamps::Stamps;
+use crate::tree::{self, Seen};
 use crate::wire::{BLOCK, Compare, Entry, Kind, RelPath};
 use std::io;
 use std::os::fd::AsFd;
@@ -19,6 +20,22 @@ pub(super) enum Mended {
     Not,
 }
 
+/// Something that is there.
+#[derive(Debug)]
+pub(super) struct There {
+    pub(super) entry: Entry,
+    /// If it is a file of several names: its device and inode.
+    joined: Option<(u64, u64)>,
+    stamps: Stamps,
+}
+
+impl There {
+    /// Whether its time of change is that of an entry, as the file system keeps it.
+    pub(super) fn has_time_of(&self, entry: &Entry) -> bool {
+        self.stamps.keeps(entry.mtime, self.entry.mtime)
+    }
+}
+
 /// Bytes in the blocks of a file of `size` bytes that are there, a bit each.
 pub(super) fn present(have: &[u8], size: u64) -> u64 {
     let blocks: u64 = have.iter().map(|byte| u64::from(byte.count_ones())).sum();
@@ -26,8 +43,29 @@ pub(super) fn present(have: &[u8], size: u64) -> u64 {
 }
 
 impl Writer {
+    /// What is at a place, if anything.
+    pub(super) fn look(&self, path: &RelPath) -> io::Result<Option<There>> {
+        let Some(Seen { entry, stat, directory }) = self.base.look_in(path)? else { return Ok(None) };
+        let joined = (entry.kind == Kind::File && stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
+        let stamps = self.file_systems.stamps(stat.st_dev, &directory, !self.options.dry_run);
+        Ok(Some(There { entry, joined, stamps }))
+    }
+
+    /// Whether a file that is as it should be may stay what it is: not if it is another
+    /// file of the source too, of which it would get whatever becomes of that.
+    pub(super) fn may_stay(&self, entry: &Entry, there: &There) -> bool {
+        match there.joined {
+            // A name is all that was asked for.
+            _ if self.options.compare == Compare::Exists => true,
+            Some(file) if entry.kind == Kind::File => self.claims.claim(file, &entry.path),
+            _ => true,
+        }
+    }
+
     /// Gives a file that need not be sent the metadata that it should have.
-    pub(super) fn mend(&self, entry: &Entry, there: &Entry) -> Mended {
+    pub(super) fn mend(&self, entry: &Entry, there: &There) -> Mended {
+        let same_time = there.has_time_of(entry);
+        let there = &there.entry;
         let (compare, keep) = (self.compare(), self.keep());
         // A name is all that was asked for.
         if entry.kind != Kind::File || self.options.compare == Compare::Exists {
@@ -35,7 +73,7 @@ impl Writer {
         }
         // With the time of the source, another content of the same size would never
         // be found out.
-        let mtime = match compare > Compare::Size && !entry.mtime.is_kept_as(there.mtime) {
+        let mtime = match compare > Compare::Size && !same_time {
             true => entry.mtime,
             false => there.mtime,
         };
@@ -84,7 +122,7 @@ impl Writer {
         if entry.kind == Kind::File {
             return false;
         }
-        let look = || self.base.look(path).ok().flatten();
+        let look = || self.look(path).ok().flatten();
         let Some(there) = Some(compare).filter(|it| *it != Compare::Nothing).and_then(|_| look()) else {
             return false;
         };
@@ -92,7 +130,8 @@ impl Writer {
             return true;
         }
         // What is written below changes the time of the root, the journal first of all.
-        let time = path.is_root() || entry.mtime.is_kept_as(there.mtime);
+        let time = path.is_root() || there.has_time_of(entry);
+        let there = there.entry;
         match &entry.kind {
             Kind::HardLink(first) => {
                 let inode = |path: &RelPath| identity(&tree::open_file(&self.base, path).ok()?).ok();

@@ -1,9 +1,11 @@
 //! Jobs as they could come, in whatever order, and what is there afterwards.
 
 use super::*;
-use crate::wire::{Batch, Time};
+use crate::wire::Batch;
 use longhaul_engine::Buf;
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 fn path(name: &str) -> RelPath {

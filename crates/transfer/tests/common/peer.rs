@@ -88,6 +88,7 @@ pub fn entry(name: &str, kind: Kind, size: u64) -> Entry {
         mtime: Time::default(),
         ctime: Time::default(),
         size,
+        sparse: false,
         xattrs: Vec::new(),
     }
 }

@@ -1,0 +1,77 @@
+//! Files that have holes at the source.
+//!
+//! Invariant: of a file without holes every byte is written, also where all are zeroes.
+
+use crate::wire::Entry;
+use rustix::fs::FallocateFlags;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// The least that file systems keep as a hole, in bytes: a block of most of them.
+const PIECE: usize = 4096;
+static ZEROES: [u8; PIECE] = [0; PIECE];
+
+/// Writes data of a file with the metadata `entry` at `offset`, which is a multiple of
+/// [`PIECE`]. If the file has holes at the source, whole pieces of zeroes become holes
+/// here: left out where nothing is there yet (`fresh`), else taken out.
+///
+/// # Errors
+/// Of pwrite(2).
+pub(super) fn write(file: &File, entry: &Entry, data: &[u8], offset: u64, fresh: bool) -> io::Result<()> {
+    if !entry.sparse {
+        return file.write_all_at(data, offset);
+    }
+    let mut at = 0;
+    for run in data.chunks(PIECE).collect::<Vec<_>>().chunk_by(|a, b| is_hole(a) == is_hole(b)) {
+        let len = run.iter().map(|piece| piece.len()).sum::<usize>();
+        let here = offset + at as u64;
+        if !is_hole(run[0]) {
+            file.write_all_at(&data[at..at + len], here)?;
+        } else if !fresh {
+            let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            // Not every file system can; zeroes are the same content.
+            if rustix::fs::fallocate(file, how, here, len as u64).is_err() {
+                file.write_all_at(&data[at..at + len], here)?;
+            }
+        }
+        at += len;
+    }
+    Ok(())
+}
+
+fn is_hole(piece: &[u8]) -> bool {
+    piece == &ZEROES[..piece.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Kind;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn holes_are_kept_and_zeroes_are_written() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut data = vec![0; 24 * PIECE + 7];
+        data[5 * PIECE] = 1;
+        data[6 * PIECE + 1] = 2;
+        data[20 * PIECE + 4095] = 3;
+        let entry = Entry::plain("f", Kind::File, data.len() as u64);
+        for (sparse, fresh) in [(true, true), (true, false), (false, true)] {
+            let path = dir.path().join(format!("{sparse}{fresh}"));
+            // A run before may have left anything.
+            std::fs::write(&path, if fresh { vec![] } else { vec![9; data.len()] }).expect("written");
+            let file = File::options().write(true).open(&path).expect("opened");
+            file.set_len(data.len() as u64).expect("sized");
+            write(&file, &Entry { sparse, ..entry.clone() }, &data, 0, fresh).expect("written");
+            file.sync_all().expect("synchronised");
+            assert_eq!(std::fs::read(&path).expect("read"), data, "{sparse} {fresh}");
+            let bytes = 512 * file.metadata().expect("there").blocks();
+            match sparse {
+                true => assert!(bytes <= 8 * PIECE as u64, "{bytes} bytes, {fresh}"),
+                false => assert!(bytes >= data.len() as u64, "{bytes} bytes"),
+            }
+        }
+    }
+}
