@@ -3,11 +3,10 @@
 use super::{FileDevice, Inner};
 use crate::DeviceInfo;
 use longhaul_engine::{BUF_MAX, fs};
-use std::ffi::CString;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -115,7 +114,8 @@ pub(super) fn open(path: &Path, options: &FileOptions, block: bool) -> Result<Fi
     let size = grow(path, &file, options, block)?;
     let sector = if block { sector_size(&file).map_err(|e| system("read the block size", e))? } else { 512 };
     let block_size = choose_block(path, size, sector, options.block_size)?;
-    let direct = if options.buffered { None } else { open_direct(path, options.read_only, block_size) };
+    let direct =
+        if options.buffered { None } else { open_direct(path, &file, options.read_only, block_size) };
     let align = direct.as_ref().map(|(_, align)| *align);
     let io = match direct {
         Some((direct, _)) => direct,
@@ -224,26 +224,44 @@ fn choose_block(path: &Path, size: u64, sector: u32, asked: Option<u32>) -> Resu
     Ok(block_size)
 }
 
-/// Opens the file a second time for direct I/O, if it can be done in blocks
-/// of `block_size`.
-fn open_direct(path: &Path, read_only: bool, block_size: u32) -> Option<(File, Align)> {
-    let mut how = OpenOptions::new();
-    let file = how.read(true).write(!read_only).custom_flags(libc::O_DIRECT).open(path).ok()?;
+/// Opens `file` (which is at `path`, or was) a second time for direct I/O, if
+/// it can be done in blocks of `block_size`.
+fn open_direct(path: &Path, file: &File, read_only: bool, block_size: u32) -> Option<(File, Align)> {
+    // By its descriptor: another file may have been put at the path since, and
+    // that one is not locked here. Without /proc by the path, and then looked at.
+    let itself = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let open = |path: &Path| {
+        let mut how = OpenOptions::new();
+        how.read(true).write(!read_only).custom_flags(libc::O_DIRECT).open(path).ok()
+    };
+    let direct = open(&itself).or_else(|| open(path))?;
+    if !is_same(file, &direct) {
+        tracing::warn!(path = %path.display(), "was replaced while it was opened: it goes through the page cache");
+        return None;
+    }
     let align =
-        direct_align(path).unwrap_or(Some(Align { memory: SAFE_ALIGN, offset: SAFE_ALIGN as u32 }))?;
+        direct_align(&direct).unwrap_or(Some(Align { memory: SAFE_ALIGN, offset: SAFE_ALIGN as u32 }))?;
     let fits = align.offset <= block_size && align.memory <= longhaul_engine::BUF_ALIGN;
-    fits.then_some((file, Align { memory: align.memory.max(2), ..align }))
+    fits.then_some((direct, Align { memory: align.memory.max(2), ..align }))
+}
+
+/// Whether two descriptors are of one file, or of one block device.
+fn is_same(a: &File, b: &File) -> bool {
+    let identity = |file: &File| {
+        let meta = file.metadata().ok()?;
+        Some(if meta.file_type().is_block_device() { (0, meta.rdev()) } else { (meta.dev(), meta.ino()) })
+    };
+    identity(a).is_some_and(|a| Some(a) == identity(b))
 }
 
 /// What `statx` tells of direct I/O: `None` if it does not tell (before Linux
 /// 6.1, or this file system), `Some(None)` if there is none here.
-fn direct_align(path: &Path) -> Option<Option<Align>> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+fn direct_align(file: &File) -> Option<Option<Align>> {
     // SAFETY: plain numbers, for which zero is a valid value.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    let (fd, how) = (file.as_raw_fd(), libc::AT_EMPTY_PATH);
     // SAFETY: a C string, and a structure of the type that the call fills.
-    let rc = unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), 0, libc::STATX_DIOALIGN, &mut stat) };
+    let rc = unsafe { libc::statx(fd, c"".as_ptr(), how, libc::STATX_DIOALIGN, &mut stat) };
     if rc != 0 || stat.stx_mask & libc::STATX_DIOALIGN == 0 {
         return None;
     }
@@ -277,4 +295,33 @@ fn discards(file: &File, size: u64, block: bool) -> bool {
     let Ok(end) = libc::off_t::try_from(size.next_multiple_of(4096)) else { return false };
     // SAFETY: plain system call on an open file.
     block || unsafe { libc::fallocate(file.as_raw_fd(), how, end, 4096) } == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn the_locked_file_is_the_one_that_is_written_to() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (path, other) = (dir.path().join("disk"), dir.path().join("other"));
+        for (path, byte) in [(&path, 1u8), (&other, 2)] {
+            std::fs::write(path, vec![byte; 8192]).expect("written");
+        }
+        let file = File::options().read(true).write(true).open(&path).expect("opened");
+        lock(&path, &file, false).expect("locked");
+        if open_direct(&path, &file, false, 4096).is_none() {
+            return eprintln!("skip: needs a file system with direct I/O (TMPDIR)");
+        }
+        // Another one is put there between the lock and the second opening.
+        std::fs::rename(&other, &path).expect("replaced");
+        let (direct, _) = open_direct(&path, &file, false, 4096).expect("direct I/O as before");
+        assert!(is_same(&file, &direct));
+        assert!(!is_same(&file, &File::open(&path).expect("opened")));
+        let (mut block, aligned) = (vec![0u8; 8192], |at: *const u8| at.align_offset(4096));
+        let at = aligned(block.as_ptr());
+        direct.read_exact_at(&mut block[at..at + 4096], 0).expect("read");
+        assert!(block[at..at + 4096].iter().all(|byte| *byte == 1));
+    }
 }
