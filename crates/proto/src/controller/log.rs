@@ -8,6 +8,7 @@ use super::{Controller, Env, discovery};
 use longhaul_wire::Ascii;
 use longhaul_wire::command::{GetLogPage, NSID_ALL, Sqe, admin, io};
 use longhaul_wire::completion::Status;
+use longhaul_wire::fabrics::Cc;
 use longhaul_wire::feature::fid;
 use longhaul_wire::identify::CSI_NVM;
 use longhaul_wire::log::{
@@ -192,9 +193,11 @@ impl Controller {
                 Ok(FirmwareSlots { active: 1, slot1: Ascii::new(&env.subsystem.firmware) }.encode())
             }
             lid::CHANGED_NAMESPACES => Ok(self.events.changed_log()),
-            //= NVMe Base 2.1, Commands Supported and Effects log page: for a command set that there is
-            lid::COMMAND_EFFECTS if request.csi != CSI_NVM => Err(Status::INVALID_FIELD),
-            lid::COMMAND_EFFECTS => Ok(command_effects()),
+            //= NVMe Base 2.1, Commands Supported and Effects log page: CSI selects the I/O command set where CC.CSS is 110b
+            lid::COMMAND_EFFECTS if self.cc.css() == Cc::CSS_ALL => {
+                Ok(command_effects(request.csi == CSI_NVM))
+            }
+            lid::COMMAND_EFFECTS => Ok(command_effects(self.cc.css() == Cc::CSS_NVM)),
             lid::FEATURE_EFFECTS => Ok(feature_effects()),
             // No command of the management interface is supported.
             lid::MI_COMMAND_EFFECTS => Ok(vec![0; CommandEffects::LEN]),
@@ -247,9 +250,16 @@ fn supported_pages(nvm: &NvmContent) -> Vec<u8> {
     pages.into_bytes()
 }
 
-fn command_effects() -> Vec<u8> {
+/// The admin commands, and the I/O commands of the NVM command set or of
+/// another one: of such a one none is supported, and the log says so. It is not
+/// refused, since hosts ask for it as soon as CAP.CSS has bit 6 (nvme-cli for
+/// the Zoned Namespace command set).
+fn command_effects(nvm: bool) -> Vec<u8> {
     let mut log = CommandEffects::new();
     ADMIN_COMMANDS.into_iter().for_each(|opcode| log.set_admin(opcode, effect::SUPPORTED));
+    if !nvm {
+        return log.into_bytes();
+    }
     READING_COMMANDS.into_iter().for_each(|opcode| log.set_io(opcode, effect::SUPPORTED));
     CHANGING_COMMANDS.into_iter().for_each(|opcode| log.set_io(opcode, effect::SUPPORTED | effect::CONTENT));
     log.into_bytes()
