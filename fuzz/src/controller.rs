@@ -225,7 +225,7 @@ impl Rig {
                     assert!(first == slot && result.is_ok());
                     self.command(slot, &sqe, CommandData::InCapsule { len: 0 }, &payload);
                 }
-                Event::Ready(_) | Event::Closed(_) => {}
+                Event::Ready(_) | Event::Displaced { .. } | Event::Closed(_) => {}
             }
         }
     }

@@ -108,6 +108,7 @@ fn answer(target: &mut TargetQueue, event: Event) {
         Event::Ready(_) => {
             target.set_limits(QueueLimits { entries: 33, in_capsule: 8192, flow_control: false });
         }
+        Event::Displaced { cid, .. } => panic!("{cid} is used twice"),
         Event::Closed(reason) => panic!("{reason}"),
     }
 }

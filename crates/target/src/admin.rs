@@ -221,13 +221,23 @@ impl AdminQueue {
                 //= NVMe Base 2.1, Data SGL Length Invalid: the descriptor describes more or less than the command transfers
                 _ => connection.complete(slot, Reply::error(Status::DATA_SGL_LENGTH.dnr())),
             },
-            Action::Hold => self.held.borrow_mut().push(slot),
+            Action::Hold => {
+                self.held.borrow_mut().push(slot);
+                connection.shared.queue.borrow_mut().hold(slot);
+            }
             Action::Abort { sqid, cid } => self.abort(connection, slot, sqid, cid),
             Action::ResetOther(fields) => self.reset_other(connection, slot, fields),
             Action::Change(change) => self.change(connection, slot, change),
             Action::WriteCache { enabled } => self.write_cache(connection, slot, enabled),
             Action::Disconnect => connection.complete(slot, Reply::error(Status::INVALID_QUEUE_TYPE.dnr())),
         }
+    }
+
+    /// The host has forgotten an event request, and uses its identifier for
+    /// another command: it is not completed any more.
+    pub(crate) fn displaced(&self, slot: u16, cid: u16) {
+        self.held.borrow_mut().retain(|&held| held != slot);
+        lock(&self.link.controller).forget_event_request(cid);
     }
 
     /// Completes the event requests for which there is an event.

@@ -17,7 +17,7 @@ use longhaul_conn::{Driver, Shared, linger, receive, transmit};
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Buf, BufMut, Memory, Segment, sleep, spawn};
-use longhaul_proto::controller::Reply;
+use longhaul_proto::controller::{Reply, wrong_field};
 use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, TargetQueue};
 use longhaul_wire::command::{Direction, Sqe};
 use longhaul_wire::completion::Status;
@@ -453,7 +453,8 @@ impl Connection {
 
     /// Refuses Connect: the answer is the last thing sent.
     pub(crate) fn refuse(&self, slot: u16, reply: Reply) {
-        tracing::info!("{}: Connect refused: {}", self.peer, reply.status);
+        let field = wrong_field(&reply).map(|field| format!(": {field} is wrong")).unwrap_or_default();
+        tracing::info!("{}: Connect refused: {}{field}", self.peer, reply.status);
         self.complete(slot, reply);
         self.shared.output.notify();
         self.shared.end();
@@ -541,6 +542,13 @@ impl Driver for Served {
                     }
                 }
                 Event::DataComplete { slot, result } => self.data_complete(slot, result),
+                Event::Displaced { slot, cid } => {
+                    self.end_use(slot);
+                    let role = self.role.borrow().clone();
+                    if let Role::Admin(admin) = role {
+                        admin.displaced(slot, cid);
+                    }
+                }
                 Event::Ready(_) => {}
                 Event::Closed(reason) => tracing::info!("{}: {reason}", self.peer),
             }

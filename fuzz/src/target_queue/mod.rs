@@ -314,6 +314,7 @@ impl Rig {
                     assert!(result.is_ok() || self.queue.params().data_digest);
                     assert!(result.is_ok() || self.host.damaged, "undamaged data has the right digest");
                 }
+                Event::Displaced { .. } => unreachable!("no command is held"),
                 Event::Closed(reason) => self.closed = Some(reason),
             }
         }

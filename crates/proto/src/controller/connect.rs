@@ -6,7 +6,7 @@ use crate::target::ENTRIES_BEFORE_CONNECT;
 use longhaul_wire::command::{Sqe, admin, fctype};
 use longhaul_wire::completion::Status;
 use longhaul_wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, InvalidParameter, RECFMT};
-use longhaul_wire::nqn;
+use longhaul_wire::nqn::{self, NqnError};
 use uuid::Uuid;
 
 /// Byte offsets that IPO names.
@@ -18,6 +18,22 @@ mod at {
     pub(super) const CNTLID: InvalidParameter = InvalidParameter::data(16);
     pub(super) const SUBNQN: InvalidParameter = InvalidParameter::data(256);
     pub(super) const HOSTNQN: InvalidParameter = InvalidParameter::data(512);
+}
+
+/// The field of Connect that a refusal is for, if it names one.
+pub fn wrong_field(reply: &Reply) -> Option<&'static str> {
+    let fields = [
+        (at::QID, "QID"),
+        (at::SQSIZE, "SQSIZE"),
+        (at::HOSTID, "HOSTID"),
+        (at::CNTLID, "CNTLID"),
+        (at::SUBNQN, "SUBNQN"),
+        (at::HOSTNQN, "HOSTNQN"),
+    ];
+    let named =
+        reply.status.is(Status::CONNECT_INVALID_PARAMETERS) || reply.status.is(Status::CONNECT_INVALID_HOST);
+    let found = fields.into_iter().find(|(at, _)| named && u64::from(at.to_dw0()) == reply.result);
+    found.map(|(_, name)| name)
 }
 
 fn invalid(parameter: InvalidParameter) -> Reply {
@@ -35,7 +51,7 @@ pub struct ConnectRequest {
     pub cntlid: u16,
     /// NQN of the subsystem.
     pub subnqn: String,
-    /// NQN of the host.
+    /// NQN of the host; empty if it has none.
     pub hostnqn: String,
     /// Host identifier.
     pub hostid: Uuid,
@@ -66,7 +82,12 @@ impl ConnectRequest {
         }
         //= NVMe Base 2.1, NVMe Qualified Names: names are NUL-terminated UTF-8 of at most 223 bytes
         let subnqn = nqn::from_field(&data.subnqn).map_err(|_| invalid(at::SUBNQN))?;
-        let hostnqn = nqn::from_field(&data.hostnqn).map_err(|_| invalid(at::HOSTNQN))?;
+        // Some hosts (SPDK's tools) have no name, and other targets serve them.
+        // Such a host is on no list of those that are allowed.
+        let hostnqn = match nqn::from_field(&data.hostnqn) {
+            Err(NqnError::Empty) => "",
+            other => other.map_err(|_| invalid(at::HOSTNQN))?,
+        };
         //= NVMe Base 2.1, Connect command: a submission queue has two entries at least
         if command.sqsize == 0 {
             return Err(invalid(at::SQSIZE));

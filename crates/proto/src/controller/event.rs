@@ -107,6 +107,12 @@ impl Events {
         true
     }
 
+    /// Forgets a request that the host has forgotten.
+    pub(super) fn forget(&mut self, cid: u16) {
+        self.held.retain(|held| *held != cid);
+        self.ready.retain(|(ready, _)| *ready != cid);
+    }
+
     pub(super) fn poll(&mut self) -> Option<(u16, Reply)> {
         self.ready.pop_front()
     }
@@ -236,6 +242,18 @@ mod tests {
         assert!(events.abort(2));
         assert_eq!(events.poll(), Some((2, Status::ABORT_REQUESTED.into())));
         assert!(events.hold(9));
+    }
+
+    #[test]
+    fn a_request_that_is_forgotten_is_not_answered() {
+        let mut events = enabled();
+        (1..=3).for_each(|cid| assert!(events.hold(cid)));
+        events.forget(1);
+        events.namespace_changed(7);
+        events.forget(2);
+        assert_eq!(events.poll(), None, "neither held nor answered");
+        events.raise(Event::AnaChange);
+        assert_eq!(events.poll(), Some((3, Reply::ok(ANA))));
     }
 
     #[test]

@@ -44,7 +44,7 @@ mod testing;
 mod tests;
 
 pub use action::{Action, Change, QueueParams, Reply};
-pub use connect::ConnectRequest;
+pub use connect::{ConnectRequest, wrong_field};
 pub use discovery::{DiscoveryTarget, discovery_entry};
 pub use event::AER_LIMIT;
 pub use instance::{Instance, OtherReset, RESET_LIMIT};
@@ -276,6 +276,12 @@ impl Controller {
         self.events.poll()
     }
 
+    /// Says that the host has forgotten an event request: it uses `cid` for
+    /// another command.
+    pub fn forget_event_request(&mut self, cid: u16) {
+        self.events.forget(cid);
+    }
+
     /// Says that namespaces were added, removed, or changed their size or
     /// attributes.
     pub fn namespaces_changed(&mut self, nsids: impl IntoIterator<Item = u32>) {
@@ -330,7 +336,7 @@ impl Controller {
         self.cntlid
     }
 
-    /// NQN of the host.
+    /// NQN of the host; empty if it has none.
     pub fn hostnqn(&self) -> &str {
         &self.host.hostnqn
     }

@@ -22,7 +22,8 @@ pub enum HostAccess {
 }
 
 impl HostAccess {
-    /// Whether the host may connect.
+    /// Whether the host may connect; a host without a name (an empty one) only
+    /// where every host may.
     pub fn allows(&self, hostnqn: &str) -> bool {
         match self {
             HostAccess::Any => true,

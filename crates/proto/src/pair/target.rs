@@ -45,6 +45,8 @@ pub struct TargetEnd {
     pub complete: Vec<(u16, Result<(), Status>)>,
     /// Why the queue has ended.
     pub closed: Option<CloseReason>,
+    /// Identifiers that the host has used anew for another command.
+    pub displaced: Vec<u16>,
     answers: Answers,
     /// Set when the connection is up, as Connect would.
     limits: QueueLimits,
@@ -72,6 +74,7 @@ impl TargetEnd {
             pending: Vec::new(),
             complete: Vec::new(),
             closed: None,
+            displaced: Vec::new(),
             answers,
             limits,
             memory: HashMap::new(),
@@ -131,6 +134,7 @@ impl TargetEnd {
                     self.complete.push((slot, result));
                 }
                 Event::DataComplete { slot, result } => self.store(slot, result),
+                Event::Displaced { cid, .. } => self.displaced.push(cid),
             }
         }
     }

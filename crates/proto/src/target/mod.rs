@@ -23,7 +23,7 @@ pub use types::{
     CommandData, ENTRIES_BEFORE_CONNECT, Event, IN_CAPSULE_ADMIN, IN_CAPSULE_MAX, QueueLimits, TargetConfig,
 };
 
-use longhaul_wire::command::{Sqe, is_fabrics};
+use longhaul_wire::command::{Sqe, fctype, is_fabrics};
 use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::pdu::{self, ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, PduType, TermReq, field};
 use std::collections::VecDeque;
@@ -39,6 +39,11 @@ enum State {
     New,
     Ready,
     Closed,
+}
+
+/// Whether a command gets or sets a property.
+fn is_property(sqe: &Sqe) -> bool {
+    is_fabrics(sqe.opcode) && matches!(sqe.fctype(), fctype::PROPERTY_GET | fctype::PROPERTY_SET)
 }
 
 /// Whose data is being received.
@@ -171,6 +176,14 @@ impl TargetQueue {
         self.cids.get(cid)
     }
 
+    /// Says that a command without data waits for an event, perhaps for ever:
+    /// see [`Event::Displaced`].
+    pub fn hold(&mut self, slot: u16) {
+        let s = &mut self.slots[usize::from(slot)];
+        debug_assert!(s.open && s.len == 0, "slot {slot} waits for an event");
+        s.held = true;
+    }
+
     /// Whether the queue has ended; see [`Event::Closed`].
     pub fn is_closed(&self) -> bool {
         self.state == State::Closed
@@ -286,6 +299,9 @@ impl TargetQueue {
         if in_capsule > self.limits.in_capsule.max(least) {
             return Err(Fault::field(field::PLEN, "more in-capsule data than the queue takes"));
         }
+        if is_property(&sqe) {
+            self.displace(sqe.cid());
+        }
         self.sqhd = if self.sqhd + 1 == self.limits.entries { 0 } else { self.sqhd + 1 };
         // `blocked` has made sure that there is one.
         let Some(&slot) = self.free.last() else {
@@ -308,6 +324,23 @@ impl TargetQueue {
             Ok(data) => self.open_slot(slot, sqe, data),
         }
         Ok(())
+    }
+
+    /// Forgets the command that holds `cid` while it waits for an event.
+    ///
+    /// The specification lets no identifier be used twice at a time. Hosts that
+    /// shut down (SPDK's) end their event requests on their own side alone, and
+    /// then use their identifiers for Property Get and Property Set. An answer
+    /// to the event request would be taken for that of the property command.
+    fn displace(&mut self, cid: u16) {
+        let held = self.cids.get(cid).filter(|slot| self.slots[usize::from(*slot)].held);
+        let Some(slot) = held else { return };
+        let s = &mut self.slots[usize::from(slot)];
+        (s.open, s.held) = (false, false);
+        self.open -= 1;
+        self.cids.remove(cid);
+        self.release(slot);
+        self.events.push_back(Event::Displaced { slot, cid });
     }
 
     /// A slot whose command is answered and whose payload was sent is free,

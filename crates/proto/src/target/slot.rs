@@ -22,6 +22,8 @@ pub(super) struct Slot {
     pub(super) cid: u16,
     /// Between the event that announced it and the response.
     pub(super) open: bool,
+    /// Waits for an event, so a property command may take its identifier.
+    pub(super) held: bool,
     /// Payload was queued that the driver has not reported as sent.
     pub(super) sending: bool,
     /// The piece with `last` was queued.

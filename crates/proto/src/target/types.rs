@@ -109,6 +109,15 @@ pub enum Event {
         /// Whether the data can be used.
         result: Result<(), Status>,
     },
+    /// The host has forgotten a command that was [held](super::TargetQueue::hold)
+    /// and uses its identifier anew: the slot is free, and the command is never
+    /// answered.
+    Displaced {
+        /// The command that is forgotten.
+        slot: u16,
+        /// The identifier that both have.
+        cid: u16,
+    },
     /// The last event: send what [`poll_transmit`](super::TargetQueue::poll_transmit) still gives,
     /// then close the connection.
     Closed(CloseReason),

@@ -213,3 +213,50 @@ pub fn before_enable_and_after_reset(kind: Kind) {
     drop(admin);
     rig.finish();
 }
+
+/// As SPDK's tools come and go: without a name, and with event requests that
+/// they forget on their own side before they shut down.
+pub fn a_host_without_a_name_that_reuses_identifiers(kind: Kind) {
+    let Some(rig) = Rig::new(kind, |_| {}) else { return };
+    let mut admin = Client::open(rig.addr, 0);
+    let nameless = |cntlid| ConnectData::new(HOSTID, cntlid, NQN, "");
+    let done = admin.connect(&Sqe::connect(0, 31, 0, 0), &nameless(0xFFFF));
+    assert_eq!(done.status, Status::SUCCESS);
+    let cntlid = done.result as u16;
+    admin.result(&Sqe::property_set(offset::CC, false, CC_ENABLE));
+    let mut queue = Client::open(rig.addr, 0);
+    assert!(queue.connect(&Sqe::connect(1, 31, 0, 0), &nameless(cntlid)).status.is_success());
+    assert!(queue.call(&read(MEM, 0, 4096), &[]).status.is_success());
+
+    let send = |admin: &mut Client, sqe: &Sqe| {
+        let capsule = admin.capsule(sqe, &[]);
+        admin.send(&capsule);
+    };
+    (0..4u16).for_each(|cid| send(&mut admin, &Sqe::async_event_request().with_cid(0xF000 | cid)));
+    // Another command has to keep away from them still.
+    let conflict = Sqe::keep_alive().with_cid(0xF000);
+    send(&mut admin, &conflict);
+    assert!(admin.finish(0xF000, &[]).status.is(Status::COMMAND_ID_CONFLICT));
+    const NORMAL_SHUTDOWN: u64 = 1 << 14;
+    let shutdown = Sqe::property_set(offset::CC, false, CC_ENABLE | NORMAL_SHUTDOWN);
+    send(&mut admin, &shutdown.with_cid(0xF000));
+    assert_eq!(admin.finish(0xF000, &[]).status, Status::SUCCESS);
+    let mut cids = (0..4u16).cycle();
+    let complete = |csts: u64| csts >> 2 & 3 == 2;
+    loop {
+        let cid = 0xF000 | cids.next().expect("for ever");
+        send(&mut admin, &Sqe::property_get(offset::CSTS, false).with_cid(cid));
+        let done = admin.finish(cid, &[]);
+        assert_eq!(done.status, Status::SUCCESS);
+        if complete(done.result) {
+            break;
+        }
+    }
+    // A change that would have been told of completes none of the forgotten ones.
+    let added = rig
+        .export(longhaul_block::BackendSpec::parse("mem:1MiB").expect("understood").open().expect("opened"));
+    assert!(complete(admin.result(&Sqe::property_get(offset::CSTS, false))));
+    rig.remove(added);
+    drop((admin, queue));
+    rig.finish();
+}

@@ -40,6 +40,7 @@ on_each_engine! {
     connect::hosts_that_are_not_allowed,
     connect::first_command_that_is_no_connect,
     connect::before_enable_and_after_reset,
+    connect::a_host_without_a_name_that_reuses_identifiers,
     resources::a_thousand_idle_connections,
     resources::a_thousand_ends_within_a_pdu,
     resources::half_a_header_for_ever,

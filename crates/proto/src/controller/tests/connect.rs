@@ -56,12 +56,50 @@ fn a_bad_admin_connect_is_told_what_is_wrong() {
         ("HOSTID", connect, patched(0, &[0; 16]), invalid(data(0))),
         ("unknown SUBNQN", connect, connect_data(0xFFFF, "nqn.2014-08.org.example:x"), invalid(data(256))),
         ("unterminated SUBNQN", connect, patched(256, &[b'a'; 256]), invalid(data(256))),
-        ("empty HOSTNQN", connect, patched(512, &[0; 256]), invalid(data(512))),
+        ("unterminated HOSTNQN", connect, patched(512, &[b'a'; 256]), invalid(data(512))),
         ("HOSTNQN not UTF-8", connect, patched(512, &[0xFF]), invalid(data(512))),
     ];
     for (name, sqe, data, expected) in cases {
         assert_eq!(admin(sqe, &data, &subsystem()), Err(expected), "{name}");
     }
+}
+
+#[test]
+fn a_refusal_names_the_field() {
+    let named = |sqe: Sqe, data: &[u8]| {
+        admin(sqe, data, &subsystem()).map_err(|reply| wrong_field(&reply).unwrap_or("none")).err()
+    };
+    let connect = Sqe::connect(0, 31, 0, 0);
+    assert_eq!(named(Sqe::connect(0, 0, 0, 0), &good_data()), Some("SQSIZE"));
+    assert_eq!(named(Sqe::connect(1, 31, 0, 0), &good_data()), Some("QID"));
+    assert_eq!(named(connect, &connect_data(1, SUBNQN)), Some("CNTLID"));
+    assert_eq!(named(connect, &patched(0, &[0; 16])), Some("HOSTID"));
+    assert_eq!(named(connect, &patched(256, &[0; 256])), Some("SUBNQN"));
+    assert_eq!(named(connect, &patched(512, &[0xFF])), Some("HOSTNQN"));
+    assert_eq!(named(connect, &good_data()[..10]), Some("none"));
+}
+
+/// As SPDK's tools connect when they are given no name.
+//= test: NVMe Base 2.1, Connect command
+#[test]
+fn a_host_without_a_name_connects_where_every_host_may() {
+    let nameless = patched(512, &[0; 256]);
+    let connect = Sqe::connect(0, 31, 0, 5000);
+    assert!(admin(connect, &nameless, &subsystem()).is_ok());
+    let mut view = subsystem();
+    view.hosts = HostAccess::Only([HOSTNQN.to_owned()].into());
+    let refused = Reply {
+        status: Status::CONNECT_INVALID_HOST.dnr(),
+        result: InvalidParameter::data(512).to_dw0().into(),
+    };
+    assert_eq!(admin(connect, &nameless, &view), Err(refused));
+    assert_eq!(wrong_field(&refused), Some("HOSTNQN"));
+    // Its I/O queues are those of no other host.
+    let request = ConnectRequest::parse(&connect, &nameless).expect("a sound request");
+    let now = Instant::now();
+    let (mut controller, _) = Controller::connect(request, CNTLID, &subsystem(), now).expect("connected");
+    let io = ConnectRequest::parse(&Sqe::connect(1, 31, 0, 0), &connect_data(CNTLID, SUBNQN)).expect("sound");
+    assert_eq!(controller.connect_io(&io, &subsystem()), Err(invalid(InvalidParameter::data(512))));
 }
 
 //= test: NVMe Base 2.1, Discovery Log Page Entry

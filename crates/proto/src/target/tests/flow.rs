@@ -13,6 +13,40 @@ fn the_host_ends_the_connection() {
     assert!(bench.end.transmit().is_empty(), "a TermReq is not answered by one");
 }
 
+#[test]
+fn a_property_command_takes_the_identifier_of_a_held_event_request() {
+    let mut bench = Bench::new();
+    let event = Sqe::async_event_request().with_cid(5);
+    bench.end.receive(&bench.capsule(event, &[]));
+    let held = bench.end.pending.remove(0).slot;
+    // Only a command that is held gives way, and only to a property command.
+    bench.end.receive(&bench.capsule(Sqe::property_get(0x1C, false).with_cid(5), &[]));
+    assert_eq!(bench.response().status().code(), Status::COMMAND_ID_CONFLICT);
+    bench.end.queue.hold(held);
+    bench.end.receive(&bench.capsule(Sqe::keep_alive().with_cid(5), &[]));
+    assert_eq!(bench.response().status().code(), Status::COMMAND_ID_CONFLICT);
+    let before = bench.end.queue.open_commands();
+    for result in [7, 8] {
+        bench.end.receive(&bench.capsule(Sqe::property_get(0x1C, false).with_cid(5), &[]));
+        assert_eq!(bench.end.queue.open_commands(), before, "one in place of the other");
+        let slot = bench.end.pending.remove(0).slot;
+        bench.end.queue.complete(slot, Status::SUCCESS, result);
+        let cqe = bench.response();
+        assert_eq!((cqe.cid(), cqe.status(), cqe.result()), (5, Status::SUCCESS, result));
+        // And one more held request.
+        bench.end.receive(&bench.capsule(event, &[]));
+        let held = bench.end.pending.remove(0).slot;
+        bench.end.queue.hold(held);
+    }
+    assert_eq!(bench.end.displaced, [5, 5]);
+    // Every slot is there: as many commands as entries are taken.
+    for cid in 10..10 + LIMITS.entries - 1 {
+        bench.end.receive(&bench.capsule(Sqe::keep_alive().with_cid(cid), &[]));
+    }
+    assert_eq!(bench.end.pending.len(), usize::from(LIMITS.entries) - 1);
+    assert!(bench.end.closed.is_none());
+}
+
 //= test: NVMe Base 2.1, Command Identifier
 #[test]
 fn an_identifier_in_use_is_a_conflict() {
