@@ -1,6 +1,7 @@
 //! Connect, and the admin queue of a controller.
 
 use crate::connection::{Connection, Role, small};
+use crate::durable::Written;
 use crate::io::IoQueue;
 use crate::share::Charge;
 use crate::subsystem::{Link, Message, Subsystem, lock};
@@ -296,13 +297,22 @@ impl AdminQueue {
         }
         connection.complete(slot, Reply::ok(0));
         let (this, abrupt) = (Rc::clone(self), change == Change::ShuttingDown { abrupt: true });
-        connection.spawn(async move |_| {
+        connection.spawn(async move |connection| {
             // Queues of the next life may have the same numbers.
             this.link.close_io().await;
-            if !abrupt {
-                flush_all(&this.subsystem).await;
+            // A reset tells the host nothing of durability: what fails here is
+            // for its next flush to report.
+            let told = (change != Change::Disabling).then_some(&*this.link);
+            let clean = abrupt || flush_all(&this.subsystem, told).await;
+            if clean || change == Change::Disabling {
+                return lock(&this.link.controller).change_done(change);
             }
-            lock(&this.link.controller).change_done(change);
+            tracing::error!(
+                "{}: controller {}: not everything is durable, so its shutdown fails (CSTS.CFS)",
+                connection.peer(),
+                this.link.cntlid
+            );
+            lock(&this.link.controller).shutdown_failed();
         });
     }
 
@@ -313,7 +323,7 @@ impl AdminQueue {
         }
         let (this, use_) = (Rc::clone(self), connection.use_of(slot));
         connection.spawn(async move |connection| {
-            let clean = flush_all(&this.subsystem).await;
+            let clean = flush_all(&this.subsystem, Some(&this.link)).await;
             connection.finish(slot, use_, if clean { Status::SUCCESS } else { Status::INTERNAL_ERROR });
         });
     }
@@ -325,13 +335,18 @@ impl AdminQueue {
     }
 }
 
-/// Makes everything written to a subsystem durable. Whether all of it is.
-pub(crate) async fn flush_all(subsystem: &Subsystem) -> bool {
-    let namespaces: Vec<_> = subsystem.namespaces().values().cloned().collect();
+/// Makes everything written to a subsystem durable. Whether all of it is; of
+/// what the controller `link` has written, whether no flush since then failed.
+pub(crate) async fn flush_all(subsystem: &Subsystem, link: Option<&Link>) -> bool {
+    let namespaces = subsystem.namespaces().clone();
     let mut clean = true;
-    for namespace in namespaces {
+    for (nsid, namespace) in namespaces {
+        let written = match link {
+            Some(link) => link.written(nsid, &namespace),
+            None => Arc::new(Written::new(&namespace.failures)),
+        };
         let result = match namespace.device.open().await {
-            Ok(io) => io.flush().await,
+            Ok(io) => written.flush(&*io).await,
             Err(e) => Err(e),
         };
         if let Err(e) = result {

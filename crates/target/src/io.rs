@@ -8,6 +8,7 @@
 //!   device is busy with it the controller counts as present.
 
 use crate::connection::{Connection, Work};
+use crate::durable::Written;
 use crate::share::Charge;
 use crate::subsystem::{Link, Presence, Subsystem, lock};
 use longhaul_block::{BlockIo, IoError, WriteFlags, ZeroFlags};
@@ -30,7 +31,22 @@ pub(crate) struct WithData {
     sqe: Sqe,
     command: IoCommand,
     ns: NamespaceView,
+    at: Rc<Opened>,
+}
+
+/// A namespace's device as one queue has opened it.
+struct Opened {
+    nsid: u32,
     io: Rc<dyn BlockIo>,
+    /// What the controller has written to it, on any queue.
+    written: Arc<Written>,
+}
+
+impl Opened {
+    /// Makes what the controller has written durable.
+    async fn flush(&self) -> Result<(), IoError> {
+        self.written.flush(&*self.io).await
+    }
 }
 
 /// An I/O queue.
@@ -43,7 +59,7 @@ pub(crate) struct IoQueue {
     limits: Limits,
     generation: Cell<u64>,
     view: RefCell<Arc<SubsystemView>>,
-    devices: RefCell<Vec<(u32, Rc<dyn BlockIo>)>>,
+    devices: RefCell<Vec<Rc<Opened>>>,
     /// Commands that wait for a device, while one is being opened.
     waiting: RefCell<Vec<(u16, u32, Sqe, CommandData)>>,
     opening: Cell<bool>,
@@ -77,6 +93,21 @@ fn status_of(e: &IoError, reading: bool) -> Status {
         IoError::Medium(_) | IoError::Integrity(_) if reading => Status::UNRECOVERED_READ,
         IoError::Medium(_) | IoError::Integrity(_) => Status::WRITE_FAULT,
     }
+}
+
+/// Whether a status tells of data that the medium has lost.
+fn is_media_error(status: Status) -> bool {
+    //= NVMe Base 2.1, SMART / Health Information log page: media errors are unrecovered data integrity errors
+    // Other statuses of that type tell of the command: data that differs (as a
+    // Compare is to find out), or access that is denied.
+    let lost = [
+        Status::WRITE_FAULT,
+        Status::UNRECOVERED_READ,
+        Status::GUARD_CHECK,
+        Status::APPLICATION_TAG_CHECK,
+        Status::REFERENCE_TAG_CHECK,
+    ];
+    lost.into_iter().any(|lost| status.is(lost))
 }
 
 impl IoQueue {
@@ -134,8 +165,8 @@ impl IoQueue {
         }
     }
 
-    fn device(&self, nsid: u32) -> Option<Rc<dyn BlockIo>> {
-        self.devices.borrow().iter().find(|(id, _)| *id == nsid).map(|(_, io)| Rc::clone(io))
+    fn device(&self, nsid: u32) -> Option<Rc<Opened>> {
+        self.devices.borrow().iter().find(|at| at.nsid == nsid).cloned()
     }
 
     pub(crate) fn command(
@@ -170,8 +201,8 @@ impl IoQueue {
             self.waiting.borrow_mut().push((slot, use_, *sqe, data));
             return self.open(connection, nsid);
         }
-        let Some(io) = self.device(nsid) else { return };
-        self.execute(connection, slot, sqe, data, command, ns, io);
+        let Some(at) = self.device(nsid) else { return };
+        self.execute(connection, slot, sqe, data, command, ns, at);
     }
 
     /// Opens a namespace's device on this thread, then goes on with the
@@ -183,13 +214,17 @@ impl IoQueue {
         let this = Rc::clone(self);
         connection.spawn(async move |connection| {
             let opened = match this.subsystem.namespace(nsid) {
-                Some(namespace) => namespace.device.open().await,
+                Some(namespace) => namespace
+                    .device
+                    .open()
+                    .await
+                    .map(|io| Rc::new(Opened { nsid, io, written: this.link.written(nsid, &namespace) })),
                 None => Err(IoError::Refused("the namespace has gone".into())),
             };
             this.opening.set(false);
             let failed = opened.as_ref().err().map(|e| status_of(e, true));
-            if let Ok(io) = opened {
-                this.devices.borrow_mut().push((nsid, io));
+            if let Ok(at) = opened {
+                this.devices.borrow_mut().push(at);
             }
             // Taken before the loop: one that needs another device waits anew.
             let waiting = this.waiting.take();
@@ -221,16 +256,16 @@ impl IoQueue {
 
     fn flush_all(&self, connection: &Rc<Connection>, slot: u16) {
         let use_ = connection.use_of(slot);
-        let subsystem = Arc::clone(&self.subsystem);
+        let (subsystem, link) = (Arc::clone(&self.subsystem), Arc::clone(&self.link));
         connection.spawn(async move |connection| {
-            let clean = crate::admin::flush_all(&subsystem).await;
+            let clean = crate::admin::flush_all(&subsystem, Some(&link)).await;
             connection.finish(slot, use_, if clean { Status::SUCCESS } else { Status::WRITE_FAULT });
         });
     }
 
     /// Completes a command that failed, and remembers that in the error log.
     fn fail(&self, connection: &Connection, slot: u16, sqe: &Sqe, status: Status) {
-        if status.sct() == Status::MEDIA {
+        if is_media_error(status) {
             self.link.health.media_errors.fetch_add(1, Ordering::Relaxed);
         }
         let record = ErrorRecord {
@@ -254,29 +289,35 @@ impl IoQueue {
         data: CommandData,
         command: IoCommand,
         ns: &NamespaceView,
-        io: Rc<dyn BlockIo>,
+        at: Rc<Opened>,
     ) {
         match command {
             IoCommand::Read { offset, len, fua } => {
                 add(&self.counts.reads, 1);
                 add(&self.counts.bytes_read, len.into());
-                self.read(connection, slot, sqe, offset, len as usize, fua && ns.volatile_cache, io);
+                self.read(connection, slot, sqe, offset, len as usize, fua && ns.volatile_cache, at);
             }
             IoCommand::Write { offset, len, .. } => {
                 let plain = !connection.shared.queue.borrow().params().data_digest;
-                let mapped = plain.then(|| io.map_write(offset, len as usize)).flatten().map(Memory::Device);
-                let work = Work::Io(WithData { sqe: *sqe, command, ns: ns.clone(), io });
+                let mapped =
+                    plain.then(|| at.io.map_write(offset, len as usize)).flatten().map(Memory::Device);
+                let work = Work::Io(WithData { sqe: *sqe, command, ns: ns.clone(), at });
                 connection.fetch(slot, data, work, mapped);
             }
             IoCommand::Compare { .. } | IoCommand::Deallocate { .. } | IoCommand::Hint { .. } => {
-                let work = Work::Io(WithData { sqe: *sqe, command, ns: ns.clone(), io });
+                let work = Work::Io(WithData { sqe: *sqe, command, ns: ns.clone(), at });
                 connection.fetch(slot, data, work, None);
             }
-            IoCommand::Flush => self.run(connection, slot, sqe, async move { io.flush().await }),
+            IoCommand::Flush => self.run(connection, slot, sqe, async move { at.flush().await }),
             IoCommand::WriteZeroes { offset, len, fua, deallocate } => {
                 let fua = fua || self.link.write_through.load(Ordering::Relaxed);
                 let flags = ZeroFlags { fua, may_deallocate: deallocate };
-                self.change(connection, slot, sqe, async move { io.write_zeroes(offset, len, flags).await });
+                self.change(connection, slot, sqe, async move {
+                    let since = at.written.begin();
+                    let result = at.io.write_zeroes(offset, len, flags).await;
+                    at.written.end(since);
+                    result.inspect_err(|e| at.written.failed_write(e, flags.fua))
+                });
             }
             IoCommand::Verify { offset, len } => {
                 let memory = connection.target.memory.check.clone();
@@ -285,7 +326,7 @@ impl IoQueue {
                     while done < len {
                         let piece = (len - done).min(VERIFY_PIECE);
                         let buf = memory.alloc(piece as usize).await;
-                        io.read(offset + done, buf).await?;
+                        at.io.read(offset + done, buf).await?;
                         done += piece;
                     }
                     Ok(())
@@ -305,17 +346,17 @@ impl IoQueue {
         offset: u64,
         len: usize,
         flush: bool,
-        io: Rc<dyn BlockIo>,
+        at: Rc<Opened>,
     ) {
         let plain = !connection.shared.queue.borrow().params().data_digest;
         if plain
             && !flush
-            && let Some(segment) = io.map_read(offset, len)
+            && let Some(segment) = at.io.map_read(offset, len)
         {
             return connection.send_read(slot, Memory::Device(segment), None);
         }
         if !flush && let Some((buf, charge)) = connection.share.try_alloc(len) {
-            match io.read(offset, buf).try_ready() {
+            match at.io.read(offset, buf).try_ready() {
                 Ok(Ok(buf)) => connection.send_read(slot, Memory::Buf(buf), Some(charge)),
                 Ok(Err(e)) => self.fail(connection, slot, sqe, status_of(&e, true)),
                 Err(read) => {
@@ -328,10 +369,10 @@ impl IoQueue {
         self.answer_read(connection, slot, sqe, async move {
             if flush {
                 //= NVM Command Set 1.1, Read command: with FUA, data that is in a volatile cache is made durable first
-                io.flush().await?;
+                at.flush().await?;
             }
             let (buf, charge) = share.alloc(len).await;
-            Ok((io.read(offset, buf).await?, charge))
+            Ok((at.io.read(offset, buf).await?, charge))
         });
     }
 
@@ -401,7 +442,7 @@ impl IoQueue {
         work: WithData,
         memory: Memory,
     ) {
-        let WithData { sqe, command, ns, io } = work;
+        let WithData { sqe, command, ns, at } = work;
         match command {
             IoCommand::Write { offset, len, fua } => {
                 add(&self.counts.writes, 1);
@@ -413,16 +454,24 @@ impl IoQueue {
                     Memory::Buf(buf) => buf.freeze(),
                     Memory::Shared(buf) => buf,
                 };
-                match io.write(offset, src, flags).try_ready() {
+                let since = at.written.begin();
+                match at.io.write(offset, src, flags).try_ready() {
                     Ok(Ok(())) => connection.complete(slot, Reply::ok(0)),
-                    Ok(Err(e)) => self.fail(connection, slot, &sqe, status_of(&e, false)),
-                    Err(write) => self.change(connection, slot, &sqe, write),
+                    Ok(Err(e)) => {
+                        at.written.failed_write(&e, flags.fua);
+                        self.fail(connection, slot, &sqe, status_of(&e, false));
+                    }
+                    Err(write) => self.change(connection, slot, &sqe, async move {
+                        let result = write.await;
+                        at.written.end(since);
+                        result.inspect_err(|e| at.written.failed_write(e, flags.fua))
+                    }),
                 }
             }
             IoCommand::Compare { offset, len } => {
                 add(&self.counts.reads, 1);
                 add(&self.counts.bytes_read, len.into());
-                self.compare(connection, slot, &sqe, offset, memory, io);
+                self.compare(connection, slot, &sqe, offset, memory, at);
             }
             IoCommand::Deallocate { ranges } => {
                 let bytes = memory.bytes().unwrap_or_default();
@@ -431,14 +480,16 @@ impl IoQueue {
                     Err(status) => return self.fail(connection, slot, &sqe, status),
                 };
                 self.change(connection, slot, &sqe, async move {
+                    let since = at.written.begin();
                     for (offset, len) in ranges {
-                        match io.discard(offset, len).await {
+                        match at.io.discard(offset, len).await {
                             // Deallocation is a hint; a device that cannot
                             // do it keeps the data.
                             Err(IoError::Unsupported(_)) => {}
                             result => result?,
                         }
                     }
+                    at.written.end(since);
                     Ok(())
                 });
             }
@@ -453,7 +504,7 @@ impl IoQueue {
         sqe: &Sqe,
         offset: u64,
         expected: Memory,
-        io: Rc<dyn BlockIo>,
+        at: Rc<Opened>,
     ) {
         let memory = connection.target.memory.check.clone();
         let (this, sqe, use_) = (Rc::clone(self), *sqe, connection.use_of(slot));
@@ -463,7 +514,7 @@ impl IoQueue {
                 Memory::Shared(buf) => buf,
                 Memory::Device(_) => unreachable!("data to compare is never received into the device"),
             };
-            let result = io.read(offset, memory.alloc(expected.len()).await).await;
+            let result = at.io.read(offset, memory.alloc(expected.len()).await).await;
             if connection.is_current(slot, use_) {
                 match result {
                     Ok(found) if found[..] == expected[..] => connection.complete(slot, Reply::ok(0)),

@@ -11,6 +11,7 @@
 mod admin;
 mod config;
 mod connection;
+mod durable;
 mod io;
 mod memory;
 mod share;

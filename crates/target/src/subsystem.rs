@@ -11,6 +11,7 @@
 //! - an identifier belongs to one controller of both.
 
 use crate::config::Config;
+use crate::durable::{Failures, Written};
 use futures_channel::{mpsc, oneshot};
 use longhaul_block::BlockDevice;
 use longhaul_engine::{now, since};
@@ -37,6 +38,8 @@ pub struct Namespace {
     pub device: Arc<dyn BlockDevice>,
     /// Globally unique identity of the namespace.
     pub uuid: Uuid,
+    /// Flushes of it that have failed.
+    pub(crate) failures: Arc<Failures>,
 }
 
 impl std::fmt::Debug for Namespace {
@@ -268,6 +271,8 @@ pub(crate) struct Link {
     pub(crate) health: Health,
     /// Every write is to be durable: the host has switched the cache off.
     pub(crate) write_through: AtomicBool,
+    /// What it has written to each namespace since its last flush.
+    written: Mutex<BTreeMap<u32, Arc<Written>>>,
 }
 
 /// Counts of one controller.
@@ -302,7 +307,20 @@ impl Link {
             present: Mutex::default(),
             health: Health::default(),
             write_through: AtomicBool::new(false),
+            written: Mutex::default(),
         }
+    }
+
+    /// What the controller has written to a namespace since its last flush,
+    /// on all of its queues.
+    pub(crate) fn written(&self, nsid: u32, namespace: &Namespace) -> Arc<Written> {
+        let mut all = lock(&self.written);
+        let found = all.get(&nsid).filter(|written| written.is_of(&namespace.failures)).cloned();
+        found.unwrap_or_else(|| {
+            let new = Arc::new(Written::new(&namespace.failures));
+            all.insert(nsid, Arc::clone(&new));
+            new
+        })
     }
 
     pub(crate) fn add_queue(&self, qid: u16, sender: mpsc::UnboundedSender<Message>) {
@@ -397,7 +415,7 @@ mod tests {
     fn hosts_are_told_of_units_and_stripes() {
         let memory = || MemDevice::new(8 << 20, 4096).expect("mapped");
         let view = |device: Arc<dyn BlockDevice>| {
-            let view = Namespace { device, uuid: Uuid::nil() }.view(1);
+            let view = Namespace { device, uuid: Uuid::nil(), failures: Arc::default() }.view(1);
             (view.granularity, view.optimal_io)
         };
         assert_eq!(view(Arc::new(Coarse(memory()))), (256 << 10, 768 << 10));

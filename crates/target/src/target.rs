@@ -231,7 +231,7 @@ impl Target {
             let nsid = (1..=NSID_MAX).find(|nsid| !namespaces.contains_key(nsid));
             let nsid =
                 nsid.ok_or_else(|| Error::Export(format!("{nqn} has {NSID_MAX} namespaces already")))?;
-            namespaces.insert(nsid, Namespace { device, uuid });
+            namespaces.insert(nsid, Namespace { device, uuid, failures: Arc::default() });
             nsid
         };
         subsystem.changed(&[nsid]);
@@ -302,7 +302,7 @@ impl Target {
             }
             let mut clean = true;
             for subsystem in shared.all() {
-                clean &= flush_all(&subsystem).await;
+                clean &= flush_all(&subsystem, None).await;
             }
             clean
         });

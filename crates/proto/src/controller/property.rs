@@ -92,6 +92,16 @@ impl Controller {
         Action::Change(Change::Enabled)
     }
 
+    /// Says that a shutdown has failed: something that the host was told is
+    /// written is not durable.
+    pub fn shutdown_failed(&mut self) {
+        if self.csts.shst() == ShutdownStatus::Occurring as u32 {
+            //= NVMe Base 2.1, CSTS.SHST: shutdown processing is complete only when what was cached is durable
+            //= NVMe Base 2.1, CSTS.CFS: an error that no completion can tell of is a fatal status
+            self.csts = self.csts.with_cfs(1);
+        }
+    }
+
     /// Says that a change is done: CSTS tells the host.
     pub fn change_done(&mut self, change: Change) {
         match change {

@@ -8,6 +8,7 @@
 mod client;
 mod connect;
 mod data;
+mod durable;
 mod faults;
 mod headers;
 mod resources;
@@ -50,4 +51,8 @@ on_each_engine! {
     resources::log_pages_that_are_never_taken,
     faults::panics_in_a_back_end,
     faults::first_commands_for_many_namespaces,
+    durable::a_failed_flush_is_heard_by_every_controller_that_has_written,
+    durable::a_shutdown_whose_flush_fails_does_not_complete,
+    durable::a_medium_without_room_is_told_as_such,
+    durable::data_that_differs_is_no_media_error,
 }

@@ -76,6 +76,22 @@ fn a_host_that_enables_too_early_gets_ready_after_the_reset() {
     assert!(rig.controller.is_ready());
 }
 
+//= test: NVMe Base 2.1, CSTS.SHST
+//= test: NVMe Base 2.1, CSTS.CFS
+#[test]
+fn a_shutdown_that_fails_is_not_complete() {
+    let mut rig = Rig::ready();
+    assert_eq!(rig.set_cc(CC_ENABLE | 1 << 14), Action::Change(Change::ShuttingDown { abrupt: false }));
+    rig.controller.shutdown_failed();
+    assert_eq!((rig.csts().cfs(), rig.csts().shst()), (1, 1));
+    // A second try does not hide it; a reset ends it.
+    assert_eq!(rig.set_cc(CC_ENABLE | 1 << 14), Action::Complete(Reply::ok(0)));
+    assert_eq!((rig.csts().cfs(), rig.csts().shst()), (1, 1));
+    assert_eq!(rig.set_cc(CC_ENABLE & !1), Action::Change(Change::Disabling));
+    rig.controller.change_done(Change::Disabling);
+    assert_eq!(rig.csts().0, 0);
+}
+
 //= test: NVMe Base 2.1, CC.SHN
 #[test]
 fn shutdown_is_told_in_csts() {
