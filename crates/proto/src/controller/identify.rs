@@ -6,7 +6,7 @@ use super::keep_alive::KAS;
 use super::log::{self, ERROR_ENTRIES, TEMPERATURE_CRITICAL, TEMPERATURE_WARNING};
 use super::property::VERSION;
 use super::subsystem::{NamespaceView, NvmContent, PAGE, SubsystemView};
-use super::{ABORT_LIMIT, Controller, Instance, RESET_LIMIT};
+use super::{ABORT_LIMIT, Controller, Instance, RESET_LIMIT, io};
 use longhaul_wire::command::{self, SQE_LEN, Sqe};
 use longhaul_wire::completion::{CQE_LEN, Status};
 use longhaul_wire::fabrics::Version;
@@ -59,7 +59,7 @@ impl Controller {
             cns::INDEPENDENT_NAMESPACE => of_namespace(nvm, sqe.nsid(), |ns| independent(ns).encode()),
             cns::ACTIVE_NAMESPACES | cns::CS_ACTIVE_NAMESPACES => active_list(nvm, sqe.nsid()),
             cns::NAMESPACE_DESCRIPTORS => descriptors(nvm, sqe.nsid()),
-            cns::CS_CONTROLLER => Ok(NvmController { ver: NVM_VERSION.0, ..Default::default() }.encode()),
+            cns::CS_CONTROLLER => Ok(nvm_controller().encode()),
             cns::COMMAND_SETS if fields.cntid == CNTID_THIS || fields.cntid == self.cntlid => {
                 Ok(command_sets())
             }
@@ -106,6 +106,19 @@ impl Controller {
             // answer to Cross-Controller Reset waits for it instead.
         }
         id
+    }
+}
+
+/// The command size limits that are none of MDTS's.
+fn nvm_controller() -> NvmController {
+    let pages = |bytes: u64| (bytes / u64::from(PAGE)).ilog2() as u8;
+    NvmController {
+        vsl: pages(io::VERIFY_MAX),
+        wzsl: pages(io::ZEROES_MAX),
+        // DMRL, DMRSL and DMSL are 0: Dataset Management has no limit (ONCS
+        // bit 2 says so too), and its ranges are deallocated slice by slice.
+        ver: NVM_VERSION.0,
+        ..Default::default()
     }
 }
 

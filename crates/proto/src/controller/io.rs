@@ -12,6 +12,14 @@ use longhaul_wire::completion::Status;
 use longhaul_wire::log::AnaState;
 use zerocopy::FromBytes;
 
+/// Bytes that one Write Zeroes covers at most, 2^n memory pages (WZSL): what a
+/// memory device zeroes in a few milliseconds, so that commands of many hosts
+/// take turns.
+pub const ZEROES_MAX: u64 = 32 << 20;
+
+/// Bytes that one Verify covers at most, likewise (VSL).
+pub const VERIFY_MAX: u64 = 32 << 20;
+
 /// Limits of I/O commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -59,14 +67,14 @@ pub enum IoCommand {
     Verify {
         /// First byte.
         offset: u64,
-        /// Length; may exceed MDTS.
+        /// Length: [`VERIFY_MAX`] at most.
         len: u64,
     },
     /// Make a range read as zeroes.
     WriteZeroes {
         /// First byte.
         offset: u64,
-        /// Length; may exceed MDTS.
+        /// Length: [`ZEROES_MAX`] at most.
         len: u64,
         /// As for a write.
         fua: bool,
@@ -127,9 +135,20 @@ pub fn parse(sqe: &Sqe, ns: Option<&NamespaceView>, limits: &Limits) -> Result<I
             Ok(IoCommand::Write { offset, len, fua: fields.fua })
         }
         io::COMPARE => transfer(sqe, ns, limits).map(|(offset, len, _)| IoCommand::Compare { offset, len }),
-        io::VERIFY => blocks(sqe, ns).map(|(offset, len, _)| IoCommand::Verify { offset, len }),
+        io::VERIFY => {
+            let (offset, len, _) = blocks(sqe, ns)?;
+            //= NVM Command Set 1.1, Identify Controller data structure: a Verify beyond VSL is an invalid field
+            if len > VERIFY_MAX {
+                return Err(Status::INVALID_FIELD.dnr());
+            }
+            Ok(IoCommand::Verify { offset, len })
+        }
         io::WRITE_ZEROES => {
             let (offset, len, fields) = blocks(sqe, ns)?;
+            //= NVM Command Set 1.1, Identify Controller data structure: a Write Zeroes beyond WZSL is an invalid field
+            if len > ZEROES_MAX {
+                return Err(Status::INVALID_FIELD.dnr());
+            }
             Ok(IoCommand::WriteZeroes { offset, len, fua: fields.fua, deallocate: fields.deallocate })
         }
         io::DATASET_MANAGEMENT => dataset(sqe),

@@ -331,6 +331,12 @@ impl Controller {
         csts.rdy() == 1 && csts.shst() == 0 && csts.cfs() == 0 && self.cc.en() == 1 && !self.resetting
     }
 
+    /// Whether the host has enabled it (CC.EN). One that is not does nothing
+    /// for its host, and is not worth a connection for long.
+    pub fn is_enabled(&self) -> bool {
+        self.cc.en() == 1
+    }
+
     /// Controller identifier.
     pub fn cntlid(&self) -> u16 {
         self.cntlid

@@ -28,7 +28,9 @@ use longhaul_wire::pdu::{
 };
 use std::collections::VecDeque;
 
-use crate::transport::{Batch, CloseReason, Deframer, ENTRIES_MAX, Fault, Params, Role, Step, Tx, Want};
+use crate::transport::{
+    BACKLOG_MAX, Batch, CloseReason, Deframer, ENTRIES_MAX, Fault, Params, Role, Step, Tx, Want,
+};
 use slot::{Data, Slot};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -259,7 +261,7 @@ impl HostQueue {
 
     #[inline]
     fn blocked(&self) -> bool {
-        self.tx.backlogged() || self.state == State::Closed
+        self.tx.backlogged(BACKLOG_MAX) || self.state == State::Closed
     }
 
     /// Takes input, and tells how many bytes of it were consumed: all, unless

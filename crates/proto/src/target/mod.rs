@@ -4,6 +4,11 @@
 //! - at most [`QueueLimits::entries`] commands are open (announced and not
 //!   answered) and at most twice as many slots are in use (open, or with data
 //!   that is still being sent); when slots run out the queue takes no input;
+//! - slots are made when they are needed: a queue of many entries that is not
+//!   used costs no memory for them;
+//! - once the replies that commands ask for, from the command to the sending
+//!   of the last byte, come to [`set_reply_limit`](TargetQueue::set_reply_limit),
+//!   no further command is taken;
 //! - a command's identifier is in the map exactly while it is open;
 //! - data is taken only into a command that asked for it, never beyond its
 //!   length, and in the order of offsets within each R2T;
@@ -23,12 +28,14 @@ pub use types::{
     CommandData, ENTRIES_BEFORE_CONNECT, Event, IN_CAPSULE_ADMIN, IN_CAPSULE_MAX, QueueLimits, TargetConfig,
 };
 
-use longhaul_wire::command::{Sqe, fctype, is_fabrics};
+use longhaul_wire::command::{Direction, Sqe, fctype, is_fabrics};
 use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::pdu::{self, ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, PduType, TermReq, field};
 use std::collections::VecDeque;
 
-use crate::transport::{Batch, CloseReason, Deframer, ENTRIES_MAX, Fault, Params, Role, Step, Tx, Want};
+use crate::transport::{
+    Batch, CloseReason, Deframer, ENTRIES_MAX, Fault, Params, RESPONSES_MAX, Role, Step, Tx, Want,
+};
 use cids::CidMap;
 use sgl::DataKind;
 use slot::Slot;
@@ -101,6 +108,12 @@ pub struct TargetQueue {
     open: u16,
     sqhd: u16,
     incoming: Incoming,
+    /// Bytes of data that commands in use ask the controller to send.
+    replies: u64,
+    /// From how many of them on no further command is taken.
+    reply_limit: u64,
+    /// Headers received.
+    headers: u64,
 }
 
 impl TargetQueue {
@@ -130,6 +143,9 @@ impl TargetQueue {
             open: 0,
             sqhd: 0,
             incoming: Incoming::Nobody,
+            replies: 0,
+            reply_limit: u64::MAX,
+            headers: 0,
         };
         queue.set_limits(limits);
         queue
@@ -145,11 +161,10 @@ impl TargetQueue {
         self.limits = limits;
         // Twice the entries: a host may reuse an entry as soon as it has the
         // response, while this end still holds memory that was sent.
-        let slots = self.slot_limit();
-        self.slots.resize(slots.max(self.slots.len()), Slot::default());
+        let limit = self.slot_limit();
         let idle = |slot: &u16| !self.slots[usize::from(*slot)].in_use();
-        self.free = (0..slots as u16).rev().filter(idle).collect();
-        let mut cids = CidMap::new(self.slots.len());
+        self.free = (0..self.slots.len().min(limit) as u16).rev().filter(idle).collect();
+        let mut cids = CidMap::new(limit.max(self.slots.len()));
         for (slot, s) in self.slots.iter().enumerate().filter(|(_, s)| s.open) {
             cids.insert(s.cid, slot as u16);
         }
@@ -159,6 +174,25 @@ impl TargetQueue {
 
     fn slot_limit(&self) -> usize {
         2 * usize::from(self.limits.entries)
+    }
+
+    /// Takes no further command while commands in use ask for `bytes` of data
+    /// or more: a peer that asks and never reads holds little more than that.
+    /// A single command may ask for any length. There is no limit at first.
+    pub fn set_reply_limit(&mut self, bytes: u64) {
+        self.reply_limit = bytes;
+    }
+
+    /// Headers received so far: together with
+    /// [`is_within_pdu`](Self::is_within_pdu) this shows a peer that does not
+    /// come to the end of one.
+    pub fn headers(&self) -> u64 {
+        self.headers
+    }
+
+    /// Whether a part of a PDU was received and the rest was not.
+    pub fn is_within_pdu(&self) -> bool {
+        !self.rx.at_start()
     }
 
     /// What ICReq and ICResp have settled.
@@ -196,8 +230,24 @@ impl TargetQueue {
 
     #[inline]
     fn blocked(&self) -> bool {
-        let no_slot = self.free.is_empty() && self.rx.at_start();
-        no_slot || self.tx.backlogged() || self.state == State::Closed
+        let full = self.replies >= self.reply_limit || !self.has_slot();
+        (full && self.rx.at_start()) || self.tx.backlogged(RESPONSES_MAX) || self.state == State::Closed
+    }
+
+    #[inline]
+    fn has_slot(&self) -> bool {
+        !self.free.is_empty() || self.slots.len() < self.slot_limit()
+    }
+
+    /// A slot that is free, which stays in the list of free ones.
+    #[inline]
+    fn free_slot(&mut self) -> Option<u16> {
+        if self.free.is_empty() && self.slots.len() < self.slot_limit() {
+            // Below twice ENTRIES_MAX, so it fits.
+            self.free.push(self.slots.len() as u16);
+            self.slots.push(Slot::default());
+        }
+        self.free.last().copied()
     }
 
     /// Takes input, and tells how many bytes of it were consumed: all, unless
@@ -256,6 +306,7 @@ impl TargetQueue {
     }
 
     fn step(&mut self, step: Step) -> Result<(), Fault> {
+        self.headers += u64::from(matches!(step, Step::Header(_)));
         match step {
             Step::Header(PduType::CapsuleCmd) => self.command(),
             Step::Header(PduType::H2CData) => self.h2c_data(),
@@ -304,7 +355,7 @@ impl TargetQueue {
         }
         self.sqhd = if self.sqhd + 1 == self.limits.entries { 0 } else { self.sqhd + 1 };
         // `blocked` has made sure that there is one.
-        let Some(&slot) = self.free.last() else {
+        let Some(slot) = self.free_slot() else {
             return Err(Fault::sequence("more commands than the queue has slots"));
         };
         //= NVMe Base 2.1, Command Identifier: one that is in use fails with Command ID Conflict
@@ -347,6 +398,7 @@ impl TargetQueue {
     /// unless the limits have shrunk below it.
     #[inline]
     fn release(&mut self, slot: u16) {
+        self.replies -= u64::from(std::mem::take(&mut self.slots[usize::from(slot)].reply));
         if usize::from(slot) < self.slot_limit() {
             self.free.push(slot);
         }
@@ -364,7 +416,10 @@ impl TargetQueue {
             }
             DataKind::Host(len) => (len, CommandData::HostBuffer { len }),
         };
-        self.slots[usize::from(slot)] = Slot { cid: sqe.cid(), open: true, len, ..Slot::default() };
+        let sends = matches!(data, CommandData::HostBuffer { .. }) && sqe.direction() == Direction::ToHost;
+        let reply = if sends { len } else { 0 };
+        self.replies += u64::from(reply);
+        self.slots[usize::from(slot)] = Slot { cid: sqe.cid(), open: true, len, reply, ..Slot::default() };
         self.events.push_back(Event::Command { slot, sqe, data });
     }
 

@@ -35,6 +35,9 @@ pub(super) struct Slot {
     pub(super) draining: bool,
     /// Status and result to answer a draining command with.
     pub(super) answer: (u16, u64),
+    /// Length of the data that the host is to be sent, in bytes, until the
+    /// command is answered and its data sent.
+    pub(super) reply: u32,
     /// Length of the data that the command describes, in bytes.
     pub(super) len: u32,
     /// How much of it R2Ts have asked for.

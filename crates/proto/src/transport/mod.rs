@@ -17,7 +17,7 @@ pub use params::Params;
 pub use rx::Want;
 pub(crate) use rx::{Deframer, Role, Step};
 pub(crate) use tx::Tx;
-pub use tx::{BACKLOG_MAX, Batch, DigestAt, Piece};
+pub use tx::{BACKLOG_MAX, Batch, DigestAt, Piece, RESPONSES_MAX};
 
 /// The most entries of a queue. It bounds what a connection costs, and leaves
 /// room in a transfer tag and a command identifier to tell uses of a slot apart.

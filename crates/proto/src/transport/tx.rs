@@ -17,6 +17,11 @@ use super::Fault;
 /// A full queue of 4096 entries needs a quarter of it.
 pub const BACKLOG_MAX: usize = 1 << 20;
 
+/// The same for a controller, which answers strangers: little, since as much
+/// again may be under way. It holds the responses to 2,700 commands. A host may
+/// not stop so early: it would wait for a controller that waits for it.
+pub const RESPONSES_MAX: usize = 64 << 10;
+
 /// A part of a [`Batch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
@@ -128,10 +133,10 @@ impl Tx {
         !self.batch.is_empty()
     }
 
-    /// Whether more than [`BACKLOG_MAX`] waits.
+    /// Whether more than `most` bytes of headers wait.
     #[inline]
-    pub(crate) fn backlogged(&self) -> bool {
-        self.batch.bytes.len() > BACKLOG_MAX
+    pub(crate) fn backlogged(&self, most: usize) -> bool {
+        self.batch.bytes.len() > most
     }
 
     /// Queues a header, with digest if asked, and `pad` bytes of padding.

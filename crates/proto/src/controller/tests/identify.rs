@@ -114,7 +114,8 @@ fn active_namespaces_after_an_nsid() {
 fn command_sets() {
     let mut rig = Rig::ready();
     let nvm = NvmController::decode(&rig.data(Sqe::identify(6, 0, 0))).expect("4096 bytes");
-    assert_eq!(nvm, NvmController { ver: 0x0001_0100, ..Default::default() });
+    // 2^13 pages of 4 KiB, and no limits of Dataset Management.
+    assert_eq!(nvm, NvmController { ver: 0x0001_0100, vsl: 13, wzsl: 13, ..Default::default() });
     let sets = |cntid: u32| Sqe::identify(0x1C, 0, 0).with_cdw(10, 0x1C | cntid << 16);
     assert_eq!(rig.data(sets(0xFFFF))[..16], [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(rig.data(sets(CNTLID.into()))[0], 1);

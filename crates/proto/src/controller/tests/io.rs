@@ -68,6 +68,7 @@ fn every_command_in_bytes() {
 //= test: NVM Command Set 1.1, Protection Information
 //= test: NVM Command Set 1.1, LBA Out of Range
 //= test: NVM Command Set 1.1, Dataset Management command
+//= test: NVM Command Set 1.1, Identify Controller data structure
 #[test]
 fn every_refusal_has_its_status() {
     let mut fused = on_1(io::WRITE, rw(0, 1));
@@ -96,6 +97,8 @@ fn every_refusal_has_its_status() {
         (wrong_len(io::COMPARE, 8193), Status::DATA_SGL_LENGTH),
         (Sqe::deallocate(1, 2).with_sgl(Sgl::transport(16)), Status::DATA_SGL_LENGTH),
         (Sqe::deallocate(1, 2).with_sgl(Sgl::transport(4097)), Status::DATA_SGL_LENGTH),
+        (rw(0, 8193).to_sqe(io::WRITE_ZEROES, 4), Status::INVALID_FIELD),
+        (rw(0, 65536).to_sqe(io::VERIFY, 4), Status::INVALID_FIELD),
         (on_1(io::READ, prinfo), Status::INVALID_PROTECTION_INFORMATION),
         (on_1(io::WRITE, storage), Status::INVALID_PROTECTION_INFORMATION),
         (prinfo.to_sqe(io::WRITE_ZEROES, 1), Status::INVALID_PROTECTION_INFORMATION),

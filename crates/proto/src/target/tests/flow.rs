@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::pair::{BLOCK, Pending};
-use crate::transport::BACKLOG_MAX;
+use crate::transport::RESPONSES_MAX;
 
 #[test]
 fn the_host_ends_the_connection() {
@@ -202,12 +202,36 @@ fn a_host_that_never_reads_is_not_answered_for_ever() {
     let mut bench = Bench::new();
     bench.end.receive(&bench.capsule(Sqe::new(FLUSH).with_cid(1), &[]));
     let conflict = bench.capsule(Sqe::new(FLUSH).with_cid(1), &[]);
-    for _ in 0..BACKLOG_MAX / 24 + 100 {
+    for _ in 0..RESPONSES_MAX / 24 + 100 {
         bench.end.queue.handle(&conflict);
     }
     assert_eq!(bench.end.queue.want(), Want::Nothing);
     let out = bench.end.transmit();
-    assert!(out.len() <= BACKLOG_MAX + 24, "{} bytes", out.len());
+    assert!(out.len() <= RESPONSES_MAX + 24, "{} bytes", out.len());
+    assert_eq!(bench.end.queue.want(), Want::Bytes);
+}
+
+#[test]
+fn no_command_is_taken_while_replies_wait_to_be_sent() {
+    let mut bench = Bench::new();
+    bench.end.queue.set_reply_limit(8192);
+    let read = |n: u16| Sqe::new(READ).with_cid(n).with_sgl(Sgl::transport(4096));
+    for n in 1..=3 {
+        bench.end.receive(&bench.capsule(read(n), &[]));
+    }
+    assert_eq!(bench.end.pending.len(), 2, "the third would be beyond the limit");
+    assert_eq!(bench.end.queue.want(), Want::Nothing);
+    // Neither the answer nor its being queued makes room: the sending does.
+    let Pending { slot, .. } = bench.end.pending.remove(0);
+    bench.end.allocate(slot, 4096);
+    bench.end.queue.send_data_and_complete(slot, 0, 4096, 0);
+    assert_eq!((bench.end.queue.want(), bench.end.pending.len()), (Want::Nothing, 1));
+    bench.end.transmit();
+    assert_eq!((bench.end.stuck(), bench.end.pending.len()), (0, 2));
+    // Nor does a command without data, or one that fails, keep its share.
+    for Pending { slot, .. } in std::mem::take(&mut bench.end.pending) {
+        bench.end.queue.complete(slot, Status::INVALID_FIELD, 0);
+    }
     assert_eq!(bench.end.queue.want(), Want::Bytes);
 }
 
