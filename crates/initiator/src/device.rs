@@ -146,7 +146,8 @@ impl RemoteDevice {
     pub async fn open_io(&self) -> Result<Rc<RemoteIo>> {
         let shift = self.namespace().block_size.ilog2();
         let (lanes, sharer) = Lanes::join(&self.controller, shift, &self.paths).await?;
-        Ok(Rc::new(RemoteIo { lanes, sharer, nsid: self.nsid, shift, oncs: self.controller().oncs }))
+        let ControllerInfo { oncs, max_zeroes, .. } = *self.controller();
+        Ok(Rc::new(RemoteIo { lanes, sharer, nsid: self.nsid, shift, oncs, max_zeroes }))
     }
 
     /// What was last measured on a path to it, and chosen for it, by any

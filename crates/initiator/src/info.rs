@@ -5,9 +5,11 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::setup::Admin;
 use futures_util::future;
+use longhaul_wire::fabrics::Cap;
 use longhaul_wire::feature::NumberOfQueues;
 use longhaul_wire::identify::{
-    Identifier, IdentifyController, IdentifyNamespace, cns, ctratt, decode_descriptors, decode_nsid_list,
+    Identifier, IdentifyController, IdentifyNamespace, NvmController, cns, ctratt, decode_descriptors,
+    decode_nsid_list,
 };
 use std::time::Duration;
 use uuid::Uuid;
@@ -52,6 +54,8 @@ pub struct ControllerInfo {
     pub write_cache: bool,
     /// Supported optional NVM commands ([`longhaul_wire::identify::oncs`] bits).
     pub oncs: u16,
+    /// Bytes that one Write Zeroes covers at most (WZSL), if there is a limit.
+    pub max_zeroes: Option<u64>,
     /// Round trip and its variation when it was set up, as TCP saw them.
     pub round_trip: (Duration, Duration),
     /// Congestion control in use on this end.
@@ -162,12 +166,22 @@ pub enum ControllerEvent {
     Lost(String),
 }
 
+/// A limit of the NVM command set in bytes: 2^n memory pages, 0 for none.
+fn size_limit(n: u8, cap: Cap) -> Option<u64> {
+    let shift = PAGE_SHIFT + cap.mpsmin() as u32 + u32::from(n);
+    // A limit beyond what can be asked for is none.
+    (n > 0 && shift < u64::BITS).then(|| 1 << shift)
+}
+
+/// The smallest memory page has 2^12 bytes: CAP.MPSMIN counts from there.
+const PAGE_SHIFT: u32 = 12;
+
 pub(crate) fn describe(
     admin: &Admin,
     subnqn: &str,
     cntlid: u16,
-    id: &IdentifyController,
-    cap: longhaul_wire::fabrics::Cap,
+    (id, nvm): (&IdentifyController, Option<NvmController>),
+    cap: Cap,
     granted: NumberOfQueues,
     options: &Options,
 ) -> ControllerInfo {
@@ -192,6 +206,7 @@ pub(crate) fn describe(
         data_digest,
         write_cache: id.vwc & 1 != 0,
         oncs: id.oncs,
+        max_zeroes: nvm.and_then(|nvm| size_limit(nvm.wzsl, cap)),
         round_trip: admin.queue.stream().round_trip().unwrap_or_default(),
         congestion: admin.queue.stream().congestion().unwrap_or_default(),
     }

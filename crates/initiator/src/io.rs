@@ -27,6 +27,8 @@ pub struct RemoteIo {
     /// Logical block size as a power of two.
     pub(crate) shift: u32,
     pub(crate) oncs: u16,
+    /// Bytes of one Write Zeroes at most, where the controller says.
+    pub(crate) max_zeroes: Option<u64>,
 }
 
 /// Aborts operations that were begun by [`RemoteIo::abortable`].
@@ -224,7 +226,7 @@ impl BlockIo for RemoteIo {
         if self.oncs & oncs::WRITE_ZEROES == 0 {
             return IoFuture::ready(Err(IoError::Unsupported("write zeroes")));
         }
-        let most = ZEROES_BLOCKS_MAX << self.shift;
+        let most = self.max_zeroes.unwrap_or(u64::MAX).min(ZEROES_BLOCKS_MAX << self.shift);
         let mut commands = Vec::new();
         let mut done = 0;
         while done < len {

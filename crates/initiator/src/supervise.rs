@@ -21,7 +21,7 @@ use longhaul_block::IoError;
 use longhaul_engine::{now, since, sleep, sleep_until, spawn, timeout};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::feature::{NumberOfQueues, fid};
-use longhaul_wire::identify::IdentifyController;
+use longhaul_wire::identify::{IdentifyController, NvmController, cns};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -109,21 +109,24 @@ async fn make(endpoint: Endpoint, settings: &Settings, wanted: Wanted, hasty: &C
     //= NVMe Base 2.1, Number of Queues feature: it is set before any I/O queue is created
     let set_queues = Sqe::set_features(fid::NUMBER_OF_QUEUES, 0, most.to_dword(), false);
     let answers = admin.enable_and(async || {
-        let (id, queues, namespace) = future::join3(
+        let (id, nvm, queues, namespace) = future::join4(
             admin.identify_controller(),
+            // A controller that does not know of it has no such limits.
+            admin.identify("the command set's limits", cns::CS_CONTROLLER, 0),
             admin.command("Set Features (queues)", set_queues, 0),
             find_namespace(&admin, wanted.namespace, subnqn),
         )
         .await;
-        Ok((id?, queues?, namespace?))
+        let nvm = nvm.ok().and_then(|bytes| NvmController::decode(&bytes));
+        Ok(((id?, nvm), queues?, namespace?))
     });
-    let (cap, (id, queues, namespace)) = answers.await.inspect_err(|e| {
+    let (cap, ((id, nvm), queues, namespace)) = answers.await.inspect_err(|e| {
         hasty.set(!endpoint.careful && matches!(e, Error::Unreachable { .. }));
     })?;
     let resets = fence::begin(&admin, wanted.unfenced);
     admin.timeout = options.connect_timeout;
     let granted = NumberOfQueues::from_dword(queues.cqe.dw0());
-    let info = describe(&admin, subnqn, cntlid, &id, cap, granted, options);
+    let info = describe(&admin, subnqn, cntlid, (&id, nvm), cap, granted, options);
     prepared.keep(info.queues.into());
     let (capsule, round_trips) = (admin.in_capsule, admin.round_trips.get());
     let session = Session::new(wanted.epoch, endpoint, options.clone(), &id, info, capsule, signs, prepared);
