@@ -6,7 +6,7 @@
 //!   the driver, never in both.
 
 use crate::shared::{Driver, Queue, Shared};
-use longhaul_engine::RecvMsg;
+use longhaul_engine::{RecvMsg, yield_now};
 use longhaul_proto::transport::Want;
 use std::io;
 
@@ -16,6 +16,10 @@ use std::io;
 const BULK: usize = 16 << 10;
 /// Staging behind bulk: the next header or two, and hardly any data to copy.
 const STAGING_AFTER_BULK: usize = 256;
+
+/// Receives after which the other tasks of the thread have their turn, also if
+/// there always is more to receive.
+const TURN: u64 = 16;
 
 /// Staging while nothing is looked at.
 const LINGER_STAGING: usize = 4096;
@@ -98,6 +102,9 @@ impl<D: Driver> Receive<'_, D> {
                 Ok(_) => {}
                 Err(e) => return Ended::Io(e),
             }
+            if self.shared.progress.get().is_multiple_of(TURN) {
+                yield_now().await;
+            }
         }
     }
 
@@ -173,6 +180,8 @@ impl<D: Driver> Receive<'_, D> {
         self.msg = msg;
         self.staged = 0;
         self.shared.progress.set(self.shared.progress.get() + 1);
+        let received = *result.as_ref().unwrap_or(&0) as u64;
+        self.shared.received.set(self.shared.received.get() + received);
         result
     }
 }

@@ -85,6 +85,8 @@ pub struct Shared<Q> {
     pub resume: Notify,
     /// Receives and sends that were done: shows a peer that has stalled.
     pub progress: Cell<u64>,
+    /// Bytes received.
+    pub received: Cell<u64>,
     /// A send is under way.
     pub sending: Cell<bool>,
     /// The receive task has ended: send what there is and end too.
@@ -101,6 +103,7 @@ impl<Q> Shared<Q> {
             output: Notify::new(),
             resume: Notify::new(),
             progress: Cell::new(0),
+            received: Cell::new(0),
             sending: Cell::new(false),
             ending: Cell::new(false),
         }

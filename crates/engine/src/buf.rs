@@ -344,6 +344,12 @@ impl BufPool {
         BufPool { shared: Arc::new(PoolShared { limit: limit.max(BUF_MAX), state: Mutex::default() }) }
     }
 
+    /// What a buffer of `len` bytes takes of a pool, in bytes: `len` rounded up
+    /// to a power of two, 4 KiB at least.
+    pub fn footprint(len: usize) -> usize {
+        class_len(class_of(len))
+    }
+
     /// Upper bound of what it hands out, in bytes.
     pub fn limit(&self) -> usize {
         self.shared.limit
