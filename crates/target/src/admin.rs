@@ -1,9 +1,10 @@
 //! Connect, and the admin queue of a controller.
 
-use crate::connection::{Connection, Role, small};
+use crate::connection::{Connection, Role};
 use crate::durable::Written;
 use crate::io::IoQueue;
-use crate::share::Charge;
+use crate::ledger::Charge;
+use crate::memory::REPLY_MAX;
 use crate::subsystem::{Link, Message, Subsystem, lock};
 use futures_channel::oneshot;
 use longhaul_engine::{BUF_MAX, BufMut, Memory, Task, now, sleep_until, spawn};
@@ -25,9 +26,10 @@ use uuid::Uuid;
 /// and at most: a deadline only moves away.
 const KEEP_ALIVE_LOOK: Duration = Duration::from_secs(1);
 
-/// Data up to this length, in bytes, is sent from memory outside the pools:
-/// all of Identify and of most log pages.
-const SMALL: usize = 4096;
+/// Replies of admin commands that one connection may wait to have sent, in
+/// bytes, before its next command is taken: a few Identify. A host that never
+/// reads holds no more.
+const REPLIES_PENDING: u64 = 16 << 10;
 
 /// Handles Connect, with its data.
 pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &[u8]) {
@@ -39,6 +41,9 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     let Some(subsystem) = target.subsystem(&request.subnqn) else {
         return connection.refuse(slot, request.unknown_subsystem());
     };
+    if !connection.belongs_to(&request) {
+        return connection.refuse(slot, request.busy());
+    }
     let discovery = request.subnqn == DISCOVERY_NQN;
     let view = if discovery { target.discovery_view(connection.local) } else { subsystem.view() };
     if request.qid == 0 {
@@ -102,6 +107,7 @@ fn connect_admin(
         in_capsule: longhaul_proto::target::IN_CAPSULE_ADMIN,
         flow_control: params.flow_control,
     };
+    connection.shared.queue.borrow_mut().set_reply_limit(REPLIES_PENDING);
     let admin = AdminQueue { link, subsystem, held: RefCell::default(), _timer: timer };
     connection.become_role(slot, Role::Admin(Rc::new(admin)), limits, params.reply());
 }
@@ -118,9 +124,27 @@ fn random() -> u64 {
 
 /// Ends a controller whose host does not show any sign of life.
 async fn keep_alive(connection: Rc<Connection>, link: Arc<Link>) {
+    let most = connection.target.config.patience.enable;
+    let mut enabled = now();
     loop {
-        let next = lock(&link.controller).next_timeout();
-        let look = now() + KEEP_ALIVE_LOOK;
+        let (next, is_enabled) = {
+            let controller = lock(&link.controller);
+            (controller.next_timeout(), controller.is_enabled())
+        };
+        if is_enabled {
+            enabled = now();
+        } else if now().saturating_duration_since(enabled) >= most {
+            let message = format_args!(
+                "{}: controller {}: not enabled within {} s, disconnected",
+                connection.peer(),
+                link.cntlid,
+                most.as_secs()
+            );
+            connection.target.quiet.late.say(message, |line| tracing::info!("{line}"));
+            connection.close();
+            return;
+        }
+        let look = now() + KEEP_ALIVE_LOOK.min(most);
         sleep_until(next.map_or(look, |next| next.min(look))).await;
         let expired = lock(&link.controller).handle_timeout(now());
         if expired.is_some() {
@@ -155,26 +179,31 @@ impl AdminQueue {
         data: CommandData,
     ) {
         match data {
-            CommandData::HostBuffer { len } if (SMALL + 1..=BUF_MAX).contains(&(len as usize)) => {
-                self.with_memory(connection, slot, *sqe, data, len as usize);
+            CommandData::HostBuffer { len } if len as usize <= BUF_MAX => {
+                self.with_memory(connection, slot, sqe, data, len as usize);
             }
             _ => self.execute(connection, slot, sqe, data, None),
         }
     }
 
-    /// Executes a command that may have much data once there is memory for
+    /// Executes a command that has data for the host once there is memory for
     /// it: a peer that never takes its log pages is no reason to have more.
     fn with_memory(
         self: &Rc<Self>,
         connection: &Rc<Connection>,
         slot: u16,
-        sqe: Sqe,
+        sqe: &Sqe,
         data: CommandData,
         len: usize,
     ) {
-        let (this, use_) = (Rc::clone(self), connection.use_of(slot));
+        let shares = connection.shares();
+        let share = if len <= REPLY_MAX { &shares.replies } else { &shares.host };
+        if let Some(got) = share.try_alloc(len) {
+            return self.execute(connection, slot, sqe, data, Some(got));
+        }
+        let (this, use_, sqe, share) = (Rc::clone(self), connection.use_of(slot), *sqe, Rc::clone(share));
         connection.spawn(async move |connection| {
-            let got = Rc::clone(&connection.share).alloc(len).await;
+            let got = share.alloc(len).await;
             if connection.is_current(slot, use_) {
                 this.execute(&connection, slot, &sqe, data, Some(got));
                 connection.flush();
@@ -217,7 +246,8 @@ impl AdminQueue {
                         buf.copy_from_slice(&bytes);
                         connection.send_read(slot, Memory::Buf(buf), Some(charge));
                     }
-                    None => connection.send_read(slot, small(&bytes), None),
+                    // More than any buffer holds.
+                    None => connection.complete(slot, Reply::error(Status::INVALID_FIELD.dnr())),
                 },
                 //= NVMe Base 2.1, Data SGL Length Invalid: the descriptor describes more or less than the command transfers
                 _ => connection.complete(slot, Reply::error(Status::DATA_SGL_LENGTH.dnr())),

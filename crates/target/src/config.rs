@@ -5,6 +5,7 @@ use longhaul_engine::Config as EngineConfig;
 use longhaul_proto::controller::HostAccess;
 use longhaul_proto::target::IN_CAPSULE_MAX;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// In-capsule data of I/O queues: as large as an I/O, so that a write costs
 /// one round trip.
@@ -17,8 +18,50 @@ const MAX_TRANSFER_MIN: u32 = 1 << 20;
 const MAX_QUEUES: u16 = 128;
 /// Entries of a queue.
 const MAX_QUEUE_SIZE: u16 = 1024;
+/// The fewest connections that make sense: a quarter is one host's, and that
+/// has an admin queue and an I/O queue.
+const MAX_CONNECTIONS_LEAST: usize = 8;
+/// Connections: thirty hosts of a hundred queues each.
+const MAX_CONNECTIONS: usize = 4096;
 /// Threads at most by default: each moves tens of gigabits a second.
 const THREADS_MAX: usize = 8;
+
+/// How long a peer may take. Who takes longer holds memory, descriptors and
+/// places of tables that others need, and is disconnected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// From the beginning of a connection to its Connect.
+    pub connect: Duration,
+    /// From the Connect of an admin queue, or from a reset, to CC.EN.
+    pub enable: Duration,
+    /// For the data of a command, from the moment at which it is received or
+    /// asked for by R2T; besides the time that all data which the connection
+    /// then owes takes at [`data_rate`](Self::data_rate).
+    pub data: Duration,
+    /// In bytes a second.
+    pub data_rate: u64,
+    /// For any progress: a connection that owes something sends
+    /// [`stall_bytes`](Self::stall_bytes) (or all that it owes) in this time,
+    /// and takes what it asked for.
+    pub stall: Duration,
+    /// In bytes.
+    pub stall_bytes: u64,
+}
+
+impl Default for Patience {
+    /// Generous: a TCP connection that lost its path for half a minute goes
+    /// on, and a hundred queues may share a megabit a second.
+    fn default() -> Patience {
+        Patience {
+            connect: Duration::from_secs(15),
+            enable: Duration::from_secs(30),
+            data: Duration::from_secs(30),
+            data_rate: 8 << 10,
+            stall: Duration::from_secs(60),
+            stall_bytes: 64 << 10,
+        }
+    }
+}
 
 /// Settings of a target.
 #[derive(Clone, Debug)]
@@ -48,6 +91,11 @@ pub struct Config {
     pub max_queues: u16,
     /// Entries of a queue.
     pub max_queue_size: u16,
+    /// Connections in all, as far as there are descriptors. One address may
+    /// have half of them, one host a quarter.
+    pub max_connections: usize,
+    /// How long a peer may take.
+    pub patience: Patience,
 }
 
 impl Default for Config {
@@ -66,6 +114,8 @@ impl Default for Config {
             hosts: HostAccess::Any,
             max_queues: MAX_QUEUES,
             max_queue_size: MAX_QUEUE_SIZE,
+            max_connections: MAX_CONNECTIONS,
+            patience: Patience::default(),
         }
     }
 }
@@ -93,6 +143,9 @@ impl Config {
                 self.memory,
                 Memory::MIN >> 20
             ));
+        }
+        if self.max_connections < MAX_CONNECTIONS_LEAST {
+            return Err(format!("at least {MAX_CONNECTIONS_LEAST} connections are needed"));
         }
         if self.threads == 0 || self.max_queues == 0 || self.max_queue_size < 2 {
             return Err("at least one thread, one queue and two entries are needed".into());

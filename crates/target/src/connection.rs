@@ -7,8 +7,11 @@
 //! - the first command is Connect, and decides what the connection is.
 
 use crate::admin::{self, AdminQueue};
+use crate::connections::Place;
 use crate::io::{self, IoQueue};
-use crate::share::{Charge, Share};
+use crate::ledger::{Charge, Origin, Peer};
+use crate::memory::Shares;
+use crate::patience::Fetches;
 use crate::subsystem::{Message, Presence};
 use crate::target::Shared as Target;
 use futures_channel::mpsc;
@@ -16,27 +19,23 @@ use futures_util::{FutureExt, StreamExt};
 use longhaul_conn::{Driver, Shared, linger, receive, transmit};
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::sync::Notify;
-use longhaul_engine::{Buf, BufMut, Memory, Segment, sleep, spawn};
-use longhaul_proto::controller::{Reply, wrong_field};
+use longhaul_engine::{Buf, BufMut, Memory, Segment, spawn};
+use longhaul_proto::controller::{ConnectRequest, Reply, wrong_field};
 use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, TargetQueue};
 use longhaul_wire::command::{Direction, Sqe};
 use longhaul_wire::completion::Status;
 use longhaul_wire::digest::crc32c;
 use longhaul_wire::fabrics::ConnectData;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::net::{Shutdown, SocketAddr};
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// Staging area: a full queue of small commands, and small writes.
 const STAGING: usize = 64 << 10;
-/// A peer that neither takes what it asked for nor sends what it announced
-/// for this long holds memory that others need: it is disconnected.
-const STALL: Duration = Duration::from_secs(60);
-/// Time for a new connection to come to its Connect command.
-const HANDSHAKE: Duration = Duration::from_secs(15);
 /// Time for a peer to close its side after the last thing was sent to it.
 const LINGER: Duration = Duration::from_secs(1);
 /// Time for commands under way to end when the target stops.
@@ -70,10 +69,20 @@ pub(crate) struct Slot {
     source: Option<Segment>,
     /// The same for a digest.
     bytes: Option<Buf>,
-    /// Leave to hold that memory while the peer takes its time.
+    /// Leave to hold that memory.
     charge: Option<Charge>,
+    /// Bytes that the peer owes, and when they are due.
+    pub(crate) fetch: Option<Fetch>,
     /// A device is busy with a change that it cannot be kept from.
     committed: bool,
+}
+
+/// Data of a command that the peer is to send.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fetch {
+    pub(crate) len: u64,
+    /// The round of the watch with which the time is over.
+    pub(crate) due: u64,
 }
 
 /// One connection, on its engine thread.
@@ -82,8 +91,11 @@ pub(crate) struct Connection {
     pub(crate) target: Arc<Target>,
     pub(crate) slots: RefCell<Vec<Slot>>,
     pub(crate) role: RefCell<Role>,
-    /// Of the memory for reads, and for writes by R2T.
-    pub(crate) share: Rc<Share>,
+    /// Of the target's memory, from Connect on.
+    shares: OnceCell<Shares>,
+    /// Data that the peer owes.
+    pub(crate) fetches: Fetches,
+    place: Place,
     pub(crate) local: SocketAddr,
     peer: SocketAddr,
     /// Reaches this connection from other threads.
@@ -96,21 +108,30 @@ pub(crate) struct Connection {
 }
 
 /// Serves a connection until it ends.
-pub(crate) async fn serve(target: Arc<Target>, stream: TcpStream, peer: SocketAddr) {
+pub(crate) async fn serve(
+    target: Arc<Target>,
+    stream: TcpStream,
+    peer: SocketAddr,
+    place: Place,
+    (sender, inbox): (mpsc::UnboundedSender<Message>, mpsc::UnboundedReceiver<Message>),
+) {
     let Ok(local) = stream.local_addr() else { return };
     let config = TargetConfig {
         header_digest: target.config.hdr_digest,
         data_digest: target.config.data_digest,
         ..TargetConfig::default()
     };
-    let (sender, inbox) = mpsc::unbounded();
-    let place = target.enter(sender.clone());
+    if target.is_stopping() {
+        return;
+    }
     let connection = Rc::new(Connection {
         shared: Shared::new(TargetQueue::new(config), stream),
         target: Arc::clone(&target),
         slots: RefCell::default(),
         role: RefCell::new(Role::New),
-        share: Share::new(target.memory.host.clone()),
+        shares: OnceCell::new(),
+        fetches: Fetches::default(),
+        place,
         local,
         peer,
         sender,
@@ -118,7 +139,7 @@ pub(crate) async fn serve(target: Arc<Target>, stream: TcpStream, peer: SocketAd
         presence: RefCell::default(),
         ended_one: Notify::new(),
     });
-    let watch = spawn(watch(Rc::clone(&connection)));
+    let watch = spawn(crate::patience::watch(Rc::clone(&connection)));
     let listen = spawn(listen(Rc::clone(&connection), inbox));
     let served = Served(Rc::clone(&connection));
     let sending = Served(Rc::clone(&connection));
@@ -138,28 +159,6 @@ pub(crate) async fn serve(target: Arc<Target>, stream: TcpStream, peer: SocketAd
     let _ = longhaul_engine::timeout(LINGER, linger(&connection.shared)).await;
     connection.forget();
     drop((watch, listen));
-    target.leave(place);
-}
-
-/// Disconnects a peer that does not come to the point, or stalls.
-async fn watch(connection: Rc<Connection>) {
-    sleep(HANDSHAKE).await;
-    if matches!(*connection.role.borrow(), Role::New) {
-        tracing::info!("{}: no Connect within {} s", connection.peer, HANDSHAKE.as_secs());
-        connection.close();
-    }
-    loop {
-        let before = connection.shared.progress.get();
-        sleep(STALL).await;
-        let want = connection.shared.queue.borrow().want();
-        let owes = matches!(want, longhaul_proto::transport::Want::Payload { .. })
-            || connection.shared.sending.get()
-            || connection.slots.borrow().iter().any(|slot| slot.destination.is_some());
-        if owes && connection.shared.progress.get() == before {
-            tracing::warn!("{}: stalled for {} s, disconnected", connection.peer, STALL.as_secs());
-            connection.close();
-        }
-    }
 }
 
 /// Does what other threads ask for.
@@ -196,6 +195,23 @@ impl Connection {
             }
         })
         .detach();
+    }
+
+    /// The connection belongs to this host from now on. Whether there is room
+    /// for another one of it.
+    pub(crate) fn belongs_to(&self, request: &ConnectRequest) -> bool {
+        let origin = Origin::of(self.peer.ip());
+        let peer = Peer { origin, hostnqn: request.hostnqn.clone(), hostid: request.hostid };
+        self.shares.get_or_init(|| self.target.memory.shares(&peer));
+        self.place.claim(&peer)
+    }
+
+    /// What it may have of the target's memory.
+    pub(crate) fn shares(&self) -> &Shares {
+        self.shares.get_or_init(|| {
+            let origin = Origin::of(self.peer.ip());
+            self.target.memory.shares(&Peer { origin, hostnqn: String::new(), hostid: Uuid::nil() })
+        })
     }
 
     /// Ends the connection after what is queued.
@@ -272,6 +288,7 @@ impl Connection {
         s.use_ = s.use_.wrapping_add(1);
         s.committed = false;
         let held = (std::mem::replace(&mut s.work, Work::None), s.destination.take(), s.charge.take());
+        self.fetches.end(s.fetch.take());
         drop(slots);
         drop(held);
         if self.draining.get() {
@@ -328,24 +345,16 @@ impl Connection {
         if let Some(memory) = memory {
             return self.begin_fetch(slot, data, memory, None);
         }
-        let pool = &self.target.memory.in_capsule;
-        let got = match in_capsule {
-            true => pool.try_alloc(len).map(|buf| (buf, None)),
-            false => self.share.try_alloc(len).map(|(buf, charge)| (buf, Some(charge))),
-        };
-        if let Some((buf, charge)) = got {
-            return self.begin_fetch(slot, data, Memory::Buf(buf), charge);
+        let shares = self.shares();
+        let share = if in_capsule { &shares.in_capsule } else { &shares.host };
+        if let Some((buf, charge)) = share.try_alloc(len) {
+            return self.begin_fetch(slot, data, Memory::Buf(buf), Some(charge));
         }
-        let (pool, use_) = (pool.clone(), self.use_of(slot));
+        let (share, use_) = (Rc::clone(share), self.use_of(slot));
         self.spawn(async move |connection| {
-            let (buf, charge) = if in_capsule {
-                (pool.alloc(len).await, None)
-            } else {
-                let (buf, charge) = Rc::clone(&connection.share).alloc(len).await;
-                (buf, Some(charge))
-            };
+            let (buf, charge) = share.alloc(len).await;
             if connection.is_current(slot, use_) && !connection.shared.is_ending() {
-                connection.begin_fetch(slot, data, Memory::Buf(buf), charge);
+                connection.begin_fetch(slot, data, Memory::Buf(buf), Some(charge));
                 connection.flush();
             }
         });
@@ -354,7 +363,8 @@ impl Connection {
     fn begin_fetch(&self, slot: u16, data: CommandData, memory: Memory, charge: Option<Charge>) {
         {
             let s = &mut self.slots.borrow_mut()[usize::from(slot)];
-            (s.destination, s.charge) = (Some(memory), charge);
+            let fetch = self.fetches.begin(memory.len() as u64, &self.target.config.patience);
+            (s.destination, s.charge, s.fetch) = (Some(memory), charge, Some(fetch));
         }
         let mut queue = self.shared.queue.borrow_mut();
         match data {
@@ -408,7 +418,10 @@ impl Connection {
         };
         // Any other length is refused, and gets no buffer.
         if sqe.direction() == Direction::ToController && len == ConnectData::LEN {
-            self.fetch(slot, data, Work::Connect(*sqe), None);
+            // Outside the parts of the memory: nothing keeps a host from
+            // connecting, and a connection does it once.
+            let memory = Memory::Buf(BufMut::zeroed(ConnectData::LEN));
+            self.fetch(slot, data, Work::Connect(*sqe), Some(memory));
         } else {
             admin::connect(self, slot, sqe, &[]);
         }
@@ -418,10 +431,9 @@ impl Connection {
         let (work, memory, charge) = {
             let mut slots = self.slots.borrow_mut();
             let s = &mut slots[usize::from(slot)];
+            self.fetches.end(s.fetch.take());
             (std::mem::replace(&mut s.work, Work::None), s.destination.take(), s.charge.take())
         };
-        // The device, not the peer, says how long it is held from now on.
-        drop(charge);
         if let Err(status) = result {
             return self.complete(slot, Reply::error(status));
         }
@@ -438,7 +450,7 @@ impl Connection {
             Work::Io(work) => {
                 let role = self.role.borrow().clone();
                 if let (Role::Io(io), Some(memory)) = (role, memory) {
-                    io.data(self, slot, work, memory);
+                    io.data(self, slot, work, memory, charge);
                 }
             }
         }
@@ -454,7 +466,8 @@ impl Connection {
     /// Refuses Connect: the answer is the last thing sent.
     pub(crate) fn refuse(&self, slot: u16, reply: Reply) {
         let field = wrong_field(&reply).map(|field| format!(": {field} is wrong")).unwrap_or_default();
-        tracing::info!("{}: Connect refused: {}{field}", self.peer, reply.status);
+        let message = format_args!("{}: Connect refused: {}{field}", self.peer, reply.status);
+        self.target.quiet.refuse.say(message, |line| tracing::info!("{line}"));
         self.complete(slot, reply);
         self.shared.output.notify();
         self.shared.end();
@@ -530,6 +543,7 @@ impl Driver for Served {
                             source: None,
                             bytes: None,
                             charge: None,
+                            fetch: None,
                             committed: false,
                         });
                     }
@@ -550,16 +564,14 @@ impl Driver for Served {
                     }
                 }
                 Event::Ready(_) => {}
-                Event::Closed(reason) => tracing::info!("{}: {reason}", self.peer),
+                Event::Closed(reason) => {
+                    let message = format_args!("{}: {reason}", self.peer);
+                    self.target.quiet.refuse.say(message, |line| tracing::info!("{line}"));
+                }
             }
         }
         if let Role::Io(io) = &*self.role.borrow() {
             io.count();
         }
     }
-}
-
-/// A buffer outside the pools, for the small data of rare commands.
-pub(crate) fn small(bytes: &[u8]) -> Memory {
-    Memory::Buf(BufMut::copy_of(bytes))
 }

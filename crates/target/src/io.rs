@@ -9,7 +9,8 @@
 
 use crate::connection::{Connection, Work};
 use crate::durable::Written;
-use crate::share::Charge;
+use crate::ledger::Charge;
+use crate::long::Long;
 use crate::subsystem::{Link, Presence, Subsystem, lock};
 use longhaul_block::{BlockIo, IoError, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, Memory};
@@ -22,9 +23,6 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// Bytes read at a time by Verify.
-const VERIFY_PIECE: u64 = 1 << 20;
 
 /// A command whose data is on its way.
 pub(crate) struct WithData {
@@ -312,28 +310,30 @@ impl IoQueue {
             IoCommand::WriteZeroes { offset, len, fua, deallocate } => {
                 let fua = fua || self.link.write_through.load(Ordering::Relaxed);
                 let flags = ZeroFlags { fua, may_deallocate: deallocate };
+                let long = self.long(connection, sqe.nsid(), ns, &at.io);
                 self.change(connection, slot, sqe, async move {
                     let since = at.written.begin();
-                    let result = at.io.write_zeroes(offset, len, flags).await;
+                    let result = long.write_zeroes(offset, len, flags).await;
                     at.written.end(since);
                     result.inspect_err(|e| at.written.failed_write(e, flags.fua))
                 });
             }
             IoCommand::Verify { offset, len } => {
-                let memory = connection.target.memory.check.clone();
-                self.run(connection, slot, sqe, async move {
-                    let mut done = 0;
-                    while done < len {
-                        let piece = (len - done).min(VERIFY_PIECE);
-                        let buf = memory.alloc(piece as usize).await;
-                        at.io.read(offset + done, buf).await?;
-                        done += piece;
-                    }
-                    Ok(())
-                });
+                let long = self.long(connection, sqe.nsid(), ns, &at.io);
+                self.run(connection, slot, sqe, long.verify(offset, len));
             }
             // Handled before a namespace is looked for.
             IoCommand::FlushAll => connection.complete(slot, Reply::error(Status::INTERNAL_ERROR)),
+        }
+    }
+
+    fn long(&self, connection: &Rc<Connection>, nsid: u32, ns: &NamespaceView, io: &Rc<dyn BlockIo>) -> Long {
+        Long {
+            connection: Rc::clone(connection),
+            device: self.subsystem.namespace(nsid).map(|namespace| namespace.device),
+            block_size: ns.block_size(),
+            optimal_io: ns.optimal_io,
+            io: Rc::clone(io),
         }
     }
 
@@ -355,7 +355,7 @@ impl IoQueue {
         {
             return connection.send_read(slot, Memory::Device(segment), None);
         }
-        if !flush && let Some((buf, charge)) = connection.share.try_alloc(len) {
+        if !flush && let Some((buf, charge)) = connection.shares().host.try_alloc(len) {
             match at.io.read(offset, buf).try_ready() {
                 Ok(Ok(buf)) => connection.send_read(slot, Memory::Buf(buf), Some(charge)),
                 Ok(Err(e)) => self.fail(connection, slot, sqe, status_of(&e, true)),
@@ -365,7 +365,7 @@ impl IoQueue {
             }
             return;
         }
-        let share = Rc::clone(&connection.share);
+        let share = Rc::clone(&connection.shares().host);
         self.answer_read(connection, slot, sqe, async move {
             if flush {
                 //= NVM Command Set 1.1, Read command: with FUA, data that is in a volatile cache is made durable first
@@ -441,6 +441,7 @@ impl IoQueue {
         slot: u16,
         work: WithData,
         memory: Memory,
+        charge: Option<Charge>,
     ) {
         let WithData { sqe, command, ns, at } = work;
         match command {
@@ -462,6 +463,7 @@ impl IoQueue {
                         self.fail(connection, slot, &sqe, status_of(&e, false));
                     }
                     Err(write) => self.change(connection, slot, &sqe, async move {
+                        let _held = charge;
                         let result = write.await;
                         at.written.end(since);
                         result.inspect_err(|e| at.written.failed_write(e, flags.fua))
@@ -471,7 +473,7 @@ impl IoQueue {
             IoCommand::Compare { offset, len } => {
                 add(&self.counts.reads, 1);
                 add(&self.counts.bytes_read, len.into());
-                self.compare(connection, slot, &sqe, offset, memory, at);
+                self.compare(connection, slot, &sqe, offset, (memory, charge), at);
             }
             IoCommand::Deallocate { ranges } => {
                 let bytes = memory.bytes().unwrap_or_default();
@@ -479,18 +481,12 @@ impl IoQueue {
                     Ok(ranges) => ranges.collect(),
                     Err(status) => return self.fail(connection, slot, &sqe, status),
                 };
+                let long = self.long(connection, sqe.nsid(), &ns, &at.io);
                 self.change(connection, slot, &sqe, async move {
                     let since = at.written.begin();
-                    for (offset, len) in ranges {
-                        match at.io.discard(offset, len).await {
-                            // Deallocation is a hint; a device that cannot
-                            // do it keeps the data.
-                            Err(IoError::Unsupported(_)) => {}
-                            result => result?,
-                        }
-                    }
+                    let result = long.discard(ranges).await;
                     at.written.end(since);
-                    Ok(())
+                    result
                 });
             }
             _ => connection.complete(slot, Reply::ok(0)),
@@ -503,10 +499,10 @@ impl IoQueue {
         slot: u16,
         sqe: &Sqe,
         offset: u64,
-        expected: Memory,
+        (expected, charge): (Memory, Option<Charge>),
         at: Rc<Opened>,
     ) {
-        let memory = connection.target.memory.check.clone();
+        let share = Rc::clone(&connection.shares().check);
         let (this, sqe, use_) = (Rc::clone(self), *sqe, connection.use_of(slot));
         connection.spawn(async move |connection| {
             let expected: Buf = match expected {
@@ -514,7 +510,9 @@ impl IoQueue {
                 Memory::Shared(buf) => buf,
                 Memory::Device(_) => unreachable!("data to compare is never received into the device"),
             };
-            let result = at.io.read(offset, memory.alloc(expected.len()).await).await;
+            let _held = charge;
+            let (buf, _found) = share.alloc(expected.len()).await;
+            let result = at.io.read(offset, buf).await;
             if connection.is_current(slot, use_) {
                 match result {
                     Ok(found) if found[..] == expected[..] => connection.complete(slot, Reply::ok(0)),

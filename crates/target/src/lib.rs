@@ -8,17 +8,23 @@
 
 #![forbid(unsafe_code)]
 
+mod accept;
 mod admin;
 mod config;
 mod connection;
+mod connections;
 mod durable;
 mod io;
+mod ledger;
+mod long;
 mod memory;
+mod patience;
+mod quiet;
 mod share;
 mod subsystem;
 mod target;
 
-pub use config::Config;
+pub use config::{Config, Patience};
 pub use longhaul_proto::controller::HostAccess;
 pub use subsystem::{NSID_MAX, Namespace};
 pub use target::{Error, Target, is_loopback};

@@ -1,172 +1,163 @@
-//! A connection's share of the memory for data that its peer takes or sends
-//! when it likes.
+//! A connection's way to buffers: one request of it at a time asks its host's
+//! account for leave, then the pool for memory.
 //!
 //! Invariants:
-//! - a connection holds no more than it leaves free, so that one which never
-//!   takes what it asked for does not stop the others;
-//! - a connection that holds nothing may have whatever one command needs, so
-//!   that each goes on;
-//! - within a connection, who comes first is served first.
+//! - a connection has one request in its host's queue, so that the
+//!   connections of a host take turns, however many commands each has;
+//! - within a connection, requests are served first come, first served;
+//! - a buffer is asked for only with a charge, so the pool is never empty for
+//!   longer than it takes to return what was released.
 
+use crate::ledger::{Account, Charge, Ledger, Peer};
 use futures_channel::oneshot;
 use longhaul_engine::{BufMut, BufPool};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 
-/// What one connection may have of a pool.
+/// A part of the target's memory.
+#[derive(Clone)]
+pub(crate) struct Part {
+    pub(crate) pool: BufPool,
+    pub(crate) ledger: Arc<Ledger>,
+}
+
+impl Part {
+    /// Of `bytes`.
+    pub(crate) fn new(bytes: usize) -> Part {
+        let pool = BufPool::new(bytes);
+        Part { ledger: Ledger::new(bytes), pool }
+    }
+
+    pub(crate) fn share(&self, peer: &Peer) -> Rc<Share> {
+        Rc::new(Share { turns: Turns::new(self.ledger.account(peer)), pool: self.pool.clone() })
+    }
+}
+
+/// One connection's requests to its host's account.
+pub(crate) struct Turns {
+    account: Arc<Account>,
+    /// A request is in the host's queue.
+    busy: Cell<bool>,
+    waiting: RefCell<VecDeque<oneshot::Sender<Pass>>>,
+}
+
+/// The right to be the connection's one request.
+struct Pass(Rc<Turns>);
+
+impl Turns {
+    pub(crate) fn new(account: Arc<Account>) -> Rc<Turns> {
+        Rc::new(Turns { account, busy: Cell::new(false), waiting: RefCell::default() })
+    }
+
+    fn try_take(&self, len: usize) -> Option<Charge> {
+        if self.busy.get() { None } else { self.account.try_take(len) }
+    }
+
+    /// A charge of `len` units, in turn.
+    pub(crate) async fn take(self: Rc<Self>, len: usize) -> Charge {
+        if let Some(charge) = self.try_take(len) {
+            return charge;
+        }
+        let _pass = self.pass().await;
+        self.account.take(len).await
+    }
+
+    async fn pass(self: &Rc<Self>) -> Pass {
+        if !self.busy.replace(true) {
+            return Pass(Rc::clone(self));
+        }
+        let (sender, come) = oneshot::channel();
+        self.waiting.borrow_mut().push_back(sender);
+        match come.await {
+            Ok(pass) => pass,
+            // A sender is dropped only with the queue, which this holds.
+            Err(_) => Pass(Rc::clone(self)),
+        }
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        loop {
+            let next = self.0.waiting.borrow_mut().pop_front();
+            let Some(next) = next else { break };
+            if !next.is_canceled() {
+                // Receivers are on this thread: it is still there.
+                let _ = next.send(Pass(Rc::clone(&self.0)));
+                return;
+            }
+        }
+        self.0.busy.set(false);
+    }
+}
+
+/// What one connection may have of a part of the memory.
 pub(crate) struct Share {
+    turns: Rc<Turns>,
     pool: BufPool,
-    /// Bytes that charges stand for.
-    held: Cell<usize>,
-    waiting: RefCell<VecDeque<Waiter>>,
-}
-
-struct Waiter {
-    len: usize,
-    /// Its turn has come: with a buffer, or to wait for one with everybody.
-    turn: oneshot::Sender<(Option<BufMut>, Charge)>,
-}
-
-/// Stands for `len` bytes that are held, until it is dropped.
-pub(crate) struct Charge {
-    share: Rc<Share>,
-    len: usize,
 }
 
 impl Share {
-    pub(crate) fn new(pool: BufPool) -> Rc<Share> {
-        Rc::new(Share { pool, held: Cell::new(0), waiting: RefCell::default() })
-    }
-
-    fn charge(self: &Rc<Self>, len: usize) -> Charge {
-        self.held.set(self.held.get() + len);
-        Charge { share: Rc::clone(self), len }
-    }
-
     /// A buffer of `len` bytes, if the share allows and the pool has it now.
-    pub(crate) fn try_alloc(self: &Rc<Self>, len: usize) -> Option<(BufMut, Charge)> {
-        if self.waiting.borrow().is_empty() { self.get(len) } else { None }
+    pub(crate) fn try_alloc(&self, len: usize) -> Option<(BufMut, Charge)> {
+        let charge = self.turns.try_take(BufPool::footprint(len))?;
+        Some((self.pool.try_alloc(len)?, charge))
     }
 
-    fn get(self: &Rc<Self>, len: usize) -> Option<(BufMut, Charge)> {
-        let held = self.held.get();
-        let free = self.pool.limit().saturating_sub(self.pool.used());
-        if held > 0 && held + len > free {
-            return None;
-        }
-        let buf = self.pool.try_alloc(len)?;
-        Some((buf, self.charge(len)))
-    }
-
-    /// A buffer of `len` bytes, once it can be had. Only a connection that
-    /// holds nothing waits at the pool itself, where it would be in the way
-    /// of others.
+    /// A buffer of `len` bytes, once it can be had.
     pub(crate) async fn alloc(self: Rc<Self>, len: usize) -> (BufMut, Charge) {
-        if let Some(got) = self.try_alloc(len) {
-            return got;
-        }
-        let (buf, charge) = if self.held.get() == 0 && self.waiting.borrow().is_empty() {
-            (None, self.charge(len))
-        } else {
-            let (turn, come) = oneshot::channel();
-            self.waiting.borrow_mut().push_back(Waiter { len, turn });
-            // The share, which this holds, never drops who waits.
-            come.await.unwrap_or_else(|_| (None, self.charge(len)))
-        };
-        match buf {
-            Some(buf) => (buf, charge),
-            None => (self.pool.alloc(len).await, charge),
-        }
-    }
-
-    /// Serves those who wait while there is room. Room that others give back
-    /// is noticed with the next charge of this connection, of which there is
-    /// one as long as somebody waits.
-    fn serve(self: &Rc<Self>) {
-        loop {
-            let Some(len) = self.waiting.borrow().front().map(|waiter| waiter.len) else { return };
-            let turn = match self.get(len) {
-                Some((buf, charge)) => (Some(buf), charge),
-                None if self.held.get() == 0 => (None, self.charge(len)),
-                None => return,
-            };
-            let waiter = self.waiting.borrow_mut().pop_front();
-            if let Some(waiter) = waiter {
-                // Who has gone gives it back at once, which serves the next.
-                let _ = waiter.turn.send(turn);
-            }
-        }
-    }
-}
-
-impl Drop for Charge {
-    fn drop(&mut self) {
-        self.share.held.set(self.share.held.get() - self.len);
-        self.share.serve();
+        let charge = Rc::clone(&self.turns).take(BufPool::footprint(len)).await;
+        (self.pool.alloc(len).await, charge)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::Origin;
     use longhaul_engine::BUF_MAX;
     use std::pin::{Pin, pin};
     use std::task::{Context, Poll, Waker};
+    use uuid::Uuid;
 
     fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
         future.poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    #[test]
-    fn no_connection_takes_all_and_each_takes_something() {
-        let pool = BufPool::new(BUF_MAX);
-        let (greedy, other) = (Share::new(pool.clone()), Share::new(pool.clone()));
-        let held: Vec<_> = std::iter::from_fn(|| greedy.try_alloc(BUF_MAX / 8)).collect();
-        assert_eq!(held.len(), 4, "half, and half is left");
-        let most = other.try_alloc(BUF_MAX / 2).expect("a connection that holds nothing");
-        assert!(other.try_alloc(1).is_none(), "it holds more than is left");
-        drop(most);
-        let _some = other.try_alloc(BUF_MAX / 8).expect("room");
-        assert!(other.try_alloc(BUF_MAX / 8).is_some(), "and more while there is room");
+    fn share(part: &Part) -> Rc<Share> {
+        let origin = Origin::of([10, 0, 0, 1].into());
+        part.share(&Peer { origin, hostnqn: "host".into(), hostid: Uuid::nil() })
     }
 
     #[test]
-    fn who_waits_is_served_in_order() {
-        let pool = BufPool::new(BUF_MAX);
-        let share = Share::new(pool.clone());
-        let first = share.try_alloc(BUF_MAX).expect("holds nothing");
-        let mut second = pin!(Rc::clone(&share).alloc(BUF_MAX));
-        let mut third = pin!(Rc::clone(&share).alloc(1));
-        assert!(poll(second.as_mut()).is_pending() && poll(third.as_mut()).is_pending());
+    fn connections_of_a_host_take_turns() {
+        let part = Part::new(BUF_MAX);
+        let (deep, other) = (share(&part), share(&part));
+        let held = deep.try_alloc(BUF_MAX / 2).expect("the host holds nothing");
+        let mut deep_waits: Vec<_> = (0..4).map(|_| Box::pin(Rc::clone(&deep).alloc(BUF_MAX / 2))).collect();
+        assert!(deep_waits.iter_mut().all(|wait| poll(wait.as_mut()).is_pending()));
+        let mut waits = pin!(Rc::clone(&other).alloc(BUF_MAX / 2));
+        assert!(poll(waits.as_mut()).is_pending());
+        drop(held);
+        let Poll::Ready(first) = poll(deep_waits[0].as_mut()) else { panic!("first come") };
+        // The second request of the deep queue comes behind the other's first.
+        assert!(poll(deep_waits[1].as_mut()).is_pending());
         drop(first);
-        let Poll::Ready(second) = poll(second.as_mut()) else { panic!("served") };
-        assert!(poll(third.as_mut()).is_pending() && share.try_alloc(0).is_none(), "one at a time");
+        let Poll::Ready(second) = poll(waits.as_mut()) else { panic!("the other's turn") };
+        assert!(poll(deep_waits[1].as_mut()).is_pending());
         drop(second);
-        let Poll::Ready(third) = poll(third.as_mut()) else { panic!("served") };
-        drop(third);
-        assert_eq!((share.held.get(), pool.used()), (0, 0));
+        assert!(poll(deep_waits[1].as_mut()).is_ready());
     }
 
     #[test]
-    fn only_who_holds_nothing_waits_at_the_pool() {
-        let pool = BufPool::new(BUF_MAX);
-        let (greedy, other) = (Share::new(pool.clone()), Share::new(pool.clone()));
-        let rest = pool.try_alloc(BUF_MAX / 2).expect("room");
-        let first = greedy.try_alloc(BUF_MAX / 4).expect("holds nothing");
-        let mut more = pin!(Rc::clone(&greedy).alloc(BUF_MAX / 2));
-        assert!(poll(more.as_mut()).is_pending());
-        assert!(other.try_alloc(1).is_some(), "it is in nobody's way");
-        drop(first);
-        assert!(poll(more.as_mut()).is_ready(), "there is room for its first");
-        drop(rest);
-    }
-
-    #[test]
-    fn who_gave_up_is_passed_over() {
-        let pool = BufPool::new(BUF_MAX);
-        let share = Share::new(pool.clone());
-        let first = share.try_alloc(BUF_MAX).expect("holds nothing");
+    fn a_request_that_was_given_up_is_passed_over() {
+        let part = Part::new(BUF_MAX);
+        let share = share(&part);
+        let first = share.try_alloc(BUF_MAX / 2).expect("room");
+        let mut ahead = pin!(Rc::clone(&share).alloc(BUF_MAX));
+        assert!(poll(ahead.as_mut()).is_pending());
         {
             let mut gone = pin!(Rc::clone(&share).alloc(2));
             assert!(poll(gone.as_mut()).is_pending());
@@ -174,6 +165,11 @@ mod tests {
         let mut next = pin!(Rc::clone(&share).alloc(3));
         assert!(poll(next.as_mut()).is_pending());
         drop(first);
-        assert!(poll(next.as_mut()).is_ready());
+        let Poll::Ready(all) = poll(ahead.as_mut()) else { panic!("room") };
+        assert!(poll(next.as_mut()).is_pending(), "one at a time");
+        drop(all);
+        let Poll::Ready(next) = poll(next.as_mut()) else { panic!("served") };
+        drop(next);
+        assert_eq!(part.pool.used(), 0);
     }
 }

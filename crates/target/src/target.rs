@@ -2,12 +2,12 @@
 
 use crate::admin::flush_all;
 use crate::config::Config;
-use crate::connection;
+use crate::connections::Connections;
 use crate::memory::Memory;
+use crate::quiet::Quiet;
 use crate::subsystem::{Message, NSID_MAX, Namespace, Subsystem, lock, view_of};
-use futures_channel::mpsc;
 use longhaul_block::BlockDevice;
-use longhaul_engine::net::{FreeListener, SocketOptions, TcpListener, TcpStream};
+use longhaul_engine::net::{FreeListener, TcpListener};
 use longhaul_engine::{Handle, Thread};
 use longhaul_proto::controller::{
     Content, DiscoveryContent, DiscoveryRecord, DiscoveryTarget, SubsystemView, discovery_entry,
@@ -22,9 +22,6 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Wait after accept() has failed for lack of descriptors or memory: those
-/// come back only when connections end.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long the target waits for its connections at the end.
 const STOP: Duration = Duration::from_secs(15);
 const STOP_LOOK: Duration = Duration::from_millis(10);
@@ -60,18 +57,31 @@ fn hint(e: &io::Error) -> &'static str {
     }
 }
 
+/// Messages that strangers can cause.
+#[derive(Debug, Default)]
+pub(crate) struct Kinds {
+    /// Of connections that cannot be had.
+    pub(crate) accept: Quiet,
+    /// Of connections that break the protocol, or are refused.
+    pub(crate) refuse: Quiet,
+    /// Of hosts that take too long.
+    pub(crate) late: Quiet,
+}
+
 /// What all threads of a target share.
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) memory: Memory,
+    /// The engine of long commands.
+    pub(crate) long: Handle,
     subsystems: RwLock<BTreeMap<String, Arc<Subsystem>>>,
     discovery: Arc<Subsystem>,
     /// Changes with what the discovery log shows.
     generation: AtomicU64,
     /// Addresses of the I/O listeners, and those of discovery alone.
     listening: Mutex<Vec<SocketAddr>>,
-    connections: Mutex<BTreeMap<u64, mpsc::UnboundedSender<Message>>>,
-    next_connection: AtomicU64,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) quiet: Kinds,
     stopping: AtomicBool,
 }
 
@@ -123,17 +133,8 @@ impl Shared {
         }
     }
 
-    pub(crate) fn enter(&self, sender: mpsc::UnboundedSender<Message>) -> u64 {
-        let id = self.next_connection.fetch_add(1, Ordering::Relaxed);
-        if self.stopping.load(Ordering::SeqCst) {
-            let _ = sender.unbounded_send(Message::Close);
-        }
-        lock(&self.connections).insert(id, sender);
-        id
-    }
-
-    pub(crate) fn leave(&self, id: u64) {
-        lock(&self.connections).remove(&id);
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
     }
 }
 
@@ -142,6 +143,8 @@ impl Shared {
 pub struct Target {
     shared: Arc<Shared>,
     threads: Vec<Thread>,
+    /// Works on long commands.
+    _long: Thread,
     addresses: Vec<SocketAddr>,
     discovery: Option<SocketAddr>,
 }
@@ -170,15 +173,18 @@ impl Target {
                 Err(e) => tracing::warn!("{e}; discovery is served on the I/O port"),
             }
         }
+        let long = Thread::start("target-long", config.engine.clone()).map_err(Error::Thread)?;
+        long.handle().spawn(crate::long::step_back);
         let shared = Arc::new(Shared {
+            long: long.handle(),
             memory: Memory::new(config.memory),
             discovery: Arc::new(Subsystem::new(DISCOVERY_NQN.into(), String::new(), &config)),
-            config,
             subsystems: RwLock::default(),
             generation: AtomicU64::new(1),
             listening: Mutex::new(addresses.clone()),
-            connections: Mutex::default(),
-            next_connection: AtomicU64::new(0),
+            connections: Connections::new(config.max_connections.min(crate::accept::raise_descriptors())),
+            quiet: Kinds::default(),
+            config,
             stopping: AtomicBool::new(false),
         });
         let threads = (0..shared.config.threads)
@@ -189,9 +195,9 @@ impl Target {
         let turn = Arc::new(AtomicUsize::new(0));
         for listener in listeners {
             let (shared, all, turn) = (Arc::clone(&shared), handles.clone(), Arc::clone(&turn));
-            handles[0].spawn(move || accept(shared, listener, all, turn));
+            handles[0].spawn(move || crate::accept::accept(shared, listener, all, turn));
         }
-        Ok(Target { shared, threads, addresses, discovery })
+        Ok(Target { shared, threads, _long: long, addresses, discovery })
     }
 
     /// The addresses of the I/O listeners.
@@ -279,7 +285,7 @@ impl Target {
 
     /// Connections at this moment.
     pub fn connections(&self) -> usize {
-        lock(&self.shared.connections).len()
+        self.shared.connections.len()
     }
 
     /// Bytes of I/O buffers handed out at this moment.
@@ -291,13 +297,11 @@ impl Target {
     /// makes everything durable. Whether all of it is.
     pub fn stop(self) -> bool {
         self.shared.stopping.store(true, Ordering::SeqCst);
-        for connection in lock(&self.shared.connections).values() {
-            let _ = connection.unbounded_send(Message::Drain);
-        }
+        self.shared.connections.drain();
         let shared = Arc::clone(&self.shared);
         let flushed = self.threads[0].handle().spawn(move || async move {
             let end = longhaul_engine::now() + STOP;
-            while !lock(&shared.connections).is_empty() && longhaul_engine::now() < end {
+            while shared.connections.len() > 0 && longhaul_engine::now() < end {
                 longhaul_engine::sleep(STOP_LOOK).await;
             }
             let mut clean = true;
@@ -318,36 +322,6 @@ impl std::fmt::Debug for Target {
 
 fn local_addresses(listeners: &[FreeListener]) -> io::Result<Vec<SocketAddr>> {
     listeners.iter().map(FreeListener::local_addr).collect()
-}
-
-/// Accepts connections and deals them to the threads in turn.
-async fn accept(shared: Arc<Shared>, listener: FreeListener, threads: Vec<Handle>, turn: Arc<AtomicUsize>) {
-    let listener = match TcpListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(e) => return tracing::error!("listener: {e}"),
-    };
-    loop {
-        let (stream, peer) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(e) => {
-                tracing::warn!("accept: {e}");
-                longhaul_engine::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        if shared.stopping.load(Ordering::SeqCst) {
-            continue;
-        }
-        let shared = Arc::clone(&shared);
-        let thread = &threads[turn.fetch_add(1, Ordering::Relaxed) % threads.len()];
-        thread.spawn(move || async move {
-            let options = SocketOptions { congestion: shared.config.congestion.clone() };
-            match TcpStream::from_std(stream, &options) {
-                Ok(stream) => connection::serve(shared, stream, peer).await,
-                Err(e) => tracing::warn!("{peer}: {e}"),
-            }
-        });
-    }
 }
 
 /// Whether an address is one that only this machine reaches.

@@ -62,6 +62,9 @@ pub(crate) struct Args {
     /// Entries of a queue
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(2..=4096))]
     max_queue_size: u16,
+    /// Connections in all; one address may have half of them, one host a quarter
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(8..))]
+    max_connections: u32,
     /// Congestion control, by the kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
@@ -100,6 +103,8 @@ impl Args {
             hosts,
             max_queues: self.max_queues,
             max_queue_size: self.max_queue_size,
+            max_connections: self.max_connections as usize,
+            ..defaults
         })
     }
 }

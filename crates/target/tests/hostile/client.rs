@@ -262,32 +262,81 @@ pub fn read(nsid: u32, lba: u64, len: usize) -> Sqe {
     ReadWrite::new(lba, (len / BLOCK) as u32).to_sqe(io::READ, nsid).with_sgl(Sgl::transport(len as u32))
 }
 
+/// What a host says of itself, and which subsystem it wants.
+#[derive(Clone, Debug)]
+pub struct Name {
+    pub nqn: String,
+    pub hostnqn: String,
+    pub hostid: Uuid,
+}
+
+impl Name {
+    /// A host that is not the one of every other test.
+    pub fn other(n: u16) -> Name {
+        let hostid = Uuid::from_u128(0x0505_0000 + u128::from(n));
+        Name { nqn: NQN.into(), hostnqn: format!("{HOSTNQN}-{n}"), hostid }
+    }
+
+    pub fn connect_data(&self, cntlid: u16) -> ConnectData {
+        ConnectData::new(self.hostid, cntlid, &self.nqn, &self.hostnqn)
+    }
+}
+
+impl Default for Name {
+    fn default() -> Name {
+        Name { nqn: NQN.into(), hostnqn: HOSTNQN.into(), hostid: HOSTID }
+    }
+}
+
 /// A controller with one I/O queue.
 pub struct Host {
     pub admin: Client,
     pub io: Client,
     pub cntlid: u16,
+    pub name: Name,
 }
 
 impl Host {
     /// With queues of `entries`, and digests as in DGST.
     pub fn new(addr: SocketAddr, entries: u16, digests: u8) -> Host {
-        let (mut admin, cntlid) = Host::admin(addr);
+        Host::named(addr, entries, digests, Name::default())
+    }
+
+    /// The same, of another host.
+    pub fn named(addr: SocketAddr, entries: u16, digests: u8, name: Name) -> Host {
+        let (mut admin, cntlid) = Host::admin_named(addr, 31, &name);
         admin.result(&Sqe::property_set(offset::CC, false, CC_ENABLE));
         assert_eq!(admin.result(&Sqe::property_get(offset::CSTS, false)) & 1, 1, "ready");
         let mut io = Client::open(addr, digests);
-        let done = io.connect(&Sqe::connect(1, entries - 1, 0, 0), &connect_data(cntlid));
+        let done = io.connect(&Sqe::connect(1, entries - 1, 0, 0), &name.connect_data(cntlid));
         assert_eq!(done.status, Status::SUCCESS);
-        Host { admin, io, cntlid }
+        Host { admin, io, cntlid, name }
     }
 
     /// An admin queue, and the identifier of its controller, which is not
     /// enabled yet.
     pub fn admin(addr: SocketAddr) -> (Client, u16) {
+        Host::admin_named(addr, 31, &Name::default())
+    }
+
+    /// The same, of another host, with this SQSIZE.
+    pub fn admin_named(addr: SocketAddr, sqsize: u16, name: &Name) -> (Client, u16) {
         let mut admin = Client::open(addr, 0);
-        let done = admin.connect(&Sqe::connect(0, 31, 0, 0), &connect_data(0xFFFF));
+        let done = admin.connect(&Sqe::connect(0, sqsize, 0, 0), &name.connect_data(0xFFFF));
         assert_eq!(done.status, Status::SUCCESS);
         (admin, done.result as u16)
+    }
+
+    /// Queues beside the first, `n` of them.
+    pub fn more_queues(&self, addr: SocketAddr, n: u16, entries: u16) -> Vec<Client> {
+        let queue = |qid| {
+            let mut client = Client::open(addr, 0);
+            let connect = Sqe::connect(qid, entries - 1, 0, 0);
+            let done = client.connect(&connect, &self.name.connect_data(self.cntlid));
+            assert!(done.status.is_success(), "{}", done.status);
+            client
+        };
+        (2..2 + n).map(queue).collect()
     }
 
     /// Writes, in the capsule and by R2T, and reads back.

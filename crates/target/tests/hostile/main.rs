@@ -11,6 +11,7 @@ mod data;
 mod durable;
 mod faults;
 mod headers;
+mod neighbours;
 mod resources;
 mod rig;
 
@@ -55,4 +56,14 @@ on_each_engine! {
     durable::a_shutdown_whose_flush_fails_does_not_complete,
     durable::a_medium_without_room_is_told_as_such,
     durable::data_that_differs_is_no_media_error,
+    neighbours::data_in_the_capsule_that_does_not_come,
+    neighbours::r2ts_that_are_not_answered,
+    neighbours::a_byte_now_and_then,
+    neighbours::an_r2t_that_is_passed_over,
+    neighbours::half_a_capsule_for_ever,
+    neighbours::a_controller_that_is_never_enabled,
+    neighbours::identify_that_is_never_read,
+    neighbours::zeroes_for_ever,
+    neighbours::verify_for_ever,
+    neighbours::more_connections_than_there_may_be,
 }

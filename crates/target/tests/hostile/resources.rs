@@ -102,13 +102,7 @@ pub fn half_a_header_for_ever(kind: Kind) {
 
 /// Queues of a host that has `n` I/O queues beside the first.
 fn more_queues(rig: &Rig, host: &Host, n: u16) -> Vec<Client> {
-    let queue = |qid| {
-        let mut client = Client::open(rig.addr, 0);
-        let done = client.connect(&Sqe::connect(qid, 127, 0, 0), &connect_data(host.cntlid));
-        assert!(done.status.is_success(), "{}", done.status);
-        client
-    };
-    (2..2 + n).map(queue).collect()
+    host.more_queues(rig.addr, n, 128)
 }
 
 pub fn reads_that_are_never_taken(kind: Kind) {

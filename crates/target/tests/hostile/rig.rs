@@ -81,6 +81,10 @@ impl Rig {
         assert!(self.target.memory_used() <= self.memory, "memory within its bound");
     }
 
+    pub fn connections(&self) -> usize {
+        self.target.connections()
+    }
+
     pub fn memory_used(&self) -> usize {
         self.target.memory_used()
     }

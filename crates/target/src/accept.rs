@@ -1,0 +1,106 @@
+//! The listening task, and the descriptors of the process.
+//!
+//! Invariants:
+//! - a descriptor is kept in reserve, so that a peer for which there is none
+//!   is accepted and closed, and does not wait for ever;
+//! - what goes wrong is logged a few times a period, however often it does.
+
+use crate::connection;
+use crate::ledger::Origin;
+use crate::target::Shared;
+use futures_channel::mpsc;
+use longhaul_engine::net::{FreeListener, SocketOptions, TcpListener, TcpStream};
+use longhaul_engine::{Handle, sleep};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Wait after accept() has failed for lack of descriptors or memory: those
+/// come back only when connections end.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Descriptors that are not for connections: devices, engines, logs.
+const DESCRIPTORS_KEPT: u64 = 128;
+
+/// What hosts that are silent for long are asked for by TCP: each this often,
+/// and so many times. A machine that has gone is noticed within three minutes,
+/// also if its Keep Alive Timeout is none.
+const PROBE: Duration = Duration::from_secs(30);
+const PROBES: u32 = 5;
+
+/// Raises the limit of descriptors as far as it may be. How many connections
+/// that leaves room for.
+pub(crate) fn raise_descriptors() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        // What may not be raised stays as it is, and is read again.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    }
+    let current = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    // Half at least for connections, where there are very few.
+    usize::try_from(current.saturating_sub(DESCRIPTORS_KEPT).max(current / 2)).unwrap_or(usize::MAX)
+}
+
+fn reserve() -> Option<File> {
+    File::open("/dev/null").ok()
+}
+
+/// Accepts connections and deals them to the threads in turn.
+pub(crate) async fn accept(
+    shared: Arc<Shared>,
+    listener: FreeListener,
+    threads: Vec<Handle>,
+    turn: Arc<AtomicUsize>,
+) {
+    let listener = match TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(e) => return tracing::error!("listener: {e}"),
+    };
+    let mut kept = reserve();
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(e) => {
+                shared.quiet.accept.say(
+                    format_args!("a connection cannot be accepted: {e}; raise the limit (ulimit -n)"),
+                    |line| tracing::warn!("{line}"),
+                );
+                // One peer is told at least, by the end of its connection.
+                drop(kept.take());
+                let told = longhaul_engine::timeout(PAUSE, listener.accept()).await;
+                drop(told);
+                kept = reserve();
+                sleep(PAUSE).await;
+                continue;
+            }
+        };
+        if shared.is_stopping() {
+            continue;
+        }
+        let (sender, inbox) = mpsc::unbounded();
+        let Some(place) = shared.connections.enter(Origin::of(peer.ip()), sender.clone()) else {
+            shared.quiet.accept.say(
+                format_args!("{peer}: refused: there are too many connections (--max-connections)"),
+                |line| tracing::warn!("{line}"),
+            );
+            continue;
+        };
+        let shared = Arc::clone(&shared);
+        let thread = &threads[turn.fetch_add(1, Ordering::Relaxed) % threads.len()];
+        thread.spawn(move || async move {
+            let options = SocketOptions { congestion: shared.config.congestion.clone() };
+            match TcpStream::from_std(stream, &options) {
+                Ok(stream) => {
+                    // Without it a machine that has gone is noticed later.
+                    let _ = stream.keep_alive(PROBE, PROBES);
+                    connection::serve(shared, stream, peer, place, (sender, inbox)).await;
+                }
+                Err(e) => {
+                    shared.quiet.accept.say(format_args!("{peer}: {e}"), |line| tracing::warn!("{line}"))
+                }
+            }
+        });
+    }
+}
