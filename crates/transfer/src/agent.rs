@@ -4,6 +4,7 @@
 //! - nothing outside the root is reached, whatever a peer asks for;
 //! - a connection that does not say in time what it wants is closed, and so are
 //!   connections for a session that never begins;
+//! - connections that say nothing keep nobody else out (see [`Lobby`]);
 //! - sessions share one pool of memory, whose size is the bound.
 
 use crate::asked::Asked;
@@ -12,6 +13,7 @@ use crate::filter::Filter;
 use crate::job::Job;
 use crate::journal::Journal;
 use crate::link::{First, Link, LinkError};
+use crate::lobby::{Lobby, Place};
 use crate::made::{self, Nowhere};
 use crate::manifest::Manifest;
 use crate::monitor::Monitor;
@@ -26,19 +28,22 @@ use crate::source::{self, Plan, SessionError};
 use crate::tree::{Tree, say};
 use crate::tune::Concurrency;
 use crate::wire::{
-    Compare, Counts, Direction, Frame, Hash, Hello, Onward, Place, Refusal, RefusalKind, RelPath, Request,
+    self, Compare, Counts, Direction, Frame, Hash, Hello, Onward, Refusal, RefusalKind, RelPath, Request,
     Welcome,
 };
 use crate::write::{Grant, Withheld, Writer};
+use futures_util::future::{Either, select};
 use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{BufPool, Config, Thread, blocking, spawn, timeout};
+use rustix::process::{Resource, getrlimit};
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,11 +53,21 @@ use std::time::Duration;
 const GREETING: Duration = Duration::from_secs(15);
 /// The most sessions at the same time: each has threads and files of its own.
 const SESSIONS: usize = 64;
-/// The most connections that have not said what they want, or wait for others.
-const GREETINGS: usize = 1024;
+/// How long a connection that has to leave may take to hear so, and how many may take
+/// that long at a time: the others are closed at once.
+const FAREWELL: Duration = Duration::from_secs(1);
+const FAREWELLS: usize = 64;
+/// Bytes that are thrown away at once of what such a connection has sent.
+const UNHEARD: u32 = 64 << 10;
+/// How long no connection is accepted after one could not be: at first, and at most
+/// where that goes on.
+const AGAIN: Duration = Duration::from_millis(20);
+const AGAIN_MOST: Duration = Duration::from_secs(1);
+/// How often that is said.
+const SAY: Duration = Duration::from_secs(10);
 /// Memory for what connections say they want, in bytes: 8 lists of files of the
 /// longest kind. Whoever says it slowly has others wait for 15 s at most.
-const LOBBY: usize = 16 << 20;
+const GREETING_MEMORY: usize = 16 << 20;
 /// The most connections of a session.
 pub(crate) const STREAMS: u16 = 64;
 
@@ -170,13 +185,15 @@ impl Bound {
         drop(thread.handle().spawn(move || async move {
             let agent = Rc::new(Serving {
                 pool: BufPool::new(config.memory),
-                lobby: BufPool::new(LOBBY),
+                greeting: BufPool::new(GREETING_MEMORY),
+                lobby: Lobby::new(descriptors()),
+                farewells: Rc::default(),
                 patience: Patience::new(config.patience),
                 config,
                 root,
                 joining: RefCell::default(),
                 joined: Notify::new(),
-                greetings: Rc::default(),
+                expected: Rc::default(),
                 sessions: Rc::default(),
             });
             if let Err(e) = agent.accept(listener).await {
@@ -193,11 +210,14 @@ struct Serving {
     /// Memory of the sessions. Who has not been let in gets none of it.
     pool: BufPool,
     /// Memory for what connections want, until that is known.
-    lobby: BufPool,
+    greeting: BufPool,
+    lobby: Lobby,
+    farewells: Rc<Cell<usize>>,
     /// Connections for sessions, until these take them.
     joining: RefCell<HashMap<[u8; 16], Vec<Joining>>>,
     joined: Notify,
-    greetings: Rc<Cell<usize>>,
+    /// Sessions that wait for their connections.
+    expected: Rc<RefCell<HashSet<[u8; 16]>>>,
     sessions: Rc<Cell<usize>>,
     /// Of all sessions.
     patience: Patience,
@@ -234,62 +254,116 @@ fn use_congestion(link: &Link, name: &str) -> Result<(), Refusal> {
     used.map_err(|e| Refusal::new(RefusalKind::NotAllowed, format_args!("on the side that sends, {e}")))
 }
 
-/// A connection that waits to be taken by its session, and counts until then.
+/// A connection that waits to be taken by its session, and has its place until then.
 struct Joining {
     link: Link,
-    _waits: Counted,
+    place: Rc<Place>,
     taken: Rc<Notify>,
+}
+
+/// A session that waits for its connections; they keep their places meanwhile.
+struct Expected<'a>(&'a Serving, [u8; 16]);
+
+impl<'a> Expected<'a> {
+    fn new(agent: &'a Serving, session: [u8; 16]) -> Expected<'a> {
+        agent.expected.borrow_mut().insert(session);
+        for joining in agent.joining.borrow().get(&session).into_iter().flatten() {
+            joining.place.has_shown();
+        }
+        Expected(agent, session)
+    }
+}
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        self.0.expected.borrow_mut().remove(&self.1);
+    }
+}
+
+/// Descriptors that this process may have.
+fn descriptors() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 impl Serving {
     async fn accept(self: &Rc<Self>, listener: std::net::TcpListener) -> io::Result<()> {
         let listener = TcpListener::from_std(listener)?;
         let options = SocketOptions { congestion: self.config.congestion.clone() };
+        let (mut again, mut said) = (AGAIN, None);
         loop {
+            self.lobby.pace().await;
             let (stream, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(e) => {
-                    // Out of descriptors, say: others may come free.
-                    tracing::warn!("a connection could not be accepted: {e}");
-                    longhaul_engine::sleep(Duration::from_millis(100)).await;
+                    // Out of descriptors, say: that of the oldest that says nothing comes free.
+                    self.lobby.shed();
+                    let at = longhaul_engine::now();
+                    if said.is_none_or(|said| at.saturating_duration_since(said) >= SAY) {
+                        said = Some(at);
+                        tracing::warn!("connections cannot be accepted: {e}");
+                    }
+                    longhaul_engine::sleep(again).await;
+                    again = (2 * again).min(AGAIN_MOST);
                     continue;
                 }
             };
+            again = AGAIN;
             match TcpStream::from_std(stream, &options) {
                 Ok(stream) => {
-                    let agent = Rc::clone(self);
-                    spawn(async move { agent.greet(stream, peer).await }).detach();
+                    let (agent, place) = (Rc::clone(self), self.lobby.enter(peer.ip()));
+                    let link = Link::incoming(stream, self.greeting.clone());
+                    spawn(async move {
+                        match place {
+                            Some(place) => agent.greet(link, peer, Rc::new(place)).await,
+                            None => agent.turn_away(link).await,
+                        }
+                    })
+                    .detach();
                 }
                 Err(e) => tracing::warn!("{peer}: {e}"),
             }
         }
     }
 
-    /// Hears what a connection wants.
-    async fn greet(self: Rc<Self>, stream: TcpStream, peer: SocketAddr) {
-        let mut link = Link::incoming(stream, self.lobby.clone());
-        let Some(greeting) = Counted::new(&self.greetings, GREETINGS) else {
-            return tracing::warn!("{peer}: turned away: {GREETINGS} connections wait to be heard");
+    /// Tells a connection that there is no room for it.
+    async fn turn_away(&self, mut link: Link) {
+        let waiting = self.lobby.len();
+        let message = format!(
+            "the agent is busy: {waiting} connections wait for a greeting, and this one had to leave for \
+             others; try again"
+        );
+        let heard = Counted::new(&self.farewells, FAREWELLS);
+        let tell = async {
+            source::refuse(&mut link, Refusal::new(RefusalKind::Busy, message)).await;
+            let Some(stream) = link.tx.stream().filter(|_| heard.is_some()) else { return };
+            // What was not received when this end closes would take the refusal with it.
+            let _ = stream.shutdown(Shutdown::Write);
+            while matches!(stream.discard(UNHEARD).await, Ok(1..)) {}
         };
-        let first = timeout(GREETING, self.first(&mut link)).await;
+        // Whoever does not hear it in time does not.
+        let _ = timeout(FAREWELL, tell).await;
+    }
+
+    /// Hears what a connection wants.
+    async fn greet(self: Rc<Self>, mut link: Link, peer: SocketAddr, place: Rc<Place>) {
+        let heard = {
+            let first = pin!(timeout(GREETING, self.first(&mut link, &place)));
+            match select(first, pin!(place.left())).await {
+                Either::Left((first, _)) => Some(first),
+                Either::Right(_) => None,
+            }
+        };
+        let Some(first) = heard else { return self.turn_away(link).await };
         link.rx.use_pool(self.pool.clone());
         match first {
             Ok(Ok(Some(Frame::Hello(hello)))) => {
-                drop(greeting);
+                drop(place);
                 match self.serve(*hello, link, peer).await {
                     Ok(counts) => tracing::info!("{peer}: done: {counts:?}"),
                     Err(e) => tracing::warn!("{peer}: {e}"),
                 }
             }
-            Ok(Ok(Some(Frame::Join(session)))) => {
-                let taken = Rc::new(Notify::new());
-                let joining = Joining { link, _waits: greeting, taken: Rc::clone(&taken) };
-                self.joining.borrow_mut().entry(session).or_default().push(joining);
-                self.joined.notify();
-                if timeout(GREETING, taken.notified()).await.is_err() {
-                    self.joining.borrow_mut().remove(&session);
-                }
-            }
+            Ok(Ok(Some(Frame::Join(session)))) => self.join(session, link, place).await,
             Ok(Ok(Some(Frame::Refuse(refusal)))) => {
                 tracing::warn!("{peer}: {}", refusal.message);
                 source::refuse(&mut link, refusal).await;
@@ -300,13 +374,43 @@ impl Serving {
                 tracing::warn!("{peer}: {e}");
                 source::refuse(&mut link, Refusal::new(RefusalKind::Protocol, e)).await;
             }
-            Err(_) => tracing::warn!("{peer}: said nothing for {} s", GREETING.as_secs()),
+            Err(_) => tracing::debug!("{peer}: said nothing for {} s", GREETING.as_secs()),
+        }
+    }
+
+    /// Keeps a connection until its session takes it.
+    async fn join(&self, session: [u8; 16], link: Link, place: Rc<Place>) {
+        if self.expected.borrow().contains(&session) {
+            place.has_shown();
+        }
+        let taken = Rc::new(Notify::new());
+        let joining = Joining { link, place: Rc::clone(&place), taken: Rc::clone(&taken) };
+        self.joining.borrow_mut().entry(session).or_default().push(joining);
+        self.joined.notify();
+        let time = timeout(GREETING, taken.notified());
+        let leaves = match select(pin!(time), pin!(place.left())).await {
+            Either::Left((Ok(()), _)) => return,
+            Either::Left((Err(_), _)) => false,
+            Either::Right(_) => true,
+        };
+        let own = {
+            let mut all = self.joining.borrow_mut();
+            let waiting = all.get_mut(&session);
+            let own = waiting.and_then(|waiting| {
+                let at = waiting.iter().position(|joining| Rc::ptr_eq(&joining.taken, &taken))?;
+                Some(waiting.swap_remove(at))
+            });
+            all.retain(|_, waiting| !waiting.is_empty());
+            own
+        };
+        if let Some(Joining { link, .. }) = own.filter(|_| leaves) {
+            self.turn_away(link).await;
         }
     }
 
     /// The first frame that says what is wanted, from somebody with the key, or
     /// the refusal that somebody without it gets.
-    async fn first(&self, link: &mut Link) -> Result<Option<Frame>, LinkError> {
+    async fn first(&self, link: &mut Link, place: &Place) -> Result<Option<Frame>, LinkError> {
         let refuse = |message: &str| Ok(Some(Frame::Refuse(Refusal::new(RefusalKind::NotAllowed, message))));
         let first = link.rx.first(self.config.key.is_some()).await?;
         match (&self.config.key, first) {
@@ -314,7 +418,10 @@ impl Serving {
             (_, First::Unkeyed) => refuse("the agent wants a key: use --key-file"),
             (Some(key), First::Frame(Frame::Secure(message))) => {
                 match link.secure_answer(key, &message).await {
-                    Ok(()) => link.rx.frame().await,
+                    Ok(()) => {
+                        place.has_shown();
+                        link.rx.frame().await
+                    }
                     Err(LinkError::Io(e)) if e.kind() == io::ErrorKind::PermissionDenied => {
                         refuse("the agent has another key")
                     }
@@ -328,6 +435,7 @@ impl Serving {
 
     async fn serve(&self, hello: Hello, mut link: Link, peer: SocketAddr) -> Result<Counts, SessionError> {
         let slot = Counted::new(&self.sessions, SESSIONS);
+        let expected = slot.is_some().then(|| Expected::new(self, hello.session));
         // Whoever comes again will find room if somebody only holds a place.
         let patience = self.config.patience;
         self.patience.set(if slot.is_some() { patience } else { patience.min(CROWDED) });
@@ -354,6 +462,7 @@ impl Serving {
         let congestion = link.tx.stream().and_then(|stream| stream.congestion().ok()).unwrap_or_default();
         link.tx.send(vec![Frame::Welcome(Welcome { version, resume, by_content, congestion })]).await?;
         let mut links = self.gather(&hello, link).await?;
+        drop(expected);
         let monitor = Arc::new(Monitor::new());
         match prepared {
             Prepared::Onward(plan, onward) => {
@@ -514,7 +623,7 @@ pub(crate) fn writer(
 /// # Errors
 /// None of them exists, or one may not be read.
 pub(crate) fn plan(root: &Root, request: &Request, readers: Concurrency) -> Result<Plan, Refusal> {
-    let contents = request.place == Place::Contents;
+    let contents = request.place == wire::Place::Contents;
     let mut missing = Vec::new();
     let mut starts: Vec<Start> = Vec::new();
     for typed in &request.sources {

@@ -34,6 +34,7 @@
 //! | `source`, `sink` | the two sides: queues, tasks and threads |
 //! | `link` | frames over a connection |
 //! | `seal` | encryption under them |
+//! | `lobby` | connections that have not said yet what they want |
 //! | `silence` | other sides that say nothing any more |
 //! | `ssh` | an agent for one copy, started over ssh |
 //! | `onward` | copies between two others |
@@ -57,6 +58,7 @@ pub mod host;
 mod job;
 mod journal;
 mod link;
+mod lobby;
 mod made;
 mod manifest;
 mod monitor;

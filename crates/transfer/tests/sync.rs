@@ -56,7 +56,7 @@ impl WholeSeconds {
         };
         let made = ran("mkfs.ext4", &["-q", "-I", "128"], &[&image]);
         if !made || !ran("mount", &["-o", "loop"], &[&image, &at]) {
-            eprintln!("skip: no file system that keeps whole seconds can be made and mounted");
+            longhaul_skip::skip!("no file system that keeps whole seconds can be made and mounted");
             return None;
         }
         Some(WholeSeconds(at))
@@ -89,7 +89,7 @@ fn a_time_is_cut_only_as_the_destination_cuts_it() {
         }
     }
     if time(&source.join("f3-0")) != (EVEN, 123_456_789) {
-        eprintln!("skip: the file system does not keep nanoseconds");
+        longhaul_skip::skip!("the file system does not keep nanoseconds");
         return;
     }
     let differ = fs::read_dir(&source)
@@ -123,7 +123,7 @@ fn times_that_the_destination_cannot_keep_are_reported_and_sent_once() {
     set_time(&source.join("d"), 1_000_000_003, 1);
     set_time(&source.join("far"), 1 << 32, 0);
     if time(&source.join("late")).0 != 1 << 33 {
-        eprintln!("skip: this file system does not keep such times either");
+        longhaul_skip::skip!("this file system does not keep such times either");
         return;
     }
     let (counts, troubles) = sync_here(&source, &copy, false);
@@ -213,7 +213,7 @@ fn holes_are_kept_down_to_a_block_of_the_file_system() {
         512 * fs::metadata(path).expect("there").blocks()
     };
     if space(&source.join("fine")) > 2 << 20 {
-        eprintln!("skip: the file system has no holes of 4 KiB");
+        longhaul_skip::skip!("the file system has no holes of 4 KiB");
         return;
     }
     let agent = agent(dir.path());
