@@ -4,6 +4,7 @@
 
 mod citation;
 mod conformance;
+mod mutate;
 mod repo;
 mod rust;
 mod tidy;
@@ -18,6 +19,8 @@ usage: cargo xtask CHORE
 chores:
   tidy                    hold what a machine can hold: layers, unwraps, citations, links, commands
   conformance [--check]   write docs/conformance.md, or fail if it is not what would be written
+  mutate [--list] [--only NAME...] [--output FILE]
+                          plant known bugs in a copy of the tree, and see that a test catches each
   fuzz                    replay the fuzzing corpus, then fuzz each target for a short while
   bench GROUP... [--OPTION...]
                           measure against references, for docs/performance.md; --help says more
@@ -44,6 +47,7 @@ fn run() -> Result<()> {
         (Some("tidy"), []) => tidy::run(&repo),
         (Some("conformance"), []) => conformance::write(&repo),
         (Some("conformance"), ["--check"]) => conformance::check(&repo),
+        (Some("mutate"), rest) => mutate::run(&repo, rest),
         (Some("bench"), rest) => bench(&repo, rest),
         (Some("kernel"), rest) => script(&repo, "tests/kernel/run", rest),
         (Some("powercut"), rest) => powercut(&repo, rest),

@@ -568,6 +568,18 @@ mod tests {
     }
 
     #[test]
+    fn a_small_request_does_not_pass_a_large_one_that_waits() {
+        let pool = BufPool::new(BUF_MAX);
+        let (one, two) = (pool.try_alloc(BUF_MAX / 2), pool.try_alloc(BUF_MAX / 2));
+        let mut large = pin!(pool.alloc(BUF_MAX));
+        assert!(one.is_some() && two.is_some() && poll_once(large.as_mut()).is_pending());
+        drop(one);
+        assert!(pool.try_alloc(1).is_none(), "there is room for it, but not before the one that waits");
+        drop(two);
+        assert!(poll_once(large.as_mut()).is_ready());
+    }
+
+    #[test]
     fn a_dropped_waiter_gives_its_grant_to_the_next() {
         let pool = BufPool::new(BUF_MAX);
         let all = pool.try_alloc(BUF_MAX).expect("room");

@@ -292,8 +292,10 @@ mod tests {
         let key = Key::load_or_make(&path).expect("made");
         assert_eq!(Key::load_or_make(&path).expect("read"), key);
         assert_eq!(Key::parse(&key.to_hex()).expect("good"), key);
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644)).expect("set");
-        assert!(Key::load(&path).is_err());
+        for mode in [0o644, 0o640, 0o604, 0o620] {
+            std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).expect("set");
+            assert!(Key::load(&path).is_err(), "{mode:o}");
+        }
         assert!(Key::parse("12").is_err() && Key::parse(&"g".repeat(64)).is_err());
     }
 }
