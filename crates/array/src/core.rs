@@ -350,7 +350,8 @@ impl Core {
             let results = join_all(usable.map(async |member| {
                 let block = Superblock { member: member.uuid.get(), ..superblock.clone() };
                 let buf = Buf::copy_of(&block.encode());
-                (member.index, member.write_durably(SUPER_AT[block.slot()], buf).await)
+                let slot = if self.lacks(Mechanism::Slots) { 0 } else { block.slot() };
+                (member.index, member.write_durably(SUPER_AT[slot], buf).await)
             }))
             .await;
             let failed = results.into_iter().filter_map(|(index, result)| Some((index, result.err()?)));

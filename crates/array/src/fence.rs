@@ -144,7 +144,9 @@ pub(crate) async fn claim(core: &Rc<Core>) -> Result<(), ArrayError> {
     sleep(interval / 4).await;
     let looked = now();
     // Who wrote over it, or could not be written over, was as fast.
-    if let Some((_, other)) = core.rivals().await.first() {
+    if !core.lacks(Mechanism::SecondLook)
+        && let Some((_, other)) = core.rivals().await.first()
+    {
         return Err(ArrayError::InUse(other.session));
     }
     core.members.iter().for_each(|member| member.reach.looked(looked));

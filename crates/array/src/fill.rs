@@ -20,6 +20,7 @@ use crate::superblock::{Condition, Superblock};
 use crate::units::Units;
 use crate::upkeep::{is_over, pause};
 use crate::window::Reader;
+use crate::without::Mechanism;
 use futures_util::StreamExt;
 use futures_util::stream;
 use longhaul_block::{Advice, BlockDevice, BlockIo, IoError, IoResult, WriteFlags};
@@ -261,7 +262,8 @@ impl Core {
             if member.incarnation() != incarnation {
                 return Ok(Fill::Ended);
             }
-            let done = batch.last().map_or(0, |row| row + 1);
+            let ahead = u64::from(self.lacks(Mechanism::Progress));
+            let done = batch.last().map_or(0, |row| row + 1 + ahead);
             if let Condition::Rebuilding { partial, .. } = member.condition.get() {
                 member.condition.set(Condition::Rebuilding { done, partial });
                 self.upkeep.filled_to(index, done);

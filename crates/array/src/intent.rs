@@ -61,6 +61,16 @@ pub(crate) struct Marked {
     region: u64,
 }
 
+impl Core {
+    /// Begins a write to a stripe, unless the array does without its mark.
+    pub(crate) async fn mark_row(self: &Rc<Self>, row: u64, of: Mechanism) -> IoResult<Option<Marked>> {
+        if self.lacks(of) {
+            return Ok(None);
+        }
+        self.intent.mark(self, self.geometry.region_of(row)).await.map(Some)
+    }
+}
+
 impl Drop for Marked {
     fn drop(&mut self) {
         if let Some((count, last)) = self.intent.users.borrow_mut().get_mut(&self.region) {

@@ -12,6 +12,7 @@
 use crate::core::Core;
 use crate::event::Event;
 use crate::member::{Member, MemberError, MemberResult, is_absence};
+use crate::without::Mechanism;
 use futures_util::future::{Either, select};
 use longhaul_block::IoResult;
 use longhaul_engine::{now, timeout};
@@ -85,7 +86,7 @@ impl Reach {
     fn may_write(&self, core: &Core, came: Instant) -> bool {
         let fresh = core.options.heartbeat * FRESH_BEATS;
         let is_fresh = |at: Instant| at >= came || now().saturating_duration_since(at) <= fresh;
-        core.looks_no_more() || self.seen.get().is_some_and(is_fresh)
+        core.looks_no_more() || core.lacks(Mechanism::Gate) || self.seen.get().is_some_and(is_fresh)
     }
 }
 

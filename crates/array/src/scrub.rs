@@ -18,6 +18,7 @@ use crate::report::Extent;
 use crate::units::{Fault, Units};
 use crate::upkeep::is_over;
 use crate::window::Reader;
+use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::{IoError, IoResult};
 use longhaul_engine::{Buf, now};
@@ -152,7 +153,7 @@ impl Core {
         }
         self.drop_doubtful(row, &mut writes, &mut report).await?;
         if !writes.is_empty() {
-            let _marked = self.intent.mark(self, self.geometry.region_of(row)).await?;
+            let _marked = self.mark_row(row, Mechanism::ScrubIntent).await?;
             self.put(row, writes).await?;
         }
         Ok(report)

@@ -27,12 +27,24 @@ pub enum Mechanism {
     Vouch,
     /// Records of before an absence may be replayed after it.
     Pass,
+    /// Whole stripes are zeroed without their intent mark.
+    ZeroIntent,
+    /// Scrub writes what it repairs without an intent mark.
+    ScrubIntent,
+    /// The progress of a rebuild is one stripe more than the member was given.
+    Progress,
+    /// Both copies of a superblock are written to one place.
+    Slots,
+    /// A host that takes possession does not look again afterwards.
+    SecondLook,
+    /// Writes do not wait for a recent look at the heartbeat.
+    Gate,
 }
 
 impl Mechanism {
     /// All of them.
     #[cfg(feature = "switch-off")]
-    pub const ALL: [Mechanism; 8] = [
+    pub const ALL: [Mechanism; 14] = [
         Mechanism::Journal,
         Mechanism::Intent,
         Mechanism::Checksums,
@@ -41,6 +53,12 @@ impl Mechanism {
         Mechanism::Doubt,
         Mechanism::Vouch,
         Mechanism::Pass,
+        Mechanism::ZeroIntent,
+        Mechanism::ScrubIntent,
+        Mechanism::Progress,
+        Mechanism::Slots,
+        Mechanism::SecondLook,
+        Mechanism::Gate,
     ];
 }
 

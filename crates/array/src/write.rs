@@ -366,7 +366,7 @@ impl Core {
             let stripe = self.geometry.stripe();
             return self.write_zeroes(row * stripe, stripe).await;
         }
-        let _marked = self.intent.mark(self, self.geometry.region_of(row)).await?;
+        let _marked = self.mark_row(row, Mechanism::ZeroIntent).await?;
         let unit = self.geometry.unit;
         let sums = vec![0; (unit / crate::BLOCK) as usize];
         let zeroes = self.members.iter().map(async |member| {
