@@ -15,7 +15,7 @@
 
 use crate::medium::{Fate, Medium};
 use crate::random::Random;
-use crate::world::World;
+use crate::world::{Deed, Event, World};
 use futures_channel::oneshot;
 use longhaul_block::{
     Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
@@ -157,9 +157,9 @@ impl Disk {
         let mut state = self.state();
         state.gone = true;
         state.presence += 1;
-        state.settle();
+        state.settle(None);
         if power {
-            state.lose_power();
+            state.lose_power(None);
             state.restarted = true;
         }
         self.world.tell(format_args!("{} leaves{}", self.name, if power { ", without power" } else { "" }));
@@ -176,9 +176,9 @@ impl Disk {
                 Change::Flush { .. } => None,
             });
             for written in under_way.collect::<Vec<_>>() {
-                state.tear(&written);
+                state.tear(&written, None);
             }
-            state.lose_power();
+            state.lose_power(None);
             state.generation += 1;
         }
         self.world.tell(format_args!("{} hangs{}", self.name, if power { ", without power" } else { "" }));
@@ -228,17 +228,18 @@ impl Disk {
     }
 
     /// Whoever used it has crashed: what was under way may have had its
-    /// effect, or parts of it. With `power` the cache is lost as well.
-    pub fn crash(&self, power: bool) {
+    /// effect, or parts of it. With `power` the cache is lost as well. What is
+    /// left is chance, or `fate`.
+    pub(crate) fn crash(&self, power: bool, fate: Option<Fate>) {
         let mut state = self.state();
         state.presence += 1;
-        state.settle();
+        state.settle(fate);
         state.restarted = false;
         state.gone |= state.hung.take().is_some();
         state.waiting.clear();
         state.unanswered.clear();
         if power {
-            state.lose_power();
+            state.lose_power(fate);
         }
     }
 
@@ -331,13 +332,13 @@ impl Disk {
         id: u64,
         effect: impl FnOnce(&Disk, &mut State) -> IoResult<T> + 'static,
         what: String,
-        mark: u64,
+        event: Event,
     ) -> IoFuture<T> {
         let (disk, (tx, rx)) = (self.clone(), oneshot::channel());
         spawn(async move {
             sleep(disk.half()).await;
             disk.answers().await;
-            let Some(result) = disk.take_effect(effect, (presence, gone), &what, mark) else {
+            let Some(result) = disk.take_effect(effect, (presence, gone), &what, event) else {
                 return std::future::pending().await;
             };
             sleep(disk.half()).await;
@@ -357,18 +358,18 @@ impl Disk {
         effect: impl FnOnce(&Disk, &mut State) -> IoResult<T>,
         (presence, gone): (u64, bool),
         what: &str,
-        mark: u64,
+        event: Event,
     ) -> Option<IoResult<T>> {
         let mut state = self.state();
         if state.presence != presence || gone {
             return Some(Err(self.unreachable()));
         }
-        let goes_on = self.world.event(format_args!("{} {what}", self.name), mark ^ self.number << 56);
+        let goes_on = self.world.event(self.number, event, format_args!("{} {what}", self.name));
         goes_on.then(|| effect(self, &mut state))
     }
 
     /// An operation that changes something.
-    fn change(&self, change: Change, what: String, mark: u64) -> IoFuture<()> {
+    fn change(&self, change: Change, what: String, event: Event) -> IoFuture<()> {
         let begun = self.begin();
         let id = {
             let mut state = self.state();
@@ -390,7 +391,7 @@ impl Disk {
             }
             Ok(())
         };
-        self.operation(begun, id, effect, what, mark)
+        self.operation(begun, id, effect, what, event)
     }
 }
 
@@ -399,29 +400,30 @@ impl Disk {
 pub struct Snapshot(Medium);
 
 impl State {
-    fn lose_power(&mut self) {
-        let fate = Fate::random(&mut self.random);
+    fn lose_power(&mut self, fate: Option<Fate>) {
+        let fate = fate.unwrap_or_else(|| Fate::random(&mut self.random));
         self.medium.lose_power(fate, &mut self.random);
     }
 
     /// Decides what comes of the changes that are under way.
-    fn settle(&mut self) {
+    fn settle(&mut self, fate: Option<Fate>) {
         for (_, change) in std::mem::take(&mut self.pending) {
             if let Change::Write(written) = change {
-                self.tear(&written);
+                self.tear(&written, fate);
             }
         }
     }
 
     /// Writes any part of it.
-    fn tear(&mut self, written: &Written) {
-        let fate = Fate::random(&mut self.random);
+    fn tear(&mut self, written: &Written, fate: Option<Fate>) {
+        let fate = fate.unwrap_or_else(|| Fate::random(&mut self.random));
         let dice = self.random.bits();
         let lands = |place: usize| match fate {
             Fate::Nothing => false,
             Fate::Everything => true,
             Fate::Any => dice >> (place % 64) & 1 == 1,
             Fate::Prefix => (place as u64) < dice % 16,
+            Fate::Head => place == 0,
         };
         self.medium.write(written.offset, &written.data, written.through, lands);
     }
@@ -480,11 +482,6 @@ impl DiskIo {
     }
 }
 
-/// For the digest of a world.
-fn mark(kind: u64, offset: u64, len: u64) -> u64 {
-    kind << 48 ^ offset << 20 ^ len
-}
-
 impl BlockIo for DiskIo {
     fn advice(&self) -> Option<Advice> {
         let window = self.0.make.window?;
@@ -508,7 +505,8 @@ impl BlockIo for DiskIo {
             Ok(()) => Ok(dst),
             Err(block) => Err(IoError::Medium(format!("{}: block {block} is unreadable", disk.name))),
         };
-        self.0.operation(self.0.begin(), 0, effect, format!("reads {offset}+{len}"), mark(1, offset, len))
+        let event = Event { deed: Deed::Read, offset, len };
+        self.0.operation(self.0.begin(), 0, effect, format!("reads {offset}+{len}"), event)
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
@@ -518,12 +516,13 @@ impl BlockIo for DiskIo {
         }
         let what = format!("writes {offset}+{len}{}", if flags.fua { " fua" } else { "" });
         let change = Change::Write(Written { offset, data: src, through: flags.fua });
-        self.0.change(change, what, mark(2, offset, len))
+        self.0.change(change, what, Event { deed: Deed::Write, offset, len })
     }
 
     fn flush(&self) -> IoFuture<()> {
         let version = self.0.state().medium.version();
-        self.0.change(Change::Flush { version }, "flushes".into(), mark(3, 0, 0))
+        let event = Event { deed: Deed::Flush, offset: 0, len: 0 };
+        self.0.change(Change::Flush { version }, "flushes".into(), event)
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
@@ -541,6 +540,6 @@ impl BlockIo for DiskIo {
         }
         let data = BufMut::zeroed(len as usize).freeze();
         let change = Change::Write(Written { offset, data, through: flags.fua });
-        self.0.change(change, format!("zeroes {offset}+{len}"), mark(4, offset, len))
+        self.0.change(change, format!("zeroes {offset}+{len}"), Event { deed: Deed::Zero, offset, len })
     }
 }

@@ -8,6 +8,7 @@
 
 pub mod content;
 mod disk;
+mod hosts;
 mod load;
 mod medium;
 pub mod model;
@@ -19,7 +20,8 @@ mod trouble;
 mod world;
 
 pub use disk::{Disk, Fault, Make, Snapshot};
-pub use plan::Plan;
+pub use hosts::run_hosts;
+pub use plan::{Plan, Theme};
 pub use random::Random;
 pub use run::{Done, Failure, run};
 pub use world::World;

@@ -21,6 +21,9 @@ use std::time::Duration;
 const HANGS: Duration = Duration::from_secs(3600);
 /// How often it is looked whether the host is cut off.
 const LOOK: Duration = Duration::from_millis(100);
+/// The longest pause of a quiet load in milliseconds: regions are not marked
+/// any more a second or two after the last write, where that is at once.
+const PAUSE: u64 = 4000;
 /// The largest operation in bytes.
 const LARGEST: usize = 512 << 10;
 
@@ -39,6 +42,10 @@ pub(crate) struct Load {
     /// The host is cut off: the end of a stop does not wait as long for members
     /// as I/O does, so a person stops nothing meanwhile.
     pub(crate) cut_off: Cell<bool>,
+    /// Long pauses, and whole stripes of zeroes.
+    pub(crate) quiet: bool,
+    /// This life may end with a crash at any time.
+    pub(crate) may_crash: bool,
     /// Bytes of a stripe's data.
     pub(crate) stripe: u64,
 }
@@ -149,12 +156,17 @@ impl Load {
         self.world.tell(format_args!("end   flush"));
     }
 
+    /// Blocks of the longest operation.
+    fn longest(&self) -> usize {
+        (LARGEST.min(self.info.max_io as usize) / self.info.block_size as usize).max(1)
+    }
+
     /// Blocks to work on: often where others work too, and of all sizes.
     fn somewhere(&self, random: &mut Random) -> Range<usize> {
         let block = self.info.block_size as usize;
         let all = self.model.borrow().len();
         let stripe = (self.stripe as usize / block).max(1);
-        let longest = all.min(LARGEST.min(self.info.max_io as usize) / block).max(1);
+        let longest = all.min(self.longest());
         let len = match random.below(6) {
             0 | 1 => 1,
             2 => random.between(1, 4) as usize,
@@ -174,8 +186,38 @@ impl Load {
         start..start + len
     }
 
+    /// Some stripes, as wholes.
+    fn stripes(&self, random: &mut Random) -> Range<usize> {
+        let stripe = (self.stripe as usize / self.info.block_size as usize).max(1);
+        let all = self.model.borrow().len() / stripe;
+        let count = random.between(1, 2.min(all as u64)) as usize;
+        let first = random.below((all - count) as u64 + 1) as usize;
+        first * stripe..(first + count) * stripe
+    }
+
+    /// `count` operations with long pauses, many of them on whole stripes.
+    async fn quiet_client(&self, mut random: Random, count: u32) {
+        for _ in 0..count {
+            let (some, stripes) = (self.somewhere(&mut random), self.stripes(&mut random));
+            match random.below(100) {
+                0..25 => self.read(some).await,
+                25..50 if stripes.len() <= self.longest() => self.change(stripes, Kind::Write(false)).await,
+                25..60 => self.change(some, Kind::Write(false)).await,
+                60..78 => self.change(stripes, Kind::Zero(random.chance(30))).await,
+                78..92 => self.change(stripes, Kind::Discard).await,
+                _ => self.flush().await,
+            }
+            if random.chance(60) {
+                sleep(Duration::from_millis(random.below(PAUSE))).await;
+            }
+        }
+    }
+
     /// `count` operations, one after the other.
     pub(crate) async fn client(self: Rc<Load>, mut random: Random, count: u32, pause: Duration) {
+        if self.quiet {
+            return self.quiet_client(random, count).await;
+        }
         for _ in 0..count {
             let blocks = self.somewhere(&mut random);
             match random.below(100) {
@@ -195,7 +237,7 @@ impl Load {
     /// Reads everything.
     pub(crate) async fn read_all(&self, mut random: Random) {
         let all = self.model.borrow().len();
-        let most = (LARGEST.min(self.info.max_io as usize) / self.info.block_size as usize).max(1);
+        let most = self.longest();
         let mut at = 0;
         while at < all {
             let len = (random.between(1, most as u64) as usize).min(all - at);

@@ -5,7 +5,7 @@
 use clap::Parser;
 use longhaul_array::{Layout, Mechanism};
 use longhaul_sim::subject::of;
-use longhaul_sim::{Failure, Plan, run};
+use longhaul_sim::{Failure, Plan, Theme, run, run_hosts};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,9 +27,13 @@ struct Args {
     /// Only these layouts (a seed then stands for something else)
     #[arg(long, value_name = "LAYOUT,…", value_delimiter = ',')]
     layout: Vec<Layout>,
+    /// Only plans with this theme (mixed, quiet, long,
+    /// wide, hosts), whatever theme the
+    /// seed has
+    #[arg(long, value_name = "THEME")]
+    theme: Option<Theme>,
     /// Leave something out of the array that keeps it right, to see after how
-    /// many seeds that is noticed: journal, intent, checksums, fence, publish,
-    /// doubt, vouch or pass
+    /// many seeds that is noticed: docs/simulation.md lists what
     #[arg(long, value_name = "MECHANISM")]
     without: Option<Mechanism>,
     /// Go on after a seed that fails
@@ -62,8 +66,15 @@ fn search(args: &Args) -> bool {
                     if seed >= end {
                         break;
                     }
-                    let plan = Plan { without: args.without, ..Plan::new(seed, layouts) };
-                    match run(&plan, &*of(&plan), args.seed.is_some()) {
+                    let themed = |theme| Plan::themed(seed, layouts, theme);
+                    let plan = args.theme.map_or_else(|| Plan::new(seed, layouts), themed);
+                    let plan = Plan { without: args.without, ..plan };
+                    let loud = args.seed.is_some();
+                    let result = match plan.theme {
+                        Theme::Hosts => run_hosts(&plan, loud),
+                        _ => run(&plan, &*of(&plan), loud),
+                    };
+                    match result {
                         Ok(done) => {
                             events.fetch_add(done.events, Ordering::Relaxed);
                             crashes.fetch_add(done.crashes, Ordering::Relaxed);

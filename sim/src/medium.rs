@@ -38,6 +38,8 @@ pub(crate) enum Fate {
     Any,
     /// What comes first.
     Prefix,
+    /// Of each write under way its first block; of what is cached something.
+    Head,
 }
 
 impl Fate {
@@ -135,7 +137,7 @@ impl Medium {
             let kept = match fate {
                 Fate::Nothing => 0,
                 Fate::Everything => versions.len(),
-                Fate::Any => random.below(versions.len() as u64 + 1) as usize,
+                Fate::Any | Fate::Head => random.below(versions.len() as u64 + 1) as usize,
                 Fate::Prefix => versions.iter().take_while(|(v, _)| *v <= cut).count(),
             };
             if let Some((_, survivor)) = versions[..kept].last() {

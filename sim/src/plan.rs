@@ -4,7 +4,44 @@ use crate::disk::Make;
 use crate::random::Random;
 use longhaul_array::{Layout, Mechanism};
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
+
+/// What a plan has more of than others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Theme {
+    /// Some of everything.
+    Mixed,
+    /// Long pauses, after which no region is marked; whole stripes that are
+    /// zeroed and discarded; crashes in the middle of that, and after repairs.
+    Quiet,
+    /// More stripes than a rebuild fills in one batch, and more regions than
+    /// one.
+    Long,
+    /// Members so many that a superblock is more than a disk writes as a whole;
+    /// crashes while superblocks are written.
+    Wide,
+    /// Several hosts that take the array over from each other; disks that do not
+    /// fail. No seed has it by itself.
+    Hosts,
+}
+
+impl Theme {
+    /// All of them.
+    pub const ALL: [Theme; 5] = [Theme::Mixed, Theme::Quiet, Theme::Long, Theme::Wide, Theme::Hosts];
+}
+
+impl FromStr for Theme {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Theme, String> {
+        let named = |theme: &Theme| format!("{theme:?}").eq_ignore_ascii_case(text);
+        Theme::ALL.into_iter().find(named).ok_or_else(|| {
+            let names = Theme::ALL.map(|theme| format!("{theme:?}").to_lowercase()).join(", ");
+            format!("'{text}' is no theme: use one of {names}")
+        })
+    }
+}
 
 /// Everything about a simulation but the single choices in it.
 #[derive(Clone, Debug)]
@@ -45,12 +82,21 @@ pub struct Plan {
     pub window: Option<u64>,
     /// Whether disks say that they hang.
     pub knows: bool,
+    /// What it has more of than others.
+    pub theme: Theme,
     /// What keeps the array right and is left out, to see that it is missed.
     pub without: Option<Mechanism>,
 }
 
-/// Widths that are simulated at most: more of the same takes more time.
+/// Widths of most plans at most: more of the same takes more time.
 const WIDTH_MAX: u64 = 7;
+/// Widths of wide plans: the superblock of eight members is longer than 512
+/// bytes.
+const WIDE: [u64; 2] = [8, 12];
+/// Stripes of long plans: the first batch of a rebuild has 64.
+const LONG: [u64; 2] = [65, 320];
+/// Plans in a hundred that are quiet, long and wide.
+const SHARES: [u64; 3] = [12, 12, 8];
 
 impl Plan {
     /// The plan of a seed; of one of `layouts`.
@@ -64,7 +110,7 @@ impl Plan {
             Layout::StripeMirror => 2 * random.between(1, 3),
             Layout::DoubleParity => random.between(3, WIDTH_MAX),
         };
-        Plan {
+        let plan = Plan {
             seed,
             layouts: layouts.to_vec(),
             layout,
@@ -82,7 +128,82 @@ impl Plan {
             faults: random.below(6) as u32,
             window: random.pick(&[None, None, Some(4 << 10), Some(64 << 10), Some(1 << 20)]),
             knows: random.chance(50),
+            theme: Theme::Mixed,
             without: None,
+        };
+        // Numbers of its own: all else in a seed stays what it is.
+        let mut random = Random::new(seed ^ 0x74_6865_6d65);
+        match random.below(100) {
+            n if n < SHARES[0] => plan.quiet(&mut random),
+            n if n < SHARES[0] + SHARES[1] => plan.long(&mut random),
+            n if n < SHARES.iter().sum() => plan.wide(&mut random),
+            _ => plan,
+        }
+    }
+
+    /// The plan of a seed with this theme.
+    #[must_use]
+    pub fn themed(seed: u64, layouts: &[Layout], theme: Theme) -> Plan {
+        let (plan, mut random) = (Plan::new(seed, layouts), Random::new(seed ^ 0x74_6865_6d65));
+        match theme {
+            _ if plan.theme == theme => plan,
+            Theme::Mixed => Plan { theme, ..plan },
+            Theme::Quiet => plan.quiet(&mut random),
+            Theme::Long => plan.long(&mut random),
+            Theme::Wide => plan.wide(&mut random),
+            Theme::Hosts => plan.hosts(&mut random),
+        }
+    }
+
+    fn hosts(self, random: &mut Random) -> Plan {
+        Plan {
+            theme: Theme::Hosts,
+            rows: random.between(1, 8),
+            latency: Duration::from_micros(random.pick(&[20, 100, 1000])),
+            lives: random.between(2, 5) as u32,
+            clients: random.between(1, 3) as u32,
+            operations: random.between(5, 20) as u32,
+            beyond: false,
+            ..self
+        }
+    }
+
+    fn quiet(self, random: &mut Random) -> Plan {
+        Plan {
+            theme: Theme::Quiet,
+            lives: random.between(2, 5) as u32,
+            clients: random.between(1, 2) as u32,
+            operations: random.between(5, 30) as u32,
+            faults: random.between(1, 6) as u32,
+            latency: Duration::from_micros(random.pick(&[100, 1000])),
+            journal_all: false,
+            ..self
+        }
+    }
+
+    fn long(self, random: &mut Random) -> Plan {
+        Plan {
+            theme: Theme::Long,
+            rows: random.between(LONG[0], LONG[1]),
+            unit: random.pick(&[4096, 4096, 8192]),
+            operations: random.between(5, 30) as u32,
+            faults: random.between(2, 8) as u32,
+            ..self
+        }
+    }
+
+    fn wide(self, random: &mut Random) -> Plan {
+        let width = random.between(WIDE[0], WIDE[1]);
+        Plan {
+            theme: Theme::Wide,
+            width: (if self.layout == Layout::StripeMirror { width & !1 } else { width }) as usize,
+            rows: random.between(1, 6),
+            unit: random.pick(&[4096, 8192]),
+            block: 512,
+            lives: random.between(2, 5) as u32,
+            operations: random.between(5, 30) as u32,
+            faults: random.between(1, 6) as u32,
+            ..self
         }
     }
 
@@ -94,7 +215,10 @@ impl Plan {
         let names = if only.is_empty() { String::new() } else { names.join(",") };
         let without = self.without.map(|what| format!(" --without {what:?}").to_lowercase());
         let without = without.unwrap_or_default();
-        format!("cargo run --release -p longhaul-sim -- --seed {}{only}{names}{without}", self.seed)
+        let usual = Plan::new(self.seed, &self.layouts).theme;
+        let theme = (self.theme != usual).then(|| format!(" --theme {:?}", self.theme).to_lowercase());
+        let theme = theme.unwrap_or_default();
+        format!("cargo run --release -p longhaul-sim -- --seed {}{only}{names}{theme}{without}", self.seed)
     }
 
     /// What the disks are like, `size` bytes each.
@@ -109,8 +233,9 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} of {} with units of {} KiB, {} stripes{}{}; disks with blocks of {} bytes, {}, {:?}{}{}; {} lives of \
+            "{:?}: {} of {} with units of {} KiB, {} stripes{}{}; disks with blocks of {} bytes, {}, {:?}{}{}; {} lives of \
              {} × {} operations, {} faults each",
+            self.theme,
             self.layout,
             self.width,
             self.unit >> 10,

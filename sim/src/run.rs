@@ -2,12 +2,13 @@
 
 use crate::disk::Disk;
 use crate::load::Load;
+use crate::medium::Fate;
 use crate::model::{Fragile, Model};
-use crate::plan::Plan;
+use crate::plan::{Plan, Theme};
 use crate::random::Random;
 use crate::subject::{Running, Subject};
 use crate::trouble::{Ward, heal, trouble, watch};
-use crate::world::World;
+use crate::world::{Moment, World};
 use futures_util::future::{Either, join_all, select};
 use longhaul_array::Layout;
 use longhaul_engine::{Engine, sleep, spawn, timeout};
@@ -23,6 +24,8 @@ use std::time::Duration;
 const OPENS: Duration = Duration::from_secs(3600);
 /// Lives, in percent, that end with a stop in the middle of the load.
 const STOPS: u32 = 25;
+/// Crashes, in percent, that do the same to all disks.
+const ALIKE: u32 = 30;
 
 /// What a simulation has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,8 +62,15 @@ impl fmt::Display for Failure {
 /// Whatever must not be: content that nobody may see, an error within
 /// redundancy, an operation that hangs, a panic.
 pub fn run(plan: &Plan, subject: &(dyn Subject + Sync), loud: bool) -> Result<Done, Failure> {
-    let simulate =
-        || std::panic::catch_unwind(AssertUnwindSafe(|| Simulation::new(plan, subject, loud).run()));
+    guarded(plan, || Simulation::new(plan, subject, loud).run())
+}
+
+/// Runs a simulation on a thread of its own; a panic is a failure like any other.
+pub(crate) fn guarded(
+    plan: &Plan,
+    simulate: impl FnOnce() -> Result<Done, String> + Send,
+) -> Result<Done, Failure> {
+    let simulate = || std::panic::catch_unwind(AssertUnwindSafe(simulate));
     let result = std::thread::scope(|scope| scope.spawn(simulate).join());
     let fail = |what| Failure { plan: Box::new(plan.clone()), what };
     match result {
@@ -109,7 +119,11 @@ impl<'a> Simulation<'a> {
             if !last {
                 // Often before it is even open: recovery crashes, too.
                 let most = self.random.pick(&[20, 200, 2000]);
-                self.world.stop_after(self.random.below(most));
+                let events = self.random.below(most);
+                match self.moment(life) {
+                    None => self.world.stop_after(events),
+                    Some((moment, count)) => self.world.stop_before(moment, count),
+                }
             }
             if last || self.random.chance(50) {
                 self.ward.all_back();
@@ -140,8 +154,11 @@ impl<'a> Simulation<'a> {
     /// What is left after the host has gone down, with its disks or without.
     fn crash(&mut self) {
         let power = self.random.chance(60);
+        // Numbers of its own, as in `stops`.
+        let mut random = Random::new(self.plan.seed ^ (self.crashes << 32) ^ 0x6661_7465);
+        let fate = random.chance(ALIKE).then(|| random.pick(&[Fate::Nothing, Fate::Any, Fate::Head]));
         self.world.tell(format_args!("crash{}", if power { ", without power" } else { "" }));
-        self.ward.disks.borrow().iter().for_each(|disk| disk.crash(power));
+        self.ward.disks.borrow().iter().for_each(|disk| disk.crash(power, fate));
         self.ward.reconnect();
         if let Some(model) = &self.model {
             let mut model = model.borrow_mut();
@@ -185,7 +202,7 @@ impl<'a> Simulation<'a> {
         };
         let array: Rc<dyn Running> = opened.into();
         self.ward.look(&world, &*array).await?;
-        let load = self.load(&*array);
+        let load = self.load(&*array, !last);
         let stop = pin!(stop(Rc::clone(&load), Rc::clone(&array), self.stops(number, last)));
         let work = pin!(work(load, Rc::clone(&self.ward), array, self.plan.clone(), random, last));
         select(pin!(world.stopped()), select(work, stop)).await;
@@ -201,7 +218,19 @@ impl<'a> Simulation<'a> {
         (random.chance(STOPS) && !last).then(|| self.plan.latency * random.below(most) as u32)
     }
 
-    fn load(&mut self, opened: &dyn Running) -> Rc<Load> {
+    /// Before what a life is to crash, and how many of these come first, if
+    /// it is not at any event.
+    fn moment(&self, life: u32) -> Option<(Moment, u64)> {
+        let mut random = Random::new(self.plan.seed ^ (u64::from(life) << 32) ^ 0x6d6f_6d65_6e74);
+        let width = self.plan.width as u64;
+        match self.plan.theme {
+            Theme::Quiet if random.chance(60) => Some((Moment::Zero, random.below(3 * width))),
+            Theme::Wide if random.chance(60) => Some((Moment::Superblock, random.below(4 * width))),
+            _ => None,
+        }
+    }
+
+    fn load(&mut self, opened: &dyn Running, may_crash: bool) -> Rc<Load> {
         let (info, io) = (opened.info(), opened.io());
         let whole = info.block_size <= self.plan.block;
         let model = self
@@ -215,6 +244,8 @@ impl<'a> Simulation<'a> {
             beyond: Rc::clone(&self.ward.beyond),
             stopping: Cell::default(),
             cut_off: Cell::default(),
+            quiet: self.plan.theme == Theme::Quiet,
+            may_crash,
             stripe: info.size / self.plan.rows,
             info,
         })

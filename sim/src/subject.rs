@@ -190,6 +190,16 @@ impl Arrayed {
     }
 }
 
+impl Arrayed {
+    /// Assembles it from these devices, as one host of several does.
+    ///
+    /// # Errors
+    /// As of [`longhaul_array::assemble`].
+    pub async fn assemble(&self, devices: Vec<Arc<dyn BlockDevice>>) -> Result<Arc<ArrayDevice>, ArrayError> {
+        assemble_as(&devices, self.options.clone(), self.new_uuid()).await
+    }
+}
+
 /// What a plan is tried on: stripes come with and without superblocks.
 #[must_use]
 pub fn of(plan: &Plan) -> Box<dyn Subject + Sync> {
@@ -246,7 +256,9 @@ impl Subject for Arrayed {
                         if devices.len() > 1 =>
                     {
                         let before = devices.len();
-                        devices.retain(|device| !name.starts_with(&device.info().name));
+                        // It may be told why, behind its name.
+                        let told = name.split(' ').next().unwrap_or_default().to_owned();
+                        devices.retain(|device| device.info().name != told);
                         if devices.len() == before {
                             return Err(format!("{name} is no member, and none of the disks"));
                         }

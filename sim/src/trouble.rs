@@ -28,6 +28,8 @@ const LOOK: Duration = Duration::from_millis(100);
 const NOTICED: Duration = Duration::from_secs(6);
 /// How long a person waits until looking for what is left to do.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// Events on disks until a crash that is to come soon.
+const SOON: u64 = 40;
 /// How long a member is away at most, in milliseconds.
 const AWAY: u64 = 90_000;
 
@@ -194,7 +196,13 @@ pub(crate) async fn trouble(
                 load.cut_off.set(false);
             }
             6..10 if random.chance(70) => silent(&ward, &plan, &mut random),
-            _ => heal(&ward, &load, &*array).await,
+            _ => {
+                heal(&ward, &load, &*array).await;
+                // What was repaired may be in a cache only.
+                if load.quiet && load.may_crash && random.chance(50) {
+                    load.world.stop_after(random.below(SOON));
+                }
+            }
         }
     }
     if random.chance(60) {

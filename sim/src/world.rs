@@ -6,6 +6,57 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
+/// What happens on a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deed {
+    Read,
+    Write,
+    Flush,
+    Zero,
+}
+
+/// An event on a disk: what happens, and where.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Event {
+    pub(crate) deed: Deed,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+impl Event {
+    /// Tells events apart in the digest of a world.
+    fn mark(self) -> u64 {
+        let kind = match self.deed {
+            Deed::Read => 1,
+            Deed::Write => 2,
+            Deed::Flush => 3,
+            Deed::Zero => 4,
+        };
+        kind << 48 ^ self.offset << 20 ^ self.len
+    }
+}
+
+/// Events before which a crash is of interest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// A superblock is written (docs/array.md, "On the members").
+    Superblock,
+    /// A range is zeroed.
+    Zero,
+}
+
+/// Where the copies of a superblock are on a member.
+const SUPERBLOCKS: [u64; 2] = [0, 64 << 10];
+
+impl Moment {
+    fn is_at(self, event: Event) -> bool {
+        match self {
+            Moment::Superblock => event.deed == Deed::Write && SUPERBLOCKS.contains(&event.offset),
+            Moment::Zero => event.deed == Deed::Zero,
+        }
+    }
+}
+
 /// Counts what happens on disks, and stops it all at a chosen event.
 ///
 /// Invariants:
@@ -19,6 +70,8 @@ pub struct World(Arc<Mutex<State>>);
 struct State {
     events: u64,
     stop_at: Option<u64>,
+    /// Stop before so many more of these.
+    stop_before: Option<(Moment, u64)>,
     stopped: bool,
     waiting: Option<Waker>,
     digest: u64,
@@ -38,12 +91,15 @@ impl World {
     }
 
     /// Something is about to happen on a disk: whether it may.
-    pub(crate) fn event(&self, what: fmt::Arguments<'_>, mark: u64) -> bool {
+    pub(crate) fn event(&self, disk: u64, event: Event, what: fmt::Arguments<'_>) -> bool {
         let mut state = self.state();
         if state.stopped {
             return false;
         }
-        if state.stop_at == Some(state.events) {
+        if let Some((_, count)) = state.stop_before.as_mut().filter(|(moment, _)| moment.is_at(event)) {
+            *count = count.saturating_sub(1);
+        }
+        if state.stop_at == Some(state.events) || state.stop_before.is_some_and(|(_, count)| count == 0) {
             state.stopped = true;
             if state.loud {
                 eprintln!("       all stops before: {what}");
@@ -52,7 +108,7 @@ impl World {
             return false;
         }
         state.events += 1;
-        state.digest = mix(state.digest ^ mark).rotate_left(1);
+        state.digest = mix(state.digest ^ event.mark() ^ disk << 56).rotate_left(1);
         if state.loud {
             eprintln!("{:6} {what}", state.events);
         }
@@ -79,10 +135,15 @@ impl World {
         state.stop_at = Some(state.events + events);
     }
 
+    /// Stops everything before the event of this kind after `count` more.
+    pub(crate) fn stop_before(&self, moment: Moment, count: u64) {
+        self.state().stop_before = Some((moment, count + 1));
+    }
+
     /// Lets events happen again, without end.
     pub fn resume(&self) {
         let mut state = self.state();
-        (state.stopped, state.stop_at, state.waiting) = (false, None, None);
+        (state.stopped, state.stop_at, state.stop_before, state.waiting) = (false, None, None, None);
     }
 
     /// Events so far.

@@ -3,7 +3,7 @@
 
 use longhaul_array::{Layout, Mechanism};
 use longhaul_sim::subject::Arrayed;
-use longhaul_sim::{Plan, run};
+use longhaul_sim::{Plan, Theme, run};
 
 /// Asserts that seeds of a layout notice that something is missing.
 fn is_missed(layout: Layout, without: Mechanism, seeds: u64) {
@@ -15,6 +15,24 @@ fn is_missed(layout: Layout, without: Mechanism, seeds: u64) {
     let (text, seed) = (failure.to_string(), failure.plan.seed);
     let again = format!("--seed {seed} --layout {layout} --without {without:?}").to_lowercase();
     assert!(text.ends_with(&again), "{text}");
+}
+
+/// Asserts that seeds with a theme, of all layouts, notice that something is
+/// missing.
+fn is_missed_in(theme: Theme, without: Mechanism, seeds: std::ops::RangeInclusive<u64>) {
+    let plan = |seed| Plan { without: Some(without), ..Plan::themed(seed, &Layout::ALL, theme) };
+    let noticed = seeds.clone().find_map(|seed| run(&plan(seed), &Arrayed::new(&plan(seed)), false).err());
+    assert!(noticed.is_some(), "{theme:?} without {without:?}: not noticed by seeds {seeds:?}");
+}
+
+#[test]
+fn a_whole_stripe_that_is_zeroed_without_its_intent_mark_is_noticed() {
+    is_missed_in(Theme::Quiet, Mechanism::ZeroIntent, 60..=400);
+}
+
+#[test]
+fn rebuild_progress_that_is_ahead_of_the_rebuild_is_noticed() {
+    is_missed_in(Theme::Long, Mechanism::Progress, 50..=300);
 }
 
 #[test]
