@@ -11,6 +11,7 @@
 mod going;
 mod open;
 
+pub(crate) use open::size_of;
 pub use open::{FileOptions, OpenError};
 
 use crate::{BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags};

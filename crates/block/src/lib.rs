@@ -11,6 +11,7 @@ mod blocking;
 mod device;
 mod file;
 pub mod filter;
+pub mod medium;
 mod mem;
 mod null;
 mod spec;

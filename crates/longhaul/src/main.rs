@@ -12,6 +12,8 @@ mod exit;
 mod names;
 mod output;
 mod runtime;
+mod served;
+mod state;
 mod verbs;
 
 use cli::{Cli, Verb};

@@ -55,8 +55,10 @@ pub(crate) struct Export {
     pub(crate) source: Source,
     /// NQN of the subsystem, if it is not to be made from the name.
     nqn: Option<String>,
-    uuid: Option<Uuid>,
-    text: String,
+    /// The identity that the namespace is to have.
+    pub(crate) uuid: Option<Uuid>,
+    /// What is there is served, whatever was served there before.
+    pub(crate) create: bool,
 }
 
 impl FromStr for Export {
@@ -70,13 +72,15 @@ impl FromStr for Export {
             return Err(format!("'{name}' is no name: letters, digits, '-', '_' and '.' make one"));
         }
         // Options of the export itself; all others are the back end's.
-        let (mut nqn, mut uuid) = (None, None);
+        let (mut nqn, mut uuid, mut create) = (None, None, false);
         let mut backend = Vec::new();
         for part in rest.split(',') {
             if let Some(value) = part.strip_prefix("nqn=") {
                 nqn = Some(value.to_owned());
             } else if let Some(value) = part.strip_prefix("uuid=") {
                 uuid = Some(value.parse().map_err(|_| format!("uuid={value} is not a UUID"))?);
+            } else if part == "create" {
+                create = true;
             } else {
                 backend.push(part);
             }
@@ -84,12 +88,12 @@ impl FromStr for Export {
         let backend = backend.join(",");
         let source = match backend.strip_prefix(arrays::SCHEME) {
             Some(array) if array.contains(',') => {
-                return Err("an array takes no options here but uuid= and nqn=".into());
+                return Err("an array takes no options here but uuid=, nqn= and create".into());
             }
             Some(array) => Source::Array(array.to_owned()),
             None => Source::Backend(BackendSpec::parse(&backend).map_err(|e| e.to_string())?),
         };
-        Ok(Export { name: name.to_owned(), source, nqn, uuid, text: rest.to_owned() })
+        Ok(Export { name: name.to_owned(), source, nqn, uuid, create })
     }
 }
 
@@ -107,31 +111,31 @@ impl Export {
     }
 
     /// The subsystem's NQN: globally unique, since it has the identity of
-    /// this machine in it.
+    /// this installation in it.
     pub(crate) fn nqn(&self) -> String {
-        let machine = || machine_id().simple().to_string();
-        self.nqn.clone().unwrap_or_else(|| format!("nqn.2026-11.io.longhaul:{}:{}", machine(), self.name))
-    }
-
-    /// The namespace's UUID: as given, as the device has it, or made from
-    /// where it is, so that it stays the same when the target restarts.
-    /// Memory is another namespace every time, since its content is.
-    pub(crate) fn uuid(&self, device: &dyn BlockDevice) -> Uuid {
-        use longhaul_block::Backend;
-        let made = || match &self.source {
-            Source::Backend(spec) if matches!(spec.backend, Backend::Mem { .. } | Backend::Null { .. }) => {
-                Uuid::new_v4()
-            }
-            _ => Uuid::new_v5(&machine_id(), format!("{} {}", self.nqn(), self.text).as_bytes()),
+        let made = || {
+            let installation = crate::state::installation().simple();
+            format!("nqn.2026-11.io.longhaul:{installation}:{}", self.name)
         };
-        self.uuid.or(device.info().uuid).unwrap_or_else(made)
+        self.nqn.clone().unwrap_or_else(made)
     }
-}
 
-/// An identity of this machine that does not tell its secret one.
-fn machine_id() -> Uuid {
-    let id = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
-    Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("longhaul target {}", id.trim()).as_bytes())
+    /// Where the medium is, if it is a file or block device of this machine.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        use longhaul_block::Backend;
+        match &self.source {
+            Source::Backend(spec) => match &spec.backend {
+                Backend::File { path, .. } | Backend::Block { path } => Some(path),
+                Backend::Mem { .. } | Backend::Null { .. } => None,
+            },
+            Source::Array(_) => None,
+        }
+    }
+
+    /// Whether hosts may not write to it.
+    pub(crate) fn is_read_only(&self) -> bool {
+        matches!(&self.source, Source::Backend(spec) if spec.read_only)
+    }
 }
 
 /// Options of every verb that reaches a remote device.

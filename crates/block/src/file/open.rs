@@ -269,7 +269,7 @@ fn direct_align(file: &File) -> Option<Option<Align>> {
     Some((memory > 0 && offset > 0).then_some(Align { memory, offset }))
 }
 
-pub(super) fn size_of(file: &File, block: bool) -> io::Result<u64> {
+pub(crate) fn size_of(file: &File, block: bool) -> io::Result<u64> {
     if !block {
         return Ok(file.metadata()?.len());
     }

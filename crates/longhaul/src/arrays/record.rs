@@ -8,10 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Where records are, below the state directory of a person.
-const BELOW: &str = "longhaul/arrays";
-/// Where they are where nobody has a home.
-const SYSTEM: &str = "/var/lib/longhaul/arrays";
+/// Where records are, below the state directory.
+const BELOW: &str = "arrays";
 
 /// An array, and the devices that may be its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,9 +76,7 @@ impl Care {
 }
 
 fn directory() -> PathBuf {
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
-    state.map_or_else(|| SYSTEM.into(), |state| state.join(BELOW))
+    crate::state::directory().join(BELOW)
 }
 
 impl Record {

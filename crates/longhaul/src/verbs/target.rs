@@ -1,13 +1,16 @@
 //! `longhaul target`.
 
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::{EngineArgs, Export, Opener, parse_bytes};
+use crate::names::{Device, EngineArgs, Export, Opener, parse_bytes};
 use crate::output::Output;
+use crate::served::{self, Place};
 use longhaul_target::{Config, Error, HostAccess, Target, is_loopback};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use uuid::Uuid;
 
 /// Port of discovery controllers.
 const DISCOVERY_PORT: u16 = 8009;
@@ -20,7 +23,8 @@ Back ends:
   mem:SIZE                 memory
   null:SIZE                reads zeroes, forgets writes
   array:NAME               an array that is known on this host (longhaul array)
-Options after a back end: ro, block=512|4096, delay=TIME, rate=RATE, error=SHARE, uuid=UUID, nqn=NQN.
+Options after a back end: ro, block=512|4096, delay=TIME, rate=RATE, error=SHARE, uuid=UUID, nqn=NQN,
+create (serve what is there as a new disk, whatever was served from there before).
 The same NAME again adds a namespace to the same subsystem.
 
 SIGHUP looks at the sizes again and tells hosts; SIGTERM lets I/O end, flushes, and exits 0.
@@ -124,23 +128,21 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     let mut opener = Opener::new(args.engine.config());
     // To the members of an array it is an initiator itself.
     opener.options.congestion.clone_from(&args.congestion);
-    let open = |export: &Export| export.open(&opener);
-    let devices = args.export.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let exports = open(&args.export, &opener)?;
     let target = {
         let target = Target::start(args.config()?)?;
-        let mut exports = Vec::new();
-        for (export, device) in args.export.iter().zip(&devices) {
+        let mut shown = Vec::new();
+        for Opened { name, nqn, uuid, device, .. } in &exports {
             let device = device.block();
-            let (nqn, uuid) = (export.nqn(), export.uuid(&*device));
             let info = device.info();
-            let nsid = target.export(&nqn, &export.name, device, uuid)?;
+            let nsid = target.export(nqn, name, device, *uuid)?;
             let uri = format!("nvme+tcp://{}/{nqn}?nsid={nsid}", target.addresses()[0]);
-            exports.push(json!({
-                "name": export.name, "nqn": nqn, "nsid": nsid, "uri": uri, "uuid": uuid.to_string(),
+            shown.push(json!({
+                "name": name, "nqn": nqn, "nsid": nsid, "uri": uri, "uuid": uuid.to_string(),
                 "size": info.size, "block_size": info.block_size,
             }));
         }
-        ready(&target, &exports, output);
+        ready(&target, &shown, output);
         target
     };
     for addr in target.addresses().iter().filter(|addr| !is_loopback(addr)) {
@@ -159,9 +161,59 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     }
     output.event("stopping", json!({}));
     let clean = target.stop();
-    drop(devices);
+    for export in &exports {
+        if let Some(place) = &export.place {
+            place.end(&*export.device.block());
+        }
+    }
+    drop(exports);
     output.event("summary", json!({ "clean": clean }));
     if clean { Ok(()) } else { Err(Failure::failed("not everything could be made durable; see above")) }
+}
+
+/// An export whose device is open.
+struct Opened {
+    name: String,
+    nqn: String,
+    uuid: Uuid,
+    device: Device,
+    /// Of a file or block device.
+    place: Option<Place>,
+}
+
+/// Opens what is to be exported, and finds out what it is. All of it is checked before any of it
+/// is created or changed.
+fn open(exports: &[Export], opener: &Opener) -> Result<Vec<Opened>, Failure> {
+    let mut subsystems: BTreeMap<String, u32> = BTreeMap::new();
+    let mut checked = Vec::new();
+    for export in exports {
+        let nqn = export.nqn();
+        // Namespaces are numbered in the order of the exports of a name.
+        let nsid = subsystems.entry(nqn.clone()).and_modify(|nsid| *nsid += 1).or_insert(1);
+        let place = served::check(export, &nqn, *nsid)?;
+        checked.push((export, nqn, place));
+    }
+    let mut opened: Vec<Opened> = Vec::new();
+    for (export, nqn, mut place) in checked {
+        let device = export.open(opener)?;
+        let uuid = match &mut place {
+            Some(place) => place.identify(&*device.block())?,
+            // Memory is another namespace every time, since its content is.
+            None => export.uuid.or(device.block().info().uuid).unwrap_or_else(Uuid::new_v4),
+        };
+        let is_same = |other: &Opened| {
+            place.as_ref().zip(other.place.as_ref()).is_some_and(|(one, two)| one.is_same(two))
+        };
+        if let Some(other) = opened.iter().find(|other| other.uuid == uuid && !is_same(other)) {
+            return Err(Failure::usage(format!(
+                "exports {} and {} have the same UUID {uuid} and are different media, which hosts would join \
+                 to one disk: give one of them another uuid=, or leave it out",
+                other.name, export.name
+            )));
+        }
+        opened.push(Opened { name: export.name.clone(), nqn, uuid, device, place });
+    }
+    Ok(opened)
 }
 
 fn ready(target: &Target, exports: &[Value], output: Output) {

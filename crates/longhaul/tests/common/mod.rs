@@ -14,11 +14,15 @@ use std::time::{Duration, Instant};
 /// Longer than any run of a test that passes: a hang becomes a failure.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The program, away from the configuration of this machine.
+/// Where the program keeps its state unless a test says otherwise.
+const STATE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/state");
+
+/// The program, away from the configuration and the state of this machine.
 pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_longhaul"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env("XDG_CONFIG_HOME", "/nonexistent").env_remove("LONGHAUL_LOG");
+    command.env("XDG_STATE_HOME", STATE);
     command
 }
 

@@ -1,0 +1,238 @@
+//! Which media a target's exports served last, so that another one in the same place is noticed.
+//!
+//! Invariants:
+//! - nothing is created, grown or written before the check has passed;
+//! - the record of an export is replaced after its medium was opened, and as a whole.
+
+use crate::exit::{Exit, Failure};
+use crate::names::Export;
+use crate::state;
+use longhaul_block::BlockDevice;
+use longhaul_block::medium::Medium;
+use longhaul_block::units::format_size;
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+use uuid::Uuid;
+
+/// Media of which an NQN remembers that it has served them: enough to know those of a subsystem
+/// that was put together anew, and bounded.
+const KNOWN_MOST: usize = 64;
+
+/// What an export served last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Last {
+    uuid: Uuid,
+    path: PathBuf,
+    /// In bytes.
+    size: u64,
+    /// Seconds since 1970 of when it was last known to be served.
+    when: u64,
+    /// Nothing had been written to it when the target ended.
+    empty: bool,
+}
+
+/// An export of a file or block device, from before it is opened until the target ends.
+#[derive(Debug)]
+pub(crate) struct Place {
+    nqn: String,
+    nsid: u32,
+    path: PathBuf,
+    uuid: Option<Uuid>,
+    medium: Option<Medium>,
+    read_only: bool,
+}
+
+/// Checks that an export, to be namespace `nsid` of the subsystem `nqn`, is the medium that it was
+/// when it was served last. Nothing is changed. `None` for what has no medium of its own here:
+/// memory, and arrays, which have an identity themselves.
+///
+/// # Errors
+/// Another medium is in its place, with what was served last and what is to be done.
+pub(crate) fn check(export: &Export, nqn: &str, nsid: u32) -> Result<Option<Place>, Failure> {
+    let Some(path) = export.path() else { return Ok(None) };
+    let path = std::path::absolute(path).map_err(|e| state::wrong(path, e))?;
+    let medium = look(&path)?;
+    let record = Record::load(nqn)?;
+    let own = medium.as_ref().and_then(Medium::uuid);
+    let uuid = export.uuid.or(own);
+    if let Some(last) = record.last(nsid)
+        && Some(last.uuid) != uuid
+        && export.uuid.is_none()
+    {
+        let known = uuid.is_some_and(|uuid| record.known.contains(&uuid));
+        if last.path == path && !last.empty && !known && !export.create {
+            return Err(refusal(export, &last, medium.as_ref()));
+        }
+        tracing::warn!(
+            "export {} served {} ({}) last, and serves another medium now: {}",
+            export.name,
+            last.path.display(),
+            last.uuid,
+            path.display()
+        );
+    }
+    Ok(Some(Place { nqn: nqn.to_owned(), nsid, path, uuid, medium, read_only: export.is_read_only() }))
+}
+
+fn look(path: &Path) -> Result<Option<Medium>, Failure> {
+    Medium::at(path, &state::directory().join("media"), state::hardware()).map_err(|e| state::wrong(path, e))
+}
+
+fn refusal(export: &Export, last: &Last, medium: Option<&Medium>) -> Failure {
+    let now = match medium {
+        None => "there is nothing now".to_owned(),
+        Some(medium) => {
+            let size = format_size(medium.size());
+            match (medium.uuid(), medium.foreign()) {
+                (Some(uuid), _) => format!("there is another medium now, {uuid} of {size}"),
+                (None, Some(of)) if of == last.uuid => {
+                    format!("there is a copy of it now, or it was moved here ({size})")
+                }
+                (None, _) if medium.is_empty() => format!("there is a new or empty file of {size} now"),
+                (None, _) => format!("there is a medium without identity now, of {size}"),
+            }
+        }
+    };
+    let message = format!(
+        "export {} is not served: at {} it served medium {} of {} last ({}), and {now}. Is a file system \
+         not mounted, or a disk missing? If it is the same content, moved or restored, give the export \
+         uuid={}; to serve what is there as another disk, give it the option create",
+        export.name,
+        last.path.display(),
+        last.uuid,
+        format_size(last.size),
+        ago(last.when),
+        last.uuid,
+    );
+    Failure::new(Exit::Refused, message)
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// How long ago a time is, in the largest unit that fits.
+fn ago(when: u64) -> String {
+    let seconds = now().saturating_sub(when);
+    let units = [(86_400, "days"), (3600, "hours"), (60, "minutes")];
+    let (count, unit) = units
+        .into_iter()
+        .find(|(len, _)| seconds >= 2 * len)
+        .map_or((seconds, "seconds"), |(len, unit)| (seconds / len, unit));
+    format!("{count} {unit} ago")
+}
+
+impl Place {
+    /// The medium was opened as `device`: its identity, which is made and kept if it has none, and
+    /// the record that this export serves it.
+    ///
+    /// # Errors
+    /// The medium has gone since it was opened, or the record cannot be kept.
+    pub(crate) fn identify(&mut self, device: &dyn BlockDevice) -> Result<Uuid, Failure> {
+        // It may have been created since.
+        let mut medium = look(&self.path)?
+            .ok_or_else(|| state::wrong(&self.path, "it was removed while it was opened"))?;
+        if let Some(checked) = &self.medium
+            && !checked.is_same(&medium)
+        {
+            return Err(state::wrong(&self.path, "it was replaced while it was opened: try again"));
+        }
+        let uuid = self.uuid.unwrap_or_else(Uuid::new_v4);
+        let is_set = self.read_only && medium.uuid().is_some();
+        if !is_set && let Err(e) = medium.keep(uuid) {
+            tracing::warn!(
+                "{}: its identity {uuid} cannot be kept ({e}): give uuid={uuid} with each start",
+                self.path.display()
+            );
+        }
+        (self.uuid, self.medium) = (Some(uuid), Some(medium));
+        self.save(uuid, device.info().size, false)?;
+        Ok(uuid)
+    }
+
+    /// Whether both are the same file or device.
+    pub(crate) fn is_same(&self, other: &Place) -> bool {
+        self.medium.as_ref().zip(other.medium.as_ref()).is_some_and(|(one, two)| one.is_same(two))
+    }
+
+    /// The target has ended, and nothing is written any more.
+    pub(crate) fn end(&self, device: &dyn BlockDevice) {
+        let Some((uuid, medium)) = self.uuid.zip(self.medium.as_ref()) else { return };
+        if let Err(failure) = self.save(uuid, device.info().size, medium.is_empty()) {
+            tracing::warn!("{}", failure.message);
+        }
+    }
+
+    fn save(&self, uuid: Uuid, size: u64, empty: bool) -> Result<(), Failure> {
+        let mut record = Record::load(&self.nqn)?;
+        record.known.retain(|known| *known != uuid);
+        record.known.insert(0, uuid);
+        record.known.truncate(KNOWN_MOST);
+        let last = Last { uuid, path: self.path.clone(), size, when: now(), empty };
+        record.namespaces.insert(self.nsid.to_string(), last.to_json());
+        let kept = state::save(&Record::path(&self.nqn), &record.to_json(&self.nqn));
+        if let Err(failure) = kept {
+            // A target that can keep nothing serves all the same.
+            tracing::warn!(
+                "{}: another medium in the place of this one will not be noticed",
+                failure.message
+            );
+        }
+        Ok(())
+    }
+}
+
+/// What the exports of one subsystem served.
+#[derive(Debug, Default)]
+struct Record {
+    namespaces: Map<String, Value>,
+    /// The latest first.
+    known: Vec<Uuid>,
+}
+
+impl Record {
+    fn path(nqn: &str) -> PathBuf {
+        let name = Uuid::new_v5(&Uuid::NAMESPACE_OID, nqn.as_bytes()).simple();
+        state::directory().join("exports").join(format!("{name}.json"))
+    }
+
+    fn load(nqn: &str) -> Result<Record, Failure> {
+        let Some(mut value) = state::load(&Record::path(nqn))? else { return Ok(Record::default()) };
+        let known = value["known"].as_array().into_iter().flatten();
+        let known = known.filter_map(|uuid| uuid.as_str()?.parse().ok()).collect();
+        let namespaces = match value["namespaces"].take() {
+            Value::Object(namespaces) => namespaces,
+            _ => Map::new(),
+        };
+        Ok(Record { namespaces, known })
+    }
+
+    fn last(&self, nsid: u32) -> Option<Last> {
+        Last::parse(self.namespaces.get(&nsid.to_string())?)
+    }
+
+    fn to_json(&self, nqn: &str) -> Value {
+        let known: Vec<String> = self.known.iter().map(Uuid::to_string).collect();
+        json!({ "nqn": nqn, "namespaces": self.namespaces, "known": known })
+    }
+}
+
+impl Last {
+    fn parse(value: &Value) -> Option<Last> {
+        Some(Last {
+            uuid: value["uuid"].as_str()?.parse().ok()?,
+            path: value["path"].as_str()?.into(),
+            size: value["size"].as_u64()?,
+            when: value["when"].as_u64()?,
+            empty: value["empty"].as_bool()?,
+        })
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "uuid": self.uuid.to_string(), "path": self.path.to_string_lossy(), "size": self.size,
+            "when": self.when, "empty": self.empty,
+        })
+    }
+}
