@@ -13,7 +13,7 @@ use crate::layout::Layout;
 use crate::options::Options;
 use crate::superblock::{Condition, Entry, MAX_SPARES, Superblock, Unknown, is_name};
 use futures_util::future::{join_all, try_join_all};
-use longhaul_block::{BlockDevice, BlockIo, IoError, IoResult, WriteFlags, ZeroFlags};
+use longhaul_block::{BlockDevice, BlockIo, IoError, IoResult, WriteFlags, ZeroFlags, signature};
 use longhaul_engine::{Buf, BufMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -66,6 +66,20 @@ impl Candidate {
             }
             (None, Some(superblock)) => Err(ArrayError::TakenUnknown { device, superblock }),
             _ => Ok(()),
+        }
+    }
+
+    /// Refuses what has a signature on it that is known, but for an array's superblock, of which
+    /// [`check_free`](Self::check_free) decides.
+    pub(crate) async fn check_content(&self) -> Result<(), ArrayError> {
+        if self.superblock.is_some() {
+            return Ok(());
+        }
+        let device = self.name();
+        match signature::look(&*self.io, &self.device.info()).await {
+            Ok(content) if content.is_known() => Err(ArrayError::Content { device, content }),
+            Ok(_) => Ok(()),
+            Err(source) => Err(ArrayError::Device { device, source }),
         }
     }
 }
@@ -127,6 +141,7 @@ pub(crate) async fn create(
     let candidates = examine_all(&all).await.into_iter().collect::<Result<Vec<_>, _>>()?;
     if !shape.force {
         candidates.iter().try_for_each(|candidate| candidate.check_free(None))?;
+        try_join_all(candidates.iter().map(Candidate::check_content)).await?;
     }
     let size = devices.iter().map(|device| device.info().size).min().unwrap_or(0);
     let geometry = Geometry::fit(shape.layout, devices.len(), shape.unit, size)?;

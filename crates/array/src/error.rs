@@ -3,6 +3,7 @@
 use crate::layout::LayoutError;
 use crate::superblock::{MAX_NAME, Unknown};
 use longhaul_block::IoError;
+use longhaul_block::signature::Content;
 use uuid::Uuid;
 
 /// Why there is no array.
@@ -44,6 +45,14 @@ pub enum ArrayError {
         device: String,
         /// What is wrong with its superblock.
         superblock: Unknown,
+    },
+    /// A device has something on it.
+    #[error("{device} has {content} on it, which would be lost: --force overwrites it")]
+    Content {
+        /// Its name.
+        device: String,
+        /// What is on it.
+        content: Content,
     },
     /// A device has a superblock that is not understood.
     #[error(

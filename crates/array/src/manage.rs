@@ -42,6 +42,7 @@ impl Core {
         // What this array has thrown out may come back as new.
         if !force {
             candidate.check_free(Some(self.array))?;
+            candidate.check_content().await?;
         }
         let heartbeat = self.options.heartbeat.max(Options::default().heartbeat);
         crate::fence::check_idle(std::slice::from_ref(&candidate), Some(self.session), heartbeat).await?;

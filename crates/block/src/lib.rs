@@ -14,6 +14,7 @@ pub mod filter;
 pub mod medium;
 mod mem;
 mod null;
+pub mod signature;
 mod spec;
 pub mod stream;
 #[cfg(test)]

@@ -26,6 +26,7 @@ impl From<ArrayError> for Failure {
             ArrayError::Layout(_) | ArrayError::Name(_) => Exit::Usage,
             ArrayError::Taken { .. }
             | ArrayError::TakenUnknown { .. }
+            | ArrayError::Content { .. }
             | ArrayError::InUse(_)
             | ArrayError::DeviceInUse { .. }
             | ArrayError::Diverged { .. }

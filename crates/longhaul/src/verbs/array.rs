@@ -58,7 +58,8 @@ struct Create {
     stripe_unit: Option<u64>,
     #[command(flatten)]
     care: Care,
-    /// Use devices that are members of an array that does not run. That array
+    /// Overwrite what is on the devices (a file system, a partition table, a
+    /// volume), also if they are members of an array that does not run. That array
     /// loses them, and all that it needs them for: only you can know that it is
     /// not needed
     #[arg(long)]
@@ -108,8 +109,8 @@ struct Replace {
     /// Bytes per second that are read of each member at most
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     rebuild_rate: Option<u64>,
-    /// Use a device that is a member of another array that does not run, which
-    /// loses it
+    /// Overwrite what is on the device, also if it is a member of another array
+    /// that does not run, which loses it
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -123,8 +124,8 @@ struct AddSpare {
     /// The spare
     #[arg(long, value_name = "DEVICE")]
     device: String,
-    /// Use a device that is a member of another array that does not run, which
-    /// loses it
+    /// Overwrite what is on the device, also if it is a member of another array
+    /// that does not run, which loses it
     #[arg(long)]
     force: bool,
     #[command(flatten)]

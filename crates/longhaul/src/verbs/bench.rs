@@ -6,11 +6,13 @@ pub(super) mod repeat;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{Device, InitiatorArgs, parse_bytes, parse_time};
 use crate::output::{Output, save, say};
+use futures_util::future::join_all;
 use longhaul_array::{Layout, Stripe, suited_unit};
 use longhaul_bench::schema::{self, Direction};
 use longhaul_bench::{BenchError, Job, JobResult, Live, OWN_THREADS_MAX, Phase, Results, Rw, Stop, Threads};
 use longhaul_block::units::{format_rate, format_size};
-use longhaul_block::{BlockDevice, DeviceInfo, IoError};
+use longhaul_block::{BlockDevice, DeviceInfo, IoError, signature};
+use longhaul_engine::Thread;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +23,8 @@ const OVERTIME: Duration = Duration::from_secs(1);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A device is nvme+tcp://HOST/SUBNQN[?nsid=N], a path, or file:PATH, block:PATH, mem:SIZE, null:SIZE.
-Writing destroys what is there. With --json, stdout has fio's own JSON layout.
+Writing destroys what is there: a device with a signature that is known (a file system, a
+partition table, a volume, a member of an array) is refused without --force. With --json, stdout has fio's own JSON layout.
 At the end of --runtime no I/O begins any more, and what is under way is waited for: over a
 connection that is lost for up to --ctrl-loss-timeout. Ctrl-C ends a load; I/O that does
 not end within 2 s (at once, with a second Ctrl-C) is given up then, with exit code 1.
@@ -108,6 +111,9 @@ pub(crate) struct Args {
     /// Flush at the end
     #[arg(long)]
     end_fsync: bool,
+    /// Write over a device with a file system, a partition table or the like on it
+    #[arg(long)]
+    force: bool,
     /// One result for all jobs
     #[arg(long)]
     group_reporting: bool,
@@ -210,6 +216,9 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     let queues = u16::try_from(threads).unwrap_or(u16::MAX);
     let named =
         args.devices.iter().map(|name| args.initiator.open(name, queues)).collect::<Result<Vec<_>, _>>()?;
+    if args.rw.writes() && !args.force {
+        check_content(&args, &named)?;
+    }
     let devices = args.join(named.iter().map(Device::block).collect())?;
     let stop = Stop::new();
     stop_on_interrupt(&stop)?;
@@ -252,6 +261,33 @@ fn granted(devices: &[Device], threads: usize) -> Option<(usize, String)> {
         Device::Local(_) | Device::Array(_) => None,
     });
     remote.min_by_key(|(queues, _)| *queues).filter(|(queues, _)| *queues < threads)
+}
+
+/// Refuses devices with a signature that is known on them. Data of an unknown kind, as an earlier
+/// load leaves it, stops no load.
+fn check_content(args: &Args, named: &[Device]) -> Outcome {
+    let thread =
+        Thread::start("longhaul-content", args.initiator.engine.config()).map_err(Failure::failed)?;
+    let devices: Vec<Arc<dyn BlockDevice>> = named.iter().map(Device::block).collect();
+    let look = async move |device: Arc<dyn BlockDevice>| {
+        let io = device.open().await?;
+        signature::look(&*io, &device.info()).await
+    };
+    let looked = thread.handle().spawn(move || async move { join_all(devices.into_iter().map(look)).await });
+    let found = looked.wait().map_err(Failure::failed)?;
+    for (name, content) in args.devices.iter().zip(found) {
+        match content {
+            Ok(content) if content.is_known() => {
+                let why =
+                    format!("{name} has {content} on it, which the load would destroy: --force does it");
+                return Err(Failure::new(Exit::Refused, why));
+            }
+            Ok(_) => {}
+            // The load tells how the device fails.
+            Err(e) => tracing::warn!("{name}: what is on it cannot be read ({e})"),
+        }
+    }
+    Ok(())
 }
 
 /// Time since the end of the window for which I/O has been waited for.

@@ -8,8 +8,8 @@ use crate::runtime;
 use longhaul_attach::filesystem::{Content, EDGE, Kind};
 use longhaul_attach::fuse::{self, FuseFile, FuseOptions};
 use longhaul_attach::{Request, Requests};
-use longhaul_block::IoError;
 use longhaul_block::units::format_size;
+use longhaul_block::{IoError, signature};
 use rustix::process::Pid;
 use serde_json::json;
 use signal_hook::consts::SIGHUP;
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     match opened.content()? {
         Content::Nothing => {}
         _ if args.force => {}
-        content => return Err(refuse(&name, content)),
+        content => return Err(refuse(&name, content, &opened)?),
     }
     let shape = opened.shape()?;
     let arguments = shape
@@ -162,13 +162,16 @@ fn make(
     thread.join().unwrap_or_else(|_| Err(Failure::failed("a thread of mkfs panicked")))
 }
 
-fn refuse(name: &str, content: Content) -> Failure {
+fn refuse(name: &str, content: Content, opened: &Opened) -> Result<Failure, Failure> {
     let what = match content {
         Content::FileSystem(kind, size) => format!("an {kind} file system of {}", format_size(size)),
-        Content::Partitions => "a partition table".into(),
-        Content::Unknown | Content::Nothing => "something".into(),
+        _ => match opened.signature()? {
+            // It is further inside.
+            signature::Content::Nothing => "data of an unknown kind".into(),
+            found => found.to_string(),
+        },
     };
-    Failure::new(Exit::Refused, format!("{name} has {what} on it: --force overwrites it"))
+    Ok(Failure::new(Exit::Refused, format!("{name} has {what} on it: --force overwrites it")))
 }
 
 /// Gives back what was on the device, where it can.

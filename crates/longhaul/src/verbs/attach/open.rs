@@ -7,7 +7,7 @@ use longhaul_array::{Layout, Stripe, suited_unit};
 use longhaul_attach::filesystem::{Content, Shape};
 use longhaul_attach::{Request, Requests, Served};
 use longhaul_block::filter::{Filtered, ReadOnly};
-use longhaul_block::{BlockDevice, DeviceInfo};
+use longhaul_block::{BlockDevice, DeviceInfo, signature};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -162,6 +162,14 @@ impl Opened {
     pub(crate) fn content(&self) -> Result<Content, Failure> {
         let read = |offset, len| self.requests.wait(Request::Read { offset, len });
         Ok(Content::of(self.requests.info().size, read)?)
+    }
+
+    /// What is on it, by its signatures.
+    pub(crate) fn signature(&self) -> Result<signature::Content, Failure> {
+        let size = self.requests.info().size;
+        let len = signature::EDGE.min(size);
+        let read = |offset| self.requests.wait(Request::Read { offset, len });
+        Ok(signature::Content::of(size, &read(0)?, &read(size - len)?))
     }
 
     /// What a file system has to know of it.
