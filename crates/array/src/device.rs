@@ -9,20 +9,26 @@
 use crate::array::{here, stop};
 use crate::core::Core;
 use crate::geometry::BLOCK;
+use crate::member::Member;
 use futures_channel::{mpsc, oneshot};
 use longhaul_block::{
     Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
 };
-use longhaul_engine::{Buf, BufMut, Task, spawn};
+use longhaul_engine::{Buf, BufMut, Task, sleep, spawn};
 use std::pin::Pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// The most that an array takes in one piece, in bytes.
 const MAX_IO: u32 = 64 << 20;
+
+/// How often an array without checksums looks whether its members were connected to anew. A write
+/// within this time of a reconnection counts as one from before it.
+const LOOK_FOR_LOSSES: Duration = Duration::from_secs(1);
 
 /// What runs on the array's thread.
 pub(crate) type Job = Box<dyn FnOnce(&Rc<Core>) + Send>;
@@ -71,14 +77,11 @@ impl ArrayDevice {
         };
         // Where copies are all that there is, a unit means nothing.
         let granularity = if geometry.data_units() > 1 { geometry.unit.try_into().unwrap_or(0) } else { 0 };
-        ArrayDevice {
-            info,
-            granularity,
-            has_sums: geometry.has_sums(),
-            session: core.session,
-            jobs,
-            seen: Arc::default(),
+        let (has_sums, seen) = (geometry.has_sums(), Arc::default());
+        if !has_sums {
+            spawn(look_for_losses(Rc::downgrade(core), Arc::downgrade(&seen))).detach();
         }
+        ArrayDevice { info, granularity, has_sums, session: core.session, jobs, seen }
     }
 
     /// Stops the array: what comes from now on is refused (but for reads), I/O
@@ -126,6 +129,17 @@ impl BlockDevice for ArrayDevice {
             }
         };
         Box::pin(std::future::ready(Ok(io)))
+    }
+}
+
+/// Notices, also while nothing is asked of the array, that a member was connected to anew: of
+/// what is written later nothing is lost by that.
+async fn look_for_losses(core: Weak<Core>, seen: std::sync::Weak<Seen>) {
+    loop {
+        sleep(LOOK_FOR_LOSSES).await;
+        let (Some(core), Some(seen)) = (core.upgrade(), seen.upgrade()) else { return };
+        core.members.iter().for_each(Member::look_at_generation);
+        seen.generation.store(core.forgotten(), Ordering::Release);
     }
 }
 

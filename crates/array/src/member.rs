@@ -198,6 +198,17 @@ impl Member {
         }
     }
 
+    /// Doubts it if it was connected to anew since this was looked at last.
+    pub(crate) fn look_at_generation(&self) {
+        let changed = self.opened.borrow().as_ref().is_some_and(|opened| {
+            let generation = opened.io.generation();
+            generation != opened.generation.replace(generation)
+        });
+        if changed {
+            self.doubt();
+        }
+    }
+
     pub(crate) fn doubts(&self) -> u64 {
         self.doubts.get()
     }
@@ -338,13 +349,7 @@ impl Member {
     ) -> MemberResult<T> {
         let incarnation = self.incarnation.get();
         let result = self.run(begin).await;
-        let changed = self.opened.borrow().as_ref().is_some_and(|opened| {
-            let generation = opened.io.generation();
-            generation != opened.generation.replace(generation)
-        });
-        if changed {
-            self.doubt();
-        }
+        self.look_at_generation();
         let result = result.map_err(|error| MemberError { error, incarnation });
         if result.as_ref().is_err_and(MemberError::is_absence) {
             self.asked.borrow().tell_absence(incarnation);

@@ -11,6 +11,7 @@ mod blocking;
 mod device;
 mod file;
 pub mod filter;
+mod losses;
 pub mod medium;
 mod mem;
 mod null;
@@ -28,6 +29,7 @@ pub use device::{
     BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
 };
 pub use file::{FileDevice, FileOptions, OpenError};
+pub use losses::TellsLosses;
 pub use mem::MemDevice;
 pub use null::NullDevice;
 pub use spec::{Backend, BackendSpec, FilterSpec, SpecError};

@@ -6,7 +6,7 @@ use crate::connections::Connections;
 use crate::memory::Memory;
 use crate::quiet::Quiet;
 use crate::subsystem::{Message, NSID_MAX, Namespace, Subsystem, lock, view_of};
-use longhaul_block::BlockDevice;
+use longhaul_block::{BlockDevice, TellsLosses};
 use longhaul_engine::net::{FreeListener, TcpListener};
 use longhaul_engine::{Handle, Thread};
 use longhaul_proto::controller::{
@@ -224,6 +224,8 @@ impl Target {
         uuid: Uuid,
     ) -> Result<u32, Error> {
         Nqn::new(nqn).map_err(|e| Error::Export(format!("NQN '{nqn}': {e}")))?;
+        // A host sends nothing again: it has to see an error where something may be lost.
+        let device: Arc<dyn BlockDevice> = Arc::new(TellsLosses::new(device));
         let mut created = false;
         let subsystem = {
             let mut all = self.shared.subsystems.write().unwrap_or_else(PoisonError::into_inner);

@@ -1,0 +1,65 @@
+//! What a target serves that lies on other targets.
+
+mod common;
+
+use common::{Target, command, finish, kill_and_wait, text};
+use longhaul_block::Blocking;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+struct Bed(TempDir);
+
+impl Bed {
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A target on an address that it had before, or on a free one.
+    fn target(&self, export: &str, listen: &str) -> Target {
+        let args = ["target", "--listen", listen, "--discovery", "none", "--json", "--export", export];
+        let mut command = command(&args);
+        command.env("XDG_STATE_HOME", self.path("state")).env("XDG_RUNTIME_DIR", self.0.path());
+        Target::spawn(command)
+    }
+}
+
+/// Two members of a stripe are files on other targets, which say that they have a volatile cache;
+/// one of these targets is killed, as by a power cut, and comes back, between a write and the
+/// flush behind it.
+#[test]
+fn a_flush_of_an_exported_stripe_fails_once_after_a_member_lost_its_cache() {
+    let bed = Bed(tempfile::tempdir().expect("a directory"));
+    let export = |name: &str| format!("{name}=file:{},size=32MiB", text(&bed.path(name)));
+    let far = ["a", "b"].map(|name| bed.target(&export(name), "127.0.0.1:0"));
+    let uris = [far[0].uri(0), far[1].uri(0)];
+    let mut create =
+        command(&["array", "create", "x", "--layout", "stripe", "--device", &uris[0], "--device", &uris[1]]);
+    create.env("XDG_STATE_HOME", bed.path("state")).env("XDG_RUNTIME_DIR", bed.0.path());
+    let made = finish(create.spawn().expect("started"));
+    assert_eq!(made.code, Some(0), "{}", made.stderr);
+
+    let gateway = bed.target("v=array:x", "127.0.0.1:0");
+    let hosts = [(); 2].map(|()| {
+        let device = longhaul_initiator::open(&gateway.uri(0)).expect("connected");
+        Blocking::open(device).expect("opened")
+    });
+    let [one, two] = &hosts;
+    // Whole stripes: both members have a part.
+    one.write_at(&vec![1; 4 << 20], 0).expect("written");
+    one.flush().expect("nothing has happened");
+
+    one.write_at(&vec![2; 4 << 20], 0).expect("written");
+    let [killed, kept] = far;
+    let addr = killed.addr();
+    kill_and_wait(&killed.child.id().to_string());
+    drop(killed);
+    let back = bed.target(&export("a"), &addr);
+    one.flush().expect_err("a member may have lost what was acknowledged");
+    one.flush().expect("it was told");
+    one.write_at(&vec![3; 4 << 20], 0).expect("written anew");
+    one.flush().expect("durable");
+    two.flush().expect("it has written nothing");
+    drop(hosts);
+    gateway.stop();
+    drop((back, kept));
+}
