@@ -8,16 +8,24 @@
 //!   time, and then the content of the overlap is unspecified, as on a disk;
 //! - every range is checked against the device before memory is touched.
 
+mod pages;
+
 use crate::{BlockDevice, BlockIo, DeviceInfo, IoFuture, IoResult, Open, WriteFlags, ZeroFlags};
 use longhaul_engine::{BUF_MAX, Buf, BufMut, Segment};
+use pages::Pages;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// An anonymous mapping.
 pub(crate) struct Mapping {
+    /// What the kernel gave, and its length.
+    whole: (NonNull<u8>, usize),
     ptr: NonNull<u8>,
     len: usize,
+    /// Of a device's memory.
+    pages: Pages,
 }
 
 // SAFETY: plain memory that is only reached through raw pointers.
@@ -28,22 +36,43 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// `len` zero bytes that cost nothing until they are touched.
     pub(crate) fn new(len: usize, writable: bool) -> std::io::Result<Mapping> {
+        Mapping::aligned(len, 1, writable)
+    }
+
+    /// `len` zero bytes that begin at a huge page, and have small ones until they are dense.
+    fn for_device(len: usize) -> std::io::Result<Mapping> {
+        let memory = Mapping::aligned(len, pages::HUGE, true)?;
+        memory.advise(0..len, libc::MADV_NOHUGEPAGE);
+        Ok(memory)
+    }
+
+    fn aligned(len: usize, align: usize, writable: bool) -> std::io::Result<Mapping> {
+        let mapped = len.checked_add(align - 1).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a fresh anonymous mapping at an address that the kernel chooses.
-        let ptr = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+        let ptr = unsafe { libc::mmap(std::ptr::null_mut(), mapped, protection, flags, -1, 0) };
         if ptr == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
         }
-        let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
-        Ok(Mapping { ptr, len })
+        let first = NonNull::new(ptr.cast::<u8>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let skipped = first.as_ptr().addr().next_multiple_of(align) - first.as_ptr().addr();
+        // SAFETY: at most `align - 1` bytes further on, of which the mapping has as many more.
+        let ptr = unsafe { first.add(skipped) };
+        Ok(Mapping { whole: (first, mapped), ptr, len, pages: Pages::new(len) })
     }
 
-    /// Asks for huge pages: fewer faults and TLB misses in bulk I/O.
-    fn advise_huge(&self) {
-        // SAFETY: the range is the mapping; the advice changes no content.
-        // Where the kernel has no huge pages the call fails and nothing is lost.
-        unsafe { libc::madvise(self.ptr.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
+    fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    /// Gives the kernel advice that changes no content.
+    fn advise(&self, range: Range<usize>, advice: libc::c_int) {
+        debug_assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: the range is within the mapping; of the kinds of advice that are given here
+        // (huge pages or not) none changes content. Where the kernel has no huge pages the call
+        // fails and nothing is lost.
+        unsafe { libc::madvise(self.at(range.start).as_ptr().cast(), range.len(), advice) };
     }
 
     /// The address of byte `at`.
@@ -73,20 +102,36 @@ impl Mapping {
         // read as zeroes afterwards; nobody holds a reference to them.
         let done =
             unsafe { libc::madvise(self.at(first).as_ptr().cast(), last - first, libc::MADV_DONTNEED) };
-        if done == 0 { (first, last) } else { (start, start) }
+        if done != 0 {
+            return (start, start);
+        }
+        self.pages.release(self, first..last);
+        (first, last)
     }
 
-    fn zero(&self, start: usize, end: usize) {
+    fn fill(&self, start: usize, end: usize, byte: u8) {
         debug_assert!(start <= end && end <= self.len);
         // SAFETY: within the mapping; no reference to it exists.
-        unsafe { std::ptr::write_bytes(self.at(start).as_ptr(), 0, end - start) }
+        unsafe { std::ptr::write_bytes(self.at(start).as_ptr(), byte, end - start) }
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    #[cfg(test)]
+    fn byte(&self, at: usize) -> u8 {
+        assert!(at < self.len);
+        // SAFETY: within the mapping.
+        unsafe { self.at(at).as_ptr().read() }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: our own mapping, and this was the last handle on it.
-        unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
+        unsafe { libc::munmap(self.whole.0.as_ptr().cast(), self.whole.1) };
     }
 }
 
@@ -107,9 +152,7 @@ impl MemDevice {
     pub fn new(size: u64, block_size: u32) -> IoResult<MemDevice> {
         let info = memory_info(format!("mem:{size}"), size, block_size, BUF_MAX as u32)?;
         let len = usize::try_from(size).map_err(|_| std::io::Error::from(std::io::ErrorKind::OutOfMemory))?;
-        let memory = Mapping::new(len, true)?;
-        memory.advise_huge();
-        Ok(MemDevice { info, memory: Arc::new(memory) })
+        Ok(MemDevice { info, memory: Arc::new(Mapping::for_device(len)?) })
     }
 }
 
@@ -178,7 +221,8 @@ impl BlockIo for MemIo {
     }
 
     fn write(&self, offset: u64, src: Buf, _flags: WriteFlags) -> IoFuture<()> {
-        IoFuture::ready(self.range(offset, src.len() as u64).map(|(start, _)| {
+        IoFuture::ready(self.range(offset, src.len() as u64).map(|(start, end)| {
+            self.memory.pages.write(&self.memory, start..end);
             // SAFETY: as in `read`.
             unsafe { libc::memcpy(self.memory.at(start).as_ptr().cast(), src.as_ptr().cast(), src.len()) };
         }))
@@ -198,8 +242,10 @@ impl BlockIo for MemIo {
         IoFuture::ready(self.range(offset, len).map(|(start, end)| {
             let (first, last) =
                 if flags.may_deallocate { self.memory.release(start, end) } else { (start, start) };
-            self.memory.zero(start, first);
-            self.memory.zero(last.max(start), end);
+            for (start, end) in [(start, first), (last.max(start), end)] {
+                self.memory.pages.write(&self.memory, start..end);
+                self.memory.fill(start, end, 0);
+            }
         }))
     }
 
@@ -209,7 +255,9 @@ impl BlockIo for MemIo {
     }
 
     fn map_write(&self, offset: u64, len: usize) -> Option<Segment> {
-        self.map_read(offset, len)
+        let (start, end) = self.range(offset, len as u64).ok()?;
+        self.memory.pages.write(&self.memory, start..end);
+        Some(self.memory.segment(start, len))
     }
 }
 

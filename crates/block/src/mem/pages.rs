@@ -1,0 +1,286 @@
+//! Small pages and huge ones: which part of a device's memory has which.
+//!
+//! The first write to a huge page makes the kernel clear 2 MiB, on the thread that writes: a load
+//! of 4 KiB writes at random places would wait for that each time, and take 500 times the memory
+//! that it uses. So memory begins with small pages. A chunk gets huge ones when it has become
+//! dense, from a thread of its own; or at once, if its first write is a large one, of which a huge
+//! page holds much.
+//!
+//! Invariants:
+//! - a bit is set for each page of a chunk that was written to and not released since, and
+//!   `pages` is their number, but for writes and releases at the same time;
+//! - a chunk is handed to the thread once until that is done with it;
+//! - no call of the system is made for a write to a page that was written to before.
+
+use super::Mapping;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
+
+/// Bytes that a bit stands for: the smallest page.
+const PAGE: usize = 4096;
+/// Bytes of a huge page where a small one has 4 KiB (x86-64 and arm64).
+pub(super) const HUGE: usize = 2 << 20;
+/// Chunks of a device at most: each may be a mapping of the kernel's own, of which a process has
+/// 65,530 (vm.max_map_count).
+const CHUNKS_MOST: usize = 512;
+/// Bytes of a first write from which on a chunk gets huge pages at once: the kernel then clears
+/// eight times as much as is written, at most.
+const LARGE: usize = 256 << 10;
+
+const SMALL: u8 = 0;
+const ASKED: u8 = 1;
+const LARGE_PAGES: u8 = 2;
+
+/// What is known of the pages of a mapping.
+pub(super) struct Pages {
+    chunks: Vec<Chunk>,
+    /// Bytes of a chunk: whole huge pages.
+    chunk: usize,
+    len: usize,
+}
+
+#[derive(Default)]
+struct Chunk {
+    /// Made with the first write, so that untouched memory costs nothing.
+    written: OnceLock<Box<[AtomicU64]>>,
+    pages: AtomicUsize,
+    state: AtomicU8,
+}
+
+impl Pages {
+    /// Of `len` bytes that nothing was written to.
+    pub(super) fn new(len: usize) -> Pages {
+        let chunk = len.div_ceil(CHUNKS_MOST).next_multiple_of(HUGE);
+        let chunks = (0..len.div_ceil(chunk)).map(|_| Chunk::default()).collect();
+        Pages { chunks, chunk, len }
+    }
+
+    /// The bytes of a chunk.
+    fn range(&self, index: usize) -> Range<usize> {
+        index * self.chunk..((index + 1) * self.chunk).min(self.len)
+    }
+
+    /// The parts of a range that lie in one chunk each, as pages of the chunk. Parts of pages
+    /// count as whole ones if `touched`, and else not at all.
+    fn parts(&self, range: Range<usize>, touched: bool) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let chunk = self.chunk;
+        let chunks = if range.is_empty() { 0..0 } else { range.start / chunk..range.end.div_ceil(chunk) };
+        chunks.map(move |index| {
+            let at = index * chunk;
+            let (start, end) = (range.start.max(at) - at, range.end.min(at + chunk) - at);
+            let pages =
+                if touched { start / PAGE..end.div_ceil(PAGE) } else { start.div_ceil(PAGE)..end / PAGE };
+            (index, pages)
+        })
+    }
+
+    /// A range is about to be written to.
+    #[inline]
+    pub(super) fn write(&self, memory: &Arc<Mapping>, range: Range<usize>) {
+        let large = range.len() >= LARGE;
+        for (index, pages) in self.parts(range, true) {
+            let chunk = &self.chunks[index];
+            if large && chunk.pages.load(Relaxed) == 0 && chunk.begin_change() {
+                memory.advise(self.range(index), libc::MADV_HUGEPAGE);
+                chunk.state.store(LARGE_PAGES, Relaxed);
+            }
+            if chunk.set(pages, self.chunk) && self.is_dense(index) && chunk.begin_change() {
+                promote(Arc::clone(memory), index);
+            }
+        }
+    }
+
+    /// A range has been given back to the system.
+    pub(super) fn release(&self, memory: &Mapping, range: Range<usize>) {
+        for (index, pages) in self.parts(range, false) {
+            let chunk = &self.chunks[index];
+            chunk.clear(pages);
+            // It is written to anew in small pieces, for all that is known.
+            let half = self.range(index).len() / PAGE / 2;
+            if chunk.pages.load(Relaxed) < half
+                && chunk.state.compare_exchange(LARGE_PAGES, ASKED, Relaxed, Relaxed).is_ok()
+            {
+                memory.advise(self.range(index), libc::MADV_NOHUGEPAGE);
+                chunk.state.store(SMALL, Relaxed);
+            }
+        }
+    }
+
+    /// Whether seven of eight pages of a chunk are in use: a huge page then takes an eighth more.
+    fn is_dense(&self, index: usize) -> bool {
+        let all = self.range(index).len() / PAGE;
+        self.chunks[index].pages.load(Relaxed) >= all - all / 8
+    }
+
+    /// Gives a dense chunk huge pages; on no thread that does I/O.
+    fn make_huge(&self, memory: &Mapping, index: usize) {
+        if !self.is_dense(index) {
+            self.chunks[index].state.store(SMALL, Relaxed);
+            return;
+        }
+        let range = self.range(index);
+        memory.advise(range.clone(), libc::MADV_HUGEPAGE);
+        for at in range.clone().step_by(HUGE) {
+            // Where the kernel does not know this (before Linux 6.1), its own thread does it
+            // sometime.
+            memory.advise(at..range.end.min(at + HUGE), libc::MADV_COLLAPSE);
+            std::thread::yield_now();
+        }
+        self.chunks[index].state.store(LARGE_PAGES, Relaxed);
+    }
+}
+
+impl Chunk {
+    /// Whether the caller is the one to change its pages to huge ones.
+    fn begin_change(&self) -> bool {
+        self.state.compare_exchange(SMALL, ASKED, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Notes pages as written to. Whether any was not before.
+    fn set(&self, pages: Range<usize>, chunk: usize) -> bool {
+        let words = || (0..(chunk / PAGE).div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        let written = self.written.get_or_init(words);
+        let mut more = 0;
+        for (word, mask) in masks(pages) {
+            if written[word].load(Relaxed) & mask != mask {
+                more += (mask & !written[word].fetch_or(mask, Relaxed)).count_ones() as usize;
+            }
+        }
+        if more > 0 {
+            self.pages.fetch_add(more, Relaxed);
+        }
+        more > 0
+    }
+
+    fn clear(&self, pages: Range<usize>) {
+        let Some(written) = self.written.get() else { return };
+        let fewer =
+            masks(pages).map(|(word, mask)| (mask & written[word].fetch_and(!mask, Relaxed)).count_ones());
+        let fewer: u32 = fewer.sum();
+        self.pages.fetch_sub(fewer as usize, Relaxed);
+    }
+}
+
+/// The words and the bits in them that stand for pages.
+fn masks(pages: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
+    let words = if pages.is_empty() { 0..0 } else { pages.start / 64..pages.end.div_ceil(64) };
+    words.map(move |word| {
+        let (start, end) =
+            (pages.start.max(word * 64) - word * 64, pages.end.min(word * 64 + 64) - word * 64);
+        let ones = if end - start == 64 { u64::MAX } else { ((1 << (end - start)) - 1) << start };
+        (word, ones)
+    })
+}
+
+/// Has the process's thread for it give a chunk huge pages.
+fn promote(memory: Arc<Mapping>, index: usize) {
+    static THREAD: OnceLock<Option<Sender<(Arc<Mapping>, usize)>>> = OnceLock::new();
+    let thread = THREAD.get_or_init(|| {
+        let (jobs, todo) = channel::<(Arc<Mapping>, usize)>();
+        let work = move || todo.iter().for_each(|(memory, index)| memory.pages().make_huge(&memory, index));
+        std::thread::Builder::new().name("longhaul-pages".into()).spawn(work).ok().map(|_| jobs)
+    });
+    // Without the thread pages stay small, which is slower and nothing else.
+    if let Some(jobs) = thread {
+        let _ = jobs.send((memory, index));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Resident bytes of this process's anonymous memory, and those in huge pages, at `memory`.
+    fn resident(memory: &Mapping) -> (usize, usize) {
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("readable");
+        let (first, last) = (memory.at(0).as_ptr().addr(), memory.at(memory.len()).as_ptr().addr());
+        let (mut inside, mut rss, mut huge) = (false, 0, 0);
+        for line in maps.lines() {
+            let mut words = line.split_whitespace();
+            let name = words.next().unwrap_or_default();
+            if let Some((start, end)) = name.split_once('-')
+                && let (Ok(start), Ok(end)) =
+                    (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
+            {
+                inside = start < last && end > first;
+            }
+            let mut kib = || words.next().and_then(|n| n.parse::<usize>().ok()).unwrap_or(0) << 10;
+            match name {
+                "Rss:" if inside => rss += kib(),
+                "AnonHugePages:" if inside => huge += kib(),
+                _ => {}
+            }
+        }
+        (rss, huge)
+    }
+
+    fn touch(memory: &Arc<Mapping>, at: usize, len: usize) {
+        memory.pages().write(memory, at..at + len);
+        memory.fill(at, at + len, 1);
+    }
+
+    fn mapping(len: usize) -> Arc<Mapping> {
+        Arc::new(Mapping::for_device(len).expect("mapped"))
+    }
+
+    #[test]
+    fn small_writes_to_fresh_memory_take_as_much_as_is_written() {
+        let memory = mapping(256 << 20);
+        for n in 0..128 {
+            touch(&memory, n * HUGE + 4096 * (n % 512), 4096);
+        }
+        let (rss, huge) = resident(&memory);
+        assert_eq!(huge, 0, "no huge page is cleared for 4 KiB");
+        assert!((128 * 4096..2 * HUGE).contains(&rss), "{rss} bytes are resident for 128 writes of 4 KiB");
+    }
+
+    #[test]
+    fn a_chunk_that_becomes_dense_is_handed_over_once_and_stays_whole() {
+        let memory = mapping(2 * HUGE);
+        for page in (0..512).rev() {
+            touch(&memory, page * PAGE, PAGE);
+        }
+        let chunk = &memory.pages().chunks[0];
+        while chunk.state.load(Relaxed) != LARGE_PAGES {
+            std::thread::yield_now();
+        }
+        assert_eq!(chunk.pages.load(Relaxed), 512);
+        assert_eq!(memory.pages().chunks[1].state.load(Relaxed), SMALL);
+        assert!((0..HUGE).step_by(PAGE).all(|at| memory.byte(at) == 1), "nothing of it is lost");
+        // What is released begins anew.
+        memory.pages().release(&memory, 0..HUGE);
+        assert_eq!((chunk.pages.load(Relaxed), chunk.state.load(Relaxed)), (0, SMALL));
+    }
+
+    #[test]
+    fn a_large_first_write_gets_huge_pages_at_once() {
+        let memory = mapping(2 * HUGE);
+        touch(&memory, 0, LARGE);
+        touch(&memory, HUGE, LARGE - PAGE);
+        let states = memory.pages().chunks.iter().map(|chunk| chunk.state.load(Relaxed));
+        assert_eq!(states.collect::<Vec<_>>(), [LARGE_PAGES, SMALL]);
+    }
+
+    #[test]
+    fn pages_are_counted_as_they_are_written_and_released() {
+        let pages = Pages::new(3 * HUGE + 512);
+        let memory = mapping(3 * HUGE + 512);
+        let count = |index: usize| pages.chunks[index].pages.load(Relaxed);
+        assert_eq!(pages.chunks.len(), 4);
+        pages.write(&memory, HUGE - 512..HUGE + 4097);
+        assert_eq!((count(0), count(1)), (1, 2));
+        pages.write(&memory, HUGE..HUGE + 4096);
+        assert_eq!(count(1), 2, "written before");
+        pages.release(&memory, HUGE + 1..HUGE + 8192);
+        assert_eq!(count(1), 1, "part of a page stays");
+        pages.write(&memory, 3 * HUGE..3 * HUGE + 512);
+        assert_eq!(count(3), 1);
+        for (pages, expected) in
+            [(0..0, vec![]), (63..65, vec![(0, 1 << 63), (1, 1)]), (0..64, vec![(0, u64::MAX)])]
+        {
+            assert_eq!(masks(pages).collect::<Vec<_>>(), expected);
+        }
+    }
+}
