@@ -224,7 +224,7 @@ mod tests {
         let uuid = Uuid::new_v4();
         at(&path, &machine("a")).keep(uuid).expect("kept");
         if attribute::read(&File::open(&path).expect("opened")).expect("read").is_none() {
-            eprintln!("skip: needs a file system with user extended attributes for temporary files");
+            longhaul_skip::skip!("needs a file system with user extended attributes for temporary files");
             return;
         }
         let clone = at(&path, &machine("b"));

@@ -331,7 +331,7 @@ mod tests {
             match std::process::Command::new(tool).args(args).arg(&path).output() {
                 Ok(made) if made.status.success() => {}
                 _ => {
-                    eprintln!("skip: needs {tool}");
+                    longhaul_skip::skip_part!("needs {tool}");
                     continue;
                 }
             }
