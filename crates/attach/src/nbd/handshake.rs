@@ -1,6 +1,6 @@
 //! Negotiation: which export, and how it is spoken of.
 
-use super::wire::{self, Fields, can, info, opt, rep};
+use super::wire::{self, Fields, allocation, can, info, opt, rep};
 use super::{Export, REQUEST_MAX};
 use longhaul_block::DeviceInfo;
 use std::io::{self, Read, Write};
@@ -15,6 +15,16 @@ const OPTIONS_MAX: usize = 256;
 pub(super) struct Agreed {
     pub(super) export: Arc<Export>,
     pub(super) structured: bool,
+    /// The client may ask what is allocated.
+    pub(super) allocation: bool,
+}
+
+/// What the client has chosen so far.
+#[derive(Default)]
+struct Chosen {
+    structured: bool,
+    /// The export of which it may ask what is allocated.
+    allocation: Option<Arc<Export>>,
 }
 
 /// What comes after an option.
@@ -42,7 +52,7 @@ pub(super) fn negotiate(
         return Err(wrong("flags that are not known"));
     }
     let zeroes = flags & u32::from(wire::NO_ZEROES) == 0;
-    let mut structured = false;
+    let mut chosen = Chosen::default();
     for _ in 0..OPTIONS_MAX {
         if u64::from_be_bytes(array(socket)?) != wire::OPTION {
             return Err(wrong("what should be an option is none"));
@@ -54,9 +64,14 @@ pub(super) fn negotiate(
         }
         let mut data = vec![0; len as usize];
         socket.read_exact(&mut data)?;
-        match answer(socket, exports, option, &data, &mut structured, zeroes)? {
+        match answer(socket, exports, option, &data, &mut chosen, zeroes)? {
             Next::Option => {}
-            Next::Transmission(export) => return Ok(Some(Agreed { export, structured })),
+            Next::Transmission(export) => {
+                // It was chosen for one export, which has to be this one.
+                let same = |of: &Arc<Export>| Arc::ptr_eq(of, &export);
+                let allocation = chosen.structured && chosen.allocation.as_ref().is_some_and(same);
+                return Ok(Some(Agreed { structured: chosen.structured, allocation, export }));
+            }
             Next::End => return Ok(None),
         }
     }
@@ -78,7 +93,7 @@ fn answer(
     exports: &[Arc<Export>],
     option: u32,
     data: &[u8],
-    structured: &mut bool,
+    chosen: &mut Chosen,
     zeroes: bool,
 ) -> io::Result<Next> {
     let mut reply = |kind, data: &[u8]| socket.write_all(&wire::option_reply(option, kind, data));
@@ -87,7 +102,7 @@ fn answer(
             // This option has no way to say no but to hang up.
             let export = find(exports, data).ok_or_else(|| wrong("an export that is not there"))?;
             let mut out = export.requests.info().size.to_be_bytes().to_vec();
-            out.extend(flags(&export, *structured).to_be_bytes());
+            out.extend(flags(&export, chosen.structured).to_be_bytes());
             out.resize(out.len() + if zeroes { 124 } else { 0 }, 0);
             socket.write_all(&out)?;
             return Ok(Next::Transmission(export));
@@ -106,7 +121,35 @@ fn answer(
             reply(rep::ACK, &[])?;
         }
         opt::STRUCTURED_REPLY if data.is_empty() => {
-            *structured = true;
+            chosen.structured = true;
+            reply(rep::ACK, &[])?;
+        }
+        opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT if !chosen.structured => {
+            reply(rep::ERR_INVALID, b"structured replies come first")?;
+        }
+        opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
+            let set = option == opt::SET_META_CONTEXT;
+            if set {
+                // The last choice is the one that counts, also one that fails.
+                chosen.allocation = None;
+            }
+            let Some((name, queries)) = queries(data) else {
+                reply(rep::ERR_INVALID, b"not an export and a list of contexts")?;
+                return Ok(Next::Option);
+            };
+            let Some(export) = find(exports, name) else {
+                reply(rep::ERR_UNKNOWN, b"there is no such export")?;
+                return Ok(Next::Option);
+            };
+            let all = |query: &&[u8]| !set && *query == allocation::NAMESPACE;
+            let asked = queries.iter().any(|query| *query == allocation::NAME || all(query));
+            if asked || !set && queries.is_empty() {
+                let id = if set { allocation::ID } else { 0 };
+                reply(rep::META_CONTEXT, &[&id.to_be_bytes(), allocation::NAME].concat())?;
+                if set {
+                    chosen.allocation = Some(export);
+                }
+            }
             reply(rep::ACK, &[])?;
         }
         opt::INFO | opt::GO => {
@@ -118,7 +161,7 @@ fn answer(
                 reply(rep::ERR_UNKNOWN, b"there is no such export")?;
                 return Ok(Next::Option);
             };
-            for information in about(&export, *structured, &wishes) {
+            for information in about(&export, chosen.structured, &wishes) {
                 reply(rep::INFO, &information)?;
             }
             reply(rep::ACK, &[])?;
@@ -140,6 +183,21 @@ fn wanted(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     let count = fields.u16()?;
     let wishes = (0..count).map(|_| fields.u16()).collect::<Option<Vec<u16>>>()?;
     fields.0.is_empty().then_some((name, wishes))
+}
+
+/// Name of an export, and names of metadata contexts.
+fn queries(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
+    let mut fields = Fields(data);
+    let len = fields.u32()?;
+    let name = fields.bytes(usize::try_from(len).ok()?)?;
+    let count = fields.u32()?;
+    let mut queries = Vec::new();
+    // Bounded by the data, of which each takes four bytes at least.
+    for _ in 0..count {
+        let len = fields.u32()?;
+        queries.push(fields.bytes(usize::try_from(len).ok()?)?);
+    }
+    fields.0.is_empty().then_some((name, queries))
 }
 
 /// The export of this name; without a name the only or first one.

@@ -275,7 +275,7 @@ pub(crate) fn flags_of(device: &DeviceInfo) -> u16 {
 /// until it says goodbye or hangs up.
 pub(crate) fn serve_connected(socket: File, requests: Arc<dyn Requests>) -> io::Result<()> {
     let export = Arc::new(Export { name: String::new(), requests });
-    let agreed = handshake::Agreed { export, structured: false };
+    let agreed = handshake::Agreed { export, structured: false, allocation: false };
     let serve = move || {
         if let Err(e) = transmission::serve(socket, &agreed) {
             tracing::info!("NBD: {e}");

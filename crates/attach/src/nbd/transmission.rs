@@ -5,9 +5,9 @@
 //! - requests that are not replied to yet, and what they move, are bounded: a
 //!   client that sends and does not receive is waited for.
 
+use super::REQUEST_MAX;
 use super::handshake::Agreed;
-use super::wire::{self, REQUEST_LEN, Request, chunk, cmd, error, error_of, flag};
-use super::{Export, REQUEST_MAX};
+use super::wire::{self, REQUEST_LEN, Request, allocation, chunk, cmd, error, error_of, flag};
 use crate::disk::Told;
 use crate::served;
 use longhaul_block::{IoError, IoResult, ZeroFlags};
@@ -130,7 +130,7 @@ fn start(
     replies: Sender<Reply>,
     share: Share,
 ) {
-    let structured = agreed.structured && request.kind == cmd::READ;
+    let structured = agreed.structured && matches!(request.kind, cmd::READ | cmd::BLOCK_STATUS);
     let reply = move |result: Result<Buf, (u32, String)>| {
         let reply = match result {
             Ok(data) => good(&request, data, structured, share),
@@ -139,8 +139,11 @@ fn start(
         // A client that has gone does not need it.
         let _ = replies.send(reply);
     };
-    let wanted = match check(&agreed.export, &request) {
+    let wanted = match check(agreed, &request) {
         Err(refused) => return reply(Err(refused)),
+        // A device far away does not tell of holes, and to read all of it would
+        // cost more than what a client saves.
+        Ok(()) if request.kind == cmd::BLOCK_STATUS => return reply(Ok(Buf::copy_of(&[]))),
         Ok(()) => translate(&request, data, told),
     };
     let is_read = request.kind == cmd::READ;
@@ -164,14 +167,15 @@ fn start(
 }
 
 /// What may be asked of this export.
-fn check(export: &Export, request: &Request) -> Result<(), (u32, String)> {
-    let info = export.requests.info();
+fn check(agreed: &Agreed, request: &Request) -> Result<(), (u32, String)> {
+    let info = agreed.export.requests.info();
     let (offset, len) = (request.offset, u64::from(request.len));
     let known = match request.kind {
         cmd::READ => flag::DF,
         cmd::WRITE | cmd::TRIM => flag::FUA,
         cmd::WRITE_ZEROES => flag::FUA | flag::NO_HOLE,
         cmd::FLUSH => 0,
+        cmd::BLOCK_STATUS if agreed.allocation => flag::REQ_ONE,
         kind => return Err((error::EINVAL, format!("command {kind} is not known"))),
     };
     if request.flags & !known != 0 {
@@ -184,12 +188,16 @@ fn check(export: &Export, request: &Request) -> Result<(), (u32, String)> {
     if request.kind == cmd::READ && request.len > REQUEST_MAX {
         return Err((error::EOVERFLOW, format!("at most {REQUEST_MAX} bytes at a time")));
     }
-    if request.kind != cmd::READ && info.read_only {
+    if request.kind == cmd::BLOCK_STATUS && len == 0 {
+        return Err((error::EINVAL, "the status of no bytes".into()));
+    }
+    let changes = !matches!(request.kind, cmd::READ | cmd::BLOCK_STATUS);
+    if changes && info.read_only {
         return Err((error::EPERM, IoError::ReadOnly.to_string()));
     }
     if offset.checked_add(len).is_none_or(|end| end > info.size) {
         let past = IoError::OutOfRange { offset, len, size: info.size };
-        let number = if request.kind == cmd::READ { error::EINVAL } else { error::ENOSPC };
+        let number = if changes { error::ENOSPC } else { error::EINVAL };
         return Err((number, past.to_string()));
     }
     Ok(())
@@ -214,7 +222,11 @@ fn translate(request: &Request, data: Option<Buf>, told: &Arc<Told>) -> served::
 }
 
 fn good(request: &Request, data: Buf, structured: bool, share: Share) -> Reply {
-    let header = if structured {
+    let header = if request.kind == cmd::BLOCK_STATUS {
+        // One extent: all of what was asked about.
+        let extent = [allocation::ID, request.len, allocation::DATA].map(u32::to_be_bytes);
+        wire::structured(request.cookie, chunk::BLOCK_STATUS, extent.as_flattened(), 0)
+    } else if structured {
         let offset = request.offset.to_be_bytes();
         wire::structured(request.cookie, chunk::OFFSET_DATA, &offset, data.len() as u32)
     } else {

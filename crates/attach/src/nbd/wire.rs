@@ -26,6 +26,8 @@ pub(super) mod opt {
     pub(in crate::nbd) const INFO: u32 = 6;
     pub(in crate::nbd) const GO: u32 = 7;
     pub(in crate::nbd) const STRUCTURED_REPLY: u32 = 8;
+    pub(in crate::nbd) const LIST_META_CONTEXT: u32 = 9;
+    pub(in crate::nbd) const SET_META_CONTEXT: u32 = 10;
 }
 
 /// Answers to options.
@@ -33,6 +35,7 @@ pub(super) mod rep {
     pub(in crate::nbd) const ACK: u32 = 1;
     pub(in crate::nbd) const SERVER: u32 = 2;
     pub(in crate::nbd) const INFO: u32 = 3;
+    pub(in crate::nbd) const META_CONTEXT: u32 = 4;
     pub(in crate::nbd) const ERR_UNSUP: u32 = 1 << 31 | 1;
     pub(in crate::nbd) const ERR_INVALID: u32 = 1 << 31 | 3;
     pub(in crate::nbd) const ERR_UNKNOWN: u32 = 1 << 31 | 6;
@@ -65,6 +68,17 @@ pub(super) mod cmd {
     pub(in crate::nbd) const FLUSH: u16 = 3;
     pub(in crate::nbd) const TRIM: u16 = 4;
     pub(in crate::nbd) const WRITE_ZEROES: u16 = 6;
+    pub(in crate::nbd) const BLOCK_STATUS: u16 = 7;
+}
+
+/// The metadata context that tells what of an export is allocated, the names
+/// that begin as it does, and its number in replies.
+pub(super) mod allocation {
+    pub(in crate::nbd) const NAME: &[u8] = b"base:allocation";
+    pub(in crate::nbd) const NAMESPACE: &[u8] = b"base:";
+    pub(in crate::nbd) const ID: u32 = 1;
+    /// Neither a hole nor known to read as zeroes: what is always true.
+    pub(in crate::nbd) const DATA: u32 = 0;
 }
 
 /// Flags of commands.
@@ -72,12 +86,14 @@ pub(super) mod flag {
     pub(in crate::nbd) const FUA: u16 = 1;
     pub(in crate::nbd) const NO_HOLE: u16 = 1 << 1;
     pub(in crate::nbd) const DF: u16 = 1 << 2;
+    pub(in crate::nbd) const REQ_ONE: u16 = 1 << 3;
 }
 
 /// Chunks of a structured reply.
 pub(super) mod chunk {
     pub(in crate::nbd) const DONE: u16 = 1;
     pub(in crate::nbd) const OFFSET_DATA: u16 = 1;
+    pub(in crate::nbd) const BLOCK_STATUS: u16 = 5;
     pub(in crate::nbd) const ERROR: u16 = 1 << 15 | 1;
 }
 
