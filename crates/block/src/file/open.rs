@@ -312,7 +312,7 @@ mod tests {
         let file = File::options().read(true).write(true).open(&path).expect("opened");
         lock(&path, &file, false).expect("locked");
         if open_direct(&path, &file, false, 4096).is_none() {
-            return eprintln!("skip: needs a file system with direct I/O (TMPDIR)");
+            return longhaul_skip::skip!("needs a file system with direct I/O (TMPDIR)");
         }
         // Another one is put there between the lock and the second opening.
         std::fs::rename(&other, &path).expect("replaced");

@@ -196,3 +196,66 @@ fn a_full_disk_has_its_own_error() {
     let full = io::Error::from_raw_os_error(libc::ENOSPC);
     assert_eq!(IoError::from(full), IoError::NoSpace);
 }
+
+/// A file system of 2 MiB, until it is dropped.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn mount() -> Result<Small, String> {
+        let dir = tempfile::tempdir().expect("directory");
+        let args = ["-t", "tmpfs", "-o", "size=2m", "none"];
+        let ran = std::process::Command::new("mount").args(args).arg(dir.path()).output();
+        match ran {
+            Ok(ran) if ran.status.success() => Ok(Small(dir)),
+            Ok(ran) => Err(String::from_utf8_lossy(&ran.stderr).trim().to_owned()),
+            Err(e) => Err(format!("mount: {e}")),
+        }
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(self.0.path()).output();
+    }
+}
+
+#[test]
+fn a_file_without_room_says_so_before_a_write_is_acknowledged() {
+    for kind in [Kind::Epoll, Kind::Uring] {
+        let config = Config { kind, ..Config::default() };
+        let Ok(engine) = Engine::new(&config) else {
+            longhaul_skip::skip_part!("{kind} cannot be had here");
+            continue;
+        };
+        for buffered in [false, true] {
+            let small = match Small::mount() {
+                Ok(small) => small,
+                Err(why) => return longhaul_skip::skip!("a tmpfs takes root: {why}"),
+            };
+            let options = FileOptions { buffered, ..sized(8 << 20) };
+            let device = FileDevice::open_file(&small.0.path().join("disk"), &options).expect("created");
+            engine.block_on(async {
+                const PIECE: usize = 256 << 10;
+                let io = device.open().await.expect("opened");
+                let mut taken = 0u8;
+                let refused = loop {
+                    let piece = Buf::copy_of(&[taken + 1; PIECE]);
+                    match io.write(u64::from(taken) * PIECE as u64, piece, WriteFlags::default()).await {
+                        Ok(()) => taken += 1,
+                        Err(e) => break e,
+                    }
+                };
+                assert_eq!(refused, IoError::NoSpace);
+                assert!((4..=8).contains(&taken), "{taken} of 8 pieces that there is room for");
+                // In place there is room, and what was taken is there.
+                io.write(0, Buf::copy_of(&[1; PIECE]), WriteFlags { fua: true }).await.expect("in place");
+                assert_eq!(io.flush().await, Ok(()));
+                for n in 0..taken {
+                    let back =
+                        io.read(u64::from(n) * PIECE as u64, BufMut::zeroed(PIECE)).await.expect("read");
+                    assert!(back[..] == [n + 1; PIECE], "piece {n}");
+                }
+            });
+        }
+    }
+}
