@@ -26,7 +26,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Core>>> = const { RefCell::new(None) };
@@ -129,6 +129,20 @@ pub(crate) fn clock() -> Instant {
     let mut time = None;
     try_with_core(|core| time = core.simulated.as_ref().map(Simulated::now));
     time.unwrap_or_else(Instant::now)
+}
+
+/// The time since boot of the calling thread's engine, or the system's.
+pub(crate) fn boot_clock() -> Duration {
+    let mut time = None;
+    try_with_core(|core| time = core.simulated.as_ref().map(Simulated::boot_time));
+    time.unwrap_or_else(crate::time::system_boot_time)
+}
+
+/// The wall clock of the calling thread's engine, or the system's.
+pub(crate) fn wall_clock() -> Duration {
+    let mut time = None;
+    try_with_core(|core| time = core.simulated.as_ref().map(Simulated::wall_time));
+    time.unwrap_or_else(crate::time::system_wall_time)
 }
 
 /// Starts a task on the calling engine thread.
@@ -267,6 +281,20 @@ impl Engine {
         let signal = Arc::new(crate::driver::Signal::new()?);
         let simulated = Simulated::new(seed);
         Ok(Engine::with(signal, Driver::Simulated, &Config::default(), Some(simulated)))
+    }
+
+    /// Suspends the simulated machine for `time`: [`boot_time`](crate::boot_time) and
+    /// [`wall_time`](crate::wall_time) advance, [`now`](crate::now) and timers do not.
+    /// Does nothing on an engine that is not simulated.
+    pub fn suspend(&self, time: Duration) {
+        self.core.simulated.iter().for_each(|simulated| simulated.suspend(time));
+    }
+
+    /// Pauses the simulated machine from outside, as a hypervisor does, for `time`:
+    /// only [`wall_time`](crate::wall_time) advances. Does nothing on an engine that
+    /// is not simulated.
+    pub fn pause(&self, time: Duration) {
+        self.core.simulated.iter().for_each(|simulated| simulated.pause(time));
     }
 
     fn with(

@@ -27,7 +27,7 @@ pub use config::{Config, Kind};
 pub use exec::{Engine, EngineGone, Handle, Remote, handle, kind, spawn, yield_now};
 pub use msg::{Memory, RecvMsg, SendMsg};
 pub use thread::Thread;
-pub use time::{Elapsed, Sleep, now, since, sleep, sleep_until, timeout};
+pub use time::{Elapsed, Sleep, boot_time, now, since, sleep, sleep_until, timeout, wall_time};
 
 /// A task under way on this thread: a future of its result. Dropping it
 /// cancels the task; [`detach`](Task::detach) lets it run.

@@ -15,11 +15,19 @@ pub(crate) use sockets::{connect, listen, recv, send};
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// What the wall clock shows when a simulation begins: a date that looks like one.
+const WALL_EPOCH: Duration = Duration::from_secs(1_700_000_000);
 
 /// The clock and the dice of an engine that is simulated.
 pub(crate) struct Simulated {
+    began: Instant,
     now: Cell<Instant>,
+    /// How long the machine was suspended.
+    suspended: Cell<Duration>,
+    /// How long the machine was paused from outside.
+    paused: Cell<Duration>,
     state: Cell<u64>,
     pub(crate) groups: Groups,
     pub(crate) network: RefCell<Option<Rc<dyn Network>>>,
@@ -43,12 +51,36 @@ pub fn is_simulated() -> bool {
 impl Simulated {
     /// Time begins at an instant that means nothing: only distances from it do.
     pub(crate) fn new(seed: u64) -> Simulated {
+        let began = Instant::now();
         Simulated {
-            now: Cell::new(Instant::now()),
+            began,
+            now: Cell::new(began),
+            suspended: Cell::default(),
+            paused: Cell::default(),
             state: Cell::new(seed),
             groups: Groups::default(),
             network: RefCell::default(),
         }
+    }
+
+    /// The time since the simulation began, with suspensions.
+    pub(crate) fn boot_time(&self) -> Duration {
+        self.now.get() - self.began + self.suspended.get()
+    }
+
+    /// A date, with suspensions and pauses.
+    pub(crate) fn wall_time(&self) -> Duration {
+        WALL_EPOCH + self.boot_time() + self.paused.get()
+    }
+
+    /// The machine was suspended for `time`.
+    pub(crate) fn suspend(&self, time: Duration) {
+        self.suspended.set(self.suspended.get() + time);
+    }
+
+    /// The machine was paused from outside for `time`.
+    pub(crate) fn pause(&self, time: Duration) {
+        self.paused.set(self.paused.get() + time);
     }
 
     pub(crate) fn now(&self) -> Instant {
@@ -81,7 +113,7 @@ impl Simulated {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Config, Engine, Kind, kind, now, sleep, spawn, timeout, yield_now};
+    use crate::{Config, Engine, Kind, boot_time, kind, now, sleep, spawn, timeout, wall_time, yield_now};
     use std::cell::RefCell;
     use std::rc::Rc;
     use std::time::Duration;
@@ -131,6 +163,20 @@ mod tests {
             late.await;
             assert_eq!(now() - began, DAY);
         });
+    }
+
+    #[test]
+    fn a_suspension_is_seen_by_the_boot_clock_and_a_pause_by_the_wall_clock_alone() {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let engine = Engine::simulated(8).expect("engine");
+        let clocks = || engine.block_on(async { (now(), boot_time(), wall_time()) });
+        let (now, boot, wall) = clocks();
+        engine.suspend(HOUR);
+        assert_eq!(clocks(), (now, boot + HOUR, wall + HOUR));
+        engine.pause(HOUR);
+        assert_eq!(clocks(), (now, boot + HOUR, wall + 2 * HOUR));
+        engine.block_on(sleep(HOUR));
+        assert_eq!(clocks(), (now + HOUR, boot + 2 * HOUR, wall + 3 * HOUR));
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Timers.
 
-use crate::exec::{clock, try_with_core, with_core};
+use crate::exec::{boot_clock, clock, try_with_core, wall_clock, with_core};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// The timers of one engine, by deadline.
 #[derive(Default)]
@@ -39,6 +39,38 @@ pub fn now() -> Instant {
 /// The time since `then`, by the same clock; zero if that is yet to come.
 pub fn since(then: Instant) -> Duration {
     now().saturating_duration_since(then)
+}
+
+/// The time since the machine was started, including the time for which it was
+/// suspended (`CLOCK_BOOTTIME`, clock_gettime(2)), at a resolution of nanoseconds.
+/// [`now`] stands still while the machine is suspended, this does not: what others
+/// may have done since some moment is judged by this clock. On a simulated engine
+/// it is virtual.
+pub fn boot_time() -> Duration {
+    boot_clock()
+}
+
+/// The wall clock: the time since 1970-01-01 (`CLOCK_REALTIME`). It may be set in
+/// either direction; it is the only clock of a virtual machine that can tell that
+/// the machine was paused from outside. On a simulated engine it is virtual.
+pub fn wall_time() -> Duration {
+    wall_clock()
+}
+
+/// Reads `CLOCK_BOOTTIME`.
+pub(crate) fn system_boot_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one `timespec`, which this function owns.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    // Linux has this clock since 2.6.39: a failure would be one of the arguments.
+    debug_assert_eq!(result, 0, "CLOCK_BOOTTIME");
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Reads the system's wall clock; zero before 1970.
+pub(crate) fn system_wall_time() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Resolves after `duration`.
@@ -103,4 +135,18 @@ pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Outp
         Pin::new(&mut sleep).poll(cx).map(|()| Err(Elapsed))
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_boot_clock_of_the_system_advances_with_the_monotonic_one() {
+        let (boot, mono) = (system_boot_time(), Instant::now());
+        // In this order: the boot clock is read last, and includes the monotonic one.
+        let passed = mono.elapsed();
+        assert!(system_boot_time() - boot >= passed);
+        assert!(system_wall_time() > Duration::from_secs(1_500_000_000));
+    }
 }
