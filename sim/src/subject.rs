@@ -242,9 +242,9 @@ impl Subject for Arrayed {
                 let other = self.random().below(last as u64 + 1) as usize;
                 devices.swap(last, other);
             }
-            let mut refused = 0;
+            let (mut refused, mut settings) = (0, self.options.clone());
             loop {
-                match assemble_as(&devices, self.options.clone(), self.new_uuid()).await {
+                match assemble_as(&devices, settings.clone(), self.new_uuid()).await {
                     Ok(array) => {
                         let io = array.open().await.map_err(|e| e.to_string())?;
                         let (options, rival) = (self.options.clone(), self.new_uuid());
@@ -263,6 +263,8 @@ impl Subject for Arrayed {
                             return Err(format!("{name} is no member, and none of the disks"));
                         }
                     }
+                    // What is not there has been left behind: nothing else has happened to it.
+                    Err(ArrayError::Outdated { .. }) if !settings.degraded => settings.degraded = true,
                     // And tries again, who knows that nobody else has it.
                     Err(ArrayError::InUse(_)) if refused < 2 => refused += 1,
                     Err(e) => return Err(e.to_string()),

@@ -4,6 +4,7 @@ use crate::assemble::{self, Shape};
 use crate::core::Core;
 use crate::device::{ArrayDevice, Job};
 use crate::error::ArrayError;
+use crate::memory::Memory;
 use crate::options::Options;
 use crate::superblock::Condition;
 use crate::upkeep;
@@ -52,7 +53,23 @@ pub async fn create_as(
     shape: &Shape,
     new_uuid: impl FnMut() -> Uuid,
 ) -> Result<Uuid, ArrayError> {
-    assemble::create(devices, spares, shape, new_uuid).await
+    create_witnessed(devices, spares, None, shape, new_uuid).await
+}
+
+/// As [`create_as`], with a witness: a device of
+/// [`WITNESS_SIZE`](crate::WITNESS_SIZE) bytes or more that holds the table of
+/// members, so that of two halves one at most goes on without the other.
+///
+/// # Errors
+/// As there.
+pub async fn create_witnessed(
+    devices: &[Arc<dyn BlockDevice>],
+    spares: &[Arc<dyn BlockDevice>],
+    witness: Option<&Arc<dyn BlockDevice>>,
+    shape: &Shape,
+    new_uuid: impl FnMut() -> Uuid,
+) -> Result<Uuid, ArrayError> {
+    assemble::create(devices, spares, witness, shape, new_uuid).await
 }
 
 /// Puts an array together from its members, in any order, and runs it on the
@@ -82,6 +99,20 @@ pub async fn assemble_as(
     options: Options,
     session: Uuid,
 ) -> Result<Arc<ArrayDevice>, ArrayError> {
+    assemble_with(devices, options, session, None).await
+}
+
+/// As [`assemble_as`], with what this host remembers of the array. The witness, if
+/// the array has one, is among the devices.
+///
+/// # Errors
+/// As there.
+pub async fn assemble_with(
+    devices: &[Arc<dyn BlockDevice>],
+    options: Options,
+    session: Uuid,
+    memory: Option<Arc<dyn Memory>>,
+) -> Result<Arc<ArrayDevice>, ArrayError> {
     let mut candidates = Vec::new();
     for (result, device) in assemble::examine_all(devices).await.into_iter().zip(devices) {
         match result {
@@ -90,10 +121,13 @@ pub async fn assemble_as(
             Err(e) => tracing::warn!("{}: {e}", device.info().name),
         }
     }
-    let assembly = assemble::arrange(candidates)?;
+    let mut assembly = assemble::arrange(candidates)?;
+    assembly.pass_over_late(&options);
+    let known = memory.as_ref().and_then(|memory| memory.recall());
     assemble::check_enough(&assembly)?;
+    assembly.check_current(options.degraded, known.as_ref())?;
     let was_clean = assembly.superblock.clean;
-    let (core, stale) = assemble::fill(assembly, options, session);
+    let (core, stale) = assemble::fill(assembly, options, session, memory);
     crate::fence::claim(&core).await?;
     // From now on: recovery may take longer than others wait for a beat.
     spawn(crate::fence::beat(Rc::clone(&core))).detach();
@@ -125,6 +159,7 @@ async fn begin(core: &Rc<Core>, was_clean: bool) -> IoResult<()> {
     }
     core.epoch.set(core.epoch.get() + 1);
     core.publish().await?;
+    core.remember(true).await;
     if was_clean {
         core.journal.resume(core.epoch.get(), &[]);
     } else {
@@ -176,7 +211,7 @@ pub(crate) async fn stop(core: &Rc<Core>) -> IoResult<()> {
     core.close().await;
     core.upkeep.stopping.set(true);
     core.upkeep.changed.notify();
-    core.members.iter().for_each(|member| member.reach.changed.notify());
+    core.places().for_each(|member| member.reach.changed.notify());
     core.upkeep.ended().await;
     let result = settle(core).await;
     match &result {
@@ -191,7 +226,11 @@ pub(crate) async fn stop(core: &Rc<Core>) -> IoResult<()> {
 async fn settle(core: &Rc<Core>) -> IoResult<()> {
     core.flush_members().await?;
     core.intent.sweep(core, now()).await?;
+    // Twice: a member that has not confirmed the first one was rolled back, whatever
+    // it holds of the second.
+    core.publish().await?;
     core.publish_with(|| core.clean.set(true)).await?;
+    core.remember(true).await;
     crate::fence::release(core).await;
     Ok(())
 }

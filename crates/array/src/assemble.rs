@@ -7,11 +7,16 @@
 //!   histories.
 
 use crate::core::{Core, Spare};
+use crate::current::{self, Kinship};
 use crate::error::ArrayError;
-use crate::geometry::{BLOCK, Geometry, INTENT_AT, JOURNAL_AT, SUPER_AT};
+use crate::fence::Beat;
+use crate::geometry::{BLOCK, Geometry, HEARTBEAT_AT, INTENT_AT, JOURNAL_AT, SUPER_AT};
+use crate::history::History;
 use crate::layout::Layout;
+use crate::memory::Memory;
 use crate::options::Options;
 use crate::superblock::{Condition, Entry, MAX_SPARES, Superblock, Unknown, is_name};
+use crate::witness::{WITNESS_SIZE, Witness};
 use futures_util::future::{join_all, try_join_all};
 use longhaul_block::{BlockDevice, BlockIo, IoError, IoResult, WriteFlags, ZeroFlags, signature};
 use longhaul_engine::{Buf, BufMut};
@@ -40,6 +45,10 @@ pub(crate) struct Candidate {
     pub(crate) superblock: Option<Superblock>,
     /// Where there is something in its place that is not understood.
     pub(crate) unknown: Option<Unknown>,
+    /// One of the two copies of its superblock is not whole.
+    pub(crate) torn: bool,
+    /// The last heartbeat on it.
+    pub(crate) beat: Option<Beat>,
 }
 
 impl Candidate {
@@ -88,9 +97,10 @@ impl Candidate {
 pub(crate) async fn examine(device: &Arc<dyn BlockDevice>) -> Result<Candidate, ArrayError> {
     let failed = |source| ArrayError::Device { device: device.info().name, source };
     let io = device.open().await.map_err(failed)?;
-    let (a, b) = futures_util::join!(
+    let (a, b, beat) = futures_util::join!(
         io.read(SUPER_AT[0], BufMut::zeroed(BLOCK as usize)),
         io.read(SUPER_AT[1], BufMut::zeroed(BLOCK as usize)),
+        io.read(HEARTBEAT_AT, BufMut::zeroed(BLOCK as usize)),
     );
     // A copy that cannot be read is as good as one that is torn.
     let copy = |read: IoResult<BufMut>| read.map(|buf| buf.to_vec());
@@ -100,7 +110,9 @@ pub(crate) async fn examine(device: &Arc<dyn BlockDevice>) -> Result<Candidate, 
     };
     let superblock = Superblock::newest([&a, &b]);
     let unknown = Superblock::unknown(&a).or(Superblock::unknown(&b)).filter(|_| superblock.is_none());
-    Ok(Candidate { device: Arc::clone(device), io, superblock, unknown })
+    let torn = Superblock::decode(&a).is_none() || Superblock::decode(&b).is_none();
+    let beat = beat.ok().and_then(|block| Beat::decode(&block));
+    Ok(Candidate { device: Arc::clone(device), io, superblock, unknown, torn, beat })
 }
 
 /// Opens and looks at all devices at the same time.
@@ -125,6 +137,7 @@ pub(crate) fn check_device(device: &dyn BlockDevice) -> Result<(), ArrayError> {
 pub(crate) async fn create(
     devices: &[Arc<dyn BlockDevice>],
     spares: &[Arc<dyn BlockDevice>],
+    witness: Option<&Arc<dyn BlockDevice>>,
     shape: &Shape,
     mut new_uuid: impl FnMut() -> Uuid,
 ) -> Result<Uuid, ArrayError> {
@@ -135,7 +148,7 @@ pub(crate) async fn create(
     if spares.len() > MAX_SPARES {
         return Err(ArrayError::TooFew(format!("{} spares are more than {MAX_SPARES}", spares.len())));
     }
-    let all: Vec<Arc<dyn BlockDevice>> = devices.iter().chain(spares).cloned().collect();
+    let all: Vec<Arc<dyn BlockDevice>> = devices.iter().chain(spares).chain(witness).cloned().collect();
     distinct(&all)?;
     all.iter().try_for_each(|device| check_device(&**device))?;
     let candidates = examine_all(&all).await.into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -151,10 +164,17 @@ pub(crate) async fn create(
             return Err(ArrayError::TooSmall { device: device.info().name, size, needs });
         }
     }
+    if let Some(device) = witness {
+        let (size, needs) = (device.info().size, WITNESS_SIZE);
+        if size < needs {
+            return Err(ArrayError::TooSmall { device: device.info().name, size, needs });
+        }
+    }
     // Force does not go so far.
     crate::fence::check_idle(&candidates, None, Options::default().heartbeat).await?;
     let array = new_uuid();
-    let entry = |_: &_| Entry { uuid: new_uuid(), condition: Condition::Active, since: 1, have: u64::MAX };
+    let entry =
+        |_: &_| Entry { uuid: new_uuid(), condition: Condition::Active, since: 1, have: u64::MAX, known: 0 };
     let entries: Vec<Entry> = devices.iter().map(entry).collect();
     let superblock = Superblock {
         array,
@@ -166,13 +186,20 @@ pub(crate) async fn create(
         member: Uuid::nil(),
         spares: spares.iter().map(|_| new_uuid()).collect(),
         entries,
+        witness: witness.map(|_| new_uuid()),
+        history: History::default(),
+        written: longhaul_engine::wall_time().as_secs(),
     };
     let uuids = superblock.entries.iter().map(|entry| entry.uuid).chain(superblock.spares.iter().copied());
-    let uuids: Vec<Uuid> = uuids.collect();
+    let uuids: Vec<Uuid> = uuids.chain(superblock.witness).collect();
     let given = uuids.clone();
     // First everything else, so that what has a superblock is whole.
     try_join_all(candidates.iter().take(devices.len()).map(|candidate| prepare(candidate, &geometry, array)))
         .await?;
+    if let Some(candidate) = candidates.last().filter(|_| witness.is_some()) {
+        let failed = |source| ArrayError::Device { device: candidate.name(), source };
+        zero(&candidate.io, SUPER_AT[0], WITNESS_SIZE).await.map_err(failed)?;
+    }
     let members = candidates.iter().zip(uuids).map(async |(candidate, member)| {
         let block = Superblock { member, ..superblock.clone() };
         enlist(candidate, &block).await
@@ -282,14 +309,17 @@ pub(crate) struct Assembly {
     /// By index.
     pub(crate) members: BTreeMap<usize, Candidate>,
     pub(crate) spares: Vec<Candidate>,
-    /// Members that were passed over, and why.
-    pub(crate) stale: Vec<(usize, Candidate)>,
+    /// Members that have not everything any more; where nothing on them counts, why.
+    pub(crate) stale: Vec<(usize, Candidate, Option<String>)>,
+    /// The witness, if it is there.
+    pub(crate) witness: Option<Candidate>,
+    /// The newest generation that heartbeats call confirmed.
+    pub(crate) confirmed: u64,
 }
 
 /// Finds out which device is what. `devices` are in any order; those that
 /// could not be opened count as missing.
 pub(crate) fn arrange(candidates: Vec<Candidate>) -> Result<Assembly, ArrayError> {
-    let mut newest: Option<Superblock> = None;
     for candidate in &candidates {
         let found = candidate.member()?;
         if let Some(first) = &candidates[0].superblock
@@ -298,39 +328,58 @@ pub(crate) fn arrange(candidates: Vec<Candidate>) -> Result<Assembly, ArrayError
             let (name, array) = (found.name.clone(), found.array);
             return Err(ArrayError::Foreign { device: candidate.name(), name, array });
         }
-        if newest.as_ref().is_none_or(|newest| newest.generation < found.generation) {
-            newest = Some(found.clone());
-        }
     }
-    let Some(superblock) = newest else { return Err(ArrayError::TooFew("no device was given".into())) };
-    let mut assembly =
-        Assembly { members: BTreeMap::new(), spares: Vec::new(), stale: Vec::new(), superblock };
+    let Some(superblock) = current::newest(&candidates) else {
+        return Err(ArrayError::TooFew("no device was given".into()));
+    };
+    let confirmed = current::confirmed(&candidates, superblock.array);
+    let present: Vec<Superblock> = candidates.iter().filter_map(|found| found.superblock.clone()).collect();
+    let mut assembly = Assembly {
+        members: BTreeMap::new(),
+        spares: Vec::new(),
+        stale: Vec::new(),
+        witness: None,
+        confirmed,
+        superblock,
+    };
     let mut seen: BTreeMap<Uuid, String> = BTreeMap::new();
     for candidate in candidates {
         let Some(found) = candidate.superblock.clone() else { continue };
         if let Some(other) = seen.insert(found.member, candidate.name()) {
             return Err(ArrayError::Double { device: candidate.name(), other });
         }
-        let (size, needs) = (candidate.device.info().size, assembly.superblock.geometry.end());
-        if size < needs {
+        let newest = &assembly.superblock;
+        let is_witness = newest.witness == Some(found.member);
+        let (size, needs) = (candidate.device.info().size, newest.geometry.end());
+        if size < needs && !is_witness {
             return Err(ArrayError::TooSmall { device: candidate.name(), size, needs });
         }
-        let newest = &assembly.superblock;
-        match newest.entries.iter().position(|entry| entry.uuid == found.member) {
+        let place = newest.entries.iter().position(|entry| entry.uuid == found.member);
+        let gone =
+            |index: &usize| matches!(newest.entries[*index].condition, Condition::Absent | Condition::Failed);
+        let since = place.filter(gone).map(|index| newest.entries[index].since);
+        let kinship = if place.is_some() || is_witness {
+            newest.kinship(&found, since, &present)
+        } else {
+            Kinship::Older
+        };
+        if kinship == Kinship::Apart {
+            let other = seen.get(&newest.member).cloned().unwrap_or_else(|| "the others".into());
+            let (own, others) = (found.age(), newest.age());
+            return Err(ArrayError::Diverged { device: candidate.name(), other, own, others });
+        }
+        match place {
             Some(index) => {
-                let entry = newest.entries[index];
-                let away = matches!(entry.condition, Condition::Absent | Condition::Failed);
-                // It went on by itself after the others had left it behind.
-                if away && found.generation >= entry.since {
-                    let other = seen.get(&newest.member).cloned().unwrap_or_else(|| "the others".into());
-                    return Err(ArrayError::Diverged { device: candidate.name(), other });
-                }
-                if away {
-                    assembly.stale.push((index, candidate));
+                let unused = "the writing of its superblock was cut short, and the others have gone on: it is filled anew";
+                let unused = (kinship == Kinship::Unused).then(|| unused.to_owned());
+                let why = current::rolled_back(&candidate, newest, confirmed).or(unused);
+                if why.is_some() || gone(&index) {
+                    assembly.stale.push((index, candidate, why));
                 } else {
                     assembly.members.insert(index, candidate);
                 }
             }
+            None if is_witness => assembly.witness = Some(candidate),
             None if newest.spares.contains(&found.member) => assembly.spares.push(candidate),
             // Replaced, or taken out, while it was away.
             None => return Err(ArrayError::NoMember(format!("{} (it was replaced)", candidate.name()))),
@@ -343,23 +392,22 @@ pub(crate) fn arrange(candidates: Vec<Candidate>) -> Result<Assembly, ArrayError
 pub(crate) fn check_enough(assembly: &Assembly) -> Result<(), ArrayError> {
     let superblock = &assembly.superblock;
     let geometry = superblock.geometry;
+    if assembly.is_enough() {
+        return Ok(());
+    }
     let has = |index: &usize| {
         assembly.members.contains_key(index) && superblock.entries[*index].condition == Condition::Active
     };
     let lost: BTreeSet<usize> = (0..geometry.width).filter(|index| !has(index)).collect();
-    let enough = match geometry.layout {
-        Layout::StripeMirror => {
-            (0..geometry.width).step_by(2).all(|m| !(lost.contains(&m) && lost.contains(&(m + 1))))
-        }
-        _ => lost.len() <= geometry.redundancy(),
+    let stale = |index: usize| {
+        assembly.stale.iter().find(|(of, ..)| *of == index).and_then(|(_, _, why)| why.as_deref())
     };
-    if enough {
-        return Ok(());
-    }
     let words: Vec<String> = lost
         .iter()
         .map(|index| match superblock.entries[*index].condition {
-            Condition::Active => format!("{index} (not given, or out of reach)"),
+            Condition::Active => {
+                format!("{index} ({})", stale(*index).unwrap_or("not given, or out of reach"))
+            }
             Condition::Absent => format!("{index} (was absent, and misses what was written since)"),
             Condition::Failed => format!("{index} (has failed)"),
             Condition::Rebuilding { .. } => format!("{index} (was not yet filled)"),
@@ -379,10 +427,37 @@ pub(crate) fn fill(
     assembly: Assembly,
     options: Options,
     session: Uuid,
+    memory: Option<Arc<dyn Memory>>,
 ) -> (Rc<Core>, Vec<(usize, Candidate)>) {
-    let core = Core::new(&assembly.superblock, options, session);
+    let mut core = Core::new(&assembly.superblock, options, session);
+    core.memory = memory;
+    // Its first heartbeats must not say less than those that they take the place of.
+    core.confirmed.set(assembly.confirmed.min(assembly.superblock.generation));
+    core.history.get_mut().begin(session, assembly.superblock.generation + 1);
+    core.witness = assembly.superblock.witness.map(|uuid| Witness::new(uuid, &assembly.superblock));
+    if let (Some(witness), Some(candidate)) = (&core.witness, assembly.witness) {
+        candidate.superblock.iter().for_each(|found| witness.has(found));
+        witness.member.put(candidate.device, candidate.io);
+        witness.is_there(true);
+    } else if let Some(witness) = core.witness.take_if(|_| core.options.degraded) {
+        let uuid = witness.member.uuid.get();
+        tracing::warn!("array {}: goes on for good without its witness ({uuid})", core.name.borrow());
+    }
     for (index, candidate) in assembly.members {
+        core.members[index].known.set(candidate.superblock.map_or(0, |found| found.generation));
         core.members[index].put(candidate.device, candidate.io);
+    }
+    let mut stale = Vec::new();
+    for (index, candidate, why) in assembly.stale {
+        if let Some(why) = why {
+            let member = &core.members[index];
+            tracing::warn!("array {}: member {index} ({}): {why}", core.name.borrow(), candidate.name());
+            if member.condition.get() != Condition::Failed {
+                core.enter(index, Condition::Absent, &why);
+            }
+            member.have.set(0);
+        }
+        stale.push((index, candidate));
     }
     let spare = |uuid: &Uuid| {
         let is_it = |candidate: &&Candidate| candidate.superblock.as_ref().is_some_and(|s| s.member == *uuid);
@@ -391,8 +466,8 @@ pub(crate) fn fill(
     };
     core.spares.borrow_mut().extend(assembly.superblock.spares.iter().map(spare));
     let core = Rc::new(core);
-    core.members.iter().for_each(|member| member.reach.belong(&core));
-    (core, assembly.stale)
+    core.places().for_each(|member| member.reach.belong(&core));
+    (core, stale)
 }
 
 /// What was found on members that have run.

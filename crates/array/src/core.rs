@@ -90,13 +90,25 @@ pub(crate) struct Core {
     /// Places that another device is about to take.
     pub(crate) placing: Rc<RowLocks>,
     publishing: Rc<RowLocks>,
+    /// The sessions that superblocks descend from, this one last.
+    pub(crate) history: RefCell<crate::history::History>,
+    /// The newest generation that all members in use have confirmed.
+    pub(crate) confirmed: Cell<u64>,
+    /// When this session began.
+    pub(crate) began: crate::clock::Stamp,
+    pub(crate) witness: Option<crate::witness::Witness>,
+    pub(crate) memory: Option<std::sync::Arc<dyn crate::Memory>>,
+    /// What this host has recorded last.
+    pub(crate) remembered: RefCell<Option<crate::Known>>,
 }
 
 impl Core {
     pub(crate) fn new(superblock: &Superblock, options: Options, session: Uuid) -> Core {
         let geometry = superblock.geometry;
         let member = |(index, entry): (usize, &Entry)| {
-            Member::new(index, entry.uuid, entry.condition, entry.since, entry.have)
+            let member = Member::new(index, entry.uuid, entry.condition, entry.since, entry.have);
+            member.known.set(entry.known);
+            member
         };
         Core {
             geometry,
@@ -127,6 +139,12 @@ impl Core {
             admission: crate::admission::Admission::default(),
             placing: Rc::default(),
             publishing: Rc::default(),
+            history: RefCell::new(superblock.history.clone()),
+            confirmed: Cell::new(0),
+            began: crate::clock::Stamp::now(),
+            witness: None,
+            memory: None,
+            remembered: RefCell::default(),
             options,
         }
     }
@@ -178,13 +196,12 @@ impl Core {
 
     /// Whether the array would lose data without these members.
     pub(crate) fn needs(&self, without: &[usize]) -> bool {
-        let lost = |member: usize| without.contains(&member) || !self.members[member].is_active();
-        match self.geometry.layout {
-            crate::Layout::StripeMirror => {
-                (0..self.geometry.width).step_by(2).any(|m| lost(m) && lost(m + 1))
-            }
-            _ => (0..self.geometry.width).filter(|m| lost(*m)).count() > self.geometry.redundancy(),
-        }
+        !self.geometry.is_enough(|member| !without.contains(&member) && self.members[member].is_active())
+    }
+
+    /// The members, and the witness.
+    pub(crate) fn places(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().chain(self.witness.iter().map(|witness| &witness.member))
     }
 
     /// Whether the array would halt without this member.
@@ -254,7 +271,7 @@ impl Core {
         self.journal.halt();
         self.wake_closing();
         self.upkeep.changed.notify();
-        self.members.iter().for_each(|member| member.reach.changed.notify());
+        self.places().for_each(|member| member.reach.changed.notify());
     }
 
     /// A member has failed an operation that it must not fail: publishes that
@@ -346,18 +363,26 @@ impl Core {
             self.check_running()?;
             self.generation.set(self.generation.get() + 1);
             let superblock = self.superblock();
+            self.tell_witness(&superblock).await?;
             let usable = self.members.iter().filter(|member| member.is_usable());
             let results = join_all(usable.map(async |member| {
                 let block = Superblock { member: member.uuid.get(), ..superblock.clone() };
                 let buf = Buf::copy_of(&block.encode());
                 let slot = if self.lacks(Mechanism::Slots) { 0 } else { block.slot() };
-                (member.index, member.write_durably(SUPER_AT[slot], buf).await)
+                let incarnation = member.incarnation();
+                let result = member.write_durably(SUPER_AT[slot], buf).await;
+                if result.is_ok() && member.incarnation() == incarnation {
+                    member.known.set(block.generation);
+                }
+                (member.index, result)
             }))
             .await;
             let failed = results.into_iter().filter_map(|(index, result)| Some((index, result.err()?)));
             let failed: Vec<(usize, MemberError)> =
                 failed.filter(|(index, e)| self.members[*index].is_own(e)).collect();
             if failed.is_empty() {
+                self.confirmed.set(self.generation.get());
+                self.remember(false).await;
                 return self.check_running();
             }
             let lost: Vec<usize> = failed.iter().map(|(index, _)| *index).collect();
@@ -410,6 +435,7 @@ impl Core {
             condition: member.condition.get(),
             since: member.since.get(),
             have: member.have.get(),
+            known: member.known.get(),
         };
         Superblock {
             array: self.array,
@@ -421,6 +447,9 @@ impl Core {
             member: Uuid::nil(),
             entries: self.members.iter().map(entry).collect(),
             spares: self.spares.borrow().iter().map(|spare| spare.uuid).collect(),
+            witness: self.witness.as_ref().map(|witness| witness.member.uuid.get()),
+            history: self.history.borrow().clone(),
+            written: longhaul_engine::wall_time().as_secs(),
         }
     }
 

@@ -98,14 +98,44 @@ pub enum ArrayError {
     },
     /// Members have gone different ways.
     #[error(
-        "{device} and {other} were used apart from each other, and both have data that the other \
-         has not: leave out the one that matters less; it is filled anew when it is added again"
+        "{device} ({own}) and {other} ({others}) were used apart from each other, and both may have data that \
+         the other has not: assemble the array without the one that matters less, and give that back with \
+         array replace --force"
     )]
     Diverged {
         /// One.
         device: String,
         /// The other.
         other: String,
+        /// How new the superblock of the one is.
+        own: String,
+        /// How new that of the other is.
+        others: String,
+    },
+    /// A device is a member of this array that has what the running set has not.
+    #[error(
+        "{device} is a member of this array, and its superblock ({own}) is not one that this set ({ours}) \
+         descends from: it may have data that this set has not. --force overwrites it"
+    )]
+    Newer {
+        /// Its name.
+        device: String,
+        /// How new its superblock is.
+        own: String,
+        /// How new that of the running set is.
+        ours: String,
+    },
+    /// Other members may have gone on without these.
+    #[error(
+        "array {name} does not begin: {why}. Make those reachable, or, if they are lost for good, begin without \
+         them: longhaul array assemble --degraded with the devices that are left. What only the missing ones \
+         have is lost then"
+    )]
+    Outdated {
+        /// Name of the array.
+        name: String,
+        /// What is missing, and what it may have.
+        why: String,
     },
     /// A device is used by whoever runs the array that it is a member of.
     #[error(

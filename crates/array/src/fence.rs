@@ -12,27 +12,28 @@
 //! - a beat that was there before, and has stood still, is nobody's: a member
 //!   that has lost the beat which was written over it gives it back for ever.
 //!
-//! Beyond that (a host that was suspended, or out of reach of its members) who
-//! finds another's session on a member stops writing at once, and nothing is
-//! written to a member without a look at its beat shortly before. What is
-//! under way at that moment is not fenced off; that takes reservations, which
-//! not every member has.
+//! Beyond that (a host that was suspended, or out of reach of its members) a host
+//! that finds another's session on a member stops writing at once, also if that
+//! session has been stopped since, and nothing is written to a member without a
+//! look at its beat shortly before. What is under way at that moment is not fenced
+//! off; that takes reservations, which not every member has.
 
 use crate::assemble::Candidate;
 use crate::bytes::{Reader, Writer, open, seal};
+use crate::clock::Stamp;
 use crate::core::Core;
 use crate::error::ArrayError;
 use crate::geometry::{BLOCK, HEARTBEAT_AT};
 use crate::member::{Member, MemberResult};
-use crate::upkeep::{Running, is_over, pause};
+use crate::upkeep::{Running, is_over};
 use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::IoResult;
-use longhaul_engine::{Buf, BufMut, now, sleep};
+use longhaul_engine::{Buf, BufMut, now, sleep, timeout};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// Looks at a beat, one after another, that take too long at most: a member may
@@ -41,12 +42,18 @@ const LOOKS: u32 = 3;
 
 const MAGIC: &[u8; 8] = b"LHBEAT\0\0";
 
+/// What says on a member that an array is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Beat {
-    array: Uuid,
-    session: Uuid,
-    counter: u64,
-    stopped: bool,
+pub(crate) struct Beat {
+    pub(crate) array: Uuid,
+    pub(crate) session: Uuid,
+    pub(crate) counter: u64,
+    pub(crate) stopped: bool,
+    /// The newest generation that all members in use have confirmed; zero if that is
+    /// not known.
+    pub(crate) confirmed: u64,
+    /// Since the session began, in milliseconds on the member.
+    pub(crate) elapsed: Duration,
 }
 
 impl Beat {
@@ -54,17 +61,20 @@ impl Beat {
         let mut block = vec![0; BLOCK as usize];
         let mut out = Writer::new(&mut block[4..]);
         out.bytes(MAGIC).uuid(self.array).uuid(self.session).u64(self.counter).u16(u16::from(self.stopped));
+        out.u64(self.confirmed).u64(self.elapsed.as_millis() as u64);
         seal(&mut block);
         Buf::copy_of(&block)
     }
 
-    fn decode(block: &[u8]) -> Option<Beat> {
+    pub(crate) fn decode(block: &[u8]) -> Option<Beat> {
         let mut from = Reader::new(open(block)?);
         if from.bytes(MAGIC.len())? != MAGIC {
             return None;
         }
         let (array, session) = (from.uuid()?, from.uuid()?);
-        Some(Beat { array, session, counter: from.u64()?, stopped: from.u16()? != 0 })
+        let (counter, stopped) = (from.u64()?, from.u16()? != 0);
+        let (confirmed, elapsed) = (from.u64()?, Duration::from_millis(from.u64()?));
+        Some(Beat { array, session, counter, stopped, confirmed, elapsed })
     }
 }
 
@@ -74,7 +84,7 @@ pub(crate) struct Ended(RefCell<HashMap<Uuid, u64>>);
 
 impl Ended {
     fn has(&self, beat: &Beat) -> bool {
-        beat.stopped || self.0.borrow().get(&beat.session).is_some_and(|last| beat.counter <= *last)
+        self.0.borrow().get(&beat.session).is_some_and(|last| beat.counter <= *last)
     }
 
     /// A beat has stood still, or says that it is the last.
@@ -91,24 +101,29 @@ type Look = (usize, MemberResult<BufMut>);
 
 impl Core {
     fn beat(&self, counter: u64, stopped: bool) -> Buf {
-        Beat { array: self.array, session: self.session, counter, stopped }.encode()
+        let (array, session, confirmed) = (self.array, self.session, self.confirmed.get());
+        Beat { array, session, counter, stopped, confirmed, elapsed: self.began.age() }.encode()
     }
 
     /// What sessions that may go on have written to members, by member.
     async fn rivals(&self) -> Vec<(usize, Beat)> {
-        self.rivals_of(&self.beats().await)
+        let beats = self.beats().await;
+        let stopped = self.others(&beats).into_iter().filter(|(_, beat)| beat.stopped);
+        stopped.for_each(|(_, beat)| self.ended.add(&beat));
+        self.rivals_of(&beats)
     }
 
+    /// Of these, what sessions have written that had not ended when this one began:
+    /// also one that has taken the array over since, and has stopped it.
     fn rivals_of(&self, beats: &[Look]) -> Vec<(usize, Beat)> {
         let mut found = self.others(beats);
-        found.iter().filter(|(_, beat)| beat.stopped).for_each(|(_, beat)| self.ended.add(beat));
         found.retain(|(_, beat)| !self.ended.has(beat));
         found
     }
 
     /// Reads the beats of all members.
     async fn beats(&self) -> Vec<Look> {
-        let usable = self.members.iter().filter(|member| member.is_usable());
+        let usable = self.places().filter(|member| member.is_usable());
         join_all(usable.map(async |member| (member.index, member.read(HEARTBEAT_AT, BLOCK).await))).await
     }
 
@@ -139,17 +154,17 @@ pub(crate) async fn claim(core: &Rc<Core>) -> Result<(), ArrayError> {
     }
     // Nobody is lost for not taking it: that is said with the superblock.
     let beat = core.beat(0, false);
-    let usable = core.members.iter().filter(|member| member.is_usable());
+    let usable = core.places().filter(|member| member.is_usable());
     join_all(usable.map(|member| member.write_beat(beat.clone()))).await;
     sleep(interval / 4).await;
-    let looked = now();
+    let looked = Stamp::now();
     // Who wrote over it, or could not be written over, was as fast.
     if !core.lacks(Mechanism::SecondLook)
         && let Some((_, other)) = core.rivals().await.first()
     {
         return Err(ArrayError::InUse(other.session));
     }
-    core.members.iter().for_each(|member| member.reach.looked(looked));
+    core.places().for_each(|member| member.reach.looked(looked));
     Ok(())
 }
 
@@ -157,10 +172,13 @@ impl Core {
     /// Takes possession of a member that comes (back) into an array that runs;
     /// false if somebody else uses it.
     pub(crate) async fn claim_member(&self, member: &Member) -> IoResult<bool> {
-        let looked = Cell::new(now());
+        let looked = Cell::new(Stamp::now());
         let rival = async || -> IoResult<Option<Beat>> {
-            looked.set(now());
+            looked.set(Stamp::now());
             let beat = Beat::decode(&member.read(HEARTBEAT_AT, BLOCK).await?);
+            if let Some(stopped) = beat.filter(|beat| beat.stopped) {
+                self.ended.add(&stopped);
+            }
             let others = beat.filter(|beat| beat.array == self.array && beat.session != self.session);
             Ok(others.filter(|beat| !self.ended.has(beat)))
         };
@@ -172,6 +190,7 @@ impl Core {
             }
         }
         member.write_beat(self.beat(0, false)).await?;
+        member.beat.set(0);
         member.reach.looked(looked.get());
         Ok(true)
     }
@@ -209,28 +228,39 @@ pub(crate) async fn check_idle(
 pub(crate) async fn beat(core: Rc<Core>) {
     let _running = Running::new(&core);
     let counter = Cell::new(0);
-    join_all(core.members.iter().map(|member| beat_on(&core, member, &counter))).await;
+    let members = join_all(core.members.iter().map(|member| {
+        let settle = async |result| core.settle(vec![(member.index, result)]).await.is_ok();
+        beat_on(&core, member, &counter, settle)
+    }));
+    futures_util::join!(members, crate::witness::beat(&core, &counter));
 }
 
 /// Looks at the beat on a member, and again where that took so long that another
 /// may have taken it over meanwhile: its beat must not be written over.
-async fn look(core: &Core, member: &Member) -> (Instant, MemberResult<BufMut>) {
+async fn look(core: &Core, member: &Member) -> (Stamp, MemberResult<BufMut>) {
     let mut looks = 1;
     loop {
-        let looked = now();
+        let looked = Stamp::now();
         let read = member.read(HEARTBEAT_AT, BLOCK).await;
-        if read.is_err() || looks == LOOKS || now() - looked < core.options.heartbeat {
+        if read.is_err() || looks == LOOKS || looked.age() < core.options.heartbeat {
             return (looked, read);
         }
         looks += 1;
     }
 }
 
-/// Says it on one member, and looks whether another host does.
-async fn beat_on(core: &Rc<Core>, member: &Member, counter: &Cell<u64>) {
+/// Says it on one member, and looks whether another host does, until the array ends
+/// or `settle` says that this is the end of it; `settle` is given how that went.
+pub(crate) async fn beat_on(
+    core: &Rc<Core>,
+    member: &Member,
+    counter: &Cell<u64>,
+    settle: impl AsyncFn(MemberResult<()>) -> bool,
+) {
     let mut next = now() + core.options.heartbeat;
     while !core.lacks(Mechanism::Fence) {
-        pause(core, next.saturating_duration_since(now())).await;
+        let called = core.upkeep.changed.until(|| is_over(core) || member.reach.wanted.take());
+        let _ = timeout(next.saturating_duration_since(now()), called).await;
         next = now() + core.options.heartbeat;
         if is_over(core) {
             return;
@@ -245,6 +275,7 @@ async fn beat_on(core: &Rc<Core>, member: &Member, counter: &Cell<u64>) {
             return;
         }
         counter.set(counter.get() + 1);
+        let count = counter.get();
         let [(_, read)] = beats;
         let result = match read {
             // A member that does not answer is lost, which is how one is found
@@ -253,13 +284,18 @@ async fn beat_on(core: &Rc<Core>, member: &Member, counter: &Cell<u64>) {
             Err(e) if e.is_absence() => Err(e),
             _ => {
                 member.reach.looked(looked);
-                member.write_beat(core.beat(counter.get(), false)).await
+                let incarnation = member.incarnation();
+                let result = member.write_beat(core.beat(count, false)).await;
+                if result.is_ok() && member.incarnation() == incarnation {
+                    member.beat.set(count.max(member.beat.get()));
+                }
+                result
             }
         };
         if let Err(e) = &result {
             member.reach.failed(e);
         }
-        if core.settle(vec![(member.index, result)]).await.is_err() {
+        if !settle(result).await {
             return;
         }
     }
@@ -268,7 +304,7 @@ async fn beat_on(core: &Rc<Core>, member: &Member, counter: &Cell<u64>) {
 /// Says that the array is not in use any more.
 pub(crate) async fn release(core: &Rc<Core>) {
     let beat = core.beat(0, true);
-    let usable = core.members.iter().filter(|member| member.is_usable());
+    let usable = core.places().filter(|member| member.is_usable());
     join_all(usable.map(|member| member.write_beat(beat.clone()))).await;
 }
 
@@ -278,7 +314,9 @@ mod tests {
 
     #[test]
     fn a_beat_is_read_back() {
-        let beat = Beat { array: Uuid::from_u128(1), session: Uuid::from_u128(2), counter: 3, stopped: true };
+        let (array, session) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let elapsed = Duration::from_millis(1500);
+        let beat = Beat { array, session, counter: 3, stopped: true, confirmed: 7, elapsed };
         let mut block = beat.encode().to_vec();
         assert_eq!(Beat::decode(&block), Some(beat));
         block[20] ^= 1;

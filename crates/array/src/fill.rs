@@ -10,7 +10,10 @@
 //! - what cannot be had is never made up: such a block is marked by a checksum
 //!   that is wrong on purpose, and reads as an error until it is written.
 
+use crate::clock::Stamp;
 use crate::core::Core;
+use crate::current::{Kinship, has_lost_beat};
+use crate::fence::Beat;
 use crate::geometry::{BLOCK, HEARTBEAT_AT, Role, SUPER_AT};
 use crate::lost::Gone;
 use crate::member::{Member, MemberResult};
@@ -52,24 +55,27 @@ impl Core {
             let (a, b) =
                 futures_util::join!(member.read(SUPER_AT[0], BLOCK), member.read(SUPER_AT[1], BLOCK));
             // A copy that cannot be read is as good as one that is torn.
-            let found = match (a, b) {
+            let (found, torn) = match (a, b) {
                 (Err(_), Err(_)) => continue,
                 (a, b) => {
                     let copy = |read: MemberResult<BufMut>| read.map(|buf| buf.to_vec()).unwrap_or_default();
-                    Superblock::newest([&copy(a), &copy(b)])
+                    let (a, b) = (copy(a), copy(b));
+                    let torn = Superblock::decode(&a).is_none() || Superblock::decode(&b).is_none();
+                    (Superblock::newest([&a, &b]), torn)
                 }
             };
-            let ours = found.is_some_and(|found| {
-                found.array == self.array
-                    && found.member == member.uuid.get()
-                    && found.generation < member.since.get()
-            });
-            if !ours {
+            let ours = |found: &Superblock| found.array == self.array && found.member == member.uuid.get();
+            let Some(found) = found.filter(ours) else {
                 let why = "what came back is not what had gone";
                 // A failure to say so halts the array, and is told there.
                 let _ = self.publish_with(|| self.enter(member.index, Condition::Failed, why)).await;
                 continue;
-            }
+            };
+            let anew = match self.kinship(&found, Some(member.since.get())) {
+                Kinship::Older => self.is_behind(member, &found, torn).await,
+                Kinship::Unused => true,
+                Kinship::Apart => return self.halt_for_newer(member, &found),
+            };
             match self.claim_member(member).await {
                 Ok(true) => {}
                 Ok(false) => {
@@ -86,6 +92,9 @@ impl Core {
                 if member.condition.get() != Condition::Absent {
                     return;
                 }
+                if anew {
+                    member.have.set(0);
+                }
                 self.enter(member.index, Condition::Rebuilding { done: 0, partial: true }, "it is back");
                 self.upkeep.catch_up(member.index, self.intent.marked());
             });
@@ -93,6 +102,52 @@ impl Core {
                 let _ = self.intent.write_all(self).await;
             }
         }
+    }
+
+    /// What a superblock is to the members in use.
+    pub(crate) fn kinship(&self, found: &Superblock, since: Option<u64>) -> Kinship {
+        let own = self.superblock();
+        let usable = self.members.iter().filter(|member| member.is_usable());
+        let present: Vec<Superblock> =
+            usable.map(|member| Superblock { member: member.uuid.get(), ..own.clone() }).collect();
+        own.kinship(found, since, &present)
+    }
+
+    /// Whether a member that is back has less than it has confirmed: it was rolled
+    /// back while it was away.
+    async fn is_behind(&self, member: &Member, found: &Superblock, torn: bool) -> bool {
+        let beat = match member.read(HEARTBEAT_AT, BLOCK).await {
+            Ok(block) => Beat::decode(&block),
+            Err(_) => None,
+        };
+        let behind = found.generation + u64::from(torn) < member.known.get()
+            || has_lost_beat(beat.as_ref(), self.session, member.beat.get());
+        if behind {
+            tracing::warn!(
+                "array {}: member {} is back with less than it had confirmed (generation {} of {}): it was \
+                 rolled back, and is filled anew",
+                self.name.borrow(),
+                member.index,
+                found.generation,
+                member.known.get()
+            );
+        }
+        behind
+    }
+
+    /// A member is back that has gone on without this set.
+    fn halt_for_newer(&self, member: &Member, found: &Superblock) {
+        let name = member.name().unwrap_or_default();
+        let own = self.superblock();
+        let which = if found.generation > own.generation { "newer" } else { "of another history" };
+        self.halt(&format!(
+            "member {} ({name}) is back and is {which}: its superblock ({}) is not one that this set ({}) \
+             descends from, and may have acknowledged writes that this set has not. Stop the array; then \
+             assemble it either with that member, or, to give up what only that member has, without it",
+            member.index,
+            found.age(),
+            own.age()
+        ));
     }
 
     /// Puts spares in the places of members that are gone for too long.
@@ -179,8 +234,10 @@ impl Core {
         self.publish_with(|| {
             member.put(device, io);
             // Nobody's beat is on it: it was wiped.
-            member.reach.looked(now());
+            member.reach.looked(Stamp::now());
             member.uuid.set(uuid);
+            member.known.set(0);
+            member.beat.set(0);
             self.spares.borrow_mut().retain(|spare| spare.uuid != uuid);
             member.counts.set(crate::MemberCounts::default());
             self.enter(index, Condition::Rebuilding { done: 0, partial: false }, "it is filled");

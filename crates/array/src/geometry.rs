@@ -126,6 +126,15 @@ impl Geometry {
             && self.regions() <= crate::intent::BITS_MAX
     }
 
+    /// Whether members that have everything are enough to read and write, if these
+    /// are all that do.
+    pub(crate) fn is_enough(&self, has: impl Fn(usize) -> bool) -> bool {
+        match self.layout {
+            Layout::StripeMirror => (0..self.width).step_by(2).all(|first| has(first) || has(first + 1)),
+            _ => (0..self.width).filter(|member| !has(*member)).count() <= self.redundancy(),
+        }
+    }
+
     /// Whether a stripe has such a range, in whole blocks.
     pub(crate) fn has_range(&self, row: u64, role: Role, at: u64, len: u64) -> bool {
         let is_block = |n: u64| n.is_multiple_of(BLOCK);

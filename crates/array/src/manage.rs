@@ -3,6 +3,7 @@
 use crate::admission::Admitted;
 use crate::assemble::{check_device, examine};
 use crate::core::{Core, Spare};
+use crate::current::Kinship;
 use crate::device::ArrayDevice;
 use crate::error::ArrayError;
 use crate::geometry::{BLOCK, SUPER_AT};
@@ -39,8 +40,16 @@ impl Core {
                 return Err(ArrayError::Double { device: candidate.name(), other: "a member in use".into() });
             }
         }
-        // What this array has thrown out may come back as new.
+        // What this array has thrown out may come back as new, but not what has gone on
+        // without it.
         if !force {
+            if let Some(found) = candidate.superblock.as_ref().filter(|found| found.array == self.array) {
+                let place = self.members.iter().find(|member| member.uuid.get() == found.member);
+                if self.kinship(found, place.map(|member| member.since.get())) == Kinship::Apart {
+                    let (device, own, ours) = (candidate.name(), found.age(), self.superblock().age());
+                    return Err(ArrayError::Newer { device, own, ours });
+                }
+            }
             candidate.check_free(Some(self.array))?;
             candidate.check_content().await?;
         }
@@ -114,6 +123,9 @@ impl Core {
         let found = candidate.member()?;
         if found.array != self.array {
             return Err(ArrayError::Foreign { device: name, name: found.name.clone(), array: found.array });
+        }
+        if let Some(witness) = self.witness.as_ref().filter(|w| w.member.uuid.get() == found.member) {
+            return self.offer_witness(witness, found, &candidate).await;
         }
         let (size, needs) = (device.info().size, self.geometry.end());
         if size < needs {

@@ -111,6 +111,10 @@ pub(crate) struct Member {
     /// How much of a filling was done when it went away; all, if it was not
     /// being filled.
     pub(crate) have: Cell<u64>,
+    /// The newest generation whose superblock it has confirmed.
+    pub(crate) known: Cell<u64>,
+    /// The last heartbeat of this session that it has confirmed; zero if none.
+    pub(crate) beat: Cell<u64>,
     /// Times at which it may have lost what it had not flushed, and those after
     /// which that was looked at.
     doubts: Cell<u64>,
@@ -152,6 +156,8 @@ impl Member {
             counts: Cell::default(),
             reason: RefCell::default(),
             have: Cell::new(have),
+            known: Cell::new(0),
+            beat: Cell::new(0),
             doubts: Cell::new(0),
             settled: Cell::new(0),
             tenure: RefCell::new(Tenure::new()),

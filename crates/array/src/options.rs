@@ -41,6 +41,9 @@ pub struct Options {
     /// How often the array says that it is in use, and looks whether others
     /// say so.
     pub heartbeat: Duration,
+    /// Begin though members that are not there may have gone on without those that
+    /// are: what only they have is lost then. A person has to say so.
+    pub degraded: bool,
     /// How long a region stays marked after its last write.
     pub intent_idle: Duration,
     /// Decides what is random.
@@ -67,6 +70,7 @@ impl Default for Options {
             scrub_rate: None,
             scrub_every: None,
             heartbeat: Duration::from_secs(2),
+            degraded: false,
             intent_idle: Duration::from_secs(5),
             seed: 1,
             #[cfg(feature = "switch-off")]

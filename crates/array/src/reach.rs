@@ -3,12 +3,15 @@
 //! Invariants:
 //! - nothing is written to a member but after a look at its heartbeat that
 //!   began less than two heartbeats ago (or after the write came), and has
-//!   found nobody else: who was suspended, or cut off, looks first whether the
-//!   array is still its own;
+//!   found nobody else: a host that was suspended, or cut off, looks first whether
+//!   the array is still its own. That time is taken from clocks that go on while
+//!   the machine is suspended, immediately before the write is handed to the
+//!   device;
 //! - a member is given up only if the array can do without all that are out of
 //!   reach at that moment, or for good reason: where all are, it is this host
 //!   that is cut off, and they are waited for as any device is.
 
+use crate::clock::Stamp;
 use crate::core::Core;
 use crate::event::Event;
 use crate::member::{Member, MemberError, MemberResult, is_absence};
@@ -36,7 +39,9 @@ pub(crate) struct Reach {
     /// The array that it is of, while that runs.
     core: RefCell<Weak<Core>>,
     /// When the last look at who uses it began that has found nobody else.
-    seen: Cell<Option<Instant>>,
+    seen: Cell<Option<Stamp>>,
+    /// A write waits for a look that is not to wait for its turn.
+    pub(crate) wanted: Cell<bool>,
     /// Why the last look has failed: the member is about to be lost.
     unseen: RefCell<Option<MemberError>>,
     /// There was a look, or there will be none.
@@ -56,8 +61,10 @@ impl Reach {
     }
 
     /// A look that began at that time has found that nobody else uses it.
-    pub(crate) fn looked(&self, since: Instant) {
-        self.seen.set(self.seen.get().max(Some(since)));
+    pub(crate) fn looked(&self, since: Stamp) {
+        if self.seen.get().is_none_or(|seen| since.is_after(&seen)) {
+            self.seen.set(Some(since));
+        }
         *self.unseen.borrow_mut() = None;
         self.changed.notify();
     }
@@ -83,22 +90,36 @@ impl Reach {
 
     /// Whether something may be written that came at that time: nobody else can
     /// have taken the member over since the last look, or there was one since.
-    fn may_write(&self, core: &Core, came: Instant) -> bool {
+    fn may_write(&self, core: &Core, came: &Stamp) -> bool {
         let fresh = core.options.heartbeat * FRESH_BEATS;
-        let is_fresh = |at: Instant| at >= came || now().saturating_duration_since(at) <= fresh;
+        // One that began later counts however long it took, but not if the machine
+        // may have stood still since.
+        let is_fresh = |at: Stamp| at.age() <= fresh || (at.is_after(came) && at.gap() <= fresh);
         core.looks_no_more() || core.lacks(Mechanism::Gate) || self.seen.get().is_some_and(is_fresh)
+    }
+
+    /// Whether the machine may have stood still since the last look for so long that
+    /// another host may have taken the member over.
+    fn stood_still(&self, core: &Core) -> bool {
+        let fresh = core.options.heartbeat * FRESH_BEATS;
+        self.seen.get().is_some_and(|seen| seen.gap() > fresh)
     }
 }
 
 impl Member {
     /// Returns when something may be written to it.
     pub(crate) async fn until_ours(&self) -> MemberResult<()> {
-        let (reach, came) = (&self.reach, now());
-        let Some(core) = reach.core().filter(|core| !reach.may_write(core, came)) else { return Ok(()) };
+        let (reach, came) = (&self.reach, Stamp::now());
+        let Some(core) = reach.core().filter(|core| !reach.may_write(core, &came)) else { return Ok(()) };
+        if reach.stood_still(&core) {
+            // Timers have stood still as well.
+            reach.wanted.set(true);
+            core.upkeep.changed.notify();
+        }
         let incarnation = self.incarnation();
         let failed = || reach.unseen.borrow().clone().filter(|error| self.is_own(error));
         let ends = || failed().is_some() || core.check_running().is_err();
-        let look = pin!(reach.changed.until(|| reach.may_write(&core, came) || ends()));
+        let look = pin!(reach.changed.until(|| reach.may_write(&core, &came) || ends()));
         let looked =
             matches!(select(pin!(self.patiently(look)), self.over()).await, Either::Left((Ok(()), _)));
         if looked && !ends() {

@@ -77,7 +77,8 @@ pub struct MemberStatus {
 pub enum Health {
     /// Everything is there.
     Healthy,
-    /// Something is missing, and everything can be read and written.
+    /// Members are missing, and everything can be read and written; or blocks are
+    /// lost, and everything else can.
     Degraded,
     /// It does not write any more.
     Halted,
@@ -134,16 +135,20 @@ impl Core {
             })
             .collect();
         let silent = self.out_of_reach();
+        let lost_bytes = self.upkeep.tasks.borrow().lost.bytes();
         let missing = self.members.iter().filter(|member| !member.is_active()).count();
         let (health, detail) = match (&*self.halted.borrow(), missing) {
             (Some(why), _) => (Health::Halted, why.clone()),
             _ if self.needs(&silent) && !silent.is_empty() => (Health::Degraded, waits_for(&silent)),
-            (None, 0) => (Health::Healthy, String::new()),
+            (None, 0) if lost_bytes == 0 => (Health::Healthy, String::new()),
+            (None, 0) => (Health::Degraded, loss(lost_bytes)),
             (None, missing) => {
                 let waits = |member: &Member| is_gone(member.condition.get());
                 let no_spare = self.spares.borrow().iter().all(|spare| spare.device.is_none());
                 let no_spare = no_spare && self.members.iter().any(waits);
-                (Health::Degraded, at_risk(&self.geometry, missing, no_spare))
+                let risk = at_risk(&self.geometry, missing, no_spare);
+                let loss = (lost_bytes > 0).then(|| loss(lost_bytes));
+                (Health::Degraded, loss.into_iter().chain([risk]).collect::<Vec<_>>().join("; "))
             }
         };
         let tasks = self.upkeep.tasks.borrow();
@@ -196,6 +201,11 @@ fn reason(member: &Member) -> String {
         Some(time) => format!("it has lost its connection {:.1} s ago", time.as_secs_f64()),
         None => member.reason.borrow().clone(),
     }
+}
+
+/// What no member has any more.
+fn loss(bytes: u64) -> String {
+    format!("{bytes} bytes are lost: they read as errors until they are written")
 }
 
 fn waits_for(silent: &[usize]) -> String {

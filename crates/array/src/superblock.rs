@@ -13,12 +13,16 @@
 
 use crate::bytes::{Reader, Writer, open, seal};
 use crate::geometry::{BLOCK, Geometry};
+use crate::history::{ERAS_MAX, Era, History};
 use crate::layout::Layout;
 use uuid::Uuid;
 
 const MAGIC: &[u8; 8] = b"LHARRAY\0";
-/// Version of everything that is stored on members.
-const VERSION: u32 = 2;
+/// Version of everything that is stored on members, as it is written.
+const VERSION: u32 = 3;
+/// The oldest version that is read: it ends behind the spares. The next superblock
+/// that is written has the newest version.
+const VERSION_OLDEST: u32 = 2;
 /// Spares of an array at most.
 pub const MAX_SPARES: usize = 16;
 /// Longest name in bytes.
@@ -59,6 +63,9 @@ pub(crate) struct Entry {
     /// Stripes that it has, of one that went away while it was filled, or
     /// catches up after that; `u64::MAX` of others.
     pub(crate) have: u64,
+    /// The newest generation whose superblock this member has confirmed, before
+    /// this one; zero if that is not known. A member that has less was rolled back.
+    pub(crate) known: u64,
 }
 
 /// What is wrong with a superblock that is not understood.
@@ -88,6 +95,13 @@ pub(crate) struct Superblock {
     pub(crate) member: Uuid,
     pub(crate) entries: Vec<Entry>,
     pub(crate) spares: Vec<Uuid>,
+    /// The device that holds this table and no data, if the array has one.
+    pub(crate) witness: Option<Uuid>,
+    /// The sessions that have written superblocks.
+    pub(crate) history: History,
+    /// When it was written: seconds since 1970-01-01 by the wall clock of the host
+    /// that wrote it, for people; zero if that is not known.
+    pub(crate) written: u64,
 }
 
 fn condition_code(condition: Condition) -> (u16, u16, u64) {
@@ -144,6 +158,15 @@ impl Superblock {
         for spare in &self.spares {
             out.uuid(*spare);
         }
+        out.uuid(self.witness.unwrap_or(Uuid::nil())).u64(self.written);
+        for entry in &self.entries {
+            out.u64(entry.known);
+        }
+        let eras = self.history.eras();
+        out.u16(eras.len() as u16);
+        for era in eras {
+            out.uuid(era.session).u64(era.from);
+        }
         seal(&mut block);
         block
     }
@@ -152,7 +175,11 @@ impl Superblock {
     /// or is damaged.
     pub(crate) fn decode(block: &[u8]) -> Option<Superblock> {
         let mut from = Reader::new(open(block)?);
-        if from.bytes(MAGIC.len())? != MAGIC || from.u32()? != VERSION {
+        if from.bytes(MAGIC.len())? != MAGIC {
+            return None;
+        }
+        let version = from.u32()?;
+        if !(VERSION_OLDEST..=VERSION).contains(&version) {
             return None;
         }
         let (array, member) = (from.uuid()?, from.uuid()?);
@@ -179,11 +206,37 @@ impl Superblock {
             if is_past || since >= COUNT_MAX {
                 return None;
             }
-            entries.push(Entry { uuid, condition, since, have });
+            entries.push(Entry { uuid, condition, since, have, known: 0 });
         }
         let spares = (0..spares).map(|_| from.uuid()).collect::<Option<Vec<_>>>()?;
-        let superblock =
-            Superblock { array, name, geometry, generation, epoch, clean, member, entries, spares };
+        let (mut witness, mut written, mut history) = (None, 0, History::default());
+        if version > VERSION_OLDEST {
+            witness = Some(from.uuid()?).filter(|uuid| !uuid.is_nil());
+            written = from.u64()?;
+            for entry in &mut entries {
+                entry.known = from.u64()?;
+            }
+            let eras = usize::from(from.u16()?);
+            if eras > ERAS_MAX || entries.iter().any(|entry| entry.known > generation) {
+                return None;
+            }
+            let era = |_| Some(Era { session: from.uuid()?, from: from.u64()? });
+            history = History::of((0..eras).map(era).collect::<Option<Vec<_>>>()?, generation)?;
+        }
+        let superblock = Superblock {
+            array,
+            name,
+            geometry,
+            generation,
+            epoch,
+            clean,
+            member,
+            entries,
+            spares,
+            witness,
+            history,
+            written,
+        };
         let place = superblock.index().map_or(SPARE, |index| index as u16);
         (place == index).then_some(superblock)
     }
@@ -194,7 +247,8 @@ impl Superblock {
             return None;
         }
         let version = open(block).and_then(|whole| Reader::new(whole.get(MAGIC.len()..)?).u32());
-        Some(version.filter(|version| *version != VERSION).map_or(Unknown::Damaged, Unknown::Version))
+        let other = version.filter(|version| !(VERSION_OLDEST..=VERSION).contains(version));
+        Some(other.map_or(Unknown::Damaged, Unknown::Version))
     }
 
     /// The newer of the copies that are whole.
@@ -210,8 +264,13 @@ pub(crate) mod tests {
 
     pub(crate) fn example(width: usize, spares: usize) -> Superblock {
         let geometry = Geometry::fit(Layout::Parity, width, 65_536, 1 << 30).expect("fits");
-        let entry =
-            |n| Entry { uuid: Uuid::from_u128(n), condition: Condition::Active, since: 1, have: u64::MAX };
+        let entry = |n| Entry {
+            uuid: Uuid::from_u128(n),
+            condition: Condition::Active,
+            since: 1,
+            have: u64::MAX,
+            known: 6,
+        };
         let mut entries: Vec<Entry> = (1..=width as u128).map(entry).collect();
         entries[1].condition = Condition::Rebuilding { done: 12_345, partial: true };
         Superblock {
@@ -224,12 +283,22 @@ pub(crate) mod tests {
             member: Uuid::from_u128(2),
             entries,
             spares: (1000..1000 + spares as u128).map(Uuid::from_u128).collect(),
+            witness: Some(Uuid::from_u128(77)),
+            history: History::of(vec![Era { session: Uuid::from_u128(5), from: 6 }], 7).expect("in order"),
+            written: 1_700_000_000,
         }
     }
 
     #[test]
     fn the_largest_array_fits_a_block() {
-        let largest = Superblock { name: "n".repeat(MAX_NAME), ..example(64, MAX_SPARES) };
+        let era = |n: u64| Era { session: Uuid::from_u128(n.into()), from: n };
+        let eras = (1..=ERAS_MAX as u64).map(era).collect();
+        let largest = Superblock {
+            name: "n".repeat(MAX_NAME),
+            generation: 50,
+            history: History::of(eras, 50).expect("in order"),
+            ..example(64, MAX_SPARES)
+        };
         assert_eq!(Superblock::decode(&largest.encode()), Some(largest));
         let spare = Superblock { member: Uuid::from_u128(1003), ..example(3, 4) };
         assert_eq!(spare.index(), None);
@@ -366,18 +435,33 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn version_2_is_read_and_written_again_as_version_3() {
+        let old = Superblock { witness: None, history: History::default(), written: 0, ..example(4, 1) };
+        let mut block = old.encode();
+        block[12] = 2;
+        // Version 2 ends behind the spares.
+        let end = block.iter().rposition(|byte| *byte != 0).expect("fields") + 1;
+        block[end - 4 * 8..].fill(0);
+        seal(&mut block);
+        let read = Superblock::decode(&block).expect("read");
+        assert!(read.entries.iter().all(|entry| entry.known == 0) && read.history.last().is_none());
+        assert_eq!((read.generation, &read.spares, &read.witness), (old.generation, &old.spares, &None));
+        assert_eq!(read.encode()[12], 3);
+    }
+
+    #[test]
     fn what_is_not_understood_is_not_blank() {
         let mut block = example(4, 1).encode();
         assert_eq!(Superblock::unknown(&block), None);
         block[300] ^= 1;
         assert_eq!(Superblock::unknown(&block), Some(Unknown::Damaged));
         block[300] ^= 1;
-        block[12] = 3;
+        block[12] = 4;
         assert_eq!(Superblock::unknown(&block), Some(Unknown::Damaged));
         seal(&mut block);
         assert_eq!(
             (Superblock::decode(&block), Superblock::unknown(&block)),
-            (None, Some(Unknown::Version(3)))
+            (None, Some(Unknown::Version(4)))
         );
         for other in [&[0; 4096][..], &[0xA5; 4096], &block[..10], &[]] {
             assert_eq!(Superblock::unknown(other), None);

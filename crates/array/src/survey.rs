@@ -3,6 +3,7 @@
 use crate::assemble::{Candidate, arrange, check_enough, examine_all};
 use crate::error::ArrayError;
 use crate::member::MemberCounts;
+use crate::memory::Known;
 use crate::report::{Health, MemberStatus, Status, at_risk, is_gone};
 use crate::superblock::Superblock;
 use crate::{Condition, Counts, Geometry};
@@ -48,7 +49,8 @@ pub async fn survey(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<Option<Label
             found => found?,
         };
         let Some(newest) = newest(own.array) else { return Ok(None) };
-        let known = newest.entries.iter().any(|entry| entry.uuid == own.member);
+        let known =
+            newest.entries.iter().any(|entry| entry.uuid == own.member) || newest.witness == Some(own.member);
         Ok(Some(Label {
             array: own.array,
             name: newest.name.clone(),
@@ -71,13 +73,19 @@ pub async fn survey(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<Option<Label
 /// # Errors
 /// The devices are not enough of the array, or do not fit together; an
 /// [`ArrayError`] says which is wrong and why.
-pub async fn look(devices: &[Arc<dyn BlockDevice>], array: Uuid) -> Result<Status, ArrayError> {
+pub async fn look(
+    devices: &[Arc<dyn BlockDevice>],
+    array: Uuid,
+    known: Option<&Known>,
+) -> Result<Status, ArrayError> {
     let mut candidates: Vec<Candidate> = examine_all(devices).await.into_iter().flatten().collect();
     candidates.retain(|found| found.superblock.as_ref().is_some_and(|found| found.array == array));
     let newest = candidates.iter().filter_map(|found| found.superblock.clone());
     if let Some(newest) = newest.max_by_key(|found| found.generation) {
         let knows = |member| {
-            newest.entries.iter().any(|entry| entry.uuid == member) || newest.spares.contains(&member)
+            newest.entries.iter().any(|entry| entry.uuid == member)
+                || newest.spares.contains(&member)
+                || newest.witness == Some(member)
         };
         candidates.retain(|found| found.superblock.as_ref().is_some_and(|found| knows(found.member)));
     }
@@ -90,11 +98,15 @@ pub async fn look(devices: &[Arc<dyn BlockDevice>], array: Uuid) -> Result<Statu
         .enumerate()
         .map(|(index, entry)| {
             let found = assembly.members.get(&index);
-            let stale = assembly.stale.iter().find(|(of, _)| *of == index).map(|(_, candidate)| candidate);
+            let stale = assembly.stale.iter().find(|(of, ..)| *of == index);
+            let why = stale.and_then(|(_, _, why)| why.as_deref());
+            let stale = stale.map(|(_, candidate, _)| candidate);
             let (condition, reason) = match (found, entry.condition) {
                 (Some(_), condition) => (condition, ""),
                 (None, Condition::Failed) => (Condition::Failed, "it has failed"),
-                (None, _) if stale.is_some() => (Condition::Absent, "it misses what was written since"),
+                (None, _) if stale.is_some() => {
+                    (Condition::Absent, why.unwrap_or("it misses what was written since"))
+                }
                 (None, _) => (Condition::Absent, "not given, or out of reach"),
             };
             MemberStatus {
@@ -110,13 +122,18 @@ pub async fn look(devices: &[Arc<dyn BlockDevice>], array: Uuid) -> Result<Statu
     let missing = members.iter().filter(|member| member.condition != Condition::Active).count();
     let no_spare = assembly.spares.is_empty() && members.iter().any(|member| is_gone(member.condition));
     let risk = (missing > 0).then(|| at_risk(&superblock.geometry, missing, no_spare));
+    let refused = assembly
+        .may_be_outdated(known)
+        .map(|why| format!("it does not begin without array assemble --degraded: {why}"));
     let unstopped = "it was not stopped: another host runs it, or did so when it crashed";
-    let detail: Vec<String> = risk.into_iter().chain((!superblock.clean).then(|| unstopped.into())).collect();
+    let is_refused = refused.is_some();
+    let detail: Vec<String> =
+        refused.into_iter().chain(risk).chain((!superblock.clean).then(|| unstopped.into())).collect();
     Ok(Status {
         uuid: superblock.array,
         name: superblock.name.clone(),
         geometry: superblock.geometry,
-        health: if missing == 0 { Health::Healthy } else { Health::Degraded },
+        health: if missing == 0 && !is_refused { Health::Healthy } else { Health::Degraded },
         detail: detail.join("; "),
         generation: superblock.generation,
         members,

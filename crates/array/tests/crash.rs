@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Dice, Disk, Model, Power, disks, make, options, simulate, start};
+use common::{Dice, Disk, Model, Power, degraded, disks, make, options, simulate, start};
 use futures_util::future::{Either, join_all, select};
 use longhaul_array::{Layout, Options};
 use longhaul_block::{BlockDevice, BlockIo};
@@ -86,7 +86,8 @@ fn round_of(
             power.light(dice.below(60), dice.next());
         }
         let work = pin!(async {
-            let array = start(&present, plan.options.clone()).await.expect("assembled");
+            let array =
+                start(&present, Options { degraded: true, ..plan.options.clone() }).await.expect("assembled");
             let io = array.open().await.expect("opened");
             model.check(&*io).await.expect("checked");
             if !power.is_off() {
@@ -105,7 +106,9 @@ fn round_of(
     model.crashed();
     let seed = dice.next();
     simulate(seed, async {
-        let array = start(&present, plan.options.clone()).await.expect("assembled after a crash");
+        let array = start(&present, Options { degraded: true, ..plan.options.clone() })
+            .await
+            .expect("assembled after a crash");
         let io = array.open().await.expect("opened");
         model.check(&*io).await.expect("checked after a crash");
         array.stop().await.expect("stopped");
@@ -192,7 +195,7 @@ fn crash_at(case: &Case, step: u64, seed: u64) -> bool {
     let present = &disks[case.missing..];
     let engine = longhaul_engine::Engine::simulated(seed).expect("engine");
     engine.block_on(async {
-        let array = start(present, options()).await.expect("assembled");
+        let array = start(present, degraded()).await.expect("assembled");
         let io = array.open().await.expect("opened");
         power.light(step, seed);
         let work = pin!(async {
@@ -214,7 +217,7 @@ fn crash_at(case: &Case, step: u64, seed: u64) -> bool {
     power.restore();
     model.crashed();
     simulate(seed + 1, async {
-        let array = start(&present[case.lost..], options()).await.expect("assembled after a crash");
+        let array = start(&present[case.lost..], degraded()).await.expect("assembled after a crash");
         let io = array.open().await.expect("opened");
         model.check(&*io).await.expect("checked after a crash");
         array.stop().await.expect("stopped");

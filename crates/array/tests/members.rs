@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Dice, Disk, Model, devices, disks, make, options, simulate, start};
+use common::{Dice, Disk, Model, degraded, devices, disks, make, options, simulate, start};
 use longhaul_array::{ArrayError, Condition, Health, Layout, Options, Shape, assemble_as, create_as};
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoFuture, Open, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, now, sleep, spawn};
@@ -90,7 +90,7 @@ fn what_is_not_understood_is_not_taken_for_blank() {
             assert!(text.contains("disk1 is a member of an array, but its superblock is damaged"), "{text}");
             let labels = longhaul_array::survey(&devices(&old)).await;
             assert!(labels[0].is_ok() && matches!(&labels[1], Err(ArrayError::NotUnderstood { .. })));
-            start(&old[..1], options()).await.expect("the other is enough").stop().await.expect("stopped");
+            start(&old[..1], degraded()).await.expect("the other is enough").stop().await.expect("stopped");
             let blank: Vec<_> =
                 (0..2).map(|n| Arc::new(Disk::new(&format!("new{n}"), SIZE, &power))).collect();
             make(&blank, Layout::Mirror, UNIT).await;
@@ -171,7 +171,7 @@ fn a_stale_member_is_not_believed() {
     simulate(4, async {
         let (disks, _power) = disks(2, SIZE);
         make(&disks, Layout::Mirror, UNIT).await;
-        let array = start(&disks[..1], options()).await.expect("degraded");
+        let array = start(&disks[..1], degraded()).await.expect("degraded");
         let io = array.open().await.expect("opened");
         let model = Model::new(array.info().size);
         model.write(&*io, 0, 20).await.expect("written");
@@ -193,7 +193,7 @@ fn two_histories_are_never_mixed() {
         let (disks, _power) = disks(2, SIZE);
         make(&disks, Layout::Mirror, UNIT).await;
         for disk in &disks {
-            let array = start(&[Arc::clone(disk)], options()).await.expect("degraded");
+            let array = start(&[Arc::clone(disk)], degraded()).await.expect("degraded");
             array.stop().await.expect("stopped");
         }
         let text = refused(&disks).await;

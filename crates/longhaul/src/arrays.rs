@@ -6,6 +6,7 @@
 //! the like reach it.
 
 mod control;
+mod kept;
 mod record;
 mod running;
 
@@ -30,6 +31,8 @@ impl From<ArrayError> for Failure {
             | ArrayError::InUse(_)
             | ArrayError::DeviceInUse { .. }
             | ArrayError::Diverged { .. }
+            | ArrayError::Newer { .. }
+            | ArrayError::Outdated { .. }
             | ArrayError::Refused(_) => Exit::Refused,
             ArrayError::Io(IoError::Unreachable(_))
             | ArrayError::Assemble(IoError::Unreachable(_))

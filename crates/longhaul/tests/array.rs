@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Ran, Target, command, finish, longhaul, until};
+use common::{Ran, Target, command, finish, longhaul, signal, until};
 use serde_json::Value;
 use std::process::Command;
 
@@ -122,6 +122,12 @@ fn a_member_that_is_gone_is_replaced() {
         (&"degraded".into(), &"absent".into())
     );
     let new = home.files(&["new"]).remove(0);
+    // With one data unit a stripe, the member that is gone could have gone on alone.
+    let replace = ["array", "replace", "pool", "--member", "2", "--device", &new];
+    let refused = home.run(&replace);
+    assert!(refused.code == Some(6) && refused.stderr.contains("--degraded"), "{refused:?}");
+    let left = ["--degraded", "--device", &members[0], "--device", &members[1]];
+    home.summary(&[&["array", "assemble"], &left[..]].concat(), 0);
     let status = home.summary(&["array", "replace", "pool", "--member", "2", "--device", &new], 0);
     assert_eq!((&status["health"], &status["lost_bytes"]), (&"healthy".into(), &0.into()));
     // Known by its members alone, in another order, on another host.
@@ -358,4 +364,104 @@ fn what_makes_no_array_is_refused() {
     let blank = home.files(&["blank"]).remove(0);
     fails(&["array", "assemble", "--device", &blank], 1, "is no member of an array");
     fails(&["target", "--export", "v=array:y,ro"], 2, "an array takes no options");
+}
+
+/// A mirror over two targets, B dies, and then all of it; B alone has what is old.
+#[test]
+fn a_mirror_does_not_begin_from_the_member_that_missed_flushed_writes() {
+    let home = Home::new();
+    let exports: Vec<String> = home.files(&["a", "b"]).into_iter().map(|file| format!("m={file}")).collect();
+    let mut targets: Vec<Target> = exports.iter().map(|export| Target::start(&[export], &[])).collect();
+    let (uris, addrs): (Vec<String>, Vec<String>) =
+        targets.iter().map(|target| (target.uri(0), target.addr())).unzip();
+    home.create("vol", "mirror", &uris);
+    let args =
+        ["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--json", "--export", "v=array:vol"];
+    let gateway = Target::spawn(home.command(&args));
+    let uri = gateway.uri(0);
+    drop(targets.pop());
+    // Written, flushed, acknowledged.
+    let load = ["--rw", "write", "--bs", "64k", "--verify", "crc32c"];
+    let ran = longhaul(&[&["bench", uri.as_str()], &load[..]].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    drop(gateway);
+    drop(targets.pop());
+    let back = |place: usize| {
+        let (addr, export) = (addrs[place].as_str(), exports[place].as_str());
+        Target::spawn(command(&[
+            "target",
+            "--listen",
+            addr,
+            "--discovery",
+            "none",
+            "--json",
+            "--export",
+            export,
+        ]))
+    };
+    let b = back(1);
+    let read = ["bench", "array:vol", "--bs", "64k", "--verify", "crc32c"];
+    let refused = home.run(&read);
+    assert_eq!(refused.code, Some(6), "{refused:?}");
+    assert!(
+        refused.stderr.contains("does not begin") && refused.stderr.contains("--degraded"),
+        "{refused:?}"
+    );
+    // On another host, which has recorded nothing, as well.
+    let other = Home::new();
+    let refused = other.run(&["array", "assemble", "--device", &uris[1]]);
+    assert!(refused.code == Some(6) && refused.stderr.contains("members 0 are not there"), "{refused:?}");
+    let a = back(0);
+    let ran = home.run(&read);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let gateway = Target::spawn(home.command(&args));
+    until("B has caught up", || home.run(&["array", "status", "vol"]).code == Some(0));
+    drop(a);
+    let ran = longhaul(&["bench", &gateway.uri(0), "--bs", "64k", "--verify", "crc32c"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    drop((gateway, b));
+}
+
+#[test]
+fn a_process_that_is_stopped_keeps_nobody_who_asks_it_waiting_for_ever() {
+    let home = Home::new();
+    let targets = ["a", "b"].map(|name| Target::start(&[&format!("m={}", home.files(&[name])[0])], &[]));
+    let uris = targets.each_ref().map(|target| target.uri(0));
+    home.create("vol", "mirror", &uris);
+    let args =
+        ["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--json", "--export", "v=array:vol"];
+    let gateway = Target::spawn(home.command(&args));
+    assert_eq!(home.summary(&["array", "status", "vol"], 0)["running"], true);
+    signal(&gateway.child, "STOP");
+    let assemble = ["array", "assemble", "--device", &uris[0], "--device", &uris[1]];
+    for asked in [&assemble[..], &["array", "status", "vol"]] {
+        let ran = home.run(asked);
+        assert!(ran.code == Some(7) && ran.stderr.contains("has not answered"), "{asked:?}: {ran:?}");
+    }
+    signal(&gateway.child, "CONT");
+    until("it answers again", || home.run(&["array", "status", "vol"]).code == Some(0));
+}
+
+/// A half that has the witness goes on by itself, also on a host that knows nothing.
+#[test]
+fn a_witness_lets_the_half_that_went_on_begin() {
+    let home = Home::new();
+    let member = |name: &str| {
+        let file = std::fs::File::create(home.path(name)).expect("made");
+        file.set_len(16 << 20).expect("sized");
+        format!("file:{}", home.path(name))
+    };
+    let [a, b, w] = ["a", "b", "w"].map(member);
+    let create = ["array", "create", "vol", "--layout", "mirror", "--stripe-unit", "64k", "--witness", &w];
+    home.summary(&[&create[..], &["--device", &a, "--device", &b]].concat(), 0);
+    std::fs::rename(home.path("b"), home.path("away")).expect("moved");
+    let load = ["bench", "array:vol", "--rw", "write", "--bs", "64k", "--verify", "crc32c"];
+    let ran = home.run(&load);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    std::fs::rename(home.path("away"), home.path("b")).expect("moved");
+    let other = Home::new();
+    let assemble = |device: &str| other.run(&["array", "assemble", "--witness", &w, "--device", device]);
+    let refused = assemble(&b);
+    assert!(refused.code == Some(1) && refused.stderr.contains("misses what was written"), "{refused:?}");
+    assert_eq!(assemble(&a).code, Some(0));
 }

@@ -81,3 +81,8 @@ pub async fn start(disks: &[Arc<Disk>], options: Options) -> Result<Arc<ArrayDev
 pub fn options() -> Options {
     Options { member_timeout: Duration::from_secs(5), ..Options::default() }
 }
+
+/// Options of a person who knows that what is not there is lost, or has nothing new.
+pub fn degraded() -> Options {
+    Options { degraded: true, ..options() }
+}

@@ -15,8 +15,10 @@ use longhaul_engine::{Config, Engine};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 use uuid::Uuid;
 
 /// Longest request in bytes: a device name and some flags.
@@ -178,33 +180,77 @@ fn answer(stream: UnixStream, array: &ArrayDevice, opener: &Opener) {
     let _ = writeln!(&stream, "{reply}");
 }
 
-/// Asks whoever runs an array on this host.
+/// Asks the process that runs an array on this host.
 pub(crate) struct Client;
 
+/// How long the process that runs an array may take to accept a connection and to
+/// answer a request for its status, and how often it is asked for that while it does
+/// something that takes longer: it answers from memory.
+const ANSWERS: Duration = Duration::from_secs(10);
+
 impl Client {
-    /// The answer, or nothing if nobody runs it here.
+    /// The answer, or nothing if no process runs the array here. One that does not
+    /// answer ([`ANSWERS`]) gives [`Exit::TimedOut`].
     pub(crate) fn ask(array: Uuid, request: &Request) -> Option<Reply> {
         let path = socket(array);
-        let stream = match UnixStream::connect(&path) {
+        let stream = match connect(&path) {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return None,
+            Err(e) if e.kind() == ErrorKind::TimedOut => return Some(Err(silent(&path))),
             Err(e) => return Some(Err(Failure::failed(format!("{}: {e}", path.display())))),
             Ok(stream) => stream,
         };
-        Some(Client::exchange(&stream, request))
+        Some(Client::exchange(array, &path, &stream, request))
     }
 
-    fn exchange(mut stream: &UnixStream, request: &Request) -> Reply {
+    fn exchange(array: Uuid, path: &Path, mut stream: &UnixStream, request: &Request) -> Reply {
+        stream.set_read_timeout(Some(ANSWERS)).map_err(Failure::failed)?;
+        stream.set_write_timeout(Some(ANSWERS)).map_err(Failure::failed)?;
         writeln!(stream, "{}", request.to_json()).map_err(Failure::failed)?;
-        let mut line = String::new();
-        BufReader::new(stream).read_line(&mut line).map_err(Failure::failed)?;
-        let gone = || Failure::failed("whoever runs the array has gone");
-        let reply: Value = serde_json::from_str(&line).map_err(|_| gone())?;
+        let mut line = Vec::new();
+        let mut from = BufReader::new(stream);
+        while let Err(e) = from.read_until(b'\n', &mut line) {
+            match e.kind() {
+                ErrorKind::WouldBlock | ErrorKind::TimedOut if *request == Request::Status => {
+                    return Err(silent(path));
+                }
+                // A scrub takes hours: the process is asked whether it is still there.
+                ErrorKind::WouldBlock | ErrorKind::TimedOut => match Client::ask(array, &Request::Status) {
+                    Some(Err(failure)) if failure.exit == Exit::TimedOut => return Err(failure),
+                    _ => {}
+                },
+                ErrorKind::Interrupted => {}
+                _ => return Err(Failure::failed(e)),
+            }
+        }
+        let gone = || Failure::failed("the process that ran the array has ended before it answered");
+        let reply: Value = serde_json::from_slice(&line).map_err(|_| gone())?;
         if let Some(ok) = reply.get("ok") {
             return Ok(ok.clone());
         }
         let message = reply["error"]["message"].as_str().ok_or_else(gone)?;
         Err(Failure::new(Exit::of(reply["error"]["exit"].as_u64()), message))
     }
+}
+
+/// Connects, for as long as [`ANSWERS`]: a process that is stopped accepts nothing,
+/// and the queue of its socket fills.
+fn connect(path: &Path) -> std::io::Result<UnixStream> {
+    let (done, connected) = channel();
+    let path = path.to_owned();
+    std::thread::spawn(move || drop(done.send(UnixStream::connect(path))));
+    connected.recv_timeout(ANSWERS).unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+}
+
+fn silent(path: &Path) -> Failure {
+    Failure::new(
+        Exit::TimedOut,
+        format!(
+            "the process that runs the array on this host has not answered on {} in {} s: it may be stopped; let \
+             it go on, or end it, and try again",
+            path.display(),
+            ANSWERS.as_secs()
+        ),
+    )
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ impl Care {
     }
 }
 
-fn directory() -> PathBuf {
+pub(super) fn directory() -> PathBuf {
     crate::state::directory().join(BELOW)
 }
 
@@ -151,6 +151,7 @@ impl Record {
 
     /// The array is no more.
     pub(crate) fn forget(&self) -> Result<(), Failure> {
+        let _ = std::fs::remove_file(super::kept::path(self.uuid));
         let path = directory().join(format!("{}.json", self.uuid));
         std::fs::remove_file(&path).map_err(|e| wrong(&path, e))
     }

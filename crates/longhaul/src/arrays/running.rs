@@ -1,10 +1,11 @@
 //! An array that this process runs.
 
 use super::control::{Client, Request, Server};
+use super::kept::Kept;
 use super::record::Record;
 use crate::exit::{Exit, Failure};
 use crate::names::Opener;
-use longhaul_array::{ArrayDevice, ArrayError, Label, Options, Status, assemble, survey};
+use longhaul_array::{ArrayDevice, ArrayError, Label, Memory, Options, Status, assemble_with, survey};
 use longhaul_block::{BlockDevice, DeviceInfo};
 use longhaul_engine::{Config, Thread};
 use std::collections::{HashMap, HashSet};
@@ -136,8 +137,10 @@ pub(crate) fn look(record: &Record, opener: &Opener) -> Result<Status, Failure> 
     let devices: Vec<Arc<dyn BlockDevice>> = members.into_iter().map(|(_, device)| device).collect();
     let thread = Thread::start("longhaul-array", opener.config()).map_err(Failure::failed)?;
     let array = record.uuid;
-    let looked =
-        thread.handle().spawn(move || async move { longhaul_array::look(&devices, array).await }).wait();
+    let looked = thread
+        .handle()
+        .spawn(move || async move { longhaul_array::look(&devices, array, None).await })
+        .wait();
     Ok(looked.map_err(Failure::failed)??)
 }
 
@@ -149,7 +152,18 @@ fn unusable(record: &Record) -> Failure {
 impl Running {
     /// Runs the array of a record.
     pub(crate) fn open(record: &Record, opener: &Opener) -> Result<Running, Failure> {
-        if Client::ask(record.uuid, &Request::Status).is_some() {
+        Running::open_as(record, opener, false)
+    }
+
+    /// The same; `degraded` if a person has said that it is to begin though members
+    /// that are not there may have gone on without the others.
+    pub(crate) fn open_as(record: &Record, opener: &Opener, degraded: bool) -> Result<Running, Failure> {
+        if let Some(reply) = Client::ask(record.uuid, &Request::Status) {
+            if let Err(failure) = reply
+                && failure.exit == Exit::TimedOut
+            {
+                return Err(failure);
+            }
             let why = format!("array {} runs on this host already, in another process", record.name);
             return Err(Failure::new(Exit::Refused, why));
         }
@@ -177,7 +191,7 @@ impl Running {
             return Err(unusable(record));
         }
         let sought = Sought { array: record.uuid, missing, known, told: HashSet::new() };
-        let mut running = Running::start(record, ours, sought, opener)?;
+        let mut running = Running::start(record, ours, sought, opener, degraded)?;
         running.members = found;
         Ok(running)
     }
@@ -193,13 +207,16 @@ impl Running {
         devices: Vec<Arc<dyn BlockDevice>>,
         sought: Sought,
         opener: &Opener,
+        degraded: bool,
     ) -> Result<Running, Failure> {
         let thread = Thread::start("longhaul-array", opener.config()).map_err(Failure::failed)?;
         // A member that is needed is waited for as long as its initiator tries.
         let needed_timeout = opener.options.ctrl_loss.unwrap_or(Duration::MAX);
-        let options = Options { needed_timeout, ..record.care.options() };
-        let assembled =
-            thread.handle().spawn(move || async move { assemble(&devices, options).await }).wait();
+        let options = Options { needed_timeout, degraded, ..record.care.options() };
+        let memory: Arc<dyn Memory> = Arc::new(Kept::of(record.uuid));
+        let assemble =
+            move || async move { assemble_with(&devices, options, Uuid::new_v4(), Some(memory)).await };
+        let assembled = thread.handle().spawn(assemble).wait();
         let device = assembled.map_err(Failure::failed)??;
         let server = match Server::start(record.clone(), Arc::clone(&device), opener.clone()) {
             Ok(server) => Some(server),

@@ -49,6 +49,10 @@ struct Create {
     /// A device that waits for a place
     #[arg(long = "spare", value_name = "DEVICE")]
     spares: Vec<String>,
+    /// A small device (132KiB or more) that records which members have everything:
+    /// of two halves of the array, only the one that has it goes on by itself
+    #[arg(long, value_name = "DEVICE")]
+    witness: Option<String>,
     /// stripe, mirror, stripe+mirror, parity or double-parity
     #[arg(long)]
     layout: Layout,
@@ -73,6 +77,14 @@ struct Assemble {
     /// A member or spare, in any order; once for each
     #[arg(long = "device", value_name = "DEVICE", required = true)]
     devices: Vec<String>,
+    /// The witness, if the array has one
+    #[arg(long, value_name = "DEVICE")]
+    witness: Option<String>,
+    /// Begin though members that are not given may have gone on without the others;
+    /// what was written to them alone is lost then. A witness that is not given is
+    /// given up
+    #[arg(long)]
+    degraded: bool,
     #[command(flatten)]
     care: Care,
     #[command(flatten)]

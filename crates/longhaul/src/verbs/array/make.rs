@@ -10,13 +10,18 @@ use longhaul_block::{BlockDevice, DeviceInfo};
 use longhaul_engine::Thread;
 use serde_json::json;
 use std::sync::Arc;
+use uuid::Uuid;
 
 pub(super) fn create(args: Create, output: Output) -> Outcome {
     let opener = args.initiator.opener();
     let known = Record::all()?.into_iter().find(|record| record.name == args.name);
     if let Some(known) = &known {
         // Who takes all of its devices away makes it anew.
-        let is_given = |device| args.devices.contains(device) || args.spares.contains(device);
+        let is_given = |device| {
+            args.devices.contains(device)
+                || args.spares.contains(device)
+                || args.witness.as_ref() == Some(device)
+        };
         if !args.force || !known.devices.iter().all(is_given) {
             return Err(Failure::usage(format!(
                 "an array called {} is known here already ({}): choose another name, or make it anew with \
@@ -29,6 +34,7 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
         names.iter().map(|name| opener.open(name).map(|device: Device| device.block())).collect()
     };
     let (devices, spares) = (open(&args.devices)?, open(&args.spares)?);
+    let witness = open(args.witness.as_slice())?.pop();
     let infos: Vec<DeviceInfo> = devices.iter().map(|device| device.info()).collect();
     let thread = Thread::start("longhaul-array", opener.config()).map_err(Failure::failed)?;
     let unit = match args.stripe_unit {
@@ -43,11 +49,13 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
     let shape = Shape { name: args.name.clone(), layout: args.layout, unit, force: args.force };
     let made = {
         let (devices, spares) = (devices.clone(), spares.clone());
-        let make = move || async move { longhaul_array::create(&devices, &spares, &shape).await };
+        let make = move || async move {
+            longhaul_array::create_witnessed(&devices, &spares, witness.as_ref(), &shape, Uuid::new_v4).await
+        };
         thread.handle().spawn(make).wait()
     };
     let uuid = made.map_err(Failure::failed)??;
-    let devices = args.devices.iter().chain(&args.spares).cloned().collect();
+    let devices = args.devices.iter().chain(&args.spares).chain(&args.witness).cloned().collect();
     let record = Record { uuid, name: args.name, devices, care: args.care };
     record.save()?;
     if let Some(known) = known {
@@ -62,7 +70,8 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
 
 pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
     let opener = args.initiator.opener();
-    let members = open_members(&args.devices, &opener);
+    let given: Vec<String> = args.devices.iter().chain(&args.witness).cloned().collect();
+    let members = open_members(&given, &opener);
     if members.is_empty() {
         return Err(Failure::new(Exit::Unreachable, "none of the devices can be opened"));
     }
@@ -76,7 +85,7 @@ pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
         let record = record.get_or_insert_with(|| Record {
             uuid: label.array,
             name: label.name.clone(),
-            devices: args.devices.clone(),
+            devices: given.clone(),
             care: args.care.clone(),
         });
         if record.uuid != label.array {
@@ -86,7 +95,7 @@ pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
     }
     let Some(record) = record else { return Err(Failure::usage("no device was given")) };
     drop((members, devices));
-    let running = Running::open(&record, &opener)?;
+    let running = Running::open_as(&record, &opener, args.degraded)?;
     let status = {
         let opener = opener.clone();
         running.wait(move |device| async move { Request::Status.run(&device, &opener).await })??

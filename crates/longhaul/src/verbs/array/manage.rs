@@ -31,8 +31,10 @@ impl Managed {
     fn open(name: &str, initiator: &InitiatorArgs) -> Result<Managed, Failure> {
         let name = name.strip_prefix(crate::arrays::SCHEME).unwrap_or(name);
         let record = Record::find(name)?;
-        if Client::ask(record.uuid, &Request::Status).is_some() {
-            return Ok(Managed { record, runner: Runner::Other });
+        match Client::ask(record.uuid, &Request::Status) {
+            Some(Err(failure)) if failure.exit == Exit::TimedOut => return Err(failure),
+            Some(_) => return Ok(Managed { record, runner: Runner::Other }),
+            None => {}
         }
         let opener = initiator.opener();
         let running = Running::open(&record, &opener)?;

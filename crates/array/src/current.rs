@@ -1,0 +1,241 @@
+//! Which members have what was acknowledged last.
+//!
+//! A superblock says which members have everything, as far as its own member knows:
+//! another set of members may have gone on without it. What is known of that comes
+//! from all superblocks and heartbeats that are there, from the witness, and from
+//! what this host has recorded.
+//!
+//! Invariants:
+//! - an array begins by itself only if no set of members that are not there could
+//!   have gone on without those that are;
+//! - a member whose superblock is older than one that it has confirmed was rolled
+//!   back: nothing on it counts;
+//! - a superblock that this set does not descend from is never overwritten without
+//!   a person's word, unless its writing was cut short, and nothing was acknowledged
+//!   on its strength.
+
+use crate::assemble::{Assembly, Candidate};
+use crate::error::ArrayError;
+use crate::fence::Beat;
+use crate::memory::Known;
+use crate::options::Options;
+use crate::superblock::{Condition, Superblock};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Heartbeats by which a member may be behind the others after a crash: it has
+/// missed several, and the array has not published yet that it is missing.
+const BEHIND_BEATS: u32 = 10;
+/// The same, in times that a member may take for one operation: one that is needed
+/// is waited for once more when the others are back.
+const BEHIND_TIMEOUTS: u32 = 3;
+
+/// What a superblock is to the set of members that runs, or is to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kinship {
+    /// The set descends from it.
+    Older,
+    /// The set does not descend from it, but nothing was acknowledged on its strength:
+    /// a member that it counts on has not confirmed it.
+    Unused,
+    /// Its session may have acknowledged writes that the set does not have.
+    Apart,
+}
+
+impl Superblock {
+    /// What `found` is to this superblock's set, of which these are there.
+    pub(crate) fn kinship<'a>(
+        &self,
+        found: &Superblock,
+        since: Option<u64>,
+        present: impl IntoIterator<Item = &'a Superblock>,
+    ) -> Kinship {
+        let era = found.history.last();
+        match self.history.holds(self.generation, found.generation, era) {
+            Some(true) => return Kinship::Older,
+            // Too long ago, or of a version without a history: by number.
+            None if since.is_none_or(|since| found.generation < since) => return Kinship::Older,
+            _ => {}
+        }
+        if era.is_none() {
+            return Kinship::Apart;
+        }
+        // A member that had everything as `found` says, and has confirmed all that
+        // `found` knows of, but not `found` itself: writing that was cut short.
+        let refutes = |other: &Superblock| {
+            let entry = found.entries.iter().find(|entry| entry.uuid == other.member);
+            let fork = other.history.fork(other.generation, &found.history, found.generation);
+            other.member != found.member
+                && fork < found.generation
+                && entry.is_some_and(|entry| entry.condition == Condition::Active && entry.known <= fork)
+        };
+        if present.into_iter().any(refutes) { Kinship::Unused } else { Kinship::Apart }
+    }
+
+    /// When it was written, for people.
+    pub(crate) fn age(&self) -> String {
+        let now = longhaul_engine::wall_time().as_secs();
+        match (self.written, now.checked_sub(self.written)) {
+            (0, _) | (_, None) => format!("generation {}", self.generation),
+            (_, Some(seconds)) => format!("generation {}, written {seconds} s ago", self.generation),
+        }
+    }
+}
+
+/// The superblock to begin with: the newest; of several with the same generation
+/// the one that more devices have.
+pub(crate) fn newest(candidates: &[Candidate]) -> Option<Superblock> {
+    let found = || candidates.iter().filter_map(|candidate| candidate.superblock.as_ref());
+    let same = |of: &Superblock| {
+        let is_same = |other: &&Superblock| {
+            other.generation == of.generation && other.history.last() == of.history.last()
+        };
+        found().filter(is_same).count()
+    };
+    // The last of several equal ones would be taken else.
+    found().rev().max_by_key(|found| (found.generation, same(found))).cloned()
+}
+
+/// The newest generation that members are known to have confirmed, all that were
+/// in use: the heartbeats say so.
+pub(crate) fn confirmed(candidates: &[Candidate], array: Uuid) -> u64 {
+    let beats = candidates.iter().filter_map(|candidate| candidate.beat.as_ref());
+    beats.filter(|beat| beat.array == array).map(|beat| beat.confirmed).max().unwrap_or(0)
+}
+
+/// Why nothing on a member counts, if so: it has less than it has confirmed.
+pub(crate) fn rolled_back(candidate: &Candidate, newest: &Superblock, confirmed: u64) -> Option<String> {
+    let found = candidate.superblock.as_ref()?;
+    let entry = newest.entries.iter().find(|entry| entry.uuid == found.member)?;
+    let in_use = matches!(entry.condition, Condition::Active | Condition::Rebuilding { .. });
+    let must = if in_use { entry.known.max(confirmed.min(newest.generation)) } else { entry.known };
+    // A copy that is damaged may have been the next one.
+    let has = found.generation + u64::from(candidate.torn);
+    (has < must).then(|| {
+        format!(
+            "its superblock has generation {}, and it has confirmed generation {must}: it was rolled back, and \
+             is filled anew",
+            found.generation
+        )
+    })
+}
+
+impl Assembly {
+    /// Members that have everything as far as the newest superblock says.
+    fn has(&self, index: usize) -> bool {
+        self.members.contains_key(&index) && self.superblock.entries[index].condition == Condition::Active
+    }
+
+    /// Whether these are enough to begin with.
+    pub(crate) fn is_enough(&self) -> bool {
+        self.superblock.geometry.is_enough(|index| self.has(index))
+    }
+
+    /// After a crash: takes out members whose heartbeats of the last session ended
+    /// long before those of the others, if the others are enough. Their superblock
+    /// may be of the same generation, and they of an earlier hour.
+    pub(crate) fn pass_over_late(&mut self, options: &Options) {
+        let Some(era) = self.superblock.history.last().filter(|_| !self.superblock.clean) else { return };
+        let own = |candidate: &Candidate| -> Option<Duration> {
+            let beat = candidate.beat.as_ref()?;
+            if beat.session == era.session {
+                return Some(beat.elapsed);
+            }
+            // One of an earlier session ended before this one began; one that is not
+            // known was about to begin when it crashed.
+            let is_earlier = self.superblock.history.eras().iter().any(|own| own.session == beat.session);
+            is_earlier.then_some(Duration::ZERO)
+        };
+        let Some(last) = self.members.values().filter_map(own).max() else { return };
+        let limit = (options.heartbeat * BEHIND_BEATS).max(options.member_timeout * BEHIND_TIMEOUTS);
+        let is_late = |candidate: &Candidate| own(candidate).is_some_and(|time| time + limit < last);
+        let late: BTreeSet<usize> = self
+            .members
+            .iter()
+            .filter(|(_, candidate)| is_late(candidate))
+            .map(|(index, _)| *index)
+            .collect();
+        if late.is_empty() {
+            return;
+        }
+        if !self.superblock.geometry.is_enough(|index| self.has(index) && !late.contains(&index)) {
+            tracing::warn!(
+                "array {}: the heartbeats of members {late:?} ended long before those of the others, and the \
+                 array cannot begin without them: they are taken for current",
+                self.superblock.name
+            );
+            return;
+        }
+        for index in late {
+            if let Some(candidate) = self.members.remove(&index) {
+                let why = "its heartbeat ended long before those of the others: it was rolled back, and is \
+                           filled anew";
+                self.stale.push((index, candidate, Some(why.to_owned())));
+            }
+        }
+    }
+
+    /// The members that are not there.
+    fn unseen(&self) -> BTreeSet<usize> {
+        let seen = |index: &usize| {
+            self.members.contains_key(index) || self.stale.iter().any(|(stale, ..)| stale == index)
+        };
+        (0..self.superblock.geometry.width).filter(|index| !seen(index)).collect()
+    }
+
+    /// Why a set of members that are not there may have gone on without these, if
+    /// so.
+    pub(crate) fn may_be_outdated(&self, known: Option<&Known>) -> Option<String> {
+        let superblock = &self.superblock;
+        if self.confirmed > superblock.generation {
+            return Some(format!(
+                "a heartbeat says that generation {} was written, and the newest superblock that is there has \
+                 generation {}",
+                self.confirmed, superblock.generation
+            ));
+        }
+        if let Some(known) = known
+            && let Some(why) = known.is_newer_than(superblock)
+        {
+            return Some(why);
+        }
+        let unseen = self.unseen();
+        let may_run = |index: usize| {
+            unseen.contains(&index) && superblock.entries[index].condition == Condition::Active
+        };
+        // Nobody goes on without a member but after the witness has that.
+        if self.witness.is_some() || !superblock.geometry.is_enough(may_run) {
+            return None;
+        }
+        let numbers: Vec<String> = unseen.iter().map(ToString::to_string).collect();
+        let witness = match superblock.witness {
+            Some(_) => ", and the witness, which would tell, is not there either",
+            None => "",
+        };
+        Some(format!(
+            "members {} are not there, and had everything when the others were last written (generation {}): \
+             they may have gone on without the others{witness}",
+            numbers.join(", "),
+            superblock.generation
+        ))
+    }
+
+    /// Refuses to begin with members that another set may have left behind, unless a
+    /// person has said so.
+    pub(crate) fn check_current(&self, degraded: bool, known: Option<&Known>) -> Result<(), ArrayError> {
+        let Some(why) = self.may_be_outdated(known) else { return Ok(()) };
+        let name = self.superblock.name.clone();
+        if degraded {
+            tracing::warn!("array {name} begins all the same, with --degraded: {why}");
+            return Ok(());
+        }
+        Err(ArrayError::Outdated { name, why })
+    }
+}
+
+/// Whether a heartbeat that this session has written to a member is not there any
+/// more, by what was read of it.
+pub(crate) fn has_lost_beat(found: Option<&Beat>, session: Uuid, counter: u64) -> bool {
+    counter > 0 && found.is_some_and(|beat| beat.session != session || beat.counter < counter)
+}

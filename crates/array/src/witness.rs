@@ -1,0 +1,165 @@
+//! The witness: a small device that holds the table of members, and no data.
+//!
+//! Of two halves of an array that each could go on without the other, one has the
+//! witness. It holds superblocks and a heartbeat where members do, and takes
+//! [`WITNESS_SIZE`] bytes.
+//!
+//! Invariants:
+//! - where the members that are left behind could go on by themselves, a write that
+//!   they miss is acknowledged only after the witness has recorded, durably, that
+//!   they are left behind: an array that cannot reach its witness then halts;
+//! - a host that finds the session of another on the witness halts;
+//! - the witness is written before the members: a host that has to tell it, and
+//!   cannot, changes nothing on them.
+
+use crate::assemble::Candidate;
+use crate::core::Core;
+use crate::current::Kinship;
+use crate::error::ArrayError;
+use crate::fence;
+use crate::geometry::{HEARTBEAT_AT, SUPER_AT};
+use crate::member::{Member, MemberResult};
+use crate::superblock::{Condition, Superblock};
+use longhaul_block::IoResult;
+use longhaul_engine::Buf;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// Bytes of a witness: two superblocks and a heartbeat, in the places that they have
+/// on a member.
+pub const WITNESS_SIZE: u64 = HEARTBEAT_AT + crate::geometry::BLOCK;
+
+/// The witness of a running array.
+pub(crate) struct Witness {
+    /// Its device; its place is behind those of the members.
+    pub(crate) member: Member,
+    /// The members that had everything when it was last written.
+    told: RefCell<Vec<Uuid>>,
+    /// Whether it answered last.
+    there: Cell<bool>,
+}
+
+impl Witness {
+    pub(crate) fn new(uuid: Uuid, superblock: &Superblock) -> Witness {
+        let member =
+            Member::new(superblock.geometry.width, uuid, Condition::Active, superblock.generation, 0);
+        // What is in the table of members the witness was told first, if it had to be.
+        Witness { member, told: RefCell::new(active(superblock)), there: Cell::new(false) }
+    }
+
+    /// It has been read, or written.
+    pub(crate) fn is_there(&self, there: bool) {
+        self.there.set(there);
+    }
+
+    /// The members that were in a table that was read of it.
+    pub(crate) fn has(&self, found: &Superblock) {
+        *self.told.borrow_mut() = active(found);
+    }
+
+    /// Gives it a device, unless it has one.
+    fn put(&self, candidate: &Candidate) -> bool {
+        let is_new = self.member.device().is_none();
+        if is_new {
+            self.member.put(Arc::clone(&candidate.device), Rc::clone(&candidate.io));
+        }
+        is_new
+    }
+
+    async fn write(&self, superblock: &Superblock) -> MemberResult<()> {
+        let block = Superblock { member: self.member.uuid.get(), ..superblock.clone() };
+        let at = SUPER_AT[block.slot()];
+        let result = self.member.write_durably(at, Buf::copy_of(&block.encode())).await;
+        self.there.set(result.is_ok());
+        if result.is_ok() {
+            self.has(superblock);
+        }
+        result
+    }
+}
+
+fn active(table: &Superblock) -> Vec<Uuid> {
+    let active = table.entries.iter().filter(|entry| entry.condition == Condition::Active);
+    active.map(|entry| entry.uuid).collect()
+}
+
+impl Core {
+    /// The witness was out of reach when the array was assembled, and is there now.
+    ///
+    /// # Errors
+    /// It holds a superblock that this set does not descend from, and the array has
+    /// halted; or it cannot be read.
+    pub(crate) async fn offer_witness(
+        &self,
+        witness: &Witness,
+        found: &Superblock,
+        candidate: &Candidate,
+    ) -> Result<bool, ArrayError> {
+        let (device, own, ours) = (candidate.name(), found.age(), self.superblock().age());
+        if self.kinship(found, None) == Kinship::Apart {
+            self.halt(&format!(
+                "the witness {device} is back, and has recorded another set of members since ({own}; this set: \
+                 {ours})"
+            ));
+            return Err(ArrayError::Newer { device, own, ours });
+        }
+        if !witness.put(candidate) {
+            return Ok(false);
+        }
+        if !self.claim_member(&witness.member).await? {
+            let _ = witness.member.take();
+            return Ok(false);
+        }
+        witness.has(found);
+        witness.is_there(true);
+        self.publish().await?;
+        Ok(true)
+    }
+
+    /// Tells the witness what the members are about to be told.
+    ///
+    /// # Errors
+    /// It has to know, and cannot be written: the array has halted.
+    pub(crate) async fn tell_witness(&self, table: &Superblock) -> IoResult<()> {
+        let Some(witness) = &self.witness else { return Ok(()) };
+        let now = active(table);
+        let has = |index: usize| now.contains(&table.entries[index].uuid);
+        let is_news = witness.told.borrow().iter().any(|uuid| !now.contains(uuid));
+        let must = is_news && table.geometry.is_enough(|index| !has(index));
+        if !must && !witness.there.get() {
+            return Ok(());
+        }
+        match witness.write(table).await {
+            Ok(()) => Ok(()),
+            Err(e) if must => {
+                let left: Vec<String> = (0..table.entries.len())
+                    .filter(|index| !has(*index))
+                    .map(|index| index.to_string())
+                    .collect();
+                self.halt(&format!(
+                    "members {} are out of reach, and the witness cannot record that ({}): they may go on with \
+                     another host, so this one stops",
+                    left.join(", "),
+                    e.error
+                ));
+                self.check_running()
+            }
+            Err(e) => {
+                tracing::warn!("array {}: the witness cannot be written: {}", self.name.borrow(), e.error);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Beats on the witness, and looks whether another host does.
+pub(crate) async fn beat(core: &Rc<Core>, counter: &Cell<u64>) {
+    let Some(witness) = &core.witness else { return };
+    fence::beat_on(core, &witness.member, counter, async |result| {
+        witness.there.set(result.is_ok());
+        true
+    })
+    .await;
+}

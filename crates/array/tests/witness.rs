@@ -1,0 +1,184 @@
+//! Of two halves of an array one at most goes on: the one that has the witness.
+
+mod common;
+
+use common::{Dice, Disk, Model, Power, devices, disks, options, simulate, start};
+use longhaul_array::{ArrayDevice, Condition, Health, Layout, Shape, WITNESS_SIZE, create_witnessed};
+use longhaul_block::{BlockDevice, BlockIo};
+use longhaul_engine::{sleep, spawn};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+const UNIT: u64 = 16 << 10;
+const SIZE: u64 = 3 << 20;
+/// Where the heartbeat begins: superblocks are before it.
+const HEARTBEAT: usize = 128 << 10;
+/// Layouts of which a half is enough.
+const HALVES: [(Layout, usize); 4] =
+    [(Layout::Mirror, 2), (Layout::StripeMirror, 4), (Layout::Parity, 2), (Layout::DoubleParity, 4)];
+
+struct Rig {
+    disks: Vec<Arc<Disk>>,
+    witness: Arc<Disk>,
+}
+
+impl Rig {
+    async fn new(layout: Layout, width: usize) -> Rig {
+        let (disks, power): (_, Arc<Power>) = disks(width, SIZE);
+        let witness = Arc::new(Disk::new("witness", WITNESS_SIZE, &power));
+        let shape = Shape { name: "test".into(), layout, unit: UNIT, force: false };
+        let mut dice = Dice(5);
+        let device = Arc::clone(&witness) as Arc<dyn BlockDevice>;
+        let made = create_witnessed(&devices(&disks), &[], Some(&device), &shape, || dice.uuid()).await;
+        made.expect("made");
+        Rig { disks, witness }
+    }
+
+    /// Every second disk, from this one on.
+    fn half(&self, from: usize) -> Vec<Arc<Disk>> {
+        self.disks.iter().skip(from).step_by(2).cloned().collect()
+    }
+
+    /// The same, and the witness.
+    fn with(&self, from: usize) -> Vec<Arc<Disk>> {
+        [&self.half(from)[..], &[Arc::clone(&self.witness)]].concat()
+    }
+
+    fn all(&self) -> Vec<Arc<Disk>> {
+        [&self.disks[..], &[Arc::clone(&self.witness)]].concat()
+    }
+}
+
+async fn opened(array: &ArrayDevice) -> (Rc<dyn BlockIo>, Model) {
+    (array.open().await.expect("opened"), Model::new(array.info().size))
+}
+
+fn reach(disks: &[Arc<Disk>], reach: bool) {
+    disks.iter().for_each(|disk| disk.unreachable.store(!reach, SeqCst));
+}
+
+#[test]
+fn the_half_that_the_witness_knows_goes_on_by_itself_and_the_other_does_not() {
+    for (layout, width) in HALVES {
+        simulate(1, async {
+            let rig = Rig::new(layout, width).await;
+            let array = start(&rig.all(), options()).await.expect("assembled");
+            let (io, model) = opened(&array).await;
+            model.write(&*io, 0, 8).await.expect("written");
+            reach(&rig.half(1), false);
+            model.write(&*io, 0, 8).await.expect("written");
+            array.stop().await.expect("stopped");
+            reach(&rig.half(1), true);
+            let refused = start(&rig.with(1), options()).await.expect_err("refused").to_string();
+            assert!(refused.contains("was absent, and misses what was written since"), "{layout}: {refused}");
+            start(&rig.half(1), options()).await.map(drop).expect_err("without the witness no one knows");
+            let array = start(&rig.with(0), options()).await.expect("the other half is current");
+            let io = array.open().await.expect("opened");
+            model.check(&*io).await.expect("read");
+            array.stop().await.expect("stopped");
+            let array = start(&rig.all(), options()).await.expect("assembled");
+            array.wait_healthy().await.expect("filled");
+        });
+    }
+}
+
+#[test]
+fn a_half_that_nothing_has_gone_on_without_begins_if_the_witness_says_so() {
+    for (layout, width) in HALVES {
+        simulate(2, async {
+            let rig = Rig::new(layout, width).await;
+            let array = start(&rig.all(), options()).await.expect("assembled");
+            let (io, model) = opened(&array).await;
+            model.write(&*io, 0, 8).await.expect("written");
+            array.stop().await.expect("stopped");
+            let refused = start(&rig.half(1), options()).await.expect_err("refused").to_string();
+            assert!(refused.contains("the witness, which would tell, is not there"), "{layout}: {refused}");
+            let array = start(&rig.with(1), options()).await.expect("assembled");
+            let io = array.open().await.expect("opened");
+            model.check(&*io).await.expect("read");
+        });
+    }
+}
+
+#[test]
+fn a_host_that_loses_half_of_the_array_and_the_witness_stops_and_the_other_goes_on() {
+    for (layout, width) in HALVES {
+        let (rig, model) = simulate(3, async {
+            let rig = Rig::new(layout, width).await;
+            let array = start(&rig.all(), options()).await.expect("assembled");
+            let (io, model) = opened(&array).await;
+            model.write(&*io, 0, 8).await.expect("written");
+            io.flush().await.expect("flushed");
+            // Its own half is reached by this host alone from now on.
+            let before: Vec<_> = rig.half(0).iter().map(|disk| disk.peek(0, HEARTBEAT)).collect();
+            reach(&rig.with(1), false);
+            let failed = model.write(&*io, 0, 8).await.expect_err("nothing is acknowledged").to_string();
+            assert!(failed.contains("the witness cannot record that"), "{layout}: {failed}");
+            assert_eq!(array.status().await.expect("status").health, Health::Halted);
+            // Of wider ones the loss of the first member is recorded without the witness.
+            for (disk, before) in rig.half(0).iter().zip(before).filter(|_| width == 2) {
+                assert!(disk.peek(0, HEARTBEAT) == before, "{layout}: its superblock was written");
+            }
+            reach(&rig.with(1), true);
+            (rig, model)
+        });
+        model.crashed();
+        simulate(4, async {
+            let other = start(&rig.with(1), options()).await.expect("the other half has the witness");
+            let io = other.open().await.expect("opened");
+            model.check(&*io).await.expect("read");
+            model.write(&*io, 0, 8).await.expect("written");
+            other.stop().await.expect("stopped");
+            // The first half has acknowledged nothing since: it catches up.
+            let all = start(&rig.all(), options()).await.expect("assembled");
+            all.wait_healthy().await.expect("filled");
+            let io = all.open().await.expect("opened");
+            reach(&rig.half(1), false);
+            model.check(&*io).await.expect("read");
+        });
+    }
+}
+
+#[test]
+fn of_two_hosts_that_begin_with_a_half_each_one_at_most_goes_on() {
+    let mut one = 0;
+    for seed in 10..40 {
+        simulate(seed, async {
+            let rig = Rig::new(Layout::Mirror, 2).await;
+            let begin = |from: usize, wait: u64| {
+                let devices = rig.with(from);
+                spawn(async move {
+                    sleep(Duration::from_millis(wait)).await;
+                    start(&devices, options()).await.ok()
+                })
+            };
+            let (a, b) = (begin(0, 0), begin(1, (seed - 10) * 40));
+            let (a, b) = (a.await, b.await);
+            assert!(a.is_none() || b.is_none(), "seed {seed}: both have it");
+            one += u32::from(a.is_some() || b.is_some());
+        });
+    }
+    assert!(one > 10, "{one} of 30 had it");
+}
+
+#[test]
+fn an_array_whose_witness_is_away_goes_on_while_nothing_else_is_missing() {
+    simulate(5, async {
+        let rig = Rig::new(Layout::Mirror, 2).await;
+        let array = start(&rig.disks, options()).await.expect("assembled without its witness");
+        let (io, model) = opened(&array).await;
+        model.write(&*io, 0, 8).await.expect("written");
+        let device = Arc::clone(&rig.witness) as Arc<dyn BlockDevice>;
+        assert!(array.offer(device).await.expect("it is back"));
+        reach(&rig.half(1), false);
+        model.write(&*io, 0, 8).await.expect("the witness records what is missing");
+        let status = array.status().await.expect("status");
+        assert_eq!(status.members[1].condition, Condition::Absent, "{status:?}");
+        // That is recorded: it goes away again, and nothing else does.
+        reach(&[Arc::clone(&rig.witness)], false);
+        model.write(&*io, 8, 8).await.expect("written");
+        array.stop().await.expect("stopped");
+    });
+}

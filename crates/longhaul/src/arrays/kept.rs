@@ -1,0 +1,116 @@
+//! What this host has last known of an array: a file beside its record.
+//!
+//! Invariants:
+//! - the file is whole at every moment: it is written beside, made durable, and
+//!   renamed;
+//! - a file that cannot be read or written stops no array: members and witness
+//!   decide, and this is a second line. It is told once.
+
+use super::record::directory;
+use longhaul_array::{Known, Memory};
+use longhaul_engine::blocking;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::future::Future;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use uuid::Uuid;
+
+/// Where that is kept of an array.
+pub(super) fn path(array: Uuid) -> PathBuf {
+    directory().join(format!("{array}.known"))
+}
+
+/// What is kept of one array.
+pub(crate) struct Kept {
+    path: PathBuf,
+    told: Arc<AtomicBool>,
+}
+
+impl Kept {
+    pub(crate) fn of(array: Uuid) -> Kept {
+        Kept { path: path(array), told: Arc::default() }
+    }
+}
+
+impl Memory for Kept {
+    fn recall(&self) -> Option<Known> {
+        let text = match std::fs::read_to_string(&self.path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == ErrorKind::NotFound => return None,
+            Err(e) => {
+                tracing::warn!("{}: cannot read what was last known of the array: {e}", self.path.display());
+                return None;
+            }
+        };
+        let known = parse(&text);
+        if known.is_none() {
+            tracing::warn!("{}: not what was last known of an array; it is passed over", self.path.display());
+        }
+        known
+    }
+
+    fn keep(&self, known: Known) -> Pin<Box<dyn Future<Output = ()>>> {
+        let (path, told) = (self.path.clone(), Arc::clone(&self.told));
+        Box::pin(blocking(move || {
+            if let Err(e) = write(&path, &known)
+                && !told.swap(true, Ordering::Relaxed)
+            {
+                tracing::warn!("{}: cannot record what is known of the array: {e}", path.display());
+            }
+        }))
+    }
+}
+
+fn write(path: &Path, known: &Known) -> std::io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    std::fs::create_dir_all(directory)?;
+    let active: Vec<String> = known.active.iter().map(ToString::to_string).collect();
+    let text = json!({
+        "generation": known.generation, "session": known.session.to_string(), "from": known.from,
+        "active": active,
+    });
+    let new = path.with_extension("known-new");
+    let mut file = File::create(&new)?;
+    writeln!(file, "{text:#}")?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)?;
+    File::open(directory)?.sync_all()
+}
+
+fn parse(text: &str) -> Option<Known> {
+    let value: Value = serde_json::from_str(text).ok()?;
+    let active = value["active"].as_array()?.iter().map(|uuid| uuid.as_str()?.parse().ok());
+    Some(Known {
+        generation: value["generation"].as_u64()?,
+        session: value["session"].as_str()?.parse().ok()?,
+        from: value["from"].as_u64()?,
+        active: active.collect::<Option<_>>()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_known_is_read_back_and_what_is_damaged_is_passed_over() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("below").join("a.known");
+        let kept = Kept { path: path.clone(), told: Arc::default() };
+        assert_eq!(kept.recall(), None);
+        let known = Known {
+            generation: 7,
+            session: Uuid::from_u128(1),
+            from: 5,
+            active: vec![Uuid::from_u128(2), Uuid::from_u128(3)],
+        };
+        write(&path, &known).expect("written");
+        assert_eq!(kept.recall(), Some(known));
+        std::fs::write(&path, "{}").expect("damaged");
+        assert_eq!(kept.recall(), None);
+    }
+}
