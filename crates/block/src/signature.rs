@@ -14,6 +14,9 @@ use std::fmt;
 /// end).
 pub const EDGE: u64 = 256 << 10;
 
+/// What a member of one of this program's own arrays is called.
+pub const ARRAY_MEMBER: &str = "a member of a Longhaul array";
+
 /// What is on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
@@ -81,6 +84,12 @@ impl Content {
         begins(head, 0).or_else(|| begins(tail, tail_at)).unwrap_or(Content::Nothing)
     }
 
+    /// Whether it is a member of one of this program's own arrays, which nothing but that array may
+    /// write to.
+    pub fn is_array_member(&self) -> bool {
+        matches!(self, Content::Known { what: ARRAY_MEMBER, .. })
+    }
+
     /// Whether it has a name.
     pub fn is_known(&self) -> bool {
         matches!(self, Content::Known { .. })
@@ -109,7 +118,7 @@ use Place::{At, End, EndOf};
 /// What one signature is enough for. Sources: blkid's probes (util-linux, libblkid/src), and the
 /// formats' own documents.
 const SIGNATURES: &[(&str, Place, &[u8])] = &[
-    ("a member of a Longhaul array", At(&[4, (64 << 10) + 4]), b"LHARRAY\0"),
+    (ARRAY_MEMBER, At(&[4, (64 << 10) + 4]), b"LHARRAY\0"),
     ("an XFS file system", At(&[0]), b"XFSB"),
     ("a btrfs file system", At(&[65536 + 64]), b"_BHRfS_M"),
     ("a LUKS volume", At(&[0]), b"LUKS\xba\xbe"),

@@ -105,4 +105,8 @@ fn a_load_that_writes_takes_no_device_with_a_signature_without_force() {
     assert_eq!(member.code, Some(0), "{}", member.stderr);
     let disk = bed.0.path().join("a");
     refused(&bench(&disk, "write", &[]), &disk, "Longhaul array");
+    // Nor is a member attached by itself, where anything is.
+    let at = bed.0.path().join("at");
+    let attached = longhaul(&["attach", text(&disk), "--at", text(&at), "--foreground", "--via", "fuse"]);
+    refused(&attached, &disk, "member of an array");
 }

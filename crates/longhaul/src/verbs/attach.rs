@@ -45,6 +45,9 @@ pub(crate) struct Args {
     /// How
     #[arg(long, value_name = "WAY", default_value = "auto")]
     via: Via,
+    /// Attach a member of an array by itself, to write to it
+    #[arg(long)]
+    force: bool,
     /// List what is attached
     #[arg(long, conflicts_with_all = ["devices", "at"])]
     list: bool,
@@ -92,6 +95,14 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
     // with a loop device on it: the threads that come do not wait for that.
     keep_out_of_reclaim();
     let opened = args.device.open(&args.devices, path)?;
+    if !args.force && !opened.requests.info().read_only && opened.signature()?.is_array_member() {
+        let why = format!(
+            "{} is a member of an array, which a write to it alone would corrupt: attach the array \
+             (array:NAME), or this with --read-only; --force attaches it all the same",
+            args.devices.join(" ")
+        );
+        return Err(Failure::new(Exit::Refused, why));
+    }
     background::leave();
     let requests = &opened.requests;
     let info = requests.info();
