@@ -179,15 +179,24 @@ pub(crate) fn unkept(ours: Time, there: Time) -> io::Error {
 pub(crate) struct FileSystems(Mutex<HashMap<u64, Stamps>>);
 
 impl FileSystems {
-    /// Of the file system with this device number, which `directory` is on. A file with
-    /// a name is made there only if `may_name` and there is no other way.
-    pub(crate) fn stamps(&self, device: u64, directory: impl AsFd, may_name: bool) -> Stamps {
+    /// Of the file system with this device number, which `directory` is on: probed in
+    /// the destination itself (`base`) if that is on it too, since there this user can
+    /// make files. One with a name is made only if `may_name` and there is no other way.
+    pub(crate) fn stamps(
+        &self,
+        device: u64,
+        directory: impl AsFd,
+        base: BorrowedFd<'_>,
+        may_name: bool,
+    ) -> Stamps {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *known.entry(device).or_insert_with(|| {
-            let probed = Stamps::probe(directory.as_fd(), may_name);
+            let in_base = rustix::fs::fstat(base).is_ok_and(|stat| stat.st_dev == device);
+            let directory = if in_base { base } else { directory.as_fd() };
+            let probed = Stamps::probe(directory, may_name);
             probed.unwrap_or_else(|e| {
                 tracing::debug!("the times of the destination's file system are not known: {e}");
-                Stamps::of_kind(directory.as_fd())
+                Stamps::of_kind(directory)
             })
         })
     }

@@ -619,7 +619,8 @@ impl Writer {
             return time;
         }
         let device = rustix::fs::fstat(directory).map_or(0, |stat| stat.st_dev);
-        self.file_systems.stamps(device, directory, !self.options.dry_run).kept(time)
+        let (base, may_name) = (self.base.fd(), !self.options.dry_run);
+        self.file_systems.stamps(device, directory, base, may_name).kept(time)
     }
 
     /// Lets something appear that is complete, and lists it. Where a directory is in

@@ -47,7 +47,8 @@ impl Writer {
     pub(super) fn look(&self, path: &RelPath) -> io::Result<Option<There>> {
         let Some(Seen { entry, stat, directory }) = self.base.look_in(path)? else { return Ok(None) };
         let joined = (entry.kind == Kind::File && stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
-        let stamps = self.file_systems.stamps(stat.st_dev, &directory, !self.options.dry_run);
+        let (base, may_name) = (self.base.fd(), !self.options.dry_run);
+        let stamps = self.file_systems.stamps(stat.st_dev, &directory, base, may_name);
         Ok(Some(There { entry, joined, stamps }))
     }
 
