@@ -204,7 +204,10 @@ fn connect_error(endpoint: &Endpoint, options: &Options, subnqn: &str, cqe: Cqe)
                 endpoint.name, endpoint.name
             )),
             (true, 512) => endpoint.refused("Connect", format!("host NQN '{}'", options.hostnqn)),
-            (true, 16) => endpoint.refused("Connect", "the controller does not exist any more"),
+            // The target was restarted, or has ended it: a loss, not a refusal,
+            // so that whoever asked for a queue waits for the next controller.
+            //= NVMe Base 2.1, Connect command: a controller that does not exist is an invalid CNTLID
+            (true, 16) => endpoint.unreachable("the controller does not exist any more"),
             (in_data, at) => {
                 let part = if in_data { "data" } else { "command" };
                 endpoint.refused("Connect", format!("invalid parameter at byte {at} of the {part}"))
@@ -443,4 +446,28 @@ impl Drop for Admin {
 
 fn bytes_of(done: &Done) -> Vec<u8> {
     done.memory.as_ref().and_then(Memory::bytes).unwrap_or_default().to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    //= test: NVMe Base 2.1, Connect command
+    #[test]
+    fn a_controller_that_is_gone_when_a_queue_is_opened_is_lost_and_not_a_refusal() {
+        let endpoint = Endpoint {
+            addrs: Vec::new(),
+            name: "dtn1:4420".into(),
+            again: false,
+            patience: Duration::MAX,
+            careful: false,
+        };
+        let error = |at: InvalidParameter| {
+            let cqe = Cqe::new(0, Status::CONNECT_INVALID_PARAMETERS.dnr()).with_result(at.to_dw0().into());
+            connect_error(&endpoint, &Options::default(), "nqn.2014-08.org.nvmexpress:test", cqe)
+        };
+        assert!(matches!(error(InvalidParameter::data(16)), Error::Unreachable { .. }));
+        assert!(matches!(error(InvalidParameter::data(512)), Error::Refused { .. }), "the host NQN");
+        assert!(matches!(error(InvalidParameter::command(16)), Error::Refused { .. }));
+    }
 }
