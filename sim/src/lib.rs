@@ -12,6 +12,7 @@ mod hosts;
 mod load;
 mod medium;
 pub mod model;
+pub mod network;
 mod plan;
 mod random;
 mod run;

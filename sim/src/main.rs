@@ -2,19 +2,33 @@
 
 #![forbid(unsafe_code)]
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use longhaul_array::{Layout, Mechanism};
+use longhaul_sim::network::{Counts, NetworkPlan, Planted, run_network};
 use longhaul_sim::subject::of;
-use longhaul_sim::{Failure, Plan, Theme, run, run_hosts};
+use longhaul_sim::{Plan, Theme, run, run_hosts};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Simulate arrays, their disks and all that goes wrong, seed by seed.
+/// What is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Simulated {
+    /// Arrays and their disks
+    Arrays,
+    /// Initiators, a target and the network between them
+    Network,
+}
+
+/// Simulate arrays and their disks, or hosts and a network, and all that goes
+/// wrong, seed by seed.
 #[derive(Debug, Parser)]
 #[command(name = "longhaul-sim", max_term_width = 100)]
 struct Args {
+    /// What to simulate
+    #[arg(long, value_name = "WORLD", value_enum, default_value_t = Simulated::Arrays)]
+    world: Simulated,
     /// How many seeds to try
     #[arg(long, value_name = "N", default_value_t = 1000)]
     seeds: u64,
@@ -55,6 +69,7 @@ fn search(args: &Args) -> bool {
     let jobs = args.jobs.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
     // Panics are findings, which are told with their seed.
     std::panic::set_hook(Box::new(|_| {}));
+    let counts = Mutex::new(Counts::default());
     let (next, events, crashes) = (AtomicU64::new(first), AtomicU64::new(0), AtomicU64::new(0));
     let failures = Mutex::new(0u64);
     let began = Instant::now();
@@ -65,6 +80,19 @@ fn search(args: &Args) -> bool {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= end {
                         break;
+                    }
+                    if args.world == Simulated::Network {
+                        let plan = NetworkPlan::new(seed);
+                        match run_network(&plan, Planted::Nothing, args.seed.is_some()) {
+                            Ok(done) => {
+                                events.fetch_add(done.events, Ordering::Relaxed);
+                                if let Ok(mut counts) = counts.lock() {
+                                    counts.add(&done.counts);
+                                }
+                            }
+                            Err(failure) => tell(seed, &failure, &failures),
+                        }
+                        continue;
                     }
                     let themed = |theme| Plan::themed(seed, layouts, theme);
                     let plan = args.theme.map_or_else(|| Plan::new(seed, layouts), themed);
@@ -79,25 +107,27 @@ fn search(args: &Args) -> bool {
                             events.fetch_add(done.events, Ordering::Relaxed);
                             crashes.fetch_add(done.crashes, Ordering::Relaxed);
                         }
-                        Err(failure) => tell(&failure, &failures),
+                        Err(failure) => tell(seed, &failure, &failures),
                     }
                 }
             });
         }
     });
     let failed = failures.into_inner().unwrap_or(u64::MAX);
-    println!(
-        "{} seeds, {failed} failed; {} disk events, {} crashes, {:.1} s",
-        next.into_inner().min(end) - first,
-        events.into_inner(),
-        crashes.into_inner(),
-        began.elapsed().as_secs_f64()
-    );
+    let (seeds, events) = (next.into_inner().min(end) - first, events.into_inner());
+    let what = match args.world {
+        Simulated::Arrays => format!("{events} disk events, {} crashes", crashes.into_inner()),
+        Simulated::Network => {
+            let counts = counts.into_inner().unwrap_or_default();
+            format!("{events} packets and disk events, {} troubles: {counts:?}", counts.all())
+        }
+    };
+    println!("{seeds} seeds, {failed} failed; {what}; {:.1} s", began.elapsed().as_secs_f64());
     failed == 0
 }
 
-fn tell(failure: &Failure, failures: &Mutex<u64>) {
-    println!("seed {}: {failure}", failure.plan.seed);
+fn tell(seed: u64, failure: &dyn std::fmt::Display, failures: &Mutex<u64>) {
+    println!("seed {seed}: {failure}");
     if let Ok(mut failures) = failures.lock() {
         *failures += 1;
     }

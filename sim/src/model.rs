@@ -30,6 +30,9 @@ pub struct Model {
     reads: BTreeMap<u64, Reading>,
     /// Counts tokens and writers.
     next: u64,
+    /// When power was lost for the last time beside those who go on: a flush
+    /// that began before may have been done before.
+    power_lost: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -144,6 +147,7 @@ impl Model {
             dirty: BTreeSet::new(),
             reads: BTreeMap::new(),
             next: 0,
+            power_lost: 0,
         }
     }
 
@@ -224,6 +228,9 @@ impl Model {
 
     /// A flush is done.
     pub fn end_flush(&mut self, flush: Flush) {
+        if flush.at < self.power_lost {
+            return;
+        }
         for (number, now) in flush.now {
             let block = &mut self.blocks[number];
             // What a later FUA write has settled is not to be unsettled.
@@ -300,6 +307,32 @@ impl Model {
             let block = &mut self.blocks[*number];
             block.lapsed = block.flying.is_some();
             block.lapse();
+        }
+    }
+
+    /// The device has lost its power, and is used on: what was not flushed may
+    /// be lost, also by a flush that is under way and done once more.
+    pub fn lose_power(&mut self) {
+        self.lapse();
+        self.power_lost = self.number();
+        for read in self.reads.values_mut() {
+            for (block, allowed) in self.blocks[read.first..].iter().zip(&mut read.allowed) {
+                block.now.iter().for_each(|writer| insert(&mut allowed.writers, *writer));
+                allowed.steady = false;
+            }
+        }
+    }
+
+    /// The host that used it is gone: what was under way may be done, or not.
+    pub fn depart(&mut self) {
+        self.reads.clear();
+        for block in &mut self.blocks {
+            if let Some(writer) = block.flying.take() {
+                insert(&mut block.now, writer);
+            }
+            if std::mem::take(&mut block.lapsed) {
+                block.lapse();
+            }
         }
     }
 
@@ -451,6 +484,41 @@ mod tests {
             model.lapse();
             model.end_write(&during, true);
             assert_eq!(may(&mut model, first), !fua);
+        }
+    }
+
+    #[test]
+    fn a_loss_of_power_takes_what_is_not_flushed_also_by_a_flush_that_is_under_way() {
+        for before in [false, true] {
+            let mut model = model(true);
+            let old = write(&mut model, Kind::Write(true));
+            let new = write(&mut model, Kind::Write(false));
+            let reading = model.begin_read(1..2);
+            if before {
+                let flush = model.begin_flush();
+                model.end_flush(flush);
+            }
+            let flush = model.begin_flush();
+            model.lose_power();
+            model.end_flush(flush);
+            assert_eq!(model.end_read(&reading, &bytes(1..2, old)).is_ok(), !before, "a read under way");
+            assert_eq!(may(&mut model, old), !before);
+            assert_eq!(may(&mut model, new), before, "what was seen stays");
+        }
+    }
+
+    #[test]
+    fn what_a_host_leaves_behind_may_be_done_and_what_was_acknowledged_is() {
+        for seen in [false, true] {
+            let mut model = model(true);
+            let old = write(&mut model, Kind::Write(false));
+            let new = write(&mut model, Kind::Write(false));
+            let flying = model.begin_write(1..2, Kind::Write(false)).unwrap().writer;
+            model.depart();
+            assert!(!may(&mut model, old));
+            assert!(may(&mut model, if seen { flying } else { new }));
+            assert!(!may(&mut model, if seen { new } else { flying }), "it is the other one");
+            assert!(model.begin_write(1..2, Kind::Write(false)).is_some(), "nothing is under way");
         }
     }
 

@@ -13,9 +13,11 @@ pub(crate) enum Deed {
     Write,
     Flush,
     Zero,
+    /// A packet of a network arrives, at the end of that number.
+    Packet,
 }
 
-/// An event on a disk: what happens, and where.
+/// An event on a disk, or in a network: what happens, and where.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event {
     pub(crate) deed: Deed,
@@ -31,6 +33,7 @@ impl Event {
             Deed::Write => 2,
             Deed::Flush => 3,
             Deed::Zero => 4,
+            Deed::Packet => 5,
         };
         kind << 48 ^ self.offset << 20 ^ self.len
     }

@@ -5,6 +5,7 @@
 //! - a task belongs to the group of the task that has spawned it, or to that of
 //!   the [`Handle`](crate::Handle) it was spawned by;
 //! - once a group is dead no task of it runs any code but destructors;
+//! - no task of a group that is paused runs, and none misses a wake-up by that;
 //! - a group that is inside another one dies with it.
 
 use crate::Task;
@@ -31,7 +32,16 @@ struct Group {
     addr: IpAddr,
     /// The group that this one is a part of.
     parent: u64,
+    paused: bool,
     tasks: BTreeSet<usize>,
+}
+
+/// What a task may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum May {
+    Run,
+    Wait,
+    End,
 }
 
 impl Groups {
@@ -50,12 +60,53 @@ impl Groups {
         self.last.set(group);
         let parent = self.current.get();
         let addr = addr.unwrap_or_else(|| self.addr(parent));
-        self.all.borrow_mut().insert(group, Group { addr, parent, tasks: BTreeSet::new() });
+        self.all.borrow_mut().insert(group, Group { addr, parent, paused: false, tasks: BTreeSet::new() });
         group
     }
 
     pub(crate) fn is_alive(&self, group: u64) -> bool {
         group == OUTSIDE || self.all.borrow().contains_key(&group)
+    }
+
+    /// What a task of a group may do now.
+    fn may(&self, group: u64) -> May {
+        let all = self.all.borrow();
+        let mut may = May::Run;
+        let mut at = group;
+        while at != OUTSIDE {
+            let Some(inside) = all.get(&at) else { return May::End };
+            if inside.paused {
+                may = May::Wait;
+            }
+            at = inside.parent;
+        }
+        may
+    }
+
+    /// Groups inside a group, and it.
+    fn within(&self, group: u64) -> Vec<u64> {
+        let all = self.all.borrow();
+        let mut found = vec![group];
+        let mut next = 0;
+        while let Some(outer) = found.get(next).copied() {
+            found.extend(all.iter().filter(|(_, inside)| inside.parent == outer).map(|(id, _)| *id));
+            next += 1;
+        }
+        found
+    }
+
+    /// Pauses a group and what is inside, or lets it go on: the tasks that are
+    /// to be woken for that.
+    fn pause(&self, group: u64, paused: bool) -> Vec<usize> {
+        let within = self.within(group);
+        let mut all = self.all.borrow_mut();
+        if let Some(group) = all.get_mut(&group) {
+            group.paused = paused;
+        }
+        if paused {
+            return Vec::new();
+        }
+        within.iter().filter_map(|id| all.get(id)).flat_map(|group| group.tasks.iter().copied()).collect()
     }
 
     /// The address of the host that a group is part of.
@@ -78,14 +129,9 @@ impl Groups {
     /// Ends a group and what is inside: the tasks that are to be woken, so that
     /// they are dropped.
     pub(crate) fn end(&self, group: u64) -> Vec<usize> {
+        let ending = self.within(group);
         let mut all = self.all.borrow_mut();
-        let mut ending = vec![group];
-        let mut tasks = Vec::new();
-        while let Some(group) = ending.pop() {
-            ending.extend(all.iter().filter(|(_, inside)| inside.parent == group).map(|(id, _)| *id));
-            tasks.extend(all.remove(&group).into_iter().flat_map(|group| group.tasks));
-        }
-        tasks
+        ending.into_iter().filter_map(|group| all.remove(&group)).flat_map(|group| group.tasks).collect()
     }
 }
 
@@ -132,10 +178,13 @@ impl<F: Future> Future for Member<F> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let group = self.group;
-        let alive = with_core(|core| core.groups().is_some_and(|groups| groups.is_alive(group)));
+        let may = with_core(|core| core.groups().map_or(May::End, |groups| groups.may(group)));
         let _inside = Inside::enter(group);
-        if !alive {
-            drop(self.future.take());
+        match may {
+            May::Run => {}
+            // It is woken when the group goes on.
+            May::Wait => return Poll::Pending,
+            May::End => drop(self.future.take()),
         }
         match &mut self.future {
             Some(future) => future.as_mut().poll(cx),
@@ -201,6 +250,24 @@ impl Host {
     /// before the time goes on.
     pub fn kill(&self) {
         end(self.group);
+    }
+
+    /// Stops all of its tasks where they are, as SIGSTOP does: what the network
+    /// does for it goes on.
+    pub fn pause(&self) {
+        self.set_paused(true);
+    }
+
+    /// Lets its tasks go on.
+    pub fn resume(&self) {
+        self.set_paused(false);
+    }
+
+    fn set_paused(&self, paused: bool) {
+        try_with_core(|core| {
+            let tasks = core.groups().map(|groups| groups.pause(self.group, paused)).unwrap_or_default();
+            core.wake_tasks(&tasks);
+        });
     }
 
     /// Whether it was not killed.
@@ -274,6 +341,34 @@ mod tests {
             assert_eq!(count.get(), at);
             assert!(theirs.get() > before && !alive.get(), "the other host goes on");
             assert!(!host.is_alive() && other.is_alive());
+        });
+    }
+
+    #[test]
+    fn a_host_that_is_paused_stands_still_and_goes_on() {
+        let engine = Engine::simulated(1).expect("engine");
+        engine.block_on(async {
+            let host = Host::new(ADDR);
+            let (count, dropped): (Rc<Cell<u32>>, Rc<Cell<bool>>) = Default::default();
+            let counts = Counts(Rc::clone(&count), Rc::clone(&dropped));
+            host.spawn(async move {
+                let thread = Thread::start("inside", Config::default()).expect("a group");
+                inside(thread.handle().group(), || spawn(counts.count())).await;
+            })
+            .detach();
+            sleep(TICK * 10).await;
+            host.pause();
+            let at = count.get();
+            sleep(TICK * 10).await;
+            assert_eq!(count.get(), at);
+            host.resume();
+            sleep(TICK * 10).await;
+            assert!(count.get() > at + 5 && !dropped.get());
+            host.pause();
+            host.kill();
+            while !dropped.get() {
+                yield_now().await;
+            }
         });
     }
 
