@@ -174,11 +174,14 @@ fn masks(pages: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
+/// A mapping, and which of its chunks.
+type Job = (Arc<Mapping>, usize);
+
 /// Has the process's thread for it give a chunk huge pages.
 fn promote(memory: Arc<Mapping>, index: usize) {
-    static THREAD: OnceLock<Option<Sender<(Arc<Mapping>, usize)>>> = OnceLock::new();
+    static THREAD: OnceLock<Option<Sender<Job>>> = OnceLock::new();
     let thread = THREAD.get_or_init(|| {
-        let (jobs, todo) = channel::<(Arc<Mapping>, usize)>();
+        let (jobs, todo) = channel::<Job>();
         let work = move || todo.iter().for_each(|(memory, index)| memory.pages().make_huge(&memory, index));
         std::thread::Builder::new().name("longhaul-pages".into()).spawn(work).ok().map(|_| jobs)
     });
