@@ -382,7 +382,7 @@ impl State {
     /// Gives a connection that is established to those who accept.
     fn offer(&mut self, id: u64) {
         let Some(end) = self.ends.get_mut(&id) else { return };
-        if id % 2 == 0 || end.offered {
+        if id.is_multiple_of(2) || end.offered {
             return;
         }
         let Some(backlog) = self.listeners.get_mut(&end.local) else { return };
