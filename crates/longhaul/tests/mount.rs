@@ -277,6 +277,34 @@ fn a_target_that_restarts_is_waited_for() {
 }
 
 #[test]
+fn a_mount_whose_recovery_finds_no_room_is_refused() {
+    for fs in FILE_SYSTEMS {
+        let Some(mut rig) = Rig::new(fs) else { return };
+        let pid = rig.mount();
+        let files = names(6);
+        for name in &files {
+            write(&rig.at(), name).expect("written");
+        }
+        // Its journal has what is durable, and is to be replayed.
+        assert!(Command::new("kill").args(["-KILL", &pid]).status().expect("kill").success());
+        until("it is unmounted", || rig.run(&["umount", text(&rig.at())]).code == Some(0));
+        rig.is_gone();
+        rig.kill_target();
+        let disk = rig.dir.path().join("disk");
+        let full = format!("file:{},error=1:ops=write+zero:kind=nospace", disk.display());
+        let ran = rig.run(&["mount", &full, text(&rig.at()), "--via", "fuse"]);
+        assert_eq!(ran.code, Some(1), "{fs}: {}{}", ran.stdout, ran.stderr);
+        assert!(ran.stderr.contains("no space left"), "{fs}: the cause is named: {}", ran.stderr);
+        assert!(!is_mounted(&rig.at()), "{fs}: it is not left there");
+        rig.is_gone();
+        // With room again nothing is lost.
+        rig.serve();
+        rig.replay();
+        check(&rig, fs, &files);
+    }
+}
+
+#[test]
 fn what_cannot_be_mounted_is_named_and_nothing_is_left() {
     let Some(rig) = Rig::new("ext4") else { return };
     let (at, uri) = (rig.at(), rig.uri());

@@ -16,15 +16,16 @@ use crate::runtime;
 use longhaul_attach::filesystem::{Content, Kind};
 use longhaul_attach::fuse::{self, FuseFile, FuseOptions, unmount_served};
 use longhaul_attach::kernel::{KernelDevice, Way};
-use longhaul_attach::{LoopDevice, Shared, keep_out_of_reclaim, users};
-use longhaul_block::DeviceInfo;
+use longhaul_attach::{LoopDevice, Request, Shared, keep_out_of_reclaim, users};
 use longhaul_block::units::format_size;
+use longhaul_block::{DeviceInfo, IoResult};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// How these are listed.
@@ -136,7 +137,11 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
     };
     let mut held = record.hold()?;
     let server = serve::listen(dir, &events_in)?;
+    // Made before the first write of the mount: its flush tells of all losses.
+    let told = opened.requests.handle();
+    let durable = || opened.requests.wait(Request::Flush(Arc::clone(&told))).map(drop);
     let mounting = Mounting {
+        durable: &durable,
         name: args.devices.join("+"),
         info: &info,
         kind,
@@ -213,6 +218,8 @@ fn options(args: &Args, opened: &Opened) -> Result<(Kind, String), Failure> {
 
 /// A file system about to be mounted.
 struct Mounting<'a> {
+    /// Makes durable what was written since before the mount.
+    durable: &'a dyn Fn() -> IoResult<()>,
     /// For people.
     name: String,
     info: &'a DeviceInfo,
@@ -268,7 +275,8 @@ impl Mounting<'_> {
         let plain = self.options.borrow().clone();
         let failed = match self.mount_with(device, &plain) {
             Err(failed) if self.info.read_only => failed,
-            result => return result,
+            Err(failed) => return Err(self.with_cause(failed)),
+            Ok(()) => return self.check(),
         };
         let without = format!("{plain},{}", without_journal(self.kind));
         // Why the plain mount failed says more.
@@ -281,6 +289,50 @@ impl Mounting<'_> {
         );
         *self.options.borrow_mut() = without;
         Ok(())
+    }
+
+    /// Why a mount failed, with the device's error if there is one: the kernel
+    /// says only that its writes failed.
+    fn with_cause(&self, failed: Failure) -> Failure {
+        match (self.durable)() {
+            Ok(()) => failed,
+            Err(e) => Failure::new(failed.exit, format!("{}: {e}", failed.message)),
+        }
+    }
+
+    /// A file system may be mounted though what the recovery of its journal
+    /// wrote is lost: a write is taken before the device below has it, and the
+    /// kernel does not ask again. So all of it is made durable, and a file
+    /// system that is not usable is unmounted.
+    fn check(&self) -> Outcome {
+        // `sync` is another process: this one must not wait for the file system
+        // whose device it serves.
+        let mut sync = Command::new("sync");
+        let ran = sync.env("LC_ALL", "C").arg("-f").arg(self.dir).stdin(Stdio::null()).output();
+        // What the device says is the cause, and comes first.
+        let (exit, why) = match ((self.durable)(), ran) {
+            (Err(e), _) => (Failure::from(e.clone()).exit, format!("what it wrote is lost: {e}")),
+            (Ok(()), Ok(ran)) if !ran.status.success() => {
+                (Exit::Failed, String::from_utf8_lossy(&ran.stderr).trim().to_owned())
+            }
+            (Ok(()), Err(e)) => {
+                tracing::debug!("sync -f: {e}");
+                return Ok(());
+            }
+            (Ok(()), Ok(_)) => return Ok(()),
+        };
+        let unmounted = unmount_served(self.dir, false).or_else(|_| unmount_served(self.dir, true));
+        let left = unmounted.err().map(|e| format!(" (and cannot be unmounted: {e})")).unwrap_or_default();
+        Err(Failure::new(
+            exit,
+            format!(
+                "{}: the {} file system of {} was mounted, and cannot be used: {why}. It is unmounted \
+                 again{left}; mount it when the cause is gone, and the journal makes it whole",
+                self.dir.display(),
+                self.kind,
+                self.name
+            ),
+        ))
     }
 
     fn mount_with(&self, device: &Path, options: &str) -> Outcome {
