@@ -110,6 +110,20 @@ fn only_hosts_that_are_allowed_come_in() {
 }
 
 #[test]
+fn a_subsystem_may_have_hosts_of_its_own() {
+    let [friend, other] = ["friend", "other"].map(|name| format!("nqn.2026-11.io.longhaul:test:{name}"));
+    let target = target(|config| {
+        config.hosts = HostAccess::Only([friend.clone()].into());
+        config.hosts_of.insert(NQN.into(), HostAccess::Only([other.clone()].into()));
+    });
+    let uri = export(&target, "mem:8MiB");
+    let of = |name: &str| Options { hostnqn: name.to_owned(), ..Options::default() };
+    let e = connect(&uri, of(&friend)).expect_err("a host of the other subsystems");
+    assert!(matches!(e, Error::Refused { .. }), "{e}");
+    disk(&uri, of(&other)).write_at(&pattern(4096, 1), 0).expect("written");
+}
+
+#[test]
 fn a_read_only_export_refuses_writes() {
     let dir = tempfile::tempdir().expect("directory");
     let path = dir.path().join("disk");

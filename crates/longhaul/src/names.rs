@@ -59,6 +59,9 @@ pub(crate) struct Export {
     pub(crate) uuid: Option<Uuid>,
     /// What is there is served, whatever was served there before.
     pub(crate) create: bool,
+    /// NQNs of the hosts that may connect to the subsystem; none: as the
+    /// target says for all.
+    pub(crate) allow_hosts: Vec<String>,
 }
 
 impl FromStr for Export {
@@ -73,12 +76,15 @@ impl FromStr for Export {
         }
         // Options of the export itself; all others are the back end's.
         let (mut nqn, mut uuid, mut create) = (None, None, false);
+        let mut allow_hosts = Vec::new();
         let mut backend = Vec::new();
         for part in rest.split(',') {
             if let Some(value) = part.strip_prefix("nqn=") {
                 nqn = Some(value.to_owned());
             } else if let Some(value) = part.strip_prefix("uuid=") {
                 uuid = Some(value.parse().map_err(|_| format!("uuid={value} is not a UUID"))?);
+            } else if let Some(value) = part.strip_prefix("allow-host=") {
+                allow_hosts.push(value.to_owned());
             } else if part == "create" {
                 create = true;
             } else {
@@ -88,12 +94,12 @@ impl FromStr for Export {
         let backend = backend.join(",");
         let source = match backend.strip_prefix(arrays::SCHEME) {
             Some(array) if array.contains(',') => {
-                return Err("an array takes no options here but uuid=, nqn= and create".into());
+                return Err("an array takes no options here but uuid=, nqn=, allow-host= and create".into());
             }
             Some(array) => Source::Array(array.to_owned()),
             None => Source::Backend(BackendSpec::parse(&backend).map_err(|e| e.to_string())?),
         };
-        Ok(Export { name: name.to_owned(), source, nqn, uuid, create })
+        Ok(Export { name: name.to_owned(), source, nqn, uuid, create, allow_hosts })
     }
 }
 

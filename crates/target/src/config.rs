@@ -4,6 +4,7 @@ use crate::memory::Memory;
 use longhaul_engine::Config as EngineConfig;
 use longhaul_proto::controller::HostAccess;
 use longhaul_proto::target::IN_CAPSULE_MAX;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -85,8 +86,11 @@ pub struct Config {
     pub hdr_digest: bool,
     /// Grant data digests to hosts that ask.
     pub data_digest: bool,
-    /// Which hosts may connect.
+    /// Which hosts may connect to subsystems that do not say so themselves.
     pub hosts: HostAccess,
+    /// Which hosts may connect to these subsystems, by NQN, in place of
+    /// [`hosts`](Self::hosts).
+    pub hosts_of: BTreeMap<String, HostAccess>,
     /// I/O queues of one controller.
     pub max_queues: u16,
     /// Entries of a queue.
@@ -112,6 +116,7 @@ impl Default for Config {
             hdr_digest: true,
             data_digest: true,
             hosts: HostAccess::Any,
+            hosts_of: BTreeMap::new(),
             max_queues: MAX_QUEUES,
             max_queue_size: MAX_QUEUE_SIZE,
             max_connections: MAX_CONNECTIONS,
@@ -121,6 +126,11 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Which hosts may connect to the subsystem of this NQN.
+    pub(crate) fn hosts_of(&self, nqn: &str) -> &HostAccess {
+        self.hosts_of.get(nqn).unwrap_or(&self.hosts)
+    }
+
     /// The largest transfer of one command in bytes: what fits in a capsule,
     /// so that a host that keeps to MDTS never needs a second round trip.
     pub(crate) fn max_transfer(&self) -> u32 {

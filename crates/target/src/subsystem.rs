@@ -251,7 +251,7 @@ pub(crate) fn view_of(nqn: &str, serial: &str, config: &Config) -> SubsystemView
         in_capsule: config.in_capsule,
         max_queues: config.max_queues,
         max_queue_size: config.max_queue_size,
-        hosts: config.hosts.clone(),
+        hosts: config.hosts_of(nqn).clone(),
         content: Content::Nvm(NvmContent { max_nsid: NSID_MAX, namespaces: Vec::new(), ana: Some(0) }),
     }
 }

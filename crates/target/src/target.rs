@@ -107,7 +107,7 @@ impl Shared {
             let addr = SocketAddr::new(ip, addr.port());
             records.push(DiscoveryRecord {
                 entry: discovery_entry(nqn, target, addr, port_id, ENTRIES_BEFORE_CONNECT),
-                hosts: self.config.hosts.clone(),
+                hosts: self.config.hosts_of(nqn).clone(),
             });
         };
         let ports: Vec<_> = (1u16..).zip(lock(&self.listening).clone()).collect();

@@ -8,7 +8,7 @@ use longhaul_target::{Config, Error, HostAccess, Target, is_loopback};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use uuid::Uuid;
 
@@ -51,7 +51,7 @@ pub(crate) struct Args {
     /// Threads [default: one for each processor, at most 8]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Let only this host in; may be given again
+    /// Let only this host in, but for exports with an allow-host= of their own; may be given again
     #[arg(long, value_name = "HOSTNQN")]
     allow_host: Vec<String>,
     /// Do not grant header digests
@@ -113,6 +113,17 @@ impl Args {
     }
 }
 
+/// Lets hosts into the subsystem `nqn`, beside those of its other exports.
+fn allow(access: &mut BTreeMap<String, HostAccess>, nqn: &str, hosts: &[String]) {
+    if hosts.is_empty() {
+        return;
+    }
+    let all = access.entry(nqn.to_owned()).or_insert_with(|| HostAccess::Only(BTreeSet::new()));
+    if let HostAccess::Only(all) = all {
+        all.extend(hosts.iter().cloned());
+    }
+}
+
 impl From<Error> for Failure {
     fn from(e: Error) -> Failure {
         let exit = if matches!(e, Error::Config(_)) { Exit::Usage } else { Exit::Failed };
@@ -130,7 +141,11 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     opener.options.congestion.clone_from(&args.congestion);
     let exports = open(&args.export, &opener)?;
     let target = {
-        let target = Target::start(args.config()?)?;
+        let mut config = args.config()?;
+        for (export, Opened { nqn, .. }) in args.export.iter().zip(&exports) {
+            allow(&mut config.hosts_of, nqn, &export.allow_hosts);
+        }
+        let target = Target::start(config)?;
         let mut shown = Vec::new();
         for Opened { name, nqn, uuid, device, .. } in &exports {
             let device = device.block();
