@@ -116,6 +116,31 @@ fn what_is_not_understood_is_not_taken_for_blank() {
     }
 }
 
+/// A file system that was left out of view is worth as much as a member of an array.
+#[test]
+fn a_device_with_a_file_system_is_taken_by_force_alone() {
+    simulate(19, async {
+        let (running, power) = disks(2, SIZE);
+        make(&running, Layout::Mirror, UNIT).await;
+        let array = start(&running, options()).await.expect("assembled");
+        let used = Arc::new(Disk::new("used", SIZE, &power));
+        let head = Buf::copy_of(&[b"XFSB".as_slice(), &[0; 4092]].concat());
+        used.open().await.expect("opened").write(0, head, WriteFlags::default()).await.expect("written");
+        let used = || Arc::clone(&used) as Arc<dyn BlockDevice>;
+        let other = || Arc::new(Disk::new("other", SIZE, &power)) as Arc<dyn BlockDevice>;
+        let mut dice = Dice(5);
+        let mut shape = Shape { name: "new".into(), layout: Layout::Mirror, unit: UNIT, force: false };
+        let created = create_as(&[used(), other()], &[], &shape, || dice.uuid()).await.map(drop);
+        for result in [created, array.replace(0, used(), false).await, array.add_spare(used(), false).await] {
+            let text = result.expect_err("refused").to_string();
+            assert!(text.contains("an XFS file system") && text.contains("--force"), "{text}");
+        }
+        shape.force = true;
+        create_as(&[used(), other()], &[], &shape, || dice.uuid()).await.expect("taken by force");
+        array.stop().await.expect("stopped");
+    });
+}
+
 /// Force is for arrays that nobody needs, and what runs is needed.
 #[test]
 fn no_force_takes_a_member_of_an_array_that_runs() {

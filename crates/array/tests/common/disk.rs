@@ -348,7 +348,7 @@ impl BlockDevice for Disk {
 struct Io(Arc<Inner>);
 
 /// Runs to its end also when nobody waits.
-fn go<T: Unpin + 'static>(future: impl Future<Output = IoResult<T>> + 'static) -> IoFuture<T> {
+pub fn go<T: Unpin + 'static>(future: impl Future<Output = IoResult<T>> + 'static) -> IoFuture<T> {
     let (done, result) = futures_channel::oneshot::channel();
     spawn(async move { drop(done.send(future.await)) }).detach();
     IoFuture::new(async move { result.await.unwrap_or(Err(IoError::Aborted)) })

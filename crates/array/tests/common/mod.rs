@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "each test file uses a part of it")]
 
 pub mod disk;
+pub mod log;
 pub mod model;
 pub mod rig;
 
