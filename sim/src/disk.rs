@@ -95,7 +95,8 @@ struct State {
     generation: u64,
     /// It has lost what was cached, and has not said so yet.
     restarted: bool,
-    straggling: bool,
+    /// Operations of a hundred that straggle.
+    straggling: u32,
     armed: Option<Fault>,
 }
 
@@ -128,7 +129,7 @@ impl Disk {
             unanswered: BTreeMap::new(),
             generation: 0,
             restarted: false,
-            straggling: false,
+            straggling: 0,
             armed: None,
         };
         let state = Arc::new(Mutex::new(state));
@@ -245,7 +246,13 @@ impl Disk {
 
     /// Everything takes much longer from now on, or not any more.
     pub fn straggle(&self, straggling: bool) {
-        self.state().straggling = straggling;
+        self.straggle_some(if straggling { 100 } else { 0 });
+    }
+
+    /// So many halves of operations of a hundred take much longer from now on,
+    /// while the others overtake them.
+    pub fn straggle_some(&self, percent: u32) {
+        self.state().straggling = percent;
     }
 
     /// Plants a fault; false if there is nothing yet that it could hit.
@@ -290,7 +297,9 @@ impl Disk {
         let mut state = self.state();
         let micros = self.make.latency.as_micros() as u64;
         let mut time = Duration::from_micros(state.random.between(micros / 8, micros));
-        if state.straggling {
+        // No number is drawn where all or none do.
+        let some = state.straggling;
+        if some >= 100 || some > 0 && state.random.chance(some) {
             time += Duration::from_millis(state.random.below(STRAGGLING));
         } else if state.random.chance(HICCUPS) {
             time *= 20;

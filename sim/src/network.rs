@@ -168,13 +168,15 @@ impl Net {
     }
 
     /// Resets every connection between two hosts, as a middle box does that has
-    /// forgotten them.
-    pub fn reset(&self, one: IpAddr, other: IpAddr) {
+    /// forgotten them. If not `both`, only the first one gets to know: what it has
+    /// sent arrives, and is taken.
+    pub fn reset(&self, one: IpAddr, other: IpAddr, both: bool) {
         let mut state = self.state();
-        state.world.tell(format_args!("connections of {one} and {other} are reset"));
+        let whose = if both { "" } else { ", for the first one" };
+        state.world.tell(format_args!("connections of {one} and {other} are reset{whose}"));
         let between = |end: &End| {
             let ips = (end.local.ip(), end.remote.ip());
-            ips == (one, other) || ips == (other, one)
+            ips == (one, other) || both && ips == (other, one)
         };
         state
             .ends

@@ -41,6 +41,7 @@ fn a_network_seed_does_the_same_again() {
 fn noticed(planted: Planted) -> String {
     let run = |seed| run_network(&NetworkPlan::new(seed), planted, false).err();
     let failure = (1..=PLANTED_WITHIN).find_map(run);
+    eprintln!("{planted:?}: noticed by seed {:?}", failure.as_ref().map(|failure| failure.plan.seed));
     failure.unwrap_or_else(|| panic!("{planted:?} was not noticed")).to_string()
 }
 
@@ -61,4 +62,16 @@ fn a_flush_that_is_none_is_noticed_behind_a_network() {
 fn a_loss_of_power_that_no_generation_tells_of_is_noticed() {
     let failure = noticed(Planted::NoGeneration);
     assert!(failure.contains("same generation"), "{failure}");
+}
+
+#[test]
+fn changes_that_are_sent_again_without_fencing_are_noticed() {
+    let failure = noticed(Planted::NoFencing);
+    assert!(failure.contains("may be of"), "{failure}");
+}
+
+#[test]
+fn a_write_that_is_forgotten_at_a_reconnect_is_noticed() {
+    let failure = noticed(Planted::ForgetsAtReconnect);
+    assert!(failure.contains("may be of"), "{failure}");
 }

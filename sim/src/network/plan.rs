@@ -61,7 +61,15 @@ pub struct NetworkPlan {
     pub lives: u32,
     /// What goes wrong, at most.
     pub troubles: u32,
+    /// Whether few blocks are written again and again while connections are
+    /// reset soon after one another, and some operations of the disk take far
+    /// longer than those after them: what an earlier connection has left behind
+    /// meets what the next one does.
+    pub close: bool,
 }
+
+/// Plans in a hundred in which everything is close to each other.
+const CLOSE: u32 = 40;
 
 impl NetworkPlan {
     /// The plan of a seed.
@@ -69,7 +77,7 @@ impl NetworkPlan {
     pub fn new(seed: u64) -> NetworkPlan {
         let mut random = Random::new(seed ^ 0x6e65_7477_6f72_6b00);
         let delay = Duration::from_micros(random.pick(&[25, 500, 5_000, 50_000]));
-        NetworkPlan {
+        let plan = NetworkPlan {
             seed,
             conditions: Conditions {
                 delay,
@@ -95,6 +103,27 @@ impl NetworkPlan {
             operations: random.between(5, 60) as u32,
             lives: random.pick(&[1, 1, 2, 3]),
             troubles: random.below(7) as u32,
+            close: false,
+        };
+        if random.chance(CLOSE) { plan.closer(&mut random) } else { plan }
+    }
+
+    /// The same with everything close to each other.
+    fn closer(self, random: &mut Random) -> NetworkPlan {
+        let delay = Duration::from_micros(random.pick(&[25, 500, 5_000]));
+        let jitter = random.pick(&[Duration::ZERO, delay * 4]);
+        let bytes_per_ms = self.conditions.bytes_per_ms.max(20_000);
+        NetworkPlan {
+            conditions: Conditions { delay, jitter, loss: 0, bytes_per_ms, ..self.conditions },
+            blocks: random.between(2, 6),
+            latency: Duration::from_micros(random.pick(&[20, 1000])),
+            queue_size: random.pick(&[8, 128]),
+            clients: random.between(2, 6) as u32,
+            operations: random.between(60, 240) as u32,
+            lives: 1,
+            troubles: random.between(4, 16) as u32,
+            close: true,
+            ..self
         }
     }
 
@@ -112,7 +141,7 @@ impl fmt::Display for NetworkPlan {
             f,
             "{:?} one way (+ up to {:?}), {} of a million lost, {} bytes/ms, segments of {}, buffers of {} and {}; \
              {} hosts with {} blocks of {} bytes{}, {:?}; {} in a capsule, {} threads, digests {:?}, {} entries, \
-             {:?} connections, keep-alive {:?}; {} lives of {} × {} operations, {} troubles",
+             {:?} connections, keep-alive {:?}; {} lives of {} × {} operations, {} troubles{}",
             c.delay,
             c.jitter,
             c.loss,
@@ -134,7 +163,8 @@ impl fmt::Display for NetworkPlan {
             self.lives,
             self.clients,
             self.operations,
-            self.troubles
+            self.troubles,
+            if self.close { ", close to each other" } else { "" }
         )
     }
 }

@@ -36,6 +36,9 @@ const MAX_TRANSFER: u32 = 128 << 10;
 /// effect by then, or never will. The longest keep-alive time-out twice, what a
 /// target is paused for at most, and what a disk takes.
 const REBOOT: Duration = Duration::from_secs(300);
+/// Halves of a disk's operations of a hundred that are far slower than the others
+/// where everything is close to each other.
+const STRAGGLERS: u32 = 15;
 /// How often a host tries to connect for the first time.
 const AGAIN: Duration = Duration::from_secs(1);
 /// How long it does so: longer than all troubles together.
@@ -146,6 +149,9 @@ fn site(
         knows: false,
     };
     let disk = Disk::new(0, make, world, random.fork());
+    if plan.close {
+        disk.straggle_some(STRAGGLERS);
+    }
     let share = |_| {
         Rc::new(Share {
             model: Rc::new(RefCell::new(Model::new(size, plan.block, true))),
@@ -237,7 +243,7 @@ async fn work(site: Rc<Site>, number: u32, share: Rc<Share>, mut random: Random,
         cut_off: Cell::default(),
         quiet: false,
         may_crash: false,
-        stripe: u64::from(plan.block) * 8,
+        stripe: u64::from(plan.block) * if plan.close { 1 } else { 8 },
     });
     if random.chance(50) {
         load.read_all(random.fork()).await;

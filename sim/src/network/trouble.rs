@@ -22,6 +22,10 @@ use std::time::Duration;
 /// The target's address.
 pub(super) const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 
+/// The kinds of trouble of [`Site::one`] in plans where everything is close to
+/// each other: resets above all.
+const CLOSE: [u64; 10] = [4, 4, 4, 4, 4, 0, 2, 3, 6, 7];
+
 /// How often something has happened to a simulated network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -151,10 +155,16 @@ impl Site {
 
     /// One thing goes wrong, and becomes whole again.
     async fn one(&self, host: IpAddr, random: &mut Random) {
-        let most = random.pick(&[20, 500, 4_000, 30_000, 100_000]);
+        let close = self.plan.close;
+        let most = if close {
+            random.pick(&[20, 500, 6_000])
+        } else {
+            random.pick(&[20, 500, 4_000, 30_000, 100_000])
+        };
         // Never no time at all: what was killed is gone before its successor comes.
         let time = Duration::from_millis(random.between(1, most));
-        match random.below(10) {
+        let kind = if close { random.pick(&CLOSE) } else { random.below(10) };
+        match kind {
             way @ 0..4 => {
                 self.count(|counts| counts.cuts += 1);
                 let ways = [(host, TARGET), (TARGET, host)];
@@ -165,7 +175,7 @@ impl Site {
             }
             4 => {
                 self.count(|counts| counts.resets += 1);
-                self.net.reset(host, TARGET);
+                self.net.reset(host, TARGET, random.chance(50));
             }
             5 => {
                 self.count(|counts| counts.slow += 1);
@@ -204,7 +214,8 @@ impl Site {
 /// Troubles, one after another, each with a host that it concerns.
 pub(super) async fn trouble(site: Rc<Site>, hosts: Vec<IpAddr>, mut random: Random) {
     for _ in 0..site.plan.troubles {
-        let most = random.pick(&[5, 100, 2_000, 20_000]);
+        let most =
+            if site.plan.close { random.pick(&[5, 50, 300]) } else { random.pick(&[5, 100, 2_000, 20_000]) };
         sleep(Duration::from_millis(random.below(most))).await;
         let host = random.pick(&hosts);
         site.one(host, &mut random).await;
