@@ -103,6 +103,8 @@ impl<D: Driver> Receive<'_, D> {
                 Err(e) => return Ended::Io(e),
             }
             if self.shared.progress.get().is_multiple_of(TURN) {
+                // The driver handles what has come before anything else runs.
+                self.consume();
                 yield_now().await;
             }
         }

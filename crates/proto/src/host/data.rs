@@ -48,7 +48,6 @@ impl HostQueue {
         } else {
             cqe
         };
-        self.free.push(slot);
         self.events.push_back(Event::Completion { slot, cqe, received });
     }
 

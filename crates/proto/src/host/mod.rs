@@ -292,9 +292,15 @@ impl HostQueue {
         self.placed(len, None);
     }
 
-    /// The next event.
+    /// The next event. The slot of a command is free once its completion was
+    /// taken here, and no earlier: what the driver keeps by slot is that of the
+    /// command until then, however long it takes to ask.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        let event = self.events.pop_front();
+        if let Some(Event::Completion { slot, .. }) = event {
+            self.free.push(slot);
+        }
+        event
     }
 
     /// Whether [`poll_transmit`](Self::poll_transmit) has something.

@@ -290,6 +290,25 @@ fn a_completion_waits_for_its_memory() {
     bench.refused(&[early.clone(), early].concat(), FIELD, 20);
 }
 
+//= test: NVMe Base 2.1, Command Identifier
+#[test]
+fn a_slot_is_not_used_again_before_its_completion_was_taken() {
+    let mut bench = Bench::new();
+    let cid = bench.read();
+    let queue = &mut bench.end.queue;
+    let read = |queue: &mut HostQueue| queue.submit(Sqe::new(2), HostData::Read { len: 512 });
+    let used: Vec<u16> = (0..2).map(|_| read(queue).expect("room")).collect();
+    // The queue has seen the end of the first read; its driver has not.
+    let done =
+        bench.pdu(PduType::CapsuleResp, 0, &Cqe::new(cid, Status::SUCCESS).with_sqhd(3).to_bytes(), &[]);
+    let queue = &mut bench.end.queue;
+    assert_eq!(queue.handle(&done), done.len());
+    assert_eq!((read(queue), queue.outstanding()), (Err(SubmitError::Full), 3));
+    let Some(Event::Completion { slot, .. }) = queue.poll_event() else { panic!("no completion") };
+    assert!(!used.contains(&slot));
+    assert_eq!((read(queue), queue.outstanding()), (Ok(slot), 3));
+}
+
 #[test]
 fn the_controller_ends_the_connection() {
     let mut bench = Bench::new();
@@ -371,6 +390,7 @@ fn identifiers_differ_between_uses_and_are_never_ffff() {
             before = cid;
             queue.poll_transmit(&mut batch);
             queue.handle(&bench.resp(Cqe::new(cid, Status::SUCCESS).with_sqhd(queue.tail)));
+            while queue.poll_event().is_some() {}
         }
         assert_eq!((queue.outstanding(), queue.is_closed()), (0, false));
     }
