@@ -133,7 +133,28 @@ pub(crate) async fn connect(
     cntlid: Option<u16>,
 ) -> Result<u16> {
     let cqe = send_connect(endpoint, options, queue, subnqn, qid, sqsize, cntlid).await?;
+    if let Some(reason) = cntlid.and_then(|_| another_controller(cqe.status())) {
+        return Err(endpoint.unreachable(reason));
+    }
     connected(endpoint, options, subnqn, cqe)
+}
+
+/// What a status of Connect for an I/O queue says that is no refusal of this
+/// host: the controller is not the one that was set up, or not as it was. Another
+/// attempt, or the next controller, gives the queue.
+fn another_controller(status: Status) -> Option<&'static str> {
+    let is = |s| same_code(status, s);
+    //= NVMe Base 2.1, Connect command: I/O queues are made only while the controller is ready
+    if is(Status::SEQUENCE_ERROR) {
+        // It was enabled: the target was restarted, and has given its
+        // identifier away again.
+        return Some("the controller is not enabled any more");
+    }
+    //= NVMe Base 2.1, Connect command: a queue identifier is used once at a time
+    // This host uses each once at a time: the target does not know yet that
+    // the connection before is lost, or the identifier of the controller is
+    // that of its successor.
+    is(Status::INVALID_QID).then_some("the target still has an earlier connection for the queue")
 }
 
 /// Sends Connect: its completion, good or bad.
@@ -469,5 +490,16 @@ mod tests {
         assert!(matches!(error(InvalidParameter::data(16)), Error::Unreachable { .. }));
         assert!(matches!(error(InvalidParameter::data(512)), Error::Refused { .. }), "the host NQN");
         assert!(matches!(error(InvalidParameter::command(16)), Error::Refused { .. }));
+    }
+
+    //= test: NVMe Base 2.1, Connect command
+    #[test]
+    fn a_queue_of_a_successor_or_of_a_connection_that_is_not_given_up_is_no_refusal() {
+        for status in [Status::SEQUENCE_ERROR, Status::INVALID_QID] {
+            assert!(another_controller(status).is_some() && another_controller(status.dnr()).is_some());
+        }
+        for status in [Status::CONNECT_INVALID_HOST, Status::CONNECT_INVALID_PARAMETERS, Status::SUCCESS] {
+            assert_eq!(another_controller(status.dnr()), None, "{status}");
+        }
     }
 }
