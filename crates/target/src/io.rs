@@ -11,6 +11,7 @@ use crate::connection::{Connection, Work};
 use crate::durable::Written;
 use crate::ledger::Charge;
 use crate::long::Long;
+use crate::pieces::in_pieces;
 use crate::subsystem::{Link, Presence, Subsystem, lock};
 use longhaul_block::{BlockIo, IoError, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, Memory};
@@ -212,11 +213,10 @@ impl IoQueue {
         let this = Rc::clone(self);
         connection.spawn(async move |connection| {
             let opened = match this.subsystem.namespace(nsid) {
-                Some(namespace) => namespace
-                    .device
-                    .open()
-                    .await
-                    .map(|io| Rc::new(Opened { nsid, io, written: this.link.written(nsid, &namespace) })),
+                Some(namespace) => namespace.device.open().await.map(|io| {
+                    let io = in_pieces(io, &namespace.device.info(), this.limits.max_transfer);
+                    Rc::new(Opened { nsid, io, written: this.link.written(nsid, &namespace) })
+                }),
                 None => Err(IoError::Refused("the namespace has gone".into())),
             };
             this.opening.set(false);

@@ -19,6 +19,7 @@ mod ledger;
 mod long;
 mod memory;
 mod patience;
+mod pieces;
 mod quiet;
 mod share;
 mod subsystem;

@@ -28,6 +28,8 @@ struct State {
     fua: u64,
     discards: Vec<(u64, u64)>,
     unreadable: Option<Range<u64>>,
+    /// Bytes of a read or write at most.
+    max_io: u32,
     hold: Option<Held>,
     held: Vec<oneshot::Sender<()>>,
 }
@@ -52,8 +54,14 @@ pub struct Cached(Arc<Mutex<State>>);
 impl Cached {
     /// Of so many blocks, all zeroes.
     pub fn new(blocks: usize) -> Cached {
+        Cached::limited(blocks, 1 << 20)
+    }
+
+    /// The same, which refuses reads and writes of more than `max_io` bytes.
+    pub fn limited(blocks: usize, max_io: u32) -> Cached {
         let zeroes = vec![0; blocks * BLOCK];
-        Cached(Arc::new(Mutex::new(State { medium: zeroes.clone(), cache: zeroes, ..State::default() })))
+        let state = State { medium: zeroes.clone(), cache: zeroes, max_io, ..State::default() };
+        Cached(Arc::new(Mutex::new(state)))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -117,11 +125,12 @@ impl Cached {
 
 impl BlockDevice for Cached {
     fn info(&self) -> DeviceInfo {
+        let state = self.state();
         DeviceInfo {
             name: "cached".into(),
-            size: self.state().cache.len() as u64,
+            size: state.cache.len() as u64,
             block_size: BLOCK as u32,
-            max_io: 1 << 20,
+            max_io: state.max_io,
             optimal_io: 0,
             read_only: false,
             volatile_cache: true,
@@ -148,6 +157,9 @@ impl BlockIo for Cached {
     fn read(&self, offset: u64, mut dst: BufMut) -> IoFuture<BufMut> {
         let state = self.state();
         let end = offset + dst.len() as u64;
+        if dst.len() > state.max_io as usize {
+            return done(Err(IoError::Unsupported("a read of more than max_io")));
+        }
         if state.unreadable.as_ref().is_some_and(|bad| offset < bad.end && bad.start < end) {
             return done(Err(IoError::Medium("a bad block".into())));
         }
@@ -156,6 +168,9 @@ impl BlockIo for Cached {
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
+        if src.len() > self.state().max_io as usize {
+            return done(Err(IoError::Unsupported("a write of more than max_io")));
+        }
         let this = self.clone();
         let write = move || this.state().change(offset, src.len() as u64, flags.fua, |n| src[n]);
         match self.gate(Held::Write) {

@@ -222,3 +222,35 @@ fn compare_verify_and_deallocate_do_what_they_say() {
     let block = BLOCK as u64;
     assert_eq!(device.discards(), [(block, 2 * block), (9 * block, block)]);
 }
+
+//= test: NVMe Base 2.1, MDTS
+#[test]
+fn a_device_that_takes_less_than_mdts_at_a_time_is_given_it_in_pieces() {
+    let blocks = 8;
+    let device = Cached::limited(16, 3 * BLOCK as u32);
+    let (_target, mut host) = serve(&[&device]);
+    let (len, data) = (blocks * BLOCK, pattern(blocks * BLOCK, 8));
+    let whole = |opcode, fua| ReadWrite { fua, ..ReadWrite::new(4, blocks as u32) }.to_sqe(opcode, NSID);
+    let in_capsule = |sqe: Sqe| sqe.with_sgl(Sgl::in_capsule(0, len as u32));
+
+    host.done(&in_capsule(whole(io::WRITE, true)), &data);
+    assert_eq!(device.counts().1, 3, "each piece with FUA");
+    device.cut_power();
+    assert!(host.done(&read(NSID, 4, len), &[]) == data);
+    host.done(&in_capsule(whole(io::COMPARE, false)), &data);
+    host.done(&ReadWrite::new(0, 16).to_sqe(io::VERIFY, NSID), &[]);
+
+    // The write completes when its last piece has ended.
+    let newer = pattern(len, 9);
+    device.hold(Held::Write);
+    let sqe = write(NSID, 4, len).with_cid(host.io.next_cid());
+    let capsule = host.io.capsule(&sqe, &newer);
+    host.io.send(&capsule);
+    until("all pieces to begin", || device.held() == 3);
+    device.release();
+    assert_eq!(host.io.finish(sqe.cid(), &newer).status, Status::SUCCESS);
+    assert!(host.done(&read(NSID, 4, len), &[]) == newer);
+    // A piece that cannot be read fails the whole.
+    device.damage(10 * BLOCK as u64..11 * BLOCK as u64);
+    assert!(!host.io.call(&read(NSID, 4, len), &[]).status.is_success());
+}
