@@ -172,12 +172,15 @@ impl BlockIo for Cached {
             return done(Err(IoError::Unsupported("a write of more than max_io")));
         }
         let this = self.clone();
-        let write = move || this.state().change(offset, src.len() as u64, flags.fua, |n| src[n]);
+        let write = move || {
+            this.state().change(offset, src.len() as u64, flags.fua, |n| src[n]);
+            Ok(())
+        };
         match self.gate(Held::Write) {
-            None => done(Ok(write())),
+            None => done(write()),
             Some(gate) => IoFuture::new(async move {
                 let _ = gate.await;
-                Ok(write())
+                write()
             }),
         }
     }
