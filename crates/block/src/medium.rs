@@ -59,13 +59,12 @@ enum Found {
 }
 
 impl Medium {
-    /// Looks at the file or block device at `path`; `None` if there is none. `registry` is the
-    /// directory for media that cannot carry their record (it need not exist), `hardware`
-    /// identifies this machine.
+    /// Looks at the file or block device at `path`; `None` if nothing is there, or something
+    /// else (a directory, say), which no back end opens. `registry` is the directory for media
+    /// that cannot carry their record (it need not exist), `hardware` identifies this machine.
     ///
     /// # Errors
-    /// The file cannot be opened for reading or asked what it is, or it is neither a regular
-    /// file nor a block device.
+    /// The file cannot be opened for reading or asked what it is.
     pub fn at(path: &Path, registry: &Path, hardware: &Hardware) -> io::Result<Option<Medium>> {
         // Without O_NONBLOCK the open of a FIFO would wait for its other end.
         let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
@@ -76,7 +75,7 @@ impl Medium {
         let meta = file.metadata()?;
         let is_block = meta.file_type().is_block_device();
         if !is_block && !meta.is_file() {
-            return Err(io::Error::other("neither a regular file nor a block device"));
+            return Ok(None);
         }
         let born = meta.created().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
         let facts = Facts {

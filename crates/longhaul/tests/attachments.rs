@@ -107,7 +107,9 @@ fn members_of_an_attached_array_are_not_attached() {
         assert!(ran.stderr.contains(text(&whole)), "{}", ran.stderr);
     }
     place.good(&["detach", text(&whole)]);
-    place.good(&member);
+    let ran = place.run(&member);
+    assert!(ran.code == Some(6) && ran.stderr.contains("--force"), "{}", ran.stderr);
+    place.good(&[&member[..], &["--force"]].concat());
     let ran = place.run(&["attach", "array:x", "--via", "fuse", "--at", text(&whole)]);
     assert_eq!(ran.code, Some(6), "{}", ran.stderr);
     assert!(ran.stderr.contains("a member of array:x"), "{}", ran.stderr);
