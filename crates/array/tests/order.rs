@@ -4,12 +4,13 @@
 
 mod common;
 
-use common::log::{INTENT_AT, Kind, Log, LoggedDisk, Op, Record, Said, is_flushed, logged};
+use common::log::{Act, INTENT_AT, Kind, Log, LoggedDisk, Op, Record, Said, is_flushed, logged};
 use common::rig::UNIT;
-use common::{Disk, Model, cached, make, options, simulate};
+use common::{Disk, Model, cached, make, options, simulate, start};
+use futures_util::future::join;
 use longhaul_array::{ArrayDevice, Condition, Geometry, Layout, Options, assemble_as};
-use longhaul_block::{BlockDevice, BlockIo};
-use longhaul_engine::sleep;
+use longhaul_block::{BlockDevice, BlockIo, WriteFlags, ZeroFlags};
+use longhaul_engine::{Buf, sleep};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -284,5 +285,118 @@ fn what_a_rebuild_counts_as_done_is_flushed_before() {
             assert!(steps.len() > 2 && given > 0, "{layout}: {steps:?} in {given} writes");
             assert!(steps.contains(&rig.geometry.rows), "{layout}: {steps:?}");
         });
+    }
+}
+
+#[test]
+fn no_intent_bit_is_cleared_before_what_was_written_is_flushed() {
+    for layout in [Layout::Mirror, Layout::StripeMirror, Layout::Parity, Layout::DoubleParity] {
+        simulate(87, async {
+            let idle = Duration::from_millis(100);
+            let rig = rig(layout, Options { intent_idle: idle, ..options() }).await;
+            rig.model.write(&*rig.io, 0, 20 * rig.blocks()).await.expect("whole stripes");
+            rig.write_parts(30..40).await;
+            while rig.array.status().await.expect("status").marked_regions.0 > 0 {
+                sleep(idle).await;
+            }
+            let ops = rig.log.since(0);
+            let (mut before, mut cleared) = ([0; 4], 0);
+            for op in ops.iter().filter(|op| op.offset == INTENT_AT) {
+                let Act::Write { bytes, .. } = &op.act else { continue };
+                let bits = u64::from_le_bytes(bytes[32..40].try_into().expect("eight bytes"));
+                let gone = before[op.member] & !bits;
+                before[op.member] = bits;
+                for region in (0..64).filter(|region| gone & 1 << region != 0) {
+                    cleared += 1;
+                    let rows = region * rig.geometry.region / UNIT..(region + 1) * rig.geometry.region / UNIT;
+                    let of = |change: &&Op| {
+                        let changed = change.rows(rig.data_at(), UNIT);
+                        change.begun < op.begun
+                            && changed
+                                .is_some_and(|changed| changed.start < rows.end && rows.start < changed.end)
+                    };
+                    let lost = ops.iter().filter(of).find(|change| !is_flushed(&ops, change, op.begun));
+                    assert!(lost.is_none(), "{layout}: region {region} is clear, and {lost:?} not flushed");
+                }
+            }
+            assert!(cleared > 0, "{layout}");
+        });
+    }
+}
+
+#[test]
+fn what_is_written_with_fua_is_flushed_when_it_ends() {
+    for layout in [Layout::Stripe, Layout::Mirror, Layout::Parity, Layout::DoubleParity] {
+        simulate(88, async {
+            let rig = rig(layout, options()).await;
+            let stripe = rig.geometry.stripe();
+            let judge = |from: u64| {
+                let (ops, ended) = (rig.log.since(from), rig.log.now());
+                let changes = ops.iter().filter(|op| op.rows(rig.data_at(), UNIT).is_some()).count();
+                let lost =
+                    ops.iter().find(|op| !matches!(op.act, Act::Flush) && !is_flushed(&ops, op, ended));
+                assert!(changes >= 4 && lost.is_none(), "{layout}: {changes} changes, {lost:?} not flushed");
+            };
+            let from = rig.log.now();
+            let bytes = Buf::copy_of(&vec![7; stripe as usize]);
+            rig.io.write(0, bytes, WriteFlags { fua: true }).await.expect("a whole stripe");
+            judge(from);
+            let from = rig.log.now();
+            let zeroes = ZeroFlags { fua: true, may_deallocate: true };
+            rig.io.write_zeroes(stripe, stripe, zeroes).await.expect("zeroes of a whole stripe");
+            judge(from);
+        });
+    }
+}
+
+/// What is under way while members are flushed is not durable when they were.
+#[test]
+fn the_journal_keeps_what_came_in_place_while_members_were_flushed() {
+    for layout in [Layout::Parity, Layout::DoubleParity] {
+        simulate(89, async {
+            let rig = rig(layout, options()).await;
+            // In-place writes of one member end early, and flushes of another late.
+            rig.disks[3].slow.store(3_000, SeqCst);
+            for row in (0..32).step_by(4) {
+                let flushes = async {
+                    for _ in 0..4 {
+                        rig.io.flush().await.expect("flushed");
+                    }
+                };
+                join(rig.write_parts(row..row + 4), flushes).await;
+            }
+            let ops = rig.log.since(0);
+            assert_eq!(leaves_too_early(&rig, &ops), None, "{layout}");
+            let left = ops.iter().filter_map(Op::record).any(|record| record.tail > 0);
+            assert!(left, "{layout}: the journal leaves what was flushed");
+        });
+    }
+}
+
+#[test]
+fn a_replay_does_not_bring_back_what_a_whole_stripe_has_changed() {
+    for layout in [Layout::Parity, Layout::DoubleParity] {
+        for zero in [false, true] {
+            let (disks, model) = simulate(90, async {
+                let rig = rig(layout, options()).await;
+                rig.write_parts(0..6).await;
+                sleep(Duration::from_secs(1)).await;
+                let (blocks, io) = (6 * rig.blocks(), &*rig.io);
+                let changed = if zero {
+                    rig.model.zero(io, 0, blocks).await
+                } else {
+                    rig.model.write(io, 0, blocks).await
+                };
+                assert!(changed.expect("whole stripes"));
+                rig.io.flush().await.expect("flushed");
+                (rig.disks, rig.model)
+            });
+            // The host has crashed: nothing was stopped.
+            simulate(91, async {
+                let array = start(&disks, options()).await.expect("assembled");
+                let io = array.open().await.expect("opened");
+                model.check(&*io).await.expect("read");
+            });
+        }
     }
 }

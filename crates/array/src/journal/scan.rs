@@ -66,3 +66,34 @@ impl Journal {
         logged
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(epoch: u64, epoch_start: u64, pos: u64, tail: u64) -> Record {
+        let (seq, row) = (pos / HEAD, 0);
+        let (covers, pieces) = (Vec::new(), Vec::new());
+        Record { kind: Kind::Data, epoch, epoch_start, pos, seq, tail, row, covers, pieces }
+    }
+
+    /// The places of what would be replayed.
+    fn window(records: Vec<Record>) -> Vec<u64> {
+        let by_place = records.into_iter().map(|record| ((record.epoch, record.seq), record)).collect();
+        Found { by_place }.window().into_iter().map(|record| record.pos).collect()
+    }
+
+    #[test]
+    fn what_lies_before_the_tail_of_the_newest_record_is_not_replayed() {
+        let records = [(0, 0), (HEAD, 0), (2 * HEAD, HEAD)].map(|(pos, tail)| record(1, 0, pos, tail));
+        assert_eq!(window(records.to_vec()), [HEAD, 2 * HEAD]);
+    }
+
+    #[test]
+    fn what_a_later_epoch_has_overtaken_is_not_replayed() {
+        // The last record of the first epoch was on a member that was away when the second began.
+        let first = [0, HEAD, 2 * HEAD].map(|pos| record(1, 0, pos, 0));
+        let second = record(2, 2 * HEAD, 3 * HEAD, 0);
+        assert_eq!(window([&first[..], &[second]].concat()), [0, HEAD, 3 * HEAD]);
+    }
+}
