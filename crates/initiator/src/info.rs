@@ -315,3 +315,36 @@ pub(crate) async fn namespace_info(admin: &Admin, nsid: u32) -> Result<Namespace
         eui64: ns.eui64,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_that_differs_in_any_identity_is_another_one() {
+        let was = NamespaceInfo {
+            nsid: 1,
+            size: 1 << 20,
+            block_size: 512,
+            optimal_io: 0,
+            read_only: false,
+            uuid: Some(Uuid::from_u128(1)),
+            nguid: [1; 16],
+            eui64: [1; 8],
+        };
+        assert_eq!(was.replaced(&was), None);
+        assert_eq!(was.conflict(&NamespaceInfo { size: 2 << 20, ..was.clone() }), None, "it may grow");
+        let others = [
+            NamespaceInfo { uuid: Some(Uuid::from_u128(2)), ..was.clone() },
+            NamespaceInfo { uuid: None, ..was.clone() },
+            NamespaceInfo { nguid: [2; 16], ..was.clone() },
+            NamespaceInfo { eui64: [2; 8], ..was.clone() },
+            NamespaceInfo { block_size: 4096, ..was.clone() },
+        ];
+        for other in others {
+            assert!(was.replaced(&other).is_some(), "{other:?}");
+            assert!(was.conflict(&other).is_some(), "{other:?}");
+        }
+        assert!(was.conflict(&NamespaceInfo { size: 1 << 19, ..was.clone() }).is_some(), "it shrank");
+    }
+}
