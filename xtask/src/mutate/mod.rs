@@ -22,9 +22,10 @@ use std::time::Instant;
 pub(crate) const USAGE: &str = "\
 usage: cargo xtask mutate [--list] [--only NAME...] [--output FILE]
 
-  --list          print the mutations and the tests that catch them, and check the list
+  --list          check the list, and print the mutations and the tests that catch them; plant none
   --only NAME...  run those mutations alone whose name contains one of these
-  --output FILE   write the table as Markdown, as in docs/mutations.md (not with --only)";
+  --output FILE   write the list as Markdown, as in docs/mutations.md, if no mutation goes unseen
+                  (not with --only)";
 
 /// What the command line asks for.
 #[derive(Default)]
@@ -72,23 +73,38 @@ pub(crate) fn run(repo: &Repo, args: &[&str]) -> Result<()> {
         .filter(|m| options.only.is_empty() || options.only.iter().any(|name| m.name.contains(name)))
         .collect();
     ensure!(!chosen.is_empty(), "no mutation has a name that contains {}", options.only.join(" or "));
+    let output = options.output.map(|path| repo.root.join(path));
     if options.list {
         print!("{}", table::listed(&chosen));
-        return Ok(());
+        return output.map_or(Ok(()), |path| write(&path, &chosen));
     }
     // Mutations that rebuild the same crates follow each other.
     chosen.sort_by(|a, b| (&a.catcher.binary(), &a.file).cmp(&(&b.catcher.binary(), &b.file)));
     let scratch = Scratch::make(repo)?;
     check_without(&scratch, &chosen)?;
-    let mut runs = Vec::new();
+    let (mut runs, mut wrong) = (Vec::new(), Vec::new());
     for mutation in chosen {
         let began = Instant::now();
-        let outcome = plant(&scratch, mutation)?;
+        let outcome = match plant(&scratch, mutation) {
+            Ok(outcome) => outcome,
+            Err(e) => {
+                println!("{:<44} cannot be planted: {e:#}", mutation.name);
+                wrong.push(mutation.name.as_str());
+                continue;
+            }
+        };
         let run = Run { mutation, outcome, seconds: began.elapsed().as_secs() };
         println!("{}", table::line(&run));
         runs.push(run);
     }
-    conclude(&runs, options.output.map(|path| repo.root.join(path)).as_deref())
+    conclude(&runs)?;
+    ensure!(wrong.is_empty(), "these cannot be planted: {}", wrong.join(", "));
+    let planted: Vec<&Mutation> = runs.iter().map(|run| run.mutation).collect();
+    output.map_or(Ok(()), |path| write(&path, &planted))
+}
+
+fn write(path: &std::path::Path, mutations: &[&Mutation]) -> Result<()> {
+    std::fs::write(path, table::page(mutations)).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Every test that is to fail has to pass first.
@@ -115,15 +131,11 @@ fn plant(scratch: &Scratch, mutation: &Mutation) -> Result<Outcome> {
 }
 
 /// Prints what came of it; an error if a bug stayed unseen.
-fn conclude(runs: &[Run<'_>], output: Option<&std::path::Path>) -> Result<()> {
+fn conclude(runs: &[Run<'_>]) -> Result<()> {
     let missed: Vec<&str> =
         runs.iter().filter(|run| !run.outcome.is_caught()).map(|run| run.mutation.name.as_str()).collect();
     println!("{} of {} mutations caught", runs.len() - missed.len(), runs.len());
     ensure!(missed.is_empty(), "not caught: {}", missed.join(", "));
-    if let Some(path) = output {
-        std::fs::write(path, table::page(runs))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
     Ok(())
 }
 
@@ -143,8 +155,12 @@ mod tests {
 
     /// That the texts are still there is checked by the tests, so that a change that moves one sees it.
     #[test]
-    fn every_mutation_of_the_list_can_be_planted() {
-        let all = list::read(&Repo::open().unwrap()).unwrap();
+    fn every_mutation_of_the_list_can_be_planted_and_is_documented() {
+        let repo = Repo::open().unwrap();
+        let all = list::read(&repo).unwrap();
         assert!(all.len() >= 40, "{} mutations", all.len());
+        let page = table::page(&all.iter().collect::<Vec<_>>());
+        let written = &repo.file("docs/mutations.md").unwrap().text;
+        assert!(page == *written, "cargo xtask mutate --list --output docs/mutations.md");
     }
 }

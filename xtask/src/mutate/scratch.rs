@@ -14,6 +14,11 @@ use std::process::Command;
 /// each test of the list ends in a fraction of this.
 const LIMIT: u32 = 180;
 
+/// Each build runs one test: to optimise what is built anew for every mutation would cost more than
+/// it saves. Packages of others are built once, as everywhere.
+const PROFILE: [&str; 4] =
+    ["--config", "profile.dev.opt-level=0", "--config", "profile.dev.package.\"*\".opt-level=1"];
+
 pub(crate) struct Scratch {
     tree: PathBuf,
     builds: PathBuf,
@@ -73,14 +78,14 @@ impl Scratch {
     /// `cargo ARGS` in the copy, ended after [`LIMIT`] with all that it started.
     pub(crate) fn limited_cargo(&self, args: &[&str]) -> Command {
         let mut command = Command::new("timeout");
-        command.args(["--kill-after=10", &LIMIT.to_string(), env!("CARGO")]).args(args);
+        command.args(["--kill-after=10", &LIMIT.to_string(), env!("CARGO")]).args(PROFILE).args(args);
         self.at_home(command)
     }
 
     /// `cargo ARGS` in the copy.
     pub(crate) fn cargo(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO"));
-        command.args(args);
+        command.args(PROFILE).args(args);
         self.at_home(command)
     }
 

@@ -5,13 +5,17 @@ use super::{Outcome, Run};
 use std::fmt::Write;
 
 const HEAD: &str = "\
-<!-- Made by `cargo xtask mutate --output docs/mutations.md` from xtask/mutations.toml. -->
+<!-- Made by `cargo xtask mutate --list --output docs/mutations.md` from xtask/mutations.toml. -->
 
 # Mutations
 
-Bugs that were planted on purpose, one at a time, and the test that failed for each. `cargo xtask
-mutate` plants them again, in a copy of the tree; it fails if one of them goes unseen, if the code
-that it changes is not there any more, or if a test of the list fails without a mutation.
+Bugs that are planted on purpose, and the test that has to fail for each. `cargo xtask mutate`
+plants them one at a time, in a copy of the tree under `target/`, and runs that test; it fails if
+one of them goes unseen, if the code that it changes is not there any more, or if a test of the
+list fails without a mutation. `--only NAME` plants those alone whose name contains `NAME`.
+
+Not every bug can be seen by a test, and a list of those that are shows no more than that these
+are. A promise that is added to the code should come with a mutation that breaks it.
 ";
 
 /// The mutations and what is to catch them.
@@ -36,10 +40,10 @@ pub(crate) fn line(run: &Run<'_>) -> String {
 }
 
 /// All as a page, in the order of their files.
-pub(crate) fn page(runs: &[Run<'_>]) -> String {
-    let mut rows: Vec<&Mutation> = runs.iter().map(|run| run.mutation).collect();
+pub(crate) fn page(mutations: &[&Mutation]) -> String {
+    let mut rows = mutations.to_vec();
     rows.sort_by(|a, b| (&a.file, &a.name).cmp(&(&b.file, &b.name)));
-    let mut out = format!("{HEAD}\n{} mutations, all caught.\n\n", rows.len());
+    let mut out = format!("{HEAD}\n{} mutations:\n\n", rows.len());
     out.push_str("| mutation | in | what it breaks | caught by |\n|---|---|---|---|\n");
     for m in rows {
         let breaks = m.breaks.replace('|', "\\|");
