@@ -433,10 +433,11 @@ pub(crate) fn fill(
     core.memory = memory;
     // Its first heartbeats must not say less than those that they take the place of.
     core.confirmed.set(assembly.confirmed.min(assembly.superblock.generation));
+    core.before.set(assembly.ended());
     core.history.get_mut().begin(session, assembly.superblock.generation + 1);
     core.witness = assembly.superblock.witness.map(|uuid| Witness::new(uuid, &assembly.superblock));
     if let (Some(witness), Some(candidate)) = (&core.witness, assembly.witness) {
-        candidate.superblock.iter().for_each(|found| witness.has(found));
+        candidate.superblock.iter().for_each(|found| witness.may_have(found));
         witness.member.put(candidate.device, candidate.io);
         witness.is_there(true);
     } else if let Some(witness) = core.witness.take_if(|_| core.options.degraded) {

@@ -90,12 +90,17 @@ pub(crate) struct Core {
     /// Places that another device is about to take.
     pub(crate) placing: Rc<RowLocks>,
     publishing: Rc<RowLocks>,
+    /// A member is lost, and not all others say so yet.
+    unpublished: Cell<bool>,
     /// The sessions that superblocks descend from, this one last.
     pub(crate) history: RefCell<crate::history::History>,
     /// The newest generation that all members in use have confirmed.
     pub(crate) confirmed: Cell<u64>,
     /// When this session began.
     pub(crate) began: crate::clock::Stamp,
+    /// The session that was not stopped before this one, and how long its heartbeats
+    /// went on.
+    pub(crate) before: Cell<Option<(Uuid, std::time::Duration)>>,
     pub(crate) witness: Option<crate::witness::Witness>,
     pub(crate) memory: Option<std::sync::Arc<dyn crate::Memory>>,
     /// What this host has recorded last.
@@ -139,9 +144,11 @@ impl Core {
             admission: crate::admission::Admission::default(),
             placing: Rc::default(),
             publishing: Rc::default(),
+            unpublished: Cell::default(),
             history: RefCell::new(superblock.history.clone()),
             confirmed: Cell::new(0),
             began: crate::clock::Stamp::now(),
+            before: Cell::default(),
             witness: None,
             memory: None,
             remembered: RefCell::default(),
@@ -196,7 +203,16 @@ impl Core {
 
     /// Whether the array would lose data without these members.
     pub(crate) fn needs(&self, without: &[usize]) -> bool {
-        !self.geometry.is_enough(|member| !without.contains(&member) && self.members[member].is_active())
+        let left = without.iter().filter_map(|index| self.members.get(*index));
+        let left: Vec<&Member> = left.filter(|member| member.is_active()).collect();
+        // Those that could begin by themselves do, if they have not been told of all
+        // others that those have everything.
+        let begins = self.geometry.is_enough(|index| left.iter().any(|member| member.index == index));
+        let is_told = |of: &Member| left.iter().all(|member| of.since.get() <= member.known.get());
+        !self.geometry.is_enough(|index| {
+            let member = &self.members[index];
+            !without.contains(&index) && member.is_active() && (!begins || is_told(member))
+        })
     }
 
     /// The members, and the witness.
@@ -316,6 +332,7 @@ impl Core {
         tracing::warn!("array {}: member {index} is {condition:?}: {reason}", self.name.borrow());
         self.enter(index, condition, reason);
         if self.lacks(Mechanism::Publish) {
+            self.unpublished.set(false);
             return self.check_running();
         }
         self.publish_alone().await
@@ -339,9 +356,28 @@ impl Core {
         }
         if matches!(condition, Condition::Absent | Condition::Failed) {
             member.reincarnate();
+            self.unpublished.set(true);
         }
         self.upkeep.left(index, condition);
         self.upkeep.changed.notify();
+    }
+
+    /// Returns when the superblocks say which members are lost: what those have
+    /// missed may be acknowledged then, also what began when they were lost already.
+    ///
+    /// # Errors
+    /// It could not be said, and the array has halted.
+    pub(crate) async fn losses_published(&self) -> IoResult<()> {
+        if self.unpublished.get() {
+            drop(self.publishing.shared(0).await);
+            self.check_running()?;
+        }
+        Ok(())
+    }
+
+    /// Returns when nothing is being published.
+    pub(crate) async fn published(&self) {
+        drop(self.publishing.shared(0).await);
     }
 
     /// Writes the next generation to every member in use and every spare.
@@ -382,6 +418,7 @@ impl Core {
                 failed.filter(|(index, e)| self.members[*index].is_own(e)).collect();
             if failed.is_empty() {
                 self.confirmed.set(self.generation.get());
+                self.unpublished.set(false);
                 self.remember(false).await;
                 return self.check_running();
             }

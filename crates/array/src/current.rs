@@ -132,24 +132,39 @@ impl Assembly {
         self.superblock.geometry.is_enough(|index| self.has(index))
     }
 
+    /// How long the heartbeats of the last session went on, as this member has it;
+    /// `None` if that cannot be told.
+    fn beats_of(&self, candidate: &Candidate) -> Option<Duration> {
+        let era = self.superblock.history.last()?;
+        let beat = candidate.beat.as_ref()?;
+        if beat.session == era.session {
+            return Some(beat.elapsed);
+        }
+        // One that took possession, and has written no superblock.
+        if let Some((_, elapsed)) = beat.before.filter(|(session, _)| *session == era.session) {
+            return Some(elapsed);
+        }
+        // One of an earlier session ended before this one began; one that is not
+        // known was about to begin when it crashed.
+        let is_earlier = self.superblock.history.eras().iter().any(|own| own.session == beat.session);
+        is_earlier.then_some(Duration::ZERO)
+    }
+
+    /// The last session, if it was not stopped, and how long its heartbeats went on.
+    pub(crate) fn ended(&self) -> Option<(Uuid, Duration)> {
+        let era = self.superblock.history.last().filter(|_| !self.superblock.clean)?;
+        let last = self.members.values().filter_map(|candidate| self.beats_of(candidate)).max()?;
+        Some((era.session, last))
+    }
+
     /// After a crash: takes out members whose heartbeats of the last session ended
     /// long before those of the others, if the others are enough. Their superblock
     /// may be of the same generation, and they of an earlier hour.
     pub(crate) fn pass_over_late(&mut self, options: &Options) {
-        let Some(era) = self.superblock.history.last().filter(|_| !self.superblock.clean) else { return };
-        let own = |candidate: &Candidate| -> Option<Duration> {
-            let beat = candidate.beat.as_ref()?;
-            if beat.session == era.session {
-                return Some(beat.elapsed);
-            }
-            // One of an earlier session ended before this one began; one that is not
-            // known was about to begin when it crashed.
-            let is_earlier = self.superblock.history.eras().iter().any(|own| own.session == beat.session);
-            is_earlier.then_some(Duration::ZERO)
-        };
-        let Some(last) = self.members.values().filter_map(own).max() else { return };
+        let Some((_, last)) = self.ended() else { return };
         let limit = (options.heartbeat * BEHIND_BEATS).max(options.member_timeout * BEHIND_TIMEOUTS);
-        let is_late = |candidate: &Candidate| own(candidate).is_some_and(|time| time + limit < last);
+        let is_late =
+            |candidate: &Candidate| self.beats_of(candidate).is_some_and(|time| time + limit < last);
         let late: BTreeSet<usize> = self
             .members
             .iter()

@@ -181,7 +181,10 @@ fn write(core: Rc<Core>, offset: u64, src: Buf, fua: bool) -> impl Future<Output
     async move {
         let _admitted = admitted?;
         core.write(offset, src).await?;
-        if fua && core.has_volatile_cache() { core.flush_members().await } else { Ok(()) }
+        if fua && core.has_volatile_cache() {
+            core.flush_members().await?;
+        }
+        core.losses_published().await
     }
 }
 
@@ -191,13 +194,16 @@ fn other(core: Rc<Core>, op: Op) -> impl Future<Output = IoResult<()>> {
     async move {
         let _admitted = admitted?;
         match op {
-            Op::Flush => core.flush_members().await,
-            Op::Discard(offset, len) => core.zero(offset, len, false).await,
+            Op::Flush => core.flush_members().await?,
+            Op::Discard(offset, len) => core.zero(offset, len, false).await?,
             Op::Zeroes(offset, len, fua) => {
                 core.zero(offset, len, true).await?;
-                if fua { core.flush_members().await } else { Ok(()) }
+                if fua {
+                    core.flush_members().await?;
+                }
             }
         }
+        core.losses_published().await
     }
 }
 

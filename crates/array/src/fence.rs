@@ -54,6 +54,9 @@ pub(crate) struct Beat {
     pub(crate) confirmed: u64,
     /// Since the session began, in milliseconds on the member.
     pub(crate) elapsed: Duration,
+    /// The session that was the last to write superblocks when this one began, if it
+    /// was not stopped, and how long its heartbeats went on: what this one writes over.
+    pub(crate) before: Option<(Uuid, Duration)>,
 }
 
 impl Beat {
@@ -62,6 +65,8 @@ impl Beat {
         let mut out = Writer::new(&mut block[4..]);
         out.bytes(MAGIC).uuid(self.array).uuid(self.session).u64(self.counter).u16(u16::from(self.stopped));
         out.u64(self.confirmed).u64(self.elapsed.as_millis() as u64);
+        let (session, elapsed) = self.before.unwrap_or_default();
+        out.uuid(session).u64(elapsed.as_millis() as u64);
         seal(&mut block);
         Buf::copy_of(&block)
     }
@@ -74,7 +79,9 @@ impl Beat {
         let (array, session) = (from.uuid()?, from.uuid()?);
         let (counter, stopped) = (from.u64()?, from.u16()? != 0);
         let (confirmed, elapsed) = (from.u64()?, Duration::from_millis(from.u64()?));
-        Some(Beat { array, session, counter, stopped, confirmed, elapsed })
+        let before = (from.uuid()?, Duration::from_millis(from.u64()?));
+        let before = Some(before).filter(|(session, _)| !session.is_nil());
+        Some(Beat { array, session, counter, stopped, confirmed, elapsed, before })
     }
 }
 
@@ -102,7 +109,8 @@ type Look = (usize, MemberResult<BufMut>);
 impl Core {
     fn beat(&self, counter: u64, stopped: bool) -> Buf {
         let (array, session, confirmed) = (self.array, self.session, self.confirmed.get());
-        Beat { array, session, counter, stopped, confirmed, elapsed: self.began.age() }.encode()
+        let (elapsed, before) = (self.began.age(), self.before.get());
+        Beat { array, session, counter, stopped, confirmed, elapsed, before }.encode()
     }
 
     /// What sessions that may go on have written to members, by member.
@@ -316,7 +324,10 @@ mod tests {
     fn a_beat_is_read_back() {
         let (array, session) = (Uuid::from_u128(1), Uuid::from_u128(2));
         let elapsed = Duration::from_millis(1500);
-        let beat = Beat { array, session, counter: 3, stopped: true, confirmed: 7, elapsed };
+        let before = Some((Uuid::from_u128(9), Duration::from_millis(2500)));
+        let beat = Beat { array, session, counter: 3, stopped: true, confirmed: 7, elapsed, before };
+        let first = Beat { before: None, ..beat };
+        assert_eq!(Beat::decode(&first.encode()), Some(first));
         let mut block = beat.encode().to_vec();
         assert_eq!(Beat::decode(&block), Some(beat));
         block[20] ^= 1;

@@ -329,7 +329,14 @@ impl ArrayDevice {
     pub async fn wait_healthy(&self) -> IoResult<()> {
         on_its_thread(self, |core| async move {
             let healthy = || core.members.iter().all(|member| member.is_active());
-            core.upkeep.changed.until(|| healthy() || core.halted.borrow().is_some()).await;
+            loop {
+                core.upkeep.changed.until(|| healthy() || core.halted.borrow().is_some()).await;
+                // A host that crashes now would find it otherwise.
+                core.published().await;
+                if healthy() || core.halted.borrow().is_some() {
+                    break;
+                }
+            }
             if healthy() { Ok(()) } else { core.check_running().and(Err(IoError::Aborted)) }
         })
         .await?

@@ -35,7 +35,8 @@ pub const WITNESS_SIZE: u64 = HEARTBEAT_AT + crate::geometry::BLOCK;
 pub(crate) struct Witness {
     /// Its device; its place is behind those of the members.
     pub(crate) member: Member,
-    /// The members that had everything when it was last written.
+    /// The members that have everything as far as it says, or as other members may
+    /// say who have been told and it has not.
     told: RefCell<Vec<Uuid>>,
     /// Whether it answered last.
     there: Cell<bool>,
@@ -54,9 +55,11 @@ impl Witness {
         self.there.set(there);
     }
 
-    /// The members that were in a table that was read of it.
-    pub(crate) fn has(&self, found: &Superblock) {
-        *self.told.borrow_mut() = active(found);
+    /// It may have this table, or another host that asks it may come with this.
+    pub(crate) fn may_have(&self, table: &Superblock) {
+        let mut told = self.told.borrow_mut();
+        let more: Vec<Uuid> = active(table).into_iter().filter(|uuid| !told.contains(uuid)).collect();
+        told.extend(more);
     }
 
     /// Gives it a device, unless it has one.
@@ -74,7 +77,7 @@ impl Witness {
         let result = self.member.write_durably(at, Buf::copy_of(&block.encode())).await;
         self.there.set(result.is_ok());
         if result.is_ok() {
-            self.has(superblock);
+            *self.told.borrow_mut() = active(superblock);
         }
         result
     }
@@ -112,7 +115,7 @@ impl Core {
             let _ = witness.member.take();
             return Ok(false);
         }
-        witness.has(found);
+        witness.may_have(found);
         witness.is_there(true);
         self.publish().await?;
         Ok(true)
@@ -128,6 +131,8 @@ impl Core {
         let has = |index: usize| now.contains(&table.entries[index].uuid);
         let is_news = witness.told.borrow().iter().any(|uuid| !now.contains(uuid));
         let must = is_news && table.geometry.is_enough(|index| !has(index));
+        // Also if it is not written, or is and does not answer: the members have it.
+        witness.may_have(table);
         if !must && !witness.there.get() {
             return Ok(());
         }
