@@ -146,6 +146,20 @@ impl Disk {
         &self.name
     }
 
+    /// Whether no change is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.state();
+        state.pending.is_empty() && state.unanswered.is_empty()
+    }
+
+    /// A host that used it runs no more, and those that go on had no change under
+    /// way: what was under way may have had its effect, or parts of it.
+    pub(crate) fn settle(&self) {
+        let mut state = self.state();
+        state.settle(None);
+        state.unanswered.clear();
+    }
+
     /// Whether it is out of reach.
     #[must_use]
     pub fn is_gone(&self) -> bool {

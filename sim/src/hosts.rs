@@ -2,8 +2,8 @@
 //! what becomes of the others.
 //!
 //! A turn ends the use of the array by one host (it stops the array, goes down,
-//! or is cut off from all disks for a while), and has others try to take it over,
-//! often at the same moment.
+//! is suspended, or is cut off from all disks or from some), and has others try to
+//! take it over, often at the same moment, or without seeing all of it.
 //!
 //! Invariants:
 //! - at most one host at a time has the array, and in the end one has it;
@@ -24,9 +24,9 @@ use crate::subject::{Arrayed, Subject};
 use crate::world::World;
 use futures_util::future::join_all;
 use line::{Line, Link};
-use longhaul_array::{ArrayDevice, ArrayError};
+use longhaul_array::{ArrayDevice, ArrayError, Layout};
 use longhaul_block::{BlockDevice, BlockIo, WriteFlags};
-use longhaul_engine::{BufMut, Engine, sleep, spawn, timeout};
+use longhaul_engine::{BufMut, Engine, now, sleep, spawn, timeout};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -45,6 +45,14 @@ const TAKEOVER: u64 = 20_000;
 const FAILS: Duration = Duration::from_secs(900);
 /// How long an assembly may take.
 const OPENS: Duration = Duration::from_secs(3600);
+/// Arrays in a hundred that have a witness.
+const WITNESSED: u32 = 40;
+/// How long a host goes on without members until all others say so.
+const LEFT_BEHIND: Duration = Duration::from_secs(60);
+/// After a crash a member that was rolled back is known by its heartbeat if that
+/// ended three times the longest time-out of a member (30 s) before the others'
+/// ([arrays](../../docs/array.md#which-members-are-current)), and this is longer.
+const ROLLED_BACK: Duration = Duration::from_secs(120);
 /// The writer that no reader may see: one that has lost the array.
 const INTRUDER: u32 = u32::MAX;
 
@@ -52,13 +60,30 @@ const INTRUDER: u32 = u32::MAX;
 struct Owner {
     array: Arc<ArrayDevice>,
     io: Rc<dyn BlockIo>,
-    link: Link,
+    /// Its connections, by place of the disk.
+    links: Vec<Link>,
+}
+
+impl Owner {
+    fn cut(&self) {
+        self.links.iter().for_each(Link::cut);
+    }
+
+    fn connect(&self, taken: bool) {
+        self.links.iter().for_each(|link| link.connect(taken));
+    }
+
+    fn go_down(&self) {
+        self.links.iter().for_each(Link::go_down);
+    }
 }
 
 struct Hosts<'a> {
     plan: &'a Plan,
     subject: &'a Arrayed,
+    engine: &'a Engine,
     world: World,
+    /// The members by place, and behind them the witness, if there is one.
     disks: Vec<Disk>,
     random: Random,
     model: Option<Rc<RefCell<Model>>>,
@@ -77,10 +102,19 @@ pub fn run_hosts(plan: &Plan, loud: bool) -> Result<Done, Failure> {
         let world = World::new(loud);
         world.tell(format_args!("seed {}: {plan}", plan.seed));
         let make = plan.make(subject.member_size(plan.rows));
-        let disks = (0..plan.width).map(|n| Disk::new(n as u64, make, &world, random.fork())).collect();
+        let devices = plan.width + usize::from(random.chance(WITNESSED));
+        let disks = (0..devices).map(|n| Disk::new(n as u64, make, &world, random.fork())).collect();
         let engine = Engine::simulated(random.bits()).map_err(|e| e.to_string())?;
-        let mut hosts =
-            Hosts { plan, subject: &subject, world, disks, random, model: None, failure: Rc::default() };
+        let mut hosts = Hosts {
+            plan,
+            subject: &subject,
+            engine: &engine,
+            world,
+            disks,
+            random,
+            model: None,
+            failure: Rc::default(),
+        };
         engine.block_on(hosts.turns())?;
         let (events, digest) = (hosts.world.events(), hosts.world.digest());
         Ok(Done { events, crashes: 0, digest })
@@ -89,24 +123,29 @@ pub fn run_hosts(plan: &Plan, loud: bool) -> Result<Done, Failure> {
 
 impl Hosts<'_> {
     async fn turns(&mut self) -> Result<(), String> {
-        self.subject.create(&self.disks).await.map_err(|e| format!("create: {e}"))?;
+        let (members, witness) = self.disks.split_at(self.plan.width);
+        let made = self.subject.create_witnessed(members, witness.first()).await;
+        made.map_err(|e| format!("create: {e}"))?;
         let mut owner = self.contend().await?;
         for turn in 1..=self.plan.lives + 1 {
             self.world.tell(format_args!("turn {turn}"));
             self.use_it(&owner).await?;
-            owner = match self.random.below(4) {
+            owner = match self.random.below(10) {
                 0 => {
-                    timeout(OPENS, owner.array.stop())
-                        .await
-                        .map_err(|_| "not stopped".to_owned())?
-                        .map_err(|e| format!("stop: {e}"))?;
+                    self.stop(&owner).await?;
                     self.contend().await?
                 }
                 1 => {
                     self.world.tell(format_args!("the host goes down"));
-                    owner.link.go_down();
+                    owner.go_down();
                     self.contend().await?
                 }
+                2 => self.split(owner).await?,
+                3 => self.partial(owner).await?,
+                4 => self.rolled_back(owner).await?,
+                5 => self.suspended(owner).await?,
+                6 => self.apart(owner).await?,
+                7 => self.halves(owner).await?,
                 _ => self.cut_off(owner).await?,
             };
         }
@@ -114,13 +153,102 @@ impl Hosts<'_> {
         owner.array.stop().await.map_err(|e| format!("stop: {e}"))
     }
 
-    /// One host tries to have the array.
-    async fn attempt(&self) -> Result<Owner, ArrayError> {
-        let link = Link::default();
-        let lines = self.disks.iter().map(|disk| Arc::new(Line::new(disk, &link)) as Arc<dyn BlockDevice>);
-        let array = self.subject.assemble(lines.collect()).await?;
+    async fn stop(&self, owner: &Owner) -> Result<(), String> {
+        let stopped = timeout(OPENS, owner.array.stop()).await.map_err(|_| "not stopped".to_owned())?;
+        stopped.map_err(|e| format!("stop: {e}"))
+    }
+
+    /// Waits until all members are whole.
+    async fn heal(&self, owner: &Owner) -> Result<(), String> {
+        let healed = timeout(OPENS, owner.array.wait_healthy()).await.map_err(|_| "not healed".to_owned())?;
+        healed.map_err(|e| format!("healing: {e}"))
+    }
+
+    /// Whether these members are enough to go on with, by the layout alone.
+    fn is_enough(&self, members: &[usize]) -> bool {
+        let width = self.plan.width;
+        match self.plan.layout {
+            Layout::Stripe => members.len() == width,
+            Layout::Mirror => !members.is_empty(),
+            Layout::StripeMirror => {
+                (0..width / 2).all(|pair| members.iter().any(|member| member / 2 == pair))
+            }
+            Layout::Parity => members.len() + 1 >= width,
+            Layout::DoubleParity => members.len() + 2 >= width,
+        }
+    }
+
+    /// Everything there is.
+    fn all(&self) -> Vec<usize> {
+        (0..self.disks.len()).collect()
+    }
+
+    /// The place of the witness, if there is one.
+    fn witness(&self) -> Option<usize> {
+        self.disks.len().checked_sub(1).filter(|last| *last >= self.plan.width)
+    }
+
+    /// All members but these.
+    fn others(&self, members: &[usize]) -> Vec<usize> {
+        (0..self.plan.width).filter(|member| !members.contains(member)).collect()
+    }
+
+    /// These members, and perhaps the witness.
+    fn with_witness(&mut self, members: &[usize]) -> Vec<usize> {
+        let witness = self.witness().filter(|_| self.random.chance(50));
+        members.iter().copied().chain(witness).collect()
+    }
+
+    /// Some members that the array can do without; none if there are none.
+    fn spared(&mut self) -> Vec<usize> {
+        let (mut spared, most) = (Vec::new(), self.random.between(1, self.plan.width as u64));
+        for _ in 0..most {
+            let member = self.random.below(self.plan.width as u64) as usize;
+            let more = [&spared[..], &[member]].concat();
+            if !spared.contains(&member) && self.is_enough(&self.others(&more)) {
+                spared = more;
+            }
+        }
+        spared
+    }
+
+    /// One host that sees these devices tries to have the array.
+    async fn attempt(&self, view: &[usize]) -> Result<Owner, ArrayError> {
+        self.attempt_as(view, false).await
+    }
+
+    /// The same; `degraded` is a person's word that what is not seen has nothing newer.
+    async fn attempt_as(&self, view: &[usize], degraded: bool) -> Result<Owner, ArrayError> {
+        let links: Vec<Link> = (0..self.disks.len()).map(|_| Link::default()).collect();
+        let line =
+            |place: &usize| Arc::new(Line::new(&self.disks[*place], &links[*place])) as Arc<dyn BlockDevice>;
+        let array = self.subject.assemble(view.iter().map(line).collect(), degraded).await?;
         let io = array.open().await.map_err(ArrayError::Assemble)?;
-        Ok(Owner { array, io, link })
+        Ok(Owner { array, io, links })
+    }
+
+    /// The same, again if it may be that a host which has gone still uses it.
+    async fn attempt_again(&self, view: &[usize]) -> Result<Owner, ArrayError> {
+        let mut attempts = 1;
+        loop {
+            match self.attempt(view).await {
+                Err(ArrayError::InUse(_)) if attempts < ATTEMPTS => attempts += 1,
+                result => return result,
+            }
+        }
+    }
+
+    /// Resolves when no disk is being changed.
+    async fn idle(&self) {
+        while !self.disks.iter().all(Disk::is_idle) {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// What must be on the array: for a host elsewhere, which gives it back.
+    fn take_model(&mut self) -> Result<Model, String> {
+        let model = self.model.take().and_then(Rc::into_inner).map(RefCell::into_inner);
+        model.ok_or_else(|| "a load has not ended".into())
     }
 
     /// Several hosts try at the same moment; one has the array in the end.
@@ -130,7 +258,7 @@ impl Hosts<'_> {
             (0..rivals).map(|_| if self.random.chance(50) { 0 } else { self.random.below(600) }).collect();
         let attempts = delays.into_iter().map(async |delay| {
             sleep(Duration::from_millis(delay)).await;
-            self.attempt().await
+            self.attempt(&self.all()).await
         });
         let results = timeout(OPENS, join_all(attempts)).await.map_err(|_| "nobody has it".to_owned())?;
         let mut owners: Vec<Owner> = Vec::new();
@@ -152,7 +280,7 @@ impl Hosts<'_> {
                 self.hand_over();
                 return Ok(owner);
             }
-            match self.attempt().await {
+            match self.attempt(&self.all()).await {
                 Ok(owner) => owners.push(owner),
                 Err(e) => last = Some(e),
             }
@@ -211,39 +339,227 @@ impl Hosts<'_> {
     /// not, and uses it; the first is connected again.
     async fn cut_off(&mut self, owner: Owner) -> Result<Owner, String> {
         self.world.tell(format_args!("the host is cut off"));
-        owner.link.cut();
+        owner.cut();
         if self.random.chance(20) {
             // Nobody notices.
             sleep(Duration::from_millis(self.random.below(CUT_OFF))).await;
-            owner.link.connect(false);
+            owner.connect(false);
             return Ok(owner);
         }
         // It goes on writing all the time.
-        let late = spawn(intrude(Rc::clone(&owner.io), owner.array.info().size, self.random.fork()));
+        let late =
+            spawn(intrude(Rc::clone(&owner.io), owner.array.info().size, self.random.fork(), TAKEOVER));
         sleep(Duration::from_millis(self.random.below(TAKEOVER))).await;
         let next = self.contend().await?;
         self.use_it(&next).await?;
         self.world.tell(format_args!("the host is connected again"));
-        owner.link.connect(true);
-        let acknowledged = timeout(FAILS, late).await;
-        let acknowledged = acknowledged.map_err(|_| {
-            format!(
-                "a write of a host that has lost the array neither fails nor ends in {} s",
-                FAILS.as_secs()
-            )
-        })?;
-        if acknowledged > 0 {
-            return Err(format!("{acknowledged} writes of a host that has lost the array were acknowledged"));
-        }
+        owner.connect(true);
+        all_fail(late).await?;
         self.use_it(&next).await?;
         Ok(next)
     }
+
+    /// A host loses its way to some members, and goes on without them. They are not
+    /// the array when it is gone: another host that sees nothing else is refused.
+    async fn split(&mut self, owner: Owner) -> Result<Owner, String> {
+        self.heal(&owner).await?;
+        let away = self.spared();
+        self.world.tell(format_args!("the host goes on without {away:?}, and goes down"));
+        away.iter().for_each(|member| owner.links[*member].cut());
+        self.use_it(&owner).await?;
+        self.load(&owner).flush().await;
+        sleep(LEFT_BEHIND).await;
+        self.check()?;
+        owner.go_down();
+        let view = self.with_witness(&away);
+        if !away.is_empty() && self.attempt_again(&view).await.is_ok() {
+            return Err(format!("devices {view:?} begin without those that went on without them"));
+        }
+        self.contend().await
+    }
+
+    /// A host that does not see some members tries to have the array: it must get
+    /// it unless those could have gone on by themselves.
+    async fn partial(&mut self, owner: Owner) -> Result<Owner, String> {
+        self.heal(&owner).await?;
+        if self.random.chance(50) {
+            self.stop(&owner).await?;
+        } else {
+            owner.go_down();
+        }
+        let unseen = self.spared();
+        let view = self.with_witness(&self.others(&unseen));
+        // Whether those could have gone on, and nothing here would know of it.
+        let may_have = !unseen.is_empty() && self.is_enough(&unseen);
+        let is_unknown = may_have && self.witness().is_none_or(|witness| !view.contains(&witness));
+        match self.attempt_again(&view).await {
+            Ok(_) if is_unknown => {
+                return Err(format!("{view:?} begin, and {unseen:?} may have gone on by themselves"));
+            }
+            Ok(other) => {
+                self.world.tell(format_args!("a host has {view:?}"));
+                self.hand_over();
+                self.use_it(&other).await?;
+                other.go_down();
+            }
+            Err(e) if !is_unknown => {
+                return Err(format!("{view:?} are refused, though {unseen:?} cannot have gone on: {e}"));
+            }
+            Err(e) => self.world.tell(format_args!("{view:?} are refused: {e}")),
+        }
+        self.contend().await
+    }
+
+    /// The array is stopped, or its host goes down; and a member has the content of
+    /// an earlier time.
+    async fn rolled_back(&mut self, owner: Owner) -> Result<Owner, String> {
+        self.heal(&owner).await?;
+        let place = self.random.below(self.plan.width as u64) as usize;
+        let disk = self.disks[place].clone();
+        let old = disk.snapshot();
+        self.use_it(&owner).await?;
+        if self.random.chance(50) {
+            self.stop(&owner).await?;
+        } else {
+            sleep(ROLLED_BACK).await;
+            owner.go_down();
+        }
+        self.idle().await;
+        if self.is_enough(&self.others(&[place])) {
+            disk.restore(old);
+        }
+        self.contend().await
+    }
+
+    /// A host loses its way to the witness and to members that could go on by
+    /// themselves: it stops writing, and another one that sees those goes on.
+    async fn halves(&mut self, owner: Owner) -> Result<Owner, String> {
+        self.heal(&owner).await?;
+        let (away, Some(witness)) = (self.spared(), self.witness()) else { return Ok(owner) };
+        if away.is_empty() || !self.is_enough(&away) {
+            return Ok(owner);
+        }
+        let view = [&away[..], &[witness]].concat();
+        self.world.tell(format_args!("the host loses its way to {view:?}"));
+        view.iter().for_each(|place| owner.links[*place].cut());
+        let late =
+            spawn(intrude(Rc::clone(&owner.io), owner.array.info().size, self.random.fork(), TAKEOVER));
+        sleep(Duration::from_millis(self.random.below(TAKEOVER))).await;
+        let next = self.attempt_again(&view).await;
+        let next = next.map_err(|e| format!("{view:?} are refused, though they have the witness: {e}"))?;
+        self.hand_over();
+        self.use_it(&next).await?;
+        all_fail(late).await?;
+        owner.connect(true);
+        self.use_it(&next).await?;
+        self.stop(&next).await?;
+        self.contend().await
+    }
+
+    /// By a person's word two hosts have half of the members each, one after the
+    /// other, and both write. Nobody takes that for one array: it goes on with the
+    /// first half, and the others are given back by force.
+    async fn apart(&mut self, owner: Owner) -> Result<Owner, String> {
+        self.heal(&owner).await?;
+        self.stop(&owner).await?;
+        let other = self.spared();
+        let own = self.others(&other);
+        // A witness does not let the second begin.
+        if !self.is_enough(&other) || self.witness().is_some() {
+            return self.contend().await;
+        }
+        self.world.tell(format_args!("{own:?} and {other:?} are used apart from each other"));
+        for half in if self.random.chance(50) { [&own, &other] } else { [&other, &own] } {
+            let owner = self.attempt_as(half, true).await;
+            let owner = owner.map_err(|e| format!("with --degraded, of members {half:?}: {e}"))?;
+            if *half == own {
+                self.hand_over();
+                self.use_it(&owner).await?;
+            } else {
+                intrude(Rc::clone(&owner.io), owner.array.info().size, self.random.fork(), 1).await;
+            }
+            self.stop(&owner).await?;
+        }
+        match self.attempt_again(&self.all()).await {
+            Err(ArrayError::Diverged { .. }) => {}
+            Err(e) => return Err(format!("members {own:?} and {other:?} were used apart: {e}")),
+            Ok(_) => {
+                return Err(format!("members {own:?} and {other:?} were used apart, and begin together"));
+            }
+        }
+        let next = self.attempt_again(&own).await.map_err(|e| format!("without {other:?}: {e}"))?;
+        self.hand_over();
+        for place in other {
+            let line = Line::new(&self.disks[place], &next.links[place]);
+            let given = next.array.replace(place, Arc::new(line), true).await;
+            given.map_err(|e| format!("replace {place} --force: {e}"))?;
+        }
+        self.heal(&next).await?;
+        self.use_it(&next).await?;
+        Ok(next)
+    }
+
+    /// The host is suspended: nothing of it runs, and its clock stands still, while
+    /// another one takes the array over, on an engine with a clock of its own.
+    async fn suspended(&mut self, owner: Owner) -> Result<Owner, String> {
+        self.idle().await;
+        self.world.tell(format_args!("the host is suspended"));
+        let model = self.take_model()?;
+        let (plan, subject, world, disks) = (self.plan, self.subject, self.world.clone(), self.disks.clone());
+        let random = self.random.fork();
+        let others = || elsewhere(plan, subject, world, disks, random, model);
+        let ended = std::thread::scope(|scope| scope.spawn(others).join());
+        let (model, time) = ended.map_err(|_| "a panic in another host".to_owned())??;
+        self.model = Some(Rc::new(RefCell::new(model)));
+        // What the other host had under way when it ended.
+        self.disks.iter().for_each(Disk::settle);
+        self.engine.suspend(time);
+        self.world.tell(format_args!("the host is resumed after {} s", time.as_secs()));
+        all_fail(intrude(Rc::clone(&owner.io), owner.array.info().size, self.random.fork(), 1)).await?;
+        self.contend().await
+    }
 }
 
-/// Writes of a host that is cut off; gives how many were acknowledged.
-async fn intrude(io: Rc<dyn BlockIo>, size: u64, mut random: Random) -> usize {
+/// Another host takes the array over, uses it, and stops it or goes down. Gives how
+/// long that took.
+fn elsewhere(
+    plan: &Plan,
+    subject: &Arrayed,
+    world: World,
+    disks: Vec<Disk>,
+    mut random: Random,
+    model: Model,
+) -> Result<(Model, Duration), String> {
+    let engine = Engine::simulated(random.bits()).map_err(|e| e.to_string())?;
+    let model = Some(Rc::new(RefCell::new(model)));
+    let failure = Rc::default();
+    let mut hosts = Hosts { plan, subject, engine: &engine, world, disks, random, model, failure };
+    let time = engine.block_on(async {
+        let began = now();
+        let owner = hosts.contend().await?;
+        hosts.use_it(&owner).await?;
+        if hosts.random.chance(50) {
+            hosts.stop(&owner).await?;
+        }
+        Ok::<_, String>(now() - began)
+    })?;
+    Ok((hosts.take_model()?, time))
+}
+
+/// All writes of a host that has lost the array fail, in bounded time.
+async fn all_fail(writes: impl Future<Output = usize>) -> Result<(), String> {
+    match timeout(FAILS, writes).await {
+        Ok(0) => Ok(()),
+        Ok(count) => Err(format!("{count} writes of a host that has lost the array were acknowledged")),
+        Err(_) => Err(format!("a write of a host that has lost the array takes {} s", FAILS.as_secs())),
+    }
+}
+
+/// Writes of a host that has lost the array, begun within so many milliseconds;
+/// gives how many were acknowledged.
+async fn intrude(io: Rc<dyn BlockIo>, size: u64, mut random: Random, within: u64) -> usize {
     let writes = (0..8).map(|_| {
-        let (after, at) = (random.below(TAKEOVER), random.below(size / 4096) * 4096);
+        let (after, at) = (random.below(within), random.below(size / 4096) * 4096);
         let io = Rc::clone(&io);
         async move {
             sleep(Duration::from_millis(after)).await;

@@ -7,7 +7,7 @@ use crate::random::Random;
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use longhaul_array::{
     ArrayDevice, ArrayError, Condition, Geometry, Layout, MemberStatus, Options, Shape, Stripe, assemble_as,
-    create_as,
+    create_witnessed,
 };
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoError};
 use std::rc::Rc;
@@ -191,12 +191,29 @@ impl Arrayed {
 }
 
 impl Arrayed {
-    /// Assembles it from these devices, as one host of several does.
+    /// As [`Subject::create`], with a witness or without one.
+    ///
+    /// # Errors
+    /// As of [`longhaul_array::create_witnessed`], in words.
+    pub async fn create_witnessed(&self, disks: &[Disk], witness: Option<&Disk>) -> Result<(), String> {
+        let shape = Shape { name: "sim".into(), layout: self.layout, unit: self.unit, force: false };
+        let witness = witness.map(|disk| Arc::new(disk.clone()) as Arc<dyn BlockDevice>);
+        let new_uuid = || self.new_uuid();
+        let made = create_witnessed(&devices(disks), &[], witness.as_ref(), &shape, new_uuid).await;
+        made.map(drop).map_err(|e| e.to_string())
+    }
+
+    /// Assembles it from these devices, as one host of several does; `degraded` as of
+    /// [`Options`].
     ///
     /// # Errors
     /// As of [`longhaul_array::assemble`].
-    pub async fn assemble(&self, devices: Vec<Arc<dyn BlockDevice>>) -> Result<Arc<ArrayDevice>, ArrayError> {
-        assemble_as(&devices, self.options.clone(), self.new_uuid()).await
+    pub async fn assemble(
+        &self,
+        devices: Vec<Arc<dyn BlockDevice>>,
+        degraded: bool,
+    ) -> Result<Arc<ArrayDevice>, ArrayError> {
+        assemble_as(&devices, Options { degraded, ..self.options.clone() }, self.new_uuid()).await
     }
 }
 
@@ -227,12 +244,7 @@ impl Subject for Arrayed {
     }
 
     fn create<'a>(&'a self, disks: &'a [Disk]) -> Asked<'a, ()> {
-        async {
-            let shape = Shape { name: "sim".into(), layout: self.layout, unit: self.unit, force: false };
-            let made = create_as(&devices(disks), &[], &shape, || self.new_uuid()).await;
-            made.map(drop).map_err(|e| e.to_string())
-        }
-        .boxed_local()
+        self.create_witnessed(disks, None).boxed_local()
     }
 
     fn open<'a>(&'a self, disks: &'a [Disk]) -> Asked<'a, Box<dyn Running>> {
@@ -264,7 +276,12 @@ impl Subject for Arrayed {
                         }
                     }
                     // What is not there has been left behind: nothing else has happened to it.
-                    Err(ArrayError::Outdated { .. }) if !settings.degraded => settings.degraded = true,
+                    Err(ArrayError::Outdated { .. })
+                        if !settings.degraded
+                            && (devices.len() < disks.len() || disks.iter().any(Disk::is_gone)) =>
+                    {
+                        settings.degraded = true;
+                    }
                     // And tries again, who knows that nobody else has it.
                     Err(ArrayError::InUse(_)) if refused < 2 => refused += 1,
                     Err(e) => return Err(e.to_string()),
