@@ -49,6 +49,10 @@ pub(crate) struct Ward {
     hurt: RefCell<BTreeSet<usize>>,
     /// Disks that hang because their host is cut off, and nothing else.
     cut: RefCell<Vec<Disk>>,
+    /// The host was cut off before. If it crashed while its disks came back, the
+    /// heartbeat of one may have ended so long before those of the others that the
+    /// array takes that one for rolled back, and fills it anew: needlessly, and safely.
+    was_cut: Cell<bool>,
     /// Makes an empty disk.
     make: Box<dyn Fn() -> Disk>,
     redundancy: usize,
@@ -67,6 +71,7 @@ impl Ward {
             spares: RefCell::default(),
             hurt: RefCell::default(),
             cut: RefCell::default(),
+            was_cut: Cell::default(),
             make,
             redundancy,
             seen: RefCell::default(),
@@ -109,6 +114,11 @@ impl Ward {
         self.follow(&array.places().await?);
         let missing = array.missing().await?;
         for (place, why) in &missing {
+            if self.was_cut.get() && why.contains("rolled back") {
+                let mut hurt = self.hurt.borrow_mut();
+                hurt.insert(*place);
+                self.beyond.set(self.beyond.get() || hurt.len() > self.redundancy);
+            }
             if !self.hurt.borrow().contains(place) && !self.beyond.get() {
                 return Err(format!("place {place} is missing, and nothing has happened to it: {why}"));
             }
@@ -140,6 +150,7 @@ impl Ward {
 
     /// The host is not cut off any more.
     pub(crate) fn reconnect(&self) {
+        self.was_cut.set(self.was_cut.get() || !self.cut.borrow().is_empty());
         self.cut.borrow_mut().drain(..).for_each(|disk| disk.come_back());
     }
 
