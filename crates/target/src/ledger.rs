@@ -332,5 +332,4 @@ impl Drop for Charge {
 }
 
 #[cfg(test)]
-#[path = "ledger_tests.rs"]
 mod tests;

@@ -26,7 +26,7 @@ const LAYERS: [(&str, &[&str]); 18] = [
     ("bench", &["block", "transfer"]),
     ("report", &[]),
     ("wan", &["engine"]),
-    ("sim", &["proto", "array", "transfer", "pool"]),
+    ("sim", &["proto", "array", "target", "initiator", "transfer", "pool"]),
 ];
 
 /// Members that may use every crate, and that no crate may use.
