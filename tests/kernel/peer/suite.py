@@ -63,6 +63,7 @@ class Bench:
         self.trouble = []
         self._guest = None
         self._targets = []
+        self.files = 0
         self._dir = tempfile.TemporaryDirectory(prefix="longhaul-kernel-")
         self.dir = Path(self._dir.name)
 
@@ -112,9 +113,11 @@ class Bench:
         return t.start()
 
     def new_file(self, name, size=None):
-        """A path in the check's directory; a sparse file of `size` bytes where given."""
-        path = self.dir / name
-        path.unlink(missing_ok=True)
+        """A path in the check's directory, where no file has been before (a target that finds
+        another medium in the place of one that it has served refuses it); a sparse file of
+        `size` bytes where given."""
+        self.files += 1
+        path = self.dir / f"{self.files}-{name}"
         if size is not None:
             with open(path, "wb") as f:
                 f.truncate(size)
