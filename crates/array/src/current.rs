@@ -219,7 +219,7 @@ impl Assembly {
         let may_run = |index: usize| {
             unseen.contains(&index) && superblock.entries[index].condition == Condition::Active
         };
-        // Nobody goes on without a member but after the witness has that.
+        // The array goes on without a member only after the witness has recorded that.
         if self.witness.is_some() || !superblock.geometry.is_enough(may_run) {
             return None;
         }

@@ -201,7 +201,7 @@ struct LoggedIo {
 }
 
 impl LoggedIo {
-    /// Notes an operation and its end, also when nobody waits for that.
+    /// Notes an operation and its end, also when the caller does not wait for it.
     fn note(&self, offset: u64, act: Act, operation: IoFuture<()>) -> IoFuture<()> {
         let (log, op) = (Arc::clone(&self.log), self.log.begin(self.member, offset, act));
         go(async move {

@@ -83,7 +83,7 @@ pub fn options() -> Options {
     Options { member_timeout: Duration::from_secs(5), ..Options::default() }
 }
 
-/// Options of a person who knows that what is not there is lost, or has nothing new.
+/// Options for an operator who knows that the missing members are lost, or have nothing new.
 pub fn degraded() -> Options {
     Options { degraded: true, ..options() }
 }

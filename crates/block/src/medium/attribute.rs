@@ -19,7 +19,7 @@ const VERSION: &str = "1";
 /// understood, or its file system has no such attributes.
 pub(super) fn read(file: &File) -> io::Result<Option<(Uuid, Facts)>> {
     let mut record = [0u8; RECORD_MOST];
-    // SAFETY: a C string, and a buffer of the length that is told.
+    // SAFETY: a C string, and a buffer of the length that is passed.
     let len =
         unsafe { libc::fgetxattr(file.as_raw_fd(), NAME.as_ptr(), record.as_mut_ptr().cast(), record.len()) };
     if len < 0 {
@@ -36,7 +36,7 @@ pub(super) fn read(file: &File) -> io::Result<Option<(Uuid, Facts)>> {
 /// Makes the file carry a record.
 pub(super) fn write(file: &File, facts: &Facts, uuid: Uuid) -> io::Result<()> {
     let record = encode(facts, uuid);
-    // SAFETY: a C string, and a buffer of the length that is told.
+    // SAFETY: a C string, and a buffer of the length that is passed.
     let rc =
         unsafe { libc::fsetxattr(file.as_raw_fd(), NAME.as_ptr(), record.as_ptr().cast(), record.len(), 0) };
     if rc != 0 {

@@ -31,7 +31,7 @@ impl Hardware {
 
     /// Of identities as a system tells them.
     pub fn of<T: AsRef<str>>(identities: impl IntoIterator<Item = T>) -> Hardware {
-        // A digest, since the record is readable by whoever reads the file.
+        // A digest, since every reader of the file can read the record.
         let digest = |id: T| {
             let id = Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("longhaul {}", id.as_ref()).as_bytes());
             id.simple().to_string()[..16].to_owned()
