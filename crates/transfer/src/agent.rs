@@ -53,10 +53,8 @@ use std::time::Duration;
 const GREETING: Duration = Duration::from_secs(15);
 /// The most sessions at the same time: each has threads and files of its own.
 const SESSIONS: usize = 64;
-/// How long a connection that has to leave may take to hear so, and how many may take
-/// that long at a time: the others are closed at once.
+/// How long a connection that has to leave may take to hear so; see [`Lobby::farewells`].
 const FAREWELL: Duration = Duration::from_secs(1);
-const FAREWELLS: usize = 64;
 /// Bytes that are thrown away at once of what such a connection has sent.
 const UNHEARD: u32 = 64 << 10;
 /// How long no connection is accepted after one could not be: at first, and at most
@@ -319,6 +317,9 @@ impl Serving {
                         }
                     })
                     .detach();
+                    // A connection that has to leave for this one gives its descriptor back
+                    // only when its task runs.
+                    longhaul_engine::yield_now().await;
                 }
                 Err(e) => tracing::warn!("{peer}: {e}"),
             }
@@ -332,7 +333,7 @@ impl Serving {
             "the agent is busy: {waiting} connections wait for a greeting, and this one had to leave for \
              others; try again"
         );
-        let heard = Counted::new(&self.farewells, FAREWELLS);
+        let heard = Counted::new(&self.farewells, self.lobby.farewells());
         let tell = async {
             source::refuse(&mut link, Refusal::new(RefusalKind::Busy, message)).await;
             let Some(stream) = link.tx.stream().filter(|_| heard.is_some()) else { return };

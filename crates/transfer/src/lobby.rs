@@ -23,8 +23,12 @@ const SHARE: u64 = 4;
 /// The most of one address that have shown nothing: half of them, so that no address
 /// alone takes all, and eight copies of most streams may begin there at once.
 const ADDRESS: usize = MOST / 2;
-/// From here on connections are taken in no faster than one in [`PACE`].
+/// From here on connections are taken in no faster than one in [`PACE`]: a quarter of the
+/// share of an address, where that is less.
 const CROWDED: usize = 128;
+/// How many connections that have to leave may take a moment to hear so, at a time: half of
+/// the places, where there are few, since each holds a descriptor. The others are closed at once.
+const FAREWELLS: usize = 64;
 /// At this pace the share of an address is taken in a second, so that a connection has
 /// as long to show what it wants, however fast others come: the time of three round
 /// trips on the longest path. Until then it waits in the kernel's queue.
@@ -122,9 +126,15 @@ impl Lobby {
         self.0.borrow_mut().shed(None)
     }
 
+    /// How many connections that have to leave may take a moment to hear so, at a time.
+    pub(crate) fn farewells(&self) -> usize {
+        FAREWELLS.min(self.0.borrow().most / 2)
+    }
+
     /// Waits before the next connection is taken in, if there are many.
     pub(crate) async fn pace(&self) {
-        if self.len() >= CROWDED {
+        let crowded = CROWDED.min(self.0.borrow().share / 4).max(1);
+        if self.len() >= crowded {
             sleep(PACE).await;
         }
     }
