@@ -11,6 +11,7 @@ pub mod host;
 mod job;
 pub mod net;
 mod pattern;
+pub mod published;
 pub mod record;
 mod repeated;
 mod results;

@@ -13,6 +13,7 @@
 //!   version ([`SCHEMA`]); a reader takes what it does not find for empty.
 
 use crate::host::Host;
+use crate::published::Statement;
 use crate::schema::{Output, Pairs};
 use crate::stats::Samples;
 use longhaul_engine::net::TcpInfo;
@@ -74,6 +75,9 @@ pub struct Record {
     pub shown_run: Option<usize>,
     /// What was measured.
     pub cells: Vec<Cell>,
+    /// Which of the cells a question compares, and what was published of that.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub questions: Vec<Question>,
     /// Whether the whole is what it seems.
     pub validity: Validity,
 }
@@ -277,6 +281,9 @@ pub struct Cell {
     /// What was published of it in words, where there is no number.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub found: String,
+    /// Where that stands: document, and section, figure or table.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub found_source: String,
 }
 
 /// A value that does not count.
@@ -305,6 +312,55 @@ pub struct Place {
     pub x_label: String,
 }
 
+/// A question that ratios between cells answer, such as whether writes are slower than
+/// reads.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Question {
+    /// What is compared with what: `1,000 files written, against 10`.
+    pub title: String,
+    /// The pairs of cells.
+    pub pairs: Vec<Pair>,
+    /// What was published of it, in words.
+    pub found: String,
+    /// Where that stands.
+    pub found_source: String,
+}
+
+/// Two cells of one unit: the ratio is that of `of` to `to`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pair {
+    /// What tells this pair from the others: a device, a number of files.
+    pub label: String,
+    /// Name of the cell that is compared.
+    pub of: String,
+    /// Name of the cell that it is compared with.
+    pub to: String,
+}
+
+impl Question {
+    /// One without pairs; `said` is what was published of it.
+    pub fn new<'a>(title: impl Into<String>, said: impl IntoIterator<Item = &'a Statement>) -> Question {
+        let mut cell = Cell::default();
+        cell.cite(said);
+        let Cell { found, found_source, .. } = cell;
+        Question { title: title.into(), pairs: Vec::new(), found, found_source }
+    }
+
+    /// With one pair more.
+    #[must_use]
+    pub fn pair(
+        mut self,
+        label: impl Into<String>,
+        of: impl Into<String>,
+        to: impl Into<String>,
+    ) -> Question {
+        self.pairs.push(Pair { label: label.into(), of: of.into(), to: to.into() });
+        self
+    }
+}
+
 /// A published number.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -319,6 +375,23 @@ impl Cell {
     /// Nothing measured yet.
     pub fn new(name: impl Into<String>, unit: impl Into<String>, better: Better) -> Cell {
         Cell { name: name.into(), unit: unit.into(), better, ..Cell::default() }
+    }
+
+    /// Says what was published of it in words; none leaves it as it is.
+    pub fn cite<'a>(&mut self, statements: impl IntoIterator<Item = &'a Statement>) {
+        for statement in statements {
+            let add = |to: &mut String, text: &str| {
+                if !to.is_empty() {
+                    to.push_str("; ");
+                }
+                to.push_str(text);
+            };
+            add(&mut self.found, statement.what);
+            let source = statement.source();
+            if !self.found_source.split("; ").any(|there| there == source) {
+                add(&mut self.found_source, &source);
+            }
+        }
     }
 
     /// Adds what a run measured.

@@ -89,6 +89,8 @@ pub struct Document {
     pub path: PathBuf,
     /// What it says.
     pub record: Record,
+    /// When it was written, in words; empty if it does not say.
+    pub time: String,
     /// The file as it is.
     pub text: String,
 }
@@ -115,6 +117,8 @@ pub struct Record {
     pub runs: Vec<Run>,
     /// What was measured.
     pub cells: Vec<Cell>,
+    /// Which of the cells a question compares.
+    pub questions: Vec<Question>,
     /// Whether the whole is what it seems.
     pub validity: Validity,
 }
@@ -272,6 +276,8 @@ pub struct Cell {
     pub published: Vec<Published>,
     /// What was published of it in words.
     pub found: String,
+    /// Where that stands.
+    pub found_source: String,
 }
 
 /// A value that does not count.
@@ -298,6 +304,32 @@ pub struct Place {
     pub x_number: Option<f64>,
     /// What the axis is.
     pub x_label: String,
+}
+
+/// A question that ratios between cells answer.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Question {
+    /// What is compared with what.
+    pub title: String,
+    /// The pairs of cells.
+    pub pairs: Vec<Pair>,
+    /// What was published of it.
+    pub found: String,
+    /// Where that stands.
+    pub found_source: String,
+}
+
+/// Two cells of one unit: the ratio is that of `of` to `to`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Pair {
+    /// What tells this pair from the others.
+    pub label: String,
+    /// Name of the cell that is compared.
+    pub of: String,
+    /// Name of the cell that it is compared with.
+    pub to: String,
 }
 
 /// A published number.
@@ -340,9 +372,10 @@ impl Document {
                 return Err(ReadError::NotJson { path, line, column, what });
             }
         };
+        let time = value["time"].as_str().unwrap_or_default().to_owned();
         let Some(ours) = value.get("longhaul") else {
             let Some(record) = from_fio(&value) else { return Err(ReadError::NotResults { path }) };
-            return Ok(Document { path, record, text });
+            return Ok(Document { path, record, time, text });
         };
         if ours["schema"].as_u64() != Some(SCHEMA) {
             let found = match &ours["schema"] {
@@ -353,7 +386,7 @@ impl Document {
             return Err(ReadError::Schema { path, found, program });
         }
         match Record::deserialize(ours) {
-            Ok(record) => Ok(Document { path, record, text }),
+            Ok(record) => Ok(Document { path, record, time, text }),
             Err(e) => Err(ReadError::Malformed { path, what: e.to_string() }),
         }
     }

@@ -2,7 +2,8 @@
 
 use longhaul_bench::host::Host;
 use longhaul_bench::record::{
-    Better, Cell, Code, Cpu, LeftOut, Place, Published, Reason, Record, Run, SCHEMA, TcpSample, Validity,
+    Better, Cell, Code, Cpu, LeftOut, Pair, Place, Published, Question, Reason, Record, Run, SCHEMA,
+    TcpSample, Validity,
 };
 use longhaul_bench::schema::{Output, Pairs};
 use longhaul_report::{Document, read};
@@ -27,6 +28,7 @@ fn written() -> Output {
         }),
         published: vec![Published { value: 3.0, source: "a study".into() }],
         found: "far slower".into(),
+        found_source: "a study, Fig. 2".into(),
     };
     let look = TcpSample {
         at_s: 1.5,
@@ -66,6 +68,12 @@ fn written() -> Output {
         runs: vec![run],
         shown_run: Some(0),
         cells: vec![cell],
+        questions: vec![Question {
+            title: "written, against read".into(),
+            pairs: vec![Pair { label: "raw".into(), of: "w".into(), to: "r".into() }],
+            found: "slower".into(),
+            found_source: "a study, Fig. 3".into(),
+        }],
         validity: void,
     };
     Output { longhaul: Some(record), ..Output::default() }
@@ -127,6 +135,13 @@ fn every_name_is_read() {
             }),
             published: vec![read::Published { value: 3.0, source: "a study".into() }],
             found: "far slower".into(),
+            found_source: "a study, Fig. 2".into(),
+        }],
+        questions: vec![read::Question {
+            title: "written, against read".into(),
+            pairs: vec![read::Pair { label: "raw".into(), of: "w".into(), to: "r".into() }],
+            found: "slower".into(),
+            found_source: "a study, Fig. 3".into(),
         }],
         validity: void,
     };

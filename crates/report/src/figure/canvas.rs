@@ -123,17 +123,41 @@ impl Canvas {
 
     /// The mark of series `index`: its colour, and a shape of its own.
     pub(super) fn mark(&mut self, index: usize, at: (f64, f64)) {
+        self.shape(&format!("f{}", index % 8), index, at, 1.0);
+    }
+
+    /// The same as an outline, larger.
+    pub(super) fn hollow(&mut self, index: usize, at: (f64, f64)) {
+        self.shape(&format!("h l{}", index % 8), index, at, 1.6);
+    }
+
+    /// It goes on beyond the axis.
+    pub(super) fn arrow(&mut self, class: &str, (x, y): (f64, f64)) {
+        self.raw(format_args!(
+            r#"<polyline class="{class}" points="{:.1},{y:.1} {x:.1},{:.1} {:.1},{y:.1}"/>"#,
+            x - 4.0,
+            y - 5.0,
+            x + 4.0
+        ));
+    }
+
+    fn shape(&mut self, class: &str, index: usize, at: (f64, f64), large: f64) {
         let (x, y) = at;
-        let class = format!("f{}", index % 8);
         let points = |points: &[(f64, f64)]| {
-            points.iter().map(|(dx, dy)| format!("{:.1},{:.1}", x + dx, y + dy)).collect::<Vec<_>>().join(" ")
+            points
+                .iter()
+                .map(|(dx, dy)| format!("{:.1},{:.1}", x + large * dx, y + large * dy))
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         let shape = match index % 4 {
-            0 => format!(r#"<circle class="{class}" cx="{x:.1}" cy="{y:.1}" r="4"/>"#),
+            0 => format!(r#"<circle class="{class}" cx="{x:.1}" cy="{y:.1}" r="{:.1}"/>"#, 4.0 * large),
             1 => format!(
-                r#"<rect class="{class}" x="{:.1}" y="{:.1}" width="7.4" height="7.4"/>"#,
-                x - 3.7,
-                y - 3.7
+                r#"<rect class="{class}" x="{:.1}" y="{:.1}" width="{:.1}" height="{:.1}"/>"#,
+                x - 3.7 * large,
+                y - 3.7 * large,
+                7.4 * large,
+                7.4 * large
             ),
             2 => format!(
                 r#"<polygon class="{class}" points="{}"/>"#,
@@ -160,10 +184,10 @@ impl Canvas {
     }
 
     /// What does not count: a cross.
-    pub(super) fn cross(&mut self, at: (f64, f64)) {
+    pub(super) fn cross(&mut self, class: &str, at: (f64, f64)) {
         let (x, y) = at;
-        self.line("bad", (x - 4.5, y - 4.5), (x + 4.5, y + 4.5));
-        self.line("bad", (x - 4.5, y + 4.5), (x + 4.5, y - 4.5));
+        self.line(class, (x - 4.5, y - 4.5), (x + 4.5, y + 4.5));
+        self.line(class, (x - 4.5, y + 4.5), (x + 4.5, y - 4.5));
     }
 }
 

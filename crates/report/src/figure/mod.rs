@@ -6,7 +6,8 @@
 //!
 //! Invariants, which the tests hold for both widths:
 //! - no two texts overlap, and all are within the picture;
-//! - a value that does not count is a cross, never a mark or a bar.
+//! - a value that does not count is a cross on a hollow mark in the colour of its series,
+//!   never a full mark or a bar, and no axis is made for it.
 
 mod canvas;
 mod scale;
@@ -75,7 +76,7 @@ impl Point {
         self.value.filter(|value| value.is_finite() && !self.void)
     }
 
-    /// Where a cross stands.
+    /// Where a cross stands: what does not count sets no axis, and may be beyond it.
     fn at(&self) -> f64 {
         self.value.filter(|value| value.is_finite()).unwrap_or(0.0)
     }
@@ -190,14 +191,18 @@ impl Figure {
         (canvas, layout.width, height)
     }
 
-    /// The largest value that has to have room. Error bars of few runs may
-    /// reach to the sky: they are cut where they would make the rest small.
+    /// The largest value that has to have room, of those that count and of what was
+    /// published: one that does not count would make all others small. Error bars of few
+    /// runs may reach to the sky: they are cut where they would do the same.
     fn most(&self) -> f64 {
         let points = || self.series.iter().flat_map(|series| &series.points);
-        let values = points().flat_map(|p| [p.value, p.published]).flatten().filter(|v| v.is_finite());
-        let value = values.fold(0.0, f64::max);
-        let highs = points().filter_map(|p| p.interval).map(|i| i.high).filter(|v| v.is_finite());
-        value.max(highs.fold(0.0, f64::max).min(1.5 * value))
+        let largest = |all: &mut dyn Iterator<Item = f64>| all.filter(|v| v.is_finite()).fold(0.0, f64::max);
+        let value = largest(&mut points().flat_map(|p| [p.counts(), p.published]).flatten());
+        if value <= 0.0 {
+            return largest(&mut points().filter_map(|p| p.value));
+        }
+        let counting = points().filter(|p| p.counts().is_some());
+        value.max(largest(&mut counting.filter_map(|p| p.interval).map(|i| i.high)).min(1.5 * value))
     }
 
     fn layout(&self, wanted: f64, axis: &Axis) -> (Layout, bool) {
@@ -228,7 +233,8 @@ impl Figure {
             }
         }
         let plot = if narrow { 200.0 } else { 270.0 };
-        let top = FONT + 16.0;
+        // A mark at the upper end, and the arrow of what is beyond, have room below the unit.
+        let top = FONT + 22.0;
         let (right, bottom) = (total - right_margin, top + plot);
         (Layout { width: total, left, right, top, bottom, most, step, scale }, slanted)
     }
@@ -266,7 +272,7 @@ impl Figure {
                     ));
                     error(canvas, layout, middle, point);
                 } else {
-                    canvas.cross((middle, layout.y(point.at()) - 7.0));
+                    self.void(canvas, layout, (index, middle), point);
                 }
                 if let Some(published) = point.published {
                     canvas.published("pub", (middle, layout.y(published)));
@@ -301,12 +307,23 @@ impl Figure {
                             canvas.mark(index, (x(point), layout.y(value)));
                         }
                     }
-                    None => canvas.cross((x(point), layout.y(point.at()) - 7.0)),
+                    None => self.void(canvas, layout, (index, x(point)), point),
                 }
                 if let Some(published) = point.published {
                     canvas.published(&format!("l{}", index % 8), (x(point), layout.y(published)));
                 }
             }
+        }
+    }
+
+    /// A point that does not count: the mark of its series, hollow and crossed in its
+    /// colour; with an arrow if it is beyond the axis.
+    fn void(&self, canvas: &mut Canvas, layout: &Layout, (index, x): (usize, f64), point: &Point) {
+        let y = layout.y(point.at()).min(layout.bottom - 7.0);
+        canvas.hollow(index, (x, y));
+        canvas.cross(&format!("bad l{}", index % 8), (x, y));
+        if point.at() > layout.most {
+            canvas.arrow(&format!("l{}", index % 8), (x, y - 8.0));
         }
     }
 
@@ -344,7 +361,7 @@ impl Figure {
         }
         if points().any(|point| point.counts().is_none()) {
             let at = entry(canvas, "does not count");
-            canvas.cross(at);
+            canvas.cross("bad", at);
         }
         if points().any(|point| point.interval.is_some()) {
             let (x, y) = entry(canvas, "95 % confidence");

@@ -81,7 +81,9 @@ fn what_does_not_count_is_crossed() {
         shown.series[0].points[2].value = None;
         let svg = shown.svg(WIDE);
         // Two strokes a cross, one cross in the legend.
-        assert_eq!(svg.matches("class=\"bad\"").count(), 2 * 3, "{svg}");
+        assert_eq!(svg.matches("class=\"bad l0\"").count(), 2 * 2, "in the colour of their series: {svg}");
+        assert_eq!(svg.matches("class=\"bad\"").count(), 2, "{svg}");
+        assert_eq!(svg.matches("class=\"h l0\"").count(), 2, "its mark, hollow: {svg}");
         assert!(svg.contains("does not count"));
     }
 }
@@ -112,4 +114,26 @@ fn a_file_is_whole_and_safe() {
     let file = figure(1, &["a"]).file();
     assert!(file.starts_with("<?xml") && file.trim_end().ends_with("</svg>") && file.contains("<style>"));
     assert!(file.contains("<title>Reading &lt;&amp; writing&gt;</title>") && !file.contains("<& w"));
+}
+
+#[test]
+fn what_does_not_count_sets_no_axis() {
+    for names in [["raw", "ext4", "XFS"], ["1", "10", "100"]] {
+        let mut shown = figure(2, &names);
+        let axis = |figure: &Figure| figure.layout(WIDE, &Axis::of(figure)).0.most;
+        let before = axis(&shown);
+        let void = &mut shown.series[1].points[2];
+        (void.value, void.interval, void.void) = (Some(1e15), None, true);
+        assert!(axis(&shown) <= before, "{} for one that does not count", axis(&shown));
+        let svg = shown.svg(WIDE);
+        assert!(svg.contains("class=\"bad l1\"") && svg.contains("class=\"h l1\""), "whose it is: {svg}");
+        assert_eq!(
+            svg.matches("<polyline class=\"l1\"").count(),
+            1 + usize::from(names[0] == "1"),
+            "an arrow: {svg}"
+        );
+        // Where nothing counts, it has to be somewhere.
+        shown.series.iter_mut().flat_map(|series| &mut series.points).for_each(|point| point.void = true);
+        assert!(axis(&shown) >= 1e15);
+    }
 }

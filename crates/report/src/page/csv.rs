@@ -35,7 +35,7 @@ pub fn csv(documents: &[Document]) -> String {
                 list(&mut cell.samples.iter().copied()),
                 list(&mut cell.left_out.iter().map(|run| run.value)),
                 some(published.map(|p| p.value)),
-                published.map(|p| p.source.clone()).unwrap_or_default(),
+                published.map_or_else(|| cell.found_source.clone(), |p| p.source.clone()),
                 cell.found.clone(),
                 (cell.validity.valid && summary.n > 0).to_string(),
                 cell.validity.words(),

@@ -1,8 +1,8 @@
 //! Cells of several results, put into figures.
 
 use crate::figure::{Figure, Point, Series};
-use crate::read::{Cell, Document, Place, Published};
-use crate::stats::Summary;
+use crate::read::{Better, Cell, Document, Place, Published};
+use crate::stats::{Interval, Summary};
 
 /// A figure, and the numbers behind it.
 #[derive(Clone, Debug)]
@@ -16,6 +16,12 @@ pub struct Gathered {
 /// A number of a figure.
 #[derive(Clone, Debug)]
 pub struct Entry {
+    /// The cell's name.
+    pub name: String,
+    /// Which of the documents has it.
+    pub document: usize,
+    /// Which way is better.
+    pub better: Better,
     /// Where along the axis.
     pub x: String,
     /// Which line or colour.
@@ -28,12 +34,14 @@ pub struct Entry {
     pub published: Vec<Published>,
     /// The same in words, where there is no number.
     pub found: String,
+    /// Where that stands.
+    pub found_source: String,
     /// Why it does not count; nothing if it does.
     pub words: String,
 }
 
 impl Entry {
-    fn new(cell: &Cell, place: &Place) -> Entry {
+    fn new(cell: &Cell, document: usize, place: &Place) -> Entry {
         let words = match cell.validity.words() {
             words if words.is_empty() && (!cell.validity.valid || cell.samples.is_empty()) => {
                 "not measured".to_owned()
@@ -42,14 +50,29 @@ impl Entry {
         };
         let left_out: Vec<f64> = cell.left_out.iter().map(|run| run.value).collect();
         Entry {
+            name: cell.name.clone(),
+            document,
+            better: cell.better,
             x: place.x.clone(),
             series: place.series.clone(),
             summary: Summary::of(&cell.samples),
             left_out: (!left_out.is_empty()).then(|| Summary::of(&left_out).mean),
             published: cell.published.clone(),
             found: cell.found.clone(),
+            found_source: cell.found_source.clone(),
             words,
         }
+    }
+
+    /// Ours over what was published, with the ends of our interval; only of what counts,
+    /// and where there is something to divide by.
+    pub fn ratio(&self) -> Option<Interval> {
+        let published =
+            self.published.first().map(|published| published.value).filter(|value| *value > 0.0)?;
+        let mean = self.mean().filter(|_| self.words.is_empty())? / published;
+        let ends = self.summary.interval().map(|i| (i.low / published, i.high / published));
+        let (low, high) = ends.unwrap_or((mean, mean));
+        Some(Interval { value: mean, low, high })
     }
 
     /// The mean, also of what does not count.
@@ -79,13 +102,13 @@ pub fn gather(documents: &[Document]) -> Vec<Gathered> {
         places.any(|place| place.figure == figure)
     };
     let is_shared = |place: &Place| documents.iter().filter(|d| names(d, &place.figure)).count() > 1;
-    for document in documents {
+    for (index, document) in documents.iter().enumerate() {
         for cell in &document.record.cells {
             let mut place = cell.place.clone().unwrap_or_else(|| by_unit(cell, document));
             if cell.place.is_some() && documents.len() > 1 && is_shared(&place) {
                 place.series = format!("{} · {}", place.series, document.label());
             }
-            add(&mut all, cell, &place);
+            add(&mut all, (cell, index), &place);
         }
     }
     all
@@ -103,7 +126,7 @@ fn by_unit(cell: &Cell, document: &Document) -> Place {
     Place { figure: figure.into(), series: document.label(), x: cell.name.clone(), ..Place::default() }
 }
 
-fn add(all: &mut Vec<Gathered>, cell: &Cell, place: &Place) {
+fn add(all: &mut Vec<Gathered>, (cell, document): (&Cell, usize), place: &Place) {
     let fits = |one: &Gathered| one.figure.title == place.figure && one.figure.unit == cell.unit;
     let at = all.iter().position(fits).unwrap_or_else(|| {
         let figure = Figure {
@@ -116,7 +139,7 @@ fn add(all: &mut Vec<Gathered>, cell: &Cell, place: &Place) {
         all.len() - 1
     });
     let one = &mut all[at];
-    let entry = Entry::new(cell, place);
+    let entry = Entry::new(cell, document, place);
     let found = one.figure.series.iter().position(|series| series.name == place.series);
     let index = found.unwrap_or_else(|| {
         one.figure.series.push(Series { name: place.series.clone(), points: Vec::new() });

@@ -2,12 +2,14 @@
 //! and numbers.
 
 mod csv;
+mod finding;
 mod gather;
 mod timeline;
 
 pub use csv::csv;
+pub use finding::{Finding, Ratio, findings};
 pub use gather::{Entry, Gathered, gather};
-pub use timeline::timelines;
+pub use timeline::{of_figure, timelines};
 
 use crate::figure::{Figure, NARROW, Scale, WIDE, escape, style};
 use crate::read::{Document, Host};
@@ -39,8 +41,12 @@ pub fn report(title: &str, documents: &[Document], page: &Path) -> Report {
     let table = csv(documents);
     let mut body = String::new();
     head(&mut body, title, documents);
+    let findings = findings(documents, &gathered);
+    told(&mut body, &findings);
     for (number, one) in (1..).zip(&gathered) {
-        section(&mut body, number, one);
+        let mine: Vec<&Finding> =
+            findings.iter().filter(|finding| finding.figure == Some(number - 1)).collect();
+        section(&mut body, number, one, &mine, documents);
     }
     let timelines = timelines(documents);
     if !timelines.is_empty() {
@@ -77,19 +83,91 @@ fn head(body: &mut String, title: &str, documents: &[Document]) {
     put!(body, "<h1>{}</h1>", escape(title));
     let cells: Vec<_> = documents.iter().flat_map(|document| &document.record.cells).collect();
     let bad = cells.iter().filter(|cell| !cell.validity.valid).count();
-    let (all, results) = (cells.len(), documents.len());
-    put!(
-        body,
-        "<p>{all} numbers out of {results} result{}. Bars and points are means over runs, with their 95 % \
-         confidence interval where there are two runs or more.</p>",
-        if results == 1 { "" } else { "s" }
-    );
+    for line in measured(documents) {
+        put!(body, "<p class=\"small\">{}</p>", escape(&line));
+    }
     if bad > 0 {
         put!(
             body,
-            "<p class=\"note\"><b>{bad} of them do not count</b>: they are crossed in the figures, and the tables \
-             say why.</p>"
+            "<p class=\"note\"><b>{bad} of {} numbers do not count</b>: they are crossed in the figures, and the \
+             tables say why.</p>",
+            cells.len()
         );
+    }
+}
+
+/// When, where and with what: a line for each machine and version.
+fn measured(documents: &[Document]) -> Vec<String> {
+    let mut lines: Vec<(String, Vec<String>)> = Vec::new();
+    for document in documents {
+        let host = document.record.hosts.first();
+        let host = host.map_or(String::new(), |host| format!(" on {}: {}", host.name, describe(host)));
+        let program = match document.record.program.as_str() {
+            "" => String::new(),
+            program => format!("; {program}"),
+        };
+        let line = format!("{host}{program}");
+        let time = if document.time.is_empty() { "at an unknown time" } else { &document.time };
+        let what = format!("{} {time}", document.label());
+        match lines.iter_mut().find(|(known, _)| *known == line) {
+            Some((_, all)) => all.push(what),
+            None => lines.push((line, vec![what])),
+        }
+    }
+    lines.into_iter().map(|(line, all)| format!("Measured: {}{line}.", all.join(", "))).collect()
+}
+
+/// The findings, before anything else.
+fn told(body: &mut String, findings: &[Finding]) {
+    if findings.is_empty() {
+        return;
+    }
+    put!(body, "<section class=\"findings\">\n<h2>What was found</h2>\n<ul>");
+    for finding in findings {
+        let link = finding.figure.map_or(String::new(), |at| {
+            let number = at + 1;
+            format!(" <a href=\"#figure-{number}\">Figure {number}</a>")
+        });
+        put!(
+            body,
+            "<li><b>{}</b>: {}.{}{link}</li>",
+            escape(&finding.title),
+            escape(&finding.words),
+            published_words(finding)
+        );
+    }
+    put!(body, "</ul>\n</section>");
+}
+
+fn published_words(finding: &Finding) -> String {
+    match finding.published.as_str() {
+        "" => String::new(),
+        published => format!(" <span class=\"small\">Published: {}.</span>", escape(published)),
+    }
+}
+
+/// The findings of one figure, and the ratios behind them.
+fn behind(body: &mut String, findings: &[&Finding]) {
+    for finding in findings {
+        put!(
+            body,
+            "<p><b>{}</b>: {}.{}</p>",
+            escape(&finding.title),
+            escape(&finding.words),
+            published_words(finding)
+        );
+    }
+}
+
+/// Ratios between results, with their intervals.
+fn ratios(body: &mut String, findings: &[&Finding]) {
+    for finding in findings.iter().filter(|finding| finding.ratios.len() > 1) {
+        put!(body, "<div class=\"scroll\"><table>\n<thead><tr><th>{}</th>", escape(&finding.title));
+        put!(body, "<th class=\"n\">Ratio (95 % between)</th></tr></thead>\n<tbody>");
+        for ratio in &finding.ratios {
+            put!(body, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", escape(&ratio.label), ratio.words());
+        }
+        put!(body, "</tbody></table></div>");
     }
 }
 
@@ -99,9 +177,11 @@ fn picture(body: &mut String, figure: &Figure) {
     put!(body, "<div class=\"narrow\">{}</div></figure>", figure.svg(NARROW));
 }
 
-fn section(body: &mut String, number: usize, one: &Gathered) {
-    put!(body, "<section>\n<h2 id=\"figure-{number}\">{}</h2>", escape(&one.figure.title));
+fn section(body: &mut String, number: usize, one: &Gathered, findings: &[&Finding], documents: &[Document]) {
+    put!(body, "<section>\n<h2 id=\"figure-{number}\">Figure {number}: {}</h2>", escape(&one.figure.title));
+    behind(body, findings);
     picture(body, &one.figure);
+    ratios(body, findings);
     // What was published stands for what is not measured here.
     let value = |entry: &Entry| entry.mean().or(entry.published.first().map(|published| published.value));
     let most = one.entries.iter().filter_map(value).fold(0.0, f64::max);
@@ -115,7 +195,7 @@ fn section(body: &mut String, number: usize, one: &Gathered) {
         escape(scale.unit())
     );
     if published {
-        put!(body, "<th class=\"n\">Published</th><th class=\"n\">Ours / published</th>");
+        put!(body, "<th>Published</th><th class=\"n\">Ours / published</th>");
     }
     put!(body, "<th></th></tr></thead>\n<tbody>");
     for entry in &one.entries {
@@ -123,6 +203,10 @@ fn section(body: &mut String, number: usize, one: &Gathered) {
     }
     put!(body, "</tbody></table></div>");
     sources(body, one);
+    if let Some(figure) = of_figure(one, documents) {
+        put!(body, "<h3>{}</h3>", escape(&figure.title));
+        picture(body, &figure);
+    }
     put!(body, "</section>");
 }
 
@@ -141,16 +225,22 @@ fn row(body: &mut String, entry: &Entry, scale: &Scale, published: bool) {
     });
     put!(
         body,
-        "<td class=\"n\">{mean}</td><td class=\"n\">{ends}</td><td class=\"n\">{}</td>",
+        "<td class=\"n\" data-name=\"{}\">{mean}</td><td class=\"n\" data-name=\"95 %\">{ends}</td>\
+         <td class=\"n\" data-name=\"runs\">{}</td>",
+        escape(scale.unit()),
         entry.summary.n
     );
     if published {
-        let theirs = entry.published.first();
-        let number = theirs.map_or(String::new(), |p| scale.number(p.value));
-        let ratio = theirs.zip(entry.mean()).filter(|(p, _)| p.value > 0.0 && !void);
-        let ratio = ratio.map_or(String::new(), |(p, mean)| format!("{:.2}", mean / p.value));
-        let words = if number.is_empty() { escape(&entry.found) } else { number };
-        put!(body, "<td class=\"n\">{words}</td><td class=\"n\">{ratio}</td>");
+        let number = entry.published.first().map(|published| scale.number(published.value));
+        let ratio = entry.ratio().map_or(String::new(), |ratio| match ratio.low < ratio.high {
+            true => format!("{:.2} ({:.2}–{:.2})", ratio.value, ratio.low, ratio.high),
+            false => format!("{:.2}", ratio.value),
+        });
+        let words = number.unwrap_or_else(|| escape(&entry.found));
+        put!(
+            body,
+            "<td data-name=\"published\">{words}</td><td class=\"n\" data-name=\"ours / published\">{ratio}</td>"
+        );
     }
     put!(body, "<td>{}</td></tr>", escape(&entry.words));
 }
@@ -158,6 +248,8 @@ fn row(body: &mut String, entry: &Entry, scale: &Scale, published: bool) {
 fn sources(body: &mut String, one: &Gathered) {
     let mut sources: Vec<&str> =
         one.entries.iter().flat_map(|entry| &entry.published).map(|p| p.source.as_str()).collect();
+    let words = one.entries.iter().flat_map(|entry| entry.found_source.split("; "));
+    sources.extend(words.filter(|source| !source.is_empty()));
     sources.sort_unstable();
     sources.dedup();
     if !sources.is_empty() {
@@ -178,6 +270,7 @@ fn conditions(body: &mut String, document: &Document) {
         }
     };
     line("Measured by", &record.program);
+    line("Written", &document.time);
     line("Command", &record.command.join(" "));
     line("Seed", &record.seed.map_or(String::new(), |seed| seed.to_string()));
     for (name, value) in &record.conditions {

@@ -28,7 +28,12 @@ fn document(name: &str, cells: Vec<Cell>) -> Document {
         ..Host::default()
     };
     let record = Record { name: name.into(), cells, hosts: vec![host], ..Record::default() };
-    Document { path: PathBuf::from(format!("/somewhere/{name}.json")), record, text: "{\"a\": 1}".into() }
+    Document {
+        path: PathBuf::from(format!("/somewhere/{name}.json")),
+        record,
+        text: "{\"a\": 1}".into(),
+        time: "Mon Nov 23 07:00:00 2026".into(),
+    }
 }
 
 fn sample() -> Document {
@@ -53,11 +58,15 @@ fn a_page_has_everything_and_needs_nothing() {
     let html = &made.html;
     for needle in [
         "<h1>A &lt;study&gt;</h1>",
-        "<b>1 of them do not count</b>",
+        "<b>1 of 5 numbers do not count</b>",
+        "Measured: wan Mon Nov 23 07:00:00 2026 on dtn1: Linux 6.1",
+        "<h2>What was found</h2>",
+        "<li><b>Reading, raw</b>: 2.05 (1.41–2.69) of what was published. <span class=\"small\">Published: A study, 2021.",
+        "<a href=\"#figure-1\">Figure 1</a>",
         "1.20 % of &lt;segments&gt; were sent again",
         "not measured",
         "Published: A study, 2021.",
-        ">2.05<",
+        ">2.05 (1.41–2.69)<",
         ">abnormally &lt;slow&gt;<",
         "class=\"dash",
         "95 % confidence",
@@ -69,6 +78,9 @@ fn a_page_has_everything_and_needs_nothing() {
         assert!(html.contains(needle), "no {needle}");
     }
     // The namespace of SVG is a name, not an address that anybody asks for.
+    let order =
+        ["What was found", "<figure>", "<table>", "Conditions of"].map(|what| html.find(what).expect(what));
+    assert!(order.is_sorted(), "finding, figure, table, conditions: {order:?}");
     let html = html.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
     for outside in ["http:", "https:", "<script", "<link", "@import", "url("] {
         assert!(!html.contains(outside), "{outside}");
@@ -92,7 +104,7 @@ fn what_was_published_alone_has_a_fitting_unit() {
     missing.published.push(Published { value: 2.2e6, source: "A study, 2004".into() });
     let html = report("A study", &[document("striping", vec![missing])], Path::new("report.html")).html;
     assert!(
-        html.contains("<td class=\"n\">2.10</td>") && html.contains("<th class=\"n\">MiB/s</th>"),
+        html.contains("<td data-name=\"published\">2.10</td>") && html.contains("<th class=\"n\">MiB/s</th>"),
         "{html}"
     );
 }
@@ -191,4 +203,29 @@ fn results_that_are_too_large_are_linked() {
     assert_eq!(link("report.html"), "results/of%20today.json\">of today.json");
     assert_eq!(link("results/report.html"), "of%20today.json\">of today.json");
     assert_eq!(link("pages/../pages/a/report.html"), "../../results/of%20today.json\">of today.json");
+}
+
+/// Runs of a study stand with the figures of what they measured.
+#[test]
+fn time_goes_on_in_a_study() {
+    let look = |second: u32| TcpSample {
+        at_s: f64::from(second),
+        stream: "1".into(),
+        bytes: Some(1_000_000),
+        ..TcpSample::default()
+    };
+    let run = |of: &str, valid| Run {
+        of: of.into(),
+        tcp: (1..=4).map(look).collect(),
+        validity: Validity { valid, reasons: Vec::new() },
+        ..Run::default()
+    };
+    let mut study = sample();
+    study.record.runs = vec![run("raw 10", false), run("raw 1", true), run("raw 1", true)];
+    let gathered = gather(std::slice::from_ref(&study));
+    let figure = of_figure(&gathered[0], &[study.clone()]).expect("a figure");
+    assert_eq!(figure.series.len(), 1, "one line for a series");
+    assert_eq!(figure.series[0].name, "raw, 1", "that of a run that counts");
+    assert!(timelines(&[study.clone()]).is_empty(), "they are of several numbers");
+    assert!(report("x", &[study], Path::new("r.html")).html.contains("Reading: as time went on"));
 }

@@ -1,15 +1,19 @@
 //! Connections as time went on: throughput and round trip of each run.
 
+use super::gather::Gathered;
 use crate::figure::{Figure, Point, Series};
 use crate::read::{Document, Run};
 use std::collections::BTreeMap;
 
 /// Runs that are shown: more lines than this cannot be told apart.
 const RUNS: usize = 5;
+/// Looks at the connections that make a line.
+const LOOKS: usize = 3;
+const X_LABEL: &str = "Seconds since the run began";
 
 /// A figure of throughput and one of the round trip for each result whose runs
-/// looked at their connections. Runs of a study are of many things, of which its
-/// figures say more.
+/// looked at their connections. Runs of a study are of many things: they stand with the
+/// figures of those ([`of_figure`]).
 pub fn timelines(documents: &[Document]) -> Vec<Figure> {
     let mut figures = Vec::new();
     let is_one = |document: &&Document| document.record.runs.iter().all(|run| run.of.is_empty());
@@ -21,6 +25,42 @@ pub fn timelines(documents: &[Document]) -> Vec<Figure> {
     figures
 }
 
+/// Throughput of a run of each series of a figure: the first that counts, of the last
+/// number of the series whose runs looked at their connections.
+pub fn of_figure(one: &Gathered, documents: &[Document]) -> Option<Figure> {
+    let mut series = Vec::new();
+    for known in &one.figure.series {
+        let entries = one.entries.iter().rev().filter(|entry| entry.series == known.name);
+        let found = entries.flat_map(|entry| {
+            let runs = documents.get(entry.document).map(|document| document.record.runs.as_slice());
+            let is_mine = |run: &&Run| run.of == entry.name && !run.of.is_empty() && run.validity.valid;
+            let run = runs.unwrap_or_default().iter().find(is_mine);
+            run.map(|run| (throughput(run), &entry.x)).filter(|(values, _)| values.len() >= LOOKS)
+        });
+        if let Some((values, x)) = { found }.next() {
+            let of = if x.is_empty() { String::new() } else { format!(", {x}") };
+            series.push(Series { name: format!("{}{of}", known.name), points: points(values) });
+        }
+    }
+    series.truncate(RUNS);
+    (!series.is_empty()).then(|| Figure {
+        title: format!("{}: as time went on", one.figure.title),
+        x_label: X_LABEL.into(),
+        unit: "bit/s".into(),
+        series,
+    })
+}
+
+fn points(values: Vec<(f64, f64)>) -> Vec<Point> {
+    let point = |(at, value): (f64, f64)| Point {
+        x: format!("{at}"),
+        x_number: Some(at),
+        value: Some(value),
+        ..Point::default()
+    };
+    values.into_iter().map(point).collect()
+}
+
 fn figure(
     document: &Document,
     title: &str,
@@ -30,21 +70,14 @@ fn figure(
     let mut series = Vec::new();
     for (number, run) in (1..).zip(&document.record.runs).take(RUNS) {
         let found = values(run);
-        if found.len() < 3 {
+        if found.len() < LOOKS {
             continue;
         }
-        let point = |(at, value): (f64, f64)| Point {
-            x: format!("{at}"),
-            x_number: Some(at),
-            value: Some(value),
-            ..Point::default()
-        };
-        let points = found.into_iter().map(point).collect();
-        series.push(Series { name: format!("run {number}"), points });
+        series.push(Series { name: format!("run {number}"), points: points(found) });
     }
     (!series.is_empty()).then(|| Figure {
         title: title.into(),
-        x_label: "Seconds since the run began".into(),
+        x_label: X_LABEL.into(),
         unit: unit.into(),
         series,
     })
