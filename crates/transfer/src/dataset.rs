@@ -5,13 +5,15 @@
 //! file, so that content can be written, streamed or checked without a copy
 //! on a disk. The same specification gives the same bytes on every machine.
 //!
-//! Where the numbers come from:
-//! - `real`: 59,589 files, about 1 TB, mean 16.8 MB, largest 16 GB. The study
-//!   shows the size distribution as a picture only: *a log-normal one with a
-//!   median of 1 MB and sigma 2.38 is our assumption*, which meets the mean.
-//! - `l380`: 19,260 files in 211 directories, 0 B to 11 GB, 4.4 TB. *That the
-//!   sizes are log-normal with sigma 2 is our assumption*; the median of 34.5
-//!   MB follows from the total.
+//! Where the numbers come from (`docs/published.md` has the documents):
+//! - `real`: 59,589 files, 1 TB (Transfer study, Bottleneck analysis, Dataset),
+//!   so a mean of 16.8 MB. Fig. 2 there shows the distribution of sizes without
+//!   numbers: *a log-normal one with a median of 1 MB and sigma 2.38, capped at
+//!   16 GB, is our assumption*, which meets the mean.
+//! - `big`: the same bytes in 128 files (ibid.).
+//! - `l380`: 19,260 files in 211 directories, 0 B to 11 GB, 4.4 TB (Petascale DTN
+//!   project, data set L380). *That the sizes are log-normal with sigma 2 is our
+//!   assumption*; the median of 34.5 MB follows from the total.
 //! - `big`, `small`, `equal` have files of one size.
 //!
 //! Scaling takes fewer files and never shrinks one: file *i* of *n* has the

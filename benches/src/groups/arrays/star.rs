@@ -1,6 +1,6 @@
 //! Sequential reads and writes of a stripe over servers behind a link each,
 //! against one plain stream over each link at the same time: the experiment
-//! of the Network Storage Manager, which collapsed when all answered at once.
+//! of the Network Storage Manager.
 
 use super::super::block_size;
 use super::{MB, Star};
@@ -9,6 +9,7 @@ use crate::program::Load;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result};
+use longhaul_bench::published::{Statement, striping as said};
 use longhaul_wan::Conditions;
 use std::time::Duration;
 
@@ -27,12 +28,9 @@ const SLOW: u64 = 100_000_000;
 const WINDOW: Duration = Duration::from_secs(1);
 const WINDOW_SLOW: Duration = Duration::from_secs(2);
 
-/// What was published of the Network Storage Manager for 1 to 4 servers, in
-/// MB/s with blocks of 1 MB: Fast Ethernet and Gigabit Ethernet, and a
-/// Gigabit Ethernet card that does TCP itself.
-const PUBLISHED: [(u64, [f64; 4]); 2] =
-    [(RATES[0], [9.27, 18.0, 26.0, 32.0]), (RATES[1], [47.0, 52.0, 63.0, 72.0])];
-const PUBLISHED_OFFLOAD: [f64; 4] = [67.0, 80.0, 10.0, 5.0];
+/// What was published of 1 to 4 servers, by the rate of their links.
+const PUBLISHED: [(u64, [Statement; 4]); 2] =
+    [(RATES[0], said::FAST_ETHERNET), (RATES[1], said::GIGABIT_ETHERNET)];
 
 #[derive(Clone, Copy, Debug)]
 enum Subject {
@@ -160,16 +158,22 @@ fn add_row(section: &mut Section, row: &Row) {
     section.row(cells);
 }
 
-/// What the Network Storage Manager reached of its links in the same place.
+/// What the Network Storage Manager reached in the same place, as a share of the links of
+/// all servers and of one link: how many ports its client had is not said.
 fn published(rate: u64, rtt: Duration, servers: usize, rw: &str) -> String {
     let found = PUBLISHED.iter().find(|(of, _)| *of == rate).and_then(|(_, rates)| rates.get(servers - 1));
     let Some(found) = found.filter(|_| rtt == ROUND_TRIPS[0] && rw == "read") else { return "–".into() };
-    let of_links = |megabytes: f64| megabytes * 8e6 / (rate as f64 * servers as f64);
-    if rate == PUBLISHED[1].0 {
-        let offload = of_links(PUBLISHED_OFFLOAD[servers - 1]);
-        return format!("{:.2}; offload {offload:.2}", of_links(*found));
+    let of_links = |statement: &Statement| {
+        let one = statement.value() * 8.0 / rate as f64;
+        match servers {
+            1 => format!("{one:.2}"),
+            _ => format!("{:.2} of all, {one:.2} of one", one / servers as f64),
+        }
+    };
+    match rate == RATES[1] {
+        true => format!("{}; offload {}", of_links(found), of_links(&said::OFFLOAD[servers - 1])),
+        false => of_links(found),
     }
-    format!("{:.2}", of_links(*found))
 }
 
 fn notes(section: &mut Section, setup: &Setup, late: u32) {
@@ -190,11 +194,12 @@ fn notes(section: &mut Section, setup: &Setup, late: u32) {
         "{late} measurements count though 1 % of the emulator's packets were late twice in a row, because the \
          processors were busy"
     ));
-    section.notes.push(
-        "Published: the Network Storage Manager, as a share of all its links: 250 MB read over Fast Ethernet \
-         and Gigabit Ethernet in blocks of 1 MB, the latter also with a card that does TCP itself"
-            .into(),
-    );
+    section.notes.push(format!(
+        "Published: {}: 250 MB read over Fast Ethernet and Gigabit Ethernet in blocks of 1 MB, the latter also with \
+         a card that does TCP itself, as a share of the links of all servers and of one link. How many ports the \
+         client had is not said there; with one, the links of all servers could not be filled",
+        said::FAST_ETHERNET[0].source()
+    ));
     section.commands = super::commands(setup, RATES[0], ROUND_TRIPS[1], 4, "stripe");
     let congestion = &setup.congestion;
     section.commands.push(super::client(&format!(

@@ -9,6 +9,7 @@ use crate::link;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result};
+use longhaul_bench::published::filesystems as said;
 use std::time::Duration;
 
 /// The study's distances; 45 and 100 ms come with `--round-trips`.
@@ -163,19 +164,23 @@ fn add_row(
         completion.mean_and_spread(1e-3, 2),
         format!("{}", errors.0.iter().sum::<f64>()),
         format!("{}", disconnects.0.iter().sum::<f64>()),
-        published(rtt, load, device).into(),
+        published(rtt, load, device),
     ]);
 }
 
-/// What the study says of a cell in words; its numbers are of another link.
-fn published(rtt: Duration, load: &Load, device: &str) -> &'static str {
+/// What the study says of a cell; its numbers are figures, of another link.
+fn published(rtt: Duration, load: &Load, device: &str) -> String {
+    let on = match device {
+        "raw" => said::On::Raw,
+        "ext4" => said::On::Ext4,
+        "XFS" => said::On::Xfs,
+        _ => said::On::Striped,
+    };
     let (near, far) = (rtt == ROUND_TRIPS[0], rtt == ROUND_TRIPS[1]);
-    match (device, load.files) {
-        ("XFS on 6 striped", 1000) if near || far => "connections lost",
-        ("raw", 1000) if far => "not completed",
-        (_, 1) if far => "collapsed with the round trip",
-        _ if load.write && (near || far) => "far slower than reading",
-        _ => "–",
+    let found = if near || far { said::throughput(far, load.files, load.write, on) } else { Vec::new() };
+    match found[..] {
+        [] => "–".into(),
+        _ => found.iter().map(|statement| statement.what).collect::<Vec<_>>().join("; "),
     }
 }
 
@@ -199,11 +204,12 @@ fn notes(section: &mut Section, setup: &Setup) {
          path holds, both grow with what waits: 1,000 calls of 64 KiB take this link 0.5 s"
             .into(),
     );
-    section.notes.push(
-        "Published: NVMe/TCP with the kernel's initiator and target, 100 Gb/s, six drives of 25.6 Gb/s, at 0.15 and \
-         15 ms; what was found of a cell in words"
-            .into(),
-    );
+    section.notes.push(format!(
+        "Published: {}, {}: NVMe/TCP with the kernel's initiator and target, 100 Gb/s, six drives of 25.6 Gb/s, \
+         at 0.15 and 15 ms, with CUBIC; what was found of a cell in words",
+        said::NEAR_ALIKE.source(),
+        said::FAR_ONE.at
+    ));
     section.commands = commands(setup, ROUND_TRIPS[1], "");
     section.commands.extend([
         client("longhaul mkfs --fs xfs nvme+tcp://10.77.1.2/bench"),

@@ -22,7 +22,7 @@ use crate::names::parse_time;
 use crate::output::Output;
 use kept::{Kept, Pace};
 use longhaul_bench::Stop;
-use longhaul_bench::record::{Cell, Code, Run, Validity};
+use longhaul_bench::record::{Cell, Code, Question, Run, Validity};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -187,6 +187,11 @@ trait Experiment: Default {
     /// All numbers, in their order.
     fn plan(settings: &Settings) -> Vec<Wanted<Self::Case>>;
 
+    /// What the numbers are compared for.
+    fn questions(_: &Settings) -> Vec<Question> {
+        Vec::new()
+    }
+
     /// Measures the numbers of a case. `known` are those that are there.
     fn measure(
         &mut self,
@@ -322,7 +327,7 @@ fn go<E: Experiment>(
     };
     let wanted = E::plan(&settings);
     let order = wanted.iter().flat_map(|one| &one.cells).map(|cell| cell.name.clone()).collect();
-    let mut kept = Kept::begin(study.name(), path, order, &settings, args.fresh)?;
+    let mut kept = Kept::begin(study.name(), path, (order, E::questions(&settings)), &settings, args.fresh)?;
     if settings.scale < 1.0 && settings.targets.is_empty() {
         output.note(format_args!(
             "{}: emulated links have {} of the published rates (--scale)",
@@ -407,5 +412,49 @@ impl Done {
             return Err(Failure { in_result: true, ..Failure::new(Exit::Partly, message) });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longhaul_bench::published;
+
+    /// All that was published of these numbers is in the list of what was published,
+    /// with its place.
+    pub(super) fn assert_cited<E: Experiment>(settings: &Settings) {
+        let (wanted, questions) = (E::plan(settings), E::questions(settings));
+        let names: Vec<&str> =
+            wanted.iter().flat_map(|one| &one.cells).map(|cell| cell.name.as_str()).collect();
+        assert!(!questions.is_empty(), "nothing is asked");
+        for question in &questions {
+            assert!(!question.pairs.is_empty(), "{}", question.title);
+            for name in question.pairs.iter().flat_map(|pair| [&pair.of, &pair.to]) {
+                assert!(names.contains(&name.as_str()), "{}: no number is called {name}", question.title);
+            }
+            if !question.found.is_empty() {
+                assert!(
+                    published::all().any(|one| question.found_source.contains(&one.source())),
+                    "{question:?}"
+                );
+            }
+        }
+        let sources: Vec<String> = published::all().map(published::Statement::source).collect();
+        let mut said = 0;
+        for cell in wanted.iter().flat_map(|one| &one.cells) {
+            for one in &cell.published {
+                let (source, _) = one.source.split_once("; ").unwrap_or((&one.source, ""));
+                assert!(sources.iter().any(|known| known == source), "{}: {source}", cell.name);
+                said += 1;
+            }
+            let found = cell.found.split("; ").filter(|words| !words.is_empty());
+            for words in found {
+                let statement = published::all().find(|statement| statement.what == words);
+                let source = statement.unwrap_or_else(|| panic!("{}: {words}", cell.name)).source();
+                assert!(cell.found_source.split("; ").any(|one| one == source), "{}: {source}", cell.name);
+                said += 1;
+            }
+        }
+        assert!(said > 0, "nothing was published of these numbers");
     }
 }

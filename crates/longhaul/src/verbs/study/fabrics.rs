@@ -1,23 +1,26 @@
 //! The study of NVMe over fabrics (a poster; 100 Gb/s InfiniBand, RoCE and TCP;
 //! one target, one client, one to six drives, depth 32): local and remote, block
 //! devices and ext4, random blocks of 4 KiB and sequential ones of 128 KiB. The
-//! network is looked at first.
+//! network is looked at first. Then what the study names as future work: several
+//! clients of one target, each on a host (a namespace) of its own.
 
 use super::place::{Kind, Place};
 use super::rig::{Rig, Scratch, Server};
 use super::{Experiment, Found, Settings, Usual, Wanted, suited_scale};
 use crate::exit::{Failure, Outcome};
-use longhaul_bench::record::{Better, Cell, Code, Place as Spot};
+use longhaul_bench::published::{Statement, fabrics as said, filesystems};
+use longhaul_bench::record::{Better, Cell, Code, Place as Spot, Question};
 use longhaul_initiator::Uri;
 use longhaul_wan::Conditions;
 use std::path::Path;
 use std::time::Duration;
 
-const RATE: f64 = 100e9;
+const RATE: f64 = said::RATE.value();
 /// Round trip of a local network.
 const RTT: Duration = Duration::from_micros(200);
-/// What each drive moves in a second, in bits.
-const DRIVE: f64 = 25.6e9;
+/// What each drive moves in a second, in bits: the poster has no number, and its network
+/// is as fast as that of the study that has one.
+const DRIVE: f64 = filesystems::DRIVE.value();
 /// Share of an emulated link's rate that plain TCP gets at least, if the machine keeps up
 /// with it: its headers are a thirtieth.
 const CARRIED: f64 = 0.85;
@@ -28,6 +31,10 @@ const SIZE: u64 = 2 << 30;
 const SIZE_QUICK: u64 = 256 << 20;
 const LOADED: u64 = 1 << 30;
 const LOADED_QUICK: u64 = 32 << 20;
+/// Clients at the same time, each with all drives.
+const CLIENTS: [usize; 3] = [1, 2, 4];
+const CLIENTS_QUICK: [usize; 2] = [1, 4];
+const CLIENTS_MOST: usize = 4;
 const DEPTH: &str = "32";
 const RAMP: &str = "300ms";
 /// The loads: what they are called, order and direction, bytes of a call.
@@ -37,14 +44,16 @@ const LOADS: [(&str, &str, u64); 4] = [
     ("Sequential reads of 128 KiB", "read", 128 << 10),
     ("Sequential writes of 128 KiB", "write", 128 << 10),
 ];
-/// What the study had besides, and what it found of it.
-const ELSEWHERE: [(&str, &str); 3] = [
-    ("InfiniBand", "TCP was 17.82 % slower on average"),
-    ("RoCE", "writes abnormally slow beyond four drives"),
-    ("iWARP", ""),
-];
+/// What the study had besides TCP.
+const ELSEWHERE: [&str; 2] = ["InfiniBand", ROCE];
+const ROCE: &str = "RoCE";
+/// The load of the figure that shows what is abnormal over `RoCE`, and the least number
+/// of drives of which that is said.
+const ROCE_SLOW: (&str, usize) = ("write", 5);
 /// Memory as a place for files.
 const MEMORY: &str = "/dev/shm";
+/// Where a target listens that is reached on several links.
+const ANY_ADDRESS: &str = "0.0.0.0:4420";
 
 /// Where drives are, and what is on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +87,16 @@ pub(super) enum Case {
     Network(u16, bool),
     /// So many drives under one of [`LOADS`].
     Drives(On, usize, usize),
+    /// All drives under one of [`LOADS`] by so many clients.
+    Clients(usize, usize),
+}
+
+/// Where drives are, and what reaches them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Site {
+    Local,
+    Remote,
+    Clients,
 }
 
 /// The experiment, and what it is measured on.
@@ -112,11 +131,15 @@ impl Experiment for Fabrics {
                 }
             }
         }
-        for (fabric, found) in ELSEWHERE {
+        let clients = if settings.quick { &CLIENTS_QUICK[..] } else { &CLIENTS };
+        for &number in clients {
+            all.extend((0..LOADS.len()).map(|load| by_clients(number, load, settings)));
+        }
+        for fabric in ELSEWHERE {
             for &number in drives {
                 for load in 0..LOADS.len() {
                     let mut cell = cell(fabric, number, load);
-                    cell.found = found.into();
+                    cell.cite(elsewhere(fabric, number, LOADS[load].1));
                     all.push(Wanted { cells: vec![cell], how: Err(without_rdma(fabric)) });
                 }
             }
@@ -124,16 +147,77 @@ impl Experiment for Fabrics {
         all
     }
 
+    fn questions(settings: &Settings) -> Vec<Question> {
+        let drives = if settings.quick { &DRIVES_QUICK[..] } else { &DRIVES };
+        let (Some(&least), Some(&most)) = (drives.first(), drives.last()) else { return Vec::new() };
+        let [local, local_ext4, tcp, tcp_ext4] = On::ALL.map(On::name);
+        let pairs = |question: Question, drives: &[usize], of: (&str, usize), to: (&str, usize)| {
+            let mut question = question;
+            for (load, (name, ..)) in LOADS.iter().enumerate() {
+                for &number in drives {
+                    let at = |(on, fixed): (&str, usize)| {
+                        name_of(on, if fixed > 0 { fixed } else { number }, load)
+                    };
+                    let label =
+                        if drives.len() > 1 { format!("{name}, {number} drives") } else { (*name).into() };
+                    question = question.pair(label, at(of), at(to));
+                }
+            }
+            question
+        };
+        let new = |title: String, said: Option<&Statement>| Question::new(title, said);
+        let mut all = vec![
+            pairs(new("Over the network, against this machine".into(), None), drives, (tcp, 0), (local, 0)),
+            pairs(
+                new(format!("{most} drives of this machine, against {least}"), Some(&said::LINEAR)),
+                &[most],
+                (local, most),
+                (local, least),
+            ),
+            pairs(
+                new(format!("{most} drives over the network, against {least}"), None),
+                &[most],
+                (tcp, most),
+                (tcp, least),
+            ),
+            pairs(
+                new("ext4 over the network, against block devices".into(), None),
+                drives,
+                (tcp_ext4, 0),
+                (tcp, 0),
+            ),
+            pairs(
+                new("ext4 on this machine, against block devices".into(), None),
+                drives,
+                (local_ext4, 0),
+                (local, 0),
+            ),
+        ];
+        let clients = if settings.quick { &CLIENTS_QUICK[..] } else { &CLIENTS };
+        if let (Some(&one), Some(&most)) = (clients.first(), clients.last()) {
+            let question = Question::new(format!("{most} clients of one target, against {one}"), None);
+            all.push((0..LOADS.len()).fold(question, |question, load| {
+                question.pair(LOADS[load].0, of_clients(most, load), of_clients(one, load))
+            }));
+        }
+        all
+    }
+
     fn measure(&mut self, case: &Case, settings: &Settings, known: &[Cell], found: &mut Found) -> Outcome {
-        let remote = !matches!(case, Case::Drives(On { remote: false, .. }, ..));
-        if self.0.as_ref().is_none_or(|bed| bed.remote != remote) {
+        let site = match case {
+            Case::Clients(..) => Site::Clients,
+            Case::Drives(On { remote: false, .. }, ..) => Site::Local,
+            Case::Drives(..) | Case::Network(..) => Site::Remote,
+        };
+        if self.0.as_ref().is_none_or(|bed| bed.site != site) {
             // Both have the same drives.
             self.0 = None;
-            self.0 = Some(Bed::start(remote, settings)?);
+            self.0 = Some(Bed::start(site, settings)?);
         }
         let Some(bed) = &mut self.0 else { return Err(Failure::failed("there are no drives")) };
         match *case {
             Case::Network(streams, away) => bed.network(streams, away, settings, found),
+            Case::Clients(clients, load) => bed.clients(clients, load, settings, found),
             Case::Drives(on, drives, load) => {
                 bed.drives(on.ext4, drives, load, settings, found)?;
                 if let Some(why) = unfit(settings, known).filter(|_| on.remote) {
@@ -188,10 +272,44 @@ fn network(streams: u16, away: bool, settings: &Settings) -> Wanted<Case> {
     Wanted { cells: vec![cell], how }
 }
 
+/// The name of a number of drives under a load.
+fn name_of(series: &str, drives: usize, load: usize) -> String {
+    format!("{}, {series}, {drives} drives", LOADS[load].0)
+}
+
+/// The same of clients.
+fn of_clients(clients: usize, load: usize) -> String {
+    format!("{}, {clients} clients", LOADS[load].0)
+}
+
+/// The unit of a load.
+fn unit(load: usize) -> &'static str {
+    if LOADS[load].2 <= 4096 { "IOPS" } else { "B/s" }
+}
+
+/// All drives under a load by so many clients.
+fn by_clients(clients: usize, load: usize, settings: &Settings) -> Wanted<Case> {
+    let mut cell = Cell::new(of_clients(clients, load), unit(load), Better::Higher);
+    let (_, rw, bs) = LOADS[load];
+    let way = if rw.ends_with("read") { "reads" } else { "writes" };
+    let what = if bs <= 4096 { "random blocks of 4 KiB" } else { "sequential blocks of 128 KiB" };
+    cell.place = Some(Spot {
+        figure: format!("Several clients of one target: {what}"),
+        series: way.into(),
+        x: clients.to_string(),
+        x_number: Some(clients as f64),
+        x_label: "Clients, each with six drives and a link".into(),
+    });
+    let how = match settings.targets.is_empty() {
+        true => Ok(Case::Clients(clients, load)),
+        false => Err("other clients of the devices that were named cannot be started from here".into()),
+    };
+    Wanted { cells: vec![cell], how }
+}
+
 fn cell(series: &str, drives: usize, load: usize) -> Cell {
-    let (figure, _, bs) = LOADS[load];
-    let unit = if bs <= 4096 { "IOPS" } else { "B/s" };
-    let mut cell = Cell::new(format!("{figure}, {series}, {drives} drives"), unit, Better::Higher);
+    let figure = LOADS[load].0;
+    let mut cell = Cell::new(name_of(series, drives, load), unit(load), Better::Higher);
     cell.place = Some(Spot {
         figure: figure.into(),
         series: series.into(),
@@ -204,8 +322,12 @@ fn cell(series: &str, drives: usize, load: usize) -> Cell {
 
 fn on_drives(on: On, drives: usize, load: usize, settings: &Settings) -> Wanted<Case> {
     let mut cell = cell(on.name(), drives, load);
-    cell.found =
-        if on.remote { "17.82 % slower than InfiniBand on average" } else { "linear to six drives" }.into();
+    // The figures of local drives are of block devices.
+    cell.cite(match on {
+        On { remote: true, .. } => Some(&said::TCP_WORDS),
+        On { remote: false, ext4: false } => Some(&said::LINEAR),
+        On { remote: false, ext4: true } => None,
+    });
     let there = named(settings, on.remote).len();
     let how = if !settings.targets.is_empty() && there < drives {
         let whose = if on.remote { "of another machine" } else { "of this machine" };
@@ -216,6 +338,15 @@ fn on_drives(on: On, drives: usize, load: usize, settings: &Settings) -> Wanted<
         Ok(())
     };
     Wanted { cells: vec![cell], how: how.map(|()| Case::Drives(on, drives, load)) }
+}
+
+/// What was found of another fabric.
+fn elsewhere(fabric: &str, drives: usize, rw: &str) -> Option<&'static Statement> {
+    match fabric {
+        ROCE if rw == ROCE_SLOW.0 && drives >= ROCE_SLOW.1 => Some(&said::ROCE_WRITES),
+        ROCE => None,
+        _ => Some(&said::INFINIBAND),
+    }
 }
 
 /// Why another fabric cannot be measured here.
@@ -229,7 +360,7 @@ fn without_rdma(fabric: &str) -> String {
 
 /// Drives, and what is on them.
 struct Bed {
-    remote: bool,
+    site: Site,
     drives: Vec<String>,
     // In this order: what is on the drives, the target that has them, the link.
     places: Vec<Place>,
@@ -244,7 +375,8 @@ struct Bed {
 }
 
 impl Bed {
-    fn start(remote: bool, settings: &Settings) -> Result<Bed, Failure> {
+    fn start(site: Site, settings: &Settings) -> Result<Bed, Failure> {
+        let remote = site != Site::Local;
         let scratch = Scratch::make("fabrics")?;
         if !settings.targets.is_empty() {
             let drives = named(settings, remote);
@@ -253,7 +385,7 @@ impl Bed {
                 network.map(|uri| if uri.host.contains(':') { format!("[{}]", uri.host) } else { uri.host });
             let (places, rig) = (Vec::new(), Rig::here());
             return Ok(Bed {
-                remote,
+                site,
                 drives,
                 places,
                 laid_out: 0,
@@ -273,8 +405,20 @@ impl Bed {
             |number: &usize| format!("file:{dir}/drive{number},size={size},buffered,rate={rate:.0}bit");
         let mut drives: Vec<String> = DRIVES.iter().map(drive).collect();
         let (mut servers, mut network, mut rig) = (Vec::new(), None, Rig::here());
-        if remote {
-            let conditions = Conditions::new(RTT, Some((RATE * settings.scale) as u64));
+        let conditions = Conditions::new(RTT, Some((RATE * settings.scale) as u64));
+        if site == Site::Clients {
+            // The target is in the middle, and a client behind each link.
+            rig = Rig::emulated(CLIENTS_MOST, conditions)?;
+            let mut command = rig.command()?;
+            command.args(["target", "--discovery", "none", "--listen", ANY_ADDRESS]);
+            for (number, drive) in (1..).zip(&drives) {
+                command.args(["--export", &format!("drive{number}={drive}")]);
+            }
+            let target = Server::start(command)?;
+            let exports = target.ready["exports"].as_array().map(Vec::as_slice).unwrap_or_default();
+            drives = exports.iter().filter_map(|export| export["uri"].as_str().map(str::to_owned)).collect();
+            servers = vec![target];
+        } else if remote {
             rig = Rig::emulated(1, conditions)?;
             let (mut command, address) = rig.behind(1)?;
             command.args(["target", "--discovery", "none", "--listen", &format!("{address}:4420")]);
@@ -291,7 +435,7 @@ impl Bed {
         }
         let places = Vec::new();
         Ok(Bed {
-            remote,
+            site,
             drives,
             places,
             laid_out: 0,
@@ -316,6 +460,30 @@ impl Bed {
         let more = ["--ramp", RAMP, "--interval", "500ms", "--runs", &runs];
         let args: Vec<String> = args.into_iter().chain(more).map(str::to_owned).collect();
         self.rig.load(&args, &[number], found)
+    }
+
+    /// All drives under a load by so many clients at the same time.
+    fn clients(&self, clients: usize, load: usize, settings: &Settings, found: &mut Found) -> Outcome {
+        let size = if settings.quick { LOADED_QUICK } else { LOADED };
+        let (_, rw, bs) = LOADS[load];
+        let way = if rw.ends_with("read") { "read" } else { "write" };
+        let what = format!("{way} {}", if found.cells[0].unit == "IOPS" { "IOPS" } else { "bandwidth" });
+        let (bs, size) = (bs.to_string(), size.to_string());
+        let runtime = format!("{}ms", settings.runtime.as_millis());
+        let mut loads = Vec::new();
+        for link in 1..=clients {
+            let address = self.rig.client_address(link).unwrap_or_default();
+            let devices = self.drives.iter().map(|uri| {
+                uri.parse::<Uri>()
+                    .map_or_else(|_| uri.clone(), |there| uri.replacen(&there.host, &address, 1))
+            });
+            let mut args = vec!["bench".to_owned()];
+            args.extend(devices);
+            let words = ["--rw", rw, "--bs", &bs, "--size", &size, "--iodepth", DEPTH, "--group-reporting"];
+            args.extend(words.into_iter().chain(["--ramp", RAMP, "--runtime", &runtime]).map(str::to_owned));
+            loads.push((link, args));
+        }
+        self.rig.loads(&loads, &what, settings.runs, found)
     }
 
     /// So many drives under a load.
@@ -376,23 +544,30 @@ impl Bed {
 mod tests {
     use super::*;
 
+    fn settings(quick: bool) -> Settings {
+        let runtime = Duration::from_secs(1);
+        Settings { quick, targets: Vec::new(), scale: 0.01, runs: 1, runtime }
+    }
+
     fn all(quick: bool, targets: &[&str]) -> Vec<Wanted<Case>> {
         let targets = targets.iter().map(|uri| (*uri).to_owned()).collect();
-        Fabrics::plan(&Settings { quick, targets, scale: 0.01, runs: 1, runtime: Duration::from_secs(1) })
+        Fabrics::plan(&Settings { targets, ..settings(quick) })
     }
 
     #[test]
     fn what_takes_other_hardware_is_not_left_out() {
         for (quick, drives) in [(false, 6), (true, 3)] {
             let all = all(quick, &[]);
-            assert_eq!(all.len(), 4 + 7 * drives * 4);
+            let clients = if quick { 2 } else { 3 };
+            assert_eq!(all.len(), 4 + 6 * drives * 4 + clients * 4);
+            super::super::tests::assert_cited::<Fabrics>(&settings(quick));
             let of = |name: &str| {
                 let is = |one: &&Wanted<Case>| {
                     one.cells[0].place.as_ref().is_some_and(|place| place.series == name)
                 };
                 all.iter().filter(is).collect::<Vec<_>>()
             };
-            for (fabric, _) in ELSEWHERE {
+            for fabric in ELSEWHERE {
                 let cells = of(fabric);
                 assert_eq!(cells.len(), drives * 4);
                 assert!(cells.iter().all(|one| one.how.as_ref().is_err_and(|why| why.contains(fabric))));

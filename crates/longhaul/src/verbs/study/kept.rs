@@ -4,7 +4,7 @@ use super::{Found, Settings, is_void_for};
 use crate::exit::{Failure, Outcome};
 use crate::output::{Output, save};
 use longhaul_bench::host::Host;
-use longhaul_bench::record::{Cell, Code, Record, Run};
+use longhaul_bench::record::{Cell, Code, Question, Record, Run};
 use longhaul_bench::schema;
 use longhaul_report::Document;
 use serde_json::json;
@@ -24,11 +24,11 @@ impl Kept {
     pub(super) fn begin(
         name: &str,
         path: &Path,
-        order: Vec<String>,
+        (order, questions): (Vec<String>, Vec<Question>),
         settings: &Settings,
         fresh: bool,
     ) -> Result<Kept, Failure> {
-        let mut record = Record::new("study", name);
+        let mut record = Record { questions, ..Record::new("study", name) };
         record.conditions.0 = vec![
             (
                 "links".into(),

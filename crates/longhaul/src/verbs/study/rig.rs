@@ -38,12 +38,24 @@ const QUEUE_PRODUCTS: f64 = 3.0;
 const QUEUE_LEAST: u64 = 1 << 20;
 
 impl Rig {
+    /// Servers that share one port of the client, as a switch has it: its buffer, in
+    /// bytes, loses what does not fit.
+    pub(super) fn behind_a_port(mut conditions: Conditions, buffer: u64) -> Result<Rig, Failure> {
+        conditions.there.queue = Queue::Bytes(QUEUE_LEAST);
+        conditions.back.queue = Queue::Bytes(buffer);
+        Rig::start(1, conditions)
+    }
+
     /// So many servers, behind a link each, with a queue that loses nothing.
     pub(super) fn emulated(servers: usize, mut conditions: Conditions) -> Result<Rig, Failure> {
         for way in [&mut conditions.there, &mut conditions.back] {
             way.queue = Queue::Products(QUEUE_PRODUCTS);
             way.queue = Queue::Bytes(way.queue_bytes().unwrap_or(0).max(QUEUE_LEAST));
         }
+        Rig::start(servers, conditions)
+    }
+
+    fn start(servers: usize, conditions: Conditions) -> Result<Rig, Failure> {
         let (rtt, rate) = (conditions.rtt(), conditions.there.rate);
         let plan = Plan { star: Some(servers), ..Plan::new(Plan::unique_name("study"), conditions) };
         let wan = Arc::new(Wan::start(plan)?);
@@ -80,6 +92,52 @@ impl Rig {
     pub(super) fn behind(&self, link: usize) -> Result<(Command, String), Failure> {
         let Some(wan) = &self.wan else { return Err(Failure::failed("there are no links")) };
         Ok((wan.server(link).bound_command(program()?), wan.server_address(link).to_string()))
+    }
+
+    /// The client's address on a link.
+    pub(super) fn client_address(&self, link: usize) -> Option<String> {
+        self.wan.as_ref().map(|wan| wan.client_address(link).to_string())
+    }
+
+    /// Runs a load behind each of some links at the same time, as often as is said, and
+    /// takes the sum of a number of each.
+    pub(super) fn loads(
+        &self,
+        loads: &[(usize, Vec<String>)],
+        number: &str,
+        runs: u16,
+        into: &mut Found,
+    ) -> Result<(), Failure> {
+        if let Some(wan) = &self.wan {
+            wan.take_statistics()?;
+        }
+        for _ in 0..runs {
+            let start = |(link, args): &(usize, Vec<String>)| {
+                let (mut command, _) = self.behind(*link)?;
+                command.args(args).args(["--runs", "1", "--json"]).stdin(Stdio::null());
+                command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(Failure::failed)
+            };
+            let started: Vec<_> = loads.iter().map(start).collect();
+            // All are waited for, whatever came of one.
+            let ended: Vec<_> =
+                started.into_iter().map(|child| child?.wait_with_output().map_err(Failure::failed)).collect();
+            let (mut sum, mut validity) = (0.0, Validity::default());
+            for ran in ended {
+                let ran = ran?;
+                let wrong = || Failure::failed(format!("a load failed: {}", reason(&ran.stderr)));
+                let result: schema::Output = serde_json::from_slice(&ran.stdout).map_err(|_| wrong())?;
+                let record = result.longhaul.unwrap_or_default();
+                let cell = record.cells.iter().find(|cell| cell.name == number).ok_or_else(wrong)?;
+                let counted = cell.samples.iter().copied();
+                sum += counted.chain(cell.left_out.iter().map(|run| run.value)).next().ok_or_else(wrong)?;
+                for reason in cell.left_out.iter().flat_map(|run| &run.reasons) {
+                    validity.mark(reason.code, reason.detail.clone());
+                }
+                into.runs.extend(record.runs.into_iter().map(|run| Run { seed: record.seed, ..run }));
+            }
+            into.cells[0].push(sum, &validity);
+        }
+        Ok(())
     }
 
     /// Runs a load, and takes numbers of its result by their names, and its runs.

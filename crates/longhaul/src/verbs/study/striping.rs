@@ -1,48 +1,100 @@
 //! The experiment of the Network Storage Manager: a file of 250 MB, striped over
-//! 1 to 4 servers, read from their memory; mean of ten runs.
+//! 1 to 4 servers, read from their memory; mean of ten runs. How many ports its
+//! client had is not said: here each server has a link of its own, or all share the
+//! one port of the client, where they answer at once (incast).
 
 use super::rig::{Rig, Server};
 use super::{Experiment, Found, Settings, Usual, Wanted};
 use crate::exit::{Failure, Outcome};
-use longhaul_bench::record::{Better, Cell, Place, Published};
+use longhaul_bench::published::{Statement, striping as said};
+use longhaul_bench::record::{Better, Cell, Place, Question};
 use longhaul_wan::Conditions;
 use std::time::Duration;
 
-const SOURCE: &str = "Network Storage Manager, blocks of 1 MB";
 const MOST: usize = 4;
-/// Stripe units: as published, and with which its collapse went away.
-const UNITS: [(u64, &str); 2] = [(1 << 20, "1 MiB"), (64 << 10, "64 KiB")];
+/// Stripe units: that of the published numbers, and the smaller ones that were tried
+/// because of TCP offload.
+const UNITS: [(u64, &str); 3] = [(1 << 20, "1 MiB"), (128 << 10, "128 KiB"), (64 << 10, "64 KiB")];
 /// Memory that each server has to be read from.
 const MEMORY: &str = "disk=mem:256MiB";
 /// Round trip of a local network.
 const RTT: Duration = Duration::from_micros(200);
 
 /// A transport: its link's rate in bits per second where it can be emulated, and
-/// MB/s of 1 to 4 servers.
+/// what was published of 1 to 4 servers.
 struct Transport {
     name: &'static str,
     link: Result<u64, &'static str>,
-    published: [f64; MOST],
+    published: [Statement; MOST],
+    /// What was found of more servers, in words.
+    growth: Option<&'static Statement>,
+}
+
+impl Transport {
+    /// Whether it is wanted so: what cannot be measured needs to be said once, and the
+    /// slower one has nothing to add where minutes have to do.
+    fn has(&self, ports: Ports, quick: bool) -> bool {
+        ports == Ports::Each || self.link.is_ok_and(|rate| !quick || rate >= 1_000_000_000)
+    }
 }
 
 const TRANSPORTS: [Transport; 4] = [
-    Transport { name: "Fast Ethernet", link: Ok(100_000_000), published: [9.27, 18.0, 26.0, 32.0] },
-    Transport { name: "Gigabit Ethernet", link: Ok(1_000_000_000), published: [47.0, 52.0, 63.0, 72.0] },
+    Transport {
+        name: "Fast Ethernet",
+        link: Ok(100_000_000),
+        published: said::FAST_ETHERNET,
+        growth: Some(&said::FAST_GROWTH),
+    },
+    Transport {
+        name: "Gigabit Ethernet",
+        link: Ok(1_000_000_000),
+        published: said::GIGABIT_ETHERNET,
+        growth: Some(&said::GIGABIT_GROWTH),
+    },
     Transport {
         name: "IP over InfiniBand",
         link: Err("this machine has no InfiniBand"),
-        published: [22.0, 47.0, 63.0, 90.0],
+        published: said::IP_OVER_INFINIBAND,
+        growth: None,
     },
     Transport {
-        name: "TCP offload",
+        name: OFFLOAD,
         link: Err("this machine has no network card that does TCP itself"),
-        published: [67.0, 80.0, 10.0, 5.0],
+        published: said::OFFLOAD,
+        growth: None,
     },
 ];
+const OFFLOAD: &str = "TCP offload";
+
+/// Buffer of the switch before the client's port, in bytes: that of a port of a small one.
+/// Four blocks of 1 MiB that arrive at once do not fit.
+const PORT_BUFFER: u64 = 512 << 10;
+
+/// How many ports the client has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ports {
+    /// One for each server.
+    Each,
+    /// One, which all servers share.
+    One,
+}
+
+impl Ports {
+    const ALL: [Ports; 2] = [Ports::Each, Ports::One];
+
+    /// At the end of names.
+    fn name(self) -> &'static str {
+        match self {
+            Ports::Each => "",
+            Ports::One => ", one client port",
+        }
+    }
+}
 
 /// What is measured for a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Case {
+    ports: Ports,
     /// Of each link, in bits per second; nothing on devices that were named.
     rate: Option<u64>,
     servers: usize,
@@ -54,7 +106,7 @@ pub(super) struct Case {
 pub(super) struct Striping(Option<Bed>);
 
 struct Bed {
-    rate: Option<u64>,
+    key: (Option<u64>, Ports),
     uris: Vec<String>,
     // In this order: the servers end before their links do.
     _servers: Vec<Server>,
@@ -62,21 +114,29 @@ struct Bed {
 }
 
 impl Bed {
-    fn start(rate: Option<u64>, settings: &Settings) -> Result<Bed, Failure> {
-        let Some(bits) = rate else {
-            return Ok(Bed { rate, uris: settings.targets.clone(), _servers: Vec::new(), rig: Rig::here() });
+    fn start(key: (Option<u64>, Ports), settings: &Settings) -> Result<Bed, Failure> {
+        let (Some(bits), ports) = key else {
+            return Ok(Bed { key, uris: settings.targets.clone(), _servers: Vec::new(), rig: Rig::here() });
         };
-        let rig = Rig::emulated(MOST, Conditions::new(RTT, Some(bits)))?;
+        let conditions = Conditions::new(RTT, Some(bits));
+        let rig = match ports {
+            Ports::Each => Rig::emulated(MOST, conditions)?,
+            Ports::One => Rig::behind_a_port(conditions, PORT_BUFFER)?,
+        };
         let (mut servers, mut uris) = (Vec::new(), Vec::new());
-        for link in 1..=MOST {
+        for server in 1..=MOST {
+            let (link, port) = match ports {
+                Ports::Each => (server, 4420),
+                Ports::One => (1, 4419 + server),
+            };
             let (mut command, address) = rig.behind(link)?;
-            let listen = format!("{address}:4420");
+            let listen = format!("{address}:{port}");
             command.args(["target", "--discovery", "none", "--listen", &listen, "--export", MEMORY]);
             let server = Server::start(command)?;
             uris.extend(server.ready["exports"][0]["uri"].as_str().map(str::to_owned));
             servers.push(server);
         }
-        Ok(Bed { rate, uris, _servers: servers, rig })
+        Ok(Bed { key, uris, _servers: servers, rig })
     }
 }
 
@@ -85,7 +145,7 @@ impl Experiment for Striping {
 
     fn usual(quick: bool) -> Usual {
         match quick {
-            true => Usual { scale: 0.5, runs: 3, runtime: Duration::from_secs(1) },
+            true => Usual { scale: 0.5, runs: 2, runtime: Duration::from_secs(1) },
             false => Usual { scale: 1.0, runs: 10, runtime: Duration::from_secs(10) },
         }
     }
@@ -95,33 +155,50 @@ impl Experiment for Striping {
         if !settings.targets.is_empty() {
             for servers in 1..=settings.targets.len() {
                 for (unit, name) in UNITS {
-                    let cells = vec![cell("these devices", servers, name)];
-                    all.push(Wanted { cells, how: Ok(Case { rate: None, servers, unit }) });
+                    let cells = cells("these devices", Ports::Each, servers, name);
+                    all.push(Wanted {
+                        cells,
+                        how: Ok(Case { ports: Ports::Each, rate: None, servers, unit }),
+                    });
                 }
             }
             return all;
         }
         for transport in &TRANSPORTS {
-            for servers in 1..=MOST {
-                for (unit, name) in UNITS {
-                    let mut cell = cell(transport.name, servers, name);
-                    if unit == UNITS[0].0 {
-                        cell.published.push(published(transport.published[servers - 1], settings.scale));
+            for ports in Ports::ALL.into_iter().filter(|ports| transport.has(*ports, settings.quick)) {
+                for servers in 1..=MOST {
+                    for (unit, name) in UNITS {
+                        all.push(wanted(transport, ports, servers, (unit, name), settings));
                     }
-                    let scaled = |rate: u64| Some((rate as f64 * settings.scale) as u64);
-                    let how = transport.link.map(|rate| Case { rate: scaled(rate), servers, unit });
-                    all.push(Wanted { cells: vec![cell], how: how.map_err(str::to_owned) });
                 }
             }
         }
         all
     }
 
+    fn questions(settings: &Settings) -> Vec<Question> {
+        if !settings.targets.is_empty() {
+            return settings.targets.get(1).map_or_else(Vec::new, |_| {
+                let title = format!("{} devices, against one", settings.targets.len());
+                vec![more("these devices", Ports::Each, settings.targets.len(), Question::new(title, None))]
+            });
+        }
+        let mut all = Vec::new();
+        for transport in TRANSPORTS.iter().filter(|transport| transport.link.is_ok()) {
+            for ports in Ports::ALL.into_iter().filter(|ports| transport.has(*ports, settings.quick)) {
+                let title = format!("Four servers, against one: {}{}", transport.name, ports.name());
+                all.push(more(transport.name, ports, MOST, Question::new(title, transport.growth)));
+            }
+        }
+        all
+    }
+
     fn measure(&mut self, case: &Case, settings: &Settings, _: &[Cell], found: &mut Found) -> Outcome {
-        if self.0.as_ref().is_none_or(|bed| bed.rate != case.rate) {
+        let key = (case.rate, case.ports);
+        if self.0.as_ref().is_none_or(|bed| bed.key != key) {
             // The old one goes first: both together would be too much.
             self.0 = None;
-            self.0 = Some(Bed::start(case.rate, settings)?);
+            self.0 = Some(Bed::start(key, settings)?);
         }
         let Some(bed) = &self.0 else { return Err(Failure::failed("there are no links")) };
         let (unit, runs) = (case.unit.to_string(), settings.runs.to_string());
@@ -144,26 +221,71 @@ impl Experiment for Striping {
             &runs,
         ]);
         let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
-        bed.rig.load(&args, &["read bandwidth"], found)
+        bed.rig.load(&args, &["read bandwidth", "CPU"], found)
     }
 }
 
-fn cell(transport: &str, servers: usize, unit: &str) -> Cell {
-    let mut cell = Cell::new(format!("{transport}, {servers} servers, {unit}"), "B/s", Better::Higher);
-    cell.place = Some(Place {
-        figure: format!("Reads striped over servers: {transport}"),
+/// The name of a number.
+fn name_of(transport: &str, ports: Ports, servers: usize, unit: &str) -> String {
+    format!("{transport}{}, {servers} servers, {unit}", ports.name())
+}
+
+/// So many servers against one, for each size of blocks.
+fn more(transport: &str, ports: Ports, servers: usize, question: Question) -> Question {
+    UNITS.iter().fold(question, |question, (_, unit)| {
+        let of = |servers| name_of(transport, ports, servers, unit);
+        question.pair(format!("blocks of {unit}"), of(servers), of(1))
+    })
+}
+
+/// Throughput, and what it takes of the reader's processors.
+fn cells(transport: &str, ports: Ports, servers: usize, unit: &str) -> Vec<Cell> {
+    let name = name_of(transport, ports, servers, unit);
+    let place = |what: &str| Place {
+        figure: format!("{what}: {transport}{}", ports.name()),
         series: format!("blocks of {unit}"),
         x: servers.to_string(),
         x_number: Some(servers as f64),
         x_label: "Servers".into(),
-    });
-    cell
+    };
+    let mut rate = Cell::new(name.clone(), "B/s", Better::Higher);
+    rate.place = Some(place("Reads striped over servers"));
+    let mut cpu = Cell::new(format!("{name}: processors"), "s/GiB", Better::Lower);
+    cpu.place = Some(place("Processor time of the reader"));
+    vec![rate, cpu]
 }
 
-/// A published number of MB/s, at the scale of the links.
-fn published(megabytes: f64, scale: f64) -> Published {
-    let scaled = if scale < 1.0 { format!("; times {scale}, as the links are") } else { String::new() };
-    Published { value: megabytes * 1e6 * scale, source: format!("{SOURCE}{scaled}") }
+/// A number of a transport.
+fn wanted(
+    transport: &Transport,
+    ports: Ports,
+    servers: usize,
+    (unit, name): (u64, &str),
+    settings: &Settings,
+) -> Wanted<Case> {
+    let mut cells = cells(transport.name, ports, servers, name);
+    let scale = settings.scale;
+    if unit == UNITS[0].0 {
+        let why = if scale < 1.0 { format!("times {scale}, as the links are") } else { String::new() };
+        cells[0].published.push(transport.published[servers - 1].scaled(scale, &why));
+    }
+    if transport.name == OFFLOAD {
+        cells[0].cite(offload(servers, unit));
+    }
+    let scaled = |rate: u64| Some((rate as f64 * scale) as u64);
+    let how = transport.link.map(|rate| Case { ports, rate: scaled(rate), servers, unit });
+    Wanted { cells, how: how.map_err(str::to_owned) }
+}
+
+/// What was found of TCP offload, in words.
+fn offload(servers: usize, unit: u64) -> Option<&'static Statement> {
+    match (unit >> 10, servers) {
+        (1024, 3..) => Some(&said::CAUSE),
+        (128, 3) => Some(&said::BLOCKS_128K[0]),
+        (128, 4) => Some(&said::BLOCKS_128K[1]),
+        (64, _) => Some(&said::BLOCKS_64K),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -178,13 +300,21 @@ mod tests {
     #[test]
     fn every_published_number_is_wanted() {
         let all = Striping::plan(&settings(1.0, &[]));
-        assert_eq!(all.len(), 4 * 4 * 2);
+        assert_eq!(all.len(), (4 + 2) * 4 * 3);
+        let one =
+            all.iter().filter(|one| one.how.as_ref().is_ok_and(|case| case.ports == Ports::One)).count();
+        assert_eq!(one, 2 * 4 * 3, "all servers at one port, too");
+        super::super::tests::assert_cited::<Striping>(&settings(1.0, &[]));
         let published: Vec<f64> =
-            all.iter().flat_map(|one| &one.cells[0].published).map(|p| p.value / 1e6).collect();
-        let expected: Vec<f64> = TRANSPORTS.iter().flat_map(|transport| transport.published).collect();
+            all.iter().flat_map(|one| &one.cells[0].published).map(|published| published.value).collect();
+        let expected: Vec<f64> = {
+            let of = |transport: &Transport| transport.published.map(|one| one.value());
+            let both = |transport: &Transport| if transport.link.is_ok() { 2 } else { 1 };
+            TRANSPORTS.iter().flat_map(|one| of(one).repeat(both(one))).collect()
+        };
         assert_eq!(published, expected);
         let missing = all.iter().filter(|one| one.how.is_err()).count();
-        assert_eq!(missing, 2 * 4 * 2, "what needs other hardware is not left out");
+        assert_eq!(missing, 2 * 4 * 3, "what needs other hardware is not left out");
         let mut names: Vec<&str> = all.iter().map(|one| one.cells[0].name.as_str()).collect();
         names.sort_unstable();
         names.dedup();
@@ -199,13 +329,14 @@ mod tests {
             (first.cells[0].published[0].value - 0.927e6).abs() < 1.0
                 && first.cells[0].published[0].source.contains("times 0.1")
         );
-        assert!(first.how == Ok(Case { rate: Some(10_000_000), servers: 1, unit: 1 << 20 }));
+        let case = Case { ports: Ports::Each, rate: Some(10_000_000), servers: 1, unit: 1 << 20 };
+        assert!(first.how == Ok(case));
     }
 
     #[test]
     fn devices_that_are_named_stand_for_themselves() {
         let all = Striping::plan(&settings(1.0, &["a", "b"]));
-        assert_eq!(all.len(), 2 * 2);
+        assert_eq!(all.len(), 2 * 3);
         assert!(all.iter().all(|one| one.cells[0].published.is_empty()));
     }
 }

@@ -15,21 +15,21 @@ use super::{Experiment, Found, Settings, Usual, Wanted, suited_scale};
 use crate::exit::{Failure, Outcome};
 use crate::verbs::line;
 use bed::{Bed, Length};
-use longhaul_bench::record::{Better, Cell, Code, Place, Published, ROUND_TRIPS_MIN, Validity, WINDOW_MIN};
+use longhaul_bench::published::{Statement, transfer as said};
+use longhaul_bench::record::{Better, Cell, Code, Place, Question, ROUND_TRIPS_MIN, Validity, WINDOW_MIN};
 use longhaul_report::model::{Copy, Noise, fit};
 use std::time::Duration;
 
-const SOURCE: &str = "Data-transfer bottlenecks, CCGRID 2019: 5 GB in N files, 100 Gb/s, 45 ms";
-const RATE: f64 = 100e9;
+const RATE: f64 = said::RATE.value();
 const RTT: Duration = Duration::from_millis(45);
 /// Bytes of a copy, as published: 0.4 s of that link, or nine round trips.
-const BYTES: f64 = 5e9;
+const BYTES: f64 = said::BYTES.value();
 /// Files of a copy.
 const FILES: [u32; 6] = [1, 10, 50, 100, 500, 1000];
 const FILES_QUICK: [u32; 4] = [1, 64, 256, 1000];
 /// The published line: seconds a file, and of the bytes.
-const T0: f64 = 0.0665;
-const OF_BYTES: f64 = 16.5;
+const T0: f64 = said::T0.value();
+const OF_BYTES: f64 = said::OF_BYTES.value();
 /// Files and connections at the same time.
 const AT_ONCE: [u16; 6] = [1, 2, 4, 8, 16, 32];
 const AT_ONCE_QUICK: [u16; 3] = [1, 4, 16];
@@ -84,13 +84,13 @@ impl Rung {
     }
 
     /// Published seconds a file.
-    fn published(self) -> Option<f64> {
+    fn published(self) -> Option<&'static Statement> {
         match self {
-            Rung::Read => Some(0.0340),
-            Rung::Network => Some(0.0253),
-            Rung::Write => Some(0.0101),
+            Rung::Read => Some(&said::O_R),
+            Rung::Network => Some(&said::O_N),
+            Rung::Write => Some(&said::O_W),
             Rung::Nothing => None,
-            Rung::Whole => Some(T0),
+            Rung::Whole => Some(&said::T0),
         }
     }
 }
@@ -169,6 +169,20 @@ impl Experiment for Transfer {
         all
     }
 
+    fn questions(settings: &Settings) -> Vec<Question> {
+        let mut whole = Question::new("1,000 files, against one", [&said::T0]);
+        let mut ahead = Question::new("Read ahead, against not", [&said::PREFETCH]);
+        let files = counts(settings);
+        for rung in Rung::ALL {
+            whole = whole.pair(rung.name(), name_of(rung, files[files.len() - 1]), name_of(rung, files[0]));
+        }
+        for at_once in AT_ONCE_QUICK.iter().take(1) {
+            let name = |ahead| of_ahead(*at_once, ahead).name;
+            ahead = ahead.pair(format!("{at_once} at once"), name(true), name(false));
+        }
+        vec![whole, ahead]
+    }
+
     fn measure(&mut self, case: &Case, settings: &Settings, known: &[Cell], found: &mut Found) -> Outcome {
         if let Case::Line(rung) = case {
             return line(*rung, settings, known, &mut found.cells);
@@ -229,8 +243,9 @@ fn of_copy(rung: Rung, files: u32, settings: &Settings) -> Cell {
     if rung == Rung::Whole && alike {
         let more = bytes(settings) / (BYTES * settings.scale);
         let value = f64::from(files) * T0 + OF_BYTES * more;
-        let more = if more == 1.0 { String::new() } else { format!(", here for {more} times the bytes") };
-        cell.published.push(Published { value, source: format!("{SOURCE}; T = 0.0665 N + 16.5 s{more}") });
+        let more = if more == 1.0 { String::new() } else { format!(" and {more} times the bytes") };
+        let of = format!("the line T = 0.0665 N + 16.5 s at N = {files}{more}");
+        cell.published.push(said::T0.scaled(value / T0, &of));
     }
     cell
 }
@@ -238,17 +253,15 @@ fn of_copy(rung: Rung, files: u32, settings: &Settings) -> Cell {
 /// What a file costs, and the rate of the bytes.
 fn of_line(rung: Rung, settings: &Settings) -> Vec<Cell> {
     let [mut t0, mut rate] = line::cells(rung.name());
-    let source = || SOURCE.to_owned();
-    t0.published.extend(rung.published().map(|value| Published { value, source: source() }));
+    t0.published.extend(rung.published().map(|statement| statement.scaled(1.0, "")));
     if rung == Rung::Whole {
         let (scale, scaled) = match settings.scale {
             scale if scale < 1.0 && settings.targets.is_empty() => {
-                (scale, format!("; times {scale}, as the links are"))
+                (scale, format!("times {scale}, as the links are"))
             }
             _ => (1.0, String::new()),
         };
-        let value = BYTES / OF_BYTES * scale;
-        rate.published.push(Published { value, source: source() + &scaled });
+        rate.published.push(said::R.scaled(scale, &scaled));
     }
     vec![t0, rate]
 }
@@ -340,6 +353,7 @@ mod tests {
     fn every_published_number_is_wanted_under_a_name_of_its_own() {
         for quick in [false, true] {
             let all = Transfer::plan(&settings(quick, &[]));
+            super::super::tests::assert_cited::<Transfer>(&settings(quick, &[]));
             let cells: Vec<&Cell> = all.iter().flat_map(|one| &one.cells).collect();
             let of = |name: &str| {
                 let cell = cells.iter().find(|cell| cell.name == name).expect(name);

@@ -1,17 +1,22 @@
 //! The study of NVMe/TCP with journaling file systems over metropolitan and
-//! wide areas (2021; 100 Gb/s, six drives, mean of five runs): 1, 10, 100 and
-//! 1,000 files at once, on a raw device, on ext4, on XFS and on XFS over six
-//! striped devices, near and far; then data in the capsule, and log buffers.
+//! wide areas (2021; 100 Gb/s, six drives, mean of five runs): what the network
+//! carries and a drive moves by itself; then 1, 10, 100 and 1,000 files at once, on a
+//! raw device, on ext4, on XFS and on XFS over six striped devices, near and far; and
+//! the same with less data in the capsule, with smaller log buffers, and with the
+//! congestion control of this machine in place of CUBIC.
+
+mod ask;
 
 use super::place::{Kind, Load, Place};
 use super::rig::{Rig, Scratch, Server};
 use super::{Experiment, Found, Settings, Usual, Wanted, suited_scale};
 use crate::exit::{Failure, Outcome};
-use longhaul_bench::record::{Better, Cell, EVENTS, Place as Spot};
+use longhaul_bench::published::filesystems as said;
+use longhaul_bench::record::{Better, Cell, EVENTS, Place as Spot, Question};
 use longhaul_wan::Conditions;
 use std::time::Duration;
 
-const RATE: f64 = 100e9;
+const RATE: f64 = said::RATE.value();
 /// The study's distances.
 const NEAR: Duration = Duration::from_micros(150);
 const FAR: Duration = Duration::from_millis(15);
@@ -19,35 +24,103 @@ const FAR: Duration = Duration::from_millis(15);
 const WORKLOADS: [(&str, u64, u32); 4] = [("A", 1, 32), ("B", 10, 8), ("C", 100, 2), ("D", 1000, 1)];
 /// The one that is left out where minutes have to do: between two others.
 const SLOW_ONLY: &str = "C";
+/// Those of variants where minutes have to do.
+const ENDS: [&str; 2] = ["A", "D"];
 const BS: u64 = 64 << 10;
+/// Calls of a thousand files where minutes have to do: all that are under way at once
+/// are a second of a drive.
+const BS_MANY_QUICK: u64 = 16 << 10;
 /// Bytes of all files of a workload, and of a device.
 const BYTES: u64 = 256 << 20;
 const BYTES_QUICK: u64 = 64 << 20;
 const SIZE: &str = "2GiB";
 const SIZE_QUICK: &str = "512MiB";
 /// Devices of the stripe.
-const STRIPED: usize = 6;
+const STRIPED: usize = said::STRIPED.value() as usize;
 /// What a workload is on, in the order of the tables.
-const DEVICES: [(&str, Kind, bool); 4] = [
-    ("raw", Kind::Raw, false),
-    ("ext4", Kind::Ext4, false),
-    ("XFS", Kind::Xfs, false),
-    ("XFS, striped", Kind::Xfs, true),
+const DEVICES: [(said::On, &str, Kind); 4] = [
+    (said::On::Raw, "raw", Kind::Raw),
+    (said::On::Ext4, "ext4", Kind::Ext4),
+    (said::On::Xfs, "XFS", Kind::Xfs),
+    (said::On::Striped, "XFS, striped", Kind::Xfs),
 ];
-/// Data in the capsule, as published and as it is by default; and calls that fit
-/// in the larger ones.
-const IN_CAPSULE: [&str; 3] = ["8KiB", "16KiB", "1MiB"];
-const IN_CAPSULE_BS: u64 = 16 << 10;
-/// Log buffers of XFS.
-const LOGS: [&str; 2] = ["logbsize=32k", "logbsize=256k"];
+/// Data in the capsule as published; Longhaul's default is more.
+const IN_CAPSULE: [&str; 2] = ["8KiB", "16KiB"];
+/// Log buffers of XFS as published by default; `longhaul mount` has the larger ones.
+const SMALL_LOG: &str = "logbsize=32k";
+/// The congestion control of the publication.
+const CUBIC: &str = "cubic";
+/// Ramp and connections of a look at the network.
+const RAMP: &str = "500ms";
+const STREAMS: &str = "4";
+const DRIVE_DEPTH: &str = "32";
+
+/// How it differs from what is usual here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Variant {
+    /// What the target is told.
+    in_capsule: Option<&'static str>,
+    /// How it is mounted.
+    option: Option<&'static str>,
+    /// Whether congestion control is that of this machine.
+    own_congestion: bool,
+}
+
+impl Variant {
+    const USUAL: Variant = Variant { in_capsule: None, option: None, own_congestion: false };
+    const OWN: Variant = Variant { own_congestion: true, ..Variant::USUAL };
+    const LOG: Variant = Variant { option: Some(SMALL_LOG), ..Variant::USUAL };
+
+    fn capsule(size: &'static str) -> Variant {
+        Variant { in_capsule: Some(size), ..Variant::USUAL }
+    }
+
+    /// In names of numbers, after the device.
+    fn name(self) -> String {
+        match self {
+            Variant { in_capsule: Some(size), .. } => format!(", {size} in the capsule"),
+            Variant { option: Some(_), .. } => ", log buffers of 32 KiB".into(),
+            Variant { own_congestion: true, .. } => ", this machine's congestion control".into(),
+            Variant::USUAL => String::new(),
+        }
+    }
+
+    /// Whether workloads on this device are wanted so.
+    fn fits(self, on: said::On, workload: usize, (write, far): (bool, bool), quick: bool) -> bool {
+        let name = WORKLOADS[workload].0;
+        let is_xfs = matches!(on, said::On::Xfs | said::On::Striped);
+        match self {
+            Variant::USUAL => !quick || name != SLOW_ONLY,
+            Variant { option: Some(_), .. } if quick => {
+                on == said::On::Xfs && write && far && ENDS.contains(&name)
+            }
+            Variant { option: Some(_), .. } => is_xfs,
+            Variant { own_congestion: true, .. } if quick => {
+                on == said::On::Raw && far && ENDS.contains(&name)
+            }
+            _ if quick => matches!(on, said::On::Raw | said::On::Xfs) && write && ENDS.contains(&name),
+            _ => true,
+        }
+    }
+}
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Case {
+pub(super) enum Case {
+    /// What the network alone carries: to the target, or from it.
+    Network(Duration, bool),
+    /// What a drive moves without a network, written or read.
+    Drive(bool),
+    /// A workload.
+    Load(Workload),
+}
+
+/// A workload on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Workload {
     /// Of the link; nothing on devices that were named.
     rtt: Option<Duration>,
-    /// What the target is told, if anything.
-    in_capsule: Option<&'static str>,
+    variant: Variant,
     on: On,
     load: Load,
 }
@@ -58,12 +131,35 @@ struct On {
     kind: Kind,
     striped: bool,
     option: Option<&'static str>,
+    own_congestion: bool,
 }
 
 /// The experiment, and what it is measured on.
 #[derive(Default)]
 pub(super) struct WanFilesystems {
     bed: Option<Bed>,
+}
+
+/// The variants, each with what it is at the target.
+fn variants() -> Vec<Variant> {
+    let mut all = vec![Variant::USUAL, Variant::LOG];
+    if own_congestion() != CUBIC {
+        all.push(Variant::OWN);
+    }
+    all.extend(IN_CAPSULE.map(Variant::capsule));
+    all
+}
+
+/// The congestion control of this machine.
+fn own_congestion() -> String {
+    longhaul_bench::host::Host::here().congestion
+}
+
+fn distances(settings: &Settings) -> Vec<Option<Duration>> {
+    match settings.targets.is_empty() {
+        true => vec![Some(NEAR), Some(FAR)],
+        false => vec![None],
+    }
 }
 
 impl Experiment for WanFilesystems {
@@ -75,40 +171,57 @@ impl Experiment for WanFilesystems {
     }
 
     fn plan(settings: &Settings) -> Vec<Wanted<Case>> {
-        let distances = match settings.targets.is_empty() {
-            true => vec![Some(NEAR), Some(FAR)],
-            false => vec![None],
-        };
-        let is_wanted = |workload: &usize| !settings.quick || WORKLOADS[*workload].0 != SLOW_ONLY;
         let mut all = Vec::new();
-        for rtt in distances {
-            for device in DEVICES {
-                for write in [true, false] {
-                    let workloads = (0..WORKLOADS.len()).filter(is_wanted);
-                    all.extend(workloads.map(|w| grid(rtt, device, w, write, settings)));
+        if settings.targets.is_empty() {
+            all.extend([false, true].map(|write| drive(write, settings)));
+        }
+        for rtt in distances(settings) {
+            if let Some(rtt) = rtt {
+                all.extend([true, false].map(|away| network(rtt, away, settings)));
+            }
+            for variant in variants() {
+                for device in DEVICES {
+                    for write in [true, false] {
+                        let how = (write, rtt == Some(FAR));
+                        let is_wanted = |w: &usize| variant.fits(device.0, *w, how, settings.quick);
+                        let workloads = (0..WORKLOADS.len()).filter(is_wanted);
+                        all.extend(workloads.map(|w| grid(rtt, variant, device, w, write, settings)));
+                    }
                 }
             }
-            all.extend(IN_CAPSULE.map(|size| capsule(rtt, size, settings)));
-            all.extend(LOGS.map(|option| log(rtt, option, settings)));
         }
         all
     }
 
+    fn questions(settings: &Settings) -> Vec<Question> {
+        ask::questions(settings)
+    }
+
     fn measure(&mut self, case: &Case, settings: &Settings, _: &[Cell], found: &mut Found) -> Outcome {
-        let key = (case.rtt, case.in_capsule);
+        let (rtt, variant) = match case {
+            Case::Drive(write) => return of_drive(*write, settings, found),
+            Case::Network(rtt, _) => (Some(*rtt), Variant::USUAL),
+            Case::Load(Workload { rtt, variant, .. }) => (*rtt, *variant),
+        };
+        let key = (rtt, variant.in_capsule, variant.own_congestion);
         if self.bed.as_ref().is_none_or(|bed| bed.key != key) {
             // The old one goes first: both together would be too much.
             self.bed = None;
             self.bed = Some(Bed::start(key, settings)?);
         }
         let Some(bed) = &mut self.bed else { return Err(Failure::failed("there is no device")) };
-        bed.measure(case, settings, found)
+        match case {
+            Case::Network(_, away) => bed.network(*away, settings, found),
+            Case::Load(workload) => bed.measure(workload, settings, found),
+            Case::Drive(_) => Ok(()),
+        }
     }
 }
 
-fn load(workload: usize, write: bool, bs: u64, settings: &Settings) -> Load {
+fn load(workload: usize, write: bool, settings: &Settings) -> Load {
     let (name, files, depth) = WORKLOADS[workload];
     let bytes = if settings.quick { BYTES_QUICK } else { BYTES };
+    let bs = if settings.quick && files >= 1000 { BS_MANY_QUICK } else { BS };
     Load { name, files, depth, bs, bytes, write }
 }
 
@@ -121,8 +234,25 @@ fn rw(write: bool) -> &'static str {
     if write { "writes" } else { "reads" }
 }
 
+/// What is measured of a workload.
+const THROUGHPUT: &str = "Throughput";
+const SUBMISSION: &str = "Submission latency";
+const COMPLETION: &str = "Completion latency";
+
+/// The name of a number of a workload.
+fn name_of(
+    rtt: Option<Duration>,
+    variant: Variant,
+    device: &str,
+    (workload, write): (usize, bool),
+    what: &str,
+) -> String {
+    let (far, rw, name) = (distance(rtt), rw(write), WORKLOADS[workload].0);
+    format!("{far}, {name} {rw}, {device}{}: {what}", variant.name())
+}
+
 fn cell(name: String, unit: &str, figure: &str, series: &str, x: &str, x_label: &str) -> Cell {
-    let better = if unit == "B/s" { Better::Higher } else { Better::Lower };
+    let better = if matches!(unit, "B/s" | "bit/s") { Better::Higher } else { Better::Lower };
     let mut cell = Cell::new(name, unit, better);
     cell.place = Some(Spot {
         figure: figure.into(),
@@ -134,118 +264,168 @@ fn cell(name: String, unit: &str, figure: &str, series: &str, x: &str, x_label: 
     cell
 }
 
+/// Why a published number is not as published.
+fn scaled(settings: &Settings) -> String {
+    if settings.scale < 1.0 { format!("times {}, as the links are", settings.scale) } else { String::new() }
+}
+
+fn network(rtt: Duration, away: bool, settings: &Settings) -> Wanted<Case> {
+    let (way, far) = (if away { "to the target" } else { "from the target" }, distance(Some(rtt)));
+    let figure = "What the network carries: 4 connections, CUBIC";
+    let mut cell = cell(format!("network {way}, {far}"), "bit/s", figure, way, &far, "Round trip");
+    cell.published.push(said::CAPACITY.scaled(settings.scale, &scaled(settings)));
+    Wanted { cells: vec![cell], how: Ok(Case::Network(rtt, away)) }
+}
+
+fn drive(write: bool, settings: &Settings) -> Wanted<Case> {
+    let rw = rw(write);
+    let figure = "What a drive moves without a network";
+    let mut cell = cell(format!("drive: {rw}"), "B/s", figure, "in calls of 64 KiB", rw, "Sequential");
+    cell.published.push(said::DRIVE.scaled(settings.scale / 8.0, &scaled(settings)));
+    Wanted { cells: vec![cell], how: Ok(Case::Drive(write)) }
+}
+
 /// A workload on a device.
 fn grid(
     rtt: Option<Duration>,
-    (device, kind, striped): (&str, Kind, bool),
+    variant: Variant,
+    (place, device, kind): (said::On, &str, Kind),
     workload: usize,
     write: bool,
     settings: &Settings,
 ) -> Wanted<Case> {
-    let load = load(workload, write, BS, settings);
+    let load = load(workload, write, settings);
     let (far, rw) = (distance(rtt), rw(write));
-    let name = |what: &str| format!("{far}, {} {rw}, {device}: {what}", load.name);
     let x = format!("{} ({})", load.files, load.name);
     let number = |what: &str, unit: &str| {
-        cell(name(what), unit, &format!("{what} of {rw}, {far}"), device, &x, "Files at once")
+        let (figure, series) = match variant {
+            Variant::USUAL => (format!("{what} of {rw}, {far}"), device.to_owned()),
+            Variant { in_capsule: Some(size), .. } => {
+                (format!("{what} of {rw} with less data in the capsule, {far}"), format!("{device}, {size}"))
+            }
+            Variant { option: Some(_), .. } => {
+                (format!("{what} of {rw} with log buffers of 32 KiB, {far}"), device.to_owned())
+            }
+            _ => (format!("{what} of {rw} with this machine's congestion control, {far}"), device.to_owned()),
+        };
+        let name = name_of(rtt, variant, device, (workload, write), what);
+        cell(name, unit, &figure, &series, &x, "Files at once")
     };
-    let mut cells = vec![
-        number("Throughput", "B/s"),
-        number("Submission latency", "s"),
-        number("Completion latency", "s"),
-    ];
-    cells[0].found = published(rtt, &load, device).into();
-    if load.files == 1000 {
+    let mut cells = vec![number(THROUGHPUT, "B/s"), number(SUBMISSION, "s"), number(COMPLETION, "s")];
+    if let Some(rtt) = rtt {
+        match variant {
+            Variant::USUAL => {
+                cells[0].cite(said::throughput(rtt == FAR, load.files, write, place));
+                cells[2].cite(said::completion(rtt == FAR, write));
+            }
+            Variant { in_capsule: Some(size), .. } if size == IN_CAPSULE[1] => {
+                cells[0].cite([said::in_capsule(rtt == FAR, load.files, write, place)]);
+            }
+            Variant { option: Some(_), .. } if rtt == FAR && write => cells[0].cite([&said::LOG_FAR]),
+            _ => {}
+        }
+    }
+    if load.files == 1000 && variant == Variant::USUAL {
         let figure = "Connections lost with 1,000 files at once";
-        cells.push(cell(name("connections lost"), EVENTS, figure, &format!("{rw}, {far}"), device, "Device"));
+        let name = name_of(rtt, variant, device, (workload, write), "connections lost");
+        cells.push(cell(name, EVENTS, figure, &format!("{rw}, {far}"), device, "Device"));
     }
-    let how = missing(kind, striped, settings);
-    Wanted { cells, how: how.map(|on| Case { rtt, in_capsule: None, on, load }) }
-}
-
-/// What the study says of a cell in words; it has no numbers.
-fn published(rtt: Option<Duration>, load: &Load, device: &str) -> &'static str {
-    match (device, load.files, rtt) {
-        (_, _, None) => "",
-        ("XFS, striped", 1000, _) => "connections lost",
-        ("raw", 1000, Some(FAR)) => "not completed",
-        (_, 1, Some(FAR)) => "collapsed with the round trip",
-        _ if load.write => "far slower than reads",
-        _ => "",
-    }
+    let how = match (rtt, variant) {
+        (None, Variant { in_capsule: Some(_), .. }) => {
+            Err("it is the target's setting: start that with --in-capsule".into())
+        }
+        (None, Variant { own_congestion: true, .. }) => {
+            Err("the target's congestion control is not this program's to choose".into())
+        }
+        _ => missing(kind, place == said::On::Striped, settings),
+    };
+    let option = variant.option;
+    let how = how.map(|on| On { option, own_congestion: variant.own_congestion, ..on });
+    Wanted { cells, how: how.map(|on| Case::Load(Workload { rtt, variant, on, load })) }
 }
 
 fn missing(kind: Kind, striped: bool, settings: &Settings) -> Result<On, String> {
     if striped && settings.targets.len() == 1 {
         return Err("a stripe takes two devices or more: name them with --target".into());
     }
-    kind.missing().map_or(Ok(On { kind, striped, option: None }), Err)
+    kind.missing().map_or(Ok(On { kind, striped, option: None, own_congestion: false }), Err)
 }
 
-/// Writes with more or less data in the capsule.
-fn capsule(rtt: Option<Duration>, size: &'static str, settings: &Settings) -> Wanted<Case> {
-    let far = distance(rtt);
-    let load = load(2, true, IN_CAPSULE_BS, settings);
-    let figure = "Data in the capsule: XFS, 100 files written in calls of 16 KiB";
-    let mut cell =
-        cell(format!("{far}, in capsule {size}"), "B/s", figure, &far, size, "Data in the capsule");
-    cell.found = match (rtt, size) {
-        (Some(NEAR), "16KiB") => "better than 8 KiB",
-        (Some(FAR), "16KiB") => "worse than 8 KiB",
-        _ => "",
-    }
-    .into();
-    let how = match rtt {
-        Some(_) => missing(Kind::Xfs, false, settings),
-        None => Err("it is the target's setting: start that with --in-capsule".into()),
-    };
-    Wanted { cells: vec![cell], how: how.map(|on| Case { rtt, in_capsule: Some(size), on, load }) }
+/// A drive as the target has them: memory, at the rate of a drive.
+fn drive_of(settings: &Settings) -> String {
+    let size = if settings.quick { SIZE_QUICK } else { SIZE };
+    format!("mem:{size},rate={:.0}bit", said::DRIVE.value() * settings.scale)
 }
 
-/// Many small files written with smaller or larger log buffers.
-fn log(rtt: Option<Duration>, option: &'static str, settings: &Settings) -> Wanted<Case> {
-    let far = distance(rtt);
-    let load = load(3, true, BS, settings);
-    let figure = "Log buffers: XFS, 1,000 files written";
-    let cell = cell(format!("{far}, {option}"), "B/s", figure, &far, option, "Mount option");
-    let how = missing(Kind::Xfs, false, settings).map(|on| On { option: Some(option), ..on });
-    Wanted { cells: vec![cell], how: how.map(|on| Case { rtt, in_capsule: None, on, load }) }
+/// What a drive moves by itself.
+fn of_drive(write: bool, settings: &Settings, found: &mut Found) -> Outcome {
+    let (drive, rw) = (drive_of(settings), if write { "write" } else { "read" });
+    let (bs, runs) = (BS.to_string(), settings.runs.to_string());
+    let runtime = format!("{}ms", settings.runtime.as_millis());
+    let words = ["bench", &drive, "--rw", rw, "--bs", &bs, "--iodepth", DRIVE_DEPTH];
+    let more = ["--ramp", RAMP, "--runtime", &runtime, "--runs", &runs];
+    let args: Vec<String> = words.into_iter().chain(more).map(str::to_owned).collect();
+    Rig::here().load(&args, &[&format!("{rw} bandwidth")], found)
 }
+
+/// The round trip, what the target is told of the capsule, and whether congestion control
+/// is this machine's.
+type Key = (Option<Duration>, Option<&'static str>, bool);
 
 /// Devices, and what is on them.
 struct Bed {
-    key: (Option<Duration>, Option<&'static str>),
+    key: Key,
     // In this order: the place, the target that it is on, and the link.
     place: Option<(On, Place)>,
     uris: Vec<String>,
-    _target: Option<Server>,
+    /// Where the network's own measurement is served.
+    network: Option<String>,
+    _servers: Vec<Server>,
     rig: Rig,
     scratch: Scratch,
     places: u32,
 }
 
 impl Bed {
-    fn start(key: (Option<Duration>, Option<&'static str>), settings: &Settings) -> Result<Bed, Failure> {
+    fn start(key: Key, settings: &Settings) -> Result<Bed, Failure> {
         let scratch = Scratch::make("wan-filesystems")?;
         let Some(rtt) = key.0 else {
             let (uris, rig) = (settings.targets.clone(), Rig::here());
-            return Ok(Bed { key, place: None, uris, _target: None, rig, scratch, places: 0 });
+            let (network, servers) = (None, Vec::new());
+            return Ok(Bed { key, place: None, uris, network, _servers: servers, rig, scratch, places: 0 });
         };
         let rig = Rig::emulated(1, Conditions::new(rtt, Some((RATE * settings.scale) as u64)))?;
         let (mut command, address) = rig.behind(1)?;
         command.args(["target", "--discovery", "none", "--listen", &format!("{address}:4420")]);
         command.args(key.1.iter().flat_map(|size| ["--in-capsule", size]));
-        let size = if settings.quick { SIZE_QUICK } else { SIZE };
+        command.args(congestion(key.2));
         for number in 1..=STRIPED {
-            command.args(["--export", &format!("device{number}=mem:{size}")]);
+            command.args(["--export", &format!("device{number}={}", drive_of(settings))]);
         }
         let target = Server::start(command)?;
         let exports = target.ready["exports"].as_array().map(Vec::as_slice).unwrap_or_default();
         let uris = exports.iter().filter_map(|export| export["uri"].as_str().map(str::to_owned)).collect();
-        Ok(Bed { key, place: None, uris, _target: Some(target), rig, scratch, places: 0 })
+        let (mut command, address) = rig.behind(1)?;
+        command.args(["netbench", "--listen", &format!("{address}:7411")]);
+        let servers = vec![target, Server::start(command)?];
+        Ok(Bed { key, place: None, uris, network: Some(address), _servers: servers, rig, scratch, places: 0 })
     }
 
-    fn measure(&mut self, case: &Case, settings: &Settings, found: &mut Found) -> Outcome {
+    /// What the network carries by itself.
+    fn network(&self, away: bool, settings: &Settings, found: &mut Found) -> Outcome {
+        let Some(server) = &self.network else { return Err(Failure::failed("there is no network")) };
+        let (direction, number) = match away {
+            true => ("send", "throughput to server"),
+            false => ("receive", "throughput from server"),
+        };
+        let (time, runs) = (format!("{}ms", settings.runtime.as_millis()), settings.runs.to_string());
+        let words = ["netbench", server, "--direction", direction, "--streams", STREAMS, "--time", &time];
+        let more = ["--ramp", RAMP, "--interval", "250ms", "--runs", &runs, "--congestion", CUBIC];
+        let args: Vec<String> = words.into_iter().chain(more).map(str::to_owned).collect();
+        self.rig.load(&args, &[number], found)
+    }
+
+    fn measure(&mut self, case: &Workload, settings: &Settings, found: &mut Found) -> Outcome {
         if self.place.as_ref().is_none_or(|(on, _)| *on != case.on) {
             // They are on the same devices.
             self.place = None;
@@ -253,17 +433,22 @@ impl Bed {
             let uris = self.uris.get(..devices).unwrap_or_default();
             self.places += 1;
             let path = self.scratch.path().join(self.places.to_string());
-            let more: Vec<&str> = case.on.option.iter().flat_map(|option| ["-o", option]).collect();
+            let mut more = congestion(case.on.own_congestion);
+            more.extend(case.on.option.iter().flat_map(|option| ["-o", option]));
             self.place = Some((case.on, Place::new(&self.rig, &path, case.on.kind, uris, &more)?));
         }
         let Some((_, place)) = &self.place else { return Err(Failure::failed("there is no device")) };
         place.trim()?;
-        // What is in the capsule says nothing of how space is found for a file.
-        if !case.load.write || case.in_capsule.is_some() {
+        if !case.load.write {
             case.load.lay_out(&self.rig, place)?;
         }
         case.load.run(&self.rig, place, settings, found)
     }
+}
+
+/// Congestion control, for whatever takes it: as published, or what the machine has.
+fn congestion(own: bool) -> Vec<&'static str> {
+    if own { Vec::new() } else { vec!["--congestion", CUBIC] }
 }
 
 #[cfg(test)]
@@ -290,10 +475,18 @@ mod tests {
     fn the_whole_grid_is_wanted() {
         for quick in [false, true] {
             let all = all(&settings(quick, &[]));
-            let workloads = if quick { 3 } else { 4 };
-            assert_eq!(all.len(), 2 * (4 * 2 * workloads + 3 + 2));
+            let of = |name: &str| all.iter().filter(|one| one.cells[0].name.contains(name)).count();
+            // Near and far, both ways; the base, then variants.
+            assert_eq!((of("network "), of("drive: ")), (4, 2));
+            let (capsule, logs) = (of("16KiB in the capsule"), of("log buffers"));
+            assert_eq!(of("8KiB in the capsule"), capsule);
+            // Quick: the ends of the grid on raw and XFS.
+            let expected = if quick { (2 * 2 * 2, 2) } else { (2 * 4 * 2 * 4, 2 * 2 * 2 * 4) };
+            assert_eq!((capsule, logs), expected, "the whole grid, quick: {quick}");
+            let base = all.len() - 6 - 2 * capsule - logs - of("congestion control");
+            assert_eq!(base, 2 * 4 * 2 * if quick { 3 } else { 4 });
             for one in &all {
-                if let Ok(Case { load, .. }) = &one.how {
+                if let Ok(Case::Load(Workload { load, .. })) = &one.how {
                     let most = if quick { BYTES_QUICK } else { BYTES };
                     assert!(
                         load.size() * load.files <= most && load.size().is_multiple_of(load.bs),
@@ -301,8 +494,31 @@ mod tests {
                     );
                 }
             }
-            let said = all.iter().filter(|one| one.cells[0].found == "connections lost").count();
-            assert_eq!(said, 4, "1,000 files on a stripe, near and far, read and written");
+            super::super::tests::assert_cited::<WanFilesystems>(&settings(quick, &[]));
+            let of = |what: &longhaul_bench::published::Statement| {
+                let usual = |one: &&Wanted<Case>| {
+                    let is = |load: &Workload| load.variant == Variant::USUAL;
+                    one.how.as_ref().map_or(true, |case| matches!(case, Case::Load(load) if is(load)))
+                };
+                let is = |one: &&Wanted<Case>| {
+                    usual(one) && one.cells[0].found.split("; ").any(|words| words == what.what)
+                };
+                all.iter().filter(is).map(|one| one.cells[0].name.as_str()).collect::<Vec<_>>()
+            };
+            let lost = of(&said::NEAR_STRIPE_LOST);
+            assert_eq!(lost, ["0.15 ms, D reads, XFS, striped: Throughput"], "reads, near");
+            let raw = of(&said::FAR_RAW);
+            assert_eq!(raw, ["15 ms, D writes, raw: Throughput", "15 ms, D reads, raw: Throughput"]);
+            let slow = of(&said::NEAR_FEW_WRITES);
+            assert!(
+                slow.len() == 4 && slow.iter().all(|name| name.contains("0.15 ms, A writes")),
+                "{slow:?}"
+            );
+            let many = of(&said::NEAR_MANY_WRITES);
+            assert!(
+                many.len() == 3 && many.iter().all(|name| name.contains("0.15 ms, D writes")),
+                "{many:?}"
+            );
         }
     }
 
@@ -314,7 +530,7 @@ mod tests {
             all.iter().filter(of).count()
         };
         assert_eq!(why("a stripe takes two devices"), 2 * 3);
-        assert_eq!(why("the target's setting"), 3);
+        assert_eq!(why("the target's setting"), 2 * 2 * 2);
         assert!(all.iter().flat_map(|one| &one.cells).all(|cell| cell.found.is_empty()));
     }
 }

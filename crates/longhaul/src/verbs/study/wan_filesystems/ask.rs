@@ -1,0 +1,186 @@
+//! What the numbers of the study are compared for: each statement of the publication
+//! that two numbers can answer.
+
+use super::{
+    COMPLETION, DEVICES, FAR, IN_CAPSULE, NEAR, THROUGHPUT, Variant, WORKLOADS, distances, name_of, rw, said,
+    variants,
+};
+use crate::verbs::study::Settings;
+use longhaul_bench::published::Statement;
+use longhaul_bench::record::Question;
+use std::time::Duration;
+
+/// Workloads by their place in [`WORKLOADS`].
+const ONE: usize = 0;
+const TEN: usize = 1;
+const MANY: usize = 3;
+
+/// A number of a workload: where, which, on what, and how it varies.
+#[derive(Clone, Copy)]
+struct Number {
+    rtt: Option<Duration>,
+    variant: Variant,
+    device: usize,
+    workload: usize,
+    write: bool,
+    what: &'static str,
+}
+
+impl Number {
+    fn name(self) -> String {
+        let device = DEVICES[self.device].1;
+        name_of(self.rtt, self.variant, device, (self.workload, self.write), self.what)
+    }
+
+    /// Whether it is in the plan.
+    fn is_wanted(self, quick: bool) -> bool {
+        let how = (self.write, self.rtt == Some(FAR));
+        self.variant.fits(DEVICES[self.device].0, self.workload, how, quick)
+    }
+
+    fn label(self) -> String {
+        let (_, files, _) = WORKLOADS[self.workload];
+        let of = if files == 1 { "1 file".into() } else { format!("{files} files") };
+        format!("{of}, {}, {}", rw(self.write), DEVICES[self.device].1)
+    }
+}
+
+/// A question over all numbers that `pair` has both of.
+fn ask(
+    title: &str,
+    said: Option<&Statement>,
+    quick: bool,
+    all: impl IntoIterator<Item = (Number, Number)>,
+) -> Option<Question> {
+    let mut question = Question::new(title, said);
+    for (of, to) in all.into_iter().filter(|(of, to)| of.is_wanted(quick) && to.is_wanted(quick)) {
+        question = question.pair(of.label(), of.name(), to.name());
+    }
+    (!question.pairs.is_empty()).then_some(question)
+}
+
+/// Devices, workloads and ways that a question goes over.
+fn over(
+    rtt: Option<Duration>,
+    devices: &[usize],
+    workloads: &[usize],
+    ways: &[bool],
+    what: &'static str,
+) -> Vec<Number> {
+    let mut all = Vec::new();
+    for &write in ways {
+        for &workload in workloads {
+            for &device in devices {
+                all.push(Number { rtt, variant: Variant::USUAL, device, workload, write, what });
+            }
+        }
+    }
+    all
+}
+
+pub(super) fn questions(settings: &Settings) -> Vec<Question> {
+    let quick = settings.quick;
+    let (raw, ext4, xfs, striped) = (0, 1, 2, 3);
+    let (every, single) = ([raw, ext4, xfs, striped], [raw, ext4, xfs]);
+    let workloads = [0, 1, 2, 3];
+    let both = [true, false];
+    let has_links = settings.targets.is_empty();
+    let mut all = Vec::new();
+    for rtt in distances(settings) {
+        let near = rtt == Some(NEAR);
+        let of_near = |statement: &'static Statement| near.then_some(statement);
+        let of_far = |statement: &'static Statement| (rtt == Some(FAR)).then_some(statement);
+        let at = rtt.map_or(String::new(), |rtt| format!(", {} ms away", rtt.as_secs_f64() * 1e3));
+        let title = |words: &str| format!("{words}{at}");
+        let mut push = |words: &str, said: Option<&Statement>, numbers: Vec<(Number, Number)>| {
+            all.extend(ask(&title(words), said, quick, numbers));
+        };
+        let with = |numbers: Vec<Number>, change: &dyn Fn(Number) -> Number| {
+            numbers.into_iter().map(|number| (number, change(number))).collect::<Vec<_>>()
+        };
+        let files = over(rtt, &[ext4, xfs], &workloads, &both, THROUGHPUT);
+        push(
+            "Files on ext4 and XFS, against the raw device",
+            of_near(&said::NEAR_ALIKE),
+            with(files, &|n| Number { device: raw, ..n }),
+        );
+        let several = over(rtt, &[striped], &[1, 2, 3], &[false], THROUGHPUT);
+        push(
+            "Several files read from six striped devices, against one",
+            of_near(&said::NEAR_STRIPE_READS),
+            with(several, &|n| Number { device: xfs, ..n }),
+        );
+        let one = over(rtt, &every, &[ONE], &[true], THROUGHPUT);
+        push(
+            "One file written, against read",
+            of_near(&said::NEAR_FEW_WRITES),
+            with(one, &|n| Number { write: false, ..n }),
+        );
+        let latency = over(rtt, &every, &workloads, &[true], COMPLETION);
+        push(
+            "Completion latency written, against read",
+            of_near(&said::NEAR_WRITE_LATENCY),
+            with(latency, &|n| Number { write: false, ..n }),
+        );
+        let many = over(rtt, &single, &[MANY], &[true], THROUGHPUT);
+        let said = of_near(&said::NEAR_MANY_WRITES).or(of_far(&said::FAR_MANY_WRITES));
+        push("1,000 files written, against 10", said, with(many, &|n| Number { workload: TEN, ..n }));
+        for (write, said) in [(false, &said::FAR_READS), (true, &said::FAR_WRITES)] {
+            let several = over(rtt, &every, &[TEN], &[write], THROUGHPUT);
+            let words = format!("10 files {}, against one", if write { "written" } else { "read" });
+            push(&words, of_far(said), with(several, &|n| Number { workload: ONE, ..n }));
+        }
+        let one = over(rtt, &[xfs], &[ONE], &[true], THROUGHPUT);
+        push(
+            "One file written to XFS, against ext4",
+            of_far(&said::FAR_XFS),
+            with(one, &|n| Number { device: ext4, ..n }),
+        );
+        if !has_links {
+            continue;
+        }
+        for (write, devices, said) in [
+            (false, &every[..], &said::IN_CAPSULE_READS),
+            (true, &[raw][..], if near { &said::IN_CAPSULE_NEAR_RAW } else { &said::IN_CAPSULE_FAR }),
+            (
+                true,
+                &[ext4, xfs, striped][..],
+                if near { &said::IN_CAPSULE_NEAR } else { &said::IN_CAPSULE_FAR },
+            ),
+        ] {
+            for what in [THROUGHPUT, COMPLETION] {
+                let numbers = over(rtt, devices, &workloads, &[write], what).into_iter();
+                let numbers =
+                    numbers.map(|n| Number { variant: Variant::capsule(IN_CAPSULE[1]), ..n }).collect();
+                let on = if devices == [raw] { " on the raw device" } else { "" };
+                let words =
+                    format!("16 KiB in the capsule, against 8: {} of {}{on}", what.to_lowercase(), rw(write));
+                push(
+                    &words,
+                    Some(said),
+                    with(numbers, &|n| Number { variant: Variant::capsule(IN_CAPSULE[0]), ..n }),
+                );
+            }
+        }
+        for what in [THROUGHPUT, COMPLETION] {
+            let logs = over(rtt, &[xfs, striped], &workloads, &[true], what);
+            let words = format!("Log buffers of 256 KiB, against 32: {} of writes", what.to_lowercase());
+            push(&words, of_far(&said::LOG_FAR), with(logs, &|n| Number { variant: Variant::LOG, ..n }));
+        }
+        if variants().contains(&Variant::OWN) {
+            let own = over(rtt, &every, &workloads, &both, THROUGHPUT).into_iter();
+            let own = own.map(|n| Number { variant: Variant::OWN, ..n }).collect();
+            push(
+                "This machine's congestion control, against CUBIC",
+                None,
+                with(own, &|n| Number { variant: Variant::USUAL, ..n }),
+            );
+        }
+    }
+    if has_links {
+        let one = over(Some(FAR), &every, &[ONE], &both, THROUGHPUT).into_iter();
+        let pairs = one.map(|n| (n, Number { rtt: Some(NEAR), ..n }));
+        all.extend(ask("One file 15 ms away, against 0.15 ms", Some(&said::FAR_ONE), quick, pairs));
+    }
+    all
+}
