@@ -17,6 +17,10 @@ const BULK: usize = 16 << 10;
 /// Staging behind bulk: the next header or two, and hardly any data to copy.
 const STAGING_AFTER_BULK: usize = 256;
 
+/// Staging of a connection that has not received as much at once yet: most connections of a
+/// target are idle, and a few commands fit.
+const STAGING_FIRST: usize = 4 << 10;
+
 /// Receives after which the other tasks of the thread have their turn, also if
 /// there always is more to receive.
 const TURN: u64 = 16;
@@ -41,10 +45,11 @@ pub enum Ended {
     Local,
 }
 
-/// Receives until the connection ends, with a staging area of `staging`
-/// bytes. Then the transmit loop is told to end too.
+/// Receives until the connection ends, with a staging area of up to `staging`
+/// bytes: it is small until a receive fills it. Then the transmit loop is told to end too.
 pub async fn receive<D: Driver>(shared: &Shared<D::Queue>, driver: &D, staging: usize) -> Ended {
-    let mut loop_ = Receive { shared, driver, msg: RecvMsg::new(staging), staged: 0, bulk: false };
+    let msg = RecvMsg::new(staging.min(STAGING_FIRST));
+    let mut loop_ = Receive { shared, driver, msg, most: staging, staged: 0, bulk: false };
     let ended = loop_.run().await;
     shared.end();
     ended
@@ -68,6 +73,8 @@ struct Receive<'a, D: Driver> {
     shared: &'a Shared<D::Queue>,
     driver: &'a D,
     msg: RecvMsg,
+    /// Size of the staging area once it was too small.
+    most: usize,
     /// Staged bytes consumed so far.
     staged: usize,
     /// The last payload was bulk: expect the same.
@@ -177,6 +184,10 @@ impl<D: Driver> Receive<'_, D> {
 
     async fn receive_into(&mut self, limit: usize) -> io::Result<usize> {
         let mut msg = std::mem::replace(&mut self.msg, RecvMsg::new(0));
+        // Everything staged is consumed: what was full can be exchanged.
+        if msg.staged().len() == msg.staging_len() && msg.staging_len() < self.most {
+            msg.resize_staging(self.most);
+        }
         msg.set_staging_limit(limit);
         let (result, msg) = self.shared.stream.recv(msg).await;
         self.msg = msg;

@@ -136,6 +136,13 @@ impl RecvMsg {
         self.0.limit = limit.min(self.0.staging.len());
     }
 
+    /// Makes the staging area `len` bytes long, and uses all of it. What is staged is forgotten.
+    pub fn resize_staging(&mut self, len: usize) {
+        let inner = &mut *self.0;
+        inner.staging = BufMut::zeroed(len);
+        (inner.limit, inner.staged) = (len, 0);
+    }
+
     /// Size of the staging area in bytes.
     pub fn staging_len(&self) -> usize {
         self.0.staging.len()
