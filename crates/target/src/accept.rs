@@ -3,14 +3,15 @@
 //! Invariants:
 //! - a descriptor is kept in reserve, so that a peer for which there is none
 //!   is accepted and closed, and does not wait for ever;
-//! - what goes wrong is logged a few times a period, however often it does.
+//! - what goes wrong is logged a few times a period, however often it does;
+//! - a connection that waits for its address's turn holds a place, and no memory.
 
 use crate::connection;
 use crate::ledger::Origin;
 use crate::target::Shared;
 use futures_channel::mpsc;
 use longhaul_engine::net::{FreeListener, SocketOptions, TcpListener, TcpStream};
-use longhaul_engine::{Handle, sleep};
+use longhaul_engine::{Handle, now, sleep, yield_now};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
 use std::sync::Arc;
@@ -20,6 +21,10 @@ use std::time::Duration;
 /// Wait after accept() has failed for lack of descriptors or memory: those
 /// come back only when connections end.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// The longest that a connection waits for its address's turn; where the line is longer it is
+/// closed, and its host may try again.
+const LINE: Duration = Duration::from_secs(1);
 
 /// Descriptors that are not for connections: devices, engines, logs.
 const DESCRIPTORS_KEPT: u64 = 128;
@@ -79,8 +84,20 @@ pub(crate) async fn accept(
         if shared.is_stopping() {
             continue;
         }
-        let (sender, inbox) = mpsc::unbounded();
-        let Some(place) = shared.connections.enter(Origin::of(peer.ip()), sender.clone()) else {
+        // Connections may come without end; others on this thread have their turn all the same.
+        yield_now().await;
+        let origin = Origin::of(peer.ip());
+        let Some(wait) = shared.arrivals.of(origin, now()).take(now(), LINE) else {
+            shared
+                .quiet
+                .accept
+                .say(format_args!("{peer}: refused: its address connects too often"), |line| {
+                    tracing::warn!("{line}")
+                });
+            continue;
+        };
+        let (sender, mut inbox) = mpsc::unbounded();
+        let Some(place) = shared.connections.enter(origin, sender.clone()) else {
             shared.quiet.accept.say(
                 format_args!("{peer}: refused: there are too many connections (--max-connections)"),
                 |line| tracing::warn!("{line}"),
@@ -90,6 +107,13 @@ pub(crate) async fn accept(
         let shared = Arc::clone(&shared);
         let thread = &threads[turn.fetch_add(1, Ordering::Relaxed) % threads.len()];
         thread.spawn(move || async move {
+            if !wait.is_zero() {
+                sleep(wait).await;
+                // It may have had to give way, or the target stops.
+                if inbox.try_recv().is_ok() {
+                    return;
+                }
+            }
             let options = SocketOptions { congestion: shared.config.congestion.clone() };
             match TcpStream::from_std(stream, &options) {
                 Ok(stream) => {

@@ -5,9 +5,10 @@ use crate::durable::Written;
 use crate::io::IoQueue;
 use crate::ledger::Charge;
 use crate::memory::REPLY_MAX;
+use crate::pace::Pace;
 use crate::subsystem::{Link, Message, Subsystem, lock};
 use futures_channel::oneshot;
-use longhaul_engine::{BUF_MAX, BufMut, Memory, Task, now, sleep_until, spawn};
+use longhaul_engine::{BUF_MAX, BufMut, Memory, Task, now, sleep, sleep_until, spawn};
 use longhaul_proto::controller::{
     Action, Change, ConnectRequest, Controller, Env, HealthCounters, Instance, Reply,
 };
@@ -16,6 +17,7 @@ use longhaul_wire::command::{CrossControllerReset, Sqe};
 use longhaul_wire::completion::Status;
 use longhaul_wire::nqn::DISCOVERY_NQN;
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -86,6 +88,7 @@ fn connect_admin(
     subsystem: Arc<Subsystem>,
     view: &longhaul_proto::controller::SubsystemView,
 ) {
+    let target = &connection.target;
     let Some(cntlid) = subsystem.free_cntlid() else {
         return connection.refuse(slot, request.busy());
     };
@@ -108,7 +111,9 @@ fn connect_admin(
         flow_control: params.flow_control,
     };
     connection.shared.queue.borrow_mut().set_reply_limit(REPLIES_PENDING);
-    let admin = AdminQueue { link, subsystem, held: RefCell::default(), _timer: timer };
+    let pace = target.admin.of(connection.origin(), now());
+    let (held, waiting) = (RefCell::default(), RefCell::default());
+    let admin = AdminQueue { link, subsystem, held, pace, waiting, _timer: timer };
     connection.become_role(slot, Role::Admin(Rc::new(admin)), limits, params.reply());
 }
 
@@ -162,7 +167,20 @@ pub(crate) struct AdminQueue {
     subsystem: Arc<Subsystem>,
     /// Slots of Asynchronous Event Requests that wait.
     held: RefCell<Vec<u16>>,
+    /// The turns of its address.
+    pace: Arc<Pace>,
+    /// Commands that wait for one, in order. The first has asked for it: a connection has one
+    /// place in the line, however many commands it sends.
+    waiting: RefCell<VecDeque<Waiting>>,
     _timer: Task<()>,
+}
+
+/// A command that waits for its turn.
+struct Waiting {
+    slot: u16,
+    use_: u32,
+    sqe: Sqe,
+    data: CommandData,
 }
 
 impl AdminQueue {
@@ -178,6 +196,43 @@ impl AdminQueue {
         sqe: &Sqe,
         data: CommandData,
     ) {
+        let is_first = self.waiting.borrow().is_empty();
+        if is_first && self.pace.take(now(), Duration::ZERO).is_some() {
+            return self.begin(connection, slot, sqe, data);
+        }
+        let use_ = connection.use_of(slot);
+        self.waiting.borrow_mut().push_back(Waiting { slot, use_, sqe: *sqe, data });
+        if is_first {
+            let this = Rc::clone(self);
+            connection.spawn(async move |connection| this.take_turns(connection).await);
+        }
+    }
+
+    /// Begins the commands that wait, each when its turn has come.
+    async fn take_turns(self: Rc<Self>, connection: Rc<Connection>) {
+        loop {
+            let wait = self.pace.take(now(), Duration::MAX).unwrap_or_default();
+            sleep(wait).await;
+            let first =
+                self.waiting.borrow().front().map(|first| (first.slot, first.use_, first.sqe, first.data));
+            if connection.shared.is_ending() {
+                return;
+            }
+            if let Some((slot, use_, sqe, data)) = first
+                && connection.is_current(slot, use_)
+            {
+                self.begin(&connection, slot, &sqe, data);
+                connection.flush();
+            }
+            let mut waiting = self.waiting.borrow_mut();
+            waiting.pop_front();
+            if waiting.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn begin(self: &Rc<Self>, connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: CommandData) {
         match data {
             CommandData::HostBuffer { len } if len as usize <= BUF_MAX => {
                 self.with_memory(connection, slot, sqe, data, len as usize);

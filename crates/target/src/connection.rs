@@ -200,7 +200,7 @@ impl Connection {
     /// The connection belongs to this host from now on. Whether there is room
     /// for another one of it.
     pub(crate) fn belongs_to(&self, request: &ConnectRequest) -> bool {
-        let origin = Origin::of(self.peer.ip());
+        let origin = self.origin();
         let peer = Peer { origin, hostnqn: request.hostnqn.clone(), hostid: request.hostid };
         self.shares.get_or_init(|| self.target.memory.shares(&peer));
         self.place.claim(&peer)
@@ -209,7 +209,7 @@ impl Connection {
     /// What it may have of the target's memory.
     pub(crate) fn shares(&self) -> &Shares {
         self.shares.get_or_init(|| {
-            let origin = Origin::of(self.peer.ip());
+            let origin = self.origin();
             self.target.memory.shares(&Peer { origin, hostnqn: String::new(), hostid: Uuid::nil() })
         })
     }
@@ -475,6 +475,11 @@ impl Connection {
 
     pub(crate) fn peer(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// Where it comes from, as far as limits are concerned.
+    pub(crate) fn origin(&self) -> Origin {
+        Origin::of(self.peer.ip())
     }
 }
 

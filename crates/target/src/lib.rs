@@ -18,6 +18,7 @@ mod io;
 mod ledger;
 mod long;
 mod memory;
+mod pace;
 mod patience;
 mod pieces;
 mod quiet;

@@ -4,6 +4,7 @@ use crate::admin::flush_all;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::memory::Memory;
+use crate::pace::{self, Paces};
 use crate::quiet::Quiet;
 use crate::subsystem::{Message, NSID_MAX, Namespace, Subsystem, lock, view_of};
 use longhaul_block::{BlockDevice, TellsLosses};
@@ -81,6 +82,9 @@ pub(crate) struct Shared {
     /// Addresses of the I/O listeners, and those of discovery alone.
     listening: Mutex<Vec<SocketAddr>>,
     pub(crate) connections: Arc<Connections>,
+    /// New connections, and admin commands, of each address.
+    pub(crate) arrivals: Paces,
+    pub(crate) admin: Paces,
     pub(crate) quiet: Kinds,
     stopping: AtomicBool,
 }
@@ -183,6 +187,8 @@ impl Target {
             generation: AtomicU64::new(1),
             listening: Mutex::new(addresses.clone()),
             connections: Connections::new(config.max_connections.min(crate::accept::raise_descriptors())),
+            arrivals: Paces::new(pace::CONNECTIONS),
+            admin: Paces::new(pace::ADMIN),
             quiet: Kinds::default(),
             config,
             stopping: AtomicBool::new(false),

@@ -58,7 +58,11 @@ pub struct Client {
 impl Client {
     /// A connection on which nothing was said yet.
     pub fn tcp(addr: SocketAddr) -> Client {
-        let stream = TcpStream::connect(addr).expect("connected");
+        Client::over(TcpStream::connect(addr).expect("connected"))
+    }
+
+    /// The same, on a connection that was made elsewhere.
+    pub fn over(stream: TcpStream) -> Client {
         stream.set_read_timeout(Some(PATIENCE)).expect("time limit");
         stream.set_write_timeout(Some(PATIENCE)).expect("time limit");
         stream.set_nodelay(true).expect("no delay");

@@ -10,6 +10,7 @@ mod connect;
 mod data;
 mod durable;
 mod faults;
+mod floods;
 mod headers;
 mod neighbours;
 mod resources;
@@ -66,4 +67,11 @@ on_each_engine! {
     neighbours::zeroes_for_ever,
     neighbours::verify_for_ever,
     neighbours::more_connections_than_there_may_be,
+    floods::identify_without_end,
+    floods::aborts_without_end,
+    floods::event_requests_without_end,
+    floods::descriptors_of_4_gib,
+    floods::half_open_connections_without_end,
+    floods::connections_that_come_and_go,
+    floods::reads_that_are_taken_byte_by_byte,
 }

@@ -1,0 +1,224 @@
+//! Strangers that send all the while: connections, admin commands, commands that are refused. What
+//! one address may ask for in a while is limited, and others do not feel it.
+
+use crate::client::{BLOCK, CC_ENABLE, Client, Host, Name, PATIENCE, read};
+use crate::rig::{FILE, MEM, Rig};
+use longhaul_engine::Kind;
+use longhaul_target::Config;
+use longhaul_wire::command::{ReadWrite, Sgl, Sqe, io};
+use longhaul_wire::completion::{Cqe, Status};
+use longhaul_wire::fabrics::offset;
+use longhaul_wire::pdu::{CapsuleResp, IcReq, PduType};
+use socket2::{Domain, Socket, Type};
+use std::io::{ErrorKind, Read};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+use zerocopy::IntoBytes;
+
+/// Where the strangers are: another address of the loopback interface.
+const STRANGER: [u8; 4] = [127, 0, 0, 9];
+/// Rounds of others beside a flood.
+const ROUNDS: usize = 20;
+/// Commands of a stranger that are under way on one queue.
+const DEPTH: u16 = 28;
+/// Admin commands that an address has at once, and in each second from then on (docs/target.md).
+const BURST: usize = 2000;
+const RATE: usize = 2000;
+/// Connections that an address may open at once.
+const CONNECTIONS: usize = 2048;
+
+fn connect_from(source: [u8; 4], to: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.bind(&SocketAddr::from((source, 0)).into())?;
+    socket.connect(&to.into())?;
+    Ok(socket.into())
+}
+
+/// Others go on while `flood` does, and hosts that come are let in. The flood returns when it is
+/// to end.
+fn beside(rig: &Rig, flood: impl Fn(&AtomicBool) + Sync) {
+    let (over, begun) = (AtomicBool::new(false), Instant::now());
+    std::thread::scope(|scope| {
+        let strangers = scope.spawn(|| flood(&over));
+        for n in 0..ROUNDS {
+            rig.check();
+            if n % 5 == 0 {
+                let mut host = Host::named(rig.addr, 32, 0, Name::other(100 + n as u16));
+                host.verify(FILE, 16 * n as u64, n as u64);
+                host.verify(MEM, 16 * n as u64, n as u64);
+            }
+            assert!(begun.elapsed() < PATIENCE);
+        }
+        over.store(true, Ordering::Relaxed);
+        strangers.join().expect("the flood goes on to its end");
+    });
+    rig.wait_for_connections(0);
+}
+
+/// A stranger's admin queue, enabled, with room for all of [`DEPTH`].
+fn admin(rig: &Rig, n: u16) -> Client {
+    let (mut admin, _) = Host::admin_named(rig.addr, 63, &Name::other(n));
+    admin.result(&Sqe::property_set(offset::CC, false, CC_ENABLE));
+    admin
+}
+
+/// Sends `sqe` [`DEPTH`] times, again and again, and gives the status of each answer to `judge`;
+/// how many there were.
+fn again(client: &mut Client, sqe: &Sqe, over: &AtomicBool, judge: impl Fn(Status)) -> usize {
+    let all: Vec<u8> = (0..DEPTH).flat_map(|cid| client.capsule(&sqe.with_cid(1000 + cid), &[])).collect();
+    let mut answers = 0;
+    while !over.load(Ordering::Relaxed) {
+        client.send(&all);
+        for _ in 0..DEPTH {
+            let status = loop {
+                let pdu = client.recv().expect("an answer");
+                match pdu.kind {
+                    PduType::C2HData if pdu.flags & 8 != 0 => break Status::SUCCESS,
+                    PduType::C2HData => {}
+                    _ => {
+                        let resp: CapsuleResp = pdu.view();
+                        break Cqe::read(&resp.cqe).expect("16 bytes").status();
+                    }
+                }
+            };
+            judge(status);
+            answers += 1;
+        }
+    }
+    answers
+}
+
+/// Four strangers send an admin command without end. No more is answered than an address may ask
+/// for, however fast this machine is.
+fn admin_flood(kind: Kind, sqe: &Sqe, judge: impl Fn(Status) + Send + Sync + Copy) {
+    let Some(rig) = Rig::new(kind, |_| {}) else { return };
+    let (answers, begun) = (AtomicUsize::new(0), Instant::now());
+    beside(&rig, |over| {
+        std::thread::scope(|scope| {
+            for n in 0..4 {
+                let mut admin = admin(&rig, n);
+                let answers = &answers;
+                scope
+                    .spawn(move || answers.fetch_add(again(&mut admin, sqe, over, judge), Ordering::Relaxed));
+            }
+        });
+    });
+    let (answers, seconds) = (answers.into_inner(), begun.elapsed().as_secs_f64());
+    let most = BURST + (RATE as f64 * (seconds + 1.0)) as usize;
+    assert!(answers <= most, "{answers} admin commands in {seconds:.1} s");
+    rig.finish();
+}
+
+pub fn identify_without_end(kind: Kind) {
+    let identify = Sqe::identify(1, 0, 0).with_sgl(Sgl::transport(4096));
+    admin_flood(kind, &identify, |status| assert_eq!(status, Status::SUCCESS));
+}
+
+pub fn aborts_without_end(kind: Kind) {
+    // Of commands that there are not, of each other, and more than ACL.
+    admin_flood(kind, &Sqe::abort(0, 1003), |_| {});
+}
+
+pub fn event_requests_without_end(kind: Kind) {
+    let Some(rig) = Rig::new(kind, |_| {}) else { return };
+    beside(&rig, |over| {
+        let mut admin = admin(&rig, 1);
+        for cid in 500..504 {
+            let held = admin.capsule(&Sqe::async_event_request().with_cid(cid), &[]);
+            admin.send(&held);
+        }
+        let code = |status: Status| (status.sct(), status.sc());
+        let refused = |status| assert_eq!(code(status), code(Status::AER_LIMIT));
+        again(&mut admin, &Sqe::async_event_request(), over, refused);
+        // The controller is as good as before.
+        admin.result(&Sqe::keep_alive());
+    });
+    rig.finish();
+}
+
+/// Lengths that no command may have: 4 GiB, in the capsule's place or the host's.
+pub fn descriptors_of_4_gib(kind: Kind) {
+    let Some(rig) = Rig::new(kind, |_| {}) else { return };
+    beside(&rig, |over| {
+        let mut host = Host::named(rig.addr, 32, 0, Name::other(1));
+        let sqe = ReadWrite::new(0, 1 << 16).to_sqe(io::WRITE, MEM).with_sgl(Sgl::transport(u32::MAX - 3));
+        again(&mut host.io, &sqe, over, |status| assert!(!status.is_success()));
+        assert!(rig.memory_used() < 1 << 20, "what is refused takes no memory");
+        host.verify(MEM, 0, 1);
+    });
+    rig.finish();
+}
+
+/// Half an ICReq, and the next connection: a few hundred are open at a time.
+pub fn half_open_connections_without_end(kind: Kind) {
+    let Some(rig) = Rig::new(kind, |config| config.max_connections = 256) else { return };
+    let opened = AtomicUsize::new(0);
+    beside(&rig, |over| {
+        let mut open = std::collections::VecDeque::new();
+        while !over.load(Ordering::Relaxed) || opened.load(Ordering::Relaxed) < 400 {
+            let Ok(stream) = connect_from(STRANGER, rig.addr) else { continue };
+            let mut client = Client::over(stream);
+            client.send(&IcReq::new(0, 0, 0).as_bytes()[..60]);
+            open.push_back(client);
+            opened.fetch_add(1, Ordering::Relaxed);
+            if open.len() > 200 {
+                open.pop_front();
+            }
+            assert!(rig.connections() <= 256, "{} connections", rig.connections());
+        }
+    });
+    rig.finish();
+}
+
+/// Connections that come and go at once. Beyond what an address may open, those of the stranger
+/// are closed, and hosts elsewhere are let in.
+pub fn connections_that_come_and_go(kind: Kind) {
+    let Some(rig) = Rig::new(kind, |_| {}) else { return };
+    let refused = AtomicBool::new(false);
+    beside(&rig, |over| {
+        let mut opened = 0;
+        while !over.load(Ordering::Relaxed) || opened < 2 * CONNECTIONS {
+            drop(connect_from(STRANGER, rig.addr).expect("the kernel takes it"));
+            opened += 1;
+        }
+        // A peer that stays hears its end at once: it has no place to wait for its turn in.
+        let mut closed = |_| {
+            let mut stream = connect_from(STRANGER, rig.addr).expect("the kernel takes it");
+            stream.set_read_timeout(Some(std::time::Duration::from_millis(100))).expect("time limit");
+            match stream.read(&mut [0]) {
+                Ok(0) => true,
+                Err(e) => e.kind() == ErrorKind::ConnectionReset,
+                Ok(_) => false,
+            }
+        };
+        let was = (0..20).any(&mut closed);
+        refused.store(was, Ordering::Relaxed);
+    });
+    // Where the machine is so slow that the stranger never was too fast, nothing is refused.
+    if !refused.into_inner() {
+        longhaul_skip::skip_part!("connections were never opened faster than an address may");
+    }
+    rig.finish();
+}
+
+/// Queues full of reads, of which a few bytes are taken now and then.
+pub fn reads_that_are_taken_byte_by_byte(kind: Kind) {
+    let few = |config: &mut Config| config.memory = 64 << 20;
+    let Some(rig) = Rig::new(kind, few) else { return };
+    beside(&rig, |over| {
+        let host = Host::named(rig.addr, 32, 0, Name::other(1));
+        let mut queues = host.more_queues(rig.addr, 60, 64);
+        for client in &mut queues {
+            let sqe = read(FILE, 0, 256 * BLOCK);
+            let all: Vec<u8> = (0..60).flat_map(|cid| client.capsule(&sqe.with_cid(cid), &[])).collect();
+            client.send(&all);
+        }
+        while !over.load(Ordering::Relaxed) {
+            for client in &mut queues {
+                client.stream.read_exact(&mut [0; 16]).expect("there is more");
+            }
+        }
+    });
+    rig.finish();
+}
