@@ -80,6 +80,19 @@ pub struct Record {
     pub questions: Vec<Question>,
     /// Whether the whole is what it seems.
     pub validity: Validity,
+    /// How the program ended, where that is known when this is written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub end: Option<End>,
+}
+
+/// How the program ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct End {
+    /// Its exit status.
+    pub exit: u8,
+    /// What it said; nothing, if all is done.
+    pub message: String,
 }
 
 /// One run.

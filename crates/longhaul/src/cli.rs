@@ -11,7 +11,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 #[derive(Debug, Parser)]
 #[command(name = "longhaul", version, max_term_width = 100, propagate_version = true)]
 #[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 partly done, 4 content mismatch, \
-    5 could not reach, 6 refused, 7 timed out, 8 nothing to do.")]
+    5 could not reach, 6 refused, 7 timed out, 8 nothing to do (with --exit-code).")]
 pub(crate) struct Cli {
     /// Print NDJSON events on stdout, and what people read on stderr
     #[arg(long, global = true)]

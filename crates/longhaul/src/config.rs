@@ -9,7 +9,7 @@
 //! - every table and key of a file is checked, also of verbs not in use.
 
 use crate::cli::Cli;
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
@@ -44,7 +44,7 @@ pub(crate) fn parse() -> Result<Cli, Failure> {
     }
     let Some((verb, at)) = find_verb(&command, &args) else {
         // The parser says what is wrong.
-        return cli(&command.get_matches_from(args));
+        return cli(&command.try_get_matches_from(args).unwrap_or_else(|e| end(&e)));
     };
     let files = files().into_iter().map(|path| read(&path)).collect::<Result<Vec<_>, _>>()?;
     let mut settings = Settings::new();
@@ -67,7 +67,26 @@ pub(crate) fn parse() -> Result<Cli, Failure> {
 }
 
 fn cli(matches: &ArgMatches) -> Result<Cli, Failure> {
-    Ok(Cli::from_arg_matches(matches).unwrap_or_else(|e| e.exit()))
+    Ok(Cli::from_arg_matches(matches).unwrap_or_else(|e| end(&e)))
+}
+
+/// Whether events are wanted on stdout, as far as that can be told before arguments
+/// are parsed.
+pub(crate) fn wants_json() -> bool {
+    std::env::args_os().skip(1).take_while(|arg| arg != "--").any(|arg| arg == "--json")
+}
+
+/// Ends the program as the parser wants it: with help, or with what is wrong, as an
+/// event too.
+fn end(e: &clap::Error) -> ! {
+    if e.use_stderr() {
+        let text = e.to_string();
+        let said: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+        let message = said.join(" ");
+        let message = message.strip_prefix("error: ").unwrap_or(&message);
+        Output::new(wants_json()).event("error", json!({ "exit": Exit::Usage as u8, "message": message }));
+    }
+    e.exit()
 }
 
 /// Where configuration may be, the more important later.
@@ -224,9 +243,9 @@ fn blame(e: clap::Error, settings: &Settings) -> Failure {
         Some(ContextValue::String(text)) => text.trim_start_matches('-').split([' ', '=']).next(),
         _ => None,
     };
-    let Some((key, (_, path))) = named.and_then(|key| settings.get_key_value(key)) else { e.exit() };
+    let Some((key, (_, path))) = named.and_then(|key| settings.get_key_value(key)) else { end(&e) };
     if !matches!(e.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
-        e.exit();
+        end(&e);
     }
     let text = e.to_string();
     let reason = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
@@ -242,7 +261,7 @@ fn show(
 ) -> Result<Cli, Failure> {
     // What is still missing is no fault here.
     let matches = command.clone().ignore_errors(true).try_get_matches_from(args);
-    let matches = matches.unwrap_or_else(|e| e.exit());
+    let matches = matches.unwrap_or_else(|e| end(&e));
     let mut here = &matches;
     for (name, _) in verb {
         match here.subcommand_matches(name) {

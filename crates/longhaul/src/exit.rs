@@ -1,5 +1,6 @@
 //! Exit codes of the command-line contract.
 
+use crate::output::Output;
 use longhaul_block::IoError;
 use std::fmt;
 use std::process::ExitCode;
@@ -22,7 +23,7 @@ pub(crate) enum Exit {
     Refused = 6,
     /// It took too long.
     TimedOut = 7,
-    /// There was nothing to do.
+    /// There was nothing to do, and the caller asked for a code of its own for that.
     Nothing = 8,
 }
 
@@ -79,6 +80,25 @@ impl From<IoError> for Failure {
             _ => Exit::Failed,
         };
         Failure::new(exit, e)
+    }
+}
+
+/// Whether nothing to do is told by the exit code.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct NothingToDo {
+    /// Exit with 8 if there was nothing to do (without it, that is 0)
+    #[arg(long)]
+    exit_code: bool,
+}
+
+impl NothingToDo {
+    /// There was nothing to do: the result, which has its summary already, is whole.
+    pub(crate) fn nothing(self, message: impl fmt::Display, output: Output) -> Outcome {
+        if self.exit_code {
+            return Err(Failure { in_result: true, ..Failure::new(Exit::Nothing, message) });
+        }
+        output.note(format_args!("longhaul: {message}"));
+        Ok(())
     }
 }
 

@@ -24,23 +24,19 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let cli = match config::parse() {
         Ok(cli) => cli,
-        Err(failure) => return tell(failure, Output::new(std::env::args_os().any(|arg| arg == "--json"))),
+        Err(failure) => return tell(&failure, Output::new(config::wants_json())),
     };
     cli.log();
     let output = Output::new(cli.json);
     match output.end(run(cli, output)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => tell(failure, output),
+        Err(failure) => tell(&failure, output),
     }
 }
 
-fn tell(failure: Failure, output: Output) -> ExitCode {
-    let Failure { exit, message, in_result } = failure;
-    if !in_result {
-        output.event("error", serde_json::json!({ "exit": exit as u8, "message": message }));
-    }
-    output::say(format_args!("longhaul: {message}"));
-    exit.into()
+fn tell(failure: &Failure, output: Output) -> ExitCode {
+    output.failure(failure);
+    failure.exit.into()
 }
 
 fn run(cli: Cli, output: Output) -> Outcome {
@@ -67,7 +63,7 @@ fn run(cli: Cli, output: Output) -> Outcome {
         Verb::Study(args) => verbs::study::run(&args, output),
         Verb::Tune(args) => verbs::tune::run(&args, output),
         Verb::Wan(args) => verbs::wan::run(&args, output),
-        Verb::Completions { shell } => verbs::meta::completions(shell),
-        Verb::Man { dir } => verbs::meta::man(dir.as_deref()),
+        Verb::Completions { shell } => verbs::meta::completions(shell, output),
+        Verb::Man { dir } => verbs::meta::man(dir.as_deref(), output),
     }
 }

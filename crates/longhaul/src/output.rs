@@ -77,6 +77,21 @@ impl Output {
         }
     }
 
+    /// Says why the program ends, unless the result says it.
+    pub(crate) fn failure(self, failure: &Failure) {
+        let Failure { exit, message, in_result } = failure;
+        if !in_result {
+            self.event("error", serde_json::json!({ "exit": *exit as u8, "message": message }));
+        }
+        say(format_args!("longhaul: {message}"));
+    }
+
+    /// Ends the program from whatever thread this is.
+    pub(crate) fn abort(self, failure: &Failure) -> ! {
+        self.failure(failure);
+        std::process::exit(failure.exit as i32)
+    }
+
     /// What a run has come to whose work came to `outcome`. A result that could not
     /// be written is a failure; a reader that has gone (`| head`) has what it wanted.
     pub(crate) fn end(self, outcome: Outcome) -> Outcome {

@@ -324,7 +324,8 @@ fn a_target_exports_an_array_and_answers_for_it() {
     target.stop();
     let status = home.summary(&["array", "status", "vol"], 0);
     assert_eq!((&status["running"], status["spares"].as_array().map(Vec::len)), (&false.into(), Some(1)));
-    assert_eq!(home.run(&["array", "stop", "vol"]).code, Some(8));
+    assert_eq!(home.run(&["array", "stop", "vol"]).code, Some(0));
+    assert_eq!(home.run(&["array", "stop", "vol", "--exit-code"]).code, Some(8));
 }
 
 #[test]

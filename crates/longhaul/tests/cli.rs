@@ -322,9 +322,11 @@ fn sigint_ends_a_load_with_what_was_measured() {
     until("the first write", || std::fs::read(&path).expect("read").iter().any(|b| *b != 0));
     signal(&load, "INT");
     let ran = finish(load);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(ran.code, Some(3), "{ran:?}");
     let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
     assert!(result.jobs[0].write.total_ios > 0 && result.jobs[0].write.runtime < 50_000);
+    let end = result.longhaul.and_then(|record| record.end).expect("how it ended");
+    assert!(end.exit == 3 && end.message.contains("interrupted"), "{end:?}");
 }
 
 /// The names in a result are those of the sample, and it reads as fio's does.

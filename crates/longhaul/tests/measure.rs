@@ -74,8 +74,10 @@ fn a_comparison_says_how_much_and_how_surely() {
     fs::write(&b, altered(&short, 1.0).to_string()).expect("written");
     fs::write(&c, altered(&short, 1.5).to_string()).expect("written");
     let ran = longhaul(&["bench", "--compare", text(&b), text(&c), "--json"]);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    // Whatever is worse is a failure, and is named.
+    assert!(ran.code == Some(1) && ran.stderr.contains("numbers are worse: read latency"), "{ran:?}");
     let summary = ran.events().pop().expect("a summary");
+    assert_eq!(summary["verdict"], "worse", "{summary}");
     let rate = &summary["numbers"][0];
     assert_eq!(rate["name"], "read bandwidth", "{summary}");
     assert_eq!(rate["verdict"], "better", "{summary}");
@@ -84,7 +86,17 @@ fn a_comparison_says_how_much_and_how_surely() {
     let latency = summary["numbers"].as_array().and_then(|all| all.iter().find(|n| n["unit"] == "s"));
     assert_eq!(latency.expect("a latency")["verdict"], "worse", "a longer latency is worse");
     let ran = longhaul(&["bench", "--compare", text(&b), text(&c)]);
-    assert!(ran.code == Some(0) && ran.stdout.contains("1.500") && ran.stdout.contains("better"), "{ran:?}");
+    assert!(ran.code == Some(1) && ran.stdout.contains("1.500") && ran.stdout.contains("better"), "{ran:?}");
+    let ran = longhaul(&["bench", "--compare", text(&b), text(&b), "--json"]);
+    assert_eq!((ran.code, &ran.events()[0]["verdict"]), (Some(0), &"same".into()), "{ran:?}");
+    // Of one run each nothing can be said, and that is not called well.
+    let mut single = altered(&short, 1.0);
+    for cell in single["longhaul"]["cells"].as_array_mut().expect("cells") {
+        cell["samples"] = serde_json::json!([1000.0]);
+    }
+    fs::write(&c, single.to_string()).expect("written");
+    let ran = longhaul(&["bench", "--compare", text(&c), text(&c)]);
+    assert!(ran.code == Some(3) && ran.stderr.contains("cannot be judged"), "{ran:?}");
 }
 
 #[test]
@@ -103,7 +115,7 @@ fn results_that_cannot_be_compared() {
         (whole[..whole.len() / 2].to_owned(), 2, "is cut off in line"),
         ("hello".to_owned(), 2, "is not JSON (line 1"),
         ("{}".to_owned(), 2, "has no results"),
-        (other.to_string(), 8, "have no number of the same name"),
+        (other.to_string(), 1, "have no number of the same name"),
     ];
     for (content, code, needle) in cases {
         fs::write(&bad, content).expect("written");
@@ -189,14 +201,16 @@ fn settings_are_changed_when_asked_and_put_back() {
     }
     assert_eq!(is(PROBING), "0", "nothing is changed unasked");
     let ran = tune("restore");
-    assert!(ran.code == Some(8) && ran.stderr.contains("nothing to put back"), "{ran:?}");
+    assert!(ran.code == Some(0) && ran.stderr.contains("nothing to put back"), "{ran:?}");
 
     let ran = tune("apply");
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_eq!([is(RMEM), is(PROBING), is(GOVERNOR)], ["4096 131072 250609664", "1", "performance"]);
     for verb in ["apply", "diff"] {
         let ran = tune(verb);
-        assert!(ran.code == Some(8) && ran.stderr.contains("as advised"), "{ran:?}");
+        assert!(ran.code == Some(0) && ran.stderr.contains("as advised"), "{ran:?}");
+        let asked = longhaul(&["tune", verb, "--root", root, "--exit-code"]);
+        assert!(asked.code == Some(8) && asked.stderr.contains("as advised"), "{asked:?}");
     }
     // More is asked for later: what was there at first is what comes back.
     let ran = longhaul(&["tune", "apply", "--root", root, "--rate", "100Gbit"]);
@@ -205,7 +219,7 @@ fn settings_are_changed_when_asked_and_put_back() {
     let ran = tune("restore");
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_eq!([is(RMEM), is(PROBING), is(GOVERNOR)], ["4096 131072 6291456", "0", "powersave"]);
-    assert_eq!(tune("restore").code, Some(8));
+    assert_eq!(longhaul(&["tune", "restore", "--root", root, "--exit-code"]).code, Some(8));
 }
 
 #[test]

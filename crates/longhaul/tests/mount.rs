@@ -320,7 +320,7 @@ fn what_cannot_be_mounted_is_named_and_nothing_is_left() {
     wrong(&["mount", &uri, text(&at), "-o", "nonsense"], 1, "mount");
     wrong(&["mkfs", "--fs", "ext4", &uri], 6, "--force");
     wrong(&["mkfs", "--fs", "xfs", "mem:16MiB"], 1, "XFS needs");
-    wrong(&["umount", text(&at)], 8, "nothing is attached");
+    wrong(&["umount", text(&at)], 1, "nothing is attached");
     // A device that is smaller than what is on it.
     let small = rig.dir.path().join("small");
     fs::copy(rig.dir.path().join("disk"), &small).expect("copied");

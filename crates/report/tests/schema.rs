@@ -75,6 +75,8 @@ fn written() -> Output {
             found_source: "a study, Fig. 3".into(),
         }],
         validity: void,
+        // For scripts: a page goes by the validity.
+        end: None,
     };
     Output { longhaul: Some(record), ..Output::default() }
 }

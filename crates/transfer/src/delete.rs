@@ -63,6 +63,10 @@ impl Delete<'_> {
                     continue;
                 }
             };
+            if !self.writer.filter.takes(&below) {
+                empty = false;
+                continue;
+            }
             let kind = match base.look(&below) {
                 Ok(Some(entry)) => entry.kind,
                 Ok(None) => continue,
@@ -88,9 +92,6 @@ impl Delete<'_> {
         doomed: bool,
     ) -> bool {
         let known = !doomed && self.seen.contains(&self.writer.seen_key(path));
-        if !self.writer.filter.takes(path) {
-            return false;
-        }
         let is_directory = *kind == Kind::Directory;
         let empty = !is_directory || self.list(path, !known);
         if known || !empty {

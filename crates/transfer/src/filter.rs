@@ -55,11 +55,17 @@ impl Filter {
 
     /// Whether what has this name is taken.
     pub fn takes(&self, path: &RelPath) -> bool {
+        path.is_root() || self.takes_name(path.split().0, path.split().1)
+    }
+
+    /// The same of a name in a directory, also of one that cannot travel.
+    pub(crate) fn takes_name(&self, directory: &[u8], name: &[u8]) -> bool {
+        let path = if directory.is_empty() { name.to_vec() } else { [directory, b"/", name].concat() };
         let matches = |rule: &&Rule| {
-            let name = if rule.whole { path.as_bytes() } else { path.split().1 };
+            let name = if rule.whole { &path } else { name };
             rule.pattern.is_match(OsStr::from_bytes(name))
         };
-        path.is_root() || self.rules.iter().find(matches).is_none_or(|rule| rule.take)
+        self.rules.iter().find(matches).is_none_or(|rule| rule.take)
     }
 }
 

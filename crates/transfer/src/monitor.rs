@@ -2,7 +2,8 @@
 
 use crate::queue::Gauge;
 use crate::read::ReadStats;
-use crate::wire::{Counts, Planned, Scanned, Stage, Trouble, Tuned};
+use crate::silence::QUIET;
+use crate::wire::{Counts, Limit, Planned, Scanned, Stage, Trouble, Tuned};
 use longhaul_engine::net::TcpInfo;
 use std::collections::VecDeque;
 use std::fmt;
@@ -43,7 +44,11 @@ pub struct Monitor {
     chosen: Mutex<Vec<Chosen>>,
     carried: Mutex<Carried>,
     sockets: Mutex<Option<TcpInfo>>,
-    far_limit: Mutex<Option<Stage>>,
+    far_limit: Mutex<Option<Limit>>,
+    /// The last block to be sent had to wait for the rate that was asked for.
+    paced: AtomicBool,
+    /// For how long the other side has said nothing, in milliseconds.
+    silent: AtomicU64,
     gauges: Mutex<Vec<(Stage, Look)>>,
 }
 
@@ -66,8 +71,10 @@ pub struct Snapshot {
     pub read_bytes: u64,
     /// What is written.
     pub counts: Counts,
-    /// The stage that the others wait for, if one can be told.
-    pub limit: Option<Stage>,
+    /// What the rest waits for, if it can be told.
+    pub limit: Option<Limit>,
+    /// For how long the other side has said nothing.
+    pub silent: Duration,
     /// Bytes that have got across, with everything that is not content.
     pub carried: u64,
     /// Bytes a second of the best second so far, of those; what the path can carry
@@ -161,6 +168,7 @@ impl Monitor {
             read_bytes: self.read.bytes.load(Relaxed),
             counts: *lock(&self.counts),
             limit: self.limit(),
+            silent: self.silence(),
             carried,
             best,
         }
@@ -269,39 +277,65 @@ impl Monitor {
         lock(&self.gauges).push((stage, Box::new(look)));
     }
 
-    /// The stage that the others wait for, if one can be told: of this side, or of
-    /// the far one where this waits for that.
-    fn limit(&self) -> Option<Stage> {
+    /// Whether what is sent waits for the rate that was asked for.
+    pub(crate) fn paces(&self, waited: bool) {
+        self.paced.store(waited, Relaxed);
+    }
+
+    /// For how long the other side has said nothing.
+    pub(crate) fn silent(&self, time: Duration) {
+        self.silent.store(time.as_millis().try_into().unwrap_or(u64::MAX), Relaxed);
+    }
+
+    fn silence(&self) -> Duration {
+        Duration::from_millis(self.silent.load(Relaxed))
+    }
+
+    /// What the rest waits for, if it can be told: of this side, or of the far one
+    /// where this waits for that.
+    fn limit(&self) -> Option<Limit> {
         let far = *lock(&self.far_limit);
+        // What is sent slowly, as was asked for, comes slowly.
+        if self.silence() >= QUIET && far != Some(Limit::Rate) {
+            return Some(Limit::Silence);
+        }
         match self.limit_here() {
             // What the network does not take may be what the far side does not.
-            Some(Stage::Send) => far.filter(|stage| *stage == Stage::Write).or(Some(Stage::Send)),
+            Some(Limit::Stage(Stage::Send)) => {
+                far.filter(|limit| *limit == Limit::Stage(Stage::Write)).or(Some(Limit::Stage(Stage::Send)))
+            }
             None => far,
             here => here,
         }
     }
 
-    /// The last stage here whose queue is more than half full limits: all before it
+    /// The rate that was asked for, if what is sent waits for that, or else a stage: the last here whose queue is more than half full limits: all before it
     /// wait, and what is behind it has nothing to do. Where none is full, those that
     /// read do as long as there is something to read, and else those that look for
     /// more. A side that only writes waits for the far one.
-    pub(crate) fn limit_here(&self) -> Option<Stage> {
+    pub(crate) fn limit_here(&self) -> Option<Limit> {
         let gauges = lock(&self.gauges);
-        if let Some((stage, _)) = gauges.iter().rev().find(|(_, look)| look().fill > 0.5) {
-            return Some(*stage);
+        let full = gauges.iter().rev().find(|(_, look)| look().fill > 0.5).map(|(stage, _)| *stage);
+        // Where both sides are here, the writing one may be what fills all queues.
+        if self.paced.load(Relaxed) && full != Some(Stage::Write) {
+            return Some(Limit::Rate);
+        }
+        if let Some(stage) = full {
+            return Some(Limit::Stage(stage));
         }
         let read = gauges.iter().find(|(stage, _)| *stage == Stage::Read).map(|(_, look)| look());
-        match (read, self.scan_done.load(Relaxed)) {
-            (Some(read), _) if !read.empty => Some(Stage::Read),
-            (Some(_), true) => Some(Stage::Send),
-            (Some(_), false) => Some(Stage::Scan),
-            (None, _) => None,
-        }
+        let stage = match (read, self.scan_done.load(Relaxed)) {
+            (Some(read), _) if !read.empty => Stage::Read,
+            (Some(_), true) => Stage::Send,
+            (Some(_), false) => Stage::Scan,
+            (None, _) => return None,
+        };
+        Some(Limit::Stage(stage))
     }
 
-    /// The far side says which stage of it the others wait for.
-    pub(crate) fn limit_there(&self, stage: Option<Stage>) {
-        *lock(&self.far_limit) = stage;
+    /// The far side says what of it the rest waits for.
+    pub(crate) fn limit_there(&self, limit: Option<Limit>) {
+        *lock(&self.far_limit) = limit;
     }
 }
 
@@ -334,18 +368,36 @@ mod tests {
             monitor.limit_there(far);
             monitor.now().limit
         };
-        assert_eq!(sending(0.9, 0.9, None), Some(Stage::Send));
-        assert_eq!(sending(0.9, 0.9, Some(Stage::Write)), Some(Stage::Write));
-        assert_eq!(sending(0.1, 0.1, Some(Stage::Write)), Some(Stage::Read));
-        assert_eq!(sending(0.0, 0.1, None), Some(Stage::Scan));
+        assert_eq!(sending(0.9, 0.9, None), Some(Limit::Stage(Stage::Send)));
+        assert_eq!(sending(0.9, 0.9, Some(Limit::Stage(Stage::Write))), Some(Limit::Stage(Stage::Write)));
+        assert_eq!(sending(0.1, 0.1, Some(Limit::Stage(Stage::Write))), Some(Limit::Stage(Stage::Read)));
+        assert_eq!(sending(0.0, 0.1, None), Some(Limit::Stage(Stage::Scan)));
         let receiving = |write, far| {
             let monitor = Monitor::new();
             monitor.watch(Stage::Write, move || gauge(write));
             monitor.limit_there(far);
             monitor.now().limit
         };
-        assert_eq!(receiving(0.9, Some(Stage::Send)), Some(Stage::Write));
-        assert_eq!(receiving(0.1, Some(Stage::Read)), Some(Stage::Read));
+        assert_eq!(receiving(0.9, Some(Limit::Stage(Stage::Send))), Some(Limit::Stage(Stage::Write)));
+        assert_eq!(receiving(0.1, Some(Limit::Stage(Stage::Read))), Some(Limit::Stage(Stage::Read)));
+    }
+
+    #[test]
+    fn a_rate_that_was_asked_for_and_a_silent_side_are_named() {
+        let gauge = |fill: f64| Gauge { fill, empty: fill == 0.0, ..Gauge::default() };
+        let monitor = Monitor::new();
+        monitor.watch(Stage::Read, move || gauge(0.9));
+        monitor.watch(Stage::Send, move || gauge(0.9));
+        monitor.paces(true);
+        assert_eq!(monitor.now().limit, Some(Limit::Rate));
+        monitor.silent(QUIET);
+        assert_eq!((monitor.now().limit, monitor.now().silent), (Some(Limit::Silence), QUIET));
+        // What comes as slowly as was asked for is not silent.
+        monitor.limit_there(Some(Limit::Rate));
+        assert_eq!(monitor.now().limit, Some(Limit::Rate));
+        monitor.silent(Duration::ZERO);
+        monitor.paces(false);
+        assert_eq!(monitor.now().limit, Some(Limit::Stage(Stage::Send)));
     }
 
     #[test]

@@ -25,11 +25,14 @@ impl Pace {
         Pace { rate, paid: Cell::new(None) }
     }
 
-    /// Waits until `bytes` may go.
-    pub(crate) async fn wait(&self, bytes: usize) {
-        if let Some(at) = self.reserve(now(), bytes) {
+    /// Waits until `bytes` may go; whether that was to be waited for, so that the rate
+    /// is what bounds the copy.
+    pub(crate) async fn wait(&self, bytes: usize) -> bool {
+        let at = self.reserve(now(), bytes);
+        if let Some(at) = at {
             sleep_until(at).await;
         }
+        at.is_some()
     }
 
     /// When `bytes` may go, if not at once; they count as gone.

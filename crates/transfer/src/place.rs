@@ -179,6 +179,8 @@ impl Root {
                 Ok(Start::Tree { tree: tree.named(name.as_bytes()), path: name })
             }
             Ok(Some(_)) => Ok(Start::Tree { tree, path: name }),
+            // What is not copied is listed by the scan, unless it is left out.
+            Err(e) if e.kind() == io::ErrorKind::Unsupported => Ok(Start::Tree { tree, path: name }),
             Ok(None) => Err(wrong(path, &io::ErrorKind::NotFound.into())),
             Err(e) => Err(wrong(path, &e)),
         }

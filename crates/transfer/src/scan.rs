@@ -164,6 +164,7 @@ impl<'a, V: Visitor> Scan<'a, V> {
                 }
             }
             Start::Made(made) => self.made(made),
+            Start::Missing { path, .. } if !self.filter.takes(path) => {}
             Start::Missing { path, why } => self.trouble(path, &io::Error::other(why.clone())),
         }
         !self.stopped
@@ -253,6 +254,10 @@ impl<'a, V: Visitor> Scan<'a, V> {
         if self.stopped {
             return;
         }
+        // Before anything is asked about it: what is left out may be what cannot be copied.
+        if !self.filter.takes_name(path.as_bytes(), name) {
+            return;
+        }
         match path.join(name) {
             Ok(path) => {
                 // What is gone since the names were read is no trouble.
@@ -261,7 +266,9 @@ impl<'a, V: Visitor> Scan<'a, V> {
                 }
             }
             // Left by a copy to this place: not part of the data.
-            Err(NameError::Reserved(_)) => {}
+            Err(NameError::Reserved(name)) => {
+                self.visitor.trouble(Trouble { path: path.clone(), op: Op::Skip, message: name });
+            }
             Err(e) => self.trouble(path, &io::Error::other(e)),
         }
     }
@@ -275,11 +282,11 @@ impl<'a, V: Visitor> Scan<'a, V> {
         path: RelPath,
         directories: &mut Vec<RelPath>,
     ) -> io::Result<bool> {
-        let Some((mut entry, stat)) = tree::entry_at(at, name, path)? else { return Ok(false) };
-        let is_directory = entry.kind == Kind::Directory;
-        if !self.filter.takes(&entry.path) {
+        if !self.filter.takes(&path) {
             return Ok(true);
         }
+        let Some((mut entry, stat)) = tree::entry_at(at, name, path)? else { return Ok(false) };
+        let is_directory = entry.kind == Kind::Directory;
         if is_directory && self.recursive && self.into == Some((stat.st_dev, stat.st_ino)) {
             return Err(io::Error::other("the copy goes into it: a directory is not copied into itself"));
         }

@@ -17,7 +17,10 @@ pub const PATIENCE: Duration = Duration::from_secs(600);
 /// silent that works.
 pub(crate) const CROWDED: Duration = Duration::from_secs(60);
 /// How often a side says something though nothing has changed.
-pub(crate) const BEAT: Duration = Duration::from_secs(20);
+pub(crate) const BEAT: Duration = Duration::from_secs(1);
+/// How long a side that says nothing is not the reason why a copy stands still: what it
+/// says has a way to go, and machines are busy at times.
+pub(crate) const QUIET: Duration = Duration::from_secs(3);
 /// How often is looked, at most.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -60,8 +63,14 @@ impl Patience {
     }
 
     /// Resolves when none of `pulses` has beaten for so long, though this side was
-    /// not `busy`; how long that was. Never, where there are none.
-    pub(crate) async fn ends(&self, pulses: Vec<Pulse>, busy: impl Fn() -> bool) -> Duration {
+    /// not `busy`; how long that was. Never, where there are none. Until then `tell`
+    /// hears how long it is.
+    pub(crate) async fn ends(
+        &self,
+        pulses: Vec<Pulse>,
+        busy: impl Fn() -> bool,
+        tell: impl Fn(Duration),
+    ) -> Duration {
         let mut last = now();
         loop {
             let limit = self.get();
@@ -69,6 +78,7 @@ impl Patience {
             let heard = pulses.iter().map(|pulse| pulse.0.get()).max();
             last = if busy() || pulses.is_empty() { at } else { last.max(heard.unwrap_or(at)) };
             let silent = at.saturating_duration_since(last);
+            tell(silent);
             if silent >= limit {
                 return silent;
             }

@@ -16,7 +16,7 @@ use crate::session::{Done, Job, OPEN_FILES, Receiver, Told};
 use crate::silence::{BEAT, Patience};
 use crate::source::SessionError;
 use crate::tune::{Concurrency, Path, Progress, Tuning, follow};
-use crate::wire::{Counts, Frame, Refusal, RefusalKind, Stage, Tuned};
+use crate::wire::{Counts, Frame, Limit, Refusal, RefusalKind, Stage, Tuned};
 use futures_util::future::{Either, select, try_join_all};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Task, now, sleep, spawn};
@@ -225,7 +225,15 @@ impl Session {
         };
         let silence = async {
             let busy = || self.receiver.borrow().open() > 0;
-            SessionError::Silent(patience.ends(pulses, busy).await)
+            SessionError::Silent(
+                patience
+                    .ends(pulses, busy, |silent| {
+                        // Once all has come, the sender waits for this side.
+                        let all = self.queues.arrived.load(Relaxed);
+                        self.monitor.silent(if all { Duration::ZERO } else { silent });
+                    })
+                    .await,
+            )
         };
         let failed = select(Box::pin(streams), Box::pin(silence));
         let worked = match select(failed, work).await {
@@ -313,7 +321,7 @@ impl Session {
             let limit = (queues.gauge().fill >= 0.5).then_some(Stage::Write);
             if limit != told && self.tell {
                 told = limit;
-                self.receiver.borrow_mut().limits(limit);
+                self.receiver.borrow_mut().limits(limit.map(Limit::Stage));
                 self.frames.notify();
             }
         };
@@ -443,9 +451,9 @@ mod tests {
         let monitor = Monitor::new();
         monitor.watch(Stage::Read, || Gauge { empty: true, ..Gauge::default() });
         monitor.scanned(crate::wire::Scanned { done: true, ..Default::default() });
-        assert_eq!(monitor.limit_here(), Some(Stage::Send));
+        assert_eq!(monitor.limit_here(), Some(Limit::Stage(Stage::Send)));
         monitor.watch(Stage::Write, move || queues.gauge());
-        assert_eq!(monitor.limit_here(), Some(Stage::Write));
+        assert_eq!(monitor.limit_here(), Some(Limit::Stage(Stage::Write)));
     }
 
     #[test]

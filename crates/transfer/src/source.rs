@@ -188,11 +188,15 @@ pub(crate) async fn send(
     });
     let told = Arc::clone(&session.monitor);
     let pulses = links.iter().filter_map(|link| link.rx.pulse()).collect();
-    let result =
-        match select(pin!(session.run(links, path, ask)), pin!(patience.ends(pulses, || false))).await {
-            Either::Left((result, _)) => result,
-            Either::Right((silent, _)) => Err(SessionError::Silent(silent)),
-        };
+    let result = match select(
+        pin!(session.run(links, path, ask)),
+        pin!(patience.ends(pulses, || false, |silent| told.silent(silent))),
+    )
+    .await
+    {
+        Either::Left((result, _)) => result,
+        Either::Right((silent, _)) => Err(SessionError::Silent(silent)),
+    };
     let infos: Vec<_> = sockets.iter().filter_map(|socket| socket.info().ok()).collect();
     if !infos.is_empty() {
         told.set_sockets(TcpInfo::together(&infos));
@@ -384,7 +388,7 @@ impl Session {
             let mut frames = Vec::new();
             self.sender.borrow_mut().frames(stream, item, &mut frames);
             let bytes = frames.iter().map(Frame::weight).sum();
-            self.pace.wait(bytes).await;
+            self.monitor.paces(self.pace.wait(bytes).await);
             tx.send(frames).await?;
             self.sent.set(self.sent.get() + bytes as u64);
         }

@@ -12,7 +12,7 @@
 use crate::copy::{CopyError, Settings};
 use crate::seal::Key;
 use crate::tune::Concurrency;
-use crate::wire::show;
+use crate::wire::printable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -109,7 +109,7 @@ impl Remote {
             let program = &ssh.remote_program;
             let said = match &said[..] {
                 [] => String::new(),
-                said => format!("; in place of its address came '{}'", show(said)),
+                said => format!("; in place of its address came '{}'", printable(said)),
             };
             unreachable(format!(
                 "ssh works, but '{program} agent' does not start there; is Longhaul installed? (see \

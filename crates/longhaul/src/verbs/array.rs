@@ -5,7 +5,7 @@ mod manage;
 pub(crate) mod show;
 
 use crate::arrays::Care;
-use crate::exit::Outcome;
+use crate::exit::{NothingToDo, Outcome};
 use crate::names::{InitiatorArgs, parse_bytes};
 use crate::output::Output;
 use longhaul_array::Layout;
@@ -31,7 +31,7 @@ enum ArrayVerb {
     /// Read and compare everything, and mend what is wrong
     Scrub(Scrub),
     /// Stop an array that runs on this host
-    Stop(Named),
+    Stop(Stop),
 }
 
 #[derive(Debug, clap::Args)]
@@ -97,6 +97,14 @@ struct Named {
     array: String,
     #[command(flatten)]
     initiator: InitiatorArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct Stop {
+    #[command(flatten)]
+    nothing: NothingToDo,
+    #[command(flatten)]
+    named: Named,
 }
 
 #[derive(Debug, clap::Args)]

@@ -256,7 +256,10 @@ fn clear(path: &Path) -> Outcome {
         _ => fuse::clear(path, known.is_some())?,
     };
     if known.is_none() && !was_there {
-        return Err(Failure::new(Exit::Nothing, format!("{}: nothing is attached there", path.display())));
+        return Err(Failure::failed(format!(
+            "{}: nothing is attached there; longhaul attach --list says what is, and where",
+            path.display()
+        )));
     }
     if known.is_some() && !is_mount && users::is_mounted(path) {
         let why = "still mounted, by somebody else; umount it first";

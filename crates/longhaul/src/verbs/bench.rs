@@ -8,12 +8,13 @@ use crate::names::{Device, InitiatorArgs, parse_bytes, parse_time};
 use crate::output::{Output, save, say};
 use futures_util::future::join_all;
 use longhaul_array::{Layout, Stripe, suited_unit};
+use longhaul_bench::record::End;
 use longhaul_bench::schema::{self, Direction};
 use longhaul_bench::{BenchError, Job, JobResult, Live, OWN_THREADS_MAX, Phase, Results, Rw, Stop, Threads};
 use longhaul_block::units::{format_rate, format_size};
 use longhaul_block::{BlockDevice, DeviceInfo, IoError, signature};
 use longhaul_engine::Thread;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,8 +27,9 @@ A device is nvme+tcp://HOST/SUBNQN[?nsid=N], a path, or file:PATH, block:PATH, m
 Writing destroys what is there: a device with a signature that is known (a file system, a
 partition table, a volume, a member of an array) is refused without --force. With --json, stdout has fio's own JSON layout.
 At the end of --runtime no I/O begins any more, and what is under way is waited for: over a
-connection that is lost for up to --ctrl-loss-timeout. Ctrl-C ends a load; I/O that does
-not end within 2 s (at once, with a second Ctrl-C) is given up then, with exit code 1.
+connection that is lost for up to --ctrl-loss-timeout. Ctrl-C ends a load with
+exit code 3; I/O that does not end within 2 s (at once, with a second Ctrl-C) is given up
+then, with exit code 1.
 
 Example:
   longhaul bench nvme+tcp://dtn1/scratch --rw randread --bs 4k --iodepth 32 --runtime 10s
@@ -221,7 +223,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     }
     let devices = args.join(named.iter().map(Device::block).collect())?;
     let stop = Stop::new();
-    stop_on_interrupt(&stop)?;
+    stop_on_interrupt(&stop, output)?;
     let config = args.initiator.engine.config();
     let threads = match (granted(&named, threads), args.threads) {
         (Some((least, by)), _) => {
@@ -240,8 +242,9 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     if let Some(record) = &mut document.longhaul {
         record.conditions.0.extend(repeat::conditions(&named));
     }
-    // Whether or not that can be done, what was measured is shown.
-    let saved = args.output.as_ref().map_or(Ok(()), |path| save(path, &document));
+    let interrupted = if stop.is_set() { Err(interrupted()) } else { Ok(()) };
+    let judged = runs.results().try_for_each(judge).and(broken.map_or(Ok(()), Err)).and(interrupted);
+    let judged = saved(&mut document, args.output.as_deref(), judged);
     if output.is_json() {
         let text = serde_json::to_string_pretty(&document).map_err(Failure::failed)?;
         output.document(&text);
@@ -250,7 +253,6 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
         print_paths(&named, args.layout.is_some(), results, output);
         repeat::print(&document, output);
     }
-    let judged = saved.and(runs.results().try_for_each(judge)).and(broken.map_or(Ok(()), Err));
     judged.map_err(|failure| Failure { in_result: output.is_json(), ..failure })
 }
 
@@ -310,7 +312,31 @@ fn waits(args: &Args) -> String {
     )
 }
 
-pub(super) fn stop_on_interrupt(stop: &Stop) -> Outcome {
+/// What a load has come to that was ended before its time.
+pub(super) fn interrupted() -> Failure {
+    Failure::new(Exit::Partly, "interrupted: the result is of what was measured until then")
+}
+
+/// Says in the result how the run has ended, and writes it to a file where that is
+/// wanted. Whether or not that can be done, what was measured can be shown.
+pub(super) fn saved(document: &mut schema::Output, path: Option<&Path>, outcome: Outcome) -> Outcome {
+    end(document, &outcome);
+    let Some(path) = path else { return outcome };
+    let outcome = save(path, document).and(outcome);
+    end(document, &outcome);
+    outcome
+}
+
+fn end(document: &mut schema::Output, outcome: &Outcome) {
+    if let Some(record) = &mut document.longhaul {
+        record.end = Some(match outcome {
+            Ok(()) => End { exit: 0, message: String::new() },
+            Err(failure) => End { exit: failure.exit as u8, message: failure.message.clone() },
+        });
+    }
+}
+
+pub(super) fn stop_on_interrupt(stop: &Stop, output: Output) -> Outcome {
     let mut signals =
         signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])
             .map_err(Failure::failed)?;
@@ -322,7 +348,7 @@ pub(super) fn stop_on_interrupt(stop: &Stop) -> Outcome {
         }
         // The second one means it.
         if signals.next().is_some() {
-            std::process::exit(1);
+            output.abort(&Failure::failed("interrupted twice: what was under way is given up"));
         }
     });
     Ok(())

@@ -3,7 +3,7 @@
 mod record;
 mod show;
 
-use crate::exit::{Exit, Failure, Outcome};
+use crate::exit::{Exit, Failure, NothingToDo, Outcome};
 use crate::names::{EngineArgs, parse_bytes, parse_rate, parse_time};
 use crate::output::{Output, save};
 use clap::ValueEnum;
@@ -85,7 +85,7 @@ Makes DST what SRC is: copies what DST does not have, or has otherwise. What cou
 What need not be sent gets the mode of SRC (with --owner and -X owners and attributes too; with
 checksum its time as well). SRC and DST are directories, HOST:PATH over ssh, or lh://HOST:PORT/PATH at
 a running `longhaul agent`; with both elsewhere, data goes between them. Where nothing is to be done,
-the exit status is 8.
+the exit status is 0, or 8 with --exit-code.
 
 Example:
   longhaul sync /data/run7 lh://dtn2:7400/run7 --delete")]
@@ -105,6 +105,8 @@ pub(crate) struct SyncArgs {
     /// Change nothing, and say what would be done with which file
     #[arg(long, conflicts_with = "output")]
     dry_run: bool,
+    #[command(flatten)]
+    nothing: NothingToDo,
     #[command(flatten)]
     common: Common,
 }
@@ -384,7 +386,7 @@ pub(crate) fn sync(args: SyncArgs, output: Output) -> Outcome {
     match nothing(&summary.counts) {
         true => {
             let message = format!("nothing to do: {} is what {} is", spec.destination, spec.sources[0]);
-            Err(Failure { in_result: true, ..Failure::new(Exit::Nothing, message) })
+            args.nothing.nothing(message, output)
         }
         false => Ok(()),
     }
@@ -398,9 +400,8 @@ fn run(spec: &CopySpec, (verb, args): (&str, &Common), output: Output) -> Result
     std::thread::spawn(move || {
         if signals.forever().next().is_some() {
             // Whatever is under way can end here: it is made to be cut off.
-            output.event("error", serde_json::json!({ "exit": 1, "message": "interrupted" }));
-            output.note("longhaul: interrupted; the same command takes it up again");
-            std::process::exit(Exit::Failed as i32);
+            let message = "interrupted; the same command takes it up again";
+            output.abort(&Failure::new(Exit::Partly, message));
         }
     });
     let monitor = Arc::new(Monitor::new());

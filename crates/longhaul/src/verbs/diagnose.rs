@@ -143,7 +143,7 @@ impl Climbed {
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let stop = longhaul_bench::Stop::new();
-    super::bench::stop_on_interrupt(&stop)?;
+    super::bench::stop_on_interrupt(&stop, output)?;
     let mut ladder = Ladder::new(args, stop)?;
     tell_unread_counters(output);
     let mut climbed = Climbed::default();

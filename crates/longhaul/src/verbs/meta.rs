@@ -2,20 +2,35 @@
 
 use crate::cli::Cli;
 use crate::exit::{Failure, Outcome};
+use crate::output::Output;
 use clap::CommandFactory;
-use std::io::Write;
+use serde_json::json;
 use std::path::Path;
 
-pub(crate) fn completions(shell: clap_complete::Shell) -> Outcome {
-    let mut text = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "longhaul", &mut text);
-    std::io::stdout().write_all(&text).map_err(Failure::failed)
+pub(crate) fn completions(shell: clap_complete::Shell, output: Output) -> Outcome {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "longhaul", &mut script);
+    let script = String::from_utf8(script).map_err(Failure::failed)?;
+    output.event("summary", json!({ "shell": shell.to_string(), "script": script }));
+    if !output.is_json() {
+        output.document(script.trim_end());
+    }
+    Ok(())
 }
 
-pub(crate) fn man(dir: Option<&Path>) -> Outcome {
-    match dir {
-        Some(dir) => clap_mangen::generate_to(Cli::command(), dir)
-            .map_err(|e| Failure::failed(format!("cannot write manual pages to {}: {e}", dir.display()))),
-        None => clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout()).map_err(Failure::failed),
-    }
+pub(crate) fn man(dir: Option<&Path>, output: Output) -> Outcome {
+    let Some(dir) = dir else {
+        let mut page = Vec::new();
+        clap_mangen::Man::new(Cli::command()).render(&mut page).map_err(Failure::failed)?;
+        let page = String::from_utf8(page).map_err(Failure::failed)?;
+        output.event("summary", json!({ "page": page }));
+        if !output.is_json() {
+            output.document(page.trim_end());
+        }
+        return Ok(());
+    };
+    clap_mangen::generate_to(Cli::command(), dir)
+        .map_err(|e| Failure::failed(format!("cannot write manual pages to {}: {e}", dir.display())))?;
+    output.event("summary", json!({ "dir": dir }));
+    Ok(())
 }

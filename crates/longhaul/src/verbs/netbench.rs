@@ -2,7 +2,7 @@
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{EngineArgs, parse_bytes, parse_time};
-use crate::output::{Output, save};
+use crate::output::Output;
 use crate::verbs::emulated::{self, Link};
 use longhaul_bench::Stop;
 use longhaul_bench::net::{Measured, NetError, NetRuns, PORT, Plan, Server, ServerConfig, Way, measure};
@@ -142,7 +142,7 @@ fn ask(name: &str, args: &Args, output: Output) -> Outcome {
     };
     super::cp::raise_descriptors();
     let stop = Stop::new();
-    super::bench::stop_on_interrupt(&stop)?;
+    super::bench::stop_on_interrupt(&stop, output)?;
     let mut runs = NetRuns::new(plan.clone(), name);
     let mut broken = Ok(());
     for number in 1..=args.runs {
@@ -174,19 +174,22 @@ fn ask(name: &str, args: &Args, output: Output) -> Outcome {
         }
         let watched = watch.end();
         runs.push(measured, &watched, &link.map_or_else(Expect::default, |link| link.expect()));
+        if stop.is_set() {
+            break;
+        }
     }
     let mut document = runs.document();
     if let Some(record) = &mut document.longhaul {
         record.conditions.0.extend(emulated::words());
     }
-    // Whether or not that can be done, what was measured is shown.
-    let saved = args.output.as_ref().map_or(Ok(()), |path| save(path, &document));
+    let interrupted = if stop.is_set() { Err(super::bench::interrupted()) } else { Ok(()) };
+    let outcome = super::bench::saved(&mut document, args.output.as_deref(), broken.and(interrupted));
     if output.is_json() {
         output.document(&serde_json::to_string_pretty(&document).map_err(Failure::failed)?);
     } else {
         super::bench::repeat::print(&document, output);
     }
-    saved.and(broken).map_err(|failure| Failure { in_result: output.is_json(), ..failure })
+    outcome.map_err(|failure| Failure { in_result: output.is_json(), ..failure })
 }
 
 fn live_line(number: u16, runs: u16, now: (Duration, [u64; 2]), before: (Duration, [u64; 2])) -> String {

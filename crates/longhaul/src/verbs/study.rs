@@ -234,7 +234,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     }
     super::diagnose::tell_unread_counters(output);
     let stop = Stop::new();
-    super::bench::stop_on_interrupt(&stop)?;
+    super::bench::stop_on_interrupt(&stop, output)?;
     let (mut results, mut summaries, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
     for study in studies {
         let Some(targets) = targets(*study, &args.target, studies.len() > 1)? else {

@@ -10,7 +10,7 @@
 mod advice;
 mod saved;
 
-use crate::exit::{Exit, Failure, Outcome};
+use crate::exit::{Exit, Failure, NothingToDo, Outcome};
 use crate::output::Output;
 use advice::{Machine, Path, Setting, advise};
 use comfy_table::Table;
@@ -57,6 +57,8 @@ struct Options {
 
 #[derive(Debug, clap::Args)]
 struct Root {
+    #[command(flatten)]
+    nothing: NothingToDo,
     /// The root directory of the machine
     #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
     root: PathBuf,
@@ -101,8 +103,7 @@ fn show(options: &Options, only_different: bool, output: Output) -> Outcome {
     let shown: Vec<&Setting> = all.iter().filter(|setting| !only_different || setting.differs()).collect();
     output.event("summary", json!({ "settings": shown.iter().map(|s| event(s)).collect::<Vec<_>>() }));
     if shown.is_empty() {
-        let message = "all settings are as advised";
-        return Err(Failure { in_result: true, ..Failure::new(Exit::Nothing, message) });
+        return options.root.nothing.nothing("all settings are as advised", output);
     }
     if !output.is_json() {
         let path =
@@ -124,7 +125,8 @@ fn apply(options: &Options, output: Output) -> Outcome {
     let (machine, all) = settings(options)?;
     let different: Vec<Setting> = all.into_iter().filter(Setting::differs).collect();
     if different.is_empty() {
-        return Err(Failure::new(Exit::Nothing, "all settings are as advised: nothing is changed"));
+        output.event("summary", json!({ "changed": [], "failed": 0 }));
+        return options.root.nothing.nothing("all settings are as advised: nothing is changed", output);
     }
     let mut saved = Saved::load(&options.root.root)?;
     saved.keep(&different);
@@ -165,10 +167,9 @@ fn unchanged<'a>(
 fn restore(root: &Root, output: Output) -> Outcome {
     let mut saved = Saved::load(&root.root)?;
     if saved.settings.is_empty() {
-        return Err(Failure::new(
-            Exit::Nothing,
-            "nothing was changed by 'longhaul tune apply': nothing to put back",
-        ));
+        output.event("summary", json!({ "restored": [], "failed": 0 }));
+        let message = "nothing was changed by 'longhaul tune apply': nothing to put back";
+        return root.nothing.nothing(message, output);
     }
     let machine = Machine::at(&root.root);
     let before: Vec<Setting> =

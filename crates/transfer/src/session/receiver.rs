@@ -10,7 +10,8 @@
 
 use super::{OPEN_BYTES, OPEN_FILES, QUESTIONS, Violation};
 use crate::wire::{
-    BatchReader, Close, Content, Counts, Digest, Entry, Frame, Planned, Scanned, Stage, Trouble, Tuned, Want,
+    BatchReader, Close, Content, Counts, Digest, Entry, Frame, Limit, Op, Planned, Scanned, Trouble, Tuned,
+    Want,
 };
 use longhaul_engine::Buf;
 use std::collections::{HashMap, VecDeque};
@@ -93,7 +94,7 @@ pub enum Told {
     /// It uses another number of something.
     Tuned(Tuned),
     /// Which stage there the others wait for.
-    Limit(Option<Stage>),
+    Limit(Option<Limit>),
     /// How much there is.
     Scanned(Scanned),
 }
@@ -207,10 +208,10 @@ impl Receiver {
         tells
     }
 
-    /// Tells the other side which stage here the others wait for.
-    pub fn limits(&mut self, stage: Option<Stage>) {
+    /// Tells the other side what the rest waits for here.
+    pub fn limits(&mut self, limit: Option<Limit>) {
         if !self.settled {
-            self.frames.push_back(Frame::Limit(stage));
+            self.frames.push_back(Frame::Limit(limit));
         }
     }
 
@@ -256,7 +257,7 @@ impl Receiver {
                 self.look(close.file)?;
             }
             Frame::Trouble(trouble) => {
-                self.counts.failed += 1;
+                self.counts.failed += u64::from(trouble.op != Op::Skip);
                 return Ok(Some(Told::Trouble(trouble)));
             }
             Frame::Tuned(tuned) => return Ok(Some(Told::Tuned(tuned))),

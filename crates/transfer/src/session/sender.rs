@@ -7,8 +7,8 @@
 
 use super::{QUESTIONS, Violation};
 use crate::wire::{
-    Batch, Close, Content, Counts, Digest, Entry, Frame, Planned, Refusal, Scanned, Stage, Trouble, Tuned,
-    Want,
+    Batch, Close, Content, Counts, Digest, Entry, Frame, Limit, Op, Planned, Refusal, Scanned, Trouble,
+    Tuned, Want,
 };
 use longhaul_engine::Buf;
 use std::collections::{HashMap, HashSet};
@@ -60,7 +60,7 @@ pub enum Item {
     /// Something to know.
     Tuned(Tuned),
     /// Which stage here the others wait for.
-    Limit(Option<Stage>),
+    Limit(Option<Limit>),
     /// How much there is.
     Scanned(Scanned),
 }
@@ -80,7 +80,7 @@ pub enum Heard<T> {
     /// It uses another number of threads.
     Tuned(Tuned),
     /// Which stage there the others wait for.
-    Limit(Option<Stage>),
+    Limit(Option<Limit>),
     /// How far it is.
     Progress(Counts),
     /// How much there is, where it sends to another.
@@ -151,7 +151,8 @@ impl<T> Sender<T> {
             }
             Item::Ask { number, batch } => out.push(Frame::Ask { number, batch }),
             Item::Trouble(trouble) => {
-                self.troubles += 1;
+                // What no copy takes does not keep what is at the destination.
+                self.troubles += u64::from(trouble.op != Op::Skip);
                 out.push(Frame::Trouble(trouble));
             }
             Item::Tuned(tuned) => out.push(Frame::Tuned(tuned)),

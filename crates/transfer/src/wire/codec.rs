@@ -109,7 +109,7 @@ impl<'a> Fields<'a> {
     /// Words for people. They cannot forge lines of output, or do to a terminal what
     /// its user does not want.
     pub(crate) fn words(&mut self) -> Result<String, Malformed> {
-        Ok(super::show(self.bytes()?).into_owned())
+        Ok(super::printable(self.bytes()?).into_owned())
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -24,10 +24,14 @@ pub enum Op {
     Verify,
     /// Removing what the source does not have.
     Delete,
+    /// Leaving out a name that no copy takes: no failure. The message is the name,
+    /// as [`show`](super::show) has it.
+    Skip,
 }
 
 impl Op {
-    const ALL: [Op; 7] = [Op::Scan, Op::Read, Op::Changed, Op::Write, Op::Metadata, Op::Verify, Op::Delete];
+    const ALL: [Op; 8] =
+        [Op::Scan, Op::Read, Op::Changed, Op::Write, Op::Metadata, Op::Verify, Op::Delete, Op::Skip];
 
     /// A word for it.
     pub fn name(self) -> &'static str {
@@ -39,6 +43,7 @@ impl Op {
             Op::Metadata => "metadata",
             Op::Verify => "verify",
             Op::Delete => "delete",
+            Op::Skip => "skip",
         }
     }
 }
@@ -113,6 +118,37 @@ impl Stage {
             Stage::Read => "read",
             Stage::Send => "network",
             Stage::Write => "write",
+        }
+    }
+}
+
+/// What the rest of a copy waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// A stage of the pipeline.
+    Stage(Stage),
+    /// The rate that was asked for.
+    Rate,
+    /// The other side, which says nothing.
+    Silence,
+}
+
+impl Limit {
+    const ALL: [Limit; 6] = [
+        Limit::Stage(Stage::Scan),
+        Limit::Stage(Stage::Read),
+        Limit::Stage(Stage::Send),
+        Limit::Stage(Stage::Write),
+        Limit::Rate,
+        Limit::Silence,
+    ];
+
+    /// A word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Limit::Stage(stage) => stage.name(),
+            Limit::Rate => "bwlimit",
+            Limit::Silence => "other side",
         }
     }
 }
@@ -233,8 +269,8 @@ pub enum Frame {
     Planned(Planned),
     /// Who says this uses another number of something now.
     Tuned(Tuned),
-    /// Which stage of the side that says this the others wait for, if one.
-    Limit(Option<Stage>),
+    /// What of the side that says this the rest waits for, if anything.
+    Limit(Option<Limit>),
     /// How far the receiving side is.
     Progress(Counts),
     /// How much there is to send, as far as it is known.
@@ -406,8 +442,8 @@ impl Frame {
                 head.words(&tuned.why);
                 TUNED
             }
-            Frame::Limit(stage) => {
-                let place = stage.and_then(|stage| Stage::ALL.iter().position(|one| *one == stage));
+            Frame::Limit(limit) => {
+                let place = limit.and_then(|limit| Limit::ALL.iter().position(|one| *one == limit));
                 head.u8(place.map_or(0, |place| place as u8 + 1));
                 LIMIT
             }
@@ -476,8 +512,8 @@ impl Frame {
             LIMIT => Frame::Limit(match from.u8()? {
                 0 => None,
                 place => {
-                    let stage = Stage::ALL.get(usize::from(place) - 1);
-                    Some(*stage.ok_or(Malformed::Value("stage"))?)
+                    let limit = Limit::ALL.get(usize::from(place) - 1);
+                    Some(*limit.ok_or(Malformed::Value("limit"))?)
                 }
             }),
             PROGRESS => Frame::Progress(Counts::decode(from)?),

@@ -27,14 +27,14 @@ pub(crate) use frame::HAVE_MAX;
 pub use codec::Malformed;
 pub use entry::{Content, Digest, Entry, Kind, Time, XATTR_BYTES_MAX, XATTRS_MAX, Xattr};
 pub use frame::{
-    Action, Batch, BatchReader, Close, Counts, Frame, Header, Op, Planned, Scanned, Stage, Trouble, Tuned,
-    Want,
+    Action, Batch, BatchReader, Close, Counts, Frame, Header, Limit, Op, Planned, Scanned, Stage, Trouble,
+    Tuned, Want,
 };
 pub use hello::{
     Compare, Direction, Durability, Hash, Hello, Onward, Options, Place, Refusal, RefusalKind, Request,
     VERSION, Welcome,
 };
-pub use name::{COMPONENT_MAX, NameError, PATH_LEN_MAX, RESERVED, RelPath, show};
+pub use name::{COMPONENT_MAX, NameError, PATH_LEN_MAX, RESERVED, RelPath, printable, show};
 
 /// Bytes of a frame's header.
 pub const HEADER_LEN: usize = 8;

@@ -103,12 +103,40 @@ impl RelPath {
 }
 
 /// A name for people: what is not printable is escaped, so that a name cannot
-/// forge a line of output.
+/// forge a line of output, and the backslash too, so that two names that differ
+/// print differently.
 pub fn show(bytes: &[u8]) -> Cow<'_, str> {
+    let is_plain = |b: &u8| (b' '..=b'~').contains(b) && *b != b'\\';
+    match std::str::from_utf8(bytes) {
+        Ok(text) if bytes.iter().all(is_plain) => Cow::Borrowed(text),
+        _ => Cow::Owned(escape(bytes, true)),
+    }
+}
+
+/// A sentence of a peer for people: control characters and invalid UTF-8 are
+/// escaped. Names in it are escaped already, so backslashes stay as they are.
+pub fn printable(bytes: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(char::is_control) => Cow::Borrowed(text),
-        _ => Cow::Owned(bytes.escape_ascii().to_string()),
+        _ => Cow::Owned(escape(bytes, false)),
     }
+}
+
+fn escape(bytes: &[u8], backslash: bool) -> String {
+    let mut shown = String::with_capacity(bytes.len() + 8);
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c {
+                '\\' if backslash => shown.push_str("\\\\"),
+                '\\' | '\'' | '"' => shown.push(c),
+                c if c.is_ascii() => shown.extend((c as u8).escape_ascii().map(char::from)),
+                // An accent that follows a letter is printable, and alone it is not.
+                c => shown.extend(['a', c].iter().collect::<String>().escape_debug().skip(1)),
+            }
+        }
+        shown.extend(chunk.invalid().escape_ascii().map(char::from));
+    }
+    shown
 }
 
 impl fmt::Display for RelPath {
@@ -147,5 +175,14 @@ mod tests {
         assert_eq!((path.split(), path.split_first()), ((&b"a/b"[..], &b"c"[..]), (&b"a"[..], &b"b/c"[..])));
         assert_eq!(RelPath::root().join(b"a").expect("good").as_bytes(), b"a");
         assert_eq!(show(b"a\nb\xff"), "a\\nb\\xff");
+        assert_eq!(show(b"it's \"a\" b"), "it's \"a\" b");
+        assert_eq!(
+            (show("sp\u{e4}ter".as_bytes()), show("e\u{301}".as_bytes())),
+            ("sp\u{e4}ter".into(), "e\u{301}".into())
+        );
+        let alike: [&[u8]; 6] = [b"a\nb", b"a\\nb", b"a\\\nb", b"\xff", b"\\xff", "a\u{200b}nb".as_bytes()];
+        let shown: std::collections::HashSet<_> = alike.iter().map(|name| show(name)).collect();
+        assert_eq!(shown.len(), alike.len(), "names that differ print differently: {shown:?}");
+        assert_eq!(printable(b"a\\nb\x1b[2J"), "a\\nb\\x1b[2J", "a name in it was escaped before");
     }
 }

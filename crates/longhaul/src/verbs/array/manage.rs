@@ -1,7 +1,7 @@
 //! What is asked of an array: of whoever runs it on this host, or else of one
 //! that is run for the purpose.
 
-use super::{AddSpare, Named, Replace, Scrub, show};
+use super::{AddSpare, Named, Replace, Scrub, Stop, show};
 use crate::arrays::{Client, Record, Reply, Request, Running, look};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{InitiatorArgs, Opener};
@@ -178,14 +178,22 @@ pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
     Err(Failure { in_result: true, ..Failure::new(exit, why) })
 }
 
-pub(super) fn stop(args: &Named, output: Output) -> Outcome {
-    let name = args.array.strip_prefix(crate::arrays::SCHEME).unwrap_or(&args.array);
+pub(super) fn stop(args: &Stop, output: Output) -> Outcome {
+    let name = args.named.array.strip_prefix(crate::arrays::SCHEME).unwrap_or(&args.named.array);
     let record = Record::find(name)?;
+    let summary = |ran: bool| {
+        let uuid = record.uuid.to_string();
+        output.event("summary", json!({ "uuid": uuid, "name": record.name, "ran": ran }));
+    };
     match Client::ask(record.uuid, &Request::Stop) {
-        None => Err(Failure::new(Exit::Nothing, format!("array {} does not run on this host", record.name))),
+        None => {
+            summary(false);
+            let message = format!("nothing to do: array {} does not run on this host", record.name);
+            args.nothing.nothing(message, output)
+        }
         Some(reply) => {
             reply?;
-            output.event("summary", json!({ "uuid": record.uuid.to_string(), "name": record.name }));
+            summary(true);
             output.note(format_args!("array {} is stopped", record.name));
             Ok(())
         }

@@ -22,22 +22,42 @@ pub(super) fn run(a: &Path, b: &Path, output: Output) -> Outcome {
     let comparison = compare(&Document::load(a)?, &Document::load(b)?);
     if comparison.cells.is_empty() {
         let message = format!("{} and {} have no number of the same name and unit", a.display(), b.display());
-        return Err(Failure::new(Exit::Nothing, message));
+        return Err(Failure::failed(message));
     }
     output.event("summary", event(&comparison));
     if !output.is_json() {
         print(&comparison, output);
     }
-    let void = comparison.cells.iter().filter(|cell| matches!(cell.verdict, Verdict::Void(_))).count();
-    match void {
-        0 => Ok(()),
-        void => {
-            let all = comparison.cells.len();
-            let message =
-                format!("{void} of {all} numbers cannot be compared: they do not count, as said above");
-            Err(Failure { in_result: true, ..Failure::new(Exit::Partly, message) })
-        }
+    judge(&comparison).map_err(|failure| Failure { in_result: true, ..failure })
+}
+
+/// What the comparison comes to: a number that is worse is a failure, and one of which
+/// nothing can be said leaves the comparison in part undone.
+fn judge(comparison: &Comparison) -> Outcome {
+    let all = comparison.cells.len();
+    let names = |is: fn(&Verdict) -> bool| -> Vec<&str> {
+        let found = comparison.cells.iter().filter(|cell| is(&cell.verdict));
+        found.map(|cell| cell.name.as_str()).collect()
+    };
+    let worse = names(|verdict| *verdict == Verdict::Worse);
+    if !worse.is_empty() {
+        let message = format!("{} of {all} numbers are worse: {}", worse.len(), worse.join(", "));
+        return Err(Failure::failed(message));
     }
+    let void = names(|verdict| matches!(verdict, Verdict::Void(_) | Verdict::NoRatio));
+    if !void.is_empty() {
+        let void = void.len();
+        let message = format!("{void} of {all} numbers cannot be compared: they do not count, as said above");
+        return Err(Failure::new(Exit::Partly, message));
+    }
+    let unknown = names(|verdict| *verdict == Verdict::Unknown).len();
+    if unknown > 0 {
+        let message = format!(
+            "{unknown} of {all} numbers cannot be judged: each result needs two runs at least (--runs 3 or more)"
+        );
+        return Err(Failure::new(Exit::Partly, message));
+    }
+    Ok(())
 }
 
 fn word(verdict: &Verdict) -> &'static str {
@@ -62,8 +82,14 @@ fn event(comparison: &Comparison) -> Value {
             "b": { "mean": cell.b.mean, "deviation": cell.b.deviation, "runs": cell.b.n },
         })
     };
+    let verdict = match judge(comparison) {
+        Err(failure) if failure.exit == Exit::Failed => "worse",
+        Err(_) => "unknown",
+        Ok(()) if comparison.cells.iter().any(|cell| cell.verdict == Verdict::Better) => "better",
+        Ok(()) => "same",
+    };
     json!({
-        "numbers": comparison.cells.iter().map(number).collect::<Vec<_>>(),
+        "verdict": verdict, "numbers": comparison.cells.iter().map(number).collect::<Vec<_>>(),
         "only_a": comparison.only_a, "only_b": comparison.only_b, "differences": comparison.differences,
     })
 }

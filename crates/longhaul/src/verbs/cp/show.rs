@@ -4,7 +4,7 @@ use crate::output::Output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use longhaul_block::units::format_size;
 use longhaul_transfer::host;
-use longhaul_transfer::wire::{Action, Counts, Op, Tuned};
+use longhaul_transfer::wire::{Action, Counts, Limit, Op, Tuned};
 use longhaul_transfer::{Chosen, CopySpec, Endpoint, FILE_WORK, Monitor, Note, Snapshot, Stage, Summary};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -93,6 +93,12 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles 
         let end = stopped.recv_timeout(LIVE) != Err(RecvTimeoutError::Timeout);
         looks.look();
         for trouble in monitor.take_troubles() {
+            if trouble.op == Op::Skip {
+                let (path, why) = (&trouble.message, "the names of unfinished copies begin so");
+                bar.suspend(|| output.note(format_args!("longhaul: {path}: left out: {why}")));
+                output.event("skipped", json!({ "path": path, "message": why }));
+                continue;
+            }
             troubles.mismatch += u64::from(trouble.op == Op::Verify);
             let (path, op) = (trouble.path.to_string(), trouble.op.name());
             bar.suspend(|| output.note(format_args!("longhaul: {path}: {} ({op})", trouble.message)));
@@ -181,6 +187,15 @@ fn rate(bytes: u64, time: Duration) -> f64 {
     bytes as f64 * 8.0 / time.as_secs_f64().max(1e-9)
 }
 
+/// What the rest waits for, for people.
+fn limit(now: &Snapshot) -> Option<String> {
+    Some(match now.limit? {
+        Limit::Stage(stage) => stage.name().to_owned(),
+        Limit::Rate => "--bwlimit".to_owned(),
+        Limit::Silence => format!("the other side (silent for {} s)", now.silent.as_secs()),
+    })
+}
+
 fn line(now: &Snapshot, rate_now: f64, elapsed: Duration) -> String {
     let counts = now.counts;
     let mean = rate(counts.bytes, elapsed);
@@ -188,7 +203,7 @@ fn line(now: &Snapshot, rate_now: f64, elapsed: Duration) -> String {
     let files = of((counts.files + counts.same).to_string(), now.scanned_files.to_string());
     let bytes = of(format_size(counts.bytes + counts.skipped), format_size(now.scanned_bytes));
     let eta = eta(now, elapsed).map(|eta| format!(" ETA {eta:.0} s")).unwrap_or_default();
-    let limit = now.limit.map(|stage| format!(" limit: {}", stage.name())).unwrap_or_default();
+    let limit = limit(now).map(|limit| format!(" limit: {limit}")).unwrap_or_default();
     let (rate, mean) = (rate_now / 1e9, mean / 1e9);
     format!("{files} files {bytes} {rate:.3} Gb/s (mean {mean:.3}){eta}{limit}")
 }
@@ -212,7 +227,7 @@ fn event(now: &Snapshot, rate_now: f64, elapsed: Duration) -> Value {
         "failed": counts.failed, "metadata": counts.metadata, "bytes_skipped": counts.skipped,
         "eta_seconds": eta(now, elapsed), "bits_per_second": rate_now, "bits_per_second_mean": rate(counts.bytes, elapsed),
         "files_found": now.scanned_files, "bytes_found": now.scanned_bytes, "scan_done": now.scan_done,
-        "limit": now.limit.map(|stage| stage.name()),
+        "limit": now.limit.map(Limit::name), "silent_seconds": now.silent.as_secs_f64(),
     })
 }
 

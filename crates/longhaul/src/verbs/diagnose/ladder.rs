@@ -439,8 +439,7 @@ impl Ladder {
                 return Err(Failure::new(Exit::TimedOut, why));
             }
         };
-        // Where there is nothing to copy, that is said as well.
-        if status.success() || status.code() == Some(Exit::Nothing as i32) {
+        if status.success() {
             return Ok(out);
         }
         let code = status.code().and_then(|code| u64::try_from(code).ok());

@@ -8,7 +8,7 @@
 
 use super::Found;
 use crate::again::{program, reason};
-use crate::exit::{Exit, Failure};
+use crate::exit::Failure;
 use crate::verbs::emulated::between;
 use longhaul_bench::record::{Cpu, Run, Validity};
 use longhaul_bench::schema;
@@ -192,8 +192,7 @@ impl Rig {
     /// The same, if it succeeds; and its standard output.
     pub(super) fn finish(&self, command: &mut Command) -> Result<Vec<u8>, Failure> {
         let ran = self.run(command)?;
-        // Where there is nothing to copy, that is said as well.
-        match ran.status.success() || ran.status.code() == Some(Exit::Nothing as i32) {
+        match ran.status.success() {
             true => Ok(ran.stdout),
             false => Err(Failure::failed(reason(&ran.stderr))),
         }
