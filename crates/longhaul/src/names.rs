@@ -42,8 +42,8 @@ impl From<Error> for Failure {
 pub(crate) enum Source {
     /// A back end of this machine.
     Backend(BackendSpec),
-    /// An array, by name or UUID.
-    Array(String),
+    /// What is opened by its name: an array, or a namespace of another target, by URI.
+    Named(String),
 }
 
 /// `NAME=BACKEND[,option…]`: a namespace to export.
@@ -92,12 +92,14 @@ impl FromStr for Export {
             }
         }
         let backend = backend.join(",");
-        let source = match backend.strip_prefix(arrays::SCHEME) {
-            Some(array) if array.contains(',') => {
-                return Err("an array takes no options here but uuid=, nqn=, allow-host= and create".into());
+        let named = [arrays::SCHEME, SCHEME].iter().any(|scheme| backend.starts_with(scheme));
+        let source = match named {
+            true if backend.contains(',') => {
+                let taken = "uuid=, nqn=, allow-host= and create";
+                return Err(format!("an array or a remote namespace takes no options here but {taken}"));
             }
-            Some(array) => Source::Array(array.to_owned()),
-            None => Source::Backend(BackendSpec::parse(&backend).map_err(|e| e.to_string())?),
+            true => Source::Named(backend),
+            false => Source::Backend(BackendSpec::parse(&backend).map_err(|e| e.to_string())?),
         };
         Ok(Export { name: name.to_owned(), source, nqn, uuid, create, allow_hosts })
     }
@@ -109,7 +111,7 @@ impl Export {
         let named = |e: &dyn std::fmt::Display| format!("{}: {e}", self.name);
         match &self.source {
             Source::Backend(spec) => spec.open().map(Device::Local).map_err(|e| Failure::failed(named(&e))),
-            Source::Array(array) => opener.open(&format!("{}{array}", arrays::SCHEME)).map_err(|failure| {
+            Source::Named(device) => opener.open(device).map_err(|failure| {
                 let message = named(&failure.message);
                 Failure { message, ..failure }
             }),
@@ -134,7 +136,7 @@ impl Export {
                 Backend::File { path, .. } | Backend::Block { path } => Some(path),
                 Backend::Mem { .. } | Backend::Null { .. } => None,
             },
-            Source::Array(_) => None,
+            Source::Named(_) => None,
         }
     }
 
@@ -304,6 +306,11 @@ impl Opener {
     /// With the engine that was asked for, and else as usual.
     pub(crate) fn new(engine: longhaul_engine::Config) -> Opener {
         Opener { options: Options { engine, ..Options::default() }, threads: 1 }
+    }
+
+    /// For so many threads that use a device at the same time.
+    pub(crate) fn for_threads(self, threads: usize) -> Opener {
+        Opener { threads: u16::try_from(threads).unwrap_or(u16::MAX), ..self }
     }
 
     /// The engine of threads that use the devices.

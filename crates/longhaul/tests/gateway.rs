@@ -63,3 +63,39 @@ fn a_flush_of_an_exported_stripe_fails_once_after_a_member_lost_its_cache() {
     gateway.stop();
     drop((back, kept));
 }
+
+/// A namespace is passed on: content, flush and identity are those of the far one, and a loss
+/// there is an error of the next flush here.
+#[test]
+fn a_remote_namespace_is_passed_on() {
+    let bed = Bed(tempfile::tempdir().expect("a directory"));
+    let export = format!("far=file:{},size=16MiB", text(&bed.path("far")));
+    let far = bed.target(&export, "127.0.0.1:0");
+    let gateway = bed.target(&format!("near={}", far.uri(0)), "127.0.0.1:0");
+    assert_eq!(gateway.ready["exports"][0]["uuid"], far.ready["exports"][0]["uuid"]);
+    let open = |target: &Target| {
+        Blocking::open(longhaul_initiator::open(&target.uri(0)).expect("connected")).expect("opened")
+    };
+    let (near, direct) = (open(&gateway), open(&far));
+    near.write_at(&vec![7; 1 << 20], 4096).expect("written");
+    near.flush().expect("durable");
+    let mut read = vec![0; 1 << 20];
+    direct.read_at(&mut read, 4096).expect("read");
+    assert!(read.iter().all(|byte| *byte == 7), "what was written is there");
+    direct.write_at(&vec![8; 4096], 0).expect("written");
+    near.read_at(&mut read[..4096], 0).expect("read");
+    assert!(read[..4096].iter().all(|byte| *byte == 8), "nothing is kept on the way");
+
+    near.write_at(&vec![9; 4096], 0).expect("written");
+    let addr = far.addr();
+    kill_and_wait(&far.child.id().to_string());
+    drop((far, direct));
+    let back = bed.target(&export, &addr);
+    near.flush().expect_err("the far target may have lost what was acknowledged");
+    near.flush().expect("it was told");
+    drop(near);
+    gateway.stop();
+    drop(back);
+    let refused = finish(command(&["target", "--export", "x=nvme+tcp://h/n,ro"]).spawn().expect("started"));
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+}

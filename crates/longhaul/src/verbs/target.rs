@@ -23,6 +23,7 @@ Back ends:
   mem:SIZE                 memory
   null:SIZE                reads zeroes, forgets writes
   array:NAME               an array that is known on this host (longhaul array)
+  nvme+tcp://HOST/SUBNQN   a namespace of another target, passed on
 Options after a back end: ro, block=512|4096, delay=TIME, rate=RATE, error=SHARE, uuid=UUID, nqn=NQN,
 create (serve what is there as a new disk, whatever was served from there before).
 The same NAME again adds a namespace to the same subsystem.
@@ -136,8 +137,9 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(Failure::failed)?;
     // Devices first: nobody is to find a target without its exports. Arrays
     // among them are stopped when nobody reaches them any more.
-    let mut opener = Opener::new(args.engine.config());
-    // To the members of an array it is an initiator itself.
+    let threads = args.threads.unwrap_or(Config::default().threads);
+    let mut opener = Opener::new(args.engine.config()).for_threads(threads);
+    // To other targets it is an initiator itself.
     opener.options.congestion.clone_from(&args.congestion);
     let exports = open(&args.export, &opener)?;
     let target = {
