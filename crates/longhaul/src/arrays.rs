@@ -1,17 +1,20 @@
 //! Arrays as devices: where their members are, and who runs them.
 //!
 //! Members know what they are, but not where: a *record* of each array that
-//! was made or assembled on this host says that. Whoever runs an array (a
+//! was made or assembled on this host says that, in the *registry* of the user
+//! that did it; root has that of the user that called `sudo` as well. Whoever runs an array (a
 //! target, a load) answers questions on a socket, so that `array status` and
 //! the like reach it.
 
 mod control;
 mod kept;
 mod record;
+mod registry;
 mod running;
 
 pub(crate) use control::{Client, Reply, Request};
 pub(crate) use record::{Care, Record};
+pub(crate) use registry::Registry;
 pub(crate) use running::{Running, labels, look, open_members};
 
 use crate::exit::{Exit, Failure};

@@ -14,6 +14,7 @@ mod output;
 mod runtime;
 mod served;
 mod state;
+mod user;
 mod verbs;
 
 use cli::{Cli, Verb};

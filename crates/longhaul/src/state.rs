@@ -1,6 +1,7 @@
 //! What this installation remembers: its state directory, and its own identity.
 
 use crate::exit::Failure;
+use crate::user::User;
 use longhaul_block::medium::Hardware;
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -8,16 +9,28 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use uuid::Uuid;
 
-/// Below the state directory of a person.
+/// Below the state directory of a user.
 const BELOW: &str = "longhaul";
-/// Where there is no home directory.
-const SYSTEM: &str = "/var/lib/longhaul";
+/// State directories, below the home directory of a user.
+const HOMES: &str = ".local/state";
+/// The machine's: root's, and of users without a home directory.
+pub(crate) const SYSTEM: &str = "/var/lib/longhaul";
 
-/// The directory of this installation's state; it need not exist.
+/// The directory of this installation's state; it need not exist. Root's is the machine's,
+/// so that a service, which has no `HOME`, a login and `sudo`, which may leave the `HOME` of
+/// another user, have the same.
 pub(crate) fn directory() -> PathBuf {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
+    let is_root = rustix::process::getuid().is_root();
+    let home = || absolute("HOME").filter(|_| !is_root).map(|home| home.join(HOMES));
+    let state = absolute("XDG_STATE_HOME").or_else(home);
     state.map_or_else(|| SYSTEM.into(), |state| state.join(BELOW))
+}
+
+/// That of another user, unless that user's processes have a variable that says otherwise.
+/// `None` where the user has no home directory.
+pub(crate) fn directory_of(user: &User) -> Option<PathBuf> {
+    Some(user.home()?.join(HOMES).join(BELOW))
 }
 
 /// Replaces a file as a whole, durably; its directory is made.

@@ -354,7 +354,11 @@ fn what_makes_no_array_is_refused() {
     let taken = ["array", "create", "y", "--layout", "mirror", "--device", &a, "--device", &b];
     fails(&taken, 6, "is a member of array x");
     assert_eq!(home.run(&[&taken[..], &["--force"]].concat()).code, Some(0));
-    fails(&["array", "status", "nobody"], 2, "no array nobody is known on this host (known: x, y)");
+    fails(
+        &["array", "status", "nobody"],
+        2,
+        "no array nobody is known to this user on this host (known: x, y)",
+    );
     // A second array of that name is none, also by force; the same one anew is.
     let [c, d] = ["c", "d"].map(|name| home.files(&[name]).remove(0));
     let second = ["array", "create", "y", "--layout", "mirror", "--device", &c, "--device", &d, "--force"];

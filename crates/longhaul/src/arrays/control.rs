@@ -1,10 +1,11 @@
 //! Asking whoever runs an array.
 //!
 //! One request a connection, a line of JSON; the answer is a line of JSON:
-//! `{"ok":…}` or `{"error":{"exit":…,"message":…}}`. The socket is the
-//! person's own: its directory lets nobody else in.
+//! `{"ok":…}` or `{"error":{"exit":…,"message":…}}`. The socket belongs to the
+//! user whose registry has the array: its directory lets no other user in.
 
 use super::record::Record;
+use super::registry::Registry;
 use crate::exit::{Exit, Failure};
 use crate::names::Opener;
 use crate::runtime;
@@ -19,7 +20,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
-use uuid::Uuid;
 
 /// Longest request in bytes: a device name and some flags.
 const REQUEST_MAX: u64 = 64 << 10;
@@ -121,24 +121,25 @@ impl Request {
     }
 }
 
-fn socket(array: Uuid) -> PathBuf {
-    runtime::directory().join(format!("array-{}.sock", array.simple()))
-}
-
 /// Answers requests for one array.
 pub(crate) struct Server {
     path: PathBuf,
+    registry: Registry,
 }
 
 impl Server {
     pub(crate) fn start(record: Record, array: Arc<ArrayDevice>, opener: Opener) -> Result<Server, Failure> {
-        runtime::make()?;
-        let path = socket(record.uuid);
+        let registry = record.registry;
+        let path = registry.socket(record.uuid);
         let wrong = |e: std::io::Error| Failure::failed(format!("{}: {e}", path.display()));
-        // One that is left over from a crash: the array's own fence says that
-        // nobody else runs it.
-        let _ = std::fs::remove_file(&path);
-        let listener = UnixListener::bind(&path).map_err(wrong)?;
+        let listen = || {
+            runtime::make_at(registry.runtime())?;
+            // One that is left over from a crash: the array's own fence says that
+            // no other process runs it.
+            let _ = std::fs::remove_file(&path);
+            UnixListener::bind(&path).map_err(wrong)
+        };
+        let listener = registry.with_rights(listen).map_err(wrong)??;
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 // A thread each: a scrub takes hours, and a status does not wait.
@@ -150,13 +151,13 @@ impl Server {
                 });
             }
         });
-        Ok(Server { path })
+        Ok(Server { path, registry })
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        let _ = self.registry.with_rights(|| std::fs::remove_file(&self.path));
     }
 }
 
@@ -191,9 +192,9 @@ const ANSWERS: Duration = Duration::from_secs(10);
 impl Client {
     /// The answer, or nothing if no process runs the array here. One that does not
     /// answer ([`ANSWERS`]) gives [`Exit::TimedOut`].
-    pub(crate) fn ask(array: Uuid, request: &Request) -> Option<Reply> {
-        let path = socket(array);
-        let stream = match connect(&path) {
+    pub(crate) fn ask(array: &Record, request: &Request) -> Option<Reply> {
+        let path = array.registry.socket(array.uuid);
+        let stream = match connect(&path, &array.registry) {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return None,
             Err(e) if e.kind() == ErrorKind::TimedOut => return Some(Err(silent(&path))),
             Err(e) => return Some(Err(Failure::failed(format!("{}: {e}", path.display())))),
@@ -202,7 +203,7 @@ impl Client {
         Some(Client::exchange(array, &path, &stream, request))
     }
 
-    fn exchange(array: Uuid, path: &Path, mut stream: &UnixStream, request: &Request) -> Reply {
+    fn exchange(array: &Record, path: &Path, mut stream: &UnixStream, request: &Request) -> Reply {
         stream.set_read_timeout(Some(ANSWERS)).map_err(Failure::failed)?;
         stream.set_write_timeout(Some(ANSWERS)).map_err(Failure::failed)?;
         writeln!(stream, "{}", request.to_json()).map_err(Failure::failed)?;
@@ -234,10 +235,13 @@ impl Client {
 
 /// Connects, for as long as [`ANSWERS`]: a process that is stopped accepts nothing,
 /// and the queue of its socket fills.
-fn connect(path: &Path) -> std::io::Result<UnixStream> {
+fn connect(path: &Path, registry: &Registry) -> std::io::Result<UnixStream> {
     let (done, connected) = channel();
-    let path = path.to_owned();
-    std::thread::spawn(move || drop(done.send(UnixStream::connect(path))));
+    let (path, registry) = (path.to_owned(), registry.clone());
+    std::thread::spawn(move || {
+        let stream = registry.with_rights(|| UnixStream::connect(path)).and_then(|stream| stream);
+        drop(done.send(stream));
+    });
     connected.recv_timeout(ANSWERS).unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
 }
 

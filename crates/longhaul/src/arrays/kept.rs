@@ -6,7 +6,8 @@
 //! - a file that cannot be read or written stops no array: members and witness
 //!   decide, and this is a second line. It is told once.
 
-use super::record::directory;
+use super::record::Record;
+use super::registry::Registry;
 use longhaul_array::{Known, Memory};
 use longhaul_engine::blocking;
 use serde_json::{Value, json};
@@ -17,28 +18,29 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use uuid::Uuid;
 
 /// Where that is kept of an array.
-pub(super) fn path(array: Uuid) -> PathBuf {
-    directory().join(format!("{array}.known"))
+pub(super) fn path(array: &Record) -> PathBuf {
+    array.registry.directory().join(format!("{}.known", array.uuid))
 }
 
 /// What is kept of one array.
 pub(crate) struct Kept {
     path: PathBuf,
+    registry: Registry,
     told: Arc<AtomicBool>,
 }
 
 impl Kept {
-    pub(crate) fn of(array: Uuid) -> Kept {
-        Kept { path: path(array), told: Arc::default() }
+    pub(crate) fn of(array: &Record) -> Kept {
+        Kept { path: path(array), registry: array.registry.clone(), told: Arc::default() }
     }
 }
 
 impl Memory for Kept {
     fn recall(&self) -> Option<Known> {
-        let text = match std::fs::read_to_string(&self.path) {
+        let read = self.registry.with_rights(|| std::fs::read_to_string(&self.path)).and_then(|read| read);
+        let text = match read {
             Ok(text) => text,
             Err(e) if e.kind() == ErrorKind::NotFound => return None,
             Err(e) => {
@@ -54,9 +56,9 @@ impl Memory for Kept {
     }
 
     fn keep(&self, known: Known) -> Pin<Box<dyn Future<Output = ()>>> {
-        let (path, told) = (self.path.clone(), Arc::clone(&self.told));
+        let (path, registry, told) = (self.path.clone(), self.registry.clone(), Arc::clone(&self.told));
         Box::pin(blocking(move || {
-            if let Err(e) = write(&path, &known)
+            if let Err(e) = registry.with_rights(|| write(&path, &known)).and_then(|written| written)
                 && !told.swap(true, Ordering::Relaxed)
             {
                 tracing::warn!("{}: cannot record what is known of the array: {e}", path.display());
@@ -95,12 +97,13 @@ fn parse(text: &str) -> Option<Known> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use uuid::Uuid;
 
     #[test]
     fn what_is_known_is_read_back_and_what_is_damaged_is_passed_over() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("below").join("a.known");
-        let kept = Kept { path: path.clone(), told: Arc::default() };
+        let kept = Kept { path: path.clone(), registry: Registry::own(), told: Arc::default() };
         assert_eq!(kept.recall(), None);
         let known = Known {
             generation: 7,

@@ -1,15 +1,14 @@
 //! Where the members of this host's arrays are.
 
+use super::registry::Registry;
 use crate::exit::Failure;
 use crate::names::{parse_bytes, parse_time};
+use crate::user::User;
 use longhaul_array::Options;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uuid::Uuid;
-
-/// Where records are, below the state directory.
-const BELOW: &str = "arrays";
 
 /// An array, and the devices that may be its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +18,8 @@ pub(crate) struct Record {
     /// As a person names them.
     pub(crate) devices: Vec<String>,
     pub(crate) care: Care,
+    /// Where this is kept.
+    pub(crate) registry: Registry,
 }
 
 /// How a person wants an array to be looked after.
@@ -75,53 +76,60 @@ impl Care {
     }
 }
 
-pub(super) fn directory() -> PathBuf {
-    crate::state::directory().join(BELOW)
-}
-
 impl Record {
     /// Finds the record that `name` (a name or a UUID) means.
     pub(crate) fn find(name: &str) -> Result<Record, Failure> {
         let all = Record::all()?;
         let uuid = name.parse::<Uuid>().ok();
-        let mut found = all.iter().filter(|record| record.name == name || Some(record.uuid) == uuid);
+        let is_it = |record: &&Record| record.name == name || Some(record.uuid) == uuid;
+        let mut found = all.iter().filter(is_it);
         match (found.next(), found.next()) {
             (Some(record), None) => Ok(record.clone()),
             (Some(a), Some(b)) => Err(Failure::usage(format!(
                 "arrays {} and {} are both called {name}: use the UUID",
                 a.uuid, b.uuid
             ))),
-            (None, _) => {
-                let known: Vec<&str> = all.iter().map(|record| record.name.as_str()).collect();
-                let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-                Err(Failure::usage(format!(
-                    "no array {name} is known on this host (known: {known}): \
-                     longhaul array assemble --device … makes it known"
-                )))
-            }
+            (None, _) => Err(unknown(name, &all, is_it)),
         }
     }
 
-    /// All records, by name.
+    /// All records that can be named, by name. Of an array that is in two registries it is
+    /// the one in one's own.
     pub(crate) fn all() -> Result<Vec<Record>, Failure> {
-        let directory = directory();
-        let entries = match std::fs::read_dir(&directory) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(|e| wrong(&directory, e))?,
-        };
-        let mut all = Vec::new();
-        for entry in entries {
-            let path = entry.map_err(|e| wrong(&directory, e))?.path();
-            if path.extension().is_some_and(|ext| ext == "json") {
-                let text = std::fs::read_to_string(&path).map_err(|e| wrong(&path, e))?;
-                all.push(Record::parse(&text).ok_or_else(|| wrong(&path, "not a record of an array"))?);
+        let mut all: Vec<Record> = Vec::new();
+        for registry in Registry::all() {
+            for record in Record::all_in(&registry)? {
+                if !all.iter().any(|known| known.uuid == record.uuid) {
+                    all.push(record);
+                }
             }
         }
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
     }
 
-    fn parse(text: &str) -> Option<Record> {
+    fn all_in(registry: &Registry) -> Result<Vec<Record>, Failure> {
+        let directory = registry.directory();
+        let read = || {
+            let entries = match std::fs::read_dir(directory) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+                entries => entries.map_err(|e| wrong(directory, e))?,
+            };
+            let mut all = Vec::new();
+            for entry in entries {
+                let path = entry.map_err(|e| wrong(directory, e))?.path();
+                if path.extension().is_some_and(|ext| ext == "json") {
+                    let text = std::fs::read_to_string(&path).map_err(|e| wrong(&path, e))?;
+                    let record = Record::parse(&text, registry);
+                    all.push(record.ok_or_else(|| wrong(&path, "not a record of an array"))?);
+                }
+            }
+            Ok(all)
+        };
+        registry.with_rights(read).map_err(|e| wrong(directory, e))?
+    }
+
+    fn parse(text: &str, registry: &Registry) -> Option<Record> {
         let value: Value = serde_json::from_str(text).ok()?;
         let devices = value["devices"].as_array()?.iter().map(|name| name.as_str().map(str::to_owned));
         Some(Record {
@@ -129,13 +137,13 @@ impl Record {
             name: value["name"].as_str()?.to_owned(),
             devices: devices.collect::<Option<_>>()?,
             care: Care::parse(&value),
+            registry: registry.clone(),
         })
     }
 
     /// Keeps it; an earlier one of the same array is replaced as a whole.
     pub(crate) fn save(&self) -> Result<(), Failure> {
-        let directory = directory();
-        std::fs::create_dir_all(&directory).map_err(|e| wrong(&directory, e))?;
+        let directory = self.registry.directory();
         let text = json!({
             "uuid": self.uuid.to_string(), "name": self.name, "devices": self.devices,
             "rebuild_rate": self.care.rebuild_rate, "scrub_rate": self.care.scrub_rate,
@@ -143,17 +151,28 @@ impl Record {
             "spare_grace": self.care.spare_grace.map(|time| time.as_secs_f64()),
             "hedge": self.care.hedge, "journal_all": self.care.journal_all,
         });
-        let path = directory.join(format!("{}.json", self.uuid));
-        let new = directory.join(format!("{}.new", self.uuid));
-        std::fs::write(&new, format!("{text:#}\n")).map_err(|e| wrong(&new, e))?;
-        std::fs::rename(&new, &path).map_err(|e| wrong(&path, e))
+        let (path, new) = (self.path(), directory.join(format!("{}.new", self.uuid)));
+        let write = || {
+            std::fs::create_dir_all(directory).map_err(|e| wrong(directory, e))?;
+            std::fs::write(&new, format!("{text:#}\n")).map_err(|e| wrong(&new, e))?;
+            std::fs::rename(&new, &path).map_err(|e| wrong(&path, e))
+        };
+        self.registry.with_rights(write).map_err(|e| wrong(directory, e))?
     }
 
     /// The array is no more.
     pub(crate) fn forget(&self) -> Result<(), Failure> {
-        let _ = std::fs::remove_file(super::kept::path(self.uuid));
-        let path = directory().join(format!("{}.json", self.uuid));
-        std::fs::remove_file(&path).map_err(|e| wrong(&path, e))
+        let (path, known) = (self.path(), super::kept::path(self));
+        let remove = || {
+            let _ = std::fs::remove_file(known);
+            std::fs::remove_file(&path)
+        };
+        let removed = self.registry.with_rights(remove).and_then(|removed| removed);
+        removed.map_err(|e| wrong(&path, e))
+    }
+
+    fn path(&self) -> PathBuf {
+        self.registry.directory().join(format!("{}.json", self.uuid))
     }
 
     /// Adds a device, if it is not there yet.
@@ -162,6 +181,25 @@ impl Record {
             self.devices.push(device.to_owned());
         }
     }
+}
+
+/// No array of this name can be named: where it may be instead.
+fn unknown(name: &str, all: &[Record], is_it: impl Fn(&&Record) -> bool) -> Failure {
+    let of_machine = Record::all_in(&Registry::of_machine()).unwrap_or_default();
+    if of_machine.iter().any(|record| is_it(&record)) {
+        return Failure::usage(format!("array {name} is root's on this host: run this with sudo"));
+    }
+    let known: Vec<&str> = all.iter().map(|record| record.name.as_str()).collect();
+    let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+    let whose = match User::caller() {
+        Some(user) => format!("to root or {}", user.name),
+        None => "to this user".into(),
+    };
+    Failure::usage(format!(
+        "no array {name} is known {whose} on this host (known: {known}). Arrays are recorded for the user \
+         that makes them, and root has those of the user that calls sudo: run this as that user, or with sudo \
+         from there; longhaul array assemble --device … makes an array known that was made elsewhere"
+    ))
 }
 
 fn wrong(path: &Path, e: impl std::fmt::Display) -> Failure {
@@ -176,7 +214,8 @@ mod tests {
     fn records_are_read_back_and_others_are_not() {
         let text = r#"{"uuid":"00000000-0000-0000-0000-000000000007","name":"a","devices":["/x"],"rebuild_rate":5,
                 "scrub_every":2.5,"hedge":0,"journal_all":true}"#;
-        let record = Record::parse(text).expect("a record");
+        let registry = Registry::own();
+        let record = Record::parse(text, &registry).expect("a record");
         assert_eq!((record.uuid, record.care.rebuild_rate), (Uuid::from_u128(7), Some(5)));
         assert_eq!(
             (record.care.scrub_every, record.care.spare_grace),
@@ -188,7 +227,7 @@ mod tests {
         for text in
             ["", "{}", r#"{"uuid":"x","name":"a","devices":[]}"#, r#"{"uuid":7,"name":"a","devices":[1]}"#]
         {
-            assert_eq!(Record::parse(text), None, "{text}");
+            assert_eq!(Record::parse(text, &registry), None, "{text}");
         }
     }
 }

@@ -158,7 +158,7 @@ impl Running {
     /// The same; `degraded` if a person has said that it is to begin though members
     /// that are not there may have gone on without the others.
     pub(crate) fn open_as(record: &Record, opener: &Opener, degraded: bool) -> Result<Running, Failure> {
-        if let Some(reply) = Client::ask(record.uuid, &Request::Status) {
+        if let Some(reply) = Client::ask(record, &Request::Status) {
             if let Err(failure) = reply
                 && failure.exit == Exit::TimedOut
             {
@@ -213,7 +213,7 @@ impl Running {
         // A member that is needed is waited for as long as its initiator tries.
         let needed_timeout = opener.options.ctrl_loss.unwrap_or(Duration::MAX);
         let options = Options { needed_timeout, degraded, ..record.care.options() };
-        let memory: Arc<dyn Memory> = Arc::new(Kept::of(record.uuid));
+        let memory: Arc<dyn Memory> = Arc::new(Kept::of(record));
         let assemble =
             move || async move { assemble_with(&devices, options, Uuid::new_v4(), Some(memory)).await };
         let assembled = thread.handle().spawn(assemble).wait();

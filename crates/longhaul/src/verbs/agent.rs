@@ -1,10 +1,9 @@
 //! `longhaul agent`.
 
-mod user;
-
 use crate::exit::{Failure, Outcome};
 use crate::names::{EngineArgs, parse_bytes};
 use crate::output::Output;
+use crate::user::User;
 use longhaul_target::is_loopback;
 use longhaul_transfer::{Agent, AgentConfig, Key, PATIENCE, carry};
 use serde_json::json;
@@ -12,7 +11,6 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use user::User;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\

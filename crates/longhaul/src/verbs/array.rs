@@ -22,6 +22,9 @@ enum ArrayVerb {
     Create(Create),
     /// Find out what devices make, recover from a crash, and make it known here
     Assemble(Assemble),
+    /// List the arrays that are known here
+    #[command(alias = "ls")]
+    List,
     /// Show how an array is
     Status(Named),
     /// Put a device in the place of a member, and fill it
@@ -156,6 +159,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     match args.verb {
         ArrayVerb::Create(args) => make::create(args, output),
         ArrayVerb::Assemble(args) => make::assemble(args, output),
+        ArrayVerb::List => manage::list(output),
         ArrayVerb::Status(args) => manage::status(&args, output),
         ArrayVerb::Replace(args) => manage::replace(args, output),
         ArrayVerb::AddSpare(args) => manage::add_spare(args, output),

@@ -169,14 +169,15 @@ fn tell(ready: &Value, output: Output) {
         let (path, device) = (text("path"), text("device"));
         let at = if device == path { path } else { format!("{path} -> {device}") };
         output.line(format_args!("ready {at} ({size}, via {})", text("via")));
-        tell_why(ready, output);
+        tell_why(ready);
     }
 }
 
-/// Says why it is not by a way that would have been better.
-fn tell_why(ready: &Value, output: Output) {
+/// Says with `-v` why it is not by a way that would have been better: what was taken works,
+/// and there is nothing to do.
+fn tell_why(ready: &Value) {
     for why in ready["passed_over"].as_array().into_iter().flatten() {
-        output.note(format_args!("not by {}", why.as_str().unwrap_or_default()));
+        tracing::info!("not by {}", why.as_str().unwrap_or_default());
     }
 }
 

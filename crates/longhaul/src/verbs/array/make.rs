@@ -1,7 +1,7 @@
 //! Making arrays, and finding them again.
 
 use super::{Assemble, Create, show};
-use crate::arrays::{Record, Request, Running, labels, open_members};
+use crate::arrays::{Record, Registry, Request, Running, labels, open_members};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::Device;
 use crate::output::Output;
@@ -56,7 +56,7 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
     };
     let uuid = made.map_err(Failure::failed)??;
     let devices = args.devices.iter().chain(&args.spares).chain(&args.witness).cloned().collect();
-    let record = Record { uuid, name: args.name, devices, care: args.care };
+    let record = Record { uuid, name: args.name, devices, care: args.care, registry: Registry::own() };
     record.save()?;
     if let Some(known) = known {
         known.forget()?;
@@ -77,6 +77,7 @@ pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
     }
     let devices: Vec<Arc<dyn BlockDevice>> = members.iter().map(|(_, device)| Arc::clone(device)).collect();
     let found = labels(&devices, &opener.config())?;
+    let known = Record::all()?;
     let mut record: Option<Record> = None;
     for ((name, _), label) in members.iter().zip(found) {
         let Some(label) = label? else {
@@ -87,6 +88,11 @@ pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
             name: label.name.clone(),
             devices: given.clone(),
             care: args.care.clone(),
+            // Where it is known already, so that what is known of it stays in one place.
+            registry: known
+                .iter()
+                .find(|known| known.uuid == label.array)
+                .map_or_else(Registry::own, |known| known.registry.clone()),
         });
         if record.uuid != label.array {
             let (device, name, array) = (name.clone(), label.name, label.array);

@@ -6,6 +6,8 @@ use crate::arrays::{Client, Record, Reply, Request, Running, look};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{InitiatorArgs, Opener};
 use crate::output::Output;
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
 use serde_json::{Value, json};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -31,7 +33,7 @@ impl Managed {
     fn open(name: &str, initiator: &InitiatorArgs) -> Result<Managed, Failure> {
         let name = name.strip_prefix(crate::arrays::SCHEME).unwrap_or(name);
         let record = Record::find(name)?;
-        match Client::ask(record.uuid, &Request::Status) {
+        match Client::ask(&record, &Request::Status) {
             Some(Err(failure)) if failure.exit == Exit::TimedOut => return Err(failure),
             Some(_) => return Ok(Managed { record, runner: Runner::Other }),
             None => {}
@@ -43,7 +45,7 @@ impl Managed {
 
     fn ask(&self, request: Request) -> Reply {
         match &self.runner {
-            Runner::Other => Client::ask(self.record.uuid, &request)
+            Runner::Other => Client::ask(&self.record, &request)
                 .unwrap_or_else(|| Err(Failure::failed("whoever ran the array has gone"))),
             Runner::This(this) => {
                 let opener = this.1.clone();
@@ -88,7 +90,7 @@ pub(super) fn status(args: &Named, output: Output) -> Outcome {
     let record = Record::find(name)?;
     // Who only asks does not run it: that would be written to its members, and
     // leave those behind that are out of reach from here alone.
-    let (mut status, running) = match Client::ask(record.uuid, &Request::Status) {
+    let (mut status, running) = match Client::ask(&record, &Request::Status) {
         Some(reply) => (reply?, true),
         None => (show::status(&look(&record, &args.initiator.opener())?), false),
     };
@@ -106,6 +108,40 @@ pub(super) fn status(args: &Named, output: Output) -> Outcome {
             Err(Failure { in_result: true, ..failure })
         }
     }
+}
+
+pub(super) fn list(output: Output) -> Outcome {
+    let all = Record::all()?;
+    let mut table = Table::new();
+    table.load_preset(NOTHING).set_header(["NAME", "UUID", "DEVICES", "RUNS", "RECORDED FOR"]);
+    for record in &all {
+        let (name, uuid) = (&record.name, record.uuid.to_string());
+        // One that does not answer runs nevertheless.
+        let answer = Client::ask(record, &Request::Status);
+        let runs = answer.is_some();
+        let health =
+            answer.and_then(Result::ok).and_then(|status| Some(status["health"].as_str()?.to_owned()));
+        let user = record.registry.user();
+        output.event(
+            "array",
+            json!({
+                "name": name, "uuid": uuid, "devices": record.devices, "running": runs, "health": health,
+                "user": user,
+            }),
+        );
+        let state = match (runs, health) {
+            (false, _) => "no".to_owned(),
+            (true, health) => health.unwrap_or_else(|| "does not answer".into()),
+        };
+        table.add_row([name, &uuid, &record.devices.len().to_string(), &state, user.unwrap_or("you")]);
+    }
+    output.event("summary", json!({ "arrays": all.len() }));
+    if !output.is_json() && !all.is_empty() {
+        output.line(table.trim_fmt());
+    } else if all.is_empty() {
+        output.note("no array is known to you on this host: longhaul array create, or assemble");
+    }
+    Ok(())
 }
 
 pub(super) fn replace(args: Replace, output: Output) -> Outcome {
@@ -185,7 +221,7 @@ pub(super) fn stop(args: &Stop, output: Output) -> Outcome {
         let uuid = record.uuid.to_string();
         output.event("summary", json!({ "uuid": uuid, "name": record.name, "ran": ran }));
     };
-    match Client::ask(record.uuid, &Request::Stop) {
+    match Client::ask(&record, &Request::Stop) {
         None => {
             summary(false);
             let message = format!("nothing to do: array {} does not run on this host", record.name);

@@ -28,7 +28,7 @@ and printed. What was on the device is discarded.
 
 Example:
   longhaul mkfs --fs xfs nvme+tcp://dtn1/scratch
-  longhaul mount nvme+tcp://dtn1/scratch /mnt/scratch")]
+  sudo longhaul mount nvme+tcp://dtn1/scratch /mnt/scratch")]
 pub(crate) struct Args {
     /// The device; several are joined by --layout
     #[arg(value_name = "DEVICE", required = true)]

@@ -13,6 +13,7 @@ use crate::attached::{Record, absolute, log_of};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::runtime;
+use crate::user;
 use longhaul_attach::filesystem::{Content, Kind};
 use longhaul_attach::fuse::{self, FuseFile, FuseOptions, unmount_served};
 use longhaul_attach::kernel::{KernelDevice, Way};
@@ -49,13 +50,14 @@ pub(super) fn hidden(dir: &Path) -> PathBuf {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Needs root, for the loop device and the mount. A process in the background
-serves the device until longhaul umount, or umount.
+Needs root, for the loop device and the mount: use sudo, which finds the arrays
+that you have made. A process in the background serves the device until longhaul
+umount, or umount.
 
 Examples:
-  longhaul mount nvme+tcp://dtn1/scratch /mnt/scratch
-  longhaul mount array:scratch /mnt/scratch --read-only
-  longhaul umount /mnt/scratch")]
+  sudo longhaul mount nvme+tcp://dtn1/scratch /mnt/scratch
+  sudo longhaul mount array:scratch /mnt/scratch --read-only
+  sudo longhaul umount /mnt/scratch")]
 pub(crate) struct Args {
     /// The device; several are joined by --layout
     #[arg(value_name = "DEVICE", required = true, num_args = 1..)]
@@ -84,6 +86,7 @@ pub(crate) struct Umount {
 }
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+    user::needs_root("longhaul mount", "to mount a file system")?;
     let dir = directory(&args.dir)?;
     if !args.foreground && !background::is_this() {
         let ready = background::start(&log_of(&dir), output)?;
@@ -94,7 +97,11 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
 }
 
 pub(crate) fn umount(args: &Umount, output: Output) -> Outcome {
-    detach_at(&absolute(&args.dir)?, output)
+    let dir = absolute(&args.dir)?;
+    if users::is_mounted(&dir) {
+        user::needs_root("longhaul umount", "to unmount a file system")?;
+    }
+    detach_at(&dir, output)
 }
 
 /// A directory that something can be mounted at.
@@ -369,7 +376,7 @@ fn tell(ready: &Value, output: Output) {
             text("via"),
             text("options")
         ));
-        tell_why(ready, output);
+        tell_why(ready);
         if ready["journal_left"] == true {
             output.note("its journal was not replayed: mount it once without --read-only to have it whole");
         }
