@@ -26,11 +26,16 @@ pub enum Rw {
     Rw,
     /// Random, reads and writes mixed.
     RandRw,
+    /// Sequential discards.
+    Trim,
+    /// Random discards.
+    RandTrim,
 }
 
 impl Rw {
     /// All of them.
-    pub const ALL: [Rw; 6] = [Rw::Read, Rw::Write, Rw::RandRead, Rw::RandWrite, Rw::Rw, Rw::RandRw];
+    pub const ALL: [Rw; 8] =
+        [Rw::Read, Rw::Write, Rw::RandRead, Rw::RandWrite, Rw::Rw, Rw::RandRw, Rw::Trim, Rw::RandTrim];
 
     /// fio's name.
     pub fn name(self) -> &'static str {
@@ -41,22 +46,29 @@ impl Rw {
             Rw::RandWrite => "randwrite",
             Rw::Rw => "rw",
             Rw::RandRw => "randrw",
+            Rw::Trim => "trim",
+            Rw::RandTrim => "randtrim",
         }
     }
 
     /// Whether the order is random.
     pub fn is_random(self) -> bool {
-        matches!(self, Rw::RandRead | Rw::RandWrite | Rw::RandRw)
+        matches!(self, Rw::RandRead | Rw::RandWrite | Rw::RandRw | Rw::RandTrim)
     }
 
-    /// Whether anything is written.
+    /// Whether anything is written or discarded.
     pub fn writes(self) -> bool {
         !matches!(self, Rw::Read | Rw::RandRead)
     }
 
     /// Whether anything is read.
     pub fn reads(self) -> bool {
-        !matches!(self, Rw::Write | Rw::RandWrite)
+        !matches!(self, Rw::Write | Rw::RandWrite | Rw::Trim | Rw::RandTrim)
+    }
+
+    /// Whether it discards, in place of writing.
+    pub fn trims(self) -> bool {
+        matches!(self, Rw::Trim | Rw::RandTrim)
     }
 }
 
@@ -198,7 +210,8 @@ mod tests {
             assert_eq!(rw.name().parse(), Ok(rw));
         }
         assert_eq!("readwrite".parse(), Ok(Rw::Rw));
-        let error = "trim".parse::<Rw>().expect_err("unknown");
-        assert_eq!(error, "'trim' is not a pattern: use one of read, write, randread, randwrite, rw, randrw");
+        let error = "trimwrite".parse::<Rw>().expect_err("unknown");
+        let all = "read, write, randread, randwrite, rw, randrw, trim, randtrim";
+        assert_eq!(error, format!("'trimwrite' is not a pattern: use one of {all}"));
     }
 }

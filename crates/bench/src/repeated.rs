@@ -89,7 +89,8 @@ impl Repeated {
 
     fn cells(&self) -> Vec<Cell> {
         let mut cells = Vec::new();
-        for name in ["read", "write"] {
+        let trims = self.runs.first().is_some_and(|(results, _)| results.job.rw.trims());
+        for name in ["read", if trims { "trim" } else { "write" }] {
             let way = |job: &JobResult| -> DirStats {
                 if name == "read" { job.read.clone() } else { job.write.clone() }
             };

@@ -22,7 +22,7 @@ pub struct JobResult {
     pub device: String,
     /// Reads in the window.
     pub read: DirStats,
-    /// Writes in the window.
+    /// Writes in the window, or discards, of a load of these.
     pub write: DirStats,
     /// Flushes in the window.
     pub sync: Latencies,
@@ -142,6 +142,8 @@ impl Results {
             let names = ["0", "4", "8", "16", "32", "64", ">=64"];
             Pairs(names.map(|n| (n.to_owned(), if n == name { 100.0 } else { 0.0 })).to_vec())
         };
+        // A load that discards writes nothing: what it does is counted in place of writes.
+        let changes = direction(&job.write, job.window, total[1]);
         let [latency_ns, latency_us, latency_ms] = latency_classes([&job.read.lat, &job.write.lat]);
         schema::Job {
             jobname: self.job.name.clone(),
@@ -151,8 +153,8 @@ impl Results {
             elapsed: job.elapsed.as_secs_f64().ceil() as u64,
             job_options: Pairs(options),
             read: direction(&job.read, job.window, total[0]),
-            write: direction(&job.write, job.window, total[1]),
-            trim: schema::Direction::default(),
+            write: if self.job.rw.trims() { schema::Direction::default() } else { changes.clone() },
+            trim: if self.job.rw.trims() { changes } else { schema::Direction::default() },
             sync: schema::Sync { total_ios: job.sync.count(), lat_ns: latency(&job.sync, true) },
             job_runtime: job.window.as_millis() as u64,
             usr_cpu: share(job.usage.user),

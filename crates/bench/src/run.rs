@@ -248,6 +248,13 @@ fn plan(info: &DeviceInfo, job: &Job) -> Result<(), BenchError> {
     if !job.offset.is_multiple_of(block) {
         return wrong(format!("offset={} is not a multiple of the logical block, {block} bytes", job.offset));
     }
+    if job.rw.trims() && (job.verify || job.sync) {
+        let why = if job.verify { "verify needs content" } else { "a file has no call for it" };
+        return wrong(format!("rw={} discards: {why}", job.rw));
+    }
+    if job.rw.trims() && !info.discard {
+        return wrong(format!("{name} discards nothing: rw={} cannot be done", job.rw));
+    }
     plan_region(info, job)?;
     if job.rw.writes() && info.read_only {
         return wrong(format!("{name} is read-only: rw={} cannot be done", job.rw));

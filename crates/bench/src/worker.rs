@@ -292,7 +292,11 @@ impl Worker {
                 Buffer::Shared(buf) => buf.try_mut().unwrap_or_else(|_| self.fresh_buffer(number)),
             };
             let (result, submitted);
-            if op.write {
+            if self.job.rw.trims() {
+                let under_way = self.io.discard(at, self.job.bs);
+                (result, submitted) = self.settle(under_way).await;
+                buffer = Buffer::Writable(writable);
+            } else if op.write {
                 self.fill(&mut writable, at, op, &mut marks);
                 let shared = writable.freeze();
                 let under_way = self.io.write(at, shared.clone(), WriteFlags::default());

@@ -75,10 +75,13 @@ pub(crate) enum Verb {
     Tune(verbs::tune::Args),
     /// Emulate a long link, between namespaces
     Wan(Box<verbs::wan::Args>),
-    /// Print a completion script for a shell
+    /// Print a completion script for a shell, or write it to a directory
     Completions {
         /// The shell
         shell: clap_complete::Shell,
+        /// Where to write the script, under the name that the shell looks for
+        #[arg(long)]
+        dir: Option<PathBuf>,
     },
     /// Print the manual page, or write all of them to a directory
     Man {
@@ -89,6 +92,11 @@ pub(crate) enum Verb {
 }
 
 impl Cli {
+    /// Whether events are wanted, or a result as JSON.
+    pub(crate) fn is_json(&self) -> bool {
+        self.json || matches!(&self.verb, Verb::Bench(args) if args.is_json())
+    }
+
     /// Sets up the log on stderr: warnings, or what -v or `LONGHAUL_LOG` say.
     pub(crate) fn log(&self) {
         let level = ["warn", "info", "debug", "trace"][usize::from(self.verbose.min(3))];

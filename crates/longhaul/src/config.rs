@@ -27,6 +27,9 @@ const PERSONAL: &str = "longhaul/config.toml";
 /// Flags that only make sense on the command line.
 const NEVER: [&str; 3] = ["help", "version", "show-config"];
 
+/// The name of a flag while its values are checked by themselves.
+const ALONE: &str = "key-alone";
+
 /// What files say for one verb: flag, flags as arguments, and the file.
 type Settings = BTreeMap<String, (Vec<OsString>, PathBuf)>;
 
@@ -142,12 +145,43 @@ fn check(path: &Path, command: &Command, table: &Table, above: &[&str]) -> Resul
                 check(path, verb, inner, &below)?;
             }
             (None, value) if !above.is_empty() && flag(command, key).is_some() => {
-                flags(path, command, &name, key, value)?;
+                let typed = flags(path, command, &name, key, value)?;
+                check_value(path, command, key, &typed)?;
             }
             _ => return Err(unknown(path, command, &name, above)),
         }
     }
     Ok(())
+}
+
+/// Checks values as the flag does, whichever verb is in use.
+fn check_value(path: &Path, command: &Command, key: &str, typed: &[OsString]) -> Result<(), Failure> {
+    let Some(arg) = flag(command, key) else { return Ok(()) };
+    // By itself: what it needs or excludes is for the verb's own command line.
+    let mut alone = Arg::new(ALONE).long(ALONE).action(arg.get_action().clone());
+    alone = alone.value_parser(arg.get_value_parser().clone());
+    alone = alone.value_names(arg.get_value_names().unwrap_or_default().to_vec());
+    if let Some(count) = arg.get_num_args() {
+        alone = alone.num_args(count);
+    }
+    if let Some(delimiter) = arg.get_value_delimiter() {
+        alone = alone.value_delimiter(delimiter);
+    }
+    let parser = Command::new(ALONE).no_binary_name(true).arg(alone);
+    let renamed = typed.iter().map(|text| match text.to_str().and_then(|text| text.split_once('=')) {
+        Some((_, value)) => format!("--{ALONE}={value}").into(),
+        None => OsString::from(format!("--{ALONE}")),
+    });
+    let refused = |e: clap::Error| wrong_value(path, key, &e);
+    parser.try_get_matches_from(renamed).map(drop).map_err(refused)
+}
+
+/// A value that a flag refuses, in the words of the parser.
+fn wrong_value(path: &Path, key: &str, e: &clap::Error) -> Failure {
+    let text = e.to_string();
+    let reason = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+    let reason = reason.replace(&format!("--{ALONE}"), &format!("--{key}"));
+    Failure::usage(format!("{}: key '{key}': {reason}", path.display()))
 }
 
 fn unknown(path: &Path, command: &Command, name: &str, above: &[&str]) -> Failure {
@@ -204,6 +238,7 @@ fn flags(
         Value::String(text) => Some(text.clone()),
         Value::Integer(number) => Some(number.to_string()),
         Value::Float(number) => Some(number.to_string()),
+        Value::Boolean(yes) => Some(yes.to_string()),
         _ => None,
     };
     let one = |text: String| OsString::from(format!("--{key}={text}"));
@@ -247,9 +282,7 @@ fn blame(e: clap::Error, settings: &Settings) -> Failure {
     if !matches!(e.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
         end(&e);
     }
-    let text = e.to_string();
-    let reason = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
-    Failure::usage(format!("{}: key '{key}': {reason}", path.display()))
+    wrong_value(path, key, &e)
 }
 
 /// Prints the result of files and command line, then ends the program.

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod again;
 mod arrays;
 mod attached;
@@ -28,7 +29,7 @@ fn main() -> ExitCode {
         Err(failure) => return tell(&failure, Output::new(config::wants_json())),
     };
     cli.log();
-    let output = Output::new(cli.json);
+    let output = Output::new(cli.is_json());
     match output.end(run(cli, output)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => tell(&failure, output),
@@ -64,7 +65,7 @@ fn run(cli: Cli, output: Output) -> Outcome {
         Verb::Study(args) => verbs::study::run(&args, output),
         Verb::Tune(args) => verbs::tune::run(&args, output),
         Verb::Wan(args) => verbs::wan::run(&args, output),
-        Verb::Completions { shell } => verbs::meta::completions(shell, output),
+        Verb::Completions { shell, dir } => verbs::meta::completions(shell, dir.as_deref(), output),
         Verb::Man { dir } => verbs::meta::man(dir.as_deref(), output),
     }
 }

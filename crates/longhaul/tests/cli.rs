@@ -37,7 +37,7 @@ fn arguments_that_make_no_sense() {
     fails(&["bench", "ftp://h/file"], 2, &["'ftp://' is not a device", "nvme+tcp://HOST/SUBNQN"]);
     fails(&["bench", "mem:lots"], 2, &["'lots' does not begin with a number"]);
     fails(&["bench", "mem:1MiB", "--bs", "1000"], 2, &["bs=1000", "4096"]);
-    fails(&["bench", "mem:1MiB", "--rw", "trim"], 2, &["'trim'", "randwrite"]);
+    fails(&["bench", "mem:1MiB", "--rw", "trimwrite"], 2, &["'trimwrite'", "randwrite"]);
     fails(&["bench", "mem:1MiB", "--runtime", "soon"], 2, &["--runtime", "'soon'"]);
     fails(&["bench", "mem:1MiB", "--size", "2MiB"], 2, &["past the end"]);
     fails(&["bench", "mem:1MiB,ro", "--rw", "write"], 2, &["read-only"]);
@@ -100,6 +100,40 @@ fn addresses_that_cannot_be_listened_on() {
         1,
         &["192.0.2.1:0", "not an address of this machine"],
     );
+}
+
+#[test]
+fn addresses_are_named_as_people_name_them() {
+    let ready = |listen: &str| {
+        let args = ["target", "--json", "--discovery", "none", "--export", "x=mem:1MiB", "--listen", listen];
+        let target = Target::spawn(command(&args));
+        let fields = ["uri", "short"]
+            .map(|field| target.ready["exports"][0][field].as_str().expect("a URI").to_owned());
+        target.stop();
+        fields
+    };
+    for listen in [":0", "0.0.0.0:0"] {
+        for uri in ready(listen) {
+            assert!(!uri.contains("0.0.0.0"), "no other machine can use {uri}");
+        }
+    }
+    assert!(ready("localhost:0")[1].starts_with("nvme+tcp://127.0.0.1:"));
+    fails(
+        &["target", "--listen", "localhost:x", "--export", "y=mem:1MiB"],
+        2,
+        &["'x' is not a port", "such as 0.0.0.0:4420"],
+    );
+}
+
+#[test]
+fn a_congestion_control_that_is_not_there_is_refused_at_the_start() {
+    for args in [&["target", "--export", "y=mem:1MiB"][..], &["agent", "--root", "/"]] {
+        fails(
+            &[args, &["--congestion", "foo"]].concat(),
+            2,
+            &["foo", "the kernel has none of that name; it has "],
+        );
+    }
 }
 
 #[test]
@@ -207,8 +241,12 @@ fn the_events_of_a_session() {
     assert_eq!(summary["namespace"]["uuid"], exports[2]["uuid"]);
     let people = longhaul(&["info", &target.uri(1)]);
     assert!(people.code == Some(0) && people.stdout.contains("1 GiB in blocks of 512"), "{people:?}");
-    let people = longhaul(&["discover", &target.addr()]);
-    assert!(people.stdout.contains("SUBSYSTEM") && people.stdout.contains("nvme subsystem"), "{people:?}");
+    // What is printed can be copied, to `discover` as well.
+    let uri = exports[1]["uri"].as_str().and_then(|uri| uri.split('?').next()).expect("a URI");
+    let people = longhaul(&["discover", uri]);
+    let printed = people.stdout.split_whitespace().find(|word| word.starts_with(uri)).expect(&people.stdout);
+    assert_eq!(longhaul(&["info", printed]).code, Some(0));
+    assert!(people.stdout.contains("nvme subsystem"), "{people:?}");
     target.stop();
 }
 
@@ -222,6 +260,7 @@ fn the_ready_line_is_for_people() {
     let mut line = String::new();
     BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("read");
     let uri = line.trim_end().strip_prefix("ready ").expect(&line).to_owned();
+    assert!(uri.ends_with("/x") && uri.len() < 40, "the short form first: {uri}");
     assert_eq!(longhaul(&["info", &uri]).code, Some(0));
     signal(&child, "TERM");
     assert_eq!(finish(child).code, Some(0));
@@ -369,6 +408,70 @@ fn threads_beyond_the_queues_of_a_target_share_them() {
 
 /// The file-like API under load: fio's ioengine=sync.
 #[test]
+fn fios_names_are_understood() {
+    let ran = longhaul(&[
+        "bench",
+        "mem:8MiB",
+        "--rw=randwrite",
+        "--blocksize=8k",
+        "--time_based",
+        "--runtime=200ms",
+        "--ramp_time=50ms",
+        "--group_reporting",
+        "--end_fsync=1",
+        "--ioengine=libaio",
+        "--iodepth=4",
+        "--output-format=json",
+    ]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
+    let option = |name: &str| result.jobs[0].job_options.get(name).map(String::as_str);
+    assert_eq!(
+        (option("bs"), option("end_fsync"), option("time_based")),
+        (Some("8192"), Some("1"), Some("1"))
+    );
+    assert_eq!(option("ramp_time"), Some("0.05"), "{:?}", result.jobs[0].job_options);
+    // Without a time of its own, a load ends with its size.
+    let ran = longhaul(&[
+        "bench",
+        "mem:8MiB",
+        "--bs=1m",
+        "--runtime=100",
+        "--time_based=0",
+        "--output-format=json",
+    ]);
+    let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
+    assert_eq!(result.jobs[0].read.io_bytes, 8 << 20);
+    // An error is JSON, too.
+    let ran = longhaul(&["bench", "/nonexistent/disk", "--output-format=json"]);
+    assert!(ran.code == Some(1) && ran.events()[0]["event"] == "error", "{ran:?}");
+}
+
+#[test]
+fn a_load_of_discards_gives_space_back() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("disk");
+    std::fs::write(&path, vec![7; 8 << 20]).expect("written");
+    let target = Target::start(&[&format!("x=file:{}", path.display())], &[]);
+    let ran = longhaul(&["bench", &target.uri(0), "--rw=trim", "--bs=64k", "--json"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
+    let job = &result.jobs[0];
+    assert_eq!((job.trim.io_bytes, job.write.io_bytes, job.read.io_bytes), (8 << 20, 0, 0));
+    let cells = &result.longhaul.as_ref().expect("a record").cells;
+    assert!(cells.iter().any(|cell| cell.name == "trim IOPS"), "{cells:?}");
+    let people = longhaul(&["bench", &target.uri(0), "--rw=randtrim", "--bs=64k"]);
+    assert!(people.code == Some(0) && people.stdout.starts_with("trim: "), "{people:?}");
+    target.stop();
+    assert!(std::fs::read(&path).expect("read").iter().all(|b| *b == 0), "not discarded");
+    fails(
+        &["bench", "mem:1MiB", "--rw=trim", "--verify=crc32c"],
+        2,
+        &["rw=trim discards: verify needs content"],
+    );
+}
+
+#[test]
 fn calls_of_a_file_are_a_load() {
     let target = Target::start(&["a=mem:64MiB"], &[]);
     let uri = target.uri(0);
@@ -478,7 +581,20 @@ fn completions_and_manual_pages_come_out() {
     for page in ["longhaul.1", "longhaul-target.1", "longhaul-bench.1", "longhaul-dataset-make.1"] {
         assert!(dir.path().join(page).exists(), "{page}");
     }
-    fails(&["man", "--dir", "/nonexistent/dir"], 1, &["/nonexistent/dir"]);
+    // Directories are made.
+    let below = dir.path().join("share/man/man1");
+    assert_eq!(longhaul(&["man", "--dir", text(&below)]).code, Some(0));
+    assert!(below.join("longhaul.1").exists());
+    let below = dir.path().join("share/completions");
+    for (shell, name) in [("bash", "longhaul.bash"), ("zsh", "_longhaul"), ("fish", "longhaul.fish")] {
+        assert_eq!(longhaul(&["completions", shell, "--dir", text(&below)]).code, Some(0));
+        assert!(below.join(name).exists(), "{name}");
+    }
+    // What is no directory cannot become one.
+    let file = dir.path().join("longhaul.1/below");
+    for args in [&["man"][..], &["completions", "bash"]] {
+        fails(&[args, &["--dir", text(&file)]].concat(), 1, &[text(&file)]);
+    }
 }
 
 /// A reader that goes away (`| head -1`) is no fault.

@@ -71,6 +71,11 @@ fn each_fault_names_file_and_key() {
         ("[target]\nno-hdr-digest = \"yes\"\n", "'target.no-hdr-digest' is either true or false"),
         ("[bench]\nname = \"x\"\niodepth =\n", "line 3"),
         ("[discover]\nqueue-size = 1\n", "key 'queue-size': invalid value '1'"),
+        // Also of verbs that are not in use.
+        ("[bench]\niodepth = \"many\"\n", "key 'iodepth': invalid value 'many'"),
+        ("[bench]\nrw = \"sideways\"\n", "key 'rw': invalid value 'sideways'"),
+        ("[target]\nlisten = \"dtn1:many\"\n", "key 'listen': invalid value 'dtn1:many'"),
+        ("[dataset.make]\nseed = \"x\"\n", "key 'seed': invalid value 'x'"),
         ("[discover]\nconnect-timeout = \"soon\"\n", "key 'connect-timeout': invalid value 'soon'"),
     ];
     for (config, needle) in faults {

@@ -33,7 +33,18 @@ fn run(script: &str) -> Option<Ran> {
     let home = tempfile::tempdir().expect("directory");
     let mut command = Command::new("unshare");
     // What the script leaves running ends with it.
-    command.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", &format!("ip link set lo up\n{PEOPLE}{script}"), "sh"]);
+    command.args([
+        "--mount",
+        "--net",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+        &format!("ip link set lo up\n{PEOPLE}{script}"),
+        "sh",
+    ]);
     command.args([Path::new(env!("CARGO_BIN_EXE_longhaul")), home.path()]);
     command.env("XDG_CONFIG_HOME", "/nonexistent").env_remove("LONGHAUL_LOG").stdin(Stdio::null());
     let ran = finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("unshare"));

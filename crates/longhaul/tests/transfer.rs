@@ -210,6 +210,27 @@ fn killed_and_resumed(pull: bool) {
 }
 
 #[test]
+fn the_flags_of_rsync_do_what_they_do_there() {
+    let dir = tempfile::tempdir().expect("directory");
+    let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+    std::fs::create_dir_all(from.join("below")).expect("made");
+    std::fs::write(from.join("below/file"), "content").expect("written");
+    let (source, copy) = (from.to_str().expect("UTF-8"), to.to_str().expect("UTF-8"));
+    for flag in ["-n", "--dry-run"] {
+        let ran = longhaul(&["cp", "-a", flag, source, copy]);
+        assert!(ran.code == Some(0) && ran.stdout.contains("below/file") && !to.exists(), "{ran:?}");
+    }
+    let ran = longhaul(&["cp", "-apvP", "--progress", "--partial", source, copy]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(std::fs::read(to.join("below/file")).expect("read"), b"content");
+    std::fs::write(from.join("more"), "more").expect("written");
+    let ran = longhaul(&["sync", "-avn", source, copy]);
+    assert!(ran.code == Some(0) && ran.stdout.contains("more") && !to.join("more").exists(), "{ran:?}");
+    assert_eq!(longhaul(&["sync", "-rpv", "--partial", "--progress", source, copy]).code, Some(0));
+    assert_eq!(std::fs::read(to.join("more")).expect("read"), b"more");
+}
+
+#[test]
 fn a_copy_to_an_agent_outlives_both_sides() {
     killed_and_resumed(false);
 }

@@ -433,7 +433,7 @@ fn from_fio(value: &Value) -> Option<Record> {
     let jobs = value.get("jobs")?.as_array()?;
     let program = value.get("fio version")?.as_str()?.to_owned();
     let mut cells = Vec::new();
-    for way in ["read", "write"] {
+    for way in ["read", "write", "trim"] {
         let sum = |name: &str| jobs.iter().filter_map(|job| job[way][name].as_f64()).sum::<f64>();
         let ios = sum("total_ios");
         if ios == 0.0 {

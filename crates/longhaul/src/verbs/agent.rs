@@ -1,5 +1,6 @@
 //! `longhaul agent`.
 
+use crate::addresses::{self, Listen, check_congestion, reachable};
 use crate::exit::{Failure, Outcome};
 use crate::names::{EngineArgs, parse_bytes};
 use crate::output::Output;
@@ -11,6 +12,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+
+/// Where it listens unless something else is said.
+const PORT: u16 = 7400;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -29,8 +33,8 @@ Example:
   longhaul agent --listen 192.0.2.7:7400 --root /srv/data --key-file ~/.config/longhaul/agent.key")]
 pub(crate) struct Args {
     /// Address and port to serve on
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7400")]
-    listen: SocketAddr,
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7400", value_parser = addresses::listen::<PORT>)]
+    listen: Listen,
     /// The directory to serve
     #[arg(long, value_name = "DIR", required_unless_present = "one_time")]
     root: Option<PathBuf>,
@@ -78,16 +82,16 @@ pub(crate) struct Args {
 }
 
 /// Where to listen: the first address that is free.
-fn listen(args: &Args) -> Vec<SocketAddr> {
+fn listen(args: &Args) -> Result<Vec<SocketAddr>, Failure> {
     if !args.one_time {
-        return vec![args.listen];
+        return Ok(vec![args.listen.resolve()?]);
     }
     // Where ssh has come in, data can too.
     let here = std::env::var("SSH_CONNECTION").ok();
     let here = here.as_deref().and_then(|text| text.split(' ').nth(2)?.parse().ok());
     let ip: IpAddr = here.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
     let (from, to) = args.port_range.unwrap_or((0, 0));
-    (from..=to).map(|port| SocketAddr::new(ip, port)).collect()
+    Ok((from..=to).map(|port| SocketAddr::new(ip, port)).collect())
 }
 
 /// The key that `cp` hands over on standard input.
@@ -103,7 +107,7 @@ fn check_access(args: &Args, is_root: bool) -> Result<(), Failure> {
     if args.one_time || args.key_file.is_some() {
         return Ok(());
     }
-    let listen = args.listen;
+    let listen = args.listen.resolve()?;
     if args.allow_owner {
         return Err(Failure::usage(
             "--allow-owner lets who connects make programs that run as others: give a --key-file",
@@ -137,6 +141,7 @@ fn user(args: &Args, own: User) -> Result<User, Failure> {
 }
 
 pub(crate) fn run(args: Args, output: Output) -> Outcome {
+    check_congestion(args.congestion.as_deref())?;
     let own = User::own();
     check_access(&args, own.is_root())?;
     let user = user(&args, own)?;
@@ -148,7 +153,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
         false => super::cp::key(args.key_file.as_deref(), Key::load_or_make)?,
     };
     let bound = Agent::bind(AgentConfig {
-        listen: listen(&args),
+        listen: listen(&args)?,
         root: args.root.clone(),
         key,
         read_only: args.read_only,
@@ -170,7 +175,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
         let hint = if args.user.is_none() { "; --user NAME runs this as another user" } else { "" };
         Failure::failed(format_args!("as the user {}: {e}{hint}", user.name))
     })?;
-    let uri = format!("lh://{}/", agent.address());
+    let uri = format!("lh://{}/", reachable(agent.address()));
     output.event(
         "ready",
         json!({ "listen": agent.address().to_string(), "uri": uri, "root": args.root, "user": user.name }),

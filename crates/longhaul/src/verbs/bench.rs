@@ -6,6 +6,8 @@ pub(super) mod repeat;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{Device, InitiatorArgs, parse_bytes, parse_time};
 use crate::output::{Output, save, say};
+use clap::ValueEnum;
+use clap::builder::BoolishValueParser;
 use futures_util::future::join_all;
 use longhaul_array::{Layout, Stripe, suited_unit};
 use longhaul_bench::record::End;
@@ -59,14 +61,14 @@ pub(crate) struct Args {
     /// 256KiB at least]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, requires = "layout")]
     stripe_unit: Option<u64>,
-    /// read, write, randread, randwrite, rw or randrw
+    /// read, write, randread, randwrite, rw, randrw, trim or randtrim
     #[arg(long, default_value = "read")]
     rw: Rw,
     /// Share of reads in a mixed load, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     rwmixread: u8,
     /// Size of one I/O
-    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = parse_bytes)]
+    #[arg(long, alias = "blocksize", value_name = "SIZE", default_value = "4k", value_parser = parse_bytes)]
     bs: u64,
     /// I/Os under way at a time, for each job, or auto: what fills the path
     /// to the device [default: auto in sequential order, 1 in random order]
@@ -74,8 +76,8 @@ pub(crate) struct Args {
     iodepth: Option<Depth>,
     /// async: iodepth I/Os at a time; sync: blocking calls through the
     /// file-like API, one after another, which reads ahead and writes behind
-    #[arg(long, value_name = "KIND", default_value = "async", value_parser = ["async", "sync"])]
-    ioengine: String,
+    #[arg(long, value_name = "KIND", value_enum, default_value = "async")]
+    ioengine: Calls,
     /// Jobs for each device
     #[arg(long, value_name = "N", default_value_t = 1)]
     numjobs: u32,
@@ -98,8 +100,13 @@ pub(crate) struct Args {
     /// How long to measure [default: until size is done once]
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     runtime: Option<Duration>,
+    /// Begin again where size is done before --runtime is over [default: true]
+    #[arg(long, alias = "time_based", requires = "runtime", value_name = "BOOL", num_args = 0..=1,
+        require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    time_based: Option<bool>,
     /// How long to run before measuring
-    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_seconds)]
+    #[arg(long, aliases = ["ramp_time", "ramp-time"], value_name = "TIME", default_value = "0s",
+        value_parser = parse_seconds)]
     ramp: Duration,
     /// Check content: each block carries its address, generation and checksum
     #[arg(long, value_name = "METHOD", value_parser = ["crc32c"])]
@@ -111,19 +118,40 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     fdatasync: u32,
     /// Flush at the end
-    #[arg(long)]
-    end_fsync: bool,
+    #[arg(long, alias = "end_fsync", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    end_fsync: Option<bool>,
     /// Write over a device with a file system, a partition table or the like on it
     #[arg(long)]
     force: bool,
     /// One result for all jobs
-    #[arg(long)]
-    group_reporting: bool,
+    #[arg(long, alias = "group_reporting", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    group_reporting: Option<bool>,
+    /// normal, or json: the same as --json
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    output_format: Option<Format>,
     /// Name of the load in results
     #[arg(long, default_value = "longhaul")]
     name: String,
     #[command(flatten)]
     initiator: InitiatorArgs,
+}
+
+/// How I/O is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Calls {
+    #[value(aliases = ["libaio", "io_uring"])]
+    Async,
+    #[value(alias = "psync")]
+    Sync,
+}
+
+/// How the result is printed, in fio's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Normal,
+    Json,
 }
 
 /// How many I/Os are under way.
@@ -146,6 +174,11 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl Args {
+    /// Whether the result is JSON, by fio's flag.
+    pub(crate) fn is_json(&self) -> bool {
+        self.output_format == Some(Format::Json)
+    }
+
     /// The devices to load: those that are named, or what they are joined to.
     fn join(&self, devices: Vec<Arc<dyn BlockDevice>>) -> Result<Vec<Arc<dyn BlockDevice>>, Failure> {
         match self.layout {
@@ -176,18 +209,18 @@ impl Args {
             bs: self.bs,
             iodepth,
             iodepth_auto,
-            sync: self.ioengine == "sync",
+            sync: self.ioengine == Calls::Sync,
             numjobs: self.numjobs,
             offset: self.offset,
             offset_increment: self.offset_increment,
             size: self.size,
             runtime: self.runtime,
-            time_based: self.runtime.is_some(),
+            time_based: self.runtime.is_some() && self.time_based.unwrap_or(true),
             ramp: self.ramp,
             verify: self.verify.is_some(),
             seed: self.seed,
             fdatasync: self.fdatasync,
-            end_fsync: self.end_fsync,
+            end_fsync: self.end_fsync.unwrap_or(false),
         }
     }
 }
@@ -237,7 +270,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
         (None, None) => Threads::Own(config),
     };
     let (runs, broken) = repeat::run(&args, &named, (&devices, &threads), &stop, output)?;
-    let mut document = runs.document(args.group_reporting);
+    let mut document = runs.document(args.group_reporting.unwrap_or(false));
     document.paths = paths(&named);
     if let Some(record) = &mut document.longhaul {
         record.conditions.0.extend(repeat::conditions(&named));
@@ -354,7 +387,7 @@ pub(super) fn stop_on_interrupt(stop: &Stop, output: Output) -> Outcome {
     Ok(())
 }
 
-fn live_line(now: &Live) -> String {
+fn live_line(now: &Live, rw: Rw) -> String {
     let phase = match now.phase {
         Phase::Ramp => "ramp",
         Phase::Run => "run",
@@ -373,7 +406,7 @@ fn live_line(now: &Live) -> String {
         "[{phase} {:.0} s]{}{}{left}",
         now.elapsed.as_secs_f64(),
         rate("read", &now.read),
-        rate("write", &now.write)
+        rate(if rw.trims() { "trim" } else { "write" }, &now.write)
     )
 }
 
@@ -382,6 +415,7 @@ fn print(results: &Results, output: Output) {
     if let Some(job) = all.jobs.first() {
         line("read", &job.read, output);
         line("write", &job.write, output);
+        line("trim", &job.trim, output);
     }
     if results.jobs.len() > 1 {
         let rates: Vec<f64> = results.jobs.iter().map(JobResult::rate).collect();

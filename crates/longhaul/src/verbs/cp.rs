@@ -75,6 +75,29 @@ pub(crate) struct CpArgs {
     common: Common,
 }
 
+/// Flags that users of `rsync` and `cp` type without a thought.
+#[derive(Debug, clap::Args)]
+struct Habits {
+    /// Change nothing, and say what would be done with which file
+    #[arg(short = 'n', long, conflicts_with = "output")]
+    dry_run: bool,
+    /// As with rsync: --recursive, and --owner where root runs this
+    #[arg(short, long)]
+    archive: bool,
+    /// As with rsync and cp: modes and times are kept anyway
+    #[arg(short, long, alias = "perms")]
+    preserve: bool,
+    /// As with rsync: there is a live line on a terminal anyway
+    #[arg(long)]
+    progress: bool,
+    /// As with rsync: a copy that was cut off is taken up again anyway
+    #[arg(long)]
+    partial: bool,
+    /// As with rsync: --partial --progress
+    #[arg(short = 'P')]
+    partial_progress: bool,
+}
+
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Makes DST what SRC is: copies what DST does not have, or has otherwise. What counts as otherwise:
@@ -102,9 +125,9 @@ pub(crate) struct SyncArgs {
     /// Remove what SRC does not have; not if anything of SRC could not be read
     #[arg(long)]
     delete: bool,
-    /// Change nothing, and say what would be done with which file
-    #[arg(long, conflicts_with = "output")]
-    dry_run: bool,
+    /// As with rsync: directories are copied with all that is in them anyway
+    #[arg(short, long)]
+    recursive: bool,
     #[command(flatten)]
     nothing: NothingToDo,
     #[command(flatten)]
@@ -163,6 +186,8 @@ enum Way {
 
 #[derive(Debug, clap::Args)]
 struct Common {
+    #[command(flatten)]
+    habits: Habits,
     /// Leave out what matches: the last name of a path, or as many as GLOB has; with a slash before
     /// it the whole path in the copy (`/SRC/a` for `cp -r SRC`, `/a` for sync and `SRC/.`)
     #[arg(long, value_name = "GLOB")]
@@ -263,7 +288,8 @@ impl Common {
                 Fsync::End => Durability::End,
                 Fsync::File => Durability::File,
             },
-            owner: self.owner,
+            owner: self.owner || self.habits.archive && rustix::process::geteuid().is_root(),
+            dry_run: self.habits.dry_run,
             verify: self.verify_after,
             xattrs: self.xattrs,
             ..Options::default()
@@ -363,7 +389,7 @@ fn endpoint(text: &OsString) -> Result<Endpoint, Failure> {
 pub(crate) fn cp(args: CpArgs, output: Output) -> Outcome {
     let sources = args.sources.iter().map(endpoint).collect::<Result<_, _>>()?;
     let mut spec = args.common.spec(sources, endpoint(&args.destination)?, Place::Guess)?;
-    spec.recursive = args.recursive;
+    spec.recursive = args.recursive || args.common.habits.archive;
     run(&spec, ("cp", &args.common), output).map(drop)
 }
 
@@ -374,14 +400,14 @@ pub(crate) fn sync(args: SyncArgs, output: Output) -> Outcome {
         Level::Mtime => Compare::Mtime,
         Level::Checksum => Compare::Checksum,
     };
-    let (delete, dry_run) = (args.delete, args.dry_run);
+    let delete = args.delete;
     let nothing = |counts: &Counts| {
         let Counts { files, others, wanted, deleted, metadata, failed, .. } = *counts;
         files + others + wanted + deleted + metadata + failed == 0
     };
     let source = vec![endpoint(&args.source)?];
     let mut spec = args.common.spec(source, endpoint(&args.destination)?, Place::Contents)?;
-    spec.options = Options { compare, delete, dry_run, ..spec.options };
+    spec.options = Options { compare, delete, ..spec.options };
     let summary = run(&spec, ("sync", &args.common), output)?;
     match nothing(&summary.counts) {
         true => {

@@ -3,20 +3,24 @@
 use crate::exit::{Failure, Outcome};
 use crate::names::InitiatorArgs;
 use crate::output::Output;
-use longhaul_initiator::{IO_PORT, discover, parse_authority};
+use longhaul_initiator::{IO_PORT, SCHEME, discover, parse_authority};
 use serde_json::json;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where the target listens [default port: 4420; discovery controllers also use 8009]
-    #[arg(value_name = "HOST[:PORT]")]
+    /// Where the target listens, or a URI of one of its devices [default port: 4420; discovery
+    /// controllers also use 8009]
+    #[arg(value_name = "HOST[:PORT]|URI")]
     host: String,
     #[command(flatten)]
     initiator: InitiatorArgs,
 }
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
-    let (host, port) = parse_authority(&args.host).map_err(|e| {
+    // Of a URI it is the host that is asked.
+    let host = args.host.strip_prefix(SCHEME).and_then(|rest| rest.strip_prefix("://")).unwrap_or(&args.host);
+    let host = host.split(['/', '?']).next().unwrap_or(host);
+    let (host, port) = parse_authority(host).map_err(|e| {
         Failure::usage(format!("'{}': {e}; the form is HOST[:PORT], as in dtn1:{IO_PORT}", args.host))
     })?;
     let log = discover(&host, port, args.initiator.options())?;
@@ -34,17 +38,20 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     output.event("summary", json!({ "generation": log.generation, "records": log.records.len() }));
     if !output.is_json() {
         let mut table = comfy_table::Table::new();
-        table.load_preset(comfy_table::presets::NOTHING).set_header([
-            "TYPE",
-            "TRANSPORT",
-            "ADDRESS",
-            "SUBSYSTEM",
-        ]);
+        table.load_preset(comfy_table::presets::NOTHING).set_header(["TYPE", "URI"]);
         for record in &log.records {
-            let address = format!("{}:{}", record.traddr, record.trsvcid);
-            table.add_row([record.kind_name(), record.transport_name(), &address, &record.subnqn]);
+            // What cannot be opened here is named by all that is known of it.
+            let uri = record.uri().unwrap_or_else(|| {
+                format!("{} {}:{} {}", record.transport_name(), record.traddr, record.trsvcid, record.subnqn)
+            });
+            table.add_row([record.kind_name(), &uri]);
         }
-        output.line(format_args!("{table}\n{} records, generation {}", log.records.len(), log.generation));
+        output.line(format_args!(
+            "{}\n{} records, generation {}",
+            table.trim_fmt(),
+            log.records.len(),
+            log.generation
+        ));
     }
     Ok(())
 }

@@ -7,7 +7,18 @@ use clap::CommandFactory;
 use serde_json::json;
 use std::path::Path;
 
-pub(crate) fn completions(shell: clap_complete::Shell, output: Output) -> Outcome {
+/// Prints the script, or writes it to `dir` under the name that the shell looks for.
+pub(crate) fn completions(shell: clap_complete::Shell, dir: Option<&Path>, output: Output) -> Outcome {
+    if let Some(dir) = dir {
+        let made = std::fs::create_dir_all(dir);
+        let wrote =
+            made.and_then(|()| clap_complete::generate_to(shell, &mut Cli::command(), "longhaul", dir));
+        let path = wrote.map_err(|e| {
+            Failure::failed(format!("cannot write the completion script to {}: {e}", dir.display()))
+        })?;
+        output.event("summary", json!({ "shell": shell.to_string(), "path": path }));
+        return Ok(());
+    }
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "longhaul", &mut script);
     let script = String::from_utf8(script).map_err(Failure::failed)?;
@@ -29,7 +40,8 @@ pub(crate) fn man(dir: Option<&Path>, output: Output) -> Outcome {
         }
         return Ok(());
     };
-    clap_mangen::generate_to(Cli::command(), dir)
+    std::fs::create_dir_all(dir)
+        .and_then(|()| clap_mangen::generate_to(Cli::command(), dir))
         .map_err(|e| Failure::failed(format!("cannot write manual pages to {}: {e}", dir.display())))?;
     output.event("summary", json!({ "dir": dir }));
     Ok(())

@@ -1,5 +1,6 @@
 //! `longhaul netbench`.
 
+use crate::addresses::{self, Listen, reachable};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{EngineArgs, parse_bytes, parse_time};
 use crate::output::Output;
@@ -30,8 +31,8 @@ pub(crate) struct Args {
     #[arg(value_name = "HOST", required_unless_present = "listen", conflicts_with = "listen")]
     server: Option<String>,
     /// Be the server, on this address
-    #[arg(long, value_name = "ADDR:PORT")]
-    listen: Option<SocketAddr>,
+    #[arg(long, value_name = "ADDR:PORT", value_parser = addresses::listen::<PORT>)]
+    listen: Option<Listen>,
     /// send (to the server), receive (from it) or both at the same time
     #[arg(long, value_name = "WAY", default_value = "send")]
     direction: Way,
@@ -102,7 +103,7 @@ fn resolve(name: &str) -> Result<SocketAddr, Failure> {
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     match (&args.listen, &args.server) {
-        (Some(listen), _) => serve(*listen, args, output),
+        (Some(listen), _) => serve(listen.resolve()?, args, output),
         (None, Some(server)) => {
             super::diagnose::tell_unread_counters(output);
             ask(server, args, output)
@@ -119,7 +120,7 @@ fn serve(listen: SocketAddr, args: &Args, output: Output) -> Outcome {
     let address = server.address().to_string();
     output.event("ready", json!({ "listen": address }));
     if !output.is_json() {
-        output.line(format_args!("ready {address}"));
+        output.line(format_args!("ready {}", reachable(server.address())));
     }
     signals.forever().next();
     drop(server);

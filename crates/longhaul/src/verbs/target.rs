@@ -1,9 +1,11 @@
 //! `longhaul target`.
 
+use crate::addresses::{self, Listen, check_congestion, reachable};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{Device, EngineArgs, Export, Opener, parse_bytes};
 use crate::output::Output;
 use crate::served::{self, Place};
+use longhaul_initiator::IO_PORT;
 use longhaul_target::{Config, Error, HostAccess, Target, is_loopback};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -33,9 +35,10 @@ SIGHUP looks at the sizes again and tells hosts; SIGTERM lets I/O end, flushes, 
 Example:
   longhaul target --listen 0.0.0.0:4420 --export scratch=file:/srv/scratch,size=100GiB")]
 pub(crate) struct Args {
-    /// Address and port to serve on; several make several ports
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:4420")]
-    listen: Vec<SocketAddr>,
+    /// Address and port to serve on (:PORT for all IPv4 addresses; without :PORT it is 4420); several
+    /// make several ports
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:4420", value_parser = addresses::listen::<IO_PORT>)]
+    listen: Vec<Listen>,
     /// What to serve, and as what
     #[arg(long, value_name = "NAME=BACKEND", required = true)]
     export: Vec<Export>,
@@ -83,12 +86,16 @@ impl Args {
             usize::try_from(value)
                 .map_err(|_| Failure::usage(format!("{what} of {value} bytes is too large")))
         };
+        let listen = self.listen.iter().map(Listen::resolve).collect::<Result<Vec<_>, _>>()?;
         let discovery = match self.discovery.as_deref() {
-            None => Some(SocketAddr::new(self.listen[0].ip(), DISCOVERY_PORT)),
+            None => Some(SocketAddr::new(listen[0].ip(), DISCOVERY_PORT)),
             Some("none") => None,
-            Some(text) => Some(text.parse().map_err(|_| {
-                Failure::usage(format!("--discovery '{text}' is neither ADDR:PORT nor none"))
-            })?),
+            Some(text) => {
+                let listen = addresses::listen::<DISCOVERY_PORT>(text).map_err(|why| {
+                    Failure::usage(format!("--discovery '{text}' is neither ADDR:PORT nor none: {why}"))
+                })?;
+                Some(listen.resolve()?)
+            }
         };
         let defaults = Config::default();
         let hosts = match &self.allow_host[..] {
@@ -96,7 +103,7 @@ impl Args {
             hosts => HostAccess::Only(hosts.iter().cloned().collect()),
         };
         Ok(Config {
-            listen: self.listen.clone(),
+            listen,
             discovery,
             in_capsule: number("--in-capsule", self.in_capsule)?.try_into().unwrap_or(u32::MAX),
             memory: number("--memory", self.memory)?,
@@ -135,6 +142,7 @@ impl From<Error> for Failure {
 pub(crate) fn run(args: Args, output: Output) -> Outcome {
     // From here on a signal is an event, also before all is ready.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(Failure::failed)?;
+    check_congestion(args.congestion.as_deref())?;
     // Devices first: nobody is to find a target without its exports. Arrays
     // among them are stopped when nobody reaches them any more.
     let threads = args.threads.unwrap_or(Config::default().threads);
@@ -153,9 +161,11 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
             let device = device.block();
             let info = device.info();
             let nsid = target.export(nqn, name, device, *uuid)?;
-            let uri = format!("nvme+tcp://{}/{nqn}?nsid={nsid}", target.addresses()[0]);
+            let alone = exports.iter().filter(|other| other.nqn == *nqn).count() == 1;
+            let at = reachable(target.addresses()[0]);
+            let uri = format!("nvme+tcp://{at}/{nqn}?nsid={nsid}");
             shown.push(json!({
-                "name": name, "nqn": nqn, "nsid": nsid, "uri": uri, "uuid": uuid.to_string(),
+                "name": name, "nqn": nqn, "nsid": nsid, "uri": uri, "short": short(at, name, nqn, (nsid, alone)), "uuid": uuid.to_string(),
                 "size": info.size, "block_size": info.block_size,
             }));
         }
@@ -238,7 +248,46 @@ fn ready(target: &Target, exports: &[Value], output: Output) {
     let discovery = target.discovery_address().map(|addr| addr.to_string());
     output.event("ready", json!({ "listen": listen, "discovery": discovery, "exports": exports }));
     if !output.is_json() {
-        let uris: Vec<_> = exports.iter().filter_map(|e| e["uri"].as_str()).collect();
-        output.line(format_args!("ready {}", uris.join(" ")));
+        let all = |field: &str| {
+            exports.iter().filter_map(|e| e[field].as_str().map(str::to_owned)).collect::<Vec<_>>()
+        };
+        output.line(format_args!("ready {}", all("short").join(" ")));
+        for uri in all("uri") {
+            output.line(format_args!("      {uri}"));
+        }
+    }
+}
+
+/// The shortest URI of an export: its name is found by discovery, and the only namespace of a
+/// subsystem needs no number.
+fn short(at: SocketAddr, name: &str, nqn: &str, (nsid, alone): (u32, bool)) -> String {
+    let host = match at.port() {
+        IO_PORT if at.is_ipv4() => at.ip().to_string(),
+        IO_PORT => format!("[{}]", at.ip()),
+        _ => at.to_string(),
+    };
+    let subsystem = if nqn.ends_with(&format!(":{name}")) { name } else { nqn };
+    let nsid = if alone { String::new() } else { format!("?nsid={nsid}") };
+    format!("nvme+tcp://{host}/{subsystem}{nsid}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_uris_name_one_namespace() {
+        let of = |at: &str, nqn: &str, nsid, alone| {
+            short(at.parse().expect("an address"), "x", nqn, (nsid, alone))
+        };
+        assert_eq!(of("10.0.0.5:4420", "nqn.2026-11.io.longhaul:1:x", 1, true), "nvme+tcp://10.0.0.5/x");
+        assert_eq!(
+            of("10.0.0.5:4499", "nqn.2026-11.io.longhaul:1:x", 1, false),
+            "nvme+tcp://10.0.0.5:4499/x?nsid=1"
+        );
+        assert_eq!(
+            of("[::1]:4420", "nqn.2014-08.org.example:disk", 1, true),
+            "nvme+tcp://[::1]/nqn.2014-08.org.example:disk"
+        );
     }
 }

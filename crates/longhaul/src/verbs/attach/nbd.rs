@@ -2,6 +2,7 @@
 
 use super::open::{Opened, UseArgs};
 use super::serve::{self, Event};
+use crate::addresses::{self, Listen, reachable};
 use crate::exit::{Failure, Outcome};
 use crate::output::Output;
 use longhaul_attach::nbd::{Address, Export, Nbd};
@@ -10,6 +11,9 @@ use signal_hook::consts::SIGHUP;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+
+/// The protocol's own port.
+const PORT: u16 = 10809;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -26,8 +30,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME=DEVICE", required = true)]
     export: Vec<Named>,
     /// Address and port to serve on [default: 127.0.0.1:10809, unless --unix]
-    #[arg(long, value_name = "ADDR:PORT")]
-    listen: Vec<SocketAddr>,
+    #[arg(long, value_name = "ADDR:PORT", value_parser = addresses::listen::<PORT>)]
+    listen: Vec<Listen>,
     /// Socket to serve on
     #[arg(long, value_name = "PATH")]
     unix: Option<PathBuf>,
@@ -69,10 +73,11 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
         exports.push(Export { name: named.name.clone(), requests: device.requests.clone() });
         opened.push(device);
     }
-    let mut addresses: Vec<Address> = args.listen.iter().map(|&addr| Address::Tcp(addr)).collect();
+    let mut addresses: Vec<Address> =
+        args.listen.iter().map(|listen| listen.resolve().map(Address::Tcp)).collect::<Result<_, _>>()?;
     addresses.extend(args.unix.clone().map(Address::Unix));
     if addresses.is_empty() {
-        addresses.push(Address::Tcp(SocketAddr::from(([127, 0, 0, 1], 10809))));
+        addresses.push(Address::Tcp(SocketAddr::from(([127, 0, 0, 1], PORT))));
     }
     let nbd = Nbd::start(exports, &addresses)?;
     for address in nbd.addresses() {
@@ -107,7 +112,7 @@ fn ready(nbd: &Nbd, args: &Args, output: Output) {
     let mut uris = Vec::new();
     for named in &args.export {
         uris.extend(nbd.addresses().iter().map(|address| match address {
-            Address::Tcp(addr) => format!("nbd://{addr}/{}", named.name),
+            Address::Tcp(addr) => format!("nbd://{}/{}", reachable(*addr), named.name),
             Address::Unix(path) => format!("nbd+unix:///{}?socket={}", named.name, path.display()),
         }));
     }

@@ -45,7 +45,7 @@ pub(super) fn run(
             looks.look(watch.elapsed(), named);
             if live {
                 let run = if args.runs > 1 { format!("run {number}/{} ", args.runs) } else { String::new() };
-                eprint!("\r\x1b[K{run}{}", live_line(now));
+                eprint!("\r\x1b[K{run}{}", live_line(now, args.rw));
                 let _ = std::io::stderr().flush();
             }
         };

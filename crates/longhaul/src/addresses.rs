@@ -1,0 +1,171 @@
+//! Addresses to listen on, as people write them, and how other machines name them.
+
+use crate::exit::Failure;
+use rustix::io::Errno;
+use rustix::net::sockopt::set_tcp_congestion;
+use rustix::net::{AddressFamily, SocketType, socket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+
+/// An address far away (RFC 5737), to ask the kernel which of this machine's it would use.
+const FAR_V4: &str = "192.0.2.1:9";
+/// The same of IPv6 (RFC 3849).
+const FAR_V6: &str = "[2001:db8::1]:9";
+
+/// Where to listen, as it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Listen {
+    /// An address or a name; all IPv4 addresses where it is empty.
+    host: String,
+    port: u16,
+}
+
+/// Parses where to listen: `ADDR:PORT`, `NAME:PORT`, `:PORT` for all IPv4 addresses, or one of
+/// the first two without `:PORT` for the usual one. Nothing is looked up: a file of settings is
+/// checked by verbs that do not listen, too.
+///
+/// # Errors
+/// It is none of these.
+pub(crate) fn listen<const USUAL: u16>(text: &str) -> Result<Listen, String> {
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return Ok(Listen { host: address.ip().to_string(), port: address.port() });
+    }
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    if let Ok(ip) = bare.parse::<IpAddr>() {
+        return Ok(Listen { host: ip.to_string(), port: USUAL });
+    }
+    let form = || format!("the form is ADDR:PORT, NAME:PORT or :PORT, such as 0.0.0.0:{USUAL}");
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) => {
+            let why = |_| format!("'{port}' is not a port (0 to 65535); {}", form());
+            (host, port.parse().map_err(why)?)
+        }
+        None if text.is_empty() => return Err(form()),
+        None => (text, USUAL),
+    };
+    if host.contains([':', '/', '[', ']']) {
+        return Err(format!("'{host}' is neither an address nor a name; {}", form()));
+    }
+    Ok(Listen { host: host.to_owned(), port })
+}
+
+impl Listen {
+    /// The address: of a name the first one, IPv4 before IPv6.
+    ///
+    /// # Errors
+    /// The name has none.
+    pub(crate) fn resolve(&self) -> Result<SocketAddr, Failure> {
+        let Listen { host, port } = self;
+        if host.is_empty() {
+            return Ok(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), *port));
+        }
+        let why = |why: &dyn std::fmt::Display| {
+            Failure::failed(format!(
+                "cannot listen on {host}:{port}: {why}; check the name, or use an address"
+            ))
+        };
+        let mut all: Vec<SocketAddr> =
+            (host.as_str(), *port).to_socket_addrs().map_err(|e| why(&e))?.collect();
+        all.sort_by_key(SocketAddr::is_ipv6);
+        all.first().copied().ok_or_else(|| why(&"it has no address"))
+    }
+}
+
+/// How other machines name what listens on `address`: where that is every address of this
+/// machine, the one that the kernel sends from.
+pub(crate) fn reachable(address: SocketAddr) -> SocketAddr {
+    if !address.ip().is_unspecified() {
+        return address;
+    }
+    let (any, far) = if address.is_ipv4() { ("0.0.0.0:0", FAR_V4) } else { ("[::]:0", FAR_V6) };
+    let from = |any: &str, far: &str| {
+        // Nothing is sent: to connect such a socket is to look for a route.
+        let socket = UdpSocket::bind(any).ok()?;
+        socket.connect(far).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    let loopback =
+        if address.is_ipv4() { IpAddr::from([127, 0, 0, 1]) } else { IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]) };
+    // Who listens on all IPv6 addresses is reached by IPv4 as a rule.
+    let found = from(any, far).or_else(|| from("0.0.0.0:0", FAR_V4).filter(|_| address.is_ipv6()));
+    SocketAddr::new(found.unwrap_or(loopback), address.port())
+}
+
+/// Checks that this process may use a congestion control, before it serves connections that
+/// could not.
+///
+/// # Errors
+/// The kernel has none of that name, or it takes root; with those that it has.
+pub(crate) fn check_congestion(name: Option<&str>) -> Result<(), Failure> {
+    let Some(name) = name else { return Ok(()) };
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None);
+    let tried = socket.and_then(|socket| set_tcp_congestion(socket, name));
+    let listed = |file: &str| {
+        let names = std::fs::read_to_string(format!("/proc/sys/net/ipv4/tcp_{file}_congestion_control"));
+        names.map_or_else(
+            |_| "unknown".into(),
+            |names| names.split_whitespace().collect::<Vec<_>>().join(", "),
+        )
+    };
+    let why = match tried {
+        Err(Errno::NOENT) => format!("the kernel has none of that name; it has {}", listed("available")),
+        Err(Errno::PERM) => format!("only root may use it; every user may use {}", listed("allowed")),
+        // What else is wrong is for the first connection to say.
+        _ => return Ok(()),
+    };
+    Err(Failure::usage(format!("--congestion {name}: {why}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_people_write_them() {
+        let good = [
+            ("10.0.0.5:4499", "10.0.0.5:4499"),
+            ("10.0.0.5", "10.0.0.5:4420"),
+            (":4499", "0.0.0.0:4499"),
+            ("[::1]:4499", "[::1]:4499"),
+            ("[::1]", "[::1]:4420"),
+            ("::1", "[::1]:4420"),
+            ("localhost:4499", "127.0.0.1:4499"),
+            ("localhost", "127.0.0.1:4420"),
+            ("127.0.0.1:0", "127.0.0.1:0"),
+        ];
+        for (text, address) in good {
+            let resolved = listen::<4420>(text).expect(text).resolve().map_err(|failure| failure.message);
+            assert_eq!(resolved.map(|address| address.to_string()), Ok(address.to_owned()), "{text}");
+        }
+        for (text, word) in [
+            ("localhost:x", "'x' is not a port"),
+            ("localhost:70000", "not a port"),
+            ("a:b:1", "'a:b'"),
+            ("", "ADDR"),
+        ] {
+            let why = listen::<4420>(text).expect_err(text);
+            assert!(why.contains(word) && why.contains("0.0.0.0:4420"), "{text}: {why}");
+        }
+        let missing = listen::<4420>("name.invalid:1").expect("a name").resolve().expect_err("no address");
+        assert!(missing.message.contains("name.invalid:1"), "{}", missing.message);
+    }
+
+    #[test]
+    fn every_address_is_named_by_one_that_others_can_use() {
+        for (all, one) in [("0.0.0.0:7", "127.0.0.1:7"), ("10.1.2.3:7", "10.1.2.3:7"), ("[::1]:7", "[::1]:7")]
+        {
+            let named = reachable(all.parse().expect("an address"));
+            assert!(!named.ip().is_unspecified() && named.port() == 7);
+            // A machine with a network has another one than loopback.
+            assert!(named.to_string() == one || all == "0.0.0.0:7", "{all}: {named}");
+        }
+        assert!(!reachable("[::]:7".parse().expect("an address")).ip().is_unspecified());
+    }
+
+    #[test]
+    fn a_congestion_control_that_the_kernel_has_not_is_refused_with_those_that_it_has() {
+        let known = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").expect("a name");
+        assert!(check_congestion(Some(known.trim())).is_ok() && check_congestion(None).is_ok());
+        let why = check_congestion(Some("foo")).expect_err("none of that name").message;
+        assert!(why.contains(known.trim()), "{why}");
+    }
+}
