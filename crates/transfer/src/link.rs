@@ -228,6 +228,17 @@ impl Tx {
         }
     }
 
+    /// Lets the kernel spread what is sent over the round trip, where that is long: a
+    /// window at once overflows the queue of a router that is smaller than the window.
+    pub(crate) fn pace(&self) {
+        const FAR: Duration = Duration::from_millis(1);
+        let Tx::Tcp { stream, .. } = self else { return };
+        let far = stream.stream.round_trip().is_ok_and(|(rtt, _)| rtt >= FAR);
+        if far && let Err(e) = stream.stream.pace() {
+            tracing::debug!("the kernel does not pace: {e}");
+        }
+    }
+
     /// Lets the kernel spread what is sent, so that no more than this many bytes
     /// a second leave on this connection.
     pub(crate) fn limit(&self, rate: u64) {

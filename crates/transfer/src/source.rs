@@ -161,14 +161,16 @@ pub(crate) async fn send(
     let (ask, dry_run, rate) = (plan.ask, plan.options.dry_run, plan.rate);
     if rate > 0 {
         links.iter().for_each(|link| link.tx.limit(rate));
+    } else {
+        links.iter().for_each(|link| link.tx.pace());
     }
     let readers = plan.readers;
     let gate = threads(plan, &queues, &monitor)?;
     // A limit of the rate is none of the connections'.
-    let streams = if rate > 0 { Concurrency::Fixed(streams.start()) } else { streams };
+    let streams = if rate > 0 { Concurrency::Fixed(streams.streams()) } else { streams };
     let sockets: Vec<_> = links.iter().filter_map(|link| link.tx.stream()).collect();
     let path = Path { streams: sockets.clone(), sends: true };
-    let active = streams.streams(&path).min(links.len());
+    let active = streams.streams().min(links.len());
     monitor.choose(Stage::Read, false, readers.start(), "to begin with");
     monitor.choose(Stage::Send, false, active, "to begin with");
     let session = Rc::new(Session {

@@ -33,6 +33,10 @@ pub struct TcpInfo {
     pub unacked_bytes: Option<u64>,
     /// Segments sent again (Linux 2.6).
     pub retransmissions: u32,
+    /// Bytes of data sent, and of these the ones that were sent again (Linux 4.19).
+    pub sent: Option<u64>,
+    /// See `sent`.
+    pub resent: Option<u64>,
     /// Segments that came out of order: the peer's way has lost or reordered
     /// some (Linux 5.4).
     pub out_of_order: Option<u32>,
@@ -84,6 +88,8 @@ impl TcpInfo {
             packet: a.packet.min(b.packet),
             unacked_bytes: sum(a.unacked_bytes, b.unacked_bytes),
             retransmissions: a.retransmissions.saturating_add(b.retransmissions),
+            sent: sum(a.sent, b.sent),
+            resent: sum(a.resent, b.resent),
             out_of_order: sum_u32(a.out_of_order, b.out_of_order),
             delivery_rate: sum(a.delivery_rate, b.delivery_rate),
             app_limited: a.app_limited && b.app_limited,
@@ -134,6 +140,8 @@ impl TcpInfo {
             packet: u32_at(60).unwrap_or_default(),
             unacked_bytes: unacked_bytes(),
             retransmissions: u32_at(100).unwrap_or_default(),
+            sent: u64_at(200),
+            resent: u64_at(208),
             out_of_order: u32_at(224),
             delivery_rate: u64_at(160),
             app_limited: bytes.get(7).is_some_and(|flags| flags & app != 0),
@@ -197,6 +205,7 @@ mod tests {
         assert_eq!((info.delivery_rate, info.receive_window), (Some(125_000_000), Some(65_536)));
         assert_eq!(info.send_buffer_limited, Some(Duration::from_micros(7)));
         assert_eq!((info.packet, info.unacked_bytes), (9000, Some(100)));
+        assert_eq!((info.sent, info.resent), (Some(1000), Some(200)));
         // Linux 3.10 gave 104 bytes.
         let old = TcpInfo::decode(&bytes[..104]);
         assert_eq!((old.rtt, old.cwnd), (info.rtt, info.cwnd));

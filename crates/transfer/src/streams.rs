@@ -1,0 +1,339 @@
+//! How many connections a copy uses.
+//!
+//! One connection fills most paths, and each further one begins with a burst that
+//! the path's queue drops and takes a share from the other flows. So a copy begins
+//! with one, and more are tried only while something other than the path holds back
+//! those that there are ([`Limiter`], which the kernel's counters tell). They stay if
+//! the rate of *content* rises by more than what is sent again in addition. Where
+//! the path is what limits, fewer are tried.
+//!
+//! Invariants:
+//! - the number is between one and the most;
+//! - one change at a time, judged by samples after it has had its time to show;
+//! - after a try that did not help the next one waits twice as long, up to
+//!   [`HOLD_MOST`].
+
+use crate::tuner::Move;
+
+/// Growth of the rate of content that a higher number has to bring, besides the
+/// share that it has sent again in addition; and where segments are lost at random,
+/// since the rate of such connections is unsteady.
+const GAIN: f64 = 0.05;
+const GAIN_LOST: f64 = 0.10;
+/// Growth that leaves no doubt before the change has had all its time.
+const CONVINCING: f64 = 0.5;
+/// A lower number is kept if the rate is below the best by no more than this share.
+const LOSS: f64 = 0.03;
+/// What the best rate is worth a sample later.
+const FORGET: f64 = 0.9998;
+/// Times as many connections as there are that are tried: in general, and where
+/// segments are lost at random, which leaves each connection a small fixed rate.
+const TIMES: usize = 2;
+const TIMES_LOST: usize = 4;
+/// Samples in which the connections have to be what limits before more are tried.
+const SURE: u32 = 3;
+/// Samples that a rate is the mean of.
+const MEASURED: u32 = 4;
+/// Samples between two tries: at first, and at most.
+const HOLD: u32 = 8;
+const HOLD_MOST: u32 = 256;
+
+/// What keeps the connections from sending faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Limiter {
+    /// The path: its queue fills, or the congestion control has measured its rate.
+    Path,
+    /// Segments are lost although no queue is there.
+    Loss,
+    /// A socket buffer, here or at the other side.
+    Buffer,
+    /// Their congestion windows, which grow slowly on a long path.
+    Window,
+}
+
+impl Limiter {
+    fn why(self) -> &'static str {
+        match self {
+            Limiter::Path => "the path is full",
+            Limiter::Loss => "segments are lost without a queue, which slows each connection down",
+            Limiter::Buffer => "socket buffers limit each connection",
+            Limiter::Window => "the path does not queue: each connection's window still limits it",
+        }
+    }
+}
+
+/// What was seen since the sample before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample {
+    /// Bytes of content a second.
+    pub(crate) rate: f64,
+    /// Content waits to be sent.
+    pub(crate) waits: bool,
+    /// What limits the connections.
+    pub(crate) limiter: Limiter,
+    /// Share of the bytes sent that were sent again.
+    pub(crate) resent: f64,
+}
+
+/// A mean of rates and of what was sent again.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    rate: f64,
+    resent: f64,
+    samples: u32,
+}
+
+impl Mean {
+    fn add(self, sample: Sample) -> Mean {
+        let samples = self.samples + 1;
+        let step = |mean: f64, value: f64| mean + (value - mean) / f64::from(samples);
+        Mean { rate: step(self.rate, sample.rate), resent: step(self.resent, sample.resent), samples }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// As it is, for so many samples more.
+    Hold(u32),
+    /// The rate as it is, to compare with, while this limits.
+    Before { mean: Mean, limiter: Limiter },
+    /// Another number, that needs so many samples more to show.
+    Settle { from: usize, before: Mean, limiter: Limiter, left: u32 },
+    /// Another number, as it does.
+    Try { from: usize, before: Mean, limiter: Limiter, mean: Mean },
+}
+
+/// Finds the number of connections.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    most: usize,
+    now: usize,
+    /// Samples until a change shows.
+    settle: u32,
+    hold: u32,
+    best: f64,
+    /// The last try was in vain: the next one is smaller.
+    failed: bool,
+    state: State,
+}
+
+impl Streams {
+    /// Begins with `start` of at most `most`; a change shows after `settle` samples.
+    pub(crate) fn new(start: usize, most: usize, settle: u32) -> Streams {
+        let most = most.max(1);
+        let state = State::Hold(1 + settle);
+        Streams { most, now: start.clamp(1, most), settle, hold: HOLD, best: 0.0, failed: false, state }
+    }
+
+    /// How many to use.
+    #[cfg(test)]
+    pub(crate) fn now(&self) -> usize {
+        self.now
+    }
+
+    /// Takes a sample; what is to be changed.
+    pub(crate) fn sample(&mut self, sample: Sample) -> Option<Move> {
+        self.best *= FORGET;
+        match self.state {
+            State::Hold(left) if left > 0 => self.state = State::Hold(left - 1),
+            // A rate that the other stages limit says nothing of connections.
+            State::Hold(_) | State::Before { .. } if !sample.waits => self.state = State::Hold(0),
+            State::Hold(_) => return self.before(Mean::default(), sample),
+            State::Before { mean, limiter } if limiter == sample.limiter => return self.before(mean, sample),
+            State::Before { .. } => self.state = State::Hold(0),
+            State::Settle { from, before, limiter, left } => {
+                let convinces = self.now > from && sample.rate > (1.0 + CONVINCING) * before.rate;
+                self.state = match left {
+                    0 => State::Try { from, before, limiter, mean: Mean::default() },
+                    _ if convinces && left <= self.settle / 2 => return self.keep(),
+                    left => State::Settle { from, before, limiter, left: left - 1 },
+                };
+            }
+            State::Try { from, before, limiter, mean } => {
+                return self.tried(from, before, limiter, mean.add(sample), sample.waits);
+            }
+        }
+        None
+    }
+
+    fn before(&mut self, mean: Mean, sample: Sample) -> Option<Move> {
+        let (mean, limiter) = (mean.add(sample), sample.limiter);
+        if mean.samples < MEASURED.max(SURE) {
+            self.state = State::Before { mean, limiter };
+            return None;
+        }
+        self.best = self.best.max(mean.rate);
+        let from = self.now;
+        let to = match limiter {
+            Limiter::Path => from - from.div_ceil(4).min(from - 1),
+            Limiter::Loss if !self.failed => (TIMES_LOST * from).min(self.most),
+            _ => (TIMES * from).min(self.most),
+        };
+        if to == from {
+            self.state = State::Hold(HOLD);
+            return None;
+        }
+        self.now = to;
+        self.state = State::Settle { from, before: mean, limiter, left: self.settle };
+        Some(Move { from, to, why: format!("{}: {to} are tried", limiter.why()) })
+    }
+
+    fn tried(
+        &mut self,
+        from: usize,
+        before: Mean,
+        limiter: Limiter,
+        mean: Mean,
+        waits: bool,
+    ) -> Option<Move> {
+        if mean.samples < MEASURED && waits {
+            self.state = State::Try { from, before, limiter, mean };
+            return None;
+        }
+        let change = mean.rate / before.rate.max(f64::MIN_POSITIVE) - 1.0;
+        let again = (mean.resent - before.resent).max(0.0);
+        let kept = match limiter {
+            Limiter::Path => mean.rate >= (1.0 - LOSS) * self.best,
+            // They send all that there is.
+            _ if !waits && change >= -LOSS => true,
+            Limiter::Loss => change >= GAIN_LOST + again,
+            Limiter::Buffer | Limiter::Window => change >= GAIN + again,
+        };
+        if kept {
+            return self.keep();
+        }
+        let (to, tried) = (from, self.now);
+        self.now = to;
+        self.failed = true;
+        self.hold = (2 * self.hold).min(HOLD_MOST);
+        self.state = State::Hold(self.hold + self.settle);
+        let percent = change * 100.0;
+        let why = format!("the rate changed by {percent:+.0} % with {tried}: back to {to}");
+        Some(Move { from: tried, to, why })
+    }
+
+    fn keep(&mut self) -> Option<Move> {
+        self.hold = HOLD;
+        self.failed = false;
+        self.state = State::Hold(0);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A path in samples of a fifth of a second, that connections share.
+    #[derive(Clone, Copy)]
+    struct Path {
+        /// What it carries, and what one connection does alone, in MB/s.
+        carries: f64,
+        each: f64,
+        /// What limits connections as long as they do not fill it.
+        limiter: Limiter,
+        /// The share that is sent again, for each connection beyond those that fill it.
+        overflow: f64,
+        /// Samples until a new connection carries all that it can.
+        ramp: u32,
+    }
+
+    impl Path {
+        fn needed(&self) -> f64 {
+            self.carries / self.each
+        }
+
+        /// Runs so many samples: the numbers that were used, and the mean rate of the last half.
+        fn run(&self, streams: &mut Streams, samples: u32) -> (Vec<usize>, f64) {
+            let (mut numbers, mut late) = (Vec::new(), 0.0);
+            let (mut shown, mut step, mut before) = (0.0f64, 0.0, 0.0);
+            for n in 0..samples {
+                let now = streams.now() as f64;
+                // New ones begin together.
+                if now != before {
+                    (step, before) = ((now - shown) / f64::from(self.ramp), now);
+                }
+                shown = (shown + step.max(0.0)).min(now);
+                let noise = 1.0 + 0.01 * f64::from(n * 7 % 5) - 0.02;
+                let rate = 1e6 * (self.each * shown).min(self.carries) * noise;
+                let full = now >= self.needed();
+                let limiter = if full { Limiter::Path } else { self.limiter };
+                let resent = self.overflow * (now - self.needed().max(1.0)).max(0.0);
+                streams.sample(Sample { rate, waits: true, limiter, resent });
+                numbers.push(streams.now());
+                late += if n >= samples / 2 { rate / f64::from(samples - samples / 2) } else { 0.0 };
+            }
+            (numbers, late / (1e6 * self.carries))
+        }
+    }
+
+    const PATH: Path =
+        Path { carries: 100.0, each: 100.0, limiter: Limiter::Window, overflow: 0.03, ramp: 5 };
+
+    #[test]
+    fn a_path_that_one_fills_never_sees_another() {
+        let (numbers, share) = PATH.run(&mut Streams::new(1, 16, 5), 3000);
+        assert!(numbers.iter().all(|&n| n == 1) && share > 0.99, "{share}");
+    }
+
+    #[test]
+    fn what_holds_each_back_is_answered_by_more() {
+        for limiter in [Limiter::Loss, Limiter::Buffer, Limiter::Window] {
+            for needed in [2.0, 3.0, 5.0, 12.0] {
+                let path = Path { each: 100.0 / needed, limiter, ..PATH };
+                let (numbers, share) = path.run(&mut Streams::new(1, 16, 5), 1000);
+                assert!(share > 0.95, "{limiter:?}, {needed} are needed: {share}");
+                let last = numbers[numbers.len() - 1] as f64;
+                assert!(last >= needed && last <= 4.0 * needed.max(2.0), "{limiter:?}, {needed}: {last}");
+                let found = numbers.iter().position(|&n| n as f64 >= needed);
+                assert!(found.is_some_and(|at| at < 80), "{limiter:?}, {needed}: after {found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn more_that_only_send_again_are_given_up() {
+        // A shallow queue: two take 4 % more between them, and send 4 % twice.
+        let mut streams = Streams::new(1, 16, 5);
+        let mut used = [0; 17];
+        for _ in 0..2000 {
+            let more = streams.now() > 1;
+            let (rate, resent) = if more { (106e6, 0.04) } else { (100e6, 0.005) };
+            streams.sample(Sample { rate, waits: true, limiter: Limiter::Window, resent });
+            used[streams.now()] += 1;
+        }
+        assert_eq!(streams.now(), 1);
+        assert!(used[1] > 1800 && used[1] < 2000, "{used:?}");
+    }
+
+    #[test]
+    fn what_is_not_needed_any_more_is_given_back() {
+        let mut streams = Streams::new(1, 16, 5);
+        let path = Path { each: 10.0, limiter: Limiter::Loss, ..PATH };
+        assert!(path.run(&mut streams, 400).1 > 0.95);
+        assert!(streams.now() >= 10);
+        // The line is clean now.
+        let (_, share) = PATH.run(&mut streams, 3000);
+        assert!(streams.now() <= 2 && share > 0.97, "{} {share}", streams.now());
+    }
+
+    #[test]
+    fn who_has_nothing_to_send_tries_nothing() {
+        let mut streams = Streams::new(1, 16, 1);
+        for _ in 0..100 {
+            let sample = Sample { rate: 1.0, waits: false, limiter: Limiter::Buffer, resent: 0.0 };
+            assert_eq!(streams.sample(sample), None);
+        }
+    }
+
+    #[test]
+    fn changes_carry_their_reason() {
+        let mut streams = Streams::new(1, 16, 0);
+        let sample = Sample { rate: 1.0, waits: true, limiter: Limiter::Buffer, resent: 0.0 };
+        let moves: Vec<Move> = (0..20).filter_map(|_| streams.sample(sample)).collect();
+        assert_eq!((moves[0].from, moves[0].to), (1, 2));
+        assert!(moves[0].why.starts_with("socket buffers limit each connection"), "{}", moves[0].why);
+        assert_eq!((moves[1].from, moves[1].to), (2, 1));
+        assert!(moves[1].why.contains("+0 % with 2"), "{}", moves[1].why);
+    }
+}
