@@ -15,7 +15,7 @@ use crate::history::History;
 use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::options::Options;
-use crate::superblock::{Condition, Entry, MAX_SPARES, Superblock, Unknown, is_name};
+use crate::superblock::{Condition, Copies, Entry, MAX_SPARES, Superblock, Unknown, is_name};
 use crate::witness::{WITNESS_SIZE, Witness};
 use futures_util::future::{join_all, try_join_all};
 use longhaul_block::{BlockDevice, BlockIo, IoError, IoResult, WriteFlags, ZeroFlags, signature};
@@ -43,6 +43,8 @@ pub(crate) struct Candidate {
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) io: Rc<dyn BlockIo>,
     pub(crate) superblock: Option<Superblock>,
+    /// The place of that copy of it.
+    pub(crate) slot: usize,
     /// Where there is something in its place that is not understood.
     pub(crate) unknown: Option<Unknown>,
     /// One of the two copies of its superblock is not whole.
@@ -108,11 +110,10 @@ pub(crate) async fn examine(device: &Arc<dyn BlockDevice>) -> Result<Candidate, 
         (Err(e), Err(_)) => return Err(failed(e)),
         (a, b) => (a.unwrap_or_default(), b.unwrap_or_default()),
     };
-    let superblock = Superblock::newest([&a, &b]);
+    let Copies { newest: superblock, slot, torn } = Copies::of([&a, &b]);
     let unknown = Superblock::unknown(&a).or(Superblock::unknown(&b)).filter(|_| superblock.is_none());
-    let torn = Superblock::decode(&a).is_none() || Superblock::decode(&b).is_none();
     let beat = beat.ok().and_then(|block| Beat::decode(&block));
-    Ok(Candidate { device: Arc::clone(device), io, superblock, unknown, torn, beat })
+    Ok(Candidate { device: Arc::clone(device), io, superblock, slot, unknown, torn, beat })
 }
 
 /// Opens and looks at all devices at the same time.
@@ -439,6 +440,7 @@ pub(crate) fn fill(
     if let (Some(witness), Some(candidate)) = (&core.witness, assembly.witness) {
         candidate.superblock.iter().for_each(|found| witness.may_have(found));
         witness.member.put(candidate.device, candidate.io);
+        witness.member.slot.set(candidate.slot);
         witness.is_there(true);
     } else if let Some(witness) = core.witness.take_if(|_| core.options.degraded) {
         let uuid = witness.member.uuid.get();
@@ -447,6 +449,7 @@ pub(crate) fn fill(
     for (index, candidate) in assembly.members {
         core.members[index].known.set(candidate.superblock.map_or(0, |found| found.generation));
         core.members[index].put(candidate.device, candidate.io);
+        core.members[index].slot.set(candidate.slot);
     }
     let mut stale = Vec::new();
     for (index, candidate, why) in assembly.stale {

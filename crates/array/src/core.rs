@@ -404,9 +404,11 @@ impl Core {
             let results = join_all(usable.map(async |member| {
                 let block = Superblock { member: member.uuid.get(), ..superblock.clone() };
                 let buf = Buf::copy_of(&block.encode());
-                let slot = if self.lacks(Mechanism::Slots) { 0 } else { block.slot() };
+                if self.lacks(Mechanism::Slots) {
+                    member.slot.set(1);
+                }
                 let incarnation = member.incarnation();
-                let result = member.write_durably(SUPER_AT[slot], buf).await;
+                let result = member.write_superblock(buf).await;
                 if result.is_ok() && member.incarnation() == incarnation {
                     member.known.set(block.generation);
                 }
@@ -442,23 +444,29 @@ impl Core {
         let newest = self.generation.get();
         let mut damaged = 0;
         for member in self.members.iter().filter(|member| member.is_usable()) {
-            for (slot, at) in SUPER_AT.into_iter().enumerate() {
-                let found = match member.read(at, BLOCK).await {
-                    Ok(block) => Superblock::decode(&block),
-                    // What it has will be told by whoever needs it.
-                    Err(e) if e.is_absence() => break,
-                    Err(_) => None,
-                };
-                let is_newest = newest % 2 == slot as u64;
-                let right = found.is_some_and(|found| {
+            let is_right = |block: &[u8], is_newest: bool| {
+                Superblock::decode(block).is_some_and(|found| {
                     let ours = found.array == self.array && found.member == member.uuid.get();
                     ours && (found.generation == newest || !is_newest)
-                });
-                damaged += u64::from(!right);
+                })
+            };
+            let mut right = [true; 2];
+            for (slot, at) in SUPER_AT.into_iter().enumerate() {
+                right[slot] = match member.read(at, BLOCK).await {
+                    Ok(block) => is_right(&block, member.slot.get() == slot),
+                    // What it has will be told by whoever needs it.
+                    Err(e) if e.is_absence() => break,
+                    Err(_) => false,
+                };
+            }
+            damaged += right.iter().filter(|right| !**right).count() as u64;
+            if !right[member.slot.get()] {
+                // The copy that is left is not the one to write over first.
+                member.slot.set(1 - member.slot.get());
             }
         }
         if damaged > 0 {
-            // One generation for each place.
+            // One for each place.
             self.publish_alone().await?;
             self.publish_alone().await?;
         }

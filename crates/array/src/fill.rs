@@ -19,7 +19,7 @@ use crate::lost::Gone;
 use crate::member::{Member, MemberResult};
 use crate::report::Progress;
 use crate::sums::UNKNOWN;
-use crate::superblock::{Condition, Superblock};
+use crate::superblock::{Condition, Copies, Superblock};
 use crate::units::Units;
 use crate::upkeep::{is_over, pause};
 use crate::window::Reader;
@@ -55,15 +55,14 @@ impl Core {
             let (a, b) =
                 futures_util::join!(member.read(SUPER_AT[0], BLOCK), member.read(SUPER_AT[1], BLOCK));
             // A copy that cannot be read is as good as one that is torn.
-            let (found, torn) = match (a, b) {
+            let Copies { newest: found, slot, torn } = match (a, b) {
                 (Err(_), Err(_)) => continue,
                 (a, b) => {
                     let copy = |read: MemberResult<BufMut>| read.map(|buf| buf.to_vec()).unwrap_or_default();
-                    let (a, b) = (copy(a), copy(b));
-                    let torn = Superblock::decode(&a).is_none() || Superblock::decode(&b).is_none();
-                    (Superblock::newest([&a, &b]), torn)
+                    Copies::of([&copy(a), &copy(b)])
                 }
             };
+            member.slot.set(slot);
             let ours = |found: &Superblock| found.array == self.array && found.member == member.uuid.get();
             let Some(found) = found.filter(ours) else {
                 let why = "what came back is not what had gone";

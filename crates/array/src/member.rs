@@ -9,7 +9,7 @@
 //!   as that has its place: another one may have it by the time it is told.
 
 use crate::asked::Asked;
-use crate::geometry::{BLOCK, HEARTBEAT_AT};
+use crate::geometry::{BLOCK, HEARTBEAT_AT, SUPER_AT};
 use crate::join;
 use crate::reach::Reach;
 use crate::superblock::Condition;
@@ -113,6 +113,8 @@ pub(crate) struct Member {
     pub(crate) have: Cell<u64>,
     /// The newest generation whose superblock it has confirmed.
     pub(crate) known: Cell<u64>,
+    /// The place of its newest superblock that is whole.
+    pub(crate) slot: Cell<usize>,
     /// The last heartbeat of this session that it has confirmed; zero if none.
     pub(crate) beat: Cell<u64>,
     /// Times at which it may have lost what it had not flushed, and those after
@@ -157,6 +159,7 @@ impl Member {
             reason: RefCell::default(),
             have: Cell::new(have),
             known: Cell::new(0),
+            slot: Cell::new(0),
             beat: Cell::new(0),
             doubts: Cell::new(0),
             settled: Cell::new(0),
@@ -482,6 +485,17 @@ impl Member {
     /// A write that is on the medium when it ends.
     pub(crate) async fn write_durably(&self, offset: u64, src: Buf) -> MemberResult<()> {
         self.write(offset, src, WriteFlags { fua: self.has_volatile_cache() }).await
+    }
+
+    /// Writes a superblock in the place of the copy that is not the newest whole one.
+    /// A write of one that was given up must have ended.
+    pub(crate) async fn write_superblock(&self, block: Buf) -> MemberResult<()> {
+        let (slot, incarnation) = (1 - self.slot.get(), self.incarnation());
+        let result = self.write_durably(SUPER_AT[slot], block).await;
+        if result.is_ok() && self.incarnation() == incarnation {
+            self.slot.set(slot);
+        }
+        result
     }
 
     pub(crate) async fn flush(&self) -> MemberResult<()> {

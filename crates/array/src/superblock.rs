@@ -1,10 +1,12 @@
 //! What every member says of its array.
 //!
-//! Two copies are written in turn, by generation, so that one is always
-//! whole. The whole array is described on each member: its own part is the
-//! entry `index` of the table.
+//! There are two copies, and each write replaces the one that is not the newest
+//! whole one of that member, so that one is always whole. The whole array is
+//! described on each member: its own part is the entry `index` of the table.
 //!
 //! Invariants:
+//! - the newest whole copy of a member is never written over: a member whose last
+//!   write was cut short gets the next one in the same place, whatever its generation;
 //! - a member that is `Active` in the newest superblock of its array has all
 //!   acknowledged data: before a write that a member has missed is
 //!   acknowledged, it is not `Active` any more in the superblocks of all
@@ -134,11 +136,6 @@ impl Superblock {
         self.entries.iter().position(|entry| entry.uuid == self.member)
     }
 
-    /// Which of the two places this generation is written to.
-    pub(crate) fn slot(&self) -> usize {
-        (self.generation % 2) as usize
-    }
-
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut block = vec![0; BLOCK as usize];
         let geometry = &self.geometry;
@@ -250,10 +247,26 @@ impl Superblock {
         let other = version.filter(|version| !(VERSION_OLDEST..=VERSION).contains(version));
         Some(other.map_or(Unknown::Damaged, Unknown::Version))
     }
+}
 
-    /// The newer of the copies that are whole.
-    pub(crate) fn newest(copies: [&[u8]; 2]) -> Option<Superblock> {
-        copies.into_iter().filter_map(Superblock::decode).max_by_key(|copy| copy.generation)
+/// What the two copies of a device's superblock say.
+pub(crate) struct Copies {
+    /// The newer of those that are whole.
+    pub(crate) newest: Option<Superblock>,
+    /// The place of that one.
+    pub(crate) slot: usize,
+    /// One of them is not whole.
+    pub(crate) torn: bool,
+}
+
+impl Copies {
+    /// Understands both; what could not be read is empty, and as good as torn.
+    pub(crate) fn of(blocks: [&[u8]; 2]) -> Copies {
+        let [a, b] = blocks.map(Superblock::decode);
+        let torn = a.is_none() || b.is_none();
+        let generation = |copy: &Option<Superblock>| copy.as_ref().map(|copy| copy.generation);
+        let slot = usize::from(generation(&b) >= generation(&a));
+        Copies { newest: if slot == 0 { a } else { b }, slot, torn }
     }
 }
 
@@ -472,9 +485,12 @@ pub(crate) mod tests {
     fn a_torn_copy_leaves_the_other() {
         let (old, new) = (example(4, 0), Superblock { generation: 8, ..example(4, 0) });
         let (old_block, mut new_block) = (old.encode(), new.encode());
-        assert_ne!(old.slot(), new.slot());
-        assert_eq!(Superblock::newest([&new_block, &old_block]), Some(new));
+        let copies = Copies::of([&new_block, &old_block]);
+        assert_eq!((copies.newest, copies.slot, copies.torn), (Some(new), 0, false));
         new_block[100] ^= 0xFF;
-        assert_eq!(Superblock::newest([&new_block, &old_block]), Some(old));
+        let copies = Copies::of([&new_block, &old_block]);
+        assert_eq!((copies.newest, copies.slot, copies.torn), (Some(old), 1, true));
+        let none = Copies::of([&new_block, &[]]);
+        assert!(none.newest.is_none() && none.torn);
     }
 }

@@ -17,12 +17,13 @@ use crate::core::Core;
 use crate::current::Kinship;
 use crate::error::ArrayError;
 use crate::fence;
-use crate::geometry::{HEARTBEAT_AT, SUPER_AT};
-use crate::member::{Member, MemberResult};
+use crate::geometry::HEARTBEAT_AT;
+use crate::member::{Member, MemberError, MemberResult};
 use crate::superblock::{Condition, Superblock};
-use longhaul_block::IoResult;
+use longhaul_block::{IoError, IoResult};
 use longhaul_engine::Buf;
 use std::cell::{Cell, RefCell};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -40,6 +41,8 @@ pub(crate) struct Witness {
     told: RefCell<Vec<Uuid>>,
     /// Whether it answered last.
     there: Cell<bool>,
+    /// Its last superblock was not confirmed, and may be written late.
+    given_up: Cell<bool>,
 }
 
 impl Witness {
@@ -47,7 +50,12 @@ impl Witness {
         let member =
             Member::new(superblock.geometry.width, uuid, Condition::Active, superblock.generation, 0);
         // What is in the table of members the witness was told first, if it had to be.
-        Witness { member, told: RefCell::new(active(superblock)), there: Cell::new(false) }
+        Witness {
+            member,
+            told: RefCell::new(active(superblock)),
+            there: Cell::new(false),
+            given_up: Cell::new(false),
+        }
     }
 
     /// It has been read, or written.
@@ -67,14 +75,32 @@ impl Witness {
         let is_new = self.member.device().is_none();
         if is_new {
             self.member.put(Arc::clone(&candidate.device), Rc::clone(&candidate.io));
+            self.member.slot.set(candidate.slot);
         }
         is_new
     }
 
+    /// Returns when a write that was given up has ended: the next one goes to the same
+    /// place, where an earlier one must not land after it.
+    async fn settled(&self) -> MemberResult<()> {
+        if !self.given_up.get() {
+            return Ok(());
+        }
+        let incarnation = self.member.incarnation();
+        let answered = self.member.patiently(pin!(self.member.until_answered())).await;
+        answered.map_err(|time| {
+            let why = format!("its last write is not answered after another {:.0} s", time.as_secs_f64());
+            MemberError { error: IoError::Unreachable(why), incarnation }
+        })
+    }
+
     async fn write(&self, superblock: &Superblock) -> MemberResult<()> {
         let block = Superblock { member: self.member.uuid.get(), ..superblock.clone() };
-        let at = SUPER_AT[block.slot()];
-        let result = self.member.write_durably(at, Buf::copy_of(&block.encode())).await;
+        let result = match self.settled().await {
+            Ok(()) => self.member.write_superblock(Buf::copy_of(&block.encode())).await,
+            Err(e) => Err(e),
+        };
+        self.given_up.set(result.as_ref().is_err_and(MemberError::is_absence));
         self.there.set(result.is_ok());
         if result.is_ok() {
             *self.told.borrow_mut() = active(superblock);

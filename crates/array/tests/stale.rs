@@ -3,10 +3,11 @@
 mod common;
 
 use common::{Disk, Model, degraded, devices, disks, make, options, simulate, start};
+use futures_util::future::{Either, select};
 use longhaul_array::{ArrayDevice, ArrayError, Condition, Health, Known, Layout, Memory, assemble_with};
 use longhaul_block::{BlockDevice, BlockIo};
 use longhaul_engine::{Engine, sleep};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
@@ -312,6 +313,47 @@ fn a_member_whose_newest_superblock_is_damaged_stays() {
         let array = start(&disks, options()).await.expect("assembled");
         assert_eq!(array.status().await.expect("status").health, Health::Healthy);
     });
+}
+
+/// Where the copies of a superblock are, and the generation in one.
+const COPIES: [u64; 2] = [0, 64 << 10];
+const GENERATION: usize = 160;
+
+/// A crash has cut the write of the newest superblock short, and the next comes while the array
+/// is assembled, at each write of that: the copy that was left is not the one written over.
+#[test]
+fn a_member_outlives_crashes_that_cut_its_superblock_short_one_after_the_other() {
+    let mut crashed = 0;
+    for writes in 0..32 {
+        let (disks, power) = disks(8, SIZE);
+        simulate(12, async {
+            make(&disks, Layout::DoubleParity, UNIT).await;
+            let array = start(&disks, options()).await.expect("assembled");
+            let (io, model) = opened(&array).await;
+            model.write(&*io, 0, 8).await.expect("written");
+        });
+        let generation = |at: u64| {
+            let block = disks[0].peek(at, 512);
+            u64::from_le_bytes(block[GENERATION..GENERATION + 8].try_into().expect("eight bytes"))
+        };
+        let newest = COPIES.into_iter().max_by_key(|at| generation(*at)).expect("two");
+        disks[0].flip(newest + 200);
+        power.light(writes, writes);
+        let engine = Engine::simulated(writes).expect("engine");
+        engine.block_on(async {
+            let starting = pin!(start(&disks, options()));
+            crashed += u32::from(matches!(select(starting, pin!(power.gone())).await, Either::Right(_)));
+        });
+        drop(engine);
+        power.restore();
+        simulate(13, async {
+            let array = start(&disks, options()).await;
+            let array = array.unwrap_or_else(|e| panic!("after {writes} writes: {e}"));
+            let status = array.status().await.expect("status");
+            assert_eq!(status.health, Health::Healthy, "after {writes} writes: {status:?}");
+        });
+    }
+    assert!(crashed > 20, "{crashed} crashes while it was assembled");
 }
 
 /// What a host has recorded, in memory.
