@@ -17,9 +17,10 @@ use crate::content::{self, SECTOR};
 use crate::disk::Disk;
 use crate::load::Load;
 use crate::model::{Fragile, Model};
+use crate::outcome::{Failure, guarded};
 use crate::plan::Plan;
 use crate::random::Random;
-use crate::run::{Done, Failure, guarded};
+use crate::run::Done;
 use crate::subject::{Arrayed, Subject};
 use crate::world::World;
 use futures_util::future::join_all;
@@ -27,7 +28,7 @@ use line::{Line, Link};
 use longhaul_array::{ArrayDevice, ArrayError, Layout};
 use longhaul_block::{BlockDevice, BlockIo, WriteFlags};
 use longhaul_engine::{BufMut, Engine, now, sleep, spawn, timeout};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -301,23 +302,9 @@ impl Hosts<'_> {
     /// The load of the host that has the array.
     fn load(&mut self, owner: &Owner) -> Rc<Load> {
         let info = owner.array.info();
-        let whole = info.block_size <= self.plan.block;
-        let model = self
-            .model
-            .get_or_insert_with(|| Rc::new(RefCell::new(Model::new(info.size, info.block_size, whole))));
-        Rc::new(Load {
-            world: self.world.clone(),
-            io: Rc::clone(&owner.io),
-            model: Rc::clone(model),
-            failure: Rc::clone(&self.failure),
-            beyond: Rc::default(),
-            stopping: Cell::default(),
-            cut_off: Cell::default(),
-            quiet: false,
-            may_crash: false,
-            stripe: info.size / self.plan.rows,
-            info,
-        })
+        let model = Model::shared(&mut self.model, &info, self.plan.block);
+        let stripe = info.size / self.plan.rows;
+        Rc::new(Load::new(&self.world, Rc::clone(&owner.io), info, model, &self.failure, stripe))
     }
 
     fn check(&self) -> Result<(), String> {
@@ -329,8 +316,8 @@ impl Hosts<'_> {
         let load = self.load(owner);
         load.read_all(self.random.fork()).await;
         let pause = self.plan.latency;
-        let client = |_| spawn(Rc::clone(&load).client(self.random.fork(), self.plan.operations, pause));
-        join_all((0..self.plan.clients).map(client).collect::<Vec<_>>()).await;
+        let Plan { clients, operations, .. } = *self.plan;
+        join_all(load.clients(&mut self.random, clients, operations, pause)).await;
         load.read_all(self.random.fork()).await;
         self.check()
     }

@@ -13,6 +13,7 @@ mod load;
 mod medium;
 pub mod model;
 pub mod network;
+mod outcome;
 mod plan;
 mod random;
 mod run;
@@ -22,7 +23,8 @@ mod world;
 
 pub use disk::{Disk, Fault, Make, Snapshot};
 pub use hosts::run_hosts;
+pub use outcome::{Failure, Replay};
 pub use plan::{Plan, Theme};
 pub use random::Random;
-pub use run::{Done, Failure, run};
+pub use run::{Done, run};
 pub use world::World;

@@ -10,7 +10,7 @@ use crate::random::Random;
 use crate::subject::Running;
 use crate::world::World;
 use longhaul_block::{BlockIo, DeviceInfo, IoError, WriteFlags, ZeroFlags};
-use longhaul_engine::{BufMut, sleep, timeout};
+use longhaul_engine::{BufMut, Task, sleep, spawn, timeout};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
@@ -51,6 +51,30 @@ pub(crate) struct Load {
 }
 
 impl Load {
+    /// A load that allows no error and is not quiet, on stripes of `stripe` bytes of data.
+    pub(crate) fn new(
+        world: &World,
+        io: Rc<dyn BlockIo>,
+        info: DeviceInfo,
+        model: Rc<RefCell<Model>>,
+        failure: &Rc<RefCell<Option<String>>>,
+        stripe: u64,
+    ) -> Load {
+        Load {
+            world: world.clone(),
+            io,
+            info,
+            model,
+            failure: Rc::clone(failure),
+            beyond: Rc::default(),
+            stopping: Cell::default(),
+            cut_off: Cell::default(),
+            quiet: false,
+            may_crash: false,
+            stripe,
+        }
+    }
+
     pub(crate) fn fail(&self, why: String) {
         self.failure.borrow_mut().get_or_insert(why);
         self.world.stop();
@@ -211,6 +235,17 @@ impl Load {
                 sleep(Duration::from_millis(random.below(PAUSE))).await;
             }
         }
+    }
+
+    /// Begins `count` clients of so many operations each.
+    pub(crate) fn clients(
+        self: &Rc<Load>,
+        random: &mut Random,
+        count: u32,
+        operations: u32,
+        pause: Duration,
+    ) -> Vec<Task<()>> {
+        (0..count).map(|_| spawn(Rc::clone(self).client(random.fork(), operations, pause))).collect()
     }
 
     /// `count` operations, one after the other.

@@ -14,8 +14,11 @@
 //! - `now` of a block is part of `later`, but for what is under way.
 
 use crate::content::{self, NOBODY, SECTOR, Writer};
+use longhaul_block::DeviceInfo;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::rc::Rc;
 
 /// What is known of a device's blocks.
 #[derive(Debug)]
@@ -149,6 +152,17 @@ impl Model {
             next: 0,
             power_lost: 0,
         }
+    }
+
+    /// The model in `slot`, which is made for a device if there is none yet, on disks that write
+    /// blocks of `whole` bytes as a whole.
+    pub(crate) fn shared(
+        slot: &mut Option<Rc<RefCell<Model>>>,
+        info: &DeviceInfo,
+        whole: u32,
+    ) -> Rc<RefCell<Model>> {
+        let make = || Rc::new(RefCell::new(Model::new(info.size, info.block_size, info.block_size <= whole)));
+        Rc::clone(slot.get_or_insert_with(make))
     }
 
     /// Blocks of the device.

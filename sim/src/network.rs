@@ -20,7 +20,7 @@ mod trouble;
 mod wrong;
 
 pub use plan::{Conditions, NetworkPlan};
-pub use run::{NetworkDone, NetworkFailure, Planted, run_network};
+pub use run::{NetworkDone, Planted, run_network};
 pub use trouble::Counts;
 
 use crate::random::Random;

@@ -1,6 +1,7 @@
 //! What a seed stands for: the array, its disks, the load, and what goes wrong.
 
 use crate::disk::Make;
+use crate::outcome::Replay;
 use crate::random::Random;
 use longhaul_array::{Layout, Mechanism};
 use std::fmt;
@@ -207,9 +208,16 @@ impl Plan {
         }
     }
 
-    /// The command that does the same again.
+    /// What the disks are like, `size` bytes each.
     #[must_use]
-    pub fn again(&self) -> String {
+    pub fn make(&self, size: u64) -> Make {
+        let Plan { block, volatile, latency, window, knows, .. } = *self;
+        Make { size, block, volatile, latency, window, knows }
+    }
+}
+
+impl Replay for Plan {
+    fn again(&self) -> String {
         let names: Vec<&str> = self.layouts.iter().map(|layout| layout.name()).collect();
         let only = if self.layouts == Layout::ALL { "" } else { " --layout " };
         let names = if only.is_empty() { String::new() } else { names.join(",") };
@@ -219,13 +227,6 @@ impl Plan {
         let theme = (self.theme != usual).then(|| format!(" --theme {:?}", self.theme).to_lowercase());
         let theme = theme.unwrap_or_default();
         format!("cargo run --release -p longhaul-sim -- --seed {}{only}{names}{theme}{without}", self.seed)
-    }
-
-    /// What the disks are like, `size` bytes each.
-    #[must_use]
-    pub fn make(&self, size: u64) -> Make {
-        let Plan { block, volatile, latency, window, knows, .. } = *self;
-        Make { size, block, volatile, latency, window, knows }
     }
 }
 

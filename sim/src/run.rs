@@ -4,6 +4,7 @@ use crate::disk::Disk;
 use crate::load::Load;
 use crate::medium::Fate;
 use crate::model::{Fragile, Model};
+use crate::outcome::{Failure, guarded};
 use crate::plan::{Plan, Theme};
 use crate::random::Random;
 use crate::subject::{Running, Subject};
@@ -13,8 +14,6 @@ use futures_util::future::{Either, join_all, select};
 use longhaul_array::Layout;
 use longhaul_engine::{Engine, sleep, spawn, timeout};
 use std::cell::{Cell, RefCell};
-use std::fmt;
-use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -38,23 +37,6 @@ pub struct Done {
     pub digest: u64,
 }
 
-/// What must not be, and how to see it again.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    /// The plan that it happened in.
-    pub plan: Box<Plan>,
-    /// What happened, in words.
-    pub what: String,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.what)?;
-        writeln!(f, "  {}", self.plan)?;
-        write!(f, "  again: {}", self.plan.again())
-    }
-}
-
 /// Runs a plan on a subject, on a thread of its own; with `loud`, tells of
 /// every event on standard error.
 ///
@@ -63,24 +45,6 @@ impl fmt::Display for Failure {
 /// redundancy, an operation that hangs, a panic.
 pub fn run(plan: &Plan, subject: &(dyn Subject + Sync), loud: bool) -> Result<Done, Failure> {
     guarded(plan, || Simulation::new(plan, subject, loud).run())
-}
-
-/// Runs a simulation on a thread of its own; a panic is a failure like any other.
-pub(crate) fn guarded(
-    plan: &Plan,
-    simulate: impl FnOnce() -> Result<Done, String> + Send,
-) -> Result<Done, Failure> {
-    let simulate = || std::panic::catch_unwind(AssertUnwindSafe(simulate));
-    let result = std::thread::scope(|scope| scope.spawn(simulate).join());
-    let fail = |what| Failure { plan: Box::new(plan.clone()), what };
-    match result {
-        Ok(Ok(result)) => result.map_err(fail),
-        Ok(Err(panic)) | Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
-            Err(fail(format!("panic: {text}")))
-        }
-    }
 }
 
 struct Simulation<'a> {
@@ -231,24 +195,11 @@ impl<'a> Simulation<'a> {
     }
 
     fn load(&mut self, opened: &dyn Running, may_crash: bool) -> Rc<Load> {
-        let (info, io) = (opened.info(), opened.io());
-        let whole = info.block_size <= self.plan.block;
-        let model = self
-            .model
-            .get_or_insert_with(|| Rc::new(RefCell::new(Model::new(info.size, info.block_size, whole))));
-        Rc::new(Load {
-            world: self.world.clone(),
-            io,
-            model: Rc::clone(model),
-            failure: Rc::clone(&self.failure),
-            beyond: Rc::clone(&self.ward.beyond),
-            stopping: Cell::default(),
-            cut_off: Cell::default(),
-            quiet: self.plan.theme == Theme::Quiet,
-            may_crash,
-            stripe: info.size / self.plan.rows,
-            info,
-        })
+        let info = opened.info();
+        let model = Model::shared(&mut self.model, &info, self.plan.block);
+        let (stripe, quiet) = (info.size / self.plan.rows, self.plan.theme == Theme::Quiet);
+        let load = Load::new(&self.world, opened.io(), info, model, &self.failure, stripe);
+        Rc::new(Load { beyond: Rc::clone(&self.ward.beyond), quiet, may_crash, ..load })
     }
 }
 
@@ -272,8 +223,7 @@ async fn work(
     if random.chance(50) {
         load.read_all(random.fork()).await;
     }
-    let client = |_| spawn(Rc::clone(&load).client(random.fork(), plan.operations, pause));
-    let clients: Vec<_> = (0..plan.clients).map(client).collect();
+    let clients = load.clients(&mut random, plan.clients, plan.operations, pause);
     let (chance, plan) = (random.fork(), plan);
     let watch = spawn(watch(Rc::clone(&ward), Rc::clone(&load), Rc::clone(&array)));
     let trouble = spawn(trouble(Rc::clone(&ward), Rc::clone(&load), Rc::clone(&array), chance, plan));

@@ -1,5 +1,6 @@
 //! What a seed stands for in the world of hosts and a network.
 
+use crate::outcome::Replay;
 use crate::random::Random;
 use std::fmt;
 use std::time::Duration;
@@ -126,10 +127,10 @@ impl NetworkPlan {
             ..self
         }
     }
+}
 
-    /// The command that does the same again.
-    #[must_use]
-    pub fn again(&self) -> String {
+impl Replay for NetworkPlan {
+    fn again(&self) -> String {
         format!("cargo run --release -p longhaul-sim -- --world network --seed {}", self.seed)
     }
 }

@@ -8,6 +8,7 @@ use crate::load::Load;
 use crate::model::Model;
 use crate::network::part::Part;
 use crate::network::wrong::Wrong;
+use crate::outcome::{Failure, guarded};
 use crate::random::Random;
 use crate::world::World;
 use futures_channel::oneshot;
@@ -18,9 +19,7 @@ use longhaul_engine::{Engine, sleep, spawn};
 use longhaul_initiator::{Options, RemoteDevice};
 use longhaul_target::{Config, Target};
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -75,41 +74,18 @@ pub struct NetworkDone {
     pub digest: u64,
 }
 
-/// What must not be, and how to see it again.
-#[derive(Clone, Debug)]
-pub struct NetworkFailure {
-    /// The plan that it happened in.
-    pub plan: Box<NetworkPlan>,
-    /// What happened, in words.
-    pub what: String,
-}
-
-impl fmt::Display for NetworkFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.what)?;
-        writeln!(f, "  {}", self.plan)?;
-        write!(f, "  again: {}", self.plan.again())
-    }
-}
-
 /// Runs a plan on a thread of its own, with something planted or nothing; with
 /// `loud`, tells of every event on standard error.
 ///
 /// # Errors
 /// Whatever must not be: content that no reader may see, an error of I/O, an
 /// operation that does not end after the network is whole again, a panic.
-pub fn run_network(plan: &NetworkPlan, planted: Planted, loud: bool) -> Result<NetworkDone, NetworkFailure> {
-    let simulate = || std::panic::catch_unwind(AssertUnwindSafe(|| simulate(plan, planted, loud)));
-    let result = std::thread::scope(|scope| scope.spawn(simulate).join());
-    let fail = |what| NetworkFailure { plan: Box::new(plan.clone()), what };
-    match result {
-        Ok(Ok(result)) => result.map_err(fail),
-        Ok(Err(panic)) | Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
-            Err(fail(format!("panic: {text}")))
-        }
-    }
+pub fn run_network(
+    plan: &NetworkPlan,
+    planted: Planted,
+    loud: bool,
+) -> Result<NetworkDone, Failure<NetworkPlan>> {
+    guarded(plan, || simulate(plan, planted, loud))
 }
 
 fn simulate(plan: &NetworkPlan, planted: Planted, loud: bool) -> Result<NetworkDone, String> {
@@ -232,26 +208,14 @@ async fn work(site: Rc<Site>, number: u32, share: Rc<Share>, mut random: Random,
     let plan = &site.plan;
     let size = plan.blocks * u64::from(plan.block);
     let part = Part::new(io, u64::from(number) * size, Rc::clone(&share), Rc::clone(&site));
-    let load = Rc::new(Load {
-        world: site.world.clone(),
-        io: Rc::new(part),
-        info: DeviceInfo { size, ..device.info() },
-        model: Rc::clone(&share.model),
-        failure: Rc::clone(&site.failure),
-        beyond: Rc::default(),
-        stopping: Cell::default(),
-        cut_off: Cell::default(),
-        quiet: false,
-        may_crash: false,
-        stripe: u64::from(plan.block) * if plan.close { 1 } else { 8 },
-    });
+    let stripe = u64::from(plan.block) * if plan.close { 1 } else { 8 };
+    let (info, model) = (DeviceInfo { size, ..device.info() }, Rc::clone(&share.model));
+    let load = Rc::new(Load::new(&site.world, Rc::new(part), info, model, &site.failure, stripe));
     if random.chance(50) {
         load.read_all(random.fork()).await;
     }
     let pause = plan.conditions.delay + plan.latency;
-    let client = |_| spawn(Rc::clone(&load).client(random.fork(), plan.operations, pause));
-    let clients: Vec<_> = (0..plan.clients).map(client).collect();
-    join_all(clients).await;
+    join_all(load.clients(&mut random, plan.clients, plan.operations, pause)).await;
     load.read_all(random).await;
     if last {
         drop(load);
