@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Descriptors of a service: few, and enough for one user.
-const DESCRIPTORS: u64 = 128;
+const DESCRIPTORS: u64 = 96;
 /// Connections of strangers: several times that.
 const STRANGERS: usize = 400;
 /// How long a service without descriptors is watched. Doing nothing has no event.
