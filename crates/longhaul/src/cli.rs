@@ -51,6 +51,12 @@ pub(crate) enum Verb {
     Attach(Box<verbs::attach::Args>),
     /// Take an attached device away
     Detach(verbs::attach::Detach),
+    /// List what is attached and mounted, and what connections.conf lists besides
+    List(verbs::connections::Args),
+    /// Attach and mount what connections.conf lists, as at boot
+    ConnectAll(verbs::connections::Args),
+    /// Detach and unmount what connections.conf lists
+    DisconnectAll(verbs::connections::Args),
     /// Serve devices to NBD clients
     Nbd(Box<verbs::attach::nbd::Args>),
     /// Make a file system on a device

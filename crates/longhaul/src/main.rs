@@ -10,6 +10,7 @@ mod attached;
 mod cli;
 mod config;
 mod exit;
+mod helper;
 mod names;
 mod output;
 mod runtime;
@@ -24,6 +25,9 @@ use output::Output;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if helper::is_called() {
+        return helper::run();
+    }
     let cli = match config::parse() {
         Ok(cli) => cli,
         Err(failure) => return tell(&failure, Output::new(config::wants_json())),
@@ -54,6 +58,9 @@ fn run(cli: Cli, output: Output) -> Outcome {
         Verb::Attach(args) => verbs::attach::run(*args, output),
         Verb::Detach(args) => verbs::attach::detach(&args, output),
         Verb::Nbd(args) => verbs::attach::nbd::run(&args, output),
+        Verb::List(args) => verbs::connections::list(&args, output),
+        Verb::ConnectAll(args) => verbs::connections::connect_all(&args, output),
+        Verb::DisconnectAll(args) => verbs::connections::disconnect_all(&args, output),
         Verb::Mkfs(args) => verbs::attach::mkfs::run(&args, output),
         Verb::Mount(args) => verbs::attach::mount::run(&args, output),
         Verb::Umount(args) => verbs::attach::mount::umount(&args, output),

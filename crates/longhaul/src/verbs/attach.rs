@@ -70,7 +70,7 @@ pub(crate) struct Detach {
 
 pub(crate) fn run(args: Args, output: Output) -> Outcome {
     if args.list {
-        return list(output);
+        return list(&[], output);
     }
     let at = args.at.as_deref().ok_or_else(|| Failure::usage("--at PATH says where"))?;
     let path = absolute(at)?;
@@ -181,7 +181,16 @@ fn tell_why(ready: &Value) {
     }
 }
 
-fn list(output: Output) -> Outcome {
+impl Args {
+    /// Where it is to appear in the background, and of what.
+    pub(crate) fn place(&self) -> Option<(PathBuf, Vec<String>)> {
+        let at = self.at.clone().filter(|_| !self.foreground)?;
+        Some((at, self.devices.clone()))
+    }
+}
+
+/// Lists what is attached; `missing` are the places and devices of what should be, and is not.
+pub(crate) fn list(missing: &[(PathBuf, Vec<String>)], output: Output) -> Outcome {
     let all = Record::all();
     let mut table = Table::new();
     table
@@ -208,8 +217,13 @@ fn list(output: Output) -> Outcome {
             users.join(", "),
         ]);
     }
-    output.event("summary", json!({ "attached": all.len() }));
-    if !output.is_json() && !all.is_empty() {
+    for (path, devices) in missing {
+        output.event("missing", json!({ "path": path, "devices": devices }));
+        let path = path.display().to_string();
+        table.add_row([&path, &devices.join(" "), "", "", "not connected: longhaul connect-all", ""]);
+    }
+    output.event("summary", json!({ "attached": all.len(), "missing": missing.len() }));
+    if !output.is_json() && all.len() + missing.len() > 0 {
         output.line(table.trim_fmt());
     }
     Ok(())

@@ -4,6 +4,7 @@ pub(crate) mod agent;
 pub(crate) mod array;
 pub(crate) mod attach;
 pub(crate) mod bench;
+pub(crate) mod connections;
 pub(crate) mod cp;
 pub(crate) mod dataset;
 pub(crate) mod demo;

@@ -10,6 +10,7 @@ use serde_json::Value;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -47,6 +48,8 @@ pub(super) fn start(log: &Path, output: Output) -> Result<Value, Failure> {
     let mut options = OpenOptions::new();
     let stderr = options.create(true).write(true).truncate(true).mode(0o600).open(log).map_err(failed)?;
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+    // By whatever name it was called.
+    command.arg0(crate::helper::SELF);
     // Before the verb: behind it, a `--` may make a device of it.
     if !output.is_json() {
         command.arg("--json");

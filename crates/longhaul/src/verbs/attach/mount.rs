@@ -78,6 +78,13 @@ pub(crate) struct Args {
     device: DeviceArgs,
 }
 
+impl Args {
+    /// Where it is to be mounted in the background, and of what.
+    pub(crate) fn place(&self) -> Option<(PathBuf, Vec<String>)> {
+        (!self.foreground).then(|| (self.dir.clone(), self.devices.clone()))
+    }
+}
+
 /// Arguments of `umount`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Umount {

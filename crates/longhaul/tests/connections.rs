@@ -1,0 +1,141 @@
+//! Connections that a file lists, and `mount.longhaul`. They need FUSE, the second root and a
+//! loop device, and say so where they skip.
+
+mod common;
+
+use common::{Ran, finish, mounts_below, text};
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use tempfile::TempDir;
+
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Option<Place> {
+        if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+            longhaul_skip::skip!("needs FUSE: /dev/fuse: {e}");
+            return None;
+        }
+        Some(Place(tempfile::tempdir().expect("directory")))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().canonicalize().expect("there").join(name)
+    }
+
+    fn run(&self, args: &[&str]) -> Ran {
+        let mut command = common::command(args);
+        finish(command.env("XDG_RUNTIME_DIR", self.0.path()).spawn().expect("started"))
+    }
+
+    /// Runs a verb of connections with the file of this place.
+    fn all(&self, verb: &str) -> Ran {
+        self.run(&[verb, "--json", "--config", text(&self.path("connections.conf"))])
+    }
+
+    fn lists(&self, lines: &str) {
+        fs::write(self.path("connections.conf"), lines).expect("written");
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for at in mounts_below(&self.path("")) {
+            let _ = self.run(&["umount", &at]);
+        }
+    }
+}
+
+#[test]
+fn what_is_listed_comes_back_and_goes() {
+    let Some(place) = Place::new() else { return };
+    let (a, b) = (place.path("a"), place.path("b"));
+    place.lists(&format!(
+        "# two devices\nattach mem:16MiB --at {} --via fuse\nattach mem:32MiB --at '{}' --via fuse\n",
+        a.display(),
+        b.display()
+    ));
+    let summary = |ran: &Ran, code: i32| {
+        assert_eq!(ran.code, Some(code), "{ran:?}");
+        ran.events().into_iter().rfind(|event| event["event"] == "summary").expect("a summary")
+    };
+    let listed = summary(&place.all("list"), 0);
+    assert_eq!((&listed["attached"], &listed["missing"]), (&0.into(), &2.into()));
+    let connected = summary(&place.all("connect-all"), 0);
+    assert_eq!((&connected["connected"], &connected["already"]), (&2.into(), &0.into()));
+    assert_eq!(
+        (fs::metadata(&a).expect("there").len(), fs::metadata(&b).expect("there").len()),
+        (16 << 20, 32 << 20)
+    );
+    // One that has gone comes back alone.
+    assert_eq!(place.run(&["detach", text(&a)]).code, Some(0));
+    let listed = summary(&place.all("list"), 0);
+    assert_eq!((&listed["attached"], &listed["missing"]), (&1.into(), &1.into()));
+    let connected = summary(&place.all("connect-all"), 0);
+    assert_eq!((&connected["connected"], &connected["already"]), (&1.into(), &1.into()));
+    let gone = summary(&place.all("disconnect-all"), 0);
+    assert_eq!((&gone["disconnected"], &gone["failed"]), (&2.into(), &0.into()));
+    assert!(!a.exists() && !b.exists());
+}
+
+#[test]
+fn one_that_fails_keeps_no_other_back_and_is_named() {
+    let Some(place) = Place::new() else { return };
+    let at = place.path("disk");
+    place.lists(&format!(
+        "attach nvme+tcp://127.0.0.1:1/x --at {}\nattach mem:16MiB --at {} --via fuse\n",
+        place.path("away").display(),
+        at.display()
+    ));
+    let ran = place.all("connect-all");
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert!(
+        ran.stderr.contains("connections.conf, line 1: ") && ran.stderr.contains("127.0.0.1:1"),
+        "{ran:?}"
+    );
+    assert!(at.exists());
+    place.lists(&format!("attach mem:16MiB --at {}\nnonsense\n", at.display()));
+    let ran = place.all("disconnect-all");
+    assert!(ran.code == Some(2) && ran.stderr.contains("connections.conf, line 2: "), "{ran:?}");
+    assert_eq!(place.run(&["detach", text(&at)]).code, Some(0));
+    fs::remove_file(place.path("connections.conf")).expect("removed");
+    let ran = place.all("connect-all");
+    assert!(ran.code == Some(2) && ran.stderr.contains("there is no "), "{ran:?}");
+}
+
+#[test]
+fn mount_finds_the_helper_and_gets_its_own_exit_codes() {
+    let Some(place) = Place::new() else { return };
+    let helper = place.path("mount.longhaul");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_longhaul"), &helper).expect("linked");
+    let call = |args: &[&str]| {
+        let mut command = Command::new(&helper);
+        command.args(args).env("XDG_CONFIG_HOME", "/nonexistent").env("XDG_RUNTIME_DIR", place.0.path());
+        command.env("XDG_STATE_HOME", place.path("state")).stdin(Stdio::null());
+        finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started"))
+    };
+    assert_eq!(call(&["only-a-device"]).code, Some(1));
+    assert_eq!(call(&["/nonexistent/disk", "/nonexistent/dir", "-f"]).code, Some(0), "nothing is done");
+    let (device, dir) = (format!("file:{},size=64MiB", place.path("image").display()), place.path("dir"));
+    fs::create_dir(&dir).expect("made");
+    let failed = call(&[&format!("file:{}", place.path("none").display()), text(&dir)]);
+    assert!(failed.code == Some(32) && !failed.stderr.is_empty(), "{failed:?}");
+    if place.run(&["mkfs", "--fs", "ext4", &device]).code != Some(0)
+        || !Path::new("/dev/loop-control").exists()
+    {
+        longhaul_skip::skip!("needs mkfs.ext4 and a loop device");
+        return;
+    }
+    let mounted = call(&[&device, text(&dir), "-n", "-o", "rw,_netdev,x-systemd.automount,noatime,via=fuse"]);
+    if mounted.code == Some(32) && mounted.stderr.contains("needs") {
+        longhaul_skip::skip!("{}", mounted.stderr);
+        return;
+    }
+    assert_eq!((mounted.code, mounted.stdout.as_str(), mounted.stderr.as_str()), (Some(0), "", ""));
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("read");
+    let line = mounts.lines().find(|line| line.contains(text(&dir))).expect("mounted");
+    assert!(line.contains(" ext4 ") && line.contains("noatime"), "{line}");
+    // Whatever unmounts it ends it.
+    assert!(Command::new("umount").arg(&dir).status().expect("umount").success());
+}
