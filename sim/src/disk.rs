@@ -22,6 +22,7 @@ use longhaul_block::{
 };
 use longhaul_engine::{Buf, BufMut, now, sleep, spawn};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
@@ -271,11 +272,16 @@ impl Disk {
 
     /// Plants a fault; false if there is nothing yet that it could hit.
     pub fn plant(&self, fault: Fault) -> bool {
+        self.plant_in(fault, &(0..self.make.size))
+    }
+
+    /// The same within these bytes, where it is one of content at rest.
+    pub(crate) fn plant_in(&self, fault: Fault, within: &Range<u64>) -> bool {
         let mut state = self.state();
         let State { medium, random, armed, .. } = &mut *state;
         let hit = match fault {
-            Fault::Flip => medium.flip(random),
-            Fault::Unreadable => medium.spoil(random),
+            Fault::Flip => medium.flip(within, random),
+            Fault::Unreadable => medium.spoil(within, random),
             Fault::LostWrite | Fault::MisdirectedWrite => {
                 *armed = Some(fault);
                 Some(0)

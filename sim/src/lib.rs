@@ -16,6 +16,7 @@ pub mod network;
 mod outcome;
 mod plan;
 mod random;
+mod repair;
 mod run;
 pub mod subject;
 mod trouble;

@@ -7,6 +7,7 @@
 
 use crate::random::Random;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// What a block is to become, with the number of the version.
 type Version = (u64, Box<[u8]>);
@@ -63,7 +64,7 @@ impl Medium {
     }
 
     /// The blocks of a range of bytes.
-    fn blocks(&self, offset: u64, len: usize) -> std::ops::Range<u64> {
+    fn blocks(&self, offset: u64, len: usize) -> Range<u64> {
         let block = self.block as u64;
         offset / block..(offset + len as u64) / block
     }
@@ -147,24 +148,26 @@ impl Medium {
         }
     }
 
-    /// A block that has been written, if any.
-    fn any_written(&self, random: &mut Random) -> Option<u64> {
-        let count = self.written.len() as u64;
-        (count > 0).then(|| self.written.iter().nth(random.below(count) as usize).copied()).flatten()
+    /// A block of these bytes that has been written, if any.
+    fn any_written(&self, within: &Range<u64>, random: &mut Random) -> Option<u64> {
+        let block = self.block as u64;
+        let written = || self.written.range(within.start.div_ceil(block)..within.end / block);
+        let count = written().count() as u64;
+        (count > 0).then(|| written().nth(random.below(count) as usize).copied()).flatten()
     }
 
-    /// Flips a bit on the medium; says in which block.
-    pub(crate) fn flip(&mut self, random: &mut Random) -> Option<u64> {
-        let number = self.any_written(random)?;
+    /// Flips a bit on the medium within these bytes; says in which block.
+    pub(crate) fn flip(&mut self, within: &Range<u64>, random: &mut Random) -> Option<u64> {
+        let number = self.any_written(within, random)?;
         let bit = random.below(self.block as u64 * 8) as usize;
         self.on_medium(number)[bit / 8] ^= 1 << (bit % 8);
         self.marred.insert(number);
         Some(number)
     }
 
-    /// Makes a block unreadable; says which.
-    pub(crate) fn spoil(&mut self, random: &mut Random) -> Option<u64> {
-        let number = self.any_written(random)?;
+    /// Makes a block of these bytes unreadable; says which.
+    pub(crate) fn spoil(&mut self, within: &Range<u64>, random: &mut Random) -> Option<u64> {
+        let number = self.any_written(within, random)?;
         self.unreadable.insert(number);
         self.marred.insert(number);
         Some(number)
@@ -245,7 +248,7 @@ mod tests {
     fn an_unreadable_block_is_read_again_once_it_is_written() {
         let mut medium = medium();
         medium.write(512, &[1; 512], true, |_| true);
-        assert_eq!(medium.spoil(&mut Random::new(1)), Some(1));
+        assert_eq!(medium.spoil(&(0..8192), &mut Random::new(1)), Some(1));
         assert_eq!(medium.read(0, &mut [0; 1024]), Err(1));
         assert_eq!(first(&medium), 0);
         medium.write(512, &[2; 512], true, |_| true);

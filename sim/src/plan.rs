@@ -1,6 +1,7 @@
 //! What a seed stands for: the array, its disks, the load, and what goes wrong.
 
 use crate::disk::Make;
+use crate::model::Fragile;
 use crate::outcome::Replay;
 use crate::random::Random;
 use longhaul_array::{Layout, Mechanism};
@@ -22,6 +23,9 @@ pub enum Theme {
     /// Members so many that a superblock is more than a disk writes as a whole;
     /// crashes while superblocks are written.
     Wide,
+    /// What was wrong at rest is repaired, the repair is lost with the caches in a
+    /// crash, and as many members as the array can do without go after it.
+    Repair,
     /// Several hosts that take the array over from each other; disks that do not
     /// fail. No seed has it by itself.
     Hosts,
@@ -29,7 +33,8 @@ pub enum Theme {
 
 impl Theme {
     /// All of them.
-    pub const ALL: [Theme; 5] = [Theme::Mixed, Theme::Quiet, Theme::Long, Theme::Wide, Theme::Hosts];
+    pub const ALL: [Theme; 6] =
+        [Theme::Mixed, Theme::Quiet, Theme::Long, Theme::Wide, Theme::Repair, Theme::Hosts];
 }
 
 impl FromStr for Theme {
@@ -96,8 +101,8 @@ const WIDTH_MAX: u64 = 7;
 const WIDE: [u64; 2] = [8, 12];
 /// Stripes of long plans: the first batch of a rebuild has 64.
 const LONG: [u64; 2] = [65, 320];
-/// Plans in a hundred that are quiet, long and wide.
-const SHARES: [u64; 3] = [12, 12, 8];
+/// Plans in a hundred that are quiet, long, wide, and about repairs.
+const SHARES: [u64; 4] = [12, 12, 8, 4];
 
 impl Plan {
     /// The plan of a seed; of one of `layouts`.
@@ -137,7 +142,8 @@ impl Plan {
         match random.below(100) {
             n if n < SHARES[0] => plan.quiet(&mut random),
             n if n < SHARES[0] + SHARES[1] => plan.long(&mut random),
-            n if n < SHARES.iter().sum() => plan.wide(&mut random),
+            n if n < SHARES[0] + SHARES[1] + SHARES[2] => plan.wide(&mut random),
+            n if n < SHARES.iter().sum() => plan.repair(&mut random),
             _ => plan,
         }
     }
@@ -152,6 +158,7 @@ impl Plan {
             Theme::Quiet => plan.quiet(&mut random),
             Theme::Long => plan.long(&mut random),
             Theme::Wide => plan.wide(&mut random),
+            Theme::Repair => plan.repair(&mut random),
             Theme::Hosts => plan.hosts(&mut random),
         }
     }
@@ -193,6 +200,21 @@ impl Plan {
         }
     }
 
+    fn repair(self, random: &mut Random) -> Plan {
+        Plan {
+            theme: Theme::Repair,
+            rows: random.between(1, 4),
+            unit: random.pick(&[4096, 8192]),
+            volatile: true,
+            latency: Duration::from_micros(random.pick(&[20, 100, 1000])),
+            lives: random.between(3, 7) as u32,
+            clients: random.between(1, 2) as u32,
+            operations: random.between(2, 10) as u32,
+            beyond: false,
+            ..self
+        }
+    }
+
     fn wide(self, random: &mut Random) -> Plan {
         let width = random.between(WIDE[0], WIDE[1]);
         Plan {
@@ -205,6 +227,20 @@ impl Plan {
             operations: random.between(5, 30) as u32,
             faults: random.between(1, 6) as u32,
             ..self
+        }
+    }
+
+    /// What a crash leaves undefined, in stripes of so many blocks, where the content of a member
+    /// is wrong (`marred`) or one is missing or was not yet repaired (`hurt`).
+    pub(crate) fn fragile(&self, stripe: usize, marred: bool, hurt: bool) -> Fragile {
+        match self.layout {
+            // A copy was wrong already when both were being written: neither
+            // matches its checksum.
+            Layout::Mirror | Layout::StripeMirror if marred => Fragile::Dirty,
+            // Stripes that were being written as a whole, unless they go
+            // through the journal.
+            Layout::Parity | Layout::DoubleParity if hurt && !self.journal_all => Fragile::Whole(stripe),
+            _ => Fragile::Nothing,
         }
     }
 

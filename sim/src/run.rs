@@ -7,11 +7,11 @@ use crate::model::{Fragile, Model};
 use crate::outcome::{Failure, guarded};
 use crate::plan::{Plan, Theme};
 use crate::random::Random;
+use crate::repair::{lose_others, repair_and_crash};
 use crate::subject::{Running, Subject};
 use crate::trouble::{Ward, heal, trouble, watch};
 use crate::world::{Moment, World};
 use futures_util::future::{Either, join_all, select};
-use longhaul_array::Layout;
 use longhaul_engine::{Engine, sleep, spawn, timeout};
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
@@ -70,7 +70,7 @@ impl<'a> Simulation<'a> {
             Disk::new(number, make, &below, chance.borrow_mut().fork())
         });
         let disks = (0..plan.width).map(|_| make()).collect();
-        let ward = Rc::new(Ward::new(disks, subject.redundancy(), make));
+        let ward = Rc::new(Ward::new(disks, subject.redundancy(), subject.data(plan.rows), make));
         Simulation { plan, subject, world, ward, random, model: None, failure: Rc::default(), crashes: 0 }
     }
 
@@ -80,7 +80,7 @@ impl<'a> Simulation<'a> {
         for life in 1..=self.plan.lives {
             let last = life == self.plan.lives;
             self.world.tell(format_args!("life {life}"));
-            if !last {
+            if !last && self.plan.theme != Theme::Repair {
                 // Often before it is even open: recovery crashes, too.
                 let most = self.random.pick(&[20, 200, 2000]);
                 let events = self.random.below(most);
@@ -138,20 +138,12 @@ impl<'a> Simulation<'a> {
         let marred = self.ward.disks.borrow().iter().any(Disk::is_marred);
         // One that is still to come may hit what recovery writes.
         let wrong = marred || self.ward.disks.borrow().iter().any(Disk::is_armed);
-        match self.plan.layout {
-            // Where the last copy does not match its checksum after a crash it
-            // is taken for torn, and not for wrong.
-            _ if wrong && self.ward.beyond.get() => Fragile::Everything,
-            // A copy was wrong already when both were being written: neither
-            // matches its checksum.
-            Layout::Mirror | Layout::StripeMirror if marred => Fragile::Dirty,
-            // Stripes that were being written as a whole, unless they go
-            // through the journal.
-            Layout::Parity | Layout::DoubleParity if self.ward.is_hurt() && !self.plan.journal_all => {
-                Fragile::Whole(stripe)
-            }
-            _ => Fragile::Nothing,
+        // Where the last copy does not match its checksum after a crash it
+        // is taken for torn, and not for wrong.
+        if wrong && self.ward.beyond.get() {
+            return Fragile::Everything;
         }
+        self.plan.fragile(stripe, marred, self.ward.is_hurt())
     }
 
     /// From opening the array until its load is done, or everything stops.
@@ -179,7 +171,8 @@ impl<'a> Simulation<'a> {
         // Numbers of its own: all else in a seed stays what it is.
         let mut random = Random::new(self.plan.seed ^ (u64::from(life) << 32) ^ 0x73_746f_7073);
         let most = random.pick(&[20, 200, 1000]);
-        (random.chance(STOPS) && !last).then(|| self.plan.latency * random.below(most) as u32)
+        (random.chance(STOPS) && !last && self.plan.theme != Theme::Repair)
+            .then(|| self.plan.latency * random.below(most) as u32)
     }
 
     /// Before what a life is to crash, and how many of these come first, if
@@ -220,15 +213,23 @@ async fn work(
     last: bool,
 ) {
     let pause = plan.latency;
-    if random.chance(50) {
+    let repairs = plan.theme == Theme::Repair && ward.redundancy() > 0;
+    if repairs {
+        lose_others(&ward, &load, &*array, &mut random).await;
+    } else if random.chance(50) {
         load.read_all(random.fork()).await;
     }
     let clients = load.clients(&mut random, plan.clients, plan.operations, pause);
     let (chance, plan) = (random.fork(), plan);
     let watch = spawn(watch(Rc::clone(&ward), Rc::clone(&load), Rc::clone(&array)));
-    let trouble = spawn(trouble(Rc::clone(&ward), Rc::clone(&load), Rc::clone(&array), chance, plan));
-    join_all(clients).await;
-    trouble.await;
+    if repairs {
+        join_all(clients).await;
+        repair_and_crash(&ward, &load, &*array, chance).await;
+    } else {
+        let trouble = spawn(trouble(Rc::clone(&ward), Rc::clone(&load), Rc::clone(&array), chance, plan));
+        join_all(clients).await;
+        trouble.await;
+    }
     load.read_all(random.fork()).await;
     drop(watch);
     if last {

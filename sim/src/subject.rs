@@ -10,6 +10,7 @@ use longhaul_array::{
     create_witnessed,
 };
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoError};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,6 +26,11 @@ pub trait Subject {
 
     /// Bytes that a member needs for `rows` stripes.
     fn member_size(&self, rows: u64) -> u64;
+
+    /// Where the data of `rows` stripes are on a member, in bytes.
+    fn data(&self, rows: u64) -> Range<u64> {
+        0..self.member_size(rows)
+    }
 
     /// Makes an array of empty disks.
     fn create<'a>(&'a self, disks: &'a [Disk]) -> Asked<'a, ()>;
@@ -241,6 +247,11 @@ impl Subject for Arrayed {
         let fits = |size: &u64| self.fit(*size).is_ok_and(|geometry| geometry.rows >= rows);
         let step = self.unit.max(4096);
         (1..).map(|n| n * step).find(fits).unwrap_or(1 << 30)
+    }
+
+    fn data(&self, rows: u64) -> Range<u64> {
+        let fit = self.fit(self.member_size(rows));
+        fit.map_or(0..0, |geometry| geometry.end() - geometry.rows * geometry.unit..geometry.end())
     }
 
     fn create<'a>(&'a self, disks: &'a [Disk]) -> Asked<'a, ()> {

@@ -16,6 +16,7 @@ use crate::world::World;
 use longhaul_engine::{sleep, spawn, timeout};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -56,6 +57,10 @@ pub(crate) struct Ward {
     /// Makes an empty disk.
     make: Box<dyn Fn() -> Disk>,
     redundancy: usize,
+    /// Where data are on a disk, in bytes.
+    pub(crate) data: Range<u64>,
+    /// The place on which data were repaired last.
+    pub(crate) repaired: Cell<Option<usize>>,
     /// Places that the array misses, and why, when it was last looked at.
     seen: RefCell<Vec<(usize, String)>>,
     /// More was hurt than redundancy mends.
@@ -65,7 +70,12 @@ pub(crate) struct Ward {
 }
 
 impl Ward {
-    pub(crate) fn new(disks: Vec<Disk>, redundancy: usize, make: Box<dyn Fn() -> Disk>) -> Ward {
+    pub(crate) fn new(
+        disks: Vec<Disk>,
+        redundancy: usize,
+        data: Range<u64>,
+        make: Box<dyn Fn() -> Disk>,
+    ) -> Ward {
         Ward {
             disks: RefCell::new(disks),
             spares: RefCell::default(),
@@ -74,6 +84,8 @@ impl Ward {
             was_cut: Cell::default(),
             make,
             redundancy,
+            data,
+            repaired: Cell::default(),
             seen: RefCell::default(),
             beyond: Rc::default(),
             forgetful: Cell::default(),
@@ -86,6 +98,16 @@ impl Ward {
 
     pub(crate) fn is_hurt(&self) -> bool {
         !self.hurt.borrow().is_empty()
+    }
+
+    /// Members that may be lost, or wrong, at a time.
+    pub(crate) fn redundancy(&self) -> usize {
+        self.redundancy
+    }
+
+    /// Counts a place as hurt that is within the redundancy.
+    pub(crate) fn hurt(&self, place: usize) {
+        self.hurt.borrow_mut().insert(place);
     }
 
     /// A place that may be hurt, if any: it counts as hurt from now on.

@@ -11,7 +11,7 @@ const LONG: Duration = Duration::from_secs(40);
 /// But so many at least.
 const LEAST: u64 = 20;
 /// Seeds in which a host that does without something must have been noticed.
-const NOTICED: u64 = 20;
+const NOTICED: u64 = 60;
 
 fn plan(seed: u64, without: Option<Mechanism>) -> Plan {
     Plan { without, ..Plan::themed(seed, &Layout::ALL, Theme::Hosts) }
@@ -53,4 +53,10 @@ fn a_host_that_takes_an_array_without_a_second_look_is_noticed() {
 #[test]
 fn a_host_that_writes_without_a_recent_look_at_the_heartbeat_is_noticed() {
     first_failure(Mechanism::Gate);
+}
+
+#[test]
+fn members_that_were_used_apart_and_are_taken_for_one_array_are_noticed() {
+    let failure = first_failure(Mechanism::Apart).to_string();
+    assert!(failure.contains("were used apart"), "{failure}");
 }

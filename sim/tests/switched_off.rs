@@ -31,6 +31,16 @@ fn a_whole_stripe_that_is_zeroed_without_its_intent_mark_is_noticed() {
 }
 
 #[test]
+fn a_repair_by_scrub_without_its_intent_mark_is_noticed() {
+    is_missed_in(Theme::Repair, Mechanism::ScrubIntent, 1..=300);
+}
+
+#[test]
+fn superblocks_that_are_all_written_to_one_place_are_noticed() {
+    is_missed_in(Theme::Wide, Mechanism::Slots, 1..=20);
+}
+
+#[test]
 fn rebuild_progress_that_is_ahead_of_the_rebuild_is_noticed() {
     is_missed_in(Theme::Long, Mechanism::Progress, 50..=300);
 }

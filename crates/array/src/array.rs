@@ -121,7 +121,7 @@ pub async fn assemble_with(
             Err(e) => tracing::warn!("{}: {e}", device.info().name),
         }
     }
-    let mut assembly = assemble::arrange(candidates)?;
+    let mut assembly = assemble::arrange(candidates, &options)?;
     assembly.pass_over_late(&options);
     let known = memory.as_ref().and_then(|memory| memory.recall());
     assemble::check_enough(&assembly)?;

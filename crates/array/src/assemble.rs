@@ -16,6 +16,7 @@ use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::options::Options;
 use crate::superblock::{Condition, Copies, Entry, MAX_SPARES, Superblock, Unknown, is_name};
+use crate::without::Mechanism;
 use crate::witness::{WITNESS_SIZE, Witness};
 use futures_util::future::{join_all, try_join_all};
 use longhaul_block::{BlockDevice, BlockIo, IoError, IoResult, WriteFlags, ZeroFlags, signature};
@@ -320,7 +321,7 @@ pub(crate) struct Assembly {
 
 /// Finds out which device is what. `devices` are in any order; those that
 /// could not be opened count as missing.
-pub(crate) fn arrange(candidates: Vec<Candidate>) -> Result<Assembly, ArrayError> {
+pub(crate) fn arrange(candidates: Vec<Candidate>, options: &Options) -> Result<Assembly, ArrayError> {
     for candidate in &candidates {
         let found = candidate.member()?;
         if let Some(first) = &candidates[0].superblock
@@ -359,11 +360,8 @@ pub(crate) fn arrange(candidates: Vec<Candidate>) -> Result<Assembly, ArrayError
         let gone =
             |index: &usize| matches!(newest.entries[*index].condition, Condition::Absent | Condition::Failed);
         let since = place.filter(gone).map(|index| newest.entries[index].since);
-        let kinship = if place.is_some() || is_witness {
-            newest.kinship(&found, since, &present)
-        } else {
-            Kinship::Older
-        };
+        let counts = (place.is_some() || is_witness) && !options.lacks(Mechanism::Apart);
+        let kinship = if counts { newest.kinship(&found, since, &present) } else { Kinship::Older };
         if kinship == Kinship::Apart {
             let other = seen.get(&newest.member).cloned().unwrap_or_else(|| "the others".into());
             let (own, others) = (found.age(), newest.age());

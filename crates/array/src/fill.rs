@@ -105,6 +105,9 @@ impl Core {
 
     /// What a superblock is to the members in use.
     pub(crate) fn kinship(&self, found: &Superblock, since: Option<u64>) -> Kinship {
+        if self.lacks(Mechanism::Apart) {
+            return Kinship::Older;
+        }
         let own = self.superblock();
         let usable = self.members.iter().filter(|member| member.is_usable());
         let present: Vec<Superblock> =

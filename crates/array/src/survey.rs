@@ -4,6 +4,7 @@ use crate::assemble::{Candidate, arrange, check_enough, examine_all};
 use crate::error::ArrayError;
 use crate::member::MemberCounts;
 use crate::memory::Known;
+use crate::options::Options;
 use crate::report::{Health, MemberStatus, Status, at_risk, is_gone};
 use crate::superblock::Superblock;
 use crate::{Condition, Counts, Geometry};
@@ -89,7 +90,7 @@ pub async fn look(
         };
         candidates.retain(|found| found.superblock.as_ref().is_some_and(|found| knows(found.member)));
     }
-    let assembly = arrange(candidates)?;
+    let assembly = arrange(candidates, &Options::default())?;
     check_enough(&assembly)?;
     let superblock = &assembly.superblock;
     let members: Vec<MemberStatus> = superblock

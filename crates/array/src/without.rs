@@ -33,6 +33,8 @@ pub enum Mechanism {
     ScrubIntent,
     /// The progress of a rebuild is one stripe more than the member was given.
     Progress,
+    /// Sets of members that were used apart from each other are taken for one.
+    Apart,
     /// Both copies of a superblock are written to one place.
     Slots,
     /// A host that takes possession does not look again afterwards.
@@ -44,7 +46,7 @@ pub enum Mechanism {
 impl Mechanism {
     /// All of them.
     #[cfg(feature = "switch-off")]
-    pub const ALL: [Mechanism; 14] = [
+    pub const ALL: [Mechanism; 15] = [
         Mechanism::Journal,
         Mechanism::Intent,
         Mechanism::Checksums,
@@ -56,6 +58,7 @@ impl Mechanism {
         Mechanism::ZeroIntent,
         Mechanism::ScrubIntent,
         Mechanism::Progress,
+        Mechanism::Apart,
         Mechanism::Slots,
         Mechanism::SecondLook,
         Mechanism::Gate,
