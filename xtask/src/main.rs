@@ -4,6 +4,7 @@
 
 mod citation;
 mod conformance;
+mod dist;
 mod mutate;
 mod repo;
 mod rust;
@@ -22,6 +23,7 @@ chores:
   mutate [--list] [--only NAME...] [--output FILE]
                           plant known bugs in a copy of the tree, and see that a test catches each
   fuzz                    replay the fuzzing corpus, then fuzz each target for a short while
+  dist [TARGET]           build a static program with musl, target/dist/longhaul-TARGET, and run it
   bench GROUP... [--OPTION...]
                           measure against references, for docs/performance.md; --help says more
   kernel [PATTERN...]     run the tests against a stock Linux kernel under QEMU
@@ -48,6 +50,8 @@ fn run() -> Result<()> {
         (Some("conformance"), []) => conformance::write(&repo),
         (Some("conformance"), ["--check"]) => conformance::check(&repo),
         (Some("mutate"), rest) => mutate::run(&repo, rest),
+        (Some("dist"), []) => dist::run(&repo, None),
+        (Some("dist"), [target]) => dist::run(&repo, Some(target)),
         (Some("bench"), rest) => bench(&repo, rest),
         (Some("kernel"), rest) => script(&repo, "tests/kernel/run", rest),
         (Some("powercut"), rest) => powercut(&repo, rest),

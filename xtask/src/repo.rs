@@ -1,6 +1,7 @@
 //! The repository as its checks see it: the files that are, or would be, in it.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -59,6 +60,19 @@ impl Repo {
     pub(crate) fn file(&self, path: &str) -> Option<&File> {
         self.files.iter().find(|f| f.path == path)
     }
+}
+
+/// The path of the program that cargo built, of its messages in JSON.
+pub(crate) fn program(messages: &[u8]) -> Result<PathBuf> {
+    for line in String::from_utf8_lossy(messages).lines() {
+        let message: Value = serde_json::from_str(line).unwrap_or_default();
+        if let (Some("longhaul"), Some(path)) =
+            (message["target"]["name"].as_str(), message["executable"].as_str())
+        {
+            return Ok(PathBuf::from(path));
+        }
+    }
+    bail!("cargo built no program named longhaul")
 }
 
 /// Something that a check found.

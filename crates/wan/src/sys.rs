@@ -40,10 +40,11 @@ pub(crate) fn make_tun(file: &File, name: &str) -> io::Result<()> {
 
 /// Real-time priority for the calling thread, not for its children.
 pub(crate) fn become_real_time() -> io::Result<()> {
-    let param = libc::sched_param { sched_priority: PRIORITY };
-    let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: it reads the parameters, and 0 is the calling thread.
-    done(unsafe { libc::sched_setscheduler(0, policy, &raw const param) })
+    // Not by the function of libc: that of musl refuses whatever it is asked for.
+    let (policy, priority) = (libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, PRIORITY);
+    // SAFETY: it reads the parameters, which are a priority alone; 0 is the calling thread.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const priority) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn done(result: c_int) -> io::Result<()> {

@@ -2,8 +2,7 @@
 //! program's own help.
 
 use crate::repo::{File, Finding, Repo};
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
+use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
@@ -130,15 +129,7 @@ fn build(repo: &Repo) -> Result<PathBuf> {
         .output()
         .context("cannot run cargo build")?;
     ensure!(output.status.success(), "the program does not build");
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
-        let message: Value = serde_json::from_str(line).unwrap_or_default();
-        if let (Some("longhaul"), Some(path)) =
-            (message["target"]["name"].as_str(), message["executable"].as_str())
-        {
-            return Ok(PathBuf::from(path));
-        }
-    }
-    bail!("cargo built no program named longhaul")
+    crate::repo::program(&output.stdout)
 }
 
 #[cfg(test)]

@@ -25,6 +25,9 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 
+/// `MADV_COLLAPSE` of linux/mman.h, which libc has for glibc alone.
+const MADV_COLLAPSE: i32 = 25;
+
 /// Bytes that a bit stands for: the smallest page.
 const PAGE: usize = 4096;
 /// Bytes of a huge page where a small one has 4 KiB (x86-64 and arm64).
@@ -203,7 +206,7 @@ impl Pages {
         for at in range.clone().step_by(HUGE) {
             // Where the kernel does not know this (before Linux 6.1), its own thread does it
             // sometime.
-            memory.advise(at..range.end.min(at + HUGE), libc::MADV_COLLAPSE);
+            memory.advise(at..range.end.min(at + HUGE), MADV_COLLAPSE);
             std::thread::yield_now();
         }
         self.chunks[index].state.store(LARGE_PAGES, Relaxed);

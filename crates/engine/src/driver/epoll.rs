@@ -96,10 +96,8 @@ impl Epoll {
 
     /// One `epoll_pwait2`, whose time-out has the resolution of the timers.
     fn wait(&mut self, wait: Option<Duration>) -> i64 {
-        let timeout = wait.map(|wait| libc::timespec {
-            tv_sec: wait.as_secs() as libc::time_t,
-            tv_nsec: wait.subsec_nanos().into(),
-        });
+        let timeout = wait
+            .map(|wait| libc::timespec { tv_sec: wait.as_secs() as _, tv_nsec: wait.subsec_nanos().into() });
         let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: the array is writable and as long as said; no signal mask.
         unsafe {
