@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::ssh::{fake_ssh, sshd};
 use common::{Target, command, finish, longhaul, text};
 use longhaul_engine::Config;
 use longhaul_wan::{Link, Relay};
@@ -511,21 +512,6 @@ fn a_copy_over_ssh_starts_its_own_agent() {
     assert_eq!(absent.code, Some(5), "{absent:?}");
 }
 
-/// What stands for ssh: it says where the "other machine" is, and runs the command
-/// here, which hears that it was reached at `listens`.
-fn fake_ssh(dir: &Path, name: &str, listens: &str) -> std::path::PathBuf {
-    let ssh = dir.join("ssh");
-    let script = format!(
-        "#!/bin/sh\n[ \"$1\" = -G ] && echo hostname {name} && exit\n\
-         while [ \"$1\" != far ]; do shift; done\n\
-         export SSH_CONNECTION=\"{listens} 1 {listens} 22\"\ncd {} && exec sh -c \"$2\"\n",
-        text(dir)
-    );
-    fs::write(&ssh, script).expect("written");
-    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).expect("set");
-    ssh
-}
-
 #[test]
 fn ports_that_are_taken_or_closed_are_found_out() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -567,41 +553,6 @@ fn ports_that_are_taken_or_closed_are_found_out() {
     let ran = run("dropped", &["--port-range", &format!("{port}-{port}")]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_eq!(ran.events().last().expect("a summary")["through_ssh"], true);
-}
-
-/// A server of ssh that serves on its standard input whoever has its key: an option of
-/// `cp` that reaches it as "far", or why there is none.
-fn sshd(dir: &Path) -> Result<String, String> {
-    let server = Path::new("/usr/sbin/sshd");
-    if !server.exists() {
-        return Err("there is no sshd".into());
-    }
-    let path = |name: &str| text(&dir.join(name)).to_owned();
-    for key in ["host", "user"] {
-        let made =
-            Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &path(key)]).status();
-        made.map_err(|e| format!("ssh-keygen: {e}"))?;
-    }
-    let config = format!(
-        "HostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n\
-         PermitRootLogin prohibit-password\nPidFile none\n",
-        path("host"),
-        path("user.pub")
-    );
-    fs::write(path("sshd_config"), config).expect("written");
-    let config = format!(
-        "Host far\nHostName 127.0.0.1\nProxyCommand {} -i -e -f {}\nIdentityFile {}\nIdentitiesOnly yes\n\
-         UserKnownHostsFile {}\nStrictHostKeyChecking accept-new\nBatchMode yes\nLogLevel ERROR\n",
-        text(server),
-        path("sshd_config"),
-        path("user"),
-        path("known")
-    );
-    fs::write(path("ssh_config"), config).expect("written");
-    let tried = Command::new("ssh").args(["-F", &path("ssh_config"), "far", "true"]).output();
-    let tried = tried.map_err(|e| format!("ssh: {e}"))?;
-    let said = String::from_utf8_lossy(&tried.stderr).into_owned();
-    if tried.status.success() { Ok(format!("ssh -F {}", path("ssh_config"))) } else { Err(said) }
 }
 
 #[test]

@@ -203,7 +203,7 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
         let (server, key) = match to {
             Server::Agent(host, port) => ((host, port), settings.key.clone()),
             Server::Ssh(host) => {
-                let remote: &Remote = _third.insert(Remote::start(&host, &settings)?);
+                let remote: &Remote = _third.insert(Remote::start(&host, &settings, monitor)?);
                 (remote.server.clone(), Some(remote.key.clone()))
             }
         };
@@ -220,7 +220,7 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
     let mut channel = None;
     let server = match from.or(to) {
         Some(Server::Ssh(host)) => {
-            let mut remote = Remote::start(&host, &settings)?;
+            let mut remote = Remote::start(&host, &settings, monitor)?;
             settings.key = Some(remote.key.clone());
             if settings.ssh.via != Via::Direct {
                 channel = Some(remote.channel().map_err(SessionError::from)?);

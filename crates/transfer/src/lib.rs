@@ -94,6 +94,6 @@ pub use queue::Gauge;
 pub use seal::Key;
 pub use silence::PATIENCE;
 pub use source::SessionError;
-pub use ssh::{Ssh, Via, carry};
+pub use ssh::{Offer, Ssh, Via, carry};
 pub use tune::{Concurrency, FILE_WORK};
 pub use wire::Stage;

@@ -9,16 +9,27 @@
 //! itself: what comes on the agent's standard input goes to its own port, and
 //! what that answers goes back.
 
+mod carry;
+mod failure;
+mod place;
+mod program;
+
 use crate::copy::{CopyError, Settings};
+use crate::monitor::Monitor;
 use crate::seal::Key;
 use crate::tune::Concurrency;
-use crate::wire::printable;
+use crate::wire::{Refusal, RefusalKind};
+pub use carry::carry;
+use carry::{pair, relay};
+use failure::{Ended, Said};
+pub use place::Offer;
+use place::{Came, place};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 /// How agents on other machines are started and reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +42,8 @@ pub struct Ssh {
     pub ports: Option<(u16, u16)>,
     /// Which way the data goes.
     pub via: Via,
+    /// Place one of these there, in the user's cache, and run that.
+    pub install: Option<Offer>,
 }
 
 /// Which way the data of a copy over ssh goes.
@@ -47,7 +60,13 @@ pub enum Via {
 
 impl Default for Ssh {
     fn default() -> Ssh {
-        Ssh { program: vec!["ssh".into()], remote_program: "longhaul".into(), ports: None, via: Via::Any }
+        Ssh {
+            program: vec!["ssh".into()],
+            remote_program: "longhaul".into(),
+            ports: None,
+            via: Via::Any,
+            install: None,
+        }
     }
 }
 
@@ -62,6 +81,8 @@ const SHOWN: usize = 200;
 /// How often ssh asks whether the other machine is still there, in the time after
 /// which it is given up.
 const ALIVE: u32 = 3;
+/// The longest time in seconds that ssh is given for anything.
+const LONGEST: u64 = 86_400;
 
 /// A running agent on another machine.
 #[derive(Debug)]
@@ -69,6 +90,7 @@ pub(crate) struct Remote {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: Option<BufReader<ChildStdout>>,
+    said: Said,
     /// Where it is reached.
     pub(crate) server: (String, u16),
     /// What it wants to be shown.
@@ -81,7 +103,7 @@ impl Remote {
     ///
     /// # Errors
     /// ssh fails, or there is no such program over there.
-    pub(crate) fn start(host: &str, settings: &Settings) -> Result<Remote, CopyError> {
+    pub(crate) fn start(host: &str, settings: &Settings, monitor: &Monitor) -> Result<Remote, CopyError> {
         let ssh = &settings.ssh;
         let server = host.to_owned();
         let unreachable = |reason: String| CopyError::Unreachable { server: server.clone(), reason };
@@ -92,54 +114,72 @@ impl Remote {
             Concurrency::Measured => String::new(),
         };
         let threads = fixed("readers", settings.readers) + &fixed("writers", settings.writers);
-        let remote = format!("{} agent --one-time{ports}{threads}", ssh.remote_program);
+        let agent = format!("agent --one-time{ports}{threads}");
+        let remote = match &ssh.install {
+            Some(_) => place::command(&agent),
+            None => format!("{} {agent}", ssh.remote_program),
+        };
         // What goes through ssh ends with it: on a dead path TCP would keep it for long.
-        let alive = settings.silence.as_secs().div_ceil(ALIVE.into()).clamp(1, 86_400);
-        let [alive, count] = [format!("ServerAliveInterval={alive}"), format!("ServerAliveCountMax={ALIVE}")];
+        let alive = settings.silence.as_secs().div_ceil(ALIVE.into()).clamp(1, LONGEST);
+        let connect = settings.connect.as_secs().clamp(1, LONGEST);
         let mut command = command(ssh);
-        command
-            .args(["-T", "-e", "none", "-o", &alive, "-o", &count, host, &remote])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
+        for option in [
+            format!("ServerAliveInterval={alive}"),
+            format!("ServerAliveCountMax={ALIVE}"),
+            format!("ConnectTimeout={connect}"),
+        ] {
+            command.args(["-o", &option]);
+        }
+        command.args(["-T", "-e", "none", host, &remote]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let named = |e: io::Error| unreachable(format!("{} cannot be run: {e}", ssh.program.join(" ")));
         let mut child = command.spawn().map_err(named)?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take().map(BufReader::new));
-        let mut remote = Remote { child, stdin, stdout, server: (name_of(host, ssh), 0), key };
-        let address = remote.greet().map_err(|e| unreachable(e.to_string()))?.map_err(|said| {
-            let program = &ssh.remote_program;
-            let said = match &said[..] {
-                [] => String::new(),
-                said => format!("; in place of its address came '{}'", printable(said)),
-            };
-            unreachable(format!(
-                "ssh works, but '{program} agent' does not start there; is Longhaul installed? (see \
-                 --remote-program){said}"
-            ))
-        })?;
+        let stderr = child.stderr.take().ok_or_else(|| io::Error::other("ssh has no standard error"));
+        let said = stderr.and_then(Said::follow).map_err(named)?;
+        let mut remote = Remote { child, stdin, stdout, said, server: (name_of(host, ssh), 0), key };
+        let greeted = remote.greet(ssh.install.as_ref()).map_err(|e| unreachable(e.to_string()))?;
+        let address = match greeted {
+            Greeted::Listens { address, placed } => {
+                if let Some(words) = placed {
+                    monitor.note(format!("{host}: {words}"));
+                }
+                address
+            }
+            Greeted::NotPlaced(why) => {
+                let message = format!("cannot place the program on {host}: {why}");
+                return Err(CopyError::Refused(Refusal::new(RefusalKind::Unreachable, message)));
+            }
+            Greeted::Not(printed) => {
+                let status = remote.end();
+                return Err(Ended { host, ssh, status, printed: &printed, said: &remote.said }.error());
+            }
+        };
         remote.server.1 = address.port();
         Ok(remote)
     }
 
-    /// Hands the key over, and waits for where it listens; or else the first that came
-    /// in its place. What a login shell says to everybody is passed over.
-    fn greet(&mut self) -> io::Result<Result<SocketAddr, Vec<u8>>> {
-        let mut first = Vec::new();
-        let (Some(stdin), Some(stdout)) = (&mut self.stdin, &mut self.stdout) else { return Ok(Err(first)) };
-        // Whoever has ended already is told of below, by saying nothing.
-        let _ = writeln!(stdin, "{}", self.key.to_hex()).and_then(|()| stdin.flush());
-        for _ in 0..GREETINGS {
-            let mut line = Vec::new();
-            if stdout.by_ref().take(GREETING).read_until(b'\n', &mut line)? == 0 {
-                break;
-            }
-            if let Some(address) = listens(&line) {
-                return Ok(Ok(address));
-            }
-            if first.is_empty() {
-                first = line.trim_ascii().iter().copied().take(SHOWN).collect();
+    /// Places the program if that is wanted, hands the key over, and waits for where the agent
+    /// listens. What a login shell says to everybody is passed over.
+    fn greet(&mut self, install: Option<&Offer>) -> io::Result<Greeted> {
+        let (Some(stdin), Some(stdout)) = (&mut self.stdin, &mut self.stdout) else {
+            return Ok(Greeted::Not(Vec::new()));
+        };
+        let mut lines = Lines { from: stdout, left: GREETINGS, first: Vec::new() };
+        let mut placed = None;
+        if let Some(offer) = install {
+            match place(stdin, &mut lines, offer)? {
+                Came::There(words) => placed = words,
+                Came::Failed(why) => return Ok(Greeted::NotPlaced(why)),
+                Came::Nothing => return Ok(Greeted::Not(lines.first)),
             }
         }
-        Ok(Err(first))
+        // An agent that has ended already says nothing, and is reported by that.
+        let _ = writeln!(stdin, "{}", self.key.to_hex()).and_then(|()| stdin.flush());
+        Ok(match lines.find(listens)? {
+            Some(address) => Greeted::Listens { address, placed },
+            None => Greeted::Not(lines.first),
+        })
     }
 
     /// A connection to the agent through ssh. The agent lives as long as that is
@@ -167,6 +207,45 @@ impl Remote {
     }
 }
 
+/// What came of starting an agent.
+enum Greeted {
+    /// It listens here; in words, if its program was placed.
+    Listens { address: SocketAddr, placed: Option<String> },
+    /// Its program cannot be placed, for this reason.
+    NotPlaced(String),
+    /// It does not listen; the first line that came in place of its address.
+    Not(Vec<u8>),
+}
+
+/// What comes from the other machine, line by line.
+struct Lines<'a, R> {
+    from: &'a mut R,
+    /// The most lines that may still come.
+    left: usize,
+    /// The beginning of the first that was not looked for.
+    first: Vec<u8>,
+}
+
+impl<R: BufRead> Lines<'_, R> {
+    /// The next line that is one of those looked for, if it comes.
+    fn find<T>(&mut self, looked_for: impl Fn(&[u8]) -> Option<T>) -> io::Result<Option<T>> {
+        while let Some(left) = self.left.checked_sub(1) {
+            self.left = left;
+            let mut line = Vec::new();
+            if self.from.by_ref().take(GREETING).read_until(b'\n', &mut line)? == 0 {
+                break;
+            }
+            if let Some(found) = looked_for(&line) {
+                return Ok(Some(found));
+            }
+            if self.first.is_empty() {
+                self.first = line.trim_ascii().iter().copied().take(SHOWN).collect();
+            }
+        }
+        Ok(None)
+    }
+}
+
 /// Where an agent says that it listens. Something without an end of line may be before
 /// that.
 fn listens(line: &[u8]) -> Option<SocketAddr> {
@@ -174,77 +253,29 @@ fn listens(line: &[u8]) -> Option<SocketAddr> {
     rest.trim().trim_end_matches('/').parse().ok()
 }
 
-/// Two ends of a connection within this machine.
-fn pair() -> io::Result<(TcpStream, TcpStream)> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let ours = TcpStream::connect(listener.local_addr()?)?;
-    loop {
-        let (theirs, peer) = listener.accept()?;
-        // Somebody else on this machine may have been faster.
-        if peer == ours.local_addr()? {
-            return Ok((ours, theirs));
+impl Remote {
+    /// Ends ssh, and the agent with it. How ssh ended, unless it had to be killed.
+    fn end(&mut self) -> Option<ExitStatus> {
+        if let Ok(Some(status)) = self.child.try_wait() {
+            self.said.finish();
+            return Some(status);
         }
-    }
-}
-
-/// Bytes that are relayed at once: an ssh channel's packets are smaller.
-const PIECE: usize = 64 << 10;
-
-/// Hands bytes on until either end has gone.
-fn relay(mut from: impl Read, mut to: impl Write) {
-    let mut piece = vec![0; PIECE];
-    loop {
-        let read = match from.read(&mut piece) {
-            Ok(0) => return,
-            Ok(read) => read,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            Err(_) => return,
-        };
-        if to.write_all(&piece[..read]).and_then(|()| to.flush()).is_err() {
-            return;
+        // Its input ends, so it does; on a path that is dead it would wait for an
+        // answer until TCP gives up.
+        drop(self.stdin.take());
+        let in_time = ends_within(&self.child, PATIENCE);
+        if !in_time {
+            let _ = self.child.kill();
         }
+        let status = self.child.wait().ok();
+        self.said.finish();
+        status.filter(|_| in_time)
     }
-}
-
-/// What an agent that was started over ssh does until it is to end: nothing, or,
-/// if something comes from `input`, one connection to its own `address` with
-/// that.
-///
-/// # Errors
-/// Its own address cannot be reached.
-pub fn carry(
-    mut input: impl Read,
-    output: impl Write + Send + 'static,
-    address: SocketAddr,
-) -> io::Result<()> {
-    let mut first = [0];
-    if input.read(&mut first)? == 0 {
-        return Ok(());
-    }
-    let mut address = address;
-    match address {
-        SocketAddr::V4(v4) if v4.ip().is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
-        SocketAddr::V6(v6) if v6.ip().is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
-        _ => {}
-    }
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_nodelay(true)?;
-    stream.write_all(&first)?;
-    let back = stream.try_clone()?;
-    std::thread::Builder::new().name("transfer-ssh".into()).spawn(move || relay(back, output))?;
-    relay(input, stream);
-    Ok(())
 }
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        // Its input ends, so it does; on a path that is dead it would wait for an
-        // answer until TCP gives up.
-        drop(self.stdin.take());
-        if !ends_within(&self.child, PATIENCE) {
-            let _ = self.child.kill();
-        }
-        let _ = self.child.wait();
+        self.end();
     }
 }
 
@@ -285,12 +316,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_that_nobody_speaks_to_ends_with_its_input() {
-        let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
-        carry(io::empty(), io::sink(), nowhere).expect("nothing to carry");
-    }
-
-    #[test]
     fn who_does_not_end_is_not_waited_for() {
         let spawn = |words: &[&str]| Command::new(words[0]).args(&words[1..]).spawn().expect("started");
         let at_once = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
@@ -299,27 +324,5 @@ mod tests {
         stays.kill().expect("killed");
         assert!(ends_within(&stays, Timespec { tv_sec: 600, tv_nsec: 0 }));
         stays.wait().expect("ended");
-    }
-
-    #[test]
-    fn a_connection_is_carried_both_ways() {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bound");
-        let address = SocketAddr::from(([0, 0, 0, 0], listener.local_addr().expect("bound").port()));
-        let agent = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().expect("accepted");
-            let mut question = [0; 8];
-            stream.read_exact(&mut question).expect("read");
-            stream.write_all(b"answered").expect("written");
-            question
-        });
-        let (mut here, input) = pair().expect("joined");
-        let output = input.try_clone().expect("cloned");
-        let carrying = std::thread::spawn(move || carry(input, output, address));
-        here.write_all(b"question").expect("written");
-        let mut answer = [0; 8];
-        here.read_exact(&mut answer).expect("read");
-        drop(here);
-        assert_eq!((&agent.join().expect("joined"), &answer), (b"question", b"answered"));
-        carrying.join().expect("joined").expect("carried");
     }
 }

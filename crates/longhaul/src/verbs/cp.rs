@@ -10,8 +10,8 @@ use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use longhaul_transfer::wire::{Compare, Counts, Durability, Hash, Options, Place, RefusalKind};
 use longhaul_transfer::{
-    Concurrency, CopyError, CopySpec, Endpoint, Filter, Key, Monitor, SessionError, Settings, Ssh, Summary,
-    Via, copy,
+    Concurrency, CopyError, CopySpec, Endpoint, Filter, Key, Monitor, Offer, SessionError, Settings, Ssh,
+    Summary, Via, copy,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -246,6 +246,14 @@ struct Common {
     /// What this program is called on HOST
     #[arg(long, value_name = "COMMAND", default_value = "longhaul")]
     remote_program: String,
+    /// Place this program, of the same version, in your cache on HOST
+    /// (~/.cache/longhaul/VERSION-HASH) and run that; needs nothing there
+    #[arg(long, conflicts_with = "remote_program")]
+    remote_install: bool,
+    /// The program to place [default: this one, if it is static or the C library of HOST fits, or
+    /// longhaul-ARCH-unknown-linux-musl beside it]
+    #[arg(long, value_name = "FILE", requires = "remote_install")]
+    remote_install_from: Option<PathBuf>,
     /// Ports for data connections to HOST [default: any]
     #[arg(long, value_name = "FROM-TO", value_parser = port_range)]
     port_range: Option<(u16, u16)>,
@@ -328,12 +336,29 @@ impl Common {
         }
     }
 
+    /// Programs that may be placed on other machines: this one, and static ones beside it.
+    fn offer(&self) -> Result<Offer, Failure> {
+        let programs = match &self.remote_install_from {
+            Some(path) => vec![path.clone()],
+            None => {
+                let own = std::env::current_exe().map_err(|e| {
+                    Failure::failed(format_args!("cannot find this program, to place it: {e}"))
+                })?;
+                let beside = ["x86_64", "aarch64"]
+                    .map(|arch| own.with_file_name(format!("longhaul-{arch}-unknown-linux-musl")));
+                std::iter::once(own).chain(beside.into_iter().filter(|path| path.exists())).collect()
+            }
+        };
+        Ok(Offer { version: env!("CARGO_PKG_VERSION").into(), programs })
+    }
+
     fn settings(&self) -> Result<Settings, Failure> {
         Ok(Settings {
             ssh: Ssh {
                 program: self.ssh.split_whitespace().map(str::to_owned).collect(),
                 remote_program: self.remote_program.clone(),
                 ports: self.port_range,
+                install: self.remote_install.then(|| self.offer()).transpose()?,
                 via: match self.via {
                     Way::Auto => Via::Any,
                     Way::Direct => Via::Direct,
@@ -462,18 +487,12 @@ impl From<CopyError> for Failure {
     fn from(e: CopyError) -> Failure {
         let of_refusal = |kind: RefusalKind| match kind {
             RefusalKind::NotAllowed | RefusalKind::Version | RefusalKind::Busy => Exit::Refused,
+            RefusalKind::Unreachable => Exit::Unreachable,
+            RefusalKind::TimedOut => Exit::TimedOut,
             _ => Exit::Failed,
         };
         let exit = match &e {
             CopyError::Usage(_) => Exit::Usage,
-            CopyError::Session(SessionError::Refused(refusal))
-                if refusal.kind == RefusalKind::Unreachable =>
-            {
-                Exit::Unreachable
-            }
-            CopyError::Session(SessionError::Refused(refusal)) if refusal.kind == RefusalKind::TimedOut => {
-                Exit::TimedOut
-            }
             CopyError::Unreachable { .. } => Exit::Unreachable,
             CopyError::TimedOut { .. } | CopyError::Session(SessionError::Silent(_)) => Exit::TimedOut,
             CopyError::Refused(refusal) | CopyError::Session(SessionError::Refused(refusal)) => {

@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
 pub mod rig;
+pub mod ssh;
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};

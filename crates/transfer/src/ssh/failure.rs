@@ -1,0 +1,152 @@
+//! Why ssh brought no agent: what ssh and the far machine said, and what to do about it.
+//!
+//! ssh ends with the status of the remote command, and with 255 where the fault is its own.
+
+use super::Ssh;
+use crate::copy::CopyError;
+use crate::wire::{Refusal, RefusalKind, printable};
+use std::io::{self, Read, Write};
+use std::process::{ChildStderr, ExitStatus};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// The exit status of ssh for its own errors (ssh(1), EXIT STATUS).
+const OWN: i32 = 255;
+/// Exit statuses of a shell that cannot execute a program, and that does not find it
+/// (POSIX, Shell Command Language, 2.8.2).
+const NOT_EXECUTABLE: i32 = 126;
+const NOT_FOUND: i32 = 127;
+/// Of what was said, this many bytes are kept: the last lines of an error.
+const KEPT: usize = 4096;
+/// How long the end of the standard error of an ssh that has ended is waited for: a
+/// master connection that stays (`ControlPersist`) holds it open.
+const REST: Duration = Duration::from_millis(300);
+
+/// The standard error of an ssh: it goes on to ours as it comes, since ssh and its login
+/// dialogue write there for people, and its end is kept.
+#[derive(Debug)]
+pub(super) struct Said {
+    kept: Arc<Mutex<Vec<u8>>>,
+    end: Receiver<()>,
+}
+
+impl Said {
+    /// Follows `stderr` on a thread of its own.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub(super) fn follow(mut stderr: ChildStderr) -> io::Result<Said> {
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let (open, end) = channel();
+        let keep = Arc::clone(&kept);
+        std::thread::Builder::new().name("transfer-ssh".into()).spawn(move || {
+            let _open = open;
+            let mut piece = [0; 1024];
+            loop {
+                match stderr.read(&mut piece) {
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    Ok(0) | Err(_) => return,
+                    Ok(read) => {
+                        // ssh goes on, also where our own standard error is closed.
+                        let _ = io::stderr().write_all(&piece[..read]);
+                        let mut kept = keep.lock().unwrap_or_else(PoisonError::into_inner);
+                        kept.extend(&piece[..read]);
+                        let over = kept.len().saturating_sub(KEPT);
+                        kept.drain(..over);
+                    }
+                }
+            }
+        })?;
+        Ok(Said { kept, end })
+    }
+
+    /// Waits for the rest of an ssh that has ended.
+    pub(super) fn finish(&self) {
+        let _: Result<(), RecvTimeoutError> = self.end.recv_timeout(REST);
+    }
+
+    /// The last lines so far.
+    fn text(&self) -> String {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&kept).into_owned()
+    }
+}
+
+/// An ssh that ended before an agent said where it listens.
+pub(super) struct Ended<'a> {
+    pub(super) host: &'a str,
+    pub(super) ssh: &'a Ssh,
+    /// How it ended; `None` if it had to be killed.
+    pub(super) status: Option<ExitStatus>,
+    /// The first line on its standard output, if there was any.
+    pub(super) printed: &'a [u8],
+    pub(super) said: &'a Said,
+}
+
+impl Ended<'_> {
+    /// The error for people.
+    pub(super) fn error(&self) -> CopyError {
+        let said = self.said.text();
+        let last = said.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default();
+        let code = self.status.and_then(|status| status.code());
+        // What was printed shows that ssh had logged in.
+        if code == Some(OWN) && self.printed.is_empty() {
+            return self.own(&said, last);
+        }
+        let (host, program) = (self.host, &self.ssh.remote_program);
+        let words =
+            if last.is_empty() { String::new() } else { format!(" ({})", printable(last.as_bytes())) };
+        let why = match (code, self.status) {
+            (Some(NOT_FOUND), _) => self.missing(&words),
+            (Some(_), _) if last.to_lowercase().contains("command not found") => self.missing(&words),
+            (Some(NOT_EXECUTABLE), _) => format!(
+                "the program cannot be executed there{words}; is it built for that machine? (--remote-program \
+                 names another)"
+            ),
+            (Some(code), _) => format!(
+                "it ended with exit status {code}{words}; '{program} --version' there has to say {}",
+                env!("CARGO_PKG_VERSION")
+            ),
+            (None, Some(status)) => format!("ssh was ended ({status})"),
+            (None, None) => "what runs there says nothing of an agent and does not end".into(),
+        };
+        let printed = match self.printed {
+            [] => String::new(),
+            printed => format!("; in place of its address came '{}'", printable(printed)),
+        };
+        let message = format!("cannot start '{program} agent' on {host}: {why}{printed}");
+        CopyError::Refused(Refusal::new(RefusalKind::Unreachable, message))
+    }
+
+    fn missing(&self, words: &str) -> String {
+        format!(
+            "its shell finds no such program{words}; install Longhaul there (docs/install.md), name the \
+             program with --remote-program, or let this command place one in your cache there: --remote-install"
+        )
+    }
+
+    /// An error of ssh itself.
+    fn own(&self, said: &str, last: &str) -> CopyError {
+        let (host, ssh) = (self.host, self.ssh.program.join(" "));
+        let reason = printable(last.strip_prefix("ssh: ").unwrap_or(last).as_bytes()).into_owned();
+        let has = |words: &str| said.contains(words);
+        let (kind, what, hint) = if has("Permission denied") || has("Too many authentication failures") {
+            (RefusalKind::NotAllowed, "log in at", format!("; '{ssh} {host}' has to let you in first"))
+        } else if has("Host key verification failed") {
+            let hint = format!("; log in once with '{ssh} {host}', and compare the key of the host");
+            (RefusalKind::NotAllowed, "trust", hint)
+        } else if has("Could not resolve hostname") {
+            (RefusalKind::Unreachable, "reach", "; check the name".into())
+        } else if has("Connection refused") {
+            let hint = "; does sshd run there, on that port? (another port: --ssh 'ssh -p PORT')";
+            (RefusalKind::Unreachable, "reach", hint.into())
+        } else if has("timed out") {
+            (RefusalKind::TimedOut, "reach", "; does a firewall drop what goes to that port?".into())
+        } else {
+            (RefusalKind::Unreachable, "reach", format!("; '{ssh} {host} true' has to work first"))
+        };
+        let reason = if reason.is_empty() { format!("it ended with exit status {OWN}") } else { reason };
+        CopyError::Refused(Refusal::new(kind, format!("ssh cannot {what} {host}: {reason}{hint}")))
+    }
+}
