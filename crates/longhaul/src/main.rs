@@ -11,6 +11,7 @@ mod cli;
 mod config;
 mod exit;
 mod helper;
+mod live;
 mod names;
 mod output;
 mod runtime;

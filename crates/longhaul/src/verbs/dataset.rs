@@ -1,13 +1,14 @@
 //! `longhaul dataset`.
 
 use crate::exit::{Failure, Outcome};
+use crate::live::Bar;
 use crate::names::parse_bytes;
 use crate::output::Output;
-use indicatif::{ProgressBar, ProgressStyle};
 use longhaul_block::units::format_size;
 use longhaul_transfer::dataset::{DatasetSpec, Scale, make};
 use serde_json::json;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
@@ -55,16 +56,15 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     let mut spec = DatasetSpec::parse(&args.name, scale).map_err(Failure::usage)?;
     spec.seed = args.seed;
     let plan = spec.plan();
-    let bar = if output.is_live() { ProgressBar::new(plan.bytes()) } else { ProgressBar::hidden() };
-    let style = "{bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec} ETA {eta} {msg}";
-    bar.set_style(ProgressStyle::with_template(style).map_err(Failure::failed)?);
+    let per_second = |rate: f64| format!("{}/s", format_size(rate as u64));
+    let bar = Mutex::new(Bar::new(output, "", plan.bytes(), per_second)?);
     let began = Instant::now();
-    make(&args.dir, &plan, &|now| {
-        bar.set_position(now.bytes);
-        bar.set_message(format!("{}/{} files", now.files, now.files_total));
-    })
-    .map_err(Failure::failed)?;
-    bar.finish_and_clear();
+    let made = make(&args.dir, &plan, &|now| {
+        let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+        bar.set(now.bytes, || format!(" {}/{} files", now.files, now.files_total));
+    });
+    bar.into_inner().unwrap_or_else(PoisonError::into_inner).finish();
+    made.map_err(Failure::failed)?;
     let seconds = began.elapsed().as_secs_f64();
     let (files, bytes) = (plan.files.len(), plan.bytes());
     output.event("summary", json!({ "name": args.name, "files": files, "bytes": bytes, "seconds": seconds }));

@@ -1,5 +1,6 @@
 //! What people and programs see of a copy.
 
+use crate::live::{self, Pace};
 use crate::output::Output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use longhaul_block::units::format_size;
@@ -87,7 +88,7 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles 
     let style = ProgressStyle::with_template("{spinner} {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
     let (mut live, mut last_event) = (false, Instant::now());
-    let mut before = (Instant::now(), 0);
+    let mut pace = Paces::new(Instant::now());
     let (mut troubles, mut looks) = (Troubles::default(), Looks::default());
     loop {
         let end = stopped.recv_timeout(LIVE) != Err(RecvTimeoutError::Timeout);
@@ -125,20 +126,19 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles 
         }
         let Some(began) = monitor.began() else { continue };
         if !std::mem::replace(&mut live, true) {
-            before.0 = began;
+            pace = Paces::new(began);
             last_event = began;
             if output.is_live() {
                 bar.set_draw_target(ProgressDrawTarget::stderr());
             }
         }
         let now = monitor.now();
-        let rate = rate(now.counts.bytes - before.1.min(now.counts.bytes), before.0.elapsed());
-        before = (Instant::now(), now.counts.bytes);
-        bar.set_message(line(&now, rate, began.elapsed()));
+        pace.look(Instant::now(), &now);
+        bar.set_message(line(&now, &pace, began.elapsed()));
         bar.tick();
         if last_event.elapsed() >= EVENTS {
             last_event = Instant::now();
-            output.event("progress", event(&now, rate, began.elapsed()));
+            output.event("progress", event(&now, &pace, began.elapsed()));
         }
     }
 }
@@ -196,36 +196,66 @@ fn limit(now: &Snapshot) -> Option<String> {
     })
 }
 
-fn line(now: &Snapshot, rate_now: f64, elapsed: Duration) -> String {
+/// How fast a copy goes: its bytes, and its work, which is of files too.
+struct Paces {
+    bytes: Pace,
+    work: Pace,
+}
+
+impl Paces {
+    fn new(began: Instant) -> Paces {
+        Paces { bytes: Pace::new(began, 0), work: Pace::new(began, 0) }
+    }
+
+    fn look(&mut self, at: Instant, now: &Snapshot) {
+        self.bytes.look(at, now.counts.bytes);
+        self.work.look(at, work(now.counts.files, now.counts.bytes));
+    }
+
+    /// Bits a second, lately.
+    fn rate(&self) -> Option<f64> {
+        self.bytes.rate().map(|bytes| bytes * 8.0)
+    }
+
+    /// The time until all is written: of what need not be sent nothing is left.
+    fn left(&self, now: &Snapshot) -> Option<Duration> {
+        let Counts { files, bytes, same, failed, skipped, .. } = now.counts;
+        let over = work(files.saturating_add(same).saturating_add(failed), bytes.saturating_add(skipped));
+        let left = work(now.scanned_files, now.scanned_bytes).saturating_sub(over);
+        match left {
+            _ if !now.scan_done => None,
+            0 => Some(Duration::ZERO),
+            left => self.work.left(left),
+        }
+    }
+}
+
+/// What files cost in bytes, and bytes.
+fn work(files: u64, bytes: u64) -> u64 {
+    files.saturating_mul(FILE_WORK).saturating_add(bytes)
+}
+
+fn line(now: &Snapshot, pace: &Paces, elapsed: Duration) -> String {
     let counts = now.counts;
-    let mean = rate(counts.bytes, elapsed);
     let of = |done: String, all: String| if now.scan_done { format!("{done}/{all}") } else { done };
     let files = of((counts.files + counts.same).to_string(), now.scanned_files.to_string());
     let bytes = of(format_size(counts.bytes + counts.skipped), format_size(now.scanned_bytes));
-    let eta = eta(now, elapsed).map(|eta| format!(" ETA {eta:.0} s")).unwrap_or_default();
+    let rates = pace.rate().map(|now| {
+        let mean = rate(counts.bytes, elapsed) / 1e9;
+        format!(" {:.3} Gb/s (mean {mean:.3})", now / 1e9)
+    });
     let limit = limit(now).map(|limit| format!(" limit: {limit}")).unwrap_or_default();
-    let (rate, mean) = (rate_now / 1e9, mean / 1e9);
-    format!("{files} files {bytes} {rate:.3} Gb/s (mean {mean:.3}){eta}{limit}")
+    format!("{files} files {bytes}{}{}{limit}", rates.unwrap_or_default(), live::eta(pace.left(now)))
 }
 
-/// Seconds until all is written, at the mean rate so far, of bytes and files: of what
-/// need not be sent nothing is left.
-fn eta(now: &Snapshot, elapsed: Duration) -> Option<f64> {
-    let Counts { files, bytes, same, failed, skipped, .. } = now.counts;
-    let work = |files: u64, bytes: u64| files.saturating_mul(FILE_WORK).saturating_add(bytes);
-    let over = work(files.saturating_add(same).saturating_add(failed), bytes.saturating_add(skipped));
-    let left = work(now.scanned_files, now.scanned_bytes).saturating_sub(over);
-    let mean = rate(work(files, bytes), elapsed);
-    // Before the first file was written, nobody knows.
-    (now.scan_done && (mean > 0.0 || left == 0)).then(|| left as f64 * 8.0 / mean.max(1.0))
-}
-
-fn event(now: &Snapshot, rate_now: f64, elapsed: Duration) -> Value {
+fn event(now: &Snapshot, pace: &Paces, elapsed: Duration) -> Value {
     let counts = now.counts;
+    let mean = rate(counts.bytes, elapsed);
     json!({
         "seconds": elapsed.as_secs_f64(), "files": counts.files, "bytes": counts.bytes, "same": counts.same,
         "failed": counts.failed, "metadata": counts.metadata, "bytes_skipped": counts.skipped,
-        "eta_seconds": eta(now, elapsed), "bits_per_second": rate_now, "bits_per_second_mean": rate(counts.bytes, elapsed),
+        "eta_seconds": pace.left(now).map(|left| left.as_secs_f64()),
+        "bits_per_second": pace.rate().unwrap_or(mean), "bits_per_second_mean": mean,
         "files_found": now.scanned_files, "bytes_found": now.scanned_bytes, "scan_done": now.scan_done,
         "limit": now.limit.map(Limit::name), "silent_seconds": now.silent.as_secs_f64(),
     })
@@ -317,6 +347,18 @@ pub(super) fn summary(
 mod tests {
     use super::*;
 
+    /// Ten seconds in which `counts` were done at an even pace.
+    fn even(counts: Counts) -> Paces {
+        let began = Instant::now();
+        let mut pace = Paces::new(began);
+        for second in 1..=10 {
+            let Counts { files, bytes, .. } = counts;
+            let counts = Counts { files: files * second / 10, bytes: bytes * second / 10, ..counts };
+            pace.look(began + Duration::from_secs(second), &Snapshot { counts, ..Snapshot::default() });
+        }
+        pace
+    }
+
     #[test]
     fn what_need_not_be_sent_is_not_left_to_do() {
         let counts = Counts { files: 10, bytes: 1 << 20, same: 80, skipped: 97 << 20, ..Counts::default() };
@@ -327,14 +369,17 @@ mod tests {
             counts,
             ..Snapshot::default()
         };
-        let second = Duration::from_secs(1);
-        assert_eq!(eta(&now, second).map(f64::round), Some(2.0));
-        let said = line(&now, 0.0, second);
-        assert!(said.starts_with("90/100 files 98 MiB/100 MiB") && said.contains("ETA 2 s"), "{said}");
-        assert_eq!(eta(&Snapshot { scan_done: false, ..now }, second), None);
+        let ten = Duration::from_secs(10);
+        let left = |now: &Snapshot| even(now.counts).left(now).map(|left| left.as_secs_f64().round());
+        assert_eq!(left(&now), Some(18.0));
+        let said = line(&now, &even(counts), ten);
+        assert!(said.starts_with("90/100 files 98 MiB/100 MiB") && said.contains("ETA 18 s"), "{said}");
+        assert_eq!(left(&Snapshot { scan_done: false, ..now }), None);
         let tiny = Snapshot { scanned_bytes: 0, counts: Counts { files: 20, ..Counts::default() }, ..now };
-        assert_eq!(eta(&tiny, second).map(f64::round), Some(4.0), "empty files take their time");
+        assert_eq!(left(&tiny), Some(40.0), "empty files take their time");
         let same = Counts { files: 0, bytes: 0, same: 100, skipped: 100 << 20, ..counts };
-        assert_eq!(eta(&Snapshot { counts: same, ..now }, second), Some(0.0), "all of it was there");
+        assert_eq!(left(&Snapshot { counts: same, ..now }), Some(0.0), "all of it was there");
+        let said = line(&now, &Paces::new(Instant::now()), Duration::ZERO);
+        assert!(!said.contains("ETA") && !said.contains("b/s"), "in the first second: {said}");
     }
 }
