@@ -16,6 +16,7 @@ mod names;
 mod output;
 mod runtime;
 mod served;
+mod slowfs;
 mod state;
 mod user;
 mod verbs;

@@ -7,7 +7,7 @@
 //! them and prints the table that `docs/measuring.md` has.
 
 mod common;
-#[path = "common/slowfs.rs"]
+#[path = "../src/slowfs.rs"]
 mod slowfs;
 
 use common::{Ran, command, follow, text};

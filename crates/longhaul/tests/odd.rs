@@ -2,7 +2,7 @@
 //! names. They need FUSE.
 
 mod common;
-#[path = "common/slowfs.rs"]
+#[path = "../src/slowfs.rs"]
 mod slowfs;
 
 use common::{agent, longhaul, text};

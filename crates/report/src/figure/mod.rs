@@ -76,6 +76,11 @@ impl Point {
         self.value.filter(|value| value.is_finite() && !self.void)
     }
 
+    /// There is a value, and it does not count.
+    fn is_void(&self) -> bool {
+        self.counts().is_none() && self.value.is_some_and(f64::is_finite)
+    }
+
     /// Where a cross stands: what does not count sets no axis, and may be beyond it.
     fn at(&self) -> f64 {
         self.value.filter(|value| value.is_finite()).unwrap_or(0.0)
@@ -213,7 +218,7 @@ impl Figure {
             if most > 0.0 { scale.marks(most, if narrow { 4.0 } else { 5.0 }) } else { (1.0, 1.0) };
         let labels = (0..=12).map(|n| f64::from(n) * step).take_while(|v| *v <= most * 1.001);
         let mut left = labels.map(|v| width(&scale.number(v))).fold(0.0, f64::max) + 14.0;
-        let (mut total, mut slanted) = (wanted, false);
+        let (total, mut slanted) = (wanted, false);
         let right_margin = match axis {
             // Half of the last number stands beyond the axis.
             Axis::Numbers { most, .. } => (width(&number(*most)) / 2.0 + 6.0).max(14.0),
@@ -224,12 +229,9 @@ impl Figure {
             let longest = names.iter().map(|name| width(&cut(name))).fold(0.0, f64::max);
             slanted = longest + 8.0 > (total - left - right_margin) / count;
             if slanted {
-                let bars = self.series.len() as f64 * 7.0 + 6.0;
-                let group = ((total - left - right_margin) / count).max(SLANTED).max(bars);
                 // A slanted name reaches to the left of its place.
-                let reach = longest * std::f64::consts::FRAC_1_SQRT_2 + 8.0 - group / 2.0;
-                left = left.max(reach);
-                total = total.max(left + count * group + right_margin);
+                let group = (total - left - right_margin) / count;
+                left = left.max(longest * std::f64::consts::FRAC_1_SQRT_2 + 8.0 - group / 2.0);
             }
         }
         let plot = if narrow { 200.0 } else { 270.0 };
@@ -271,7 +273,7 @@ impl Figure {
                         layout.bottom - y
                     ));
                     error(canvas, layout, middle, point);
-                } else {
+                } else if point.is_void() {
                     self.void(canvas, layout, (index, middle), point);
                 }
                 if let Some(published) = point.published {
@@ -307,7 +309,8 @@ impl Figure {
                             canvas.mark(index, (x(point), layout.y(value)));
                         }
                     }
-                    None => self.void(canvas, layout, (index, x(point)), point),
+                    None if point.is_void() => self.void(canvas, layout, (index, x(point)), point),
+                    None => {}
                 }
                 if let Some(published) = point.published {
                     canvas.published(&format!("l{}", index % 8), (x(point), layout.y(published)));
@@ -344,7 +347,10 @@ impl Figure {
             at
         };
         for (index, series) in self.series.iter().enumerate() {
-            let at = entry(canvas, &series.name);
+            let is_measured = series.points.iter().any(|point| point.value.is_some());
+            let name =
+                if is_measured { series.name.clone() } else { format!("{} (not measured)", series.name) };
+            let at = entry(canvas, &name);
             match axis {
                 Axis::Names(_) => canvas.raw(format_args!(
                     r#"<rect class="f{}" x="{:.1}" y="{:.1}" width="11" height="11"/>"#,
@@ -359,7 +365,7 @@ impl Figure {
             let at = entry(canvas, "published");
             canvas.published("pub", at);
         }
-        if points().any(|point| point.counts().is_none()) {
+        if points().any(Point::is_void) {
             let at = entry(canvas, "does not count");
             canvas.cross("bad", at);
         }
@@ -400,8 +406,13 @@ fn horizontal(canvas: &mut Canvas, layout: &Layout, axis: &Axis, slanted: bool) 
         Axis::Names(names) => {
             let group = layout.span() / names.len().max(1) as f64;
             let mut below = base;
+            // Where there is no room for all, names in between are left out.
+            let every = (SLANTED / group).ceil().max(1.0) as usize;
             for (place, name) in names.iter().enumerate() {
                 let (x, name) = (layout.left + (place as f64 + 0.5) * group, cut(name));
+                if slanted && place % every > 0 {
+                    continue;
+                }
                 if slanted {
                     canvas.slanted((x + 4.0, layout.bottom + 12.0), &name);
                     let reach = width(&name) * std::f64::consts::FRAC_1_SQRT_2;

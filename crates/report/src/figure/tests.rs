@@ -78,13 +78,26 @@ fn what_does_not_count_is_crossed() {
         let mut shown = figure(1, &names);
         assert!(!shown.svg(WIDE).contains("does not count"));
         shown.series[0].points[1].void = true;
-        shown.series[0].points[2].value = None;
+        shown.series[0].points[2].void = true;
         let svg = shown.svg(WIDE);
         // Two strokes a cross, one cross in the legend.
         assert_eq!(svg.matches("class=\"bad l0\"").count(), 2 * 2, "in the colour of their series: {svg}");
         assert_eq!(svg.matches("class=\"bad\"").count(), 2, "{svg}");
         assert_eq!(svg.matches("class=\"h l0\"").count(), 2, "its mark, hollow: {svg}");
         assert!(svg.contains("does not count"));
+        // What was not measured is nowhere, and the legend says so.
+        shown.series[0].points.iter_mut().for_each(|point| (point.value, point.interval) = (None, None));
+        let svg = shown.svg(WIDE);
+        assert!(!svg.contains("class=\"bad") && svg.contains("(not measured)"), "{svg}");
+    }
+}
+
+#[test]
+fn no_figure_is_wider_than_it_may_be() {
+    let many: Vec<String> = (0..30).map(|n| format!("a rather long name number {n}")).collect();
+    let shown = figure(6, &many.iter().map(String::as_str).collect::<Vec<_>>());
+    for wanted in [WIDE, NARROW] {
+        assert_eq!(shown.draw(wanted).1, wanted);
     }
 }
 

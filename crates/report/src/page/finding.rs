@@ -253,9 +253,9 @@ fn plain(gathered: &[Gathered]) -> Vec<Finding> {
             let Some(mean) = entry.mean() else { continue };
             let scale = Scale::of(&one.figure.unit, mean);
             let ends = entry.summary.interval();
-            let ends = ends.map(|i| format!(" ({}–{})", scale.number(i.low), scale.number(i.high)));
+            let ends = ends.map(|i| format!(" ({}–{})", scale.number(i.low.max(0.0)), scale.number(i.high)));
             found.push(Finding {
-                title: if entry.x.is_empty() { entry.series.clone() } else { entry.x.clone() },
+                title: entry.name.clone(),
                 words: format!("{}{}", scale.with_unit(mean), ends.unwrap_or_default()),
                 figure: Some(at),
                 ..Finding::default()

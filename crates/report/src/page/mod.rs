@@ -13,6 +13,7 @@ pub use timeline::{of_figure, timelines};
 
 use crate::figure::{Figure, NARROW, Scale, WIDE, escape, style};
 use crate::read::{Document, Host};
+use crate::stats::Interval;
 use std::fmt::Write;
 use std::path::{Component, Path, PathBuf};
 
@@ -148,7 +149,8 @@ fn published_words(finding: &Finding) -> String {
 
 /// The findings of one figure, and the ratios behind them.
 fn behind(body: &mut String, findings: &[&Finding]) {
-    for finding in findings {
+    // Numbers that stand for themselves are in the table.
+    for finding in findings.iter().filter(|one| !one.ratios.is_empty() || !one.published.is_empty()) {
         put!(
             body,
             "<p><b>{}</b>: {}.{}</p>",
@@ -221,7 +223,7 @@ fn row(body: &mut String, entry: &Entry, scale: &Scale, published: bool) {
     );
     let mean = entry.mean().map_or("–".into(), |mean| scale.number(mean));
     let ends = entry.summary.interval().map_or("–".into(), |interval| {
-        format!("{} – {}", scale.number(interval.low), scale.number(interval.high))
+        format!("{} – {}", scale.number(floor(interval)), scale.number(interval.high))
     });
     put!(
         body,
@@ -243,6 +245,11 @@ fn row(body: &mut String, entry: &Entry, scale: &Scale, published: bool) {
         );
     }
     put!(body, "<td>{}</td></tr>", escape(&entry.words));
+}
+
+/// The lower end: what is above zero in the mean is a rate or a time, and never below it.
+fn floor(interval: Interval) -> f64 {
+    if interval.value > 0.0 { interval.low.max(0.0) } else { interval.low }
 }
 
 fn sources(body: &mut String, one: &Gathered) {

@@ -331,7 +331,7 @@ fn on_drives(on: On, drives: usize, load: usize, settings: &Settings) -> Wanted<
     let there = named(settings, on.remote).len();
     let how = if !settings.targets.is_empty() && there < drives {
         let whose = if on.remote { "of another machine" } else { "of this machine" };
-        Err(format!("{there} drives {whose} were named with --target, and this takes {drives}"))
+        Err(format!("this takes {drives} drives {whose}, and --target names {there}"))
     } else if on.ext4 {
         Kind::Ext4.missing().map_or(Ok(()), Err)
     } else {

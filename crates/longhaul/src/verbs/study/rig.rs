@@ -94,6 +94,11 @@ impl Rig {
         Ok((wan.server(link).bound_command(program()?), wan.server_address(link).to_string()))
     }
 
+    /// The emulated links, if there are any.
+    pub(super) fn wan(&self) -> Option<&Wan> {
+        self.wan.as_deref()
+    }
+
     /// The client's address on a link.
     pub(super) fn client_address(&self, link: usize) -> Option<String> {
         self.wan.as_ref().map(|wan| wan.client_address(link).to_string())

@@ -7,14 +7,14 @@ use super::rig::{Rig, Server};
 use super::{Experiment, Found, Settings, Usual, Wanted};
 use crate::exit::{Failure, Outcome};
 use longhaul_bench::published::{Statement, striping as said};
-use longhaul_bench::record::{Better, Cell, Place, Question};
+use longhaul_bench::record::{Better, Cell, Code, LeftOut, Place, Question, Validity};
 use longhaul_wan::Conditions;
 use std::time::Duration;
 
 const MOST: usize = 4;
 /// Stripe units: that of the published numbers, and the smaller ones that were tried
 /// because of TCP offload.
-const UNITS: [(u64, &str); 3] = [(1 << 20, "1 MiB"), (128 << 10, "128 KiB"), (64 << 10, "64 KiB")];
+static UNITS: [(u64, &str); 3] = [(1 << 20, "1 MiB"), (128 << 10, "128 KiB"), (64 << 10, "64 KiB")];
 /// Memory that each server has to be read from.
 const MEMORY: &str = "disk=mem:256MiB";
 /// Round trip of a local network.
@@ -35,6 +35,13 @@ impl Transport {
     /// slower one has nothing to add where minutes have to do.
     fn has(&self, ports: Ports, quick: bool) -> bool {
         ports == Ports::Each || self.link.is_ok_and(|rate| !quick || rate >= 1_000_000_000)
+    }
+
+    /// Its stripe units: of the slower one that of the published numbers where minutes
+    /// have to do.
+    fn units(&self, quick: bool) -> &'static [(u64, &'static str)] {
+        let is_slow = self.link.is_ok_and(|rate| rate < 1_000_000_000);
+        if quick && is_slow { &UNITS[..1] } else { &UNITS }
     }
 }
 
@@ -167,8 +174,8 @@ impl Experiment for Striping {
         for transport in &TRANSPORTS {
             for ports in Ports::ALL.into_iter().filter(|ports| transport.has(*ports, settings.quick)) {
                 for servers in 1..=MOST {
-                    for (unit, name) in UNITS {
-                        all.push(wanted(transport, ports, servers, (unit, name), settings));
+                    for unit in transport.units(settings.quick) {
+                        all.push(wanted(transport, ports, servers, *unit, settings));
                     }
                 }
             }
@@ -180,14 +187,16 @@ impl Experiment for Striping {
         if !settings.targets.is_empty() {
             return settings.targets.get(1).map_or_else(Vec::new, |_| {
                 let title = format!("{} devices, against one", settings.targets.len());
-                vec![more("these devices", Ports::Each, settings.targets.len(), Question::new(title, None))]
+                let question = Question::new(title, None);
+                vec![more(("these devices", Ports::Each), &UNITS, settings.targets.len(), question)]
             });
         }
         let mut all = Vec::new();
         for transport in TRANSPORTS.iter().filter(|transport| transport.link.is_ok()) {
             for ports in Ports::ALL.into_iter().filter(|ports| transport.has(*ports, settings.quick)) {
                 let title = format!("Four servers, against one: {}{}", transport.name, ports.name());
-                all.push(more(transport.name, ports, MOST, Question::new(title, transport.growth)));
+                let question = Question::new(title, transport.growth);
+                all.push(more((transport.name, ports), transport.units(settings.quick), MOST, question));
             }
         }
         all
@@ -221,7 +230,11 @@ impl Experiment for Striping {
             &runs,
         ]);
         let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
-        bed.rig.load(&args, &["read bandwidth", "CPU"], found)
+        bed.rig.load(&args, &["read bandwidth", "CPU"], found)?;
+        if case.ports == Ports::One {
+            found.cells.iter_mut().for_each(count_with_losses);
+        }
+        Ok(())
     }
 }
 
@@ -231,8 +244,13 @@ fn name_of(transport: &str, ports: Ports, servers: usize, unit: &str) -> String 
 }
 
 /// So many servers against one, for each size of blocks.
-fn more(transport: &str, ports: Ports, servers: usize, question: Question) -> Question {
-    UNITS.iter().fold(question, |question, (_, unit)| {
+fn more(
+    (transport, ports): (&str, Ports),
+    units: &[(u64, &str)],
+    servers: usize,
+    question: Question,
+) -> Question {
+    units.iter().fold(question, |question, (_, unit)| {
         let of = |servers| name_of(transport, ports, servers, unit);
         question.pair(format!("blocks of {unit}"), of(servers), of(1))
     })
@@ -275,6 +293,19 @@ fn wanted(
     let scaled = |rate: u64| Some((rate as f64 * scale) as u64);
     let how = transport.link.map(|rate| Case { ports, rate: scaled(rate), servers, unit });
     Wanted { cells, how: how.map_err(str::to_owned) }
+}
+
+/// Lets runs count whose only flaw is that segments were sent again: at one port, what
+/// does not fit its buffer is lost, and what that costs is the question.
+fn count_with_losses(cell: &mut Cell) {
+    let all = std::mem::take(&mut cell.left_out);
+    let is_loss = |run: &LeftOut| run.reasons.iter().all(|reason| reason.code == Code::Retransmitting);
+    let (counts, left_out): (Vec<_>, Vec<_>) = all.into_iter().partition(is_loss);
+    if !counts.is_empty() {
+        cell.samples.extend(counts.into_iter().map(|run| run.value));
+        cell.validity = Validity::default();
+    }
+    cell.left_out = left_out;
 }
 
 /// What was found of TCP offload, in words.
@@ -338,5 +369,19 @@ mod tests {
         let all = Striping::plan(&settings(1.0, &["a", "b"]));
         assert_eq!(all.len(), 2 * 3);
         assert!(all.iter().all(|one| one.cells[0].published.is_empty()));
+    }
+
+    #[test]
+    fn losses_at_the_one_port_are_what_is_measured() {
+        let mut cell = Cell::new("x", "B/s", Better::Higher);
+        cell.push(1.0, &Validity::not(Code::Retransmitting, "0.5 %"));
+        let mut late = Validity::not(Code::Retransmitting, "0.5 %");
+        late.mark(Code::LateLink, "late");
+        cell.push(2.0, &late);
+        cell.judge();
+        assert!(!cell.validity.valid);
+        count_with_losses(&mut cell);
+        cell.judge();
+        assert!(cell.validity.valid && cell.samples == [1.0] && cell.left_out.len() == 1, "{cell:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! The study of data-transfer bottlenecks (CCGRID 2019; 100 Gb/s, 45 ms): the
 //! same bytes in more and more files, and the line through the times, T = N·t0 +
 //! B/R, for the whole and for each stage alone; then more at the same time, the
-//! next files read ahead or not, and its data sets.
+//! published costs of files planted at both ends, and its data sets.
 //!
 //! A point of the lines is a job from its first byte to its last, and may be
 //! short: with few files it is to be, and what it costs to get going is in R for
@@ -10,6 +10,9 @@
 //! that long themselves. Within this machine nothing has to get going.
 
 mod bed;
+mod plain;
+mod planted;
+mod sets;
 
 use super::{Experiment, Found, Settings, Usual, Wanted, suited_scale};
 use crate::exit::{Failure, Outcome};
@@ -18,6 +21,7 @@ use bed::{Bed, Length};
 use longhaul_bench::published::{Statement, transfer as said};
 use longhaul_bench::record::{Better, Cell, Code, Place, Question, ROUND_TRIPS_MIN, Validity, WINDOW_MIN};
 use longhaul_report::model::{Copy, Noise, fit};
+use sets::Sets;
 use std::time::Duration;
 
 const RATE: f64 = said::RATE.value();
@@ -100,11 +104,18 @@ impl Rung {
 pub(super) struct Tune {
     /// Readers, connections and writers; as many as help, if it is not said.
     at_once: Option<u16>,
+    /// Connections, where they are fewer.
+    streams: Option<u16>,
     /// Whether the next files are read while what was read waits to be sent.
     ahead: bool,
 }
 
-const ONE: Tune = Tune { at_once: Some(1), ahead: true };
+impl Tune {
+    /// As many as help, as it comes.
+    const USUAL: Tune = Tune { at_once: None, streams: None, ahead: true };
+}
+
+const ONE: Tune = Tune { at_once: Some(1), ..Tune::USUAL };
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,8 +126,10 @@ pub(super) enum Case {
     Copy(u32, Tune),
     /// The line through the copies of a kind.
     Line(Rung),
-    /// Bytes per second of a data set.
-    Set(&'static str),
+    /// With the published costs of files planted.
+    Planted(planted::Planted),
+    /// Of the data sets.
+    Sets(sets::Sets),
 }
 
 /// Whether `uri` is where files can be copied to.
@@ -132,7 +145,7 @@ impl Experiment for Transfer {
     type Case = Case;
 
     fn usual(quick: bool) -> Usual {
-        let runs = if quick { 3 } else { 5 };
+        let runs = if quick { 2 } else { 5 };
         let runtime = Duration::from_secs(if quick { 2 } else { 10 });
         Usual { scale: suited_scale(RATE, quick), runs, runtime }
     }
@@ -152,40 +165,36 @@ impl Experiment for Transfer {
         }
         let at_once = if settings.quick { &AT_ONCE_QUICK[..] } else { &AT_ONCE };
         for at_once in at_once.iter().copied().map(Some).chain([None]) {
-            let case = Case::Copy(most, Tune { at_once, ahead: true });
+            let case = Case::Copy(most, Tune { at_once, ..Tune::USUAL });
             all.push(Wanted { cells: of_number(at_once, settings), how: Ok(case) });
         }
-        for at_once in at_once.iter().copied().take(2) {
-            for ahead in [true, false] {
-                let case = Case::Copy(most, Tune { at_once: Some(at_once), ahead });
-                all.push(Wanted { cells: vec![of_ahead(at_once, ahead)], how: Ok(case) });
-            }
-        }
-        for set in SETS {
-            let mut cell = Cell::new(format!("data set {set}"), "B/s", Better::Higher);
-            cell.place = Some(place("Data sets", "as many at once as help", set, None, "Data set"));
-            all.push(Wanted { cells: vec![cell], how: Ok(Case::Set(set)) });
-        }
+        all.extend(planted::plan(settings, Case::Planted));
+        all.extend(sets::plan(settings, Case::Sets));
         all
     }
 
     fn questions(settings: &Settings) -> Vec<Question> {
         let mut whole = Question::new("1,000 files, against one", [&said::T0]);
-        let mut ahead = Question::new("Read ahead, against not", [&said::PREFETCH]);
         let files = counts(settings);
         for rung in Rung::ALL {
             whole = whole.pair(rung.name(), name_of(rung, files[files.len() - 1]), name_of(rung, files[0]));
         }
-        for at_once in AT_ONCE_QUICK.iter().take(1) {
-            let name = |ahead| of_ahead(*at_once, ahead).name;
-            ahead = ahead.pair(format!("{at_once} at once"), name(true), name(false));
-        }
-        vec![whole, ahead]
+        let mut all = vec![whole];
+        all.extend(planted::questions(settings));
+        all.extend(sets::questions(settings));
+        all
     }
 
     fn measure(&mut self, case: &Case, settings: &Settings, known: &[Cell], found: &mut Found) -> Outcome {
         if let Case::Line(rung) = case {
             return line(*rung, settings, known, &mut found.cells);
+        }
+        if let Case::Planted(planted) = case {
+            return planted::measure(*planted, &mut self.0, settings, known, found);
+        }
+        if let Case::Sets(Sets::Sizes(set, size)) = case {
+            found.cells[0].push(sets::up_to(set, *size)?, &Validity::default());
+            return Ok(());
         }
         if self.0.is_none() {
             self.0 = Some(Bed::start(settings)?);
@@ -196,8 +205,9 @@ impl Experiment for Transfer {
         match case {
             Case::Point(rung, files) => copies(*rung, *files, (ONE, Length::Any)),
             Case::Copy(files, tune) => copies(Rung::Whole, *files, (*tune, Length::Enough)),
-            Case::Set(name) => bed.set(name, settings, found),
-            Case::Line(_) => Ok(()),
+            Case::Sets(Sets::Whole(name)) => bed.set(name, settings, found),
+            Case::Sets(Sets::Stage(name, stage, tool)) => bed.stage((name, *stage, *tool), settings, found),
+            Case::Line(_) | Case::Planted(_) | Case::Sets(_) => Ok(()),
         }
     }
 }
@@ -277,15 +287,8 @@ fn of_number(at_once: Option<u16>, settings: &Settings) -> Vec<Cell> {
         false => "Processor time of this machine",
     };
     cpu.place = Some(place(figure, "processors", &x, None, "Readers, connections, writers"));
+    cpu.cite([&said::CPU]);
     vec![time, cpu]
-}
-
-fn of_ahead(at_once: u16, ahead: bool) -> Cell {
-    let series = if ahead { "read ahead" } else { "not read ahead" };
-    let mut cell = Cell::new(format!("{at_once} at once, {series}"), "s", Better::Lower);
-    let figure = "The next files read while the present one is sent";
-    cell.place = Some(place(figure, series, &at_once.to_string(), None, "Readers, connections, writers"));
-    cell
 }
 
 fn place(figure: &str, series: &str, x: &str, x_number: Option<f64>, x_label: &str) -> Place {

@@ -1,14 +1,16 @@
 //! What copies are made between: a directory on the disk and an agent, behind an
 //! emulated link or where it was said. Copies are runs of this same program.
 
-use super::{BYTES_OF_SMALL, RATE, RTT, Rung, SET, SET_QUICK, Tune, counts, size};
+use super::planted::Layer;
+use super::sets::{Stage, without_tool};
+use super::{BYTES_OF_SMALL, RATE, RTT, Rung, SET, SET_QUICK, Tune, bytes};
 use crate::again::{self, at, seconds, summary};
 use crate::exit::{Failure, Outcome};
 use crate::verbs::study::rig::{Rig, Scratch, Server, Way};
 use crate::verbs::study::{Found, Settings};
 use longhaul_transfer::Endpoint;
 use longhaul_wan::Conditions;
-use serde_json::Value;
+use longhaul_wan::Wan;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -28,13 +30,16 @@ pub(super) enum Length {
 /// Both ends of the copies. What was copied to a place that was named is removed
 /// when it is dropped.
 pub(super) struct Bed {
-    // In this order: the agent ends before its link does.
-    agent: Option<(Option<u16>, Server)>,
+    // In this order: the agent ends before its link does, and what it serves is unmounted
+    // before its directory goes.
+    agent: Option<((Option<u16>, bool), Server)>,
+    layer: Option<Layer>,
     rig: Rig,
     scratch: Scratch,
     /// Where copies go to that was named, as `cp` has it.
     named: Option<String>,
-    sizes: Vec<(u32, u64)>,
+    /// Bytes of a copy.
+    bytes: f64,
     copies: u32,
 }
 
@@ -49,11 +54,11 @@ impl Bed {
             None => Rig::emulated(1, Conditions::new(RTT, Some((RATE * settings.scale) as u64)))?,
         };
         let scratch = Scratch::make("transfer")?;
-        for dir in ["there", "empty"] {
+        for dir in ["there", "empty", "sources"] {
             fs::create_dir(scratch.path().join(dir)).map_err(Failure::failed)?;
         }
-        let sizes = counts(settings).iter().map(|files| (*files, size(*files, settings))).collect();
-        let bed = Bed { agent: None, rig, scratch, named, sizes, copies: 0 };
+        let bytes = bytes(settings);
+        let bed = Bed { agent: None, layer: None, rig, scratch, named, bytes, copies: 0 };
         if let Some(named) = &bed.named {
             // It becomes the directory that all others go into.
             let empty = bed.scratch.path().join("empty");
@@ -62,23 +67,66 @@ impl Bed {
         Ok(bed)
     }
 
-    fn there(&self) -> PathBuf {
+    pub(super) fn there(&self) -> PathBuf {
         self.scratch.path().join("there")
     }
 
-    /// Has an agent behind the link that writes so many files at once; its URI.
-    fn agent(&mut self, at_once: Option<u16>) -> Result<String, Failure> {
+    fn sources(&self) -> PathBuf {
+        self.scratch.path().join("sources")
+    }
+
+    /// The links.
+    pub(super) fn links(&self) -> Result<&Wan, Failure> {
+        self.rig.wan().ok_or_else(|| Failure::failed("there are no emulated links"))
+    }
+
+    /// The layer that plants costs of files, mounted when it is first wanted.
+    fn layer(&mut self) -> Result<&Layer, Failure> {
+        if self.layer.is_none() {
+            self.layer = Some(Layer::mount(self.scratch.path(), &self.sources(), &self.there())?);
+        }
+        self.layer.as_ref().ok_or_else(|| Failure::failed("there is no layer"))
+    }
+
+    /// So many files, as they are seen through the layer.
+    pub(super) fn slow_source(&mut self, files: u32) -> Result<PathBuf, Failure> {
+        self.source(files)?;
+        Ok(self.layer()?.source.join(files.to_string()))
+    }
+
+    /// Where copies go to, seen through the layer.
+    pub(super) fn slow_there(&mut self) -> Result<PathBuf, Failure> {
+        Ok(self.layer()?.there.clone())
+    }
+
+    /// Has so many files to copy; where they are.
+    fn source(&self, files: u32) -> Result<PathBuf, Failure> {
+        let dir = self.sources().join(files.to_string());
+        let bytes = (self.size(files) * u64::from(files)).to_string();
+        self.data_set("equal", &dir, &["--files", &files.to_string(), "--scale", &bytes])?;
+        Ok(dir)
+    }
+
+    /// Bytes of one of so many files.
+    fn size(&self, files: u32) -> u64 {
+        ((self.bytes / f64::from(files)) as u64).max(1)
+    }
+
+    /// Has an agent behind the link that writes so many files at once, through the layer
+    /// or not; its URI.
+    fn agent(&mut self, at_once: Option<u16>, slow: bool) -> Result<String, Failure> {
         if let Some(named) = &self.named {
             return Ok(named.clone());
         }
-        if self.agent.as_ref().is_none_or(|(now, _)| *now != at_once) {
+        if self.agent.as_ref().is_none_or(|(now, _)| *now != (at_once, slow)) {
             self.agent = None;
+            let root = if slow { self.slow_there()? } else { self.there() };
             let (mut command, address) = self.rig.behind(1)?;
             command.args(["agent", "--insecure", "--listen", &format!("{address}:7400"), "--root"]);
             // Only this machine reaches the link, and the directory is this user's.
-            command.arg(self.there()).args(["--user", &rustix::process::geteuid().as_raw().to_string()]);
+            command.arg(root).args(["--user", &rustix::process::geteuid().as_raw().to_string()]);
             command.args(at_once.iter().flat_map(|n| ["--writers".to_owned(), n.to_string()]));
-            self.agent = Some((at_once, Server::start(command)?));
+            self.agent = Some(((at_once, slow), Server::start(command)?));
         }
         let uri = self.agent.as_ref().and_then(|(_, agent)| agent.ready["uri"].as_str());
         let uri = uri.ok_or_else(|| Failure::failed("the agent does not say where it is"))?;
@@ -93,17 +141,10 @@ impl Bed {
         (tune, length): (Tune, Length),
         found: &mut Found,
     ) -> Outcome {
-        let size = self.sizes.iter().find(|(of, _)| *of == files).map_or(1, |(_, size)| *size);
-        let agent = self.agent(tune.at_once)?;
-        let zeroes = || format!("zero:{files}x{size}");
+        let agent = self.agent(tune.at_once, false)?;
         let from = match rung {
-            Rung::Read | Rung::Whole => {
-                let dir = self.scratch.path().join(files.to_string());
-                let (bytes, files) = ((size * u64::from(files)).to_string(), files.to_string());
-                self.data_set("equal", &dir, &["--files", &files, "--scale", &bytes])?;
-                dir.to_string_lossy().into_owned()
-            }
-            Rung::Network | Rung::Write | Rung::Nothing => zeroes(),
+            Rung::Read | Rung::Whole => self.source(files)?.to_string_lossy().into_owned(),
+            Rung::Network | Rung::Write | Rung::Nothing => format!("zero:{files}x{}", self.size(files)),
         };
         self.copies += 1;
         let to = match (rung, &self.named) {
@@ -116,38 +157,117 @@ impl Bed {
         self.timed([&from, &to], tune, (length, crosses), found, |seconds| seconds)
     }
 
-    /// Copies a data set as often as is wanted, with as much at once as helps.
-    pub(super) fn set(&mut self, name: &str, settings: &Settings, found: &mut Found) -> Outcome {
+    /// Makes a copy between the ends with planted costs, and takes it away again. However
+    /// short: what it took is what it costs.
+    pub(super) fn planted(&mut self, rung: Rung, files: u32, tune: Tune, found: &mut Found) -> Outcome {
+        let from = match rung {
+            Rung::Read | Rung::Whole => self.slow_source(files)?.to_string_lossy().into_owned(),
+            Rung::Network | Rung::Write | Rung::Nothing => format!("zero:{files}x{}", self.size(files)),
+        };
+        self.copies += 1;
+        let copy = self.copies.to_string();
+        let to = match rung {
+            Rung::Read | Rung::Nothing => "null:".into(),
+            Rung::Write => self.slow_there()?.join(copy).to_string_lossy().into_owned(),
+            Rung::Network => {
+                let agent = self.agent(tune.at_once, true)?;
+                at(&Endpoint::parse(agent.as_ref()).map_err(Failure::usage)?, "null:")
+            }
+            Rung::Whole => format!("{}/{copy}", self.agent(tune.at_once, true)?),
+        };
+        self.timed([&from, &to], tune, (Length::Any, rung.crosses(false)), found, |seconds| seconds)
+    }
+
+    /// The directory of a data set that was made, its files and its bytes.
+    pub(super) fn set_of(&self, name: &str) -> Result<(PathBuf, (u32, u64)), Failure> {
+        let dir = self.scratch.path().join(name);
+        let (mut waiting, mut files, mut bytes) = (vec![dir.clone()], 0, 0);
+        while let Some(dir) = waiting.pop() {
+            for entry in fs::read_dir(dir).map_err(Failure::failed)? {
+                let entry = entry.map_err(Failure::failed)?;
+                let about = entry.metadata().map_err(Failure::failed)?;
+                if about.is_dir() {
+                    waiting.push(entry.path());
+                } else {
+                    (files, bytes) = (files + 1, bytes + about.len());
+                }
+            }
+        }
+        Ok((dir, (files, bytes)))
+    }
+
+    /// Makes a data set as large as is wanted, unless it is there.
+    fn make_set(&self, name: &str, settings: &Settings) -> Outcome {
         let bytes = match (settings.targets.is_empty(), settings.quick) {
             (true, _) => RATE * settings.scale / 8.0 * settings.runtime.as_secs_f64(),
             (false, true) => SET_QUICK as f64 * settings.scale,
             (false, false) => SET as f64 * settings.scale,
         };
         let bytes = bytes as u64;
-        let dir = self.scratch.path().join(name);
         let (scale, files) = (bytes.to_string(), (bytes / BYTES_OF_SMALL).max(1).to_string());
         let more = if name == "small" { ["--files", &files] } else { ["--scale", &scale] };
-        let bytes = self.data_set(name, &dir, &more)? as f64;
-        let agent = self.agent(None)?;
+        self.data_set(name, &self.scratch.path().join(name), &more)
+    }
+
+    /// One stage of a data set alone, with `cp` as it comes or without any tool. Files of one
+    /// size are sent and written, as many and as large in all.
+    pub(super) fn stage(
+        &mut self,
+        (name, stage, tool): (&str, Stage, bool),
+        settings: &Settings,
+        found: &mut Found,
+    ) -> Outcome {
+        self.make_set(name, settings)?;
+        let (dir, (files, bytes)) = self.set_of(name)?;
+        let tune = Tune::USUAL;
+        for _ in 0..settings.runs {
+            if !tool {
+                without_tool(self, stage, name, &mut found.cells[0])?;
+                continue;
+            }
+            let zeroes = format!("zero:{files}x{}", bytes / u64::from(files.max(1)));
+            self.copies += 1;
+            let (from, to) = match stage {
+                Stage::Read => (dir.to_string_lossy().into_owned(), "null:".into()),
+                Stage::Network => {
+                    let agent = self.agent(None, false)?;
+                    (zeroes, at(&Endpoint::parse(agent.as_ref()).map_err(Failure::usage)?, "null:"))
+                }
+                Stage::Write => {
+                    (zeroes, self.there().join(self.copies.to_string()).to_string_lossy().into_owned())
+                }
+            };
+            let crosses = stage == Stage::Network;
+            let length = if crosses { Length::Enough } else { Length::Any };
+            let rate = |seconds: f64| bytes as f64 / seconds;
+            self.timed([&from, &to], tune, (length, crosses), found, rate)?;
+        }
+        Ok(())
+    }
+
+    /// Copies a data set as often as is wanted, with as much at once as helps.
+    pub(super) fn set(&mut self, name: &str, settings: &Settings, found: &mut Found) -> Outcome {
+        self.make_set(name, settings)?;
+        let (dir, (_, bytes)) = self.set_of(name)?;
+        let bytes = bytes as f64;
+        let agent = self.agent(None, false)?;
         for _ in 0..settings.runs {
             self.copies += 1;
             let to = format!("{agent}/{}", self.copies);
-            let tune = Tune { at_once: None, ahead: true };
+            let tune = Tune::USUAL;
             let from = dir.to_string_lossy();
             self.timed([&from, &to], tune, (Length::Enough, true), found, |seconds| bytes / seconds)?;
         }
         fs::remove_dir_all(&dir).map_err(Failure::failed)
     }
 
-    /// Makes a data set, unless it is there; how many bytes it has.
-    fn data_set(&self, name: &str, dir: &Path, more: &[&str]) -> Result<u64, Failure> {
+    /// Makes a data set, unless it is there.
+    fn data_set(&self, name: &str, dir: &Path, more: &[&str]) -> Outcome {
         if dir.exists() {
-            return Ok(0);
+            return Ok(());
         }
         let mut command = self.rig.command()?;
-        let out = self.rig.finish(command.args(["dataset", "make", name, "--json"]).args(more).arg(dir))?;
-        let made: Value = serde_json::from_slice(&out).unwrap_or_default();
-        Ok(made["bytes"].as_u64().unwrap_or_default())
+        self.rig.finish(command.args(["dataset", "make", name, "--json"]).args(more).arg(dir)).map(drop)
     }
 
     /// Copies, and takes what its seconds come to into the first of the cells and
@@ -164,7 +284,8 @@ impl Bed {
         let mut command = self.rig.command()?;
         command.args(["cp", "--recursive", "--json"]);
         if let Some(number) = tune.at_once.map(|number| number.to_string()) {
-            command.args(["--readers", &number, "--streams", &number, "--writers", &number]);
+            let streams = tune.streams.map_or_else(|| number.clone(), |streams| streams.to_string());
+            command.args(["--readers", &number, "--streams", &streams, "--writers", &number]);
         }
         if !tune.ahead {
             command.args(["--read-ahead", "0"]);
@@ -197,7 +318,7 @@ impl Bed {
     }
 
     /// Takes away what was copied.
-    fn clear(&self) -> Outcome {
+    pub(super) fn clear(&self) -> Outcome {
         if let Some(named) = &self.named {
             return self.sweep(named).map(|_| ());
         }

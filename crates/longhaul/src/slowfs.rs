@@ -1,7 +1,8 @@
 //! A directory that is seen through a slow or an odd file system: what is asked for
 //! takes its time, as at a metadata server far away or on a disk that is busy; a
 //! disk has bad places; names are few or alike. It needs FUSE, and is served by
-//! threads of the test.
+//! threads of this process. Studies plant published costs of files with it, tests
+//! faults.
 
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags,
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-/// More than any copy of a test asks for at the same time.
+/// More than any copy asks for at the same time here.
 const THREADS: usize = 72;
 /// What a disk says of a bad place (errno(3)).
 const EIO: i32 = 5;
@@ -36,6 +37,8 @@ pub(crate) struct Slow {
     pub(crate) open: Duration,
     /// Time that it takes to create one.
     pub(crate) create: Duration,
+    /// Time that it takes to close one.
+    pub(crate) close: Duration,
     /// Time that each call that writes takes, beside others.
     pub(crate) settle: Duration,
     /// Bytes a second that are read, of all files together.
@@ -410,6 +413,8 @@ impl Filesystem for Through {
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        // `close` waits for this, and not for `release`.
+        pause(self.slow.close);
         reply.ok();
     }
 
@@ -436,7 +441,7 @@ impl Filesystem for Through {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        // As large as anybody wants.
+        // Larger than any data set.
         let many = 1 << 30;
         reply.statfs(many, many, many, many, many, 4096, 255, 4096);
     }

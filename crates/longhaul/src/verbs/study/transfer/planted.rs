@@ -1,0 +1,459 @@
+//! The published costs of files, planted: a source where closing a file and opening the
+//! next takes O_R, a destination where it takes O_W, both behind a layer that all copies
+//! pass through. A program that does one thing after the other has the published t0 then;
+//! Longhaul, with one reader and with as many as help, has to hide it.
+//!
+//! How the published costs divide between opening and closing is not said. Here that of the
+//! source is halved, and that of the destination is at closing: Linux lets one file at a
+//! time be created in a directory, so that what creating costs would be hidden by nothing.
+
+use super::plain::{self, From};
+use super::{AT_ONCE, Bed, Copy, Noise, Rung, Tune, bytes, fit, place};
+use crate::exit::{Failure, Outcome};
+use crate::slowfs::{Slow, SlowFs};
+use crate::verbs::line;
+use crate::verbs::study::{Found, Settings, Wanted};
+use longhaul_bench::published::transfer as said;
+use longhaul_bench::record::{Better, Cell, Question, Validity};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Numbers of files where each of them costs its full time. None is much smaller than what
+/// the path holds: below that a round trip carries less than a window.
+const FEW: [u32; 4] = [4, 8, 16, 32];
+const FEW_QUICK: [u32; 3] = [8, 16, 32];
+/// And where that is hidden.
+const MANY: [u32; 4] = [1, 100, 500, 1000];
+const MANY_QUICK: [u32; 3] = [1, 256, 1000];
+/// Files of the copies with more at once.
+const SWEPT: [u32; 3] = [10, 100, 1000];
+const SWEPT_QUICK: [u32; 2] = [16, 128];
+/// How many at once where minutes have to do.
+const ENDS: [u16; 2] = [1, 16];
+const FIGURE: &str = "Published costs of files planted: the same bytes in more and more files";
+const AT_ONCE_LABEL: &str = "Readers, connections, writers";
+
+/// Which program, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum How {
+    /// One thing after the other.
+    OneByOne,
+    /// Longhaul with one of each, which reads no block before the one before is sent.
+    OneOfEach,
+    /// Longhaul with readers and writers enough to hide all costs.
+    Many,
+    /// Longhaul as it comes, with as many as help.
+    AsHelps,
+}
+
+/// Readers and writers that hide 34 ms and 10.1 ms a file, at well under a millisecond for
+/// each; a few connections carry what they read.
+const ENOUGH: u16 = 64;
+const ENOUGH_STREAMS: u16 = 4;
+
+impl How {
+    const ALL: [How; 4] = [How::OneByOne, How::OneOfEach, How::Many, How::AsHelps];
+
+    fn name(self) -> &'static str {
+        match self {
+            How::OneByOne => "one after another",
+            How::OneOfEach => "one of each, not read ahead",
+            How::Many => "64 readers and writers",
+            How::AsHelps => "as many as help",
+        }
+    }
+
+    /// The stages that are measured alone, and the whole: what begins with few and finds out
+    /// is another thing in each stage.
+    fn rungs(self) -> &'static [Rung] {
+        if self == How::AsHelps { &RUNGS[3..] } else { &RUNGS }
+    }
+
+    fn tune(self) -> Tune {
+        match self {
+            How::OneByOne | How::OneOfEach => Tune { at_once: Some(1), streams: None, ahead: false },
+            How::Many => Tune { at_once: Some(ENOUGH), streams: Some(ENOUGH_STREAMS), ahead: true },
+            How::AsHelps => Tune::USUAL,
+        }
+    }
+
+    fn files(self, quick: bool) -> &'static [u32] {
+        match (self, quick) {
+            (How::Many | How::AsHelps, true) => &MANY_QUICK,
+            (How::Many | How::AsHelps, false) => &MANY,
+            (_, true) => &FEW_QUICK,
+            (_, false) => &FEW,
+        }
+    }
+}
+
+/// Stages of a planted copy.
+const RUNGS: [Rung; 4] = [Rung::Read, Rung::Network, Rung::Write, Rung::Whole];
+
+/// What is measured with planted costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Planted {
+    /// A copy of so many files.
+    Copy(How, Rung, u32),
+    /// The line through those.
+    Line(How, Rung),
+    /// The longest stage, and the sum of all.
+    Bounds(How),
+    /// With so many at once, read ahead or not.
+    Swept(u32, u16, bool),
+    /// One stage with so many at once.
+    Stage(Rung, u16),
+}
+
+fn name_of(how: How, rung: Rung, files: u32) -> String {
+    format!("planted costs, {}: {}, {files} files", how.name(), rung.name())
+}
+
+fn line_of(how: How, rung: Rung) -> String {
+    format!("planted costs, {}: {}", how.name(), rung.name())
+}
+
+fn bound_of(how: How, which: &str) -> String {
+    format!("planted costs, {}: {which}", how.name())
+}
+
+const LONGEST: &str = "longest stage";
+const SUM: &str = "sum of the stages";
+
+fn swept_name(files: u32, at_once: u16, ahead: bool) -> String {
+    format!("planted costs, {files} files, {at_once} at once, {}", ahead_words(ahead))
+}
+
+fn ahead_words(ahead: bool) -> &'static str {
+    if ahead { "read ahead" } else { "not read ahead" }
+}
+
+fn at_once(settings: &Settings) -> &'static [u16] {
+    if settings.quick { &ENDS } else { &AT_ONCE }
+}
+
+fn swept(settings: &Settings) -> &'static [u32] {
+    if settings.quick { &SWEPT_QUICK } else { &SWEPT }
+}
+
+/// Why costs cannot be planted.
+fn missing(settings: &Settings) -> Result<(), String> {
+    if !settings.targets.is_empty() {
+        return Err("costs of files are planted at both ends of an emulated link only".into());
+    }
+    match Path::new("/dev/fuse").exists() {
+        true => Ok(()),
+        false => Err("the layer that plants costs of files takes FUSE (/dev/fuse)".into()),
+    }
+}
+
+pub(super) fn plan<Case>(settings: &Settings, case: impl Fn(Planted) -> Case) -> Vec<Wanted<Case>> {
+    let mut all = Vec::new();
+    let mut push = |cells, planted| {
+        all.push(Wanted { cells, how: missing(settings).map(|()| case(planted)) });
+    };
+    for how in How::ALL {
+        for &rung in how.rungs() {
+            for &files in how.files(settings.quick) {
+                push(vec![of_copy(how, rung, files, settings)], Planted::Copy(how, rung, files));
+            }
+        }
+        for &rung in how.rungs() {
+            push(of_line(how, rung), Planted::Line(how, rung));
+        }
+        if how.rungs() == RUNGS {
+            push(of_bounds(how), Planted::Bounds(how));
+        }
+    }
+    for &files in swept(settings) {
+        for &number in at_once(settings) {
+            for ahead in [false, true] {
+                push(of_swept(files, number, ahead), Planted::Swept(files, number, ahead));
+            }
+        }
+    }
+    for rung in [Rung::Read, Rung::Network, Rung::Write] {
+        for &number in at_once(settings) {
+            push(of_stage(rung, number, settings), Planted::Stage(rung, number));
+        }
+    }
+    all
+}
+
+fn of_copy(how: How, rung: Rung, files: u32, settings: &Settings) -> Cell {
+    let mut cell = Cell::new(name_of(how, rung, files), "s", Better::Lower);
+    let series = format!("{}: {}", rung.name(), how.name());
+    let figure = if rung == Rung::Whole { FIGURE.into() } else { format!("{FIGURE}, {} alone", rung.name()) };
+    cell.place = Some(place(&figure, &series, &files.to_string(), Some(f64::from(files)), "Files"));
+    if rung == Rung::Whole && how == How::OneByOne {
+        let more = bytes(settings) / (said::BYTES.value() * settings.scale);
+        let value = f64::from(files) * said::T0.value() + said::OF_BYTES.value() * more;
+        let of = format!("the line T = 0.0665 N + 16.5 s at N = {files} and {more} times the bytes");
+        cell.published.push(said::T0.scaled(value / said::T0.value(), &of));
+    }
+    cell
+}
+
+fn of_line(how: How, rung: Rung) -> Vec<Cell> {
+    let [mut t0, rate] = line::cells(&line_of(how, rung));
+    t0.published.extend(rung.published().map(|statement| statement.scaled(1.0, "")));
+    vec![t0, rate]
+}
+
+fn of_bounds(how: How) -> Vec<Cell> {
+    [(LONGEST, &said::LEAST), (SUM, &said::SUM)]
+        .map(|(which, statement)| {
+            let mut cell = Cell::new(bound_of(how, which), "s", Better::Lower);
+            cell.place = Some(place("Between which a file of the whole is", which, how.name(), None, "Copy"));
+            cell.published.push(statement.scaled(1.0, ""));
+            cell
+        })
+        .to_vec()
+}
+
+fn of_swept(files: u32, at_once: u16, ahead: bool) -> Vec<Cell> {
+    let (name, x) = (swept_name(files, at_once, ahead), at_once.to_string());
+    let cell = |name: String, what: &str| {
+        let mut cell = Cell::new(name, "s", Better::Lower);
+        let figure = format!("{what} of {files} files with planted costs, the next read ahead or not");
+        cell.place = Some(place(&figure, ahead_words(ahead), &x, Some(f64::from(at_once)), AT_ONCE_LABEL));
+        cell
+    };
+    let processors = format!("{name}: processors");
+    vec![cell(name, "Time"), cell(processors, "Processor time")]
+}
+
+fn of_stage(rung: Rung, at_once: u16, settings: &Settings) -> Vec<Cell> {
+    let (name, x) = (format!("planted costs, {} alone, {at_once} at once", rung.name()), at_once.to_string());
+    let files = stage_files(settings);
+    let mut cell = Cell::new(name, "s", Better::Lower);
+    let figure = format!("{files} files with planted costs, one stage alone");
+    cell.place = Some(place(&figure, rung.name(), &x, Some(f64::from(at_once)), AT_ONCE_LABEL));
+    cell.cite([&said::CONCURRENCY]);
+    vec![cell]
+}
+
+fn stage_files(settings: &Settings) -> u32 {
+    swept(settings).iter().copied().max().unwrap_or(1)
+}
+
+pub(super) fn questions(settings: &Settings) -> Vec<Question> {
+    if missing(settings).is_err() {
+        return Vec::new();
+    }
+    let file = |how, rung| format!("{}: a file", line_of(how, rung));
+    let mut longest =
+        Question::new("Planted costs: a file of the whole, against its longest stage", [&said::BOUNDS]);
+    let mut sum =
+        Question::new("Planted costs: a file of the whole, against the sum of the stages", [&said::BOUNDS]);
+    for how in How::ALL.into_iter().filter(|how| how.rungs() == RUNGS) {
+        longest = longest.pair(how.name(), file(how, Rung::Whole), bound_of(how, LONGEST));
+        sum = sum.pair(how.name(), file(how, Rung::Whole), bound_of(how, SUM));
+    }
+    let mut hidden = Question::new("Planted costs: a file, against one after another", [&said::CONCURRENCY]);
+    for how in [How::OneOfEach, How::Many, How::AsHelps] {
+        hidden = hidden.pair(how.name(), file(how, Rung::Whole), file(How::OneByOne, Rung::Whole));
+    }
+    let mut ahead =
+        Question::new("Planted costs: read ahead, against not", [&said::PREFETCH, &said::PREFETCH_LESS]);
+    let mut more =
+        Question::new("Planted costs: more at once, against one", [&said::CONCURRENCY, &said::CPU]);
+    for &files in swept(settings) {
+        for &number in at_once(settings) {
+            let name = |ahead| swept_name(files, number, ahead);
+            ahead = ahead.pair(format!("{files} files, {number} at once"), name(true), name(false));
+            if number > 1 {
+                let one = swept_name(files, 1, true);
+                more = more.pair(format!("time, {files} files, {number} at once"), name(true), one.clone());
+                let (of, to) = (format!("{}: processors", name(true)), format!("{one}: processors"));
+                more = more.pair(format!("processors, {files} files, {number} at once"), of, to);
+            }
+        }
+    }
+    vec![hidden, longest, sum, ahead, more]
+}
+
+/// The directories of both ends, behind the layer.
+pub(super) struct Layer {
+    // Unmounted before the directories go.
+    _mounts: [SlowFs; 2],
+    pub(super) source: PathBuf,
+    pub(super) there: PathBuf,
+}
+
+impl Layer {
+    /// Shows `source` and `there` as slow as was published, below `scratch`.
+    pub(super) fn mount(scratch: &Path, source: &Path, there: &Path) -> Result<Layer, Failure> {
+        let time = |seconds: f64| Duration::from_secs_f64(seconds);
+        let half = time(said::O_R.value() / 2.0);
+        let mount = |name: &str, directory: &Path, slow: Slow| {
+            let at = scratch.join(name);
+            std::fs::create_dir(&at).map_err(Failure::failed)?;
+            let mounted = SlowFs::mount(directory, &at, slow).map_err(|e| {
+                let at = at.display();
+                Failure::failed(format!("cannot mount the layer that plants costs of files at {at}: {e}"))
+            })?;
+            Ok::<_, Failure>((mounted, at))
+        };
+        let at_source = Slow { open: half, close: half, ..Slow::default() };
+        let at_destination = Slow { close: time(said::O_W.value()), ..Slow::default() };
+        let (one, source) = mount("slow-source", source, at_source)?;
+        let (other, there) = mount("slow-there", there, at_destination)?;
+        Ok(Layer { _mounts: [one, other], source, there })
+    }
+}
+
+pub(super) fn measure(
+    planted: Planted,
+    bed: &mut Option<Bed>,
+    settings: &Settings,
+    known: &[Cell],
+    found: &mut Found,
+) -> Outcome {
+    match planted {
+        Planted::Line(how, rung) => return line_through(how, rung, settings, known, &mut found.cells),
+        Planted::Bounds(how) => return bounds(how, known, &mut found.cells),
+        _ => {}
+    }
+    if bed.is_none() {
+        *bed = Some(Bed::start(settings)?);
+    }
+    let Some(bed) = bed else { return Err(Failure::failed("there is nothing to copy to")) };
+    for _ in 0..settings.runs {
+        match planted {
+            Planted::Copy(How::OneByOne, rung, files) => {
+                let seconds = one_by_one(bed, rung, files, settings)?;
+                found.cells[0].push(seconds, &Validity::default());
+            }
+            Planted::Copy(how, rung, files) => {
+                bed.planted(rung, files, how.tune(), found)?;
+            }
+            Planted::Swept(files, number, ahead) => {
+                let tune = Tune { at_once: Some(number), ahead, ..Tune::USUAL };
+                bed.planted(Rung::Whole, files, tune, found)?;
+            }
+            Planted::Stage(rung, number) => {
+                let tune = Tune { at_once: Some(number), ..Tune::USUAL };
+                bed.planted(rung, stage_files(settings), tune, found)?;
+            }
+            Planted::Line(..) | Planted::Bounds(..) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Seconds of a copy by the program that does one thing after the other.
+fn one_by_one(bed: &mut Bed, rung: Rung, files: u32, settings: &Settings) -> Result<f64, Failure> {
+    let zeroes = From::Zeroes { files, bytes: ((bytes(settings) / f64::from(files)) as u64).max(1) };
+    let from = match rung {
+        Rung::Read | Rung::Whole => From::tree(&bed.slow_source(files)?).map_err(Failure::failed)?,
+        _ => zeroes,
+    };
+    let there = bed.slow_there()?;
+    let took = match rung {
+        Rung::Read | Rung::Nothing => plain::read(&from).map_err(Failure::failed)?,
+        Rung::Write => plain::write(&from, &there).map_err(Failure::failed)?,
+        Rung::Network => plain::send(bed.links()?, &from, None)?,
+        Rung::Whole => plain::send(bed.links()?, &from, Some(&there))?,
+    };
+    bed.clear()?;
+    Ok(took.as_secs_f64())
+}
+
+/// The line through the copies of each round.
+fn line_through(how: How, rung: Rung, settings: &Settings, known: &[Cell], cells: &mut [Cell]) -> Outcome {
+    let files = how.files(settings.quick);
+    let samples = |files: &u32| {
+        let name = name_of(how, rung, *files);
+        known.iter().find(|cell| cell.name == name).map(|cell| cell.samples.as_slice()).unwrap_or_default()
+    };
+    let rounds = files.iter().map(|files| samples(files).len()).min().unwrap_or_default();
+    if rounds == 0 {
+        return Err(Failure::failed("a number of files has no copy that counts"));
+    }
+    let [t0, rate] = cells else { return Err(Failure::failed("a line is two numbers")) };
+    let valid = Validity::default();
+    for round in 0..rounds {
+        let of = |files: &u32| {
+            let count = f64::from(*files);
+            Copy { files: count, bytes: bytes(settings), seconds: samples(files)[round] }
+        };
+        let copies: Vec<Copy> = files.iter().map(of).collect();
+        let found = fit(&copies, Noise::Proportional).map_err(Failure::failed)?;
+        t0.push(found.t0.value, &valid);
+        rate.push(found.rate.value, &valid);
+    }
+    if rate.samples.is_empty() {
+        rate.validity = line::of_nothing();
+    }
+    Ok(())
+}
+
+/// The longest of the stages and their sum, of each round.
+fn bounds(how: How, known: &[Cell], cells: &mut [Cell]) -> Outcome {
+    let of = |rung: Rung| {
+        let name = format!("{}: a file", line_of(how, rung));
+        known.iter().find(|cell| cell.name == name).map(|cell| cell.samples.as_slice()).unwrap_or_default()
+    };
+    let stages = [Rung::Read, Rung::Network, Rung::Write].map(of);
+    let rounds = stages.iter().map(|samples| samples.len()).min().unwrap_or_default();
+    if rounds == 0 {
+        return Err(Failure::failed("a stage has no line"));
+    }
+    let [longest, sum] = cells else { return Err(Failure::failed("there are two bounds")) };
+    for round in 0..rounds {
+        let all = stages.map(|samples| samples[round]);
+        longest.push(all.iter().copied().fold(0.0, f64::max), &Validity::default());
+        sum.push(all.iter().sum(), &Validity::default());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(quick: bool, targets: &[&str]) -> Settings {
+        let targets = targets.iter().map(|uri| (*uri).to_owned()).collect();
+        Settings { quick, targets, scale: 0.01, runs: 1, runtime: Duration::from_secs(1) }
+    }
+
+    #[test]
+    fn the_planted_costs_are_the_published_ones() {
+        // What one thing after the other comes to: the source opens, the last byte travels, the
+        // destination closes and answers.
+        let rtt = said::RTT.value();
+        let expected = said::O_R.value() / 2.0 + rtt + said::O_W.value();
+        assert!((expected / said::T0.value() - 1.0).abs() < 0.2, "{expected}: the published t0 within 20 %");
+        assert!(rtt <= expected && expected <= said::O_R.value() + said::O_W.value() + rtt);
+    }
+
+    #[test]
+    fn the_line_and_the_bounds_are_those_of_the_copies() {
+        let settings = settings(true, &[]);
+        let mut known = Vec::new();
+        let planted = [(Rung::Read, 0.034), (Rung::Network, 0.045), (Rung::Write, 0.01)];
+        for (rung, t0) in planted {
+            for &files in How::OneByOne.files(true) {
+                let mut cell = of_copy(How::OneByOne, rung, files, &settings);
+                cell.push(f64::from(files) * t0 + bytes(&settings) / 1e8, &Validity::default());
+                known.push(cell);
+            }
+            let mut cells = of_line(How::OneByOne, rung);
+            line_through(How::OneByOne, rung, &settings, &known, &mut cells).expect("a line");
+            assert!((cells[0].samples[0] / t0 - 1.0).abs() < 1e-6, "{cells:?}");
+            known.extend(cells);
+        }
+        let mut cells = of_bounds(How::OneByOne);
+        bounds(How::OneByOne, &known, &mut cells).expect("bounds");
+        assert!((cells[0].samples[0] - 0.045).abs() < 1e-9 && (cells[1].samples[0] - 0.089).abs() < 1e-9);
+        assert!(bounds(How::AsHelps, &known, &mut cells).is_err(), "there is no such line");
+    }
+
+    #[test]
+    fn on_named_hosts_nothing_is_planted() {
+        let all = plan(&settings(true, &["lh://dtn1/x"]), |planted| planted);
+        assert!(!all.is_empty() && all.iter().all(|one| one.how.is_err()));
+        assert!(questions(&settings(true, &["lh://dtn1/x"])).is_empty());
+    }
+}

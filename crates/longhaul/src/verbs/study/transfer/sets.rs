@@ -1,0 +1,157 @@
+//! The data sets: how their sizes are distributed, each stage alone with `cp` and without
+//! any tool, and the whole.
+
+use super::plain::From;
+use super::{Bed, SETS, place};
+use crate::verbs::study::{Settings, Wanted};
+use longhaul_bench::published::transfer as said;
+use longhaul_bench::record::{Better, Cell, Question, Validity};
+use longhaul_transfer::dataset::{DatasetSpec, Scale};
+
+/// Those whose stages are measured where minutes have to do: the published ones.
+const QUICK: [&str; 2] = ["real", "big"];
+/// Those whose sizes differ.
+const VARIED: [&str; 2] = ["real", "l380"];
+/// Sizes at which the files up to there are counted, in bytes.
+const SIZES: [u64; 8] =
+    [1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 16_000_000_000];
+
+/// A stage of a copy of a data set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Stage {
+    Read,
+    Network,
+    Write,
+}
+
+impl Stage {
+    fn name(self) -> &'static str {
+        match self {
+            Stage::Read => "storage read",
+            Stage::Network => "network",
+            Stage::Write => "storage write",
+        }
+    }
+}
+
+/// What is measured of data sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Sets {
+    /// Share of the files up to a size.
+    Sizes(&'static str, u64),
+    /// A stage alone, with `cp` or without.
+    Stage(&'static str, Stage, bool),
+    /// All of it.
+    Whole(&'static str),
+}
+
+fn stage_name(set: &str, stage: Stage, tool: bool) -> String {
+    format!("data set {set}: {}, {}", stage.name(), with(tool))
+}
+
+fn with(tool: bool) -> &'static str {
+    if tool { "with cp" } else { "without a tool" }
+}
+
+fn whole_name(set: &str) -> String {
+    format!("data set {set}")
+}
+
+fn of_stages(settings: &Settings) -> &'static [&'static str] {
+    if settings.quick { &QUICK } else { &SETS }
+}
+
+pub(super) fn plan<Case>(settings: &Settings, case: impl Fn(Sets) -> Case) -> Vec<Wanted<Case>> {
+    let mut all = Vec::new();
+    for set in VARIED {
+        for size in SIZES {
+            let mut cell =
+                Cell::new(format!("sizes of {set}: up to {size} B"), "share of the files", Better::Higher);
+            let figure = "Sizes of the files of the data sets";
+            cell.place =
+                Some(place(figure, set, &size.to_string(), Some(size as f64), "Files up to so many bytes"));
+            all.push(Wanted { cells: vec![cell], how: Ok(case(Sets::Sizes(set, size))) });
+        }
+    }
+    for set in SETS {
+        if of_stages(settings).contains(&set) {
+            for (stage, tool) in [
+                (Stage::Read, false),
+                (Stage::Read, true),
+                (Stage::Network, true),
+                (Stage::Write, false),
+                (Stage::Write, true),
+            ] {
+                let mut cell = Cell::new(stage_name(set, stage, tool), "B/s", Better::Higher);
+                let figure = format!("Each stage alone: data set {set}");
+                cell.place = Some(place(&figure, with(tool), stage.name(), None, "Stage"));
+                // At a named place there is no storage to be measured without a copy.
+                let how = match (settings.targets.is_empty(), stage) {
+                    (false, Stage::Write) => {
+                        Err("the storage of the place that is named is another machine's".into())
+                    }
+                    _ => Ok(case(Sets::Stage(set, stage, tool))),
+                };
+                all.push(Wanted { cells: vec![cell], how });
+            }
+        }
+        let mut cell = Cell::new(whole_name(set), "B/s", Better::Higher);
+        cell.place = Some(place("Data sets", "as many at once as help", set, None, "Data set"));
+        all.push(Wanted { cells: vec![cell], how: Ok(case(Sets::Whole(set))) });
+    }
+    all
+}
+
+pub(super) fn questions(settings: &Settings) -> Vec<Question> {
+    let mut apart = Question::new(
+        "Files as in production (real), against as many bytes in 128 files (big)",
+        [&said::SETS_APART],
+    )
+    .pair("end to end", whole_name("real"), whole_name("big"));
+    let mut network = Question::new("End to end, against the network alone", [&said::END_TO_END]);
+    for stage in [Stage::Read, Stage::Network, Stage::Write] {
+        let name = |set| stage_name(set, stage, true);
+        apart = apart.pair(stage.name(), name("real"), name("big"));
+    }
+    for set in of_stages(settings) {
+        network = network.pair(*set, whole_name(set), stage_name(set, Stage::Network, true));
+    }
+    vec![apart, network]
+}
+
+/// Share of the files of a data set at its full scale that have no more bytes.
+pub(super) fn up_to(set: &str, size: u64) -> Result<f64, crate::exit::Failure> {
+    let spec = DatasetSpec::parse(set, Scale::FULL).map_err(crate::exit::Failure::failed)?;
+    let files = spec.plan().files;
+    let fit = files.iter().filter(|file| file.size <= size).count();
+    Ok(fit as f64 / files.len().max(1) as f64)
+}
+
+/// Bytes a second of a stage without any tool.
+pub(super) fn without_tool(bed: &Bed, stage: Stage, set: &str, cell: &mut Cell) -> crate::exit::Outcome {
+    use crate::exit::Failure;
+    let (dir, (files, bytes)) = bed.set_of(set)?;
+    let took = match stage {
+        Stage::Write => {
+            let zeroes = From::Zeroes { files, bytes: bytes / u64::from(files.max(1)) };
+            super::plain::write(&zeroes, &bed.there())
+        }
+        _ => From::tree(&dir).and_then(|from| super::plain::read(&from)),
+    };
+    let took = took.map_err(Failure::failed)?;
+    cell.push(bytes as f64 / took.as_secs_f64(), &Validity::default());
+    bed.clear()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_the_real_set_are_as_assumed() {
+        let median = up_to("real", 1_000_000).expect("a data set");
+        assert!((median - 0.5).abs() < 0.01, "its median is 1 MB: {median}");
+        assert!(up_to("l380", 16_000_000_000).is_ok_and(|all| (all - 1.0).abs() < 1e-12));
+        assert!(up_to("nothing", 1).is_err());
+    }
+}
