@@ -263,11 +263,14 @@ enum Work {
     Populate(Range<usize>),
 }
 
+/// Work, and the mapping that it is for.
+type Job = (Arc<Mapping>, Work);
+
 /// Hands work to the process's thread for it.
 fn hand_over(memory: &Arc<Mapping>, work: Work) {
-    static THREAD: OnceLock<Option<Sender<(Arc<Mapping>, Work)>>> = OnceLock::new();
+    static THREAD: OnceLock<Option<Sender<Job>>> = OnceLock::new();
     let thread = THREAD.get_or_init(|| {
-        let (jobs, todo) = channel::<(Arc<Mapping>, Work)>();
+        let (jobs, todo) = channel::<Job>();
         let run = move || {
             for (memory, work) in todo {
                 match work {

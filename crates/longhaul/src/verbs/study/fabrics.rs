@@ -137,9 +137,9 @@ impl Experiment for Fabrics {
         }
         for fabric in ELSEWHERE {
             for &number in drives {
-                for load in 0..LOADS.len() {
+                for (load, &(_, rw, _)) in LOADS.iter().enumerate() {
                     let mut cell = cell(fabric, number, load);
-                    cell.cite(elsewhere(fabric, number, LOADS[load].1));
+                    cell.cite(elsewhere(fabric, number, rw));
                     all.push(Wanted { cells: vec![cell], how: Err(without_rdma(fabric)) });
                 }
             }
