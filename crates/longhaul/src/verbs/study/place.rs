@@ -195,7 +195,14 @@ impl Load {
     /// Loads for a while: bytes per second, seconds until a call was taken and
     /// from then until it was done; and how often a connection was lost, if there
     /// is a cell for that.
-    pub(super) fn run(&self, rig: &Rig, place: &Place, settings: &Settings, found: &mut Found) -> Outcome {
+    /// `rate` is what the devices move in a second, in bits, where that is known.
+    pub(super) fn run(
+        &self,
+        (rig, rate): (&Rig, Option<f64>),
+        place: &Place,
+        settings: &Settings,
+        found: &mut Found,
+    ) -> Outcome {
         let before = place.lost();
         let rw = if self.write { "write" } else { "read" };
         let numbers =
@@ -203,7 +210,10 @@ impl Load {
         let mut args = self.args(place, self.write);
         let ms = |time: Duration| format!("{}ms", time.as_millis());
         // What is under way at once may end together: a window holds that.
-        let all = rig.time_of(self.files * u64::from(self.depth) * self.bs);
+        let bytes = self.files * u64::from(self.depth) * self.bs;
+        let of_devices =
+            rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(bytes as f64 * 8.0 / rate));
+        let all = rig.time_of(bytes).max(of_devices);
         args.extend(["--ramp".into(), ms(RAMP + RAMP_ROUND_TRIPS * rig.round_trip() + all)]);
         args.extend(["--runtime".into(), ms(settings.runtime.max(all * 3 / 2))]);
         args.extend(["--runs".into(), settings.runs.to_string()]);
