@@ -52,7 +52,8 @@ pub(crate) struct Ward {
     cut: RefCell<Vec<Disk>>,
     /// The host was cut off before. If it crashed while its disks came back, the
     /// heartbeat of one may have ended so long before those of the others that the
-    /// array takes that one for rolled back, and fills it anew: needlessly, and safely.
+    /// array takes that one for rolled back, and rebuilds it: needlessly, and safely. A
+    /// crash before the next look leaves its condition without the reason.
     was_cut: Cell<bool>,
     /// Makes an empty disk.
     make: Box<dyn Fn() -> Disk>,
@@ -136,7 +137,8 @@ impl Ward {
         self.follow(&array.places().await?);
         let missing = array.missing().await?;
         for (place, why) in &missing {
-            if self.was_cut.get() && why.contains("rolled back") {
+            let is_from_before = why.ends_with(": ");
+            if self.was_cut.get() && (why.contains("rolled back") || is_from_before) {
                 let mut hurt = self.hurt.borrow_mut();
                 hurt.insert(*place);
                 self.beyond.set(self.beyond.get() || hurt.len() > self.redundancy);
