@@ -1,14 +1,21 @@
 //! `longhaul demo`: the main job on real input, on this machine alone.
 //!
-//! Two targets, each behind a relay that adds a round trip; a data set is
-//! written to them, read back and compared, and the same bytes go over plain
-//! TCP through the same kind of relay, to have something to compare with.
+//! Two targets, each behind a relay that adds a round trip; a data set is written to them,
+//! read back and compared, in rounds, and in each round as much goes over plain TCP through the
+//! same kind of relay, counted in the same way. Then a tree of small files goes over one such
+//! link, by `longhaul cp` and by scp.
 
 mod copy;
 mod files;
 mod plain;
+mod scp;
+mod tell;
+mod temporary;
+mod trees;
+mod window;
 
 use crate::exit::{Exit, Failure, Outcome};
+use crate::live::Pace;
 use crate::names::{EngineArgs, parse_bytes, parse_rate, parse_time};
 use crate::output::Output;
 use copy::Copier;
@@ -18,23 +25,30 @@ use longhaul_block::units::{format_rate, format_size};
 use longhaul_block::{BlockDevice, MemDevice};
 use longhaul_initiator::{Options, RemoteDevice};
 use longhaul_target::{Config, Target};
+use longhaul_transfer::dataset::Scale;
 use longhaul_wan::{Link, Relay};
-use serde_json::json;
+use plain::Way;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tell::{Phase, Spread};
 use uuid::Uuid;
+use window::Window;
 
 /// Targets that the data set is spread over.
 const TARGETS: usize = 2;
 /// Block size of their namespaces in bytes.
 const BLOCK: u32 = 4096;
+/// The tree of small files, of which an equal number of bytes is in each.
+const SMALL_FILES: u64 = 200;
+const SMALL_BYTES: u64 = 25 << 20;
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Everything stays on this machine: memory, the temporary directory, and loopback. No root is needed.")]
+Everything stays on this machine: memory, the temporary directory, and loopback. No root is needed.
+Rates are counted once what fills the path is found, on both sides alike.")]
 pub(crate) struct Args {
     /// Copy the files of this directory, instead of a data set made for it
     #[arg(long, value_name = "DIR")]
@@ -48,6 +62,9 @@ pub(crate) struct Args {
     /// Rate of the link to each target, or 0 for what this machine can do
     #[arg(long, value_name = "RATE", default_value = "2Gbit", value_parser = parse_rate)]
     rate: u64,
+    /// How often everything is measured
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    rounds: u16,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -65,66 +82,91 @@ impl Args {
     }
 }
 
-/// One direction: how long it took, and how long plain TCP did.
-struct Phase {
-    name: &'static str,
-    bytes: u64,
-    seconds: f64,
-    plain: f64,
-}
-
-impl Phase {
-    fn rate(&self) -> f64 {
-        self.bytes as f64 / self.seconds
-    }
-
-    fn plain_rate(&self) -> f64 {
-        self.bytes as f64 / self.plain
-    }
-
-    fn ratio(&self) -> f64 {
-        self.plain / self.seconds
-    }
-}
-
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let source = match &args.data {
         Some(dir) => Source::of(dir)?,
-        None => Source::make(args.scale, output)?,
+        None => Source::make("demo", "real", Scale::bytes(args.scale), output)?,
     };
     let (files, bytes) = (source.files.len(), source.bytes());
     if bytes == 0 {
         return Err(Failure::failed(format!("{} has no file with content", source.dir.display())));
     }
     output.note(format_args!("{files} files, {} in {}", format_size(bytes), source.dir.display()));
-
-    let stage = Stage::set(args, source.space_for_each(TARGETS))?;
     output.note(format_args!("{TARGETS} targets, each behind a link of its own: {}", args.link_name()));
-    let copier = Copier::new(&source, &stage.devices, args.engine.config())?;
+    let window = Window::of(args.rtt);
+    let phases = rates(&source, window, args, output)?;
 
-    let bar = progress(output, "write", bytes)?;
-    let written = copier.write(&bar)?;
-    bar.finish_and_clear();
-    let bar = progress(output, "read", bytes)?;
-    let (read, wrong) = copier.read_and_verify(&bar)?;
-    bar.finish_and_clear();
-    if let Some(first) = wrong.first() {
-        return Err(Failure::new(
-            Exit::Mismatch,
-            format_args!("{} pieces differ, first: {first}", wrong.len()),
-        ));
-    }
-    drop(copier);
-
-    output.note("the same bytes over plain TCP");
-    let plain =
-        plain::measure(&|| args.link(), TARGETS, bytes, &args.engine.config()).map_err(Failure::failed)?;
-    let phases = [
-        Phase { name: "write", bytes, seconds: written, plain: plain.there },
-        Phase { name: "read", bytes, seconds: read, plain: plain.back },
-    ];
-    report(&phases, files, args, output);
+    let small = Scale { files: Some(SMALL_FILES), bytes: Some(SMALL_BYTES) };
+    let small = match &args.data {
+        Some(_) => source,
+        None => Source::make("demo-small", "equal", small, output)?,
+    };
+    let line = Line::new(output);
+    let trees = trees::measure(&small, args, &|words| line.say(words))?;
+    drop(line);
+    tell::tell(&phases, (files, bytes), &trees, (args, window), output);
     Ok(())
+}
+
+/// Writes, reads and verifies in rounds, each direction beside plain TCP.
+fn rates(source: &Source, window: Window, args: &Args, output: Output) -> Result<[Phase; 2], Failure> {
+    let stage = Stage::set(args, source.space_for_each(TARGETS))?;
+    let copier = Copier::new(source, &stage.devices, args.engine.config())?;
+    let mut phases = ["write", "read"].map(|name| Phase { name, ours: Vec::new(), plain: Vec::new() });
+    let line = Line::new(output);
+    for round in 1..=args.rounds {
+        let told = |what: &str| line.follow(format!("round {round} of {}: {what}", args.rounds));
+        let plain = |way, told: &mut dyn FnMut(u64)| {
+            plain::measure(&|| args.link(), TARGETS, way, window, &args.engine.config(), told)
+                .map_err(|e| Failure::failed(format_args!("plain TCP: {e}")))
+        };
+        let [write, read] = &mut phases;
+        write.ours.push(copier.write(window, &mut told("write"))?);
+        write.plain.push(plain(Way::There, &mut told("plain TCP there"))?);
+        let (counted, wrong) = copier.read_and_verify(window, &mut told("read and verify"))?;
+        if let Some(first) = wrong.first() {
+            let message = format!("{} pieces differ, first: {first}", wrong.len());
+            return Err(Failure::new(Exit::Mismatch, message));
+        }
+        read.ours.push(counted);
+        read.plain.push(plain(Way::Back, &mut told("plain TCP back"))?);
+    }
+    Ok(phases)
+}
+
+/// The live line; hidden where there is no terminal, and gone when it is dropped.
+struct Line(ProgressBar);
+
+impl Line {
+    fn new(output: Output) -> Line {
+        let bar = if output.is_live() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+        let style = ProgressStyle::with_template("{spinner} {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        Line(bar)
+    }
+
+    fn say(&self, words: &str) {
+        self.0.set_message(words.to_owned());
+        self.0.tick();
+    }
+
+    /// Says `what`, and how fast the bytes go that it is told of.
+    fn follow(&self, what: String) -> impl FnMut(u64) {
+        self.say(&what);
+        let mut pace = Pace::new(Instant::now(), 0);
+        move |moved| {
+            if pace.look(Instant::now(), moved) {
+                let rate = pace.rate().map(|rate| format!(", {}", format_rate(rate * 8.0)));
+                self.say(&format!("{what}{}", rate.unwrap_or_default()));
+            }
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
 }
 
 /// Targets and relays; they end when it is dropped.
@@ -162,42 +204,4 @@ impl Stage {
         }
         Ok(stage)
     }
-}
-
-fn progress(output: Output, name: &'static str, bytes: u64) -> Result<ProgressBar, Failure> {
-    let bar = if output.is_live() { ProgressBar::new(bytes) } else { ProgressBar::hidden() };
-    let style = "{prefix:6} {bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec} ETA {eta}";
-    bar.set_style(ProgressStyle::with_template(style).map_err(Failure::failed)?);
-    bar.set_prefix(name);
-    Ok(bar)
-}
-
-fn report(phases: &[Phase], files: usize, args: &Args, output: Output) {
-    let of = |p: &Phase| {
-        json!({
-            "bytes": p.bytes, "files": files, "seconds": p.seconds, "bytes_per_second": p.rate(),
-            "plain_tcp_bytes_per_second": p.plain_rate(), "ratio": p.ratio(),
-        })
-    };
-    let mut summary = json!({ "files": files, "rtt_ms": args.rtt.as_secs_f64() * 1e3, "rate": args.rate, "verified": true });
-    for phase in phases {
-        summary[phase.name] = of(phase);
-    }
-    output.event("summary", summary);
-    let mut table = comfy_table::Table::new();
-    table.load_preset(comfy_table::presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(["", "bytes", "files", "time", "throughput", "plain TCP", "ratio"]);
-    for p in phases {
-        table.add_row([
-            p.name.to_owned(),
-            format_size(p.bytes),
-            files.to_string(),
-            format!("{:.2} s", p.seconds),
-            format_rate(p.rate() * 8.0),
-            format_rate(p.plain_rate() * 8.0),
-            format!("{:.2}", p.ratio()),
-        ]);
-    }
-    output.line(table);
-    output.line("every byte was read back and verified (XXH3-128)");
 }

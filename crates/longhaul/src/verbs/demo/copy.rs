@@ -1,14 +1,14 @@
 //! Files to devices and back, many pieces at a time.
 
 use super::files::{File, Piece, Source};
+use super::window::{Counted, Flow, Window};
 use crate::exit::Failure;
-use indicatif::ProgressBar;
 use longhaul_block::{BlockDevice, BlockIo, WriteFlags};
 use longhaul_engine::{BufMut, BufPool, Config, Handle, Thread, fs, spawn};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Pieces under way for each device: 64 MiB, which is 34 Gb/s at 15 ms.
@@ -22,7 +22,7 @@ pub(super) struct Copier {
     files: Arc<Vec<File>>,
     pieces: Arc<Vec<Piece>>,
     /// Checksums of the pieces, as they were read from the files.
-    sums: std::sync::Mutex<Vec<u128>>,
+    sums: Mutex<Vec<u128>>,
 }
 
 /// What the tasks of one pass share.
@@ -36,8 +36,11 @@ struct Pass {
     wrong: RefCell<Vec<String>>,
     next: Cell<usize>,
     pool: BufPool,
-    bar: ProgressBar,
+    flow: Arc<Flow>,
 }
+
+/// What a pass came to: the checksums, and the pieces that differ.
+type Passed = (Vec<u128>, Vec<String>);
 
 impl Copier {
     pub(super) fn new(
@@ -52,40 +55,52 @@ impl Copier {
             devices: devices.to_vec(),
             files: Arc::new(source.files.clone()),
             pieces: Arc::new(source.pieces(devices.len())),
-            sums: std::sync::Mutex::default(),
+            sums: Mutex::default(),
         })
     }
 
-    /// Writes all files, flushes, and remembers their checksums. Seconds.
-    pub(super) fn write(&self, bar: &ProgressBar) -> Result<f64, Failure> {
-        let (seconds, sums, _) =
-            self.run(bar, Vec::new(), |pass, piece| async move { pass.write(piece).await })?;
-        *self.sums.lock().map_err(Failure::failed)? = sums;
-        Ok(seconds)
+    /// Writes all files, and goes on from the first one until `window` is over; flushes, and
+    /// remembers their checksums.
+    pub(super) fn write(&self, window: Window, tell: &mut dyn FnMut(u64)) -> Result<Counted, Failure> {
+        let each = |pass: Rc<Pass>, piece| async move { pass.write(piece).await };
+        let (counted, (sums, _)) = self.run(window, tell, Vec::new(), each)?;
+        *self.sums.lock().unwrap_or_else(PoisonError::into_inner) = sums;
+        Ok(counted)
     }
 
-    /// Reads everything back. Seconds, and the pieces that differ.
-    pub(super) fn read_and_verify(&self, bar: &ProgressBar) -> Result<(f64, Vec<String>), Failure> {
-        let sums = self.sums.lock().map_err(Failure::failed)?.clone();
-        let (seconds, _, wrong) =
-            self.run(bar, sums, |pass, piece| async move { pass.verify(piece).await })?;
-        Ok((seconds, wrong))
+    /// Reads everything back, again and again until `window` is over. Also gives the pieces
+    /// that differ.
+    pub(super) fn read_and_verify(
+        &self,
+        window: Window,
+        tell: &mut dyn FnMut(u64),
+    ) -> Result<(Counted, Vec<String>), Failure> {
+        let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let each = |pass: Rc<Pass>, piece| async move { pass.verify(piece).await };
+        let (counted, (_, wrong)) = self.run(window, tell, sums, each)?;
+        Ok((counted, wrong))
     }
 
     fn run<F, Fut>(
         &self,
-        bar: &ProgressBar,
+        window: Window,
+        tell: &mut dyn FnMut(u64),
         sums: Vec<u128>,
         each: F,
-    ) -> Result<(f64, Vec<u128>, Vec<String>), Failure>
+    ) -> Result<(Counted, Passed), Failure>
     where
         F: Fn(Rc<Pass>, usize) -> Fut + Copy + Send + 'static,
         Fut: Future<Output = Result<(), Failure>> + 'static,
     {
         let (devices, pieces, files) =
             (self.devices.clone(), Arc::clone(&self.pieces), Arc::clone(&self.files));
-        let bar = bar.clone();
+        let whole = pieces.iter().map(|piece| piece.len as u64).sum();
+        let flow = Arc::new(Flow::default());
+        let (open, ended) = channel();
+        let counts = Arc::clone(&flow);
         let work = self.handle.spawn(move || async move {
+            // Until the end, however it comes.
+            let _open = open;
             let mut io = Vec::new();
             for device in &devices {
                 io.push(device.open().await?);
@@ -101,20 +116,16 @@ impl Copier {
                 sums: RefCell::new(sums),
                 wrong: RefCell::default(),
                 next: Cell::new(0),
-                bar,
+                flow: counts,
             });
-            let began = Instant::now();
             let lanes = (0..lanes).map(|_| {
                 let pass = Rc::clone(&pass);
                 spawn(async move {
-                    loop {
-                        let i = pass.next.get();
-                        let Some(piece) = pass.pieces.get(i) else { return Ok::<_, Failure>(()) };
-                        pass.next.set(i + 1);
-                        let len = piece.len as u64;
-                        each(Rc::clone(&pass), i).await?;
-                        pass.bar.inc(len);
+                    while let Some(index) = pass.take() {
+                        each(Rc::clone(&pass), index).await?;
+                        pass.flow.add(pass.pieces[index].len as u64);
                     }
+                    Ok::<_, Failure>(())
                 })
             });
             let lanes: Vec<_> = lanes.collect();
@@ -124,14 +135,26 @@ impl Copier {
             for io in &pass.io {
                 io.flush().await?;
             }
-            let seconds = began.elapsed().as_secs_f64();
-            Ok((seconds, pass.sums.take(), pass.wrong.take()))
+            Ok::<_, Failure>((pass.sums.take(), pass.wrong.take()))
         });
-        work.wait().map_err(Failure::failed)?
+        let counted = window.count(&flow, whole, &ended, tell);
+        let passed = work.wait().map_err(Failure::failed)??;
+        let early = || Failure::failed("the copy of the demo ended early");
+        Ok((counted.ok_or_else(early)?, passed))
     }
 }
 
 impl Pass {
+    /// The next piece: each of them once, and again until the time is over.
+    fn take(&self) -> Option<usize> {
+        let next = self.next.get();
+        if next >= self.pieces.len() && self.flow.has_to_stop() {
+            return None;
+        }
+        self.next.set(next + 1);
+        Some(next % self.pieces.len())
+    }
+
     fn file(&self, index: usize) -> Result<fs::File, Failure> {
         let mut open = self.open.borrow_mut();
         match &*open {

@@ -1,6 +1,7 @@
 //! The files to copy.
 
-use crate::exit::{Exit, Failure};
+use super::temporary::Temporary;
+use crate::exit::Failure;
 use crate::output::Output;
 use longhaul_transfer::dataset::{DatasetSpec, Scale, make};
 use std::fs;
@@ -22,7 +23,7 @@ pub(super) struct File {
 pub(super) struct Source {
     pub(super) dir: PathBuf,
     pub(super) files: Vec<File>,
-    temporary: bool,
+    _temporary: Option<Temporary>,
 }
 
 /// A piece of a file, and where it lies on which device.
@@ -48,7 +49,7 @@ impl Piece {
 impl Source {
     /// The regular files below a directory.
     pub(super) fn of(dir: &Path) -> Result<Source, Failure> {
-        let mut source = Source { dir: dir.to_owned(), files: Vec::new(), temporary: false };
+        let mut source = Source { dir: dir.to_owned(), files: Vec::new(), _temporary: None };
         source.scan(dir)?;
         source.files.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(source)
@@ -70,15 +71,12 @@ impl Source {
         Ok(())
     }
 
-    /// A data set of about `bytes` in a new temporary directory, with the
-    /// sizes of files of production transfers.
-    pub(super) fn make(bytes: u64, output: Output) -> Result<Source, Failure> {
-        let dir = std::env::temp_dir().join(format!("longhaul-demo-{}", std::process::id()));
-        fs::create_dir(&dir).map_err(|e| Failure::failed(format!("cannot make {}: {e}", dir.display())))?;
-        // From here on the directory goes with this, also on Ctrl-C.
-        let mut source = Source { dir: dir.clone(), files: Vec::new(), temporary: true };
-        remove_on_signal(dir.clone())?;
-        let spec = DatasetSpec::parse("real", Scale::bytes(bytes)).map_err(Failure::usage)?;
+    /// The data set called `set`, at this scale, in a new temporary directory with this name.
+    pub(super) fn make(name: &str, set: &str, scale: Scale, output: Output) -> Result<Source, Failure> {
+        let temporary = Temporary::make(name)?;
+        let dir = temporary.path().to_owned();
+        let mut source = Source { dir: dir.clone(), files: Vec::new(), _temporary: Some(temporary) };
+        let spec = DatasetSpec::parse(set, scale).map_err(Failure::usage)?;
         output.note("making a data set");
         make(&dir, &spec.plan(), &|_| {}).map_err(Failure::failed)?;
         source.scan(&dir)?;
@@ -114,26 +112,4 @@ impl Source {
         let end = pieces.iter().map(|piece| piece.offset + piece.stored() as u64).max();
         end.unwrap_or(0).max(ALIGN)
     }
-}
-
-impl Drop for Source {
-    fn drop(&mut self) {
-        if self.temporary {
-            let _ = fs::remove_dir_all(&self.dir);
-        }
-    }
-}
-
-/// Cleans up before the program ends on a signal.
-fn remove_on_signal(dir: PathBuf) -> Result<(), Failure> {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let mut signals =
-        signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(Failure::failed)?;
-    std::thread::spawn(move || {
-        if signals.forever().next().is_some() {
-            let _ = fs::remove_dir_all(&dir);
-            std::process::exit(Exit::Failed as i32);
-        }
-    });
-    Ok(())
 }

@@ -1,106 +1,90 @@
-//! The same bytes over plain TCP, through the same kind of relay: one stream
-//! for each target, all at the same time.
+//! Plain TCP through the same kind of relay: one stream for each target, all at the same time.
 
+use super::window::{Counted, Flow, Window};
 use longhaul_engine::Config;
 use longhaul_wan::{Link, Relay};
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::Instant;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 
 /// Bytes of one call.
 const CALL: usize = 1 << 20;
-/// What a stream begins with: who sends.
-const THERE: u8 = b'w';
-const BACK: u8 = b'r';
 
-/// Seconds for all bytes in each direction.
-pub(super) struct Plain {
-    pub(super) there: f64,
-    pub(super) back: f64,
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    There,
+    Back,
 }
 
-/// Moves `bytes` over `streams` streams, there and then back.
+/// Moves bytes over `streams` streams, and counts what arrives.
 pub(super) fn measure(
     link: &dyn Fn() -> Link,
     streams: usize,
-    bytes: u64,
+    way: Way,
+    window: Window,
     engine: &Config,
-) -> io::Result<Plain> {
-    let mut relays = Vec::new();
+    tell: &mut dyn FnMut(u64),
+) -> io::Result<Counted> {
+    let flow = Arc::new(Flow::default());
+    let (open, ended) = channel();
+    let (mut relays, mut threads) = (Vec::new(), Vec::new());
     for _ in 0..streams {
         let listener = TcpListener::bind((super::LOOPBACK.ip(), 0))?;
-        let addr = listener.local_addr()?;
-        std::thread::spawn(move || serve(&listener));
-        relays.push(Relay::start_with(engine, super::LOOPBACK, addr, link())?);
+        let relay = Relay::start_with(engine, super::LOOPBACK, listener.local_addr()?, link())?;
+        let near = TcpStream::connect(relay.local_addr())?;
+        relays.push(relay);
+        near.set_nodelay(true)?;
+        let (far, _) = listener.accept()?;
+        let (from, to) = if way == Way::There { (near, far) } else { (far, near) };
+        threads.push(start(from, &flow, &open, send)?);
+        threads.push(start(to, &flow, &open, receive)?);
     }
-    let ends: Vec<_> = relays.iter().map(Relay::local_addr).collect();
-    let share = bytes / streams as u64;
-    Ok(Plain { there: run(&ends, THERE, share)?, back: run(&ends, BACK, share)? })
+    drop(open);
+    let counted = window.count(&flow, 0, &ended, tell);
+    let ran: Vec<io::Result<()>> = threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap_or_else(|_| Err(io::Error::other("a stream died"))))
+        .collect();
+    let failed = ran.into_iter().find_map(Result::err);
+    counted.ok_or_else(|| failed.unwrap_or_else(|| io::Error::other("a stream ended early")))
 }
 
-fn run(ends: &[SocketAddr], way: u8, share: u64) -> io::Result<f64> {
-    let began = Instant::now();
-    std::thread::scope(|scope| {
-        let streams: Vec<_> = ends.iter().map(|&end| scope.spawn(move || stream(end, way, share))).collect();
-        streams
-            .into_iter()
-            .try_for_each(|s| s.join().unwrap_or_else(|_| Err(io::Error::other("a stream died"))))
-    })?;
-    Ok(began.elapsed().as_secs_f64())
-}
-
-fn stream(end: SocketAddr, way: u8, bytes: u64) -> io::Result<()> {
-    let mut stream = TcpStream::connect(end)?;
-    stream.set_nodelay(true)?;
-    stream.write_all(&[way])?;
-    stream.write_all(&bytes.to_le_bytes())?;
-    if way == THERE {
-        send(&mut stream, bytes)?;
-        // The other end says that everything has come.
-        stream.read_exact(&mut [0])
-    } else {
-        receive(&mut stream, bytes)
-    }
-}
-
-/// Serves streams, until the last relay is gone and nobody comes any more.
-fn serve(listener: &TcpListener) {
-    // One stream each way.
-    for stream in listener.incoming().take(2) {
-        let Ok(mut stream) = stream else { return };
-        let mut head = [0; 9];
-        let served = stream.read_exact(&mut head).and_then(|()| {
-            let [way, bytes @ ..] = head;
-            let bytes = u64::from_le_bytes(bytes);
-            if way == THERE {
-                receive(&mut stream, bytes)?;
-                stream.write_all(&[1])
-            } else {
-                send(&mut stream, bytes)
-            }
-        });
-        if let Err(e) = served {
-            tracing::warn!("plain TCP: {e}");
+/// One end of a stream; the measurement hears of its end.
+fn start(
+    stream: TcpStream,
+    flow: &Arc<Flow>,
+    open: &Sender<()>,
+    run: fn(&mut TcpStream, &Flow) -> io::Result<()>,
+) -> io::Result<std::thread::JoinHandle<io::Result<()>>> {
+    let (flow, open, mut stream) = (Arc::clone(flow), open.clone(), stream);
+    std::thread::Builder::new().name("plain-tcp".into()).spawn(move || {
+        let ran = run(&mut stream, &flow);
+        let wanted = flow.has_to_stop();
+        // What is in flight may be lost: it is not counted any more.
+        let _ = stream.shutdown(Shutdown::Both);
+        if !wanted {
+            let _ = open.send(());
         }
-    }
+        if wanted { Ok(()) } else { ran }
+    })
 }
 
-fn send(stream: &mut TcpStream, mut bytes: u64) -> io::Result<()> {
+fn send(stream: &mut TcpStream, flow: &Flow) -> io::Result<()> {
     let buf = vec![0x5A; CALL];
-    while bytes > 0 {
-        let n = bytes.min(CALL as u64) as usize;
-        stream.write_all(&buf[..n])?;
-        bytes -= n as u64;
+    while !flow.has_to_stop() {
+        stream.write_all(&buf)?;
     }
     Ok(())
 }
 
-fn receive(stream: &mut TcpStream, mut bytes: u64) -> io::Result<()> {
+fn receive(stream: &mut TcpStream, flow: &Flow) -> io::Result<()> {
     let mut buf = vec![0; CALL];
-    while bytes > 0 {
+    while !flow.has_to_stop() {
         match stream.read(&mut buf)? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            n => bytes -= (n as u64).min(bytes),
+            n => flow.add(n as u64),
         }
     }
     Ok(())

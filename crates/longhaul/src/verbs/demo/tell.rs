@@ -1,0 +1,256 @@
+//! What the demo says at its end: rates beside those of plain TCP, what they are of, and why
+//! they are what they are.
+
+use super::trees::Trees;
+use super::window::{Counted, Window};
+use super::{Args, TARGETS};
+use crate::output::Output;
+use longhaul_bench::published::transfer::{RTT, T0};
+use longhaul_block::units::{format_rate, format_size};
+use serde_json::{Value, json};
+
+/// From here on the link is what limits.
+const FULL: f64 = 0.97;
+/// From this share of the processors on they do.
+const BUSY: f64 = 0.85;
+
+/// Middle, least and most of some numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Spread {
+    pub(super) median: f64,
+    pub(super) least: f64,
+    pub(super) most: f64,
+}
+
+impl Spread {
+    pub(super) fn of(numbers: &[f64]) -> Option<Spread> {
+        let mut sorted = numbers.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (least, most) = (*sorted.first()?, *sorted.last()?);
+        let half = sorted.len() / 2;
+        let median =
+            if sorted.len() % 2 == 1 { sorted[half] } else { (sorted[half - 1] + sorted[half]) / 2.0 };
+        Some(Spread { median, least, most })
+    }
+
+    fn json(self) -> Value {
+        json!({ "median": self.median, "least": self.least, "most": self.most })
+    }
+
+    /// Each as `format` writes it; a unit that all have is written once.
+    fn show(self, format: impl Fn(f64) -> String) -> String {
+        let [median, least, most] = [self.median, self.least, self.most].map(format);
+        let unit = median.rfind(' ').map_or("", |at| &median[at..]);
+        match (least.strip_suffix(unit), most.strip_suffix(unit)) {
+            (Some(least), Some(most)) => format!("{median} ({least} to {most})"),
+            _ => format!("{median} ({least} to {most})"),
+        }
+    }
+}
+
+/// One direction, round by round.
+pub(super) struct Phase {
+    pub(super) name: &'static str,
+    pub(super) ours: Vec<Counted>,
+    pub(super) plain: Vec<Counted>,
+}
+
+/// A phase in numbers.
+struct Compared {
+    name: &'static str,
+    ours: Spread,
+    plain: Spread,
+    ratio: Spread,
+    own_cpu: f64,
+    others_cpu: f64,
+    plain_cpu: f64,
+}
+
+impl Phase {
+    fn compared(&self) -> Option<Compared> {
+        let spread = |of: &dyn Fn(&Counted) -> f64, all: &[Counted]| {
+            Spread::of(&all.iter().map(of).collect::<Vec<_>>())
+        };
+        let ratios: Vec<f64> = self.ours.iter().zip(&self.plain).map(|(a, b)| a.rate / b.rate).collect();
+        Some(Compared {
+            name: self.name,
+            ours: spread(&|c| c.rate, &self.ours)?,
+            plain: spread(&|c| c.rate, &self.plain)?,
+            ratio: Spread::of(&ratios)?,
+            own_cpu: spread(&|c| c.own_cpu, &self.ours)?.median,
+            others_cpu: spread(&|c| c.others_cpu, &self.ours)?.median,
+            plain_cpu: spread(&|c| c.own_cpu, &self.plain)?.median,
+        })
+    }
+}
+
+/// Why a ratio is what it is.
+fn why(c: &Compared, rate: u64) -> String {
+    let cpu = format!(
+        "processors: {:.0} % for it ({:.0} % for plain TCP), {:.0} % for other programs",
+        c.own_cpu * 100.0,
+        c.plain_cpu * 100.0,
+        c.others_cpu * 100.0
+    );
+    let share = c.ours.median * 8.0 / (rate as f64 * TARGETS as f64);
+    let cause = match c.ratio.median {
+        ratio if ratio >= FULL && rate > 0 => {
+            format!("the links limit both: {:.1} % of them are filled", share * 100.0)
+        }
+        ratio if ratio >= FULL => "nothing but this machine limits either".into(),
+        _ if c.own_cpu + c.others_cpu >= BUSY && c.others_cpu > c.own_cpu => {
+            "other programs have most of the processors".into()
+        }
+        _ if c.own_cpu + c.others_cpu >= BUSY => {
+            "the processors limit it: both ends and the links share them here".into()
+        }
+        _ => "neither the links nor the processors limit it; see 'longhaul info URI --path'".into(),
+    };
+    format!("{}: {cause}\n  {cpu}", c.name)
+}
+
+/// The end of the demo, for people and for programs.
+pub(super) fn tell(
+    phases: &[Phase],
+    (files, bytes): (usize, u64),
+    trees: &Trees,
+    (args, window): (&Args, Window),
+    output: Output,
+) {
+    let compared: Vec<Compared> = phases.iter().filter_map(Phase::compared).collect();
+    let mut summary = json!({
+        "files": files, "bytes": bytes, "rtt_ms": args.rtt.as_secs_f64() * 1e3, "rate": args.rate,
+        "rounds": args.rounds, "seconds": window.steady.as_secs_f64(), "verified": true,
+    });
+    let bits = |rate: f64| format_rate(rate * 8.0);
+    let mut table = comfy_table::Table::new();
+    table.load_preset(comfy_table::presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(["", "Longhaul", "plain TCP", "ratio"]);
+    for c in &compared {
+        table.add_row([
+            c.name.to_owned(),
+            c.ours.show(bits),
+            c.plain.show(bits),
+            c.ratio.show(|ratio| format!("{ratio:.3}")),
+        ]);
+        summary[c.name] = json!({
+            "bytes_per_second": c.ours.json(), "plain_tcp_bytes_per_second": c.plain.json(),
+            "ratio": c.ratio.json(), "own_cpu": c.own_cpu, "plain_tcp_cpu": c.plain_cpu,
+            "others_cpu": c.others_cpu, "why": why(c, args.rate),
+        });
+    }
+    let scp = trees.scp.as_ref();
+    summary["trees"] = json!({
+        "files": trees.files, "bytes": trees.bytes, "seconds": trees.ours.json(),
+        "scp_seconds": scp.ok().map(|scp| scp.json()), "scp_missing": scp.err(),
+    });
+    output.event("summary", summary);
+    output.line(table);
+    output.line(format_args!(
+        "median (least to most) of {} rounds of {:.1} s, once all was moved and {:.1} s over",
+        args.rounds,
+        window.steady.as_secs_f64(),
+        window.start.as_secs_f64(),
+    ));
+    output.line(format_args!(
+        "Longhaul: files on devices of {TARGETS} targets, read back and verified (XXH3-128)\n\
+         plain TCP: one stream for each of the same links, no files, no checksums",
+    ));
+    for c in &compared {
+        output.line(why(c, args.rate));
+    }
+    output.line(of_trees(trees, args));
+}
+
+/// Why one would want it: a tree of small files.
+fn of_trees(trees: &Trees, args: &Args) -> String {
+    let seconds = |seconds: f64| format!("{seconds:.2} s");
+    let what = format!(
+        "{} files of {} together over one such link, encrypted\n  longhaul cp {}",
+        trees.files,
+        format_size(trees.bytes),
+        trees.ours.show(seconds)
+    );
+    match &trees.scp {
+        Ok(scp) => format!(
+            "{what}\n  scp {}, {:.1} times as long: {:.1} round trips for each file",
+            scp.show(seconds),
+            scp.median / trees.ours.median,
+            scp.median / args.rtt.as_secs_f64().max(1e-9) / trees.files as f64,
+        ),
+        Err(why) => {
+            format!(
+                "{what}\n  no scp to compare with: {why}\n  published: {:.1} ms for each file over {:.0} ms, \
+                 {:.1} s for as many\n  ({})",
+                T0.value() * 1e3,
+                RTT.value() * 1e3,
+                T0.value() * trees.files as f64,
+                T0.source(),
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn small_files_are_compared_with_scp_or_with_what_was_published() {
+        let spread = |seconds| Spread::of(&[seconds]).expect("a number");
+        let mut trees = Trees { files: 200, bytes: 25 << 20, ours: spread(0.2), scp: Ok(spread(12.0)) };
+        let args = Line::try_parse_from(["demo"]).expect("no arguments").args;
+        let said = of_trees(&trees, &args);
+        assert!(
+            said.contains("scp 12.00 s (12.00 to 12.00), 60.0 times as long: 4.0 round trips for each"),
+            "{said}"
+        );
+        trees.scp = Err("sshd is not installed".into());
+        let said = of_trees(&trees, &args);
+        assert!(
+            said.contains("sshd is not installed\n  published: 66.5 ms for each file over 45 ms"),
+            "{said}"
+        );
+        assert!(said.contains("13.3 s for as many\n  (Transfer study"), "{said}");
+    }
+
+    #[test]
+    fn a_spread_has_a_middle() {
+        let spread = |median, least, most| Some(Spread { median, least, most });
+        assert_eq!(Spread::of(&[3.0, 1.0, 2.0]), spread(2.0, 1.0, 3.0));
+        assert_eq!(Spread::of(&[4.0, 1.0]), spread(2.5, 1.0, 4.0));
+        assert_eq!(Spread::of(&[]), None);
+        let shown = Spread::of(&[4e9, 3.91e9, 9e8]).map(|spread| spread.show(format_rate));
+        assert_eq!(shown.as_deref(), Some("3.91 Gb/s (900 Mb/s to 4 Gb/s)"));
+        let shown = Spread::of(&[4e9, 3.92e9]).map(|spread| spread.show(format_rate));
+        assert_eq!(shown.as_deref(), Some("3.96 Gb/s (3.92 to 4)"));
+    }
+
+    #[test]
+    fn a_ratio_has_its_reason() {
+        let rate = 2_000_000_000;
+        let counted = |share: f64, own_cpu| Counted { rate: share * 5e8, own_cpu, others_cpu: 0.05 };
+        let of = |ours, cpu| {
+            let (ours, plain) = (vec![counted(ours, cpu)], vec![counted(1.0, 0.3)]);
+            why(&Phase { name: "write", ours, plain }.compared().expect("numbers"), rate)
+        };
+        assert!(of(0.99, 0.9).starts_with("write: the links limit both: 99.0 % of them"));
+        assert!(of(0.6, 0.9).contains("the processors limit it"));
+        let busy = Counted { rate: 3e8, own_cpu: 0.2, others_cpu: 0.8 };
+        let phase = Phase { name: "write", ours: vec![busy], plain: vec![counted(1.0, 0.3)] };
+        assert!(why(&phase.compared().expect("numbers"), rate).contains("other programs have most"));
+        assert!(of(0.6, 0.3).contains("neither the links nor the processors"));
+        let said = of(0.6, 0.3);
+        assert!(
+            said.contains("processors: 30 % for it (30 % for plain TCP), 5 % for other programs"),
+            "{said}"
+        );
+    }
+}

@@ -1,0 +1,54 @@
+//! Directories that go with the demo, also where a signal ends it.
+
+use crate::exit::{Exit, Failure};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// Those that there are; a signal removes them.
+static THERE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// A new directory, removed when this is dropped.
+#[derive(Debug)]
+pub(super) struct Temporary(PathBuf);
+
+impl Temporary {
+    /// In the directory for temporary files, with this in its name.
+    pub(super) fn make(name: &str) -> Result<Temporary, Failure> {
+        let path = std::env::temp_dir().join(format!("longhaul-{name}-{}", std::process::id()));
+        let fail = |e| Failure::failed(format!("cannot make {}: {e}", path.display()));
+        let mut there = THERE.lock().unwrap_or_else(PoisonError::into_inner);
+        if there.is_empty() {
+            remove_on_signal()?;
+        }
+        fs::create_dir(&path).map_err(fail)?;
+        there.push(path.clone());
+        Ok(Temporary(path))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Cleans up before the program ends on a signal.
+fn remove_on_signal() -> Result<(), Failure> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(Failure::failed)?;
+    std::thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            for path in THERE.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+                let _ = fs::remove_dir_all(path);
+            }
+            std::process::exit(Exit::Failed as i32);
+        }
+    });
+    Ok(())
+}

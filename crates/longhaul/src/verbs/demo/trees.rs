@@ -1,0 +1,100 @@
+//! A tree of small files over one of the links: by `longhaul cp` and, where OpenSSH is
+//! installed, by `scp`. Both encrypt, and neither has to log in within the time.
+
+use super::files::Source;
+use super::scp::Scp;
+use super::temporary::Temporary;
+use super::{Args, LOOPBACK, Spread};
+use crate::exit::Failure;
+use longhaul_transfer::wire::{Durability, Options, Place};
+use longhaul_transfer::{
+    Agent, AgentConfig, Concurrency, CopySpec, Endpoint, Key, Monitor, PATIENCE, Settings, copy,
+};
+use longhaul_wan::Relay;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Memory of the agent for data on its way to the disk.
+const MEMORY: usize = 256 << 20;
+/// After so long, one round of scp is enough.
+const PATIENT: Duration = Duration::from_secs(20);
+
+/// What was measured.
+pub(super) struct Trees {
+    pub(super) files: usize,
+    pub(super) bytes: u64,
+    /// Seconds of `longhaul cp`.
+    pub(super) ours: Spread,
+    /// Seconds of `scp`, or why there are none.
+    pub(super) scp: Result<Spread, String>,
+}
+
+/// Copies the files of `source` in rounds, ours and scp's in turn.
+pub(super) fn measure(source: &Source, args: &Args, tell: &dyn Fn(&str)) -> Result<Trees, Failure> {
+    let temporary = Temporary::make("demo-copies")?;
+    let to = temporary.path();
+    let key = Key::random().map_err(Failure::failed)?;
+    let agent = Agent::start(AgentConfig {
+        listen: vec![LOOPBACK],
+        root: Some(to.to_owned()),
+        key: Some(key.clone()),
+        read_only: false,
+        allow_owner: false,
+        onward: false,
+        readers: Concurrency::Measured,
+        writers: Concurrency::Measured,
+        memory: MEMORY,
+        patience: PATIENCE,
+        congestion: None,
+        engine: args.engine.config(),
+    })
+    .map_err(Failure::failed)?;
+    let start = |target| Relay::start_with(&args.engine.config(), LOOPBACK, target, args.link());
+    let relay = start(agent.address()).map_err(Failure::failed)?;
+    let settings = Settings { key: Some(key), engine: args.engine.config(), ..Settings::default() };
+    let mut scp = Scp::start(to, &|target| start(target));
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for round in 1..=args.rounds {
+        tell(&format!("round {round} of {}: {} files by longhaul cp", args.rounds, source.files.len()));
+        let uri = format!("lh://{}/ours", relay.local_addr());
+        let spec = CopySpec {
+            sources: vec![Endpoint::Local(source.dir.as_os_str().as_encoded_bytes().to_vec())],
+            destination: Endpoint::parse(OsStr::new(&uri)).map_err(Failure::failed)?,
+            place: Place::Guess,
+            recursive: true,
+            filters: Vec::new(),
+            files: Vec::new(),
+            rate: 0,
+            manifest: Vec::new(),
+            // As scp does: the system writes to the disk when it likes to.
+            options: Options { durability: Durability::None, ..Options::default() },
+        };
+        let began = Instant::now();
+        copy(&spec, &settings, &Arc::new(Monitor::new()))?;
+        ours.push(began.elapsed().as_secs_f64());
+        remove(&to.join("ours"))?;
+        let enough = theirs.iter().sum::<f64>() > PATIENT.as_secs_f64();
+        if let (Ok(other), false) = (&scp, enough) {
+            tell(&format!("round {round} of {}: the same by scp", args.rounds));
+            match other.copy(&source.dir, to) {
+                Ok(seconds) => theirs.push(seconds),
+                Err(why) => scp = Err(why),
+            }
+        }
+    }
+    let spread = |seconds: &[f64]| Spread::of(seconds).ok_or("it took no time".to_owned());
+    Ok(Trees {
+        files: source.files.len(),
+        bytes: source.bytes(),
+        ours: spread(&ours).map_err(Failure::failed)?,
+        scp: scp.map(drop).and_then(|()| spread(&theirs)),
+    })
+}
+
+/// Removes a copy, so that the next one has to make it again.
+pub(super) fn remove(copy: &Path) -> Result<(), Failure> {
+    fs::remove_dir_all(copy).map_err(|e| Failure::failed(format!("cannot remove {}: {e}", copy.display())))
+}
