@@ -91,7 +91,10 @@ impl<D: Driver> Receive<'_, D> {
             if self.shared.is_ending() {
                 return Ended::Local;
             }
-            let want = self.shared.queue.borrow().want();
+            let want = match self.shared.held_back.get() {
+                true => Want::Nothing,
+                false => self.shared.queue.borrow().want(),
+            };
             let received = match want {
                 Want::Nothing => {
                     self.shared.resume.notified().await;

@@ -89,6 +89,8 @@ pub struct Shared<Q> {
     pub received: Cell<u64>,
     /// A send is under way.
     pub sending: Cell<bool>,
+    /// Nothing is received until this is over and [`resume`](Self::resume) says so.
+    pub held_back: Cell<bool>,
     /// The receive task has ended: send what there is and end too.
     pub(crate) ending: Cell<bool>,
 }
@@ -105,6 +107,7 @@ impl<Q> Shared<Q> {
             progress: Cell::new(0),
             received: Cell::new(0),
             sending: Cell::new(false),
+            held_back: Cell::new(false),
             ending: Cell::new(false),
         }
     }

@@ -25,12 +25,27 @@ impl Thread {
     /// No thread, or no driver as `config` asks for; the processor to pin to
     /// does not exist.
     pub fn start(name: &str, config: Config) -> io::Result<Thread> {
+        Thread::start_after(name, config, || {})
+    }
+
+    /// As [`start`](Self::start), for work that is to wait for that of other threads: where they
+    /// share a processor, this one gets a tenth of it, also if the process has a real-time policy.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn background(name: &str, config: Config) -> io::Result<Thread> {
+        Thread::start_after(name, config, step_back)
+    }
+
+    /// Starts a thread that calls `prepare` first.
+    fn start_after(name: &str, config: Config, prepare: fn()) -> io::Result<Thread> {
         if let Some((handle, group)) = simulated_thread() {
             return Ok(Thread { handle, stop: None, join: None, _group: Some(Ends(group)) });
         }
         let (stop, stopped) = oneshot::channel::<()>();
         let (ready, started) = std::sync::mpsc::channel();
         let join = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            prepare();
             let engine = config.cpu.map_or(Ok(()), pin_to).and_then(|()| Engine::new(&config));
             match engine {
                 Ok(engine) => {
@@ -61,6 +76,20 @@ impl Drop for Thread {
             let _ = join.join();
         }
     }
+}
+
+/// How far a thread in the background steps back, in the units of nice(2).
+const NICE: libc::c_int = 10;
+
+/// Lets the calling thread step back behind others. Where that is not allowed, it is one like them.
+fn step_back() {
+    // A thread that inherits a real-time policy goes before all others, however nice it is.
+    let priority: libc::c_int = 0;
+    // SAFETY: the kernel reads one integer, the priority, which has to be 0 for this policy. Called
+    // directly, since not every C library has it for threads.
+    let _ = unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_OTHER, &raw const priority) };
+    // SAFETY: no memory is involved; on Linux this is about the calling thread.
+    let _ = unsafe { libc::nice(NICE) };
 }
 
 /// Pins the calling thread to one processor.

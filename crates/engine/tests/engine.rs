@@ -387,3 +387,33 @@ fn an_idle_engine_sleeps() {
         assert!(used < Duration::from_millis(10), "{used:?} of processor time in 200 ms of idling");
     });
 }
+
+/// Policy and niceness of the calling thread, as the kernel has them.
+fn scheduling() -> (i64, i64) {
+    // SAFETY: neither call involves memory. The system call returns 20 less the niceness.
+    unsafe {
+        (libc::syscall(libc::SYS_sched_getscheduler, 0), 20 - libc::syscall(libc::SYS_getpriority, 0, 0))
+    }
+}
+
+/// Threads inherit a real-time policy, which niceness does not matter to.
+#[test]
+fn a_thread_in_the_background_steps_back_from_a_real_time_policy() {
+    let other = i64::from(libc::SCHED_OTHER);
+    let starter = std::thread::spawn(move || {
+        let priority: libc::c_int = 1;
+        // SAFETY: the kernel reads one integer; about the calling thread alone.
+        let rc =
+            unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_RR, &raw const priority) };
+        if rc != 0 {
+            longhaul_skip::skip_part!("this process may not have a real-time policy");
+        }
+        let (policy, nice) = scheduling();
+        let of = |thread: &Thread| thread.handle().spawn(|| async { scheduling() }).wait();
+        let plain = Thread::start("test-plain", Config::default()).expect("thread");
+        assert_eq!(of(&plain), Ok((policy, nice)), "inherited");
+        let background = Thread::background("test-behind", Config::default()).expect("thread");
+        assert_eq!(of(&background), Ok((other, (nice + 10).min(19))));
+    });
+    starter.join().expect("judged");
+}

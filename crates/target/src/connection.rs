@@ -12,6 +12,7 @@ use crate::io::{self, IoQueue};
 use crate::ledger::{Charge, Origin, Peer};
 use crate::memory::Shares;
 use crate::patience::Fetches;
+use crate::refusals::Refusals;
 use crate::subsystem::{Message, Presence};
 use crate::target::Shared as Target;
 use futures_channel::mpsc;
@@ -95,6 +96,8 @@ pub(crate) struct Connection {
     shares: OnceCell<Shares>,
     /// Data that the peer owes.
     pub(crate) fetches: Fetches,
+    /// Commands that were refused.
+    pub(crate) refusals: Refusals,
     place: Place,
     pub(crate) local: SocketAddr,
     peer: SocketAddr,
@@ -131,6 +134,7 @@ pub(crate) async fn serve(
         role: RefCell::new(Role::New),
         shares: OnceCell::new(),
         fetches: Fetches::default(),
+        refusals: Refusals::default(),
         place,
         local,
         peer,
@@ -287,7 +291,12 @@ impl Connection {
         let s = &mut slots[usize::from(slot)];
         s.use_ = s.use_.wrapping_add(1);
         s.committed = false;
-        let held = (std::mem::replace(&mut s.work, Work::None), s.destination.take(), s.charge.take());
+        // What a write waits for is large: a read, which has none, does not pay for moving it.
+        let work = match s.work {
+            Work::None => None,
+            _ => Some(std::mem::replace(&mut s.work, Work::None)),
+        };
+        let held = (work, s.destination.take(), s.charge.take());
         self.fetches.end(s.fetch.take());
         drop(slots);
         drop(held);
@@ -340,7 +349,10 @@ impl Connection {
         let (len, in_capsule) = match data {
             CommandData::InCapsule { len } => (len as usize, true),
             CommandData::HostBuffer { len } => (len as usize, false),
-            CommandData::None => return self.complete(slot, Reply::error(Status::DATA_SGL_LENGTH.dnr())),
+            CommandData::None => {
+                self.refusals.count();
+                return self.complete(slot, Reply::error(Status::DATA_SGL_LENGTH.dnr()));
+            }
         };
         if let Some(memory) = memory {
             return self.begin_fetch(slot, data, memory, None);
@@ -578,5 +590,6 @@ impl Driver for Served {
         if let Role::Io(io) = &*self.role.borrow() {
             io.count();
         }
+        self.hold_back_after_refusals();
     }
 }

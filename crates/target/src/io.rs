@@ -187,13 +187,13 @@ impl IoQueue {
         let ns = view.nvm().and_then(|nvm| nvm.namespace(nsid));
         let command = match parse(sqe, ns, &self.limits) {
             Ok(command) => command,
-            Err(status) => return self.fail(connection, slot, sqe, status),
+            Err(status) => return self.refuse(connection, slot, sqe, status),
         };
         if command == IoCommand::FlushAll {
             return self.flush_all(connection, slot);
         }
         let Some(ns) = ns else {
-            return self.fail(connection, slot, sqe, Status::INVALID_NAMESPACE.dnr());
+            return self.refuse(connection, slot, sqe, Status::INVALID_NAMESPACE.dnr());
         };
         if self.opening.get() || self.device(nsid).is_none() {
             let use_ = connection.use_of(slot);
@@ -242,13 +242,19 @@ impl IoQueue {
     fn fabrics(self: &Rc<Self>, connection: &Rc<Connection>, slot: u16, sqe: &Sqe) {
         let action = lock(&self.link.controller).handle_io_fabrics(self.qid, sqe);
         match action {
-            Action::Complete(reply) => connection.complete(slot, reply),
+            Action::Complete(reply) => {
+                connection.refusals.count();
+                connection.complete(slot, reply);
+            }
             Action::Disconnect => {
                 connection.complete(slot, Reply::ok(0));
                 connection.shared.output.notify();
                 connection.shared.end();
             }
-            _ => connection.complete(slot, Reply::error(Status::INVALID_OPCODE.dnr())),
+            _ => {
+                connection.refusals.count();
+                connection.complete(slot, Reply::error(Status::INVALID_OPCODE.dnr()));
+            }
         }
     }
 
@@ -259,6 +265,12 @@ impl IoQueue {
             let clean = crate::admin::flush_all(&subsystem, Some(&link)).await;
             connection.finish(slot, use_, if clean { Status::SUCCESS } else { Status::WRITE_FAULT });
         });
+    }
+
+    /// Completes a command that no device has seen.
+    fn refuse(&self, connection: &Connection, slot: u16, sqe: &Sqe, status: Status) {
+        connection.refusals.count();
+        self.fail(connection, slot, sqe, status);
     }
 
     /// Completes a command that failed, and remembers that in the error log.
@@ -479,7 +491,7 @@ impl IoQueue {
                 let bytes = memory.bytes().unwrap_or_default();
                 let ranges: Vec<_> = match deallocate_ranges(bytes, ranges, &ns) {
                     Ok(ranges) => ranges.collect(),
-                    Err(status) => return self.fail(connection, slot, &sqe, status),
+                    Err(status) => return self.refuse(connection, slot, &sqe, status),
                 };
                 let long = self.long(connection, sqe.nsid(), &ns, &at.io);
                 self.change(connection, slot, &sqe, async move {

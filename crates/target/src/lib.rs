@@ -22,6 +22,7 @@ mod pace;
 mod patience;
 mod pieces;
 mod quiet;
+mod refusals;
 mod share;
 mod subsystem;
 mod target;

@@ -32,16 +32,6 @@ const DEVICE_DISCARD: u64 = 1 << 30;
 /// Bytes that Verify reads at a time.
 const VERIFY_SLICE: u64 = 1 << 20;
 
-/// How far the thread for long work steps back, in the units of nice(2): beside
-/// an engine thread on the same processor it gets a tenth.
-const NICE: i32 = 10;
-
-/// Begins the thread for long work.
-pub(crate) async fn step_back() {
-    // Where that is not allowed, it is a thread like the others.
-    let _ = rustix::process::nice(NICE);
-}
-
 /// A device, and the connection that has something long to do with it.
 pub(crate) struct Long {
     pub(crate) connection: Rc<Connection>,

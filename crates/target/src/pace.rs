@@ -1,5 +1,5 @@
 //! How often the hosts of one address may ask for what costs more than its bytes: admin
-//! commands, and new connections.
+//! commands, new connections, and commands that are refused.
 //!
 //! Invariants:
 //! - an address has a burst at once, and from then on a steady rate;
@@ -22,6 +22,10 @@ pub(crate) struct Rate {
 /// Admin commands of an address. A host needs some tens to connect; at this rate they take a few
 /// hundredths of a processor.
 pub(crate) const ADMIN: Rate = Rate { burst: 2000, interval: Duration::from_micros(500) };
+
+/// Commands of an address that are refused. A host has a few when it finds out what there is, and a
+/// queue or more of them when a namespace is taken away.
+pub(crate) const REFUSED: Rate = Rate { burst: 2000, interval: Duration::from_micros(500) };
 
 /// Connections of an address: all that it may have by default at once.
 pub(crate) const CONNECTIONS: Rate = Rate { burst: 2048, interval: Duration::from_millis(2) };

@@ -85,6 +85,8 @@ pub(crate) struct Shared {
     /// New connections, and admin commands, of each address.
     pub(crate) arrivals: Paces,
     pub(crate) admin: Paces,
+    /// Turns of commands that are refused.
+    pub(crate) refused: Paces,
     pub(crate) quiet: Kinds,
     stopping: AtomicBool,
 }
@@ -177,8 +179,7 @@ impl Target {
                 Err(e) => tracing::warn!("{e}; discovery is served on the I/O port"),
             }
         }
-        let long = Thread::start("target-long", config.engine.clone()).map_err(Error::Thread)?;
-        long.handle().spawn(crate::long::step_back);
+        let long = Thread::background("target-long", config.engine.clone()).map_err(Error::Thread)?;
         let shared = Arc::new(Shared {
             long: long.handle(),
             memory: Memory::new(config.memory),
@@ -189,6 +190,7 @@ impl Target {
             connections: Connections::new(config.max_connections.min(crate::accept::raise_descriptors())),
             arrivals: Paces::new(pace::CONNECTIONS),
             admin: Paces::new(pace::ADMIN),
+            refused: Paces::new(pace::REFUSED),
             quiet: Kinds::default(),
             config,
             stopping: AtomicBool::new(false),

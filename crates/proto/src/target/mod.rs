@@ -114,6 +114,8 @@ pub struct TargetQueue {
     reply_limit: u64,
     /// Headers received.
     headers: u64,
+    /// Commands that were refused before they became an event.
+    refused: u64,
 }
 
 impl TargetQueue {
@@ -146,6 +148,7 @@ impl TargetQueue {
             replies: 0,
             reply_limit: u64::MAX,
             headers: 0,
+            refused: 0,
         };
         queue.set_limits(limits);
         queue
@@ -181,6 +184,12 @@ impl TargetQueue {
     /// A single command may ask for any length. There is no limit at first.
     pub fn set_reply_limit(&mut self, bytes: u64) {
         self.reply_limit = bytes;
+    }
+
+    /// Commands that were refused without an event, since the last call.
+    #[inline]
+    pub fn take_refused(&mut self) -> u64 {
+        std::mem::take(&mut self.refused)
     }
 
     /// Headers received so far: together with
@@ -360,21 +369,25 @@ impl TargetQueue {
         };
         //= NVMe Base 2.1, Command Identifier: one that is in use fails with Command ID Conflict
         if !self.cids.insert(sqe.cid(), slot) {
-            self.rx.discard();
-            self.incoming = Incoming::Nobody;
-            self.respond(Cqe::new(sqe.cid(), Status::COMMAND_ID_CONFLICT.dnr()));
+            self.refuse(&sqe, Status::COMMAND_ID_CONFLICT);
             return Ok(());
         }
         match sgl::data_of(&sqe, in_capsule) {
             Err(status) => {
                 self.cids.remove(sqe.cid());
-                self.rx.discard();
-                self.incoming = Incoming::Nobody;
-                self.respond(Cqe::new(sqe.cid(), status.dnr()));
+                self.refuse(&sqe, status);
             }
             Ok(data) => self.open_slot(slot, sqe, data),
         }
         Ok(())
+    }
+
+    /// Answers a command that does not become an event.
+    fn refuse(&mut self, sqe: &Sqe, status: Status) {
+        self.rx.discard();
+        self.incoming = Incoming::Nobody;
+        self.refused += 1;
+        self.respond(Cqe::new(sqe.cid(), status.dnr()));
     }
 
     /// Forgets the command that holds `cid` while it waits for an event.

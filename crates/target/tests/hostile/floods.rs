@@ -150,6 +150,46 @@ pub fn descriptors_of_4_gib(kind: Kind) {
     rig.finish();
 }
 
+/// Four strangers send an I/O command without end that is refused, each on a queue of its own. No
+/// more is refused than an address may have, but for what was received when it had all of it.
+fn refused_flood(kind: Kind, sqe: &Sqe, refused: Status) {
+    let Some(rig) = Rig::new(kind, |_| {}) else { return };
+    let (answers, begun) = (AtomicUsize::new(0), Instant::now());
+    let code = |status: Status| (status.sct(), status.sc());
+    beside(&rig, |over| {
+        std::thread::scope(|scope| {
+            for n in 0..4 {
+                let mut host = Host::named(rig.addr, 32, 0, Name::other(n));
+                let answers = &answers;
+                scope.spawn(move || {
+                    let judge = |status| assert_eq!(code(status), code(refused));
+                    answers.fetch_add(again(&mut host.io, sqe, over, judge), Ordering::Relaxed);
+                    // The queue is as good as before.
+                    host.verify(MEM, 16 * u64::from(n), n.into());
+                });
+            }
+        });
+    });
+    let (answers, seconds) = (answers.into_inner(), begun.elapsed().as_secs_f64());
+    let most = BURST + (RATE as f64 * (seconds + 1.0)) as usize + 4 * usize::from(DEPTH);
+    assert!(answers <= most, "{answers} commands refused in {seconds:.1} s");
+    rig.finish();
+}
+
+pub fn reads_beyond_the_end_without_end(kind: Kind) {
+    refused_flood(kind, &read(MEM, 1 << 40, BLOCK), Status::LBA_OUT_OF_RANGE);
+}
+
+/// The protocol refuses these, before they are commands of a queue.
+pub fn descriptors_of_an_unknown_kind_without_end(kind: Kind) {
+    let sqe = read(MEM, 0, BLOCK).with_sgl(Sgl::make(0, BLOCK as u32, 0xF));
+    refused_flood(kind, &sqe, Status::SGL_TYPE);
+}
+
+pub fn fabrics_commands_without_end(kind: Kind) {
+    refused_flood(kind, &Sqe::property_set(offset::CC, false, CC_ENABLE), Status::INVALID_OPCODE);
+}
+
 /// Half an ICReq, and the next connection: a few hundred are open at a time.
 pub fn half_open_connections_without_end(kind: Kind) {
     let Some(rig) = Rig::new(kind, |config| config.max_connections = 256) else { return };
