@@ -6,6 +6,7 @@
 //! - one experiment with the gain at a time.
 
 use super::types::WaySample;
+use std::collections::VecDeque;
 
 /// The least bytes in flight, and the least extra: some I/Os of any size, so
 /// that storage and processors on both sides are kept busy on short paths.
@@ -24,6 +25,17 @@ const GAIN_LOST: f64 = 4.0;
 /// The extra for each connection where segments are lost: one that waits for a
 /// retransmission timer, for many round trips, holds this back from the others.
 const REPAIRED: f64 = (1u64 << 20) as f64;
+/// Rounds of the time for which a path is full that count for what it carries, the least time
+/// in seconds (where segments are lost, the rate goes up and down), and the time after which it is enough in any case: CUBIC's way from a loss to the
+/// next one takes that long on a path that holds a thousand segments.
+const CARRIED: usize = 256;
+const CARRIED_MIN: f64 = 2.0;
+const CARRIED_MIN_LOST: f64 = 6.0;
+const CARRIED_MAX: f64 = 10.0;
+/// The two halves of that time differ by no more, or it goes on; and a round by no more,
+/// or the path is another one.
+const EVEN: f64 = 0.04;
+const ANOTHER: f64 = 0.5;
 /// A rate that is this much above the best one is growth.
 const GROWTH: f64 = 1.125;
 /// Rounds without growth after which the path is taken for full: what is
@@ -97,6 +109,8 @@ pub(super) struct Direction {
     /// lost in them: they belong to what is completed next.
     waited: f64,
     lost_waiting: bool,
+    /// Bytes and seconds of the rounds in which the path was full.
+    full: VecDeque<(f64, f64)>,
 }
 
 impl Direction {
@@ -118,7 +132,40 @@ impl Direction {
             begun: false,
             waited: 0.0,
             lost_waiting: false,
+            full: VecDeque::new(),
         }
+    }
+
+    /// Bytes a second over all the time for which the path has been full, as far as that is
+    /// remembered; at first, those of the last rounds.
+    pub(super) fn carried(&self) -> f64 {
+        let (bytes, seconds) = sum(self.full.iter());
+        if self.full.len() < MEMORY || seconds < CARRIED_MIN / 4.0 { self.rate() } else { bytes / seconds }
+    }
+
+    /// Whether that says what the path carries: it is the same in both halves of the time, or
+    /// there will be no more of it.
+    pub(super) fn is_even(&self) -> bool {
+        let half = self.full.len() / 2;
+        let (first, second) = (sum(self.full.iter().take(half)), sum(self.full.iter().skip(half)));
+        let (a, b) = (first.0 / first.1.max(1e-9), second.0 / second.1.max(1e-9));
+        let least = if self.lost > 0 { CARRIED_MIN_LOST } else { CARRIED_MIN };
+        let enough = first.1 + second.1 >= least && self.full.len() >= 2 * MEMORY;
+        let all = self.full.len() >= CARRIED || first.1 + second.1 >= CARRIED_MAX;
+        all || (enough && (a - b).abs() <= EVEN * a.max(b))
+    }
+
+    /// Notes a round in which the path was full.
+    fn note(&mut self, bytes: f64, seconds: f64) {
+        // The last rounds tell another path from a single round.
+        let (carried, rate) = (self.carried(), self.rate());
+        if self.full.len() >= MEMORY && (rate - carried).abs() > ANOTHER * carried {
+            self.full.clear();
+        }
+        if self.full.len() == CARRIED {
+            self.full.pop_front();
+        }
+        self.full.push_back((bytes, seconds));
     }
 
     /// What the path carries: the average of the last rounds.
@@ -138,6 +185,7 @@ impl Direction {
     pub(super) fn grow_again(&mut self) {
         self.phase = Phase::Grow { stalled: 0 };
         self.peak = self.rate();
+        self.full.clear();
     }
 
     /// What fills a path of this product with so many connections.
@@ -179,7 +227,8 @@ impl Direction {
         (queued, resuming): (bool, bool),
         connections: u16,
     ) {
-        if sample.completed == 0 {
+        let bytes = sample.moved.unwrap_or(sample.completed);
+        if bytes == 0 {
             // Before the first bytes, TCP begins slowly.
             if self.known > 0 {
                 self.waited += took;
@@ -189,7 +238,7 @@ impl Direction {
         }
         let took = took + std::mem::take(&mut self.waited);
         let lost = sample.lost | std::mem::take(&mut self.lost_waiting);
-        let rate = sample.completed as f64 / took;
+        let rate = bytes as f64 / took;
         let could_fill = sample.in_flight as f64 >= 0.6 * self.in_flight;
         // Who pauses, between two files say, finds the path empty: of a round
         // trip from then on only what is more than before says something.
@@ -222,6 +271,7 @@ impl Direction {
                 // goes together: less of it leaves the path empty in between.
                 let stands = queued || self.in_flight > STANDING * product;
                 self.choose_gain(stands && !sample.asked);
+                self.note(bytes as f64, took);
             }
             Phase::Hold => {}
         }
@@ -264,4 +314,9 @@ impl Direction {
             None => {}
         }
     }
+}
+
+/// Bytes and seconds of rounds.
+fn sum<'a>(rounds: impl Iterator<Item = &'a (f64, f64)>) -> (f64, f64) {
+    rounds.fold((0.0, 0.0), |(bytes, seconds), round| (bytes + round.0, seconds + round.1))
 }

@@ -368,15 +368,22 @@ impl Lanes {
         let rtt = looks.iter().map(|(_, now)| now.rtt).filter(|rtt| !rtt.is_zero()).min();
         let mut round = self.meter.take();
         self.sharers.end_round();
+        let moved = |count: fn(&TcpInfo) -> u64| {
+            let bytes = looks.iter().map(|(before, now)| count(now).saturating_sub(count(before))).sum();
+            Some(bytes).filter(|&bytes: &u64| bytes > 0)
+        };
+        round.ways[Way::Read as usize].moved = moved(|info| info.received);
+        round.ways[Way::Write as usize].moved = moved(|info| info.acknowledged);
         round.ways[Way::Read as usize].lost = looks.iter().any(|(a, b)| b.out_of_order > a.out_of_order);
         round.ways[Way::Write as usize].lost =
             looks.iter().any(|(a, b)| b.retransmissions > a.retransmissions);
+        let models_path = self.controller.info().congestion.starts_with("bbr");
         let sample = Sample {
             now: since(self.epoch),
             ways: round.ways,
             rtt,
             latency_min: round.latency_min,
-            sockets: Sockets::between(looks.into_iter()),
+            sockets: Sockets { models_path, ..Sockets::between(looks.into_iter()) },
             connections,
         };
         self.tuner.borrow_mut().handle_sample(&sample);
@@ -401,6 +408,9 @@ impl Lanes {
     /// Begins to measure.
     fn begin(&self) -> Duration {
         self.meter.take();
+        for lane in self.lanes.borrow().iter() {
+            lane.before.set(lane.connection.tcp_info().unwrap_or_default());
+        }
         let mut tuner = self.tuner.borrow_mut();
         tuner.handle_idle(since(self.epoch));
         tuner.round()

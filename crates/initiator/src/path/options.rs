@@ -1,6 +1,6 @@
 //! What of a path's tuning is set by hand, and what was chosen.
 
-use super::{Plan, Way};
+use super::{Limit, Plan, Way};
 use longhaul_block::Advice;
 use longhaul_block::units::{format_rate, format_size};
 use longhaul_engine::net::TcpInfo;
@@ -59,12 +59,12 @@ pub struct PathReport {
 impl PathReport {
     /// Bytes per second of the direction that carried most.
     pub fn rate(&self) -> f64 {
-        self.plan.rate[0].max(self.plan.rate[1])
+        self.plan.carried[0].max(self.plan.carried[1])
     }
 
     /// That direction.
     pub fn way(&self) -> Way {
-        if self.plan.rate[1] > self.plan.rate[0] { Way::Write } else { Way::Read }
+        if self.plan.carried[1] > self.plan.carried[0] { Way::Write } else { Way::Read }
     }
 
     /// Bytes that the path itself holds.
@@ -88,6 +88,14 @@ impl PathReport {
         // Nothing kept more in flight from bringing more.
         let can = if plan.full[way as usize] { "can carry" } else { "carried" };
         let limit = match plan.limit {
+            Some(Limit::Hosts) => {
+                return format!(
+                    "at {rtt} ms {rate} came through this path, which did not limit it: nothing queued and \
+                     nothing was lost; {} does; 1 connection and {} in flight chosen",
+                    Limit::Hosts,
+                    format_size(plan.in_flight[way as usize])
+                );
+            }
             Some(limit) => format!("a connection is limited by {limit}"),
             None if plan.full[way as usize] && plan.connections == 1 => "one connection fills it".into(),
             None if plan.full[way as usize] => "they fill it".into(),
@@ -104,7 +112,7 @@ impl PathReport {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Buffer, Limit, SocketLimit};
+    use super::super::{Buffer, SocketLimit};
     use super::*;
 
     #[test]
@@ -112,7 +120,8 @@ mod tests {
         let mut plan = Plan {
             in_flight: [256 << 20, 4 << 20],
             connections: 8,
-            rate: [1.175e9, 0.0],
+            rate: [1.25e9, 0.0],
+            carried: [1.175e9, 0.0],
             rtt: Duration::from_millis(92),
             full: [true, false],
             limit: Some(Limit::Socket(SocketLimit { buffer: Buffer::FarSend, bytes: 4 << 20 })),
@@ -134,7 +143,13 @@ mod tests {
         );
         plan.full = [false; 2];
         assert!(report(plan).sentence().contains("carried 9.4 Gb/s; what was asked of it was too little"));
-        plan.rate = [0.0; 2];
+        plan.limit = Some(Limit::Hosts);
+        assert_eq!(
+            report(plan).sentence(),
+            "at 0.15 ms 9.4 Gb/s came through this path, which did not limit it: nothing queued and nothing \
+             was lost; the far side's device, or a processor does; 1 connection and 256 MiB in flight chosen"
+        );
+        plan.carried = [0.0; 2];
         assert!(report(plan).sentence().ends_with("lately, so what it can carry is not known"));
     }
 }

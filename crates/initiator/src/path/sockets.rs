@@ -23,6 +23,9 @@ pub struct Sockets {
     pub send_buffer: f64,
     /// Share of the busy time in which the peer's window was full.
     pub peer_window: f64,
+    /// Our congestion control models the path (BBR): it needs no queue to fill it, and is not
+    /// slowed down by a loss.
+    pub models_path: bool,
     /// Bytes that we allow the peer to send on one connection, the least.
     pub receive_window: Option<u64>,
 }
@@ -43,6 +46,9 @@ pub enum Limit {
     Socket(SocketLimit),
     /// Segments are lost while no queue is there: TCP slows down for each.
     Loss,
+    /// No connection and not the path: nothing queues on it, nothing is lost, and
+    /// more connections bring no more.
+    Hosts,
 }
 
 impl fmt::Display for Limit {
@@ -50,6 +56,7 @@ impl fmt::Display for Limit {
         match self {
             Limit::Socket(limit) => limit.fmt(f),
             Limit::Loss => f.write_str("loss on the way"),
+            Limit::Hosts => f.write_str("the far side's device, or a processor"),
         }
     }
 }
@@ -91,6 +98,11 @@ impl fmt::Display for SocketLimit {
 }
 
 impl Sockets {
+    /// Whether nothing but the path can limit what we send.
+    pub(super) fn path_limits(&self, way: Way) -> bool {
+        way == Way::Write && self.models_path && self.send_buffer.max(self.peer_window) < HELD_UP
+    }
+
     /// What holds up `way` with `bytes` in flight a connection.
     pub(super) fn name(&self, way: Way, bytes: u64, lost: bool) -> Limit {
         let buffer = match way {
@@ -143,16 +155,22 @@ mod tests {
     fn each_buffer_is_told_from_the_others() {
         let buffer = |sockets: Sockets, way, bytes| match sockets.name(way, bytes, false) {
             Limit::Socket(limit) => limit.buffer,
-            Limit::Loss => panic!("nothing was lost"),
+            other => panic!("{other:?}"),
         };
-        let sockets = Sockets { send_buffer: 0.8, peer_window: 0.1, receive_window: Some(6 << 20) };
+        let sockets = Sockets {
+            send_buffer: 0.8,
+            peer_window: 0.1,
+            receive_window: Some(6 << 20),
+            ..Sockets::default()
+        };
         assert_eq!(buffer(sockets, Way::Write, 1 << 20), Buffer::Send);
         assert_eq!(buffer(sockets, Way::Read, 5 << 20), Buffer::Receive);
         assert_eq!(buffer(sockets, Way::Read, 2 << 20), Buffer::FarSend);
         let text = sockets.name(Way::Read, 4 << 20, false).to_string();
         assert_eq!(text, "net.ipv4.tcp_wmem (4 MiB in flight) on the far side");
         assert_eq!(sockets.name(Way::Read, 4 << 20, true), Limit::Loss);
-        let sockets = Sockets { send_buffer: 0.0, peer_window: 0.5, receive_window: None };
+        let sockets =
+            Sockets { send_buffer: 0.0, peer_window: 0.5, receive_window: None, ..Sockets::default() };
         assert_eq!(buffer(sockets, Way::Write, 1 << 20), Buffer::FarReceive);
         assert_eq!(buffer(sockets, Way::Read, 1 << 20), Buffer::FarSend);
     }

@@ -57,11 +57,16 @@ const STEADY: f64 = 0.9;
 /// the least one and this time for so many rounds (one may be an accident); it
 /// is remembered for so many.
 const TOUCHED: f64 = 1.05;
-const TOUCHED_MIN: f64 = 0.001;
+const TOUCHED_MIN: f64 = 0.0005;
 const TOUCHED_ROUNDS: u32 = 5;
+/// If segments are lost in that round, the queue overflows: a short one is full within
+/// a fraction of a round trip.
+const OVERFLOWS: u32 = 1;
 const CEILING_REMEMBERED: u32 = 1024;
-/// A path is full at this share of where it was seen to queue.
+/// A path is full at this share of where it was seen to queue, and of that on average: after
+/// the loss that its own queue brings, TCP begins again at 0.7 of it.
 const NEAR_CEILING: f64 = 0.85;
+const NEAR_CEILING_MEAN: f64 = 0.9;
 /// Products below this are within what every kernel's socket buffers hold.
 const SOCKET_MIN: f64 = (256u64 << 10) as f64;
 /// Round trips from which on losses can hold back what is less than that.
@@ -146,6 +151,10 @@ pub struct Tuner {
     touched: u32,
     /// Rounds since the network last queued.
     unqueued: u32,
+    /// Rounds in a row in which it did, and whether it has ever shown that it is what limits: by
+    /// a queue for two of them, or by a loss.
+    queued: u32,
+    shown: bool,
     /// Rounds for which new connections may still be beginning.
     resuming: u32,
     /// Round trips that a command takes.
@@ -170,6 +179,8 @@ impl Tuner {
             ceiling: (0.0, 0),
             touched: 0,
             unqueued: 0,
+            queued: 0,
+            shown: false,
             resuming: 0,
             trips: 1.0,
             last: now,
@@ -231,8 +242,11 @@ impl Tuner {
         }
         let touched = network > TOUCHED * self.rtt + TOUCHED_MIN;
         self.touched = if touched { self.touched.saturating_add(1) } else { 0 };
-        self.look_for_ceiling(self.touched >= TOUCHED_ROUNDS);
+        let reached = self.touched >= if lost { OVERFLOWS } else { TOUCHED_ROUNDS };
+        self.look_for_ceiling(reached);
         self.unqueued = if queued { 0 } else { self.unqueued.saturating_add(1) };
+        self.queued = if queued { self.queued.saturating_add(1) } else { 0 };
+        self.shown |= lost || self.queued > 1 || self.touched >= TOUCHED_ROUNDS;
         match self.resuming {
             0 => self.look_at_connections(sample),
             left => self.resuming = left - 1,
@@ -336,7 +350,8 @@ impl Tuner {
             }
             Trial::None { wait } if wait > 0 => self.trial = Trial::None { wait: wait - 1 },
             Trial::None { .. } => {
-                let Some(way) = self.held_up() else { return };
+                let held = self.held_up().filter(|way| !sample.sockets.path_limits(*way));
+                let Some(way) = held else { return };
                 let lost = self.ways[way as usize].lost > 0;
                 let times = if lost && self.connections == 1 { FIRST_LOST } else { 2 };
                 let more = (times * self.connections).min(self.limits.connections);
@@ -347,7 +362,9 @@ impl Tuner {
                 let each = product / f64::from(self.connections.max(1));
                 let against = sample.sockets.name(way, each as u64, lost);
                 let from = self.connections;
-                self.trial = Trial::More { from, rate: total, left: JUDGE_AFTER, against };
+                // A moment in which it was slow makes nothing else good.
+                let rate = total.max(self.carried());
+                self.trial = Trial::More { from, rate, left: JUDGE_AFTER, against };
                 self.connections = more;
                 for direction in &mut self.ways {
                     direction.grow_again();
@@ -379,7 +396,7 @@ impl Tuner {
             let steady = way.phase == Phase::Hold && average > STEADY * rate && rate > STEADY * average;
             // A lossy path is never full, however small its product becomes;
             // but on a short one TCP repairs sooner than this can tell.
-            let held_back = product > SOCKET_MIN || (way.lost > 0 && self.rtt > LOSSY_MIN);
+            let held_back = if way.lost > 0 { self.rtt > LOSSY_MIN } else { product > SOCKET_MIN };
             steady && held_back && self.unqueued >= HELD_UP_AFTER
         };
         [Way::Read, Way::Write].into_iter().find(|&way| held(&self.ways[way as usize]))
@@ -408,16 +425,27 @@ impl Tuner {
             in_flight,
             connections: self.connections.clamp(1, self.limits.connections.max(1)),
             rate: [0, 1].map(|way| self.ways[way].rate()),
+            carried: [0, 1].map(|way| self.ways[way].carried()),
             rtt: Duration::from_secs_f64(self.rtt),
             full: [0, 1].map(|way| self.ways[way].phase == Phase::Hold),
-            limit: self.limit,
+            limit: self.limit.or(self.hosts_limit().then_some(Limit::Hosts)),
             settled: self.is_settled(),
         }
     }
 
+    /// Whether neither the path nor a connection has shown that it limits, though it was tried.
+    fn hosts_limit(&self) -> bool {
+        let used = || self.ways.iter().filter(|way| way.known > 0);
+        let small = used().all(|way| way.rate() * self.rtt <= SOCKET_MIN);
+        let tried = matches!(self.trial, Trial::None { wait } if wait > 0 || small);
+        let held = used().count() > 0 && used().all(|way| way.phase == Phase::Hold);
+        held && !self.shown && self.connections == 1 && tried
+    }
+
     fn is_settled(&self) -> bool {
         let used = || self.ways.iter().filter(|way| way.known > 0);
-        let judged = used().count() > 0 && used().all(|way| way.phase == Phase::Hold && way.before.is_none());
+        let quiet = |way: &Direction| way.phase == Phase::Hold && way.before.is_none() && way.is_even();
+        let judged = used().count() > 0 && used().all(quiet);
         let tried = match self.trial {
             Trial::More { .. } | Trial::Less { .. } => false,
             Trial::None { wait } => wait > 0 || self.is_full() || self.connections >= self.limits.connections,
@@ -430,9 +458,16 @@ impl Tuner {
         self.ways.iter().map(Direction::rate).sum()
     }
 
+    /// The same over a longer time.
+    fn carried(&self) -> f64 {
+        self.ways.iter().map(Direction::carried).sum()
+    }
+
     /// Whether the network was seen to queue at about this rate.
     fn is_full(&self) -> bool {
-        self.ceiling.1 > 0 && self.total() > NEAR_CEILING * self.ceiling.0
+        let (ceiling, left) = self.ceiling;
+        let near = self.total() > NEAR_CEILING * ceiling || self.carried() > NEAR_CEILING_MEAN * ceiling;
+        left > 0 && near
     }
 }
 

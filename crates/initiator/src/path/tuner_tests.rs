@@ -86,10 +86,12 @@ impl Path {
             self.now += step;
             let in_network: Vec<f64> = self.users.iter().map(|user| self.wants(user)).collect();
             let total: f64 = in_network.iter().sum();
-            let standing = (total - self.rate * self.rtt).clamp(0.0, self.queue);
+            // What a device is slow with is not in the network.
+            let sent = if self.storage < self.rate { self.storage * self.rtt } else { total };
+            let standing = (sent - self.rate * self.rtt).clamp(0.0, self.queue);
             let rtt = self.rtt + standing / self.rate;
             // Once TCP has slowed down it takes a while to overflow again.
-            let full = total - self.rate * self.rtt > 1.05 * self.queue;
+            let full = sent - self.rate * self.rtt > 1.05 * self.queue;
             let lost = full && (self.now / step) as u64 % 400 < 9;
             let most = self.rate.min(self.storage).min(total / self.rtt);
             for (n, share) in in_network.iter().enumerate() {
@@ -148,7 +150,7 @@ impl User {
         // In the hosts or in the network: by Little's law.
         let latency = (in_flight / rate).max(rtt);
         let (completed, in_flight) = (self.done as u64, in_flight as u64);
-        let read = WaySample { completed, in_flight, lost, begun: false, asked };
+        let read = WaySample { completed, in_flight, lost, asked, ..WaySample::default() };
         let sample = Sample {
             now: Duration::from_secs_f64(now),
             ways: [read, WaySample::default()],
@@ -302,7 +304,7 @@ fn connections_that_are_of_no_use_are_given_up() {
     path.join();
     path.run(30.0);
     let plan = path.users[0].tuner.plan();
-    assert_eq!((plan.connections, plan.limit), (1, None), "{plan:?}");
+    assert_eq!((plan.connections, plan.limit), (1, Some(Limit::Hosts)), "{plan:?}");
     assert!(path.users[0].rate_since(10.0) > 0.97 * path.storage);
 }
 
@@ -471,4 +473,215 @@ fn plans_keep_to_their_limits() {
         let plan = tuner.plan();
         assert!(plan.in_flight.iter().all(|&b| (FLOOR..=8 << 20).contains(&b)) && plan.connections == 1);
     }
+}
+
+/// A bottleneck with a queue that drops at its tail, and CUBIC on each connection.
+struct Bottleneck {
+    /// Bytes a second, seconds, bytes.
+    rate: f64,
+    rtt: f64,
+    queue: f64,
+    /// Share of the segments that is lost at random.
+    loss: f64,
+    /// Share of the rounds in which a burst raises the round trip by a tenth.
+    bursts: f64,
+    seed: u64,
+}
+
+/// One connection: its window, that of its last loss, and when that was.
+#[derive(Clone, Copy)]
+struct Cubic {
+    window: f64,
+    most: f64,
+    since: f64,
+    slow_start: bool,
+}
+
+const SEGMENT: f64 = 8948.0;
+
+impl Cubic {
+    const NEW: Cubic = Cubic { window: INITIAL_WINDOW, most: 0.0, since: 0.0, slow_start: true };
+
+    /// A step of so many seconds.
+    fn grow(&mut self, step: f64, rtt: f64) {
+        self.since += step;
+        if self.slow_start {
+            self.window *= 2f64.powf(step / rtt);
+            return;
+        }
+        // RFC 9438: C is 0.4 and beta 0.7.
+        let most = self.most / SEGMENT;
+        let k = (most * 0.3 / 0.4).cbrt();
+        self.window = self.window.max(SEGMENT * (0.4 * (self.since - k).powi(3) + most));
+    }
+
+    fn lose(&mut self, rtt: f64) {
+        // Once in a round trip.
+        if self.since > rtt || self.slow_start {
+            (self.most, self.window) = (self.window, (0.7 * self.window).max(2.0 * SEGMENT));
+            (self.since, self.slow_start) = (0.0, false);
+        }
+    }
+}
+
+/// What `info --path` would say, and what TCP brought on average while it was measured.
+struct Measured {
+    plan: super::Plan,
+    mean: f64,
+    seconds: f64,
+    /// The most connections that were in use.
+    most: u16,
+}
+
+impl Bottleneck {
+    fn new(mbit: f64, rtt_ms: f64, bdp: f64) -> Bottleneck {
+        let (rate, rtt) = (mbit * 125e3, rtt_ms / 1e3);
+        Bottleneck {
+            rate,
+            rtt,
+            queue: (bdp * rate * rtt).max(4.0 * SEGMENT),
+            loss: 0.0,
+            bursts: 0.0,
+            seed: 7,
+        }
+    }
+
+    fn chance(&mut self) -> f64 {
+        self.seed = self.seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.seed >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Reads in commands of 1 MiB until the tuner is settled, for 3 s at least and 30 s at most.
+    fn measure(&mut self) -> Measured {
+        let limits = Limits { in_flight: 256 << 20, connections: 16 };
+        let mut tuner = Tuner::new(limits, Duration::from_secs_f64(self.rtt), Duration::ZERO);
+        let mut all = vec![Cubic::NEW];
+        let (mut now, mut last, mut lost, mut worst) = (0.0, 0.0, false, 0.0f64);
+        let (mut moved, mut completed, mut rates) = (0.0, 0u64, Vec::new());
+        let (mut at, mut most) = (0.0, 1);
+        let step = (self.rtt / 4.0).clamp(0.004, 0.02);
+        loop {
+            now += step;
+            let plan = tuner.plan();
+            all.resize(all.len().max(plan.connections.into()), Cubic::NEW);
+            let used = usize::from(plan.connections);
+            let wanted = plan.in_flight[0] as f64 / used as f64;
+            let total: f64 = all[..used].iter().map(|one| one.window.min(wanted)).sum();
+            let product = self.rate * self.rtt;
+            let standing = (total - product).clamp(0.0, self.queue);
+            let trip = self.rtt + standing / self.rate;
+            let rate = (total / trip).min(self.rate);
+            let overflow = total - product > self.queue;
+            for n in 0..used {
+                let segments = rate / used as f64 * step / SEGMENT;
+                let random = self.loss > 0.0 && self.chance() < 1.0 - (1.0 - self.loss).powf(segments);
+                if random || (overflow && self.chance() < 1.5 / used as f64) {
+                    all[n].lose(trip);
+                    lost = true;
+                }
+                // A window that is not used does not grow.
+                if all[n].window <= 1.1 * wanted {
+                    all[n].grow(step, trip);
+                }
+            }
+            moved += rate * step;
+            worst = worst.max(trip);
+            if now < last + tuner.round().as_secs_f64() {
+                continue;
+            }
+            if self.chance() < self.bursts {
+                worst = worst.max(1.1 * self.rtt);
+            }
+            let took = now - last;
+            last = now;
+            rates.push((now, moved / took));
+            at += moved;
+            let done = (at / f64::from(1 << 20)) as u64 * (1 << 20);
+            let read = WaySample {
+                completed: done - completed,
+                moved: Some(moved as u64),
+                in_flight: plan.in_flight[0],
+                lost,
+                ..WaySample::default()
+            };
+            completed = done;
+            tuner.handle_sample(&Sample {
+                now: Duration::from_secs_f64(now),
+                ways: [read, WaySample::default()],
+                rtt: Some(Duration::from_secs_f64(worst)),
+                sockets: Sockets { receive_window: Some(1 << 30), ..Sockets::default() },
+                connections: plan.connections,
+                ..Sample::default()
+            });
+            most = most.max(plan.connections);
+            (moved, lost, worst) = (0.0, false, 0.0);
+            let plan = tuner.settled();
+            if (now >= 3.0 && plan.settled) || now >= 30.0 {
+                let late: Vec<f64> = rates.iter().filter(|r| r.0 > now / 3.0).map(|r| r.1).collect();
+                let mean = late.iter().sum::<f64>() / late.len() as f64;
+                return Measured { plan, mean, seconds: now, most };
+            }
+        }
+    }
+}
+
+/// The figure is what TCP carries, never more than the wire, and what the own queue drops is not
+/// taken for loss on the way.
+#[test]
+fn what_is_said_of_a_path_is_true_whatever_its_rate_and_queue() {
+    let mut wrong = Vec::new();
+    for mbit in [50.0, 200.0, 1000.0, 5000.0] {
+        for rtt_ms in [0.1, 1.0, 15.0, 45.0, 100.0, 300.0] {
+            for bdp in [0.1, 1.0, 4.0] {
+                let mut path = Bottleneck::new(mbit, rtt_ms, bdp);
+                let got = path.measure();
+                let share = got.plan.carried[0] / path.rate;
+                let off = got.plan.carried[0] / got.mean - 1.0;
+                let good = share <= 1.005 && off.abs() <= 0.05 && got.plan.limit.is_none();
+                if !good || got.plan.connections != 1 {
+                    wrong.push(format!(
+                        "{mbit} Mb/s, {rtt_ms} ms, queue {bdp}: {share:.3} of the wire, {:+.1} % off, {} \
+                         connections (most {}), {:?}, after {:.1} s\n",
+                        100.0 * off,
+                        got.plan.connections,
+                        got.most,
+                        got.plan.limit,
+                        got.seconds
+                    ));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of 72:\n{}", wrong.len(), wrong.concat());
+}
+
+/// Where segments are lost at random, it is said, and answered by connections.
+#[test]
+fn loss_at_random_is_told_from_the_own_queue() {
+    for (mbit, rtt_ms, loss) in [(1000.0, 45.0, 0.001), (1000.0, 15.0, 0.01), (200.0, 100.0, 0.005)] {
+        let mut path = Bottleneck { loss, bursts: 0.1, ..Bottleneck::new(mbit, rtt_ms, 1.0) };
+        let got = path.measure();
+        assert!(got.plan.connections >= 4, "{mbit} {rtt_ms} {loss}: {:?}", got.plan);
+        assert_eq!(got.plan.limit, Some(Limit::Loss), "{mbit} {rtt_ms} {loss}");
+        assert!(got.plan.carried[0] < 1.005 * path.rate);
+    }
+}
+
+/// A device that gives less than the path, near by.
+#[test]
+fn a_slow_device_is_not_taken_for_a_slow_path() {
+    for (rtt_ms, storage) in [(0.05, 50e6), (0.2, 200e6), (15.0, 40e6)] {
+        let mut path = Path::new(20.0, rtt_ms);
+        path.storage = storage;
+        path.join();
+        path.run(20.0);
+        let plan = path.users[0].tuner.settled();
+        assert_eq!((plan.connections, plan.limit), (1, Some(Limit::Hosts)), "{rtt_ms} ms: {plan:?}");
+        assert!((0.97..1.03).contains(&(plan.carried[0] / storage)), "{rtt_ms} ms: {plan:?}");
+    }
+    // A path that is full shows that it is.
+    let mut path = Path::new(1.0, 45.0);
+    path.join();
+    path.run(20.0);
+    assert_eq!(path.users[0].tuner.settled().limit, None);
 }

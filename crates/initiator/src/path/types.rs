@@ -43,6 +43,9 @@ pub struct Sample {
 pub struct WaySample {
     /// Bytes of commands that were completed.
     pub completed: u64,
+    /// Bytes that TCP has moved, where the kernel counts them: completions come in
+    /// steps of a command, which is several rounds of a slow path.
+    pub moved: Option<u64>,
     /// Bytes in flight, on average over completions.
     pub in_flight: u64,
     /// Segments were lost (or came in another order).
@@ -64,6 +67,9 @@ pub struct Plan {
     /// Bytes per second that each direction was seen to carry, by [`Way`]; 0
     /// if it was not used.
     pub rate: [f64; 2],
+    /// The same on average over all the time for which the path has been full, up to 256
+    /// rounds: no more than it carries.
+    pub carried: [f64; 2],
     /// The least round trip.
     pub rtt: Duration,
     /// Whether each direction is at its end: more in flight brings no more.

@@ -153,6 +153,7 @@ impl Measured {
                 "bytes_in_flight": limit.bytes,
             }),
             Limit::Loss => json!({ "setting": null, "side": null, "loss": true }),
+            Limit::Hosts => json!({ "setting": null, "side": null, "hosts": true }),
         });
         json!({
             "sentence": self.report.sentence(),
