@@ -1,6 +1,6 @@
 //! Arguments that all verbs share, and the list of verbs.
 
-use crate::verbs;
+use crate::{screen, verbs};
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use tracing_subscriber::filter::Targets;
@@ -103,12 +103,21 @@ impl Cli {
         self.json || matches!(&self.verb, Verb::Bench(args) if args.is_json())
     }
 
-    /// Sets up the log on stderr: warnings, or what -v or `LONGHAUL_LOG` say.
+    /// Sets up the log on stderr: warnings, or what -v or `LONGHAUL_LOG` say. Time and
+    /// colours are for terminals, and the time for the log of a process in the
+    /// background, which nobody else adds it to.
     pub(crate) fn log(&self) {
         let level = ["warn", "info", "debug", "trace"][usize::from(self.verbose.min(3))];
         let wanted = std::env::var("LONGHAUL_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
         let filter = wanted.or_else(|| level.parse().ok()).unwrap_or_default();
-        let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
-        tracing_subscriber::registry().with(filter).with(layer).init();
+        let layer = tracing_subscriber::fmt::layer()
+            .with_writer(screen::Stderr)
+            .with_target(false)
+            .with_ansi(screen::has_colours());
+        let registry = tracing_subscriber::registry().with(filter);
+        match screen::is_seen() || verbs::attach::is_background() {
+            true => registry.with(layer).init(),
+            false => registry.with(layer.without_time()).init(),
+        }
     }
 }

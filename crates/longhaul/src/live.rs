@@ -7,6 +7,7 @@
 
 use crate::exit::Failure;
 use crate::output::Output;
+use crate::screen;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -118,7 +119,7 @@ impl Bar {
         total: u64,
         format: fn(f64) -> String,
     ) -> Result<Bar, Failure> {
-        let bar = if output.is_live() { ProgressBar::new(total) } else { ProgressBar::hidden() };
+        let bar = if output.is_live() { screen::add(ProgressBar::new(total)) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{prefix}{bar:24} {bytes}/{total_bytes}{msg}");
         bar.set_style(style.map_err(Failure::failed)?);
         bar.set_prefix(name);

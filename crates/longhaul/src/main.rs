@@ -15,11 +15,13 @@ mod live;
 mod names;
 mod output;
 mod runtime;
+mod screen;
 mod served;
 mod slowfs;
 mod state;
 mod user;
 mod verbs;
+mod words;
 
 use cli::{Cli, Verb};
 use exit::{Failure, Outcome};

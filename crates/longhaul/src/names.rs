@@ -2,6 +2,7 @@
 
 use crate::arrays::{self, Record, Running};
 use crate::exit::{Exit, Failure};
+use crate::words::engines;
 use longhaul_block::units::parse_duration;
 use longhaul_block::{BackendSpec, BlockDevice};
 use longhaul_initiator::{Error, Options, PathOptions, RemoteDevice, SCHEME, Uri};
@@ -201,7 +202,7 @@ pub(crate) struct InitiatorArgs {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct EngineArgs {
     /// I/O engine: uring, epoll or auto
-    #[arg(long, value_name = "KIND", default_value = "auto")]
+    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = engines(), hide_possible_values = true)]
     engine: longhaul_engine::Kind,
 }
 

@@ -4,9 +4,10 @@
 //! ends no work, and no exit code becomes another one by it.
 
 use crate::exit::{Failure, Outcome};
+use crate::screen;
 use longhaul_bench::schema;
 use serde_json::{Map, Value};
-use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -30,7 +31,7 @@ impl Output {
 
     /// Whether a live line makes sense.
     pub(crate) fn is_live(self) -> bool {
-        std::io::stderr().is_terminal()
+        screen::is_seen()
     }
 
     /// One event, if events are wanted.
@@ -71,8 +72,11 @@ impl Output {
         if GONE.get().is_some() {
             return;
         }
-        let mut out = io::stdout().lock();
-        if let Err(e) = writeln!(out, "{text}").and_then(|()| out.flush()) {
+        let written = screen::aside(|| {
+            let mut out = io::stdout().lock();
+            writeln!(out, "{text}").and_then(|()| out.flush())
+        });
+        if let Err(e) = written {
             let _ = GONE.set(e);
         }
     }
@@ -88,6 +92,7 @@ impl Output {
 
     /// Ends the program from whatever thread this is.
     pub(crate) fn abort(self, failure: &Failure) -> ! {
+        screen::end();
         self.failure(failure);
         std::process::exit(failure.exit as i32)
     }
@@ -104,7 +109,7 @@ impl Output {
 
 /// A line on stderr, if anybody is there.
 pub(crate) fn say(text: impl std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = screen::aside(|| writeln!(io::stderr(), "{text}"));
 }
 
 /// Writes a result to a file.

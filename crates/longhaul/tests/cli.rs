@@ -574,6 +574,16 @@ fn completions_and_manual_pages_come_out() {
         let ran = longhaul(&["completions", shell]);
         assert!(ran.code == Some(0) && ran.stdout.contains(needle), "{shell}: {}", ran.stderr);
     }
+    // Values that are one of some words are completed.
+    let bash = longhaul(&["completions", "bash"]).stdout;
+    for words in [
+        "read write randread randwrite rw randrw",
+        "stripe mirror stripe+mirror parity double-parity",
+        "real big l380 small equal",
+        "auto uring epoll",
+    ] {
+        assert!(bash.contains(words), "no '{words}' is completed");
+    }
     let ran = longhaul(&["man"]);
     assert!(ran.code == Some(0) && ran.stdout.contains(".TH longhaul 1"), "{ran:?}");
     let dir = tempfile::tempdir().expect("directory");

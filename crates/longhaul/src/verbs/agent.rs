@@ -18,19 +18,23 @@ const PORT: u16 = 7400;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Serves the directory to `longhaul cp` and `longhaul sync`, as lh://HOST:PORT/PATH with paths relative
-to it. Nothing outside the directory is reached. With --key-file only who has the same key is served,
-and everything is encrypted; the file is made if it does not exist, and is to be copied to the other
-machine. Without a key, whoever reaches the port may read and write as the user who runs this:
+Serves the directory to `longhaul cp` and `longhaul sync`, as
+lh://HOST:PORT/PATH with paths relative to it. Nothing outside the directory is
+reached. With --key-file only who has the same key is served, and everything is
+encrypted; the file is made if it does not exist, and is to be copied to the
+other machine. Without a key, whoever reaches the port may read and write as
+the user who runs this:
 --insecure has to say that this is wanted, except on a loopback address.
 
-Started by root, it wants a key on a loopback address too, since every user of this machine can connect
-to it, and it becomes the user `nobody` (or --user NAME) once the directory is open. The sender's owners,
-set-user-ID and set-group-ID bits and access control lists are taken with --allow-owner only, which
-keeps root and takes a key.
+Started by root, it wants a key on a loopback address too, since every user of
+this machine can connect to it, and it becomes the user `nobody` (or --user
+NAME) once the directory is open. The sender's owners, set-user-ID and
+set-group-ID bits and access control lists are taken with --allow-owner only,
+which keeps root and takes a key.
 
 Example:
-  longhaul agent --listen 192.0.2.7:7400 --root /srv/data --key-file ~/.config/longhaul/agent.key")]
+  longhaul agent --listen 192.0.2.7:7400 --root /srv/data \\
+      --key-file ~/.config/longhaul/agent.key")]
 pub(crate) struct Args {
     /// Address and port to serve on
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7400", value_parser = addresses::listen::<PORT>)]

@@ -8,6 +8,7 @@ use crate::arrays::Care;
 use crate::exit::{NothingToDo, Outcome};
 use crate::names::{InitiatorArgs, parse_bytes};
 use crate::output::Output;
+use crate::words::layouts;
 use longhaul_array::Layout;
 
 #[derive(Debug, clap::Args)]
@@ -41,7 +42,8 @@ enum ArrayVerb {
 #[command(after_help = "\
 Example:
   longhaul array create scratch --layout parity --device nvme+tcp://dtn1/a \\
-    --device nvme+tcp://dtn2/a --device nvme+tcp://dtn3/a --spare nvme+tcp://dtn4/a
+    --device nvme+tcp://dtn2/a --device nvme+tcp://dtn3/a \\
+        --spare nvme+tcp://dtn4/a
   longhaul bench array:scratch --rw write --bs 1m --runtime 10s")]
 struct Create {
     /// What to call it
@@ -57,7 +59,7 @@ struct Create {
     #[arg(long, value_name = "DEVICE")]
     witness: Option<String>,
     /// stripe, mirror, stripe+mirror, parity or double-parity
-    #[arg(long)]
+    #[arg(long, value_name = "KIND", value_parser = layouts(), hide_possible_values = true)]
     layout: Layout,
     /// Bytes on one member before the next [default: what the devices prefer
     /// and their paths suit, 256KiB at least]

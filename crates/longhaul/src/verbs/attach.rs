@@ -1,6 +1,7 @@
 //! `longhaul attach` and `longhaul detach`.
 
 mod background;
+pub(crate) use background::is_this as is_background;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod nbd;

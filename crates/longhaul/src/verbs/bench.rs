@@ -6,6 +6,7 @@ pub(super) mod repeat;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{Device, InitiatorArgs, parse_bytes, parse_time};
 use crate::output::{Output, save, say};
+use crate::words::{joins, patterns};
 use clap::ValueEnum;
 use clap::builder::BoolishValueParser;
 use futures_util::future::join_all;
@@ -25,18 +26,22 @@ const OVERTIME: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A device is nvme+tcp://HOST/SUBNQN[?nsid=N], a path, or file:PATH, block:PATH, mem:SIZE, null:SIZE.
-Writing destroys what is there: a device with a signature that is known (a file system, a
-partition table, a volume, a member of an array) is refused without --force. With --json, stdout has fio's own JSON layout.
-At the end of --runtime no I/O begins any more, and what is under way is waited for: over a
-connection that is lost for up to --ctrl-loss-timeout. Ctrl-C ends a load with
-exit code 3; I/O that does not end within 2 s (at once, with a second Ctrl-C) is given up
-then, with exit code 1.
+A device is nvme+tcp://HOST/SUBNQN[?nsid=N], a path, or file:PATH, block:PATH,
+mem:SIZE, null:SIZE. Writing destroys what is there: a device with a signature
+that is known (a file system, a partition table, a volume, a member of an
+array) is refused without --force. With --json, stdout has fio's own JSON
+layout. At the end of --runtime no I/O begins any more, and what is under way
+is waited for: over a connection that is lost for up to --ctrl-loss-timeout.
+Ctrl-C ends a load with exit code 3; I/O that does not end within 2 s (at once,
+with a second Ctrl-C) is given up then, with exit code 1.
 
 Example:
-  longhaul bench nvme+tcp://dtn1/scratch --rw randread --bs 4k --iodepth 32 --runtime 10s
-  longhaul bench nvme+tcp://dtn1/a nvme+tcp://dtn2/a --layout stripe --bs 1m --runtime 10s
-  longhaul bench nvme+tcp://dtn1/scratch --bs 1m --runtime 10s --runs 5 --output before.json
+  longhaul bench nvme+tcp://dtn1/scratch --rw randread --bs 4k --iodepth 32 \\
+      --runtime 10s
+  longhaul bench nvme+tcp://dtn1/a nvme+tcp://dtn2/a --layout stripe --bs 1m \\
+      --runtime 10s
+  longhaul bench nvme+tcp://dtn1/scratch --bs 1m --runtime 10s --runs 5 \\
+      --output before.json
   longhaul bench --compare before.json after.json")]
 pub(crate) struct Args {
     /// The devices; several are loaded at the same time
@@ -55,14 +60,14 @@ pub(crate) struct Args {
     output: Option<PathBuf>,
     /// Join the devices to one before the load: stripe, which keeps nothing
     /// on them that says so
-    #[arg(long, value_name = "LAYOUT")]
+    #[arg(long, value_name = "LAYOUT", value_parser = joins(), hide_possible_values = true)]
     layout: Option<Layout>,
     /// Bytes on one device before the next [default: what the devices prefer,
     /// 256KiB at least]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, requires = "layout")]
     stripe_unit: Option<u64>,
     /// read, write, randread, randwrite, rw, randrw, trim or randtrim
-    #[arg(long, default_value = "read")]
+    #[arg(long, default_value = "read", value_parser = patterns(), hide_possible_values = true)]
     rw: Rw,
     /// Share of reads in a mixed load, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
@@ -269,7 +274,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
         (None, Some(threads)) => Threads::Shared(config, threads.into()),
         (None, None) => Threads::Own(config),
     };
-    let (runs, broken) = repeat::run(&args, &named, (&devices, &threads), &stop, output)?;
+    let (runs, broken) = repeat::run(&args, &named, (&devices, &threads), &stop)?;
     let mut document = runs.document(args.group_reporting.unwrap_or(false));
     document.paths = paths(&named);
     if let Some(record) = &mut document.longhaul {
@@ -394,20 +399,40 @@ fn live_line(now: &Live, rw: Rw) -> String {
         Phase::Drain => "drain",
         Phase::Verify => "verify",
     };
-    let rate = |name: &str, rate: &longhaul_bench::Rate| {
-        if rate.iops == 0.0 {
-            return String::new();
-        }
-        let bytes = format_size(rate.bytes_per_second as u64);
-        format!("  {name} {bytes}/s ({}), {:.0} IOPS", format_rate(rate.bytes_per_second * 8.0), rate.iops)
+    let (read, write) = (&now.read, &now.write);
+    let bytes = |rate: &longhaul_bench::Rate| format!("{}/s", format_size(rate.bytes_per_second as u64));
+    let one = |name: &str, rate: &longhaul_bench::Rate| {
+        let network = format_rate(rate.bytes_per_second * 8.0);
+        format!("  {name} {} ({network}), {:.0} IOPS", bytes(rate), rate.iops)
     };
-    let left = now.remaining.map_or_else(String::new, |left| format!("  {:.0} s left", left.as_secs_f64()));
-    format!(
-        "[{phase} {:.0} s]{}{}{left}",
-        now.elapsed.as_secs_f64(),
-        rate("read", &now.read),
-        rate(if rw.trims() { "trim" } else { "write" }, &now.write)
-    )
+    let writes = if rw.trims() { "trim" } else { "write" };
+    let rates = match (read.iops > 0.0, write.iops > 0.0) {
+        (true, true) => {
+            let iops = read.iops + write.iops;
+            format!("  read {}, {writes} {}, {iops:.0} IOPS", bytes(read), bytes(write))
+        }
+        (true, false) => one("read", read),
+        (false, true) => one(writes, write),
+        (false, false) => String::new(),
+    };
+    let time = match now.remaining {
+        Some(left) => format!("{:.0} s left", left.as_secs_f64()),
+        None => format!("{:.0} s", now.elapsed.as_secs_f64()),
+    };
+    format!("{phase} {time}{rates}")
+}
+
+/// What is done of the window, or of the bytes.
+fn share(now: &Live) -> Option<f64> {
+    let of = |done: f64, all: f64| (all > 0.0).then(|| done / all);
+    match (now.remaining, now.total_bytes) {
+        (Some(left), _) => {
+            let elapsed = now.elapsed.as_secs_f64();
+            of(elapsed, elapsed + left.as_secs_f64())
+        }
+        (None, Some(all)) => of(now.done_bytes as f64, all as f64),
+        (None, None) => None,
+    }
 }
 
 fn print(results: &Results, output: Output) {

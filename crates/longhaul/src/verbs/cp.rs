@@ -47,15 +47,17 @@ pub(crate) fn raise_descriptors() {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-SRC and DST are paths, HOST:PATH over ssh (which starts an agent there; data goes over connections of
-its own, encrypted with a key for this copy), or lh://HOST:PORT/PATH at a running `longhaul agent`. With
-both ends elsewhere, the data goes from one to the other and not through this machine. In place of a
-path, `zero:SIZE`, `zero:FILESxSIZE` and `dataset:NAME[,scale=SIZE][,files=N][,seed=N]` are data that is
-made while it is sent, and `null:` is where it is checked and thrown away: HOST:null: and
-lh://HOST/null: too, and `machine:` is a file with what a machine is doing. A directory DST gets the
-sources in it; one that does not exist becomes the copy.
-Modes and times are kept; symbolic links are copied, not followed. A copy that was cut off is taken
-up again where it was when the same command is run again.
+SRC and DST are paths, HOST:PATH over ssh (which starts an agent there; data
+goes over connections of its own, encrypted with a key for this copy), or
+lh://HOST:PORT/PATH at a running `longhaul agent`. With both ends elsewhere,
+the data goes from one to the other and not through this machine. In place of a
+path, `zero:SIZE`, `zero:FILESxSIZE` and
+`dataset:NAME[,scale=SIZE][,files=N][,seed=N]` are data that is made while it
+is sent, and `null:` is where it is checked and thrown away: HOST:null: and
+lh://HOST/null: too, and `machine:` is a file with what a machine is doing. A
+directory DST gets the sources in it; one that does not exist becomes the copy.
+Modes and times are kept; symbolic links are copied, not followed. A copy that
+was cut off is taken up again where it was when the same command is run again.
 
 Examples:
   longhaul cp -r results me@dtn2:incoming
@@ -100,15 +102,17 @@ struct Habits {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Makes DST what SRC is: copies what DST does not have, or has otherwise. What counts as otherwise:
+Makes DST what SRC is: copies what DST does not have, or has otherwise. What
+counts as otherwise:
   exists    nothing, if there is a file of that name
   size      another size
   mtime     another size or another time of change
   checksum  other content (both sides read all files of the same size)
-What need not be sent gets the mode of SRC (with --owner and -X owners and attributes too; with
-checksum its time as well). SRC and DST are directories, HOST:PATH over ssh, or lh://HOST:PORT/PATH at
-a running `longhaul agent`; with both elsewhere, data goes between them. Where nothing is to be done,
-the exit status is 0, or 8 with --exit-code.
+What need not be sent gets the mode of SRC (with --owner and -X owners and
+attributes too; with checksum its time as well). SRC and DST are directories,
+HOST:PATH over ssh, or lh://HOST:PORT/PATH at a running `longhaul agent`; with
+both elsewhere, data goes between them. Where nothing is to be done, the exit
+status is 0, or 8 with --exit-code.
 
 Example:
   longhaul sync /data/run7 lh://dtn2:7400/run7 --delete")]

@@ -4,6 +4,7 @@ use crate::exit::{Failure, Outcome};
 use crate::live::Bar;
 use crate::names::parse_bytes;
 use crate::output::Output;
+use crate::words::data_sets;
 use longhaul_block::units::format_size;
 use longhaul_transfer::dataset::{DatasetSpec, Scale, make};
 use serde_json::json;
@@ -26,16 +27,19 @@ enum DatasetVerb {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Data sets:
-  real    59,589 files, 1 TB: log-normal sizes, as production transfers have them
-          (median 1 MB and sigma 2.38 are assumptions: the source gives no numbers)
+  real    59,589 files, 1 TB: log-normal sizes, as production transfers have
+          them (median 1 MB and sigma 2.38 are assumptions: the source gives no
+          numbers)
   big     the same bytes in 128 equal files
-  l380    19,260 files in 211 directories, 4.4 TB (its sigma of 2 is an assumption)
+  l380    19,260 files in 211 directories, 4.4 TB (its sigma of 2 is an
+          assumption)
   small   files of 4 KiB
   equal   equal files, of --scale bytes in all
-The content does not compress, and is the same for the same seed. A smaller scale has fewer files,
-never smaller ones.")]
+The content does not compress, and is the same for the same seed. A smaller
+scale has fewer files, never smaller ones.")]
 pub(crate) struct Make {
     /// real, big, l380, small or equal
+    #[arg(value_parser = data_sets(), hide_possible_values = true)]
     name: String,
     /// Where to make it; the directory must be empty or not exist
     dir: PathBuf,

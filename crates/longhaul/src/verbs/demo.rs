@@ -47,8 +47,9 @@ const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0)
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Everything stays on this machine: memory, the temporary directory, and loopback. No root is needed.
-Rates are counted once what fills the path is found, on both sides alike.")]
+Everything stays on this machine: memory, the temporary directory, and
+loopback. No root is needed. Rates are counted once what fills the path is
+found, on both sides alike.")]
 pub(crate) struct Args {
     /// Copy the files of this directory, instead of a data set made for it
     #[arg(long, value_name = "DIR")]
@@ -139,7 +140,11 @@ struct Line(ProgressBar);
 
 impl Line {
     fn new(output: Output) -> Line {
-        let bar = if output.is_live() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+        let bar = if output.is_live() {
+            crate::screen::add(ProgressBar::new_spinner())
+        } else {
+            ProgressBar::hidden()
+        };
         let style = ProgressStyle::with_template("{spinner} {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
         Line(bar)

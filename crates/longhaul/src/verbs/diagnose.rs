@@ -28,10 +28,11 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Copies data that it makes, in SRC/longhaul-diagnose-PID and DST/longhaul-diagnose-PID, and removes it at
-the end (at a destination on another machine, an empty directory is left). SRC is a directory of this
-machine; DST is as cp has it. Nothing else is read, changed or set: what is to be changed of a machine
-is printed as a command.
+Copies data that it makes, in SRC/longhaul-diagnose-PID and
+DST/longhaul-diagnose-PID, and removes it at the end (at a destination on
+another machine, an empty directory is left). SRC is a directory of this
+machine; DST is as cp has it. Nothing else is read, changed or set: what is to
+be changed of a machine is printed as a command.
 
 Example:
   longhaul diagnose /data lh://dtn2:7400/incoming --try")]

@@ -3,6 +3,7 @@
 use crate::exit::{Failure, Outcome};
 use crate::names::InitiatorArgs;
 use crate::output::Output;
+use crate::screen::Line;
 use longhaul_bench::{Job, Live, Stop, Threads};
 use longhaul_block::BlockDevice;
 use longhaul_block::units::format_size;
@@ -36,7 +37,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let device = args.initiator.connect(&args.uri)?;
     let (controller, ns, info) = (device.controller(), device.namespace(), device.info());
     let round_trip = controller.round_trip;
-    let measured = if args.path { Some(measure(&device, args, output)?) } else { None };
+    let measured = if args.path { Some(measure(&device, args)?) } else { None };
     output.event(
         "summary",
         json!({
@@ -168,27 +169,24 @@ impl Measured {
 }
 
 /// Reads until what fills the path is known, or it has taken long enough.
-fn measure(device: &Arc<RemoteDevice>, args: &Args, output: Output) -> Result<Measured, Failure> {
+fn measure(device: &Arc<RemoteDevice>, args: &Args) -> Result<Measured, Failure> {
     let info = device.info();
     let block = u64::from(info.block_size);
     let bs = MEASURE_IO.min(info.size / block * block).max(block);
     let job = Job { bs, iodepth_auto: true, runtime: Some(MEASURE_MAX), time_based: true, ..Job::default() };
-    let (stop, told) = (Stop::new(), output.is_live());
+    let (stop, line) = (Stop::new(), Line::new());
     let mut progress = |now: &Live| {
         let settled = device.path().is_some_and(|path| path.plan.settled);
         if (now.elapsed >= MEASURE_MIN && settled) || now.done_bytes >= MEASURE_BYTES {
             stop.stop();
         }
-        if told {
-            eprint!("\r\x1b[Kmeasuring, {:.0} s", now.elapsed.as_secs_f64());
-        }
+        let rate = longhaul_block::units::format_rate(now.read.bytes_per_second * 8.0);
+        line.show(None, format!("measuring the path, {:.0} s, {rate}", now.elapsed.as_secs_f64()));
     };
     let threads = Threads::Own(args.initiator.engine.config());
     let devices: [Arc<dyn BlockDevice>; 1] = [Arc::<RemoteDevice>::clone(device)];
     let results = longhaul_bench::run(&devices, &job, &threads, &stop, &mut progress);
-    if told {
-        eprint!("\r\x1b[K");
-    }
+    drop(line);
     let results = results?;
     if let Some(e) = results.error() {
         return Err(e.clone().into());

@@ -4,6 +4,7 @@ use crate::addresses::{self, Listen, reachable};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{EngineArgs, parse_bytes, parse_time};
 use crate::output::Output;
+use crate::screen::Line;
 use crate::verbs::emulated::{self, Link};
 use longhaul_bench::Stop;
 use longhaul_bench::net::{Measured, NetError, NetRuns, PORT, Plan, Server, ServerConfig, Way, measure};
@@ -12,20 +13,21 @@ use longhaul_block::units::format_rate;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Measures what a network path carries by plain TCP, as iperf3 does: a server at one end, this at the
-other. Bytes count where they arrive, and TCP_INFO of each stream is looked at as time goes on.
-Whoever reaches the server can have it send and receive: let it run no longer than it is needed.
+Measures what a network path carries by plain TCP, as iperf3 does: a server at
+one end, this at the other. Bytes count where they arrive, and TCP_INFO of each
+stream is looked at as time goes on. Whoever reaches the server can have it
+send and receive: let it run no longer than it is needed.
 
 Examples:
   longhaul netbench --listen 192.0.2.7:7411
-  longhaul netbench dtn2 --streams 4 --direction both --runs 5 --output network.json")]
+  longhaul netbench dtn2 --streams 4 --direction both --runs 5 \\
+      --output network.json")]
 pub(crate) struct Args {
     /// The server, as HOST[:PORT]
     #[arg(value_name = "HOST", required_unless_present = "listen", conflicts_with = "listen")]
@@ -150,17 +152,14 @@ fn ask(name: &str, args: &Args, output: Output) -> Outcome {
         let link = Link::here();
         let watch = Watch::start();
         let mut before = (Duration::ZERO, [0; 2]);
+        let (live, all) = (Line::new(), (args.ramp + args.time).as_secs_f64());
         let mut progress = |at: Duration, bytes: [u64; 2]| {
-            if output.is_live() {
-                eprint!("\r\x1b[K{}", live_line(number, args.runs, (at, bytes), before));
-                let _ = std::io::stderr().flush();
-            }
+            let share = at.as_secs_f64() / all.max(1e-9);
+            live.show(Some(share), live_line(number, args.runs, (at, bytes), before));
             before = (at, bytes);
         };
         let measured = measure(server, &plan, &args.engine.config(), &stop, &mut progress);
-        if output.is_live() {
-            eprint!("\r\x1b[K");
-        }
+        drop(live);
         let measured = match measured {
             Ok(measured) => measured,
             Err(e) if number == 1 => return Err(e.into()),

@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Makes one page of results, which needs no network and no other file: figures with error bars, published
-numbers beside ours, tables, conditions, and what does not count shown as such. Figures as SVG and all
-numbers as CSV are written to a directory beside it; with --png figures as PNG, too, which Chromium or
+Makes one page of results, which needs no network and no other file: figures
+with error bars, published numbers beside ours, tables, conditions, and what
+does not count shown as such. Figures as SVG and all numbers as CSV are written
+to a directory beside it; with --png figures as PNG, too, which Chromium or
 Chrome draws without a window. Results are what bench, netbench, diagnose and
 study write with --output, and what fio writes with --output-format=json.
 

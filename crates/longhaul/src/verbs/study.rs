@@ -29,29 +29,35 @@ use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-  striping         reads striped over 1 to 4 servers behind a link each (Network Storage Manager):
-                   links of Fast and of Gigabit Ethernet, blocks of 1 MiB and of 64 KiB
-  wan-filesystems  1, 10, 100 and 1,000 files at once on a raw device, ext4, XFS, and XFS over six
-                   striped devices, 0.15 and 15 ms away (NVMe/TCP with journaling file systems);
-                   data in the capsule; log buffers
-  fabrics          1 to 6 drives here and there, block and ext4, random and sequential (NVMe-oF over
-                   fabrics), after a look at the network
-  transfer         what a file costs to copy (data-transfer bottlenecks): the same bytes in more and
-                   more files, from storage, over the path and to storage alone; more at the same
-                   time; read ahead or not; data sets
+  striping         reads striped over 1 to 4 servers behind a link each
+                   (Network Storage Manager): links of Fast and of Gigabit
+                   Ethernet, blocks of 1 MiB and of 64 KiB
+  wan-filesystems  1, 10, 100 and 1,000 files at once on a raw device, ext4,
+                   XFS, and XFS over six striped devices, 0.15 and 15 ms away
+                   (NVMe/TCP with journaling file systems); data in the
+                   capsule; log buffers
+  fabrics          1 to 6 drives here and there, block and ext4, random and
+                   sequential (NVMe-oF over fabrics), after a look at the
+                   network
+  transfer         what a file costs to copy (data-transfer bottlenecks): the
+                   same bytes in more and more files, from storage, over the
+                   path and to storage alone; more at the same time; read ahead
+                   or not; data sets
   all              one after another, a result each
 
-Links are emulated on this machine (which takes root), at --scale of their rates, unless --target
-names devices (and for transfer, a directory of an agent: lh://HOST/DIR). For fabrics, devices of
-this machine may be named, too. wan-filesystems and fabrics write to what is named, and make file
-systems on it: that takes --overwrite. What was measured is written at once: the same command goes
-on after an interruption.
+Links are emulated on this machine (which takes root), at --scale of their
+rates, unless --target names devices (and for transfer, a directory of an
+agent: lh://HOST/DIR). For fabrics, devices of this machine may be named, too.
+wan-filesystems and fabrics write to what is named, and make file systems on
+it: that takes --overwrite. What was measured is written at once: the same
+command goes on after an interruption.
 
 Examples:
   sudo longhaul study --quick --report report.html
   sudo longhaul study striping --quick --output striping.json
   longhaul study striping --target nvme+tcp://dtn1/a --target nvme+tcp://dtn2/a
-  sudo longhaul study wan-filesystems --target nvme+tcp://dtn1/scratch --overwrite
+  sudo longhaul study wan-filesystems --target nvme+tcp://dtn1/scratch \\
+      --overwrite
   longhaul study transfer --target lh://dtn1:7400/incoming
   longhaul report study-striping.json")]
 pub(crate) struct Args {

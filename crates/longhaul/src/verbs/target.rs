@@ -26,14 +26,17 @@ Back ends:
   null:SIZE                reads zeroes, forgets writes
   array:NAME               an array that is known on this host (longhaul array)
   nvme+tcp://HOST/SUBNQN   a namespace of another target, passed on
-Options after a back end: ro, block=512|4096, delay=TIME, rate=RATE, error=SHARE, uuid=UUID, nqn=NQN,
-create (serve what is there as a new disk, whatever was served from there before).
+Options after a back end: ro, block=512|4096, delay=TIME, rate=RATE,
+error=SHARE, uuid=UUID, nqn=NQN, create (serve what is there as a new disk,
+whatever was served from there before).
 The same NAME again adds a namespace to the same subsystem.
 
-SIGHUP looks at the sizes again and tells hosts; SIGTERM lets I/O end, flushes, and exits 0.
+SIGHUP looks at the sizes again and tells hosts; SIGTERM lets I/O end, flushes,
+and exits 0.
 
 Example:
-  longhaul target --listen 0.0.0.0:4420 --export scratch=file:/srv/scratch,size=100GiB")]
+  longhaul target --listen 0.0.0.0:4420 \\
+      --export scratch=file:/srv/scratch,size=100GiB")]
 pub(crate) struct Args {
     /// Address and port to serve on (:PORT for all IPv4 addresses; without :PORT it is 4420); several
     /// make several ports

@@ -20,9 +20,10 @@ use std::sync::Arc;
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "\
-Makes network namespaces joined by links that behave as if they were long, for real TCP. Needs root.
-COMMAND runs at the client, its exit status is passed on; without one the links stay until SIGINT or
-SIGTERM. Server i has address 10.77.i.2. With --json, what COMMAND prints goes to standard error.
+Makes network namespaces joined by links that behave as if they were long, for
+real TCP. Needs root. COMMAND runs at the client, its exit status is passed on;
+without one the links stay until SIGINT or SIGTERM. Server i has address
+10.77.i.2. With --json, what COMMAND prints goes to standard error.
 
 Examples:
   longhaul wan --rtt 15ms --rate 1Gbit --loss 0.1% -- ping -c 3 10.77.1.2

@@ -6,6 +6,7 @@ use crate::arrays::{Client, Record, Reply, Request, Running, look};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{InitiatorArgs, Opener};
 use crate::output::Output;
+use crate::screen::Line;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use serde_json::{Value, json};
@@ -14,6 +15,9 @@ use std::time::Duration;
 
 /// How often progress is told.
 const TICK: Duration = Duration::from_secs(1);
+
+/// How far something is of a status: the share that is done, and words.
+type Look = fn(&Value) -> Option<(f64, String)>;
 
 /// Whoever runs an array.
 enum Runner {
@@ -55,8 +59,9 @@ impl Managed {
     }
 
     /// Asks, and shows the status until there is an answer.
-    fn follow(&self, request: Request, line: fn(&Value) -> String, output: Output) -> Reply {
+    fn follow(&self, request: Request, look: Look, output: Output) -> Reply {
         let (done, answer) = channel();
+        let line = Line::new();
         std::thread::scope(|scope| {
             scope.spawn(move || drop(done.send(self.ask(request))));
             loop {
@@ -66,9 +71,8 @@ impl Managed {
                     Err(RecvTimeoutError::Timeout) => {
                         let status = self.ask(Request::Status)?;
                         output.event("progress", status.clone());
-                        let text = line(&status);
-                        if output.is_live() && !text.is_empty() {
-                            eprint!("\r\x1b[K{text}");
+                        if let Some((share, words)) = look(&status) {
+                            line.show(Some(share), words);
                         }
                     }
                 }
@@ -198,7 +202,7 @@ pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
         (0, 0, 0) => return Ok(()),
         (0, 0, waiting) => (
             Exit::Partly,
-            format!("{waiting} blocks cannot be mended before the members that are absent are back"),
+            format!("{waiting} blocks cannot be repaired before the members that are absent are back"),
         ),
         (0, blocks, _) => (
             Exit::Mismatch,
@@ -209,7 +213,7 @@ pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
                  write those ranges anew as a whole"
             ),
         ),
-        (lost, ..) => (Exit::Mismatch, format!("{lost} blocks cannot be mended")),
+        (lost, ..) => (Exit::Mismatch, format!("{lost} blocks cannot be repaired")),
     };
     Err(Failure { in_result: true, ..Failure::new(exit, why) })
 }

@@ -113,7 +113,7 @@ pub(super) fn summary(status: &Value, output: Output) {
             line += &format!(" ({reason})");
         }
         for (count, name) in
-            [("mismatches", "wrong blocks"), ("mended", "mended"), ("read_errors", "read errors")]
+            [("mismatches", "wrong blocks"), ("mended", "repaired"), ("read_errors", "read errors")]
         {
             if let Some(n) = member[count].as_u64().filter(|n| *n > 0) {
                 line += &format!(", {n} {name}");
@@ -124,40 +124,36 @@ pub(super) fn summary(status: &Value, output: Output) {
     for spare in status["spares"].as_array().into_iter().flatten() {
         output.line(format_args!("  spare: {}", text(spare)));
     }
-    let filling = filling(status);
-    if !filling.is_empty() {
-        output.line(filling);
+    if let Some((_, words)) = filling(status) {
+        output.line(words);
     }
     for range in status["lost"].as_array().into_iter().flatten() {
         output.line(format_args!("  lost: {} bytes at {}", range["bytes"], range["offset"]));
     }
 }
 
-/// How far a member is filled, in words.
-pub(super) fn filling(status: &Value) -> String {
+/// How far a member is rebuilt: the share that is done, and words.
+pub(super) fn filling(status: &Value) -> Option<(f64, String)> {
     let now = &status["filling"];
-    let (Some(done), Some(total)) = (now["done_bytes"].as_u64(), now["total_bytes"].as_u64()) else {
-        return String::new();
-    };
+    let (done, total) = (now["done_bytes"].as_u64()?, now["total_bytes"].as_u64()?);
     let rate = now["bytes_per_second"].as_f64().unwrap_or(0.0);
     let left = now["remaining_seconds"].as_f64().map_or_else(String::new, |s| format!(", {s:.0} s left"));
-    format!(
-        "member {} is filled: {} of {}, {}/s{left}; {}",
+    let words = format!(
+        "rebuilding member {}: {} of {}, {}/s{left}",
         now["member"],
         format_size(done),
         format_size(total),
         format_size(rate as u64),
-        status["detail"].as_str().unwrap_or_default()
-    )
+    );
+    Some((done as f64 / total.max(1) as f64, words))
 }
 
-/// How far a scrub is, in words.
-pub(super) fn scrubbing(status: &Value) -> String {
+/// How far a scrub is: the share that is done, and words.
+pub(super) fn scrubbing(status: &Value) -> Option<(f64, String)> {
     let now = &status["scrub"];
-    let (Some(done), Some(all)) = (now["stripes_done"].as_u64(), now["stripes"].as_u64()) else {
-        return String::new();
-    };
-    format!("scrub: {:.0} %, {} mended", done as f64 * 100.0 / all.max(1) as f64, now["mended"])
+    let (done, all) = (now["stripes_done"].as_u64()?, now["stripes"].as_u64()?);
+    let words = format!("scrubbing: {done} of {all} stripes, {} blocks repaired", now["mended"]);
+    Some((done as f64 / all.max(1) as f64, words))
 }
 
 /// What a scrub has found, in words.
@@ -166,7 +162,7 @@ pub(super) fn scrubbed(report: &Value, output: Output) {
         return;
     }
     output.line(format_args!(
-        "{} of {} stripes: {} blocks mended, {} lost, {} disagreeing ({:.1} s)",
+        "{} of {} stripes: {} blocks repaired, {} lost, {} disagreeing ({:.1} s)",
         report["stripes_done"],
         report["stripes"],
         report["mended"],
@@ -192,5 +188,26 @@ pub(super) fn scrubbed(report: &Value, output: Output) {
     }
     for range in report["disagreements"].as_array().into_iter().flatten() {
         output.line(format_args!("  disagreeing: {} bytes at {}", range["bytes"], range["offset"]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_while_it_goes_on_fits_a_terminal() {
+        let (tib, days) = (1u64 << 40, 86_400.0);
+        let filling = json!({ "filling": {
+            "member": 63, "done_bytes": 7 * tib / 2, "total_bytes": 77 * tib / 5, "bytes_per_second": 2.34e9,
+            "remaining_seconds": 1.5 * days,
+        }});
+        let scrub =
+            json!({ "scrub": { "stripes_done": 20_130_000, "stripes": 20_130_001, "mended": 12_345 } });
+        // The bar and the share before it take 20 columns.
+        for (share, words) in [super::filling(&filling), scrubbing(&scrub)].into_iter().flatten() {
+            assert!((0.0..=1.0).contains(&share) && words.len() <= 80 - 20, "{words}");
+        }
+        assert_eq!(super::filling(&json!({ "filling": null })), None);
     }
 }

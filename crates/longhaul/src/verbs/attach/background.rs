@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 const VARIABLE: &str = "LONGHAUL_IN_BACKGROUND";
 
 /// Whether this is the process in the background.
-pub(super) fn is_this() -> bool {
+pub(crate) fn is_this() -> bool {
     std::env::var_os(VARIABLE).is_some()
 }
 

@@ -17,9 +17,9 @@ const PORT: u16 = 10809;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Any NBD client reaches the devices: qemu, qemu-img, nbdinfo, nbdcopy, nbd-client.
-Nothing is encrypted, and nobody is asked who they are: use loopback, a Unix
-socket or a trusted network.
+Any NBD client reaches the devices: qemu, qemu-img, nbdinfo, nbdcopy,
+nbd-client. Nothing is encrypted, and nobody is asked who they are: use
+loopback, a Unix socket or a trusted network.
 
 Examples:
   longhaul nbd --export scratch=nvme+tcp://dtn1/scratch --unix /tmp/scratch.sock

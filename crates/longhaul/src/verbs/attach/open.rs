@@ -3,6 +3,7 @@
 use crate::attached::Lock;
 use crate::exit::Failure;
 use crate::names::{Device, InitiatorArgs, parse_bytes};
+use crate::words::joins;
 use longhaul_array::{Layout, Stripe, suited_unit};
 use longhaul_attach::filesystem::{Content, Shape};
 use longhaul_attach::{Request, Requests, Served};
@@ -25,7 +26,7 @@ const PROBES: u64 = 5;
 pub(crate) struct DeviceArgs {
     /// Join several devices to one: stripe, which keeps nothing on them that
     /// says so (for other layouts see longhaul array)
-    #[arg(long, value_name = "LAYOUT")]
+    #[arg(long, value_name = "LAYOUT", value_parser = joins(), hide_possible_values = true)]
     layout: Option<Layout>,
     /// Bytes on one device before the next [default: what the devices prefer,
     /// 256KiB at least]

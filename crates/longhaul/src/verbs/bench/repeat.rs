@@ -1,9 +1,10 @@
 //! A load, run after run, and what was seen meanwhile.
 
-use super::{Args, OVERTIME, live_line, overtime, waits};
+use super::{Args, OVERTIME, live_line, overtime, share, waits};
 use crate::exit::Failure;
 use crate::names::Device;
 use crate::output::{Output, say};
+use crate::screen::Line;
 use crate::verbs::emulated::{self, Link};
 use longhaul_bench::record::{Code, Run, TcpSample};
 use longhaul_bench::schema;
@@ -12,7 +13,6 @@ use longhaul_bench::{Live, Repeated, Stop, Threads, run as run_load};
 use longhaul_block::BlockDevice;
 use longhaul_report::figure::Scale;
 use longhaul_report::stats::Summary;
-use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,31 +28,23 @@ pub(super) fn run(
     named: &[Device],
     (devices, threads): (&[Arc<dyn BlockDevice>], &Threads),
     stop: &Stop,
-    output: Output,
 ) -> Result<(Repeated, Option<Failure>), Failure> {
-    let live = output.is_live();
     let mut runs = Repeated::new();
     for number in 1..=args.runs {
         let link = Link::here();
         let watch = Watch::start();
         let mut looks = Looks::default();
-        let mut told = false;
+        let (line, mut told) = (Line::new(), false);
         let mut progress = |now: &Live| {
             if overtime(args, now) >= OVERTIME && !std::mem::replace(&mut told, true) {
-                let clear = if live { "\r\x1b[K" } else { "" };
-                say(format_args!("{clear}longhaul: {}", waits(args)));
+                say(format_args!("longhaul: {}", waits(args)));
             }
             looks.look(watch.elapsed(), named);
-            if live {
-                let run = if args.runs > 1 { format!("run {number}/{} ", args.runs) } else { String::new() };
-                eprint!("\r\x1b[K{run}{}", live_line(now, args.rw));
-                let _ = std::io::stderr().flush();
-            }
+            let run = if args.runs > 1 { format!("run {number}/{} ", args.runs) } else { String::new() };
+            line.show(share(now), format!("{run}{}", live_line(now, args.rw)));
         };
         let results = run_load(devices, &args.job(), threads, stop, &mut progress);
-        if live {
-            eprint!("\r\x1b[K");
-        }
+        drop(line);
         let watched = watch.end();
         let expect = link.map_or_else(Expect::default, |link| link.expect());
         let expect = expected(expect, round_trip(named));

@@ -2,7 +2,7 @@
 
 use crate::live::{self, Pace};
 use crate::output::Output;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use crate::screen::Line;
 use longhaul_block::units::format_size;
 use longhaul_transfer::host;
 use longhaul_transfer::wire::{Action, Counts, Limit, Op, Tuned};
@@ -83,10 +83,7 @@ impl Progress {
 }
 
 fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles {
-    // Nothing is drawn over what ssh asks.
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-    let style = ProgressStyle::with_template("{spinner} {msg}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    let live_line = Line::new();
     let (mut live, mut last_event) = (false, Instant::now());
     let mut pace = Paces::new(Instant::now());
     let (mut troubles, mut looks) = (Troubles::default(), Looks::default());
@@ -96,31 +93,31 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles 
         for trouble in monitor.take_troubles() {
             if trouble.op == Op::Skip {
                 let (path, why) = (&trouble.message, "the names of unfinished copies begin so");
-                bar.suspend(|| output.note(format_args!("longhaul: {path}: left out: {why}")));
+                output.note(format_args!("longhaul: {path}: left out: {why}"));
                 output.event("skipped", json!({ "path": path, "message": why }));
                 continue;
             }
             troubles.mismatch += u64::from(trouble.op == Op::Verify);
             let (path, op) = (trouble.path.to_string(), trouble.op.name());
-            bar.suspend(|| output.note(format_args!("longhaul: {path}: {} ({op})", trouble.message)));
+            output.note(format_args!("longhaul: {path}: {} ({op})", trouble.message));
             output.event("trouble", json!({ "path": path, "op": op, "message": trouble.message }));
         }
         for planned in monitor.take_planned() {
             let (path, action) = (planned.path.to_string(), planned.action);
-            bar.suspend(|| output.line(format_args!("would {} {path}", words(action))));
+            output.line(format_args!("would {} {path}", words(action)));
             output.event("planned", json!({ "path": path, "action": action.name() }));
         }
         for note in monitor.take_notes() {
             match note {
                 Note::Words(words) => {
-                    bar.suspend(|| output.note(format_args!("longhaul: {words}")));
+                    output.note(format_args!("longhaul: {words}"));
                     output.event("note", json!({ "message": words }));
                 }
                 Note::Tuned { tuned, far } => output.event("tuned", moved(&tuned, far)),
             }
         }
         if end {
-            bar.finish_and_clear();
+            drop(live_line);
             troubles.threads = looks.shares(monitor.began().map(|at| at.elapsed()).unwrap_or_default());
             return troubles;
         }
@@ -128,14 +125,11 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles 
         if !std::mem::replace(&mut live, true) {
             pace = Paces::new(began);
             last_event = began;
-            if output.is_live() {
-                bar.set_draw_target(ProgressDrawTarget::stderr());
-            }
         }
         let now = monitor.now();
         pace.look(Instant::now(), &now);
-        bar.set_message(line(&now, &pace, began.elapsed()));
-        bar.tick();
+        // Not before it has begun: nothing is drawn over what ssh asks.
+        live_line.show(share(&now), line(&now, &pace));
         if last_event.elapsed() >= EVENTS {
             last_event = Instant::now();
             output.event("progress", event(&now, &pace, began.elapsed()));
@@ -235,17 +229,23 @@ fn work(files: u64, bytes: u64) -> u64 {
     files.saturating_mul(FILE_WORK).saturating_add(bytes)
 }
 
-fn line(now: &Snapshot, pace: &Paces, elapsed: Duration) -> String {
+fn line(now: &Snapshot, pace: &Paces) -> String {
     let counts = now.counts;
     let of = |done: String, all: String| if now.scan_done { format!("{done}/{all}") } else { done };
     let files = of((counts.files + counts.same).to_string(), now.scanned_files.to_string());
     let bytes = of(format_size(counts.bytes + counts.skipped), format_size(now.scanned_bytes));
-    let rates = pace.rate().map(|now| {
-        let mean = rate(counts.bytes, elapsed) / 1e9;
-        format!(" {:.3} Gb/s (mean {mean:.3})", now / 1e9)
-    });
+    let rates = pace.rate().map(|now| format!(" {:.3} Gb/s", now / 1e9));
     let limit = limit(now).map(|limit| format!(" limit: {limit}")).unwrap_or_default();
     format!("{files} files {bytes}{}{}{limit}", rates.unwrap_or_default(), live::eta(pace.left(now)))
+}
+
+/// What is done of all, once that is known: of bytes and files.
+fn share(now: &Snapshot) -> Option<f64> {
+    let Counts { files, bytes, same, failed, skipped, .. } = now.counts;
+    let work = |files: u64, bytes: u64| files.saturating_mul(FILE_WORK).saturating_add(bytes) as f64;
+    let done = work(files + same + failed, bytes + skipped);
+    let all = work(now.scanned_files, now.scanned_bytes);
+    (now.scan_done && all > 0.0).then(|| done / all)
 }
 
 fn event(now: &Snapshot, pace: &Paces, elapsed: Duration) -> Value {
@@ -369,7 +369,6 @@ mod tests {
             counts,
             ..Snapshot::default()
         };
-        let ten = Duration::from_secs(10);
         let left = |now: &Snapshot| even(now.counts).left(now).map(|left| left.as_secs_f64().round());
         assert_eq!(left(&now), Some(18.0));
         let said = line(&now, &even(counts), ten);

@@ -1,0 +1,65 @@
+//! Arguments that are one of some words, which shells complete.
+
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::error::Error;
+use clap::{Arg, Command};
+use longhaul_array::Layout;
+use longhaul_bench::Rw;
+use longhaul_transfer::dataset;
+use std::ffi::OsStr;
+use std::marker::PhantomData;
+use std::str::FromStr;
+
+/// Parses what [`FromStr`] takes, whose errors say what is wrong, and offers words to
+/// completions.
+#[derive(Clone, Debug)]
+pub(crate) struct OneOf<T> {
+    words: Vec<&'static str>,
+    parses: PhantomData<fn() -> T>,
+}
+
+impl<T> OneOf<T> {
+    fn new(words: impl IntoIterator<Item = &'static str>) -> OneOf<T> {
+        OneOf { words: words.into_iter().collect(), parses: PhantomData }
+    }
+}
+
+impl<T> TypedValueParser for OneOf<T>
+where
+    T: FromStr<Err: Into<Box<dyn std::error::Error + Send + Sync>>> + Clone + Send + Sync + 'static,
+{
+    type Value = T;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<T, Error> {
+        StringValueParser::new().try_map(|text| text.parse::<T>()).parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.words.iter().map(PossibleValue::new)))
+    }
+}
+
+/// Patterns of a load.
+pub(crate) fn patterns() -> OneOf<Rw> {
+    OneOf::new(Rw::ALL.map(Rw::name))
+}
+
+/// Layouts of an array.
+pub(crate) fn layouts() -> OneOf<Layout> {
+    OneOf::new(Layout::ALL.map(Layout::name))
+}
+
+/// What devices that know nothing of each other can be joined by.
+pub(crate) fn joins() -> OneOf<Layout> {
+    OneOf::new([Layout::Stripe.name()])
+}
+
+/// Data sets.
+pub(crate) fn data_sets() -> OneOf<String> {
+    OneOf::new(dataset::Kind::ALL.map(dataset::Kind::name))
+}
+
+/// Engines.
+pub(crate) fn engines() -> OneOf<longhaul_engine::Kind> {
+    OneOf::new(["auto", "uring", "epoll"])
+}
