@@ -52,11 +52,22 @@ struct State {
     set_up: SetUp,
     /// How often a session was lost.
     disconnects: u64,
+    /// Why the last attempt to reconnect was made.
+    reason: String,
     /// I/O queues that want a connection.
     lanes: usize,
     /// Told of every change of the above.
     watchers: Vec<oneshot::Sender<()>>,
     listeners: Vec<mpsc::UnboundedSender<ControllerEvent>>,
+}
+
+/// Why there is no connection to a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outage {
+    /// In words: to which address, for how long, and why.
+    pub why: String,
+    /// It is not tried again, and all I/O fails. Else I/O waits.
+    pub for_good: bool,
 }
 
 enum Phase {
@@ -124,6 +135,7 @@ impl Controller {
             namespace: first.namespace.clone(),
             set_up: first.set_up,
             disconnects: 0,
+            reason: String::new(),
             lanes: 0,
             watchers: Vec::new(),
             listeners: Vec::new(),
@@ -331,6 +343,26 @@ impl Controller {
             Phase::Down(since) => Some(since),
             Phase::Up(_) | Phase::Over(_) => None,
         }
+    }
+
+    /// Why there is no connection now, if there is none.
+    pub(crate) fn outage(&self) -> Option<Outage> {
+        let state = self.lock();
+        match &state.phase {
+            Phase::Up(_) => None,
+            Phase::Over(e) => Some(Outage { why: e.to_string(), for_good: true }),
+            Phase::Down(since) => {
+                let seconds = longhaul_engine::now().saturating_duration_since(*since).as_secs();
+                let address = &state.info.address;
+                let why = format!("no connection to {address} for {seconds} s: {}", state.reason);
+                Some(Outage { why, for_good: false })
+            }
+        }
+    }
+
+    /// An attempt to reconnect is made, for this reason.
+    pub(crate) fn set_reason(&self, reason: &str) {
+        reason.clone_into(&mut self.lock().reason);
     }
 
     pub(crate) fn tell(&self, event: &ControllerEvent) {

@@ -1,6 +1,6 @@
 //! A remote namespace as a block device.
 
-use crate::controller::{Controller, Settings, service};
+use crate::controller::{Controller, Outage, Settings, service};
 use crate::discover::find_subsystem;
 use crate::error::{Error, Result};
 use crate::info::{ControllerEvent, ControllerInfo, NamespaceInfo, SetUp, Which};
@@ -117,6 +117,11 @@ impl RemoteDevice {
     /// be connected to again.
     pub fn disconnects(&self) -> u64 {
         self.controller.disconnects()
+    }
+
+    /// Why there is no connection to the target now, if there is none.
+    pub fn outage(&self) -> Option<Outage> {
+        self.controller.outage()
     }
 
     /// Events of the controller from now on.

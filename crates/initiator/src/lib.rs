@@ -74,6 +74,7 @@ mod supervise;
 mod uri;
 mod watch;
 
+pub use controller::Outage;
 pub use device::RemoteDevice;
 pub use discover::{Discovery, Record, discover};
 pub use error::{Error, Result};

@@ -400,6 +400,9 @@ async fn attempt(
 /// Tells of an attempt: of every one at first, then of ever fewer.
 fn report(weak: &Weak<Controller>, old: &Session, reason: &str, attempt: u32, useless: u32, wait: Duration) {
     let address = &old.info.address;
+    if let Some(controller) = weak.upgrade() {
+        controller.set_reason(reason);
+    }
     if !attempt.is_power_of_two() {
         return tracing::debug!("{address}: attempt {attempt} to reconnect: {reason}");
     }

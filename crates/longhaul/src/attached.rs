@@ -33,6 +33,9 @@ pub(crate) struct Record {
     pub(crate) size: u64,
     pub(crate) read_only: bool,
     pub(crate) pid: u32,
+    /// What is wrong with the devices, as the process that serves it saw it last: a word
+    /// and a colon, and more words.
+    pub(crate) trouble: Option<String>,
 }
 
 /// A name for files about `what` in the directory of this run.
@@ -98,7 +101,7 @@ impl Held {
     pub(crate) fn write(&mut self, record: &Record) -> Result<(), Failure> {
         let text = json!({
             "path": record.path, "devices": record.devices, "via": record.via, "size": record.size,
-            "read_only": record.read_only, "pid": record.pid,
+            "read_only": record.read_only, "pid": record.pid, "trouble": record.trouble,
         });
         let written = self.file.set_len(0).and_then(|()| self.file.seek(SeekFrom::Start(0)));
         written
@@ -108,6 +111,11 @@ impl Held {
 }
 
 impl Record {
+    /// One word for how the devices are.
+    pub(crate) fn health(&self) -> &str {
+        self.trouble.as_deref().map_or("healthy", |why| why.split(':').next().unwrap_or_default())
+    }
+
     /// Keeps the record for as long as what is returned lives.
     pub(crate) fn hold(&self) -> Result<Held, Failure> {
         let record = record_of(&self.path);
@@ -130,6 +138,7 @@ impl Record {
             size: value["size"].as_u64()?,
             read_only: value["read_only"].as_bool()?,
             pid: value["pid"].as_u64()?.try_into().ok()?,
+            trouble: value["trouble"].as_str().map(str::to_owned),
         })
     }
 

@@ -3,9 +3,10 @@
 use crate::arrays::{self, Record, Running};
 use crate::exit::{Exit, Failure};
 use crate::words::engines;
+use longhaul_array::Health;
 use longhaul_block::units::parse_duration;
 use longhaul_block::{BackendSpec, BlockDevice};
-use longhaul_initiator::{Error, Options, PathOptions, RemoteDevice, SCHEME, Uri};
+use longhaul_initiator::{Error, Options, Outage, PathOptions, RemoteDevice, SCHEME, Uri};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::str::FromStr;
@@ -378,6 +379,31 @@ impl Device {
             Device::Local(device) => Arc::clone(device),
             Device::Remote(device) => Arc::<RemoteDevice>::clone(device),
             Device::Array(array) => Arc::<longhaul_array::ArrayDevice>::clone(array.device()),
+        }
+    }
+}
+
+impl Device {
+    /// What is wrong with it now, in words that begin with one word and a colon
+    /// (`unreachable`, `degraded`, …); nothing, if all is well.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        match self {
+            Device::Local(_) => None,
+            // Where it is given up for good, I/O fails and nothing is waited for.
+            Device::Remote(device) => device.outage().map(|Outage { why, for_good }| {
+                format!("{}: {why}", if for_good { "failed" } else { "unreachable" })
+            }),
+            Device::Array(array) => {
+                let status = array.wait(|device| async move { device.status().await });
+                match status.map(|status| status.map_err(Failure::from)).and_then(|status| status) {
+                    Err(failure) => Some(format!("failed: {}", failure.message)),
+                    Ok(status) => match status.health {
+                        Health::Healthy => None,
+                        Health::Degraded => Some(format!("degraded: {}", status.detail)),
+                        Health::Halted => Some(format!("halted: {}", status.detail)),
+                    },
+                }
+            }
         }
     }
 }

@@ -333,3 +333,28 @@ fn what_cannot_be_mounted_is_named_and_nothing_is_left() {
     assert_eq!(ran.code, Some(6), "{}", ran.stderr);
     rig.umount();
 }
+
+/// A target that is gone: what is mounted says so, `umount` says why it does not wait,
+/// and takes the file system out of sight where it is asked to.
+#[test]
+fn a_dead_device_is_named_and_unmounted_lazily() {
+    let Some(mut rig) = Rig::new("ext4") else { return };
+    let (uri, at) = (rig.uri(), rig.at());
+    rig.good(&["mount", &uri, text(&at), "--via", "fuse", "--keep-alive", "1s"]);
+    assert_eq!(rig.attached()[0]["health"], "healthy");
+    write(&at, "durable").expect("written");
+    rig.kill_target();
+    until("the loss is told", || rig.attached()[0]["health"] == "unreachable");
+    let why = rig.attached()[0]["trouble"].as_str().expect("a reason").to_owned();
+    assert!(why.contains("no connection to") && why.contains(":4420 for"), "{why}");
+    let ran = rig.run(&["umount", text(&at)]);
+    let named = ran.stderr.contains("no connection to") && ran.stderr.contains("--lazy");
+    assert!(ran.code == Some(5) && named, "{ran:?}");
+    assert!(is_mounted(&at), "nothing was done");
+    rig.good(&["umount", "--lazy", text(&at)]);
+    assert!(!is_mounted(&at));
+    // The process ends when its device is back, with all that was written.
+    rig.serve();
+    rig.is_gone();
+    check(&rig, "ext4", &["durable".to_owned()]);
+}

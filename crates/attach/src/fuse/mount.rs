@@ -17,11 +17,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 /// The kernel's side of FUSE.
 const DEVICE: &str = "/dev/fuse";
 /// The helper for those who may not mount: it has the right to.
 const HELPER: &str = "fusermount3";
+/// How often is looked whether something has gone out of sight.
+const LOOK: Duration = Duration::from_millis(20);
 /// Names the socket to the helper.
 const SOCKET: &str = "_FUSE_COMMFD";
 
@@ -132,7 +136,25 @@ pub fn unmount(path: &Path, lazily: bool) -> Result<(), AttachError> {
 pub fn unmount_served(path: &Path, lazily: bool) -> Result<(), AttachError> {
     let mut program = Command::new("umount");
     program.args(lazily.then_some("-l")).env("LC_ALL", "C");
-    gone_or(path, ask(program, path))
+    if !lazily {
+        return gone_or(path, ask(program, path));
+    }
+    // Out of sight it is at once; but where nothing else uses it, the program itself
+    // waits until all is written, to a device that may not answer.
+    let (done, ended) = channel();
+    let asked = path.to_owned();
+    std::thread::Builder::new()
+        .name("longhaul-umount".into())
+        .spawn(move || drop(done.send(ask(program, &asked))))
+        .map_err(AttachError::system("cannot start a thread"))?;
+    loop {
+        match ended.recv_timeout(LOOK) {
+            Ok(unmounted) => return gone_or(path, unmounted),
+            Err(_) if !crate::users::is_mounted(path) => return Ok(()),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return gone_or(path, Err(busy(path))),
+        }
+    }
 }
 
 /// That somebody else was first is no error.

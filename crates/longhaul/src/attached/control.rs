@@ -1,6 +1,7 @@
 //! Asking the process that serves an attachment to end it.
 //!
-//! One request a connection: a line, `detach`. The answer is a line of JSON,
+//! One request a connection: a line, `detach`, or `detach lazily`: out of sight at once,
+//! and ended when nothing is under way any more. The answer is a line of JSON,
 //! `{"ok":…}` or `{"error":{"exit":…,"message":…}}`, when it is done.
 
 use super::socket_of;
@@ -15,7 +16,14 @@ const REQUEST_MAX: u64 = 64;
 
 /// Somebody asks for the end.
 #[derive(Debug)]
-pub(crate) struct Asked(UnixStream);
+pub(crate) struct Asked {
+    stream: UnixStream,
+    /// It is to go out of sight at once.
+    pub(crate) lazily: bool,
+}
+
+const DETACH: &str = "detach";
+const LAZILY: &str = "detach lazily";
 
 impl Asked {
     /// Answers.
@@ -25,7 +33,7 @@ impl Asked {
             Err(failure) => json!({ "error": { "exit": failure.exit as u8, "message": failure.message } }),
         };
         // Who has gone does not need an answer.
-        let _ = writeln!(self.0, "{reply}");
+        let _ = writeln!(self.stream, "{reply}");
     }
 }
 
@@ -46,8 +54,10 @@ impl Server {
                 for stream in listener.incoming().flatten() {
                     let mut line = String::new();
                     let read = BufReader::new(Read::take(&stream, REQUEST_MAX)).read_line(&mut line);
-                    if read.is_ok() && line.trim() == "detach" {
-                        asked(Asked(stream));
+                    let line = line.trim();
+                    if read.is_ok() && [DETACH, LAZILY].contains(&line) {
+                        let lazily = line == LAZILY;
+                        asked(Asked { stream, lazily });
                     }
                 }
             })
@@ -64,7 +74,7 @@ impl Drop for Server {
 
 /// Asks whoever serves what is attached at `path` to end it; nothing, if
 /// nobody does.
-pub(crate) fn ask(path: &Path) -> Option<Result<(), Failure>> {
+pub(crate) fn ask(path: &Path, lazily: bool) -> Option<Result<(), Failure>> {
     let socket = socket_of(path);
     let mut stream = match UnixStream::connect(&socket) {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return None,
@@ -72,7 +82,8 @@ pub(crate) fn ask(path: &Path) -> Option<Result<(), Failure>> {
         Ok(stream) => stream,
     };
     let mut line = String::new();
-    let exchanged = writeln!(stream, "detach").and_then(|()| BufReader::new(&stream).read_line(&mut line));
+    let request = if lazily { LAZILY } else { DETACH };
+    let exchanged = writeln!(stream, "{request}").and_then(|()| BufReader::new(&stream).read_line(&mut line));
     if let Err(e) = exchanged {
         return Some(Err(Failure::failed(e)));
     }

@@ -67,6 +67,10 @@ pub(crate) struct Args {
 pub(crate) struct Detach {
     /// Where the device is attached
     path: PathBuf,
+    /// Take it out of sight at once, though it is in use or its device does not answer;
+    /// what was written goes to the device once that is possible, or is lost
+    #[arg(long)]
+    lazy: bool,
 }
 
 pub(crate) fn run(args: Args, output: Output) -> Outcome {
@@ -114,6 +118,7 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
         size: info.size,
         read_only: info.read_only,
         pid: std::process::id(),
+        trouble: None,
     };
     let mut held = record.hold()?;
     let server = serve::listen(path, &events_in)?;
@@ -147,8 +152,17 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
     }
     let release = Box::new(|_| Ok(()));
     let released = Box::new(|| false);
-    let service =
-        Service { file, path, requests: &**requests, release, released, record, held: &mut held, output };
+    let service = Service {
+        file,
+        path,
+        requests: &**requests,
+        trouble: Box::new(|| opened.trouble()),
+        release,
+        released,
+        record,
+        held: &mut held,
+        output,
+    };
     let mut asked = None;
     let result = service.run(&events, &mut asked);
     background::finish(&log_of(path), &result);
@@ -196,7 +210,7 @@ pub(crate) fn list(missing: &[(PathBuf, Vec<String>)], output: Output) -> Outcom
     let mut table = Table::new();
     table
         .load_preset(comfy_table::presets::NOTHING)
-        .set_header(["path", "device", "size", "via", "process", "used by"]);
+        .set_header(["path", "device", "size", "via", "health", "process", "used by"]);
     for (record, lives) in &all {
         let users = users::of(&record.path);
         output.event(
@@ -204,6 +218,7 @@ pub(crate) fn list(missing: &[(PathBuf, Vec<String>)], output: Output) -> Outcom
             json!({
                 "path": record.path, "devices": record.devices, "via": record.via, "size": record.size,
                 "read_only": record.read_only, "pid": record.pid, "served": lives, "users": users,
+                "health": if *lives { record.health() } else { "lost" }, "trouble": record.trouble,
             }),
         );
         let process = if *lives { record.pid.to_string() } else { "lost: detach it".into() };
@@ -214,6 +229,7 @@ pub(crate) fn list(missing: &[(PathBuf, Vec<String>)], output: Output) -> Outcom
             devices,
             format_size(record.size),
             record.via.clone(),
+            if *lives { record.health().to_owned() } else { "lost".into() },
             process,
             users.join(", "),
         ]);
@@ -226,26 +242,44 @@ pub(crate) fn list(missing: &[(PathBuf, Vec<String>)], output: Output) -> Outcom
     output.event("summary", json!({ "attached": all.len(), "missing": missing.len() }));
     if !output.is_json() && all.len() + missing.len() > 0 {
         output.line(table.trim_fmt());
+        for (record, _) in all.iter().filter(|(_, lives)| *lives) {
+            if let Some(why) = &record.trouble {
+                output.note(format_args!("{}: {why}", record.path.display()));
+            }
+        }
     }
     Ok(())
 }
 
 /// `longhaul detach PATH`.
 pub(crate) fn detach(args: &Detach, output: Output) -> Outcome {
-    detach_at(&absolute(&args.path)?, output)
+    detach_at(&absolute(&args.path)?, args.lazy, output)
 }
 
-fn detach_at(path: &Path, output: Output) -> Outcome {
-    match ask(path) {
-        Some(result) => result?,
-        None => clear(path)?,
+fn detach_at(path: &Path, lazily: bool, output: Output) -> Outcome {
+    if !lazily
+        && let Some((Record { trouble: Some(why), .. }, true)) = Record::find(path)
+        && why.starts_with("unreachable")
+    {
+        // What is under way, and what was written and is not durable, would be waited for.
+        let path = path.display();
+        let message = format!(
+            "cannot take {path} away now: its device is {why}. Try again when it is back, or add --lazy: then \
+             it goes out of sight at once, and what was written and is not on the device is lost if that does \
+             not come back"
+        );
+        return Err(Failure::new(Exit::Unreachable, message));
     }
-    output.event("summary", json!({ "path": path }));
+    match ask(path, lazily) {
+        Some(result) => result?,
+        None => clear(path, lazily)?,
+    }
+    output.event("summary", json!({ "path": path, "lazily": lazily }));
     Ok(())
 }
 
 /// Takes away what a killed process left.
-fn clear(path: &Path) -> Outcome {
+fn clear(path: &Path, lazily: bool) -> Outcome {
     let known = Record::find(path);
     if let Some((record, true)) = &known {
         let why = format!("process {} serves it and does not listen; end it with SIGTERM", record.pid);
@@ -257,7 +291,7 @@ fn clear(path: &Path) -> Outcome {
     let is_mount = mount::is_mount(via);
     if is_mount && users::is_mounted(path) {
         // What it had not written is lost; the journal keeps the rest whole.
-        fuse::unmount(path, false)?;
+        fuse::unmount(path, lazily)?;
     }
     let was_there = match via.split('+').next() {
         Some("nvme" | "nbd" | "ublk") if is_mount => kernel::clear(&mount::hidden(path))?,

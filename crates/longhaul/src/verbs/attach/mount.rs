@@ -90,6 +90,10 @@ impl Args {
 pub(crate) struct Umount {
     /// Where it is mounted
     dir: PathBuf,
+    /// Take it out of sight at once, though it is in use or its device does not answer;
+    /// what was written goes to the device once that is possible, or is lost
+    #[arg(short, long)]
+    lazy: bool,
 }
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
@@ -108,7 +112,7 @@ pub(crate) fn umount(args: &Umount, output: Output) -> Outcome {
     if users::is_mounted(&dir) {
         user::needs_root("longhaul umount", "to unmount a file system")?;
     }
-    detach_at(&dir, output)
+    detach_at(&dir, args.lazy, output)
 }
 
 /// A directory that something can be mounted at.
@@ -148,6 +152,7 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
         size: info.size,
         read_only: info.read_only,
         pid: std::process::id(),
+        trouble: None,
     };
     let mut held = record.hold()?;
     let server = serve::listen(dir, &events_in)?;
@@ -189,7 +194,9 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
     let release = Box::new(|lazily| Ok(unmount_served(dir, lazily)?));
     let released = Box::new(|| !users::is_mounted(dir));
     let requests = &*opened.requests;
-    let service = Service { file, path: dir, requests, release, released, record, held: &mut held, output };
+    let trouble = Box::new(|| opened.trouble());
+    let service =
+        Service { file, path: dir, requests, trouble, release, released, record, held: &mut held, output };
     let mut asked = None;
     let result = service.run(&events, &mut asked);
     background::finish(&log_of(dir), &result);

@@ -56,7 +56,7 @@ pub(crate) struct Opened {
     /// Stripe unit and members with data, where there are stripes.
     stripe: Option<(u64, u64)>,
     /// Arrays among them are stopped with it.
-    _devices: Vec<Device>,
+    devices: Vec<Device>,
     _locks: Vec<Lock>,
 }
 
@@ -100,7 +100,7 @@ impl UseArgs {
         }
         let config = self.initiator.opener().config();
         let requests: Arc<dyn Requests> = Arc::new(Served::open(device, config, self.memory)?);
-        Ok(Opened { requests, stripe, _devices: devices, _locks: locks })
+        Ok(Opened { requests, stripe, devices: devices, _locks: locks })
     }
 }
 
@@ -159,6 +159,12 @@ impl DeviceArgs {
 }
 
 impl Opened {
+    /// What is wrong with the devices now, as [`Device::trouble`] says it.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        let found: Vec<String> = self.devices.iter().filter_map(Device::trouble).collect();
+        (!found.is_empty()).then(|| found.join("; "))
+    }
+
     /// What is on it.
     pub(crate) fn content(&self) -> Result<Content, Failure> {
         let read = |offset, len| self.requests.wait(Request::Read { offset, len });

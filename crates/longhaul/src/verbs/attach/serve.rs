@@ -81,6 +81,8 @@ pub(crate) struct Service<'a> {
     /// Where people see it.
     pub(crate) path: &'a Path,
     pub(crate) requests: &'a dyn Requests,
+    /// What is wrong with the devices now.
+    pub(crate) trouble: Box<dyn Fn() -> Option<String> + 'a>,
     /// Ends the use that this process began itself (a mount), or lazily takes
     /// it out of sight.
     pub(crate) release: Box<dyn FnMut(bool) -> Result<(), Failure> + 'a>,
@@ -123,6 +125,12 @@ impl Service<'_> {
                         return Ok(());
                     }
                 }
+                Ok(Event::Asked(asked)) if asked.lazily => {
+                    // What was written and is not durable stays with this process, which
+                    // ends when that is done or lost.
+                    told = true;
+                    asked.answer(&self.hide());
+                }
                 Ok(Event::Asked(asked)) => {
                     let result = self.end();
                     // Whatever went wrong, who still uses it keeps it.
@@ -159,13 +167,18 @@ impl Service<'_> {
                     "{}; waiting for them: another signal ends it at once",
                     failure.message
                 ));
-                let hidden = (self.release)(true).and_then(|()| Ok(self.file.hide()?));
-                if let Err(failure) = hidden {
+                if let Err(failure) = self.hide() {
                     self.output.note(format_args!("it stays in sight: {}", failure.message));
                 }
                 Ok(false)
             }
         }
+    }
+
+    /// Takes it out of sight; its users keep it.
+    fn hide(&mut self) -> Outcome {
+        (self.release)(true)?;
+        Ok(self.file.hide()?)
     }
 
     /// Ends what does not end by itself, once nobody is to use it any more
@@ -180,8 +193,14 @@ impl Service<'_> {
         }
     }
 
-    /// Tells of a size that has changed.
+    /// Tells of a size that has changed, and keeps what is wrong with the devices where
+    /// others find it.
     fn look(&mut self) {
+        let trouble = (self.trouble)();
+        if trouble != self.record.trouble {
+            self.record.trouble = trouble;
+            self.keep();
+        }
         let (before, now) = (self.record.size, self.requests.info().size);
         if now == before {
             return;
@@ -196,8 +215,13 @@ impl Service<'_> {
         self.output.event("resized", json!({ "size": now }));
         self.output.note(format_args!("{path}: {now} bytes now, {before} before"));
         self.record.size = now;
+        self.keep();
+    }
+
+    /// Writes what has changed of the record.
+    fn keep(&mut self) {
         if let Err(failure) = self.held.write(&self.record) {
-            tracing::warn!("{path}: {}", failure.message);
+            tracing::warn!("{}: {}", self.path.display(), failure.message);
         }
     }
 }

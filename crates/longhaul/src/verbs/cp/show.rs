@@ -371,14 +371,14 @@ mod tests {
         };
         let left = |now: &Snapshot| even(now.counts).left(now).map(|left| left.as_secs_f64().round());
         assert_eq!(left(&now), Some(18.0));
-        let said = line(&now, &even(counts), ten);
+        let said = line(&now, &even(counts));
         assert!(said.starts_with("90/100 files 98 MiB/100 MiB") && said.contains("ETA 18 s"), "{said}");
         assert_eq!(left(&Snapshot { scan_done: false, ..now }), None);
         let tiny = Snapshot { scanned_bytes: 0, counts: Counts { files: 20, ..Counts::default() }, ..now };
         assert_eq!(left(&tiny), Some(40.0), "empty files take their time");
         let same = Counts { files: 0, bytes: 0, same: 100, skipped: 100 << 20, ..counts };
         assert_eq!(left(&Snapshot { counts: same, ..now }), Some(0.0), "all of it was there");
-        let said = line(&now, &Paces::new(Instant::now()), Duration::ZERO);
+        let said = line(&now, &Paces::new(Instant::now()));
         assert!(!said.contains("ETA") && !said.contains("b/s"), "in the first second: {said}");
     }
 }
