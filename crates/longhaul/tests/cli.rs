@@ -56,8 +56,12 @@ fn arguments_that_make_no_sense() {
     fails(&[&export("x=mem:1MiB")[..], &["--in-capsule", "5MiB"]].concat(), 2, &["in-capsule", "4 MiB"]);
     fails(&[&export("x=mem:1MiB")[..], &["--in-capsule", "lots"]].concat(), 2, &["--in-capsule", "'lots'"]);
     fails(&[&export("x=mem:1MiB")[..], &["--memory", "1MiB"]].concat(), 2, &["memory", "16 MiB"]);
-    fails(&[&export("x=mem:1MiB")[..], &["--discovery", "here"]].concat(), 2, &["--discovery 'here'"]);
-    fails(&["target", "--listen", "nowhere", "--export", "x=mem:1MiB"], 2, &["--listen"]);
+    fails(
+        &[&export("x=mem:1MiB")[..], &["--discovery", "here:x"]].concat(),
+        2,
+        &["--discovery", "'x' is not a port"],
+    );
+    fails(&["target", "--listen", "127.0.0.1:65536", "--export", "x=mem:1MiB"], 2, &["--listen", "'65536'"]);
     fails(&["dataset", "make", "fancy", "/tmp/x"], 2, &["'fancy' is not a data set", "l380"]);
 }
 
@@ -99,6 +103,11 @@ fn addresses_that_cannot_be_listened_on() {
         &["target", "--listen", "192.0.2.1:0", "--export", "y=mem:1MiB"],
         1,
         &["192.0.2.1:0", "not an address of this machine"],
+    );
+    fails(
+        &["target", "--listen", "nowhere.invalid", "--export", "y=mem:1MiB"],
+        1,
+        &["cannot listen on nowhere.invalid", "check the name, or use an address"],
     );
 }
 
