@@ -309,7 +309,7 @@ fn ctrl_c_ends_a_load_with_its_results() {
     until("the load", || ticks(&child) > 30);
     signal(&child, "INT");
     let ran = finish(child);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(ran.code, Some(3), "{ran:?}");
     let result: serde_json::Value = serde_json::from_str(&ran.stdout).expect("fio's JSON");
     assert!(result["jobs"][0]["write"]["total_ios"].as_u64().expect("a number") > 0);
 }

@@ -360,7 +360,7 @@ fn a_study_goes_on_where_it_was() {
     let (ran, _) = study(&path, &[]);
     assert!(ran.code == Some(2) && ran.stderr.contains("is cut off"), "{ran:?}");
     let (ran, measured) = study(&path, &["--fresh"]);
-    assert!(ran.code == Some(0) && measured == 4, "{ran:?}");
+    assert!(ran.code == Some(0) && measured == 6, "{ran:?}");
     let page = dir.path().join("study.html");
     assert_eq!(longhaul(&["report", text(&path), "--output", text(&page)]).code, Some(0));
     assert!(fs::read_to_string(&page).expect("a page").contains("Reads striped over servers: these devices"));
