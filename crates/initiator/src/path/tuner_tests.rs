@@ -572,16 +572,16 @@ impl Bottleneck {
             let trip = self.rtt + standing / self.rate;
             let rate = (total / trip).min(self.rate);
             let overflow = total - product > self.queue;
-            for n in 0..used {
+            for one in &mut all[..used] {
                 let segments = rate / used as f64 * step / SEGMENT;
                 let random = self.loss > 0.0 && self.chance() < 1.0 - (1.0 - self.loss).powf(segments);
                 if random || (overflow && self.chance() < 1.5 / used as f64) {
-                    all[n].lose(trip);
+                    one.lose(trip);
                     lost = true;
                 }
                 // A window that is not used does not grow.
-                if all[n].window <= 1.1 * wanted {
-                    all[n].grow(step, trip);
+                if one.window <= 1.1 * wanted {
+                    one.grow(step, trip);
                 }
             }
             moved += rate * step;

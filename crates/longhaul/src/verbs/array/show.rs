@@ -1,9 +1,11 @@
 //! An array in JSON, and in words.
 
+use crate::live::eta;
 use crate::output::Output;
 use longhaul_array::{Condition, Extent, Health, Progress, ScrubReport, Status};
 use longhaul_block::units::format_size;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 fn condition(condition: Condition, rows: u64) -> Value {
     match condition {
@@ -137,13 +139,14 @@ pub(super) fn filling(status: &Value) -> Option<(f64, String)> {
     let now = &status["filling"];
     let (done, total) = (now["done_bytes"].as_u64()?, now["total_bytes"].as_u64()?);
     let rate = now["bytes_per_second"].as_f64().unwrap_or(0.0);
-    let left = now["remaining_seconds"].as_f64().map_or_else(String::new, |s| format!(", {s:.0} s left"));
+    let left = now["remaining_seconds"].as_f64().and_then(|s| Duration::try_from_secs_f64(s).ok());
     let words = format!(
-        "rebuilding member {}: {} of {}, {}/s{left}",
+        "rebuilding member {}: {} of {}, {}/s{}",
         now["member"],
         format_size(done),
         format_size(total),
         format_size(rate as u64),
+        eta(left),
     );
     Some((done as f64 / total.max(1) as f64, words))
 }

@@ -100,7 +100,7 @@ impl UseArgs {
         }
         let config = self.initiator.opener().config();
         let requests: Arc<dyn Requests> = Arc::new(Served::open(device, config, self.memory)?);
-        Ok(Opened { requests, stripe, devices: devices, _locks: locks })
+        Ok(Opened { requests, stripe, devices, _locks: locks })
     }
 }
 
