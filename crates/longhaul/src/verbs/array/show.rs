@@ -141,7 +141,7 @@ pub(super) fn filling(status: &Value) -> Option<(f64, String)> {
     let rate = now["bytes_per_second"].as_f64().unwrap_or(0.0);
     let left = now["remaining_seconds"].as_f64().and_then(|s| Duration::try_from_secs_f64(s).ok());
     let words = format!(
-        "rebuilding member {}: {} of {}, {}/s{}",
+        "rebuilding member {}: {}/{}, {}/s{}",
         now["member"],
         format_size(done),
         format_size(total),
@@ -155,7 +155,7 @@ pub(super) fn filling(status: &Value) -> Option<(f64, String)> {
 pub(super) fn scrubbing(status: &Value) -> Option<(f64, String)> {
     let now = &status["scrub"];
     let (done, all) = (now["stripes_done"].as_u64()?, now["stripes"].as_u64()?);
-    let words = format!("scrubbing: {done} of {all} stripes, {} blocks repaired", now["mended"]);
+    let words = format!("scrubbing: {done}/{all} stripes, {} blocks repaired", now["mended"]);
     Some((done as f64 / all.max(1) as f64, words))
 }
 
