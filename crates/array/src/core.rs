@@ -27,7 +27,7 @@ use longhaul_block::{IoError, IoResult};
 use longhaul_engine::Buf;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// A spare: a device that waits for a place.
@@ -91,13 +91,17 @@ pub(crate) struct Core {
     pub(crate) placing: Rc<RowLocks>,
     publishing: Rc<RowLocks>,
     /// A member is lost, and not all others say so yet.
-    unpublished: Cell<bool>,
+    pub(crate) unpublished: Cell<bool>,
     /// The sessions that superblocks descend from, this one last.
     pub(crate) history: RefCell<crate::history::History>,
     /// The newest generation that all members in use have confirmed.
     pub(crate) confirmed: Cell<u64>,
     /// When this session began.
     pub(crate) began: crate::clock::Stamp,
+    /// How long heartbeats say that the session has gone on, and the most that they
+    /// may say: no member in use is further behind than a current one may be.
+    pub(crate) elapsed: Cell<Duration>,
+    pub(crate) elapsed_limit: Cell<Duration>,
     /// The session that was not stopped before this one, and how long its heartbeats
     /// went on.
     pub(crate) before: Cell<Option<(Uuid, std::time::Duration)>>,
@@ -148,6 +152,8 @@ impl Core {
             history: RefCell::new(superblock.history.clone()),
             confirmed: Cell::new(0),
             began: crate::clock::Stamp::now(),
+            elapsed: Cell::default(),
+            elapsed_limit: Cell::default(),
             before: Cell::default(),
             witness: None,
             memory: None,

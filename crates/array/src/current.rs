@@ -26,7 +26,7 @@ use uuid::Uuid;
 
 /// Heartbeats by which a member may be behind the others after a crash: it has
 /// missed several, and the array has not published yet that it is missing.
-const BEHIND_BEATS: u32 = 10;
+pub(crate) const BEHIND_BEATS: u32 = 10;
 /// The same, in times that a member may take for one operation: one that is needed
 /// is waited for once more when the others are back.
 const BEHIND_TIMEOUTS: u32 = 3;

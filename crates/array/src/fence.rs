@@ -40,6 +40,10 @@ use uuid::Uuid;
 /// be as slow as that.
 const LOOKS: u32 = 3;
 
+/// Heartbeats by which one member's may be ahead of another's, while both are in
+/// use: half of what makes the other one late after a crash.
+const AHEAD_BEATS: u32 = crate::current::BEHIND_BEATS / 2;
+
 const MAGIC: &[u8; 8] = b"LHBEAT\0\0";
 
 /// What says on a member that an array is in use.
@@ -107,10 +111,27 @@ impl Ended {
 type Look = (usize, MemberResult<BufMut>);
 
 impl Core {
-    fn beat(&self, counter: u64, stopped: bool) -> Buf {
+    fn beat(&self, counter: u64, stopped: bool) -> Beat {
         let (array, session, confirmed) = (self.array, self.session, self.confirmed.get());
-        let (elapsed, before) = (self.began.age(), self.before.get());
-        Beat { array, session, counter, stopped, confirmed, elapsed, before }.encode()
+        let (elapsed, before) = (self.elapsed(), self.before.get());
+        Beat { array, session, counter, stopped, confirmed, elapsed, before }
+    }
+
+    /// How long the session has gone on, for its heartbeats to say. After a crash a
+    /// member whose heartbeat ended long before the others' counts as rolled back, so
+    /// this waits for the slowest member in use: where all of them hung, the first one
+    /// that answers must not leave the others an hour behind.
+    fn elapsed(&self) -> Duration {
+        // A member that was lost counts until the superblocks of the others say so.
+        if !self.unpublished.get() {
+            let usable = self.members.iter().filter(|member| member.is_usable());
+            let least = usable.map(|member| member.elapsed.get()).min().unwrap_or_default();
+            let limit = least + self.options.heartbeat * AHEAD_BEATS;
+            self.elapsed_limit.set(limit.max(self.elapsed_limit.get()));
+        }
+        let elapsed = self.began.age().min(self.elapsed_limit.get()).max(self.elapsed.get());
+        self.elapsed.set(elapsed);
+        elapsed
     }
 
     /// What sessions that may go on have written to members, by member.
@@ -161,7 +182,7 @@ pub(crate) async fn claim(core: &Rc<Core>) -> Result<(), ArrayError> {
         }
     }
     // Nobody is lost for not taking it: that is said with the superblock.
-    let beat = core.beat(0, false);
+    let beat = core.beat(0, false).encode();
     let usable = core.places().filter(|member| member.is_usable());
     join_all(usable.map(|member| member.write_beat(beat.clone()))).await;
     sleep(interval / 4).await;
@@ -197,8 +218,10 @@ impl Core {
                 return Ok(false);
             }
         }
-        member.write_beat(self.beat(0, false)).await?;
+        let beat = self.beat(0, false);
+        member.write_beat(beat.encode()).await?;
         member.beat.set(0);
+        member.elapsed.set(beat.elapsed);
         member.reach.looked(looked.get());
         Ok(true)
     }
@@ -293,9 +316,11 @@ pub(crate) async fn beat_on(
             _ => {
                 member.reach.looked(looked);
                 let incarnation = member.incarnation();
-                let result = member.write_beat(core.beat(count, false)).await;
+                let beat = core.beat(count, false);
+                let result = member.write_beat(beat.encode()).await;
                 if result.is_ok() && member.incarnation() == incarnation {
                     member.beat.set(count.max(member.beat.get()));
+                    member.elapsed.set(beat.elapsed.max(member.elapsed.get()));
                 }
                 result
             }
@@ -311,7 +336,7 @@ pub(crate) async fn beat_on(
 
 /// Says that the array is not in use any more.
 pub(crate) async fn release(core: &Rc<Core>) {
-    let beat = core.beat(0, true);
+    let beat = core.beat(0, true).encode();
     let usable = core.places().filter(|member| member.is_usable());
     join_all(usable.map(|member| member.write_beat(beat.clone()))).await;
 }

@@ -117,6 +117,8 @@ pub(crate) struct Member {
     pub(crate) slot: Cell<usize>,
     /// The last heartbeat of this session that it has confirmed; zero if none.
     pub(crate) beat: Cell<u64>,
+    /// How long that heartbeat says that the session had gone on.
+    pub(crate) elapsed: Cell<Duration>,
     /// Times at which it may have lost what it had not flushed, and those after
     /// which that was looked at.
     doubts: Cell<u64>,
@@ -161,6 +163,7 @@ impl Member {
             known: Cell::new(0),
             slot: Cell::new(0),
             beat: Cell::new(0),
+            elapsed: Cell::default(),
             doubts: Cell::new(0),
             settled: Cell::new(0),
             tenure: RefCell::new(Tenure::new()),

@@ -267,6 +267,36 @@ fn after_a_crash_a_member_of_an_earlier_hour_is_filled_anew() {
     }
 }
 
+/// All members answer again after an hour, and the machine ends before the slowest
+/// one has confirmed a heartbeat: it is not of an earlier hour.
+#[test]
+fn after_all_have_hung_the_slowest_is_not_taken_for_rolled_back() {
+    for (layout, width) in REDUNDANT {
+        let (disks, _power) = disks(width, SIZE);
+        let engine = Engine::simulated(15).expect("engine");
+        let (array, model) = engine.block_on(async {
+            make(&disks, layout, UNIT).await;
+            let array = start(&disks, options()).await.expect("assembled");
+            let (io, model) = opened(&array).await;
+            fill(&*io, &model).await;
+            io.flush().await.expect("flushed");
+            (array, model)
+        });
+        engine.suspend(Duration::from_secs(3600));
+        disks[1].silent.store(true, SeqCst);
+        engine.block_on(sleep(options().heartbeat * 2));
+        drop((array, engine));
+        disks[1].silent.store(false, SeqCst);
+        simulate(16, async {
+            let array = start(&disks, options()).await.expect("assembled");
+            let member = array.status().await.expect("status").members.remove(1);
+            assert_eq!(member.condition, Condition::Active, "{layout} of {width}: {}", member.reason);
+            let io = array.open().await.expect("opened");
+            model.check(&*io).await.unwrap_or_else(|e| panic!("{layout} of {width}: {e}"));
+        });
+    }
+}
+
 #[test]
 fn a_member_that_was_rolled_back_while_it_was_away_is_filled_anew() {
     for same_session in [true, false] {
