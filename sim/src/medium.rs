@@ -23,9 +23,9 @@ pub(crate) struct Medium {
     unreadable: BTreeSet<u64>,
     /// Blocks that have ever been written: where faults can do harm.
     written: BTreeSet<u64>,
-    /// Blocks that a fault has left with other content than they should
-    /// have, until they are written.
-    marred: BTreeSet<u64>,
+    /// Blocks that a fault has left with other content than they should have, until
+    /// a later version is on the medium, with the newest version at that time.
+    marred: BTreeMap<u64, u64>,
     versions: u64,
     volatile: bool,
 }
@@ -57,7 +57,7 @@ impl Medium {
             cache: BTreeMap::new(),
             unreadable: BTreeSet::new(),
             written: BTreeSet::new(),
-            marred: BTreeSet::new(),
+            marred: BTreeMap::new(),
             versions: 0,
             volatile,
         }
@@ -98,8 +98,8 @@ impl Medium {
                 continue;
             }
             self.written.insert(number);
-            self.marred.remove(&number);
             if through || !self.volatile {
+                self.marred.remove(&number);
                 self.cache.remove(&number);
                 self.unreadable.remove(&number);
                 self.on_medium(number).copy_from_slice(src);
@@ -121,14 +121,22 @@ impl Medium {
         for number in numbers {
             let Some(versions) = self.cache.remove(&number) else { continue };
             let (covered, later): (Vec<_>, Vec<_>) = versions.into_iter().partition(|(v, _)| *v <= version);
-            if let Some((_, newest)) = covered.last() {
-                self.unreadable.remove(&number);
-                self.on_medium(number).copy_from_slice(newest);
+            if let Some(newest) = covered.last() {
+                self.settle(number, newest);
             }
             if !later.is_empty() {
                 self.cache.insert(number, later);
             }
         }
+    }
+
+    /// A version of a block comes to the medium.
+    fn settle(&mut self, number: u64, (version, bytes): &Version) {
+        self.unreadable.remove(&number);
+        if self.marred.get(&number).is_some_and(|marred| version > marred) {
+            self.marred.remove(&number);
+        }
+        self.on_medium(number).copy_from_slice(bytes);
     }
 
     /// The power goes: of each cached block some version stays.
@@ -141,9 +149,8 @@ impl Medium {
                 Fate::Any | Fate::Head => random.below(versions.len() as u64 + 1) as usize,
                 Fate::Prefix => versions.iter().take_while(|(v, _)| *v <= cut).count(),
             };
-            if let Some((_, survivor)) = versions[..kept].last() {
-                self.unreadable.remove(&number);
-                self.on_medium(number).copy_from_slice(survivor);
+            if let Some(survivor) = versions[..kept].last() {
+                self.settle(number, survivor);
             }
         }
     }
@@ -161,7 +168,7 @@ impl Medium {
         let number = self.any_written(within, random)?;
         let bit = random.below(self.block as u64 * 8) as usize;
         self.on_medium(number)[bit / 8] ^= 1 << (bit % 8);
-        self.marred.insert(number);
+        self.marred.insert(number, self.versions);
         Some(number)
     }
 
@@ -169,13 +176,14 @@ impl Medium {
     pub(crate) fn spoil(&mut self, within: &Range<u64>, random: &mut Random) -> Option<u64> {
         let number = self.any_written(within, random)?;
         self.unreadable.insert(number);
-        self.marred.insert(number);
+        self.marred.insert(number, self.versions);
         Some(number)
     }
 
     /// The content of a range is not what it should be.
     pub(crate) fn mar(&mut self, offset: u64, len: usize) {
-        self.marred.extend(self.blocks(offset, len));
+        let blocks = self.blocks(offset, len).map(|number| (number, self.versions));
+        self.marred.extend(blocks);
     }
 
     /// Whether a fault is still to be mended.
@@ -242,6 +250,22 @@ mod tests {
             seen.insert(first(&medium));
         }
         assert_eq!(seen, BTreeSet::from([0, 1, 2, 3]));
+    }
+
+    #[test]
+    fn a_wrong_block_stays_wrong_until_a_later_version_is_on_the_medium() {
+        let mut medium = medium();
+        medium.write(0, &[1; 512], false, |_| true);
+        medium.mar(0, 512);
+        let version = medium.version();
+        medium.write(0, &[2; 512], false, |_| true);
+        medium.flush(version);
+        assert!(medium.is_marred(), "what was flushed is older than the fault");
+        let mut cut = medium.clone();
+        cut.lose_power(Fate::Nothing, &mut Random::new(1));
+        assert!(cut.is_marred(), "what was written over it was lost");
+        medium.lose_power(Fate::Everything, &mut Random::new(1));
+        assert!(!medium.is_marred());
     }
 
     #[test]
