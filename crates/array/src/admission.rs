@@ -1,11 +1,10 @@
-//! Who may change the array, until it is stopped.
+//! Admission control: which operations may change the array until it stops.
 //!
 //! Invariants:
-//! - what changes members on behalf of a user (a write, zeroes, a flush, what a
-//!   read mends) is admitted before it begins, and counts until it has ended;
-//! - once the array is being stopped nothing is admitted any more; it is said to
-//!   be clean only when nothing that was admitted is under way, no stripe has a
-//!   queue, and no task of its own runs.
+//! - an operation that changes members on behalf of a user (a write, zeroes, a flush, the repair
+//!   after a read) is admitted before it begins, and counts until it has ended;
+//! - once the array is stopping nothing more is admitted; the array is marked clean only when no
+//!   admitted operation is under way, no stripe has a queue, and no background task runs.
 
 use crate::core::Core;
 use crate::event::Event;
@@ -13,7 +12,7 @@ use longhaul_block::{IoError, IoResult};
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// What is counted.
+/// Admitted operations under way.
 #[derive(Default)]
 pub(crate) struct Admission {
     closed: Cell<bool>,
@@ -21,7 +20,7 @@ pub(crate) struct Admission {
     changed: Event,
 }
 
-/// Something that was admitted, until it is dropped.
+/// An admitted operation; it ends when this is dropped.
 pub(crate) struct Admitted(Rc<Core>);
 
 impl Drop for Admitted {
@@ -33,10 +32,10 @@ impl Drop for Admitted {
 }
 
 impl Core {
-    /// Begins something that may change members, for a user.
+    /// Admits an operation that may change members.
     ///
     /// # Errors
-    /// The array has halted, or is being stopped.
+    /// The array has halted, or is stopping.
     pub(crate) fn admit(self: &Rc<Self>) -> IoResult<Admitted> {
         self.check_running()?;
         let admission = &self.admission;
@@ -48,20 +47,20 @@ impl Core {
         Ok(Admitted(Rc::clone(self)))
     }
 
-    /// Admits nothing more, and returns when all that was admitted is in place,
-    /// or never will be, since the array has halted.
+    /// Admits nothing more, and returns when all admitted operations have ended and their writes
+    /// are in place, or the array has halted.
     pub(crate) async fn close(&self) {
         self.admission.closed.set(true);
         let halted = || self.check_running().is_err();
         self.admission.changed.until(|| self.admission.under_way.get() == 0 || halted()).await;
-        // What was acknowledged may be in the journal alone.
+        // Acknowledged data may be in the journal only.
         for row in self.rows.all() {
             let Some(queue) = self.rows.queue(row) else { continue };
             queue.changed.until(|| self.rows.queue(row).is_none() || halted()).await;
         }
     }
 
-    /// Wakes who waits for the end of what is under way: there may be none.
+    /// Wakes `close` after a halt: the operations that it waits for may never end.
     pub(crate) fn wake_closing(&self) {
         self.admission.changed.notify();
     }

@@ -1,4 +1,4 @@
-//! A running array, and its start and end.
+//! Start, run and stop of an array.
 
 use crate::assemble::{self, Shape};
 use crate::core::Core;
@@ -19,21 +19,19 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 thread_local! {
-    /// The arrays of this thread, by session.
+    /// The running arrays of this thread, by session.
     static HERE: RefCell<HashMap<Uuid, Rc<Core>>> = RefCell::default();
 }
 
-/// The array of a session, if this is its thread.
+/// The array of a session, if it runs on this thread.
 pub(crate) fn here(session: Uuid) -> Option<Rc<Core>> {
     HERE.with(|here| here.borrow().get(&session).cloned())
 }
 
-/// Makes an array, which reads as zeroes, and gives its UUID. Runs on any
-/// engine thread.
+/// Creates an array, which reads as zeroes, and returns its UUID. Runs on any engine thread.
 ///
 /// # Errors
-/// The devices do not make such an array; nothing was written then, unless a
-/// device has failed.
+/// The devices cannot form such an array; nothing was written then, unless a device failed.
 pub async fn create(
     devices: &[Arc<dyn BlockDevice>],
     spares: &[Arc<dyn BlockDevice>],
@@ -42,11 +40,10 @@ pub async fn create(
     create_as(devices, spares, shape, Uuid::new_v4).await
 }
 
-/// As [`create`], with identities that the caller chooses: for simulations,
-/// which must not differ from run to run.
+/// Like [`create`], with identifiers from the caller: for simulations, which must be reproducible.
 ///
 /// # Errors
-/// As there.
+/// As for [`create`].
 pub async fn create_as(
     devices: &[Arc<dyn BlockDevice>],
     spares: &[Arc<dyn BlockDevice>],
@@ -56,12 +53,12 @@ pub async fn create_as(
     create_witnessed(devices, spares, None, shape, new_uuid).await
 }
 
-/// As [`create_as`], with a witness: a device of
-/// [`WITNESS_SIZE`](crate::WITNESS_SIZE) bytes or more that holds the table of
-/// members, so that of two halves one at most goes on without the other.
+/// Like [`create_as`], with a witness: a device of at least [`WITNESS_SIZE`](crate::WITNESS_SIZE)
+/// bytes that records the conditions of members, so that at most one of two halves continues
+/// without the other.
 ///
 /// # Errors
-/// As there.
+/// As for [`create`].
 pub async fn create_witnessed(
     devices: &[Arc<dyn BlockDevice>],
     spares: &[Arc<dyn BlockDevice>],
@@ -72,16 +69,15 @@ pub async fn create_witnessed(
     assemble::create(devices, spares, witness, shape, new_uuid).await
 }
 
-/// Puts an array together from its members, in any order, and runs it on the
-/// calling engine thread until [`ArrayDevice::stop`]. Members that are not
-/// given count as absent.
+/// Assembles an array from its members, in any order, and runs it on the calling engine thread
+/// until [`ArrayDevice::stop`]. Members that are not given count as missing.
 ///
-/// After a crash the journal is replayed, and stripes that were being written
-/// are made consistent, before this returns.
+/// After a crash, the journal is replayed and stripes that were being written are resynced before
+/// this returns.
 ///
 /// # Errors
-/// The devices are not, or are not enough of, one array; an [`ArrayError`]
-/// says which is wrong and why. Nothing was written then.
+/// The devices are not members of one array, or not enough of them; the [`ArrayError`] names the
+/// device and the reason. Nothing was written then.
 pub async fn assemble(
     devices: &[Arc<dyn BlockDevice>],
     options: Options,
@@ -89,11 +85,11 @@ pub async fn assemble(
     assemble_as(devices, options, Uuid::new_v4()).await
 }
 
-/// As [`assemble`], with a session's identity that the caller has chosen: for
-/// simulations, which must not differ from run to run.
+/// Like [`assemble`], with a session UUID from the caller: for simulations, which must be
+/// reproducible.
 ///
 /// # Errors
-/// As there.
+/// As for [`assemble`].
 pub async fn assemble_as(
     devices: &[Arc<dyn BlockDevice>],
     options: Options,
@@ -102,11 +98,11 @@ pub async fn assemble_as(
     assemble_with(devices, options, session, None).await
 }
 
-/// As [`assemble_as`], with what this host remembers of the array. The witness, if
-/// the array has one, is among the devices.
+/// Like [`assemble_as`], with the record that this host keeps of the array. The witness, if the
+/// array has one, is among the devices.
 ///
 /// # Errors
-/// As there.
+/// As for [`assemble`].
 pub async fn assemble_with(
     devices: &[Arc<dyn BlockDevice>],
     options: Options,
@@ -117,7 +113,7 @@ pub async fn assemble_with(
     for (result, device) in assemble::examine_all(devices).await.into_iter().zip(devices) {
         match result {
             Ok(candidate) => candidates.push(candidate),
-            // It is missing, as if it had not been given.
+            // The device counts as missing.
             Err(e) => tracing::warn!("{}: {e}", device.info().name),
         }
     }
@@ -129,7 +125,7 @@ pub async fn assemble_with(
     let was_clean = assembly.superblock.clean;
     let (core, stale) = assemble::fill(assembly, options, session, memory);
     crate::fence::claim(&core).await?;
-    // From now on: recovery may take longer than others wait for a beat.
+    // Heartbeats start before the recovery, which may take longer than a takeover waits.
     spawn(crate::fence::beat(Rc::clone(&core))).detach();
     if let Err(e) = begin(&core, was_clean).await {
         core.end("it could not be assembled");
@@ -142,7 +138,7 @@ pub async fn assemble_with(
     Ok(run(core))
 }
 
-/// Recovers from a crash, if there was one, and takes possession.
+/// Recovers from a crash, if there was one, and publishes the new session.
 async fn begin(core: &Rc<Core>, was_clean: bool) -> IoResult<()> {
     for member in &core.members {
         if member.is_usable() || matches!(member.condition.get(), Condition::Absent | Condition::Failed) {
@@ -193,21 +189,21 @@ fn run(core: Rc<Core>) -> Arc<ArrayDevice> {
     Arc::new(device)
 }
 
-/// An array's place in the list of its thread, until its task ends.
+/// Entry of an array in `HERE`, removed when its task ends.
 struct Registered(Uuid);
 
 impl Drop for Registered {
     fn drop(&mut self) {
         let core = HERE.with(|here| here.borrow_mut().remove(&self.0));
-        // Dropped while the list is not borrowed.
+        // Dropped while `HERE` is not borrowed.
         drop(core);
     }
 }
 
-/// Ends everything in order: what was acknowledged is in place and durable,
-/// and the members say so.
+/// Stops in order: all acknowledged data is in place and durable, and the superblocks are marked
+/// clean.
 pub(crate) async fn stop(core: &Rc<Core>) -> IoResult<()> {
-    // Beats go on, and members are given up, as long as there is I/O.
+    // Heartbeats and losses of members continue as long as there is I/O.
     core.close().await;
     core.upkeep.stopping.set(true);
     core.upkeep.changed.notify();
@@ -216,18 +212,18 @@ pub(crate) async fn stop(core: &Rc<Core>) -> IoResult<()> {
     let result = settle(core).await;
     match &result {
         Ok(()) => core.end("it was stopped"),
-        // Nothing changes any more, and who assembles it looks at all of it.
+        // Nothing changes from here on; the next assembly recovers.
         Err(e) => core.end(&format!("it could not be stopped in order: {e}")),
     }
     result
 }
 
-/// Makes all that is in place durable, and says that nothing is under way.
+/// Makes all data durable, and marks the array clean.
 async fn settle(core: &Rc<Core>) -> IoResult<()> {
     core.flush_members().await?;
     core.intent.sweep(core, now()).await?;
-    // Twice: a member that has not confirmed the first one was rolled back, whatever
-    // it holds of the second.
+    // Twice: a member that has not confirmed the first generation was rolled back, whatever it
+    // holds of the second.
     core.publish().await?;
     core.publish_with(|| core.clean.set(true)).await?;
     core.remember(true).await;

@@ -1,33 +1,33 @@
-//! What a member was asked, and has not answered yet.
+//! Operations under way on a device.
 //!
 //! Invariants:
-//! - an absence is known here from the moment when an operation tells of it,
-//!   which is before anybody has acted upon it: what other operations say after
-//!   that counts for nothing, since the member may have lost its power in between.
+//! - an absence is recorded here as soon as an operation fails with it, before the member is marked
+//!   offline: results of other operations from then on prove nothing, since the member may have
+//!   lost power in between.
 
 use crate::event::Event;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-/// Operations of one device in a member's place.
+/// Operations under way on the current or last device of a member.
 #[derive(Default)]
 pub(crate) struct Asked {
     next: Cell<u64>,
     under_way: RefCell<BTreeSet<u64>>,
     changed: Event,
-    /// The incarnation of which an operation has told that it is absent.
+    /// The incarnation in which an operation has failed with absence.
     absent: Cell<Option<u64>>,
 }
 
-/// An operation under way.
+/// An operation under way; it ends when this is dropped.
 pub(crate) struct Question {
     asked: Rc<Asked>,
     number: u64,
 }
 
 impl Asked {
-    /// Operations that have not ended, given up ones among them.
+    /// Operations that have not completed, including those that have timed out.
     pub(crate) fn len(&self) -> usize {
         self.under_way.borrow().len()
     }
@@ -39,7 +39,7 @@ impl Asked {
         Question { asked: Rc::clone(self), number }
     }
 
-    /// An operation has told that the member is absent.
+    /// Records that an operation has failed with absence.
     pub(crate) fn tell_absence(&self, incarnation: u64) {
         self.absent.set(Some(incarnation));
     }
@@ -52,7 +52,7 @@ impl Asked {
         self.absent.get() == Some(incarnation)
     }
 
-    /// Resolves when everything has ended that was begun before.
+    /// Resolves when all operations that began before this call have ended.
     pub(crate) async fn until_answered(&self) {
         let next = self.next.get();
         let answered = || self.under_way.borrow().first().is_none_or(|number| *number >= next);

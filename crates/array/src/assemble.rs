@@ -1,9 +1,8 @@
-//! Making arrays, and putting them together again from their members.
+//! Creates arrays, and assembles them from their members.
 //!
 //! Invariants:
-//! - nothing is written to a device before all of them have been looked at
-//!   and found to be right;
-//! - an array never begins with fewer members than it needs, nor with two
+//! - no device is written before all of them have been examined and accepted;
+//! - an array never starts with fewer members than it needs, nor with members of diverged
 //!   histories.
 
 use crate::core::{Core, Spare};
@@ -26,31 +25,31 @@ use std::rc::Rc;
 use std::sync::Arc;
 use uuid::Uuid;
 
-/// What a new array is to be.
+/// Parameters of a new array.
 #[derive(Clone, Debug)]
 pub struct Shape {
-    /// Its name.
+    /// Array name; see [`MAX_NAME`](crate::MAX_NAME).
     pub name: String,
-    /// How blocks are spread.
+    /// Distribution of data and redundancy over the members.
     pub layout: Layout,
     /// Stripe unit in bytes.
     pub unit: u64,
-    /// Use devices that are in an array, unless somebody runs that.
+    /// Use devices that belong to another array, unless that array is in use.
     pub force: bool,
 }
 
-/// A device, opened and looked at.
+/// A device, opened, with what its array regions hold.
 pub(crate) struct Candidate {
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) io: Rc<dyn BlockIo>,
     pub(crate) superblock: Option<Superblock>,
-    /// The place of that copy of it.
+    /// The slot, 0 or 1, of that superblock.
     pub(crate) slot: usize,
-    /// Where there is something in its place that is not understood.
+    /// What the slots hold, if that is a superblock that this version cannot read.
     pub(crate) unknown: Option<Unknown>,
-    /// One of the two copies of its superblock is not whole.
+    /// One of the two copies of the superblock is not intact.
     pub(crate) torn: bool,
-    /// The last heartbeat on it.
+    /// The last heartbeat on the device.
     pub(crate) beat: Option<Beat>,
 }
 
@@ -59,7 +58,7 @@ impl Candidate {
         self.device.info().name
     }
 
-    /// The superblock of what has to be a member.
+    /// The superblock of a device that must be a member.
     pub(crate) fn member(&self) -> Result<&Superblock, ArrayError> {
         let device = self.name();
         match (&self.superblock, self.unknown) {
@@ -69,7 +68,7 @@ impl Candidate {
         }
     }
 
-    /// Refuses what is a member of any array but one.
+    /// Refuses a member of any array other than `but`.
     pub(crate) fn check_free(&self, but: Option<Uuid>) -> Result<(), ArrayError> {
         let device = self.name();
         match (&self.superblock, self.unknown) {
@@ -81,8 +80,8 @@ impl Candidate {
         }
     }
 
-    /// Refuses what has a signature on it that is known, but for an array's superblock, of which
-    /// [`check_free`](Self::check_free) decides.
+    /// Refuses a device with a known signature of other content; superblocks of arrays are left to
+    /// [`check_free`](Self::check_free).
     pub(crate) async fn check_content(&self) -> Result<(), ArrayError> {
         if self.superblock.is_some() {
             return Ok(());
@@ -96,7 +95,7 @@ impl Candidate {
     }
 }
 
-/// Opens a device and reads its superblock.
+/// Opens a device and reads its superblock and heartbeat.
 pub(crate) async fn examine(device: &Arc<dyn BlockDevice>) -> Result<Candidate, ArrayError> {
     let failed = |source| ArrayError::Device { device: device.info().name, source };
     let io = device.open().await.map_err(failed)?;
@@ -105,7 +104,7 @@ pub(crate) async fn examine(device: &Arc<dyn BlockDevice>) -> Result<Candidate, 
         io.read(SUPER_AT[1], BufMut::zeroed(BLOCK as usize)),
         io.read(HEARTBEAT_AT, BufMut::zeroed(BLOCK as usize)),
     );
-    // A copy that cannot be read is as good as one that is torn.
+    // An unreadable copy counts as torn.
     let copy = |read: IoResult<BufMut>| read.map(|buf| buf.to_vec());
     let (a, b) = match (copy(a), copy(b)) {
         (Err(e), Err(_)) => return Err(failed(e)),
@@ -117,7 +116,7 @@ pub(crate) async fn examine(device: &Arc<dyn BlockDevice>) -> Result<Candidate, 
     Ok(Candidate { device: Arc::clone(device), io, superblock, slot, unknown, torn, beat })
 }
 
-/// Opens and looks at all devices at the same time.
+/// Opens and examines all devices concurrently.
 pub(crate) async fn examine_all(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<Candidate, ArrayError>> {
     join_all(devices.iter().map(examine)).await
 }
@@ -134,8 +133,7 @@ pub(crate) fn check_device(device: &dyn BlockDevice) -> Result<(), ArrayError> {
     Ok(())
 }
 
-/// Makes an array of `devices`, and spares of `spares`. All of it reads as
-/// zeroes.
+/// Creates an array of `devices`, with `spares`. All of it reads as zeroes.
 pub(crate) async fn create(
     devices: &[Arc<dyn BlockDevice>],
     spares: &[Arc<dyn BlockDevice>],
@@ -172,7 +170,7 @@ pub(crate) async fn create(
             return Err(ArrayError::TooSmall { device: device.info().name, size, needs });
         }
     }
-    // Force does not go so far.
+    // `force` does not allow a device of a running array.
     crate::fence::check_idle(&candidates, None, Options::default().heartbeat).await?;
     let array = new_uuid();
     let entry =
@@ -195,7 +193,7 @@ pub(crate) async fn create(
     let uuids = superblock.entries.iter().map(|entry| entry.uuid).chain(superblock.spares.iter().copied());
     let uuids: Vec<Uuid> = uuids.chain(superblock.witness).collect();
     let given = uuids.clone();
-    // First everything else, so that what has a superblock is whole.
+    // Superblocks come last, so that a device with a superblock is complete.
     try_join_all(candidates.iter().take(devices.len()).map(|candidate| prepare(candidate, &geometry, array)))
         .await?;
     if let Some(candidate) = candidates.last().filter(|_| witness.is_some()) {
@@ -211,8 +209,8 @@ pub(crate) async fn create(
     Ok(array)
 }
 
-/// Looks whether each device has the superblock that it was given: one that has
-/// another's is the same as that, under another name.
+/// Verifies that each device holds the superblock that was written to it: a device that holds
+/// another's is the same device under another name.
 async fn check_own(candidates: &[Candidate], given: &[Uuid]) -> Result<(), ArrayError> {
     let devices: Vec<Arc<dyn BlockDevice>> = candidates.iter().map(|c| Arc::clone(&c.device)).collect();
     for (found, (candidate, own)) in examine_all(&devices).await.into_iter().zip(candidates.iter().zip(given))
@@ -220,7 +218,7 @@ async fn check_own(candidates: &[Candidate], given: &[Uuid]) -> Result<(), Array
         let Some(found) = found?.superblock.filter(|found| found.member != *own) else { continue };
         let other = given.iter().position(|uuid| *uuid == found.member);
         let other = other.map_or_else(String::new, |other| candidates[other].name());
-        // It is no array, and is not taken for one.
+        // Clear the superblocks, so that the devices do not look like an array.
         let blank = BufMut::zeroed(BLOCK as usize).freeze();
         for candidate in candidates {
             let failed = |source| ArrayError::Device { device: candidate.name(), source };
@@ -233,7 +231,7 @@ async fn check_own(candidates: &[Candidate], given: &[Uuid]) -> Result<(), Array
     Ok(())
 }
 
-/// Writes both copies of a superblock and makes them durable.
+/// Writes both copies of a superblock durably.
 pub(crate) async fn enlist(candidate: &Candidate, superblock: &Superblock) -> Result<(), ArrayError> {
     let failed = |source| ArrayError::Device { device: candidate.name(), source };
     let buf = Buf::copy_of(&superblock.encode());
@@ -244,7 +242,7 @@ pub(crate) async fn enlist(candidate: &Candidate, superblock: &Superblock) -> Re
     candidate.io.flush().await.map_err(failed)
 }
 
-/// Empties the regions of a new member.
+/// Clears the regions of a new member.
 pub(crate) async fn prepare(
     candidate: &Candidate,
     geometry: &Geometry,
@@ -252,7 +250,7 @@ pub(crate) async fn prepare(
 ) -> Result<(), ArrayError> {
     let failed = |source| ArrayError::Device { device: candidate.name(), source };
     let io = &candidate.io;
-    // The heartbeat, too, is somebody else's.
+    // Clears the heartbeat as well: it may be that of another array.
     zero(io, SUPER_AT[0], geometry.end()).await.map_err(failed)?;
     for (at, page) in crate::intent::Intent::new(array, geometry.regions()).pages() {
         io.write(at, page, WriteFlags::default()).await.map_err(failed)?;
@@ -260,9 +258,8 @@ pub(crate) async fn prepare(
     io.flush().await.map_err(failed)
 }
 
-/// Bytes of zeroes written at a time where there is no better way, and
-/// zeroed by one operation where there is: short enough not to run into a
-/// member's time-out.
+/// Bytes per write of zeroes, and bytes per `write_zeroes`: short enough to end within a member's
+/// timeout.
 const ZERO_PIECE: u64 = 1 << 20;
 const ZERO_RANGE: u64 = 1 << 30;
 
@@ -289,7 +286,7 @@ pub(crate) async fn zero(io: &Rc<dyn BlockIo>, from: u64, to: u64) -> IoResult<(
     Ok(())
 }
 
-/// Refuses a device that was given twice, where that can be known.
+/// Refuses a device that was given twice, where UUIDs or pointers show it.
 fn distinct(devices: &[Arc<dyn BlockDevice>]) -> Result<(), ArrayError> {
     let mut seen: Vec<(&Arc<dyn BlockDevice>, Option<Uuid>)> = Vec::new();
     for device in devices {
@@ -304,23 +301,23 @@ fn distinct(devices: &[Arc<dyn BlockDevice>]) -> Result<(), ArrayError> {
     Ok(())
 }
 
-/// The devices of an array, put in their places.
+/// The devices of an array by their function.
 pub(crate) struct Assembly {
     /// The newest superblock.
     pub(crate) superblock: Superblock,
-    /// By index.
+    /// Members by index.
     pub(crate) members: BTreeMap<usize, Candidate>,
     pub(crate) spares: Vec<Candidate>,
-    /// Members that have not everything any more; where nothing on them counts, why.
+    /// Stale members; the reason, if nothing on the member can be used.
     pub(crate) stale: Vec<(usize, Candidate, Option<String>)>,
-    /// The witness, if it is there.
+    /// The witness, if reachable.
     pub(crate) witness: Option<Candidate>,
-    /// The newest generation that heartbeats call confirmed.
+    /// The newest generation that a heartbeat calls confirmed.
     pub(crate) confirmed: u64,
 }
 
-/// Finds out which device is what. `devices` are in any order; those that
-/// could not be opened count as missing.
+/// Sorts devices into members, spares and witness by their superblocks. Devices that could not be
+/// opened are not among the candidates and count as missing.
 pub(crate) fn arrange(candidates: Vec<Candidate>, options: &Options) -> Result<Assembly, ArrayError> {
     for candidate in &candidates {
         let found = candidate.member()?;
@@ -380,14 +377,14 @@ pub(crate) fn arrange(candidates: Vec<Candidate>, options: &Options) -> Result<A
             }
             None if is_witness => assembly.witness = Some(candidate),
             None if newest.spares.contains(&found.member) => assembly.spares.push(candidate),
-            // Replaced, or taken out, while it was away.
+            // The member was replaced or removed while it was offline.
             None => return Err(ArrayError::NoMember(format!("{} (it was replaced)", candidate.name()))),
         }
     }
     Ok(assembly)
 }
 
-/// Whether an array can begin with these members.
+/// Refuses to start an array with too few current members.
 pub(crate) fn check_enough(assembly: &Assembly) -> Result<(), ArrayError> {
     let superblock = &assembly.superblock;
     let geometry = superblock.geometry;
@@ -421,7 +418,7 @@ pub(crate) fn check_enough(assembly: &Assembly) -> Result<(), ArrayError> {
     )))
 }
 
-/// A core with its members, before anything is written.
+/// Makes a core and attaches its members; writes nothing.
 pub(crate) fn fill(
     assembly: Assembly,
     options: Options,
@@ -430,7 +427,7 @@ pub(crate) fn fill(
 ) -> (Rc<Core>, Vec<(usize, Candidate)>) {
     let mut core = Core::new(&assembly.superblock, options, session);
     core.memory = memory;
-    // Its first heartbeats must not say less than those that they take the place of.
+    // The first heartbeats must not claim less than the ones that they replace.
     core.confirmed.set(assembly.confirmed.min(assembly.superblock.generation));
     core.before.set(assembly.ended());
     core.history.get_mut().begin(session, assembly.superblock.generation + 1);
@@ -472,19 +469,18 @@ pub(crate) fn fill(
     (core, stale)
 }
 
-/// What was found on members that have run.
+/// What the bitmaps and journals of the members held at assembly.
 #[derive(Default)]
 pub(crate) struct Logs {
     pub(crate) records: crate::journal::scan::Found,
-    /// Pages of bitmaps are damaged.
+    /// Some bitmap pages are damaged.
     bitmaps: bool,
-    /// Blocks of journals that cannot be read, by member.
+    /// Unreadable blocks of journals, by member.
     journals: Vec<(usize, Vec<u64>)>,
 }
 
-/// Reads the intent bitmaps of the members in use, and their journals unless
-/// the array was stopped in order. What is damaged on one of them the others
-/// have.
+/// Reads the write-intent bitmaps of the members in use, and their journals unless the array was
+/// stopped in order. A damaged page or block is taken from the other members.
 pub(crate) async fn read_logs(core: &Rc<Core>, was_clean: bool) -> IoResult<Logs> {
     let journal = if was_clean { 0 } else { core.geometry.journal };
     let pages = core.intent.page_count();
@@ -506,7 +502,7 @@ pub(crate) async fn read_logs(core: &Rc<Core>, was_clean: bool) -> IoResult<Logs
         };
         for (number, page) in bitmap.bytes.chunks(BLOCK as usize).enumerate() {
             let whole = core.intent.merge(number, page);
-            // One that is being filled may not have been given it yet.
+            // A member under rebuild may not have received this page yet.
             known[number] |= whole && member.is_active();
             logs.bitmaps |= !whole;
         }
@@ -519,7 +515,7 @@ pub(crate) async fn read_logs(core: &Rc<Core>, was_clean: bool) -> IoResult<Logs
     Ok(logs)
 }
 
-/// Writes again what was damaged, once nobody needs it as it was.
+/// Rewrites damaged bitmap pages and journal blocks, once the old content is not needed any more.
 pub(crate) async fn mend_logs(core: &Rc<Core>, logs: &Logs) -> IoResult<()> {
     for (member, blocks) in &logs.journals {
         core.journal.clear(core, *member, blocks).await?;

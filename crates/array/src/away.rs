@@ -1,18 +1,16 @@
-//! Members that are out of reach at this moment.
+//! Members that are unreachable at this moment.
 //!
-//! A device that has lost its connection says so, long before anything that
-//! was asked of it fails. What it has is read from the others meanwhile, and
-//! what need not be written to it is written to others. If it does not come
-//! back soon it counts as absent, and nobody waits for it any more.
+//! A device reports the loss of its connection long before its operations fail. Meanwhile its data
+//! is reconstructed from the other members, and journal records go to others. If it does not return
+//! soon it is marked offline, and operations on it are given up.
 //!
 //! Invariants:
-//! - a member is given up for this only while the array can do without all
-//!   that are out of reach: where it is this host that has lost its connection
-//!   nobody is, and everybody waits for the members, as for any device;
-//! - nor for what was before it got that back: members come back one after
-//!   another;
-//! - what is read around a member is checked like anything that is
-//!   reconstructed.
+//! - a member is given up for this only while the array can do without all unreachable members: if
+//!   it is this host that has lost its connection, all members are kept, and operations wait as
+//!   they would for a single device;
+//! - time during which the array could not do without them does not count, since members return one
+//!   after another;
+//! - data that is read around a member is verified like any reconstruction.
 
 use crate::core::Core;
 use crate::geometry::Role;
@@ -22,16 +20,14 @@ use longhaul_engine::{BufMut, now};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How often it is looked whether a member is out of reach.
+/// Interval at which unreachable members are looked for.
 const LOOK: Duration = Duration::from_millis(250);
-/// Times that a read usually takes until a member that has no connection is
-/// given up, if those are longer than
-/// [`Options::away_timeout`](crate::Options::away_timeout): about two attempts
-/// to connect to it.
+/// Mean read times after which an unreachable member is marked offline, if those are longer than
+/// [`Options::away_timeout`](crate::Options::away_timeout): about two attempts to connect.
 pub const AWAY_ROUND_TRIPS: u32 = 16;
 
 impl Core {
-    /// Members in use that are out of reach, as far as their devices know.
+    /// Members in use that are unreachable according to their devices.
     pub(crate) fn away(&self) -> Vec<usize> {
         let usable = self.members.iter().filter(|member| member.is_usable());
         usable.filter(|member| member.away().is_some()).map(|member| member.index).collect()
@@ -43,7 +39,7 @@ impl Core {
         usable.filter(|member| member.is_silent(self)).map(|member| member.index).collect()
     }
 
-    /// Notes whether the array cannot do without these, which are out of reach.
+    /// Whether the array needs these unreachable members; if so, records the time.
     pub(crate) fn misses(&self, members: &[usize]) -> bool {
         let misses = !members.is_empty() && self.needs(members);
         if misses {
@@ -52,27 +48,26 @@ impl Core {
         misses
     }
 
-    /// How much of the last time the array could do without all that were out of
-    /// reach.
+    /// For how much of the last `time` the array could do without all unreachable members.
     pub(crate) fn spared(&self, time: Duration) -> Duration {
         self.missed.get().map_or(time, |missed| now().saturating_duration_since(missed).min(time))
     }
 
-    /// Whether a member is out of reach for too long, and not needed.
+    /// Whether a member is unreachable for too long, and not needed.
     fn is_given_up(&self, index: usize) -> bool {
         let member = &self.members[index];
         let limit = self.options.away_timeout.max(member.mean_read() * AWAY_ROUND_TRIPS);
         let all = self.options.member_timeout;
         let is_over = |time| match self.spared(time) {
-            // All were away, and come back one after another.
+            // All members were unreachable, and return one after another.
             spared if spared < time => spared >= all,
             spared => spared >= limit.min(all),
         };
         !self.misses(&self.out_of_reach()) && member.away().is_some_and(is_over)
     }
 
-    /// A range of a data unit as the members that are there have it, if those
-    /// are enough and right.
+    /// A range of a data unit, reconstructed without the unreachable members; `None` if the others
+    /// do not suffice, or do not match their checksums.
     pub(crate) async fn around(self: &Rc<Self>, row: u64, unit: usize, at: u64, len: u64) -> Option<BufMut> {
         let away = self.away();
         if !self.is_whole_without(row, &away) {
@@ -97,7 +92,7 @@ impl Core {
     }
 }
 
-/// Gives up members that have lost their connection, and are not needed.
+/// Marks unreachable members offline that the array does not need.
 pub(crate) async fn watch(core: Rc<Core>) {
     let _running = Running::new(&core);
     while !is_over(&core) {
@@ -109,7 +104,7 @@ pub(crate) async fn watch(core: Rc<Core>) {
             let time = core.members[index].away().unwrap_or_default().as_secs_f64();
             let why = format!("it has lost its connection {time:.1} s ago");
             let still = || core.is_given_up(index);
-            // What keeps it from being said halts the array, and is told there.
+            // A failure to publish halts the array and is logged there.
             let _ = core.lose_if(index, Condition::Absent, &why, still).await;
         }
     }

@@ -1,8 +1,8 @@
-//! Little-endian fields of structures on members.
+//! Little-endian fields of on-disk structures.
 
 use uuid::Uuid;
 
-/// Writes fields one behind another.
+/// Writes consecutive fields.
 pub(crate) struct Writer<'a> {
     out: &'a mut [u8],
     at: usize,
@@ -38,7 +38,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Reads fields one behind another; nothing past the end.
+/// Reads consecutive fields; `None` past the end.
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
 }
@@ -75,13 +75,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Puts the checksum of everything behind the first four bytes there.
+/// Stores the CRC-32C of the block from byte 4 in its first four bytes.
 pub(crate) fn seal(block: &mut [u8]) {
     let sum = crc_fast::crc32_iscsi(&block[4..]);
     block[..4].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// What is behind the checksum, if that is right.
+/// The content behind the checksum, if that matches.
 pub(crate) fn open(block: &[u8]) -> Option<&[u8]> {
     let (sum, rest) = block.split_at_checked(4)?;
     (sum == crc_fast::crc32_iscsi(rest).to_le_bytes()).then_some(rest)

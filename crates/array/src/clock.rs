@@ -1,13 +1,13 @@
-//! Moments that a suspended machine does not lose.
+//! Time stamps that remain valid across suspension of the machine.
 //!
-//! The monotonic clock, and with it every timer, stands still while the machine is
-//! suspended, and all of its clocks but the wall clock may stand still while a
-//! virtual machine is paused. Another host may have taken the array over meanwhile.
+//! The monotonic clock, and with it every timer, stops while the machine is suspended, and all
+//! clocks except the wall clock may stop while a virtual machine is paused. Another host may have
+//! taken the array over meanwhile.
 
 use longhaul_engine::{boot_time, now, wall_time};
 use std::time::{Duration, Instant};
 
-/// A moment, by all clocks.
+/// A point in time on three clocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stamp {
     at: Instant,
@@ -16,24 +16,25 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// This moment.
+    /// The current time.
     pub(crate) fn now() -> Stamp {
         Stamp { at: now(), boot: boot_time(), wall: wall_time() }
     }
 
-    /// How long ago it was at most: by the clock that has advanced most. A wall clock
-    /// that was set forward makes it look older than it is, which costs a look.
+    /// Upper bound of the time since: by the clock that has advanced most. A wall clock that was
+    /// set forward makes the stamp look older than it is, which costs one more check of a
+    /// heartbeat.
     pub(crate) fn age(&self) -> Duration {
         let wall = wall_time().saturating_sub(self.wall);
         boot_time().saturating_sub(self.boot).max(wall)
     }
 
-    /// How long the machine may have stood still since.
+    /// Upper bound of the time that the machine has been suspended since.
     pub(crate) fn gap(&self) -> Duration {
         self.age().saturating_sub(now().saturating_duration_since(self.at))
     }
 
-    /// Whether it is not before another moment.
+    /// Whether it is not before another stamp.
     pub(crate) fn is_after(&self, other: &Stamp) -> bool {
         self.at >= other.at && self.boot >= other.boot
     }

@@ -1,15 +1,14 @@
-//! What the parts of a running array share, and what its members are to it.
+//! The state of a running array, and the conditions of its members.
 //!
-//! All of it lives on one engine thread, the array's: stripes, journal and
-//! caches need one order of events, and one thread gives it without locks; a
-//! buffer changes threads without a copy. Other threads hand their operations
-//! over (see [`crate::device`]).
+//! All of it lives on the array's engine thread: stripes, journal and caches need one order of
+//! events, and a single thread gives it without locks; buffers change threads without a copy. Other
+//! threads hand their operations over (see [`crate::device`]).
 //!
 //! Invariants:
-//! - a member that has missed a write is published as not active, durably on
-//!   all others, before the write is acknowledged;
-//! - the loss of more members than the array can lose is never published:
-//!   the array halts instead, and everything acknowledged stays where it is;
+//! - a member that has missed a write is published as not active, durably on all others, before the
+//!   write is acknowledged;
+//! - the loss of more members than the redundancy allows is never published: the array halts
+//!   instead, and everything acknowledged stays where it is;
 //! - superblocks are written one generation at a time.
 
 use crate::geometry::{BLOCK, Geometry, Role, SUPER_AT};
@@ -30,28 +29,28 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-/// A spare: a device that waits for a place.
+/// A device that waits to replace a member.
 #[derive(Clone)]
 pub(crate) struct Spare {
     pub(crate) uuid: Uuid,
-    /// None, if it is out of reach: it stays a spare.
+    /// `None` while unreachable: the device stays a spare.
     pub(crate) device: Option<std::sync::Arc<dyn longhaul_block::BlockDevice>>,
 }
 
 /// Counts since the array was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Stripes written as a whole, without a read.
+    /// Full-stripe writes.
     pub full_writes: u64,
-    /// Parts of stripes written after reading old data and parity.
+    /// Read-modify-writes, in parts of stripes.
     pub modify_writes: u64,
-    /// Parts of stripes written after reading the rest of the data.
+    /// Reconstruct-writes, in parts of stripes.
     pub rebuild_writes: u64,
-    /// Parts of stripes written after reconstructing what is missing.
+    /// Writes that needed the content of a missing unit, in parts of stripes.
     pub degraded_writes: u64,
     /// Reads that were reconstructed, in parts of stripes.
     pub reconstructed: u64,
-    /// Races that reconstruction has won.
+    /// Hedged reads in which the reconstruction came first.
     pub hedges_won: u64,
 }
 
@@ -66,7 +65,7 @@ pub(crate) struct Core {
     pub(crate) epoch: Cell<u64>,
     pub(crate) session: Uuid,
     pub(crate) clean: Cell<bool>,
-    /// Why nothing is written any more.
+    /// Why the array has halted, if so.
     pub(crate) halted: RefCell<Option<String>>,
     pub(crate) locks: Rc<RowLocks>,
     pub(crate) rows: Rows,
@@ -78,36 +77,36 @@ pub(crate) struct Core {
     pub(crate) window: Rc<crate::window::Window>,
     pub(crate) counts: Cell<Counts>,
     pub(crate) upkeep: crate::upkeep::Upkeep,
-    /// When the array could not do without all that were out of reach.
+    /// When the array last needed a member that was unreachable.
     pub(crate) missed: Cell<Option<Instant>>,
-    /// Sessions of others that are over.
+    /// Other sessions that have ended.
     pub(crate) ended: crate::fence::Ended,
-    /// I/O begun, by users.
+    /// User I/O begun so far.
     pub(crate) begun: Cell<u64>,
     pub(crate) verifying: Rc<RowLocks>,
     pub(crate) scrubbing: Rc<RowLocks>,
     pub(crate) admission: crate::admission::Admission,
-    /// Places that another device is about to take.
+    /// Exclusive per member index, while another device replaces it.
     pub(crate) placing: Rc<RowLocks>,
     publishing: Rc<RowLocks>,
-    /// A member is lost, and not all others say so yet.
+    /// A member is lost, and the superblocks of the others do not record it yet.
     pub(crate) unpublished: Cell<bool>,
-    /// The sessions that superblocks descend from, this one last.
+    /// The sessions that the superblocks descend from, this one last.
     pub(crate) history: RefCell<crate::history::History>,
     /// The newest generation that all members in use have confirmed.
     pub(crate) confirmed: Cell<u64>,
     /// When this session began.
     pub(crate) began: crate::clock::Stamp,
-    /// How long heartbeats say that the session has gone on, and the most that they
-    /// may say: no member in use is further behind than a current one may be.
+    /// Session time in the heartbeats, and its limit: no member in use may fall further behind than
+    /// an up-to-date one may be.
     pub(crate) elapsed: Cell<Duration>,
     pub(crate) elapsed_limit: Cell<Duration>,
-    /// The session that was not stopped before this one, and how long its heartbeats
-    /// went on.
+    /// The session before this one, if it was not stopped, and the session time of its last
+    /// heartbeat.
     pub(crate) before: Cell<Option<(Uuid, std::time::Duration)>>,
     pub(crate) witness: Option<crate::witness::Witness>,
     pub(crate) memory: Option<std::sync::Arc<dyn crate::Memory>>,
-    /// What this host has recorded last.
+    /// The last record that this host has stored.
     pub(crate) remembered: RefCell<Option<crate::Known>>,
 }
 
@@ -168,7 +167,7 @@ impl Core {
         self.counts.set(counts);
     }
 
-    /// Whether a member has a stripe.
+    /// Whether a member has current content for a row.
     pub(crate) fn holds(&self, member: usize, row: u64) -> bool {
         match self.members[member].condition.get() {
             Condition::Active => true,
@@ -183,17 +182,17 @@ impl Core {
         }
     }
 
-    /// The members that hold a role of a stripe.
+    /// The members that hold a role of a row.
     pub(crate) fn holders(&self, row: u64, role: Role) -> impl Iterator<Item = usize> {
         self.geometry.homes(row, role).filter(move |member| self.holds(*member, row))
     }
 
-    /// Whether everything of a stripe can be had.
+    /// Whether all content of a row can be read or reconstructed.
     pub(crate) fn is_whole(&self, row: u64) -> bool {
         self.is_whole_without(row, &[])
     }
 
-    /// The same, of the others than these members.
+    /// The same, without these members.
     pub(crate) fn is_whole_without(&self, row: u64, without: &[usize]) -> bool {
         let has = |role| self.holders(row, role).any(|member| !without.contains(&member));
         let units = self.geometry.data_units();
@@ -202,7 +201,7 @@ impl Core {
         missing <= parity
     }
 
-    /// Whether every member has a stripe.
+    /// Whether every member holds a row.
     pub(crate) fn is_healthy(&self, row: u64) -> bool {
         (0..self.geometry.width).all(|member| self.holds(member, row))
     }
@@ -211,8 +210,8 @@ impl Core {
     pub(crate) fn needs(&self, without: &[usize]) -> bool {
         let left = without.iter().filter_map(|index| self.members.get(*index));
         let left: Vec<&Member> = left.filter(|member| member.is_active()).collect();
-        // Those that could begin by themselves do, if they have not been told of all
-        // others that those have everything.
+        // Members that could start on their own must be assumed to do so, unless they know of all
+        // remaining members that those are up to date.
         let begins = self.geometry.is_enough(|index| left.iter().any(|member| member.index == index));
         let is_told = |of: &Member| left.iter().all(|member| of.since.get() <= member.known.get());
         !self.geometry.is_enough(|index| {
@@ -221,7 +220,7 @@ impl Core {
         })
     }
 
-    /// The members, and the witness.
+    /// The members and the witness.
     pub(crate) fn places(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().chain(self.witness.iter().map(|witness| &witness.member))
     }
@@ -231,7 +230,7 @@ impl Core {
         self.members[index].is_active() && self.needs(&[index])
     }
 
-    /// Why a member cannot be taken out: see [`cannot_lose`](Self::cannot_lose).
+    /// Why a member cannot be removed: see [`cannot_lose`](Self::cannot_lose).
     pub(crate) fn why_needed(&self, index: usize) -> String {
         let missing: Vec<String> =
             self.members.iter().filter(|m| !m.is_active()).map(|m| m.index.to_string()).collect();
@@ -245,7 +244,7 @@ impl Core {
         format!("array {}: data would be lost without member {index}, and {why}", self.name.borrow())
     }
 
-    /// Whether the array has stopped for good.
+    /// Fails if the array has halted or stopped.
     pub(crate) fn check_running(&self) -> IoResult<()> {
         match &*self.halted.borrow() {
             None => Ok(()),
@@ -253,13 +252,13 @@ impl Core {
         }
     }
 
-    /// How often members may have lost what was acknowledged and not flushed,
-    /// where nobody can tell whether they have.
+    /// How often members may have lost unflushed writes, in arrays without checksums, where a loss
+    /// cannot be detected.
     pub(crate) fn forgotten(&self) -> u64 {
         if self.geometry.has_sums() { 0 } else { self.members.iter().map(Member::doubts).sum() }
     }
 
-    /// Whether nobody looks at heartbeats any more.
+    /// Whether the heartbeat task has ended, so that no more checks take place.
     pub(crate) fn looks_no_more(&self) -> bool {
         self.lacks(Mechanism::Fence) || (self.upkeep.stopping.get() && self.halted.borrow().is_none())
     }
@@ -279,7 +278,7 @@ impl Core {
         ))
     }
 
-    /// Stops writing for good: what is acknowledged stays where it is.
+    /// Halts the array for good: acknowledged data stays where it is.
     pub(crate) fn halt(&self, why: &str) {
         if self.halted.borrow().is_none() {
             tracing::error!("array {}: {why}; it is read-only from now on", self.name.borrow());
@@ -287,7 +286,7 @@ impl Core {
         self.end(why);
     }
 
-    /// As [`halt`](Self::halt), where that is as it should be.
+    /// As [`halt`](Self::halt), without an error in the log: the end is intended.
     pub(crate) fn end(&self, why: &str) {
         self.halted.borrow_mut().get_or_insert_with(|| why.to_owned());
         self.journal.halt();
@@ -296,8 +295,8 @@ impl Core {
         self.places().for_each(|member| member.reach.changed.notify());
     }
 
-    /// A member has failed an operation that it must not fail: publishes that
-    /// it is not active any more. Returns once the others say so durably.
+    /// Takes a member out of use after an error, as offline or failed. Returns once the other
+    /// members have recorded it durably.
     pub(crate) async fn lose(&self, index: usize, error: &MemberError) -> IoResult<()> {
         let condition = if error.is_absence() { Condition::Absent } else { Condition::Failed };
         self.lose_if(index, condition, &error.error.to_string(), || self.members[index].is_own(error)).await
@@ -307,7 +306,7 @@ impl Core {
         self.lose_if(index, condition, reason, || true).await
     }
 
-    /// Loses a member if that still has to be when it is its turn.
+    /// Takes a member out of use if `still` holds once the publication lock is held.
     pub(crate) async fn lose_if(
         &self,
         index: usize,
@@ -328,7 +327,7 @@ impl Core {
         if member.is_active() && self.needs(&[index]) {
             let name = member.name().unwrap_or_default();
             *member.reason.borrow_mut() = reason.to_owned();
-            // It may be back one day, and without what it had not flushed.
+            // The member may return without what it had not flushed.
             member.doubt();
             self.halt(&format!(
                 "member {index} ({name}) is lost as well, more than the redundancy: {reason}"
@@ -349,7 +348,7 @@ impl Core {
         let member = &self.members[index];
         let started = !matches!(member.condition.get(), Condition::Rebuilding { .. });
         match (member.condition.get(), condition) {
-            // It goes on there when it is back.
+            // The rebuild continues from here when the member returns.
             (Condition::Rebuilding { done, partial: false }, Condition::Absent) => member.have.set(done),
             (_, Condition::Active) => member.have.set(u64::MAX),
             _ => {}
@@ -368,11 +367,11 @@ impl Core {
         self.upkeep.changed.notify();
     }
 
-    /// Returns when the superblocks say which members are lost: what those have
-    /// missed may be acknowledged then, also what began when they were lost already.
+    /// Returns once the superblocks record all losses: writes that lost members have missed may be
+    /// acknowledged then.
     ///
     /// # Errors
-    /// It could not be said, and the array has halted.
+    /// The losses could not be recorded, and the array has halted.
     pub(crate) async fn losses_published(&self) -> IoResult<()> {
         if self.unpublished.get() {
             drop(self.publishing.shared(0).await);
@@ -381,18 +380,18 @@ impl Core {
         Ok(())
     }
 
-    /// Returns when nothing is being published.
+    /// Returns when no publication is under way.
     pub(crate) async fn published(&self) {
         drop(self.publishing.shared(0).await);
     }
 
-    /// Writes the next generation to every member in use and every spare.
+    /// Writes the next generation to every member in use.
     pub(crate) async fn publish(&self) -> IoResult<()> {
         let _alone = self.publishing.exclusive(0).await;
         self.publish_alone().await
     }
 
-    /// Changes something and publishes it, with nobody in between.
+    /// Applies a change and publishes it under one lock.
     pub(crate) async fn publish_with(&self, change: impl FnOnce()) -> IoResult<()> {
         let _alone = self.publishing.exclusive(0).await;
         self.check_running()?;
@@ -443,8 +442,8 @@ impl Core {
         }
     }
 
-    /// Looks at both copies of the superblock on the members in use, and
-    /// writes them again where they are not right. Gives the number of those.
+    /// Reads both copies of the superblock on the members in use, and rewrites damaged ones.
+    /// Returns the number of damaged copies.
     pub(crate) async fn scrub_superblocks(&self) -> IoResult<u64> {
         let _alone = self.publishing.exclusive(0).await;
         let newest = self.generation.get();
@@ -460,26 +459,26 @@ impl Core {
             for (slot, at) in SUPER_AT.into_iter().enumerate() {
                 right[slot] = match member.read(at, BLOCK).await {
                     Ok(block) => is_right(&block, member.slot.get() == slot),
-                    // What it has will be told by whoever needs it.
+                    // The operation that needs the member next handles its absence.
                     Err(e) if e.is_absence() => break,
                     Err(_) => false,
                 };
             }
             damaged += right.iter().filter(|right| !**right).count() as u64;
             if !right[member.slot.get()] {
-                // The copy that is left is not the one to write over first.
+                // Rewrite the damaged slot first, so that the intact copy remains.
                 member.slot.set(1 - member.slot.get());
             }
         }
         if damaged > 0 {
-            // One for each place.
+            // Once for each slot.
             self.publish_alone().await?;
             self.publish_alone().await?;
         }
         Ok(damaged)
     }
 
-    /// What the superblock says at this moment; `member` is set for each.
+    /// The current superblock, with `member` left nil for the caller to set.
     pub(crate) fn superblock(&self) -> Superblock {
         let entry = |member: &Member| Entry {
             uuid: member.uuid.get(),
@@ -504,7 +503,7 @@ impl Core {
         }
     }
 
-    /// Writes the same to all members in use; those that fail are lost.
+    /// Writes the same block durably to all members in use; members that fail are lost.
     pub(crate) async fn write_to_all(&self, offset: u64, bytes: &Buf) -> IoResult<()> {
         self.check_running()?;
         let usable = self.members.iter().filter(|member| member.is_usable());
@@ -515,8 +514,8 @@ impl Core {
         self.settle(results).await
     }
 
-    /// Flushes all members in use; those that fail are lost. What a member has
-    /// lost before it was flushed is made good first.
+    /// Flushes all members in use; members that fail are lost. Writes that a member has lost before
+    /// the flush are repaired first.
     pub(crate) async fn flush_members(self: &Rc<Self>) -> IoResult<()> {
         loop {
             self.check_running()?;
@@ -537,7 +536,7 @@ impl Core {
         }
     }
 
-    /// Flushes a member. It counts only if it is not in doubt afterwards.
+    /// Flushes a member. The flush counts only if the member is not in doubt afterwards.
     pub(crate) async fn flush_member(&self, member: &Member) -> MemberResult<()> {
         let stored = self.sums.flush_begins(member.index);
         member.flush().await?;
@@ -550,7 +549,7 @@ impl Core {
         Ok(())
     }
 
-    /// Loses the members whose part of an operation has failed.
+    /// Takes members out of use whose part of an operation has failed.
     pub(crate) async fn settle(&self, results: Vec<(usize, MemberResult<()>)>) -> IoResult<()> {
         for (index, result) in results {
             if let Err(e) = result {
@@ -560,12 +559,13 @@ impl Core {
         self.check_running()
     }
 
-    /// Whether a member has a cache that a flush empties.
+    /// Whether a member in use has a volatile write cache.
     pub(crate) fn has_volatile_cache(&self) -> bool {
         self.members.iter().any(|member| member.is_usable() && member.has_volatile_cache())
     }
 
-    /// Whether nobody depends on the marks of the intent bitmap.
+    /// Whether marks of the write-intent bitmap may be cleared: no member still needs them for its
+    /// resync.
     pub(crate) fn may_forget_intents(&self) -> bool {
         let depends = |member: &Member| {
             matches!(member.condition.get(), Condition::Absent | Condition::Rebuilding { partial: true, .. })

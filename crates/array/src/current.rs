@@ -1,18 +1,16 @@
-//! Which members have what was acknowledged last.
+//! Decides which members hold the acknowledged data of the last session.
 //!
-//! A superblock says which members have everything, as far as its own member knows:
-//! another set of members may have gone on without it. What is known of that comes
-//! from all superblocks and heartbeats that are there, from the witness, and from
-//! what this host has recorded.
+//! A superblock lists the members that are up to date, as far as its own member knows: another set
+//! of members may have continued without it. The decision takes all superblocks and heartbeats that
+//! can be read, the witness, and the record of this host into account.
 //!
 //! Invariants:
-//! - an array begins by itself only if no set of members that are not there could
-//!   have gone on without those that are;
-//! - a member whose superblock is older than one that it has confirmed was rolled
-//!   back: nothing on it counts;
-//! - a superblock that this set does not descend from is never overwritten without
-//!   a person's word, unless its writing was cut short, and nothing was acknowledged
-//!   on its strength.
+//! - an array starts without an operator only if no set of missing members could have continued
+//!   without those that are present;
+//! - a member whose superblock is older than one that it has confirmed was rolled back: none of its
+//!   data is used;
+//! - a superblock that this set does not descend from is overwritten only on an operator's command,
+//!   unless its writing was cut short and no write was acknowledged under it.
 
 use crate::assemble::{Assembly, Candidate};
 use crate::error::ArrayError;
@@ -24,27 +22,27 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Heartbeats by which a member may be behind the others after a crash: it has
-/// missed several, and the array has not published yet that it is missing.
+/// Heartbeats by which a member may be behind the others after a crash: it has missed several, and
+/// its absence was not published yet.
 pub(crate) const BEHIND_BEATS: u32 = 10;
-/// The same, in times that a member may take for one operation: one that is needed
-/// is waited for once more when the others are back.
+/// The same in member timeouts: an operation on a member that the array needs is waited for once
+/// more after the others have returned.
 const BEHIND_TIMEOUTS: u32 = 3;
 
-/// What a superblock is to the set of members that runs, or is to run.
+/// Relation of a superblock to a set of members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kinship {
-    /// The set descends from it.
+    /// The set descends from this superblock.
     Older,
-    /// The set does not descend from it, but nothing was acknowledged on its strength:
-    /// a member that it counts on has not confirmed it.
+    /// The set does not descend from it, but no write was acknowledged under it: a member that it
+    /// relies on has not confirmed it.
     Unused,
     /// Its session may have acknowledged writes that the set does not have.
     Apart,
 }
 
 impl Superblock {
-    /// What `found` is to this superblock's set, of which these are there.
+    /// Relation of `found` to the set of this superblock, of which `present` can be read.
     pub(crate) fn kinship<'a>(
         &self,
         found: &Superblock,
@@ -54,15 +52,16 @@ impl Superblock {
         let era = found.history.last();
         match self.history.holds(self.generation, found.generation, era) {
             Some(true) => return Kinship::Older,
-            // Too long ago, or of a version without a history: by number.
+            // Older than the history reaches, or of a version without a history: compare by
+            // generation.
             None if since.is_none_or(|since| found.generation < since) => return Kinship::Older,
             _ => {}
         }
         if era.is_none() {
             return Kinship::Apart;
         }
-        // A member that had everything as `found` says, and has confirmed all that
-        // `found` knows of, but not `found` itself: writing that was cut short.
+        // The member was up to date according to `found` and has confirmed all that `found` knows
+        // of, but not `found` itself: the writing of `found` was cut short.
         let refutes = |other: &Superblock| {
             let entry = found.entries.iter().find(|entry| entry.uuid == other.member);
             let fork = other.history.fork(other.generation, &found.history, found.generation);
@@ -73,7 +72,7 @@ impl Superblock {
         if present.into_iter().any(refutes) { Kinship::Unused } else { Kinship::Apart }
     }
 
-    /// When it was written, for people.
+    /// Generation, and seconds since it was written, for messages.
     pub(crate) fn age(&self) -> String {
         let now = longhaul_engine::wall_time().as_secs();
         match (self.written, now.checked_sub(self.written)) {
@@ -83,8 +82,7 @@ impl Superblock {
     }
 }
 
-/// The superblock to begin with: the newest; of several with the same generation
-/// the one that more devices have.
+/// The newest superblock; of several with the same generation the one that most devices hold.
 pub(crate) fn newest(candidates: &[Candidate]) -> Option<Superblock> {
     let found = || candidates.iter().filter_map(|candidate| candidate.superblock.as_ref());
     let same = |of: &Superblock| {
@@ -93,24 +91,23 @@ pub(crate) fn newest(candidates: &[Candidate]) -> Option<Superblock> {
         };
         found().filter(is_same).count()
     };
-    // The last of several equal ones would be taken else.
+    // `max_by_key` takes the last of equal ones, hence `rev`.
     found().rev().max_by_key(|found| (found.generation, same(found))).cloned()
 }
 
-/// The newest generation that members are known to have confirmed, all that were
-/// in use: the heartbeats say so.
+/// The newest generation that a heartbeat calls confirmed by all members then in use.
 pub(crate) fn confirmed(candidates: &[Candidate], array: Uuid) -> u64 {
     let beats = candidates.iter().filter_map(|candidate| candidate.beat.as_ref());
     beats.filter(|beat| beat.array == array).map(|beat| beat.confirmed).max().unwrap_or(0)
 }
 
-/// Why nothing on a member counts, if so: it has less than it has confirmed.
+/// The reason if the member has less than it has confirmed, so that none of its data can be used.
 pub(crate) fn rolled_back(candidate: &Candidate, newest: &Superblock, confirmed: u64) -> Option<String> {
     let found = candidate.superblock.as_ref()?;
     let entry = newest.entries.iter().find(|entry| entry.uuid == found.member)?;
     let in_use = matches!(entry.condition, Condition::Active | Condition::Rebuilding { .. });
     let must = if in_use { entry.known.max(confirmed.min(newest.generation)) } else { entry.known };
-    // A copy that is damaged may have been the next one.
+    // A damaged copy may have held the next generation.
     let has = found.generation + u64::from(candidate.torn);
     (has < must).then(|| {
         format!(
@@ -122,44 +119,42 @@ pub(crate) fn rolled_back(candidate: &Candidate, newest: &Superblock, confirmed:
 }
 
 impl Assembly {
-    /// Members that have everything as far as the newest superblock says.
+    /// Whether a member is present and up to date according to the newest superblock.
     fn has(&self, index: usize) -> bool {
         self.members.contains_key(&index) && self.superblock.entries[index].condition == Condition::Active
     }
 
-    /// Whether these are enough to begin with.
+    /// Whether the up-to-date members suffice to start.
     pub(crate) fn is_enough(&self) -> bool {
         self.superblock.geometry.is_enough(|index| self.has(index))
     }
 
-    /// How long the heartbeats of the last session went on, as this member has it;
-    /// `None` if that cannot be told.
+    /// Session time of the last session's newest heartbeat on this member; `None` if unknown.
     fn beats_of(&self, candidate: &Candidate) -> Option<Duration> {
         let era = self.superblock.history.last()?;
         let beat = candidate.beat.as_ref()?;
         if beat.session == era.session {
             return Some(beat.elapsed);
         }
-        // One that took possession, and has written no superblock.
+        // A session that took ownership, and wrote no superblock.
         if let Some((_, elapsed)) = beat.before.filter(|(session, _)| *session == era.session) {
             return Some(elapsed);
         }
-        // One of an earlier session ended before this one began; one that is not
-        // known was about to begin when it crashed.
+        // An earlier session ended before the last one began; an unknown one crashed before its
+        // first superblock.
         let is_earlier = self.superblock.history.eras().iter().any(|own| own.session == beat.session);
         is_earlier.then_some(Duration::ZERO)
     }
 
-    /// The last session, if it was not stopped, and how long its heartbeats went on.
+    /// The last session, if it was not stopped, and the session time of its newest heartbeat.
     pub(crate) fn ended(&self) -> Option<(Uuid, Duration)> {
         let era = self.superblock.history.last().filter(|_| !self.superblock.clean)?;
         let last = self.members.values().filter_map(|candidate| self.beats_of(candidate)).max()?;
         Some((era.session, last))
     }
 
-    /// After a crash: takes out members whose heartbeats of the last session ended
-    /// long before those of the others, if the others are enough. Their superblock
-    /// may be of the same generation, and they of an earlier hour.
+    /// After a crash, removes the members whose last heartbeat is much older than the others', if
+    /// the others suffice: their superblock may have the same generation while their data is older.
     pub(crate) fn pass_over_late(&mut self, options: &Options) {
         let Some((_, last)) = self.ended() else { return };
         let limit = (options.heartbeat * BEHIND_BEATS).max(options.member_timeout * BEHIND_TIMEOUTS);
@@ -191,7 +186,7 @@ impl Assembly {
         }
     }
 
-    /// The members that are not there.
+    /// The members that are missing.
     fn unseen(&self) -> BTreeSet<usize> {
         let seen = |index: &usize| {
             self.members.contains_key(index) || self.stale.iter().any(|(stale, ..)| stale == index)
@@ -199,8 +194,7 @@ impl Assembly {
         (0..self.superblock.geometry.width).filter(|index| !seen(index)).collect()
     }
 
-    /// Why a set of members that are not there may have gone on without these, if
-    /// so.
+    /// The reason if a set of missing members may have continued without these.
     pub(crate) fn may_be_outdated(&self, known: Option<&Known>) -> Option<String> {
         let superblock = &self.superblock;
         if self.confirmed > superblock.generation {
@@ -219,7 +213,8 @@ impl Assembly {
         let may_run = |index: usize| {
             unseen.contains(&index) && superblock.entries[index].condition == Condition::Active
         };
-        // The array goes on without a member only after the witness has recorded that.
+        // With a witness, an array continues without a member only after the witness has recorded
+        // it.
         if self.witness.is_some() || !superblock.geometry.is_enough(may_run) {
             return None;
         }
@@ -236,8 +231,8 @@ impl Assembly {
         ))
     }
 
-    /// Refuses to begin with members that another set may have left behind, unless a
-    /// person has said so.
+    /// Refuses to start with members that another set may have left behind, unless `degraded` is
+    /// given.
     pub(crate) fn check_current(&self, degraded: bool, known: Option<&Known>) -> Result<(), ArrayError> {
         let Some(why) = self.may_be_outdated(known) else { return Ok(()) };
         let name = self.superblock.name.clone();
@@ -249,8 +244,7 @@ impl Assembly {
     }
 }
 
-/// Whether a heartbeat that this session has written to a member is not there any
-/// more, by what was read of it.
+/// Whether a member has lost a heartbeat that this session wrote to it.
 pub(crate) fn has_lost_beat(found: Option<&Beat>, session: Uuid, counter: u64) -> bool {
     counter > 0 && found.is_some_and(|beat| beat.session != session || beat.counter < counter)
 }

@@ -1,10 +1,9 @@
 //! An array as a block device.
 //!
 //! Invariants:
-//! - an operation runs on the array's thread; other threads hand it over,
-//!   with its buffer, and get the result back;
-//! - an operation begins when it is called, and goes on if it is not waited
-//!   for.
+//! - an operation runs on the array's thread; other threads hand it over with its buffer and
+//!   receive the result;
+//! - an operation begins when it is called, and continues if its future is dropped.
 
 use crate::array::{here, stop};
 use crate::core::Core;
@@ -23,14 +22,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use uuid::Uuid;
 
-/// The most that an array takes in one piece, in bytes.
+/// Largest operation, in bytes.
 const MAX_IO: u32 = 64 << 20;
 
-/// How often an array without checksums looks whether its members were connected to anew. A write
+/// Interval at which an array without checksums looks for reconnections of its members. A write
 /// within this time of a reconnection counts as one from before it.
 const LOOK_FOR_LOSSES: Duration = Duration::from_secs(1);
 
-/// What runs on the array's thread.
+/// A closure that runs on the array's thread.
 pub(crate) type Job = Box<dyn FnOnce(&Rc<Core>) + Send>;
 
 /// A running array.
@@ -43,10 +42,10 @@ pub struct ArrayDevice {
     seen: Arc<Seen>,
 }
 
-/// What the array's thread has seen last, for others.
+/// Values that the array's thread publishes to other threads.
 #[derive(Default)]
 struct Seen {
-    /// What fills the members.
+    /// See [`BlockIo::advice`].
     advice: Mutex<Option<Advice>>,
     /// See [`BlockIo::generation`].
     generation: AtomicU64,
@@ -75,7 +74,7 @@ impl ArrayDevice {
             discard: any(|info| info.discard),
             uuid: Some(core.array),
         };
-        // Where copies are all that there is, a unit means nothing.
+        // In a mirror the stripe unit has no meaning.
         let granularity = if geometry.data_units() > 1 { geometry.unit.try_into().unwrap_or(0) } else { 0 };
         let (has_sums, seen) = (geometry.has_sums(), Arc::default());
         if !has_sums {
@@ -84,12 +83,11 @@ impl ArrayDevice {
         ArrayDevice { info, granularity, has_sums, session: core.session, jobs, seen }
     }
 
-    /// Stops the array: what comes from now on is refused (but for reads), I/O
-    /// under way ends, all of it becomes durable, and the members say that it
-    /// was stopped.
+    /// Stops the array: new operations other than reads are refused, those under way end, all data
+    /// becomes durable, and the members are marked clean.
     ///
     /// # Errors
-    /// A member that is needed fails; the array can be assembled again.
+    /// A member that the array needs has failed; the array can be assembled again.
     pub async fn stop(&self) -> IoResult<()> {
         self.ask(|core, answer| {
             let core = Rc::clone(core);
@@ -98,7 +96,7 @@ impl ArrayDevice {
         .await?
     }
 
-    /// Runs something on the array's thread and waits for its answer.
+    /// Runs a closure on the array's thread and waits for its answer.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
         job: impl FnOnce(&Rc<Core>, oneshot::Sender<T>) + Send + 'static,
@@ -132,8 +130,8 @@ impl BlockDevice for ArrayDevice {
     }
 }
 
-/// Notices, also while nothing is asked of the array, that a member was connected to anew: of
-/// what is written later nothing is lost by that.
+/// Notices reconnections of members also while the array is idle: writes after that lose nothing by
+/// them.
 async fn look_for_losses(core: Weak<Core>, seen: std::sync::Weak<Seen>) {
     loop {
         sleep(LOOK_FOR_LOSSES).await;
@@ -143,7 +141,7 @@ async fn look_for_losses(core: Weak<Core>, seen: std::sync::Weak<Seen>) {
     }
 }
 
-/// A task that goes on when nobody waits for it.
+/// A task that continues when its future is dropped.
 struct Going<T>(Option<Task<IoResult<T>>>);
 
 impl<T: 'static> Future for Going<T> {
@@ -167,7 +165,7 @@ impl<T> Drop for Going<T> {
     }
 }
 
-/// Operations, on the array's thread.
+/// Operations other than reads and writes, with offset and length; for `Zeroes` also FUA.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Flush,
@@ -175,7 +173,7 @@ enum Op {
     Zeroes(u64, u64, bool),
 }
 
-/// Admitted when it is called: what comes before the array is stopped ends well.
+/// Admitted when called, not when polled: an operation submitted before the array stops completes.
 fn write(core: Rc<Core>, offset: u64, src: Buf, fua: bool) -> impl Future<Output = IoResult<()>> {
     let admitted = core.admit();
     async move {
@@ -188,7 +186,7 @@ fn write(core: Rc<Core>, offset: u64, src: Buf, fua: bool) -> impl Future<Output
     }
 }
 
-/// The same.
+/// Admitted when called, like [`write`].
 fn other(core: Rc<Core>, op: Op) -> impl Future<Output = IoResult<()>> {
     let admitted = core.admit();
     async move {
@@ -207,20 +205,20 @@ fn other(core: Rc<Core>, op: Op) -> impl Future<Output = IoResult<()>> {
     }
 }
 
-/// What fills the members at this moment.
+/// Bytes in flight that keep the members busy at this moment.
 fn advice(core: &Core) -> Option<Advice> {
     let members: Vec<Option<Advice>> =
         core.members.iter().filter(|member| member.is_active()).map(|member| member.advice()).collect();
     let advice = crate::stripe::combine(&members, core.geometry.stripe())?;
-    // Of what is written to members a part is parity, or copies.
+    // A part of what is written to members is parity, or copies.
     let (data, width) = (core.geometry.data_units() as u64, core.geometry.width as u64);
-    // A write ends when a page of checksums is stored that was begun after it:
-    // half as long again as its data takes, in the mean.
+    // A write ends once a page of checksums that was begun after it is stored: half as long again
+    // as its data takes, on average.
     let write = advice.write / width * data / 2 * 3;
     Some(Advice { write, ..advice })
 }
 
-/// Opened on the array's thread.
+/// The array, opened on its own thread.
 struct Local {
     core: Rc<Core>,
     info: DeviceInfo,
@@ -248,7 +246,7 @@ impl BlockIo for Local {
     }
 
     fn may_forget(&self) -> bool {
-        // Where there are checksums the array looks after its members itself.
+        // With checksums the array repairs such losses itself.
         !self.core.geometry.has_sums()
     }
 
@@ -280,7 +278,7 @@ impl BlockIo for Local {
     }
 }
 
-/// Opened on another thread.
+/// The array, opened on another thread.
 struct Handed {
     info: DeviceInfo,
     has_sums: bool,
@@ -289,7 +287,7 @@ struct Handed {
 }
 
 impl Handed {
-    /// Hands an operation over.
+    /// Hands an operation over to the array's thread.
     fn hand<T, F>(
         &self,
         checked: IoResult<()>,
@@ -310,7 +308,7 @@ impl Handed {
             let core = Rc::clone(core);
             spawn(async move {
                 let result = future.await;
-                // Whoever is answered finds what was noticed on the way.
+                // Stored before the answer, so that the caller sees what the operation noticed.
                 seen.generation.store(core.forgotten(), Ordering::Release);
                 drop(answer.send(result));
             })

@@ -1,18 +1,17 @@
-//! Where operations have ended, to know those that go on from there.
+//! Ends of recent operations, to detect sequential ones.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-/// Ends that are remembered: more than the sequential readers, or writers, that
-/// an array commonly has.
+/// Ends that are kept: more than an array commonly has sequential readers or writers.
 const ENDS: usize = 64;
 
-/// The last ends, in bytes of the array.
+/// The last ends, as byte offsets in the array.
 #[derive(Default)]
 pub(crate) struct Ends(RefCell<VecDeque<u64>>);
 
 impl Ends {
-    /// Notes an operation; says whether it begins where another ended.
+    /// Records an operation; returns whether it begins where another one ended.
     pub(crate) fn goes_on(&self, offset: u64, len: u64) -> bool {
         let mut ends = self.0.borrow_mut();
         let known = ends.iter().position(|end| *end == offset);

@@ -1,22 +1,20 @@
-//! Keeps two hosts from running one array.
+//! Heartbeats: they keep two hosts from running one array.
 //!
-//! Whoever runs an array writes its session and a counter to every member
-//! every [`Options::heartbeat`](crate::Options::heartbeat). Who assembles it
-//! looks whether somebody does, for longer than that takes, and looks again
-//! after it has written its own.
+//! The owner of an array writes its session and a counter to every member every
+//! [`Options::heartbeat`](crate::Options::heartbeat). A host that assembles the array watches for a
+//! moving counter for longer than that interval, writes its own heartbeat, and reads again.
 //!
-//! Invariants (as long as reads and writes of a member take less than a
-//! quarter of the heartbeat):
-//! - nobody begins while another's counter moves;
-//! - of two who begin at the same moment one at most goes on;
-//! - a beat that was there before, and has stood still, is nobody's: a member
-//!   that has lost the beat which was written over it gives it back for ever.
+//! Invariants (as long as reads and writes of a member take less than a quarter of the heartbeat
+//! interval):
+//! - no session begins while the counter of another one moves;
+//! - of two sessions that begin at the same moment at most one continues;
+//! - a heartbeat that was found at the start and has stood still belongs to an ended session: a
+//!   member that loses a later heartbeat may return the old one at any time.
 //!
-//! Beyond that (a host that was suspended, or out of reach of its members) a host
-//! that finds another's session on a member stops writing at once, also if that
-//! session has been stopped since, and nothing is written to a member without a
-//! look at its beat shortly before. What is under way at that moment is not fenced
-//! off; that takes reservations, which not every member has.
+//! If a host was suspended or cut off from its members for longer than that, it halts as soon as it
+//! finds the session of another host on a member, even if that session has been stopped since; and
+//! it reads a member's heartbeat shortly before it writes to that member. Writes in flight at that
+//! moment are not fenced, which would take reservations, and not every device has those.
 
 use crate::assemble::Candidate;
 use crate::bytes::{Reader, Writer, open, seal};
@@ -36,30 +34,29 @@ use std::rc::Rc;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Looks at a beat, one after another, that take too long at most: a member may
-/// be as slow as that.
+/// Consecutive reads of a heartbeat at most, if each one takes longer than the heartbeat interval:
+/// a member may be that slow.
 const LOOKS: u32 = 3;
 
-/// Heartbeats by which one member's may be ahead of another's, while both are in
-/// use: half of what makes the other one late after a crash.
+/// Heartbeats by which the session times on two members in use may differ: half of the difference
+/// after which the older member counts as rolled back after a crash.
 const AHEAD_BEATS: u32 = crate::current::BEHIND_BEATS / 2;
 
 const MAGIC: &[u8; 8] = b"LHBEAT\0\0";
 
-/// What says on a member that an array is in use.
+/// The record on a member that shows that an array is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Beat {
     pub(crate) array: Uuid,
     pub(crate) session: Uuid,
     pub(crate) counter: u64,
     pub(crate) stopped: bool,
-    /// The newest generation that all members in use have confirmed; zero if that is
-    /// not known.
+    /// The newest generation that all members in use have confirmed; zero if unknown.
     pub(crate) confirmed: u64,
-    /// Since the session began, in milliseconds on the member.
+    /// Time since the session began; milliseconds on the member.
     pub(crate) elapsed: Duration,
-    /// The session that was the last to write superblocks when this one began, if it
-    /// was not stopped, and how long its heartbeats went on: what this one writes over.
+    /// The previous session that wrote superblocks, if it was not stopped, and the session time of
+    /// its last heartbeat: the record that this heartbeat replaces.
     pub(crate) before: Option<(Uuid, Duration)>,
 }
 
@@ -89,7 +86,7 @@ impl Beat {
     }
 }
 
-/// Sessions that have ended, as far as is known: the last counter of each.
+/// Sessions known to have ended, with the last counter of each.
 #[derive(Default)]
 pub(crate) struct Ended(RefCell<HashMap<Uuid, u64>>);
 
@@ -98,7 +95,7 @@ impl Ended {
         self.0.borrow().get(&beat.session).is_some_and(|last| beat.counter <= *last)
     }
 
-    /// A beat has stood still, or says that it is the last.
+    /// Records a session whose heartbeat has stood still or is marked as stopped.
     fn add(&self, beat: &Beat) {
         let last = if beat.stopped { u64::MAX } else { beat.counter };
         let mut ended = self.0.borrow_mut();
@@ -107,7 +104,7 @@ impl Ended {
     }
 }
 
-/// What was read of a member.
+/// The heartbeat block of a member, by index.
 type Look = (usize, MemberResult<BufMut>);
 
 impl Core {
@@ -117,12 +114,12 @@ impl Core {
         Beat { array, session, counter, stopped, confirmed, elapsed, before }
     }
 
-    /// How long the session has gone on, for its heartbeats to say. After a crash a
-    /// member whose heartbeat ended long before the others' counts as rolled back, so
-    /// this waits for the slowest member in use: where all of them hung, the first one
-    /// that answers must not leave the others an hour behind.
+    /// Time of the session for its heartbeats. After a crash a member whose heartbeat is much older
+    /// than the others' counts as rolled back. The time is therefore held back to that of the
+    /// slowest member in use: when all members hang, the first one that answers must not get an
+    /// hour ahead of the others.
     fn elapsed(&self) -> Duration {
-        // A member that was lost counts until the superblocks of the others say so.
+        // A lost member counts until the superblocks of the others record the loss.
         if !self.unpublished.get() {
             let usable = self.members.iter().filter(|member| member.is_usable());
             let least = usable.map(|member| member.elapsed.get()).min().unwrap_or_default();
@@ -134,7 +131,7 @@ impl Core {
         elapsed
     }
 
-    /// What sessions that may go on have written to members, by member.
+    /// Heartbeats of other sessions that may still run, by member.
     async fn rivals(&self) -> Vec<(usize, Beat)> {
         let beats = self.beats().await;
         let stopped = self.others(&beats).into_iter().filter(|(_, beat)| beat.stopped);
@@ -142,21 +139,21 @@ impl Core {
         self.rivals_of(&beats)
     }
 
-    /// Of these, what sessions have written that had not ended when this one began:
-    /// also one that has taken the array over since, and has stopped it.
+    /// The heartbeats among `beats` whose session had not ended when this session began, including
+    /// one that has taken the array over since and has stopped.
     fn rivals_of(&self, beats: &[Look]) -> Vec<(usize, Beat)> {
         let mut found = self.others(beats);
         found.retain(|(_, beat)| !self.ended.has(beat));
         found
     }
 
-    /// Reads the beats of all members.
+    /// Reads the heartbeats of all usable members.
     async fn beats(&self) -> Vec<Look> {
         let usable = self.places().filter(|member| member.is_usable());
         join_all(usable.map(async |member| (member.index, member.read(HEARTBEAT_AT, BLOCK).await))).await
     }
 
-    /// What other sessions have written to members, by member.
+    /// Heartbeats of other sessions of this array, by member.
     fn others(&self, beats: &[Look]) -> Vec<(usize, Beat)> {
         let found = beats.iter().filter_map(|(index, read)| {
             let beat = Beat::decode(read.as_ref().ok()?)?;
@@ -166,7 +163,7 @@ impl Core {
     }
 }
 
-/// Takes possession, if nobody else has it.
+/// Takes ownership of the array unless another session runs it.
 pub(crate) async fn claim(core: &Rc<Core>) -> Result<(), ArrayError> {
     if core.lacks(Mechanism::Fence) {
         return Ok(());
@@ -174,20 +171,21 @@ pub(crate) async fn claim(core: &Rc<Core>) -> Result<(), ArrayError> {
     let interval = core.options.heartbeat;
     let before = core.rivals().await;
     if !before.is_empty() {
-        // Its end was not told: does it go on?
+        // The session was not stopped in order: see whether its counter still moves.
         sleep(interval * 5 / 2).await;
         before.iter().for_each(|(_, beat)| core.ended.add(beat));
         if let Some((_, beat)) = core.rivals().await.first() {
             return Err(ArrayError::InUse(beat.session));
         }
     }
-    // Nobody is lost for not taking it: that is said with the superblock.
+    // A member that fails this write is lost later, when its superblock is written.
     let beat = core.beat(0, false).encode();
     let usable = core.places().filter(|member| member.is_usable());
     join_all(usable.map(|member| member.write_beat(beat.clone()))).await;
     sleep(interval / 4).await;
     let looked = Stamp::now();
-    // Who wrote over it, or could not be written over, was as fast.
+    // A session that wrote over this heartbeat, or failed to be overwritten, began at the same
+    // time.
     if !core.lacks(Mechanism::SecondLook)
         && let Some((_, other)) = core.rivals().await.first()
     {
@@ -198,8 +196,8 @@ pub(crate) async fn claim(core: &Rc<Core>) -> Result<(), ArrayError> {
 }
 
 impl Core {
-    /// Takes possession of a member that comes (back) into an array that runs;
-    /// false if somebody else uses it.
+    /// Takes ownership of a member that joins or returns to a running array; false if another
+    /// session uses it.
     pub(crate) async fn claim_member(&self, member: &Member) -> IoResult<bool> {
         let looked = Cell::new(Stamp::now());
         let rival = async || -> IoResult<Option<Beat>> {
@@ -227,8 +225,8 @@ impl Core {
     }
 }
 
-/// Refuses devices that somebody uses at this moment, for whatever array:
-/// those on which a heart beats that is not `own`.
+/// Refuses devices that any array uses at this moment: those whose heartbeat moves and is not of
+/// the session `own`.
 pub(crate) async fn check_idle(
     candidates: &[Candidate],
     own: Option<Uuid>,
@@ -236,7 +234,7 @@ pub(crate) async fn check_idle(
 ) -> Result<(), ArrayError> {
     let look = || {
         join_all(candidates.iter().map(async |candidate| {
-            // What cannot be read there nobody keeps alive.
+            // A heartbeat that cannot be read cannot be updated either.
             let block = candidate.io.read(HEARTBEAT_AT, BufMut::zeroed(BLOCK as usize)).await.ok()?;
             Beat::decode(&block).filter(|beat| !beat.stopped && Some(beat.session) != own)
         }))
@@ -254,8 +252,8 @@ pub(crate) async fn check_idle(
     Ok(())
 }
 
-/// Says that the array is in use, until it is not. Each member by itself: one
-/// that does not answer hides from nobody what the others say.
+/// Writes heartbeats until the array stops. Each member has its own loop, so that a hanging member
+/// does not delay finding another session on the others.
 pub(crate) async fn beat(core: Rc<Core>) {
     let _running = Running::new(&core);
     let counter = Cell::new(0);
@@ -266,8 +264,8 @@ pub(crate) async fn beat(core: Rc<Core>) {
     futures_util::join!(members, crate::witness::beat(&core, &counter));
 }
 
-/// Looks at the beat on a member, and again where that took so long that another
-/// may have taken it over meanwhile: its beat must not be written over.
+/// Reads the heartbeat of a member, and reads it again if that took so long that another host may
+/// have taken the member over meanwhile: its heartbeat must not be overwritten.
 async fn look(core: &Core, member: &Member) -> (Stamp, MemberResult<BufMut>) {
     let mut looks = 1;
     loop {
@@ -280,8 +278,8 @@ async fn look(core: &Core, member: &Member) -> (Stamp, MemberResult<BufMut>) {
     }
 }
 
-/// Says it on one member, and looks whether another host does, until the array ends
-/// or `settle` says that this is the end of it; `settle` is given how that went.
+/// Reads and writes the heartbeat of one member until the array ends or `settle` returns false;
+/// `settle` gets the result of each write.
 pub(crate) async fn beat_on(
     core: &Rc<Core>,
     member: &Member,
@@ -309,9 +307,9 @@ pub(crate) async fn beat_on(
         let count = counter.get();
         let [(_, read)] = beats;
         let result = match read {
-            // A member that does not answer is lost, which is how one is found
-            // out that dies while nobody writes; and an error is told once: it
-            // may be the word of a member that has lost its power in between.
+            // An unreachable member is lost at once, also while there is no user I/O. Any other
+            // error of the read is left to the write: it may stem from a power cycle of the member
+            // in between.
             Err(e) if e.is_absence() => Err(e),
             _ => {
                 member.reach.looked(looked);
@@ -334,7 +332,7 @@ pub(crate) async fn beat_on(
     }
 }
 
-/// Says that the array is not in use any more.
+/// Writes a final heartbeat that marks the session as stopped.
 pub(crate) async fn release(core: &Rc<Core>) {
     let beat = core.beat(0, true).encode();
     let usable = core.places().filter(|member| member.is_usable());

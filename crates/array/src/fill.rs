@@ -1,14 +1,13 @@
-//! Filling members: after an absence, or in the place of another.
+//! Rebuild and resync of members: of one that replaces another, and of one that was offline.
 //!
 //! Invariants:
-//! - a stripe counts as filled from the moment at which nobody else can write
-//!   to it before the member gets that write too: it is said while the stripe
-//!   is held;
-//! - progress is published only when everything below it is durable, and no
-//!   record that was written without the member can be replayed any more: it
-//!   would bring back what the member had before, and have nothing after it;
-//! - what cannot be had is never made up: such a block is marked by a checksum
-//!   that is wrong on purpose, and reads as an error until it is written.
+//! - a stripe counts as rebuilt from the moment from which every write to it reaches the member as
+//!   well: it is marked while the stripe lock is held;
+//! - progress is published only when everything below it is durable and no journal record that was
+//!   written without the member can be replayed: a replay would restore old content of the member
+//!   that nothing follows;
+//! - content that cannot be reconstructed is never invented: such a block gets a checksum that is
+//!   wrong on purpose and reads as an error until it is written.
 
 use crate::clock::Stamp;
 use crate::core::Core;
@@ -34,27 +33,27 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Stripes that are filled at a time at most.
+/// Stripes that are rebuilt concurrently, at most.
 const ROWS_MAX: u64 = 64;
-/// Stripes of the first batch, between the ends of which nothing is under way;
-/// later ones take as long as this says, or up to twice that.
+/// Stripes of the first batch. A batch ends when all of its stripes are done; later batches are
+/// sized to take between `BATCH` and twice that.
 const ROWS_FIRST: usize = 64;
 const BATCH: Duration = Duration::from_secs(1);
-/// How often progress is published.
+/// Interval at which progress is published.
 const PUBLISH: Duration = Duration::from_secs(2);
 
 impl Core {
-    /// Looks for absent members that answer again, and lets them catch up.
+    /// Looks for offline members that answer again, and starts their resync.
     pub(crate) async fn welcome_back(self: &Rc<Self>) {
         for member in &self.members {
-            // Nothing of before may land on it from now on.
+            // Operations begun before the absence must end first: they could write over the resync.
             let absent = member.condition.get() == Condition::Absent;
             if !absent || member.device().is_none() || member.under_way() > 0 {
                 continue;
             }
             let (a, b) =
                 futures_util::join!(member.read(SUPER_AT[0], BLOCK), member.read(SUPER_AT[1], BLOCK));
-            // A copy that cannot be read is as good as one that is torn.
+            // An unreadable copy counts as torn.
             let Copies { newest: found, slot, torn } = match (a, b) {
                 (Err(_), Err(_)) => continue,
                 (a, b) => {
@@ -66,7 +65,7 @@ impl Core {
             let ours = |found: &Superblock| found.array == self.array && found.member == member.uuid.get();
             let Some(found) = found.filter(ours) else {
                 let why = "what came back is not what had gone";
-                // A failure to say so halts the array, and is told there.
+                // A failure to publish halts the array and is logged there.
                 let _ = self.publish_with(|| self.enter(member.index, Condition::Failed, why)).await;
                 continue;
             };
@@ -84,7 +83,8 @@ impl Core {
                 Err(_) => continue,
             }
             self.sums.forget(member.index);
-            // It catches up on all that it has not flushed, whatever it told meanwhile.
+            // The resync covers everything that the member has not flushed, so earlier doubts are
+            // settled.
             member.trust(member.doubts());
             member.forget_absence();
             let back = self.publish_with(|| {
@@ -103,7 +103,7 @@ impl Core {
         }
     }
 
-    /// What a superblock is to the members in use.
+    /// Relation of a superblock to the members in use.
     pub(crate) fn kinship(&self, found: &Superblock, since: Option<u64>) -> Kinship {
         if self.lacks(Mechanism::Apart) {
             return Kinship::Older;
@@ -115,8 +115,8 @@ impl Core {
         own.kinship(found, since, &present)
     }
 
-    /// Whether a member that is back has less than it has confirmed: it was rolled
-    /// back while it was away.
+    /// Whether a returning member has less than it has confirmed: it was rolled back while it was
+    /// offline.
     async fn is_behind(&self, member: &Member, found: &Superblock, torn: bool) -> bool {
         let beat = match member.read(HEARTBEAT_AT, BLOCK).await {
             Ok(block) => Beat::decode(&block),
@@ -137,7 +137,7 @@ impl Core {
         behind
     }
 
-    /// A member is back that has gone on without this set.
+    /// Halts the array, since a member has returned that has continued without this set.
     fn halt_for_newer(&self, member: &Member, found: &Superblock) {
         let name = member.name().unwrap_or_default();
         let own = self.superblock();
@@ -152,7 +152,7 @@ impl Core {
         ));
     }
 
-    /// Puts spares in the places of members that are gone for too long.
+    /// Lets spares replace members that have failed, or are offline for longer than `spare_grace`.
     pub(crate) async fn take_spares(self: &Rc<Self>) {
         for member in &self.members {
             let gone = match member.condition.get() {
@@ -170,7 +170,7 @@ impl Core {
         }
     }
 
-    /// Puts the first spare that can be used in a place; the others stay.
+    /// Lets the first usable spare replace a member; the other spares stay.
     async fn take_spare(self: &Rc<Self>, index: usize) {
         let spares = self.spares.borrow().clone();
         for spare in spares.iter().rev() {
@@ -185,7 +185,7 @@ impl Core {
                     tracing::warn!("array {}: spare {name} takes place {index}", self.name.borrow());
                     return;
                 }
-                // It is tried again, and told of once.
+                // The spare is tried again at each pass; the error is logged once.
                 Err(e) if self.upkeep.tells_of(spare.uuid) => {
                     tracing::warn!("array {}: spare {name} cannot be used: {e}", self.name.borrow());
                 }
@@ -194,8 +194,8 @@ impl Core {
         }
     }
 
-    /// Puts a device in a place, to be filled. What was there is not in the
-    /// array any more.
+    /// Lets a device replace a member, and starts its rebuild. The previous device leaves the
+    /// array.
     pub(crate) async fn take_place(
         self: &Rc<Self>,
         index: usize,
@@ -208,10 +208,10 @@ impl Core {
         if info.size < self.geometry.end() {
             return Err(IoError::OutOfRange { offset: 0, len: self.geometry.end(), size: info.size });
         }
-        // No beat, bit or record of an earlier life counts, nor a superblock of
-        // another array, which may have a higher generation. A spare of this one
-        // stays known as that until it has its place. What cannot be written is
-        // found out by this, while whoever had the place still has it.
+        // Clear heartbeat, bitmap and journal of an earlier use, and a superblock of another array,
+        // which might have a higher generation. A spare of this array keeps its superblock until it
+        // is a member. A device that cannot be written fails here, while the previous device is
+        // still in use.
         let from = if is_spare { HEARTBEAT_AT } else { SUPER_AT[0] };
         wipe(&io, from, self.geometry.sums_at()).await?;
         io.flush().await?;
@@ -221,7 +221,7 @@ impl Core {
             return Err(IoError::Aborted);
         }
         if member.is_active() || matches!(member.condition.get(), Condition::Rebuilding { .. }) {
-            // Others may have been lost meanwhile.
+            // Other members may have been lost meanwhile.
             let still = || !self.cannot_lose(index);
             self.lose_if(index, Condition::Failed, "it is replaced", still).await?;
             if member.is_active() {
@@ -235,7 +235,7 @@ impl Core {
         self.sums.forget(index);
         self.publish_with(|| {
             member.put(device, io);
-            // Nobody's beat is on it: it was wiped.
+            // The heartbeat was cleared, so no other session uses the device.
             member.reach.looked(Stamp::now());
             member.uuid.set(uuid);
             member.known.set(0);
@@ -248,8 +248,8 @@ impl Core {
         self.intent.write_all(self).await
     }
 
-    /// The member to fill next, if there is one: who only catches up is the
-    /// shortest way to redundancy, and of others who has the least left.
+    /// The member to rebuild next, if any: first those that only resync, which restores redundancy
+    /// soonest, then the one with the fewest rows left.
     pub(crate) fn next_to_fill(&self) -> Option<usize> {
         let order = |member: &Member| {
             let Condition::Rebuilding { partial, .. } = member.condition.get() else { return None };
@@ -260,7 +260,7 @@ impl Core {
         self.members.iter().filter_map(order).min().map(|(.., index)| index)
     }
 
-    /// The stripes that a member still has to be given, in order.
+    /// The rows that a member still lacks, in order.
     fn rows_left(&self, index: usize) -> Vec<Range<u64>> {
         let (member, rows) = (&self.members[index], self.geometry.rows);
         let Condition::Rebuilding { done, partial } = member.condition.get() else { return Vec::new() };
@@ -277,13 +277,13 @@ impl Core {
         ranges
     }
 
-    /// Fills a member to its end, or until another comes first, or the array
-    /// stops.
+    /// Rebuilds or resyncs a member until it is complete, another member takes precedence, or the
+    /// array stops.
     pub(crate) async fn fill_member(self: &Rc<Self>, index: usize) -> IoResult<Fill> {
         let member = &self.members[index];
         let rows: Vec<u64> = self.rows_left(index).into_iter().flatten().collect();
         let (began, incarnation) = (now(), member.incarnation());
-        // It may have gone, and even be back with less than it had.
+        // The member may have gone, and may have returned with less than it had.
         let is_it = || {
             matches!(member.condition.get(), Condition::Rebuilding { .. })
                 && member.incarnation() == incarnation
@@ -310,7 +310,7 @@ impl Core {
                 if !member.is_in_doubt() {
                     break;
                 }
-                // It may have lost what it was just given.
+                // The member may have lost rows that were just written.
                 self.upkeep.unfill(index, batch[0]);
                 self.verify(index).await?;
                 if member.incarnation() != incarnation {
@@ -355,15 +355,14 @@ impl Core {
         .map(|()| Fill::Ended)
     }
 
-    /// Stripes of a batch: `size`, but not more than are allowed in its time.
+    /// Rows of a batch: `size`, limited to what the rebuild rate allows in `BATCH`.
     fn batch(&self, size: usize) -> usize {
         let allowed = |rate: u64| (rate as f64 * BATCH.as_secs_f64() / self.geometry.unit as f64) as usize;
         self.upkeep.rebuild_rate.get().map_or(size, |rate| size.min(allowed(rate))).max(1)
     }
 
-    /// Stripes that are filled at a time: what fills the paths to all others,
-    /// and is on its way to the member besides. More would only stand in
-    /// queues, before what users ask for.
+    /// Rows rebuilt concurrently: enough to fill the paths to all other members, and the path to
+    /// this one. More would only wait in queues, in front of user I/O.
     fn fills_at_a_time(&self, index: usize) -> usize {
         let advice = |member: &crate::member::Member| member.advice().unwrap_or(Advice::LOCAL);
         let others = self.members.iter().filter(|member| member.is_active());
@@ -379,9 +378,8 @@ impl Core {
         self.upkeep.tasks.borrow_mut().filling = Some(progress);
     }
 
-    /// Lets users go first: as long as the rate that is set asks for, or for
-    /// as long as the work took if they are at work. Where the next loss would
-    /// lose data there is no giving way but by the rate.
+    /// Pauses in favour of user I/O: as long as the configured rate requires, or as long as the
+    /// work took if user I/O is active. If the next loss would lose data, only the rate counts.
     pub(crate) async fn give_way(
         self: &Rc<Self>,
         seen: &mut Seen,
@@ -401,7 +399,7 @@ impl Core {
         pause(self, by_rate.max(by_users)).await;
     }
 
-    /// Gives a member its unit of a stripe.
+    /// Writes a member's unit of a row.
     async fn fill_row(self: &Rc<Self>, index: usize, row: u64) -> IoResult<()> {
         let reads = if self.geometry.has_parity() { self.geometry.data_units() as u64 } else { 1 };
         let room = self.room(reads * self.geometry.unit, Reader::Background).await;
@@ -419,12 +417,12 @@ impl Core {
         for (block, sum) in sums.iter_mut().enumerate() {
             match lost.get(&block) {
                 None => self.regain(row, role, block as u64 * BLOCK, BLOCK),
-                // What it is will be believed of those who come back.
+                // UNKNOWN accepts any content, so that members that return may supply it.
                 Some(Gone::Waiting) => *sum = UNKNOWN,
                 Some(Gone::Lost(_)) => *sum = !*sum,
             }
         }
-        // What was discarded stays so, and takes no room.
+        // Zeroes are deallocated again, so that discarded ranges take no space.
         let write = async {
             if bytes.iter().all(|byte| *byte == 0) {
                 member.zero(at, unit).await
@@ -437,15 +435,15 @@ impl Core {
             self.lose(index, &e).await?;
             return Err(e.into());
         }
-        // Another device may have the place by now, and has nothing.
+        // Another device, which is empty, may have replaced this one meanwhile.
         if member.incarnation() == incarnation {
             self.upkeep.fill(index, row);
         }
         Ok(())
     }
 
-    /// A unit as the others have it, and the blocks that they do not have: what
-    /// is lost with those is noted.
+    /// A unit, reconstructed from the other members, and its blocks that cannot be reconstructed.
+    /// What is lost with those is recorded.
     async fn unit_for(
         self: &Rc<Self>,
         row: u64,
@@ -483,7 +481,7 @@ impl Core {
         Ok((whole.freeze(), lost))
     }
 
-    /// What a role is, given the other units.
+    /// Content of one role, derived from the other units.
     pub(crate) fn derive(&self, mut units: Units, role: Role, len: u64) -> Option<Buf> {
         if let Role::Data(i) = role
             && let Some(bytes) = units.data[i].take()
@@ -499,16 +497,16 @@ impl Core {
     }
 }
 
-/// How filling a member has ended.
+/// Why the rebuild of a member ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fill {
-    /// It is full, or is not to be filled any more.
+    /// The member is complete, or is not to be rebuilt any more.
     Ended,
-    /// Another comes first: it goes on later where it is.
+    /// Another member takes precedence; this one continues later where it stopped.
     GaveWay,
 }
 
-/// What a task in the background has seen.
+/// State of a background task between its batches.
 pub(crate) struct Seen {
     pub(crate) begun: u64,
     pub(crate) published: Instant,

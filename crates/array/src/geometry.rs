@@ -1,49 +1,48 @@
-//! What lies where: on an array, and on each of its members.
+//! Layout of an array, and of the regions on each of its members.
 //!
-//! A *stripe* is one row of units, a unit on each member. A member holds, in
-//! this order: superblock copies, heartbeat, intent bitmap, journal, checksums,
-//! data. Everything is a multiple of [`BLOCK`].
+//! A *stripe* is one row of units, a unit on each member. A member holds, in this order: superblock
+//! copies, heartbeat, write-intent bitmap, journal, checksums, data. All offsets are multiples of
+//! [`BLOCK`].
 //!
 //! Invariants:
-//! - every member of an array has the same regions at the same places;
-//! - each unit of data has at least one home, and no member has two units of
-//!   a stripe.
+//! - every member of an array has the same regions at the same offsets;
+//! - each data unit has at least one home, and no member has two units of a stripe.
 
 use crate::layout::{Layout, LayoutError, check_layout, check_shape};
 use std::ops::Range;
 
-/// Bytes of the array's logical block, and of what one checksum covers: the
-/// smallest unit that file systems use, and the largest block of devices.
+/// Bytes of the array's logical block, which one checksum covers: the smallest unit that file
+/// systems use, and the largest block size of a member.
 pub const BLOCK: u64 = 4096;
 
-/// First copy of the superblock.
+/// Offsets of the two superblock copies.
 pub(crate) const SUPER_AT: [u64; 2] = [0, 64 << 10];
-/// Who has assembled the array.
+/// Offset of the heartbeat.
 pub(crate) const HEARTBEAT_AT: u64 = 128 << 10;
-/// The intent bitmap.
+/// Offset of the write-intent bitmap.
 pub(crate) const INTENT_AT: u64 = 192 << 10;
-/// Bytes of the intent bitmap.
+/// Bytes of the write-intent bitmap.
 pub(crate) const INTENT_LEN: u64 = 64 << 10;
-/// The journal.
+/// Offset of the journal.
 pub(crate) const JOURNAL_AT: u64 = INTENT_AT + INTENT_LEN;
 /// Bytes of the smallest journal: some hundred small writes.
 const JOURNAL_MIN: u64 = 1 << 20;
 /// Bytes of the largest journal: all of it is read after a crash.
 const JOURNAL_MAX: u64 = 64 << 20;
-/// Journal of a member as a part of its size.
+/// The journal takes this fraction of a member.
 const JOURNAL_SHARE: u64 = 64;
-/// The journal holds this many stripe units at least: parity of a whole
-/// stripe, twice, must not take more than a part of it.
+/// Stripe units that a journal holds at least: parity of a full stripe, twice, must be only a part
+/// of it.
 const JOURNAL_UNITS: u64 = 8;
-/// Bytes of a member behind one intent bit at least.
+/// Minimum bytes of a member per intent bit.
 const REGION_MIN: u64 = 1 << 20;
-/// Intent bits that are aimed at: fewer would make more to look at after a
-/// crash, and more would have to be set more often.
+/// Target number of intent bits: fewer would make the resync after a crash longer, and more would
+/// have to be set more often.
 const REGIONS: u64 = 16 << 10;
 const _: () = assert!(REGIONS <= crate::intent::BITS_MAX);
-/// Bytes of all members together are fewer: no sum of places overflows.
+/// Bytes of all members together are fewer, so that sums of offsets cannot overflow.
 const BYTES_MAX: u64 = 1 << 62;
-/// Bytes that one checksum takes.
+/// Bytes of one checksum.
 pub(crate) const SUM: u64 = 4;
 
 /// What a member holds of a stripe.
@@ -51,26 +50,26 @@ pub(crate) const SUM: u64 = 4;
 pub(crate) enum Role {
     /// The data unit of this number.
     Data(usize),
-    /// The sum of the data.
+    /// The XOR of the data.
     P,
-    /// The weighted sum of the data.
+    /// The weighted sum of the data over GF(2^8).
     Q,
 }
 
 /// The shape of an array. Sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// How blocks are spread.
+    /// Distribution of data and redundancy over the members.
     pub layout: Layout,
-    /// Members.
+    /// Number of members.
     pub width: usize,
     /// Stripe unit.
     pub unit: u64,
-    /// Stripes.
+    /// Number of stripes.
     pub rows: u64,
     /// Journal of each member.
     pub journal: u64,
-    /// Bytes of each member that one intent bit stands for.
+    /// Part of each member per intent bit.
     pub region: u64,
 }
 
@@ -89,7 +88,7 @@ impl Geometry {
             0
         };
         let mut geometry = Geometry { layout, width, unit, rows: 0, journal, region: 0 };
-        // Checksums take a known part; what rounding costs is found by trying.
+        // Checksums take a known fraction; the cost of rounding is found by iteration.
         let room = size.saturating_sub(JOURNAL_AT + journal);
         geometry.rows = room / unit;
         while geometry.rows > 0 && geometry.end() > size {
@@ -104,8 +103,8 @@ impl Geometry {
         Ok(geometry)
     }
 
-    /// Whether this may be the shape of an array: any that [`fit`](Self::fit)
-    /// gives may be, and none on which the rest of this would fail.
+    /// Whether a decoded geometry is valid: any that [`fit`](Self::fit) returns is, and none is
+    /// with which other functions would overflow.
     pub(crate) fn is_sane(&self) -> bool {
         let Geometry { layout, width, unit, rows, journal, region } = *self;
         if check_shape(width, unit).is_err() || check_layout(layout, width).is_err() {
@@ -126,8 +125,7 @@ impl Geometry {
             && self.regions() <= crate::intent::BITS_MAX
     }
 
-    /// Whether members that have everything are enough to read and write, if these
-    /// are all that do.
+    /// Whether the array can be read and written if exactly the members with `has` are up to date.
     pub(crate) fn is_enough(&self, has: impl Fn(usize) -> bool) -> bool {
         match self.layout {
             Layout::StripeMirror => (0..self.width).step_by(2).all(|first| has(first) || has(first + 1)),
@@ -135,7 +133,7 @@ impl Geometry {
         }
     }
 
-    /// Whether a stripe has such a range, in whole blocks.
+    /// Whether a stripe has this range, in whole blocks.
     pub(crate) fn has_range(&self, row: u64, role: Role, at: u64, len: u64) -> bool {
         let is_block = |n: u64| n.is_multiple_of(BLOCK);
         let is_within = at.checked_add(len).is_some_and(|end| end <= self.unit);
@@ -147,7 +145,7 @@ impl Geometry {
         row < self.rows && has_role && is_within && len > 0 && is_block(at) && is_block(len)
     }
 
-    /// Units of data in a stripe.
+    /// Data units of a stripe.
     pub fn data_units(&self) -> usize {
         match self.layout {
             Layout::Stripe => self.width,
@@ -158,7 +156,7 @@ impl Geometry {
         }
     }
 
-    /// Members that may be lost at a time, whichever they are.
+    /// Any members that may be lost at a time.
     pub fn redundancy(&self) -> usize {
         match self.layout {
             Layout::Stripe => 0,
@@ -173,13 +171,13 @@ impl Geometry {
         matches!(self.layout, Layout::Parity | Layout::DoubleParity)
     }
 
-    /// Whether blocks have checksums. Where there is no redundancy there is
-    /// nothing to mend from, and the members see to it.
+    /// Whether blocks have checksums. Without redundancy nothing could be repaired, and integrity
+    /// is left to the members.
     pub(crate) fn has_sums(&self) -> bool {
         self.layout != Layout::Stripe
     }
 
-    /// Bytes of data in a stripe.
+    /// Data bytes of a stripe.
     pub fn stripe(&self) -> u64 {
         self.data_units() as u64 * self.unit
     }
@@ -189,12 +187,12 @@ impl Geometry {
         self.rows * self.stripe()
     }
 
-    /// Where checksums begin on a member.
+    /// Offset of the checksums on a member.
     pub(crate) fn sums_at(&self) -> u64 {
         JOURNAL_AT + self.journal
     }
 
-    /// Bytes of checksums.
+    /// Bytes of the checksums on a member.
     pub(crate) fn sums_len(&self) -> u64 {
         if !self.has_sums() {
             return 0;
@@ -202,7 +200,7 @@ impl Geometry {
         (self.rows * self.unit / BLOCK * SUM).next_multiple_of(BLOCK)
     }
 
-    /// Where data begins on a member.
+    /// Offset of the data on a member.
     pub(crate) fn data_at(&self) -> u64 {
         (self.sums_at() + self.sums_len()).next_multiple_of(self.unit)
     }
@@ -212,8 +210,8 @@ impl Geometry {
         self.data_at() + self.rows * self.unit
     }
 
-    /// What `member` holds of stripe `row`. Parity rotates from the last
-    /// member to the first, and data follows it (left-symmetric, as md's).
+    /// What `member` holds of stripe `row`. Parity rotates from the last member to the first, and
+    /// data follows it (left-symmetric, as in md).
     pub(crate) fn role(&self, row: u64, member: usize) -> Role {
         let width = self.width;
         let p = width - 1 - (row % width as u64) as usize;
@@ -247,28 +245,28 @@ impl Geometry {
         }
     }
 
-    /// The stripe, data unit and byte within it of a byte of the array.
+    /// Row, data unit, and offset within the unit of a byte of the array.
     pub(crate) fn locate(&self, offset: u64) -> (u64, usize, u64) {
         let within = offset % self.stripe();
         (offset / self.stripe(), (within / self.unit) as usize, within % self.unit)
     }
 
-    /// Where a stripe's unit begins on its member.
+    /// Offset of a row's unit on its member.
     pub(crate) fn unit_at(&self, row: u64) -> u64 {
         self.data_at() + row * self.unit
     }
 
-    /// Intent bits.
+    /// Number of intent bits.
     pub(crate) fn regions(&self) -> u64 {
         (self.rows * self.unit).div_ceil(self.region)
     }
 
-    /// The intent bit of a stripe.
+    /// The intent bit of a row.
     pub(crate) fn region_of(&self, row: u64) -> u64 {
         row * self.unit / self.region
     }
 
-    /// The stripes of an intent bit.
+    /// The rows of an intent bit.
     pub(crate) fn rows_of(&self, region: u64) -> Range<u64> {
         let rows = self.region / self.unit;
         region * rows..((region + 1) * rows).min(self.rows)

@@ -1,16 +1,14 @@
-//! Races of reconstruction against a member that is late.
+//! Hedged reads: reconstruction races a member that is late.
 //!
-//! A read that takes longer than its member's reads rarely do is raced by
-//! what the other members give: from another copy, or from parity. A budget
-//! bounds how many reads may be raced, so that an array that is slow as a
-//! whole is not asked for a multiple of its load.
+//! A read that takes longer than its member's reads rarely do is raced by a reconstruction from the
+//! other members: from another copy, or from parity. A budget bounds the number of hedged reads, so
+//! that an array that is slow as a whole does not multiply its own load.
 //!
 //! Invariants:
-//! - of `100 / percent` reads one adds a race to the budget, and the budget
-//!   never grows beyond [`BUDGET_MAX`] races;
-//! - who loses a race goes on to the end, with nobody waiting: it may be in
-//!   the middle of publishing that a member is lost, or find out that it is:
-//!   an error is told once.
+//! - `100 / percent` reads add one hedged read to the budget, which never grows beyond
+//!   [`BUDGET_MAX`];
+//! - the loser of a race runs to its end, detached: it may be in the middle of publishing the loss
+//!   of a member, or may find one, and each error is reported once.
 
 use crate::core::Core;
 use crate::geometry::Role;
@@ -22,13 +20,13 @@ use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 
-/// Races that can be saved up: a burst of stragglers is met at once.
+/// Hedged reads that can be saved up, for a burst of late reads.
 const BUDGET_MAX: u32 = 16;
 
-/// How many races are allowed.
+/// How many hedged reads are allowed.
 pub(crate) struct Budget {
     percent: u32,
-    /// In hundredths of a race.
+    /// In hundredths of a read.
     saved: Cell<u32>,
 }
 
@@ -50,19 +48,18 @@ impl Budget {
     }
 }
 
-/// How a read ended.
+/// Result of a read that may have been hedged.
 pub(crate) enum Race {
-    /// The member answered.
+    /// The member answered first.
     Read(BufMut),
-    /// The others were faster.
+    /// The reconstruction was faster.
     Reconstructed(BufMut),
-    /// Nobody has given anything that can be used without a closer look.
+    /// Neither result can be used without further checks.
     Failed,
 }
 
 impl Core {
-    /// Reads a data unit's range from `home`, or from the others if that is
-    /// late.
+    /// Reads a range of a data unit from `home`, or from the other members if `home` is late.
     pub(crate) async fn race(
         self: &Rc<Self>,
         home: usize,
@@ -116,7 +113,7 @@ impl Core {
             Ok(bytes) => Race::Read(bytes),
             Err(fault) => {
                 if let Fault::Error(_) = &fault {
-                    // What the loss of a member leads to shows in what follows.
+                    // A loss of the member shows in the operations that follow.
                     let _ = self.note(home, row, &fault).await;
                 }
                 Race::Failed
@@ -130,7 +127,7 @@ impl Core {
         !self.rows.is_torn(row) && (copies || (self.geometry.has_parity() && self.is_healthy(row)))
     }
 
-    /// The same range without `home`; nothing if the others do not have it.
+    /// The same range reconstructed without `home`; `None` if the others do not suffice.
     async fn without(
         self: &Rc<Self>,
         home: usize,
@@ -166,7 +163,7 @@ mod tests {
                 })
                 .count()
         };
-        // The first adds nothing to a budget that is full.
+        // The first read adds nothing to a full budget.
         assert_eq!(raced(100), 16 + 4);
         assert_eq!(raced(1000), 50);
         let none = Budget::new(0);

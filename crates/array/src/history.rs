@@ -1,37 +1,35 @@
-//! Which sessions have written the superblocks of an array, and in which order.
+//! The sessions that have written the superblocks of an array, in order.
 //!
-//! A generation is a number, and two sets of members that were used apart from each
-//! other both count on. The history tells them apart: each superblock names the
-//! sessions that it descends from.
+//! A generation is a number, and two sets of members that were used apart from each other both
+//! increment it. The history distinguishes them: each superblock lists the sessions that it
+//! descends from.
 //!
 //! Invariants:
-//! - sessions are in the order in which they began, each with the first generation
-//!   that it wrote;
+//! - sessions are in the order in which they began, each with the first generation that it wrote;
 //! - the last one has written the superblock that the history is in;
 //! - at most [`ERAS_MAX`] are kept: the oldest is dropped first.
 
 use uuid::Uuid;
 
-/// Sessions that are kept: what a superblock has room for.
+/// Sessions that a superblock has space for.
 pub(crate) const ERAS_MAX: usize = 12;
 
 /// The superblocks of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Era {
-    /// The session.
+    /// UUID of the session.
     pub(crate) session: Uuid,
     /// The first generation that it wrote.
     pub(crate) from: u64,
 }
 
-/// The sessions that a superblock descends from. Empty on a member that was made
-/// and never used, or whose superblock has a version without a history.
+/// The sessions that a superblock descends from. Empty on a member that was never used, or whose
+/// superblock has a version without a history.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct History(Vec<Era>);
 
 impl History {
-    /// A history that was read with a superblock of this generation; `None` if it
-    /// is not in order.
+    /// A history read with a superblock of this generation; `None` if it is not in order.
     pub(crate) fn of(eras: Vec<Era>, generation: u64) -> Option<History> {
         let ordered = eras.windows(2).all(|pair| pair[0].from < pair[1].from);
         let past = eras.last().is_none_or(|era| era.from <= generation);
@@ -42,12 +40,12 @@ impl History {
         &self.0
     }
 
-    /// The session that goes on writing.
+    /// The session that is writing.
     pub(crate) fn last(&self) -> Option<Era> {
         self.0.last().copied()
     }
 
-    /// A session begins to write at a generation.
+    /// Adds a session whose first generation is `from`.
     pub(crate) fn begin(&mut self, session: Uuid, from: u64) {
         if self.0.len() >= ERAS_MAX {
             self.0.remove(0);
@@ -55,9 +53,8 @@ impl History {
         self.0.push(Era { session, from });
     }
 
-    /// Whether a superblock of this history, which has reached `newest`, descends
-    /// from the one with generation `generation` that `era` wrote; `None` if
-    /// neither can be told.
+    /// Whether a superblock of this history, which has reached `newest`, descends from the one with
+    /// generation `generation` that `era` wrote; `None` if unknown.
     pub(crate) fn holds(&self, newest: u64, generation: u64, era: Option<Era>) -> Option<bool> {
         let era = era?;
         match self.0.iter().position(|own| *own == era) {
@@ -66,13 +63,13 @@ impl History {
         }
     }
 
-    /// Whether it would hold a session that began then.
+    /// Whether the history reaches back to the start of that session.
     fn knows(&self, era: Era) -> bool {
         self.0.len() < ERAS_MAX || self.0.first().is_some_and(|first| first.from <= era.from)
     }
 
-    /// The newest generation that a superblock of this history, which has reached
-    /// `newest`, shares with another; zero if that cannot be told.
+    /// The newest generation that a superblock of this history, which has reached `newest`, shares
+    /// with another; zero if unknown.
     pub(crate) fn fork(&self, newest: u64, other: &History, other_newest: u64) -> u64 {
         let next = |history: &History, at: usize, newest: u64| {
             history.0.get(at).map_or(newest + 1, |next| next.from)
@@ -105,14 +102,14 @@ mod tests {
         let holds = |generation, era| ours.holds(12, generation, era);
         assert_eq!(holds(4, Some(era(2))), Some(true));
         assert_eq!(holds(12, Some(era(9))), Some(true));
-        // The same session went on beside the next one, or beyond this superblock.
+        // The same session continued beside the next one, or beyond this superblock.
         assert_eq!(holds(5, Some(era(2))), Some(false));
         assert_eq!(holds(13, Some(era(9))), Some(false));
         assert_eq!(holds(6, Some(era(6))), Some(false));
         assert_eq!(holds(1, None), None);
         let other = |eras: &[u64]| History(eras.iter().map(|n| era(*n)).collect());
-        // Both went on from generation 6 of session 5; the same session wrote on;
-        // nothing but the making of the array is common.
+        // Both continued from generation 6 of session 5; one session wrote on; only the creation of
+        // the array is common.
         assert_eq!(ours.fork(12, &other(&[2, 5, 7]), 40), 6);
         assert_eq!(ours.fork(12, &other(&[2, 5]), 40), 8);
         assert_eq!(ours.fork(12, &other(&[3]), 40), 1);

@@ -1,18 +1,15 @@
-//! The intent bitmap: where members may differ.
+//! The write-intent bitmap: marks the regions in which members may differ.
 //!
-//! A bit stands for a region of all members. It is set, on every member that
-//! is in use, before something in the region is written, and cleared some time
-//! after the last write. So after a crash only the regions whose bits are set
-//! have to be looked at; and while a member is absent no bit is cleared, so
-//! that it is told by them what it has missed.
+//! A bit stands for a region of all members. It is set on every member in use before a write to the
+//! region, and cleared some time after the last write. After a crash only regions with a set bit
+//! need a resync. While a member is offline no bit is cleared, so that the bits show what the
+//! member has missed.
 //!
 //! Invariants:
-//! - a write to a region is under way only while its bit is on every member
-//!   that is in use;
-//! - a bit is cleared only when no write to its region is under way, all
-//!   earlier ones are durable, and no member is absent or catching up;
-//! - a page that is damaged on all active members means that every region of it
-//!   is marked.
+//! - a write to a region is under way only while its bit is set on every member in use;
+//! - a bit is cleared only when no write to its region is under way, all earlier ones are durable,
+//!   and no member is offline or in resync;
+//! - if a page is damaged on all active members, every region of it counts as marked.
 
 use crate::bytes::{Reader, Writer, open, seal};
 use crate::core::Core;
@@ -29,10 +26,9 @@ use std::rc::Rc;
 use std::time::Instant;
 use uuid::Uuid;
 
-/// Bytes of a page before its bits: checksum, array, number, reserve.
+/// Bytes of a page before its bits: checksum, array, number, reserved.
 const HEAD: usize = 32;
-/// Regions that are marked ahead at most: after a crash they are read for
-/// nothing.
+/// Regions that are marked ahead at most: after a crash they are resynced in vain.
 const AHEAD_MAX: u64 = 32;
 /// Bits of a page.
 const PER_PAGE: u64 = (BLOCK - HEAD as u64) * 8;
@@ -55,14 +51,14 @@ pub(crate) struct Intent {
     pub(crate) writes: Cell<u64>,
 }
 
-/// A write to a region, until it is dropped.
+/// A write to a marked region; it ends when this is dropped.
 pub(crate) struct Marked {
     intent: Rc<Intent>,
     region: u64,
 }
 
 impl Core {
-    /// Begins a write to a stripe, unless the array does without its mark.
+    /// Begins a write to a stripe; without a mark if that mechanism is switched off.
     pub(crate) async fn mark_row(self: &Rc<Self>, row: u64, of: Mechanism) -> IoResult<Option<Marked>> {
         if self.lacks(of) {
             return Ok(None);
@@ -99,20 +95,19 @@ impl Intent {
         }
     }
 
-    /// Pages that there are.
+    /// Number of pages.
     pub(crate) fn page_count(&self) -> usize {
         self.busy.borrow().len()
     }
 
-    /// Adds what is marked on a page of a member; false if that is damaged, and
-    /// tells nothing.
+    /// Adds the marks of a member's page; false if the page is damaged.
     pub(crate) fn merge(&self, number: usize, page: &[u8]) -> bool {
         let Some(bits) = self.page_bits(number, page) else { return false };
         self.add(number, |within| bits[within / 8] & 1 << (within % 8) != 0);
         true
     }
 
-    /// Nobody can tell what is marked on a page: all of it may be.
+    /// Marks all regions of a page whose marks are lost.
     pub(crate) fn mark_all(&self, number: usize) {
         self.add(number, |_| true);
     }
@@ -127,8 +122,8 @@ impl Intent {
         }
     }
 
-    /// Looks whether the pages on a member can be read and have what they must,
-    /// and writes them again where not. Gives the number of those.
+    /// Verifies the pages on a member, and rewrites those that are damaged or lack marks. Returns
+    /// their number.
     pub(crate) async fn scrub(&self, core: &Rc<Core>, member: &Member) -> IoResult<u64> {
         let before = self.durable.borrow().clone();
         let read = match member.read_around(INTENT_AT, self.page_count() as u64 * BLOCK).await {
@@ -177,7 +172,7 @@ impl Intent {
         Buf::copy_of(&page)
     }
 
-    /// All pages, as they are on a new member.
+    /// All pages, for a new member.
     pub(crate) fn pages(&self) -> Vec<(u64, Buf)> {
         let pages = 0..self.busy.borrow().len();
         pages.map(|number| (INTENT_AT + number as u64 * BLOCK, self.page(number))).collect()
@@ -194,7 +189,7 @@ impl Intent {
         (0..self.regions).filter(|region| get(&set, *region)).collect()
     }
 
-    /// Begins a write to a region: returns when its bit is on the members.
+    /// Begins a write to a region: returns once its bit is set on the members.
     pub(crate) async fn mark(self: &Rc<Self>, core: &Rc<Core>, region: u64) -> IoResult<Marked> {
         let is_new = {
             let mut users = self.users.borrow_mut();
@@ -221,15 +216,14 @@ impl Intent {
         }
     }
 
-    /// Marks the next regions before somebody who writes on gets there, so
-    /// that they do not wait for it: as many again as are being written, since
-    /// the mark takes its turn behind those writes. If nobody comes they are
-    /// cleared like any other.
+    /// Marks the next regions before a sequential writer reaches them, so that it does not wait: as
+    /// many again as are being written, since the page write queues behind those writes. If no
+    /// write follows, the bits are cleared like any other.
     fn mark_ahead(self: &Rc<Self>, core: &Rc<Core>, region: u64) {
         let under_way = self.users.borrow().values().filter(|(count, _)| *count > 0).count() as u64;
         let ahead = (2 * under_way).clamp(1, AHEAD_MAX);
         let end = (region + ahead).min(self.regions).min((region / PER_PAGE + 1) * PER_PAGE);
-        // Half of them are enough until the next look.
+        // Half of them suffice until the next call.
         let near = (region + ahead.div_ceil(2)).min(end);
         if (region..near).all(|region| get(&self.set.borrow(), region)) {
             return;
@@ -244,7 +238,7 @@ impl Intent {
             let durable = || get(&intent.durable.borrow(), end - 1);
             intent.changed.until(|| durable() || !intent.busy.borrow()[page]).await;
             if !durable() && core.check_running().is_ok() {
-                // Who comes to need it sees what has become of it.
+                // A failure halts the array or marks a member lost; the next `mark` sees that.
                 let _ = intent.write(&core, page).await;
             }
         })
@@ -258,7 +252,7 @@ impl Intent {
         let page = self.page(number);
         let first = number * (PER_PAGE / 64) as usize;
         let end = (first + (PER_PAGE / 64) as usize).min(words.len());
-        // What this write clears does not count as set any more.
+        // Bits that this write clears do not count as set any more.
         for (durable, word) in self.durable.borrow_mut()[first..end].iter_mut().zip(&words[first..end]) {
             *durable &= word;
         }
@@ -272,7 +266,7 @@ impl Intent {
         result
     }
 
-    /// Writes all pages: for members that are new in the array.
+    /// Writes all pages to all members in use, for new members.
     pub(crate) async fn write_all(&self, core: &Rc<Core>) -> IoResult<()> {
         let pages = self.busy.borrow().len();
         for number in 0..pages {
@@ -282,7 +276,7 @@ impl Intent {
         Ok(())
     }
 
-    /// Clears the bits of regions that nobody has written to since `before`.
+    /// Clears the bits of regions without writes since `before`.
     pub(crate) async fn sweep(&self, core: &Rc<Core>, before: Instant) -> IoResult<()> {
         let idle: Vec<u64> = {
             let users = self.users.borrow();
@@ -293,8 +287,8 @@ impl Intent {
             return Ok(());
         }
         core.flush_members().await?;
-        // What has been under way all the time may tell that a member was absent,
-        // and has lost before the flush what was written to it.
+        // Operations still under way may reveal that a member was offline and has lost writes
+        // before the flush.
         let usable = core.members.iter().filter(|member| member.is_usable());
         join_all(usable.map(Member::until_answered)).await;
         if core.members.iter().any(Member::is_told_absent) || !core.may_forget_intents() {

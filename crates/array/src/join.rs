@@ -1,22 +1,21 @@
-//! Operations on several members as one.
+//! Operations on several members combined into one.
 //!
 //! Invariants:
-//! - the whole is done when every part is, also when one fails: a caller who
-//!   tries again after an error never races with what is left of the first
-//!   try;
-//! - of several errors the first part's is told.
+//! - the combined operation ends when every part has ended, also if one fails: a retry never races
+//!   with the rest of the first attempt;
+//! - of several errors the one of the first part is returned.
 
 use futures_util::future::join_all;
 use longhaul_block::{IoError, IoFuture, IoResult};
 use longhaul_engine::BufMut;
 
-/// Parts of an operation that are done, or under way.
+/// Part of an operation.
 enum Part<T> {
     Done(IoResult<T>),
     UnderWay(IoFuture<T>),
 }
 
-/// The results of all parts, in their order.
+/// Combines the results of all parts, in their order.
 fn gather<T: Unpin + 'static, U: 'static>(
     parts: Vec<IoFuture<T>>,
     end: impl FnOnce(Vec<IoResult<T>>) -> IoResult<U> + 'static,
@@ -49,7 +48,7 @@ fn gather<T: Unpin + 'static, U: 'static>(
     IoFuture::new(async move { end(all.await) })
 }
 
-/// Done when all are; the first error, if any.
+/// Ends when all parts have; the first error, if any.
 pub(crate) fn all(mut parts: Vec<IoFuture<()>>) -> IoFuture<()> {
     match parts.len() {
         1 => parts.remove(0),
@@ -57,7 +56,7 @@ pub(crate) fn all(mut parts: Vec<IoFuture<()>>) -> IoFuture<()> {
     }
 }
 
-/// Reads into parts of one buffer, which are joined in their order.
+/// Combines reads into consecutive parts of one buffer.
 pub(crate) fn buffer(mut parts: Vec<IoFuture<BufMut>>) -> IoFuture<BufMut> {
     if parts.len() == 1 {
         return parts.remove(0);

@@ -1,25 +1,22 @@
-//! The journal: what is about to happen to stripes that are changed in part.
+//! The journal: records parity updates before stripes change in place (closes the write hole).
 //!
-//! Records lie one behind another in a ring that has the same shape on every
-//! member; each is written to one member more than the array can lose. A
-//! *data* record holds new data and is written while old data is read; once it
-//! is durable the write is acknowledged. A *commit* holds the new parity; once
-//! it is durable the stripe is changed in place. So at every moment a stripe
-//! in place is consistent, or a commit says what it has to become, and no
-//! member's loss changes that.
+//! Records follow each other in a ring with the same shape on every member; each is written to one
+//! member more than the array can lose. A *data* record holds new data and is written while old
+//! data is read; once it is durable the write is acknowledged. A *commit* holds the new parity;
+//! once it is durable the stripe is changed in place. So at any moment a stripe in place is
+//! consistent, or a commit contains its new content, and the loss of a member does not change that.
 //!
 //! Invariants:
-//! - a stripe changes in place in part only after a commit for it is durable;
-//! - records of a stripe are replayed from the oldest that may be found on, so
-//!   that one never brings back what a later write has changed: a stripe that
-//!   has records in the window is written by way of the journal;
-//! - space is written again only when a durable record says that the journal
-//!   begins behind it, and all before it is in place and durable;
-//! - a data record is appended only together with the room for its commit, so
-//!   commits never wait for each other;
-//! - who needs room gets it in turn: a small record that overtook a large one
-//!   of its stripe would lie at the tail until that is in place, which waits
-//!   for room.
+//! - a partial write changes a stripe in place only after its commit is durable;
+//! - records of a stripe are replayed from the oldest one still in the ring, so that none restores
+//!   what a later write has changed: a stripe with records in the window is written by way of the
+//!   journal;
+//! - space is reused only after a durable record has moved the tail beyond it, and everything
+//!   before the tail is in place and durable;
+//! - a data record is appended only together with a reservation for its commit, so that commits
+//!   never wait for each other;
+//! - space is granted first come, first served: a small record that overtook a large one of its
+//!   stripe would pin the tail until the large one is in place, which itself waits for space.
 
 pub(crate) mod record;
 pub(crate) mod scan;
@@ -36,7 +33,7 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use uuid::Uuid;
 
-/// Room that is kept for marks, which make room for others.
+/// Space kept for marks, which free space for other records.
 const MARKS: u64 = 4 * HEAD;
 
 /// A record in the window, oldest first.
@@ -52,7 +49,7 @@ struct Entry {
 enum Step {
     /// Not in place yet.
     Open,
-    /// In place, but perhaps only in a cache of a member.
+    /// In place, but possibly only in a member's volatile cache.
     Applied,
     /// In place and durable.
     Done,
@@ -62,15 +59,15 @@ enum Step {
 struct State {
     epoch: u64,
     epoch_start: u64,
-    /// Where the next record goes.
+    /// Position of the next record.
     head: u64,
-    /// What a durable record says of the tail.
+    /// The tail according to the last durable record.
     durable_tail: u64,
     next_seq: u64,
-    /// Room promised to commits.
+    /// Bytes reserved for commits.
     reserved: u64,
     entries: VecDeque<Entry>,
-    /// Records in the window, by stripe.
+    /// Records in the window, by row.
     rows: HashMap<u64, usize>,
 }
 
@@ -79,28 +76,28 @@ pub(crate) struct Journal {
     size: u64,
     state: RefCell<State>,
     marking: Cell<bool>,
-    /// Stripes that are changed by way of the journal, each in one part or more.
+    /// Rows that are being changed by way of the journal, in one part or more.
     holders: RefCell<HashMap<u64, Holder>>,
-    /// Who needs room, first come first.
+    /// Turns that wait for space, in order.
     turns: RefCell<VecDeque<u64>>,
     next_turn: Cell<u64>,
-    /// A block of the ring that is being written again.
+    /// A block of the ring that is being rewritten.
     clearing: Cell<Option<u64>>,
     changed: Event,
 }
 
-/// A place in the order in which room is given.
+/// A ticket in the order in which space is granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Turn(u64);
 
-/// Parts of a stripe that are under way, and those that wait for room.
+/// Parts of a row under way, and how many of them wait for space.
 #[derive(Default)]
 struct Holder {
     parts: usize,
     waiting: usize,
 }
 
-/// A part of a stripe that is under way, until it is dropped.
+/// A part of a row under way; it ends when this is dropped.
 pub(crate) struct Part<'a> {
     journal: &'a Journal,
     row: u64,
@@ -120,7 +117,7 @@ impl Drop for Part<'_> {
     }
 }
 
-/// A data record that is durable, and the room for its commit.
+/// A durable data record, and the bytes reserved for its commit.
 pub(crate) struct Logged {
     pub(crate) seq: u64,
     room: u64,
@@ -136,7 +133,7 @@ impl State {
         size.saturating_sub(self.head - self.durable_tail + self.reserved)
     }
 
-    /// Takes a place at the head.
+    /// Allocates a record at the head.
     fn take(&mut self, kind: Kind, row: u64, len: u64) -> Record {
         let (pos, seq, tail) = (self.head, self.next_seq, self.tail());
         self.head += len;
@@ -148,7 +145,7 @@ impl State {
         Record { kind, epoch, epoch_start, pos, seq, tail, row, covers: Vec::new(), pieces: Vec::new() }
     }
 
-    /// A durable record says that the journal begins at `tail`.
+    /// Advances the tail to that of a durable record.
     fn begin_at(&mut self, tail: u64) {
         self.durable_tail = self.durable_tail.max(tail);
         while let Some(first) = self.entries.front() {
@@ -184,12 +181,12 @@ impl Journal {
         }
     }
 
-    /// Bytes of data that one record should have at most.
+    /// Maximum data bytes of one record.
     pub(crate) fn piece_max(&self) -> u64 {
         self.size / 16
     }
 
-    /// Whether a replay after a crash may write to a stripe.
+    /// Whether a replay after a crash may write to a row.
     pub(crate) fn has_row(&self, row: u64) -> bool {
         self.state.borrow().rows.contains_key(&row)
     }
@@ -200,8 +197,7 @@ impl Journal {
         state.head - state.durable_tail
     }
 
-    /// Takes the next turn to get room, for [`log`](Self::log), which has to
-    /// be called with it.
+    /// Takes the next ticket for space, for a call of [`log`](Self::log), which must follow.
     pub(crate) fn turn(&self) -> Turn {
         let turn = self.next_turn.get();
         self.next_turn.set(turn + 1);
@@ -213,8 +209,7 @@ impl Journal {
         self.turns.borrow().front() == Some(&turn.0)
     }
 
-    /// Appends new data of a stripe, which will need a commit with `parity`
-    /// bytes; done when it is durable.
+    /// Appends new data of a row whose commit will take `parity` bytes; returns once it is durable.
     pub(crate) async fn log(
         &self,
         core: &Rc<Core>,
@@ -242,14 +237,14 @@ impl Journal {
         }
     }
 
-    /// The holder of a stripe begins to change a part of it.
+    /// Begins to change a part of a row; the caller holds its lock.
     pub(crate) fn part(&self, row: u64) -> Part<'_> {
         self.holders.borrow_mut().entry(row).or_default().parts += 1;
         Part { journal: self, row }
     }
 
-    /// Appends a commit that covers data records; done when it is durable.
-    /// Gives its number, for [`applied`](Self::applied).
+    /// Appends a commit that covers data records; returns once it is durable. Returns the sequence
+    /// numbers for [`applied`](Self::applied).
     pub(crate) async fn commit(
         &self,
         core: &Rc<Core>,
@@ -284,25 +279,25 @@ impl Journal {
         Ok(record.covers.iter().copied().chain([record.seq]).collect())
     }
 
-    /// Whether the holder of a stripe waits for room, with all that it has
-    /// under way: nothing is written to the stripe meanwhile.
+    /// Whether all parts of a row that are under way wait for space, so that nothing is written to
+    /// it meanwhile.
     pub(crate) fn is_waiting(&self, row: u64) -> bool {
         self.holders.borrow().get(&row).is_some_and(|holder| holder.waiting == holder.parts)
     }
 
-    /// Returns when the holder of a stripe waits for room.
+    /// Returns when all parts of a row wait for space.
     pub(crate) async fn until_waiting(&self, row: u64) {
         self.changed.until(|| self.is_waiting(row)).await;
     }
 
-    /// Gives back the room of a data record that was never durable. It stays
-    /// in the window until what is before it has left, and counts as done.
+    /// Releases the reservation of a data record that was never durable. The record counts as done,
+    /// and leaves the window when those before it have.
     fn forget(&self, logged: Logged) {
         self.state.borrow_mut().reserved -= logged.room;
         self.applied(&[logged.seq], true);
     }
 
-    /// Records are in place: durably, or up to the next flush.
+    /// Marks records as in place: durably, or up to the next flush.
     pub(crate) fn applied(&self, seqs: &[u64], durably: bool) {
         let step = if durably { Step::Done } else { Step::Applied };
         let mut state = self.state.borrow_mut();
@@ -313,22 +308,21 @@ impl Journal {
         self.changed.notify();
     }
 
-    /// Numbers below which a flush that begins now makes what is applied
-    /// durable.
+    /// Records that a flush which begins now makes durable.
     pub(crate) fn flush_begins(&self) -> Vec<u64> {
         let state = self.state.borrow();
         state.entries.iter().filter(|entry| entry.step == Step::Applied).map(|entry| entry.seq).collect()
     }
 
-    /// Whether room is short, and a flush would make some.
+    /// Whether space is short and a flush would free some.
     pub(crate) fn wants_flush(&self) -> bool {
         let state = self.state.borrow();
         state.head - state.durable_tail > self.size / 2
             && state.entries.iter().any(|entry| entry.step == Step::Applied)
     }
 
-    /// Returns when it is `turn`, and `len` bytes can be taken: they have to
-    /// be, before anything else is awaited.
+    /// Returns when `turn` is first and `len` bytes are free; the caller must take them before it
+    /// awaits anything else.
     async fn wait_for(&self, core: &Rc<Core>, turn: Turn, len: u64) -> IoResult<()> {
         let result = self.wait_in_turn(core, turn, len).await;
         self.turns.borrow_mut().retain(|waiting| *waiting != turn.0);
@@ -368,7 +362,7 @@ impl Journal {
         (state.tail(), state.durable_tail, state.reserved, self.marking.get())
     }
 
-    /// Says durably where the journal begins now.
+    /// Records the current tail durably.
     pub(crate) async fn mark(&self, core: &Rc<Core>) -> IoResult<()> {
         self.marking.set(true);
         let record = self.state.borrow_mut().take(Kind::Mark, NO_ROW, HEAD);
@@ -378,7 +372,7 @@ impl Journal {
         result
     }
 
-    /// Returns when no record of before the call can be replayed any more.
+    /// Returns when no record from before the call can be replayed any more.
     pub(crate) async fn pass(&self, core: &Rc<Core>) -> IoResult<()> {
         if self.size == 0 || core.lacks(Mechanism::Pass) {
             return Ok(());
@@ -400,8 +394,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes blocks of a member's ring again that cannot be read, those that no
-    /// record of the window is in. Gives the number of those that were.
+    /// Rewrites unreadable blocks of a member's ring that no record of the window occupies. Returns
+    /// their number.
     pub(crate) async fn clear(&self, core: &Rc<Core>, member: usize, blocks: &[u64]) -> IoResult<u64> {
         let zeroes = longhaul_engine::BufMut::zeroed(BLOCK as usize).freeze();
         let mut cleared = 0;
@@ -429,8 +423,7 @@ impl Journal {
         ahead < state.head - state.durable_tail
     }
 
-    /// Writes a record to as many members as make it outlive any loss that
-    /// the array outlives.
+    /// Writes a record to one member more than the array can lose.
     async fn append(&self, core: &Rc<Core>, record: &Record) -> IoResult<()> {
         let bytes = record.encode(self.array);
         let at = record.pos % self.size;
@@ -440,14 +433,14 @@ impl Journal {
         self.changed.until(|| self.clearing.get().is_none_or(is_clear)).await;
         loop {
             let usable: Vec<usize> = core.members.iter().filter(|m| m.is_usable()).map(|m| m.index).collect();
-            // Nobody waits for one that is out of reach where others do.
+            // Skip unreachable members if enough others are reachable.
             let away = core.away();
             let there: Vec<usize> = usable.iter().copied().filter(|index| !away.contains(index)).collect();
             let usable = if there.len() >= copies { there } else { usable };
             if usable.is_empty() {
                 return Err(core.lost_too_many());
             }
-            // In turn, so that no member has all of the load.
+            // Rotated, to spread the load over the members.
             let start = record.seq as usize % usable.len();
             let chosen = usable.iter().cycle().skip(start).take(copies.min(usable.len()));
             let writes = chosen.map(|index| {
@@ -478,7 +471,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Wakes who waits for room, to see that there will be none.
+    /// Wakes tasks that wait for space after a halt.
     pub(crate) fn halt(&self) {
         self.changed.notify();
     }

@@ -1,17 +1,15 @@
-//! Blocks that match their checksums, and do not fit together: a member has
-//! lost writes that it had acknowledged, with their checksums.
+//! Arbitrates between blocks that match their checksums but contradict each other: a member has
+//! lost writes that it had acknowledged, together with their checksums.
 //!
-//! Reads do not notice, and after a crash the marked regions were made
-//! consistent, so this is no trace of one. Who is wrong is known where
-//! redundancy says so: two parities name a unit, and of three copies or more the
-//! majority counts. Where it does not (one parity, two copies) either may be what
-//! was written last, and only a person can know.
+//! Reads do not notice, and after a crash the resync has made the marked regions consistent, so
+//! this is not a trace of a crash. Redundancy can identify the wrong block: P and Q together locate
+//! one unit, and among three or more copies the majority wins. With one parity or two copies either
+//! side may be the newer one, and only an operator can know.
 //!
 //! Invariants:
-//! - nothing is written over by a guess: what nobody can tell is left as it is,
-//!   and told;
-//! - nothing is judged while it may be changing: the stripe is held, no write
-//!   waits for it, its region is not marked, and no member is in doubt.
+//! - nothing is overwritten on a guess: an ambiguous stripe is left as it is and reported;
+//! - a stripe is not arbitrated while it may be changing: its lock is held, no write waits for it,
+//!   its region is not marked, and no member is in doubt.
 
 use crate::core::Core;
 use crate::geometry::{BLOCK, Role};
@@ -29,15 +27,15 @@ use longhaul_parity::{Unit, Verdict};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether a region is marked any more.
+/// Interval at which the mark of a region is checked again.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What a block of a stripe, or of the copies of a unit, says.
+/// Result for a block of a stripe, or of the copies of a unit.
 enum Found {
     Fits,
-    /// Nobody can tell.
+    /// The blocks contradict each other, and none is identified as wrong.
     Disagrees,
-    /// This is what members must have.
+    /// The content that these members must have.
     Known(Vec<(usize, Buf)>),
 }
 
@@ -45,8 +43,8 @@ enum Found {
 type Blocks = [(usize, Vec<Block>)];
 
 impl Core {
-    /// Looks again at stripes that did not fit together, and mends where it is
-    /// known who is wrong. False if the array stops before the end.
+    /// Arbitrates stripes that a scrub found inconsistent, and repairs those where the wrong block
+    /// is identified. False if the array stops before the end.
     pub(crate) async fn judge_misfits(
         self: &Rc<Self>,
         rows: &[u64],
@@ -55,8 +53,7 @@ impl Core {
         if rows.is_empty() {
             return Ok(true);
         }
-        // Who may have lost what was not flushed is found out by that. Where it
-        // fails the members stay in doubt.
+        // A flush reveals members that have lost unflushed writes. If it fails, they stay in doubt.
         let _ = self.flush_members().await;
         let patience = now() + self.options.intent_idle + 3 * SWEEP;
         let (mut known, mut apart) = (Vec::new(), Ranges::default());
@@ -72,7 +69,7 @@ impl Core {
             }
             known.extend(found.misfits.then_some(*row));
         }
-        // Marks its regions itself.
+        // `judge_row` marks the regions of its writes.
         for row in known {
             if is_over(self) {
                 return Ok(false);
@@ -83,7 +80,7 @@ impl Core {
         Ok(true)
     }
 
-    /// Waits until no write to a region is fresh, if that may come to pass.
+    /// Waits until a region is unmarked, unless its mark cannot be cleared now.
     async fn until_unmarked(self: &Rc<Self>, region: u64, patience: Instant) {
         while self.intent.is_marked(region) && self.may_forget_intents() && now() < patience && !is_over(self)
         {
@@ -91,15 +88,15 @@ impl Core {
         }
     }
 
-    /// Whether what a stripe says now is what it will say.
+    /// Whether no write or resync of a stripe is pending, so that its content is final.
     fn is_settled(&self, row: u64) -> bool {
         let in_doubt = self.members.iter().any(|member| member.is_usable() && member.is_in_doubt());
         let busy = self.rows.is_torn(row) || self.rows.queue(row).is_some() || self.journal.has_row(row);
         !busy && !in_doubt && !self.intent.is_marked(self.geometry.region_of(row))
     }
 
-    /// Judges a stripe: says what cannot be known, and with `mend` writes what
-    /// is; else `misfits` says whether there is any of that.
+    /// Arbitrates a stripe: reports ambiguous blocks, and with `repair` writes the ones that are
+    /// identified; without it `misfits` says whether there are any.
     async fn judge_row(self: &Rc<Self>, row: u64, mend: bool) -> IoResult<(ScrubReport, Vec<Extent>)> {
         let geometry = self.geometry;
         let (mut report, mut extents) = (ScrubReport::of(geometry.width), Vec::new());
@@ -157,11 +154,11 @@ impl Core {
         Ok((report, extents))
     }
 
-    /// Counts a block that is mended.
+    /// Counts a block that is repaired.
     fn note_outvoted(&self, member: usize, row: u64, units: &Blocks, block: usize, report: &mut ScrubReport) {
         let own = units.iter().find(|(of, _)| *of == member).map(|(_, blocks)| &blocks[block]);
         report.mended += 1;
-        // One that does not match its checksum was counted when that was seen.
+        // A block that does not match its checksum was counted when it was read.
         let outvoted = matches!(own, Some(Block::Right(_)));
         if outvoted {
             report.inconsistent += 1;
@@ -177,8 +174,8 @@ impl Core {
         });
     }
 
-    /// A block of the copies of a data unit: what more than half of those say
-    /// that match their checksums is right.
+    /// A block of the copies of a data unit: the content of more than half of the copies that match
+    /// their checksums is right.
     fn judge_copies(&self, row: u64, block: usize, unit: usize, units: &Blocks) -> Found {
         let of_unit = units.iter().filter(|(member, _)| self.geometry.role(row, *member) == Role::Data(unit));
         let copies: Vec<(usize, &Block)> =
@@ -229,7 +226,8 @@ impl Core {
         known.map_or(Found::Disagrees, |known| Found::Known(vec![known]))
     }
 
-    /// With one parity, or with data that only just can be had, nobody can tell.
+    /// With one parity, or no redundancy beyond what reconstruction needs, a contradiction is
+    /// ambiguous.
     fn judge_one_parity(&self, mut right: Units) -> Found {
         if right.complete(BLOCK).is_err() {
             return Found::Fits;
@@ -242,8 +240,8 @@ impl Core {
         if fits { Found::Fits } else { Found::Disagrees }
     }
 
-    /// A data block does not match its checksum, or cannot be read, and P and Q
-    /// give different blocks for it: its checksum says which is right.
+    /// A data block does not match its checksum or cannot be read, and P and Q yield different
+    /// content for it: the checksum tells which one is right.
     fn judge_by_checksum(&self, row: u64, block: usize, right: Units, [p, q]: [Buf; 2]) -> Found {
         let mut missing = (0..right.data.len()).filter(|i| right.data[*i].is_none());
         let (Some(unit), None) = (missing.next(), missing.next()) else { return Found::Fits };
@@ -257,7 +255,7 @@ impl Core {
         if by_p[..] == by_q[..] {
             return Found::Fits;
         }
-        // The checksum of a member that is away is of another time.
+        // The checksum of an offline member may be out of date.
         let Some(home) = self.holders(row, Role::Data(unit)).next() else { return Found::Disagrees };
         let at = block as u64 * BLOCK;
         let is_it = |bytes: &Buf| self.sums.wrong(home, row, at, bytes).is_empty();

@@ -1,14 +1,14 @@
-//! Stripes that are kept for who reads on.
+//! Cache of whole stripes for sequential reads of a degraded array.
 //!
-//! Where a member is missing, a part of its unit takes as much of all the
-//! others. Who reads a stripe part by part would have most of it read twice: it
-//! is read once as a whole instead, and kept until it is read to its end.
+//! Reconstructing a part of a missing unit takes the same part of all other members. A reader that
+//! requests a stripe piece by piece would cause most of it to be read twice: the stripe is read
+//! once as a whole instead, and cached until it has been read to its end.
 //!
 //! Invariants:
-//! - a stripe is read while nobody writes to it, and is not kept any longer
-//!   when a write to it is in place, before that is acknowledged: what is kept
-//!   when a read begins is never older than what was acknowledged before;
-//! - [`MEMORY`] bounds what is kept, one stripe or two apart.
+//! - a stripe is read under its lock, and is dropped when a write to it is in place, before the
+//!   write is acknowledged: what is cached when a read begins is never older than writes
+//!   acknowledged before;
+//! - [`MEMORY`] bounds the cache, give or take two stripes.
 
 use crate::ends::Ends;
 use crate::event::Event;
@@ -17,20 +17,20 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Bytes that are kept at most: what readers have under way on long paths.
+/// Bytes cached at most: what readers have in flight on long paths.
 const MEMORY: u64 = 32 << 20;
-/// Larger stripes are not kept: parts of them are large reads by themselves.
+/// Larger stripes are not cached: parts of them are large reads by themselves.
 const STRIPE_MAX: u64 = 8 << 20;
 
 pub(crate) struct Kept {
-    /// Stripes at most; none if they are too large.
+    /// Maximum number of stripes; zero if they are too large.
     limit: usize,
-    /// The oldest first.
+    /// Oldest first.
     stripes: RefCell<VecDeque<(u64, Rc<Stripe>)>>,
     ends: Ends,
 }
 
-/// The data of a stripe, perhaps on its way.
+/// The data of a stripe, or a read of it under way.
 #[derive(Default)]
 pub(crate) struct Stripe {
     data: RefCell<Option<Vec<Buf>>>,
@@ -44,17 +44,17 @@ impl Kept {
         Kept { limit, stripes: RefCell::default(), ends: Ends::default() }
     }
 
-    /// Whether anything is kept at all.
+    /// Whether the cache is in use.
     pub(crate) fn is_open(&self) -> bool {
         self.limit > 0
     }
 
-    /// Notes a read; says whether it begins where another ended.
+    /// Records a read; returns whether it begins where another one ended.
     pub(crate) fn goes_on(&self, offset: u64, len: u64) -> bool {
         self.ends.goes_on(offset, len)
     }
 
-    /// A stripe that is kept; or a new one, which the caller has to read.
+    /// The cached stripe and false, or a new one and true, which the caller must read.
     pub(crate) fn stripe(&self, row: u64) -> (Rc<Stripe>, bool) {
         let mut stripes = self.stripes.borrow_mut();
         if let Some((_, stripe)) = stripes.iter().find(|(of, _)| *of == row) {
@@ -68,21 +68,21 @@ impl Kept {
         (stripe, true)
     }
 
-    /// The content of a stripe has changed.
+    /// Drops a stripe whose content has changed.
     pub(crate) fn forget(&self, row: u64) {
         self.stripes.borrow_mut().retain(|(of, _)| *of != row);
     }
 }
 
 impl Stripe {
-    /// It was read, or could not be.
+    /// Ends the read: with the data, or `None` if it failed.
     pub(crate) fn end(&self, data: Option<Vec<Buf>>) {
         *self.data.borrow_mut() = data;
         self.ended.set(true);
         self.changed.notify();
     }
 
-    /// The data units, once they are there; nothing if they cannot be had.
+    /// The data units once they are read; `None` if that failed.
     pub(crate) async fn data(&self) -> Option<Vec<Buf>> {
         self.changed.until(|| self.ended.get()).await;
         self.data.borrow().clone()
@@ -106,7 +106,7 @@ mod tests {
             assert_eq!(again.data().await.expect("read")[0][..], b"x"[..]);
             kept.forget(7);
             assert!(kept.stripe(7).1);
-            // One that could not be read says so; only so many are kept.
+            // A failed read is reported to all waiters; the number of stripes is bounded.
             let (failed, _) = kept.stripe(8);
             failed.end(None);
             assert!(failed.data().await.is_none());

@@ -1,44 +1,42 @@
-//! What an array's layouts are called, and the bounds of their shape.
+//! Layouts of arrays, and the limits of their shape.
 
 use longhaul_block::DeviceInfo;
 use std::fmt;
 use std::str::FromStr;
 
-/// Members of an array at least.
+/// Minimum number of members.
 pub const MIN_WIDTH: usize = 2;
-/// Members of an array at most: what the superblock has room for, and more
-/// than anyone should lose one of at a time.
+/// Maximum number of members: as many as the superblock has space for.
 pub const MAX_WIDTH: usize = 64;
 /// Smallest stripe unit in bytes: the largest logical block in common use.
 pub const MIN_UNIT: u64 = 4 << 10;
 /// Largest stripe unit in bytes: the largest buffer.
 pub const MAX_UNIT: u64 = 4 << 20;
-/// Stripe unit in bytes where the members prefer none: large enough that one
-/// command is worth its overhead at any distance, small enough that a common
-/// large I/O (1 MiB) keeps several members busy.
+/// Stripe unit in bytes if the members have no preference: large enough that a command pays at any
+/// distance, small enough that a common large I/O (1 MiB) uses several members.
 pub const DEFAULT_UNIT: u64 = 256 << 10;
 
-/// How blocks are spread over members.
+/// Distribution of data and redundancy over the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// In turn, without redundancy (RAID0).
+    /// Striped, without redundancy (RAID0).
     Stripe,
-    /// The same on all members (RAID1).
+    /// The same data on all members (RAID1).
     Mirror,
-    /// In turn over pairs of members, the same on both of a pair (RAID10).
+    /// Striped over mirrored pairs of members (RAID10).
     StripeMirror,
-    /// In turn, with a rotating parity (RAID5).
+    /// Striped, with one rotating parity unit (RAID5).
     Parity,
-    /// In turn, with two rotating parities (RAID6).
+    /// Striped, with two rotating parity units (RAID6).
     DoubleParity,
 }
 
 impl Layout {
-    /// All of them.
+    /// All layouts.
     pub const ALL: [Layout; 5] =
         [Layout::Stripe, Layout::Mirror, Layout::StripeMirror, Layout::Parity, Layout::DoubleParity];
 
-    /// Its name on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Layout::Stripe => "stripe",
@@ -67,37 +65,37 @@ impl FromStr for Layout {
     }
 }
 
-/// A shape that no array has.
+/// Why no array can have this shape.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// Too few or too many members.
     #[error("{width} devices do not make an array: it has {MIN_WIDTH} to {MAX_WIDTH}")]
     Width {
-        /// Members given.
+        /// Number of members given.
         width: usize,
     },
     /// The stripe unit is out of bounds, or not a power of two.
     #[error("a stripe unit of {unit} bytes is not a power of two between {MIN_UNIT} and {MAX_UNIT}")]
     Unit {
-        /// Bytes.
+        /// Stripe unit in bytes.
         unit: u64,
     },
-    /// The layout asks for other numbers of members.
+    /// The layout does not work with this number of members.
     #[error(
         "{layout} does not work with {width} devices: double-parity needs 3, stripe+mirror an even number"
     )]
     Layout {
-        /// The layout.
+        /// The layout given.
         layout: Layout,
-        /// Members given.
+        /// Number of members given.
         width: usize,
     },
-    /// A member has no room for one stripe.
+    /// A member is too small for one stripe.
     #[error("{size} bytes are too few for a member: it needs {least} at least")]
     TooSmall {
         /// Its size in bytes.
         size: u64,
-        /// What it needs, in bytes.
+        /// The required size in bytes.
         least: u64,
     },
 }
@@ -113,7 +111,7 @@ pub(crate) fn check_shape(width: usize, unit: u64) -> Result<(), LayoutError> {
     Ok(())
 }
 
-/// Checks whether a layout works with so many members.
+/// Checks whether a layout works with this number of members.
 pub(crate) fn check_layout(layout: Layout, width: usize) -> Result<(), LayoutError> {
     let works = match layout {
         Layout::DoubleParity => width >= 3,
@@ -123,19 +121,18 @@ pub(crate) fn check_layout(layout: Layout, width: usize) -> Result<(), LayoutErr
     if works { Ok(()) } else { Err(LayoutError::Layout { layout, width }) }
 }
 
-/// The stripe unit that suits the members: what the one that likes the
-/// largest I/O prefers, but [`DEFAULT_UNIT`] at least.
+/// The stripe unit that suits the members: the largest of their preferred I/O sizes, but at least
+/// [`DEFAULT_UNIT`].
 pub fn suited_unit<'a>(members: impl IntoIterator<Item = &'a DeviceInfo>) -> u64 {
     let largest = members.into_iter().map(|info| u64::from(info.optimal_io)).max().unwrap_or(0);
     largest.next_power_of_two().clamp(DEFAULT_UNIT, MAX_UNIT)
 }
 
-/// Units that a path should have under way: fewer would not fill it evenly, and
-/// more only cost commands.
+/// Units that a path should have in flight: fewer would not fill it evenly, and more only cost
+/// commands.
 const UNITS_UNDER_WAY: u64 = 64;
 
-/// The stripe unit that suits paths which want so many bytes under way each:
-/// [`DEFAULT_UNIT`] at least.
+/// The stripe unit for paths that need `under_way` bytes in flight each: at least [`DEFAULT_UNIT`].
 pub fn path_unit(under_way: u64) -> u64 {
     let share = (under_way / UNITS_UNDER_WAY).max(DEFAULT_UNIT);
     (1 << share.ilog2()).min(MAX_UNIT)

@@ -1,8 +1,8 @@
-//! Devices joined to one: stripes, mirrors and parity over block devices.
+//! Arrays: stripes, mirrors and parity over block devices.
 //!
-//! Members are [`BlockDevice`](longhaul_block::BlockDevice)s and so is the
-//! result: an array of files is used, and tested, as an array of namespaces a
-//! continent away. Nothing here knows what is behind a member.
+//! Members are [`BlockDevice`](longhaul_block::BlockDevice)s and so is the result: an array of
+//! local files is used, and tested, like an array of remote namespaces. Nothing here depends on
+//! what is behind a member.
 
 #![forbid(unsafe_code)]
 

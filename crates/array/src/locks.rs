@@ -1,9 +1,9 @@
-//! Locks on stripes.
+//! Locks on stripes, and a memory budget.
 //!
 //! Invariants:
 //! - a stripe has one exclusive holder, or any number of shared ones;
-//! - who comes first is served first, so nobody starves;
-//! - a stripe that nobody holds or waits for takes no memory.
+//! - locks are granted first come, first served, so that no waiter starves;
+//! - a stripe that is neither held nor waited for takes no memory.
 
 use futures_channel::oneshot;
 use std::cell::RefCell;
@@ -35,12 +35,12 @@ pub(crate) struct RowGuard {
 }
 
 impl RowLocks {
-    /// Alone.
+    /// Takes the exclusive lock.
     pub(crate) async fn exclusive(self: &Rc<Self>, row: u64) -> RowGuard {
         self.lock(row, true).await
     }
 
-    /// Together with others who only read.
+    /// Takes a shared lock.
     pub(crate) async fn shared(self: &Rc<Self>, row: u64) -> RowGuard {
         self.lock(row, false).await
     }
@@ -100,14 +100,14 @@ impl Drop for RowGuard {
                 rows.remove(&self.row);
             }
         }
-        // One whose waiter has gone is dropped here, and passes it on.
+        // If the waiter has gone, the guard is dropped here and passes the lock on.
         for (grant, exclusive) in grants {
             drop(grant.send(RowGuard { locks: Rc::clone(&self.locks), row: self.row, exclusive }));
         }
     }
 }
 
-/// A bound on bytes in use, first come, first served.
+/// A limit on bytes in use, granted first come, first served.
 pub(crate) struct Budget {
     limit: usize,
     state: RefCell<BudgetState>,
@@ -119,7 +119,7 @@ struct BudgetState {
     waiting: VecDeque<(usize, oneshot::Sender<Permit>)>,
 }
 
-/// Bytes that were taken, until it is dropped.
+/// Bytes taken from the budget, returned on drop.
 pub(crate) struct Permit {
     budget: Rc<Budget>,
     bytes: usize,
@@ -135,8 +135,8 @@ impl Budget {
         self.state.borrow().used
     }
 
-    /// Takes bytes once there is room. More than the limit is taken when
-    /// nothing else is.
+    /// Takes bytes once they are available. A request above the limit is granted when nothing else
+    /// is in use.
     pub(crate) async fn take(self: &Rc<Self>, bytes: usize) -> Permit {
         let granted = {
             let mut state = self.state.borrow_mut();

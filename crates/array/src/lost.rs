@@ -1,10 +1,9 @@
-//! Ranges whose content nobody has any more.
+//! Ranges of the array whose content is lost.
 //!
 //! Invariants:
-//! - a byte is noted once, however often it is found to be lost;
-//! - a range that is there again, or written anew, is not noted any more;
-//! - what is only out of reach is not lost: a member that is absent may come
-//!   back with it.
+//! - a byte is recorded once, however often it is found to be lost;
+//! - a range that is readable again, or newly written, is removed;
+//! - content that is merely unreachable is not lost: an offline member may return with it.
 
 use crate::core::Core;
 use crate::geometry::{BLOCK, Role};
@@ -15,28 +14,28 @@ use crate::units::Units;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Ranges that are kept at most. What is lost besides is counted, until the
-/// next scrub finds it again.
+/// Maximum number of recorded ranges. Further losses are only counted, until the next scrub finds
+/// them again.
 const RANGES_MAX: usize = 100_000;
-/// Ranges that are told at most.
+/// Maximum number of ranges in a status.
 const TOLD_MAX: usize = 10_000;
 
 /// Disjoint ranges of the array, in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ranges {
-    /// Where each begins and ends; none touches the next.
+    /// Start and end of each range; none touches the next.
     ranges: BTreeMap<u64, u64>,
     bytes: u64,
-    /// Bytes for which there was no room.
+    /// Bytes lost beyond `RANGES_MAX`.
     beyond: u64,
 }
 
 impl Ranges {
-    /// Notes a range; gives how many of its bytes were not noted before.
+    /// Records a range; returns how many of its bytes were not recorded before.
     pub(crate) fn add(&mut self, offset: u64, len: u64) -> u64 {
         let before = self.bytes;
         let (mut from, mut to) = (offset, offset + len);
-        // Those that it meets, from the last that begins before its end.
+        // Merge the ranges that it touches, from the last one that begins before its end.
         while let Some((start, end)) = self.ranges.range(..=to).next_back().map(|(a, b)| (*a, *b)) {
             if end < from {
                 break;
@@ -54,7 +53,7 @@ impl Ranges {
         self.bytes - before
     }
 
-    /// A range is there, or was written anew.
+    /// Removes a range that is readable or was written.
     pub(crate) fn remove(&mut self, offset: u64, len: u64) {
         let (from, to) = (offset, offset + len);
         while let Some((start, end)) = self.ranges.range(..to).next_back().map(|(a, b)| (*a, *b)) {
@@ -72,7 +71,7 @@ impl Ranges {
         }
     }
 
-    /// All that is not kept will be found again.
+    /// Resets the count of unrecorded losses; a scrub finds them again.
     pub(crate) fn look_again(&mut self) {
         self.beyond = 0;
     }
@@ -86,25 +85,24 @@ impl Ranges {
         self.bytes + self.beyond
     }
 
-    /// The first of the ranges, in order.
+    /// The first ranges, in order, up to `TOLD_MAX`.
     pub(crate) fn told(&self) -> Vec<Extent> {
         let extent = |(from, to): (&u64, &u64)| Extent { offset: *from, len: to - from };
         self.ranges.iter().take(TOLD_MAX).map(extent).collect()
     }
 }
 
-/// What cannot be had of a block of a stripe.
+/// Why a block of a stripe cannot be reconstructed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Gone {
-    /// Data units that nobody has any more.
+    /// These data units are lost.
     Lost(Vec<usize>),
-    /// Members that are absent may have enough of it.
+    /// Offline members may hold enough of it.
     Waiting,
 }
 
 impl Core {
-    /// What is gone of a range of a stripe that cannot be completed from
-    /// `units`: all of the roles that are `wanted` were asked for.
+    /// What of a range cannot be completed from `units`, for which all `wanted` roles were read.
     pub(crate) fn gone(&self, row: u64, units: &Units, wanted: impl Fn(Role) -> bool) -> Gone {
         let may_be_back = |role: Role| {
             let mut homes = self.geometry.homes(row, role);
@@ -117,12 +115,12 @@ impl Core {
         if lost.len() <= parity { Gone::Waiting } else { Gone::Lost(lost) }
     }
 
-    /// Where a range of a data unit is in the array.
+    /// Offset in the array of a range of a data unit.
     fn offset_of(&self, row: u64, unit: usize, at: u64) -> u64 {
         row * self.geometry.stripe() + unit as u64 * self.geometry.unit + at
     }
 
-    /// Notes a block of a data unit that nobody has any more.
+    /// Records a lost block of a data unit.
     pub(crate) fn lose_block(&self, row: u64, unit: usize, at: u64) {
         let offset = self.offset_of(row, unit, at);
         if self.upkeep.tasks.borrow_mut().lost.add(offset, BLOCK) > 0 {
@@ -130,7 +128,7 @@ impl Core {
         }
     }
 
-    /// A range of a role of a stripe is there, or was written anew.
+    /// Removes the record of a range that is readable or was written.
     pub(crate) fn regain(&self, row: u64, role: Role, at: u64, len: u64) {
         let mut tasks = self.upkeep.tasks.borrow_mut();
         if let Role::Data(unit) = role
@@ -140,14 +138,14 @@ impl Core {
         }
     }
 
-    /// Writes to a stripe are in place.
+    /// The same for the writes of a batch.
     pub(crate) fn regain_written(&self, row: u64, batch: &[Rc<Queued>]) {
         for piece in batch.iter().flat_map(|write| &write.pieces) {
             self.regain(row, piece.role, piece.at, piece.bytes.len() as u64);
         }
     }
 
-    /// A stripe was zeroed as a whole.
+    /// The same for a whole stripe.
     pub(crate) fn regain_row(&self, row: u64) {
         for unit in 0..self.geometry.data_units() {
             self.regain(row, Role::Data(unit), 0, self.geometry.unit);

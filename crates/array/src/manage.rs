@@ -1,4 +1,4 @@
-//! What a person asks of a running array.
+//! Administrative operations on a running array.
 
 use crate::admission::Admitted;
 use crate::assemble::{check_device, examine};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 impl Core {
-    /// Looks at a device that is to join the array.
+    /// Examines a device that is to join the array.
     async fn newcomer(
         self: &Rc<Self>,
         device: Arc<dyn BlockDevice>,
@@ -40,8 +40,8 @@ impl Core {
                 return Err(ArrayError::Double { device: candidate.name(), other: "a member in use".into() });
             }
         }
-        // What this array has thrown out may come back as new, but not what has gone on
-        // without it.
+        // A former member of this array may join as a new device, but not one that has continued
+        // without the array.
         if !force {
             if let Some(found) = candidate.superblock.as_ref().filter(|found| found.array == self.array) {
                 let place = self.members.iter().find(|member| member.uuid.get() == found.member);
@@ -77,7 +77,7 @@ impl Core {
         Err(ArrayError::Device { device: name, source })
     }
 
-    /// Begins a change of the array's members.
+    /// Admits a change of the array's members.
     fn admit_change(self: &Rc<Self>) -> Result<Admitted, ArrayError> {
         self.admit().map_err(|e| match e {
             IoError::Unreachable(why) => ArrayError::Refused(why),
@@ -85,16 +85,14 @@ impl Core {
         })
     }
 
-    /// Refuses to take out a member that the array cannot do without, and
-    /// anything if it has halted.
+    /// Refuses if the array has halted, or needs this member.
     fn check_needed(self: &Rc<Self>, index: usize) -> Result<(), ArrayError> {
         drop(self.admit_change()?);
         if self.cannot_lose(index) { Err(ArrayError::Refused(self.why_needed(index))) } else { Ok(()) }
     }
 
-    /// Whether a member is absent and has no device that can come back: none at
-    /// all, or one that has been given up, which fails at once. One that still
-    /// tries has operations under way.
+    /// Whether a member is offline, and its device is missing or has given up, so that reads fail
+    /// at once. A device that still reconnects has operations under way.
     async fn is_forsaken(self: &Rc<Self>, member: &Member) -> bool {
         let is_absent = || member.condition.get() == Condition::Absent;
         if !is_absent() || member.device().is_none() {
@@ -107,7 +105,7 @@ impl Core {
         read.is_err_and(|e| e.is_absence()) && member.under_way() == 0 && is_absent()
     }
 
-    /// Members that only another device, or another way to theirs, brings back.
+    /// Members that return only if their device is opened again.
     async fn forsaken(self: &Rc<Self>) -> Vec<Uuid> {
         let looks =
             self.members.iter().map(async |member| (member.uuid.get(), self.is_forsaken(member).await));
@@ -115,8 +113,7 @@ impl Core {
         looks.into_iter().filter(|(_, forsaken)| *forsaken).map(|(uuid, _)| uuid).collect()
     }
 
-    /// A device that was out of reach when the array was assembled, or for so
-    /// long that it was given up.
+    /// Attaches a device that was unreachable at assembly, or has been given up since.
     async fn offer(self: &Rc<Self>, device: Arc<dyn BlockDevice>) -> Result<bool, ArrayError> {
         let candidate = examine(&device).await?;
         let name = candidate.name();
@@ -142,7 +139,7 @@ impl Core {
         if !self.is_forsaken(member).await || member.uuid.get() != found.member {
             return Ok(false);
         }
-        // It is looked at again, and let in, as one that comes back.
+        // `welcome_back` examines and resyncs it like any returning member.
         member.put(device, candidate.io);
         self.upkeep.changed.notify();
         Ok(true)
@@ -183,7 +180,7 @@ impl Core {
         let is_missed = |spare: &Spare| spare.device.is_none();
         let is_it = |spare: &Spare| found.as_ref().is_some_and(|found| found.member == spare.uuid);
         if self.spares.borrow().iter().any(|spare| is_it(spare) && is_missed(spare)) {
-            // It was out of reach, or the last attempt was cut short.
+            // The spare was unreachable, or the last attempt was interrupted.
             return self.offer(device).await.map(drop);
         }
         let room = |spares: &[Spare]| spares.len() < MAX_SPARES || spares.iter().any(is_missed);
@@ -192,8 +189,8 @@ impl Core {
         }
         let (spare, candidate) = self.newcomer(device, force, uuid).await?;
         let _admitted = self.admit_change()?;
-        // First the device: it is of no use if it cannot be written, and nobody's
-        // as long as the others do not know it.
+        // The device first: it must be writable, and does not belong to the array until the
+        // superblocks of the members list it.
         let superblock = Superblock { member: uuid, ..self.superblock() };
         crate::assemble::enlist(&candidate, &superblock).await?;
         let add = || {
@@ -209,7 +206,7 @@ impl Core {
     }
 }
 
-/// Goes on while nobody waits for it.
+/// Runs an operation on the array's thread; it continues if its future is dropped.
 async fn on_its_thread<T: Send + 'static, F: Future<Output = T> + 'static>(
     array: &ArrayDevice,
     run: impl FnOnce(Rc<Core>) -> F + Send + 'static,
@@ -223,12 +220,12 @@ async fn on_its_thread<T: Send + 'static, F: Future<Output = T> + 'static>(
 }
 
 impl ArrayDevice {
-    /// Puts `device` in the place of member `index` and begins to fill it.
+    /// Replaces member `index` by `device` and starts its rebuild.
     ///
     /// # Errors
-    /// The device is too small, cannot be written, or is a member of something;
-    /// the array cannot do without the member that it replaces, or has halted.
-    /// The member has its place still, and nothing was changed on the others.
+    /// The device is too small, cannot be written, or belongs to an array or has other content; the
+    /// array needs the member, or has halted. The member is still in use then, and nothing was
+    /// changed on the others.
     pub async fn replace(
         &self,
         index: usize,
@@ -239,9 +236,9 @@ impl ArrayDevice {
         on_its_thread(self, move |core| async move { core.replace(index, device, force, uuid).await }).await?
     }
 
-    /// Gives the array a device of its own that was out of reach when it was
-    /// assembled, or was opened anew since it had been given up: a member catches
-    /// up, a spare waits. False if the array has no use for it.
+    /// Attaches a device of this array that was unreachable at assembly, or was opened again after
+    /// it had been given up: a member is resynced, a spare is kept. False if the array has no use
+    /// for it.
     ///
     /// # Errors
     /// The device is not of this array, or cannot be read.
@@ -249,9 +246,8 @@ impl ArrayDevice {
         on_its_thread(self, move |core| async move { core.offer(device).await }).await?
     }
 
-    /// Members, by identity, that are absent and whose devices are missing or have
-    /// been given up: they come back if their devices are opened anew and
-    /// [offered](Self::offer).
+    /// UUIDs of the members that are offline and whose devices are missing or have been given up:
+    /// they return if their devices are opened again and [offered](Self::offer).
     ///
     /// # Errors
     /// The array's thread has ended.
@@ -259,70 +255,69 @@ impl ArrayDevice {
         on_its_thread(self, |core| async move { core.forsaken().await }).await
     }
 
-    /// Adds a device that takes the place of a member when one is lost. One that
-    /// is a spare of this array already, but was out of reach, is let in. Where
-    /// there are [`MAX_SPARES`], one that is out of reach makes room.
+    /// Adds a spare, which replaces a member when one is lost. A spare of this array that was
+    /// unreachable is attached again. If there are [`MAX_SPARES`] already, an unreachable one is
+    /// dropped for it.
     ///
     /// # Errors
-    /// The device is too small, cannot be written, or is a member of something;
-    /// the array has halted.
+    /// The device is too small, cannot be written, or belongs to an array or has other content; the
+    /// array has halted.
     pub async fn add_spare(&self, device: Arc<dyn BlockDevice>, force: bool) -> Result<(), ArrayError> {
         let uuid = Uuid::new_v4();
         on_its_thread(self, move |core| async move { core.add_spare(device, force, uuid).await }).await?
     }
 
-    /// Reads and compares everything, and mends what is wrong. Ends early if
-    /// the array stops.
+    /// Reads and verifies everything, and repairs what is wrong. Ends early if the array stops.
     ///
     /// # Errors
-    /// There is no redundancy to compare with, or more is lost than it has.
+    /// The array has no redundancy, or more is lost than its redundancy allows.
     pub async fn scrub(&self) -> IoResult<ScrubReport> {
         on_its_thread(self, |core| async move {
-            // It mends, also while the array is being stopped, until its next look.
+            // The scrub writes repairs until it notices that the array is stopping.
             let _running = Running::new(&core);
             core.scrub().await
         })
         .await?
     }
 
-    /// Changes how many bytes per second scrub reads of each member at most.
+    /// Sets the limit in bytes per second at which a scrub reads each member.
     ///
     /// # Errors
     /// The array's thread has ended.
     pub async fn set_scrub_rate(&self, rate: Option<u64>) -> IoResult<()> {
         self.ask(move |core, answer| {
             core.upkeep.scrub_rate.set(rate);
-            // Who has gone does not need to know.
+            // The caller may have dropped its future.
             let _ = answer.send(());
         })
         .await
     }
 
-    /// Changes how many bytes per second rebuild reads of each member at
-    /// most, and scrub, if it has no rate of its own.
+    /// Sets the limit in bytes per second at which a rebuild reads each member, and a scrub, unless
+    /// it has a limit of its own.
     ///
     /// # Errors
     /// The array's thread has ended.
     pub async fn set_rebuild_rate(&self, rate: Option<u64>) -> IoResult<()> {
         self.ask(move |core, answer| {
             core.upkeep.rebuild_rate.set(rate);
-            // Who has gone does not need to know.
+            // The caller may have dropped its future.
             let _ = answer.send(());
         })
         .await
     }
 
-    /// Returns when member `index` has everything. One that goes away meanwhile
-    /// is waited for as long as a spare would wait for its place.
+    /// Returns when member `index` is complete. If it goes offline meanwhile, waits for as long as
+    /// a spare would before it replaces the member.
     ///
     /// # Errors
-    /// There is no such member, or it has failed, or stays away; the array has
-    /// halted, or its thread has ended.
+    /// There is no such member, or it has failed, or stays offline; the array has halted, or its
+    /// thread has ended.
     pub async fn wait_filled(&self, index: usize) -> IoResult<()> {
         on_its_thread(self, move |core| async move { core.wait_filled(index).await }).await?
     }
 
-    /// Returns when nothing is missing any more, or nothing can be done.
+    /// Returns when all members are active.
     ///
     /// # Errors
     /// The array has halted, or its thread has ended.
@@ -331,7 +326,7 @@ impl ArrayDevice {
             let healthy = || core.members.iter().all(|member| member.is_active());
             loop {
                 core.upkeep.changed.until(|| healthy() || core.halted.borrow().is_some()).await;
-                // A host that crashes now would find it otherwise.
+                // The superblocks must record it, so that it holds after a crash as well.
                 core.published().await;
                 if healthy() || core.halted.borrow().is_some() {
                     break;

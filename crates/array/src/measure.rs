@@ -1,4 +1,4 @@
-//! What the paths to devices hold, before an array is made of them.
+//! Measures the paths to devices before an array is created of them.
 
 use futures_util::StreamExt;
 use futures_util::future::{join_all, try_join_all};
@@ -9,20 +9,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Devices that answer sooner are near: no path of theirs holds enough to
+/// Round trip below which a device counts as local: its path holds too few bytes in flight to
 /// matter.
 const NEAR: Duration = Duration::from_millis(2);
-/// How long a path is filled until it is known, in round trips and bounds of
-/// that: TCP has left slow start.
+/// Duration of a measurement in round trips, with bounds: TCP has left slow start by then.
 const ROUND_TRIPS: u32 = 30;
 const LEAST: Duration = Duration::from_millis(500);
 const MOST: Duration = Duration::from_secs(4);
-/// What is read to see how far away a device is, in bytes.
+/// Bytes of the read that measures the round trip.
 const SMALL: usize = 4096;
 
-/// Reads from all devices at the same time, as an array does, and says how many
-/// bytes of each are to be kept under way, on the path that holds least.
-/// Nothing if a device is on this host, or as good as. Nothing is written.
+/// Reads from all devices at the same time, as an array does, and returns the number of bytes that
+/// each is to have in flight, for the path that holds least. `None` if a device is local or nearly
+/// so. Nothing is written.
 ///
 /// # Errors
 /// A device cannot be read.
@@ -41,7 +40,7 @@ pub async fn measure(devices: &[Arc<dyn BlockDevice>]) -> IoResult<Option<u64>> 
     Ok(opened.iter().filter_map(|io| io.advice()).map(|advice| advice.read).min())
 }
 
-/// How long a small read takes, once there is a connection.
+/// Time of a small read on an established connection.
 async fn answer(io: &Rc<dyn BlockIo>) -> IoResult<Duration> {
     io.read(0, BufMut::zeroed(SMALL)).await?;
     let began = now();
@@ -49,7 +48,7 @@ async fn answer(io: &Rc<dyn BlockIo>) -> IoResult<Duration> {
     Ok(now() - began)
 }
 
-/// Keeps a path filled for so long.
+/// Keeps a path filled for the given time.
 async fn fill(io: &Rc<dyn BlockIo>, info: DeviceInfo, time: Duration) -> IoResult<()> {
     let end = now() + time;
     let (mut reads, mut under_way, mut at) = (FuturesUnordered::new(), 0, 0);

@@ -1,12 +1,11 @@
-//! A member, as the array's thread uses it.
+//! A member, as used by the array's thread.
 //!
 //! Invariants:
-//! - an operation that is given up on (it took too long) still counts as
-//!   under way until it ends below: what is written late must never land on
-//!   a member that is being filled again;
-//! - no operation is larger than the device takes;
-//! - an error counts against the device that it comes from, and only as long
-//!   as that has its place: another one may have it by the time it is told.
+//! - an operation that has timed out still counts as under way until the device completes it: a
+//!   late write must never land on a member under rebuild;
+//! - no operation is larger than the device accepts;
+//! - an error counts only against the device that it comes from, and only while that device is in
+//!   use: another one may have replaced it by the time the error is handled.
 
 use crate::asked::Asked;
 use crate::geometry::{BLOCK, HEARTBEAT_AT, SUPER_AT};
@@ -27,17 +26,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Bytes that are read at a time, and reads at a time, of a region that may be
-/// large: what a slow path carries well within a time-out.
+/// Bytes of a read, and reads in flight, for a region that may be large: what a slow path carries
+/// well within a timeout.
 const REGION_PIECE: u64 = 1 << 20;
 const REGION_READS: usize = 4;
 
-/// What takes so much longer than usual tells of an outage, and nothing of how
-/// far away a member is.
+/// A latency sample that exceeds four means by more than this is an outage, and says nothing about
+/// the path.
 const OUTAGE: Duration = Duration::from_secs(2);
-/// A latency sample's weight in the mean, as a power of two.
+/// Weight of a latency sample in the mean, as a power of two.
 const MEAN_SHIFT: u32 = 3;
-/// Bytes of zeroes written at a time where the device has no better way.
+/// Bytes per write of zeroes, if the device has no zeroing command.
 const ZERO_PIECE: u64 = 1 << 20;
 
 /// Counts of one member since the array was started.
@@ -45,16 +44,16 @@ const ZERO_PIECE: u64 = 1 << 20;
 pub struct MemberCounts {
     /// Blocks whose content did not match their checksum.
     pub mismatches: u64,
-    /// Blocks that were written again from redundancy.
+    /// Blocks that were repaired from redundancy.
     pub mended: u64,
     /// Reads that failed.
     pub read_errors: u64,
-    /// Reads that reconstruction was raced against.
+    /// Hedged reads of this member.
     pub hedged: u64,
 }
 
-/// Why an operation of a member has failed, and of which: a place may have
-/// had several devices, and a device may have been away in between.
+/// Error of an operation of a member, with the incarnation that it belongs to: the device may have
+/// been replaced, or have been offline in between.
 #[derive(Clone, Debug)]
 pub(crate) struct MemberError {
     pub(crate) error: IoError,
@@ -68,13 +67,13 @@ impl From<MemberError> for IoError {
 }
 
 impl MemberError {
-    /// The member has not answered, and may do so again.
+    /// Whether the member has not answered, and may do so again.
     pub(crate) fn is_absence(&self) -> bool {
         is_absence(&self.error)
     }
 }
 
-/// Whether an error says nothing of what the member holds.
+/// Whether an error says nothing about the member's content.
 pub(crate) fn is_absence(error: &IoError) -> bool {
     matches!(error, IoError::Unreachable(_) | IoError::Aborted)
 }
@@ -82,7 +81,7 @@ pub(crate) fn is_absence(error: &IoError) -> bool {
 /// Result of an operation of a member.
 pub(crate) type MemberResult<T> = Result<T, MemberError>;
 
-/// What the device behind a place is, and what it is opened as.
+/// The device behind a member, opened.
 struct Opened {
     device: Arc<dyn BlockDevice>,
     info: DeviceInfo,
@@ -92,13 +91,13 @@ struct Opened {
 
 /// A region of a member, as far as it can be read.
 pub(crate) struct Region {
-    /// Zeroes, where it cannot.
+    /// Content, with zeroes for unreadable blocks.
     pub(crate) bytes: Vec<u8>,
-    /// Where blocks begin that cannot be read, counted from the start.
+    /// Offsets of unreadable blocks, from the start of the region.
     pub(crate) unreadable: Vec<u64>,
 }
 
-/// One place of the array.
+/// One member of the array, with its device if that is reachable.
 pub(crate) struct Member {
     pub(crate) index: usize,
     pub(crate) uuid: Cell<Uuid>,
@@ -106,38 +105,38 @@ pub(crate) struct Member {
     /// Generation in which it entered its condition.
     pub(crate) since: Cell<u64>,
     pub(crate) counts: Cell<MemberCounts>,
-    /// Why it is not active, for people.
+    /// Why it is not active, for messages.
     pub(crate) reason: RefCell<String>,
-    /// How much of a filling was done when it went away; all, if it was not
-    /// being filled.
+    /// Rows that a rebuild had completed when the member went offline; `u64::MAX` if it was not
+    /// under rebuild.
     pub(crate) have: Cell<u64>,
     /// The newest generation whose superblock it has confirmed.
     pub(crate) known: Cell<u64>,
-    /// The place of its newest superblock that is whole.
+    /// The slot of its newest intact superblock.
     pub(crate) slot: Cell<usize>,
     /// The last heartbeat of this session that it has confirmed; zero if none.
     pub(crate) beat: Cell<u64>,
-    /// How long that heartbeat says that the session had gone on.
+    /// Session time of that heartbeat.
     pub(crate) elapsed: Cell<Duration>,
-    /// Times at which it may have lost what it had not flushed, and those after
-    /// which that was looked at.
+    /// Number of times that it may have lost unflushed writes, and how many of those have been
+    /// verified.
     doubts: Cell<u64>,
     settled: Cell<u64>,
-    /// Counts the devices that had the place, and their absences.
+    /// Incremented for each new device and each absence.
     incarnation: Cell<u64>,
     /// Ends with the incarnation.
     tenure: RefCell<Tenure>,
     opened: RefCell<Option<Opened>>,
-    /// Of the device that it has, or had last.
+    /// Operations on the current or the last device.
     asked: RefCell<Rc<Asked>>,
     /// Mean time of a read.
     mean: Cell<Duration>,
-    /// Mean deviation of it.
+    /// Mean deviation of that time.
     deviation: Cell<Duration>,
     pub(crate) reach: Reach,
 }
 
-/// What those who wait for a member wait for as well: dropped, it ends.
+/// Lifetime of an incarnation: dropping it wakes all operations that wait for the member.
 struct Tenure {
     _until: oneshot::Sender<()>,
     over: Shared<oneshot::Receiver<()>>,
@@ -176,7 +175,7 @@ impl Member {
         }
     }
 
-    /// Puts a device behind it.
+    /// Attaches a device.
     pub(crate) fn put(&self, device: Arc<dyn BlockDevice>, io: Rc<dyn BlockIo>) {
         let info = device.info();
         self.reincarnate();
@@ -186,31 +185,31 @@ impl Member {
         *self.opened.borrow_mut() = Some(Opened { device, info, io, generation });
     }
 
-    /// Takes the device away; operations under way go on.
+    /// Detaches the device; operations under way continue.
     pub(crate) fn take(&self) -> Option<Arc<dyn BlockDevice>> {
         self.reincarnate();
         self.opened.borrow_mut().take().map(|opened| opened.device)
     }
 
-    /// Another device comes: what is under way on the last one, for as long as
-    /// that may hang, does not concern it.
+    /// Starts a new list of operations for another device, which those on the last one do not
+    /// concern, however long they hang.
     pub(crate) fn leave_behind(&self) {
         self.asked.take();
     }
 
-    /// Whether it may have lost what it had not flushed.
+    /// Whether it may have lost unflushed writes.
     pub(crate) fn is_in_doubt(&self) -> bool {
         self.doubts.get() != self.settled.get()
     }
 
-    /// It may have lost what it had not flushed.
+    /// Records that it may have lost unflushed writes.
     pub(crate) fn doubt(&self) {
         if self.has_volatile_cache() {
             self.doubts.set(self.doubts.get() + 1);
         }
     }
 
-    /// Doubts it if it was connected to anew since this was looked at last.
+    /// Puts the member in doubt if its device has reconnected since the last call.
     pub(crate) fn look_at_generation(&self) {
         let changed = self.opened.borrow().as_ref().is_some_and(|opened| {
             let generation = opened.io.generation();
@@ -225,42 +224,41 @@ impl Member {
         self.doubts.get()
     }
 
-    /// What it may have lost up to the doubt of this number has been made good.
+    /// Settles the doubts up to this number: lost writes have been repaired.
     pub(crate) fn trust(&self, doubts: u64) {
         self.settled.set(doubts);
     }
 
-    /// Errors of operations that were begun before do not count any more.
-    /// Nobody waits for them any more either.
+    /// Starts a new incarnation: operations begun before are not waited for, and their errors do
+    /// not count.
     pub(crate) fn reincarnate(&self) {
         self.incarnation.set(self.incarnation.get() + 1);
-        // Dropped while it is not borrowed: it wakes others.
+        // Dropped while not borrowed, since it wakes other tasks.
         drop(self.tenure.replace(Tenure::new()));
     }
 
-    /// Resolves when it is not waited for any more.
+    /// Resolves when the incarnation ends.
     pub(crate) fn over(&self) -> Shared<oneshot::Receiver<()>> {
         self.tenure.borrow().over.clone()
     }
 
-    /// Whether something can be asked of it.
+    /// Refuses operations while the member is not usable.
     pub(crate) fn check_usable(&self) -> MemberResult<()> {
         let incarnation = self.incarnation.get();
         if self.is_usable() { Ok(()) } else { Err(MemberError { error: self.gone(), incarnation }) }
     }
 
-    /// Differs from what it was if the place has another device since, or that
-    /// was away.
+    /// Number of the incarnation: it changes when the device is replaced or goes offline.
     pub(crate) fn incarnation(&self) -> u64 {
         self.incarnation.get()
     }
 
-    /// Whether an error is one of the device that has the place now.
+    /// Whether an error belongs to the current incarnation.
     pub(crate) fn is_own(&self, error: &MemberError) -> bool {
         error.incarnation == self.incarnation.get()
     }
 
-    /// What the device is called.
+    /// Name of the device.
     pub(crate) fn name(&self) -> Option<String> {
         self.opened.borrow().as_ref().map(|opened| opened.info.name.clone())
     }
@@ -287,24 +285,22 @@ impl Member {
         self.info().is_some_and(|info| info.volatile_cache)
     }
 
-    /// Operations that have not ended, given up ones among them.
+    /// Operations that have not completed, including those that have timed out.
     pub(crate) fn under_way(&self) -> usize {
         self.asked.borrow().len()
     }
 
-    /// Whether an operation has told that it is absent, and nobody has acted upon
-    /// it yet.
+    /// Whether an operation has failed with absence, and the member is not yet marked offline.
     pub(crate) fn is_told_absent(&self) -> bool {
         self.asked.borrow().is_absent(self.incarnation.get())
     }
 
-    /// What has told so was acted upon.
+    /// Clears the recorded absence once it has been handled.
     pub(crate) fn forget_absence(&self) {
         self.asked.borrow().forget_absence();
     }
 
-    /// Resolves when all is answered that it was asked before, or nobody waits for
-    /// it any more.
+    /// Resolves when all operations begun before have completed, or the incarnation ends.
     pub(crate) async fn until_answered(&self) {
         let asked = Rc::clone(&self.asked.borrow());
         select(pin!(asked.until_answered()), self.over()).await;
@@ -314,7 +310,7 @@ impl Member {
         self.opened.borrow().as_ref()?.io.advice()
     }
 
-    /// How long it has been out of reach, if it is, and its device knows.
+    /// How long the member has been unreachable, if its device knows.
     pub(crate) fn away(&self) -> Option<Duration> {
         self.opened.borrow().as_ref()?.io.away_since().map(|since| now().saturating_duration_since(since))
     }
@@ -325,10 +321,10 @@ impl Member {
         self.counts.set(counts);
     }
 
-    /// When a read is late: what is rarely exceeded, once some were seen.
+    /// Time after which a read is late; `None` before the first sample.
     pub(crate) fn late_after(&self) -> Option<Duration> {
         let mean = self.mean.get();
-        // A round trip may double without anything being wrong.
+        // A round trip may double without a fault.
         (!mean.is_zero()).then(|| (mean * 2).max(mean + 4 * self.deviation.get()) + Duration::from_millis(1))
     }
 
@@ -402,12 +398,12 @@ impl Member {
         Err(IoError::Unreachable(ended))
     }
 
-    /// Reads `len` bytes into memory of its own.
+    /// Reads `len` bytes into a new buffer.
     pub(crate) async fn read(&self, offset: u64, len: u64) -> MemberResult<BufMut> {
         self.read_into(offset, BufMut::zeroed(len as usize)).await
     }
 
-    /// Reads a region, around blocks that cannot be read.
+    /// Reads a region; unreadable blocks are skipped.
     pub(crate) async fn read_around(&self, offset: u64, len: u64) -> MemberResult<Region> {
         let mut region = Region { bytes: Vec::with_capacity(len as usize), unreadable: Vec::new() };
         let pieces = (0..len).step_by(REGION_PIECE as usize);
@@ -462,13 +458,13 @@ impl Member {
         result
     }
 
-    /// Writes, once it is known that nobody else has taken it over.
+    /// Writes, after a check that no other session has taken the member over.
     pub(crate) async fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> MemberResult<()> {
         self.until_ours().await?;
         self.write_anyhow(offset, src, flags).await
     }
 
-    /// Writes what says that it is in use, durably.
+    /// Writes the heartbeat block durably, without that check.
     pub(crate) async fn write_beat(&self, src: Buf) -> MemberResult<()> {
         self.write_anyhow(HEARTBEAT_AT, src, WriteFlags { fua: self.has_volatile_cache() }).await
     }
@@ -485,13 +481,13 @@ impl Member {
         .await
     }
 
-    /// A write that is on the medium when it ends.
+    /// Writes durably: with FUA if the device has a volatile cache.
     pub(crate) async fn write_durably(&self, offset: u64, src: Buf) -> MemberResult<()> {
         self.write(offset, src, WriteFlags { fua: self.has_volatile_cache() }).await
     }
 
-    /// Writes a superblock in the place of the copy that is not the newest whole one.
-    /// A write of one that was given up must have ended.
+    /// Writes a superblock to the slot that does not hold the newest intact copy. An earlier write
+    /// of a superblock that timed out must have completed.
     pub(crate) async fn write_superblock(&self, block: Buf) -> MemberResult<()> {
         let (slot, incarnation) = (1 - self.slot.get(), self.incarnation());
         let result = self.write_durably(SUPER_AT[slot], block).await;
@@ -505,7 +501,7 @@ impl Member {
         if self.has_volatile_cache() { self.within(|io, _| io.flush()).await } else { Ok(()) }
     }
 
-    /// Makes a range read as zeroes, and gives its space back if it can.
+    /// Makes a range read as zeroes, and deallocates it if the device can.
     pub(crate) async fn zero(&self, offset: u64, len: u64) -> MemberResult<()> {
         self.until_ours().await?;
         let flags = ZeroFlags { fua: false, may_deallocate: true };

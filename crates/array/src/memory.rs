@@ -1,8 +1,8 @@
-//! What a host remembers of an array.
+//! The record that a host keeps of an array.
 //!
-//! The members say what they were last told; a host that has told them remembers as
-//! well, so that it does not begin with members that it has gone on without itself.
-//! Where that is kept is no matter of this crate.
+//! The superblocks hold the state that was last written to these members. A host that has continued
+//! on other members remembers that as well, so that it does not start with members that it left
+//! behind itself. Where the record is stored is up to the embedding program.
 
 use crate::core::Core;
 use crate::history::Era;
@@ -11,7 +11,7 @@ use std::future::Future;
 use std::pin::Pin;
 use uuid::Uuid;
 
-/// What a host has last known of an array.
+/// The last state of an array that a host knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     /// The generation of the superblock.
@@ -20,23 +20,23 @@ pub struct Known {
     pub session: Uuid,
     /// The first generation that this session wrote.
     pub from: u64,
-    /// The members that had everything, by identity.
+    /// UUIDs of the members that were up to date.
     pub active: Vec<Uuid>,
 }
 
-/// Keeps what a host knows of one array.
+/// Stores the record of one array.
 pub trait Memory: Send + Sync {
-    /// What was kept last, if anything.
+    /// The stored record, if any.
     fn recall(&self) -> Option<Known>;
 
-    /// Keeps this instead; it is durable when the future resolves. What keeps it
-    /// from being kept is told by whoever implements this: members and witness
-    /// decide, and this is a second line.
+    /// Stores this record instead; it is durable when the future resolves. The implementation
+    /// reports its own failures: members and witness decide, and the record is a second line of
+    /// defence.
     fn keep(&self, known: Known) -> Pin<Box<dyn Future<Output = ()>>>;
 }
 
 impl Known {
-    /// Why this is newer than a superblock, or of another history, if so.
+    /// The reason if this record is newer than a superblock, or of a diverged history.
     pub(crate) fn is_newer_than(&self, found: &Superblock) -> Option<String> {
         let era = Era { session: self.session, from: self.from };
         let older = self.generation > found.generation;
@@ -61,7 +61,7 @@ impl Known {
 }
 
 impl Core {
-    /// What this host is to remember now.
+    /// The record to store now.
     fn known(&self) -> Option<Known> {
         let era = self.history.borrow().last()?;
         let active = self.members.iter().filter(|member| member.condition.get() == Condition::Active);
@@ -73,8 +73,7 @@ impl Core {
         })
     }
 
-    /// Records on this host which members have everything, if that has changed or
-    /// must be recorded anyway.
+    /// Stores a record if its members have changed, or if `anyway` is set.
     pub(crate) async fn remember(&self, anyway: bool) {
         let Some(memory) = &self.memory else { return };
         let Some(known) = self.known() else { return };

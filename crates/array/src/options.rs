@@ -1,55 +1,49 @@
-//! How an array is run. Nothing of it is stored on members.
+//! Options of a running array. None of them is stored on members.
 
 use std::time::Duration;
 
-/// Settings of a running array.
+/// Options of a running array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How long a member may take for one operation until it counts as
-    /// absent.
+    /// Time that an operation on a member may take before the member is marked offline.
     pub member_timeout: Duration,
-    /// The same where its device says that it has no connection, and the array
-    /// can do without all that have none: longer than a target takes to start
-    /// anew. On long paths it is [`AWAY_ROUND_TRIPS`](crate::AWAY_ROUND_TRIPS).
+    /// The same if the member's device reports a lost connection, and the array can do without all
+    /// unreachable members: longer than a target takes to restart. On long paths it is
+    /// [`AWAY_ROUND_TRIPS`](crate::AWAY_ROUND_TRIPS) mean read times.
     pub away_timeout: Duration,
-    /// How long a member is waited for that does not answer, and that the array
-    /// cannot do without, since others do not answer either: as for any device
-    /// by itself. It ends sooner where the device gives up.
+    /// Time that an operation on an unreachable member may take while the array needs that member,
+    /// as for a single device. It ends sooner if the device gives up.
     pub needed_timeout: Duration,
-    /// How long a write that continues another waits for the next one, as
-    /// long as its stripe is not whole; longer where members are far away.
+    /// How long a sequential write waits for the next one while its stripe is incomplete; longer on
+    /// long paths.
     pub gather: Duration,
-    /// Write whole stripes through the journal as well: a crash and the loss
-    /// of a member in the same moment then leave nothing undefined, at twice
-    /// the bytes.
+    /// Write full stripes through the journal as well: a crash together with the loss of a member
+    /// then leaves no write hole, at twice the bytes.
     pub journal_all: bool,
-    /// Bytes of writes under way at most.
+    /// Maximum bytes of writes under way.
     pub memory: usize,
-    /// Bytes of checksums kept in memory at most.
+    /// Maximum bytes of checksums in memory.
     pub sums_memory: usize,
-    /// Share of reads that may be raced by reconstruction, in percent.
+    /// Percentage of reads that may be hedged.
     pub hedge_percent: u32,
-    /// How long a member may be absent until a spare takes its place.
+    /// How long a member may be offline before a spare replaces it.
     pub spare_grace: Duration,
-    /// Bytes per second that rebuild reads of each member at most.
+    /// Limit in bytes per second at which a rebuild reads each member.
     pub rebuild_rate: Option<u64>,
-    /// Bytes per second that scrub reads of each member at most; as rebuild, if
-    /// none.
+    /// Limit in bytes per second at which a scrub reads each member; `rebuild_rate` if `None`.
     pub scrub_rate: Option<u64>,
-    /// How long after a scrub, or its start, the array scrubs itself.
+    /// Interval between automatic scrubs, from the last scrub or the start of the array.
     pub scrub_every: Option<Duration>,
-    /// How often the array says that it is in use, and looks whether others
-    /// say so.
+    /// Interval at which the array writes heartbeats, and looks for those of other sessions.
     pub heartbeat: Duration,
-    /// Begin though members that are not there may have gone on without those that
-    /// are: what only they have is lost then. A person has to say so.
+    /// Start even if missing members may have continued without these; writes that only those hold
+    /// are lost then. Set on an operator's command only.
     pub degraded: bool,
     /// How long a region stays marked after its last write.
     pub intent_idle: Duration,
-    /// Decides what is random.
+    /// Seed of all random decisions.
     pub seed: u64,
-    /// What it does without: for simulations, which show that it would be
-    /// missed.
+    /// A mechanism that is switched off: for simulations that show its effect.
     #[cfg(feature = "switch-off")]
     pub without: Option<crate::Mechanism>,
 }

@@ -1,8 +1,8 @@
-//! New content of a stripe, put together from writes.
+//! New content of a stripe, combined from writes.
 //!
 //! Invariants:
 //! - pieces of a unit do not overlap, and no two adjoin;
-//! - of writes that overlap the later one counts.
+//! - of writes that overlap the later one wins.
 
 use crate::geometry::{Geometry, Role};
 use crate::journal::record::Piece;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 pub(crate) struct Overlay {
     unit: u64,
-    /// Content by data unit, and place in it.
+    /// Content by data unit, and by offset in it.
     units: Vec<BTreeMap<u64, Vec<Buf>>>,
 }
 
@@ -52,13 +52,13 @@ impl Overlay {
         Overlay { unit: geometry.unit, units: vec![BTreeMap::new(); geometry.data_units()] }
     }
 
-    /// Lays a piece of a data unit over what is there.
+    /// Lays a piece over the content so far.
     pub(crate) fn lay(&mut self, piece: &Piece) {
         let Role::Data(i) = piece.role else { return };
         let unit = &mut self.units[i];
         let (mut start, mut end) = (piece.at, piece.at + piece.bytes.len() as u64);
         let mut content = vec![piece.bytes.clone()];
-        // Neighbours and what is below become one with it.
+        // Merge overlapping and adjoining pieces.
         while let Some((at, parts)) = unit.range(..=end).next_back().map(|(at, parts)| (*at, parts.clone())) {
             let until = at + len(&parts);
             if until < start {
@@ -76,14 +76,14 @@ impl Overlay {
         unit.insert(start, content);
     }
 
-    /// Whether nothing of the stripe keeps its old content.
+    /// Whether the stripe is overwritten completely.
     pub(crate) fn covers_all(&self) -> bool {
         self.units
             .iter()
             .all(|unit| unit.first_key_value().is_some_and(|(at, parts)| *at == 0 && len(parts) == self.unit))
     }
 
-    /// Cuts it into segments of at most `most` bytes a unit.
+    /// Splits the content into segments of at most `most` bytes a unit.
     pub(crate) fn segments(&self, most: u64) -> Vec<Segment> {
         let ends = |(at, parts): (&u64, &Vec<Buf>)| [*at, at + len(parts)];
         let mut cuts: Vec<u64> = self.units.iter().flat_map(|unit| unit.iter().flat_map(ends)).collect();
@@ -105,7 +105,7 @@ impl Overlay {
     }
 }
 
-/// The bytes of a unit from `at` to `end`, if it has them.
+/// The bytes of a unit from `at` to `end`, if all of them are new.
 fn content(unit: &BTreeMap<u64, Vec<Buf>>, at: u64, end: u64) -> Option<Buf> {
     let (start, parts) = unit.range(..=at).next_back()?;
     (start + len(parts) >= end).then(|| join(cut(parts, at - start, end - start)))
@@ -144,7 +144,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain picture of the stripe.
+        /// Compares with a plain model of the stripe.
         #[test]
         fn later_writes_count(writes in proptest::collection::vec((0usize..3, 0u64..8, 1u64..8, 1u8..), 1..12)) {
             let mut overlay = Overlay::new(&geometry());

@@ -1,9 +1,9 @@
-//! What has to be written so that a part of a stripe has new content.
+//! Plans the writes that give a part of a stripe new content.
 //!
-//! Everything that is needed is read in one round trip, by the way that moves
-//! the fewest bytes: nothing for whole stripes, old data and parity
-//! (read-modify-write), or the rest of the data (reconstruct-write). Where the
-//! way is barred by a member that is missing, all that is left is read.
+//! All reads take one round trip, and parity is computed in the way that moves the fewest bytes:
+//! from the new data alone (full-stripe write), from old data and old parity (read-modify-write),
+//! or from the rest of the data (reconstruct-write). If a missing member rules these out,
+//! everything that is left is read.
 
 use crate::core::Core;
 use crate::geometry::{BLOCK, Role};
@@ -15,25 +15,24 @@ use longhaul_block::IoResult;
 use longhaul_engine::{Buf, BufMut};
 use std::rc::Rc;
 
-/// A range of a stripe's units: each data unit has new content in all of it,
-/// or in nothing of it.
+/// A range of a stripe's units: each data unit has new content in all of it, or in none of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
-    /// Where it begins in the units, in bytes.
+    /// Offset in the units, in bytes.
     pub(crate) at: u64,
     pub(crate) len: u64,
     /// New content by data unit.
     pub(crate) new: Vec<Option<Buf>>,
 }
 
-/// Bytes and the member they are for.
+/// A piece, and the member that it is written to.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
     pub(crate) member: usize,
     pub(crate) piece: Piece,
 }
 
-/// The writes that a segment comes down to.
+/// The writes of a segment.
 #[derive(Default)]
 pub(crate) struct Plan {
     pub(crate) writes: Vec<Placed>,
@@ -41,27 +40,26 @@ pub(crate) struct Plan {
     pub(crate) parity: Vec<Piece>,
 }
 
-/// Runs of parity beside blocks that nobody has, of one plan at most: all have
-/// to be in one record of the journal.
+/// Runs of parity beside lost blocks in one plan: all of them must fit into one journal record.
 const RUNS_MAX: usize = 64;
 
-/// How parity is made.
+/// How new parity is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// There is none, or no member to hold it.
+    /// The layout has no parity, or no member holds it.
     None,
-    /// From new data alone.
+    /// Full-stripe write: from new data alone.
     Full,
-    /// From old data and old parity.
+    /// Read-modify-write: from old data and old parity.
     Modify,
-    /// From the rest of the data.
+    /// Reconstruct-write: from the units that are not written.
     Rebuild,
-    /// From whatever is left.
+    /// Degraded write: from all units that are left.
     Recover,
 }
 
 impl Core {
-    /// Plans a segment. The stripe is held alone.
+    /// Plans a segment. The caller holds the stripe lock.
     pub(crate) async fn plan(self: &Rc<Self>, row: u64, segment: &Segment) -> IoResult<Plan> {
         let mut plan = Plan::default();
         let way = self.way(row, segment);
@@ -125,7 +123,7 @@ impl Core {
         }
     }
 
-    /// Parity of new data, and of `old` where there is none.
+    /// Parity of the new data, and of `old` where there is no new data.
     fn whole(&self, segment: &Segment, old: Option<Units>) -> (Option<Buf>, Option<Buf>) {
         let old = old.map_or_else(|| vec![None; segment.new.len()], |units| units.data);
         let data = segment.new.iter().zip(old).map(|(new, old)| new.clone().or(old)).collect();
@@ -134,7 +132,7 @@ impl Core {
         (Some(p), q)
     }
 
-    /// Parity from the rest of the data; nothing if that cannot be read.
+    /// Reconstruct-write: parity from the rest of the data; `None` if that cannot be read.
     async fn rebuild(
         self: &Rc<Self>,
         row: u64,
@@ -146,7 +144,7 @@ impl Core {
         Ok((complete && old.bad.is_empty()).then(|| self.whole(segment, Some(old))))
     }
 
-    /// Parity from old data and old parity; nothing if those cannot be read.
+    /// Read-modify-write: parity from old data and old parity; `None` if those cannot be read.
     async fn modify(
         self: &Rc<Self>,
         row: u64,
@@ -171,7 +169,7 @@ impl Core {
         Ok(Some((p.map(BufMut::freeze), q.map(BufMut::freeze))))
     }
 
-    /// Parity from whatever is left; what was unreadable is written again.
+    /// Degraded write: parity from all units that are left; unreadable blocks are repaired.
     async fn recover(
         self: &Rc<Self>,
         row: u64,
@@ -179,7 +177,7 @@ impl Core {
         plan: &mut Plan,
     ) -> IoResult<(Option<Buf>, Option<Buf>)> {
         let mut old = self.read_units(row, segment.at, segment.len, |_| true, &[]).await?;
-        // What is written anew need not be known.
+        // Units with new content need not be reconstructed.
         let unknown = old.data.iter().zip(&segment.new).any(|(old, new)| old.is_none() && new.is_none());
         if unknown && old.complete(segment.len).is_err() {
             return self.write_beside(row, segment, plan).await.map(|()| (None, None));
@@ -201,13 +199,13 @@ impl Core {
         Ok(self.whole(segment, Some(old)))
     }
 
-    /// Plans new content beside blocks that nobody has, block by block: those stay
-    /// as they are. Parity that cannot be known any more counts as wrong from now on,
-    /// since what it gives would not be what was written.
+    /// Plans new content beside lost blocks, block by block: the lost blocks stay as they are.
+    /// Parity that can no longer be computed is marked as wrong, since a reconstruction from it
+    /// would not yield what was written.
     async fn write_beside(self: &Rc<Self>, row: u64, segment: &Segment, plan: &mut Plan) -> IoResult<()> {
         let mut touched = (0..segment.new.len()).filter(|i| segment.new[*i].is_some());
         if touched.any(|i| !self.has(row, Role::Data(i))) {
-            // It would be in parity alone.
+            // The new data would exist as parity only.
             return Err(self.unreadable(row));
         }
         let roles = [Role::P, Role::Q].into_iter().filter(|role| self.has(row, *role));
@@ -243,7 +241,7 @@ impl Core {
         Ok(())
     }
 
-    /// Parity of one block by role, as far as it can be known.
+    /// Parity of one block by role; `None` where it cannot be computed.
     async fn parity_beside(
         self: &Rc<Self>,
         row: u64,
@@ -263,11 +261,12 @@ impl Core {
                 .map(|role| if *role == Role::P { p.clone() } else { q.clone() })
                 .collect());
         }
-        // What is not known stays in it as it is, if the rest is.
+        // Updating keeps the contribution of unknown units to parity, if the old content of the
+        // changed ones is known.
         let changed = |i: &usize| block.new[*i].is_some();
         let can_change = (0..block.new.len()).filter(changed).all(|i| old.data[i].is_some());
         if !can_change && self.gone(row, &old, |_| true) == Gone::Waiting {
-            // Who is away may have what only this parity gives with it.
+            // An offline member may hold what only this parity can reconstruct together with it.
             return Err(self.unreadable(row));
         }
         let change = |role: &Role| {
@@ -286,8 +285,8 @@ impl Core {
         Ok(roles.iter().map(change).collect())
     }
 
-    /// Whether what is reconstructed of a block may be what these members must
-    /// have, as far as it is not written anew.
+    /// Whether the reconstructed blocks match what these members must hold, except where they are
+    /// overwritten.
     async fn vouch_all(
         self: &Rc<Self>,
         row: u64,
@@ -307,7 +306,7 @@ impl Core {
         Ok(true)
     }
 
-    /// A block of parity counts as wrong from now on.
+    /// Marks a block of parity as wrong.
     async fn void(&self, row: u64, role: Role, at: u64) -> IoResult<()> {
         for member in self.holders(row, role) {
             if let Err(e) = self.sums.update(&self.members[member], row, at, &[UNKNOWN]).await {
@@ -317,8 +316,8 @@ impl Core {
         Ok(())
     }
 
-    /// Writes what was planned, with its checksums. Members that fail are
-    /// lost, durably, before this ends well.
+    /// Writes the planned pieces with their checksums. Members that fail are lost, durably, before
+    /// this returns without an error.
     pub(crate) async fn put(self: &Rc<Self>, row: u64, writes: Vec<Placed>) -> IoResult<()> {
         self.check_running()?;
         let pieces =
@@ -329,7 +328,7 @@ impl Core {
             let place = &self.members[member];
             let at = self.geometry.unit_at(row) + piece.at;
             let sums = if self.geometry.has_sums() { self.sums.of(&piece.bytes) } else { Vec::new() };
-            // It may have been lost since this was planned.
+            // The member may have been lost since the plan was made.
             if let Err(e) = place.check_usable() {
                 return (member, Err(e));
             }

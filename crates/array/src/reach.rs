@@ -1,15 +1,13 @@
-//! When something may be written to a member, and how long it is waited for.
+//! When a member may be written, and how long an operation on it may take.
 //!
 //! Invariants:
-//! - nothing is written to a member but after a look at its heartbeat that
-//!   began less than two heartbeats ago (or after the write came), and has
-//!   found nobody else: a host that was suspended, or cut off, looks first whether
-//!   the array is still its own. That time is taken from clocks that go on while
-//!   the machine is suspended, immediately before the write is handed to the
-//!   device;
-//! - a member is given up only if the array can do without all that are out of
-//!   reach at that moment, or for good reason: where all are, it is this host
-//!   that is cut off, and they are waited for as any device is.
+//! - a member is written only after a check of its heartbeat that began less than two heartbeats
+//!   ago (or after the write was submitted) and found no other session: a host that was suspended
+//!   or cut off first checks that it still owns the array. The age is taken, immediately before the
+//!   write is handed to the device, from a clock that runs while the machine is suspended;
+//! - a member is given up only if the array can do without all members that are unreachable at that
+//!   moment, or after `needed_timeout`: if all are unreachable, this host is the one cut off, and
+//!   it waits as it would for a single device.
 
 use crate::clock::Stamp;
 use crate::core::Core;
@@ -24,34 +22,34 @@ use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-/// Heartbeats after which a look at who uses a member does not count any more:
-/// less than others wait for one until they take it over.
+/// Heartbeats after which a check of a member's heartbeat expires: less than another host waits
+/// before a takeover.
 const FRESH_BEATS: u32 = 2;
-/// Heartbeats, in halves, after which a member from which nothing has come is out
-/// of reach: a look at one would have been answered meanwhile.
+/// Half heartbeats without an answer after which a member counts as unreachable: a check would have
+/// been answered by then.
 const SILENT_HALVES: u32 = 3;
-/// How often it is looked whether a member that does not answer is needed.
+/// Interval at which a waiting operation looks again whether the array needs its member.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What is known of the way to a member.
+/// Reachability of a member, and the last check of its heartbeat.
 #[derive(Default)]
 pub(crate) struct Reach {
-    /// The array that it is of, while that runs.
+    /// The array that the member belongs to, while that runs.
     core: RefCell<Weak<Core>>,
-    /// When the last look at who uses it began that has found nobody else.
+    /// When the last check began that found no other session.
     seen: Cell<Option<Stamp>>,
-    /// A write waits for a look that is not to wait for its turn.
+    /// A write needs a check at once, not at the next heartbeat.
     pub(crate) wanted: Cell<bool>,
-    /// Why the last look has failed: the member is about to be lost.
+    /// The error of the last check, if it failed: the member is about to be lost.
     unseen: RefCell<Option<MemberError>>,
-    /// There was a look, or there will be none.
+    /// Notified after a check, and when there will be no more.
     pub(crate) changed: Event,
-    /// When it answered for the last time.
+    /// When the member last answered.
     answered: Cell<Option<Instant>>,
 }
 
 impl Reach {
-    /// Says which array it is of.
+    /// Sets the array that the member belongs to.
     pub(crate) fn belong(&self, core: &Rc<Core>) {
         *self.core.borrow_mut() = Rc::downgrade(core);
     }
@@ -60,7 +58,7 @@ impl Reach {
         self.core.borrow().upgrade()
     }
 
-    /// A look that began at that time has found that nobody else uses it.
+    /// Records a check that began at `since` and found no other session.
     pub(crate) fn looked(&self, since: Stamp) {
         if self.seen.get().is_none_or(|seen| since.is_after(&seen)) {
             self.seen.set(Some(since));
@@ -69,13 +67,13 @@ impl Reach {
         self.changed.notify();
     }
 
-    /// A look has failed: who waits for one waits in vain.
+    /// Records a failed check; writes that wait for it fail.
     pub(crate) fn failed(&self, error: &MemberError) {
         *self.unseen.borrow_mut() = Some(error.clone());
         self.changed.notify();
     }
 
-    /// An answer has come, or what stands for one.
+    /// Records that an answer has come: success, or an error other than absence.
     pub(crate) fn note<T>(&self, result: IoResult<T>) -> IoResult<T> {
         if !result.as_ref().is_err_and(is_absence) {
             self.answered.set(Some(now()));
@@ -83,23 +81,23 @@ impl Reach {
         result
     }
 
-    /// It has another device, of which nothing is known yet.
+    /// Restarts the silence timer for a new device.
     pub(crate) fn renew(&self) {
         self.answered.set(Some(now()));
     }
 
-    /// Whether something may be written that came at that time: nobody else can
-    /// have taken the member over since the last look, or there was one since.
+    /// Whether a write submitted at `came` may be sent: the last check is recent, or began after
+    /// `came`.
     fn may_write(&self, core: &Core, came: &Stamp) -> bool {
         let fresh = core.options.heartbeat * FRESH_BEATS;
-        // One that began later counts however long it took, but not if the machine
-        // may have stood still since.
+        // A check that began after the write counts however long it took, unless the machine may
+        // have been suspended since.
         let is_fresh = |at: Stamp| at.age() <= fresh || (at.is_after(came) && at.gap() <= fresh);
         core.looks_no_more() || core.lacks(Mechanism::Gate) || self.seen.get().is_some_and(is_fresh)
     }
 
-    /// Whether the machine may have stood still since the last look for so long that
-    /// another host may have taken the member over.
+    /// Whether the machine may have been suspended since the last check for long enough for a
+    /// takeover.
     fn stood_still(&self, core: &Core) -> bool {
         let fresh = core.options.heartbeat * FRESH_BEATS;
         self.seen.get().is_some_and(|seen| seen.gap() > fresh)
@@ -107,12 +105,12 @@ impl Reach {
 }
 
 impl Member {
-    /// Returns when something may be written to it.
+    /// Returns once a check allows writes to this member.
     pub(crate) async fn until_ours(&self) -> MemberResult<()> {
         let (reach, came) = (&self.reach, Stamp::now());
         let Some(core) = reach.core().filter(|core| !reach.may_write(core, &came)) else { return Ok(()) };
         if reach.stood_still(&core) {
-            // Timers have stood still as well.
+            // Timers have not run either, so ask for a check at once.
             reach.wanted.set(true);
             core.upkeep.changed.notify();
         }
@@ -128,8 +126,8 @@ impl Member {
         Err(failed().unwrap_or_else(|| MemberError { error: self.gone(), incarnation }))
     }
 
-    /// Waits for an operation, and longer if the array cannot do without it; or
-    /// says how long that was.
+    /// Waits for an operation up to the member's timeout, or longer while the array needs the
+    /// member. On a timeout returns the time waited.
     pub(crate) async fn patiently<F: Future + Unpin>(&self, mut operation: F) -> Result<F::Output, Duration> {
         let began = now();
         let Some(core) = self.reach.core() else { return Ok(operation.await) };
@@ -149,15 +147,15 @@ impl Member {
         }
     }
 
-    /// Whether it is out of reach, as far as anybody knows.
+    /// Whether the member is unreachable, by its device's word or by silence.
     pub(crate) fn is_silent(&self, core: &Core) -> bool {
         let limit = core.options.heartbeat * SILENT_HALVES / 2;
         let is_long = |at: Instant| now().saturating_duration_since(at) >= limit;
         self.away().is_some() || (!core.looks_no_more() && self.reach.answered.get().is_some_and(is_long))
     }
 
-    /// How much of the last time the array could do without it, and what else was
-    /// out of reach.
+    /// For how much of the last `time` the array could do without this member and all others that
+    /// were unreachable.
     fn spared(&self, time: Duration) -> Duration {
         let Some(core) = self.reach.core() else { return time };
         let without = [core.out_of_reach(), vec![self.index]].concat();

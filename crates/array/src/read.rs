@@ -1,15 +1,14 @@
 //! Reads.
 //!
-//! A read goes straight to the members that hold its bytes, all at once, and
-//! is checked against their checksums. Only where that does not do (a member
-//! is missing, or late, or wrong) are the other members asked as well.
+//! A read goes directly to the members that hold its bytes, concurrently, and is verified against
+//! their checksums. The other members are read only if a member is missing or late, or a checksum
+//! does not match.
 //!
 //! Invariants:
-//! - what is read is the content after every write that was acknowledged
-//!   before the read began;
-//! - a mismatch counts only while nobody writes the stripe: a reader does not
-//!   hold it, and may see data and checksum of different times;
-//! - of a stripe that is torn (see [`crate::rows`]) nothing is reconstructed.
+//! - a read returns the content after every write that was acknowledged before the read began;
+//! - a mismatch counts only under the stripe lock: a reader does not hold it, and may see data and
+//!   checksum of different times;
+//! - nothing is reconstructed from a torn stripe (see [`crate::rows`]).
 
 use crate::core::Core;
 use crate::geometry::{BLOCK, Role};
@@ -32,8 +31,8 @@ struct Part {
 }
 
 impl Core {
-    /// Fills `dst` from `offset`. The buffer that comes back is another one
-    /// where a part of it is still waited for below.
+    /// Fills `dst` from `offset`. Returns another buffer if a member still reads into a part of
+    /// `dst`.
     pub(crate) async fn read(self: &Rc<Self>, offset: u64, dst: BufMut) -> IoResult<BufMut> {
         self.begun.set(self.begun.get() + 1);
         let total = dst.len();
@@ -59,8 +58,7 @@ impl Core {
         Ok(join_parts(parts, total))
     }
 
-    /// Reads parts of one stripe, for somebody who reads on from where they
-    /// were or not.
+    /// Reads parts of one stripe; `goes_on` if the read continues a sequential one.
     async fn read_row(
         self: &Rc<Self>,
         row: u64,
@@ -103,10 +101,10 @@ impl Core {
         let room = self.room(len * reads, Reader::User).await;
         let mut homes: Vec<usize> = self.holders(row, Role::Data(unit)).collect();
         if self.rows.is_torn(row) {
-            // Copies may differ: it is always the same one.
+            // Copies may differ: always read the same one.
             homes.truncate(1);
         }
-        // Of copies the nearest, and those alike in turn.
+        // The nearest copy; of copies at equal distance each in turn.
         let turn = (row as usize).wrapping_add(unit);
         let key = |home: &usize| {
             let member = &self.members[*home];
@@ -132,7 +130,7 @@ impl Core {
         }
     }
 
-    /// A part that no member holds, from the others.
+    /// Reconstructs a part that no member holds.
     pub(crate) async fn reconstruct(
         self: &Rc<Self>,
         row: u64,
@@ -156,8 +154,8 @@ impl Core {
         Ok(bytes.into_mut())
     }
 
-    /// What is needed of a stripe to have all of its data without some members:
-    /// what there is of it, and as many parities as there is not.
+    /// The roles needed to reconstruct all data of a stripe without some members: the data units
+    /// that remain, and as many parity units as data units are missing.
     pub(crate) fn enough(&self, row: u64, without: &[usize]) -> impl Fn(Role) -> bool + use<> {
         let has = |role| self.holders(row, role).any(|member| !without.contains(&member));
         let missing = (0..self.geometry.data_units()).filter(|unit| !has(Role::Data(*unit))).count();
@@ -169,8 +167,8 @@ impl Core {
         }
     }
 
-    /// Whether a stripe is read as a whole for who reads on: some of its data
-    /// has to be reconstructed.
+    /// Whether a sequential read takes the stripe from the cache: some of its data must be
+    /// reconstructed.
     fn keeps(&self, row: u64) -> bool {
         let missing = |unit: usize| self.holders(row, Role::Data(unit)).next().is_none();
         self.kept.is_open()
@@ -179,8 +177,8 @@ impl Core {
             && (0..self.geometry.data_units()).any(missing)
     }
 
-    /// Fills parts from a stripe that is kept, or is read to be kept; gives
-    /// them back if it cannot be read that way.
+    /// Fills parts from the cache, reading the stripe into it first if needed; returns the parts if
+    /// that fails.
     async fn read_kept(self: &Rc<Self>, row: u64, parts: Vec<Part>) -> Result<Vec<BufMut>, Vec<Part>> {
         let (stripe, is_new) = self.kept.stripe(row);
         if is_new {
@@ -197,7 +195,7 @@ impl Core {
         Ok(parts.into_iter().map(fill).collect())
     }
 
-    /// All data of a stripe, if what is left of it can be read and is right.
+    /// All data of a stripe, if the remaining units can be read and verified.
     async fn read_stripe(self: &Rc<Self>, row: u64) -> Option<Vec<Buf>> {
         let _room = self.room(self.geometry.stripe(), Reader::User).await;
         let _together = self.locks.shared(row).await;
@@ -211,8 +209,8 @@ impl Core {
         units.data.into_iter().collect()
     }
 
-    /// Parts of a stripe of which some have to be reconstructed: each member
-    /// is read once for all of them.
+    /// Reads parts of a stripe some of which must be reconstructed: each member is read once for
+    /// all of them.
     async fn read_together(self: &Rc<Self>, row: u64, parts: Vec<Part>) -> IoResult<Vec<BufMut>> {
         if let Some(queue) = self.rows.queue(row) {
             let logged = queue.logged();
@@ -248,9 +246,8 @@ impl Core {
         Ok(filled)
     }
 
-    /// Reads a part while the stripe is held alone, so that a mismatch is a
-    /// fault: what is wrong is written again. The member that is suspected is
-    /// asked first.
+    /// Reads a part under the exclusive lock, so that a mismatch is a fault, and repairs what is
+    /// wrong. The suspected member is read first.
     pub(crate) async fn mend(
         self: &Rc<Self>,
         row: u64,
@@ -297,7 +294,7 @@ impl Core {
             Placed { member, piece }
         });
         let writes: Vec<Placed> = writes.collect();
-        // An array that halts, or is being stopped, is not changed any more.
+        // A halted or stopping array is not changed any more.
         if !writes.is_empty()
             && let Ok(_admitted) = self.admit()
         {
@@ -307,8 +304,8 @@ impl Core {
         Ok(bytes.into_mut())
     }
 
-    /// Reconstructs block by block: members that are wrong in different
-    /// blocks give each other back.
+    /// Reconstructs block by block: members that are wrong in different blocks can repair each
+    /// other.
     async fn recover_blocks(self: &Rc<Self>, row: u64, unit: usize, at: u64, len: u64) -> IoResult<Buf> {
         let mut whole = BufMut::zeroed(len as usize);
         for block in 0..len / BLOCK {
@@ -323,13 +320,13 @@ impl Core {
         Ok(whole.freeze())
     }
 
-    /// Whether parts of a stripe tell about others.
+    /// Fails for a torn stripe, whose units do not belong together.
     fn check_untorn(&self, row: u64) -> IoResult<()> {
         if self.rows.is_torn(row) { self.check_running() } else { Ok(()) }
     }
 }
 
-/// The parts as one buffer: the caller's, if they are windows of it.
+/// Joins the parts: in the caller's buffer, if they are windows of it, and else in a copy.
 fn join_parts(parts: Vec<BufMut>, total: usize) -> BufMut {
     let mut parts = parts.into_iter();
     let Some(mut whole) = parts.next() else { return BufMut::zeroed(0) };

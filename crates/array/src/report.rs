@@ -1,4 +1,4 @@
-//! What an array says of itself.
+//! Status of a running array.
 
 use crate::core::Core;
 use crate::device::ArrayDevice;
@@ -15,39 +15,39 @@ use uuid::Uuid;
 /// A range of the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// First byte.
+    /// Offset in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// How far a member is filled.
+/// Progress of a rebuild or resync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Which.
+    /// Index of the member.
     pub member: usize,
-    /// Bytes of it that are done.
+    /// Bytes of the member that are done.
     pub done: u64,
-    /// Bytes of it to do.
+    /// Bytes of the member in total.
     pub total: u64,
-    /// Since when.
+    /// Time since the start.
     pub elapsed: Duration,
 }
 
 impl Progress {
-    /// Bytes per second so far.
+    /// Mean rate in bytes per second.
     pub fn rate(&self) -> f64 {
         self.done as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 
-    /// Time to the end at this rate, once there is one.
+    /// Estimated time left at this rate; `None` while the rate is zero.
     pub fn remaining(&self) -> Option<Duration> {
         let left = self.total.saturating_sub(self.done) as f64;
         Duration::try_from_secs_f64(left / self.rate()).ok()
     }
 }
 
-/// Work that goes on beside I/O.
+/// State of background work.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tasks {
     pub(crate) filling: Option<Progress>,
@@ -55,68 +55,68 @@ pub(crate) struct Tasks {
     pub(crate) lost: Ranges,
 }
 
-/// A member, as it is now.
+/// Status of a member.
 #[derive(Clone, Debug)]
 pub struct MemberStatus {
-    /// Its place.
+    /// Index in the array.
     pub index: usize,
-    /// Its identity.
+    /// UUID of the member.
     pub uuid: Uuid,
-    /// What the device is called, if there is one.
+    /// Name of the device, if it is attached.
     pub device: Option<String>,
-    /// What it is to the array.
+    /// Condition of the member.
     pub condition: Condition,
-    /// Why, where it is not active.
+    /// Why it is not active.
     pub reason: String,
-    /// What was counted since the array was started.
+    /// Counts since the array was started.
     pub counts: MemberCounts,
 }
 
-/// What an array can do.
+/// Overall state of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// Everything is there.
+    /// All members are active, and nothing is lost.
     Healthy,
-    /// Members are missing, and everything can be read and written; or blocks are
-    /// lost, and everything else can.
+    /// Members are missing, but all data is there; or blocks are lost, and everything else can be
+    /// read and written.
     Degraded,
-    /// It does not write any more.
+    /// The array does not write any more.
     Halted,
 }
 
-/// An array, as it is now.
+/// Status of an array.
 #[derive(Clone, Debug)]
 pub struct Status {
-    /// Its identity.
+    /// UUID of the array.
     pub uuid: Uuid,
-    /// Its name.
+    /// Array name.
     pub name: String,
-    /// Its shape.
+    /// Shape of the array.
     pub geometry: Geometry,
-    /// What it can do.
+    /// Overall state.
     pub health: Health,
-    /// Why it is halted, or what is at risk.
+    /// Why it has halted, or what is at risk.
     pub detail: String,
-    /// Superblocks written, ever.
+    /// Superblocks written so far.
     pub generation: u64,
-    /// The members, by place.
+    /// The members, by index.
     pub members: Vec<MemberStatus>,
-    /// Devices that wait for a place.
+    /// Names of the spares that are attached.
     pub spares: Vec<String>,
-    /// The member that is being filled.
+    /// Progress of the member under rebuild or resync.
     pub filling: Option<Progress>,
-    /// The scrub that runs, or the last one.
+    /// The scrub in progress, or the last one.
     pub scrub: Option<ScrubReport>,
-    /// What nobody has any more, as far as it was found since the array was
-    /// started, in order. Reading it is an error until it is written.
+    /// Lost ranges found since the array was started, in order. Reading them is an error until they
+    /// are written.
     pub lost: Vec<Extent>,
-    /// Bytes that are lost: more than are listed, where there are many.
+    /// Bytes that are lost: more than `lost` lists, if there are many ranges.
     pub lost_bytes: u64,
-    /// Regions that would be looked at after a crash, of so many.
+    /// Regions that a crash would leave to resync, and regions in total.
     pub marked_regions: (u64, u64),
     /// Bytes of the journal in use.
     pub journal_used: u64,
-    /// What was counted since the array was started.
+    /// Counts since the array was started.
     pub counts: Counts,
 }
 
@@ -177,12 +177,12 @@ impl Core {
     }
 }
 
-/// Whether a spare can take its place.
+/// Whether a spare may replace a member in this condition.
 pub(crate) fn is_gone(condition: Condition) -> bool {
     matches!(condition, Condition::Absent | Condition::Failed)
 }
 
-/// What the loss of more members would do.
+/// Consequence of the loss of more members.
 pub(crate) fn at_risk(geometry: &Geometry, missing: usize, no_spare: bool) -> String {
     let left = match geometry.layout {
         Layout::StripeMirror => 0,
@@ -203,7 +203,7 @@ fn reason(member: &Member) -> String {
     }
 }
 
-/// What no member has any more.
+/// Describes lost data.
 fn loss(bytes: u64) -> String {
     format!("{bytes} bytes are lost: they read as errors until they are written")
 }
@@ -214,10 +214,10 @@ fn waits_for(silent: &[usize]) -> String {
 }
 
 impl ArrayDevice {
-    /// What the array is at this moment.
+    /// The status at this moment.
     ///
     /// # Errors
-    /// Its thread has ended.
+    /// The array's thread has ended.
     pub async fn status(&self) -> IoResult<Status> {
         self.ask(|core, answer| drop(answer.send(core.status()))).await
     }

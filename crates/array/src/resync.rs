@@ -1,11 +1,8 @@
-//! After a crash: records are replayed, and regions where writes were under
-//! way are made consistent.
+//! Recovery after a crash: replays the journal, and resyncs the marked regions.
 //!
 //! Invariants:
-//! - records are replayed in their order, and all of them before anything
-//!   else is written;
-//! - content that matches its checksum is never replaced by content that does
-//!   not.
+//! - records are replayed in order, and all of them before anything else is written;
+//! - content that matches its checksum is never replaced by content that does not.
 
 use crate::core::Core;
 use crate::geometry::{BLOCK, Role};
@@ -21,22 +18,22 @@ use longhaul_engine::{Buf, BufMut};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// Stripes that are made consistent at a time.
+/// Stripes that are resynced concurrently.
 const ROWS: usize = 8;
 
-/// A member's unit as it is, right or wrong.
+/// A member's unit as read, whether right or wrong.
 struct Raw {
     member: usize,
     role: Role,
     bytes: BufMut,
     /// Blocks that do not match their checksums.
     wrong: Vec<usize>,
-    /// Blocks that cannot be read: zeroes in `bytes`, and not in `wrong`.
+    /// Unreadable blocks: zeroes in `bytes`, and not in `wrong`.
     gone: Vec<usize>,
 }
 
 impl Core {
-    /// Replays the journal.
+    /// Replays the journal; returns the number of records.
     pub(crate) async fn replay(self: &Rc<Self>, found: Found) -> IoResult<usize> {
         let records = found.window();
         records.iter().try_for_each(|record| self.check_record(record))?;
@@ -54,8 +51,8 @@ impl Core {
         }
         for record in records.iter().filter(|record| record.kind == Kind::Data) {
             let Some(open) = logged.remove(&record.seq) else { continue };
-            // It is put in place by way of old data and parity, and what is
-            // there may be torn: a whole stripe that was being written, say.
+            // The data is written by way of old data and parity, which may be torn, by a
+            // full-stripe write for instance.
             self.resync_row(record.row).await?;
             let (write, _) = Queued::new(record.pieces.clone(), false, None);
             *write.log.borrow_mut() = Log::Durable(open);
@@ -65,7 +62,7 @@ impl Core {
         Ok(records.len())
     }
 
-    /// Refuses a record of what this array does not have: not a byte of it is
+    /// Refuses a record with a row, role or offset outside this array, before any byte of it is
     /// written.
     fn check_record(&self, record: &Record) -> IoResult<()> {
         let has = |piece: &Piece| {
@@ -88,7 +85,7 @@ impl Core {
         )))
     }
 
-    /// Writes pieces one after another where their roles are.
+    /// Writes pieces to the members that hold their roles, one after another.
     async fn put_pieces(self: &Rc<Self>, row: u64, pieces: &[&Piece]) -> IoResult<()> {
         for piece in pieces {
             let place = |member| Placed { member, piece: Piece::clone(piece) };
@@ -97,7 +94,7 @@ impl Core {
         Ok(())
     }
 
-    /// Makes the marked regions consistent.
+    /// Makes the marked regions consistent; returns the number of rows.
     pub(crate) async fn resync(self: &Rc<Self>) -> IoResult<u64> {
         let regions = self.intent.marked();
         let rows: Vec<u64> = regions.iter().flat_map(|region| self.geometry.rows_of(*region)).collect();
@@ -129,7 +126,7 @@ impl Core {
         Ok(Raw { member, role: self.geometry.role(row, member), bytes, wrong, gone })
     }
 
-    /// The blocks of a unit that can be read.
+    /// A unit read block by block; unreadable blocks are zeroes and listed in `gone`.
     async fn salvage(&self, member: usize, row: u64, gone: &mut Vec<usize>) -> MemberResult<BufMut> {
         let mut bytes = BufMut::zeroed(self.geometry.unit as usize);
         for (number, block) in bytes.chunks_exact_mut(BLOCK as usize).enumerate() {
@@ -143,8 +140,8 @@ impl Core {
         Ok(bytes)
     }
 
-    /// Makes one stripe consistent: by checksums as far as they tell who is
-    /// right, and else as it is, since it was being written.
+    /// Makes one stripe consistent: from blocks that match their checksums where those decide, and
+    /// otherwise by new parity for the data as it is, since the stripe was being written.
     pub(crate) async fn resync_row(self: &Rc<Self>, row: u64) -> IoResult<()> {
         if !self.geometry.has_sums() {
             return Ok(());
@@ -157,8 +154,8 @@ impl Core {
         {
             match raw {
                 Ok(raw) => raws.push(raw),
-                // Without its checksums it tells nothing, and counts as not
-                // there; it is left to reads and to scrub.
+                // Without its checksums the unit proves nothing, and counts as missing; reads and
+                // scrubs deal with it.
                 Err(e) if matches!(e.error, IoError::Medium(_)) => {}
                 Err(e) => self.lose(*member, &e).await?,
             }
@@ -195,8 +192,7 @@ impl Core {
         writes
     }
 
-    /// Replaces wrong blocks by what the others say, if that is what their
-    /// checksums ask for.
+    /// Replaces wrong blocks by their reconstruction, if all of those match the stored checksums.
     fn trust_checksums(
         &self,
         row: u64,
@@ -238,7 +234,7 @@ impl Core {
         }
     }
 
-    /// Makes the parity of one block fit the data; says which units changed.
+    /// Recomputes the parity of one block from its data; returns the indices of units that changed.
     fn fit_block(&self, block: usize, range: &std::ops::Range<usize>, raws: &mut [Raw]) -> Vec<usize> {
         let mut units =
             Units { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
@@ -267,8 +263,8 @@ impl Core {
     }
 }
 
-/// Blocks to write so that copies are the same: the first that matches its
-/// checksum counts, or the first.
+/// Blocks to write so that all copies are equal: to the first that matches its checksum, or else to
+/// the first that is readable.
 fn fit_copies(raws: Vec<Raw>) -> Vec<Placed> {
     let mut writes = Vec::new();
     let Some(len) = raws.first().map(|raw| raw.bytes.len()) else { return writes };
@@ -304,11 +300,11 @@ mod tests {
     use std::sync::Arc;
     use uuid::Uuid;
 
-    /// Where the journals of these arrays end.
+    /// Offset of the first byte after the journal of these arrays.
     const BEHIND: u64 = JOURNAL_AT + (1 << 20);
 
-    /// What assembly says of a journal with such a record, and whether anything
-    /// of the data was changed by it.
+    /// Result of an assembly with one such record in the journal, and whether data was changed by
+    /// it.
     fn assembled(layout: Layout, change: impl FnOnce(&mut Record)) -> (Result<(), ArrayError>, bool) {
         let devices: Vec<Arc<dyn BlockDevice>> = (0..4)
             .map(|_| Arc::new(MemDevice::new(4 << 20, 512).expect("mapped")) as Arc<dyn BlockDevice>)
@@ -321,7 +317,7 @@ mod tests {
                 Uuid::from_u128(next)
             };
             let array = create_as(&devices, &[], &shape, new_uuid).await.expect("made");
-            // Not stopped: the next to assemble it looks at the journal.
+            // The array is not stopped, so that the next assembly replays the journal.
             assemble_as(&devices, Options::default(), Uuid::from_u128(100)).await.expect("assembled");
             array
         });

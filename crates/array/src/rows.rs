@@ -1,12 +1,11 @@
-//! Writes that wait for their stripe.
+//! Queues of writes to a stripe.
 //!
 //! Invariants:
 //! - the writes of a stripe take effect in the order in which they came;
-//! - while a stripe has a queue somebody works on it, and an acknowledged
-//!   write stays in the queue until it is in place: who reads asks the queue
-//!   first;
-//! - when the array has halted what is logged stays in its queue for good, and
-//!   the stripe counts as torn: parts of what was being written may be in place.
+//! - while a stripe has a queue a writer task works on it, and an acknowledged write stays in the
+//!   queue until it is in place: readers look into the queue first;
+//! - when the array has halted, logged writes stay in their queue, and the stripe counts as torn:
+//!   parts of what was being written may be in place.
 
 use crate::ends::Ends;
 use crate::event::Event;
@@ -22,17 +21,17 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How far the data record of a write is.
+/// State of the data record of a write.
 pub(crate) enum Log {
-    /// There is none.
+    /// The write has no data record.
     None,
-    /// On its way.
+    /// Being written.
     UnderWay,
     /// Durable.
     Durable(Logged),
-    /// Could not be written: the write goes on without, not acknowledged.
+    /// Failed: the write continues without a record, unacknowledged.
     Failed,
-    /// Became part of a commit.
+    /// Covered by a commit.
     Taken,
 }
 
@@ -40,9 +39,9 @@ pub(crate) enum Log {
 pub(crate) struct Queued {
     pub(crate) pieces: Vec<Piece>,
     pub(crate) log: RefCell<Log>,
-    /// It may wait for the rest of the stripe.
+    /// Held back for the rest of the stripe.
     pub(crate) held: Cell<bool>,
-    /// It goes on where another ended.
+    /// The write begins where another one ended.
     pub(crate) continues: bool,
     pub(crate) applied: Cell<bool>,
     ack: RefCell<Option<oneshot::Sender<IoResult<()>>>>,
@@ -63,22 +62,22 @@ pub(crate) struct Rows {
     /// Stripes that were being written when the array halted.
     torn: RefCell<BTreeSet<u64>>,
     ends: Ends,
-    /// Writes that waited in vain in a row: who waits for nothing stops it.
+    /// Consecutive waits that did not complete a stripe; too many of them stop the waiting.
     vain: Cell<u32>,
-    /// Whole stripes being put in place, and about how long that takes at most.
+    /// Full-stripe writes under way, and an upper estimate of their duration.
     whole: Cell<u32>,
     pace: Cell<Duration>,
 }
 
-/// A whole stripe's write in the mean of their times, as a power of two.
+/// Weight of a full-stripe write in the mean duration, as a power of two.
 const PACE_SHIFT: u32 = 3;
-/// The time of the first ones, as far as a wait goes.
+/// Assumed duration before the first one has ended.
 const PACE_UNKNOWN: Duration = Duration::from_millis(500);
 
-/// What takes so much longer than usual was waiting for a member that is gone.
+/// A sample that exceeds four means by more than this waited for a lost member.
 const OUTAGE: Duration = Duration::from_secs(2);
 
-/// Waits in vain until waiting stops, and how often it is tried again.
+/// Waits in vain after which waiting stops, and writes after which it is tried again.
 const VAIN_MAX: u32 = 8;
 const VAIN_RETRY: u32 = 64;
 
@@ -105,7 +104,7 @@ impl Queued {
         self.pieces.iter().map(|piece| piece.bytes.len() as u64).sum()
     }
 
-    /// Tells whoever waits, once.
+    /// Sends the result to the caller, once.
     pub(crate) fn acknowledge(&self, result: IoResult<()>) {
         if let Some(ack) = self.ack.borrow_mut().take() {
             drop(ack.send(result));
@@ -136,10 +135,9 @@ impl Queue {
         self.writes.borrow().iter().filter(|write| write.is_logged()).cloned().collect()
     }
 
-    /// Whether every write before `write` has, or had, a data record: only
-    /// then may it have one. Else the one before, which needs room in the
-    /// journal, would wait for this one's record to leave it, and this one for
-    /// its turn.
+    /// Whether every write before `write` has, or had, a data record: only then may it have one.
+    /// Otherwise the earlier write, which needs journal space, would wait for this one's record to
+    /// leave the journal, and this one for its turn in the queue.
     pub(crate) fn may_log(&self, write: &Rc<Queued>) -> bool {
         let writes = self.writes.borrow();
         writes.iter().take_while(|before| !Rc::ptr_eq(before, write)).all(|before| before.is_logged())
@@ -149,8 +147,8 @@ impl Queue {
         self.writes.borrow().front().cloned()
     }
 
-    /// The first writes that go the same way, at most `most` of them; they
-    /// stay in the queue.
+    /// The first writes that are either all logged or all not, at most `most` of them; they stay in
+    /// the queue.
     pub(crate) fn batch(&self, most: usize) -> Vec<Rc<Queued>> {
         let writes = self.writes.borrow();
         let Some(first) = writes.front() else { return Vec::new() };
@@ -160,16 +158,15 @@ impl Queue {
         writes.iter().take_while(alike).take(most).cloned().collect()
     }
 
-    /// Whether it is known of every write whether it is acknowledged.
+    /// Whether no data record of a write is being written.
     pub(crate) fn is_settled(&self) -> bool {
         self.writes.borrow().iter().all(|write| write.is_settled())
     }
 
-    /// Nothing of it will be in place any more. What is logged stays, and is
-    /// what is read; the rest fails.
+    /// Gives up the queue of a halted array. Logged writes stay, for readers; the others fail.
     pub(crate) fn give_up(&self, error: &IoError) {
         self.writes.borrow_mut().retain(|write| {
-            // Who waits for room is to be told that there is no use.
+            // Return the memory, so that writes that wait for it can fail.
             drop(write.room.take());
             write.acknowledge(Err(error.clone()));
             write.is_logged()
@@ -177,7 +174,7 @@ impl Queue {
         self.changed.notify();
     }
 
-    /// The first `count` are in place.
+    /// Removes the first `count` writes, which are in place.
     pub(crate) fn remove(&self, count: usize) {
         for write in self.writes.borrow_mut().drain(..count) {
             write.applied.set(true);
@@ -187,7 +184,7 @@ impl Queue {
 }
 
 impl Rows {
-    /// Adds a write; gives the queue to whoever has to begin to work on it.
+    /// Adds a write; returns the queue if it is new and needs a writer task.
     pub(crate) fn push(&self, row: u64, write: Rc<Queued>) -> Option<Rc<Queue>> {
         let mut queues = self.queues.borrow_mut();
         let is_new = !queues.contains_key(&row);
@@ -197,7 +194,7 @@ impl Rows {
         is_new.then(|| Rc::clone(queue))
     }
 
-    /// Takes an empty queue away; false if it is not empty.
+    /// Removes the queue if it is empty; false otherwise.
     pub(crate) fn retire(&self, row: u64) -> bool {
         let mut queues = self.queues.borrow_mut();
         let empty = queues.get(&row).is_none_or(|queue| queue.writes.borrow().is_empty());
@@ -211,13 +208,13 @@ impl Rows {
         self.queues.borrow().get(&row).cloned()
     }
 
-    /// A stripe was being written when the array halted.
+    /// Marks a stripe as torn: it was being written when the array halted.
     pub(crate) fn tear(&self, row: u64) {
         self.torn.borrow_mut().insert(row);
     }
 
-    /// Whether a stripe may be neither old nor new as a whole, so that no part
-    /// of it tells about another.
+    /// Whether a stripe may be a mixture of old and new content, so that nothing can be
+    /// reconstructed from it.
     pub(crate) fn is_torn(&self, row: u64) -> bool {
         self.torn.borrow().contains(&row)
     }
@@ -227,9 +224,8 @@ impl Rows {
         self.queues.borrow().keys().copied().collect()
     }
 
-    /// What a range of a data unit has to become by writes that are logged
-    /// (and so may be acknowledged): nothing, its new content, or what has to
-    /// be in place before it can be read.
+    /// Content that logged writes (which may be acknowledged) give a range of a data unit: none,
+    /// all of it, or a write that must be in place before the range can be read.
     pub(crate) fn pending(&self, row: u64, unit: usize, at: u64, len: u64) -> Pending {
         let Some(queue) = self.queue(row) else { return Pending::Nothing };
         let writes = queue.writes.borrow();
@@ -248,8 +244,8 @@ impl Rows {
         Pending::Nothing
     }
 
-    /// Whether a write begins where another ended, and waiting for the rest
-    /// of a stripe has been worth it lately.
+    /// Whether a write begins where another one ended, and waiting for the rest of a stripe has
+    /// paid lately.
     pub(crate) fn continues(&self, offset: u64, len: u64) -> bool {
         let known = self.ends.goes_on(offset, len);
         let vain = self.vain.get();
@@ -259,20 +255,20 @@ impl Rows {
         known && vain < VAIN_MAX
     }
 
-    /// A whole stripe is being put in place, until the returned is dropped.
+    /// Counts a full-stripe write until the returned guard is dropped.
     pub(crate) fn whole(&self) -> Whole<'_> {
         self.whole.set(self.whole.get() + 1);
         Whole { rows: self, began: now() }
     }
 
-    /// How long a whole stripe takes, while one is under way: its writer may
-    /// go on when it ends. Of the first ones it is not known yet.
+    /// Upper estimate of the duration of a full-stripe write, while one is under way: its writer
+    /// may continue when it ends.
     pub(crate) fn pace(&self) -> Option<Duration> {
         let pace = Some(self.pace.get()).filter(|pace| !pace.is_zero());
         (self.whole.get() > 0).then(|| pace.unwrap_or(PACE_UNKNOWN))
     }
 
-    /// A wait for the rest of a stripe is over.
+    /// Records the end of a wait for the rest of a stripe.
     pub(crate) fn waited(&self, in_vain: bool) {
         self.vain.set(if in_vain { self.vain.get() + 1 } else { 0 });
     }
@@ -291,8 +287,8 @@ impl Drop for Whole<'_> {
         if time > mean * 4 + OUTAGE {
             return;
         }
-        // Longer at once, shorter slowly: when a load begins each takes longer than
-        // the one before, and a wait that ends too early writes the stripe in parts.
+        // Rises at once and falls slowly: when a load begins, each write takes longer than the
+        // last, and a wait that ends too early writes the stripe in parts.
         rows.pace.set(time.max(mean - mean / (1 << PACE_SHIFT) + time / (1 << PACE_SHIFT)));
     }
 }

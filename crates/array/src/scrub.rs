@@ -1,11 +1,11 @@
-//! Scrub: everything is read and compared, and what is wrong is mended.
+//! Scrub: reads and verifies everything, and repairs what is wrong.
 //!
 //! Invariants:
-//! - who is wrong is decided by checksums: a block that does not match its own
-//!   is replaced by what the others give, and never the other way round;
-//! - where all checksums are right and the blocks do not fit together nothing
-//!   is written here: see [`crate::judge`];
-//! - a scrub gives way to users, and to the rate that is set.
+//! - checksums decide which block is wrong: a block that does not match its checksum is replaced by
+//!   its reconstruction, never the other way round;
+//! - if all checksums match and the blocks contradict each other nothing is written here: see
+//!   [`crate::judge`];
+//! - a scrub yields to user I/O, and to the configured rate.
 
 use crate::core::Core;
 use crate::fill::Seen;
@@ -28,47 +28,44 @@ use std::time::Duration;
 /// Bytes of a member that are scrubbed at a time.
 const AT_A_TIME: u64 = 4 << 20;
 
-/// What a scrub has found.
+/// Result of a scrub.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScrubReport {
-    /// It has come to its end.
+    /// The scrub has reached the end.
     pub finished: bool,
-    /// Stripes looked at, and stripes there are.
+    /// Stripes read, and stripes in total.
     pub stripes: (u64, u64),
-    /// Blocks that were wrong, by member: by their checksums, or by what others
-    /// show (see `inconsistent`).
+    /// Wrong blocks by member: according to their checksums, or to the other members (see
+    /// `inconsistent`).
     pub wrong: Vec<u64>,
-    /// Blocks that could not be read, by member.
+    /// Unreadable blocks by member.
     pub unreadable: Vec<u64>,
-    /// Blocks that were mended.
+    /// Blocks that were repaired.
     pub mended: u64,
-    /// Blocks that matched their checksums, but were shown to be wrong, and
-    /// mended: two parities name them, or the majority of the copies differs.
+    /// Blocks that matched their checksums, but were found wrong and repaired: P and Q together
+    /// locate them, or the majority of the copies differs.
     pub inconsistent: u64,
-    /// Blocks that match their checksums but not each other, where nobody can
-    /// tell which is wrong: a member has lost writes. Nothing was changed.
+    /// Blocks that match their checksums but contradict each other, where the wrong one cannot be
+    /// determined: a member has lost writes. Nothing was changed.
     pub disagreeing: u64,
-    /// Ranges of the array that these concern: whole stripes, of parity. No more
-    /// than 10000 are listed.
+    /// Ranges of the array that these concern; with parity whole stripes. At most 10000 are listed.
     pub disagreements: Vec<Extent>,
-    /// Blocks that did not fit together in regions that are in use: nothing
-    /// was changed, and nothing follows from it.
+    /// Blocks that contradicted each other in regions with writes under way: nothing was changed,
+    /// and nothing follows from it.
     pub unsettled: u64,
-    /// Blocks that are wrong, and cannot be mended before a member that is
-    /// absent is back.
+    /// Wrong blocks that can be repaired only after an offline member has returned.
     pub waiting: u64,
-    /// Blocks of superblocks, bitmaps, journals and checksums that were
-    /// written again.
+    /// Blocks of superblocks, bitmaps, journals and checksums that were rewritten.
     pub own: u64,
-    /// Blocks of the array that nobody has any more.
+    /// Blocks of the array that are lost.
     pub lost: u64,
-    /// Some of a stripe does not fit together.
+    /// Some blocks of a stripe contradict each other.
     pub(crate) misfits: bool,
-    /// How long it took so far.
+    /// Duration so far.
     pub elapsed: Duration,
 }
 
-/// A block of a member.
+/// A block of a member, verified.
 pub(crate) enum Block {
     Right(Buf),
     Wrong,
@@ -83,7 +80,7 @@ impl Core {
         }
         let mut report =
             ScrubReport { stripes: (0, self.geometry.rows), ..ScrubReport::of(self.geometry.width) };
-        // One at a time.
+        // One scrub at a time.
         let _alone = self.scrubbing.exclusive(0).await;
         let began = now();
         report.own = self.scrub_own().await?;
@@ -111,8 +108,8 @@ impl Core {
         Ok(report)
     }
 
-    /// Looks at what members have beside data, and writes again from memory
-    /// what cannot be read, or is not what was written.
+    /// Verifies superblocks, bitmaps, journals and checksum pages of the members, and rewrites
+    /// damaged blocks from memory. Returns their number.
     async fn scrub_own(self: &Rc<Self>) -> IoResult<u64> {
         let mut mended = self.scrub_superblocks().await?;
         for member in &self.members {
@@ -139,9 +136,8 @@ impl Core {
         Ok(mended)
     }
 
-    /// Scrubs one stripe: what does not match its checksum is mended from what
-    /// does. Blocks that do not fit together though all of that is right are
-    /// left for [`judge_misfits`](Self::judge_misfits).
+    /// Scrubs one stripe: blocks that do not match their checksums are repaired from those that do.
+    /// Contradictions among matching blocks are left for [`judge_misfits`](Self::judge_misfits).
     pub(crate) async fn scrub_row(self: &Rc<Self>, row: u64) -> IoResult<ScrubReport> {
         let mut report = ScrubReport::of(self.geometry.width);
         let _room = self.room(self.geometry.width as u64 * self.geometry.unit, Reader::Background).await;
@@ -159,7 +155,7 @@ impl Core {
         Ok(report)
     }
 
-    /// The units of a stripe, of the members that have it. It is held alone.
+    /// The verified units of a stripe by member. The caller holds the stripe lock.
     pub(crate) async fn look_at(self: &Rc<Self>, row: u64) -> IoResult<Vec<(usize, Vec<Block>)>> {
         let members: Vec<usize> =
             (0..self.geometry.width).filter(|member| self.holds(*member, row)).collect();
@@ -175,8 +171,8 @@ impl Core {
         Ok(units)
     }
 
-    /// Leaves out what parity gives, but the checksum of the block denies, and
-    /// all that was made of it.
+    /// Drops reconstructions that contradict the checksum of their block, and everything derived
+    /// from them.
     async fn drop_doubtful(
         &self,
         row: u64,
@@ -200,7 +196,7 @@ impl Core {
         Ok(())
     }
 
-    /// The blocks of a member's unit.
+    /// The verified blocks of a member's unit.
     async fn blocks(&self, member: usize, row: u64) -> MemberResult<Vec<Block>> {
         let unit = self.geometry.unit;
         let dst = longhaul_engine::BufMut::zeroed(unit as usize);
@@ -226,8 +222,8 @@ impl Core {
         Ok(blocks)
     }
 
-    /// Scrubs one block of each unit; says whether those that match their
-    /// checksums do not fit together: then nothing of them is written.
+    /// Scrubs one block of each unit; returns whether those that match their checksums contradict
+    /// each other, in which case nothing is written.
     fn scrub_block(
         &self,
         row: u64,
@@ -246,7 +242,7 @@ impl Core {
             }
         }
         let roles = |(member, _): &(usize, Vec<Block>)| self.geometry.role(row, *member);
-        // Copies concern those of their unit alone; parity all of the stripe.
+        // Copies concern their own unit only; parity concerns the whole stripe.
         let mut parts: Vec<Option<Role>> = vec![None];
         if !self.geometry.has_parity() {
             parts = units.iter().map(|unit| Some(roles(unit))).collect();
@@ -314,7 +310,8 @@ impl Core {
         misfits
     }
 
-    /// What matches its checksum of a block of each unit; of copies the first.
+    /// The content of one block of each unit that matches its checksum; the first of several
+    /// copies.
     pub(crate) fn right_units(&self, row: u64, block: usize, units: &[(usize, Vec<Block>)]) -> Units {
         let mut right =
             Units { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
@@ -331,7 +328,7 @@ impl Core {
 }
 
 impl ScrubReport {
-    /// One that has found nothing.
+    /// An empty report.
     pub(crate) fn of(width: usize) -> ScrubReport {
         ScrubReport { wrong: vec![0; width], unreadable: vec![0; width], ..ScrubReport::default() }
     }

@@ -1,15 +1,12 @@
-//! Blocks in turn over members (RAID0), without superblocks.
+//! Striping over devices (RAID0), without superblocks.
 //!
-//! Unit `k` of the array is unit `k / n` of member `k % n`. A range of the
-//! array is so one contiguous range on each member it touches, but in memory
-//! a member's units lie apart: they are operations of their own, all begun
-//! at once, each on a window of the caller's buffer, so that nothing is copied.
+//! Unit `k` of the array is unit `k / n` of member `k % n`. A range of the array is one contiguous
+//! range on each member, but a member's units lie apart in memory: each is an operation of its own
+//! on a window of the caller's buffer, all started together, so that nothing is copied.
 //!
 //! Invariants:
-//! - every member has [`Stripe::rows`] units at least, and no byte behind
-//!   them is ever touched;
-//! - no operation on a member crosses a unit, or is larger than the member
-//!   takes.
+//! - every member has at least [`Stripe::rows`] units, and no byte behind them is touched;
+//! - no operation on a member crosses a unit boundary, or is larger than the member accepts.
 
 use crate::join;
 use crate::layout::{LayoutError, check_shape};
@@ -21,20 +18,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The most that an array takes in one piece, in bytes. Whatever comes is cut
-/// by units anyway; the bound keeps lists of parts short.
+/// Largest operation, in bytes. Operations are split by units anyway; the limit keeps lists of
+/// parts short.
 const MAX_IO: u64 = 64 << 20;
 
-/// Why devices do not make a stripe.
+/// Why devices cannot be striped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StripeError {
     /// The shape is out of bounds.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// A member has no room for one unit.
+    /// A member is smaller than one unit.
     #[error("{member} has {size} bytes, less than one stripe unit of {unit}")]
     TooSmall {
-        /// Its name.
+        /// Device name.
         member: String,
         /// Its size in bytes.
         size: u64,
@@ -44,23 +41,23 @@ pub enum StripeError {
     /// A member's logical blocks are larger than a unit.
     #[error("{member} has logical blocks of {block} bytes, larger than the stripe unit of {unit}")]
     Block {
-        /// Its name.
+        /// Device name.
         member: String,
-        /// Its logical block in bytes.
+        /// Its logical block size in bytes.
         block: u32,
         /// Stripe unit in bytes.
         unit: u64,
     },
 }
 
-/// Devices striped to one.
+/// Devices striped into one.
 pub struct Stripe {
     members: Vec<Arc<dyn BlockDevice>>,
     map: Map,
     name: String,
 }
 
-/// The arithmetic. Sizes in bytes.
+/// Address arithmetic. Sizes in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Map {
     members: u64,
@@ -71,11 +68,11 @@ struct Map {
     piece: u64,
 }
 
-/// A piece of a range that lies on one member.
+/// A part of a range on one member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     member: usize,
-    /// Where it begins on the member.
+    /// Offset on the member.
     offset: u64,
     len: u64,
 }
@@ -85,8 +82,7 @@ impl Map {
         self.members * self.unit
     }
 
-    /// The piece that begins at `offset` of the array and has at most `len`
-    /// bytes.
+    /// The piece that begins at `offset` of the array and has at most `len` bytes.
     fn piece(&self, offset: u64, len: u64) -> Piece {
         let (number, within) = (offset / self.unit, offset % self.unit);
         Piece {
@@ -106,13 +102,13 @@ impl Map {
         })
     }
 
-    /// Where the part of `0..end` that `member` holds ends on it.
+    /// Length of the part of `0..end` that `member` holds.
     fn end_on(&self, end: u64, member: u64) -> u64 {
         let (rows, within) = (end / self.width(), end % self.width());
         rows * self.unit + within.saturating_sub(member * self.unit).min(self.unit)
     }
 
-    /// The contiguous range of each member that a range touches.
+    /// The contiguous range of each member that a range touches: index, offset and length.
     fn ranges(self, offset: u64, len: u64) -> impl Iterator<Item = (usize, u64, u64)> {
         (0..self.members).filter_map(move |member| {
             let start = self.end_on(offset, member);
@@ -123,8 +119,8 @@ impl Map {
 }
 
 impl Stripe {
-    /// Stripes `members` in units of `unit` bytes. What the smallest of them
-    /// has in whole units is used of each.
+    /// Stripes `members` in units of `unit` bytes. Of each member as many whole units are used as
+    /// the smallest one has.
     ///
     /// # Errors
     /// The shape is out of bounds, or does not suit a member.
@@ -151,7 +147,7 @@ impl Stripe {
         Ok(Stripe { members, map, name })
     }
 
-    /// Units that are used of each member.
+    /// Units used of each member.
     pub fn rows(&self) -> u64 {
         self.map.rows
     }
@@ -188,8 +184,7 @@ impl BlockDevice for Stripe {
         self.join_infos(&self.members.iter().map(|member| member.info()).collect::<Vec<_>>())
     }
 
-    /// Members are looked at again; the size of the array stays, since what
-    /// lies where follows from it.
+    /// Refreshes the members; the size of the array stays, since the mapping depends on it.
     fn refresh(&self) -> IoResult<DeviceInfo> {
         let infos = self.members.iter().map(|member| member.refresh()).collect::<IoResult<Vec<_>>>()?;
         Ok(self.join_infos(&infos))
@@ -197,7 +192,7 @@ impl BlockDevice for Stripe {
 
     fn open(&self) -> Open<'_> {
         Box::pin(async move {
-            // Together: a member may be a round trip away, or several.
+            // Concurrently: opening a member may take several round trips.
             let members = futures_util::future::try_join_all(self.members.iter().map(|m| m.open())).await?;
             let discard = self.members.iter().map(|member| member.info().discard).collect();
             let io: Rc<dyn BlockIo> =
@@ -209,7 +204,7 @@ impl BlockDevice for Stripe {
 
 struct StripeIo {
     members: Vec<Rc<dyn BlockIo>>,
-    /// Which of them know discard.
+    /// Which members support discard.
     discard: Vec<bool>,
     map: Map,
     info: DeviceInfo,
@@ -265,7 +260,7 @@ impl BlockIo for StripeIo {
         if let Err(e) = self.check_write(offset, len) {
             return IoFuture::ready(Err(e));
         }
-        // A hint: where it cannot be taken, content stays.
+        // Discard is a hint: members without it keep their content.
         let knows = |(member, ..): &(usize, u64, u64)| self.discard[*member];
         let ranges = self.map.ranges(offset, len).filter(knows);
         join::all(ranges.map(|(member, start, len)| self.members[member].discard(start, len)).collect())
@@ -308,9 +303,8 @@ impl BlockIo for StripeIo {
     }
 }
 
-/// What fills all members: the sum of what fills each. Members that share a
-/// link measure their share of it, so the sum is what the link holds, and not
-/// a multiple of it.
+/// Advice for the array: the sum of its members' advice. Members that share a link measure their
+/// share of it, so that the sum is what the link holds, not a multiple of it.
 pub(crate) fn combine(members: &[Option<Advice>], width: u64) -> Option<Advice> {
     if members.iter().all(Option::is_none) {
         return None;
@@ -323,7 +317,7 @@ pub(crate) fn combine(members: &[Option<Advice>], width: u64) -> Option<Advice> 
         read_ahead: sum.read_ahead.saturating_add(one.read_ahead),
         commands: sum.commands.saturating_add(one.commands),
     });
-    // Whole stripes, as far as one buffer holds them.
+    // Full stripes, as far as one buffer holds them.
     let most = BUF_MAX as u64;
     let io_size =
         if width >= most { most } else { (u64::from(sum.io_size).min(most) / width).max(1) * width };

@@ -1,22 +1,21 @@
 //! Checksums of the blocks of members.
 //!
-//! Each member has a CRC32C for each [`BLOCK`] of its unit, so that it is
-//! known who is wrong when members disagree. They are kept in pages of a
-//! region of the member's own, and the pages in use are kept in memory.
+//! Each member has a CRC-32C for each [`BLOCK`] of its units, so that the wrong copy is known when
+//! members disagree. They are stored in pages in a region of the same member, and the pages in use
+//! are cached in memory.
 //!
-//! What is stored is the CRC less that of a block of zeroes: a region of
-//! zeroes, as on a new array, is right for units of zeroes.
+//! What is stored is the CRC XOR that of a block of zeroes, so that the region of a new array, all
+//! zeroes, is right for units of zeroes.
 //!
 //! Invariants:
-//! - a page in memory is newer than, or the same as, the one on the member;
-//! - a page is written by one operation at a time, and an update is done when
-//!   a write that began after it has ended;
-//! - a page that cannot be read makes its blocks wrong, and no more than that:
-//!   they are mended from redundancy like any others, and the page is written
-//!   with them;
-//! - an entry changes only while its stripe is held alone, and together with
-//!   data that the journal or the intent bitmap covers: a crash between the
-//!   two leaves a difference that is put right when the array is assembled.
+//! - a page in memory is at least as new as the one on the member;
+//! - a page is written by one operation at a time, and an update is done when a write that began
+//!   after it has ended;
+//! - an unreadable page makes its blocks count as wrong, and no more than that: they are repaired
+//!   from redundancy like any others, and the page is rewritten with them;
+//! - an entry changes only under the exclusive lock of its stripe, and together with data that the
+//!   journal or the write-intent bitmap covers: a crash between the two leaves a difference that
+//!   the resync repairs.
 
 use crate::event::Event;
 use crate::geometry::{BLOCK, Geometry, SUM};
@@ -29,13 +28,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-/// Pages that are read at a time where they are used in order: 64 MiB of a
-/// member's data pass without a wait for checksums.
+/// Pages read at once if pages are used in sequence: 64 MiB of a member's data pass without a wait
+/// for checksums.
 const AHEAD: u64 = 16;
 /// Checksums of a page.
 const PER_PAGE: u64 = BLOCK / SUM;
-/// What stands for a checksum that nobody knows: no block is expected to have
-/// it, so that its block counts as wrong.
+/// Stands for an unknown checksum: its block counts as wrong, since no content is expected to have
+/// this value.
 pub(crate) const UNKNOWN: u32 = 0x5EED_0BAD;
 /// Pages that a scrub reads at a time.
 const SCRUB_PAGES: u64 = 256;
@@ -43,13 +42,13 @@ const SCRUB_PAGES: u64 = 256;
 pub(crate) struct Sums {
     geometry: Geometry,
     pages: RefCell<HashMap<(usize, u64), Rc<Page>>>,
-    /// Pages that a member may have in a volatile cache only. They stay in
-    /// memory: they tell what it must have if it loses that.
+    /// Pages that may be in a member's volatile cache only. They stay in memory, since they hold
+    /// the checksums that the member must have if it loses its cache.
     unflushed: RefCell<BTreeMap<(usize, u64), Rc<Page>>>,
-    /// Pages in memory at most.
+    /// Maximum pages in memory.
     limit: usize,
     zero: u32,
-    /// Whatever comes is right.
+    /// Accept any content; set where checksums are switched off.
     blind: bool,
 }
 
@@ -58,18 +57,18 @@ struct Page {
     entries: RefCell<Vec<u32>>,
     loaded: Cell<bool>,
     busy: Cell<bool>,
-    /// Updates made, and those that a write that has ended covers.
+    /// Updates made, and updates that a completed write covers.
     made: Cell<u64>,
     stored: Cell<u64>,
-    /// The member was replaced, or went away: this is not about it any more.
+    /// The member was replaced or went offline: the page does not describe it any more.
     gone: Cell<bool>,
-    /// Used since the last look for room.
+    /// Used since the last eviction.
     recent: Cell<bool>,
     changed: Event,
 }
 
-/// A page is read or written, until this is dropped: whoever does it may be
-/// the loser of a race, and go in the middle.
+/// Marks a page as being read or written until dropped, also if that task is cancelled, as the
+/// loser of a race.
 struct Busy(Rc<Page>);
 
 impl Busy {
@@ -94,12 +93,12 @@ impl Sums {
         Sums { geometry, pages: RefCell::default(), unflushed: RefCell::default(), limit, zero, blind }
     }
 
-    /// What is stored for each block of `bytes`.
+    /// The entries for the blocks of `bytes`.
     pub(crate) fn of(&self, bytes: &[u8]) -> Vec<u32> {
         bytes.chunks(BLOCK as usize).map(|block| crc_fast::crc32_iscsi(block) ^ self.zero).collect()
     }
 
-    /// Number of the first block, and blocks, of a range of a unit.
+    /// Number of the first block, and of blocks, of a range of a unit.
     fn blocks(&self, row: u64, at: u64, len: u64) -> (u64, u64) {
         ((row * self.geometry.unit + at) / BLOCK, len / BLOCK)
     }
@@ -114,7 +113,7 @@ impl Sums {
         page
     }
 
-    /// Reads the pages of a range, those that are not in memory.
+    /// Reads the pages of a range that are not in memory.
     pub(crate) async fn load(&self, member: &Member, row: u64, at: u64, len: u64) -> MemberResult<()> {
         if !self.geometry.has_sums() {
             return Ok(());
@@ -140,8 +139,7 @@ impl Sums {
         }
     }
 
-    /// Reads a page, and some behind it where pages are used one after
-    /// another.
+    /// Reads a page, and some behind it if pages are used in sequence.
     async fn fetch(&self, member: &Member, number: u64) -> MemberResult<()> {
         let is_known = |number: u64| self.pages.borrow().contains_key(&(member.index, number));
         let most = if number == 0 || is_known(number - 1) { AHEAD } else { 1 };
@@ -168,9 +166,9 @@ impl Sums {
         Ok(())
     }
 
-    /// The blocks of a range (counted from its start) whose content is not
-    /// what was written. The pages must be loaded; a page that has made room
-    /// meanwhile makes its blocks wrong, so the caller looks again.
+    /// The blocks of a range (counted from its start) that do not match their checksums. The pages
+    /// must be loaded; a page that was evicted meanwhile makes its blocks wrong, so that the caller
+    /// must load it and try again.
     pub(crate) fn wrong(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> Vec<usize> {
         if !self.geometry.has_sums() || self.blind {
             return Vec::new();
@@ -181,9 +179,8 @@ impl Sums {
         sums.filter(|(i, sum)| stored(*i) != Some(*sum)).map(|(i, _)| i).collect()
     }
 
-    /// The blocks of a range whose checksum is known, and is not that of
-    /// `bytes`. The pages should be loaded; of what has made room meanwhile
-    /// nothing is known.
+    /// The blocks of a range whose checksum is known and does not match `bytes`. The pages should
+    /// be loaded; checksums on evicted pages count as unknown.
     pub(crate) fn denied(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> Vec<usize> {
         if !self.geometry.has_sums() || self.blind {
             return Vec::new();
@@ -194,7 +191,7 @@ impl Sums {
         sums.filter(|(i, sum)| known(*i).is_some_and(|known| known != *sum)).map(|(i, _)| i).collect()
     }
 
-    /// The checksum of a block of a member, if its page is in memory.
+    /// The entry of a block, if its page is in memory.
     fn stored(&self, member: usize, number: u64) -> Option<u32> {
         let pages = self.pages.borrow();
         let page = pages.get(&(member, number / PER_PAGE))?;
@@ -226,14 +223,14 @@ impl Sums {
         futures_util::future::try_join_all(stores).await.map(drop)
     }
 
-    /// Returns when the update `made` of a page is on the member.
+    /// Returns when update number `made` of a page is on the member.
     async fn store(&self, member: &Member, number: u64, page: Rc<Page>, made: u64) -> MemberResult<()> {
         loop {
             page.changed.until(|| page.stored.get() >= made || !page.busy.get()).await;
             if page.stored.get() >= made || page.gone.get() {
                 return Ok(());
             }
-            // Who waited for others that waited for it in vain does not begin.
+            // The member may have been lost during the wait.
             member.check_usable()?;
             let busy = Busy::new(&page);
             let covers = page.made.get();
@@ -250,7 +247,7 @@ impl Sums {
         }
     }
 
-    /// Forgets what is known of a member.
+    /// Drops all pages of a member.
     pub(crate) fn forget(&self, member: usize) {
         self.pages.borrow_mut().retain(|(of, _), page| {
             page.gone.set(*of == member);
@@ -259,14 +256,14 @@ impl Sums {
         self.unflushed.borrow_mut().retain(|(of, _), _| *of != member);
     }
 
-    /// The pages that a flush of a member which begins now makes durable.
+    /// Pages that a flush of a member which begins now makes durable, with their update numbers.
     pub(crate) fn flush_begins(&self, member: usize) -> Vec<(u64, u64)> {
         let unflushed = self.unflushed.borrow();
         let pages = unflushed.range((member, 0)..=(member, u64::MAX));
         pages.map(|((_, number), page)| (*number, page.stored.get())).collect()
     }
 
-    /// That flush has ended.
+    /// Removes these pages from the unflushed ones, after the flush.
     pub(crate) fn flushed(&self, member: usize, pages: &[(u64, u64)]) {
         let mut unflushed = self.unflushed.borrow_mut();
         for (number, stored) in pages {
@@ -276,7 +273,7 @@ impl Sums {
         }
     }
 
-    /// Writes all pages again that a member may have lost with its cache.
+    /// Rewrites all pages that a member may have lost with its cache.
     pub(crate) async fn restore(&self, member: &Member) -> MemberResult<()> {
         let pages: Vec<(u64, Rc<Page>)> = {
             let unflushed = self.unflushed.borrow();
@@ -291,8 +288,8 @@ impl Sums {
         futures_util::future::try_join_all(stores).await.map(drop)
     }
 
-    /// Looks whether the pages on a member can be read and are the ones in
-    /// memory, and writes those again that are not. Gives their number.
+    /// Verifies the pages on a member against memory, and rewrites unreadable and differing ones.
+    /// Returns their number.
     pub(crate) async fn scrub(&self, member: &Member) -> MemberResult<u64> {
         let (mut first, end) = (0, self.geometry.sums_len() / BLOCK);
         let mut mended = 0;
@@ -332,7 +329,7 @@ impl Sums {
 }
 
 impl Page {
-    /// What is stored of it.
+    /// The page as stored.
     fn bytes(&self) -> BufMut {
         let mut block = BufMut::zeroed(BLOCK as usize);
         for (slot, entry) in block.chunks_exact_mut(SUM as usize).zip(self.entries.borrow().iter()) {
@@ -342,7 +339,7 @@ impl Page {
     }
 }
 
-/// Lets go of pages that were not used lately and have nothing to store.
+/// Evicts pages that were not used lately and have no update to store.
 fn make_room(pages: &mut HashMap<(usize, u64), Rc<Page>>) {
     let idle = |page: &Rc<Page>| {
         Rc::strong_count(page) == 1 && !page.busy.get() && page.stored.get() == page.made.get()

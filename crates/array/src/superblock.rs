@@ -1,17 +1,16 @@
-//! What every member says of its array.
+//! The superblock: the record of an array on each member.
 //!
-//! There are two copies, and each write replaces the one that is not the newest
-//! whole one of that member, so that one is always whole. The whole array is
-//! described on each member: its own part is the entry `index` of the table.
+//! There are two copies, and each write replaces the one that is not the newest intact copy on that
+//! member, so that one is always intact. The whole array is described on each member; `member`
+//! selects the member's own entry.
 //!
 //! Invariants:
-//! - the newest whole copy of a member is never written over: a member whose last
-//!   write was cut short gets the next one in the same place, whatever its generation;
-//! - a member that is `Active` in the newest superblock of its array has all
-//!   acknowledged data: before a write that a member has missed is
-//!   acknowledged, it is not `Active` any more in the superblocks of all
-//!   members that have it;
-//! - what does not check out in every field is not a superblock.
+//! - the newest intact copy on a member is never overwritten: after an interrupted write the next
+//!   one goes to the same slot, whatever its generation;
+//! - a member that is `Active` in the newest superblock has all acknowledged data: before a write
+//!   that a member has missed is acknowledged, the member is no longer `Active` in the superblocks
+//!   of all members that have the write;
+//! - a block with any invalid field is not a superblock.
 
 use crate::bytes::{Reader, Writer, open, seal};
 use crate::geometry::{BLOCK, Geometry};
@@ -20,76 +19,74 @@ use crate::layout::Layout;
 use uuid::Uuid;
 
 const MAGIC: &[u8; 8] = b"LHARRAY\0";
-/// Version of everything that is stored on members, as it is written.
+/// Version of all on-disk formats of a member, as written.
 const VERSION: u32 = 3;
-/// The oldest version that is read: it ends behind the spares. The next superblock
-/// that is written has the newest version.
+/// The oldest version that can be read: it ends after the spares. The next superblock written has
+/// the newest version.
 const VERSION_OLDEST: u32 = 2;
-/// Spares of an array at most.
+/// Maximum number of spares.
 pub const MAX_SPARES: usize = 16;
-/// Longest name in bytes.
+/// Maximum length of a name in bytes.
 pub const MAX_NAME: usize = 64;
-/// What is counted stays below: nobody gets there one by one.
+/// Upper limit of counters, far above what incrementing can reach.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
-/// The index of a spare.
+/// The index field of a spare.
 const SPARE: u16 = u16::MAX;
 
-/// What a member is to its array.
+/// Condition of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// Has everything.
+    /// In use, with all data.
     Active,
-    /// Is out of reach, and misses what was written meanwhile, which the
-    /// intent bitmap tells.
+    /// Offline: it misses what was written meanwhile, which the write-intent bitmap marks.
     Absent,
-    /// Has failed: nothing on it counts.
+    /// Failed: none of its data is used.
     Failed,
-    /// Is being filled: it has the stripes below `done`, and if `partial`
-    /// also those whose intent bits were clear when it came back (as far as it
-    /// had been filled before).
+    /// Under rebuild: it has the rows below `done`, and if `partial` (a resync) also those whose
+    /// intent bits were clear when it returned, as far as it had been rebuilt before.
     Rebuilding {
-        /// Stripes done.
+        /// Rows done.
         done: u64,
-        /// Only what it missed is filled.
+        /// Resync: only the rows that the member has missed are written.
         partial: bool,
     },
 }
 
-/// A member's entry.
+/// Entry of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) uuid: Uuid,
     pub(crate) condition: Condition,
-    /// Generation in which the condition was entered.
+    /// Generation in which it entered its condition.
     pub(crate) since: u64,
-    /// Stripes that it has, of one that went away while it was filled, or
-    /// catches up after that; `u64::MAX` of others.
+    /// Rows that it has, for a member that went offline during a rebuild, or is in resync after
+    /// that; `u64::MAX` for others.
     pub(crate) have: u64,
-    /// The newest generation whose superblock this member has confirmed, before
-    /// this one; zero if that is not known. A member that has less was rolled back.
+    /// The newest generation, before this one, whose superblock the member has confirmed; zero if
+    /// unknown. A member that has less was rolled back.
     pub(crate) known: u64,
 }
 
-/// What is wrong with a superblock that is not understood.
+/// Why a superblock cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unknown {
-    /// It is of another version.
+    /// It has another version.
     #[error("is of version {0}, and this program knows version {VERSION}")]
     Version(u32),
-    /// It is whole in neither of its copies.
+    /// Neither copy is intact.
     #[error("is damaged")]
     Damaged,
 }
 
-/// The superblock.
+/// Content of a superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Superblock {
     pub(crate) array: Uuid,
     pub(crate) name: String,
     pub(crate) geometry: Geometry,
-    /// Counts superblocks written.
+    /// Number of superblocks written.
     pub(crate) generation: u64,
-    /// Counts journals: records of others are void.
+    /// Number of assemblies; journal records of other epochs are void.
     pub(crate) epoch: u64,
     /// The array was stopped, with nothing under way.
     pub(crate) clean: bool,
@@ -97,12 +94,12 @@ pub(crate) struct Superblock {
     pub(crate) member: Uuid,
     pub(crate) entries: Vec<Entry>,
     pub(crate) spares: Vec<Uuid>,
-    /// The device that holds this table and no data, if the array has one.
+    /// The device that holds superblocks and no data, if the array has one.
     pub(crate) witness: Option<Uuid>,
     /// The sessions that have written superblocks.
     pub(crate) history: History,
-    /// When it was written: seconds since 1970-01-01 by the wall clock of the host
-    /// that wrote it, for people; zero if that is not known.
+    /// When it was written, for messages: seconds since 1970-01-01 by the wall clock of the host
+    /// that wrote it; zero if unknown.
     pub(crate) written: u64,
 }
 
@@ -125,13 +122,13 @@ fn condition(code: u16, flag: u16, done: u64) -> Option<Condition> {
     })
 }
 
-/// Whether an array can be called that.
+/// Whether a name is valid for an array.
 pub(crate) fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && !name.chars().any(char::is_control)
 }
 
 impl Superblock {
-    /// The place of its member, if that is no spare.
+    /// Index of the member; `None` for a spare.
     pub(crate) fn index(&self) -> Option<usize> {
         self.entries.iter().position(|entry| entry.uuid == self.member)
     }
@@ -168,8 +165,7 @@ impl Superblock {
         block
     }
 
-    /// Understands a block; nothing if it is no superblock of this version,
-    /// or is damaged.
+    /// Decodes a block; `None` if it is not a superblock of a supported version, or is damaged.
     pub(crate) fn decode(block: &[u8]) -> Option<Superblock> {
         let mut from = Reader::new(open(block)?);
         if from.bytes(MAGIC.len())? != MAGIC {
@@ -238,7 +234,7 @@ impl Superblock {
         (place == index).then_some(superblock)
     }
 
-    /// What is wrong with a block that begins as a superblock does, and is none.
+    /// Why a block with the magic number of a superblock cannot be decoded.
     pub(crate) fn unknown(block: &[u8]) -> Option<Unknown> {
         if Reader::new(block.get(4..)?).bytes(MAGIC.len())? != MAGIC || Superblock::decode(block).is_some() {
             return None;
@@ -249,18 +245,18 @@ impl Superblock {
     }
 }
 
-/// What the two copies of a device's superblock say.
+/// The two copies of a device's superblock.
 pub(crate) struct Copies {
-    /// The newer of those that are whole.
+    /// The newer intact copy.
     pub(crate) newest: Option<Superblock>,
-    /// The place of that one.
+    /// The slot of that copy.
     pub(crate) slot: usize,
-    /// One of them is not whole.
+    /// One of the copies is not intact.
     pub(crate) torn: bool,
 }
 
 impl Copies {
-    /// Understands both; what could not be read is empty, and as good as torn.
+    /// Decodes both; an unreadable one is passed as empty, and counts as torn.
     pub(crate) fn of(blocks: [&[u8]; 2]) -> Copies {
         let [a, b] = blocks.map(Superblock::decode);
         let torn = a.is_none() || b.is_none();
@@ -330,7 +326,7 @@ pub(crate) mod tests {
         assert_eq!(Superblock::decode(&[0; 4096]), None);
     }
 
-    /// All that is worked out from a superblock that is believed.
+    /// Evaluates everything that is derived from a decoded superblock.
     fn use_all_of(found: &Superblock) {
         let geometry = &found.geometry;
         assert!(geometry.data_units() > 0 && geometry.redundancy() < geometry.width);
@@ -379,11 +375,11 @@ pub(crate) mod tests {
         }
     }
 
-    /// Where the fields of the shape and the counts are in a block.
+    /// Offsets of the fields of shape and counters in a block.
     const FIELDS: std::ops::Range<usize> = 112..180;
 
-    /// A block that says this of the shape, and that data begins where it then
-    /// would, in numbers that do not overflow.
+    /// A block with this shape, and the data offset that follows from it, computed without
+    /// overflow.
     fn shaped(width: usize, layout: usize, [unit, rows, journal, region]: [u64; 4]) -> Vec<u8> {
         let mut given = example(width, 0);
         given.entries[1].condition = Condition::Active;
@@ -403,7 +399,7 @@ pub(crate) mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// Whoever can write a checksum can write anything.
+        /// A block with a valid checksum may still hold any values.
         #[test]
         fn whatever_is_believed_can_be_used(
             width in 2usize..65, spares in 0usize..5,
@@ -452,7 +448,7 @@ pub(crate) mod tests {
         let old = Superblock { witness: None, history: History::default(), written: 0, ..example(4, 1) };
         let mut block = old.encode();
         block[12] = 2;
-        // Version 2 ends behind the spares.
+        // Version 2 ends after the spares.
         let end = block.iter().rposition(|byte| *byte != 0).expect("fields") + 1;
         block[end - 4 * 8..].fill(0);
         seal(&mut block);

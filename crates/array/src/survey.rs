@@ -1,4 +1,4 @@
-//! What devices say of themselves, before any array runs.
+//! Reads superblocks of devices without running an array.
 
 use crate::assemble::{Candidate, arrange, check_enough, examine_all};
 use crate::error::ArrayError;
@@ -12,32 +12,32 @@ use longhaul_block::BlockDevice;
 use std::sync::Arc;
 use uuid::Uuid;
 
-/// What the superblock of a device says.
+/// Summary of a device's superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// The array that it is a member of.
+    /// UUID of its array.
     pub array: Uuid,
-    /// The name of the array.
+    /// Name of the array.
     pub name: String,
-    /// Its own identity.
+    /// UUID of the member.
     pub member: Uuid,
-    /// Its place; none for a spare.
+    /// Index of the member; `None` for a spare.
     pub index: Option<usize>,
-    /// The shape of the array.
+    /// Shape of the array.
     pub geometry: Geometry,
-    /// How new its superblock is.
+    /// Generation of the superblock.
     pub generation: u64,
     /// The array was stopped in order.
     pub clean: bool,
-    /// Whether the newest superblock that was found for the array knows it.
+    /// Whether the newest superblock found for the array lists the device.
     pub current: bool,
-    /// What the newest superblock says of each place.
+    /// Conditions of all members according to the newest superblock.
     pub conditions: Vec<Condition>,
 }
 
-/// Opens devices, at the same time, and reads what they are. Nothing is
-/// written. A device without a superblock has no label; one whose superblock is
-/// not understood gives [`ArrayError::NotUnderstood`].
+/// Opens devices concurrently and reads their superblocks. Nothing is written. A device without a
+/// superblock has no label; one whose superblock cannot be read yields
+/// [`ArrayError::NotUnderstood`].
 pub async fn survey(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<Option<Label>, ArrayError>> {
     let candidates = examine_all(devices).await;
     let newest = |array: Uuid| -> Option<Superblock> {
@@ -67,13 +67,13 @@ pub async fn survey(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<Option<Label
     candidates.iter().map(|candidate| candidate.as_ref().map_err(Clone::clone).and_then(label)).collect()
 }
 
-/// How an array would begin that nobody runs on this host, as its members say.
-/// Nothing is written, and nobody is kept from running it. Devices that are not
-/// its own any more are passed over.
+/// The status that an array would start with, according to the superblocks of its members, if no
+/// process of this host runs it. Nothing is written, and other hosts are not kept from running the
+/// array. Devices that were replaced are skipped.
 ///
 /// # Errors
-/// The devices are not enough of the array, or do not fit together; an
-/// [`ArrayError`] says which is wrong and why.
+/// The devices are not enough for the array, or do not belong together; the [`ArrayError`] names
+/// the device and the reason.
 pub async fn look(
     devices: &[Arc<dyn BlockDevice>],
     array: Uuid,

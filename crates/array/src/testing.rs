@@ -1,4 +1,4 @@
-//! Short cuts for tests.
+//! Helpers for unit tests.
 
 use longhaul_engine::{Config, Engine};
 

@@ -1,15 +1,14 @@
-//! Units of a stripe, read and checked; what is missing is reconstructed.
+//! Reads units of a stripe, verifies them, and reconstructs missing ones.
 //!
 //! Invariants:
-//! - bytes that do not match their checksum are never used, nor passed on;
-//! - what parity gives for a member's unit that is there is taken for it only
-//!   if it matches that unit's checksum, or is what the member has (and the
-//!   checksum is what is wrong): else the stripe does not fit together, and
-//!   nobody knows;
-//! - a unit that cannot be read counts as missing for this operation, and is
-//!   written again where the caller holds the stripe alone;
-//! - where there are no checksums nothing is read from a member whose loss has
-//!   halted the array: it may be back with what was there before.
+//! - bytes that do not match their checksum are neither used nor returned;
+//! - a reconstruction of a unit whose member is present is used only if it matches that unit's
+//!   checksum, or equals what the member has (so that the checksum is wrong): otherwise the stripe
+//!   is inconsistent, and the right content is unknown;
+//! - an unreadable unit counts as missing for this operation, and is repaired if the caller holds
+//!   the exclusive lock;
+//! - without checksums nothing is read from a member whose loss has halted the array: it may have
+//!   returned with older content.
 
 use crate::core::Core;
 use crate::geometry::{BLOCK, Role};
@@ -26,21 +25,21 @@ use std::rc::Rc;
 pub(crate) enum Fault {
     /// The read failed.
     Error(MemberError),
-    /// So many blocks do not match their checksums.
+    /// Number of blocks that do not match their checksums.
     Mismatch(usize),
 }
 
-/// A range of the units of a stripe, as far as it can be had.
+/// A range of the units of a stripe, as far as they could be read.
 pub(crate) struct Units {
     pub(crate) data: Vec<Option<Buf>>,
     pub(crate) p: Option<Buf>,
     pub(crate) q: Option<Buf>,
-    /// Members that have the stripe, but whose bytes cannot be used.
+    /// Members that hold the stripe, but whose bytes cannot be used.
     pub(crate) bad: Vec<usize>,
 }
 
 impl Core {
-    /// Reads a range of a member's unit and checks it.
+    /// Reads a range of a member's unit and verifies it.
     pub(crate) async fn read_unit(
         &self,
         member: usize,
@@ -60,15 +59,14 @@ impl Core {
         }
         let mut wrong = self.sums.wrong(member, row, at, &data).len();
         if wrong > 0 {
-            // The page may have made room for another in between.
+            // The page may have been evicted in between.
             self.sums.load(place, row, at, len).await.map_err(Fault::Error)?;
             wrong = self.sums.wrong(member, row, at, &data).len();
         }
         if wrong == 0 { Ok(data) } else { Err(Fault::Mismatch(wrong)) }
     }
 
-    /// Notes a fault that was seen while nobody writes the stripe. A member
-    /// that is out of reach is lost.
+    /// Records a fault found under the stripe lock. An unreachable member is lost.
     pub(crate) async fn note(&self, member: usize, row: u64, fault: &Fault) -> IoResult<()> {
         match fault {
             Fault::Error(e) if e.is_absence() => self.lose(member, e).await,
@@ -91,8 +89,8 @@ impl Core {
         }
     }
 
-    /// Reads a range of those units that `wanted` says, each from one of its
-    /// homes; homes in `without` are left out. The stripe is held.
+    /// Reads a range of the `wanted` units, each from one of its homes except those in `without`.
+    /// The caller holds the stripe lock.
     pub(crate) async fn read_units(
         self: &Rc<Self>,
         row: u64,
@@ -134,15 +132,15 @@ impl Core {
         Ok(units)
     }
 
-    /// Whether `bytes`, which come from parity, may be what a member has to
-    /// have in a range of a data unit. The stripe is held.
+    /// Whether `bytes`, which were reconstructed, may be the content of a member's data unit at
+    /// this range. The caller holds the stripe lock.
     pub(crate) async fn vouch(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> IoResult<bool> {
         if self.lacks(Mechanism::Vouch) {
             return Ok(true);
         }
         let place = &self.members[member];
         if let Err(e) = self.sums.load(place, row, at, bytes.len() as u64).await {
-            // It has gone, and so has what it would say.
+            // The member is lost, and its checksum with it.
             return self.lose(member, &e).await.map(|()| true);
         }
         for block in self.sums.denied(member, row, at, bytes) {
@@ -160,7 +158,7 @@ impl Core {
         Ok(true)
     }
 
-    /// What a stripe that has lost too much says.
+    /// The error for a stripe that has lost more than its redundancy.
     pub(crate) fn unreadable(&self, row: u64) -> IoError {
         let offset = row * self.geometry.stripe();
         IoError::Medium(format!(
@@ -171,7 +169,7 @@ impl Core {
 }
 
 impl Units {
-    /// Reconstructs the data units that are missing.
+    /// Reconstructs the missing data units.
     pub(crate) fn complete(&mut self, len: u64) -> Result<(), longhaul_parity::Unrecoverable> {
         let missing: Vec<usize> = (0..self.data.len()).filter(|i| self.data[*i].is_none()).collect();
         if missing.is_empty() {
@@ -190,7 +188,7 @@ impl Units {
         Ok(())
     }
 
-    /// P and Q of the data, all of which must be there.
+    /// P and Q of the data, all of which must be present.
     pub(crate) fn parity(&self, len: u64, wants_q: bool) -> (Buf, Option<Buf>) {
         let data: Vec<&[u8]> = self.data.iter().flatten().map(|unit| &unit[..]).collect();
         let mut p = BufMut::zeroed(len as usize);

@@ -1,11 +1,11 @@
-//! What the array does of its own accord, on its own thread.
+//! Background tasks of an array, on its own thread.
 //!
 //! Invariants:
-//! - members are filled one at a time: first who only catches up, then who has
-//!   the least left; who is overtaken keeps what it has, and goes on later;
-//! - members come back, and spares take places, while another is filled;
-//! - a member that is catching up has, of the regions that were marked when
-//!   it came back, only the stripes below its progress.
+//! - members are rebuilt one at a time: first those in resync, then the one with the fewest rows
+//!   left; one that is overtaken keeps what it has, and continues later;
+//! - members return, and spares replace members, while another member is rebuilt;
+//! - a member in resync has, of the regions that were marked when it returned, only the rows below
+//!   its progress.
 
 use crate::core::Core;
 use crate::event::Event;
@@ -20,18 +20,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How often intent bits are looked through.
+/// Interval at which idle intent bits are cleared.
 pub(crate) const SWEEP: Duration = Duration::from_secs(1);
-/// How often it is looked whether a member has come back, or has to be
-/// replaced.
+/// Interval at which returning members, and members to replace, are looked for.
 const LOOK: Duration = Duration::from_millis(500);
 
 pub(crate) struct Upkeep {
     pub(crate) changed: Event,
     pub(crate) hedges: hedge::Budget,
-    /// Regions that a member which catches up has missed.
+    /// Regions that a member in resync has missed.
     missed: RefCell<BTreeMap<usize, BTreeSet<u64>>>,
-    /// Stripes that a member was given ahead of its progress.
+    /// Rows that were rebuilt ahead of the member's progress.
     filled: RefCell<BTreeSet<(usize, u64)>>,
     /// Since when members are not active.
     since: RefCell<BTreeMap<usize, Instant>>,
@@ -39,9 +38,9 @@ pub(crate) struct Upkeep {
     pub(crate) rebuild_rate: Cell<Option<u64>>,
     pub(crate) scrub_rate: Cell<Option<u64>>,
     pub(crate) tasks: RefCell<Tasks>,
-    /// Spares that could not be used.
+    /// Spares whose failure has been logged.
     told: RefCell<BTreeSet<uuid::Uuid>>,
-    /// Tasks that have not seen that the array stops.
+    /// Tasks that have not ended yet.
     running: Cell<usize>,
 }
 
@@ -66,7 +65,7 @@ impl Upkeep {
         self.missed.borrow().get(&member).is_none_or(|missed| missed.contains(&region))
     }
 
-    /// A member begins to catch up on these regions.
+    /// Starts the resync of a member with these regions.
     pub(crate) fn catch_up(&self, member: usize, regions: impl IntoIterator<Item = u64>) {
         self.missed.borrow_mut().insert(member, regions.into_iter().collect());
     }
@@ -80,7 +79,7 @@ impl Upkeep {
         self.filled.borrow_mut().retain(|(of, _)| *of != member);
     }
 
-    /// A member has a stripe now; called while the stripe is held.
+    /// Marks a row as rebuilt; the caller holds the stripe lock.
     pub(crate) fn fill(&self, member: usize, row: u64) {
         self.filled.borrow_mut().insert((member, row));
     }
@@ -89,17 +88,17 @@ impl Upkeep {
         self.filled.borrow().contains(&(member, row))
     }
 
-    /// Whether a spare that cannot be used has not been told of.
+    /// Whether the failure of a spare is to be logged: true once.
     pub(crate) fn tells_of(&self, spare: uuid::Uuid) -> bool {
         self.told.borrow_mut().insert(spare)
     }
 
-    /// A member does not have the stripes from `row` on that it was given.
+    /// Removes the marks of rows from `row` on.
     pub(crate) fn unfill(&self, member: usize, row: u64) {
         self.filled.borrow_mut().retain(|(of, filled)| *of != member || *filled < row);
     }
 
-    /// The progress of a member has come to `done`.
+    /// Removes the marks of rows below the progress `done`.
     pub(crate) fn filled_to(&self, member: usize, done: u64) {
         self.filled.borrow_mut().retain(|(of, row)| *of != member || *row >= done);
     }
@@ -112,7 +111,7 @@ impl Upkeep {
         }
     }
 
-    /// Returns when nothing of it runs any more.
+    /// Returns when all background tasks have ended.
     pub(crate) async fn ended(&self) {
         self.changed.until(|| self.running.get() == 0).await;
     }
@@ -123,7 +122,7 @@ impl Upkeep {
     }
 }
 
-/// A task of the array, until it ends.
+/// A background task; it ends when this is dropped.
 pub(crate) struct Running(Rc<Core>);
 
 impl Running {
@@ -141,18 +140,17 @@ impl Drop for Running {
     }
 }
 
-/// Whether a task has nothing more to do.
+/// Whether background tasks are to end.
 pub(crate) fn is_over(core: &Core) -> bool {
     core.upkeep.stopping.get() || core.halted.borrow().is_some()
 }
 
-/// Waits, but not longer than until the array stops.
+/// Waits, or returns early when the array stops.
 pub(crate) async fn pause(core: &Rc<Core>, time: Duration) {
     let _ = timeout(time, core.upkeep.changed.until(|| is_over(core))).await;
 }
 
-/// Clears intent bits that have not been used for a while, and flushes where
-/// the journal waits for it.
+/// Clears idle intent bits, and flushes if the journal needs it.
 async fn sweep(core: Rc<Core>) {
     let _running = Running::new(&core);
     while !is_over(&core) {
@@ -161,13 +159,13 @@ async fn sweep(core: Rc<Core>) {
             continue;
         }
         if let Some(before) = now().checked_sub(core.options.intent_idle) {
-            // What keeps it from being done halts the array, and is told there.
+            // A failure halts the array and is logged there.
             let _ = core.intent.sweep(&core, before).await;
         }
     }
 }
 
-/// Brings members back, and puts spares in their places.
+/// Starts the resync of returning members, and lets spares replace lost ones.
 async fn heal(core: Rc<Core>) {
     let _running = Running::new(&core);
     while !is_over(&core) {
@@ -180,7 +178,7 @@ async fn heal(core: Rc<Core>) {
     }
 }
 
-/// Fills members, each until it is full or another comes first.
+/// Rebuilds members, each until it is complete or another one takes precedence.
 async fn fill(core: Rc<Core>) {
     let _running = Running::new(&core);
     while !is_over(&core) {
@@ -200,7 +198,7 @@ async fn fill(core: Rc<Core>) {
     }
 }
 
-/// Scrubs when it is time, and nothing is missing.
+/// Scrubs at the configured interval, while all members are active.
 async fn scrub_now_and_then(core: Rc<Core>, every: Duration) {
     let _running = Running::new(&core);
     while !is_over(&core) {
@@ -217,7 +215,7 @@ async fn scrub_now_and_then(core: Rc<Core>, every: Duration) {
     }
 }
 
-/// Starts what runs until the array is stopped, beside its heartbeat.
+/// Starts the background tasks, other than the heartbeat.
 pub(crate) fn start(core: &Rc<Core>) {
     spawn(sweep(Rc::clone(core))).detach();
     spawn(heal(Rc::clone(core))).detach();

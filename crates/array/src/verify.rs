@@ -1,15 +1,13 @@
-//! Members that may have lost what they had in a volatile cache.
+//! Verifies members that may have lost their volatile cache.
 //!
-//! A far device that was connected to anew may have been without power in
-//! between, and then old content is there, with old checksums: it fits, and is
-//! stale. What it must have is in memory: the checksums of all that it has not
-//! flushed (see [`crate::sums`]). The intent bitmap says where that is.
+//! A remote device that was reconnected may have lost power in between. It then holds old content
+//! with old checksums, which match. The checksums that it should have are in memory, for all that
+//! it has not flushed (see [`crate::sums`]); the write-intent bitmap tells where that is.
 //!
 //! Invariants:
-//! - no flush ends well while a member is in doubt;
-//! - a member that has lost something is absent from then on, and catches up
-//!   from the intent bitmap like any other; where the array cannot do without
-//!   it, what others still have is mended, and the flush fails.
+//! - no flush succeeds while a member is in doubt;
+//! - a member that has lost writes goes offline, and is resynced from the write-intent bitmap like
+//!   any other; if the array needs it, what the others still have is repaired, and the flush fails.
 
 use crate::core::Core;
 use crate::superblock::Condition;
@@ -22,11 +20,11 @@ use longhaul_engine::{BufMut, spawn};
 use std::pin::pin;
 use std::rc::Rc;
 
-/// Bytes of a member that are looked at at a time.
+/// Bytes of a member that are verified at a time.
 const AT_A_TIME: u64 = 4 << 20;
 
 impl Core {
-    /// Looks whether a member still has what it has not flushed.
+    /// Verifies that a member still has all unflushed writes.
     pub(crate) async fn verify(self: &Rc<Self>, index: usize) -> IoResult<()> {
         let _alone = self.verifying.exclusive(index as u64).await;
         let member = &self.members[index];
@@ -35,7 +33,8 @@ impl Core {
             return Ok(());
         }
         if !self.geometry.has_sums() || self.lacks(Mechanism::Doubt) {
-            // Nobody can tell: it has what a device of its own would have.
+            // Without checksums a loss cannot be detected: the member is trusted like a single
+            // device.
             member.trust(doubts);
             return Ok(());
         }
@@ -67,22 +66,22 @@ impl Core {
         if lost.is_empty() { Ok(()) } else { self.make_good(index, lost).await }
     }
 
-    /// Whether a member has a stripe as it was written.
+    /// Whether a member's unit of a row matches its checksums.
     async fn still_has(self: &Rc<Self>, index: usize, row: u64) -> IoResult<bool> {
         let read = async || {
             let unit = BufMut::zeroed(self.geometry.unit as usize);
             match self.read_unit(index, row, 0, unit).await {
                 Err(Fault::Mismatch(_)) => Ok(false),
                 Err(Fault::Error(e)) if e.is_absence() => self.lose(index, &e).await.map(|()| true),
-                // What cannot be read is left to reads and to scrub.
+                // Unreadable blocks are left to reads and scrubs.
                 Ok(_) | Err(Fault::Error(_)) => Ok(true),
             }
         };
         if read().await? {
             return Ok(true);
         }
-        // Somebody may be writing it. Who holds it and waits for room in the
-        // journal, which may wait for this, is not.
+        // A mismatch may be a write in progress, so read again under the lock. A holder of the lock
+        // that waits for journal space writes nothing, and may itself wait for this check.
         loop {
             let lock = pin!(self.locks.shared(row));
             let waits = pin!(self.journal.until_waiting(row));
@@ -96,7 +95,7 @@ impl Core {
         }
     }
 
-    /// A member has lost what it had not flushed of these stripes.
+    /// Handles a member that has lost unflushed writes of these rows.
     async fn make_good(self: &Rc<Self>, index: usize, rows: Vec<u64>) -> IoResult<()> {
         let why = "it has lost what it had not made durable";
         if !self.cannot_lose(index) {

@@ -1,17 +1,15 @@
-//! A bound on what is asked of all members at a time.
+//! A limit on bytes in flight from all members together.
 //!
-//! Members answer as fast as each of them can. Where their answers meet, on
-//! the link of this host or in a switch before it, more than that carries is
-//! lost, and all of it has to be sent again: the more members, the less comes.
-//! So what is under way from all members together is no more than what fills
-//! their paths, as the members measure it; the rest waits here, and not there.
+//! Members answer as fast as each of them can. If the sum exceeds what the link of this host or a
+//! switch in front of it carries, packets are dropped and retransmitted: the more members, the
+//! lower the throughput. So the bytes in flight from all members are limited to what fills their
+//! paths, as the members measure it; further reads wait here, not in the network.
 //!
 //! Invariants:
-//! - no more than the limit is under way, but for one read alone;
-//! - users come first, but of [`USERS_AHEAD`] grants one goes to who waits in
-//!   the background;
-//! - room is taken before a stripe is held, and never by who holds one: else
-//!   both would wait for each other.
+//! - no more than the limit is in flight, except for a single larger read;
+//! - users come first, but after [`USERS_AHEAD`] of their grants a waiting background read has its
+//!   turn;
+//! - a permit is taken before a stripe lock, never while holding one, which could deadlock.
 
 use crate::core::Core;
 use futures_channel::oneshot;
@@ -21,16 +19,16 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Grants to users while somebody waits in the background.
+/// Grants to users while background reads wait.
 const USERS_AHEAD: u32 = 8;
-/// Users count as at work for so long after a read.
+/// Time after a read for which users count as active.
 const AT_WORK: Duration = Duration::from_millis(200);
 
-/// Who reads.
+/// Origin of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reader {
     User,
-    /// Rebuild and scrub: half of the window, while users are at work.
+    /// Rebuild and scrub: half of the window, while users are active.
     Background,
 }
 
@@ -45,7 +43,7 @@ struct State {
     used: u64,
     users: VecDeque<Waiting>,
     background: VecDeque<Waiting>,
-    /// Grants to users since somebody waits in the background.
+    /// Grants to users while background reads were waiting.
     ahead: u32,
     last_user: Option<Instant>,
 }
@@ -55,7 +53,7 @@ struct Waiting {
     grant: oneshot::Sender<Room>,
 }
 
-/// Bytes that may be under way, until it is dropped.
+/// Bytes in flight, returned on drop.
 pub(crate) struct Room {
     window: Rc<Window>,
     bytes: u64,
@@ -68,8 +66,8 @@ impl State {
         self.used == 0 || self.used + bytes <= limit
     }
 
-    /// Whether one that comes now has nobody to let go first. Users that never
-    /// fill the window have no queue, and take their turns all the same.
+    /// Whether a new read may pass. Users that never fill the window have no queue, and take their
+    /// turns all the same.
     fn is_first(&self, reader: Reader) -> bool {
         let turn = reader == Reader::User && self.ahead < USERS_AHEAD;
         self.users.is_empty() && (turn || self.background.is_empty())
@@ -80,7 +78,7 @@ impl State {
         self.used += bytes;
     }
 
-    /// Who is next, if there is room.
+    /// The next waiting read, if it fits.
     fn next(&mut self) -> Option<Waiting> {
         let turn = self.users.is_empty() || self.ahead >= USERS_AHEAD;
         let reader = if turn && !self.background.is_empty() { Reader::Background } else { Reader::User };
@@ -95,7 +93,7 @@ impl State {
 }
 
 impl Window {
-    /// Takes room for `bytes`, of `limit` bytes that there are now.
+    /// Takes `bytes` of a window that has `limit` bytes now.
     pub(crate) async fn take(self: &Rc<Self>, bytes: u64, limit: u64, reader: Reader) -> Room {
         let granted = {
             let mut state = self.state.borrow_mut();
@@ -132,7 +130,7 @@ impl Drop for Room {
                 grants.push(next);
             }
         }
-        // One whose waiter has gone is dropped here, and passes it on.
+        // If the waiter has gone, the permit is dropped here and passes on.
         for Waiting { bytes, grant } in grants {
             drop(grant.send(Room { window: Rc::clone(&self.window), bytes }));
         }
@@ -140,16 +138,16 @@ impl Drop for Room {
 }
 
 impl Core {
-    /// Bytes of reads to have under way from all members together, if they are
-    /// far enough away to know: a quarter more than fills their paths, since
-    /// not each has its share at every moment.
+    /// Bytes of reads to have in flight from all members together; `None` if a member has no
+    /// advice. A quarter more than fills their paths, since these are not loaded evenly at every
+    /// moment.
     fn read_limit(&self) -> Option<u64> {
         let advice = self.members.iter().filter(|member| member.is_usable()).map(|member| member.advice());
         let reads: Vec<u64> = advice.collect::<Option<Vec<_>>>()?.iter().map(|one| one.read).collect();
         Some(reads.iter().fold(0u64, |sum, read| sum.saturating_add(*read)).saturating_mul(5) / 4)
     }
 
-    /// Waits for room to read so many bytes of members.
+    /// Waits until this many bytes may be read from members.
     pub(crate) async fn room(&self, bytes: u64, reader: Reader) -> Option<Room> {
         Some(self.window.take(bytes, self.read_limit()?, reader).await)
     }
@@ -187,8 +185,8 @@ mod tests {
         });
     }
 
-    /// Users who keep more than half of a window under way, and never all of
-    /// it, do not shut out who waits in the background.
+    /// Users that keep more than half of a window in use, but never all of it, do not starve
+    /// background reads.
     #[test]
     fn who_waits_in_the_background_has_a_turn_among_users_that_fit() {
         run(async {
@@ -223,7 +221,7 @@ mod tests {
             for waiting in &mut rest {
                 assert!(poll_immediate(waiting).await.is_none());
             }
-            // One that goes away while it waits blocks nobody.
+            // A waiter that is dropped does not block the others.
             drop(rest.remove(0));
             drop(big);
             let first = rest.remove(0).await;

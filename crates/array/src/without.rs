@@ -1,50 +1,49 @@
-//! What keeps an array right, each to be left out where it is to be shown that
-//! it would be missed: simulations have a switch for it (the feature
-//! `switch-off`), and nothing else has.
+//! Mechanisms that can be switched off, to show in simulations that each is needed (the feature
+//! `switch-off`).
 
 use crate::core::Core;
 
-/// Something that an array could seem to do without.
+/// A mechanism that protects data. Without it:
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     not(feature = "switch-off"),
     expect(unreachable_pub, reason = "it is public where it can be used")
 )]
 pub enum Mechanism {
-    /// Parts of stripes go straight to their places.
+    /// Partial writes go directly to their members.
     Journal,
-    /// Nobody says where writes are under way.
+    /// Writes under way are not marked.
     Intent,
-    /// Whatever a member returns is taken for what was written.
+    /// Any content of a member is accepted.
     Checksums,
-    /// Nobody says that the array is in use, nor looks whether somebody does.
+    /// Heartbeats are neither written nor read.
     Fence,
-    /// The loss of a member is not written to the others.
+    /// The loss of a member is not recorded on the others.
     Publish,
-    /// What a member may have lost with its cache is not looked for.
+    /// Members that may have lost their cache are not verified.
     Doubt,
-    /// What comes of parity is not held against the checksum that it must have.
+    /// Reconstructions are not compared with the checksums of their blocks.
     Vouch,
-    /// Records of before an absence may be replayed after it.
+    /// Records from before an absence may be replayed after it.
     Pass,
-    /// Whole stripes are zeroed without their intent mark.
+    /// Full stripes are zeroed without an intent mark.
     ZeroIntent,
-    /// Scrub writes what it repairs without an intent mark.
+    /// Scrubs write repairs without an intent mark.
     ScrubIntent,
-    /// The progress of a rebuild is one stripe more than the member was given.
+    /// The recorded progress of a rebuild is one row ahead.
     Progress,
     /// Sets of members that were used apart from each other are taken for one.
     Apart,
-    /// Both copies of a superblock are written to one place.
+    /// Both copies of a superblock are written to one slot.
     Slots,
-    /// A host that takes possession does not look again afterwards.
+    /// A host does not read the heartbeats again after writing its own.
     SecondLook,
-    /// Writes do not wait for a recent look at the heartbeat.
+    /// Writes do not wait for a recent check of the heartbeat.
     Gate,
 }
 
 impl Mechanism {
-    /// All of them.
+    /// All mechanisms.
     #[cfg(feature = "switch-off")]
     pub const ALL: [Mechanism; 15] = [
         Mechanism::Journal,
@@ -79,13 +78,13 @@ impl std::str::FromStr for Mechanism {
 }
 
 impl crate::Options {
-    /// Whether something is left out.
+    /// Whether a mechanism is switched off.
     #[cfg(feature = "switch-off")]
     pub(crate) fn lacks(&self, what: Mechanism) -> bool {
         self.without == Some(what)
     }
 
-    /// Nothing is left out.
+    /// Always false without the feature.
     #[cfg(not(feature = "switch-off"))]
     pub(crate) const fn lacks(&self, _: Mechanism) -> bool {
         false
@@ -93,7 +92,7 @@ impl crate::Options {
 }
 
 impl Core {
-    /// Whether the array does without something.
+    /// Whether a mechanism is switched off.
     pub(crate) fn lacks(&self, what: Mechanism) -> bool {
         self.options.lacks(what)
     }

@@ -1,16 +1,16 @@
-//! The witness: a small device that holds the table of members, and no data.
+//! The witness: a small device that holds superblocks and a heartbeat, but no data.
 //!
-//! Of two halves of an array that each could go on without the other, one has the
-//! witness. It holds superblocks and a heartbeat where members do, and takes
+//! Of two halves of an array that could each continue without the other, only the one with the
+//! witness does. Superblocks and heartbeat have the same offsets as on a member and take
 //! [`WITNESS_SIZE`] bytes.
 //!
 //! Invariants:
-//! - where the members that are left behind could go on by themselves, a write that
-//!   they miss is acknowledged only after the witness has recorded, durably, that
-//!   they are left behind: an array that cannot reach its witness then halts;
-//! - a host that finds the session of another on the witness halts;
-//! - the witness is written before the members: a host that has to tell it, and
-//!   cannot, changes nothing on them.
+//! - if the members that are left behind could continue on their own, a write that they miss is
+//!   acknowledged only after the witness has durably recorded that they are left behind; an array
+//!   that cannot reach its witness then halts;
+//! - a host that finds the session of another one on the witness halts;
+//! - the witness is written before the members: a host that must write to it, and cannot, changes
+//!   nothing on them.
 
 use crate::assemble::Candidate;
 use crate::core::Core;
@@ -28,20 +28,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 use uuid::Uuid;
 
-/// Bytes of a witness: two superblocks and a heartbeat, in the places that they have
-/// on a member.
+/// Bytes of a witness: two superblocks and a heartbeat, at the same offsets as on a member.
 pub const WITNESS_SIZE: u64 = HEARTBEAT_AT + crate::geometry::BLOCK;
 
 /// The witness of a running array.
 pub(crate) struct Witness {
-    /// Its device; its place is behind those of the members.
+    /// Its device; the index follows those of the members.
     pub(crate) member: Member,
-    /// The members that have everything as far as it says, or as other members may
-    /// say who have been told and it has not.
+    /// The members that are up to date according to the witness, or according to superblocks that
+    /// may have reached other members.
     told: RefCell<Vec<Uuid>>,
-    /// Whether it answered last.
+    /// Whether it answered the last operation.
     there: Cell<bool>,
-    /// Its last superblock was not confirmed, and may be written late.
+    /// The last write of a superblock has timed out, and may still land.
     given_up: Cell<bool>,
 }
 
@@ -49,7 +48,7 @@ impl Witness {
     pub(crate) fn new(uuid: Uuid, superblock: &Superblock) -> Witness {
         let member =
             Member::new(superblock.geometry.width, uuid, Condition::Active, superblock.generation, 0);
-        // What is in the table of members the witness was told first, if it had to be.
+        // If the witness had to record a change, it did so before the members.
         Witness {
             member,
             told: RefCell::new(active(superblock)),
@@ -58,19 +57,20 @@ impl Witness {
         }
     }
 
-    /// It has been read, or written.
+    /// Records whether it answered.
     pub(crate) fn is_there(&self, there: bool) {
         self.there.set(there);
     }
 
-    /// It may have this table, or another host that asks it may come with this.
+    /// Adds the active members of a superblock that the witness may hold, or that another host may
+    /// present.
     pub(crate) fn may_have(&self, table: &Superblock) {
         let mut told = self.told.borrow_mut();
         let more: Vec<Uuid> = active(table).into_iter().filter(|uuid| !told.contains(uuid)).collect();
         told.extend(more);
     }
 
-    /// Gives it a device, unless it has one.
+    /// Attaches a device, unless there is one; returns whether it did.
     fn put(&self, candidate: &Candidate) -> bool {
         let is_new = self.member.device().is_none();
         if is_new {
@@ -80,8 +80,8 @@ impl Witness {
         is_new
     }
 
-    /// Returns when a write that was given up has ended: the next one goes to the same
-    /// place, where an earlier one must not land after it.
+    /// Returns when a write that has timed out has ended: the next one goes to the same slot, and
+    /// an earlier one must not land after it.
     async fn settled(&self) -> MemberResult<()> {
         if !self.given_up.get() {
             return Ok(());
@@ -115,11 +115,11 @@ fn active(table: &Superblock) -> Vec<Uuid> {
 }
 
 impl Core {
-    /// The witness was out of reach when the array was assembled, and is there now.
+    /// Attaches a witness that was unreachable at assembly.
     ///
     /// # Errors
-    /// It holds a superblock that this set does not descend from, and the array has
-    /// halted; or it cannot be read.
+    /// It holds a superblock that this set does not descend from, and the array has halted; or it
+    /// cannot be read.
     pub(crate) async fn offer_witness(
         &self,
         witness: &Witness,
@@ -147,17 +147,17 @@ impl Core {
         Ok(true)
     }
 
-    /// Tells the witness what the members are about to be told.
+    /// Writes to the witness what the members are about to record.
     ///
     /// # Errors
-    /// It has to know, and cannot be written: the array has halted.
+    /// The witness must record it, and cannot be written: the array has halted.
     pub(crate) async fn tell_witness(&self, table: &Superblock) -> IoResult<()> {
         let Some(witness) = &self.witness else { return Ok(()) };
         let now = active(table);
         let has = |index: usize| now.contains(&table.entries[index].uuid);
         let is_news = witness.told.borrow().iter().any(|uuid| !now.contains(uuid));
         let must = is_news && table.geometry.is_enough(|index| !has(index));
-        // Also if it is not written, or is and does not answer: the members have it.
+        // Also if the write is skipped or fails: the members will have it.
         witness.may_have(table);
         if !must && !witness.there.get() {
             return Ok(());
@@ -185,7 +185,7 @@ impl Core {
     }
 }
 
-/// Beats on the witness, and looks whether another host does.
+/// Writes and checks the heartbeat on the witness.
 pub(crate) async fn beat(core: &Rc<Core>, counter: &Cell<u64>) {
     let Some(witness) = &core.witness else { return };
     fence::beat_on(core, &witness.member, counter, async |result| {

@@ -1,17 +1,15 @@
 //! Writes.
 //!
-//! A write is cut by stripes. Each part joins the queue of its stripe, which
-//! one task works off:
+//! A write is split by stripes, and each part joins the queue of its stripe, which one writer task
+//! empties:
 //!
-//! - where there is no redundancy nothing can disagree: a write goes straight to
-//!   its places, in any order with others, and there is no queue;
-//! - whole stripes, and all writes of mirrors, go straight to their places,
-//!   under the intent bit of their region, and are acknowledged when they are
-//!   there;
-//! - parts of stripes with parity go to the journal first and are acknowledged
-//!   once they are durable there, at the cost of one round trip; they are put
-//!   in place behind that. While a member is missing whole stripes go this way
-//!   as well, since parity is all that some of their data is in.
+//! - without redundancy nothing can become inconsistent: a write goes directly to its members, in
+//!   any order with others, and there is no queue;
+//! - full-stripe writes, and all writes of mirrors, go directly to their members, with the intent
+//!   bit of their region set, and are acknowledged when they have completed;
+//! - partial writes of stripes with parity are acknowledged once they are durable in the journal,
+//!   which costs one round trip, and are written in place afterwards. While a member is missing,
+//!   full-stripe writes take this way too, since some of their data exists only as parity.
 
 use crate::core::Core;
 use crate::geometry::Role;
@@ -27,23 +25,23 @@ use longhaul_block::{IoError, IoResult, WriteFlags};
 use longhaul_engine::{Buf, now, spawn, timeout};
 use std::rc::Rc;
 
-/// Writes of whole stripes of zeroes under way at a time.
+/// Full-stripe writes of zeroes under way at a time.
 const ZERO_ROWS: usize = 32;
-/// A writer counts as writing on if it does within this share of a round trip
-/// (or within [`Options::gather`](crate::Options::gather)), and a stripe is
-/// waited for so many of these times, or one round trip.
+/// A writer counts as sequential if its next write comes within this share of a round trip (or
+/// within [`Options::gather`](crate::Options::gather)). A stripe waits for the rest of its data for
+/// at most `GAPS` of these times, or one round trip.
 const GAP_SHARE: u32 = 4;
 const GAPS: u32 = 10;
-/// Bytes of zeroes that one buffer holds for all writes of zeroes.
+/// Bytes of the zero buffer that all writes of zeroes share.
 const ZERO_BUF: u64 = 1 << 20;
 
 impl Core {
-    /// Writes; `room` counts for it until it is in place.
+    /// Writes; `room` is the write's share of the memory budget until it is in place.
     pub(crate) async fn write(self: &Rc<Self>, offset: u64, src: Buf) -> IoResult<()> {
         self.check_running()?;
         self.begun.set(self.begun.get() + 1);
         let room = Rc::new(self.budget.take(src.len()).await);
-        // Nobody works off what comes after the end.
+        // The array may have halted meanwhile, and writer tasks end with it.
         self.check_running()?;
         if self.geometry.redundancy() == 0 {
             return self.write_through(offset, &src).await;
@@ -60,7 +58,7 @@ impl Core {
         Ok(())
     }
 
-    /// Writes where each range has one home and nothing depends on another.
+    /// Writes without redundancy: each range has one member.
     async fn write_through(self: &Rc<Self>, offset: u64, src: &Buf) -> IoResult<()> {
         let mut writes = Vec::new();
         for (row, pieces) in self.split(offset, src) {
@@ -75,7 +73,7 @@ impl Core {
         self.settle(join_all(writes).await).await
     }
 
-    /// The parts of a range by stripe.
+    /// The pieces of a range, by stripe.
     fn split(&self, offset: u64, src: &Buf) -> Vec<(u64, Vec<Piece>)> {
         let mut parts: Vec<(u64, Vec<Piece>)> = Vec::new();
         let mut done = 0;
@@ -93,7 +91,7 @@ impl Core {
         parts
     }
 
-    /// Queues a write to one stripe, now; resolves when it is acknowledged.
+    /// Queues a write to one stripe before it returns; the future resolves when it is acknowledged.
     fn write_row(
         self: &Rc<Self>,
         row: u64,
@@ -107,8 +105,8 @@ impl Core {
         let small = len <= self.journal.piece_max();
         let (write, acked) = Queued::new(pieces, continues, room);
         let worker = self.rows.push(row, Rc::clone(&write));
-        // The first of several that were called for together does not know yet
-        // that it goes on: whoever works on the queue looks.
+        // The first of several concurrent writes cannot be recognised as sequential yet; the writer
+        // task decides.
         let begins = small && worker.is_some();
         let hold = has_parity && (continues || begins) && !whole && !self.options.gather.is_zero();
         write.held.set(hold);
@@ -123,10 +121,10 @@ impl Core {
         async move { acked.await.unwrap_or(Err(IoError::Aborted)) }
     }
 
-    /// Begins the data record of a write.
+    /// Starts the data record of a write.
     fn log(self: &Rc<Self>, row: u64, write: &Rc<Queued>) {
         *write.log.borrow_mut() = Log::UnderWay;
-        // What parity changes is no more than the bytes of each unit.
+        // Parity changes by at most the bytes of the write, for each parity unit.
         let parity = write.len() * self.geometry.redundancy() as u64;
         let (core, write, turn) = (Rc::clone(self), Rc::clone(write), self.journal.turn());
         spawn(async move {
@@ -145,12 +143,12 @@ impl Core {
         .detach();
     }
 
-    /// Works off the queue of a stripe.
+    /// The writer task of a stripe: empties its queue.
     async fn work(self: &Rc<Self>, row: u64, queue: &Rc<Queue>) {
         loop {
             self.gather(row, queue).await;
-            // Somebody waits for room in the journal perhaps, and the rest of
-            // the queue with them; the stripe is not held meanwhile.
+            // The first write may wait for journal space, and the queue behind it; the stripe lock
+            // is not held meanwhile.
             queue.changed.until(|| queue.first().is_none_or(|write| write.is_settled())).await;
             let alone = self.locks.exclusive(row).await;
             let batch = queue.batch(COVERS_MAX);
@@ -168,8 +166,8 @@ impl Core {
             if let Err(e) = &result
                 && batch.iter().any(|write| matches!(*write.log.borrow(), Log::Durable(_) | Log::Taken))
             {
-                // What is acknowledged waits in the journal for the next
-                // assembly; nothing may come to lie above it.
+                // Acknowledged data stays in the journal for the next assembly; no later write may
+                // go on top of it.
                 self.halt(&format!("a stripe with acknowledged data cannot be written: {e}"));
             }
             if let (Err(e), Err(_)) = (&result, self.check_running()) {
@@ -184,8 +182,8 @@ impl Core {
         }
     }
 
-    /// Waits a little for the rest of a stripe, where somebody writes on, and
-    /// lets go of what waits.
+    /// Waits for the rest of a stripe if a sequential writer is at work, then releases the held
+    /// writes.
     async fn gather(self: &Rc<Self>, row: u64, queue: &Rc<Queue>) {
         let held = queue.held();
         if held.is_empty() {
@@ -204,8 +202,8 @@ impl Core {
         }
     }
 
-    /// Waits for as long as more of a stripe comes, but no longer than that is
-    /// worth.
+    /// Waits as long as more data of the stripe arrives, up to the limit at which a partial write
+    /// is cheaper.
     async fn wait_for_the_rest(&self, queue: &Queue) {
         let stripe = self.geometry.stripe();
         let far = self.members.iter().map(|member| member.mean_read()).max().unwrap_or_default();
@@ -218,8 +216,8 @@ impl Core {
                 break;
             }
             let more = timeout(gap, queue.changed.until(|| queue.bytes() != before)).await.is_ok();
-            // A writer who keeps so much under way, and no more, goes on when
-            // some of it is done: until then it would only wait elsewhere.
+            // A writer with a limited queue depth submits more only when earlier writes are done:
+            // until then the data would only wait elsewhere.
             let busy = self.rows.pace().is_some_and(|pace| now() - began < pace * 2);
             if !busy && (!more || now() >= end) {
                 break;
@@ -227,7 +225,7 @@ impl Core {
         }
     }
 
-    /// Puts writes of one stripe in place. The stripe is held alone.
+    /// Writes a batch of one stripe in place. The caller holds the stripe lock.
     pub(crate) async fn apply(self: &Rc<Self>, row: u64, batch: &[Rc<Queued>]) -> IoResult<()> {
         self.check_running()?;
         let mut overlay = Overlay::new(&self.geometry);
@@ -257,14 +255,14 @@ impl Core {
             let (writes, _) = self.plan_all(row, &overlay.segments(u64::MAX / 2)).await?;
             return self.put(row, writes).await;
         }
-        // Through the journal, in parts that it has room for.
+        // Through the journal, in parts that fit into it.
         let most = self.journal.piece_max() / self.geometry.width as u64 / crate::BLOCK * crate::BLOCK;
         let parts = overlay.segments(most.max(crate::BLOCK)).into_iter();
         let done = join_all(parts.map(|segment| self.apply_whole(row, region, segment))).await;
         done.into_iter().collect()
     }
 
-    /// Writes that have data records: their commit needs parity alone.
+    /// Writes data that is in records already: the commit record holds parity only.
     async fn apply_logged(
         self: &Rc<Self>,
         row: u64,
@@ -281,7 +279,7 @@ impl Core {
         Ok(())
     }
 
-    /// A part of a stripe whose data is in no record yet.
+    /// Writes a part of a stripe whose data is in no record yet.
     async fn apply_whole(self: &Rc<Self>, row: u64, region: u64, segment: Segment) -> IoResult<()> {
         let part = self.journal.part(row);
         let segments = [segment];
@@ -315,8 +313,8 @@ impl Core {
         Ok((writes, parity))
     }
 
-    /// Makes a range read as zeroes: whole stripes by giving their space
-    /// back, and the rest, if `all`, by writing.
+    /// Makes a range read as zeroes: full stripes by deallocation, and the rest, if `all`, by
+    /// writing.
     pub(crate) async fn zero(self: &Rc<Self>, offset: u64, len: u64, all: bool) -> IoResult<()> {
         self.check_running()?;
         let stripe = self.geometry.stripe();
@@ -329,8 +327,8 @@ impl Core {
             }
             let rows: Vec<u64> = (first / stripe..last / stripe).collect();
             for rows in rows.chunks(ZERO_ROWS) {
-                // None is left half done where another fails: it would hold
-                // up who waits for what it has begun to publish.
+                // All are awaited even if one fails: an unfinished one would hold its lock and
+                // block those that wait for a publication.
                 let zeroes = join_all(rows.iter().map(|row| self.zero_row(*row))).await;
                 zeroes.into_iter().collect::<IoResult<()>>()?;
             }
@@ -354,7 +352,7 @@ impl Core {
         Ok(())
     }
 
-    /// Zeroes of all units are right parity and right checksums.
+    /// Zeroes one stripe: all-zero units have zero parity and zero checksums.
     async fn zero_row(self: &Rc<Self>, row: u64) -> IoResult<()> {
         let alone = self.locks.exclusive(row).await;
         if self.rows.queue(row).is_some()

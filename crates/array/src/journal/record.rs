@@ -1,4 +1,4 @@
-//! Records of the journal, as bytes.
+//! On-disk format of journal records.
 
 use crate::bytes::{Reader, Writer, open, seal};
 use crate::geometry::{BLOCK, Role};
@@ -9,46 +9,45 @@ use uuid::Uuid;
 const MAGIC: &[u8; 8] = b"LHJOURNL";
 /// Bytes of a record before its payload.
 pub(crate) const HEAD: u64 = BLOCK;
-/// Data records that one commit covers at most, and pieces of a record: what
-/// a head has room for.
+/// Limits that the space of a head sets: data records that one commit covers, and pieces of a
+/// record.
 pub(crate) const COVERS_MAX: usize = 64;
 pub(crate) const PIECES_MAX: usize = 320;
-/// Fixed fields of a head, in bytes, with the checksum.
+/// Bytes of a head's fixed fields, including the checksum.
 const FIXED: usize = 4 + 8 + 16 + 8 * 6 + 2 * 4 + 4 + 4;
 const _: () = assert!(FIXED + COVERS_MAX * 8 + PIECES_MAX * 10 <= HEAD as usize);
 
-/// What a record is.
+/// Type of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// New data, which may be acknowledged. Nothing in place has changed.
+    /// New data, which may be acknowledged. Nothing has changed in place.
     Data,
-    /// A stripe is about to change in place: new parity, and data that has no
-    /// record of its own.
+    /// Precedes a change of a stripe in place: new parity, and data that has no record of its own.
     Commit,
-    /// Nothing: it only says where the journal begins.
+    /// No content: records the tail only.
     Mark,
 }
 
-/// A range of a unit.
+/// A range of a unit with its content.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
     pub(crate) role: Role,
-    /// Where it begins in the unit, in bytes.
+    /// Offset in the unit, in bytes.
     pub(crate) at: u64,
     pub(crate) bytes: Buf,
 }
 
-/// A record.
+/// A journal record.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) kind: Kind,
-    /// Which assembly of the array wrote it, and where its first record is.
+    /// The assembly of the array that wrote it, and the position of that epoch's first record.
     pub(crate) epoch: u64,
     pub(crate) epoch_start: u64,
-    /// Where it is: bytes written to the journal before it, ever.
+    /// Position: bytes ever written to the journal before it.
     pub(crate) pos: u64,
     pub(crate) seq: u64,
-    /// Where the journal began when it was written.
+    /// The tail when it was written.
     pub(crate) tail: u64,
     pub(crate) row: u64,
     /// Data records whose data becomes part of the stripe.
@@ -74,7 +73,7 @@ fn role(code: u16) -> Option<Role> {
 }
 
 impl Record {
-    /// Bytes that it takes.
+    /// Bytes of head and payload.
     pub(crate) fn len(&self) -> u64 {
         HEAD + self.pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>()
     }
@@ -108,8 +107,8 @@ impl Record {
         block.freeze()
     }
 
-    /// The record whose head is at `at` of `ring`, the whole journal of a
-    /// member; nothing if there is none, or it is not whole.
+    /// The record whose head is at `at` of `ring`, the whole journal of a member; `None` if there
+    /// is none, or it is torn.
     pub(crate) fn decode(ring: &[u8], at: u64, array: Uuid) -> Option<Record> {
         let size = ring.len() as u64;
         let mut from = Reader::new(open(ring.get(at as usize..(at + HEAD) as usize)?)?);
@@ -131,7 +130,7 @@ impl Record {
             return None;
         }
         let covers = (0..covers).map(|_| from.u64()).collect::<Option<Vec<_>>>()?;
-        // The payload may go on at the start of the ring.
+        // The payload may wrap around to the start of the ring.
         let start = ((at + HEAD) % size) as usize;
         let head = (len as usize).min(ring.len() - start);
         let mut payload = BufMut::zeroed(len as usize);
@@ -163,7 +162,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// Whoever can write a checksum can write anything.
+        /// A head with a valid checksum may still hold any values.
         #[test]
         fn whatever_a_head_says_is_read_or_refused(
             pos in 0u64..32, pieces in 0u64..4,

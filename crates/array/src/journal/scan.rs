@@ -1,11 +1,11 @@
-//! The journal after a crash.
+//! Reads the journal after a crash.
 
 use super::record::{HEAD, Kind, Record};
 use super::{Entry, Journal, Logged, NO_ROW, Step};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
-/// The records found on members.
+/// The records found on members, by epoch and sequence number.
 #[derive(Default)]
 pub(crate) struct Found {
     by_place: BTreeMap<(u64, u64), Record>,
@@ -21,9 +21,8 @@ impl Found {
         }
     }
 
-    /// Those that count, oldest first: behind the tail of the newest, and not
-    /// overtaken by a later epoch (what a member brings back that nobody else
-    /// has was never acknowledged).
+    /// The records to replay, oldest first: from the tail of the newest on, and not superseded by a
+    /// later epoch. A superseded record that only a returning member holds was never acknowledged.
     pub(crate) fn window(mut self) -> Vec<Record> {
         let Some(newest) = self.by_place.values().next_back() else { return Vec::new() };
         let tail = newest.tail;
@@ -43,8 +42,7 @@ impl Found {
 }
 
 impl Journal {
-    /// Goes on behind the records of the last epoch. Gives back those to
-    /// replay, and the room for the commits of those that have none yet.
+    /// Continues after the records of the last epoch. Returns the data records without a commit.
     pub(crate) fn resume(&self, epoch: u64, records: &[Record]) -> Vec<Logged> {
         let mut state = self.state.borrow_mut();
         let end = records.iter().map(|record| record.pos + record.len()).max();
@@ -77,7 +75,7 @@ mod tests {
         Record { kind: Kind::Data, epoch, epoch_start, pos, seq, tail, row, covers, pieces }
     }
 
-    /// The places of what would be replayed.
+    /// Positions of the records that would be replayed.
     fn window(records: Vec<Record>) -> Vec<u64> {
         let by_place = records.into_iter().map(|record| ((record.epoch, record.seq), record)).collect();
         Found { by_place }.window().into_iter().map(|record| record.pos).collect()
@@ -91,7 +89,8 @@ mod tests {
 
     #[test]
     fn what_a_later_epoch_has_overtaken_is_not_replayed() {
-        // The last record of the first epoch was on a member that was away when the second began.
+        // The last record of the first epoch was on a member that was offline when the second
+        // began.
         let first = [0, HEAD, 2 * HEAD].map(|pos| record(1, 0, pos, 0));
         let second = record(2, 2 * HEAD, 3 * HEAD, 0);
         assert_eq!(window([&first[..], &[second]].concat()), [0, HEAD, 3 * HEAD]);

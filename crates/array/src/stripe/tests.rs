@@ -73,7 +73,7 @@ fn a_large_io_goes_to_all_members_at_once() {
     run(async {
         let io = device.open().await.expect("opened");
         let read = io.read(0, BufMut::zeroed(8 * UNIT as usize));
-        // All are begun before one has ended, and before anybody waits.
+        // All parts have begun before one has ended, and before the result is awaited.
         for device in &stats {
             let snapshot = device.filter().snapshot();
             assert_eq!((snapshot.of(OpKind::Read).begun, snapshot.of(OpKind::Read).done), (2, 0));
@@ -124,7 +124,7 @@ fn advice_adds_up_to_whole_stripes() {
 }
 
 proptest! {
-    /// Pieces tile a range, and ranges of members have the same bytes.
+    /// Pieces tile a range, and the ranges of members have the same bytes.
     #[test]
     fn a_range_is_cut_without_gap_or_overlap(
         members in 2u64..9, blocks in 1u64..200, from in 0u64..400, piece in 1u64..9,
@@ -147,7 +147,7 @@ proptest! {
         prop_assert_eq!(bytes, ranges);
     }
 
-    /// The array behaves as one device of memory does.
+    /// The array behaves like one memory device.
     #[test]
     fn it_is_a_device(
         members in 2usize..6,
