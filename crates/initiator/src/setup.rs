@@ -133,7 +133,7 @@ pub(crate) async fn connect(
     cntlid: Option<u16>,
 ) -> Result<u16> {
     let cqe = send_connect(endpoint, options, queue, subnqn, qid, sqsize, cntlid).await?;
-    if let Some(reason) = cntlid.and_then(|_| another_controller(cqe.status())) {
+    if let Some(reason) = cntlid.and_then(|_| another_controller(&cqe)) {
         return Err(endpoint.unreachable(reason));
     }
     connected(endpoint, options, subnqn, cqe)
@@ -142,8 +142,12 @@ pub(crate) async fn connect(
 /// What a status of Connect for an I/O queue says that is no refusal of this
 /// host: the controller is not the one that was set up, or not as it was. Another
 /// attempt, or the next controller, gives the queue.
-fn another_controller(status: Status) -> Option<&'static str> {
-    let is = |s| same_code(status, s);
+fn another_controller(cqe: &Cqe) -> Option<&'static str> {
+    let is = |s| same_code(cqe.status(), s);
+    // The target was restarted, or has ended it.
+    if names_no_controller_of_ours(cqe) {
+        return Some("the controller does not exist any more");
+    }
     //= NVMe Base 2.1, Connect command: I/O queues are made only while the controller is ready
     if is(Status::SEQUENCE_ERROR) {
         // It was enabled: the target was restarted, and has given its
@@ -200,13 +204,24 @@ pub(crate) async fn still_exists(endpoint: &Endpoint, options: &Options, info: &
     let (nqn, sqsize, cntlid) = (&info.subnqn, ADMIN_ENTRIES - 1, Some(info.cntlid));
     let answer = send_connect(endpoint, options, &queue, nqn, NO_QUEUE, sqsize, cntlid).await;
     queue.close();
-    //= NVMe Base 2.1, Connect command: a controller that does not exist is an invalid CNTLID
-    let gone = |cqe: Cqe| {
-        let at = InvalidParameter::from_dw0(cqe.dw0());
-        same_code(cqe.status(), Status::CONNECT_INVALID_PARAMETERS) && (at.in_data, at.offset) == (true, 16)
-    };
-    !answer.is_ok_and(gone)
+    !answer.is_ok_and(|cqe| names_no_controller_of_ours(&cqe))
 }
+
+/// Whether a Connect to a controller was refused since that identifier is no
+/// controller's, or is one's that belongs to another host: a target that was
+/// restarted gives the same identifiers again.
+//= NVMe Base 2.1, Connect command: a controller that does not exist is an invalid CNTLID
+fn names_no_controller_of_ours(cqe: &Cqe) -> bool {
+    let at = InvalidParameter::from_dw0(cqe.dw0());
+    let is_identity = at.in_data && [HOSTID_AT, CNTLID_AT, HOSTNQN_AT].contains(&at.offset);
+    is_identity && same_code(cqe.status(), Status::CONNECT_INVALID_PARAMETERS)
+}
+
+/// Fields of the data of a Connect command, in bytes.
+const HOSTID_AT: u16 = 0;
+const CNTLID_AT: u16 = 16;
+const SUBNQN_AT: u16 = 256;
+const HOSTNQN_AT: u16 = 512;
 
 /// Whether two statuses differ in nothing but hints such as Do Not Retry.
 fn same_code(a: Status, b: Status) -> bool {
@@ -220,15 +235,11 @@ fn connect_error(endpoint: &Endpoint, options: &Options, subnqn: &str, cqe: Cqe)
     if is(Status::CONNECT_INVALID_PARAMETERS) {
         let at = InvalidParameter::from_dw0(cqe.dw0());
         return match (at.in_data, at.offset) {
-            (true, 256) => Error::NotFound(format!(
+            (true, SUBNQN_AT) => Error::NotFound(format!(
                 "{} has no subsystem '{subnqn}': see 'longhaul discover {}'",
                 endpoint.name, endpoint.name
             )),
-            (true, 512) => endpoint.refused("Connect", format!("host NQN '{}'", options.hostnqn)),
-            // The target was restarted, or has ended it: a loss, not a refusal,
-            // so that whoever asked for a queue waits for the next controller.
-            //= NVMe Base 2.1, Connect command: a controller that does not exist is an invalid CNTLID
-            (true, 16) => endpoint.unreachable("the controller does not exist any more"),
+            (true, HOSTNQN_AT) => endpoint.refused("Connect", format!("host NQN '{}'", options.hostnqn)),
             (in_data, at) => {
                 let part = if in_data { "data" } else { "command" };
                 endpoint.refused("Connect", format!("invalid parameter at byte {at} of the {part}"))
@@ -483,12 +494,20 @@ mod tests {
             patience: Duration::MAX,
             careful: false,
         };
-        let error = |at: InvalidParameter| {
-            let cqe = Cqe::new(0, Status::CONNECT_INVALID_PARAMETERS.dnr()).with_result(at.to_dw0().into());
-            connect_error(&endpoint, &Options::default(), "nqn.2014-08.org.nvmexpress:test", cqe)
+        let refused = |at: InvalidParameter| {
+            Cqe::new(0, Status::CONNECT_INVALID_PARAMETERS.dnr()).with_result(at.to_dw0().into())
         };
-        assert!(matches!(error(InvalidParameter::data(16)), Error::Unreachable { .. }));
-        assert!(matches!(error(InvalidParameter::data(512)), Error::Refused { .. }), "the host NQN");
+        // A restarted target may have given the identifier to another host.
+        for offset in [CNTLID_AT, HOSTNQN_AT, HOSTID_AT] {
+            assert!(another_controller(&refused(InvalidParameter::data(offset))).is_some(), "{offset}");
+        }
+        for at in [InvalidParameter::data(SUBNQN_AT), InvalidParameter::command(16)] {
+            assert_eq!(another_controller(&refused(at)), None, "{at:?}");
+        }
+        // Where a new controller is asked for, it is this host that is refused.
+        let subnqn = "nqn.2014-08.org.nvmexpress:test";
+        let error = |at| connect_error(&endpoint, &Options::default(), subnqn, refused(at));
+        assert!(matches!(error(InvalidParameter::data(HOSTNQN_AT)), Error::Refused { .. }));
         assert!(matches!(error(InvalidParameter::command(16)), Error::Refused { .. }));
     }
 
@@ -496,10 +515,11 @@ mod tests {
     #[test]
     fn a_queue_of_a_successor_or_of_a_connection_that_is_not_given_up_is_no_refusal() {
         for status in [Status::SEQUENCE_ERROR, Status::INVALID_QID] {
-            assert!(another_controller(status).is_some() && another_controller(status.dnr()).is_some());
+            assert!(another_controller(&Cqe::new(0, status)).is_some());
+            assert!(another_controller(&Cqe::new(0, status.dnr())).is_some());
         }
         for status in [Status::CONNECT_INVALID_HOST, Status::CONNECT_INVALID_PARAMETERS, Status::SUCCESS] {
-            assert_eq!(another_controller(status.dnr()), None, "{status}");
+            assert_eq!(another_controller(&Cqe::new(0, status.dnr())), None, "{status}");
         }
     }
 }
