@@ -154,6 +154,10 @@ fn another_controller(cqe: &Cqe) -> Option<&'static str> {
         // identifier away again.
         return Some("the controller is not enabled any more");
     }
+    // It is being ended, or the target has no room for another queue at this moment.
+    if is(Status::CONTROLLER_BUSY) && !cqe.status().is_dnr() {
+        return Some("the controller is busy");
+    }
     //= NVMe Base 2.1, Connect command: a queue identifier is used once at a time
     // This host uses each once at a time: the target does not know yet that
     // the connection before is lost, or the identifier of the controller is
@@ -518,7 +522,11 @@ mod tests {
             assert!(another_controller(&Cqe::new(0, status)).is_some());
             assert!(another_controller(&Cqe::new(0, status.dnr())).is_some());
         }
-        for status in [Status::CONNECT_INVALID_HOST, Status::CONNECT_INVALID_PARAMETERS, Status::SUCCESS] {
+        assert!(another_controller(&Cqe::new(0, Status::CONTROLLER_BUSY)).is_some());
+        let busy = Status::CONTROLLER_BUSY;
+        for status in
+            [busy, Status::CONNECT_INVALID_HOST, Status::CONNECT_INVALID_PARAMETERS, Status::SUCCESS]
+        {
             assert_eq!(another_controller(&Cqe::new(0, status.dnr())), None, "{status}");
         }
     }
