@@ -2,13 +2,14 @@
 //! measured in the same run.
 //!
 //! `cargo run --release -p longhaul-benches -- all` measures everything;
-//! `docs/performance.md` says what and how, and takes the results with
-//! `--write docs/performance.md`.
+//! `docs/performance.md` says what and how; its pages take the results with
+//! `--write docs/performance`.
 
 mod groups;
 mod keep;
 mod link;
 mod machine;
+mod pages;
 mod process;
 mod program;
 mod reference;
@@ -18,6 +19,7 @@ mod setup;
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
 use longhaul_block::units::{parse_duration, parse_rate, parse_size};
+use pages::Pages;
 use setup::Setup;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -80,8 +82,9 @@ pub(crate) struct Args {
     /// goes on where it was interrupted (distance, all of arrays and of attached)
     #[arg(long, value_name = "FILE")]
     keep: Option<PathBuf>,
-    /// Put the tables between the markers of this document
-    #[arg(long, value_name = "FILE")]
+    /// Put the tables between the markers of the pages in this directory, and the floors that
+    /// they meet into the page of its name beside it
+    #[arg(long, value_name = "DIRECTORY")]
     write: Option<PathBuf>,
 }
 
@@ -266,9 +269,7 @@ fn run(args: &Args) -> Result<()> {
     ];
     ensure!(args.scale > 0.0 && args.scale <= 1.0, "--scale takes a share, for example 0.1");
     ensure!(args.cpus.len() == 2, "--cpus takes two processors, for example 0,1");
-    if let Some(path) = &args.write {
-        report::check_markers(path)?;
-    }
+    let pages = args.write.as_deref().map(Pages::read).transpose()?;
     let setup = Setup::new(args)?;
     let mut sections = Vec::new();
     for (group, measure) in all.iter().filter(|(one, _)| args.groups.iter().any(|g| g.has(*one))) {
@@ -281,8 +282,8 @@ fn run(args: &Args) -> Result<()> {
     if let Some(path) = &args.json {
         report::save(path, &sections)?;
     }
-    if let Some(path) = &args.write {
-        report::write(path, &sections)?;
+    if let Some(pages) = pages {
+        pages.write(&sections)?;
     }
     Ok(())
 }

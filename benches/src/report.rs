@@ -1,6 +1,6 @@
 //! Samples in, tables out.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::fs;
@@ -146,37 +146,6 @@ pub(crate) fn save(path: &Path, sections: &[Section]) -> Result<()> {
     fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn begin(name: &str) -> String {
-    format!("<!-- results: {name} -->\n")
-}
-
-fn end(name: &str) -> String {
-    format!("<!-- end of results: {name} -->")
-}
-
-/// Says early that a document has no place for results.
-pub(crate) fn check_markers(path: &Path) -> Result<()> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    ensure!(text.contains("<!-- results: "), "{} has no markers for results", path.display());
-    Ok(())
-}
-
-/// Puts each section between its markers.
-pub(crate) fn write(path: &Path, sections: &[Section]) -> Result<()> {
-    let mut text = fs::read_to_string(path)?;
-    for section in sections {
-        text = replace(&text, section.name, &section.markdown())
-            .with_context(|| format!("{} has no markers for {}", path.display(), section.name))?;
-    }
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-}
-
-fn replace(text: &str, name: &str, body: &str) -> Option<String> {
-    let (before, rest) = text.split_once(&begin(name))?;
-    let (_, after) = rest.split_once(&end(name))?;
-    Some(format!("{before}{}{body}{}{after}", begin(name), end(name)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,13 +160,5 @@ mod tests {
         // The machine was nine times as fast in the second round.
         assert_eq!(ours.ratio(&Samples(vec![2.0, 18.0, 6.0])).show_ratio(), "0.50 (0.50–0.50)");
         assert_eq!((ours.at_least(3.0), ours.at_most(2.9)), ("yes", "**no**"));
-    }
-
-    #[test]
-    fn a_document_keeps_all_but_its_results() {
-        let text = "a\n<!-- results: x -->\nold\n<!-- end of results: x -->\nb\n";
-        let new = replace(text, "x", "new\n").expect("markers");
-        assert_eq!(new, "a\n<!-- results: x -->\nnew\n<!-- end of results: x -->\nb\n");
-        assert_eq!(replace(text, "y", "new\n"), None);
     }
 }

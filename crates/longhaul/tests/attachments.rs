@@ -194,7 +194,7 @@ fn one_dd_gets_most_of_the_link_in_bounded_memory() {
     let written = dd(&["if=/dev/zero", &format!("of={}", disk.display()), "conv=notrunc,fsync"]);
     let read = dd(&[&format!("if={}", disk.display()), "of=/dev/null"]);
     // Most of it: the machine may be busy. What it comes to alone is in
-    // docs/performance.md.
+    // docs/performance/file-systems.md.
     for (what, rate) in [("written", written), ("read", read)] {
         assert!(rate >= 0.5 * RATE as f64, "{what} with {:.1} Mb/s", rate / 1e6);
     }
