@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Longest request in bytes.
 const REQUEST_MAX: u64 = 64;
@@ -73,8 +74,8 @@ impl Drop for Server {
 }
 
 /// Asks whoever serves what is attached at `path` to end it; nothing, if
-/// nobody does.
-pub(crate) fn ask(path: &Path, lazily: bool) -> Option<Result<(), Failure>> {
+/// nobody does. Without an answer within `limit` it fails as [`Exit::TimedOut`].
+pub(crate) fn ask(path: &Path, lazily: bool, limit: Option<Duration>) -> Option<Result<(), Failure>> {
     let socket = socket_of(path);
     let mut stream = match UnixStream::connect(&socket) {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return None,
@@ -83,9 +84,16 @@ pub(crate) fn ask(path: &Path, lazily: bool) -> Option<Result<(), Failure>> {
     };
     let mut line = String::new();
     let request = if lazily { LAZILY } else { DETACH };
-    let exchanged = writeln!(stream, "{request}").and_then(|()| BufReader::new(&stream).read_line(&mut line));
-    if let Err(e) = exchanged {
-        return Some(Err(Failure::failed(e)));
+    let exchanged = stream
+        .set_read_timeout(limit)
+        .and_then(|()| writeln!(stream, "{request}"))
+        .and_then(|()| BufReader::new(&stream).read_line(&mut line));
+    match exchanged {
+        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            return Some(Err(Failure::new(Exit::TimedOut, "the process that serves it does not answer")));
+        }
+        Err(e) => return Some(Err(Failure::failed(e))),
+        Ok(_) => {}
     }
     let gone = || Failure::failed("whoever served it has gone without an answer; see its log");
     let Ok(reply) = serde_json::from_str::<Value>(&line) else { return Some(Err(gone())) };

@@ -21,6 +21,7 @@ use open::DeviceArgs;
 use serde_json::{Value, json};
 use serve::{Attached, Event, Service};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use via::Via;
 
 #[derive(Debug, clap::Args)]
@@ -256,21 +257,35 @@ pub(crate) fn detach(args: &Detach, output: Output) -> Outcome {
     detach_at(&absolute(&args.path)?, args.lazy, output)
 }
 
+/// How long a process may take to answer whose device was unreachable a moment ago.
+const ANSWERS: Duration = Duration::from_secs(5);
+
+/// Whether I/O waits for a device in this trouble: requests under way, and data that was
+/// written and is not durable.
+fn is_waited_for(trouble: &str) -> bool {
+    trouble.starts_with("unreachable")
+}
+
+/// Why a device in this trouble is not taken away.
+fn waits(path: &Path, trouble: &str) -> Failure {
+    let path = path.display();
+    let message = format!(
+        "cannot take {path} away now: its device is {trouble}. Try again when it is back, or add --lazy: then \
+         it goes out of sight at once, and what was written and is not on the device is lost if that does \
+         not come back"
+    );
+    Failure::new(Exit::Unreachable, message)
+}
+
 fn detach_at(path: &Path, lazily: bool, output: Output) -> Outcome {
-    if !lazily
-        && let Some((Record { trouble: Some(why), .. }, true)) = Record::find(path)
-        && why.starts_with("unreachable")
-    {
-        // What is under way, and what was written and is not durable, would be waited for.
-        let path = path.display();
-        let message = format!(
-            "cannot take {path} away now: its device is {why}. Try again when it is back, or add --lazy: then \
-             it goes out of sight at once, and what was written and is not on the device is lost if that does \
-             not come back"
-        );
-        return Err(Failure::new(Exit::Unreachable, message));
-    }
-    match ask(path, lazily) {
+    // A process that waits for its device does not answer; what it has recorded of it is
+    // a moment old, so it is asked all the same.
+    let trouble = Record::find(path).and_then(|(record, _)| record.trouble);
+    let unreachable = trouble.filter(|why| !lazily && is_waited_for(why));
+    match ask(path, lazily, unreachable.as_ref().map(|_| ANSWERS)) {
+        Some(Err(failure)) if failure.exit == Exit::TimedOut => {
+            return Err(unreachable.map_or(failure, |why| waits(path, &why)));
+        }
         Some(result) => result?,
         None => clear(path, lazily)?,
     }

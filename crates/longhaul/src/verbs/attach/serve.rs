@@ -132,6 +132,10 @@ impl Service<'_> {
                     asked.answer(&self.hide());
                 }
                 Ok(Event::Asked(asked)) => {
+                    if let Some(why) = (self.trouble)().filter(|why| super::is_waited_for(why)) {
+                        asked.answer(&Err(super::waits(self.path, &why)));
+                        continue;
+                    }
                     let result = self.end();
                     // Whatever went wrong, who still uses it keeps it.
                     if result.is_ok() || self.file.has_ended() {
