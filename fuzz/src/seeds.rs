@@ -270,12 +270,12 @@ fn transfers(all: &mut Vec<Seed>) {
     use longhaul_engine::Buf;
     use longhaul_transfer::session::{Item, Outgoing, Sender};
     use longhaul_transfer::wire::{
-        Action, Batch, Content, Counts, Digest, Direction, Entry, Frame, Hello, Kind, Op, Planned, Refusal,
+        Action, Batch, Content, Counts, Digest, Direction, Entry, Frame, Hello, EntryKind, Op, Planned, Refusal,
         RefusalKind, RelPath, Request, Scanned, Stage, Time, Trouble, Tuned, VERSION, Want, Welcome,
     };
     use std::sync::Arc;
     let path = |name: &str| RelPath::new(name.as_bytes()).expect("a good name");
-    let entry = |name: &str, kind: Kind, size: u64| {
+    let entry = |name: &str, kind: EntryKind, size: u64| {
         let (mtime, xattrs) = (Time { secs: 1, nanos: 2 }, vec![((*b"user.x").into(), (*b"value").into())]);
         Entry { path: path(name), kind, mode: 0o644, uid: 1, gid: 2, mtime, ctime: mtime, size, sparse: true, xattrs }
     };
@@ -308,20 +308,20 @@ fn transfers(all: &mut Vec<Seed>) {
     let mut sender = Sender::<()>::new(1);
     let mut batch = Batch::default();
     let digest = Digest([9; 32]);
-    batch.push(&entry("d", Kind::Directory, 0), &Content::None, &[]);
-    batch.push(&entry("d/f", Kind::File, 5), &Content::Inline { len: 5, digest }, b"bytes");
-    batch.push(&entry("d/l", Kind::Symlink((*b"../x").into()), 0), &Content::None, &[]);
-    batch.push(&entry("d/h", Kind::HardLink(path("d/f")), 0), &Content::None, &[]);
+    batch.push(&entry("d", EntryKind::Directory, 0), &Content::None, &[]);
+    batch.push(&entry("d/f", EntryKind::File, 5), &Content::Inline { len: 5, digest }, b"bytes");
+    batch.push(&entry("d/l", EntryKind::Symlink((*b"../x").into()), 0), &Content::None, &[]);
+    batch.push(&entry("d/h", EntryKind::HardLink(path("d/f")), 0), &Content::None, &[]);
     let mut question = Batch::default();
-    question.push(&entry("d/g", Kind::File, 5), &Content::Asked(Some(digest)), &[]);
-    let file = Arc::new(Outgoing { number: 3, entry: entry("large", Kind::File, 1 << 20) });
+    question.push(&entry("d/g", EntryKind::File, 5), &Content::Query(Some(digest)), &[]);
+    let file = Arc::new(Outgoing { number: 3, entry: entry("large", EntryKind::File, 1 << 20) });
     let trouble = Trouble { path: path("bad"), op: Op::Read, message: "words".into() };
     let tuned = Tuned { stage: Stage::Read, from: 4, to: 6, why: "it brought more".into() };
     let planned = Planned { path: path("new"), action: Action::Send };
     let scanned = Scanned { files: 3, bytes: 1 << 20, done: true };
     let items = vec![
         Item::Batch(batch.into_body()),
-        Item::Ask { number: 1, batch: question.into_body() },
+        Item::Query { number: 1, batch: question.into_body() },
         Item::Block { file: Arc::clone(&file), offset: 0, digest, data: Buf::copy_of(&[5; 64]) },
         Item::Close { file, blocks: 1, good: true },
         Item::Trouble(trouble.clone()),

@@ -7,9 +7,9 @@
 
 use longhaul_engine::Buf;
 use longhaul_transfer::Filter;
-use longhaul_transfer::session::{Done, Job, QUESTIONS, Receiver, Sender};
+use longhaul_transfer::session::{JobResult, WriteJob, QUESTIONS, Receiver, Sender};
 use longhaul_transfer::wire::{
-    BODY_MAX, BatchReader, Content, Counts, Entry, Frame, HEAD_MAX, HEADER_LEN, Header, Kind,
+    BODY_MAX, BatchReader, Content, Counts, Entry, Frame, HEAD_MAX, HEADER_LEN, Header, EntryKind,
     XATTR_BYTES_MAX, XATTRS_MAX,
 };
 
@@ -51,7 +51,7 @@ fn check(entry: &Entry, content: &Content, data: &[u8]) {
     let name = entry.path.as_bytes();
     let component = |part: &[u8]| !matches!(part, b"" | b"." | b"..") && !part.contains(&0);
     assert!(name.is_empty() || name.split(|b| *b == b'/').all(component), "{entry:?} leads out");
-    assert!(!name.is_empty() || entry.kind == Kind::Directory);
+    assert!(!name.is_empty() || entry.kind == EntryKind::Directory);
     assert!(entry.mode <= 0o7777 && entry.xattrs.len() <= XATTRS_MAX);
     let bytes: usize = entry.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
     assert!(bytes <= XATTR_BYTES_MAX);
@@ -65,19 +65,19 @@ fn check(entry: &Entry, content: &Content, data: &[u8]) {
 }
 
 /// Does a job as a disk that takes everything would.
-fn work(job: Job) -> Done {
+fn work(job: WriteJob) -> JobResult {
     match job {
-        Job::Batch(body) => {
+        WriteJob::Batch(body) => {
             let entries = BatchReader::new(&body).take_while(Result::is_ok).count() as u64;
-            Done::Batch(Counts { others: entries, ..Counts::default() }, Vec::new())
+            JobResult::Batch(Counts { others: entries, ..Counts::default() }, Vec::new())
         }
-        Job::Ask { number, .. } => {
-            Done::Asked { number, wants: Vec::new(), counts: Counts::default(), troubles: Vec::new() }
+        WriteJob::Query { number, .. } => {
+            JobResult::Query { number, wants: Vec::new(), counts: Counts::default(), troubles: Vec::new() }
         }
-        Job::Block { file, data, .. } => Done::Block(file.number, Ok(data.len() as u64)),
-        Job::Complete(file) => Done::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new()),
-        Job::Abandon(file) => Done::Abandoned(file.number),
-        Job::Settle { .. } => Done::Settled(Counts::default(), Vec::new()),
+        WriteJob::Block { file, data, .. } => JobResult::Block(file.number, Ok(data.len() as u64)),
+        WriteJob::Complete(file) => JobResult::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new()),
+        WriteJob::Abandon(file) => JobResult::Abandoned(file.number),
+        WriteJob::Settle { .. } => JobResult::Settled(Counts::default(), Vec::new()),
     }
 }
 
@@ -89,12 +89,12 @@ pub fn run(data: &[u8]) {
     let later = settings & 4 != 0;
     let (mut receiver, mut sender) = (Some(Receiver::new(streams)), Sender::<()>::new(streams));
     for _ in 0..settings >> 6 {
-        sender.ask(vec![(); 3]);
+        sender.query(vec![(); 3]);
     }
     let mut waiting = Vec::new();
     while let Some(frame) = take(&mut bytes) {
         round_trip(&frame);
-        if let Frame::Batch(body) | Frame::Ask { batch: body, .. } = &frame {
+        if let Frame::Batch(body) | Frame::Query { batch: body, .. } = &frame {
             for (entry, content, data) in BatchReader::new(body).flatten() {
                 check(&entry, &content, data);
             }
@@ -114,7 +114,7 @@ pub fn run(data: &[u8]) {
             }
             waiting.extend(std::iter::from_fn(|| side.poll_job()));
         }
-        assert!(waiting.iter().filter(|job| matches!(job, Job::Ask { .. })).count() <= QUESTIONS);
+        assert!(waiting.iter().filter(|job| matches!(job, WriteJob::Query { .. })).count() <= QUESTIONS);
     }
     let Some(mut side) = receiver else { return };
     while let Some(job) = waiting.pop() {

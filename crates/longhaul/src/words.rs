@@ -56,7 +56,7 @@ pub(crate) fn joins() -> OneOf<Layout> {
 
 /// Data sets.
 pub(crate) fn data_sets() -> OneOf<String> {
-    OneOf::new(dataset::Kind::ALL.map(dataset::Kind::name))
+    OneOf::new(dataset::DatasetKind::ALL.map(dataset::DatasetKind::name))
 }
 
 /// Engines.

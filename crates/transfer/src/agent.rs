@@ -1,30 +1,30 @@
-//! The standing agent: it serves a directory to whoever copies to or from it.
+//! The standing agent: a daemon that serves a directory to senders and receivers.
 //!
 //! Invariants:
-//! - nothing outside the root is reached, whatever a peer asks for;
-//! - a connection that does not say in time what it wants is closed, and so are
-//!   connections for a session that never begins;
-//! - connections that say nothing keep nobody else out (see [`Lobby`]);
-//! - sessions share one pool of memory, whose size is the bound.
+//! - no request of a peer reaches a file outside of the root;
+//! - a connection without a first frame within [`GREETING`] is closed, and so are
+//!   connections that join a session that never begins;
+//! - silent connections cannot exhaust the places for new ones (see [`PendingConnections`]);
+//! - all sessions allocate from one pool of bounded size.
 
-use crate::asked::Asked;
+use crate::allow_list::AllowList;
 use crate::copy::Settings;
+use crate::copy_task::CopyTask;
 use crate::filter::Filter;
-use crate::job::Job;
 use crate::journal::Journal;
-use crate::link::{First, Link, LinkError};
-use crate::lobby::{Lobby, Place};
-use crate::made::{self, Nowhere};
+use crate::link::{FirstFrame, Link, LinkError};
 use crate::manifest::Manifest;
 use crate::monitor::Monitor;
-use crate::onward;
+use crate::noise::Key;
 use crate::output::Output;
-use crate::place::{Root, last_name};
-use crate::scan::Start;
-use crate::seal::Key;
-use crate::silence::{CROWDED, Patience};
+use crate::peer_timeout::{CROWDED, PeerTimeout};
+use crate::pending::{PendingConnections, PendingSlot};
+use crate::root::{Root, last_name};
+use crate::scan::ScanStart;
 use crate::sink;
-use crate::source::{self, Plan, SessionError};
+use crate::source::{self, SendPlan, SessionError};
+use crate::synthetic::{self, NullSink};
+use crate::third_party;
 use crate::tree::{Tree, say};
 use crate::tune::Concurrency;
 use crate::wire::{
@@ -48,63 +48,63 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a new connection may take to say what it wants, and all connections
-/// of a session to arrive: a few round trips on any path.
+/// Timeout for the first frame of a connection, and for all connections of a session to
+/// arrive: a few round trips on any path.
 const GREETING: Duration = Duration::from_secs(15);
-/// The most sessions at the same time: each has threads and files of its own.
+/// The most concurrent sessions: each has its own threads and open files.
 const SESSIONS: usize = 64;
-/// How long a connection that has to leave may take to hear so; see [`Lobby::farewells`].
+/// Timeout for sending a refusal to an evicted connection; see
+/// [`PendingConnections::farewells`].
 const FAREWELL: Duration = Duration::from_secs(1);
-/// Bytes that are thrown away at once of what such a connection has sent.
-const UNHEARD: u32 = 64 << 10;
-/// How long no connection is accepted after one could not be: at first, and at most
-/// where that goes on.
-const AGAIN: Duration = Duration::from_millis(20);
-const AGAIN_MOST: Duration = Duration::from_secs(1);
-/// How often that is said.
-const SAY: Duration = Duration::from_secs(10);
-/// Memory for what connections say they want, in bytes: 8 lists of files of the
-/// longest kind. Whoever says it slowly has others wait for 15 s at most.
+/// Bytes of its unread input that are discarded at a time.
+const DISCARD: u32 = 64 << 10;
+/// Pause after a failed accept(2); it doubles up to the maximum while failures continue.
+const RETRY: Duration = Duration::from_millis(20);
+const RETRY_MAX: Duration = Duration::from_secs(1);
+/// The least time between two log messages about it.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Memory for the requests of new connections, in bytes: 8 file lists of the greatest
+/// length. A slow connection holds its share for [`GREETING`] at most.
 const GREETING_MEMORY: usize = 16 << 20;
-/// The most connections of a session.
+/// The most data connections of a session.
 pub(crate) const STREAMS: u16 = 64;
 
-/// How an agent is set up.
+/// Configuration of an agent.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
-    /// Where to listen: the first address that is free. One alone is waited for
-    /// if a predecessor has just left it.
+    /// Addresses to listen on: the first free one is used. A single address is retried
+    /// while connections of a stopped agent still hold it.
     pub listen: Vec<SocketAddr>,
-    /// What to serve; or everything that this user may reach, with paths from
-    /// the working directory on.
+    /// The directory to serve; without it, every file that this user may access, with
+    /// paths relative to the working directory.
     pub root: Option<PathBuf>,
-    /// Serve only who has this key, and encrypt; or anybody, in the clear.
+    /// Require this key of clients, and encrypt; without it, serve any client in the clear.
     pub key: Option<Key>,
-    /// Refuse to write.
+    /// Refuse to receive files.
     pub read_only: bool,
-    /// Let the senders decide owners, set-user-ID and set-group-ID bits and access
-    /// control lists, where they ask for these. Without it everything belongs to the
-    /// user that this runs as, and no program that is sent runs with that user's rights.
+    /// Let senders set owners, set-user-ID and set-group-ID bits and access control
+    /// lists. Without it, files belong to the user that the agent runs as, and no program
+    /// among them gains that user's privileges.
     pub allow_owner: bool,
-    /// Send to other agents for those who ask for it.
+    /// Send to other agents on request (third-party copies).
     pub onward: bool,
-    /// Threads that read, for each session.
+    /// Reader threads of each session.
     pub readers: Concurrency,
-    /// Threads that write, for each session.
+    /// Writer threads of each session.
     pub writers: Concurrency,
-    /// Memory for data that was received, in bytes.
+    /// Memory for received data, in bytes.
     pub memory: usize,
-    /// How long the other side of a copy may be silent; a minute at most while others
-    /// are turned away because there are too many [default: [`crate::PATIENCE`]].
+    /// How long the other side of a copy may be silent; a minute at most while clients
+    /// are refused because all sessions are in use [default: [`crate::PATIENCE`]].
     pub patience: Duration,
-    /// Congestion control, by the kernel's name.
+    /// TCP congestion control of sent data, by the kernel's name.
     pub congestion: Option<String>,
     /// Settings of the engine.
     pub engine: Config,
 }
 
-/// An agent that has its root and its address and serves nobody yet. No thread of it
-/// runs, so the process can still become another user.
+/// An agent that has opened its root and listens, but does not accept connections yet.
+/// It has no threads so far, so the process can still change its user.
 #[derive(Debug)]
 pub struct Bound {
     config: AgentConfig,
@@ -113,8 +113,8 @@ pub struct Bound {
     address: SocketAddr,
 }
 
-/// A running agent; it ends when dropped. Copies under way end with it, and can
-/// be taken up again.
+/// A running agent; dropping it stops it. Running copies are interrupted and can be
+/// resumed.
 #[derive(Debug)]
 pub struct Agent {
     address: SocketAddr,
@@ -163,17 +163,17 @@ impl Agent {
         Agent::bind(config)?.start()
     }
 
-    /// Where it listens.
+    /// The address that the agent listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
 impl Bound {
-    /// Serves from here on, with the rights that the process has now.
+    /// Starts to serve, with the rights that the process has now.
     ///
     /// # Errors
-    /// This user may not enter the root, or there is no engine.
+    /// This user has no search permission for the root, or the engine cannot start.
     pub fn start(self) -> io::Result<Agent> {
         let Bound { config, root, listener, address } = self;
         if let (Root::Beneath(tree), Some(path)) = (&root, &config.root) {
@@ -181,12 +181,12 @@ impl Bound {
         }
         let thread = Thread::start("transfer", config.engine.clone())?;
         drop(thread.handle().spawn(move || async move {
-            let agent = Rc::new(Serving {
+            let agent = Rc::new(AgentState {
                 pool: BufPool::new(config.memory),
                 greeting: BufPool::new(GREETING_MEMORY),
-                lobby: Lobby::new(descriptors()),
+                pending: PendingConnections::new(descriptors()),
                 farewells: Rc::default(),
-                patience: Patience::new(config.patience),
+                patience: PeerTimeout::new(config.patience),
                 config,
                 root,
                 joining: RefCell::default(),
@@ -195,55 +195,55 @@ impl Bound {
                 sessions: Rc::default(),
             });
             if let Err(e) = agent.accept(listener).await {
-                tracing::error!("the agent accepts no more connections: {e}");
+                tracing::error!("the agent stopped accepting connections: {e}");
             }
         }));
         Ok(Agent { address, _thread: thread })
     }
 }
 
-struct Serving {
+struct AgentState {
     config: AgentConfig,
     root: Root,
-    /// Memory of the sessions. Who has not been let in gets none of it.
+    /// Memory of the sessions; connections get none of it before their request is accepted.
     pool: BufPool,
-    /// Memory for what connections want, until that is known.
+    /// Memory for the requests of new connections.
     greeting: BufPool,
-    lobby: Lobby,
+    pending: PendingConnections,
     farewells: Rc<Cell<usize>>,
-    /// Connections for sessions, until these take them.
-    joining: RefCell<HashMap<[u8; 16], Vec<Joining>>>,
+    /// Connections that wait for their session, by session id.
+    joining: RefCell<HashMap<[u8; 16], Vec<JoiningConnection>>>,
     joined: Notify,
-    /// Sessions that wait for their connections.
+    /// Ids of sessions that wait for their connections.
     expected: Rc<RefCell<HashSet<[u8; 16]>>>,
     sessions: Rc<Cell<usize>>,
-    /// Of all sessions.
-    patience: Patience,
+    /// Timeout for silent peers, shared by all sessions.
+    patience: PeerTimeout,
 }
 
-/// Counts one up, and down again when dropped.
-struct Counted(Rc<Cell<usize>>);
+/// Holds one unit of a counter with a limit; dropping it gives the unit back.
+struct CountGuard(Rc<Cell<usize>>);
 
-impl Counted {
-    fn new(cell: &Rc<Cell<usize>>, limit: usize) -> Option<Counted> {
+impl CountGuard {
+    fn new(cell: &Rc<Cell<usize>>, limit: usize) -> Option<CountGuard> {
         let now = cell.get();
         (now < limit).then(|| {
             cell.set(now + 1);
-            Counted(Rc::clone(cell))
+            CountGuard(Rc::clone(cell))
         })
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
 }
 
-/// Sends with this congestion control on a connection, if one is named.
+/// Sets the congestion control of a connection, if one is named.
 fn use_congestion(link: &Link, name: &str) -> Result<(), Refusal> {
     let Some(stream) = link.tx.stream().filter(|_| !name.is_empty()) else { return Ok(()) };
-    // Asked for by who has the right to, the kernel would load a module of that name.
+    // Checked first: for a privileged process the kernel would load a module of that name.
     let there = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
     let is_there = there.map_or(true, |there| there.split_whitespace().any(|one| one == name));
     let none =
@@ -252,73 +252,72 @@ fn use_congestion(link: &Link, name: &str) -> Result<(), Refusal> {
     used.map_err(|e| Refusal::new(RefusalKind::NotAllowed, format_args!("on the side that sends, {e}")))
 }
 
-/// A connection that waits to be taken by its session, and has its place until then.
-struct Joining {
+/// A connection that waits for its session and keeps its pending slot until then.
+struct JoiningConnection {
     link: Link,
-    place: Rc<Place>,
+    place: Rc<PendingSlot>,
     taken: Rc<Notify>,
 }
 
-/// A session that waits for its connections; they keep their places meanwhile.
-struct Expected<'a>(&'a Serving, [u8; 16]);
+/// A session that waits for its connections; they are not evicted meanwhile.
+struct ExpectedSession<'a>(&'a AgentState, [u8; 16]);
 
-impl<'a> Expected<'a> {
-    fn new(agent: &'a Serving, session: [u8; 16]) -> Expected<'a> {
+impl<'a> ExpectedSession<'a> {
+    fn new(agent: &'a AgentState, session: [u8; 16]) -> ExpectedSession<'a> {
         agent.expected.borrow_mut().insert(session);
         for joining in agent.joining.borrow().get(&session).into_iter().flatten() {
-            joining.place.has_shown();
+            joining.place.protect();
         }
-        Expected(agent, session)
+        ExpectedSession(agent, session)
     }
 }
 
-impl Drop for Expected<'_> {
+impl Drop for ExpectedSession<'_> {
     fn drop(&mut self) {
         self.0.expected.borrow_mut().remove(&self.1);
     }
 }
 
-/// Descriptors that this process may have.
+/// The limit of file descriptors of this process.
 fn descriptors() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-impl Serving {
+impl AgentState {
     async fn accept(self: &Rc<Self>, listener: std::net::TcpListener) -> io::Result<()> {
         let listener = TcpListener::from_std(listener)?;
         let options = SocketOptions { congestion: self.config.congestion.clone() };
-        let (mut again, mut said) = (AGAIN, None);
+        let (mut again, mut said) = (RETRY, None);
         loop {
-            self.lobby.pace().await;
+            self.pending.pace().await;
             let (stream, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(e) => {
-                    // Out of descriptors, say: that of the oldest that says nothing comes free.
-                    self.lobby.shed();
+                    // Probably out of descriptors: evicting the oldest silent connection frees one.
+                    self.pending.evict();
                     let at = longhaul_engine::now();
-                    if said.is_none_or(|said| at.saturating_duration_since(said) >= SAY) {
+                    if said.is_none_or(|said| at.saturating_duration_since(said) >= LOG_INTERVAL) {
                         said = Some(at);
-                        tracing::warn!("connections cannot be accepted: {e}");
+                        tracing::warn!("cannot accept connections: {e}; retrying");
                     }
                     longhaul_engine::sleep(again).await;
-                    again = (2 * again).min(AGAIN_MOST);
+                    again = (2 * again).min(RETRY_MAX);
                     continue;
                 }
             };
-            again = AGAIN;
+            again = RETRY;
             match TcpStream::from_std(stream, &options) {
                 Ok(stream) => {
-                    let (agent, place) = (Rc::clone(self), self.lobby.enter(peer.ip()));
+                    let (agent, place) = (Rc::clone(self), self.pending.enter(peer.ip()));
                     let link = Link::incoming(stream, self.greeting.clone());
                     spawn(async move {
                         match place {
                             Some(place) => agent.greet(link, peer, Rc::new(place)).await,
-                            None => agent.turn_away(link).await,
+                            None => agent.refuse_busy(link).await,
                         }
                     })
                     .detach();
-                    // A connection that has to leave for this one gives its descriptor back
-                    // only when its task runs.
+                    // An evicted connection closes its descriptor only when its task runs.
                     longhaul_engine::yield_now().await;
                 }
                 Err(e) => tracing::warn!("{peer}: {e}"),
@@ -326,35 +325,35 @@ impl Serving {
         }
     }
 
-    /// Tells a connection that there is no room for it.
-    async fn turn_away(&self, mut link: Link) {
-        let waiting = self.lobby.len();
+    /// Refuses a connection because too many are pending.
+    async fn refuse_busy(&self, mut link: Link) {
+        let waiting = self.pending.len();
         let message = format!(
             "the agent is busy: {waiting} connections wait for a greeting, and this one had to leave for \
              others; try again"
         );
-        let heard = Counted::new(&self.farewells, self.lobby.farewells());
+        let delivers = CountGuard::new(&self.farewells, self.pending.farewells());
         let tell = async {
             source::refuse(&mut link, Refusal::new(RefusalKind::Busy, message)).await;
-            let Some(stream) = link.tx.stream().filter(|_| heard.is_some()) else { return };
-            // What was not received when this end closes would take the refusal with it.
+            let Some(stream) = link.tx.stream().filter(|_| delivers.is_some()) else { return };
+            // Closing with unread input would reset the connection and lose the refusal.
             let _ = stream.shutdown(Shutdown::Write);
-            while matches!(stream.discard(UNHEARD).await, Ok(1..)) {}
+            while matches!(stream.discard(DISCARD).await, Ok(1..)) {}
         };
-        // Whoever does not hear it in time does not.
+        // Best effort: a peer that does not read the refusal in time loses it.
         let _ = timeout(FAREWELL, tell).await;
     }
 
-    /// Hears what a connection wants.
-    async fn greet(self: Rc<Self>, mut link: Link, peer: SocketAddr, place: Rc<Place>) {
+    /// Receives the first frame of a connection and serves it.
+    async fn greet(self: Rc<Self>, mut link: Link, peer: SocketAddr, place: Rc<PendingSlot>) {
         let heard = {
             let first = pin!(timeout(GREETING, self.first(&mut link, &place)));
-            match select(first, pin!(place.left())).await {
+            match select(first, pin!(place.evicted())).await {
                 Either::Left((first, _)) => Some(first),
                 Either::Right(_) => None,
             }
         };
-        let Some(first) = heard else { return self.turn_away(link).await };
+        let Some(first) = heard else { return self.refuse_busy(link).await };
         link.rx.use_pool(self.pool.clone());
         match first {
             Ok(Ok(Some(Frame::Hello(hello)))) => {
@@ -369,27 +368,27 @@ impl Serving {
                 tracing::warn!("{peer}: {}", refusal.message);
                 source::refuse(&mut link, refusal).await;
             }
-            Ok(Ok(Some(_))) => tracing::warn!("{peer}: began with a frame that begins nothing"),
+            Ok(Ok(Some(_))) => tracing::warn!("{peer}: the first frame is not a greeting; closed"),
             Ok(Ok(None)) => {}
             Ok(Err(e)) => {
                 tracing::warn!("{peer}: {e}");
                 source::refuse(&mut link, Refusal::new(RefusalKind::Protocol, e)).await;
             }
-            Err(_) => tracing::debug!("{peer}: said nothing for {} s", GREETING.as_secs()),
+            Err(_) => tracing::debug!("{peer}: no greeting within {} s; closed", GREETING.as_secs()),
         }
     }
 
-    /// Keeps a connection until its session takes it.
-    async fn join(&self, session: [u8; 16], link: Link, place: Rc<Place>) {
+    /// Holds a connection until its session takes it.
+    async fn join(&self, session: [u8; 16], link: Link, place: Rc<PendingSlot>) {
         if self.expected.borrow().contains(&session) {
-            place.has_shown();
+            place.protect();
         }
         let taken = Rc::new(Notify::new());
-        let joining = Joining { link, place: Rc::clone(&place), taken: Rc::clone(&taken) };
+        let joining = JoiningConnection { link, place: Rc::clone(&place), taken: Rc::clone(&taken) };
         self.joining.borrow_mut().entry(session).or_default().push(joining);
         self.joined.notify();
         let time = timeout(GREETING, taken.notified());
-        let leaves = match select(pin!(time), pin!(place.left())).await {
+        let leaves = match select(pin!(time), pin!(place.evicted())).await {
             Either::Left((Ok(()), _)) => return,
             Either::Left((Err(_), _)) => false,
             Either::Right(_) => true,
@@ -404,23 +403,23 @@ impl Serving {
             all.retain(|_, waiting| !waiting.is_empty());
             own
         };
-        if let Some(Joining { link, .. }) = own.filter(|_| leaves) {
-            self.turn_away(link).await;
+        if let Some(JoiningConnection { link, .. }) = own.filter(|_| leaves) {
+            self.refuse_busy(link).await;
         }
     }
 
-    /// The first frame that says what is wanted, from somebody with the key, or
-    /// the refusal that somebody without it gets.
-    async fn first(&self, link: &mut Link, place: &Place) -> Result<Option<Frame>, LinkError> {
+    /// The first frame of a client with the right key, after the handshake; for any other
+    /// client, the refusal to send.
+    async fn first(&self, link: &mut Link, place: &PendingSlot) -> Result<Option<Frame>, LinkError> {
         let refuse = |message: &str| Ok(Some(Frame::Refuse(Refusal::new(RefusalKind::NotAllowed, message))));
         let first = link.rx.first(self.config.key.is_some()).await?;
         match (&self.config.key, first) {
-            (_, First::Nothing) => Ok(None),
-            (_, First::Unkeyed) => refuse("the agent wants a key: use --key-file"),
-            (Some(key), First::Frame(Frame::Secure(message))) => {
+            (_, FirstFrame::Closed) => Ok(None),
+            (_, FirstFrame::Unkeyed) => refuse("the agent wants a key: use --key-file"),
+            (Some(key), FirstFrame::Frame(Frame::Secure(message))) => {
                 match link.secure_answer(key, &message).await {
                     Ok(()) => {
-                        place.has_shown();
+                        place.protect();
                         link.rx.frame().await
                     }
                     Err(LinkError::Io(e)) if e.kind() == io::ErrorKind::PermissionDenied => {
@@ -429,22 +428,24 @@ impl Serving {
                     Err(e) => Err(e),
                 }
             }
-            (None, First::Frame(Frame::Secure(_))) => refuse("the agent has no key: it serves in the clear"),
-            (_, First::Frame(frame)) => Ok(Some(frame)),
+            (None, FirstFrame::Frame(Frame::Secure(_))) => {
+                refuse("the agent has no key: it serves in the clear")
+            }
+            (_, FirstFrame::Frame(frame)) => Ok(Some(frame)),
         }
     }
 
     async fn serve(&self, hello: Hello, mut link: Link, peer: SocketAddr) -> Result<Counts, SessionError> {
-        let slot = Counted::new(&self.sessions, SESSIONS);
-        let expected = slot.is_some().then(|| Expected::new(self, hello.session));
-        // Whoever comes again will find room if somebody only holds a place.
+        let slot = CountGuard::new(&self.sessions, SESSIONS);
+        let expected = slot.is_some().then(|| ExpectedSession::new(self, hello.session));
+        // With all sessions in use, a short timeout ends those whose peer hangs.
         let patience = self.config.patience;
         self.patience.set(if slot.is_some() { patience } else { patience.min(CROWDED) });
         let prepared = match (slot.as_ref(), hello.negotiate()) {
             (None, _) => Err(Refusal::new(RefusalKind::Busy, "the agent serves as many copies as it can")),
             (_, Err(refusal)) => Err(refusal),
             (Some(_), Ok(version)) => self.prepare(&hello).await.and_then(|prepared| {
-                if matches!(prepared, Prepared::Send(_)) {
+                if matches!(prepared, PreparedSession::Send(_)) {
                     use_congestion(&link, &hello.request.congestion)?;
                 }
                 Ok((version, prepared))
@@ -458,15 +459,15 @@ impl Serving {
             }
         };
         tracing::info!("{peer}: {:?} over {} streams", hello.direction, hello.streams);
-        let resume = matches!(&prepared, Prepared::Receive(writer) if writer.resumes());
-        let by_content = matches!(&prepared, Prepared::Receive(writer) if writer.by_content());
+        let resume = matches!(&prepared, PreparedSession::Receive(writer) if writer.resumes());
+        let by_content = matches!(&prepared, PreparedSession::Receive(writer) if writer.by_content());
         let congestion = link.tx.stream().and_then(|stream| stream.congestion().ok()).unwrap_or_default();
         link.tx.send(vec![Frame::Welcome(Welcome { version, resume, by_content, congestion })]).await?;
         let mut links = self.gather(&hello, link).await?;
         drop(expected);
         let monitor = Arc::new(Monitor::new());
         match prepared {
-            Prepared::Onward(plan, onward) => {
+            PreparedSession::Onward(plan, onward) => {
                 let settings = Settings {
                     streams: match hello.request.tune_streams {
                         true => Concurrency::Measured,
@@ -481,19 +482,19 @@ impl Serving {
                     ..Settings::default()
                 };
                 let request = Request { onward: None, ..hello.request };
-                let job = Job { request, settings, monitor, channel: RefCell::new(None) };
+                let job = CopyTask { request, settings, monitor, channel: RefCell::new(None) };
                 let [link] = &mut links[..] else { return Err(SessionError::Lost) };
-                onward::carry_out(link, &job, plan, (onward.host, onward.port)).await
+                third_party::carry_out(link, &job, plan, (onward.host, onward.port)).await
             }
-            Prepared::Receive(writer) => {
+            PreparedSession::Receive(writer) => {
                 sink::receive(writer, self.config.writers, links, monitor, true, self.patience.clone()).await
             }
-            Prepared::Send(plan) => {
+            PreparedSession::Send(plan) => {
                 let streams = match hello.request.tune_streams {
                     true => Concurrency::Measured,
                     false => Concurrency::Fixed(links.len()),
                 };
-                // The first has it.
+                // The first connection has it already.
                 for link in &links[1..] {
                     use_congestion(link, &hello.request.congestion).map_err(SessionError::Refused)?;
                 }
@@ -502,7 +503,7 @@ impl Serving {
         }
     }
 
-    /// Waits for the other connections of a session.
+    /// Waits for the remaining connections of a session.
     async fn gather(&self, hello: &Hello, link: Link) -> Result<Vec<Link>, SessionError> {
         let mut links = vec![link];
         let wanted = usize::from(hello.streams);
@@ -515,7 +516,7 @@ impl Serving {
                 if links.len() >= wanted {
                     break;
                 }
-                // Other sessions may wait too: the signal is passed on in time.
+                // Several sessions wait on one notification, so each polls as well.
                 let _ = timeout(Duration::from_millis(20), self.joined.notified()).await;
             }
         };
@@ -526,8 +527,8 @@ impl Serving {
         Ok(links)
     }
 
-    /// Looks at the files that a session is about, before it is granted.
-    async fn prepare(&self, hello: &Hello) -> Result<Prepared, Refusal> {
+    /// Opens the files that a session is about, before it is granted.
+    async fn prepare(&self, hello: &Hello) -> Result<PreparedSession, Refusal> {
         if !(1..=STREAMS).contains(&hello.streams) {
             return Err(Refusal::new(
                 RefusalKind::Protocol,
@@ -537,53 +538,59 @@ impl Serving {
         let (root, request, direction) = (self.root.clone(), hello.request.clone(), hello.direction);
         let (read_only, readers) = (self.config.read_only, self.config.readers);
         let may_onward = self.config.onward;
-        let grant = if self.config.allow_owner { Grant::Identity } else { Grant::Content };
+        let grant = if self.config.allow_owner { Grant::FileIdentity } else { Grant::Content };
         blocking(move || match direction {
-            Direction::Push if read_only && !made::is_nowhere(&request.destination) => {
+            Direction::Push if read_only && !synthetic::is_null_sink(&request.destination) => {
                 Err(Refusal::new(RefusalKind::NotAllowed, "the agent does not let anybody write"))
             }
-            Direction::Push => writer(&root, &request, false, grant).map(Prepared::Receive),
-            Direction::Pull => plan(&root, &request, readers).map(Prepared::Send),
+            Direction::Push => writer(&root, &request, false, grant).map(PreparedSession::Receive),
+            Direction::Pull => plan(&root, &request, readers).map(PreparedSession::Send),
             Direction::Onward if !may_onward => Err(Refusal::new(
                 RefusalKind::NotAllowed,
                 "the agent sends to no others (it was started without --onward)",
             )),
             Direction::Onward => match request.onward.clone() {
-                None => Err(Refusal::new(RefusalKind::Protocol, "there is nobody to send to")),
-                Some(onward) if !(1..=STREAMS).contains(&onward.streams) => {
-                    Err(Refusal::new(RefusalKind::Protocol, "that many streams are not used"))
+                None => Err(Refusal::new(
+                    RefusalKind::Protocol,
+                    "malformed request: it names no agent to send to",
+                )),
+                Some(onward) if !(1..=STREAMS).contains(&onward.streams) => Err(Refusal::new(
+                    RefusalKind::Protocol,
+                    "malformed request: between 1 and 64 streams can be used",
+                )),
+                Some(onward) => {
+                    plan(&root, &request, readers).map(|plan| PreparedSession::Onward(plan, onward))
                 }
-                Some(onward) => plan(&root, &request, readers).map(|plan| Prepared::Onward(plan, onward)),
             },
         })
         .await
     }
 }
 
-enum Prepared {
+enum PreparedSession {
     Receive(Arc<Output>),
-    Send(Plan),
-    Onward(Plan, Onward),
+    Send(SendPlan),
+    Onward(SendPlan, Onward),
 }
 
 fn failed(e: impl ToString) -> Refusal {
     Refusal::new(RefusalKind::Failed, e)
 }
 
-/// What writes the files of a request. With `asked` it takes only what the request
-/// names: who sends has not been asked for more. `grant` is what the sender may decide
-/// besides content.
+/// Creates the output of a session. With `pulls` it accepts only names that the request
+/// lists, since this side made the request. `grant` is the metadata that the sender may
+/// set.
 ///
 /// # Errors
 /// The destination cannot be used.
 pub(crate) fn writer(
     root: &Root,
     request: &Request,
-    asked: bool,
+    pulls: bool,
     grant: Grant,
 ) -> Result<Arc<Output>, Refusal> {
-    if made::is_nowhere(&request.destination) {
-        return Ok(Arc::new(Output::Nowhere(Nowhere { hash: request.options.hash })));
+    if synthetic::is_null_sink(&request.destination) {
+        return Ok(Arc::new(Output::NullSink(NullSink { hash: request.options.hash })));
     }
     let listed = !request.manifest.is_empty();
     if listed && request.options.hash != Hash::Strong {
@@ -612,21 +619,21 @@ pub(crate) fn writer(
     let named =
         |e| Refusal::new(RefusalKind::Failed, format_args!("the manifest cannot be written: {}", say(&e)));
     let manifest = manifest.map_err(named)?;
-    let asked = asked.then(|| Asked::new(request, filter.clone()));
+    let allow_list = pulls.then(|| AllowList::new(request, filter.clone()));
     let mut writer = Writer::new(destination.base, destination.rename, options, filter, journal, manifest);
-    (writer.asked, writer.withheld) = (asked, withheld);
+    (writer.allow_list, writer.withheld) = (allow_list, withheld);
     Ok(Arc::new(Output::Tree(Box::new(writer))))
 }
 
-/// What reads the files of a request. Of several sources those that do not exist
-/// are troubles of the scan.
+/// Plans what to send for a request. Missing sources are reported by the scan, if at
+/// least one exists.
 ///
 /// # Errors
-/// None of them exists, or one may not be read.
-pub(crate) fn plan(root: &Root, request: &Request, readers: Concurrency) -> Result<Plan, Refusal> {
-    let contents = request.place == wire::Place::Contents;
+/// No source exists, or one cannot be accessed.
+pub(crate) fn plan(root: &Root, request: &Request, readers: Concurrency) -> Result<SendPlan, Refusal> {
+    let contents = request.place == wire::Placement::Contents;
     let mut missing = Vec::new();
-    let mut starts: Vec<Start> = Vec::new();
+    let mut starts: Vec<ScanStart> = Vec::new();
     for typed in &request.sources {
         match root.start(typed, contents) {
             Ok(start) => starts.push(start),
@@ -642,32 +649,32 @@ pub(crate) fn plan(root: &Root, request: &Request, readers: Concurrency) -> Resu
     }
     starts.extend(missing.into_iter().map(|(typed, refusal)| {
         let path = RelPath::new(last_name(typed)).unwrap_or_else(|_| RelPath::root());
-        Start::Missing { path, why: refusal.message }
+        ScanStart::Missing { path, why: refusal.message }
     }));
-    Ok(Plan {
+    Ok(SendPlan {
         starts,
         rate: request.rate,
         filter: Filter::new(&request.filters).map_err(failed)?,
         recursive: request.recursive,
         into: None,
         options: request.options,
-        ask: request.options.compare != Compare::Nothing,
+        query: request.options.compare != Compare::Nothing,
         readers,
-        ahead: None,
+        read_ahead: None,
     })
 }
 
-/// What is listed below each of `starts`. The list is shared: as many copies of it as
-/// there are sources could be more than any memory holds.
-fn listed(starts: &[Start], files: &[Vec<u8>]) -> Result<Vec<Start>, Refusal> {
+/// Restricts each of `starts` to the listed files. The list is shared, since a copy of it
+/// for each source could exhaust memory.
+fn listed(starts: &[ScanStart], files: &[Vec<u8>]) -> Result<Vec<ScanStart>, Refusal> {
     let refused = |e| Refusal::new(RefusalKind::NotAllowed, e);
     let files: Arc<[RelPath]> =
         files.iter().map(|file| RelPath::new(file)).collect::<Result<_, _>>().map_err(refused)?;
-    let below = |start: &Start| match start {
-        Start::Tree { tree, path } => {
-            Ok(Start::Listed { tree: tree.clone(), named: path.clone(), files: Arc::clone(&files) })
+    let below = |start: &ScanStart| match start {
+        ScanStart::Tree { tree, path } => {
+            Ok(ScanStart::Listed { tree: tree.clone(), named: path.clone(), files: Arc::clone(&files) })
         }
-        _ => Err(failed("files can be listed of a directory only")),
+        _ => Err(failed("a list of files needs directories as sources")),
     };
     starts.iter().map(below).collect()
 }

@@ -1,17 +1,17 @@
 //! Copies, from the side that starts them.
 
 use crate::agent::STREAMS;
+use crate::copy_task::CopyTask;
 use crate::endpoint::{Endpoint, Server};
 use crate::host;
-use crate::job::Job;
-use crate::made;
 use crate::monitor::Monitor;
-use crate::place::{last_name, means_contents, split, trimmed};
-use crate::seal::Key;
+use crate::noise::Key;
+use crate::root::{last_name, means_contents, split, trimmed};
 use crate::source::SessionError;
 use crate::ssh::{Remote, Ssh, Via};
+use crate::synthetic;
 use crate::tune::Concurrency;
-use crate::wire::{Counts, Direction, Onward, Options, Place, Refusal, Request, show};
+use crate::wire::{Counts, Direction, Onward, Options, Placement, Refusal, Request, show};
 use longhaul_engine::{Config, Thread};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -23,48 +23,48 @@ use std::time::Duration;
 /// What to copy.
 #[derive(Clone, Debug)]
 pub struct CopySpec {
-    /// From where: all on this machine, or all at one agent.
+    /// Sources: all on this machine, or all at one agent.
     pub sources: Vec<Endpoint>,
-    /// To where.
+    /// Destination.
     pub destination: Endpoint,
-    /// How it is placed there.
-    pub place: Place,
+    /// Whether sources go into the destination or in its place.
+    pub place: Placement,
     /// Whether directories are copied.
     pub recursive: bool,
-    /// What to leave out; see [`crate::Filter`].
+    /// Include and exclude rules; see [`crate::Filter`].
     pub filters: Vec<String>,
-    /// Send these alone, paths below each source; all, if there are none.
+    /// Copies only these paths below each source; empty for all.
     pub files: Vec<Vec<u8>>,
-    /// The most bytes a second; 0 for no bound.
+    /// Rate limit in bytes a second; 0 for none.
     pub rate: u64,
-    /// Name of a file in the destination that is to list all files with their
-    /// BLAKE3 checksums; empty for none.
+    /// Name of the manifest in the destination, which lists all files with their BLAKE3
+    /// checksums; empty for none.
     pub manifest: Vec<u8>,
-    /// The rest.
+    /// Options of the receiver.
     pub options: Options,
 }
 
-/// How to copy.
+/// How a copy is carried out.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Connections.
+    /// Data connections.
     pub streams: Concurrency,
-    /// Threads that read here.
+    /// Reader threads on this machine.
     pub readers: Concurrency,
-    /// Threads that write here.
+    /// Writer threads on this machine.
     pub writers: Concurrency,
-    /// Bytes that were read here and may wait to be sent; [`None`] for what
-    /// keeps readers and connections busy.
+    /// Bytes of read data that may wait to be sent; [`None`] for as much as keeps readers
+    /// and connections busy.
     pub read_ahead: Option<usize>,
-    /// Encrypt, with the key of the agent.
+    /// Pre-shared key of the agent; encrypts the connections.
     pub key: Option<Key>,
-    /// How agents are started where none runs.
+    /// How agents are started over ssh.
     pub ssh: Ssh,
-    /// How long connecting may take.
+    /// Timeout for connecting.
     pub connect: Duration,
-    /// How long the other side may leave what was sent to it unanswered.
+    /// How long sent data may stay unacknowledged before a connection is given up.
     pub silence: Duration,
-    /// Congestion control, by the kernel's name.
+    /// TCP congestion control of sent data, by the kernel's name.
     pub congestion: Option<String>,
     /// Settings of the engine.
     pub engine: Config,
@@ -87,28 +87,27 @@ impl Default for Settings {
     }
 }
 
-/// What was copied.
+/// Result of a copy.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// What was done.
+    /// Objects and bytes by outcome.
     pub counts: Counts,
-    /// How long it took, from when the agents that ssh had to start were there.
+    /// Duration, without the start of agents over ssh.
     pub elapsed: Duration,
-    /// A run before this one was taken up.
+    /// Whether the copy resumed an interrupted run.
     pub resumed: bool,
-    /// Connections that were used; none within a machine, or from one far machine to
-    /// another.
+    /// Data connections used; 0 in a local or third-party copy.
     pub streams: u16,
-    /// Congestion control that was used.
+    /// TCP congestion control of the sender, if it is known.
     pub congestion: Option<String>,
-    /// The data went through ssh.
+    /// Whether the data went through ssh.
     pub through_ssh: bool,
 }
 
-/// Why nothing was copied, or not all that could have been.
+/// Why a copy could not begin, or ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// The ends do not go together.
+    /// Sources, destination or options do not go together.
     #[error("{0}")]
     Usage(String),
     /// The agent cannot be reached.
@@ -116,7 +115,7 @@ pub enum CopyError {
     Unreachable {
         /// Host and port.
         server: String,
-        /// Why.
+        /// The cause, in words.
         reason: String,
     },
     /// Connecting took too long.
@@ -124,20 +123,20 @@ pub enum CopyError {
     TimedOut {
         /// Host and port.
         server: String,
-        /// How long was waited.
+        /// The timeout.
         after: Duration,
     },
-    /// One of the sides will not do it.
+    /// One of the sides refused.
     #[error("{}", .0.message)]
     Refused(Refusal),
-    /// It ended early.
+    /// The session failed.
     #[error("{0}")]
     Session(#[from] SessionError),
 }
 
 impl CopyError {
-    /// Whether another way to the same agent may be better.
-    pub(crate) fn is_of_the_way(&self) -> bool {
+    /// Whether the error is one of the connection, so that another route may work.
+    pub(crate) fn is_connection_error(&self) -> bool {
         matches!(
             self,
             CopyError::Unreachable { .. }
@@ -146,7 +145,7 @@ impl CopyError {
         )
     }
 
-    /// What can be done about it, to be said behind it; may be empty.
+    /// Advice to append to the message; may be empty.
     pub fn hint(&self) -> &'static str {
         match self {
             CopyError::Session(SessionError::Link(_) | SessionError::Lost | SessionError::Silent(_)) => {
@@ -169,11 +168,11 @@ impl From<Refusal> for CopyError {
     }
 }
 
-/// Copies; `monitor` shows how far it is. Blocks the calling thread.
+/// Copies, and blocks until the end; `monitor` shows progress.
 ///
 /// # Errors
-/// The copy could not begin, or ended early. What could not be copied of an
-/// otherwise good copy is in the counts, and told by the monitor.
+/// The copy could not begin, or ended early. Objects that failed in an otherwise complete
+/// copy are in the counts, and in the monitor's failures.
 pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Result<Summary, CopyError> {
     let mut request = request(spec)?;
     request.congestion = settings.congestion.clone().unwrap_or_default();
@@ -195,7 +194,7 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
         (true, false) => Some(Direction::Pull),
         (true, true) => Some(Direction::Onward),
     };
-    // Agents that are started here live as long as this does.
+    // Agents started over ssh end when these are dropped.
     let mut _third = None;
     if way == Some(Direction::Onward)
         && let Some(to) = to.clone()
@@ -213,7 +212,7 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
         }
         let streams = settings.streams.most() as u16;
         request.onward = Some(Onward { host: server.0, port: server.1, streams, key });
-        // They are for what the agents say, here.
+        // The requester needs a control connection only.
         settings.streams = Concurrency::Fixed(1);
     }
     let mut _remote = None;
@@ -234,12 +233,12 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
     let thread = Thread::start("transfer", settings.engine.clone()).map_err(SessionError::from)?;
     let monitor = Arc::clone(monitor);
     let remote = thread.handle().spawn(move || async move {
-        // What goes through ssh is open as long as this, and the agent with it.
-        let job = Job { request, settings, monitor, channel: RefCell::new(channel) };
+        // The task owns the channel through ssh, which keeps the agent alive.
+        let job = CopyTask { request, settings, monitor, channel: RefCell::new(channel) };
         match (server, way) {
             (Some(server), Some(Direction::Push)) => job.push(server).await,
             (Some(server), Some(Direction::Pull)) => job.pull(server).await,
-            (Some(server), Some(Direction::Onward)) => job.order(server).await,
+            (Some(server), Some(Direction::Onward)) => job.third_party(server).await,
             _ => job.local().await,
         }
     });
@@ -254,15 +253,15 @@ fn request(spec: &CopySpec) -> Result<Request, CopyError> {
         return Err(CopyError::Usage("there is nothing to copy".into()));
     }
     let several = sources.len() > 1 || sources.iter().any(|source| means_contents(source));
-    let place = if spec.place == Place::Guess && several { Place::Into } else { spec.place };
-    if made::makes(spec.destination.path()) {
+    let place = if spec.place == Placement::Guess && several { Placement::Into } else { spec.place };
+    if synthetic::is_synthetic(spec.destination.path()) {
         return Err(CopyError::Usage(format!("{} is a source only", spec.destination)));
     }
-    if sources.iter().any(|source| made::is_nowhere(source)) {
+    if sources.iter().any(|source| synthetic::is_null_sink(source)) {
         return Err(CopyError::Usage("null: is a destination only".into()));
     }
-    for source in sources.iter().filter(|source| made::makes(source)) {
-        made::Made::parse(source, usize::MAX).map_err(CopyError::Usage)?;
+    for source in sources.iter().filter(|source| synthetic::is_synthetic(source)) {
+        synthetic::Synthetic::parse(source, usize::MAX).map_err(CopyError::Usage)?;
     }
     if !spec.files.is_empty() && spec.options.delete {
         return Err(CopyError::Usage(
@@ -305,15 +304,16 @@ fn refuse_twins(spec: &CopySpec) -> Result<(), CopyError> {
     Ok(())
 }
 
-/// Names a copy: the same ends, however they are spelled, have the same key. What
-/// this machine sends is not what another of the same name would.
-fn key(spec: &CopySpec, place: Place, host: &str) -> u64 {
+/// Key of a copy, for its journal: equal for the same sources and destination, however
+/// they are spelled. Includes the host for local sources. Part of on-disk names, so its
+/// computation must not change.
+fn key(spec: &CopySpec, place: Placement, host: &str) -> u64 {
     let mut name = format!("{place:?}").into_bytes();
     for (end, sends) in [(&spec.destination, false)].into_iter().chain(spec.sources.iter().map(|s| (s, true)))
     {
         name.push(0);
         match end {
-            Endpoint::Local(path) if !made::is_special(path) => {
+            Endpoint::Local(path) if !synthetic::is_special(path) => {
                 if sends {
                     name.extend_from_slice(host.as_bytes());
                     name.push(0);
@@ -353,7 +353,7 @@ mod tests {
         CopySpec {
             sources: sources.iter().map(end).collect(),
             destination: end(&to),
-            place: Place::Guess,
+            place: Placement::Guess,
             recursive: true,
             filters: Vec::new(),
             files: Vec::new(),
@@ -369,7 +369,7 @@ mod tests {
         let text = |rest: &str| format!("{}/{rest}", dir.path().display());
         std::fs::create_dir(dir.path().join("data")).expect("made");
         std::os::unix::fs::symlink(dir.path(), dir.path().join("way")).expect("linked");
-        let key = |from: &str, host: &str| key(&spec(&[from], "lh://h/x"), Place::Guess, host);
+        let key = |from: &str, host: &str| key(&spec(&[from], "lh://h/x"), Placement::Guess, host);
         let plain = key(&text("data"), "one");
         for same in ["./data", "data/", "way/data", "data/../data"] {
             assert_eq!(key(&text(same), "one"), plain, "{same}");

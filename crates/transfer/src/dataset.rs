@@ -26,7 +26,7 @@ mod sizes;
 
 pub use make::{MakeError, Progress, make};
 
-use content::Key;
+use content::ContentKey;
 use sizes::LogNormal;
 
 /// Files of `real` at full scale.
@@ -58,7 +58,7 @@ const SMALL_PER_DIR: u64 = 1_000;
 
 /// Which data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum DatasetKind {
     /// A production mix: many small files, few very large ones, nested.
     Real,
     /// The bytes of `real` in 128 equal files.
@@ -71,18 +71,19 @@ pub enum Kind {
     Equal,
 }
 
-impl Kind {
+impl DatasetKind {
     /// All of them.
-    pub const ALL: [Kind; 5] = [Kind::Real, Kind::Big, Kind::L380, Kind::Small, Kind::Equal];
+    pub const ALL: [DatasetKind; 5] =
+        [DatasetKind::Real, DatasetKind::Big, DatasetKind::L380, DatasetKind::Small, DatasetKind::Equal];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Real => "real",
-            Kind::Big => "big",
-            Kind::L380 => "l380",
-            Kind::Small => "small",
-            Kind::Equal => "equal",
+            DatasetKind::Real => "real",
+            DatasetKind::Big => "big",
+            DatasetKind::L380 => "l380",
+            DatasetKind::Small => "small",
+            DatasetKind::Equal => "equal",
         }
     }
 }
@@ -132,7 +133,7 @@ pub enum SpecError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatasetSpec {
     /// Which one.
-    pub kind: Kind,
+    pub kind: DatasetKind,
     /// How much of it.
     pub scale: Scale,
     /// Decides order and content.
@@ -162,11 +163,11 @@ impl DatasetSpec {
     /// # Errors
     /// No such data set, or a scale that makes no sense for it.
     pub fn parse(name: &str, scale: Scale) -> Result<DatasetSpec, SpecError> {
-        let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+        let kind = DatasetKind::ALL.into_iter().find(|kind| kind.name() == name);
         let kind = kind.ok_or_else(|| SpecError::Name(name.into()))?;
         let spec = DatasetSpec { kind, scale, seed: 1 };
         let name = kind.name();
-        if scale.files.is_some() && scale.bytes.is_some() && kind != Kind::Equal {
+        if scale.files.is_some() && scale.bytes.is_some() && kind != DatasetKind::Equal {
             return Err(SpecError::Both(name));
         }
         match spec.count() {
@@ -185,11 +186,11 @@ impl DatasetSpec {
             (None, None) => full,
         };
         match self.kind {
-            Kind::Real => sampled(&REAL_SIZES, REAL_FILES),
-            Kind::L380 => sampled(&L380_SIZES, L380_FILES),
-            Kind::Big => files.unwrap_or(BIG_FILES),
-            Kind::Small => files.or(bytes.map(|b| b / SMALL_SIZE)).unwrap_or(SMALL_FILES),
-            Kind::Equal => files.unwrap_or(EQUAL_FILES),
+            DatasetKind::Real => sampled(&REAL_SIZES, REAL_FILES),
+            DatasetKind::L380 => sampled(&L380_SIZES, L380_FILES),
+            DatasetKind::Big => files.unwrap_or(BIG_FILES),
+            DatasetKind::Small => files.or(bytes.map(|b| b / SMALL_SIZE)).unwrap_or(SMALL_FILES),
+            DatasetKind::Equal => files.unwrap_or(EQUAL_FILES),
         }
     }
 
@@ -198,13 +199,13 @@ impl DatasetSpec {
         // A remainder goes to the first files, a byte each.
         let share = |bytes: u64, of: u64| bytes / of + u64::from(index < bytes % of);
         match self.kind {
-            Kind::Real => REAL_SIZES.quantile(index, count),
+            DatasetKind::Real => REAL_SIZES.quantile(index, count),
             // The set is known to begin at 0 B.
-            Kind::L380 if index == 0 && count > 1 => 0,
-            Kind::L380 => L380_SIZES.quantile(index, count),
-            Kind::Big => share(self.scale.bytes.unwrap_or(BIG_BYTES), BIG_FILES),
-            Kind::Small => SMALL_SIZE,
-            Kind::Equal => share(self.scale.bytes.unwrap_or(EQUAL_BYTES), count),
+            DatasetKind::L380 if index == 0 && count > 1 => 0,
+            DatasetKind::L380 => L380_SIZES.quantile(index, count),
+            DatasetKind::Big => share(self.scale.bytes.unwrap_or(BIG_BYTES), BIG_FILES),
+            DatasetKind::Small => SMALL_SIZE,
+            DatasetKind::Equal => share(self.scale.bytes.unwrap_or(EQUAL_BYTES), count),
         }
     }
 
@@ -224,13 +225,13 @@ impl DatasetSpec {
     /// the files of one directory are neighbours in the list.
     fn path(&self, index: u64, count: u64) -> String {
         match self.kind {
-            Kind::Real => format!("{}/f{index:06}.dat", nested(index / REAL_PER_DIR)),
-            Kind::L380 => {
+            DatasetKind::Real => format!("{}/f{index:06}.dat", nested(index / REAL_PER_DIR)),
+            DatasetKind::L380 => {
                 let dirs = (L380_DIRS * count).div_ceil(L380_FILES).clamp(1, L380_DIRS.max(1));
                 format!("d{:03}/f{index:05}.dat", index * dirs / count)
             }
-            Kind::Small => format!("d{:04}/f{index:07}.dat", index / SMALL_PER_DIR),
-            Kind::Big | Kind::Equal => format!("f{index:06}.dat"),
+            DatasetKind::Small => format!("d{:04}/f{index:07}.dat", index / SMALL_PER_DIR),
+            DatasetKind::Big | DatasetKind::Equal => format!("f{index:06}.dat"),
         }
     }
 }
@@ -265,7 +266,7 @@ impl Plan {
     /// Fills `buf` with the content of file `index` from `offset` on. Content
     /// does not compress, and no two files have the same.
     pub fn fill(&self, index: usize, offset: u64, buf: &mut [u8]) {
-        Key::new(self.seed, index as u64).fill(offset, buf);
+        ContentKey::new(self.seed, index as u64).fill(offset, buf);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Removing what the source does not have.
 
 use crate::tree::{self, say};
-use crate::wire::{Action, Counts, Kind, NameError, Op, RelPath, Trouble};
+use crate::wire::{Action, Counts, EntryKind, NameError, Op, RelPath, Trouble};
 use crate::write::Writer;
 use std::collections::HashSet;
 use std::io;
@@ -15,15 +15,15 @@ pub(crate) fn delete(
     counts: &mut Counts,
     troubles: &mut Vec<Trouble>,
 ) {
-    Delete { writer, seen, counts, troubles }.list(&RelPath::root(), false);
+    DeleteWalk { writer, seen, counts, troubles }.list(&RelPath::root(), false);
 }
 
 /// All names of a directory: removing some while others are read could leave some
 /// out.
 fn all(directory: std::os::fd::BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
-    let (mut names, mut all) = (tree::Names::open(directory)?, Vec::new());
+    let (mut names, mut all) = (tree::DirectoryNames::open(directory)?, Vec::new());
     loop {
-        let some = names.some()?;
+        let some = names.next_batch()?;
         if some.is_empty() {
             return Ok(all);
         }
@@ -31,14 +31,14 @@ fn all(directory: std::os::fd::BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
     }
 }
 
-struct Delete<'a> {
+struct DeleteWalk<'a> {
     writer: &'a Writer,
     seen: &'a HashSet<u128>,
     counts: &'a mut Counts,
     troubles: &'a mut Vec<Trouble>,
 }
 
-impl Delete<'_> {
+impl DeleteWalk<'_> {
     /// Looks through a directory; whether nothing is left in it.
     fn list(&mut self, path: &RelPath, doomed: bool) -> bool {
         let base = &self.writer.base;
@@ -71,7 +71,7 @@ impl Delete<'_> {
                 Ok(Some(entry)) => entry.kind,
                 Ok(None) => continue,
                 // Of a kind that is not copied; it is removed like a file.
-                Err(e) if e.kind() == io::ErrorKind::Unsupported => Kind::File,
+                Err(e) if e.kind() == io::ErrorKind::Unsupported => EntryKind::File,
                 Err(e) => {
                     empty = self.failed(&below, &e);
                     continue;
@@ -88,11 +88,11 @@ impl Delete<'_> {
         at: std::os::fd::BorrowedFd<'_>,
         name: &[u8],
         path: &RelPath,
-        kind: &Kind,
+        kind: &EntryKind,
         doomed: bool,
     ) -> bool {
         let known = !doomed && self.seen.contains(&self.writer.seen_key(path));
-        let is_directory = *kind == Kind::Directory;
+        let is_directory = *kind == EntryKind::Directory;
         let empty = !is_directory || self.list(path, !known);
         if known || !empty {
             return false;
@@ -104,7 +104,8 @@ impl Delete<'_> {
         };
         let removed = match remove() {
             Err(e)
-                if e.kind() == io::ErrorKind::PermissionDenied && self.writer.open_up(at, path.split().0) =>
+                if e.kind() == io::ErrorKind::PermissionDenied
+                    && self.writer.make_writable(at, path.split().0) =>
             {
                 remove()
             }

@@ -1,6 +1,6 @@
 //! The ends of a copy, as people name them.
 
-use crate::made;
+use crate::synthetic;
 use crate::wire::show;
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -49,7 +49,7 @@ impl Endpoint {
         if bytes.is_empty() {
             return Err("an empty path is none".into());
         }
-        if made::is_special(bytes) {
+        if synthetic::is_special(bytes) {
             return Ok(Endpoint::Local(bytes.to_vec()));
         }
         let Some(rest) = bytes.strip_prefix(SCHEME) else {

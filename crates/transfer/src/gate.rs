@@ -1,11 +1,11 @@
-//! Threads of which only some are to work.
+//! Concurrency gate: bounds how many of a pool of threads work at once.
 //!
-//! Invariant: a thread that [`pass`](Gate::pass) lets through had a number below
-//! what is active, or the gate was open.
+//! Invariant: [`pass`](Gate::pass) returns to a thread only if its index is below the
+//! active number, or the gate is open.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Holds threads back whose number is not below what is active.
+/// Blocks threads whose index is not below the active number.
 #[derive(Debug)]
 pub(crate) struct Gate {
     active: Mutex<usize>,
@@ -13,7 +13,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Lets the first `active` through.
+    /// A gate that passes threads with an index below `active`.
     pub(crate) fn new(active: usize) -> Gate {
         Gate { active: Mutex::new(active), changed: Condvar::new() }
     }
@@ -30,13 +30,13 @@ impl Gate {
         }
     }
 
-    /// How many are let through.
+    /// The active number.
     pub(crate) fn active(&self) -> usize {
         *self.lock()
     }
 
-    /// Lets so many through from now on; who is at work goes on until it comes
-    /// again. An open gate stays open.
+    /// Sets the active number; a thread that works is blocked at its next
+    /// [`pass`](Gate::pass). An open gate stays open.
     pub(crate) fn set(&self, active: usize) {
         let mut now = self.lock();
         if *now != usize::MAX {
@@ -45,7 +45,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Lets everybody through: there is nothing more to hold back for.
+    /// Opens the gate to all threads for good, so that they can end.
     pub(crate) fn open(&self) {
         *self.lock() = usize::MAX;
         self.changed.notify_all();
@@ -59,7 +59,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     #[test]
-    fn threads_pass_when_they_are_wanted_and_all_at_the_end() {
+    fn threads_pass_up_to_the_active_number_and_all_once_open() {
         let gate = Arc::new(Gate::new(1));
         let (told, heard) = channel();
         let threads: Vec<_> = (0..4)

@@ -1,10 +1,10 @@
-//! What becomes of a session when a thread of it panics.
+//! Ends a session when one of its threads panics.
 
 use crate::source::SessionError;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Does something if the thread panics while this lives: nobody who waits for the thread
-/// would ever hear of it.
+/// Runs a function if the thread panics while this value lives; the session would
+/// otherwise wait forever for that thread.
 pub(crate) struct OnPanic<F: Fn()>(pub(crate) F);
 
 impl<F: Fn()> Drop for OnPanic<F> {
@@ -15,18 +15,18 @@ impl<F: Fn()> Drop for OnPanic<F> {
     }
 }
 
-/// Whether a thread of a session has panicked: what it had is in no queue any more, and
-/// may be neither sent nor written.
+/// Whether a thread of a session has panicked. The items that it held are lost, so the
+/// session cannot succeed.
 #[derive(Debug, Default)]
 pub(crate) struct Panicked(AtomicBool);
 
 impl Panicked {
-    /// One has.
+    /// Records a panic.
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
-    /// Fails if one has.
+    /// Returns an error if a thread has panicked.
     pub(crate) fn check(&self) -> Result<(), SessionError> {
         match self.0.load(Ordering::SeqCst) {
             true => Err(SessionError::Local("internal error (a panic, reported above)".into())),

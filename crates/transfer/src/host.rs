@@ -1,20 +1,20 @@
-//! What a machine is doing, as lines of text that another one can ask for: a copy
-//! is slow at one of its ends, and each end sees only itself.
+//! Performance counters of a machine as text, which another machine can read from an
+//! agent: either end of a copy may be the slow one, and each sees only itself.
 //!
-//! A line is a name, a space and a value. Names that end in `_s` are seconds that
-//! have passed since some moment in the past: two looks, and their difference,
-//! say what happened in between. What a machine does not tell is left out.
+//! A line is a name, a space and a value. Names that end in `_s` are seconds counted
+//! from a fixed moment in the past, so that the difference of two samples is the time
+//! spent between them. Counters that a machine does not have are left out.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The most that is told, in bytes: a few lines for each of the processors and
-/// threads of a large machine.
+/// The greatest length of a sample, in bytes: a few lines for each processor and thread
+/// of a large machine.
 pub const TOLD_MAX: usize = 1 << 20;
-/// What the kernel counts times of processors in, to programs: hundredths of a
-/// second (proc(5), `sysconf(_SC_CLK_TCK)` on every Linux).
+/// Unit of the processor times in `/proc`, in seconds (proc(5), `sysconf(_SC_CLK_TCK)`;
+/// the same on every Linux).
 const TICK: f64 = 0.01;
 
 fn read(path: &str) -> Option<String> {
@@ -22,13 +22,12 @@ fn read(path: &str) -> Option<String> {
     Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// What tells this machine from others: its identity where it has one
-/// (machine-id(5)), and its name.
+/// Identifies this machine: its machine-id(5), if it has one, and its host name.
 pub(crate) fn name() -> String {
     ["/etc/machine-id", "/proc/sys/kernel/hostname"].iter().filter_map(|path| read(path)).collect()
 }
 
-/// What this machine, and this process on it, have done so far.
+/// Samples the counters of this machine and this process.
 pub fn look() -> String {
     let mut told = String::new();
     let mut tell = |name: &str, value: &str| {
@@ -36,7 +35,7 @@ pub fn look() -> String {
             let _ = writeln!(told, "{name} {value}");
         }
     };
-    // Which machine it is, and since when: that of another look or not.
+    // `machine` changes with each boot, which tells samples of different boots apart.
     for (name, path) in [
         ("machine", "/proc/sys/kernel/random/boot_id"),
         ("congestion", "/proc/sys/net/ipv4/tcp_congestion_control"),
@@ -53,7 +52,7 @@ pub fn look() -> String {
     }
     let mine = processors(&fs::read_to_string("/proc/self/status").unwrap_or_default());
     for (number, busy, interrupts) in usage(&fs::read_to_string("/proc/stat").unwrap_or_default()) {
-        // Interrupts of the network may well be served where this process may not run.
+        // Network interrupts may be served by processors that this process may not use.
         tell(&format!("processor.{number}.interrupts_s"), &interrupts.to_string());
         if mine.as_ref().is_none_or(|mine| mine.contains(&number)) {
             tell(&format!("processor.{number}.busy_s"), &busy.to_string());
@@ -76,22 +75,22 @@ pub fn look() -> String {
     told
 }
 
-/// Nanoseconds that threads had a processor, and that they waited for one, which
-/// have ended: the kernel forgets them.
+/// Nanoseconds that ended threads ran and waited for a processor; the kernel drops the
+/// counters of a thread when it ends.
 static ENDED: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
-/// Seconds that threads had a processor and waited for one which have ended, of
-/// those that were remembered.
+/// Seconds that ended threads ran and waited for a processor, of those that recorded
+/// their times.
 pub fn ended() -> (f64, f64) {
     let [ran, waited] = ENDED.each_ref().map(|time| time.load(Relaxed) as f64 / 1e9);
     (ran, waited)
 }
 
-/// Remembers the times of the thread that drops it, which is about to end.
+/// Records the run and wait times of a thread when it is dropped at the thread's end.
 #[derive(Debug)]
-pub(crate) struct Remembered;
+pub(crate) struct ThreadTimes;
 
-impl Drop for Remembered {
+impl Drop for ThreadTimes {
     fn drop(&mut self) {
         let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
         for (sum, word) in ENDED.iter().zip(text.split_whitespace()) {
@@ -100,8 +99,8 @@ impl Drop for Remembered {
     }
 }
 
-/// The threads of this process: number, seconds that each had a processor, and
-/// seconds that it waited for one.
+/// The threads of this process: id, seconds that each ran, and seconds that it waited for
+/// a processor.
 pub fn threads() -> Vec<(u32, f64, f64)> {
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let look = |name: String| {
@@ -112,13 +111,13 @@ pub fn threads() -> Vec<(u32, f64, f64)> {
     tasks.filter_map(|task| look(task.file_name().into_string().ok()?)).collect()
 }
 
-/// What a look says.
+/// Parses a sample into values by name.
 pub fn parse(told: &str) -> BTreeMap<String, String> {
     let pairs = told.lines().filter_map(|line| line.split_once(' '));
     pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// The processors that this process may use, of `/proc/self/status`.
+/// The processors that this process may use, from `/proc/self/status`.
 fn processors(status: &str) -> Option<Vec<u32>> {
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     let mut all = Vec::new();
@@ -129,8 +128,8 @@ fn processors(status: &str) -> Option<Vec<u32>> {
     Some(all)
 }
 
-/// Of `/proc/stat` (proc(5)): each processor, the seconds that it was busy, and of
-/// those the ones that it served interrupts, soft ones too.
+/// From `/proc/stat` (proc(5)): the number of each processor, the seconds that it was
+/// busy, and the seconds of these in hard and soft interrupts.
 fn usage(stat: &str) -> Vec<(u32, f64, f64)> {
     let lines = stat.lines().filter_map(|line| line.strip_prefix("cpu")?.split_once(' '));
     let parse = |(number, rest): (&str, &str)| {
@@ -143,9 +142,9 @@ fn usage(stat: &str) -> Vec<(u32, f64, f64)> {
     lines.filter_map(parse).collect()
 }
 
-/// Processor seconds of a process, of its `/proc/PID/stat`.
+/// Processor seconds of a process, from its `/proc/PID/stat`.
 fn own(stat: &str) -> Option<f64> {
-    // The name of the program may have spaces: what follows it has none.
+    // The program's name, in parentheses, may contain spaces; the fields after it do not.
     let (_, rest) = stat.rsplit_once(')')?;
     let field = |at: usize| rest.split_whitespace().nth(at)?.parse::<f64>().ok();
     Some((field(11)? + field(12)?) * TICK)
@@ -156,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_says_what_it_does() {
+    fn a_sample_has_the_counters_of_this_machine() {
         let told = parse(&look());
         assert!(told.contains_key("machine") && told.contains_key("own_s"), "{told:?}");
         assert!(told.keys().any(|name| name.starts_with("processor.")), "{told:?}");
@@ -168,7 +167,7 @@ mod tests {
     fn threads_that_have_ended_still_count() {
         let (before, began) = (ended().0, std::time::Instant::now());
         let busy = std::thread::spawn(|| {
-            let remembered = Remembered;
+            let remembered = ThreadTimes;
             let mut sum = 0_u64;
             for n in 0..50_000_000_u64 {
                 sum = std::hint::black_box(sum ^ n);
@@ -178,7 +177,7 @@ mod tests {
         busy.join().expect("ended");
         let ran = ended().0 - before;
         assert!(ran > 0.0, "{ran}");
-        // Other tests have threads of their own, but no more than processors.
+        // Threads of other tests may be counted too: bounded by 1,024 processors.
         assert!(ran <= 1024.0 * began.elapsed().as_secs_f64(), "{ran}");
         assert!(parse(&look())["ended.ran_s"].parse::<f64>().is_ok_and(|told| told >= before + ran));
     }

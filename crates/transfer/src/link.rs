@@ -1,11 +1,11 @@
-//! Frames over a connection, or within the process.
+//! Frames over a TCP connection, or over a queue within the process.
 //!
-//! Invariants: bytes are taken in the order in which they came; nothing is
-//! received beyond a frame whose header is not within the limits.
+//! Invariants: bytes are consumed in the order of arrival; reading stops at a header
+//! whose lengths exceed the limits.
 
+use crate::noise::{Handshake, Key, Opener, Sealer};
+use crate::peer_timeout::LastReceived;
 use crate::queue::Queue;
-use crate::seal::{Handshake, Key, Opener, Sealer};
-use crate::silence::Pulse;
 use crate::wire::{Frame, HEADER_LEN, Header, Malformed, Refusal};
 use longhaul_engine::net::{Life, TcpStream};
 use longhaul_engine::{Buf, BufMut, BufPool, Memory, RecvMsg, SendMsg, timeout};
@@ -16,26 +16,25 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Staging area of a connection: room for a few small frames.
+/// Size of the receive buffer of a connection, in bytes: a few small frames.
 const STAGING: usize = 64 << 10;
-/// Staging behind a body, so that the next header comes with it and hardly any
-/// data has to be copied.
+/// Receive buffer behind a body, in bytes: the next header arrives with the body, and
+/// hardly any data is copied.
 const STAGING_BEHIND_BODY: usize = 256;
-/// How long what was sent may go unanswered before the connection is lost.
+/// How long sent data may stay unacknowledged before the connection is given up.
 pub(crate) const SILENCE: Duration = Duration::from_secs(60);
-/// How often in that time the kernel asks an idle other side whether it is there,
-/// and this program asks the kernel what it has heard.
-const LOOKS: u32 = 6;
-/// What is under way between two ends within the process, in bytes.
+/// Keep-alive probes, and queries of the socket's state, within that time.
+const PROBES: u32 = 6;
+/// Bytes in flight between two ends within the process.
 const MEMORY_LINK: usize = 8 << 20;
 
-/// Why a connection is of no more use.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The socket failed.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// What came is no frame.
+    /// A malformed frame was received.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
@@ -48,67 +47,67 @@ pub(crate) struct Link {
 
 /// The end that sends.
 pub(crate) enum Tx {
-    Tcp { stream: Rc<Watched>, msg: Option<SendMsg>, sealer: Option<Sealer> },
-    Memory(Closing),
+    Tcp { stream: Rc<MonitoredStream>, msg: Option<SendMsg>, sealer: Option<Sealer> },
+    Memory(MemoryEnd),
 }
 
 /// The end that receives.
 pub(crate) enum Rx {
     Tcp(Box<TcpRx>),
-    Memory(Closing),
+    Memory(MemoryEnd),
 }
 
-/// An end of a queue; the queue is of no use without it.
-pub(crate) struct Closing(Arc<Queue<Frame>>);
+/// An end of an in-process queue; dropping it closes the queue.
+pub(crate) struct MemoryEnd(Arc<Queue<Frame>>);
 
-impl Drop for Closing {
+impl Drop for MemoryEnd {
     fn drop(&mut self) {
         self.0.close();
     }
 }
 
-/// A connection that is given up when the other side does not answer any more.
+/// A TCP connection that is given up when the peer stops acknowledging.
 ///
-/// TCP's own patience is about 15 minutes (tcp(7), `tcp_retries2`), and its
-/// keep-alive does not run while something waits for an acknowledgement. Its
-/// `TCP_USER_TIMEOUT` would also end a connection whose other side answers, but
-/// takes nothing for as long, since its disk is busy. So the kernel is asked what it
-/// has heard: acknowledgements count, those of a closed window too.
-pub(crate) struct Watched {
+/// TCP itself gives up after about 15 minutes (tcp(7), `tcp_retries2`), and its
+/// keep-alive does not run while data is unacknowledged. `TCP_USER_TIMEOUT` would also
+/// end a connection whose peer acknowledges but keeps its window closed, because its
+/// disk is busy. So the time of the last acknowledgement, zero-window ones included, is
+/// read from the kernel.
+pub(crate) struct MonitoredStream {
     stream: Rc<TcpStream>,
     silence: Duration,
-    /// Whoever still uses it hears why it has ended.
+    /// The connection timed out; later operations report that.
     given_up: Cell<bool>,
 }
 
-impl Watched {
-    /// Does something with the connection, and gives it up if that takes too long and
-    /// nothing is heard meanwhile.
+impl MonitoredStream {
+    /// Runs an operation on the connection, and gives the connection up if the peer stays
+    /// silent for `silence` meanwhile.
     async fn watch<T>(&self, work: impl Future<Output = (io::Result<usize>, T)>) -> (io::Result<usize>, T) {
         let mut work = pin!(work);
         let mut before = false;
         loop {
-            match timeout(self.silence / LOOKS, work.as_mut()).await {
+            match timeout(self.silence / PROBES, work.as_mut()).await {
                 Ok((_, rest)) if self.given_up.get() => {
                     let silence = self.silence.as_secs();
-                    let message = format!("nothing has come from the other side for {silence} s");
+                    let message = format!("the other side has not acknowledged anything for {silence} s");
                     return (Err(io::Error::new(io::ErrorKind::TimedOut, message)), rest);
                 }
                 Ok(done) => return done,
                 Err(_) => {}
             }
             let silent = self.is_silent();
-            // Twice, since an answer to what was just sent may be on its way.
+            // Two silent periods in a row: an acknowledgement may be on its way.
             if silent && before {
                 self.given_up.set(true);
-                // What is under way ends by that.
+                // This ends the operation.
                 self.stream.abandon();
             }
             before = silent;
         }
     }
 
-    /// Whether something waits for an answer, and none has come for too long.
+    /// Whether data or a probe has been unacknowledged for too long.
     fn is_silent(&self) -> bool {
         let waits = |life: &Life| life.unacked > 0 || life.probes > 0;
         self.stream.life().is_ok_and(|life| waits(&life) && life.last_ack >= self.silence)
@@ -116,31 +115,32 @@ impl Watched {
 }
 
 pub(crate) struct TcpRx {
-    stream: Rc<Watched>,
+    stream: Rc<MonitoredStream>,
     /// Memory for bodies of more than `unpooled` bytes.
     pool: BufPool,
     unpooled: usize,
     msg: Option<RecvMsg>,
-    /// Staged bytes that were taken.
+    /// Consumed bytes of the receive buffer.
     taken: usize,
     opener: Option<Opener>,
-    pulse: Pulse,
+    last_received: LastReceived,
 }
 
 impl Link {
-    /// Over a connection; bodies are received into memory of `pool`.
+    /// Wraps a connection; bodies are received into memory of `pool`.
     pub(crate) fn tcp(stream: TcpStream, pool: BufPool) -> Link {
         Link::tcp_with(stream, pool, SILENCE)
     }
 
-    /// As [`tcp`](Self::tcp), with another time without an answer.
+    /// As [`tcp`](Self::tcp), with another timeout for acknowledgements.
     pub(crate) fn tcp_with(stream: TcpStream, pool: BufPool, silence: Duration) -> Link {
-        // Without it, whoever waits for a machine that is gone waits for ever.
-        let often = (silence / LOOKS).max(Duration::from_secs(1));
-        if let Err(e) = stream.keep_alive(often, LOOKS - 1) {
-            tracing::debug!("no keep-alive: {e}");
+        // Without keep-alive, a receiver would wait forever for a machine that is gone.
+        let often = (silence / PROBES).max(Duration::from_secs(1));
+        if let Err(e) = stream.keep_alive(often, PROBES - 1) {
+            tracing::debug!("cannot enable TCP keep-alive: {e}");
         }
-        let stream = Rc::new(Watched { stream: Rc::new(stream), silence, given_up: Cell::new(false) });
+        let stream =
+            Rc::new(MonitoredStream { stream: Rc::new(stream), silence, given_up: Cell::new(false) });
         let rx = TcpRx {
             stream: Rc::clone(&stream),
             pool,
@@ -148,42 +148,42 @@ impl Link {
             msg: Some(RecvMsg::new(STAGING)),
             taken: 0,
             opener: None,
-            pulse: Pulse::new(),
+            last_received: LastReceived::new(),
         };
         Link { tx: Tx::Tcp { stream, msg: Some(SendMsg::new()), sealer: None }, rx: Rx::Tcp(Box::new(rx)) }
     }
 
-    /// From whoever connects: until its end gets [another](Rx::use_pool), `lobby` is
-    /// for what is long alone, so that who is slow with that keeps only such waiting.
-    pub(crate) fn incoming(stream: TcpStream, lobby: BufPool) -> Link {
-        let mut link = Link::tcp(stream, lobby);
+    /// Wraps an accepted connection. Until [`Rx::use_pool`] replaces it, `greeting` holds
+    /// long bodies only, so that a slow client delays no clients with short requests.
+    pub(crate) fn incoming(stream: TcpStream, greeting: BufPool) -> Link {
+        let mut link = Link::tcp(stream, greeting);
         if let Rx::Tcp(rx) = &mut link.rx {
             rx.unpooled = STAGING;
         }
         link
     }
 
-    /// Two ends within the process.
+    /// Two connected ends within the process.
     pub(crate) fn pair() -> (Link, Link) {
         let one = || Arc::new(Queue::new(MEMORY_LINK));
         let (there, back) = (one(), one());
         let link = |tx: &Arc<Queue<Frame>>, rx: &Arc<Queue<Frame>>| Link {
-            tx: Tx::Memory(Closing(Arc::clone(tx))),
-            rx: Rx::Memory(Closing(Arc::clone(rx))),
+            tx: Tx::Memory(MemoryEnd(Arc::clone(tx))),
+            rx: Rx::Memory(MemoryEnd(Arc::clone(rx))),
         };
         (link(&there, &back), link(&back, &there))
     }
 }
 
 fn closed() -> io::Error {
-    io::Error::new(io::ErrorKind::BrokenPipe, "the other side has gone")
+    io::Error::new(io::ErrorKind::BrokenPipe, "the other side closed the connection")
 }
 
 impl Link {
-    /// Encrypts from here on, for who connects.
+    /// Runs the handshake as the connecting side, and encrypts from then on.
     ///
     /// # Errors
-    /// The other side has another key, none, or is no agent.
+    /// The other side has another key or none, or is not an agent.
     pub(crate) async fn secure(&mut self, key: &Key) -> Result<Result<(), Refusal>, LinkError> {
         let mut handshake = Handshake::new(key, true)?;
         self.tx.send(vec![Frame::Secure(handshake.write()?.into())]).await?;
@@ -198,7 +198,7 @@ impl Link {
         }
     }
 
-    /// Encrypts from here on, for who is connected to and got `message`.
+    /// Answers the handshake `message` as the accepting side, and encrypts from then on.
     ///
     /// # Errors
     /// The other side has another key.
@@ -228,28 +228,27 @@ impl Tx {
         }
     }
 
-    /// Lets the kernel spread what is sent over the round trip, where that is long: a
-    /// window at once overflows the queue of a router that is smaller than the window.
+    /// Turns on TCP pacing if the round trip is long: a whole window sent at once would
+    /// overflow a router queue that is shorter than the window.
     pub(crate) fn pace(&self) {
         const FAR: Duration = Duration::from_millis(1);
         let Tx::Tcp { stream, .. } = self else { return };
         let far = stream.stream.round_trip().is_ok_and(|(rtt, _)| rtt >= FAR);
         if far && let Err(e) = stream.stream.pace() {
-            tracing::debug!("the kernel does not pace: {e}");
+            tracing::debug!("cannot enable TCP pacing: {e}");
         }
     }
 
-    /// Lets the kernel spread what is sent, so that no more than this many bytes
-    /// a second leave on this connection.
+    /// Has the kernel pace this connection at `rate` bytes a second at most.
     pub(crate) fn limit(&self, rate: u64) {
         if let Tx::Tcp { stream, .. } = self
             && let Err(e) = stream.stream.limit_rate(rate)
         {
-            tracing::debug!("the kernel does not limit the rate: {e}");
+            tracing::debug!("cannot limit the rate in the kernel: {e}");
         }
     }
 
-    /// Sends frames, in order.
+    /// Sends frames in order.
     pub(crate) async fn send(&mut self, frames: Vec<Frame>) -> io::Result<()> {
         match self {
             Tx::Memory(queue) => {
@@ -277,8 +276,8 @@ impl Tx {
     }
 }
 
-/// Makes one message of frames: all heads in one vector of bytes, and the bodies
-/// where they are.
+/// Builds one message from frames: all heads in one buffer, and the bodies without a
+/// copy.
 fn fill(msg: &mut SendMsg, frames: Vec<Frame>) {
     let mut bytes = msg.take_bytes();
     bytes.clear();
@@ -297,7 +296,7 @@ fn fill(msg: &mut SendMsg, frames: Vec<Frame>) {
     }
 }
 
-/// Makes one message of frames, encrypted.
+/// Builds one encrypted message from frames.
 fn fill_sealed(msg: &mut SendMsg, frames: Vec<Frame>, sealer: &mut Sealer) -> io::Result<()> {
     let mut plain = Vec::new();
     for frame in frames {
@@ -313,30 +312,30 @@ fn fill_sealed(msg: &mut SendMsg, frames: Vec<Frame>, sealer: &mut Sealer) -> io
 }
 
 impl Rx {
-    /// The first frame from whoever connects; with `keyed` it has to be a handshake.
-    pub(crate) async fn first(&mut self, keyed: bool) -> Result<First, LinkError> {
+    /// The first frame of a connection; with `keyed` it has to be a handshake.
+    pub(crate) async fn first(&mut self, keyed: bool) -> Result<FirstFrame, LinkError> {
         match self {
-            Rx::Memory(queue) => Ok(queue.0.pop_async().await.map_or(First::Nothing, First::Frame)),
+            Rx::Memory(queue) => Ok(queue.0.pop_async().await.map_or(FirstFrame::Closed, FirstFrame::Frame)),
             Rx::Tcp(rx) => rx.first(keyed).await,
         }
     }
 
-    /// When something last came, if this is a connection.
-    pub(crate) fn pulse(&self) -> Option<Pulse> {
+    /// The time at which data was last received, unless the link is in-process.
+    pub(crate) fn last_received(&self) -> Option<LastReceived> {
         match self {
-            Rx::Tcp(rx) => Some(rx.pulse.clone()),
+            Rx::Tcp(rx) => Some(rx.last_received.clone()),
             Rx::Memory(_) => None,
         }
     }
 
-    /// Receives bodies into memory of another pool from here on.
+    /// Receives further bodies into memory of another pool.
     pub(crate) fn use_pool(&mut self, pool: BufPool) {
         if let Rx::Tcp(rx) = self {
             (rx.pool, rx.unpooled) = (pool, 0);
         }
     }
 
-    /// The next frame; none when the other side has ended between two.
+    /// The next frame; `None` if the other side closed the connection between two frames.
     pub(crate) async fn frame(&mut self) -> Result<Option<Frame>, LinkError> {
         match self {
             Rx::Memory(queue) => Ok(queue.0.pop_async().await),
@@ -345,32 +344,31 @@ impl Rx {
     }
 }
 
-/// How a connection begins.
+/// The beginning of a connection.
 #[derive(Debug)]
-pub(crate) enum First {
-    /// With this frame.
+pub(crate) enum FirstFrame {
+    /// A frame that may begin a connection.
     Frame(Frame),
-    /// With one that says what is wanted where a handshake was to come. It was not
-    /// looked into.
+    /// A greeting in the clear where a handshake is required; its content was discarded.
     Unkeyed,
-    /// It ended.
-    Nothing,
+    /// The connection was closed without a frame.
+    Closed,
 }
 
 impl TcpRx {
-    /// The first frame: none but those that a connection may begin with, and with
-    /// `keyed` no more than a handshake, whatever whoever connects claims to send.
-    async fn first(&mut self, keyed: bool) -> Result<First, LinkError> {
-        let Some(header) = self.header().await? else { return Ok(First::Nothing) };
+    /// The first frame: only of a kind that may begin a connection, and with `keyed` only a
+    /// handshake, so that a client without the key cannot make this side allocate memory.
+    async fn first(&mut self, keyed: bool) -> Result<FirstFrame, LinkError> {
+        let Some(header) = self.header().await? else { return Ok(FirstFrame::Closed) };
         if !header.begins() {
             return Err(Malformed::Value("first frame").into());
         }
         if keyed && !header.secures() {
-            // What was not received when this end closes would take the refusal with it.
+            // Closing with unread input would reset the connection and lose the refusal.
             self.skip(header.head + header.body).await?;
-            return Ok(First::Unkeyed);
+            return Ok(FirstFrame::Unkeyed);
         }
-        Ok(First::Frame(self.rest(header).await?))
+        Ok(FirstFrame::Frame(self.rest(header).await?))
     }
 
     async fn frame(&mut self) -> Result<Option<Frame>, LinkError> {
@@ -388,7 +386,7 @@ impl TcpRx {
         Ok(Some(Header::decode(header)?))
     }
 
-    /// Receives bytes and forgets them.
+    /// Receives and discards bytes.
     async fn skip(&mut self, len: usize) -> io::Result<()> {
         let mut piece = [0; 4096];
         let mut left = len;
@@ -407,7 +405,7 @@ impl TcpRx {
         Ok(Frame::decode(header, &head, body)?)
     }
 
-    /// Everything that was not taken yet is encrypted.
+    /// Decrypts from here on, including what the buffer holds already.
     fn secure(&mut self, mut opener: Opener) -> io::Result<()> {
         opener.feed(self.staged())?;
         self.opener = Some(opener);
@@ -421,7 +419,7 @@ impl TcpRx {
         self.msg.as_ref().and_then(|msg| msg.staged().get(self.taken..)).unwrap_or_default()
     }
 
-    /// Fills `to` from what is staged; how many bytes that was.
+    /// Copies buffered bytes to `to`; returns how many.
     fn copy(&mut self, to: &mut [u8]) -> usize {
         let staged = self.staged();
         let len = staged.len().min(to.len());
@@ -433,8 +431,8 @@ impl TcpRx {
         len
     }
 
-    /// Reads small parts; false if the connection ended before the first byte
-    /// and `may_end`.
+    /// Fills `to`; returns false if the connection was closed before the first byte and
+    /// `may_end` is set.
     async fn read(&mut self, to: &mut [u8], may_end: bool) -> io::Result<bool> {
         let mut done = self.copy(to);
         while done < to.len() {
@@ -447,7 +445,7 @@ impl TcpRx {
         Ok(true)
     }
 
-    /// Reads a body: what is staged is copied, the rest is received in place.
+    /// Receives a body: buffered bytes are copied, the rest arrives in place.
     async fn body(&mut self, len: usize) -> io::Result<Buf> {
         let mut buf = if len <= self.unpooled { BufMut::zeroed(len) } else { self.pool.alloc(len).await };
         let mut done = self.copy(&mut buf);
@@ -488,7 +486,7 @@ impl TcpRx {
             opener.feed(msg.staged())?;
         }
         self.msg = Some(msg);
-        self.pulse.beat();
+        self.last_received.update();
         result.map(|received| (back, received))
     }
 }

@@ -26,11 +26,11 @@ pub(crate) struct Manifest {
     /// Where it will appear.
     pub(crate) path: RelPath,
     temporary: Vec<u8>,
-    state: Mutex<State>,
+    state: Mutex<ManifestState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ManifestState {
     file: BufWriter<File>,
     left_out: Vec<RelPath>,
 }
@@ -54,11 +54,11 @@ impl Manifest {
         };
         let temporary = [crate::wire::RESERVED, format!("manifest-{key:016x}").as_bytes()].concat();
         let file = BufWriter::new(tree::create(base.fd(), &temporary, false)?.0);
-        let state = Mutex::new(State { file, left_out: Vec::new() });
+        let state = Mutex::new(ManifestState { file, left_out: Vec::new() });
         Ok(Manifest { path, temporary, state })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ManifestState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -83,7 +83,7 @@ impl Manifest {
     pub(crate) fn finish(&self, base: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<Vec<RelPath>> {
         let mut state = self.lock();
         state.file.flush()?;
-        tree::appear_in(base, &self.temporary, directory, self.path.split().1)?;
+        tree::rename_in(base, &self.temporary, directory, self.path.split().1)?;
         Ok(std::mem::take(&mut state.left_out))
     }
 

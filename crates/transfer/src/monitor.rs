@@ -1,8 +1,8 @@
-//! How a copy is getting on, for whoever watches.
+//! Progress of a copy, for the program that shows it.
 
+use crate::peer_timeout::QUIET;
 use crate::queue::Gauge;
 use crate::read::ReadStats;
-use crate::silence::QUIET;
 use crate::wire::{Counts, Limit, Planned, Scanned, Stage, Trouble, Tuned};
 use longhaul_engine::net::TcpInfo;
 use std::collections::VecDeque;
@@ -11,24 +11,24 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Troubles that are kept for whoever watches; further ones are counted only.
+/// The most failures kept for the caller to take; further ones are only counted.
 const TROUBLES: usize = 100_000;
 
-/// Plans that are kept for whoever watches, who takes them several times a second; and
-/// for who has not taken any so far, and may never do so.
+/// The most dry-run actions kept for a caller that takes them regularly; and for one that
+/// has not taken any yet, and may never do so.
 const PLANNED: usize = 1 << 20;
 const PLANNED_FIRST: usize = 1 << 16;
 
-/// Notes that are kept for whoever watches: nobody may, and the far side can have
-/// any number of them made.
+/// The most notes kept for the caller: it may never take them, and the peer can cause any
+/// number of them.
 const NOTES: usize = 256;
 
-/// What a path can carry is told by the best time of this length.
+/// The interval over which the best rate of a path is measured.
 const WINDOW: Duration = Duration::from_secs(1);
 
-type Look = Box<dyn Fn() -> Gauge + Send + Sync>;
+type GaugeFn = Box<dyn Fn() -> Gauge + Send + Sync>;
 
-/// Where a copy can be watched while it runs, from any thread.
+/// Progress of a running copy, readable from any thread.
 #[derive(Default)]
 pub struct Monitor {
     began: OnceLock<Instant>,
@@ -42,14 +42,14 @@ pub struct Monitor {
     plans_are_taken: AtomicBool,
     notes: Mutex<Vec<Note>>,
     chosen: Mutex<Vec<Chosen>>,
-    carried: Mutex<Carried>,
+    carried: Mutex<Throughput>,
     sockets: Mutex<Option<TcpInfo>>,
-    far_limit: Mutex<Option<Limit>>,
-    /// The last block to be sent had to wait for the rate that was asked for.
-    paced: AtomicBool,
-    /// For how long the other side has said nothing, in milliseconds.
+    peer_limit: Mutex<Option<Limit>>,
+    /// The last frame had to wait for the rate limit.
+    is_rate_limited: AtomicBool,
+    /// How long the peer has been silent, in milliseconds.
     silent: AtomicU64,
-    gauges: Mutex<Vec<(Stage, Look)>>,
+    gauges: Mutex<Vec<(Stage, GaugeFn)>>,
 }
 
 impl fmt::Debug for Monitor {
@@ -58,70 +58,70 @@ impl fmt::Debug for Monitor {
     }
 }
 
-/// How far a copy is.
+/// Progress of a copy at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// Files that were found, here or by who sends.
+    /// Files that the sender's scan found.
     pub scanned_files: u64,
     /// Their bytes.
     pub scanned_bytes: u64,
-    /// The scan is complete, so those are totals.
+    /// Whether the scan is complete, so that these are totals.
     pub scan_done: bool,
-    /// Bytes that were read to be sent.
+    /// Bytes read for sending.
     pub read_bytes: u64,
-    /// What is written.
+    /// Objects and bytes written by the receiver.
     pub counts: Counts,
-    /// What the rest waits for, if it can be told.
+    /// What limits the copy, if it is known.
     pub limit: Option<Limit>,
-    /// For how long the other side has said nothing.
+    /// How long the peer has been silent.
     pub silent: Duration,
-    /// Bytes that have got across, with everything that is not content.
+    /// Bytes transferred over the network, protocol overhead included.
     pub carried: u64,
-    /// Bytes a second of the best second so far, of those; what the path can carry
-    /// is no less.
+    /// The best rate of `carried` over a second so far, in bytes a second: a lower bound of
+    /// the path's capacity.
     pub best: Option<f64>,
 }
 
-/// Something that people should know.
+/// A message for the user.
 #[derive(Clone, Debug)]
 pub enum Note {
-    /// In words.
+    /// Free text.
     Words(String),
-    /// A number was changed.
+    /// A tuner changed a number of threads or connections.
     Tuned {
-        /// Which, and why.
+        /// The stage, the numbers and the reason.
         tuned: Tuned,
-        /// On the far side.
+        /// Whether it is that of the peer.
         far: bool,
     },
 }
 
-/// How many of something are used.
+/// The number of threads or connections of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
-    /// Threads of this stage, or connections.
+    /// The stage; [`Stage::Send`] means connections.
     pub stage: Stage,
-    /// On the far side.
+    /// Whether it is that of the peer.
     pub far: bool,
-    /// So many.
+    /// The number.
     pub number: usize,
-    /// Why.
+    /// The reason, in words.
     pub why: String,
 }
 
-/// What got across, of late.
+/// Transferred bytes, and the best rate over [`WINDOW`].
 #[derive(Debug, Default)]
-struct Carried {
+struct Throughput {
     window: VecDeque<(Instant, u64)>,
     bytes: u64,
     best: Option<f64>,
 }
 
-impl Carried {
+impl Throughput {
     fn add(&mut self, at: Instant, bytes: u64) {
         self.bytes = bytes;
         self.window.push_back((at, bytes));
-        // The window is the shortest that is no shorter than it is to be.
+        // Keeps the fewest samples that cover the interval.
         while self.window.get(1).is_some_and(|(second, _)| at.saturating_duration_since(*second) >= WINDOW) {
             self.window.pop_front();
         }
@@ -139,23 +139,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Monitor {
-    /// For a copy that begins.
+    /// The monitor of a new copy.
     pub fn new() -> Monitor {
         Monitor::default()
     }
 
-    /// Since when there is something to watch: before that ssh may still ask somebody
-    /// for a password, who takes what time that takes, on the same terminal.
+    /// When the copy began; `None` before, while ssh may still ask for a password on the
+    /// same terminal.
     pub fn began(&self) -> Option<Instant> {
         self.began.get().copied()
     }
 
-    /// The time of the copy begins.
+    /// Starts the copy's clock.
     pub(crate) fn begin(&self) -> Instant {
         *self.began.get_or_init(Instant::now)
     }
 
-    /// How far it is.
+    /// The present state.
     pub fn now(&self) -> Snapshot {
         let (carried, best) = {
             let carried = lock(&self.carried);
@@ -174,18 +174,18 @@ impl Monitor {
         }
     }
 
-    /// Objects that could not be copied since this was last called.
+    /// Takes the failures since the last call.
     pub fn take_troubles(&self) -> Vec<Trouble> {
         std::mem::take(&mut *lock(&self.troubles))
     }
 
-    /// What would be done, of what was found out since this was last called.
+    /// Takes the dry-run actions since the last call.
     pub fn take_planned(&self) -> Vec<Planned> {
         self.plans_are_taken.store(true, Relaxed);
         std::mem::take(&mut *lock(&self.planned))
     }
 
-    /// What else people should know, since this was last called.
+    /// Takes the notes since the last call.
     pub fn take_notes(&self) -> Vec<Note> {
         std::mem::take(&mut *lock(&self.notes))
     }
@@ -194,12 +194,12 @@ impl Monitor {
         self.keep(Note::Words(note));
     }
 
-    /// How many of everything are used at the moment.
+    /// The present numbers of threads and connections.
     pub fn chosen(&self) -> Vec<Chosen> {
         lock(&self.chosen).clone()
     }
 
-    /// So many are used of something, from now on.
+    /// Sets the number of threads or connections of a stage.
     pub(crate) fn choose(&self, stage: Stage, far: bool, number: usize, why: &str) {
         let mut chosen = lock(&self.chosen);
         let now = Chosen { stage, far, number, why: why.to_owned() };
@@ -209,7 +209,7 @@ impl Monitor {
         }
     }
 
-    /// A number was changed on this side, or on the far one.
+    /// Records a change by a tuner of this side, or of the peer.
     pub(crate) fn tuned(&self, tuned: Tuned, far: bool) {
         self.choose(tuned.stage, far, tuned.to.into(), &tuned.why);
         self.keep(Note::Tuned { tuned, far });
@@ -222,13 +222,13 @@ impl Monitor {
         }
     }
 
-    /// So many bytes have got across by now, on all connections.
+    /// Records the bytes transferred up to now on all connections.
     pub(crate) fn carried(&self, at: Instant, bytes: u64) {
         lock(&self.carried).add(at, bytes);
     }
 
-    /// What the kernel says of the connections that this side sent on, all as one,
-    /// when everything was sent.
+    /// `TCP_INFO` of the connections that this side sent on, added up at the end of the
+    /// copy.
     pub fn sockets(&self) -> Option<TcpInfo> {
         *lock(&self.sockets)
     }
@@ -252,14 +252,14 @@ impl Monitor {
         }
     }
 
-    /// How much there is, as far as it was found elsewhere.
+    /// Sets the progress of the peer's scan.
     pub(crate) fn scanned(&self, scanned: Scanned) {
         self.scanned_files.store(scanned.files, Relaxed);
         self.scanned_bytes.store(scanned.bytes, Relaxed);
         self.scan_done.store(scanned.done, Relaxed);
     }
 
-    /// How much there is, as far as it is known.
+    /// The progress of the scan.
     pub(crate) fn what_is_scanned(&self) -> Scanned {
         Scanned {
             done: self.scan_done.load(Relaxed),
@@ -272,17 +272,17 @@ impl Monitor {
         *lock(&self.counts) = counts;
     }
 
-    /// Adds a queue to look at: `stage` empties it.
+    /// Adds the gauge of the queue that `stage` takes from.
     pub(crate) fn watch(&self, stage: Stage, look: impl Fn() -> Gauge + Send + Sync + 'static) {
         lock(&self.gauges).push((stage, Box::new(look)));
     }
 
-    /// Whether what is sent waits for the rate that was asked for.
-    pub(crate) fn paces(&self, waited: bool) {
-        self.paced.store(waited, Relaxed);
+    /// Records whether the last frame waited for the rate limit.
+    pub(crate) fn rate_limited(&self, waited: bool) {
+        self.is_rate_limited.store(waited, Relaxed);
     }
 
-    /// For how long the other side has said nothing.
+    /// Records how long the peer has been silent.
     pub(crate) fn silent(&self, time: Duration) {
         self.silent.store(time.as_millis().try_into().unwrap_or(u64::MAX), Relaxed);
     }
@@ -291,16 +291,15 @@ impl Monitor {
         Duration::from_millis(self.silent.load(Relaxed))
     }
 
-    /// What the rest waits for, if it can be told: of this side, or of the far one
-    /// where this waits for that.
+    /// What limits the copy: on this side, or on the peer's where this side waits for it.
     fn limit(&self) -> Option<Limit> {
-        let far = *lock(&self.far_limit);
-        // What is sent slowly, as was asked for, comes slowly.
+        let far = *lock(&self.peer_limit);
+        // With a rate limit at the peer, pauses are expected.
         if self.silence() >= QUIET && far != Some(Limit::Rate) {
             return Some(Limit::Silence);
         }
         match self.limit_here() {
-            // What the network does not take may be what the far side does not.
+            // A full send queue may mean that the peer cannot write fast enough.
             Some(Limit::Stage(Stage::Send)) => {
                 far.filter(|limit| *limit == Limit::Stage(Stage::Write)).or(Some(Limit::Stage(Stage::Send)))
             }
@@ -309,15 +308,15 @@ impl Monitor {
         }
     }
 
-    /// The rate that was asked for, if what is sent waits for that, or else a stage: the last here whose queue is more than half full limits: all before it
-    /// wait, and what is behind it has nothing to do. Where none is full, those that
-    /// read do as long as there is something to read, and else those that look for
-    /// more. A side that only writes waits for the far one.
+    /// What limits the copy on this side: the rate limit if frames wait for it, else the
+    /// last stage whose queue is more than half full, since the stages before it wait and
+    /// those behind it idle. With no such queue it is reading while there is work for it,
+    /// and else scanning. `None` on a side that only writes: it waits for the peer.
     pub(crate) fn limit_here(&self) -> Option<Limit> {
         let gauges = lock(&self.gauges);
         let full = gauges.iter().rev().find(|(_, look)| look().fill > 0.5).map(|(stage, _)| *stage);
-        // Where both sides are here, the writing one may be what fills all queues.
-        if self.paced.load(Relaxed) && full != Some(Stage::Write) {
+        // In a local copy slow writing may fill all queues.
+        if self.is_rate_limited.load(Relaxed) && full != Some(Stage::Write) {
             return Some(Limit::Rate);
         }
         if let Some(stage) = full {
@@ -333,9 +332,9 @@ impl Monitor {
         Some(Limit::Stage(stage))
     }
 
-    /// The far side says what of it the rest waits for.
-    pub(crate) fn limit_there(&self, limit: Option<Limit>) {
-        *lock(&self.far_limit) = limit;
+    /// Sets the limit that the peer reports.
+    pub(crate) fn set_peer_limit(&self, limit: Option<Limit>) {
+        *lock(&self.peer_limit) = limit;
     }
 }
 
@@ -344,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_second_is_found_among_slow_ones() {
+    fn the_best_second_is_kept_among_slow_ones() {
         let (monitor, begin) = (Monitor::new(), Instant::now());
         let at = |ms| begin + Duration::from_millis(ms);
         let mut bytes = 0;
@@ -359,13 +358,13 @@ mod tests {
     }
 
     #[test]
-    fn the_stage_that_others_wait_for_is_named_on_either_side() {
+    fn the_limiting_stage_is_named_on_either_side() {
         let gauge = |fill: f64| Gauge { fill, empty: fill == 0.0, ..Gauge::default() };
         let sending = |read, send, far| {
             let monitor = Monitor::new();
             monitor.watch(Stage::Read, move || gauge(read));
             monitor.watch(Stage::Send, move || gauge(send));
-            monitor.limit_there(far);
+            monitor.set_peer_limit(far);
             monitor.now().limit
         };
         assert_eq!(sending(0.9, 0.9, None), Some(Limit::Stage(Stage::Send)));
@@ -375,7 +374,7 @@ mod tests {
         let receiving = |write, far| {
             let monitor = Monitor::new();
             monitor.watch(Stage::Write, move || gauge(write));
-            monitor.limit_there(far);
+            monitor.set_peer_limit(far);
             monitor.now().limit
         };
         assert_eq!(receiving(0.9, Some(Limit::Stage(Stage::Send))), Some(Limit::Stage(Stage::Write)));
@@ -383,20 +382,20 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_that_was_asked_for_and_a_silent_side_are_named() {
+    fn a_rate_limit_and_a_silent_peer_are_named() {
         let gauge = |fill: f64| Gauge { fill, empty: fill == 0.0, ..Gauge::default() };
         let monitor = Monitor::new();
         monitor.watch(Stage::Read, move || gauge(0.9));
         monitor.watch(Stage::Send, move || gauge(0.9));
-        monitor.paces(true);
+        monitor.rate_limited(true);
         assert_eq!(monitor.now().limit, Some(Limit::Rate));
         monitor.silent(QUIET);
         assert_eq!((monitor.now().limit, monitor.now().silent), (Some(Limit::Silence), QUIET));
-        // What comes as slowly as was asked for is not silent.
-        monitor.limit_there(Some(Limit::Rate));
+        // Pauses of a rate-limited peer are not silence.
+        monitor.set_peer_limit(Some(Limit::Rate));
         assert_eq!(monitor.now().limit, Some(Limit::Rate));
         monitor.silent(Duration::ZERO);
-        monitor.paces(false);
+        monitor.rate_limited(false);
         assert_eq!(monitor.now().limit, Some(Limit::Stage(Stage::Send)));
     }
 
@@ -410,6 +409,6 @@ mod tests {
         let numbers: Vec<_> = monitor.chosen().iter().map(|one| (one.far, one.number)).collect();
         assert_eq!((numbers, monitor.take_notes().len()), (vec![(false, 6), (true, 9)], 2));
         (0..2 * NOTES as u16).for_each(|number| monitor.tuned(tuned(number), true));
-        assert_eq!(monitor.take_notes().len(), NOTES, "what nobody takes does not grow");
+        assert_eq!(monitor.take_notes().len(), NOTES, "notes that are not taken stay bounded");
     }
 }

@@ -1,7 +1,7 @@
 //! Where a session's data goes.
 
-use crate::made::Nowhere;
-use crate::session::{Done, Job, Violation};
+use crate::session::{JobResult, Violation, WriteJob};
+use crate::synthetic::NullSink;
 use crate::tree::Walker;
 use crate::wire::Planned;
 use crate::write::Writer;
@@ -12,7 +12,7 @@ pub(crate) enum Output {
     /// Files below a directory.
     Tree(Box<Writer>),
     /// Checked, and thrown away.
-    Nowhere(Nowhere),
+    NullSink(NullSink),
 }
 
 impl Output {
@@ -33,7 +33,7 @@ impl Output {
                 let stat = rustix::fs::fstat(writer.base.fd()).ok()?;
                 Some((stat.st_dev, stat.st_ino))
             }
-            Output::Nowhere(_) => None,
+            Output::NullSink(_) => None,
         }
     }
 
@@ -46,7 +46,7 @@ impl Output {
     pub(crate) fn violation(&self) -> Option<Violation> {
         match self {
             Output::Tree(writer) => writer.violation(),
-            Output::Nowhere(_) => None,
+            Output::NullSink(_) => None,
         }
     }
 
@@ -54,7 +54,7 @@ impl Output {
     pub(crate) fn take_planned(&self) -> Vec<Planned> {
         match self {
             Output::Tree(writer) => writer.take_planned(),
-            Output::Nowhere(_) => Vec::new(),
+            Output::NullSink(_) => Vec::new(),
         }
     }
 
@@ -62,15 +62,15 @@ impl Output {
     pub(crate) fn walker(&self) -> Option<Walker> {
         match self {
             Output::Tree(writer) => Some(writer.walker()),
-            Output::Nowhere(_) => None,
+            Output::NullSink(_) => None,
         }
     }
 
     /// Does a job; `walker` is what [`walker`](Self::walker) gave to this thread.
-    pub(crate) fn run(&self, job: Job, walker: &mut Option<Walker>) -> Done {
+    pub(crate) fn run(&self, job: WriteJob, walker: &mut Option<Walker>) -> JobResult {
         match self {
             Output::Tree(writer) => writer.run(job, walker.get_or_insert_with(|| writer.walker())),
-            Output::Nowhere(nowhere) => nowhere.run(job),
+            Output::NullSink(nowhere) => nowhere.run(job),
         }
     }
 }

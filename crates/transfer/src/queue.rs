@@ -1,11 +1,10 @@
-//! Bounded queues between stages: threads on one end, tasks on the other.
+//! Bounded queues between the stages, for threads and for tasks.
 //!
 //! Invariants:
-//! - the items in a queue weigh at most `limit`, or there is one item, or they
-//!   were forced in by who may not wait;
-//! - a closed queue takes nothing more but what is forced in by those who take from
-//!   it, and gives out what is in it;
-//! - an aborted queue is empty, and both ends return at once.
+//! - the weight of a queue is at most `limit`, unless it holds a single item or items
+//!   were pushed with [`Queue::force`];
+//! - a closed queue accepts forced items only, and is drained by its consumers;
+//! - an aborted queue is empty, and neither producers nor consumers wait.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -18,32 +17,32 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     limit: usize,
-    state: Mutex<State<T>>,
-    /// Threads that wait for room, and for items.
+    state: Mutex<QueueState<T>>,
+    /// Wake threads that wait for space, and for items.
     room: Condvar,
     items: Condvar,
-    /// Nanoseconds that threads spent waiting for room, and for items.
+    /// Nanoseconds that threads waited for space, and for items.
     blocked: AtomicU64,
     starved: AtomicU64,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct QueueState<T> {
     items: VecDeque<(T, usize)>,
     weight: usize,
     closed: bool,
     aborted: bool,
-    /// Tasks that wait for room, and for items.
+    /// Tasks that wait for space, and for items.
     room: Vec<Waker>,
     takers: Vec<Waker>,
 }
 
 impl<T> Queue<T> {
-    /// A queue whose items weigh at most `limit` together.
+    /// A queue of at most `limit` weight.
     pub(crate) fn new(limit: usize) -> Queue<T> {
         Queue {
             limit,
-            state: Mutex::new(State {
+            state: Mutex::new(QueueState {
                 items: VecDeque::new(),
                 weight: 0,
                 closed: false,
@@ -58,15 +57,15 @@ impl<T> Queue<T> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn has_room(&self, state: &State<T>, weight: usize) -> bool {
+    fn has_room(&self, state: &QueueState<T>, weight: usize) -> bool {
         state.items.is_empty() || state.weight + weight <= self.limit
     }
 
-    fn put(&self, state: &mut State<T>, item: T, weight: usize) {
+    fn put(&self, state: &mut QueueState<T>, item: T, weight: usize) {
         state.items.push_back((item, weight));
         state.weight += weight;
         if state.takers.is_empty() {
@@ -76,7 +75,7 @@ impl<T> Queue<T> {
         }
     }
 
-    fn take(&self, state: &mut State<T>) -> Option<T> {
+    fn take(&self, state: &mut QueueState<T>) -> Option<T> {
         let (item, weight) = state.items.pop_front()?;
         state.weight -= weight;
         self.room.notify_one();
@@ -84,7 +83,10 @@ impl<T> Queue<T> {
         Some(item)
     }
 
-    /// Waits for room, on a thread. Gives the item back if the queue is closed.
+    /// Pushes an item; blocks the thread while the queue is full.
+    ///
+    /// # Errors
+    /// The queue is closed; gives the item back.
     pub(crate) fn push(&self, item: T, weight: usize) -> Result<(), T> {
         let mut state = self.lock();
         if !state.closed && !self.has_room(&state, weight) {
@@ -101,9 +103,9 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// Puts an item in whether there is room or not. For those who bound what
-    /// they put in by other means, and whose waiting could make a circle. Into a
-    /// closed queue only by who will take from it again: others may have gone.
+    /// Pushes an item even if the queue is full or closed, for producers that are bounded
+    /// otherwise and could deadlock by waiting. Only a consumer may force items into a
+    /// closed queue, since the other consumers may have ended.
     pub(crate) fn force(&self, item: T, weight: usize) {
         let mut state = self.lock();
         if !state.aborted {
@@ -111,7 +113,10 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Waits for room, in a task. Gives the item back if the queue is closed.
+    /// As [`push`](Self::push), in a task.
+    ///
+    /// # Errors
+    /// The queue is closed; gives the item back.
     pub(crate) async fn push_async(&self, item: T, weight: usize) -> Result<(), T> {
         let mut item = Some(item);
         poll_fn(|cx| {
@@ -130,8 +135,8 @@ impl<T> Queue<T> {
         .await
     }
 
-    /// Waits for an item, on a thread; nothing once the queue is closed and
-    /// empty.
+    /// Takes an item; blocks the thread while there is none. `None` once the queue is
+    /// closed and empty.
     pub(crate) fn pop(&self) -> Option<T> {
         let mut state = self.lock();
         if let Some(item) = self.take(&mut state) {
@@ -150,14 +155,14 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Takes an item if there is one that `wanted` likes.
+    /// Takes the first item if `wanted` accepts it.
     pub(crate) fn try_pop_if(&self, wanted: impl Fn(&T) -> bool) -> Option<T> {
         let mut state = self.lock();
         let first = state.items.front().is_some_and(|(item, _)| wanted(item));
         if first { self.take(&mut state) } else { None }
     }
 
-    /// Waits for an item, in a task; nothing once the queue is closed and empty.
+    /// As [`pop`](Self::pop), in a task.
     pub(crate) async fn pop_async(&self) -> Option<T> {
         poll_fn(|cx| {
             let mut state = self.lock();
@@ -173,20 +178,20 @@ impl<T> Queue<T> {
         .await
     }
 
-    fn wake_all(&self, state: &mut State<T>) {
+    fn wake_all(&self, state: &mut QueueState<T>) {
         self.items.notify_all();
         self.room.notify_all();
         state.takers.drain(..).chain(state.room.drain(..)).for_each(Waker::wake);
     }
 
-    /// Nothing more comes.
+    /// Closes the queue: no more items follow.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
         self.wake_all(&mut state);
     }
 
-    /// Nothing more comes, and nobody wants what is there.
+    /// Closes the queue and drops its items.
     pub(crate) fn abort(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -198,13 +203,12 @@ impl<T> Queue<T> {
         drop(items);
     }
 
-    /// Whether nothing waits in it.
+    /// Whether it has no items.
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().items.is_empty()
     }
 
-    /// Share of `limit` in use, and how long threads have waited: for room,
-    /// and for items, in seconds.
+    /// The present fill and wait times.
     pub(crate) fn gauge(&self) -> Gauge {
         let fill = self.lock().weight as f64 / self.limit as f64;
         let seconds = |nanos: &AtomicU64| nanos.load(Relaxed) as f64 / 1e9;
@@ -213,16 +217,16 @@ impl<T> Queue<T> {
     }
 }
 
-/// How a queue is doing.
+/// Fill and wait times of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gauge {
-    /// Share of its bound in use, 0 to 1.
+    /// Weight as a share of the limit, 0 to 1.
     pub fill: f64,
-    /// Nothing waits in it.
+    /// Whether it has no items.
     pub empty: bool,
-    /// Seconds that threads waited for room in it, all together.
+    /// Seconds that producer threads waited for space, added up.
     pub blocked: f64,
-    /// Seconds that threads waited for items in it, all together.
+    /// Seconds that consumer threads waited for items, added up.
     pub starved: f64,
 }
 
@@ -256,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aborted_queue_lets_everybody_go() {
+    fn an_aborted_queue_releases_producers_and_consumers() {
         let queue = Arc::new(Queue::new(1));
         queue.push(1, 1).expect("open");
         let waiting = Arc::clone(&queue);
@@ -269,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_from_a_closed_queue_may_put_back() {
+    fn a_consumer_may_force_items_into_a_closed_queue() {
         let queue = Queue::new(4);
         queue.push(1, 1).expect("open");
         queue.close();
@@ -279,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_heavier_than_the_bound_goes_alone() {
+    fn an_item_heavier_than_the_limit_is_queued_alone() {
         let queue = Queue::new(4);
         queue.push("heavy", 9).expect("open");
         assert_eq!(queue.try_pop_if(|item| item.len() > 9), None);

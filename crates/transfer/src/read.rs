@@ -1,23 +1,21 @@
-//! Reading: small files into batches, large ones in blocks by several threads.
+//! Reading: reader threads put small files into batches, and read large ones in blocks.
 //!
 //! Invariants:
-//! - a block of a large file is claimed once; the thread that returns the last
-//!   one closes the file, after it has looked whether the file is still what it
-//!   was when it was opened;
+//! - a block of a large file is claimed by one thread; the thread that returns the last
+//!   one closes the file, after checking that it did not change since it was opened;
 //! - a small file is sent only if it did not change while it was read.
 //!
-//! Threads take blocks of the file at hand and then the next file, so the first
-//! blocks of the next files are read while those of the present one wait to be
-//! sent: the queue behind is what bounds it.
+//! Threads take blocks of the present file first and then the next file, so files
+//! overlap; the bounded queue of items limits how far.
 
-use crate::ask::Asker;
+use crate::existence_query::QueryBatcher;
 use crate::gate::Gate;
-use crate::made::Made;
 use crate::queue::Queue;
-use crate::scan::{Found, Origin};
+use crate::scan::{FoundEntry, Origin};
 use crate::session::{Item, Outgoing};
+use crate::synthetic::Synthetic;
 use crate::tree::{self, say};
-use crate::wire::{BLOCK, Batch, Content, Entry, Hash, Kind, Op, SMALL, Trouble, Xattr};
+use crate::wire::{BLOCK, Batch, Content, Entry, EntryKind, Hash, Op, SMALL, Trouble, Xattr};
 use longhaul_engine::{BufMut, BufPool};
 use rustix::fs::{SeekFrom, Stat};
 use std::fs::File;
@@ -32,82 +30,84 @@ const ATTEMPTS: usize = 3;
 
 /// Something to read.
 #[derive(Debug)]
-pub(crate) enum Work {
-    /// An object, and the blocks of it that need not be sent, a bit each.
-    Found(Found, Box<[u8]>),
-    /// A file that another thread has begun with.
-    Help(Arc<Large>),
-    /// A file to be asked about, once it is known what of.
-    Ask(Found),
+pub(crate) enum ReadWork {
+    /// An object to send, and a bitmap of its blocks that the receiver has.
+    Found(FoundEntry, Box<[u8]>),
+    /// A large file that another thread has opened.
+    Help(Arc<LargeFile>),
+    /// A file whose query needs a checksum or attributes first.
+    Query(FoundEntry),
 }
 
-impl Work {
+impl ReadWork {
     fn is_small(&self) -> bool {
-        matches!(self, Work::Found(found, _) if found.entry.size <= SMALL)
+        matches!(self, ReadWork::Found(found, _) if found.entry.size <= SMALL)
     }
 }
 
 /// A large file that is being read.
 #[derive(Debug)]
-pub(crate) struct Large {
-    content: Readable,
+pub(crate) struct LargeFile {
+    content: LargeContent,
     outgoing: Arc<Outgoing>,
     have: Box<[u8]>,
-    state: Mutex<State>,
+    state: Mutex<ReadState>,
 }
 
 /// Where the content of a large file is.
 #[derive(Debug)]
-enum Readable {
-    /// In a file that was like this when it was opened.
+enum LargeContent {
+    /// A file, with its status when it was opened.
     File(File, Stat),
-    Made(Arc<Made>, usize),
+    Synthetic(Arc<Synthetic>, usize),
 }
 
-impl Readable {
+impl LargeContent {
     fn read(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         match self {
-            Readable::File(file, _) => read_full(file, buf, offset),
-            Readable::Made(made, index) => Ok(made.read(*index, buf, offset)),
+            LargeContent::File(file, _) => read_full(file, buf, offset),
+            LargeContent::Synthetic(made, index) => Ok(made.read(*index, buf, offset)),
         }
     }
 
-    /// Whether it may not be what was read.
+    /// Whether the file may have changed since it was opened.
     fn has_changed(&self) -> bool {
         match self {
-            Readable::File(file, before) => !rustix::fs::fstat(file).is_ok_and(|now| is_same(before, &now)),
-            Readable::Made(..) => false,
+            LargeContent::File(file, before) => {
+                !rustix::fs::fstat(file).is_ok_and(|now| is_same(before, &now))
+            }
+            LargeContent::Synthetic(..) => false,
         }
     }
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Where the next block begins.
+struct ReadState {
+    /// Offset of the next block.
     next: u64,
-    /// Blocks claimed and not yet handed over, and a share of who began.
+    /// Blocks claimed and not queued yet, plus one while the opening thread works.
     busy: usize,
     exhausted: bool,
     blocks: u32,
     bad: bool,
 }
 
-/// What the threads share.
+/// State that all reader threads of a session share.
 pub(crate) struct Reader {
-    pub(crate) work: Arc<Queue<Work>>,
-    pub(crate) asker: Option<Arc<Asker>>,
+    pub(crate) work: Arc<Queue<ReadWork>>,
+    pub(crate) asker: Option<Arc<QueryBatcher>>,
     pub(crate) items: Arc<Queue<Item>>,
     pub(crate) pool: BufPool,
     pub(crate) hash: Hash,
     pub(crate) xattrs: bool,
-    /// How many threads there are, and which of them work.
+    /// Number of threads, and their concurrency gate.
     pub(crate) threads: usize,
     pub(crate) gate: Arc<Gate>,
     pub(crate) next: AtomicU64,
     pub(crate) stats: Arc<ReadStats>,
 }
 
-/// What was read so far.
+/// Files and bytes read so far.
 #[derive(Debug, Default)]
 pub(crate) struct ReadStats {
     pub(crate) files: AtomicU64,
@@ -115,53 +115,53 @@ pub(crate) struct ReadStats {
 }
 
 /// A small file as it was read.
-enum Small {
+enum SmallFile {
     Whole(Entry, Content),
-    Large(File, Stat),
+    TooLarge(File, Stat),
     Trouble(Op, String),
 }
 
-/// The other end has gone.
-struct Gone;
+/// The session has ended: its queues are closed.
+struct SenderGone;
 
 impl Reader {
-    /// What thread `index` does, until there is no more work.
+    /// Runs reader thread `index` until there is no more work.
     pub(crate) fn run(&self, index: usize) {
         self.gate.pass(index);
         while let Some(work) = self.work.pop() {
             let done = match work {
                 work if work.is_small() => self.batch(work, index),
-                Work::Found(found, have) => self.large(found, have, index),
-                Work::Help(large) => self.blocks(&large, index),
-                Work::Ask(found) => self.ask(found),
+                ReadWork::Found(found, have) => self.large(found, have, index),
+                ReadWork::Help(large) => self.blocks(&large, index),
+                ReadWork::Query(found) => self.examine(found),
             };
             if done.is_err() {
-                // Nobody wants more.
+                // The session has ended.
                 self.work.abort();
             }
             self.gate.pass(index);
         }
-        // The others are to see that there is no more, too.
+        // Lets the blocked threads end as well.
         self.gate.open();
     }
 
-    fn send(&self, item: Item, weight: usize) -> Result<(), Gone> {
-        self.items.push(item, weight).map_err(|_| Gone)
+    fn send(&self, item: Item, weight: usize) -> Result<(), SenderGone> {
+        self.items.push(item, weight).map_err(|_| SenderGone)
     }
 
-    fn trouble(&self, entry: &Entry, op: Op, message: String) -> Result<(), Gone> {
+    fn trouble(&self, entry: &Entry, op: Op, message: String) -> Result<(), SenderGone> {
         self.send(Item::Trouble(Trouble { path: entry.path.clone(), op, message }), 1)
     }
 
-    /// Reads what a question about a file says of it.
-    fn ask(&self, mut found: Found) -> Result<(), Gone> {
+    /// Reads the checksum and attributes of a file for its existence query.
+    fn examine(&self, mut found: FoundEntry) -> Result<(), SenderGone> {
         let Some(asker) = &self.asker else { return Ok(()) };
         let read = || -> io::Result<(Vec<Xattr>, Content)> {
             let digest = asker.checksum.map(|hash| found.digest(hash)).transpose()?;
             if digest.is_some() {
                 self.stats.bytes.fetch_add(found.entry.size, Relaxed);
             }
-            Ok((if self.xattrs { found.xattrs()? } else { Vec::new() }, Content::Asked(digest)))
+            Ok((if self.xattrs { found.xattrs()? } else { Vec::new() }, Content::Query(digest)))
         };
         let about = match read() {
             Ok((xattrs, content)) => {
@@ -173,24 +173,24 @@ impl Reader {
                 None
             }
         };
-        asker.read(about).map_err(|_| Gone)
+        asker.read(about).map_err(|_| SenderGone)
     }
 
-    /// Reads small files, as many as there are now and one frame takes.
-    fn batch(&self, first: Work, index: usize) -> Result<(), Gone> {
+    /// Reads the small files that are queued now into one batch, up to its limit.
+    fn batch(&self, first: ReadWork, index: usize) -> Result<(), SenderGone> {
         let (mut batch, mut data) = (Batch::default(), Vec::new());
         let mut next = Some(first);
-        while let Some(Work::Found(found, have)) = next {
+        while let Some(ReadWork::Found(found, have)) = next {
             match self.small(&found, &mut data) {
-                Small::Whole(entry, content) => {
-                    self.stats.files.fetch_add(u64::from(entry.kind == Kind::File), Relaxed);
+                SmallFile::Whole(entry, content) => {
+                    self.stats.files.fetch_add(u64::from(entry.kind == EntryKind::File), Relaxed);
                     self.stats.bytes.fetch_add(data.len() as u64, Relaxed);
                     batch.push(&entry, &content, &data);
                 }
-                Small::Large(file, stat) => self.begin(file, stat, found.entry, have, index)?,
-                Small::Trouble(op, message) => self.trouble(&found.entry, op, message)?,
+                SmallFile::TooLarge(file, stat) => self.begin(file, stat, found.entry, have, index)?,
+                SmallFile::Trouble(op, message) => self.trouble(&found.entry, op, message)?,
             }
-            next = if batch.is_full() { None } else { self.work.try_pop_if(Work::is_small) };
+            next = if batch.is_full() { None } else { self.work.try_pop_if(ReadWork::is_small) };
         }
         if batch.is_empty() {
             return Ok(());
@@ -200,59 +200,59 @@ impl Reader {
         self.send(Item::Batch(body), weight)
     }
 
-    /// Reads an object that goes into a batch; its content into `data`.
-    fn small(&self, found: &Found, data: &mut Vec<u8>) -> Small {
+    /// Reads an object for a batch, with its content into `data`.
+    fn small(&self, found: &FoundEntry, data: &mut Vec<u8>) -> SmallFile {
         data.clear();
         let mut entry = found.entry.clone();
-        if !matches!(entry.kind, Kind::File | Kind::Directory)
-            || entry.kind == Kind::Directory && !self.xattrs
+        if !matches!(entry.kind, EntryKind::File | EntryKind::Directory)
+            || entry.kind == EntryKind::Directory && !self.xattrs
         {
-            return Small::Whole(entry, Content::None);
+            return SmallFile::Whole(entry, Content::None);
         }
-        let read = || -> io::Result<Small> {
+        let read = || -> io::Result<SmallFile> {
             let tree = match &found.origin {
                 Origin::Tree(tree) => tree,
-                Origin::Made(..) if entry.kind == Kind::Directory => {
-                    return Ok(Small::Whole(entry, Content::None));
+                Origin::Synthetic(..) if entry.kind == EntryKind::Directory => {
+                    return Ok(SmallFile::Whole(entry, Content::None));
                 }
-                Origin::Made(made, index) => {
+                Origin::Synthetic(made, index) => {
                     data.resize(entry.size as usize, 0);
                     made.read(*index, data, 0);
                     let content = self.inline(data);
-                    return Ok(Small::Whole(entry, content));
+                    return Ok(SmallFile::Whole(entry, content));
                 }
             };
-            if entry.kind == Kind::Directory {
+            if entry.kind == EntryKind::Directory {
                 let directory = tree.directory(entry.path.as_bytes())?;
                 entry.xattrs = tree::xattrs(tree::readable(directory.as_fd())?.as_fd())?;
-                return Ok(Small::Whole(entry, Content::None));
+                return Ok(SmallFile::Whole(entry, Content::None));
             }
             let file = tree::open_file(tree, &entry.path)?;
             for _ in 0..ATTEMPTS {
                 let before = rustix::fs::fstat(&file)?;
                 if before.st_size as u64 > SMALL {
-                    return Ok(Small::Large(file, before));
+                    return Ok(SmallFile::TooLarge(file, before));
                 }
                 data.resize(before.st_size as usize, 0);
                 let len = read_full(&file, data, 0)?;
-                let untold = data.is_empty() && read_full(&file, &mut [0], 0)? > 0;
+                let hides_content = data.is_empty() && read_full(&file, &mut [0], 0)? > 0;
                 if len == data.len() && is_same(&before, &rustix::fs::fstat(&file)?) {
-                    if untold {
-                        return Ok(Small::Trouble(Op::Read, UNTOLD.into()));
+                    if hides_content {
+                        return Ok(SmallFile::Trouble(Op::Read, HIDES_CONTENT.into()));
                     }
-                    entry = tree::entry(&before, Kind::File, entry.path);
+                    entry = tree::entry(&before, EntryKind::File, entry.path);
                     if self.xattrs {
                         entry.xattrs = tree::xattrs(file.as_fd())?;
                     }
                     let content = self.inline(data);
-                    return Ok(Small::Whole(entry, content));
+                    return Ok(SmallFile::Whole(entry, content));
                 }
             }
-            Ok(Small::Trouble(Op::Changed, CHANGED.into()))
+            Ok(SmallFile::Trouble(Op::Changed, CHANGED.into()))
         };
         read().unwrap_or_else(|e| {
             data.clear();
-            Small::Trouble(Op::Read, say(&e))
+            SmallFile::Trouble(Op::Read, say(&e))
         })
     }
 
@@ -263,11 +263,11 @@ impl Reader {
         }
     }
 
-    fn large(&self, found: Found, have: Box<[u8]>, index: usize) -> Result<(), Gone> {
+    fn large(&self, found: FoundEntry, have: Box<[u8]>, index: usize) -> Result<(), SenderGone> {
         let tree = match found.origin {
             Origin::Tree(tree) => tree,
-            Origin::Made(made, file) => {
-                return self.share(Readable::Made(made, file), found.entry, have, index);
+            Origin::Synthetic(made, file) => {
+                return self.share(LargeContent::Synthetic(made, file), found.entry, have, index);
             }
         };
         let opened = tree::open_file(&tree, &found.entry.path)
@@ -278,7 +278,7 @@ impl Reader {
         }
     }
 
-    /// Begins with a large file.
+    /// Starts an opened large file.
     fn begin(
         &self,
         file: File,
@@ -286,10 +286,10 @@ impl Reader {
         mut entry: Entry,
         have: Box<[u8]>,
         index: usize,
-    ) -> Result<(), Gone> {
-        // What the other side has is of the file as it was when it was asked.
+    ) -> Result<(), SenderGone> {
+        // The receiver's blocks are of the version that the query named.
         let known = (entry.size, entry.mtime, entry.ctime);
-        entry = tree::entry(&stat, Kind::File, entry.path);
+        entry = tree::entry(&stat, EntryKind::File, entry.path);
         let have = if known == (entry.size, entry.mtime, entry.ctime) { have } else { Box::default() };
         if self.xattrs {
             match tree::xattrs(file.as_fd()) {
@@ -297,31 +297,36 @@ impl Reader {
                 Err(e) => return self.trouble(&entry, Op::Read, say(&e)),
             }
         }
-        self.share(Readable::File(file, stat), entry, have, index)
+        self.share(LargeContent::File(file, stat), entry, have, index)
     }
 
-    /// Reads a large file, and calls others to help.
-    fn share(&self, content: Readable, entry: Entry, have: Box<[u8]>, index: usize) -> Result<(), Gone> {
-        // Those that do not work now may later.
+    /// Reads a large file together with other threads.
+    fn share(
+        &self,
+        content: LargeContent,
+        entry: Entry,
+        have: Box<[u8]>,
+        index: usize,
+    ) -> Result<(), SenderGone> {
+        // Counts blocked threads too: the gate may admit them later.
         let helpers = (self.threads - 1).min((entry.size / BLOCK as u64) as usize);
         let number = self.next.fetch_add(1, Relaxed);
-        let large = Arc::new(Large {
+        let large = Arc::new(LargeFile {
             content,
             outgoing: Arc::new(Outgoing { number, entry }),
             have,
-            // This thread's own share, so that a file of which nothing is sent is
-            // closed as well.
-            state: Mutex::new(State { busy: 1, ..State::default() }),
+            // Counts this thread, so that a file without blocks to send is closed too.
+            state: Mutex::new(ReadState { busy: 1, ..ReadState::default() }),
         });
         for _ in 0..helpers {
-            self.work.force(Work::Help(Arc::clone(&large)), 0);
+            self.work.force(ReadWork::Help(Arc::clone(&large)), 0);
         }
         self.blocks(&large, index)?;
         self.leave(&large, false)
     }
 
-    /// Reads blocks of a file until none is left, or this thread is not to work.
-    fn blocks(&self, large: &Arc<Large>, index: usize) -> Result<(), Gone> {
+    /// Reads blocks of a file until none is left, or the gate stops this thread.
+    fn blocks(&self, large: &Arc<LargeFile>, index: usize) -> Result<(), SenderGone> {
         while let Some(offset) = large.claim() {
             let len = (large.outgoing.entry.size - offset).min(BLOCK as u64) as usize;
             let mut data = self.pool.try_alloc(len).unwrap_or_else(|| BufMut::zeroed(len));
@@ -340,15 +345,15 @@ impl Reader {
                 Err(e) => self.spoil(large, Op::Read, say(&e))?,
             }
             if index >= self.gate.active() {
-                self.work.force(Work::Help(Arc::clone(large)), 0);
+                self.work.force(ReadWork::Help(Arc::clone(large)), 0);
                 break;
             }
         }
         Ok(())
     }
 
-    /// Gives a file up: no more of it is read, and what was sent is of no use.
-    fn spoil(&self, large: &Arc<Large>, op: Op, message: String) -> Result<(), Gone> {
+    /// Fails a file: reading stops, and the receiver discards what was sent.
+    fn spoil(&self, large: &Arc<LargeFile>, op: Op, message: String) -> Result<(), SenderGone> {
         let first = {
             let mut state = large.lock();
             state.exhausted = true;
@@ -360,8 +365,8 @@ impl Reader {
         self.leave(large, false)
     }
 
-    /// A claimed block was handed over, or not; the last one closes the file.
-    fn leave(&self, large: &Arc<Large>, sent: bool) -> Result<(), Gone> {
+    /// Returns a claimed block, `sent` or not; the last one closes the file.
+    fn leave(&self, large: &Arc<LargeFile>, sent: bool) -> Result<(), SenderGone> {
         let (blocks, bad) = {
             let mut state = large.lock();
             state.busy -= 1;
@@ -382,14 +387,14 @@ impl Reader {
 }
 
 const CHANGED: &str = "it changed while it was read";
-const UNTOLD: &str = "it says that it is empty, and is not, as files of /proc do: its content is not copied";
+const HIDES_CONTENT: &str = "its size is reported as 0 but it has content, as files of /proc do: not copied";
 
-impl Large {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+impl LargeFile {
+    fn lock(&self) -> std::sync::MutexGuard<'_, ReadState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Claims a block: where it begins.
+    /// Claims a block; returns its offset.
     fn claim(&self) -> Option<u64> {
         let mut state = self.lock();
         if self.is_exhausted(&mut state) {
@@ -401,16 +406,16 @@ impl Large {
         Some(offset)
     }
 
-    /// Goes on to the next block that is to be sent; whether there is none.
-    fn is_exhausted(&self, state: &mut State) -> bool {
+    /// Advances to the next block to send; returns true if there is none.
+    fn is_exhausted(&self, state: &mut ReadState) -> bool {
         while !state.exhausted {
             if self.outgoing.entry.sparse
-                && let Readable::File(file, _) = &self.content
+                && let LargeContent::File(file, _) = &self.content
             {
                 match rustix::fs::seek(file, SeekFrom::Data(state.next)) {
                     Ok(data) => state.next = state.next.max(data - data % BLOCK as u64),
                     Err(rustix::io::Errno::NXIO) => state.exhausted = true,
-                    // Not every file system knows of holes.
+                    // Without SEEK_DATA support, holes are read as zeroes.
                     Err(_) => {}
                 }
             }
@@ -426,7 +431,7 @@ impl Large {
     }
 }
 
-/// Whether a file is as it was: `ctime` also tells of writes that set `mtime`
+/// Whether a file is unchanged. `ctime` also reveals writes after which `mtime` was set
 /// back.
 fn is_same(before: &Stat, after: &Stat) -> bool {
     let key = |s: &Stat| (s.st_size, s.st_mtime, s.st_mtime_nsec, s.st_ctime, s.st_ctime_nsec);

@@ -1,171 +1,177 @@
-//! Looking for what there is to copy.
+//! The scan of the sources.
 //!
-//! Invariants: a directory comes before what is in it; symbolic links are
-//! found, never followed; what cannot be looked at is told and left out, and
-//! the rest goes on. Memory grows with the directories that are known and not
-//! looked into yet, and with files of several names, not with all files.
+//! Invariants: a directory comes before its entries; symbolic links are reported, never
+//! followed; an object that cannot be examined is reported and skipped. Memory grows with
+//! the directories that wait to be listed and with hard-linked files, not with all files.
 
 use crate::filter::Filter;
-use crate::made::{self, Made};
+use crate::synthetic::{self, Synthetic};
 use crate::tree::{self, Tree, say};
-use crate::wire::{Digest, Entry, Hash, Kind, NameError, Op, RelPath, Trouble, Xattr};
+use crate::wire::{Digest, Entry, EntryKind, Hash, NameError, Op, RelPath, Trouble, Xattr};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// Directories on the way to what was listed that are remembered, so as not to be
-/// sent again: 32 bytes each.
-const WAYS: usize = 1 << 20;
+/// The most parent directories of listed files that are remembered so as not to be sent
+/// twice: 32 bytes each.
+const PARENTS: usize = 1 << 20;
 
-/// Names that are remembered where several places may have the same: 528 MiB of
-/// them. Of more, what comes last under a name is what there is of it.
+/// The most names remembered to detect equal names in several sources (528 MiB). Beyond
+/// them, the last object of a name overwrites the others.
 const NAMES: usize = 14 << 20;
 
-/// Stands for all places that a directory is in: they are counted from 1 on.
+/// Source number of directories, which sources may share; sources count from 1.
 const DIRECTORY: usize = 0;
 
-/// Something that was found.
+/// An entry that the scan found.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundEntry {
     pub(crate) origin: Origin,
-    /// What it is.
+    /// Path and metadata.
     pub(crate) entry: Entry,
 }
 
-/// Where content comes from.
+/// Where the content comes from.
 #[derive(Clone, Debug)]
 pub(crate) enum Origin {
     /// The tree that [`Entry::path`] is in.
     Tree(Tree),
-    /// It is made: one of these files.
-    Made(Arc<Made>, usize),
+    /// A synthetic source, and the index of the file in it.
+    Synthetic(Arc<Synthetic>, usize),
 }
 
-impl Found {
+impl FoundEntry {
     /// The checksum of a file.
     pub(crate) fn digest(&self, hash: Hash) -> io::Result<Digest> {
         match &self.origin {
             Origin::Tree(tree) => hash.of_file(&tree::open_file(tree, &self.entry.path)?),
-            Origin::Made(made, index) => made::digest(made, *index, hash),
+            Origin::Synthetic(made, index) => synthetic::digest(made, *index, hash),
         }
     }
 }
 
-impl Found {
+impl FoundEntry {
     /// The extended attributes of a file.
     pub(crate) fn xattrs(&self) -> io::Result<Vec<Xattr>> {
         match &self.origin {
             Origin::Tree(tree) => tree::xattrs(tree::open_file(tree, &self.entry.path)?.as_fd()),
-            Origin::Made(..) => Ok(Vec::new()),
+            Origin::Synthetic(..) => Ok(Vec::new()),
         }
     }
 }
 
-/// Where a scan begins.
+/// A source to scan.
 #[derive(Clone, Debug)]
-pub(crate) enum Start {
+pub(crate) enum ScanStart {
     /// Something in a tree, or the tree itself.
     Tree {
         tree: Tree,
         path: RelPath,
     },
-    /// Something further below what was named, of which nothing else is wanted
-    /// but the directories on the way.
+    /// Listed files below a source, with their parent directories.
     Listed {
         tree: Tree,
-        /// What was named.
+        /// Path of the source.
         named: RelPath,
-        /// Paths below it. Many places may have the same list: it is there once.
+        /// Paths below it; the list is shared between sources.
         files: Arc<[RelPath]>,
     },
-    Made(Arc<Made>),
-    /// One of several that is not there.
+    Synthetic(Arc<Synthetic>),
+    /// A missing source among others.
     Missing {
         path: RelPath,
         why: String,
     },
 }
 
-/// What is called while scanning.
+/// Receives the results of a scan.
 pub(crate) trait Visitor {
-    /// Something was found; whether to go on.
-    fn found(&mut self, found: Found) -> bool;
+    /// Takes an entry; returns whether to continue.
+    fn found(&mut self, found: FoundEntry) -> bool;
 
-    /// Something could not be looked at.
+    /// Takes a failure.
     fn trouble(&mut self, trouble: Trouble);
 }
 
-/// A scan over several places.
+/// A scan of several sources.
 pub(crate) struct Scan<'a, V> {
     visitor: &'a mut V,
     filter: &'a Filter,
     recursive: bool,
-    /// First names of files that have several, by device and inode.
+    /// First paths of hard-linked files, by device and inode.
     linked: HashMap<(u64, u64), RelPath>,
-    /// Directories on the way to what was listed, by the checksum of their names.
-    ways: HashSet<u128>,
-    /// What was found of which of the places, by the checksum of names, where several
-    /// places may have the same; directories are nobody's.
+    /// Parent directories that were sent, as checksums of their paths.
+    parents: HashSet<u128>,
+    /// Number of the source of each path, by the path's checksum, if sources may share
+    /// paths; [`DIRECTORY`] for directories.
     names: Option<HashMap<u128, usize>>,
-    /// The directory that everything goes into, where that is on this machine: by
-    /// device and inode.
+    /// Device and inode of the destination in a local copy.
     into: Option<(u64, u64)>,
-    /// Which of the places it is at.
-    place: usize,
+    /// Number of the present source.
+    source: usize,
     stopped: bool,
 }
 
 impl<'a, V: Visitor> Scan<'a, V> {
     pub(crate) fn new(visitor: &'a mut V, filter: &'a Filter, recursive: bool) -> Scan<'a, V> {
-        let (linked, ways) = (HashMap::new(), HashSet::new());
-        Scan { visitor, filter, recursive, linked, ways, names: None, into: None, place: 0, stopped: false }
+        let (linked, parents) = (HashMap::new(), HashSet::new());
+        Scan {
+            visitor,
+            filter,
+            recursive,
+            linked,
+            parents,
+            names: None,
+            into: None,
+            source: 0,
+            stopped: false,
+        }
     }
 
-    /// Leaves out the directory that everything goes into.
+    /// Skips the destination directory.
     pub(crate) fn without(mut self, into: Option<(u64, u64)>) -> Self {
         self.into = into;
         self
     }
 
-    /// For places of which some may have the same names: each is found once, as far as
-    /// names are remembered.
-    pub(crate) fn once(mut self, starts: &[Start]) -> Self {
-        let named = |start: &Start| match start {
-            Start::Tree { path, .. } => !path.is_root(),
-            Start::Missing { .. } => true,
-            Start::Listed { .. } | Start::Made(_) => false,
+    /// Reports each path once if several of the sources may have it, up to [`NAMES`] paths.
+    pub(crate) fn once(mut self, starts: &[ScanStart]) -> Self {
+        let named = |start: &ScanStart| match start {
+            ScanStart::Tree { path, .. } => !path.is_root(),
+            ScanStart::Missing { .. } => true,
+            ScanStart::Listed { .. } | ScanStart::Synthetic(_) => false,
         };
         let several = match starts {
-            [Start::Listed { files, .. }] => files.len() > 1,
+            [ScanStart::Listed { files, .. }] => files.len() > 1,
             _ => starts.len() > 1,
         };
         self.names = (several && !starts.iter().all(named)).then(HashMap::new);
         self
     }
 
-    /// Scans from `start`; whether the visitor wants more.
-    pub(crate) fn run(&mut self, start: &Start) -> bool {
-        self.place += 1;
+    /// Scans a source; returns whether the visitor wants more.
+    pub(crate) fn run(&mut self, start: &ScanStart) -> bool {
+        self.source += 1;
         match start {
-            Start::Tree { tree, path } => self.tree(tree, path),
-            Start::Listed { tree, named, files } => {
+            ScanStart::Tree { tree, path } => self.tree(tree, path),
+            ScanStart::Listed { tree, named, files } => {
                 for file in files.iter() {
                     if self.stopped {
                         break;
                     }
                     match named.join(file.as_bytes()) {
                         Ok(path) => {
-                            self.way(tree, named, &path);
+                            self.parents(tree, named, &path);
                             self.tree(tree, &path);
                         }
                         Err(e) => self.trouble(file, &io::Error::other(e)),
                     }
                 }
             }
-            Start::Made(made) => self.made(made),
-            Start::Missing { path, .. } if !self.filter.takes(path) => {}
-            Start::Missing { path, why } => self.trouble(path, &io::Error::other(why.clone())),
+            ScanStart::Synthetic(made) => self.made(made),
+            ScanStart::Missing { path, .. } if !self.filter.takes(path) => {}
+            ScanStart::Missing { path, why } => self.trouble(path, &io::Error::other(why.clone())),
         }
         !self.stopped
     }
@@ -192,47 +198,48 @@ impl<'a, V: Visitor> Scan<'a, V> {
         }
     }
 
-    /// The directories from what was named to what was listed below it.
-    fn way(&mut self, tree: &Tree, named: &RelPath, path: &RelPath) {
+    /// Reports the parent directories of a listed file, from its source down.
+    fn parents(&mut self, tree: &Tree, named: &RelPath, path: &RelPath) {
         let bytes = path.as_bytes();
         let ends = bytes.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(at, _)| at);
         for end in std::iter::once(0).chain(ends).filter(|end| *end >= named.as_bytes().len()) {
-            let Ok(way) = RelPath::new(&bytes[..end]) else { continue };
-            if self.ways.len() == WAYS {
-                // A directory that comes again does no harm.
-                self.ways.clear();
+            let Ok(parent) = RelPath::new(&bytes[..end]) else { continue };
+            if self.parents.len() == PARENTS {
+                // Sending a directory twice does no harm.
+                self.parents.clear();
             }
-            if way == *path || !self.ways.insert(xxhash_rust::xxh3::xxh3_128(way.as_bytes())) {
+            if parent == *path || !self.parents.insert(xxhash_rust::xxh3::xxh3_128(parent.as_bytes())) {
                 continue;
             }
-            // What is missing is told of what was listed.
-            if let Ok(Some(entry)) = tree.look(&way)
-                && entry.kind == Kind::Directory
+            // A missing parent is reported for the listed file.
+            if let Ok(Some(entry)) = tree.look(&parent)
+                && entry.kind == EntryKind::Directory
             {
-                self.stopped |= !self.visitor.found(Found { origin: Origin::Tree(tree.clone()), entry });
+                self.stopped |= !self.visitor.found(FoundEntry { origin: Origin::Tree(tree.clone()), entry });
             }
         }
     }
 
-    fn made(&mut self, made: &Arc<Made>) {
+    fn made(&mut self, made: &Arc<Synthetic>) {
         for entry in made.directories() {
-            self.stopped |= !self.visitor.found(Found { origin: Origin::Made(Arc::clone(made), 0), entry });
+            self.stopped |=
+                !self.visitor.found(FoundEntry { origin: Origin::Synthetic(Arc::clone(made), 0), entry });
         }
         for (index, entry) in (0..made.len()).map_while(|index| Some((index, made.entry(index)?))) {
             if self.stopped {
                 break;
             }
             if self.filter.takes(&entry.path) {
-                self.found(Found { origin: Origin::Made(Arc::clone(made), index), entry });
+                self.found(FoundEntry { origin: Origin::Synthetic(Arc::clone(made), index), entry });
             }
         }
     }
 
     fn list(&mut self, tree: &Tree, path: &RelPath, directories: &mut Vec<RelPath>) -> io::Result<()> {
         let directory = tree.directory(path.as_bytes())?;
-        let mut names = tree::Names::open(directory.as_fd())?;
+        let mut names = tree::DirectoryNames::open(directory.as_fd())?;
         loop {
-            let some = names.some()?;
+            let some = names.next_batch()?;
             if some.is_empty() || self.stopped {
                 return Ok(());
             }
@@ -242,7 +249,7 @@ impl<'a, V: Visitor> Scan<'a, V> {
         }
     }
 
-    /// Looks at one name in a directory.
+    /// Examines one name of a directory listing.
     fn name(
         &mut self,
         tree: &Tree,
@@ -254,18 +261,18 @@ impl<'a, V: Visitor> Scan<'a, V> {
         if self.stopped {
             return;
         }
-        // Before anything is asked about it: what is left out may be what cannot be copied.
+        // Filters come first: they may exclude an object that cannot be copied.
         if !self.filter.takes_name(path.as_bytes(), name) {
             return;
         }
         match path.join(name) {
             Ok(path) => {
-                // What is gone since the names were read is no trouble.
+                // A file that was deleted since the listing is no failure.
                 if let Err(e) = self.visit(tree, at, name, path.clone(), directories) {
                     self.trouble(&path, &e);
                 }
             }
-            // Left by a copy to this place: not part of the data.
+            // An unfinished file of a copy to this directory is not data.
             Err(NameError::Reserved(name)) => {
                 self.visitor.trouble(Trouble { path: path.clone(), op: Op::Skip, message: name });
             }
@@ -273,7 +280,7 @@ impl<'a, V: Visitor> Scan<'a, V> {
         }
     }
 
-    /// Looks at one name; whether it is there.
+    /// Examines one object; returns whether it exists.
     fn visit(
         &mut self,
         tree: &Tree,
@@ -286,7 +293,7 @@ impl<'a, V: Visitor> Scan<'a, V> {
             return Ok(true);
         }
         let Some((mut entry, stat)) = tree::entry_at(at, name, path)? else { return Ok(false) };
-        let is_directory = entry.kind == Kind::Directory;
+        let is_directory = entry.kind == EntryKind::Directory;
         if is_directory && self.recursive && self.into == Some((stat.st_dev, stat.st_ino)) {
             return Err(io::Error::other("the copy goes into it: a directory is not copied into itself"));
         }
@@ -299,40 +306,39 @@ impl<'a, V: Visitor> Scan<'a, V> {
                 return Ok(true);
             }
         }
-        if entry.kind == Kind::File && stat.st_nlink > 1 {
+        if entry.kind == EntryKind::File && stat.st_nlink > 1 {
             self.link((stat.st_dev, stat.st_ino), &mut entry);
         }
-        self.hand_on(Found { origin: Origin::Tree(tree.clone()), entry });
+        self.report(FoundEntry { origin: Origin::Tree(tree.clone()), entry });
         Ok(true)
     }
 
-    /// Hands on what was found, if nothing else was under its name.
-    fn found(&mut self, found: Found) {
+    /// Reports an entry unless its path was reported before.
+    fn found(&mut self, found: FoundEntry) {
         if self.is_new(&found.entry) {
-            self.hand_on(found);
+            self.report(found);
         }
     }
 
-    fn hand_on(&mut self, found: Found) {
+    fn report(&mut self, found: FoundEntry) {
         self.stopped |= !self.visitor.found(found);
     }
 
-    /// Whether nothing else was found under the name of something. Directories of one
-    /// name are one directory.
+    /// Whether the path of an entry is new. Directories of equal paths are merged.
     fn is_new(&mut self, entry: &Entry) -> bool {
         let Some(names) = &mut self.names else { return true };
-        let place = if entry.kind == Kind::Directory { DIRECTORY } else { self.place };
+        let source = if entry.kind == EntryKind::Directory { DIRECTORY } else { self.source };
         let key = xxhash_rust::xxh3::xxh3_128(entry.path.as_bytes());
         match names.get(&key).copied() {
             None => {
                 if names.len() < NAMES {
-                    names.insert(key, place);
+                    names.insert(key, source);
                 }
                 true
             }
-            Some(DIRECTORY) if place == DIRECTORY => true,
-            // Listed twice, say: it is the same.
-            Some(before) if before == place => false,
+            Some(DIRECTORY) if source == DIRECTORY => true,
+            // The same file again, listed twice for example.
+            Some(before) if before == source => false,
             Some(_) => {
                 let e = io::Error::other(
                     "another source has something of this name: will not overwrite just-created",
@@ -343,11 +349,11 @@ impl<'a, V: Visitor> Scan<'a, V> {
         }
     }
 
-    /// Makes a further name of a file a link to the first.
+    /// Turns a further name of a file into a hard link to its first.
     fn link(&mut self, file: (u64, u64), entry: &mut Entry) {
         let first = self.linked.entry(file).or_insert_with(|| entry.path.clone());
         if *first != entry.path {
-            entry.kind = Kind::HardLink(first.clone());
+            entry.kind = EntryKind::HardLink(first.clone());
             entry.size = 0;
         }
     }

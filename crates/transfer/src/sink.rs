@@ -1,21 +1,21 @@
-//! The side that receives: a task for each stream, and writing threads.
+//! The receiver: a task for each data connection, and writer threads.
 //!
 //! Invariants:
-//! - streams wait for room in the queue of jobs, so a slow disk holds TCP back
-//!   and memory stays bounded; finished jobs never wait;
-//! - the threads end with the session, however it ends.
+//! - connections wait while the job queue is full, so a slow disk exerts back-pressure
+//!   through TCP and memory stays bounded; results of jobs never wait;
+//! - the writer threads end with the session, also after an error.
 
 use crate::gate::Gate;
 use crate::guard::{OnPanic, Panicked};
-use crate::host::Remembered;
+use crate::host::ThreadTimes;
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::Monitor;
 use crate::output::Output;
+use crate::peer_timeout::{BEAT, PeerTimeout};
 use crate::queue::{Gauge, Queue};
-use crate::session::{Done, Job, OPEN_FILES, Receiver, Told};
-use crate::silence::{BEAT, Patience};
+use crate::session::{JobResult, OPEN_FILES, Receiver, SenderNotice, WriteJob};
 use crate::source::SessionError;
-use crate::tune::{Concurrency, Path, Progress, Tuning, follow};
+use crate::tune::{Concurrency, Connections, StageProgress, TunedStage, follow};
 use crate::wire::{Counts, Frame, Limit, Refusal, RefusalKind, Stage, Tuned};
 use futures_util::future::{Either, select, try_join_all};
 use longhaul_engine::sync::Notify;
@@ -26,41 +26,46 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Bytes that were received and wait to be written.
+/// Bytes of received data that may wait to be written.
 const WRITE_BEHIND: usize = 32 << 20;
-/// What a job without content weighs, so that many of them fill the queue too.
+/// Weight of a job without content in the queue, in bytes, so that many of them fill it.
 const JOB: usize = 1 << 10;
-/// What many small files weigh: they are work by their number, and few bytes are many.
-/// No more than a block, which would find room before them again and again.
+/// The greatest extra weight of a batch of small files, which cost time by their number
+/// rather than their bytes. Not above that of a block: blocks would overtake batches in a
+/// nearly full queue.
 const BATCH: usize = 1 << 20;
+/// Weight of a byte in such a batch.
 const FOR_EACH_BYTE: usize = 64;
-/// What a question weighs: at most 64 are open, and one may ask for the checksums of
-/// much.
-const ASKED: usize = 1 << 20;
-/// What the end of a file weighs besides: files of holes alone have nothing else, and are
-/// under way until it is done.
+/// Weight of an existence query: at most 64 are open, and each may need the checksums of
+/// much data.
+const QUERY_WEIGHT: usize = 1 << 20;
+/// Additional weight of the end of a file: files of holes alone have no other job, and
+/// stay open until it is done.
 const END: usize = 3 << 10;
-const _: () = assert!(WRITE_BEHIND / (JOB + END) <= OPEN_FILES / 2, "a queue of ends is no violation");
-/// How often the sending side is told how far this one is.
-const TELL: Duration = Duration::from_millis(100);
-/// Answers that wait to be sent before no more is received: each is a line or a few
-/// KB about something that failed.
+const _: () = assert!(
+    WRITE_BEHIND / (JOB + END) <= OPEN_FILES / 2,
+    "a full queue of file ends stays within OPEN_FILES"
+);
+/// Interval of progress reports to the sender.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// Answers that may wait to be sent; beyond them the receiver stops reading. Each is an
+/// error report of up to a few KB.
 const UNSENT: usize = 4096;
-/// How long a refusal may take to get through.
+/// Timeout for delivering a refusal.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// The queues between tasks and threads.
-struct Queues {
-    jobs: Queue<Job>,
-    done: Queue<Done>,
-    /// Which of the threads work.
+/// The queues between the connections' tasks and the writer threads.
+struct ReceiveQueues {
+    jobs: Queue<WriteJob>,
+    done: Queue<JobResult>,
+    /// The concurrency gate of the writer threads.
     gate: Gate,
-    /// All has been received.
+    /// All data was received.
     arrived: AtomicBool,
     panicked: Panicked,
 }
 
-impl Queues {
+impl ReceiveQueues {
     fn panic(&self) {
         self.panicked.set();
         self.abort();
@@ -72,40 +77,40 @@ impl Queues {
         self.gate.open();
     }
 
-    /// Why the queues give out nothing any more.
+    /// The reason why the queues were aborted.
     fn ended(&self) -> SessionError {
         self.panicked.check().err().unwrap_or(SessionError::Lost)
     }
 
-    /// How far others wait for what is written: those at the other end do for all of it
-    /// once nothing more is to come.
+    /// Fill of the job queue. Once all data was received it counts as full: writing is
+    /// then all that the sender waits for.
     fn gauge(&self) -> Gauge {
         let gauge = self.jobs.gauge();
         if self.arrived.load(Relaxed) { Gauge { fill: 1.0, empty: false, ..gauge } } else { gauge }
     }
 }
 
-struct Abort(Arc<Queues>);
+struct StopWriters(Arc<ReceiveQueues>);
 
-impl Drop for Abort {
+impl Drop for StopWriters {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// Receives everything; what was made of it. Where the sending side has the same
-/// monitor, that one tells what it hears, and this side does not.
+/// Runs the receiving side of a session and returns its counts. `tell` is false in a
+/// local copy, where both sides share `monitor` and the sender feeds it.
 pub(crate) async fn receive(
     writer: Arc<Output>,
     writers: Concurrency,
     links: Vec<Link>,
     monitor: Arc<Monitor>,
     tell: bool,
-    patience: Patience,
+    patience: PeerTimeout,
 ) -> Result<Counts, SessionError> {
     let gate = Gate::new(writers.start());
     let (arrived, panicked) = (AtomicBool::new(false), Panicked::default());
-    let queues = Arc::new(Queues {
+    let queues = Arc::new(ReceiveQueues {
         jobs: Queue::new(WRITE_BEHIND),
         done: Queue::new(usize::MAX),
         gate,
@@ -113,13 +118,13 @@ pub(crate) async fn receive(
         panicked,
     });
     monitor.choose(Stage::Write, false, writers.start(), "to begin with");
-    let abort = Abort(Arc::clone(&queues));
+    let abort = StopWriters(Arc::clone(&queues));
     let gauge = Arc::clone(&queues);
     monitor.watch(Stage::Write, move || gauge.gauge());
     for index in 0..writers.most() {
         let (writer, queues) = (Arc::clone(&writer), Arc::clone(&queues));
         let run = move || {
-            let _times = Remembered;
+            let _times = ThreadTimes;
             let _guard = OnPanic(|| queues.panic());
             let mut walker = writer.walker();
             queues.gate.pass(index);
@@ -131,7 +136,7 @@ pub(crate) async fn receive(
         let thread = std::thread::Builder::new().name("transfer-write".into()).spawn(run);
         thread.map_err(|e| SessionError::Local(format!("cannot start a thread: {e}")))?;
     }
-    let session = Rc::new(Session {
+    let session = Rc::new(ReceiveSession {
         receiver: RefCell::new(Receiver::new(links.len())),
         queues,
         monitor,
@@ -140,7 +145,7 @@ pub(crate) async fn receive(
         writers,
         frames: Notify::new(),
         sending: Cell::new(0),
-        deaf: Cell::new(false),
+        send_failed: Cell::new(false),
         room: links.iter().map(|_| Notify::new()).collect(),
         refusal: RefCell::new(None),
         ended: Cell::new(false),
@@ -150,34 +155,34 @@ pub(crate) async fn receive(
     result
 }
 
-struct Session {
+struct ReceiveSession {
     receiver: RefCell<Receiver>,
-    queues: Arc<Queues>,
+    queues: Arc<ReceiveQueues>,
     monitor: Arc<Monitor>,
     tell: bool,
     writer: Arc<Output>,
     writers: Concurrency,
-    /// There may be frames to send.
+    /// Signalled when frames may wait to be sent.
     frames: Notify,
-    /// Frames that are being sent.
+    /// Number of frames that are being sent.
     sending: Cell<usize>,
-    /// They cannot be.
-    deaf: Cell<bool>,
-    /// For each stream: there may be room for what it brings about.
+    /// Sending has failed.
+    send_failed: Cell<bool>,
+    /// For each connection: signalled when answers were sent, so that it may read on.
     room: Vec<Notify>,
-    /// The last thing to say, if it is not that all is done.
+    /// The refusal to send last, if the session failed.
     refusal: RefCell<Option<Refusal>>,
     ended: Cell<bool>,
 }
 
-impl Session {
-    async fn run(self: &Rc<Self>, links: Vec<Link>, patience: Patience) -> Result<Counts, SessionError> {
-        let pulses = links.iter().filter_map(|link| link.rx.pulse()).collect();
+impl ReceiveSession {
+    async fn run(self: &Rc<Self>, links: Vec<Link>, patience: PeerTimeout) -> Result<Counts, SessionError> {
+        let last_received = links.iter().filter_map(|link| link.rx.last_received()).collect();
         let (mut receiving, mut sending) = (Vec::new(), Vec::new());
         let sockets = links.iter().filter_map(|link| link.tx.stream()).filter(|_| self.tell).collect();
         let tuning: Task<()> = {
             let session = Rc::clone(self);
-            spawn(async move { session.tune(Path { streams: sockets, sends: false }).await })
+            spawn(async move { session.tune(Connections { streams: sockets, sends: false }).await })
         };
         for (stream, link) in links.into_iter().enumerate() {
             let session = Rc::clone(self);
@@ -186,14 +191,14 @@ impl Session {
         }
         let mut sending = sending.into_iter();
         let Some(first) = sending.next() else { return Err(SessionError::Lost) };
-        // Open until all is done, though nothing goes out on them.
+        // Kept open until the end: answers go out on the first connection only.
         let _others: Vec<Tx> = sending.collect();
         let answering = {
             let session = Rc::clone(self);
             spawn(async move {
                 let told = session.answer(first).await;
-                // Nobody hears an answer any more: who waits to give some need not.
-                session.deaf.set(told.is_err());
+                // Connections that wait for answers to be sent must not wait any longer.
+                session.send_failed.set(told.is_err());
                 session.room.iter().for_each(Notify::notify);
                 told
             })
@@ -203,9 +208,9 @@ impl Session {
             spawn(async move {
                 let mut said = now();
                 loop {
-                    sleep(TELL).await;
+                    sleep(PROGRESS_INTERVAL).await;
                     let beat = session.tell && now().saturating_duration_since(said) >= BEAT;
-                    if session.receiver.borrow_mut().tell(beat) {
+                    if session.receiver.borrow_mut().report_progress(beat) {
                         said = now();
                     }
                     session.frames.notify();
@@ -216,7 +221,7 @@ impl Session {
             let session = Rc::clone(self);
             spawn(async move { session.finish().await })
         };
-        // A stream ends well when the sender has ended it; the work goes on.
+        // A connection that the sender closed in order is no end of the session.
         let streams = async {
             match try_join_all(receiving).await {
                 Ok(_) => std::future::pending().await,
@@ -227,8 +232,8 @@ impl Session {
             let busy = || self.receiver.borrow().open() > 0;
             SessionError::Silent(
                 patience
-                    .ends(pulses, busy, |silent| {
-                        // Once all has come, the sender waits for this side.
+                    .expires(last_received, busy, |silent| {
+                        // With all data received, the sender waits for the receiver.
                         let all = self.queues.arrived.load(Relaxed);
                         self.monitor.silent(if all { Duration::ZERO } else { silent });
                     })
@@ -245,7 +250,7 @@ impl Session {
         }
         self.ended.set(true);
         self.frames.notify();
-        // Whoever has gone does not hear it.
+        // Best effort: the sender may be gone.
         let told = longhaul_engine::timeout(FAREWELL, answering).await;
         ticking.cancel().await;
         tuning.cancel().await;
@@ -257,11 +262,11 @@ impl Session {
         }
     }
 
-    /// Takes what comes on one stream, until the sender ends it.
+    /// Receives frames on one connection until the sender ends it.
     async fn stream(&self, stream: usize, mut rx: Rx) -> Result<Rx, SessionError> {
         loop {
             while self.receiver.borrow().unsent() + self.sending.get() > UNSENT {
-                if self.deaf.get() {
+                if self.send_failed.get() {
                     return Err(SessionError::Lost);
                 }
                 self.room[stream].notified().await;
@@ -271,15 +276,15 @@ impl Session {
             if let Frame::Refuse(refusal) = frame {
                 return Err(SessionError::Refused(refusal));
             }
-            let told = self.receiver.borrow_mut().handle(frame)?;
+            let notice = self.receiver.borrow_mut().handle(frame)?;
             if last && self.receiver.borrow().has_all() {
                 self.queues.arrived.store(true, Relaxed);
             }
-            match told.filter(|_| self.tell) {
-                Some(Told::Trouble(trouble)) => self.monitor.trouble(trouble),
-                Some(Told::Tuned(tuned)) => self.monitor.tuned(tuned, true),
-                Some(Told::Limit(stage)) => self.monitor.limit_there(stage),
-                Some(Told::Scanned(scanned)) => self.monitor.scanned(scanned),
+            match notice.filter(|_| self.tell) {
+                Some(SenderNotice::Trouble(trouble)) => self.monitor.trouble(trouble),
+                Some(SenderNotice::Tuned(tuned)) => self.monitor.tuned(tuned, true),
+                Some(SenderNotice::Limit(stage)) => self.monitor.set_peer_limit(stage),
+                Some(SenderNotice::Scanned(scanned)) => self.monitor.scanned(scanned),
                 None => {}
             }
             loop {
@@ -293,10 +298,10 @@ impl Session {
         }
     }
 
-    /// Lets the number of writers follow what they bring.
-    async fn tune(&self, path: Path) {
+    /// Adapts the number of writer threads to their measured throughput.
+    async fn tune(&self, path: Connections) {
         let queues = &self.queues;
-        let writers = Tuning {
+        let writers = TunedStage {
             stage: Stage::Write,
             concurrency: self.writers,
             start: self.writers.start(),
@@ -304,13 +309,13 @@ impl Session {
             look: Box::new(|| {
                 let counts = self.receiver.borrow().counts();
                 let limits = queues.jobs.gauge().fill >= 0.5;
-                Progress { files: counts.files + counts.others, bytes: counts.bytes, limits }
+                StageProgress { files: counts.files + counts.others, bytes: counts.bytes, limits }
             }),
             set: Box::new(|number| queues.gate.set(number)),
         };
         let tell = |tuned: Tuned| {
             self.monitor.tuned(tuned.clone(), false);
-            // Where both sides are here, they have one monitor.
+            // In a local copy both sides share the monitor.
             if self.tell {
                 self.receiver.borrow_mut().tuned(tuned);
                 self.frames.notify();
@@ -328,11 +333,11 @@ impl Session {
         follow(path, vec![writers], &self.monitor, tell, look).await;
     }
 
-    /// Takes what the threads have done, until all is.
+    /// Processes results of the writer threads until the session is complete.
     async fn finish(&self) -> Result<(), SessionError> {
         while let Some(done) = self.queues.done.pop_async().await {
             let mut receiver = self.receiver.borrow_mut();
-            // Before the last word.
+            // Sent before the final frame.
             for planned in self.writer.take_planned() {
                 if self.tell {
                     self.monitor.planned(planned.clone());
@@ -356,7 +361,7 @@ impl Session {
             }
             if self.writer.is_full() {
                 return Err(SessionError::Local(
-                    "the destination takes no more: its file system is full".into(),
+                    "cannot write to the destination: its file system is full; free space and run the same command again".into(),
                 ));
             }
             if finished {
@@ -366,7 +371,7 @@ impl Session {
         Err(self.queues.ended())
     }
 
-    /// Sends answers until all are sent.
+    /// Sends frames until the session has ended and all are sent.
     async fn answer(&self, mut tx: Tx) -> Result<(), LinkError> {
         loop {
             let mut frames = Vec::new();
@@ -391,17 +396,17 @@ impl Session {
     }
 }
 
-fn weight(job: &Job) -> usize {
+fn weight(job: &WriteJob) -> usize {
     JOB + match job {
-        Job::Batch(body) => (FOR_EACH_BYTE * body.len()).min(BATCH).max(body.len()),
-        Job::Ask { .. } => ASKED,
-        Job::Block { data, .. } => data.len(),
-        Job::Complete(_) | Job::Abandon(_) => END,
-        Job::Settle { .. } => 0,
+        WriteJob::Batch(body) => (FOR_EACH_BYTE * body.len()).min(BATCH).max(body.len()),
+        WriteJob::Query { .. } => QUERY_WEIGHT,
+        WriteJob::Block { data, .. } => data.len(),
+        WriteJob::Complete(_) | WriteJob::Abandon(_) => END,
+        WriteJob::Settle { .. } => 0,
     }
 }
 
-/// What to tell the other side about the end of a session.
+/// The refusal that reports an error to the sender.
 fn refusal(e: &SessionError) -> Refusal {
     let kind = match e {
         SessionError::Violation(_) | SessionError::Link(LinkError::Malformed(_)) => RefusalKind::Protocol,
@@ -414,26 +419,32 @@ fn refusal(e: &SessionError) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Batch, Content, Entry, Kind};
+    use crate::wire::{Batch, Content, Entry, EntryKind};
 
-    fn queues() -> Queues {
+    fn queues() -> ReceiveQueues {
         let gate = Gate::new(1);
         let (arrived, panicked) = (AtomicBool::new(false), Panicked::default());
-        Queues { jobs: Queue::new(WRITE_BEHIND), done: Queue::new(usize::MAX), gate, arrived, panicked }
+        ReceiveQueues {
+            jobs: Queue::new(WRITE_BEHIND),
+            done: Queue::new(usize::MAX),
+            gate,
+            arrived,
+            panicked,
+        }
     }
 
     #[test]
-    fn files_without_content_that_wait_are_seen_to_limit() {
+    fn queued_empty_files_fill_the_queue() {
         let queues = queues();
         let batch = || {
             let mut batch = Batch::default();
             while !batch.is_full() {
-                let entry = Entry::plain("some/directory/file", Kind::File, 0);
+                let entry = Entry::plain("some/directory/file", EntryKind::File, 0);
                 batch.push(&entry, &Content::None, &[]);
             }
-            Job::Batch(batch.into_body())
+            WriteJob::Batch(batch.into_body())
         };
-        // Each of a thousand files.
+        // 1,024 files in each batch.
         for _ in 0..16 {
             let job = batch();
             let weight = weight(&job);
@@ -443,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn when_all_has_come_it_is_what_is_written_that_others_wait_for() {
+    fn after_all_data_was_received_writing_is_the_limit() {
         let queues = queues();
         assert_eq!(queues.gauge().fill, 0.0);
         queues.arrived.store(true, Relaxed);
@@ -457,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_panics_is_heard_of() {
+    fn a_panic_of_a_writer_thread_ends_the_session() {
         let queues = Arc::new(queues());
         let thread = Arc::clone(&queues);
         let run = move || {
@@ -465,7 +476,7 @@ mod tests {
             panic!("as the test wants it");
         };
         std::thread::spawn(run).join().expect_err("it panicked");
-        assert!(queues.done.pop().is_none(), "nobody waits for more");
+        assert!(queues.done.pop().is_none(), "the aborted queue is empty");
         assert!(matches!(queues.ended(), SessionError::Local(why) if why.contains("panic")));
     }
 }

@@ -1,30 +1,28 @@
-//! The side that sends: a scanning thread, reading threads, and a task for each
-//! stream.
+//! The sender: a scanner thread, reader threads, and a task for each data connection.
 //!
 //! Invariants:
-//! - what is found goes through bounded queues, or was asked about and so is
-//!   bounded by the questions that may be open;
-//! - the streams end when the readers have, the readers when the scan has and
-//!   every question is answered; whoever fails aborts all queues, and so ends
-//!   everybody.
+//! - entries pass through bounded queues, or wait for the answer to an existence query,
+//!   whose number is bounded;
+//! - connections end after the readers, and the readers after the scan and the answers
+//!   to all queries; a failing thread or task aborts all queues, which ends the others.
 
-use crate::ask::Asker;
+use crate::existence_query::QueryBatcher;
 use crate::filter::Filter;
 use crate::gate::Gate;
 use crate::guard::{OnPanic, Panicked};
-use crate::host::Remembered;
+use crate::host::ThreadTimes;
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::Monitor;
-use crate::pace::Pace;
+use crate::peer_timeout::{BEAT, PeerTimeout};
 use crate::queue::Queue;
-use crate::read::{Reader, Work};
-use crate::scan::{Found, Scan, Start, Visitor};
-use crate::session::{Heard, Item, Sender, Violation};
-use crate::silence::{BEAT, Patience};
-use crate::tune::{Concurrency, Path, Progress, Tuning, follow};
+use crate::rate_limit::RateLimit;
+use crate::read::{ReadWork, Reader};
+use crate::scan::{FoundEntry, Scan, ScanStart, Visitor};
+use crate::session::{Item, ReceiverMessage, Sender, Violation};
+use crate::tune::{Concurrency, Connections, StageProgress, TunedStage, follow};
 use crate::wire::{
-    BATCH_ENTRIES, BLOCK, Batch, Compare, Content, Counts, Frame, Kind, Options, Refusal, Scanned, Stage,
-    Trouble, Tuned,
+    BATCH_ENTRIES, BLOCK, Batch, Compare, Content, Counts, EntryKind, Frame, Options, Refusal, Scanned,
+    Stage, Trouble, Tuned,
 };
 use futures_util::future::{Either, select, try_join_all};
 use longhaul_engine::net::TcpInfo;
@@ -37,39 +35,38 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Entries that were found and wait to be read: enough for every thread to fill
-/// batches, and a few MB of names.
+/// Entries that may wait to be read: enough for every thread to fill batches, in a few
+/// MB of names.
 const FOUND: usize = 16 << 10;
-/// Bytes that were read and wait to be sent: a few blocks for each reader and
-/// stream. More would only be memory, since what is on its way is with TCP.
+/// Bytes of read data that may wait to be sent: a few blocks for each reader and
+/// connection. Data in flight is in the socket buffers, so more would only cost memory.
 const READ_AHEAD: usize = 32 * BLOCK;
-/// Questions that wait to be put, in entries.
-const TO_ASK: usize = 8 * BATCH_ENTRIES;
+/// Entries that may wait for their existence query.
+const QUERY_QUEUE: usize = 8 * BATCH_ENTRIES;
 
-/// What to send, and how.
+/// What a session sends, and how.
 #[derive(Debug)]
-pub(crate) struct Plan {
-    pub(crate) starts: Vec<Start>,
+pub(crate) struct SendPlan {
+    pub(crate) starts: Vec<ScanStart>,
     pub(crate) filter: Filter,
     pub(crate) recursive: bool,
-    /// The directory that everything goes into, where that is on this machine: by
-    /// device and inode.
+    /// Device and inode of the destination in a local copy: the scan skips it.
     pub(crate) into: Option<(u64, u64)>,
     pub(crate) options: Options,
-    /// Ask before sending: something may be there already.
-    pub(crate) ask: bool,
+    /// Send existence queries first, since files may be up to date at the destination.
+    pub(crate) query: bool,
     pub(crate) readers: Concurrency,
-    /// The most bytes a second; 0 for no bound.
+    /// Rate limit in bytes a second; 0 for none.
     pub(crate) rate: u64,
-    /// Bytes that were read and may wait to be sent [default: [`READ_AHEAD`]].
-    pub(crate) ahead: Option<usize>,
+    /// Bytes of read data that may wait to be sent [default: [`READ_AHEAD`]].
+    pub(crate) read_ahead: Option<usize>,
 }
 
-impl Plan {
-    /// Takes up what a run before has left, if one has; by content, if the machine
-    /// that has it was started anew since.
+impl SendPlan {
+    /// Resumes an interrupted run if `left`; compares content if the receiving machine
+    /// rebooted since (`by_content`).
     pub(crate) fn resume(&mut self, left: bool, by_content: bool) {
-        self.ask |= left;
+        self.query |= left;
         if by_content {
             self.options.compare = Compare::Checksum;
         }
@@ -79,25 +76,25 @@ impl Plan {
 /// Why a session failed as a whole.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// A connection was lost or makes no sense.
+    /// A connection failed, or carried a malformed frame.
     #[error("{0}")]
     Link(#[from] LinkError),
-    /// The other side breaks the protocol.
+    /// The other side violated the protocol.
     #[error("{0}")]
     Violation(#[from] Violation),
-    /// The other side gives up.
+    /// The other side refused to continue.
     #[error("{}", .0.message)]
     Refused(Refusal),
     /// The other side closed the connection early.
-    #[error("the other side closed the connection before all was done")]
+    #[error("the other side closed the connection before the copy was complete")]
     Lost,
-    /// The other side hangs.
-    #[error("nothing came from the other side for {} s: it hangs, or does not want to go on", .0.as_secs())]
+    /// The other side sent nothing for this long.
+    #[error("nothing was received from the other side for {} s: it hangs, or is stopped", .0.as_secs())]
     Silent(std::time::Duration),
-    /// This side cannot go on.
+    /// This side failed.
     #[error("{0}")]
     Local(String),
-    /// Somebody wanted it.
+    /// The user interrupted the copy.
     #[error("interrupted")]
     Interrupted,
 }
@@ -109,56 +106,56 @@ impl From<io::Error> for SessionError {
 }
 
 /// The queues between the stages.
-struct Queues {
-    /// Entries to ask about.
-    ask: Arc<Queue<Vec<(Found, Content)>>>,
-    work: Arc<Queue<Work>>,
+struct SendQueues {
+    /// Entries for existence queries.
+    queries: Arc<Queue<Vec<(FoundEntry, Content)>>>,
+    work: Arc<Queue<ReadWork>>,
     items: Arc<Queue<Item>>,
     panicked: Panicked,
 }
 
-impl Queues {
+impl SendQueues {
     fn panic(&self) {
         self.panicked.set();
         self.abort();
     }
 
     fn abort(&self) {
-        self.ask.abort();
+        self.queries.abort();
         self.work.abort();
         self.items.abort();
     }
 }
 
-/// Ends the threads when the session is dropped, however that comes about.
-struct Abort(Arc<Queues>);
+/// Aborts the queues, and so ends the threads, when the session is dropped.
+struct StopReaders(Arc<SendQueues>);
 
-impl Drop for Abort {
+impl Drop for StopReaders {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// Sends everything; what the other side has made of it. All of `links` are used
-/// or, if `streams` is measured, as many as help.
+/// Runs the sending side of a session and returns the receiver's counts. All of `links`
+/// are used, or as many as improve the rate if `streams` is [`Concurrency::Measured`].
 pub(crate) async fn send(
-    plan: Plan,
+    plan: SendPlan,
     links: Vec<Link>,
     streams: Concurrency,
     monitor: Arc<Monitor>,
-    patience: Patience,
+    patience: PeerTimeout,
 ) -> Result<Counts, SessionError> {
-    let queues = Arc::new(Queues {
-        ask: Arc::new(Queue::new(TO_ASK)),
+    let queues = Arc::new(SendQueues {
+        queries: Arc::new(Queue::new(QUERY_QUEUE)),
         work: Arc::new(Queue::new(FOUND)),
-        items: Arc::new(Queue::new(plan.ahead.unwrap_or(READ_AHEAD).max(1))),
+        items: Arc::new(Queue::new(plan.read_ahead.unwrap_or(READ_AHEAD).max(1))),
         panicked: Panicked::default(),
     });
     let (work, items) = (Arc::clone(&queues.work), Arc::clone(&queues.items));
     monitor.watch(Stage::Read, move || work.gauge());
     monitor.watch(Stage::Send, move || items.gauge());
-    let abort = Abort(Arc::clone(&queues));
-    let (ask, dry_run, rate) = (plan.ask, plan.options.dry_run, plan.rate);
+    let abort = StopReaders(Arc::clone(&queues));
+    let (query, dry_run, rate) = (plan.query, plan.options.dry_run, plan.rate);
     if rate > 0 {
         links.iter().for_each(|link| link.tx.limit(rate));
     } else {
@@ -166,14 +163,14 @@ pub(crate) async fn send(
     }
     let readers = plan.readers;
     let gate = threads(plan, &queues, &monitor)?;
-    // A limit of the rate is none of the connections'.
+    // With a rate limit, more connections cannot help.
     let streams = if rate > 0 { Concurrency::Fixed(streams.streams()) } else { streams };
     let sockets: Vec<_> = links.iter().filter_map(|link| link.tx.stream()).collect();
-    let path = Path { streams: sockets.clone(), sends: true };
+    let path = Connections { streams: sockets.clone(), sends: true };
     let active = streams.streams().min(links.len());
     monitor.choose(Stage::Read, false, readers.start(), "to begin with");
     monitor.choose(Stage::Send, false, active, "to begin with");
-    let session = Rc::new(Session {
+    let session = Rc::new(SendSession {
         sender: RefCell::new(Sender::new(links.len())),
         readers,
         gate,
@@ -186,13 +183,13 @@ pub(crate) async fn send(
         answered: Notify::new(),
         heard_end: Cell::new(false),
         dry_run,
-        pace: Pace::new(rate),
+        rate_limit: RateLimit::new(rate),
     });
-    let told = Arc::clone(&session.monitor);
-    let pulses = links.iter().filter_map(|link| link.rx.pulse()).collect();
+    let watcher = Arc::clone(&session.monitor);
+    let last_received = links.iter().filter_map(|link| link.rx.last_received()).collect();
     let result = match select(
-        pin!(session.run(links, path, ask)),
-        pin!(patience.ends(pulses, || false, |silent| told.silent(silent))),
+        pin!(session.run(links, path, query)),
+        pin!(patience.expires(last_received, || false, |silent| watcher.silent(silent))),
     )
     .await
     {
@@ -201,25 +198,29 @@ pub(crate) async fn send(
     };
     let infos: Vec<_> = sockets.iter().filter_map(|socket| socket.info().ok()).collect();
     if !infos.is_empty() {
-        told.set_sockets(TcpInfo::together(&infos));
+        watcher.set_sockets(TcpInfo::together(&infos));
     }
     drop(abort);
     result
 }
 
-/// Starts the scanning thread and the reading ones. They end with the queues.
-fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<Arc<Gate>, SessionError> {
+/// Starts the scanner thread and the reader threads; aborting the queues ends them.
+fn threads(
+    plan: SendPlan,
+    queues: &Arc<SendQueues>,
+    monitor: &Arc<Monitor>,
+) -> Result<Arc<Gate>, SessionError> {
     let failed = |e: io::Error| SessionError::Local(format!("cannot start a thread: {e}"));
     let (gate, most) = (Arc::new(Gate::new(plan.readers.start())), plan.readers.most());
-    let asker = plan.ask.then(|| {
+    let asker = plan.query.then(|| {
         let by_content = plan.options.compare == Compare::Checksum;
-        Arc::new(Asker::new(Arc::clone(&queues.ask), by_content.then_some(plan.options.hash)))
+        Arc::new(QueryBatcher::new(Arc::clone(&queues.queries), by_content.then_some(plan.options.hash)))
     });
     let reader = Arc::new(Reader {
         asker: asker.clone(),
         work: Arc::clone(&queues.work),
         items: Arc::clone(&queues.items),
-        pool: BufPool::new(plan.ahead.unwrap_or(READ_AHEAD) + (most + 8) * BLOCK),
+        pool: BufPool::new(plan.read_ahead.unwrap_or(READ_AHEAD) + (most + 8) * BLOCK),
         hash: plan.options.hash,
         xattrs: plan.options.xattrs,
         threads: most,
@@ -231,7 +232,7 @@ fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<A
     for index in 0..most {
         let (reader, running, queues) = (Arc::clone(&reader), Arc::clone(&running), Arc::clone(queues));
         let run = move || {
-            let _times = Remembered;
+            let _times = ThreadTimes;
             let _guard = OnPanic(|| {
                 queues.panic();
                 reader.gate.open();
@@ -243,7 +244,7 @@ fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<A
         };
         std::thread::Builder::new().name("transfer-read".into()).spawn(run).map_err(failed)?;
     }
-    let finder = Finder {
+    let finder = ScanForwarder {
         queues: Arc::clone(queues),
         monitor: Arc::clone(monitor),
         read_first: plan.options.xattrs || plan.options.compare == Compare::Checksum,
@@ -251,7 +252,7 @@ fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<A
     };
     let guarded = Arc::clone(queues);
     let run = move || {
-        let _times = Remembered;
+        let _times = ThreadTimes;
         let _guard = OnPanic(|| guarded.panic());
         finder.run(&plan)
     };
@@ -259,18 +260,18 @@ fn threads(plan: Plan, queues: &Arc<Queues>, monitor: &Arc<Monitor>) -> Result<A
     Ok(gate)
 }
 
-/// Hands on what the scan finds.
-struct Finder {
-    queues: Arc<Queues>,
+/// Feeds entries of the scan to the readers or the existence queries.
+struct ScanForwarder {
+    queues: Arc<SendQueues>,
     monitor: Arc<Monitor>,
-    /// Files are asked about first.
-    asker: Option<Arc<Asker>>,
-    /// Something has to be read of them to ask: readers do that.
+    /// Present if files are queried first.
+    asker: Option<Arc<QueryBatcher>>,
+    /// A query needs a checksum or attributes, which reader threads provide.
     read_first: bool,
 }
 
-impl Finder {
-    fn run(mut self, plan: &Plan) {
+impl ScanForwarder {
+    fn run(mut self, plan: &SendPlan) {
         let (filter, recursive) = (&plan.filter, plan.recursive);
         let mut scan = Scan::new(&mut self, filter, recursive).once(&plan.starts).without(plan.into);
         for start in &plan.starts {
@@ -281,59 +282,64 @@ impl Finder {
         self.monitor.scan_done.store(true, Ordering::Relaxed);
         self.queues.items.force(Item::Scanned(self.monitor.what_is_scanned()), 1);
         match &self.asker {
-            // The work ends when all is answered.
+            // The work queue closes when all queries are answered.
             Some(asker) => asker.end(),
             None => self.queues.work.close(),
         }
     }
 }
 
-impl Visitor for Finder {
-    fn found(&mut self, found: Found) -> bool {
-        if found.entry.kind == Kind::File {
+impl Visitor for ScanForwarder {
+    fn found(&mut self, found: FoundEntry) -> bool {
+        if found.entry.kind == EntryKind::File {
             self.monitor.scanned_files.fetch_add(1, Ordering::Relaxed);
             self.monitor.scanned_bytes.fetch_add(found.entry.size, Ordering::Relaxed);
         }
-        let asker = self.asker.as_ref().filter(|_| found.entry.kind == Kind::File);
+        let asker = self.asker.as_ref().filter(|_| found.entry.kind == EntryKind::File);
         let Some(asker) = asker else {
-            return self.queues.work.push(Work::Found(found, Box::default()), 1).is_ok();
+            return self.queues.work.push(ReadWork::Found(found, Box::default()), 1).is_ok();
         };
         if self.read_first {
             asker.begin();
-            return self.queues.work.push(Work::Ask(found), 1).is_ok();
+            return self.queues.work.push(ReadWork::Query(found), 1).is_ok();
         }
-        asker.add(found, Content::Asked(None)).is_ok()
+        asker.add(found, Content::Query(None)).is_ok()
     }
 
     fn trouble(&mut self, trouble: Trouble) {
-        // If nobody takes it, nobody is there to be told.
+        // The queue is closed only if the session has failed already.
         let _ = self.queues.items.push(Item::Trouble(trouble), 1);
     }
 }
 
-/// The tasks of a session.
-struct Session {
-    sender: RefCell<Sender<Found>>,
-    queues: Arc<Queues>,
+/// State that the tasks of a session share.
+struct SendSession {
+    sender: RefCell<Sender<FoundEntry>>,
+    queues: Arc<SendQueues>,
     monitor: Arc<Monitor>,
-    /// An answer came.
+    /// Signalled for each answer to a query.
     answered: Notify,
     heard_end: Cell<bool>,
     dry_run: bool,
-    pace: Pace,
-    /// The reading threads.
+    rate_limit: RateLimit,
+    /// The number of reader threads, and their concurrency gate.
     readers: Concurrency,
     gate: Arc<Gate>,
-    /// The connections: those below `active` carry data, and the others wait.
+    /// Data connections: those with an index below `active` carry data, the others wait.
     streams: Concurrency,
     active: Cell<usize>,
     wake: Vec<Notify>,
-    /// Bytes of content that were handed to the network.
+    /// Bytes of content written to the sockets.
     sent: Cell<u64>,
 }
 
-impl Session {
-    async fn run(self: &Rc<Self>, links: Vec<Link>, path: Path, ask: bool) -> Result<Counts, SessionError> {
+impl SendSession {
+    async fn run(
+        self: &Rc<Self>,
+        links: Vec<Link>,
+        path: Connections,
+        query: bool,
+    ) -> Result<Counts, SessionError> {
         let (mut sending, mut receiving) = (Vec::new(), Vec::new());
         let tuning: Task<()> = {
             let session = Rc::clone(self);
@@ -347,8 +353,8 @@ impl Session {
         let asking: Task<()> = {
             let session = Rc::clone(self);
             spawn(async move {
-                if ask {
-                    session.ask().await;
+                if query {
+                    session.query().await;
                 }
             })
         };
@@ -358,13 +364,13 @@ impl Session {
             let session = Rc::clone(self);
             spawn(async move { session.listen(first).await })
         };
-        // The sockets stay open until all is done, though nothing comes on them.
+        // Kept open until the end: answers arrive on the first connection only.
         let _others: Vec<Rx> = receiving.collect();
         let sent = try_join_all(sending);
         let counts = match select(sent, listening).await {
-            // Of what is wrong here the other side knows nothing.
+            // A local error is the cause, whatever the receiver reports.
             Either::Left((Err(e @ SessionError::Local(_)), _)) => Err(e),
-            // What it said is a better reason than that it closed.
+            // The receiver's refusal explains more than the closed connection.
             Either::Left((sent, listening)) => match (sent, listening.await) {
                 (_, Ok(counts)) => Ok(counts),
                 (_, Err(e @ (SessionError::Refused(_) | SessionError::Violation(_)))) => Err(e),
@@ -377,7 +383,7 @@ impl Session {
         counts
     }
 
-    /// Sends items on one stream until there are no more.
+    /// Sends items on one connection until there are no more.
     async fn stream(&self, stream: usize, mut tx: Tx) -> Result<Tx, SessionError> {
         loop {
             while stream >= self.active.get() {
@@ -390,12 +396,12 @@ impl Session {
             let mut frames = Vec::new();
             self.sender.borrow_mut().frames(stream, item, &mut frames);
             let bytes = frames.iter().map(Frame::weight).sum();
-            self.monitor.paces(self.pace.wait(bytes).await);
+            self.monitor.rate_limited(self.rate_limit.wait(bytes).await);
             tx.send(frames).await?;
             self.sent.set(self.sent.get() + bytes as u64);
         }
         self.queues.panicked.check()?;
-        // The others are to say so on theirs, too.
+        // Wakes the idle connections, which have to send their end as well.
         self.use_streams(usize::MAX);
         let end = self.sender.borrow().end(true);
         tx.send(vec![end]).await?;
@@ -407,28 +413,32 @@ impl Session {
         self.wake.iter().for_each(Notify::notify);
     }
 
-    /// Lets the numbers of readers and of streams follow what they bring.
-    async fn tune(&self, path: Path) {
+    /// Adapts the numbers of reader threads and connections to their throughput.
+    async fn tune(&self, path: Connections) {
         let (items, work) = (&self.queues.items, &self.queues.work);
         let (read, sent) = (&self.monitor.read, &self.sent);
-        let readers = Tuning {
+        let readers = TunedStage {
             stage: Stage::Read,
             concurrency: self.readers,
             start: self.readers.start(),
             most: self.readers.most(),
-            look: Box::new(|| Progress {
+            look: Box::new(|| StageProgress {
                 files: read.files.load(Ordering::Relaxed),
                 bytes: read.bytes.load(Ordering::Relaxed),
                 limits: items.gauge().fill < 0.5 && !work.is_empty(),
             }),
             set: Box::new(|number| self.gate.set(number)),
         };
-        let streams = Tuning {
+        let streams = TunedStage {
             stage: Stage::Send,
             concurrency: self.streams,
             start: self.active.get(),
             most: self.wake.len(),
-            look: Box::new(|| Progress { files: 0, bytes: sent.get(), limits: items.gauge().fill >= 0.5 }),
+            look: Box::new(|| StageProgress {
+                files: 0,
+                bytes: sent.get(),
+                limits: items.gauge().fill >= 0.5,
+            }),
             set: Box::new(|number| self.use_streams(number)),
         };
         let tell = |tuned: Tuned| {
@@ -451,22 +461,22 @@ impl Session {
         follow(path, vec![readers, streams], &self.monitor, tell, look).await;
     }
 
-    /// Puts questions; when all are put and answered, there is no more work.
-    async fn ask(&self) {
-        while let Some(about) = self.queues.ask.pop_async().await {
-            while !self.sender.borrow().may_ask() {
+    /// Sends existence queries; closes the work queue when all are answered.
+    async fn query(&self) {
+        while let Some(about) = self.queues.queries.pop_async().await {
+            while !self.sender.borrow().may_query() {
                 self.answered.notified().await;
             }
             let mut batch = Batch::default();
             let mut found = Vec::with_capacity(about.len());
             for (mut one, content) in about {
                 batch.push(&one.entry, &content, &[]);
-                // They are read again with the file.
+                // Attributes are read again with the file.
                 one.entry.xattrs = Vec::new();
                 found.push(one);
             }
-            let number = self.sender.borrow_mut().ask(found);
-            self.queues.items.force(Item::Ask { number, batch: batch.into_body() }, 1);
+            let number = self.sender.borrow_mut().query(found);
+            self.queues.items.force(Item::Query { number, batch: batch.into_body() }, 1);
         }
         while !self.sender.borrow().is_answered() {
             self.answered.notified().await;
@@ -474,41 +484,41 @@ impl Session {
         self.queues.work.close();
     }
 
-    /// Hears what the other side says, until it says that all is done.
+    /// Processes frames of the receiver until it reports completion.
     async fn listen(&self, mut rx: Rx) -> Result<Counts, SessionError> {
         while let Some(frame) = rx.frame().await? {
             let heard = self.sender.borrow_mut().handle(frame)?;
             match heard {
-                Heard::Wanted(wanted) => {
+                ReceiverMessage::Wanted(wanted) => {
                     for (found, have) in wanted {
                         if !self.dry_run {
-                            self.queues.work.force(Work::Found(found, have), 1);
+                            self.queues.work.force(ReadWork::Found(found, have), 1);
                         }
                     }
                     self.answered.notify();
                 }
-                Heard::Trouble(trouble) => self.monitor.trouble(trouble),
-                Heard::Planned(planned) => self.monitor.planned(planned),
-                Heard::Tuned(tuned) => self.monitor.tuned(tuned, true),
-                Heard::Limit(stage) => self.monitor.limit_there(stage),
-                Heard::Progress(counts) => self.monitor.set_counts(counts),
-                // It is found here.
-                Heard::Scanned(_) => {}
-                Heard::Finished(counts) => {
+                ReceiverMessage::Trouble(trouble) => self.monitor.trouble(trouble),
+                ReceiverMessage::Planned(planned) => self.monitor.planned(planned),
+                ReceiverMessage::Tuned(tuned) => self.monitor.tuned(tuned, true),
+                ReceiverMessage::Limit(stage) => self.monitor.set_peer_limit(stage),
+                ReceiverMessage::Progress(counts) => self.monitor.set_counts(counts),
+                // The scan runs on this side.
+                ReceiverMessage::Scanned(_) => {}
+                ReceiverMessage::Finished(counts) => {
                     self.heard_end.set(true);
                     self.monitor.set_counts(counts);
                     return Ok(counts);
                 }
-                Heard::Refused(refusal) => return Err(SessionError::Refused(refusal)),
+                ReceiverMessage::Refused(refusal) => return Err(SessionError::Refused(refusal)),
             }
         }
         Err(SessionError::Lost)
     }
 }
 
-/// Says why there will be no session, to whoever is at the other end.
+/// Sends a refusal, as the last frame of a connection.
 pub(crate) async fn refuse(link: &mut Link, refusal: Refusal) {
-    // Who has gone need not be told.
+    // Best effort: the peer may be gone.
     let _ = link.tx.send(vec![Frame::Refuse(refusal)]).await;
 }
 
@@ -519,71 +529,71 @@ mod tests {
     use crate::wire::RelPath;
 
     #[test]
-    fn what_is_compared_by_content_is_read_by_the_readers() {
+    fn checksums_for_queries_are_computed_by_reader_threads() {
         let dir = tempfile::tempdir().expect("a directory");
         for i in 0..5 {
             std::fs::write(dir.path().join(i.to_string()), "content").expect("written");
         }
-        let queues = Arc::new(Queues {
-            ask: Arc::new(Queue::new(TO_ASK)),
+        let queues = Arc::new(SendQueues {
+            queries: Arc::new(Queue::new(QUERY_QUEUE)),
             work: Arc::new(Queue::new(FOUND)),
             items: Arc::new(Queue::new(READ_AHEAD)),
             panicked: Panicked::default(),
         });
         let options = Options { compare: Compare::Checksum, ..Options::default() };
-        let asker = Arc::new(Asker::new(Arc::clone(&queues.ask), Some(options.hash)));
-        let finder = Finder {
+        let asker = Arc::new(QueryBatcher::new(Arc::clone(&queues.queries), Some(options.hash)));
+        let finder = ScanForwarder {
             queues: Arc::clone(&queues),
             monitor: Arc::new(Monitor::new()),
             asker: Some(Arc::clone(&asker)),
             read_first: true,
         };
         let tree = Tree::open(dir.path()).expect("open");
-        let plan = Plan {
-            starts: vec![Start::Tree { tree, path: RelPath::root() }],
+        let plan = SendPlan {
+            starts: vec![ScanStart::Tree { tree, path: RelPath::root() }],
             filter: Filter::default(),
             recursive: true,
             options,
-            ask: true,
+            query: true,
             readers: Concurrency::Fixed(1),
             rate: 0,
-            ahead: None,
+            read_ahead: None,
             into: None,
         };
-        // The scan ends though nobody reads.
+        // The scan ends without any reader.
         finder.run(&plan);
-        let is_question = |work: &Work| matches!(work, Work::Ask(_));
-        assert!(matches!(queues.work.pop(), Some(Work::Found(..))), "the directory itself");
+        let is_question = |work: &ReadWork| matches!(work, ReadWork::Query(_));
+        assert!(matches!(queues.work.pop(), Some(ReadWork::Found(..))), "the directory itself");
         let files: Vec<_> = std::iter::from_fn(|| queues.work.try_pop_if(is_question)).collect();
-        assert_eq!((files.len(), queues.ask.is_empty()), (5, true));
-        // The question is put when the last of them was read.
+        assert_eq!((files.len(), queues.queries.is_empty()), (5, true));
+        // The query is complete when the last file was read.
         for (i, work) in files.into_iter().enumerate() {
-            let Work::Ask(found) = work else { panic!("{work:?}") };
-            assert!(queues.ask.is_empty());
-            let read = (i > 0).then_some((found, Content::Asked(None)));
-            asker.read(read).expect("somebody asks");
+            let ReadWork::Query(found) = work else { panic!("{work:?}") };
+            assert!(queues.queries.is_empty());
+            let read = (i > 0).then_some((found, Content::Query(None)));
+            asker.read(read).expect("the query queue is open");
         }
-        assert_eq!(queues.ask.pop().map(|about| about.len()), Some(4), "one could not be read");
-        assert!(queues.ask.pop().is_none(), "that was the last");
+        assert_eq!(queues.queries.pop().map(|about| about.len()), Some(4), "one could not be read");
+        assert!(queues.queries.pop().is_none(), "that was the last");
     }
 
     #[test]
-    fn a_thread_that_panics_ends_the_copy() {
-        let plan = Plan {
-            starts: vec![Start::Made(Arc::new(crate::made::Made::Broken))],
+    fn a_panic_of_a_reader_thread_ends_the_copy() {
+        let plan = SendPlan {
+            starts: vec![ScanStart::Synthetic(Arc::new(crate::synthetic::Synthetic::Broken))],
             filter: Filter::default(),
             recursive: true,
             options: Options::default(),
-            ask: false,
+            query: false,
             readers: Concurrency::Fixed(2),
             rate: 0,
-            ahead: None,
+            read_ahead: None,
             into: None,
         };
         let thread = longhaul_engine::Thread::start("test", Default::default()).expect("an engine");
         let run = || async move {
             let (here, _there) = Link::pair();
-            let (monitor, patience) = (Arc::new(Monitor::new()), Patience::default());
+            let (monitor, patience) = (Arc::new(Monitor::new()), PeerTimeout::default());
             send(plan, vec![here], Concurrency::Fixed(1), monitor, patience).await
         };
         let result = thread.handle().spawn(run).wait().expect("it ran");

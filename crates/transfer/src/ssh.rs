@@ -11,19 +11,19 @@
 
 mod carry;
 mod failure;
-mod place;
+mod install;
 mod program;
 
 use crate::copy::{CopyError, Settings};
 use crate::monitor::Monitor;
-use crate::seal::Key;
+use crate::noise::Key;
 use crate::tune::Concurrency;
 use crate::wire::{Refusal, RefusalKind};
 pub use carry::carry;
 use carry::{pair, relay};
-use failure::{Ended, Said};
-pub use place::Offer;
-use place::{Came, place};
+use failure::{SshExit, StderrTail};
+use install::Installed;
+pub use install::Offer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -90,7 +90,7 @@ pub(crate) struct Remote {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: Option<BufReader<ChildStdout>>,
-    said: Said,
+    said: StderrTail,
     /// Where it is reached.
     pub(crate) server: (String, u16),
     /// What it wants to be shown.
@@ -116,7 +116,7 @@ impl Remote {
         let threads = fixed("readers", settings.readers) + &fixed("writers", settings.writers);
         let agent = format!("agent --one-time{ports}{threads}");
         let remote = match &ssh.install {
-            Some(_) => place::command(&agent),
+            Some(_) => install::command(&agent),
             None => format!("{} {agent}", ssh.remote_program),
         };
         // What goes through ssh ends with it: on a dead path TCP would keep it for long.
@@ -136,23 +136,23 @@ impl Remote {
         let mut child = command.spawn().map_err(named)?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take().map(BufReader::new));
         let stderr = child.stderr.take().ok_or_else(|| io::Error::other("ssh has no standard error"));
-        let said = stderr.and_then(Said::follow).map_err(named)?;
+        let said = stderr.and_then(StderrTail::follow).map_err(named)?;
         let mut remote = Remote { child, stdin, stdout, said, server: (name_of(host, ssh), 0), key };
         let greeted = remote.greet(ssh.install.as_ref()).map_err(|e| unreachable(e.to_string()))?;
         let address = match greeted {
-            Greeted::Listens { address, placed } => {
+            AgentStart::Listens { address, placed } => {
                 if let Some(words) = placed {
                     monitor.note(format!("{host}: {words}"));
                 }
                 address
             }
-            Greeted::NotPlaced(why) => {
+            AgentStart::NotPlaced(why) => {
                 let message = format!("cannot place the program on {host}: {why}");
                 return Err(CopyError::Refused(Refusal::new(RefusalKind::Unreachable, message)));
             }
-            Greeted::Not(printed) => {
+            AgentStart::Not(printed) => {
                 let status = remote.end();
-                return Err(Ended { host, ssh, status, printed: &printed, said: &remote.said }.error());
+                return Err(SshExit { host, ssh, status, printed: &printed, said: &remote.said }.error());
             }
         };
         remote.server.1 = address.port();
@@ -161,24 +161,24 @@ impl Remote {
 
     /// Places the program if that is wanted, hands the key over, and waits for where the agent
     /// listens. What a login shell says to everybody is passed over.
-    fn greet(&mut self, install: Option<&Offer>) -> io::Result<Greeted> {
+    fn greet(&mut self, install: Option<&Offer>) -> io::Result<AgentStart> {
         let (Some(stdin), Some(stdout)) = (&mut self.stdin, &mut self.stdout) else {
-            return Ok(Greeted::Not(Vec::new()));
+            return Ok(AgentStart::Not(Vec::new()));
         };
         let mut lines = Lines { from: stdout, left: GREETINGS, first: Vec::new() };
         let mut placed = None;
         if let Some(offer) = install {
-            match place(stdin, &mut lines, offer)? {
-                Came::There(words) => placed = words,
-                Came::Failed(why) => return Ok(Greeted::NotPlaced(why)),
-                Came::Nothing => return Ok(Greeted::Not(lines.first)),
+            match install::install(stdin, &mut lines, offer)? {
+                Installed::There(words) => placed = words,
+                Installed::Failed(why) => return Ok(AgentStart::NotPlaced(why)),
+                Installed::Nothing => return Ok(AgentStart::Not(lines.first)),
             }
         }
         // An agent that has ended already says nothing, and is reported by that.
         let _ = writeln!(stdin, "{}", self.key.to_hex()).and_then(|()| stdin.flush());
         Ok(match lines.find(listens)? {
-            Some(address) => Greeted::Listens { address, placed },
-            None => Greeted::Not(lines.first),
+            Some(address) => AgentStart::Listens { address, placed },
+            None => AgentStart::Not(lines.first),
         })
     }
 
@@ -208,7 +208,7 @@ impl Remote {
 }
 
 /// What came of starting an agent.
-enum Greeted {
+enum AgentStart {
     /// It listens here; in words, if its program was placed.
     Listens { address: SocketAddr, placed: Option<String> },
     /// Its program cannot be placed, for this reason.

@@ -10,7 +10,7 @@
 //! - where it cannot be, it is taken to keep every time, unless it is of a kind that is
 //!   known not to: a file too many is sent rather than none too few.
 
-use crate::seal::fill_random;
+use crate::noise::fill_random;
 use crate::wire::{RESERVED, Time};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, Timespec, Timestamps};
 use std::collections::HashMap;

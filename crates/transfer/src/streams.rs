@@ -13,7 +13,7 @@
 //! - after a try that did not help the next one waits twice as long, up to
 //!   [`HOLD_MOST`].
 
-use crate::tuner::Move;
+use crate::tuner::CountChange;
 
 /// Growth of the rate of content that a higher number has to bring, besides the
 /// share that it has sent again in addition; and where segments are lost at random,
@@ -64,7 +64,7 @@ impl Limiter {
 
 /// What was seen since the sample before.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sample {
+pub(crate) struct StreamSample {
     /// Bytes of content a second.
     pub(crate) rate: f64,
     /// Content waits to be sent.
@@ -84,7 +84,7 @@ struct Mean {
 }
 
 impl Mean {
-    fn add(self, sample: Sample) -> Mean {
+    fn add(self, sample: StreamSample) -> Mean {
         let samples = self.samples + 1;
         let step = |mean: f64, value: f64| mean + (value - mean) / f64::from(samples);
         Mean { rate: step(self.rate, sample.rate), resent: step(self.resent, sample.resent), samples }
@@ -92,7 +92,7 @@ impl Mean {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum StreamsPhase {
     /// As it is, for so many samples more.
     Hold(u32),
     /// The rate as it is, to compare with, while this limits.
@@ -114,14 +114,14 @@ pub(crate) struct Streams {
     best: f64,
     /// The last try was in vain: the next one is smaller.
     failed: bool,
-    state: State,
+    state: StreamsPhase,
 }
 
 impl Streams {
     /// Begins with `start` of at most `most`; a change shows after `settle` samples.
     pub(crate) fn new(start: usize, most: usize, settle: u32) -> Streams {
         let most = most.max(1);
-        let state = State::Hold(1 + settle);
+        let state = StreamsPhase::Hold(1 + settle);
         Streams { most, now: start.clamp(1, most), settle, hold: HOLD, best: 0.0, failed: false, state }
     }
 
@@ -132,34 +132,38 @@ impl Streams {
     }
 
     /// Takes a sample; what is to be changed.
-    pub(crate) fn sample(&mut self, sample: Sample) -> Option<Move> {
+    pub(crate) fn sample(&mut self, sample: StreamSample) -> Option<CountChange> {
         self.best *= FORGET;
         match self.state {
-            State::Hold(left) if left > 0 => self.state = State::Hold(left - 1),
+            StreamsPhase::Hold(left) if left > 0 => self.state = StreamsPhase::Hold(left - 1),
             // A rate that the other stages limit says nothing of connections.
-            State::Hold(_) | State::Before { .. } if !sample.waits => self.state = State::Hold(0),
-            State::Hold(_) => return self.before(Mean::default(), sample),
-            State::Before { mean, limiter } if limiter == sample.limiter => return self.before(mean, sample),
-            State::Before { .. } => self.state = State::Hold(0),
-            State::Settle { from, before, limiter, left } => {
+            StreamsPhase::Hold(_) | StreamsPhase::Before { .. } if !sample.waits => {
+                self.state = StreamsPhase::Hold(0)
+            }
+            StreamsPhase::Hold(_) => return self.before(Mean::default(), sample),
+            StreamsPhase::Before { mean, limiter } if limiter == sample.limiter => {
+                return self.before(mean, sample);
+            }
+            StreamsPhase::Before { .. } => self.state = StreamsPhase::Hold(0),
+            StreamsPhase::Settle { from, before, limiter, left } => {
                 let convinces = self.now > from && sample.rate > (1.0 + CONVINCING) * before.rate;
                 self.state = match left {
-                    0 => State::Try { from, before, limiter, mean: Mean::default() },
+                    0 => StreamsPhase::Try { from, before, limiter, mean: Mean::default() },
                     _ if convinces && left <= self.settle / 2 => return self.keep(),
-                    left => State::Settle { from, before, limiter, left: left - 1 },
+                    left => StreamsPhase::Settle { from, before, limiter, left: left - 1 },
                 };
             }
-            State::Try { from, before, limiter, mean } => {
+            StreamsPhase::Try { from, before, limiter, mean } => {
                 return self.tried(from, before, limiter, mean.add(sample), sample.waits);
             }
         }
         None
     }
 
-    fn before(&mut self, mean: Mean, sample: Sample) -> Option<Move> {
+    fn before(&mut self, mean: Mean, sample: StreamSample) -> Option<CountChange> {
         let (mean, limiter) = (mean.add(sample), sample.limiter);
         if mean.samples < MEASURED.max(SURE) {
-            self.state = State::Before { mean, limiter };
+            self.state = StreamsPhase::Before { mean, limiter };
             return None;
         }
         self.best = self.best.max(mean.rate);
@@ -170,12 +174,12 @@ impl Streams {
             _ => (TIMES * from).min(self.most),
         };
         if to == from {
-            self.state = State::Hold(HOLD);
+            self.state = StreamsPhase::Hold(HOLD);
             return None;
         }
         self.now = to;
-        self.state = State::Settle { from, before: mean, limiter, left: self.settle };
-        Some(Move { from, to, why: format!("{}: {to} are tried", limiter.why()) })
+        self.state = StreamsPhase::Settle { from, before: mean, limiter, left: self.settle };
+        Some(CountChange { from, to, why: format!("{}: {to} are tried", limiter.why()) })
     }
 
     fn tried(
@@ -185,9 +189,9 @@ impl Streams {
         limiter: Limiter,
         mean: Mean,
         waits: bool,
-    ) -> Option<Move> {
+    ) -> Option<CountChange> {
         if mean.samples < MEASURED && waits {
-            self.state = State::Try { from, before, limiter, mean };
+            self.state = StreamsPhase::Try { from, before, limiter, mean };
             return None;
         }
         let change = mean.rate / before.rate.max(f64::MIN_POSITIVE) - 1.0;
@@ -206,16 +210,16 @@ impl Streams {
         self.now = to;
         self.failed = true;
         self.hold = (2 * self.hold).min(HOLD_MOST);
-        self.state = State::Hold(self.hold + self.settle);
+        self.state = StreamsPhase::Hold(self.hold + self.settle);
         let percent = change * 100.0;
         let why = format!("the rate changed by {percent:+.0} % with {tried}: back to {to}");
-        Some(Move { from: tried, to, why })
+        Some(CountChange { from: tried, to, why })
     }
 
-    fn keep(&mut self) -> Option<Move> {
+    fn keep(&mut self) -> Option<CountChange> {
         self.hold = HOLD;
         self.failed = false;
-        self.state = State::Hold(0);
+        self.state = StreamsPhase::Hold(0);
         None
     }
 }
@@ -226,7 +230,7 @@ mod tests {
 
     /// A path in samples of a fifth of a second, that connections share.
     #[derive(Clone, Copy)]
-    struct Path {
+    struct SimulatedPath {
         /// What it carries, and what one connection does alone, in MB/s.
         carries: f64,
         each: f64,
@@ -238,7 +242,7 @@ mod tests {
         ramp: u32,
     }
 
-    impl Path {
+    impl SimulatedPath {
         fn needed(&self) -> f64 {
             self.carries / self.each
         }
@@ -259,7 +263,7 @@ mod tests {
                 let full = now >= self.needed();
                 let limiter = if full { Limiter::Path } else { self.limiter };
                 let resent = self.overflow * (now - self.needed().max(1.0)).max(0.0);
-                streams.sample(Sample { rate, waits: true, limiter, resent });
+                streams.sample(StreamSample { rate, waits: true, limiter, resent });
                 numbers.push(streams.now());
                 late += if n >= samples / 2 { rate / f64::from(samples - samples / 2) } else { 0.0 };
             }
@@ -267,8 +271,8 @@ mod tests {
         }
     }
 
-    const PATH: Path =
-        Path { carries: 100.0, each: 100.0, limiter: Limiter::Window, overflow: 0.03, ramp: 5 };
+    const PATH: SimulatedPath =
+        SimulatedPath { carries: 100.0, each: 100.0, limiter: Limiter::Window, overflow: 0.03, ramp: 5 };
 
     #[test]
     fn a_path_that_one_fills_never_sees_another() {
@@ -280,7 +284,7 @@ mod tests {
     fn what_holds_each_back_is_answered_by_more() {
         for limiter in [Limiter::Loss, Limiter::Buffer, Limiter::Window] {
             for needed in [2.0, 3.0, 5.0, 12.0] {
-                let path = Path { each: 100.0 / needed, limiter, ..PATH };
+                let path = SimulatedPath { each: 100.0 / needed, limiter, ..PATH };
                 let (numbers, share) = path.run(&mut Streams::new(1, 16, 5), 1000);
                 assert!(share > 0.95, "{limiter:?}, {needed} are needed: {share}");
                 let last = numbers[numbers.len() - 1] as f64;
@@ -299,7 +303,7 @@ mod tests {
         for _ in 0..2000 {
             let more = streams.now() > 1;
             let (rate, resent) = if more { (106e6, 0.04) } else { (100e6, 0.005) };
-            streams.sample(Sample { rate, waits: true, limiter: Limiter::Window, resent });
+            streams.sample(StreamSample { rate, waits: true, limiter: Limiter::Window, resent });
             used[streams.now()] += 1;
         }
         assert_eq!(streams.now(), 1);
@@ -309,7 +313,7 @@ mod tests {
     #[test]
     fn what_is_not_needed_any_more_is_given_back() {
         let mut streams = Streams::new(1, 16, 5);
-        let path = Path { each: 10.0, limiter: Limiter::Loss, ..PATH };
+        let path = SimulatedPath { each: 10.0, limiter: Limiter::Loss, ..PATH };
         assert!(path.run(&mut streams, 400).1 > 0.95);
         assert!(streams.now() >= 10);
         // The line is clean now.
@@ -321,7 +325,7 @@ mod tests {
     fn who_has_nothing_to_send_tries_nothing() {
         let mut streams = Streams::new(1, 16, 1);
         for _ in 0..100 {
-            let sample = Sample { rate: 1.0, waits: false, limiter: Limiter::Buffer, resent: 0.0 };
+            let sample = StreamSample { rate: 1.0, waits: false, limiter: Limiter::Buffer, resent: 0.0 };
             assert_eq!(streams.sample(sample), None);
         }
     }
@@ -329,8 +333,8 @@ mod tests {
     #[test]
     fn changes_carry_their_reason() {
         let mut streams = Streams::new(1, 16, 0);
-        let sample = Sample { rate: 1.0, waits: true, limiter: Limiter::Buffer, resent: 0.0 };
-        let moves: Vec<Move> = (0..20).filter_map(|_| streams.sample(sample)).collect();
+        let sample = StreamSample { rate: 1.0, waits: true, limiter: Limiter::Buffer, resent: 0.0 };
+        let moves: Vec<CountChange> = (0..20).filter_map(|_| streams.sample(sample)).collect();
         assert_eq!((moves[0].from, moves[0].to), (1, 2));
         assert!(moves[0].why.starts_with("socket buffers limit each connection"), "{}", moves[0].why);
         assert_eq!((moves[1].from, moves[1].to), (2, 1));

@@ -1,13 +1,15 @@
-//! A directory and what is below it, reached without ever leaving it.
+//! File operations below a directory that path resolution cannot leave.
 //!
 //! Invariants: every path is resolved beneath the directory's descriptor, and
-//! no symbolic link on the way is followed (`openat2(2)` with
+//! no symbolic link in it is followed (`openat2(2)` with
 //! `RESOLVE_BENEATH` and `RESOLVE_NO_SYMLINKS`, or component by component with
 //! `O_NOFOLLOW` where the kernel has no `openat2`). So neither a hostile name
-//! nor somebody who swaps a directory for a link meanwhile leads outside.
+//! nor a directory that is swapped for a link meanwhile leads outside.
 
 use crate::stamps::{check_set, timestamps};
-use crate::wire::{Entry, Kind, RelPath, SMALL, Time, XATTR_BYTES_MAX, XATTRS_MAX, Xattr, is_carried, show};
+use crate::wire::{
+    Entry, EntryKind, RelPath, SMALL, Time, XATTR_BYTES_MAX, XATTRS_MAX, Xattr, is_carried, show,
+};
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, XattrFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -20,19 +22,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Descriptors of directories that a [`Walker`] keeps: names come in the order
-/// of directories, so a few are enough.
-const DIRECTORIES: usize = 64;
-/// Names of a directory that are held at once: enough for an order of inodes that
-/// saves a disk most of its seeks, and a few MB.
+/// Directory descriptors that a [`Walker`] caches: entries arrive directory by
+/// directory, so a few are enough.
+const CACHED_DIRECTORIES: usize = 64;
+/// Directory entries read at once, a few MB: sorted by inode, that many save a disk most
+/// of its seeks.
 const NAMES: usize = 32 << 10;
-/// Mode of directories that are made on the way to something, until their own
-/// entry comes.
-const WAY: u32 = 0o700;
+/// Mode of parent directories that are created before their own entry arrives.
+const PARENT_MODE: u32 = 0o700;
 
 /// The access control list that decides who may do what with an object.
 pub(crate) const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
-/// The list that objects made in a directory begin with.
+/// The access control list that new objects in a directory inherit.
 const DEFAULT_LIST: &[u8] = b"system.posix_acl_default";
 
 /// Whether an extended attribute is an access control list.
@@ -44,7 +45,7 @@ pub(crate) fn is_access_list(name: &[u8]) -> bool {
 #[derive(Clone, Debug)]
 pub(crate) struct Tree {
     root: Arc<OwnedFd>,
-    /// What names begin with, where the root itself is known by a name.
+    /// Prefix of all paths, if the root itself has a name in the copy.
     name: Option<Arc<[u8]>>,
 }
 
@@ -88,15 +89,15 @@ fn walk(
 }
 
 impl Tree {
-    /// The tree at `path`, which is followed wherever it leads: who names a
-    /// root is trusted.
+    /// The tree at `path`. Symbolic links in it are followed, since the local user
+    /// chooses roots.
     pub(crate) fn open(path: &Path) -> io::Result<Tree> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Tree { root: Arc::new(rustix::fs::open(path, flags, Mode::empty())?), name: None })
     }
 
-    /// A tree below this one. The path is a stranger's: links on it are
-    /// followed as long as they stay beneath this root.
+    /// A tree below this one. The path is a peer's: symbolic links in it are followed as
+    /// long as they stay beneath this root.
     pub(crate) fn below(&self, path: &[u8]) -> io::Result<Tree> {
         if path.is_empty() {
             return Ok(self.clone());
@@ -110,12 +111,12 @@ impl Tree {
         Ok(Tree { root: Arc::new(root), name: None })
     }
 
-    /// The same, where all names begin with `name`: it is that of the root.
+    /// The same tree, whose root has the path `name` in the copy.
     pub(crate) fn named(self, name: &[u8]) -> Tree {
         Tree { name: Some(name.into()), ..self }
     }
 
-    /// A name as a path from the root.
+    /// Strips the name of the root from a path.
     fn inside<'a>(&self, path: &'a [u8]) -> &'a [u8] {
         match self.name.as_deref().and_then(|name| path.strip_prefix(name)) {
             Some([]) => &[],
@@ -124,17 +125,17 @@ impl Tree {
         }
     }
 
-    /// The directory that something is in, opened, and its name there: an empty one for
-    /// the root.
+    /// Opens the directory that holds an object; returns it with the object's name in it,
+    /// which is empty for the root.
     pub(crate) fn parent<'a>(&self, path: &'a RelPath) -> io::Result<(OwnedFd, &'a [u8])> {
         let (parent, name) = split(self.inside(path.as_bytes()));
         Ok((open_beneath(self.fd(), parent)?, name))
     }
 
-    /// Whether this user may look names up in the root.
+    /// Checks that this user has search permission for the root.
     ///
     /// # Errors
-    /// It may not.
+    /// Those of `openat(2)`.
     pub(crate) fn enter(&self) -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(rustix::fs::openat(self.fd(), c".", flags, Mode::empty()).map(drop)?)
@@ -150,8 +151,7 @@ impl Tree {
         Ok(open_beneath(self.fd(), self.inside(path))?)
     }
 
-    /// Makes a directory and those on the way to it, as far as they are
-    /// missing, and opens it.
+    /// Opens a directory, creating it and its parents if they are missing.
     pub(crate) fn make(&self, path: &[u8]) -> io::Result<OwnedFd> {
         match open_beneath(self.fd(), path) {
             Err(Errno::NOENT) => {}
@@ -159,9 +159,9 @@ impl Tree {
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(walk(self.fd(), path, |at, name| match rustix::fs::openat(at, os(name), flags, Mode::empty()) {
-            Err(Errno::NOENT) => match rustix::fs::mkdirat(at, os(name), Mode::from_raw_mode(WAY)) {
+            Err(Errno::NOENT) => match rustix::fs::mkdirat(at, os(name), Mode::from_raw_mode(PARENT_MODE)) {
                 Ok(()) | Err(Errno::EXIST) => rustix::fs::openat(at, os(name), flags, Mode::empty()),
-                // It is the name that this file system does not take.
+                // Some file systems report an unsupported name as EINVAL.
                 Err(Errno::INVAL) => Err(Errno::ILSEQ),
                 Err(e) => Err(e),
             },
@@ -169,8 +169,8 @@ impl Tree {
         })?)
     }
 
-    /// Removes the first that is no directory on the way to `path`, or there. Of a
-    /// symbolic link that is the link, and never what it leads to.
+    /// Removes the first component of `path` that is not a directory. A symbolic link is
+    /// removed itself, not its target.
     pub(crate) fn clear(&self, path: &[u8]) -> io::Result<()> {
         let ends = path.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(at, _)| at);
         for end in ends.chain([path.len()]) {
@@ -187,13 +187,13 @@ impl Tree {
         Ok(())
     }
 
-    /// What is at `path`, if anything; links are not followed.
+    /// The entry at `path`, if one exists; symbolic links are not followed.
     pub(crate) fn look(&self, path: &RelPath) -> io::Result<Option<Entry>> {
         Ok(self.look_in(path)?.map(|found| found.entry))
     }
 
-    /// The same, with what the system knows of it and the directory that it is in.
-    pub(crate) fn look_in(&self, path: &RelPath) -> io::Result<Option<Seen>> {
+    /// As [`look`](Self::look), with `stat(2)` data and the directory that holds it.
+    pub(crate) fn look_in(&self, path: &RelPath) -> io::Result<Option<Lookup>> {
         let (directory, name) = match self.parent(path) {
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 return Ok(None);
@@ -201,36 +201,36 @@ impl Tree {
             result => result?,
         };
         let found = entry_at(directory.as_fd(), name, path.clone())?;
-        Ok(found.map(|(entry, stat)| Seen { entry, stat, directory }))
+        Ok(found.map(|(entry, stat)| Lookup { entry, stat, directory }))
     }
 
-    /// Makes everything that was written to the tree's file system durable. An error
-    /// since `medium` was opened is told to it, though others were told before.
-    pub(crate) fn sync(&self, medium: Option<&OwnedFd>) -> io::Result<()> {
-        match medium {
-            Some(medium) => Ok(rustix::fs::syncfs(medium)?),
-            // A descriptor for a path alone cannot be synchronised.
+    /// Flushes the tree's file system. `opened` is a descriptor opened before the writes:
+    /// `syncfs(2)` reports each write error since then to every descriptor once.
+    pub(crate) fn sync(&self, opened: Option<&OwnedFd>) -> io::Result<()> {
+        match opened {
+            Some(opened) => Ok(rustix::fs::syncfs(opened)?),
+            // syncfs(2) refuses O_PATH descriptors.
             None => Ok(rustix::fs::syncfs(readable(self.fd())?)?),
         }
     }
 }
 
-/// Something that was found.
+/// An existing object.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct Lookup {
     pub(crate) entry: Entry,
     pub(crate) stat: Stat,
-    /// The directory that it is in.
+    /// The directory that holds it.
     pub(crate) directory: OwnedFd,
 }
 
-/// A directory's descriptor that can be read and synchronised.
+/// Reopens an `O_PATH` directory for reading and `fsync(2)`.
 pub(crate) fn readable(directory: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(directory, c".", flags, Mode::empty())?)
 }
 
-/// What is called `name` in a directory, without extended attributes.
+/// The entry of `name` in a directory, without extended attributes.
 pub(crate) fn entry_at(at: BorrowedFd<'_>, name: &[u8], path: RelPath) -> io::Result<Option<(Entry, Stat)>> {
     let found = if name.is_empty() {
         rustix::fs::statat(at, c"", AtFlags::EMPTY_PATH)
@@ -242,19 +242,19 @@ pub(crate) fn entry_at(at: BorrowedFd<'_>, name: &[u8], path: RelPath) -> io::Re
         result => result?,
     };
     let kind = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Kind::File,
-        FileType::Directory => Kind::Directory,
+        FileType::RegularFile => EntryKind::File,
+        FileType::Directory => EntryKind::Directory,
         FileType::Symlink => {
             let target = rustix::fs::readlinkat(at, os(name), Vec::new())?;
-            Kind::Symlink(target.as_bytes().into())
+            EntryKind::Symlink(target.as_bytes().into())
         }
         other => return Err(io::Error::new(io::ErrorKind::Unsupported, unsupported(other))),
     };
     Ok(Some((entry(&stat, kind, path), stat)))
 }
 
-/// Whether something is called `name` in a directory, or a link of that name leads
-/// to something, that is neither file nor directory.
+/// Whether `name` in a directory is, or links to, something other than a file or
+/// directory.
 pub(crate) fn is_special(at: BorrowedFd<'_>, name: &[u8]) -> bool {
     let kind =
         rustix::fs::statat(at, os(name), AtFlags::empty()).map(|stat| FileType::from_raw_mode(stat.st_mode));
@@ -270,9 +270,9 @@ fn unsupported(kind: FileType) -> &'static str {
     }
 }
 
-/// An entry from what the system knows of it.
-pub(crate) fn entry(stat: &Stat, kind: Kind, path: RelPath) -> Entry {
-    let size = if kind == Kind::File { stat.st_size as u64 } else { 0 };
+/// An entry from `stat(2)` data.
+pub(crate) fn entry(stat: &Stat, kind: EntryKind, path: RelPath) -> Entry {
+    let size = if kind == EntryKind::File { stat.st_size as u64 } else { 0 };
     let ctime = match size > SMALL {
         true => Time { secs: stat.st_ctime, nanos: stat.st_ctime_nsec as u32 },
         false => Time::default(),
@@ -292,20 +292,20 @@ pub(crate) fn entry(stat: &Stat, kind: Kind, path: RelPath) -> Entry {
     }
 }
 
-/// The names in a directory, but `.` and `..`.
+/// The names in a directory, without `.` and `..`.
 ///
-/// Invariant: at most [`NAMES`] are in memory, however many there are.
+/// Invariant: at most [`NAMES`] are in memory at once.
 #[derive(Debug)]
-pub(crate) struct Names(Dir);
+pub(crate) struct DirectoryNames(Dir);
 
-impl Names {
-    pub(crate) fn open(directory: BorrowedFd<'_>) -> io::Result<Names> {
-        Ok(Names(Dir::new(readable(directory)?)?))
+impl DirectoryNames {
+    pub(crate) fn open(directory: BorrowedFd<'_>) -> io::Result<DirectoryNames> {
+        Ok(DirectoryNames(Dir::new(readable(directory)?)?))
     }
 
-    /// Some more names; none when there are no more. They are in the order of
-    /// their inodes: that of the disk, more or less.
-    pub(crate) fn some(&mut self) -> io::Result<Vec<Vec<u8>>> {
+    /// The next batch of names, sorted by inode number, which is close to their order on
+    /// disk; empty at the end.
+    pub(crate) fn next_batch(&mut self) -> io::Result<Vec<Vec<u8>>> {
         let mut names = Vec::new();
         while names.len() < NAMES
             && let Some(entry) = self.0.next()
@@ -321,21 +321,21 @@ impl Names {
     }
 }
 
-/// Which metadata is set.
+/// Metadata that is set only with privileges or permission.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Keep {
+pub(crate) struct MetadataPolicy {
     /// Owner and group, and set-user-ID and set-group-ID bits.
     pub(crate) owner: bool,
     /// Access control lists, among the extended attributes.
     pub(crate) lists: bool,
 }
 
-/// Sets metadata on an open file: owner first, since that clears bits of the
-/// mode; the time last. All that can be is set.
+/// Sets metadata on an open file: the owner first, since that clears mode bits; the
+/// mtime last. A failure does not keep the rest from being set.
 ///
 /// # Errors
-/// The first of what could not be set, in words.
-pub(crate) fn set_metadata(file: BorrowedFd<'_>, entry: &Entry, keep: Keep) -> io::Result<()> {
+/// The first failure.
+pub(crate) fn set_metadata(file: BorrowedFd<'_>, entry: &Entry, keep: MetadataPolicy) -> io::Result<()> {
     let mut first = Ok(());
     let mut done = |what: &dyn fmt::Display, result: Result<(), Errno>| {
         if let (Err(e), Ok(())) = (result, &first) {
@@ -345,11 +345,11 @@ pub(crate) fn set_metadata(file: BorrowedFd<'_>, entry: &Entry, keep: Keep) -> i
     };
     let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
     let owner = keep.owner && done(&"the owner", rustix::fs::fchown(file, Some(uid), Some(gid)));
-    let mut mode = safe_mode(entry.mode, Keep { owner, ..keep });
+    let mut mode = safe_mode(entry.mode, MetadataPolicy { owner, ..keep });
     for (name, value) in &entry.xattrs {
         let set = rustix::fs::fsetxattr(file, os(name), value, XattrFlags::empty());
         if !done(&format_args!("the attribute {}", show(name)), set) && **name == *ACCESS_LIST {
-            // With a list, these bits are its mask, and not what the group may.
+            // With an access list these bits are its mask, not the permissions of the group.
             mode &= !0o070;
         }
     }
@@ -361,17 +361,18 @@ pub(crate) fn set_metadata(file: BorrowedFd<'_>, entry: &Entry, keep: Keep) -> i
     first
 }
 
-/// Without the owner, a file must not run as whoever copies it.
-fn safe_mode(mode: u32, keep: Keep) -> u32 {
+/// Clears set-user-ID and set-group-ID unless the owner is kept: the program would run
+/// with the rights of the copying user.
+fn safe_mode(mode: u32, keep: MetadataPolicy) -> u32 {
     if keep.owner { mode } else { mode & 0o1777 }
 }
 
-/// Sets what a symbolic link has of metadata.
+/// Sets owner and mtime of a symbolic link.
 pub(crate) fn set_link_metadata(
     at: BorrowedFd<'_>,
     name: &[u8],
     entry: &Entry,
-    keep: Keep,
+    keep: MetadataPolicy,
 ) -> io::Result<()> {
     if keep.owner {
         let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
@@ -381,15 +382,15 @@ pub(crate) fn set_link_metadata(
     check_set(entry.mtime, || Ok(rustix::fs::statat(at, os(name), AtFlags::SYMLINK_NOFOLLOW)?))
 }
 
-/// The extended attributes of an open file that may be carried elsewhere.
-/// None where the file system has none.
+/// The extended attributes of an open file that a copy carries; empty where the file
+/// system has no such attributes.
 ///
 /// # Errors
-/// They cannot be read, or are more than travel with one object.
+/// They cannot be read, or exceed [`XATTRS_MAX`] or [`XATTR_BYTES_MAX`].
 pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Vec<Xattr>> {
     let too_many = || {
         let message = format!(
-            "it has more extended attributes than are carried: {XATTRS_MAX} of {} KiB in all",
+            "too many extended attributes: a copy carries at most {XATTRS_MAX}, of {} KiB in all",
             XATTR_BYTES_MAX >> 10
         );
         Err(io::Error::other(message))
@@ -405,13 +406,13 @@ pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Vec<Xattr>> {
     for name in names.split(|b| *b == 0).filter(|name| is_carried(name)) {
         let mut value = vec![0u8; XATTR_BYTES_MAX];
         let len = match rustix::fs::fgetxattr(file, os(name), &mut value) {
-            // It has gone meanwhile.
+            // Removed since it was listed.
             Err(Errno::NODATA) => continue,
             Err(Errno::RANGE | Errno::TOOBIG) => return too_many(),
             result => result?,
         };
         bytes += name.len() + len;
-        // A value's length travels in 16 bits.
+        // The wire format has 16 bits for the length of a value.
         if all.len() == XATTRS_MAX || bytes > XATTR_BYTES_MAX || len > usize::from(u16::MAX) {
             return too_many();
         }
@@ -421,24 +422,23 @@ pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Vec<Xattr>> {
     Ok(all)
 }
 
-/// The extended attributes of an open file that are to be those of an entry.
-fn compared(file: BorrowedFd<'_>, keep: Keep) -> io::Result<Vec<Xattr>> {
+/// The extended attributes of an open file that are compared with those of an entry.
+fn compared(file: BorrowedFd<'_>, keep: MetadataPolicy) -> io::Result<Vec<Xattr>> {
     let mut there = xattrs(file)?;
     there.retain(|(name, _)| keep.lists || !is_access_list(name));
     Ok(there)
 }
 
-/// Whether the extended attributes of an open file that may be carried are others
-/// than those of an entry.
-pub(crate) fn xattrs_differ(file: BorrowedFd<'_>, entry: &Entry, keep: Keep) -> io::Result<bool> {
+/// Whether an open file's extended attributes differ from those of an entry.
+pub(crate) fn xattrs_differ(file: BorrowedFd<'_>, entry: &Entry, keep: MetadataPolicy) -> io::Result<bool> {
     let (mut there, mut wanted) = (compared(file, keep)?, entry.xattrs.clone());
     there.sort_unstable();
     wanted.sort_unstable();
     Ok(there != wanted)
 }
 
-/// Removes the extended attributes that may be carried and an entry does not have.
-pub(crate) fn remove_xattrs(file: BorrowedFd<'_>, entry: &Entry, keep: Keep) -> io::Result<()> {
+/// Removes the extended attributes that an entry does not have.
+pub(crate) fn remove_xattrs(file: BorrowedFd<'_>, entry: &Entry, keep: MetadataPolicy) -> io::Result<()> {
     for (name, _) in compared(file, keep)? {
         if !entry.xattrs.iter().any(|(wanted, _)| *wanted == name) {
             rustix::fs::fremovexattr(file, os(&name))?;
@@ -447,14 +447,14 @@ pub(crate) fn remove_xattrs(file: BorrowedFd<'_>, entry: &Entry, keep: Keep) -> 
     Ok(())
 }
 
-/// Whether what is there has the mode, and the owner where that is kept, that an
-/// entry would get.
-pub(crate) fn is_as(entry: &Entry, there: &Entry, keep: Keep) -> bool {
+/// Whether an existing object has the mode, and the owner if that is kept, that `entry`
+/// would get.
+pub(crate) fn has_mode_and_owner(entry: &Entry, there: &Entry, keep: MetadataPolicy) -> bool {
     let owner = !keep.owner || (entry.uid, entry.gid) == (there.uid, there.gid);
     owner && safe_mode(entry.mode, keep) == there.mode
 }
 
-/// A way through a tree that remembers directories, for one thread.
+/// Opens directories of a tree for one thread, and caches their descriptors.
 #[derive(Debug)]
 pub(crate) struct Walker {
     tree: Tree,
@@ -466,13 +466,13 @@ impl Walker {
         Walker { tree, known: HashMap::new() }
     }
 
-    /// The directory at `path`, made if need be.
+    /// Opens the directory at `path`, creating it if it is missing.
     pub(crate) fn make(&mut self, path: &[u8]) -> io::Result<Arc<OwnedFd>> {
         if let Some(fd) = self.known.get(path) {
             return Ok(Arc::clone(fd));
         }
         let fd = Arc::new(self.tree.make(path)?);
-        if self.known.len() >= DIRECTORIES {
+        if self.known.len() >= CACHED_DIRECTORIES {
             self.known.clear();
         }
         self.known.insert(path.to_vec(), Arc::clone(&fd));
@@ -480,10 +480,10 @@ impl Walker {
     }
 }
 
-/// Creates a file that is to be filled, under a name of this program's own. What
-/// a run before left is continued where that is wanted and it is this user's,
-/// else replaced: never is anything followed or filled that others put there.
-/// Also says whether it is what was there.
+/// Creates a temporary file under a reserved name. An existing one is continued with
+/// `keep_content` if this user owns it and it has no other links, else replaced, so that
+/// no file or link planted by another user is written to. Returns whether the existing
+/// file was kept.
 pub(crate) fn create(at: BorrowedFd<'_>, name: &[u8], keep_content: bool) -> io::Result<(File, bool)> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     if keep_content
@@ -502,18 +502,17 @@ pub(crate) fn create(at: BorrowedFd<'_>, name: &[u8], keep_content: bool) -> io:
     }
 }
 
-/// Whether a file is one that this user has made, and that nobody else can have
-/// another name for.
+/// Whether a regular file is owned by this user and has no other hard link.
 fn is_own(stat: &Stat) -> bool {
     stat.st_uid == rustix::process::geteuid().as_raw()
         && stat.st_nlink == 1
         && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
 }
 
-/// Opens an unfinished file of this user's for reading.
+/// Opens an unfinished file of this user for reading.
 ///
 /// # Errors
-/// There is none, or somebody else has put it there.
+/// It does not exist, or another user owns or has linked it.
 pub(crate) fn open_own(tree: &Tree, path: &[u8]) -> io::Result<File> {
     let (parent, name) = split(path);
     let parent = open_beneath(tree.fd(), parent)?;
@@ -524,7 +523,7 @@ pub(crate) fn open_own(tree: &Tree, path: &[u8]) -> io::Result<File> {
 
 /// Opens a file for reading, without following links.
 pub(crate) fn open_file(tree: &Tree, path: &RelPath) -> io::Result<File> {
-    // Not to hang in a named pipe that took the place of a file.
+    // O_NONBLOCK: opening must not hang if a named pipe replaced the file.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     match rustix::fs::openat2(tree.fd(), os(tree.inside(path.as_bytes())), flags, Mode::empty(), how) {
@@ -536,14 +535,14 @@ pub(crate) fn open_file(tree: &Tree, path: &RelPath) -> io::Result<File> {
     }
 }
 
-/// An error of the system in words, with a hint where its own mislead.
+/// The text of a system error, replaced where the system's own text misleads.
 pub(crate) fn say(e: &io::Error) -> String {
     match e.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::LOOP | Errno::XDEV) => "a symbolic link is in the way, and is not followed".into(),
         Some(Errno::NOTDIR) => "something that is not a directory is in the way".into(),
         Some(Errno::NOTEMPTY) => "a directory that is not empty is in the way".into(),
         Some(Errno::NAMETOOLONG) => "the name is too long for the file system".into(),
-        Some(Errno::ILSEQ) => "the name is none that the file system takes".into(),
+        Some(Errno::ILSEQ) => "the file system does not accept this name".into(),
         None if e.kind() == io::ErrorKind::NotFound => "No such file or directory".into(),
         _ => {
             let text = e.to_string();
@@ -552,21 +551,21 @@ pub(crate) fn say(e: &io::Error) -> String {
     }
 }
 
-/// Whether something that is no directory is where one should be.
+/// Whether an error means that a path component is not a directory.
 pub(crate) fn is_in_the_way(e: &io::Error) -> bool {
     let other = [Errno::NOTDIR, Errno::LOOP];
     e.raw_os_error().is_some_and(|code| other.contains(&Errno::from_raw_os_error(code)))
 }
 
-/// Whether a directory that is not empty is where something else should be.
+/// Whether an error means that a non-empty directory has the name.
 pub(crate) fn is_not_empty(e: &io::Error) -> bool {
     let full = [Errno::NOTEMPTY, Errno::EXIST];
     e.raw_os_error().is_some_and(|code| full.contains(&Errno::from_raw_os_error(code)))
 }
 
-/// Lets its owner write in a directory, who is not root; its mode before, if that
-/// was another and could be changed.
-pub(crate) fn open_up(directory: BorrowedFd<'_>) -> Option<u32> {
+/// Makes a directory of this user writable; returns its original mode if that was
+/// changed.
+pub(crate) fn make_writable(directory: BorrowedFd<'_>) -> Option<u32> {
     let (stat, user) = (rustix::fs::fstat(directory).ok()?, rustix::process::geteuid());
     let (mode, write) = (stat.st_mode & 0o7777, 0o300);
     if stat.st_uid != user.as_raw() || mode & write == write {
@@ -576,25 +575,24 @@ pub(crate) fn open_up(directory: BorrowedFd<'_>) -> Option<u32> {
     rustix::fs::chmodat(directory, c".", opened, AtFlags::empty()).ok().map(|()| mode)
 }
 
-/// Sets the mode of a directory that [`open_up`] has changed.
-pub(crate) fn close_again(directory: BorrowedFd<'_>, mode: u32) -> io::Result<()> {
+/// Restores the mode of a directory that [`make_writable`] changed.
+pub(crate) fn restore_mode(directory: BorrowedFd<'_>, mode: u32) -> io::Result<()> {
     Ok(rustix::fs::chmodat(directory, c".", Mode::from_raw_mode(mode), AtFlags::empty())?)
 }
 
-/// Whether nothing more can be written there: it makes no sense to go on.
+/// Whether an error means that the file system accepts no more data.
 pub(crate) fn is_full(e: &io::Error) -> bool {
     let full = [Errno::NOSPC, Errno::DQUOT, Errno::ROFS];
     e.raw_os_error().is_some_and(|code| full.contains(&Errno::from_raw_os_error(code)))
 }
 
-/// Lets a file appear under its name, in place of what was there. A directory
-/// in its place must be empty, and goes.
-pub(crate) fn appear(at: BorrowedFd<'_>, from: &[u8], to: &[u8]) -> io::Result<()> {
-    appear_in(at, from, at, to)
+/// Renames a temporary file to its name, replacing a file, link or empty directory.
+pub(crate) fn rename_to(at: BorrowedFd<'_>, from: &[u8], to: &[u8]) -> io::Result<()> {
+    rename_in(at, from, at, to)
 }
 
-/// The same from one directory in another of the file system.
-pub(crate) fn appear_in(
+/// As [`rename_to`], between two directories of a file system.
+pub(crate) fn rename_in(
     before: BorrowedFd<'_>,
     from: &[u8],
     at: BorrowedFd<'_>,
@@ -610,7 +608,7 @@ pub(crate) fn appear_in(
     }
 }
 
-/// Removes a file, if it is there.
+/// Removes a file, if it exists.
 pub(crate) fn remove(at: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     match rustix::fs::unlinkat(at, os(name), AtFlags::empty()) {
         Err(Errno::NOENT) => Ok(()),
@@ -618,8 +616,8 @@ pub(crate) fn remove(at: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Removes what is in the place of a directory. Another thread may have made that
-/// meanwhile.
+/// Removes a file that has the name of a directory, unless another thread has replaced it
+/// with the directory meanwhile.
 pub(crate) fn remove_for_directory(at: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     match remove(at, name) {
         Err(e) if e.kind() == io::ErrorKind::IsADirectory => Ok(()),
@@ -632,13 +630,13 @@ pub(crate) fn remove_directory(at: BorrowedFd<'_>, name: &[u8]) -> io::Result<()
     Ok(rustix::fs::unlinkat(at, os(name), AtFlags::REMOVEDIR)?)
 }
 
-/// Makes a symbolic link under a name of this program's own.
+/// Creates a symbolic link under a temporary name.
 pub(crate) fn symlink(at: BorrowedFd<'_>, target: &[u8], name: &[u8]) -> io::Result<()> {
     remove(at, name)?;
     Ok(rustix::fs::symlinkat(os(target), at, os(name))?)
 }
 
-/// Makes another name of a file; `from` is in directory `old`.
+/// Creates a hard link to `from` in directory `old`.
 pub(crate) fn hard_link(old: BorrowedFd<'_>, from: &[u8], at: BorrowedFd<'_>, to: &[u8]) -> io::Result<()> {
     Ok(rustix::fs::linkat(old, os(from), at, os(to), AtFlags::empty())?)
 }

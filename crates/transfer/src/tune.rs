@@ -1,9 +1,9 @@
 //! What a session measures of itself while it runs, and what follows from it.
 
+use crate::limiter::{LimiterDetector, TcpCounters};
 use crate::monitor::Monitor;
-use crate::signs::{Counted, Signs};
 use crate::streams::{self, Streams};
-use crate::tuner::{self, Move, Tuner};
+use crate::tuner::{self, CountChange, Tuner};
 use crate::wire::{Stage, Tuned};
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::{now, sleep};
@@ -67,7 +67,7 @@ impl Concurrency {
 
 /// What has been done since the beginning, at some moment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Progress {
+pub(crate) struct StageProgress {
     pub(crate) files: u64,
     pub(crate) bytes: u64,
     /// The other stages wait for this one now.
@@ -75,7 +75,7 @@ pub(crate) struct Progress {
 }
 
 /// A stage whose number follows what it does.
-pub(crate) struct Tuning<'a> {
+pub(crate) struct TunedStage<'a> {
     pub(crate) stage: Stage,
     pub(crate) concurrency: Concurrency,
     /// How many there are at first.
@@ -83,19 +83,19 @@ pub(crate) struct Tuning<'a> {
     /// The most there may be.
     pub(crate) most: usize,
     /// What the stage has done.
-    pub(crate) look: Box<dyn Fn() -> Progress + 'a>,
+    pub(crate) look: Box<dyn Fn() -> StageProgress + 'a>,
     /// Makes it so many.
     pub(crate) set: Box<dyn Fn(usize) + 'a>,
 }
 
 /// Connections, as far as their rate is measured.
-pub(crate) struct Path {
+pub(crate) struct Connections {
     pub(crate) streams: Vec<Rc<TcpStream>>,
     /// This side sends.
     pub(crate) sends: bool,
 }
 
-impl Path {
+impl Connections {
     /// Bytes that have got across, on all connections.
     fn carried(&self) -> Option<u64> {
         let info = self.streams.iter().filter_map(|stream| stream.info().ok());
@@ -104,8 +104,8 @@ impl Path {
     }
 
     /// What the kernel has counted of all connections.
-    fn counted(&self, at: Duration) -> Counted {
-        Counted::of(at, self.streams.iter().filter_map(|stream| stream.info().ok()))
+    fn counted(&self, at: Duration) -> TcpCounters {
+        TcpCounters::of(at, self.streams.iter().filter_map(|stream| stream.info().ok()))
     }
 
     fn congestion(&self) -> String {
@@ -128,15 +128,15 @@ impl Path {
 /// What chooses the number of a stage.
 enum Chooser {
     Threads(Tuner),
-    Streams(Box<(Streams, Signs)>),
+    Streams(Box<(Streams, LimiterDetector)>),
 }
 
 impl Chooser {
-    fn new(stage: &Tuning<'_>, path: &Path) -> Chooser {
+    fn new(stage: &TunedStage<'_>, path: &Connections) -> Chooser {
         match stage.stage {
             Stage::Send => {
                 let streams = Streams::new(stage.start, stage.most, path.ramp());
-                Chooser::Streams(Box::new((streams, Signs::new(&path.congestion()))))
+                Chooser::Streams(Box::new((streams, LimiterDetector::new(&path.congestion()))))
             }
             _ => Chooser::Threads(Tuner::new(stage.start, stage.most, 1)),
         }
@@ -146,8 +146,8 @@ impl Chooser {
 /// Measures until it is dropped; `tell` hears of changes, and `look` is called each
 /// time.
 pub(crate) async fn follow(
-    path: Path,
-    stages: Vec<Tuning<'_>>,
+    path: Connections,
+    stages: Vec<TunedStage<'_>>,
     monitor: &Monitor,
     tell: impl Fn(Tuned),
     mut look: impl FnMut(),
@@ -164,14 +164,14 @@ pub(crate) async fn follow(
         }
         // Round trips are known by now.
         let choosers = choosers.get_or_insert_with(|| {
-            let measured = |stage: &&Tuning<'_>| stage.concurrency == Concurrency::Measured;
+            let measured = |stage: &&TunedStage<'_>| stage.concurrency == Concurrency::Measured;
             stages.iter().map(|stage| Some(stage).filter(measured).map(|s| Chooser::new(s, &path))).collect()
         });
         for ((stage, chooser), before) in stages.iter().zip(choosers).zip(&mut before) {
             let Some(chooser) = chooser else { continue };
             let progress = (stage.look)();
             let counted = match chooser {
-                Chooser::Threads(_) => Counted::default(),
+                Chooser::Threads(_) => TcpCounters::default(),
                 Chooser::Streams(_) => path.counted(at.saturating_duration_since(began)),
             };
             let done = match chooser {
@@ -182,15 +182,15 @@ pub(crate) async fn follow(
             let rate = (done - before.0) / elapsed;
             *before = (done, at);
             let change = match chooser {
-                Chooser::Threads(tuner) => tuner.sample(tuner::Sample { rate, limits: progress.limits }),
+                Chooser::Threads(tuner) => tuner.sample(tuner::StageSample { rate, limits: progress.limits }),
                 Chooser::Streams(pair) => {
                     let (streams, signs) = &mut **pair;
                     let (limiter, resent) = signs.look(counted);
                     tracing::trace!("{counted:?}: {limiter:?}, {rate:.0} B/s, {resent:.3} sent again");
-                    streams.sample(streams::Sample { rate, waits: progress.limits, limiter, resent })
+                    streams.sample(streams::StreamSample { rate, waits: progress.limits, limiter, resent })
                 }
             };
-            if let Some(Move { from, to, why }) = change {
+            if let Some(CountChange { from, to, why }) = change {
                 (stage.set)(to);
                 tell(Tuned { stage: stage.stage, from: from as u16, to: to as u16, why });
             }
@@ -198,6 +198,6 @@ pub(crate) async fn follow(
     }
 }
 
-fn work(progress: Progress) -> f64 {
+fn work(progress: StageProgress) -> f64 {
     progress.bytes as f64 + progress.files as f64 * FILE_WORK as f64
 }

@@ -28,7 +28,7 @@ const MEASURED: u32 = 2;
 
 /// What was seen since the sample before.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sample {
+pub(crate) struct StageSample {
     /// What was done, in any unit a second.
     pub(crate) rate: f64,
     /// The other stages wait for this one.
@@ -37,20 +37,20 @@ pub(crate) struct Sample {
 
 /// A change that was made, or taken back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Move {
+pub(crate) struct CountChange {
     pub(crate) from: usize,
     pub(crate) to: usize,
     pub(crate) why: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
+enum Step {
     Up,
     Down,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum TunerPhase {
     /// As it is, for this many samples more.
     Hold(u32),
     /// The rate as it is, to compare with: the sum of so many samples.
@@ -71,8 +71,8 @@ pub(crate) struct Tuner {
     hold: u32,
     /// The best rate that was measured, as far as it is remembered.
     best: f64,
-    direction: Direction,
-    state: State,
+    direction: Step,
+    state: TunerPhase,
 }
 
 impl Tuner {
@@ -86,8 +86,8 @@ impl Tuner {
             settle,
             hold: HOLD,
             best: 0.0,
-            direction: Direction::Up,
-            state: State::Hold(1 + settle),
+            direction: Step::Up,
+            state: TunerPhase::Hold(1 + settle),
         }
     }
 
@@ -98,32 +98,32 @@ impl Tuner {
     }
 
     /// Takes a sample; what is to be changed.
-    pub(crate) fn sample(&mut self, sample: Sample) -> Option<Move> {
+    pub(crate) fn sample(&mut self, sample: StageSample) -> Option<CountChange> {
         self.best *= FORGET;
         match self.state {
-            State::Hold(left) if left > 0 => {
-                self.state = State::Hold(left - 1);
+            TunerPhase::Hold(left) if left > 0 => {
+                self.state = TunerPhase::Hold(left - 1);
                 None
             }
             // Who waits for others learns nothing from trying.
-            State::Hold(_) | State::Before { .. } if !sample.limits => {
-                self.state = State::Hold(0);
+            TunerPhase::Hold(_) | TunerPhase::Before { .. } if !sample.limits => {
+                self.state = TunerPhase::Hold(0);
                 None
             }
-            State::Hold(_) => self.before(sample.rate, 1),
-            State::Before { sum, samples } => self.before(sum + sample.rate, samples + 1),
-            State::Settle { from, before, left } if left > 0 => {
-                self.state = State::Settle { from, before, left: left - 1 };
+            TunerPhase::Hold(_) => self.before(sample.rate, 1),
+            TunerPhase::Before { sum, samples } => self.before(sum + sample.rate, samples + 1),
+            TunerPhase::Settle { from, before, left } if left > 0 => {
+                self.state = TunerPhase::Settle { from, before, left: left - 1 };
                 None
             }
-            State::Settle { from, before, .. } => self.tried(from, before, sample, 0.0, 0),
-            State::Try { from, before, sum, samples } => self.tried(from, before, sample, sum, samples),
+            TunerPhase::Settle { from, before, .. } => self.tried(from, before, sample, 0.0, 0),
+            TunerPhase::Try { from, before, sum, samples } => self.tried(from, before, sample, sum, samples),
         }
     }
 
-    fn before(&mut self, sum: f64, samples: u32) -> Option<Move> {
+    fn before(&mut self, sum: f64, samples: u32) -> Option<CountChange> {
         if samples < MEASURED {
-            self.state = State::Before { sum, samples };
+            self.state = TunerPhase::Before { sum, samples };
             return None;
         }
         let before = sum / f64::from(samples);
@@ -131,39 +131,46 @@ impl Tuner {
         let from = self.now;
         let to = match self.direction {
             // As far as can be told apart, and not all at once.
-            Direction::Up => (from + from.div_ceil(2)).min(self.most),
-            Direction::Down => (from - from.div_ceil(4)).max(1),
+            Step::Up => (from + from.div_ceil(2)).min(self.most),
+            Step::Down => (from - from.div_ceil(4)).max(1),
         };
         if to == from {
             self.turn();
-            self.state = State::Hold(self.hold);
+            self.state = TunerPhase::Hold(self.hold);
             return None;
         }
         self.now = to;
-        self.state = State::Settle { from, before, left: self.settle };
+        self.state = TunerPhase::Settle { from, before, left: self.settle };
         let why = match self.direction {
-            Direction::Up => "this stage holds the others up: more are tried",
-            Direction::Down => "more did not help: fewer are tried",
+            Step::Up => "this stage holds the others up: more are tried",
+            Step::Down => "more did not help: fewer are tried",
         };
-        Some(Move { from, to, why: why.into() })
+        Some(CountChange { from, to, why: why.into() })
     }
 
-    fn tried(&mut self, from: usize, before: f64, sample: Sample, sum: f64, samples: u32) -> Option<Move> {
+    fn tried(
+        &mut self,
+        from: usize,
+        before: f64,
+        sample: StageSample,
+        sum: f64,
+        samples: u32,
+    ) -> Option<CountChange> {
         let (sum, samples) = (sum + sample.rate, samples + 1);
         // Another stage that limits now says nothing against the new number.
         if samples < MEASURED && sample.limits {
-            self.state = State::Try { from, before, sum, samples };
+            self.state = TunerPhase::Try { from, before, sum, samples };
             return None;
         }
         let rate = sum / f64::from(samples);
         let change = rate / before.max(f64::MIN_POSITIVE) - 1.0;
         let kept = match self.direction {
-            Direction::Up => change >= GAIN || !sample.limits && change >= -LOSS,
-            Direction::Down => rate >= (1.0 - LOSS) * self.best,
+            Step::Up => change >= GAIN || !sample.limits && change >= -LOSS,
+            Step::Down => rate >= (1.0 - LOSS) * self.best,
         };
         if kept {
             self.hold = HOLD;
-            self.state = State::Hold(0);
+            self.state = TunerPhase::Hold(0);
             return None;
         }
         let to = from;
@@ -171,14 +178,18 @@ impl Tuner {
         self.now = to;
         self.turn();
         self.hold = (2 * self.hold).min(HOLD_MOST);
-        self.state = State::Hold(self.hold + self.settle);
-        Some(Move { from, to, why: format!("the rate changed by {percent:+.0} % with {from}: back to {to}") })
+        self.state = TunerPhase::Hold(self.hold + self.settle);
+        Some(CountChange {
+            from,
+            to,
+            why: format!("the rate changed by {percent:+.0} % with {from}: back to {to}"),
+        })
     }
 
     fn turn(&mut self) {
         self.direction = match self.direction {
-            Direction::Up => Direction::Down,
-            Direction::Down => Direction::Up,
+            Step::Up => Step::Down,
+            Step::Down => Step::Up,
         };
     }
 }
@@ -196,7 +207,7 @@ mod tests {
         for i in 0..samples {
             // What changed acts a sample late, and rates are not steady.
             let noise = 1.0 + 0.01 * f64::from(i * 7 % 5) - 0.02;
-            let sample = Sample { rate: rate(tuner.now()) * noise, limits: true };
+            let sample = StageSample { rate: rate(tuner.now()) * noise, limits: true };
             if i >= samples / 2 {
                 late += sample.rate / f64::from(samples - samples / 2);
             }
@@ -240,7 +251,7 @@ mod tests {
     fn who_limits_nothing_is_left_alone() {
         let mut tuner = Tuner::new(4, 16, 1);
         for _ in 0..100 {
-            assert_eq!(tuner.sample(Sample { rate: 1.0, limits: false }), None);
+            assert_eq!(tuner.sample(StageSample { rate: 1.0, limits: false }), None);
         }
         assert_eq!(tuner.now(), 4);
     }
@@ -248,8 +259,8 @@ mod tests {
     #[test]
     fn changes_are_told_with_their_reason() {
         let mut tuner = Tuner::new(4, 16, 0);
-        let moves: Vec<Move> =
-            (0..20).filter_map(|_| tuner.sample(Sample { rate: 1.0, limits: true })).collect();
+        let moves: Vec<CountChange> =
+            (0..20).filter_map(|_| tuner.sample(StageSample { rate: 1.0, limits: true })).collect();
         assert_eq!((moves[0].from, moves[0].to), (4, 6));
         assert_eq!((moves[1].from, moves[1].to), (6, 4));
         assert!(moves[1].why.contains("+0 % with 6"), "{}", moves[1].why);

@@ -1,12 +1,12 @@
-//! Writing: jobs of the receiving side, done by several threads.
+//! Writing: the receiver's writer threads carry out the jobs of a session.
 //!
 //! Invariants:
-//! - content is under a name of this program's own until all of it is written
-//!   and its checksums agree; then it appears under its name in one step;
-//! - directories get their mode and time last, deepest first, since what is
-//!   made in them changes both;
-//! - a hard link is made when all files are there;
-//! - a file whose metadata cannot be set appears all the same, and is told.
+//! - content is written to a temporary file with a reserved name and renamed to its
+//!   final name once it is complete and its checksums match;
+//! - directories get their mode and mtime last, deepest first, since creating
+//!   entries in a directory changes its mtime, and needs write permission;
+//! - hard links are made after all files;
+//! - a file whose metadata cannot be set is kept, and the failure is reported.
 
 mod claims;
 mod grant;
@@ -15,22 +15,22 @@ mod sparse;
 #[cfg(test)]
 mod tests;
 
-use crate::asked::Asked;
+use crate::allow_list::AllowList;
+use crate::case_folding::{FoldedNames, fold, folds};
 use crate::filter::Filter;
-use crate::fold::{Folded, fold, folds};
 use crate::journal::{FileKey, Journal, file_key, unfinished, unfinished_of};
 use crate::manifest::Manifest;
 use crate::read::read_full;
-use crate::session::{Done, Incoming, Job, Violation};
+use crate::session::{Incoming, JobResult, Violation, WriteJob};
 use crate::stamps::{FileSystems, USUAL, unkept};
-use crate::tree::{self, Keep, Tree, Walker, is_full, say};
+use crate::tree::{self, MetadataPolicy, Tree, Walker, is_full, say};
 use crate::wire::{
-    Action, BATCH_ENTRIES, BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry, HAVE_MAX,
-    Hash, Kind, Malformed, Op, Options, Planned, RelPath, Time, Trouble, Want,
+    Action, BATCH_ENTRIES, BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry,
+    EntryKind, HAVE_MAX, Hash, Malformed, Op, Options, Planned, RelPath, Time, Trouble, Want,
 };
 use claims::Claims;
 pub(crate) use grant::{Grant, Withheld};
-use same::{Mended, There, present};
+use same::{Existing, MetadataUpdate, present};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io;
@@ -38,192 +38,199 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Blocks that a file may not have and be listed in a manifest all the same: zeroes
-/// have to be hashed like anything else, and a size is cheap to claim. 1 TiB.
+/// The most blocks of holes in a file that a manifest lists (1 TiB): holes are hashed
+/// as zeroes, and a sender can claim any size without sending a byte.
 const HOLES: u64 = 1 << 20;
 
-/// What is remembered of directories and hard links until the end, in bytes: about
-/// two million of them with short names.
-const LAST_BYTES: usize = 512 << 20;
+/// Memory for directories, hard links and files that are deferred to the end of the
+/// session, in bytes: about two million of them with short names.
+const DEFERRED_BYTES: usize = 512 << 20;
 
-/// Names that are remembered where others are to be removed: 1 GiB of them.
+/// The most source names remembered for `--delete` (1 GiB of memory).
 const SEEN: usize = 32 << 20;
 
-/// What the threads share.
+/// State that all writer threads of a session share.
 #[derive(Debug)]
 pub(crate) struct Writer {
     pub(crate) base: Tree,
-    /// What the first component becomes, where a thing takes the place that was
-    /// named rather than going into it.
+    /// Replaces the first path component if the source is copied *as* the destination
+    /// rather than *into* it.
     pub(crate) rename: Option<Vec<u8>>,
     pub(crate) options: Options,
     pub(crate) filter: Filter,
-    /// The directory it all goes into, opened before anything was written.
-    medium: Option<OwnedFd>,
-    /// None where nothing is written.
+    /// The destination directory, opened before the first write so that `syncfs(2)`
+    /// reports every write error since.
+    sync_root: Option<OwnedFd>,
+    /// `None` in a dry run.
     pub(crate) journal: Option<Journal>,
-    /// The list of what there is, where one is wanted.
+    /// The manifest, if the request asks for one.
     pub(crate) manifest: Option<Manifest>,
-    /// The names that came, where some may be one to the file system.
-    pub(crate) folded: Option<Folded>,
-    /// What is taken at all, where this side has asked for it.
-    pub(crate) asked: Option<Asked>,
-    /// What the sending side may not decide.
+    /// Names received so far, if the destination folds case.
+    pub(crate) folded: Option<FoldedNames>,
+    /// Names that the receiver accepts, if it requested the copy itself (a pull).
+    pub(crate) allow_list: Option<AllowList>,
+    /// Metadata that the sender may not set.
     pub(crate) withheld: Withheld,
-    /// Something that came and was not asked for.
-    unasked: OnceLock<RelPath>,
-    /// The file systems that it goes to.
+    /// The first entry received that is not on the allow-list.
+    rejected: OnceLock<RelPath>,
+    /// Timestamp granularity of each file system of the destination.
     file_systems: FileSystems,
     claims: Claims,
-    files: Mutex<HashMap<u64, Arc<Slot>>>,
-    /// Unfinished files of a run before, of which the other side was told that
-    /// blocks need not be sent.
-    declared: Mutex<HashMap<FileKey, Declared>>,
-    last: Mutex<Last>,
-    /// What would be done, where nothing is to be.
+    files: Mutex<HashMap<u64, Arc<UnfinishedSlot>>>,
+    /// Unfinished files of an earlier run whose blocks the sender was told to skip.
+    declared: Mutex<HashMap<FileKey, DeclaredBlocks>>,
+    deferred: Mutex<Deferred>,
+    /// Actions of a dry run that are not reported yet.
     planned: Mutex<Vec<Planned>>,
-    /// Nothing more can be written.
+    /// The file system is full: further writes are pointless.
     full: AtomicBool,
-    /// What came made no sense in part, so not all names that were sent are known.
-    torn: AtomicBool,
+    /// A batch was malformed, so the set of names of the source is incomplete and
+    /// nothing may be deleted.
+    malformed: AtomicBool,
 }
 
-/// Which file it is, as it is: see [`identity`].
-type Identity = (u64, u64, i64, u64);
+/// Device, inode, and seconds and nanoseconds of `ctime`: see [`identity`].
+type FileIdentity = (u64, u64, i64, u64);
 
-/// An unfinished file as it was looked at.
+/// An unfinished file whose blocks the receiver offered to keep.
 #[derive(Debug)]
-struct Declared {
-    file: Identity,
-    /// Blocks that were read and are what they should be.
+struct DeclaredBlocks {
+    file: FileIdentity,
+    /// Offsets and checksums of blocks that were read back and verified.
     blocks: Vec<(u64, Digest)>,
 }
 
-/// What became of an object that came.
+/// Result of writing one entry.
 #[derive(Debug)]
 enum Outcome {
-    /// It is there.
-    There,
-    /// It will be when everything else is done, and is counted then.
-    Later,
-    /// It is there, but not all of its metadata.
-    Flawed(Failed),
+    /// The object is in place.
+    Complete,
+    /// The object is made, and counted, at the end of the session.
+    Deferred,
+    /// The object is in place; setting some of its metadata failed.
+    Flawed(Failure),
 }
 
-impl From<Option<Failed>> for Outcome {
-    fn from(flaw: Option<Failed>) -> Outcome {
-        flaw.map_or(Outcome::There, Outcome::Flawed)
+impl From<Option<Failure>> for Outcome {
+    fn from(flaw: Option<Failure>) -> Outcome {
+        flaw.map_or(Outcome::Complete, Outcome::Flawed)
     }
 }
 
-/// What is done when everything else is.
+/// Work that waits until all files are written.
 #[derive(Debug, Default)]
-struct Last {
-    /// By where they are.
+struct Deferred {
+    /// By destination path.
     directories: BTreeMap<RelPath, Entry>,
-    /// By their names as they came.
+    /// By source path.
     links: BTreeMap<RelPath, Entry>,
-    /// Files and links in whose place are directories that are to be emptied.
-    late: Vec<Late>,
-    /// What these weigh, in bytes.
+    /// Files and symbolic links whose names are still taken by directories that
+    /// `--delete` will empty.
+    blocked: Vec<DeferredFile>,
+    /// Memory of the three above, in bytes.
     bytes: usize,
-    /// Directories that may be written to for now, and their modes before: of those
-    /// only that were there.
+    /// Existing directories made writable for the copy, with their original modes.
     opened: Vec<(Vec<u8>, u32)>,
-    /// Names that came, where others are to be removed.
+    /// Checksums of the names of the source, with `--delete`.
     seen: HashSet<u128>,
-    /// There were more names than are remembered.
+    /// The source has more than [`SEEN`] names.
     overflow: bool,
 }
 
-impl Last {
-    /// Keeps an entry; of those with the same name, what came last.
-    fn keep(&mut self, path: RelPath, entry: Entry) -> io::Result<()> {
+impl Deferred {
+    /// Defers an entry; it replaces an earlier one of the same path.
+    fn add(&mut self, path: RelPath, entry: Entry) -> io::Result<()> {
         let weight = |entry: &Entry| entry.weight() + size_of::<RelPath>() + entry.path.as_bytes().len();
         let more = weight(&entry);
-        let kept = if entry.kind == Kind::Directory { &mut self.directories } else { &mut self.links };
+        let kept = if entry.kind == EntryKind::Directory { &mut self.directories } else { &mut self.links };
         let less = kept.get(&path).map_or(0, weight);
-        if self.bytes - less + more > LAST_BYTES {
-            return Err(io::Error::other("there are more directories and hard links than are remembered"));
+        if self.bytes - less + more > DEFERRED_BYTES {
+            return Err(io::Error::other(
+                "too many directories and hard links for one copy: 512 MiB of names are the limit; copy the tree in parts",
+            ));
         }
         self.bytes = self.bytes - less + more;
         kept.insert(path, entry);
         Ok(())
     }
 
-    /// Keeps what has to wait, if there is room for it.
-    fn wait(&mut self, late: Late) -> Result<(), Late> {
+    /// Defers a file whose name is taken by a directory.
+    ///
+    /// # Errors
+    /// The memory limit is reached; gives the file back.
+    fn add_blocked(&mut self, late: DeferredFile) -> Result<(), DeferredFile> {
         let names = late.path.as_bytes().len() + late.sent.as_bytes().len() + late.temporary.len();
-        let more = size_of::<Late>() + names;
-        if self.bytes + more > LAST_BYTES {
+        let more = size_of::<DeferredFile>() + names;
+        if self.bytes + more > DEFERRED_BYTES {
             return Err(late);
         }
         self.bytes += more;
-        self.late.push(late);
+        self.blocked.push(late);
         Ok(())
     }
 }
 
-/// Something complete that cannot appear yet.
+/// A complete temporary file or symbolic link that is not renamed to its name yet.
 #[derive(Debug)]
-struct Late {
-    /// Where it goes, and what it was sent as.
+struct DeferredFile {
+    /// Destination path, and the path that the sender knows it by.
     path: RelPath,
     sent: RelPath,
     temporary: Vec<u8>,
-    /// Of a file: its checksum, where a list wants it.
+    /// Checksum of a file, for the manifest.
     digest: Option<Digest>,
     is_file: bool,
-    flaw: Option<Failed>,
+    flaw: Option<Failure>,
 }
 
-/// A large file under way.
+/// A large file that is being written in blocks.
 #[derive(Debug)]
 struct Unfinished {
     file: File,
     directory: Arc<OwnedFd>,
     temporary: Vec<u8>,
     path: RelPath,
-    /// Nothing was written to it before this run.
+    /// The file was created by this run, so it reads as zeroes.
     fresh: bool,
-    /// Checksums of the blocks, where somebody asks for them.
+    /// Checksums of blocks by offset, kept for `--verify` and the manifest.
     digests: Mutex<BTreeMap<u64, Digest>>,
 }
 
-/// Where a large file is found once somebody has opened it.
-type Slot = Mutex<Option<Arc<Unfinished>>>;
+/// A large file, opened by the first writer thread that needs it.
+type UnfinishedSlot = Mutex<Option<Arc<Unfinished>>>;
 
-/// What went wrong, and at what.
-type Failed = (Op, io::Error);
+/// The operation that failed, and its error.
+type Failure = (Op, io::Error);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn mismatch() -> Failed {
-    (Op::Verify, io::Error::other("the content is not what was sent"))
+fn mismatch() -> Failure {
+    (Op::Verify, io::Error::other("the checksum of the content does not match what was sent"))
 }
 
-/// Which file it is, as it is: device, inode, and when anything of it last changed,
-/// since the number of an inode is given again.
-fn identity(file: &File) -> io::Result<Identity> {
+/// Identifies a file in its present state; `ctime` is included because inode numbers
+/// are reused.
+fn identity(file: &File) -> io::Result<FileIdentity> {
     let stat = rustix::fs::fstat(file)?;
     Ok((stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as u64))
 }
 
-/// Brings a file to its medium and out of memory, so that what is read next comes
-/// from there. The latter is a hint: where it is not taken, memory is compared.
-fn forget(file: &File) -> io::Result<()> {
+/// Flushes a file to the device and drops it from the page cache, so that it is read
+/// back from the device. Dropping is advisory: where it has no effect, the page cache is
+/// compared.
+fn flush_and_drop_cache(file: &File) -> io::Result<()> {
     file.sync_data()?;
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
     Ok(())
 }
 
-/// BLAKE3 of a file that came in blocks.
+/// BLAKE3 checksum of a file, from the checksums of its blocks.
 fn digest(open: &Unfinished, size: u64) -> io::Result<Digest> {
     let digests: Vec<_> = std::mem::take(&mut *lock(&open.digests)).into_iter().collect();
     if size / BLOCK as u64 > digests.len() as u64 + HOLES {
-        return Err(io::Error::other("its holes are too large to be listed in a manifest"));
+        return Err(io::Error::other("the manifest cannot list it: its holes add up to more than 1 TiB"));
     }
     Ok(Hash::join(size, &digests))
 }
@@ -237,105 +244,105 @@ impl Writer {
         journal: Option<Journal>,
         manifest: Option<Manifest>,
     ) -> Writer {
-        let (files, declared, last, planned) =
+        let (files, declared, deferred, planned) =
             (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::default());
-        let (full, torn) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (full, malformed) = (AtomicBool::new(false), AtomicBool::new(false));
         let folded = journal.as_ref().is_some_and(|journal| folds(&base, journal.name()));
-        let folded = folded.then(Folded::default);
-        let (asked, unasked, withheld) = (None, OnceLock::new(), Withheld::default());
-        let medium = tree::readable(base.fd()).ok();
+        let folded = folded.then(FoldedNames::default);
+        let (allow_list, rejected, withheld) = (None, OnceLock::new(), Withheld::default());
+        let sync_root = tree::readable(base.fd()).ok();
         let writer = Writer {
             base,
-            medium,
+            sync_root,
             rename,
             options,
             filter,
             journal,
             manifest,
             folded,
-            asked,
+            allow_list,
             withheld,
-            unasked,
+            rejected,
             file_systems: FileSystems::default(),
             claims: Claims::default(),
             files,
             declared,
-            last,
+            deferred,
             planned,
             full,
-            torn,
+            malformed,
         };
         if let Some(manifest) = &writer.manifest {
-            // It is none of what the source does not have.
+            // `--delete` must not remove the manifest, which the source does not have.
             let key = writer.seen_key(&manifest.path);
-            lock(&writer.last).seen.insert(key);
+            lock(&writer.deferred).seen.insert(key);
         }
         writer
     }
 
-    /// What a name is known by among those that came.
+    /// Checksum of a name, the same for all spellings that the destination folds.
     pub(crate) fn seen_key(&self, path: &RelPath) -> u128 {
         match &self.folded {
-            // A file that is there may be spelled otherwise.
+            // An existing file may be spelled in another case.
             Some(_) => xxhash_rust::xxh3::xxh3_128(&fold(path.as_bytes())),
             None => xxhash_rust::xxh3::xxh3_128(path.as_bytes()),
         }
     }
 
-    /// Lists a file that is there.
-    fn list(&self, path: &RelPath, digest: impl FnOnce() -> io::Result<Digest>) -> Result<(), Failed> {
+    /// Adds a file to the manifest, if there is one.
+    fn list(&self, path: &RelPath, digest: impl FnOnce() -> io::Result<Digest>) -> Result<(), Failure> {
         match &self.manifest {
             Some(manifest) => digest().and_then(|d| manifest.add(path, &d)).map_err(|e| (Op::Write, e)),
             None => Ok(()),
         }
     }
 
-    /// Whether something failed that makes it useless to go on.
+    /// Whether a write failed with a full or read-only file system.
     pub(crate) fn is_full(&self) -> bool {
         self.full.load(Relaxed)
     }
 
-    /// Says what would be done, where nothing is.
+    /// Records an action in a dry run.
     pub(crate) fn plan(&self, path: &RelPath, action: Action) {
         if self.options.dry_run {
             lock(&self.planned).push(Planned { path: path.clone(), action });
         }
     }
 
-    /// What was said of that since this was last called.
+    /// Takes the actions recorded since the last call.
     pub(crate) fn take_planned(&self) -> Vec<Planned> {
         std::mem::take(&mut *lock(&self.planned))
     }
 
-    /// What the sending side may not do and did.
+    /// The protocol violation that ends the session, if the sender committed one.
     pub(crate) fn violation(&self) -> Option<Violation> {
-        self.unasked.get().map(|path| Violation::Unasked(path.to_string()))
+        self.rejected.get().map(|path| Violation::NotRequested(path.to_string()))
     }
 
-    /// Lets only that in which was asked for.
+    /// Rejects an entry that is not on the allow-list.
     fn admit(&self, entry: &Entry) -> io::Result<()> {
-        if self.asked.as_ref().is_none_or(|asked| asked.has(entry)) {
+        if self.allow_list.as_ref().is_none_or(|list| list.has(entry)) {
             return Ok(());
         }
-        // What comes with it is not looked into: nothing is removed for not being there.
-        self.torn.store(true, Relaxed);
-        // The first one is enough: the session ends with it.
-        let _ = self.unasked.set(entry.path.clone());
-        Err(io::Error::other("it was not asked for"))
+        // The rest of its batch is not parsed, so `--delete` cannot know all names.
+        self.malformed.store(true, Relaxed);
+        // The first rejected entry ends the session.
+        let _ = self.rejected.set(entry.path.clone());
+        Err(io::Error::other("rejected: this side did not request it"))
     }
 
-    /// Whether a run before this one was cut off.
+    /// Whether an earlier run of this copy was interrupted.
     pub(crate) fn resumes(&self) -> bool {
         self.journal.as_ref().is_some_and(|journal| journal.resumed)
     }
 
-    /// Whether that was before the machine was started anew, so that only content
-    /// tells what is there.
+    /// Whether the machine rebooted since that run: files may have lost content that
+    /// was not flushed, so they are compared by checksum.
     pub(crate) fn by_content(&self) -> bool {
         self.journal.as_ref().is_some_and(|journal| journal.rebooted)
     }
 
-    /// A way through the tree, for one thread.
+    /// A directory cache for one writer thread.
     pub(crate) fn walker(&self) -> Walker {
         Walker::new(self.base.clone())
     }
@@ -345,16 +352,19 @@ impl Writer {
         unfinished(self.key(), file_key(entry))
     }
 
-    /// That of the copy.
+    /// The key of the copy, 0 in a dry run.
     fn key(&self) -> u64 {
         self.journal.as_ref().map_or(0, |journal| journal.key)
     }
 
-    fn keep(&self) -> Keep {
-        Keep { owner: self.options.owner, lists: self.withheld.takes_lists() }
+    fn keep(&self) -> MetadataPolicy {
+        MetadataPolicy { owner: self.options.owner, lists: self.withheld.takes_lists() }
     }
 
-    /// Where something goes.
+    /// Maps the path of an entry to its path below the destination.
+    ///
+    /// # Errors
+    /// The manifest has this name, or another name of the source folds to it.
     fn place(&self, path: &RelPath) -> io::Result<RelPath> {
         let placed = match &self.rename {
             None => path.clone(),
@@ -365,13 +375,15 @@ impl Writer {
             }
         };
         if self.is_manifest(&placed) {
-            return Err(io::Error::other("the manifest of this copy has this name: give it another"));
+            return Err(io::Error::other(
+                "this is the name of the manifest: choose another name with --manifest",
+            ));
         }
         self.folded.as_ref().map_or(Ok(()), |folded| folded.take(&placed))?;
         Ok(placed)
     }
 
-    /// Whether the list of this copy goes there, or on the way to it.
+    /// Whether a destination path is that of the manifest, or below it.
     fn is_manifest(&self, placed: &RelPath) -> bool {
         self.manifest.as_ref().is_some_and(|manifest| {
             let below = |path: &[u8], of: &[u8]| {
@@ -385,23 +397,24 @@ impl Writer {
         })
     }
 
-    fn trouble(&self, path: &RelPath, (op, e): &Failed) -> Trouble {
-        // What has no room for an attribute may have it for content.
+    fn trouble(&self, path: &RelPath, (op, e): &Failure) -> Trouble {
+        // ENOSPC for an attribute does not mean that the file system is full.
         if *op == Op::Write && is_full(e) {
             self.full.store(true, Relaxed);
         }
         Trouble { path: path.clone(), op: *op, message: say(e) }
     }
 
-    /// A directory, made if need be. What is none in its place, or on the way to it,
-    /// goes, since that of the source is one: its own entry may be on its way still. A mode that lets nobody write is put aside.
+    /// Opens a directory, creating it and its parents. Anything else in their place is
+    /// removed, because the source has directories there (their entries may arrive
+    /// later). Directories without write permission are made writable for the copy.
     fn parent(&self, path: &[u8], walker: &mut Walker) -> io::Result<Arc<OwnedFd>> {
         match walker.make(path) {
-            // What there is under a name is to stay, where names are all that counts.
+            // `Compare::Exists` keeps every existing name.
             Err(e) if tree::is_in_the_way(&e) && self.options.compare != Compare::Exists => {
                 match self.base.clear(path) {
                     Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                        self.open_way(path);
+                        self.make_parent_writable(path);
                         self.base.clear(path)?;
                     }
                     result => result?,
@@ -409,33 +422,34 @@ impl Writer {
                 walker.make(path)
             }
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                // Another thread may just have changed the mode: it is tried again.
-                self.open_way(path);
+                // Retried in any case: another thread may have changed the mode meanwhile.
+                self.make_parent_writable(path);
                 walker.make(path)
             }
             result => result,
         }
     }
 
-    /// Lets this user write in the deepest directory of a path that is there.
-    fn open_way(&self, path: &[u8]) {
+    /// Makes the deepest existing directory of a path writable for this user.
+    fn make_parent_writable(&self, path: &[u8]) {
         let slashes = path.iter().enumerate().rev().filter(|(_, b)| **b == b'/').map(|(at, _)| at);
-        let mut ways = std::iter::once(path.len()).chain(slashes).chain([0]).map(|end| &path[..end]);
-        let found = ways.find_map(|way| Some((way, self.base.directory(way).ok()?)));
-        if let Some((way, directory)) = found {
-            self.open_up(directory.as_fd(), way);
+        let mut prefixes = std::iter::once(path.len()).chain(slashes).chain([0]).map(|end| &path[..end]);
+        let found = prefixes.find_map(|prefix| Some((prefix, self.base.directory(prefix).ok()?)));
+        if let Some((prefix, directory)) = found {
+            self.make_writable(directory.as_fd(), prefix);
         }
     }
 
-    /// Lets this user write in a directory until everything is done; whether that
-    /// has changed anything.
-    pub(crate) fn open_up(&self, directory: BorrowedFd<'_>, path: &[u8]) -> bool {
-        let before = tree::open_up(directory);
-        lock(&self.last).opened.extend(before.map(|mode| (path.to_vec(), mode)));
+    /// Makes a directory writable for this user until the end of the session; returns
+    /// whether its mode changed.
+    pub(crate) fn make_writable(&self, directory: BorrowedFd<'_>, path: &[u8]) -> bool {
+        let before = tree::make_writable(directory);
+        lock(&self.deferred).opened.extend(before.map(|mode| (path.to_vec(), mode)));
         before.is_some()
     }
 
-    /// Makes something in a directory, even in one that lets nobody write.
+    /// Creates something in a directory, which is made writable first if that fails with
+    /// `EACCES`.
     fn make_in<T>(
         &self,
         directory: &OwnedFd,
@@ -443,53 +457,53 @@ impl Writer {
         make: impl Fn(BorrowedFd<'_>) -> io::Result<T>,
     ) -> io::Result<T> {
         match make(directory.as_fd()) {
-            // Another thread may just have changed the mode.
+            // Retried in any case: another thread may have changed the mode meanwhile.
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                self.open_up(directory.as_fd(), path);
+                self.make_writable(directory.as_fd(), path);
                 make(directory.as_fd())
             }
             result => result,
         }
     }
 
-    /// Does a job.
-    pub(crate) fn run(&self, job: Job, walker: &mut Walker) -> Done {
+    /// Carries out one job.
+    pub(crate) fn run(&self, job: WriteJob, walker: &mut Walker) -> JobResult {
         match job {
-            Job::Batch(body) => self.batch(&body, walker),
-            Job::Ask { number, batch } => self.ask(number, &batch),
-            Job::Block { file, offset, digest, data } => {
+            WriteJob::Batch(body) => self.batch(&body, walker),
+            WriteJob::Query { number, batch } => self.answer_query(number, &batch),
+            WriteJob::Block { file, offset, digest, data } => {
                 let result = self.block(&file, offset, &digest, &data, walker);
                 let result = result.map(|()| data.len() as u64);
-                Done::Block(file.number, result.map_err(|e| self.trouble(&file.entry.path, &e)))
+                JobResult::Block(file.number, result.map_err(|e| self.trouble(&file.entry.path, &e)))
             }
-            Job::Complete(file) => {
+            WriteJob::Complete(file) => {
                 let result = self.complete(&file, walker);
                 lock(&self.files).remove(&file.number);
                 let (mut counts, mut troubles) = (Counts::default(), Vec::new());
                 self.count(&file.entry, result, &mut counts, &mut troubles);
-                Done::File(file.number, counts, troubles)
+                JobResult::File(file.number, counts, troubles)
             }
-            Job::Abandon(file) => {
+            WriteJob::Abandon(file) => {
                 if let Some(slot) = lock(&self.files).remove(&file.number)
                     && let Some(open) = lock(&slot).take()
                 {
-                    // What is left behind is named so that nobody takes it for data.
+                    // A temporary file left behind has a reserved name, so no copy takes it for data.
                     let _ = self.discard(&open);
                 }
-                Done::Abandoned(file.number)
+                JobResult::Abandoned(file.number)
             }
-            Job::Settle { whole } => self.settle(whole),
+            WriteJob::Settle { whole } => self.settle(whole),
         }
     }
 
-    fn batch(&self, body: &[u8], walker: &mut Walker) -> Done {
+    fn batch(&self, body: &[u8], walker: &mut Walker) -> JobResult {
         let (mut counts, mut troubles) = (Counts::default(), Vec::new());
         for (index, part) in BatchReader::new(body).enumerate() {
             let part = if index < BATCH_ENTRIES { part } else { Err(Malformed::Value("number of entries")) };
             let (mut entry, content, data) = match part {
                 Ok(part) => part,
                 Err(e) => {
-                    self.torn.store(true, Relaxed);
+                    self.malformed.store(true, Relaxed);
                     let message = e.to_string();
                     troubles.push(Trouble { path: RelPath::root(), op: Op::Write, message });
                     break;
@@ -499,44 +513,44 @@ impl Writer {
                 troubles.push(self.trouble(&entry.path, &(Op::Write, e)));
                 break;
             }
-            self.trim(&mut entry);
+            self.strip_xattrs(&mut entry);
             self.note(&entry);
             let result = self.entry(&entry, &content, data, walker);
             counts.bytes += if result.is_ok() { data.len() as u64 } else { 0 };
             self.count(&entry, result, &mut counts, &mut troubles);
         }
-        Done::Batch(counts, troubles)
+        JobResult::Batch(counts, troubles)
     }
 
-    /// Counts what became of an entry.
+    /// Adds the outcome of an entry to the counts, or to the failures.
     fn count(
         &self,
         entry: &Entry,
-        result: Result<Outcome, Failed>,
+        result: Result<Outcome, Failure>,
         counts: &mut Counts,
         troubles: &mut Vec<Trouble>,
     ) {
         match result {
-            Ok(Outcome::Later) => return,
-            Ok(Outcome::There) => {}
+            Ok(Outcome::Deferred) => return,
+            Ok(Outcome::Complete) => {}
             Ok(Outcome::Flawed(flaw)) => troubles.push(self.trouble(&entry.path, &flaw)),
             Err(e) => return troubles.push(self.trouble(&entry.path, &e)),
         }
         match entry.kind {
-            Kind::File => counts.files += 1,
+            EntryKind::File => counts.files += 1,
             _ => counts.others += 1,
         }
     }
 
-    /// Remembers that a name came.
+    /// Remembers a name of the source for `--delete`.
     fn note(&self, entry: &Entry) {
         if self.options.delete {
             let key = self.seen_key(&entry.path);
-            let mut last = lock(&self.last);
-            if last.seen.len() < SEEN {
-                last.seen.insert(key);
+            let mut deferred = lock(&self.deferred);
+            if deferred.seen.len() < SEEN {
+                deferred.seen.insert(key);
             } else {
-                last.overflow = true;
+                deferred.overflow = true;
             }
         }
     }
@@ -547,41 +561,41 @@ impl Writer {
         content: &Content,
         data: &[u8],
         walker: &mut Walker,
-    ) -> Result<Outcome, Failed> {
+    ) -> Result<Outcome, Failure> {
         let write = |e| (Op::Write, e);
         let path = self.place(&entry.path).map_err(write)?;
         let unchanged = self.is_unchanged(entry, &path);
         if self.options.dry_run {
             if unchanged {
-                return Ok(Outcome::Later);
+                return Ok(Outcome::Deferred);
             }
             self.plan(&entry.path, Action::Make);
-            return Ok(Outcome::There);
+            return Ok(Outcome::Complete);
         }
         let (parent, _) = path.split();
         match &entry.kind {
-            Kind::Directory => {
+            EntryKind::Directory => {
                 let directory = self.parent(path.as_bytes(), walker).map_err(write)?;
-                // What is made in it changes its time: it is set again in any case.
+                // Entries created in it change its mtime, which is set at the end in any case.
                 let mtime = self.kept(&directory, entry.mtime);
                 let kept = Entry { path: path.clone(), mtime, ..entry.clone() };
-                Ok(match lock(&self.last).keep(path, kept) {
+                Ok(match lock(&self.deferred).add(path, kept) {
                     Err(e) => Outcome::Flawed((Op::Metadata, e)),
-                    Ok(()) if unchanged => Outcome::Later,
+                    Ok(()) if unchanged => Outcome::Deferred,
                     Ok(()) if mtime.secs.abs_diff(entry.mtime.secs) > 2 => {
                         Outcome::Flawed((Op::Metadata, unkept(entry.mtime, mtime)))
                     }
-                    Ok(()) => Outcome::There,
+                    Ok(()) => Outcome::Complete,
                 })
             }
-            Kind::HardLink(_) => {
-                // What it has besides its name is the file's.
+            EntryKind::HardLink(_) => {
+                // Extended attributes belong to the inode, and come with the first name.
                 let kept = Entry { xattrs: Vec::new(), ..entry.clone() };
-                lock(&self.last).keep(entry.path.clone(), kept).map_err(write)?;
-                Ok(Outcome::Later)
+                lock(&self.deferred).add(entry.path.clone(), kept).map_err(write)?;
+                Ok(Outcome::Deferred)
             }
-            Kind::Symlink(_) if unchanged => Ok(Outcome::Later),
-            Kind::Symlink(target) => {
+            EntryKind::Symlink(_) if unchanged => Ok(Outcome::Deferred),
+            EntryKind::Symlink(target) => {
                 let directory = self.parent(parent, walker).map_err(write)?;
                 let temporary = self.unfinished(entry);
                 let make = |at: BorrowedFd<'_>| tree::symlink(at, target, &temporary);
@@ -589,15 +603,18 @@ impl Writer {
                 let set = tree::set_link_metadata(directory.as_fd(), &temporary, entry, self.keep());
                 let flaw = set.err().map(|e| (Op::Metadata, e));
                 let sent = entry.path.clone();
-                self.appear(&directory, Late { path, sent, temporary, digest: None, is_file: false, flaw })
+                self.rename_to_final(
+                    &directory,
+                    DeferredFile { path, sent, temporary, digest: None, is_file: false, flaw },
+                )
             }
-            Kind::File => {
+            EntryKind::File => {
                 match content {
                     Content::Inline { digest, .. } if self.options.hash.of(data) != *digest => {
                         return Err(mismatch());
                     }
                     Content::Inline { .. } | Content::None => {}
-                    _ => return Err(write(io::Error::other("a file came without its content"))),
+                    _ => return Err(write(io::Error::other("malformed entry: a file without content"))),
                 }
                 let directory = self.parent(parent, walker).map_err(write)?;
                 let temporary = self.unfinished(entry);
@@ -608,12 +625,15 @@ impl Writer {
                     _ => Hash::Strong.of(&[]),
                 };
                 let (sent, digest) = (entry.path.clone(), Some(digest));
-                self.appear(&directory, Late { path, sent, temporary, digest, is_file: true, flaw })
+                self.rename_to_final(
+                    &directory,
+                    DeferredFile { path, sent, temporary, digest, is_file: true, flaw },
+                )
             }
         }
     }
 
-    /// A time as the file system of a directory keeps it, where that may be another one.
+    /// An mtime as the file system of a directory stores it.
     fn kept(&self, directory: &OwnedFd, time: Time) -> Time {
         if USUAL.contains(&time.secs) {
             return time;
@@ -623,16 +643,17 @@ impl Writer {
         self.file_systems.stamps(device, directory, base, may_name).kept(time)
     }
 
-    /// Lets something appear that is complete, and lists it. Where a directory is in
-    /// its place, and what the source does not have goes, it waits for that.
-    fn appear(&self, directory: &OwnedFd, late: Late) -> Result<Outcome, Failed> {
-        match tree::appear(directory.as_fd(), &late.temporary, late.path.split().1) {
+    /// Renames a complete temporary file to its name and adds it to the manifest. If a
+    /// non-empty directory has the name, and `--delete` may remove it, the rename is
+    /// deferred.
+    fn rename_to_final(&self, directory: &OwnedFd, late: DeferredFile) -> Result<Outcome, Failure> {
+        match tree::rename_to(directory.as_fd(), &late.temporary, late.path.split().1) {
             Err(e) if self.options.delete && tree::is_not_empty(&e) => {
-                lock(&self.last)
-                    .wait(late)
+                lock(&self.deferred)
+                    .add_blocked(late)
                     .inspect_err(|late| drop(tree::remove(directory.as_fd(), &late.temporary)))
                     .map_err(|_| (Op::Write, e))?;
-                return Ok(Outcome::Later);
+                return Ok(Outcome::Deferred);
             }
             result => result
                 .inspect_err(|_| drop(tree::remove(directory.as_fd(), &late.temporary)))
@@ -644,12 +665,12 @@ impl Writer {
         Ok(late.flaw.into())
     }
 
-    /// Lets something appear that had to wait.
-    fn appear_late(&self, late: &Late) -> Result<(), Failed> {
+    /// Renames a deferred file to its name.
+    fn rename_deferred(&self, late: &DeferredFile) -> Result<(), Failure> {
         let write = |e| (Op::Write, e);
         let (parent, name) = late.path.split();
         let directory = self.base.directory(parent).map_err(write)?;
-        tree::appear(directory.as_fd(), &late.temporary, name)
+        tree::rename_to(directory.as_fd(), &late.temporary, name)
             .inspect_err(|_| drop(tree::remove(directory.as_fd(), &late.temporary)))
             .map_err(write)?;
         match late.digest {
@@ -658,8 +679,7 @@ impl Writer {
         }
     }
 
-    /// Writes a small file under a name of this program's own; what of its metadata
-    /// could not be set.
+    /// Writes a small file to a temporary file; returns a failure to set metadata.
     fn small(
         &self,
         directory: &OwnedFd,
@@ -667,7 +687,7 @@ impl Writer {
         temporary: &[u8],
         entry: &Entry,
         data: &[u8],
-    ) -> Result<Option<Failed>, Failed> {
+    ) -> Result<Option<Failure>, Failure> {
         let write = |e| (Op::Write, e);
         let make = |at: BorrowedFd<'_>| tree::create(at, temporary, false);
         let (file, _) = self.make_in(directory, parent, make).map_err(write)?;
@@ -677,7 +697,7 @@ impl Writer {
         sparse::write(&file, entry, data, 0, true).map_err(write)?;
         let flaw = self.finish(&file, entry)?;
         if self.options.verify {
-            forget(&file).map_err(write)?;
+            flush_and_drop_cache(&file).map_err(write)?;
             let mut again = vec![0; data.len()];
             let read = read_full(&file, &mut again, 0).map_err(write)?;
             if read != data.len() || again != data {
@@ -687,23 +707,23 @@ impl Writer {
         Ok(flaw)
     }
 
-    /// Metadata, and durability where every file has to be; what of the former could
-    /// not be set.
-    fn finish(&self, file: &File, entry: &Entry) -> Result<Option<Failed>, Failed> {
-        let set = tree::set_metadata(file.as_fd(), &self.trimmed(entry), self.keep());
+    /// Sets metadata, and flushes the file if each is to be durable; returns a failure
+    /// to set metadata.
+    fn finish(&self, file: &File, entry: &Entry) -> Result<Option<Failure>, Failure> {
+        let set = tree::set_metadata(file.as_fd(), &self.without_xattrs(entry), self.keep());
         if self.options.durability == Durability::File {
             file.sync_data().map_err(|e| (Op::Write, e))?;
         }
         Ok(set.err().map(|e| (Op::Metadata, e)))
     }
 
-    /// Removes an unfinished file.
+    /// Removes the temporary file of an unfinished file.
     fn discard(&self, open: &Unfinished) -> io::Result<()> {
         let remove = |at: BorrowedFd<'_>| tree::remove(at, &open.temporary);
         self.make_in(&open.directory, open.path.split().0, remove)
     }
 
-    /// The file that is under way for this one, opened by whoever comes first.
+    /// The unfinished file of a large file; the first writer thread opens it.
     fn open(&self, file: &Incoming, walker: &mut Walker) -> io::Result<Arc<Unfinished>> {
         let slot = Arc::clone(lock(&self.files).entry(file.number).or_default());
         let mut slot = lock(&slot);
@@ -721,15 +741,15 @@ impl Writer {
         let make = |at: BorrowedFd<'_>| tree::create(at, &temporary, declared.is_some());
         let (opened, kept) = self.make_in(&directory, parent, make)?;
         let sized = match declared {
-            // The blocks that were declared will not come.
+            // The sender skips the declared blocks, so the file cannot be completed without them.
             Some(declared) if !(kept && identity(&opened)? == declared) => Err(io::Error::other(
-                "what a run before had written of it has gone meanwhile: run the same command again",
+                "the blocks that an earlier run wrote were removed or changed meanwhile: run the same command again",
             )),
             _ => opened.set_len(file.entry.size),
         };
-        // Nothing else knows of it: it would stay for good.
+        // No later job knows the temporary file, so it is removed here.
         sized.inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))?;
-        // What a run before has written is in this file, and was looked at.
+        // The blocks of the earlier run are in this file, and were verified.
         let blocks = lock(&self.declared).remove(&key).map(|declared| declared.blocks);
         let digests = Mutex::new(blocks.into_iter().flatten().collect());
         let fresh = !kept;
@@ -745,14 +765,17 @@ impl Writer {
         digest: &Digest,
         data: &[u8],
         walker: &mut Walker,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), Failure> {
         let write = |e| (Op::Write, e);
-        // Whatever becomes of it, the source has it.
+        // Even if the write fails, the source has this name.
         self.note(&file.entry);
-        // Pieces of blocks would make this side remember more than it was sent.
+        // Only whole, aligned blocks: the state kept for each must not exceed what was sent.
         let whole = file.entry.size.saturating_sub(offset).min(BLOCK as u64);
         if !offset.is_multiple_of(BLOCK as u64) || data.len() as u64 != whole || data.is_empty() {
-            return Err((Op::Verify, io::Error::other("a block came that is none")));
+            return Err((
+                Op::Verify,
+                io::Error::other("malformed block: its offset or length is not that of a whole block"),
+            ));
         }
         if self.options.hash.of_block(data, offset, file.entry.size) != *digest {
             return Err(mismatch());
@@ -768,8 +791,8 @@ impl Writer {
         }
     }
 
-    fn complete(&self, file: &Incoming, walker: &mut Walker) -> Result<Outcome, Failed> {
-        // Of a file of holes, or one that was all there, no block came.
+    fn complete(&self, file: &Incoming, walker: &mut Walker) -> Result<Outcome, Failure> {
+        // Without any block (all holes, or all kept from an earlier run) it is not open yet.
         let open = self.open(file, walker).map_err(|e| (Op::Write, e))?;
         let finish = || {
             let flaw = self.finish(&open.file, &file.entry)?;
@@ -785,19 +808,20 @@ impl Writer {
             Some(Err(e)) => (None, Some((Op::Write, e))),
         };
         let (path, sent, temporary) = (open.path.clone(), file.entry.path.clone(), open.temporary.clone());
-        let late = Late { path, sent, temporary, digest, is_file: true, flaw: flaw.or(unlisted) };
-        let outcome = self.appear(&open.directory, late)?;
-        if let (Some(journal), Outcome::There | Outcome::Flawed(_)) = (&self.journal, &outcome) {
+        let late = DeferredFile { path, sent, temporary, digest, is_file: true, flaw: flaw.or(unlisted) };
+        let outcome = self.rename_to_final(&open.directory, late)?;
+        if let (Some(journal), Outcome::Complete | Outcome::Flawed(_)) = (&self.journal, &outcome) {
             journal.complete(file_key(&file.entry)).map_err(|e| (Op::Write, e))?;
         }
         Ok(outcome)
     }
 
-    /// Reads what was written, from the medium as far as the system lets it.
-    fn verify(&self, open: &Unfinished) -> Result<(), Failed> {
-        // What cannot be read is no mismatch.
+    /// Reads the file back and compares its checksums, from the device if the kernel
+    /// drops it from the page cache.
+    fn verify(&self, open: &Unfinished) -> Result<(), Failure> {
+        // A read error is reported as a write failure, not as a mismatch.
         let failed = |e: io::Error| (Op::Write, e);
-        forget(&open.file).map_err(failed)?;
+        flush_and_drop_cache(&open.file).map_err(failed)?;
         let size = open.file.metadata().map_err(failed)?.len();
         let mut again = vec![0; BLOCK];
         for (offset, digest) in lock(&open.digests).iter() {
@@ -810,75 +834,78 @@ impl Writer {
         Ok(())
     }
 
-    fn ask(&self, number: u32, batch: &[u8]) -> Done {
+    fn answer_query(&self, number: u32, batch: &[u8]) -> JobResult {
         let (mut wants, mut counts, mut troubles) = (Vec::new(), Counts::default(), Vec::new());
         for (index, part) in BatchReader::new(batch).enumerate() {
             let (true, Ok((mut entry, content, _))) = (index < BATCH_ENTRIES, part) else {
-                self.torn.store(true, Relaxed);
+                self.malformed.store(true, Relaxed);
                 break;
             };
             if self.admit(&entry).is_err() {
                 break;
             }
-            self.trim(&mut entry);
+            self.strip_xattrs(&mut entry);
             self.note(&entry);
             if self.manifest.is_some()
                 && let Err(e) = self.place(&entry.path)
             {
-                // It would come for nothing.
+                // Without a usable destination path the content need not be sent.
                 troubles.push(self.trouble(&entry.path, &(Op::Write, e)));
                 continue;
             }
-            let there = self.there(&entry, &content).filter(|it| self.may_stay(&entry, it));
-            let there =
-                there.filter(|it| it.entry.kind != Kind::File || self.list_same(&entry, &content).is_ok());
-            let mended = there.map_or(Mended::Not, |there| self.mend(&entry, &there));
-            match mended {
-                Mended::Not => {
+            let there = self.existing(&entry, &content).filter(|it| self.may_stay(&entry, it));
+            let there = there
+                .filter(|it| it.entry.kind != EntryKind::File || self.list_same(&entry, &content).is_ok());
+            let update = there.map_or(MetadataUpdate::Resend, |there| self.update_metadata(&entry, &there));
+            match update {
+                MetadataUpdate::Resend => {
                     let have = self.have(&entry);
                     counts.skipped += present(&have, entry.size);
                     wants.push(Want { index: index as u32, have });
                     self.plan(&entry.path, Action::Send);
                     continue;
                 }
-                Mended::Nothing => {}
-                Mended::Done => {
+                MetadataUpdate::Unchanged => {}
+                MetadataUpdate::Changed => {
                     counts.metadata += 1;
                     self.plan(&entry.path, Action::Metadata);
                 }
-                Mended::Failed(e) => troubles.push(self.trouble(&entry.path, &(Op::Metadata, e))),
+                MetadataUpdate::Failed(e) => troubles.push(self.trouble(&entry.path, &(Op::Metadata, e))),
             }
             counts.same += 1;
             counts.skipped += entry.size;
         }
-        Done::Asked { number, wants, counts, troubles }
+        JobResult::Query { number, wants, counts, troubles }
     }
 
-    /// Lists a file that need not be sent; one that cannot be read is sent again.
-    fn list_same(&self, entry: &Entry, content: &Content) -> Result<(), Failed> {
-        if entry.kind != Kind::File || self.options.dry_run {
+    /// Adds a file that need not be sent to the manifest.
+    ///
+    /// # Errors
+    /// The file cannot be read; the caller then has it sent.
+    fn list_same(&self, entry: &Entry, content: &Content) -> Result<(), Failure> {
+        if entry.kind != EntryKind::File || self.options.dry_run {
             return Ok(());
         }
         let path = self.place(&entry.path).map_err(|e| (Op::Write, e))?;
         self.list(&path, || match (content, self.compare()) {
-            (Content::Asked(Some(digest)), Compare::Checksum) => Ok(*digest),
+            (Content::Query(Some(digest)), Compare::Checksum) => Ok(*digest),
             _ => Hash::Strong.of_file(&tree::open_file(&self.base, &path)?),
         })
     }
 
-    /// What is there, if it is as good as what would be sent.
-    fn there(&self, entry: &Entry, content: &Content) -> Option<There> {
+    /// The existing object, if the request's comparison finds it up to date.
+    fn existing(&self, entry: &Entry, content: &Content) -> Option<Existing> {
         let path = self.place(&entry.path).ok()?;
         let there = self.look(&path).ok()??;
-        // What the machine may have lost is only what a run before can have made.
-        let made = || entry.size == there.entry.size && there.has_time_of(entry);
-        if self.options.compare == Compare::Exists && !(self.by_content() && made()) {
+        // After a reboot, a name alone does not count for files that the earlier run may have written.
+        let may_be_ours = || entry.size == there.entry.size && there.has_time_of(entry);
+        if self.options.compare == Compare::Exists && !(self.by_content() && may_be_ours()) {
             return Some(there);
         }
         let compare = self.compare();
         let same_time = compare == Compare::Mtime && there.has_time_of(entry);
         let same = entry.is_same(&there.entry, compare, same_time).unwrap_or_else(|| match content {
-            Content::Asked(Some(digest)) => {
+            Content::Query(Some(digest)) => {
                 let hash =
                     tree::open_file(&self.base, &path).and_then(|file| self.options.hash.of_file(&file));
                 hash.is_ok_and(|hash| hash == *digest)
@@ -888,8 +915,8 @@ impl Writer {
         same.then_some(there)
     }
 
-    /// Blocks that a run before has written, as a bit each; what the journal
-    /// says is checked.
+    /// Bitmap of the blocks that an earlier run wrote; the journal's records are verified
+    /// against the unfinished file.
     fn have(&self, entry: &Entry) -> Box<[u8]> {
         let key = file_key(entry);
         let known = self.journal.as_ref().and_then(|journal| journal.known.get(&key));
@@ -898,7 +925,7 @@ impl Writer {
         let temporary = self.unfinished(entry);
         let temporary = [parent, if parent.is_empty() { b"" } else { b"/" }, &temporary].concat();
         let Ok(file) = tree::open_own(&self.base, &temporary) else { return Box::default() };
-        // As much as there is, whatever size is claimed.
+        // Sized by the journal, not by the size that the sender claims.
         let last = known.iter().map(|(offset, _)| offset / BLOCK as u64).max().unwrap_or(0);
         let mut have = vec![0u8; (last / 8 + 1).min(HAVE_MAX as u64) as usize];
         let (mut data, mut blocks) = (vec![0; BLOCK], Vec::new());
@@ -916,29 +943,30 @@ impl Writer {
         }
         let Some(file) = identity(&file).ok().filter(|_| !blocks.is_empty()) else { return Box::default() };
         if self.manifest.is_none() && !self.options.verify {
-            // Nobody asks for them.
+            // Only --verify and the manifest use the checksums.
             blocks = Vec::new();
         }
-        lock(&self.declared).insert(key, Declared { file, blocks });
+        lock(&self.declared).insert(key, DeclaredBlocks { file, blocks });
         have.into()
     }
 
-    fn settle(&self, whole: bool) -> Done {
+    fn settle(&self, whole: bool) -> JobResult {
         let (mut counts, mut troubles) = (Counts::default(), Vec::new());
         troubles.extend(self.withheld.trouble());
-        let Last { directories, links, late, mut opened, seen, overflow, .. } =
-            std::mem::take(&mut *lock(&self.last));
+        let Deferred { directories, links, blocked, mut opened, seen, overflow, .. } =
+            std::mem::take(&mut *lock(&self.deferred));
         if self.options.delete && overflow {
-            let message = "there are more names than are remembered: nothing was removed".into();
+            let message =
+                "nothing was removed: the source has more names than --delete supports (32 Mi)".into();
             troubles.push(Trouble { path: RelPath::root(), op: Op::Delete, message });
-        } else if self.options.delete && whole && !self.torn.load(Relaxed) {
+        } else if self.options.delete && whole && !self.malformed.load(Relaxed) {
             crate::delete::delete(self, &seen, &mut counts, &mut troubles);
         } else if self.options.delete {
             let message = "nothing was removed, since not all of the source could be read".into();
             troubles.push(Trouble { path: RelPath::root(), op: Op::Delete, message });
         }
-        for late in late {
-            match self.appear_late(&late) {
+        for late in blocked {
+            match self.rename_deferred(&late) {
                 Ok(()) if late.is_file => counts.files += 1,
                 Ok(()) => counts.others += 1,
                 Err(e) => troubles.push(self.trouble(&late.sent, &e)),
@@ -963,11 +991,11 @@ impl Writer {
         if self.resumes() {
             self.sweep(directories.keys());
         }
-        opened.append(&mut lock(&self.last).opened);
+        opened.append(&mut lock(&self.deferred).opened);
         opened.sort_unstable_by(|a, b| b.cmp(a));
         for (path, mode) in opened {
-            // Where it was of those that came, it gets its mode below.
-            let _ = self.base.directory(&path).map(|it| tree::close_again(it.as_fd(), mode));
+            // A directory that is part of the copy gets its final mode below.
+            let _ = self.base.directory(&path).map(|it| tree::restore_mode(it.as_fd(), mode));
         }
         for entry in directories.values().rev() {
             if let Err(e) = self.directory_metadata(entry) {
@@ -977,7 +1005,7 @@ impl Writer {
         let durable = match self.options.durability {
             Durability::None => Ok(()),
             _ if self.options.dry_run => Ok(()),
-            _ => self.base.sync(self.medium.as_ref()),
+            _ => self.base.sync(self.sync_root.as_ref()),
         };
         if let Some(journal) = &self.journal {
             if durable.is_err() {
@@ -989,17 +1017,17 @@ impl Writer {
         if let Err(e) = durable {
             troubles.push(self.trouble(&RelPath::root(), &(Op::Write, e)));
         }
-        Done::Settled(counts, troubles)
+        JobResult::Settled(counts, troubles)
     }
 
-    /// Lets the list appear; the files that are not in it.
+    /// Renames the manifest to its name; returns the files that it could not list.
     fn finish_manifest(&self, manifest: &Manifest) -> io::Result<Vec<RelPath>> {
         let parent = manifest.path.split().0;
         let finish = || {
             let directory = self.base.directory(parent).map_err(|e| match e.kind() {
-                io::ErrorKind::NotADirectory | io::ErrorKind::NotFound => {
-                    io::Error::other("the manifest needs a directory to be in, and what was copied is none")
-                }
+                io::ErrorKind::NotADirectory | io::ErrorKind::NotFound => io::Error::other(
+                    "the manifest needs a directory as destination, and a single file was copied",
+                ),
                 _ => e,
             })?;
             self.make_in(&directory, parent, |at| manifest.finish(self.base.fd(), at))
@@ -1007,36 +1035,36 @@ impl Writer {
         finish().inspect_err(|_| manifest.discard(self.base.fd()))
     }
 
-    /// Removes the journal: left behind it would only make the next run ask. `root` is
-    /// what the directory that it is in should be.
+    /// Removes the journal, so that the next run does not query what exists. `root` is
+    /// the entry of the directory that holds it.
     fn remove_journal(&self, journal: &Journal, root: Option<&Entry>) {
         let mut opened = None;
         if journal.remove(&self.base).is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied) {
-            opened = tree::open_up(self.base.fd());
+            opened = tree::make_writable(self.base.fd());
             let _ = journal.remove(&self.base);
         }
-        // Its removal has changed the time of the directory.
+        // Removing it changed the mtime of the directory.
         match (root, opened) {
             (Some(root), _) => drop(self.directory_metadata(root)),
-            (None, Some(mode)) => drop(tree::close_again(self.base.fd(), mode)),
+            (None, Some(mode)) => drop(tree::restore_mode(self.base.fd(), mode)),
             (None, None) => {}
         }
     }
 
-    /// Removes what runs before have left of files that have changed since.
+    /// Removes unfinished files of earlier runs whose source files changed since.
     fn sweep<'a>(&self, directories: impl Iterator<Item = &'a RelPath>) {
         let ours = unfinished_of(self.key());
         for path in directories.map(RelPath::as_bytes).chain([&b""[..]]) {
             let Ok(directory) = self.base.directory(path) else { continue };
-            let Ok(mut names) = tree::Names::open(directory.as_fd()) else { continue };
+            let Ok(mut names) = tree::DirectoryNames::open(directory.as_fd()) else { continue };
             let mut old = Vec::new();
-            while let Ok(some) = names.some()
+            while let Ok(some) = names.next_batch()
                 && !some.is_empty()
             {
                 old.extend(some.into_iter().filter(|name| name.starts_with(&ours)));
             }
             for name in old {
-                // It is in nobody's way.
+                // Best effort: a leftover file has a reserved name and does no harm.
                 let _ = tree::remove(directory.as_fd(), &name);
             }
         }
@@ -1050,22 +1078,22 @@ impl Writer {
         }
     }
 
-    /// Makes another name of a file; whether it was none already.
-    fn hard_link(&self, entry: &Entry) -> Result<bool, Failed> {
+    /// Creates a hard link; returns false if it exists already.
+    fn hard_link(&self, entry: &Entry) -> Result<bool, Failure> {
         let write = |e| (Op::Write, e);
-        let Kind::HardLink(first) = &entry.kind else { return Ok(false) };
+        let EntryKind::HardLink(first) = &entry.kind else { return Ok(false) };
         let (first, path) = (self.place(first).map_err(write)?, self.place(&entry.path).map_err(write)?);
         let list = || self.list(&path, || Hash::Strong.of_file(&tree::open_file(&self.base, &path)?));
         if self.is_unchanged(entry, &path) {
             return list().map(|()| false);
         }
-        // Another file has that name by now, or the copy of this one has failed.
-        let is_it = |there: &There| there.entry.kind == Kind::File && there.has_time_of(entry);
+        // The first name may hold another file by now, or its copy failed.
+        let is_it = |there: &Existing| there.entry.kind == EntryKind::File && there.has_time_of(entry);
         if !matches!(self.options.compare, Compare::Exists | Compare::Size) {
             let there = self.look(&first).map_err(write)?;
             if !there.as_ref().is_some_and(is_it) {
                 let message =
-                    format!("{first}, the same file at the source, is not here as it was found there");
+                    format!("cannot link to {first}: that file is missing here, or differs from the source");
                 return Err(write(io::Error::other(message)));
             }
         }
@@ -1078,11 +1106,11 @@ impl Writer {
             tree::hard_link(old.as_fd(), from, at, &temporary)
         };
         self.make_in(&directory, parent, make).map_err(write)?;
-        tree::appear(directory.as_fd(), &temporary, name)
+        tree::rename_to(directory.as_fd(), &temporary, name)
             .inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))
             .map_err(write)?;
         list()?;
-        // Where both are the same file already, renaming has done nothing.
+        // rename(2) leaves both names if they already are the same file.
         tree::remove(directory.as_fd(), &temporary).map_err(write)?;
         Ok(true)
     }

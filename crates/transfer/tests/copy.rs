@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use longhaul_transfer::wire::{Compare, Durability, Hash, Options, Place, RefusalKind};
+use longhaul_transfer::wire::{Compare, Durability, Hash, Options, Placement, RefusalKind};
 use longhaul_transfer::{Concurrency, CopyError, CopySpec, Monitor, Settings, copy};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -133,7 +133,7 @@ fn one_of_several_that_is_not_there_is_listed_and_nothing_is_removed_for_it() {
         (["a", "gone", "b"].map(|name| at(&agent, name)), local(&copy)),
     ] {
         let options = Options { delete: true, ..Options::default() };
-        let into = CopySpec { sources: from.into(), place: Place::Into, options, ..spec(to.clone(), to) };
+        let into = CopySpec { sources: from.into(), place: Placement::Into, options, ..spec(to.clone(), to) };
         let (result, troubles) = run_watched(&into);
         assert_eq!(result.expect("done").counts.failed, 2);
         assert_eq!(
@@ -148,7 +148,7 @@ fn one_of_several_that_is_not_there_is_listed_and_nothing_is_removed_for_it() {
     }
     let none = CopySpec {
         sources: ["gone", "away"].map(|name| local(&root.join(name))).into(),
-        place: Place::Into,
+        place: Placement::Into,
         ..spec(local(&root), local(&copy))
     };
     assert!(run(&none).is_err_and(|e| e.to_string().contains("gone")));

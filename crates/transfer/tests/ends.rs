@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use longhaul_transfer::dataset::{DatasetSpec, Scale, make};
-use longhaul_transfer::wire::{Compare, Hash, Options, Place, RefusalKind};
+use longhaul_transfer::wire::{Compare, Hash, Options, Placement, RefusalKind};
 use longhaul_transfer::{Agent, CopyError, CopySpec, Key, Monitor, SessionError, Settings, copy};
 use std::collections::BTreeMap;
 use std::fs;
@@ -65,7 +65,7 @@ fn only_what_is_listed_is_sent() {
     let back = dir.path().join("back");
     let push = spec(local(&source), at(&agent, ""));
     let pull = CopySpec {
-        place: longhaul_transfer::wire::Place::Contents,
+        place: longhaul_transfer::wire::Placement::Contents,
         ..spec(at(&agent, "source"), local(&back))
     };
     for (mut spec, to) in [(push, root.join("source")), (pull, back.clone())] {
@@ -225,17 +225,17 @@ fn a_manifest_is_in_what_was_copied_and_lists_no_other() {
     };
     let names = |sums: &str| manifest(&path(sums)).into_keys().collect::<Vec<_>>();
     // A directory that gets a name of its own has its list in it.
-    let (result, troubles) = listing("a", "b", Place::Guess);
+    let (result, troubles) = listing("a", "b", Placement::Guess);
     assert_eq!((result.expect("copied").counts.files, troubles), (1, Vec::new()));
     assert_eq!(names("b/SUMS"), ["f"]);
     // The list of the copy before is not taken for a file of this one.
     for _ in 0..2 {
-        let (result, troubles) = listing("b", "c", Place::Contents);
+        let (result, troubles) = listing("b", "c", Placement::Contents);
         assert_eq!((result.expect("copied").counts.failed, troubles), (1, vec![("SUMS".into(), "write")]));
         assert_eq!(names("c/SUMS"), ["f"]);
     }
     // Where there is no directory, there is no list.
-    let (result, troubles) = listing("a/f", "g", Place::Guess);
+    let (result, troubles) = listing("a/f", "g", Placement::Guess);
     assert_eq!(result.expect("copied").counts.files, 1);
     assert_eq!(troubles, [("g/SUMS".into(), "write")]);
     assert_eq!(fs::read_to_string(path("SUMS")).expect("there"), "of another copy");

@@ -6,7 +6,7 @@ use common::peer::*;
 use common::*;
 use longhaul_engine::Buf;
 use longhaul_transfer::wire::{
-    Batch, Content, Entry, Frame, Hash, Kind, Refusal, RefusalKind, RelPath, VERSION, Welcome,
+    Batch, Content, Entry, EntryKind, Frame, Hash, Refusal, RefusalKind, RelPath, VERSION, Welcome,
 };
 use longhaul_transfer::{Concurrency, CopyError, CopySpec, Monitor, SessionError, Settings, Summary, copy};
 use std::fs;
@@ -34,12 +34,12 @@ fn names(dir: &Path) -> Vec<String> {
 
 #[test]
 fn who_asks_for_one_file_is_given_no_other() {
-    let first = |name: &str| Kind::HardLink(RelPath::new(name.as_bytes()).expect("a good name"));
-    let directory = |name| Entry { mode: 0o777, ..entry(name, Kind::Directory, 0) };
+    let first = |name: &str| EntryKind::HardLink(RelPath::new(name.as_bytes()).expect("a good name"));
+    let directory = |name| Entry { mode: 0o777, ..entry(name, EntryKind::Directory, 0) };
     let evil: Vec<(&str, bool, Vec<Frame>)> = vec![
         ("report.pdf", false, vec![Frame::Batch(small(".bashrc", b"evil").into_body())]),
-        ("report.pdf", false, large(&entry(".bashrc", Kind::File, 4), 1, b"evil")),
-        ("report.pdf", false, vec![bare(&entry(".bashrc", Kind::Symlink((*b"evil").into()), 0))]),
+        ("report.pdf", false, large(&entry(".bashrc", EntryKind::File, 4), 1, b"evil")),
+        ("report.pdf", false, vec![bare(&entry(".bashrc", EntryKind::Symlink((*b"evil").into()), 0))]),
         ("report.pdf", false, vec![bare(&entry("report.pdf", first("secret"), 0))]),
         ("report.pdf", false, vec![bare(&directory(""))]),
         ("report.pdf", false, vec![bare(&directory("report.pdf"))]),
@@ -86,7 +86,7 @@ fn filters_and_lists_hold_whatever_is_sent() {
 /// A batch of one small file with an extended attribute.
 fn with_xattr(name: &str, data: &[u8], xattr: &str) -> Frame {
     let xattrs = vec![(xattr.as_bytes().into(), (*b"value").into())];
-    let entry = Entry { xattrs, ..entry(name, Kind::File, data.len() as u64) };
+    let entry = Entry { xattrs, ..entry(name, EntryKind::File, data.len() as u64) };
     let mut batch = Batch::default();
     let content = Content::Inline { len: data.len() as u32, digest: Hash::Quick.of(data) };
     batch.push(&entry, &content, data);
@@ -119,7 +119,7 @@ fn attributes_that_are_the_systems_are_refused_and_others_not_set_unasked() {
         return;
     }
     let xattrs = vec![((*b"user.x").into(), (*b"value").into())];
-    let announced = Entry { xattrs, ..entry("g", Kind::File, 4) };
+    let announced = Entry { xattrs, ..entry("g", EntryKind::File, 4) };
     for wanted in [false, true] {
         for (name, frames) in
             [("f", vec![with_xattr("f", b"1", "user.x")]), ("g", large(&announced, 1, b"good"))]

@@ -6,8 +6,8 @@ use common::peer::*;
 use common::*;
 use longhaul_engine::Buf;
 use longhaul_transfer::wire::{
-    Batch, Close, Content, Digest, Direction, Entry, Frame, Hash, Hello, Kind, Options, Place, RefusalKind,
-    RelPath, Request, VERSION,
+    Batch, Close, Content, Digest, Direction, Entry, EntryKind, Frame, Hash, Hello, Options, Placement,
+    RefusalKind, RelPath, Request, VERSION,
 };
 use longhaul_transfer::{Agent, Concurrency, CopyError, Key, Monitor, SessionError, Settings, Summary, copy};
 use std::fs;
@@ -84,21 +84,21 @@ fn links_on_the_way_are_not_followed() {
     // A link that was there, and one that the peer makes itself.
     let target = outside.to_str().expect("UTF-8").as_bytes().into();
     let mut link = Batch::default();
-    link.push(&entry("new", Kind::Symlink(target), 0), &Content::None, &[]);
+    link.push(&entry("new", EntryKind::Symlink(target), 0), &Content::None, &[]);
     peer.send(Frame::Batch(link.into_body()));
     peer.send(Frame::Batch(small("old/evil", b"evil").into_body()));
     peer.send(Frame::Batch(small("new/evil", b"evil").into_body()));
     // The same with a large file, and with a hard link to what is outside.
     fs::write(outside.join("secret"), "secret").expect("written");
     let mut large = Batch::default();
-    large.push(&entry("old/large", Kind::File, 4), &Content::Blocks(1), &[]);
+    large.push(&entry("old/large", EntryKind::File, 4), &Content::Blocks(1), &[]);
     peer.send(Frame::Batch(large.into_body()));
     let (file, data) = (1, Buf::copy_of(b"evil"));
     peer.send(Frame::Block { file, offset: 0, digest: Hash::Quick.of(&data), data });
     peer.send(Frame::Close(Close { file, blocks: 1, good: true }));
     let mut hard = Batch::default();
     let first = RelPath::new(b"old/secret").expect("a good name");
-    hard.push(&entry("mine", Kind::HardLink(first), 0), &Content::None, &[]);
+    hard.push(&entry("mine", EntryKind::HardLink(first), 0), &Content::None, &[]);
     peer.send(Frame::Batch(hard.into_body()));
     peer.send(Frame::End { whole: true });
     let (mut troubles, end) = peer.end();
@@ -125,7 +125,7 @@ fn content_that_is_not_what_was_sent_does_not_appear() {
     damaged[last] ^= 1;
     peer.send(Frame::Batch(Buf::copy_of(&damaged)));
     let mut large = Batch::default();
-    large.push(&entry("large", Kind::File, 7), &Content::Blocks(1), &[]);
+    large.push(&entry("large", EntryKind::File, 7), &Content::Blocks(1), &[]);
     peer.send(Frame::Batch(large.into_body()));
     peer.send(Frame::Block { file: 1, offset: 0, digest: Digest::default(), data: Buf::copy_of(b"content") });
     peer.send(Frame::Close(Close { file: 1, blocks: 1, good: true }));
@@ -142,7 +142,7 @@ fn blocks_that_are_none_are_refused_whatever_the_checksum() {
     let (dir, agent) = served();
     let strong = Options { hash: Hash::Strong, ..Options::default() };
     let request =
-        Request { place: Place::Into, key: 1, options: strong, recursive: true, ..Request::default() };
+        Request { place: Placement::Into, key: 1, options: strong, recursive: true, ..Request::default() };
     let (oldest, newest, direction) = (VERSION, VERSION, Direction::Push);
     let mut peer = Peer::connect(&agent);
     peer.send(Frame::Hello(Box::new(Hello {
@@ -159,7 +159,7 @@ fn blocks_that_are_none_are_refused_whatever_the_checksum() {
     for (file, offset, len) in blocks {
         let mut batch = Batch::default();
         let name = format!("f{file}");
-        batch.push(&entry(&name, Kind::File, 8 << 20), &Content::Blocks(file), &[]);
+        batch.push(&entry(&name, EntryKind::File, 8 << 20), &Content::Blocks(file), &[]);
         peer.send(Frame::Batch(batch.into_body()));
         let data = Buf::copy_of(&vec![1; len]);
         peer.send(Frame::Block { file, offset, digest: Digest::default(), data });
@@ -178,7 +178,7 @@ fn a_block_that_cannot_be_written_leaves_nothing_behind() {
     let (dir, agent) = served();
     let mut peer = Peer::welcomed(&agent, "");
     // No file can be as large.
-    let announced = entry("large", Kind::File, i64::MAX as u64);
+    let announced = entry("large", EntryKind::File, i64::MAX as u64);
     large(&announced, 1, &noise(1, 1 << 20)).into_iter().for_each(|frame| peer.send(frame));
     peer.send(Frame::Batch(small("other", b"good").into_body()));
     peer.send(Frame::End { whole: true });
@@ -248,25 +248,26 @@ fn an_agent_lets_senders_decide_owners_and_privileges_only_where_it_is_to() {
             rustix::fs::XattrFlags::empty(),
         );
         let options = Options { owner: true, xattrs: true, ..Options::default() };
-        let request = Request { place: Place::Into, key: 1, options, recursive: true, ..Request::default() };
+        let request =
+            Request { place: Placement::Into, key: 1, options, recursive: true, ..Request::default() };
         let (oldest, newest, session) = (VERSION, VERSION, [7; 16]);
         let mut peer = Peer::connect(&agent);
         let hello = Hello { oldest, newest, session, streams: 1, direction: Direction::Push, request };
         peer.send(Frame::Hello(Box::new(hello)));
         assert!(matches!(peer.hear(), Some(Frame::Welcome(_))));
         // What even an agent that is not root could set: its own user, set-user-ID.
-        let told = |name: &str, kind: Kind, size: u64| {
+        let told = |name: &str, kind: EntryKind, size: u64| {
             let list = ((*b"system.posix_acl_access").into(), list_of_one_more().into());
             let xattrs = if lists.is_ok() { vec![list] } else { Vec::new() };
             Entry { mode: 0o6775, uid: own, gid: group, xattrs, ..entry(name, kind, size) }
         };
         let mut batch = Batch::default();
-        batch.push(&told("directory", Kind::Directory, 0), &Content::None, &[]);
-        let shell = told("small", Kind::File, 4);
+        batch.push(&told("directory", EntryKind::Directory, 0), &Content::None, &[]);
+        let shell = told("small", EntryKind::File, 4);
         let content = Content::Inline { len: 4, digest: Hash::Quick.of(b"evil") };
         batch.push(&shell, &content, b"evil");
         peer.send(Frame::Batch(batch.into_body()));
-        large(&told("large", Kind::File, 4), 1, b"evil").into_iter().for_each(|frame| peer.send(frame));
+        large(&told("large", EntryKind::File, 4), 1, b"evil").into_iter().for_each(|frame| peer.send(frame));
         peer.send(Frame::End { whole: true });
         let (troubles, end) = peer.end();
         assert!(matches!(end, Some(Frame::Finished(_))), "{end:?}");
@@ -476,7 +477,7 @@ fn who_hears_no_answers_is_heard_no_more() {
     let content = Content::Inline { len: 1, digest: Hash::Quick.of(b"other") };
     let mut batch = Batch::default();
     for _ in 0..250 {
-        batch.push(&entry(&long, Kind::File, 1), &content, b"1");
+        batch.push(&entry(&long, EntryKind::File, 1), &content, b"1");
     }
     let (head, body) = Frame::Batch(batch.into_body()).encode();
     let frame = [head, body.expect("a body").to_vec()].concat();

@@ -8,7 +8,7 @@ use crate::names::{EngineArgs, parse_bytes, parse_rate, parse_time};
 use crate::output::{Output, save};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
-use longhaul_transfer::wire::{Compare, Counts, Durability, Hash, Options, Place, RefusalKind};
+use longhaul_transfer::wire::{Compare, Counts, Durability, Hash, Options, Placement, RefusalKind};
 use longhaul_transfer::{
     Concurrency, CopyError, CopySpec, Endpoint, Filter, Key, Monitor, Offer, SessionError, Settings, Ssh,
     Summary, Via, copy,
@@ -309,7 +309,12 @@ impl Common {
     }
 
     /// What to copy: of the rest of the command line, and of these options.
-    fn spec(&self, sources: Vec<Endpoint>, destination: Endpoint, place: Place) -> Result<CopySpec, Failure> {
+    fn spec(
+        &self,
+        sources: Vec<Endpoint>,
+        destination: Endpoint,
+        place: Placement,
+    ) -> Result<CopySpec, Failure> {
         Ok(CopySpec {
             sources,
             destination,
@@ -417,7 +422,7 @@ fn endpoint(text: &OsString) -> Result<Endpoint, Failure> {
 
 pub(crate) fn cp(args: CpArgs, output: Output) -> Outcome {
     let sources = args.sources.iter().map(endpoint).collect::<Result<_, _>>()?;
-    let mut spec = args.common.spec(sources, endpoint(&args.destination)?, Place::Guess)?;
+    let mut spec = args.common.spec(sources, endpoint(&args.destination)?, Placement::Guess)?;
     spec.recursive = args.recursive || args.common.habits.archive;
     run(&spec, ("cp", &args.common), output).map(drop)
 }
@@ -435,7 +440,7 @@ pub(crate) fn sync(args: SyncArgs, output: Output) -> Outcome {
         files + others + wanted + deleted + metadata + failed == 0
     };
     let source = vec![endpoint(&args.source)?];
-    let mut spec = args.common.spec(source, endpoint(&args.destination)?, Place::Contents)?;
+    let mut spec = args.common.spec(source, endpoint(&args.destination)?, Placement::Contents)?;
     spec.options = Options { compare, delete, ..spec.options };
     let summary = run(&spec, ("sync", &args.common), output)?;
     match nothing(&summary.counts) {

@@ -18,12 +18,12 @@ pub(super) fn mix(n: u64) -> u64 {
 
 /// What the content of one file is made from.
 #[derive(Clone, Copy)]
-pub(super) struct Key(u64, u64);
+pub(super) struct ContentKey(u64, u64);
 
-impl Key {
-    pub(super) fn new(seed: u64, file: u64) -> Key {
+impl ContentKey {
+    pub(super) fn new(seed: u64, file: u64) -> ContentKey {
         let a = mix(mix(seed) ^ file);
-        Key(a, mix(a ^ M1))
+        ContentKey(a, mix(a ^ M1))
     }
 
     #[inline]
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn any_range_is_a_part_of_the_whole() {
-        let key = Key::new(1, 2);
+        let key = ContentKey::new(1, 2);
         let mut whole = vec![0; 4096];
         key.fill(0, &mut whole);
         for (from, to) in [(0, 1), (1, 8), (3, 5), (7, 9), (8, 16), (5, 4096), (4088, 4095), (9, 9)] {
@@ -75,7 +75,7 @@ mod tests {
     fn keys_do_not_share_words() {
         let mut seen = std::collections::HashSet::new();
         for (seed, file) in [(0, 0), (0, 1), (1, 0), (1, 1), (u64::MAX, 7)] {
-            let key = Key::new(seed, file);
+            let key = ContentKey::new(seed, file);
             assert!((0..4096).all(|n| seen.insert(key.word(n))), "a word came twice");
         }
     }

@@ -63,7 +63,7 @@ pub fn make(dir: &Path, plan: &Plan, progress: &(dyn Fn(Progress) + Sync)) -> Re
     fs::create_dir_all(dir).map_err(|e| wrong(dir, e))?;
     check_room(dir, plan.bytes())?;
     make_directories(dir, plan)?;
-    let shared = Shared {
+    let shared = MakeState {
         dir,
         plan,
         progress,
@@ -109,7 +109,7 @@ fn make_directories(dir: &Path, plan: &Plan) -> Result<(), MakeError> {
     Ok(())
 }
 
-struct Shared<'a> {
+struct MakeState<'a> {
     dir: &'a Path,
     plan: &'a Plan,
     progress: &'a (dyn Fn(Progress) + Sync),
@@ -121,7 +121,7 @@ struct Shared<'a> {
     error: Mutex<Option<MakeError>>,
 }
 
-impl Shared<'_> {
+impl MakeState<'_> {
     fn work(&self) {
         let mut piece = vec![0; PIECE];
         while !self.stop.load(Relaxed) {

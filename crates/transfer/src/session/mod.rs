@@ -1,59 +1,57 @@
-//! The protocol without I/O: what either side does with frames.
+//! The session protocol without I/O: how either side processes frames.
 //!
-//! [`Sender`] turns what was read into frames and answers into what is still
-//! to be read; [`Receiver`] turns frames into jobs for whoever writes, and
-//! finished jobs into answers. Neither knows sockets, files or clocks, so both
-//! run in virtual time in the tests.
+//! [`Sender`] turns items into frames, and answers into files to read;
+//! [`Receiver`] turns frames into jobs for the writer threads, and their results into
+//! answers. Neither knows sockets, files or clocks, so the tests run both in virtual
+//! time.
 //!
-//! What holds on the wire:
-//! - every stream stands for itself: a file is announced on each stream before
-//!   its first block there, so streams need no order among each other;
-//! - nothing waits for an answer, but files that are asked about first, and
-//!   those wait together;
-//! - the receiving side's answers are bulk counts, and one frame for each
-//!   object that failed.
+//! On the wire:
+//! - streams (data connections) are independent: a file is announced on each stream
+//!   before its first block there, so no order between streams is needed;
+//! - only files under an existence query wait for an answer, many at a time;
+//! - the receiver answers with total counts, and one frame for each object that failed.
 
 mod receiver;
 mod sender;
 #[cfg(test)]
 mod tests;
 
-pub use receiver::{Done, Incoming, Job, Receiver, Told};
-pub use sender::{Heard, Item, Outgoing, Sender, Wanted};
+pub use receiver::{Incoming, JobResult, Receiver, SenderNotice, WriteJob};
+pub use sender::{Item, Outgoing, ReceiverMessage, Sender, WantedFile};
 
 use crate::wire::Malformed;
 
-/// The other side does not keep to the protocol.
+/// A violation of the protocol by the other side.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// A frame makes no sense.
+    /// A malformed frame.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// A frame at the wrong time.
-    #[error("the other side sent {0} when it could not be")]
+    /// A frame that the protocol does not allow at this point.
+    #[error("protocol violation: the other side sent {0} at the wrong time")]
     Unexpected(&'static str),
-    /// More than the protocol allows.
-    #[error("the other side sent too many {0}")]
+    /// More of something than the protocol allows.
+    #[error("protocol violation: the other side sent too many {0}")]
     TooMany(&'static str),
-    /// A name that this side did not ask for.
+    /// A name that is not on the allow-list.
     #[error(
         "the other side sent {0}, which was not asked for: it is faulty or hostile; nothing more was taken from it"
     )]
-    Unasked(String),
+    NotRequested(String),
 }
 
-/// The most questions without an answer. With [`BATCH_ENTRIES`] files each
-/// they ask about 65,536 files in a round trip.
+/// The most unanswered existence queries. With [`BATCH_ENTRIES`] files each they cover
+/// 65,536 files in a round trip.
 ///
 /// [`BATCH_ENTRIES`]: crate::wire::BATCH_ENTRIES
 pub const QUESTIONS: usize = 64;
 
-/// The most files that are announced and not complete: what bounds the
-/// receiver's memory and its descriptors. A sender does not come near it: blocks
-/// are too large for that many to wait, and of files of holes alone, which have
-/// none, the receiving side takes no more than half as many ends at once.
+/// The most files that are announced and incomplete: bounds the receiver's memory and
+/// descriptors. A correct sender stays far below: blocks are too large for so many files
+/// to be in flight, and of files without blocks (holes alone) the receiver's job queue
+/// takes half as many.
 pub const OPEN_FILES: usize = 16 << 10;
 
-/// What these may have of names and extended attributes together, in bytes: an
-/// eighth of the most that so many could have.
+/// The most memory of their names and extended attributes, in bytes: an eighth of what
+/// so many files could have.
 pub const OPEN_BYTES: usize = 128 << 20;

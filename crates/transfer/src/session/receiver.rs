@@ -1,11 +1,11 @@
-//! The side that gets the data.
+//! The receiving side of a session.
 //!
 //! Invariants:
 //! - a file is in `files` from its announcement until the job that completes
-//!   or abandons it is done; that job is given out once, when the file is
-//!   closed and none of its blocks is under way;
-//! - after a failure a file's blocks are no longer given out;
-//! - `open` counts jobs given out and not done; [`Job::Settle`] comes when every
+//!   or abandons it is done; that job is issued once, when the file is closed and
+//!   none of its blocks is being written;
+//! - after a write failure no further blocks of a file are issued;
+//! - `open` counts jobs that are issued and not done; [`WriteJob::Settle`] comes when every
 //!   stream has ended, `open` is zero and `files` is empty.
 
 use super::{OPEN_BYTES, OPEN_FILES, QUESTIONS, Violation};
@@ -17,14 +17,14 @@ use longhaul_engine::Buf;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Work for whoever writes. Jobs may be done in any order.
+/// Work for the writer threads. Jobs may be done in any order.
 #[derive(Debug)]
-pub enum Job {
-    /// Make these entries, content included.
+pub enum WriteJob {
+    /// Create these entries, with their content.
     Batch(Buf),
-    /// Say which of these are wanted.
-    Ask {
-        /// Number of the question.
+    /// Answer an existence query.
+    Query {
+        /// Number of the query.
         number: u32,
         /// The entries, without content.
         batch: Buf,
@@ -33,76 +33,76 @@ pub enum Job {
     Block {
         /// The file.
         file: Arc<Incoming>,
-        /// Where in it.
+        /// Offset in bytes.
         offset: u64,
         /// Checksum that the data must have.
         digest: Digest,
         /// The data.
         data: Buf,
     },
-    /// All blocks are written: let the file appear.
+    /// All blocks are written: rename the file to its name.
     Complete(Arc<Incoming>),
-    /// The file is not to appear.
+    /// Discard the file.
     Abandon(Arc<Incoming>),
-    /// Everything came: do what has to be last.
+    /// All data was received: delete, link, and set metadata of directories.
     Settle {
-        /// What did not come may be deleted.
+        /// The source was seen completely, so other names may be deleted.
         whole: bool,
     },
 }
 
-/// A file that comes in blocks.
+/// A file that is received in blocks.
 #[derive(Debug)]
 pub struct Incoming {
     /// Its number in the session.
     pub number: u64,
-    /// What it is to become.
+    /// Its path and metadata.
     pub entry: Entry,
 }
 
-/// What became of a job.
+/// Result of a job.
 #[derive(Debug)]
-pub enum Done {
-    /// Of a batch, or of settling: what was done, and what failed.
+pub enum JobResult {
+    /// Of a batch: counts, and failures.
     Batch(Counts, Vec<Trouble>),
-    /// Of a question.
-    Asked {
-        /// Number of the question.
+    /// Of an existence query.
+    Query {
+        /// Number of the query.
         number: u32,
-        /// What is wanted.
+        /// The entries that are needed.
         wants: Vec<Want>,
-        /// What is there already, and what was changed of it.
+        /// Objects that are up to date, and metadata that was changed.
         counts: Counts,
-        /// What could not be changed.
+        /// Failures to change metadata.
         troubles: Vec<Trouble>,
     },
-    /// Of a block: how many bytes were written.
+    /// Of a block of this file: the bytes written.
     Block(u64, Result<u64, Trouble>),
-    /// Of the end of a file: what was done, and what failed.
+    /// Of the completion of this file: counts, and failures.
     File(u64, Counts, Vec<Trouble>),
-    /// A file that was not to appear is gone.
+    /// This file was discarded.
     Abandoned(u64),
-    /// Everything is settled.
+    /// Of the final job: counts, and failures.
     Settled(Counts, Vec<Trouble>),
 }
 
-/// What the sending side said besides data.
+/// A message of the sender other than data.
 #[derive(Debug)]
-pub enum Told {
-    /// Something could not be read.
+pub enum SenderNotice {
+    /// An object that could not be read.
     Trouble(Trouble),
-    /// It uses another number of something.
+    /// A changed number of threads or connections.
     Tuned(Tuned),
-    /// Which stage there the others wait for.
+    /// The limiting stage of the sender.
     Limit(Option<Limit>),
-    /// How much there is.
+    /// Progress of the scan.
     Scanned(Scanned),
 }
 
 #[derive(Debug)]
-struct State {
+struct IncomingState {
     file: Arc<Incoming>,
-    /// Blocks that arrived, and those of them that are under way to the disk.
+    /// Blocks received, and those of them that are being written.
     arrived: u32,
     writing: u32,
     closed: Option<Close>,
@@ -117,12 +117,12 @@ struct State {
 /// [`poll_frame`](Self::poll_frame).
 #[derive(Debug)]
 pub struct Receiver {
-    files: HashMap<u64, State>,
-    /// What the entries in `files` weigh.
+    files: HashMap<u64, IncomingState>,
+    /// Memory of the entries in `files`, in bytes.
     bytes: usize,
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<WriteJob>,
     frames: VecDeque<Frame>,
-    /// Of this side, for people on it.
+    /// Failures of this side, for its own monitor.
     troubles: Vec<Trouble>,
     open: usize,
     questions: usize,
@@ -131,7 +131,7 @@ pub struct Receiver {
     whole: bool,
     settled: bool,
     counts: Counts,
-    told: Counts,
+    reported: Counts,
 }
 
 impl Receiver {
@@ -150,32 +150,32 @@ impl Receiver {
             whole: true,
             settled: false,
             counts: Counts::default(),
-            told: Counts::default(),
+            reported: Counts::default(),
         }
     }
 
-    /// What has been done.
+    /// Counts so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Whether everything is done, and [`Frame::Finished`] among the frames.
+    /// Whether the session is complete, with [`Frame::Finished`] among the frames.
     pub fn is_finished(&self) -> bool {
         self.settled
     }
 
-    /// Whether nothing more is to come.
+    /// Whether all streams have ended.
     pub fn has_all(&self) -> bool {
         self.ended == self.streams
     }
 
-    /// Jobs that are given out and not done.
+    /// Number of jobs that are issued and not done.
     pub fn open(&self) -> usize {
         self.open
     }
 
     /// The next job.
-    pub fn poll_job(&mut self) -> Option<Job> {
+    pub fn poll_job(&mut self) -> Option<WriteJob> {
         let job = self.jobs.pop_front()?;
         self.open += 1;
         Some(job)
@@ -186,66 +186,65 @@ impl Receiver {
         self.frames.pop_front()
     }
 
-    /// Frames that wait to be sent. Whoever feeds this stops while they are many: the
-    /// other side may send much that fails, and hear nothing of it.
+    /// Number of frames that wait to be sent. The caller should stop reading while they
+    /// are many: a sender could cause failures without ever reading the reports.
     pub fn unsent(&self) -> usize {
         self.frames.len()
     }
 
-    /// What this side could not write since this was last called.
+    /// Takes the failures of this side since the last call.
     pub fn poll_troubles(&mut self) -> impl Iterator<Item = Trouble> + use<> {
         std::mem::take(&mut self.troubles).into_iter()
     }
 
-    /// Says how far it is, if that has changed, or `anyway`; whether it did. For
-    /// whoever has a clock.
-    pub fn tell(&mut self, anyway: bool) -> bool {
-        let tells = (anyway || self.counts != self.told) && !self.settled;
-        if tells {
-            self.told = self.counts;
+    /// Queues a progress report if the counts have changed, or if `anyway`; returns whether
+    /// it did. The caller has the clock.
+    pub fn report_progress(&mut self, anyway: bool) -> bool {
+        let due = (anyway || self.counts != self.reported) && !self.settled;
+        if due {
+            self.reported = self.counts;
             self.frames.push_back(Frame::Progress(self.counts));
         }
-        tells
+        due
     }
 
-    /// Tells the other side what the rest waits for here.
+    /// Queues a report of the limiting stage here.
     pub fn limits(&mut self, limit: Option<Limit>) {
         if !self.settled {
             self.frames.push_back(Frame::Limit(limit));
         }
     }
 
-    /// Tells the other side how many threads there are now.
+    /// Queues a report of a changed number of threads.
     pub fn tuned(&mut self, tuned: Tuned) {
         if !self.settled {
             self.frames.push_back(Frame::Tuned(tuned));
         }
     }
 
-    /// Tells the other side what would be done.
+    /// Queues an action of a dry run.
     pub fn planned(&mut self, planned: Planned) {
         if !self.settled {
             self.frames.push_back(Frame::Planned(planned));
         }
     }
 
-    /// Takes a frame, from whichever stream. What people should know of comes
-    /// back.
+    /// Processes a frame from any stream; returns a message for the monitor.
     ///
     /// # Errors
-    /// The sending side breaks the protocol. The session is over.
-    pub fn handle(&mut self, frame: Frame) -> Result<Option<Told>, Violation> {
+    /// The sender violated the protocol. The session is over.
+    pub fn handle(&mut self, frame: Frame) -> Result<Option<SenderNotice>, Violation> {
         if self.has_all() {
-            return Err(Violation::Unexpected("a frame behind the last"));
+            return Err(Violation::Unexpected("a frame after the last one"));
         }
         match frame {
             Frame::Batch(batch) => self.batch(batch)?,
-            Frame::Ask { number, batch } => {
+            Frame::Query { number, batch } => {
                 self.questions += 1;
                 if self.questions > QUESTIONS {
-                    return Err(Violation::TooMany("questions"));
+                    return Err(Violation::TooMany("existence queries"));
                 }
-                self.jobs.push_back(Job::Ask { number, batch });
+                self.jobs.push_back(WriteJob::Query { number, batch });
             }
             Frame::Block { file, offset, digest, data } => self.block(file, offset, digest, data)?,
             Frame::Close(close) => {
@@ -254,63 +253,71 @@ impl Receiver {
                 if state.closed.replace(close).is_some() {
                     return Err(Violation::Unexpected("a second end of a file"));
                 }
-                self.look(close.file)?;
+                self.complete_if_ready(close.file)?;
             }
             Frame::Trouble(trouble) => {
                 self.counts.failed += u64::from(trouble.op != Op::Skip);
-                return Ok(Some(Told::Trouble(trouble)));
+                return Ok(Some(SenderNotice::Trouble(trouble)));
             }
-            Frame::Tuned(tuned) => return Ok(Some(Told::Tuned(tuned))),
-            Frame::Limit(stage) => return Ok(Some(Told::Limit(stage))),
-            Frame::Scanned(scanned) => return Ok(Some(Told::Scanned(scanned))),
+            Frame::Tuned(tuned) => return Ok(Some(SenderNotice::Tuned(tuned))),
+            Frame::Limit(stage) => return Ok(Some(SenderNotice::Limit(stage))),
+            Frame::Scanned(scanned) => return Ok(Some(SenderNotice::Scanned(scanned))),
             Frame::End { whole } => {
                 self.ended += 1;
                 self.whole &= whole;
-                self.look_for_the_end()?;
+                self.settle_if_ready()?;
             }
             _ => return Err(Violation::Unexpected("an answer")),
         }
         Ok(None)
     }
 
-    /// A batch with files that come in blocks is an announcement, of that file
-    /// alone; any other is a job as it is.
+    /// A batch whose first entry is a file in blocks announces that file; any other batch
+    /// becomes a job.
     fn batch(&mut self, batch: Buf) -> Result<(), Violation> {
         let (entry, content, _) =
             BatchReader::new(&batch).next().ok_or(Violation::Unexpected("an empty batch"))??;
         let Content::Blocks(number) = content else {
-            self.jobs.push_back(Job::Batch(batch));
+            self.jobs.push_back(WriteJob::Batch(batch));
             return Ok(());
         };
         if let Some(state) = self.files.get(&number) {
             let same = state.file.entry == entry;
-            return if same { Ok(()) } else { Err(Violation::Unexpected("another file under a number")) };
+            return if same {
+                Ok(())
+            } else {
+                Err(Violation::Unexpected("a second file under the same number"))
+            };
         }
         self.bytes += entry.weight();
         if self.files.len() == OPEN_FILES || self.bytes > OPEN_BYTES {
             return Err(Violation::TooMany("files at once"));
         }
         let file = Arc::new(Incoming { number, entry });
-        self.files.insert(number, State { file, arrived: 0, writing: 0, closed: None, failed: false });
+        self.files
+            .insert(number, IncomingState { file, arrived: 0, writing: 0, closed: None, failed: false });
         Ok(())
     }
 
     fn block(&mut self, file: u64, offset: u64, digest: Digest, data: Buf) -> Result<(), Violation> {
-        let state = self.files.get_mut(&file).ok_or(Violation::Unexpected("a block of no file"))?;
+        let state = self
+            .files
+            .get_mut(&file)
+            .ok_or(Violation::Unexpected("a block of a file that was not announced"))?;
         let end = offset.checked_add(data.len() as u64);
         if end.is_none_or(|end| end > state.file.entry.size) {
-            return Err(Violation::Unexpected("a block behind the end of its file"));
+            return Err(Violation::Unexpected("a block beyond the end of its file"));
         }
         state.arrived = state.arrived.saturating_add(1);
         if !state.failed {
             state.writing += 1;
-            self.jobs.push_back(Job::Block { file: Arc::clone(&state.file), offset, digest, data });
+            self.jobs.push_back(WriteJob::Block { file: Arc::clone(&state.file), offset, digest, data });
         }
-        self.look(file)
+        self.complete_if_ready(file)
     }
 
-    /// Completes a file when all of it is there.
-    fn look(&mut self, number: u64) -> Result<(), Violation> {
+    /// Issues the final job of a file once all of its blocks are written.
+    fn complete_if_ready(&mut self, number: u64) -> Result<(), Violation> {
         let Some(state) = self.files.get(&number) else { return Ok(()) };
         let Some(close) = state.closed else { return Ok(()) };
         if state.arrived > close.blocks {
@@ -319,41 +326,42 @@ impl Receiver {
         if state.arrived == close.blocks && state.writing == 0 {
             let file = Arc::clone(&state.file);
             let good = close.good && !state.failed;
-            self.jobs.push_back(if good { Job::Complete(file) } else { Job::Abandon(file) });
+            self.jobs.push_back(if good { WriteJob::Complete(file) } else { WriteJob::Abandon(file) });
         }
         Ok(())
     }
 
-    fn look_for_the_end(&mut self) -> Result<(), Violation> {
+    fn settle_if_ready(&mut self) -> Result<(), Violation> {
         if self.ended < self.streams || self.settled {
             return Ok(());
         }
-        let complete = |state: &State| state.closed.is_some_and(|close| close.blocks == state.arrived);
+        let complete =
+            |state: &IncomingState| state.closed.is_some_and(|close| close.blocks == state.arrived);
         if !self.files.values().all(complete) {
-            return Err(Violation::Unexpected("its end before that of a file"));
+            return Err(Violation::Unexpected("the end of a stream before that of a file"));
         }
         if self.open == 0 && self.jobs.is_empty() && self.files.is_empty() {
-            // What failed on this side was seen on the other all the same.
-            self.jobs.push_back(Job::Settle { whole: self.whole });
+            // Write failures do not matter for `whole`: the sender has seen those names.
+            self.jobs.push_back(WriteJob::Settle { whole: self.whole });
         }
         Ok(())
     }
 
-    /// Takes what became of a job.
+    /// Processes the result of a job.
     ///
     /// # Errors
-    /// The sending side had ended before all was there.
-    pub fn done(&mut self, done: Done) -> Result<(), Violation> {
+    /// The streams ended before all blocks of a file were received.
+    pub fn done(&mut self, done: JobResult) -> Result<(), Violation> {
         self.open -= 1;
         match done {
-            Done::Batch(counts, troubles) => self.add(counts, troubles),
-            Done::Asked { number, wants, counts, troubles } => {
+            JobResult::Batch(counts, troubles) => self.add(counts, troubles),
+            JobResult::Query { number, wants, counts, troubles } => {
                 self.questions -= 1;
                 self.add(counts, troubles);
                 self.counts.wanted += wants.len() as u64;
                 self.frames.push_back(Frame::Wanted { number, wants });
             }
-            Done::Block(file, result) => {
+            JobResult::Block(file, result) => {
                 let counts = Counts { bytes: *result.as_ref().unwrap_or(&0), ..Counts::default() };
                 let first = self.files.get_mut(&file).is_some_and(|state| {
                     state.writing -= 1;
@@ -361,22 +369,22 @@ impl Receiver {
                     state.failed |= result.is_err();
                     state.failed && !before
                 });
-                // One line for a file, however many of its blocks failed.
+                // One report for each file, however many of its blocks fail.
                 self.add(counts, result.err().filter(|_| first).into_iter().collect());
-                self.look(file)?;
+                self.complete_if_ready(file)?;
             }
-            Done::File(file, counts, troubles) => {
+            JobResult::File(file, counts, troubles) => {
                 self.forget(file);
                 self.add(counts, troubles);
             }
-            Done::Abandoned(file) => self.forget(file),
-            Done::Settled(counts, troubles) => {
+            JobResult::Abandoned(file) => self.forget(file),
+            JobResult::Settled(counts, troubles) => {
                 self.add(counts, troubles);
                 self.settled = true;
                 self.frames.push_back(Frame::Finished(self.counts));
             }
         }
-        self.look_for_the_end()
+        self.settle_if_ready()
     }
 
     fn forget(&mut self, file: u64) {

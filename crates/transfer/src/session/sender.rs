@@ -1,9 +1,9 @@
-//! The side that has the data.
+//! The sending side of a session.
 //!
 //! Invariants:
-//! - a stream's `announced` holds the files that are announced on it and not
-//!   closed on any stream, so it does not grow with the number of files;
-//! - a question is in `asked` from when it is put until it is answered.
+//! - a stream's `announced` holds the files that are announced on it and not yet
+//!   closed, so it does not grow with the number of files;
+//! - `queries` holds an existence query from when it is sent until it is answered.
 
 use super::{QUESTIONS, Violation};
 use crate::wire::{
@@ -14,85 +14,85 @@ use longhaul_engine::Buf;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// A file that goes in blocks.
+/// A file that is sent in blocks.
 #[derive(Debug)]
 pub struct Outgoing {
     /// Its number in the session.
     pub number: u64,
-    /// What it is.
+    /// Its path and metadata.
     pub entry: Entry,
 }
 
-/// Something that was read and is to be sent, on whichever stream.
+/// Something to send, on any stream.
 #[derive(Debug)]
 pub enum Item {
     /// Entries with all their content: the body of a [`Frame::Batch`].
     Batch(Buf),
     /// A block of a file.
     Block {
-        /// Which file.
+        /// The file.
         file: Arc<Outgoing>,
-        /// Where in it.
+        /// Offset in bytes.
         offset: u64,
         /// Checksum of the data.
         digest: Digest,
         /// The data.
         data: Buf,
     },
-    /// All blocks of a file have been handed over.
+    /// The end of a file: all of its blocks were queued.
     Close {
-        /// Which file.
+        /// The file.
         file: Arc<Outgoing>,
-        /// How many blocks.
+        /// Number of blocks sent.
         blocks: u32,
-        /// Whether the file is what was read.
+        /// Whether the file did not change while it was read.
         good: bool,
     },
-    /// Which of these are wanted?
-    Ask {
-        /// Number of the question, from [`Sender::ask`].
+    /// An existence query.
+    Query {
+        /// Its number, from [`Sender::query`].
         number: u32,
         /// The entries, without content.
         batch: Buf,
     },
-    /// Something could not be read.
+    /// An object that could not be read.
     Trouble(Trouble),
-    /// Something to know.
+    /// A changed number of threads or connections.
     Tuned(Tuned),
-    /// Which stage here the others wait for.
+    /// The limiting stage on this side.
     Limit(Option<Limit>),
-    /// How much there is.
+    /// Progress of the scan.
     Scanned(Scanned),
 }
 
-/// A file that is wanted, and the blocks of it that are there already, a bit each.
-pub type Wanted<T> = (T, Box<[u8]>);
+/// A file that the receiver needs, and a bitmap of the blocks that it has already.
+pub type WantedFile<T> = (T, Box<[u8]>);
 
-/// What the receiving side said.
+/// A message of the receiver.
 #[derive(Debug)]
-pub enum Heard<T> {
-    /// These are wanted.
-    Wanted(Vec<Wanted<T>>),
-    /// Something could not be written.
+pub enum ReceiverMessage<T> {
+    /// The files of a query that the receiver needs.
+    Wanted(Vec<WantedFile<T>>),
+    /// An object that could not be written.
     Trouble(Trouble),
-    /// Something would be done.
+    /// An action of a dry run.
     Planned(Planned),
-    /// It uses another number of threads.
+    /// A changed number of threads.
     Tuned(Tuned),
-    /// Which stage there the others wait for.
+    /// The limiting stage of the receiver.
     Limit(Option<Limit>),
-    /// How far it is.
+    /// Counts so far.
     Progress(Counts),
-    /// How much there is, where it sends to another.
+    /// Progress of its scan, in a third-party copy.
     Scanned(Scanned),
-    /// All is done.
+    /// The copy is complete.
     Finished(Counts),
-    /// It gives up.
+    /// The receiver ended the session.
     Refused(Refusal),
 }
 
-/// The sending half of a session over several streams. `T` is what the owner
-/// wants back of a file that was asked about.
+/// The sending half of a session over several streams. `T` is the caller's handle of a
+/// queried file, which [`ReceiverMessage::Wanted`] gives back.
 ///
 /// Call [`frames`](Self::frames) for each [`Item`] and send what it returns on
 /// that stream, in order; when there are no more items, [`end`](Self::end) on
@@ -100,7 +100,7 @@ pub enum Heard<T> {
 #[derive(Debug)]
 pub struct Sender<T> {
     announced: Vec<HashSet<u64>>,
-    asked: HashMap<u32, Vec<T>>,
+    queries: HashMap<u32, Vec<T>>,
     next: u32,
     troubles: u64,
 }
@@ -108,33 +108,33 @@ pub struct Sender<T> {
 impl<T> Sender<T> {
     /// For a session of `streams` streams.
     pub fn new(streams: usize) -> Sender<T> {
-        Sender { announced: vec![HashSet::new(); streams], asked: HashMap::new(), next: 0, troubles: 0 }
+        Sender { announced: vec![HashSet::new(); streams], queries: HashMap::new(), next: 0, troubles: 0 }
     }
 
-    /// Whether another question may be put.
-    pub fn may_ask(&self) -> bool {
-        self.asked.len() < QUESTIONS
+    /// Whether another query may be sent.
+    pub fn may_query(&self) -> bool {
+        self.queries.len() < QUESTIONS
     }
 
-    /// Whether all questions are answered.
+    /// Whether all queries are answered.
     pub fn is_answered(&self) -> bool {
-        self.asked.is_empty()
+        self.queries.is_empty()
     }
 
-    /// Objects that could not be read.
+    /// Number of objects that could not be read.
     pub fn troubles(&self) -> u64 {
         self.troubles
     }
 
-    /// Remembers what is asked about; the number to ask it under.
-    pub fn ask(&mut self, about: Vec<T>) -> u32 {
+    /// Registers the files of a query; returns its number.
+    pub fn query(&mut self, about: Vec<T>) -> u32 {
         let number = self.next;
         self.next = self.next.wrapping_add(1);
-        self.asked.insert(number, about);
+        self.queries.insert(number, about);
         number
     }
 
-    /// What to send on `stream` for an item.
+    /// Appends the frames to send on `stream` for an item.
     pub fn frames(&mut self, stream: usize, item: Item, out: &mut Vec<Frame>) {
         match item {
             Item::Batch(batch) => out.push(Frame::Batch(batch)),
@@ -149,9 +149,9 @@ impl<T> Sender<T> {
                 }
                 out.push(Frame::Close(Close { file: file.number, blocks, good }));
             }
-            Item::Ask { number, batch } => out.push(Frame::Ask { number, batch }),
+            Item::Query { number, batch } => out.push(Frame::Query { number, batch }),
             Item::Trouble(trouble) => {
-                // What no copy takes does not keep what is at the destination.
+                // A skipped reserved name is no failure: `--delete` still works.
                 self.troubles += u64::from(trouble.op != Op::Skip);
                 out.push(Frame::Trouble(trouble));
             }
@@ -169,36 +169,35 @@ impl<T> Sender<T> {
         }
     }
 
-    /// The last frame of a stream. `scanned` says that the whole source was
-    /// seen.
+    /// The last frame of a stream. `scanned` says that the scan covered the whole source.
     pub fn end(&self, scanned: bool) -> Frame {
         Frame::End { whole: scanned && self.troubles == 0 }
     }
 
-    /// What an arriving frame means.
+    /// Processes a frame of the receiver.
     ///
     /// # Errors
-    /// It is none that a receiving side sends, or answers what was not asked.
-    pub fn handle(&mut self, frame: Frame) -> Result<Heard<T>, Violation> {
+    /// A receiver does not send such a frame, or it answers no open query.
+    pub fn handle(&mut self, frame: Frame) -> Result<ReceiverMessage<T>, Violation> {
         Ok(match frame {
-            Frame::Wanted { number, wants } => Heard::Wanted(self.wanted(number, wants)?),
-            Frame::Trouble(trouble) => Heard::Trouble(trouble),
-            Frame::Planned(planned) => Heard::Planned(planned),
-            Frame::Tuned(tuned) => Heard::Tuned(tuned),
-            Frame::Limit(stage) => Heard::Limit(stage),
-            Frame::Progress(counts) => Heard::Progress(counts),
-            Frame::Scanned(scanned) => Heard::Scanned(scanned),
-            Frame::Finished(counts) => Heard::Finished(counts),
-            Frame::Refuse(refusal) => Heard::Refused(refusal),
+            Frame::Wanted { number, wants } => ReceiverMessage::Wanted(self.wanted(number, wants)?),
+            Frame::Trouble(trouble) => ReceiverMessage::Trouble(trouble),
+            Frame::Planned(planned) => ReceiverMessage::Planned(planned),
+            Frame::Tuned(tuned) => ReceiverMessage::Tuned(tuned),
+            Frame::Limit(stage) => ReceiverMessage::Limit(stage),
+            Frame::Progress(counts) => ReceiverMessage::Progress(counts),
+            Frame::Scanned(scanned) => ReceiverMessage::Scanned(scanned),
+            Frame::Finished(counts) => ReceiverMessage::Finished(counts),
+            Frame::Refuse(refusal) => ReceiverMessage::Refused(refusal),
             _ => return Err(Violation::Unexpected("data")),
         })
     }
 
-    fn wanted(&mut self, number: u32, wants: Vec<Want>) -> Result<Vec<Wanted<T>>, Violation> {
-        let asked = self.asked.remove(&number).ok_or(Violation::Unexpected("an answer"))?;
+    fn wanted(&mut self, number: u32, wants: Vec<Want>) -> Result<Vec<WantedFile<T>>, Violation> {
+        let queried = self.queries.remove(&number).ok_or(Violation::Unexpected("an answer"))?;
         let mut wants = wants.into_iter().peekable();
         let mut wanted = Vec::new();
-        for (index, about) in asked.into_iter().enumerate() {
+        for (index, about) in queried.into_iter().enumerate() {
             if let Some(want) = wants.next_if(|want| want.index as usize == index) {
                 wanted.push((about, want.have));
             }

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::wire::{
-    Batch, BatchReader, Content, Counts, Digest, Entry, Frame, Hash, Kind, Op, RelPath, Time, Trouble,
+    Batch, BatchReader, Content, Counts, Digest, Entry, EntryKind, Frame, Hash, Op, RelPath, Time, Trouble,
 };
 use longhaul_engine::Buf;
 use std::collections::{BTreeMap, VecDeque};
@@ -33,7 +33,7 @@ fn path(name: &str) -> RelPath {
 }
 
 fn file(name: &str, size: u64) -> Entry {
-    Entry { mtime: Time { secs: 1, nanos: 2 }, ..Entry::plain(name, Kind::File, size) }
+    Entry { mtime: Time { secs: 1, nanos: 2 }, ..Entry::plain(name, EntryKind::File, size) }
 }
 
 /// What a file holds.
@@ -85,9 +85,9 @@ impl Disk {
         Trouble { path: path.clone(), op: Op::Write, message: "bad".into() }
     }
 
-    fn run(&mut self, job: Job) -> Done {
+    fn run(&mut self, job: WriteJob) -> JobResult {
         match job {
-            Job::Batch(body) => {
+            WriteJob::Batch(body) => {
                 let (mut counts, mut troubles) = (Counts::default(), Vec::new());
                 for part in BatchReader::new(&body) {
                     let (entry, content, data) = part.expect("a batch");
@@ -102,9 +102,9 @@ impl Disk {
                     counts.bytes += data.len() as u64;
                     self.files.insert(entry.path, data.to_vec());
                 }
-                Done::Batch(counts, troubles)
+                JobResult::Batch(counts, troubles)
             }
-            Job::Ask { number, batch } => {
+            WriteJob::Query { number, batch } => {
                 let entries: Vec<_> = BatchReader::new(&batch).map(|part| part.expect("a batch").0).collect();
                 let there =
                     |entry: &Entry| self.files.get(&entry.path).is_some_and(|f| f.len() as u64 == entry.size);
@@ -113,32 +113,32 @@ impl Disk {
                 let wants: Vec<_> =
                     index.map(|index| crate::wire::Want { index, have: Box::default() }).collect();
                 let counts = Counts { same: (entries.len() - wants.len()) as u64, ..Counts::default() };
-                Done::Asked { number, wants, counts, troubles: Vec::new() }
+                JobResult::Query { number, wants, counts, troubles: Vec::new() }
             }
-            Job::Block { file, offset, digest, data } => {
+            WriteJob::Block { file, offset, digest, data } => {
                 if self.bad.contains(&file.entry.path) {
-                    return Done::Block(file.number, Err(Disk::trouble(&file.entry.path)));
+                    return JobResult::Block(file.number, Err(Disk::trouble(&file.entry.path)));
                 }
                 assert_eq!(Hash::Quick.of(&data), digest);
                 let all =
                     self.unfinished.entry(file.number).or_insert_with(|| vec![0; file.entry.size as usize]);
                 all[offset as usize..][..data.len()].copy_from_slice(&data);
-                Done::Block(file.number, Ok(data.len() as u64))
+                JobResult::Block(file.number, Ok(data.len() as u64))
             }
-            Job::Complete(file) => {
+            WriteJob::Complete(file) => {
                 let all =
                     self.unfinished.remove(&file.number).unwrap_or_else(|| vec![0; file.entry.size as usize]);
                 self.files.insert(file.entry.path.clone(), all);
-                Done::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new())
+                JobResult::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new())
             }
-            Job::Abandon(file) => {
+            WriteJob::Abandon(file) => {
                 self.unfinished.remove(&file.number);
                 self.abandoned += 1;
-                Done::Abandoned(file.number)
+                JobResult::Abandoned(file.number)
             }
-            Job::Settle { whole } => {
+            WriteJob::Settle { whole } => {
                 self.settled = Some(whole);
-                Done::Settled(Counts::default(), Vec::new())
+                JobResult::Settled(Counts::default(), Vec::new())
             }
         }
     }
@@ -153,7 +153,7 @@ struct Pair {
     disk: Disk,
     items: VecDeque<Item>,
     /// Jobs under way, by when they are done.
-    jobs: Vec<(Micros, Job)>,
+    jobs: Vec<(Micros, WriteJob)>,
     ended: bool,
     finished: Option<Counts>,
     troubles: Vec<Trouble>,
@@ -236,7 +236,7 @@ impl Pair {
         }
         for stream in 0..streams {
             while let Some((_, frame)) = self.network.there[stream].pop_front_if(|(at, _)| *at <= self.now) {
-                if let Some(Told::Trouble(trouble)) = self.receiver.handle(frame)? {
+                if let Some(SenderNotice::Trouble(trouble)) = self.receiver.handle(frame)? {
                     self.troubles.push(trouble);
                 }
                 did = true;
@@ -257,15 +257,17 @@ impl Pair {
         while let Some((_, frame)) = self.network.back.pop_front_if(|(at, _)| *at <= self.now) {
             did = true;
             match self.sender.handle(frame)? {
-                Heard::Wanted(wanted) => wanted.into_iter().for_each(|(entry, _)| self.read(&entry, false)),
-                Heard::Trouble(trouble) => self.troubles.push(trouble),
-                Heard::Finished(counts) => self.finished = Some(counts),
-                Heard::Progress(_)
-                | Heard::Planned(_)
-                | Heard::Refused(_)
-                | Heard::Tuned(_)
-                | Heard::Limit(_)
-                | Heard::Scanned(_) => {}
+                ReceiverMessage::Wanted(wanted) => {
+                    wanted.into_iter().for_each(|(entry, _)| self.read(&entry, false))
+                }
+                ReceiverMessage::Trouble(trouble) => self.troubles.push(trouble),
+                ReceiverMessage::Finished(counts) => self.finished = Some(counts),
+                ReceiverMessage::Progress(_)
+                | ReceiverMessage::Planned(_)
+                | ReceiverMessage::Refused(_)
+                | ReceiverMessage::Tuned(_)
+                | ReceiverMessage::Limit(_)
+                | ReceiverMessage::Scanned(_) => {}
             }
         }
         Ok(did)
@@ -349,11 +351,11 @@ fn only_what_is_wanted_is_sent_and_questions_wait_together() {
         pair.disk.files.insert(entry.path.clone(), bytes(entry));
     }
     for about in files.chunks(1000) {
-        assert!(pair.sender.may_ask());
+        assert!(pair.sender.may_query());
         let mut batch = Batch::default();
-        about.iter().for_each(|entry| batch.push(entry, &Content::Asked(None), &[]));
-        let number = pair.sender.ask(about.to_vec());
-        pair.items.push_back(Item::Ask { number, batch: batch.into_body() });
+        about.iter().for_each(|entry| batch.push(entry, &Content::Query(None), &[]));
+        let number = pair.sender.query(about.to_vec());
+        pair.items.push_back(Item::Query { number, batch: batch.into_body() });
     }
     let counts = pair.run().expect("by the rules");
     assert_eq!((counts.files, counts.same), (10, 49_990));
@@ -414,9 +416,9 @@ fn a_sender_that_breaks_the_rules_is_refused() {
         assert!(result.is_err(), "{name}");
     }
     let mut receiver = Receiver::new(1);
-    let ask = |number| Frame::Ask { number, batch: Buf::copy_of(&[]) };
+    let ask = |number| Frame::Query { number, batch: Buf::copy_of(&[]) };
     let result = (0..100).try_for_each(|number| receiver.handle(ask(number)).map(drop));
-    assert_eq!(result, Err(Violation::TooMany("questions")));
+    assert_eq!(result, Err(Violation::TooMany("existence queries")));
     let mut receiver = Receiver::new(1);
     let many = (0..).map(|number| announcement(number, &file("x", 10_000)));
     let result = many.take(OPEN_FILES + 1).try_for_each(|frame| receiver.handle(frame).map(drop));
@@ -433,7 +435,7 @@ fn a_receiver_that_breaks_the_rules_is_refused() {
         [wanted(7, &[]), wanted(0, &[2]), wanted(0, &[1, 0]), wanted(0, &[0, 0]), Frame::End { whole: true }]
     {
         let mut sender = Sender::new(1);
-        assert_eq!(sender.ask(vec!["a", "b"]), 0);
+        assert_eq!(sender.query(vec!["a", "b"]), 0);
         assert!(sender.handle(frame.clone()).is_err(), "{frame:?}");
     }
 }

@@ -26,17 +26,17 @@ const REST: Duration = Duration::from_millis(300);
 /// The standard error of an ssh: it goes on to ours as it comes, since ssh and its login
 /// dialogue write there for people, and its end is kept.
 #[derive(Debug)]
-pub(super) struct Said {
+pub(super) struct StderrTail {
     kept: Arc<Mutex<Vec<u8>>>,
     end: Receiver<()>,
 }
 
-impl Said {
+impl StderrTail {
     /// Follows `stderr` on a thread of its own.
     ///
     /// # Errors
     /// There is no thread.
-    pub(super) fn follow(mut stderr: ChildStderr) -> io::Result<Said> {
+    pub(super) fn follow(mut stderr: ChildStderr) -> io::Result<StderrTail> {
         let kept = Arc::new(Mutex::new(Vec::new()));
         let (open, end) = channel();
         let keep = Arc::clone(&kept);
@@ -58,7 +58,7 @@ impl Said {
                 }
             }
         })?;
-        Ok(Said { kept, end })
+        Ok(StderrTail { kept, end })
     }
 
     /// Waits for the rest of an ssh that has ended.
@@ -74,17 +74,17 @@ impl Said {
 }
 
 /// An ssh that ended before an agent said where it listens.
-pub(super) struct Ended<'a> {
+pub(super) struct SshExit<'a> {
     pub(super) host: &'a str,
     pub(super) ssh: &'a Ssh,
     /// How it ended; `None` if it had to be killed.
     pub(super) status: Option<ExitStatus>,
     /// The first line on its standard output, if there was any.
     pub(super) printed: &'a [u8],
-    pub(super) said: &'a Said,
+    pub(super) said: &'a StderrTail,
 }
 
-impl Ended<'_> {
+impl SshExit<'_> {
     /// The error for people.
     pub(super) fn error(&self) -> CopyError {
         let said = self.said.text();

@@ -1,23 +1,23 @@
-//! Numbers and byte strings in frames: little-endian, lengths first.
+//! Encoding of fields: little-endian numbers, and byte strings behind their length.
 
-/// What a peer sent makes no sense.
+/// Why a received frame is malformed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// A field reaches past the end.
+    /// A field extends beyond the end of the frame.
     #[error("a frame ends within a field")]
     Short,
-    /// Bytes are left over.
+    /// Bytes are left behind the last field.
     #[error("a frame has {0} bytes too many")]
     Long(usize),
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("a frame has an impossible {0}")]
     Value(&'static str),
-    /// A name that leads outside of the destination, or is none.
+    /// A name that leads out of the destination, or is invalid.
     #[error("{0}")]
     Name(#[from] super::NameError),
 }
 
-/// Writes fields to the end of a vector.
+/// Appends fields to a buffer.
 pub(crate) trait Put {
     fn put(&mut self, bytes: &[u8]);
 
@@ -37,7 +37,7 @@ pub(crate) trait Put {
         self.put(&value.to_le_bytes());
     }
 
-    /// Words for people; longer ones are cut.
+    /// Text for the user, truncated to [`WORDS_MAX`] bytes.
     fn words(&mut self, words: &str) {
         let mut end = words.len().min(WORDS_MAX);
         while !words.is_char_boundary(end) {
@@ -46,7 +46,7 @@ pub(crate) trait Put {
         self.bytes(&words.as_bytes()[..end]);
     }
 
-    /// A byte string of up to 65,535 bytes; longer ones are cut.
+    /// A byte string, truncated to 65,535 bytes.
     fn bytes(&mut self, bytes: &[u8]) {
         let len = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
         self.u16(len);
@@ -54,8 +54,8 @@ pub(crate) trait Put {
     }
 }
 
-/// The longest words for people that are said, in bytes: with a name they fit a head.
-/// What another has said comes here escaped, and may be longer than it was.
+/// The longest text for the user, in bytes: together with a path it fits a head. Text
+/// that is forwarded from another peer is escaped, and may have grown by that.
 const WORDS_MAX: usize = 8 << 10;
 
 impl Put for Vec<u8> {
@@ -64,7 +64,7 @@ impl Put for Vec<u8> {
     }
 }
 
-/// Reads fields from the front.
+/// Reads fields in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
@@ -106,8 +106,8 @@ impl<'a> Fields<'a> {
         Ok(String::from_utf8_lossy(self.bytes()?).into_owned())
     }
 
-    /// Words for people. They cannot forge lines of output, or do to a terminal what
-    /// its user does not want.
+    /// Text for the user; control characters are escaped, so that a peer can neither forge
+    /// lines of output nor control the terminal.
     pub(crate) fn words(&mut self) -> Result<String, Malformed> {
         Ok(super::printable(self.bytes()?).into_owned())
     }
@@ -116,7 +116,7 @@ impl<'a> Fields<'a> {
         self.0.is_empty()
     }
 
-    /// Nothing may be left.
+    /// Checks that no bytes are left.
     pub(crate) fn end(self) -> Result<(), Malformed> {
         if self.0.is_empty() { Ok(()) } else { Err(Malformed::Long(self.0.len())) }
     }

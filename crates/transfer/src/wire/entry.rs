@@ -1,4 +1,4 @@
-//! One object of a tree: its name and its metadata, as it travels.
+//! One object of a tree: its path and metadata, and their encoding.
 
 use super::SMALL;
 use super::codec::{Fields, Malformed, Put};
@@ -10,16 +10,16 @@ pub const XATTRS_MAX: usize = 64;
 /// what ext4 can hold in the worst case, and a small share of a frame.
 pub const XATTR_BYTES_MAX: usize = 64 << 10;
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EntryKind {
     /// A file of [`Entry::size`] bytes.
     File,
     /// A directory.
     Directory,
     /// A symbolic link with this target, which is never followed.
     Symlink(Box<[u8]>),
-    /// Another name of a file that comes under this path.
+    /// A hard link to the file of this path.
     HardLink(RelPath),
 }
 
@@ -38,25 +38,25 @@ pub type Xattr = (Box<[u8]>, Box<[u8]>);
 /// One object of a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Where it goes, below the destination.
+    /// Path below the destination.
     pub path: RelPath,
-    /// What it is.
-    pub kind: Kind,
+    /// File, directory or link.
+    pub kind: EntryKind,
     /// Permission bits (07777).
     pub mode: u32,
-    /// Owner.
+    /// Owner's user id.
     pub uid: u32,
-    /// Group.
+    /// Group id.
     pub gid: u32,
-    /// When the content last changed.
+    /// Time of the last change of content.
     pub mtime: Time,
-    /// When anything of it last changed at the source (`ctime`), which nobody can set:
-    /// tells versions of a large file apart that are of one size and `mtime`. Zero of
-    /// what does not come in blocks.
+    /// Time of the last status change at the source. It cannot be set, so it tells
+    /// versions of a large file of equal size and `mtime` apart. Zero unless the file is
+    /// sent in blocks.
     pub ctime: Time,
     /// Bytes of a file, else 0.
     pub size: u64,
-    /// Whether a file has holes: zeroes in it that take no space.
+    /// Whether a file has holes.
     pub sparse: bool,
     /// Extended attributes, access control lists among them.
     pub xattrs: Vec<Xattr>,
@@ -65,34 +65,34 @@ pub struct Entry {
 /// Where the content of an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// It has none, or an empty one.
+    /// There is none: not a file, or an empty one.
     None,
-    /// Right behind the entry: this many bytes, with this checksum.
+    /// Directly behind the entry.
     Inline {
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
         /// Checksum of the content.
         digest: Digest,
     },
-    /// It comes in blocks, under this number.
+    /// In blocks, under this file number.
     Blocks(u64),
-    /// Not sent until the other side says that it wants it.
-    Asked(Option<Digest>),
+    /// Not sent yet: the entry is part of an existence query, with its checksum if content
+    /// is compared.
+    Query(Option<Digest>),
 }
 
-/// A checksum of content: XXH3-128 or BLAKE3, as the session agreed; the
-/// former has zeroes behind it.
+/// A checksum of content: BLAKE3, or XXH3-128 followed by zeroes, as the request says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Digest(pub [u8; 32]);
 
 impl Entry {
-    /// Appends the entry, and where its content is.
+    /// Appends the entry and the place of its content.
     pub(crate) fn encode(&self, content: &Content, to: &mut Vec<u8>) {
         to.u8(match self.kind {
-            Kind::File => 0,
-            Kind::Directory => 1,
-            Kind::Symlink(_) => 2,
-            Kind::HardLink(_) => 3,
+            EntryKind::File => 0,
+            EntryKind::Directory => 1,
+            EntryKind::Symlink(_) => 2,
+            EntryKind::HardLink(_) => 3,
         });
         to.bytes(self.path.as_bytes());
         to.u16(self.mode as u16);
@@ -102,16 +102,16 @@ impl Entry {
         to.u32(self.mtime.nanos);
         to.u64(self.size);
         to.u8(self.sparse.into());
-        if self.comes_in_blocks() {
+        if self.is_sent_in_blocks() {
             to.u64(self.ctime.secs as u64);
             to.u32(self.ctime.nanos);
         }
         match &self.kind {
-            Kind::Symlink(target) => to.bytes(target),
-            Kind::HardLink(path) => to.bytes(path.as_bytes()),
-            Kind::File | Kind::Directory => {}
+            EntryKind::Symlink(target) => to.bytes(target),
+            EntryKind::HardLink(path) => to.bytes(path.as_bytes()),
+            EntryKind::File | EntryKind::Directory => {}
         }
-        // Who reads them sees to it that there are no more.
+        // Readers enforce the limit; truncation keeps the encoding valid in any case.
         let carried = &self.xattrs[..self.xattrs.len().min(XATTRS_MAX)];
         to.u8(carried.len() as u8);
         for (name, value) in carried {
@@ -129,15 +129,15 @@ impl Entry {
                 to.u8(2);
                 to.u64(*file);
             }
-            Content::Asked(None) => to.u8(3),
-            Content::Asked(Some(digest)) => {
+            Content::Query(None) => to.u8(3),
+            Content::Query(Some(digest)) => {
                 to.u8(4);
                 to.put(&digest.0);
             }
         }
     }
 
-    /// Takes an entry from the front.
+    /// Decodes an entry.
     pub(crate) fn decode(from: &mut Fields<'_>) -> Result<(Entry, Content), Malformed> {
         let kind = from.u8()?;
         let path = RelPath::new(from.bytes()?)?;
@@ -148,23 +148,23 @@ impl Entry {
         let sparse = from.u8()?;
         let ctime = if kind == 0 && size > SMALL { time(from)? } else { Time::default() };
         let kind = match kind {
-            0 => Kind::File,
-            1 => Kind::Directory,
-            2 => Kind::Symlink(symlink(from.bytes()?)?),
-            3 => Kind::HardLink(RelPath::new(from.bytes()?)?),
+            0 => EntryKind::File,
+            1 => EntryKind::Directory,
+            2 => EntryKind::Symlink(symlink(from.bytes()?)?),
+            3 => EntryKind::HardLink(RelPath::new(from.bytes()?)?),
             _ => return Err(Malformed::Value("kind of entry")),
         };
         let sane = mode <= 0o7777 && i64::try_from(size).is_ok() && sparse <= 1;
-        if !sane || (path.is_root() && kind != Kind::Directory) {
+        if !sane || (path.is_root() && kind != EntryKind::Directory) {
             return Err(Malformed::Value("entry"));
         }
         let xattrs = xattrs(from)?;
         let content = content(from)?;
         let fits = match content {
-            Content::Inline { len, .. } => kind == Kind::File && u64::from(len) == size,
-            Content::Blocks(_) => kind == Kind::File,
-            Content::None => kind != Kind::File || size == 0,
-            Content::Asked(_) => true,
+            Content::Inline { len, .. } => kind == EntryKind::File && u64::from(len) == size,
+            Content::Blocks(_) => kind == EntryKind::File,
+            Content::None => kind != EntryKind::File || size == 0,
+            Content::Query(_) => true,
         };
         if !fits {
             return Err(Malformed::Value("content"));
@@ -173,28 +173,28 @@ impl Entry {
         Ok((Entry { path, kind, mode, uid, gid, mtime, ctime, size, sparse, xattrs }, content))
     }
 
-    /// One of no particular owner and time.
+    /// An entry with default owner and times.
     #[cfg(test)]
-    pub(crate) fn plain(name: &str, kind: Kind, size: u64) -> Entry {
+    pub(crate) fn plain(name: &str, kind: EntryKind, size: u64) -> Entry {
         let path = RelPath::new(name.as_bytes()).expect("a good name");
         let (mtime, ctime, xattrs) = (Time::default(), Time::default(), Vec::new());
         Entry { path, kind, mode: 0o644, uid: 0, gid: 0, mtime, ctime, size, sparse: false, xattrs }
     }
 
-    fn comes_in_blocks(&self) -> bool {
-        self.kind == Kind::File && self.size > SMALL
+    fn is_sent_in_blocks(&self) -> bool {
+        self.kind == EntryKind::File && self.size > SMALL
     }
 
-    /// About how much memory it takes, in bytes.
+    /// Its approximate memory, in bytes.
     pub(crate) fn weight(&self) -> usize {
         let xattrs: usize = self.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
         size_of::<Entry>() + self.path.as_bytes().len() + xattrs
     }
 }
 
-/// Whether an extended attribute travels: what users set, and access control lists.
-/// Not what the system keeps for itself (capabilities, security labels, trusted
-/// attributes), which is another's elsewhere, and would be power over it.
+/// Whether a copy carries an extended attribute: `user.*` and access control lists. Not
+/// capabilities, security labels or trusted attributes, which would grant privileges on
+/// the receiving machine.
 pub(crate) fn is_carried(name: &[u8]) -> bool {
     name.starts_with(b"user.") || matches!(name, b"system.posix_acl_access" | b"system.posix_acl_default")
 }
@@ -204,8 +204,8 @@ fn time(from: &mut Fields<'_>) -> Result<Time, Malformed> {
     if time.nanos < 1_000_000_000 { Ok(time) } else { Err(Malformed::Value("time")) }
 }
 
-/// A target may be anything that a symbolic link can hold: it is never
-/// followed here.
+/// Checks a symbolic link's target. Any path is allowed, since links are never followed
+/// here.
 fn symlink(target: &[u8]) -> Result<Box<[u8]>, Malformed> {
     let good = !target.is_empty() && target.len() < PATH_LEN_MAX && !target.contains(&0);
     if good { Ok(target.into()) } else { Err(Malformed::Value("symbolic link")) }
@@ -232,8 +232,8 @@ fn content(from: &mut Fields<'_>) -> Result<Content, Malformed> {
         0 => Content::None,
         1 => Content::Inline { len: from.u32()?, digest: Digest(from.array()?) },
         2 => Content::Blocks(from.u64()?),
-        3 => Content::Asked(None),
-        4 => Content::Asked(Some(Digest(from.array()?))),
+        3 => Content::Query(None),
+        4 => Content::Query(Some(Digest(from.array()?))),
         _ => return Err(Malformed::Value("content")),
     })
 }

@@ -7,25 +7,25 @@ use super::name::RelPath;
 use super::{BATCH_BYTES, BATCH_ENTRIES, BODY_MAX, HEAD_MAX, HEADER_LEN};
 use longhaul_engine::Buf;
 
-/// What was done when something went wrong.
+/// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Looking for files.
+    /// Listing directories.
     Scan,
     /// Reading a file.
     Read,
-    /// The file changed meanwhile.
+    /// Reading a file that changed meanwhile.
     Changed,
-    /// Writing a file or making another object.
+    /// Writing a file or creating another object.
     Write,
     /// Setting modes, times, owners or attributes.
     Metadata,
-    /// Comparing what was written with what was sent.
+    /// Verifying a checksum.
     Verify,
-    /// Removing what the source does not have.
+    /// Deleting an object that the source does not have.
     Delete,
-    /// Leaving out a name that no copy takes: no failure. The message is the name,
-    /// as [`show`](super::show) has it.
+    /// Skipping a reserved name, which is no failure. The message is the name, escaped by
+    /// [`show`](super::show).
     Skip,
 }
 
@@ -33,7 +33,7 @@ impl Op {
     const ALL: [Op; 8] =
         [Op::Scan, Op::Read, Op::Changed, Op::Write, Op::Metadata, Op::Verify, Op::Delete, Op::Skip];
 
-    /// A word for it.
+    /// Its name in messages and records.
     pub fn name(self) -> &'static str {
         match self {
             Op::Scan => "scan",
@@ -48,23 +48,23 @@ impl Op {
     }
 }
 
-/// One object that could not be copied. The others go on.
+/// The failure of one object; the copy continues with the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// Its name.
+    /// Path of the object.
     pub path: RelPath,
-    /// What was done.
+    /// The operation that failed.
     pub op: Op,
-    /// What the system says, in words.
+    /// The error.
     pub message: String,
 }
 
-/// What a run that changes nothing would do with an object.
+/// An action that a dry run reports for an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Send its content.
     Send,
-    /// Make it: a directory or a link.
+    /// Create a directory or link.
     Make,
     /// Set its mode, owner, time or attributes.
     Metadata,
@@ -75,7 +75,7 @@ pub enum Action {
 impl Action {
     const ALL: [Action; 4] = [Action::Send, Action::Make, Action::Metadata, Action::Delete];
 
-    /// A word for it.
+    /// Its name in messages and records.
     pub fn name(self) -> &'static str {
         match self {
             Action::Send => "send",
@@ -86,32 +86,32 @@ impl Action {
     }
 }
 
-/// Something that would be done.
+/// An action of a dry run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// With what, by its name at the source; of what is removed, at the destination.
+    /// Path at the source; of a deletion, at the destination.
     pub path: RelPath,
-    /// What.
+    /// The action.
     pub action: Action,
 }
 
 /// A stage of the pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Looking for files.
+    /// Listing directories.
     Scan,
-    /// Reading them.
+    /// Reading files.
     Read,
-    /// The network, and the side of it that is not here.
+    /// The network, and the peer behind it.
     Send,
-    /// Writing them.
+    /// Writing files.
     Write,
 }
 
 impl Stage {
     const ALL: [Stage; 4] = [Stage::Scan, Stage::Read, Stage::Send, Stage::Write];
 
-    /// A word for it.
+    /// Its name in messages and records.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Scan => "scan",
@@ -122,14 +122,14 @@ impl Stage {
     }
 }
 
-/// What the rest of a copy waits for.
+/// What limits a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// A stage of the pipeline.
     Stage(Stage),
-    /// The rate that was asked for.
+    /// The requested rate limit.
     Rate,
-    /// The other side, which says nothing.
+    /// The peer, which is silent.
     Silence,
 }
 
@@ -143,7 +143,7 @@ impl Limit {
         Limit::Silence,
     ];
 
-    /// A word for it.
+    /// Its name in messages and records.
     pub fn name(self) -> &'static str {
         match self {
             Limit::Stage(stage) => stage.name(),
@@ -153,31 +153,31 @@ impl Limit {
     }
 }
 
-/// A side uses another number of threads or connections now.
+/// A change of a number of threads or connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tuned {
-    /// Threads of this stage, or connections.
+    /// The stage; [`Stage::Send`] means connections.
     pub stage: Stage,
-    /// So many before.
+    /// The number before.
     pub from: u16,
-    /// So many now.
+    /// The number now.
     pub to: u16,
-    /// Why.
+    /// The reason, in words.
     pub why: String,
 }
 
-/// The end of a file that comes in blocks.
+/// The end of a file that is sent in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Close {
-    /// Its number.
+    /// Number of the file.
     pub file: u64,
-    /// How many blocks were sent.
+    /// Number of blocks sent.
     pub blocks: u32,
-    /// Whether all is well with them: else what came is not to be used.
+    /// Whether the file was read without error or change; else the receiver discards it.
     pub good: bool,
 }
 
-/// What has been done so far.
+/// Objects and bytes of a copy by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Files complete.
@@ -186,110 +186,108 @@ pub struct Counts {
     pub others: u64,
     /// Bytes of content written.
     pub bytes: u64,
-    /// Objects that were there already.
+    /// Objects that were up to date.
     pub same: u64,
-    /// Objects that were asked about and are wanted.
+    /// Queried files that are needed.
     pub wanted: u64,
     /// Objects removed.
     pub deleted: u64,
-    /// Objects that could not be done.
+    /// Objects that failed.
     pub failed: u64,
-    /// Files that were there already, but for a mode, owner, time or attribute.
+    /// Up-to-date files whose mode, owner, time or attributes were changed.
     pub metadata: u64,
-    /// Bytes of content that need not be sent: of files that were there already, and
-    /// of what a run before has written.
+    /// Bytes of content that were not sent: of up-to-date files, and of blocks that an
+    /// earlier run wrote.
     pub skipped: u64,
 }
 
-/// What was found to be sent, or to be asked about.
+/// Progress of the scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scanned {
-    /// Files.
+    /// Files found.
     pub files: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// There are no more.
+    /// Whether the scan is complete.
     pub done: bool,
 }
 
-/// An answer about an entry that was asked about.
+/// A queried file that the receiver needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Want {
-    /// Which one of the batch.
+    /// Index in the batch of the query.
     pub index: u32,
-    /// Blocks that are there from a run before, a bit each, the first lowest.
+    /// Bitmap of the blocks that the receiver has, least significant bit first.
     pub have: Box<[u8]>,
 }
 
-/// What travels.
+/// A frame.
 #[derive(Clone, Debug)]
 pub enum Frame {
-    /// Who connects wants a session.
+    /// Requests a session.
     Hello(Box<Hello>),
-    /// Another connection for a session.
+    /// Joins a further connection to a session.
     Join([u8; 16]),
-    /// A message of the handshake; behind it the connection is encrypted.
+    /// A handshake message; the connection is encrypted after it.
     Secure(Box<[u8]>),
     /// The session is granted.
     Welcome(Welcome),
-    /// It is not, or not any more.
+    /// The session is refused, or ended with an error.
     Refuse(Refusal),
     /// Entries, with content where it is small: a [`Batch`].
     Batch(Buf),
-    /// Entries without content: which of them are wanted?
-    Ask {
-        /// Number of the question.
+    /// An existence query: entries without content.
+    Query {
+        /// Number of the query.
         number: u32,
         /// A [`Batch`].
         batch: Buf,
     },
-    /// The answer.
+    /// The answer to a query.
     Wanted {
-        /// Number of the question.
+        /// Number of the query.
         number: u32,
-        /// Those that are wanted, in order.
+        /// The needed files, in order of the batch.
         wants: Vec<Want>,
     },
     /// A block of a file.
     Block {
         /// Number of the file.
         file: u64,
-        /// Where in the file.
+        /// Offset in the file, in bytes.
         offset: u64,
         /// Checksum of the data.
         digest: Digest,
         /// The data.
         data: Buf,
     },
-    /// All blocks of a file were sent, on whatever stream.
+    /// All blocks of a file were sent, on any stream.
     Close(Close),
-    /// Something could not be copied.
+    /// An object could not be copied.
     Trouble(Trouble),
-    /// Something would be done, if anything were.
+    /// An action of a dry run.
     Planned(Planned),
-    /// Who says this uses another number of something now.
+    /// A number of threads or connections of the sending side of this frame changed.
     Tuned(Tuned),
-    /// What of the side that says this the rest waits for, if anything.
+    /// What limits the copy on the side that sends this frame, if it is known.
     Limit(Option<Limit>),
-    /// How far the receiving side is.
+    /// Counts of the receiver so far.
     Progress(Counts),
-    /// How much there is to send, as far as it is known.
+    /// Progress of the scan.
     Scanned(Scanned),
-    /// No more comes on this connection.
+    /// The last frame of the sender on this connection.
     End {
-        /// The source saw everything that it was to send: what is not among it
-        /// may be deleted.
+        /// The source was scanned and read completely, so that other names may be deleted.
         whole: bool,
     },
-    /// Everything is done, as durable as it was asked for.
+    /// The copy is complete, and durable as requested.
     Finished(Counts),
 }
 
-/// Bits of blocks of one file that are there already, in bytes: what a field holds,
-/// for the first 512 GiB of it.
+/// The longest bitmap of one file, in bytes: what a field holds, for its first 512 GiB.
 pub(crate) const HAVE_MAX: usize = u16::MAX as usize;
-/// Bits of blocks that are there already, in bytes, of all files of an answer:
-/// what leaves room for the rest of it in a frame.
+/// The longest bitmaps of all files of an answer together, in bytes, so that the answer
+/// fits a frame.
 const HAVE_BYTES_MAX: usize = BODY_MAX / 2;
 
 const HELLO: u8 = 1;
@@ -297,7 +295,7 @@ const JOIN: u8 = 2;
 const WELCOME: u8 = 3;
 const REFUSE: u8 = 4;
 const BATCH: u8 = 5;
-const ASK: u8 = 6;
+const QUERY: u8 = 6;
 const WANTED: u8 = 7;
 const BLOCK: u8 = 8;
 const CLOSE: u8 = 9;
@@ -325,23 +323,23 @@ impl Header {
     /// Parses a header.
     ///
     /// # Errors
-    /// Unknown kind, or lengths beyond the limits of the kind: nothing is to be received.
+    /// The kind is unknown, or a length exceeds the limit of the kind.
     pub fn decode(bytes: [u8; HEADER_LEN]) -> Result<Header, Malformed> {
         let mut from = Fields(&bytes);
         let (kind, zero) = (from.u8()?, from.u8()?);
         let (head, body) = (usize::from(from.u16()?), from.u32()? as usize);
-        let bulk = matches!(kind, HELLO | BATCH | ASK | WANTED | BLOCK);
+        let bulk = matches!(kind, HELLO | BATCH | QUERY | WANTED | BLOCK);
         let most = if bulk { BODY_MAX } else { 0 };
         let good = (HELLO..=PLANNED).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= most;
         if good { Ok(Header { kind, head, body }) } else { Err(Malformed::Value("header")) }
     }
 
-    /// Whether it is that of a frame that a connection may begin with.
+    /// Whether a connection may begin with a frame of this kind.
     pub(crate) fn begins(&self) -> bool {
         matches!(self.kind, HELLO | JOIN | SECURE)
     }
 
-    /// Whether it is that of a [`Frame::Secure`].
+    /// Whether it is the header of a [`Frame::Secure`].
     pub(crate) fn secures(&self) -> bool {
         self.kind == SECURE
     }
@@ -370,7 +368,7 @@ impl Counts {
 }
 
 impl Frame {
-    /// The frame as it travels: header and head, and the body behind them.
+    /// Encodes the frame: header and head, and the body that follows them.
     pub fn encode(self) -> (Vec<u8>, Option<Buf>) {
         let mut head = vec![0; HEADER_LEN];
         let mut body = None;
@@ -401,10 +399,10 @@ impl Frame {
                 body = Some(batch);
                 BATCH
             }
-            Frame::Ask { number, batch } => {
+            Frame::Query { number, batch } => {
                 head.u32(number);
                 body = Some(batch);
-                ASK
+                QUERY
             }
             Frame::Wanted { number, wants } => {
                 head.u32(number);
@@ -474,10 +472,10 @@ impl Frame {
         (head, body)
     }
 
-    /// Puts a frame together from what was received.
+    /// Decodes a frame.
     ///
     /// # Errors
-    /// It makes no sense. Batches are looked into later.
+    /// The frame is malformed. Batches are parsed later.
     pub fn decode(header: Header, head: &[u8], body: Buf) -> Result<Frame, Malformed> {
         let mut from = Fields(head);
         if body.len() != header.body {
@@ -490,7 +488,7 @@ impl Frame {
             WELCOME => Frame::Welcome(Welcome::decode(from)?),
             REFUSE => Frame::Refuse(Refusal::decode(from)?),
             BATCH => Frame::Batch(body),
-            ASK => Frame::Ask { number: from.u32()?, batch: body },
+            QUERY => Frame::Query { number: from.u32()?, batch: body },
             WANTED => Frame::Wanted { number: from.u32()?, wants: decode_wants(&body)? },
             BLOCK => {
                 let (file, offset) = (from.u64()?, from.u64()?);
@@ -526,10 +524,10 @@ impl Frame {
         })
     }
 
-    /// Bytes of content in it, for what bounds queues.
+    /// Bytes of content, its weight in queues.
     pub fn weight(&self) -> usize {
         match self {
-            Frame::Batch(body) | Frame::Ask { batch: body, .. } | Frame::Block { data: body, .. } => {
+            Frame::Batch(body) | Frame::Query { batch: body, .. } | Frame::Block { data: body, .. } => {
                 body.len()
             }
             _ => 0,
@@ -541,7 +539,7 @@ fn encode_wants(wants: &[Want]) -> Buf {
     let mut bytes = Vec::new();
     for want in wants {
         bytes.u32(want.index);
-        // What does not fit is sent again: the rest of a very large file, or of many.
+        // Blocks beyond the bitmap are sent again.
         let fits = bytes.len() < HAVE_BYTES_MAX;
         bytes.bytes(if fits { &want.have[..want.have.len().min(HAVE_MAX)] } else { &[] });
     }
@@ -557,7 +555,7 @@ fn decode_wants(bytes: &[u8]) -> Result<Vec<Want>, Malformed> {
     Ok(wants)
 }
 
-/// Entries on their way into a frame.
+/// Collects entries for a frame.
 #[derive(Debug, Default)]
 pub struct Batch {
     bytes: Vec<u8>,
@@ -572,33 +570,33 @@ impl Batch {
         self.entries += 1;
     }
 
-    /// Whether it is time to send it.
+    /// Whether the batch should be sent.
     pub fn is_full(&self) -> bool {
         self.entries >= BATCH_ENTRIES || self.bytes.len() >= BATCH_BYTES
     }
 
-    /// How many entries are in it.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.entries
     }
 
-    /// Whether nothing is in it.
+    /// Whether it has no entries.
     pub fn is_empty(&self) -> bool {
         self.entries == 0
     }
 
-    /// The body of a frame.
+    /// Encodes the batch as the body of a frame.
     pub fn into_body(self) -> Buf {
         Buf::copy_of(&self.bytes)
     }
 }
 
-/// Takes a batch apart. Ends at the first entry that makes no sense.
+/// Decodes the entries of a batch. Ends at the first malformed entry.
 #[derive(Debug)]
 pub struct BatchReader<'a>(Fields<'a>);
 
 impl<'a> BatchReader<'a> {
-    /// Over the body of a frame.
+    /// Reads the body of a frame.
     pub fn new(body: &'a [u8]) -> BatchReader<'a> {
         BatchReader(Fields(body))
     }

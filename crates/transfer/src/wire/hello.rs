@@ -1,37 +1,37 @@
-//! How a session begins: what is wanted, and whether it is granted.
+//! The beginning of a session: the request, and its grant or refusal.
 
 use super::codec::{Fields, Malformed, Put};
 use super::entry::{Digest, Entry};
 use super::{BLOCK, BODY_MAX};
-use crate::seal::Key;
+use crate::noise::Key;
 use blake3::hazmat::{HasherExt as _, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
 
-/// The version that this program speaks.
+/// Version of the protocol.
 pub const VERSION: u16 = 4;
 /// The first bytes of a connection.
 const MAGIC: [u8; 8] = *b"longhaul";
 
-/// Bytes that are read at once to be hashed: they fit a processor's cache.
+/// Bytes hashed at a time: they fit a processor's cache.
 const HASH_PIECE: usize = 256 << 10;
 
-/// Who sends the data.
+/// Direction of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Who connects sends.
+    /// The client sends to the agent.
     Push,
-    /// Who connects receives.
+    /// The agent sends to the client.
     Pull,
-    /// Who is connected to sends, to somebody else; see [`Request::onward`].
+    /// The agent sends to another agent (third-party copy); see [`Request::onward`].
     Onward,
 }
 
-/// Which checksum covers content.
+/// Checksum of content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hash {
-    /// XXH3-128: finds accidents.
+    /// XXH3-128: detects accidental corruption.
     #[default]
     Quick,
-    /// BLAKE3: finds intent as well.
+    /// BLAKE3: cryptographic, detects deliberate changes too.
     Strong,
 }
 
@@ -52,7 +52,7 @@ impl Hash {
     /// `offset`. With BLAKE3 it is the block's chaining value, from which that of
     /// the whole file follows ([`Hash::join`]).
     pub(crate) fn of_block(self, content: &[u8], offset: u64, size: u64) -> Digest {
-        // What a peer calls a block and is none has no chaining value.
+        // Only an aligned block has a chaining value; a peer may send anything.
         let aligned = offset.is_multiple_of(BLOCK as u64) && content.len() <= BLOCK;
         if self == Hash::Quick || size <= BLOCK as u64 || !aligned || content.is_empty() {
             return self.of(content);
@@ -62,8 +62,8 @@ impl Hash {
         Digest(hasher.finalize_non_root())
     }
 
-    /// BLAKE3 of a file of `size` bytes, of the checksums of its blocks in order;
-    /// blocks that are not there are holes.
+    /// BLAKE3 of a file of `size` bytes, from the checksums of its blocks sorted by offset;
+    /// missing blocks are holes.
     pub(crate) fn join(size: u64, blocks: &[(u64, Digest)]) -> Digest {
         let value = |offset: u64| {
             let known = blocks.binary_search_by_key(&offset, |(at, _)| *at);
@@ -75,7 +75,7 @@ impl Hash {
         if size <= BLOCK as u64 {
             return if size == 0 { Hash::Strong.of(&[]) } else { value(0) };
         }
-        // BLAKE3 §2.1: the left part of a tree is the largest that is full.
+        // BLAKE3 §2.1: the left subtree is the largest full one.
         fn tree(offset: u64, len: u64, value: &impl Fn(u64) -> Digest) -> [u8; 32] {
             if len <= BLOCK as u64 {
                 return value(offset).0;
@@ -92,13 +92,12 @@ impl Hash {
     /// The checksum of a whole file.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// Reading fails.
     pub(crate) fn of_file(self, file: &std::fs::File) -> std::io::Result<Digest> {
         self.of_pieces(|buf, offset| crate::read::read_full(file, buf, offset))
     }
 
-    /// The checksum of what `read` fills buffers with, up to the first that it
-    /// does not fill.
+    /// The checksum of the data from `read`, up to the first buffer that it does not fill.
     pub(crate) fn of_pieces(
         self,
         read: impl Fn(&mut [u8], u64) -> std::io::Result<usize>,
@@ -126,111 +125,109 @@ impl Hash {
     }
 }
 
-/// Which files that exist on the receiving side are left as they are.
+/// Which existing files of the destination count as up to date.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Compare {
-    /// None: everything is sent, without asking.
+    /// None: everything is sent, without existence queries.
     #[default]
     Nothing,
     /// Those whose name exists.
     Exists,
     /// Those of the same size.
     Size,
-    /// Those of the same size and time of change.
+    /// Those of the same size and mtime.
     Mtime,
     /// Those of the same content.
     Checksum,
 }
 
-/// When written data is made durable.
+/// When written data is flushed to the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// When the system likes to.
+    /// Never: the kernel writes it back at some time.
     None,
-    /// Everything, before the copy is called done.
+    /// Once, before the copy is reported complete.
     #[default]
     End,
-    /// Every file, before it appears under its name.
+    /// Each file, before it gets its name.
     File,
 }
 
-/// How the receiving side is to behave.
+/// Options of the receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Checksum of content.
     pub hash: Hash,
-    /// What need not be sent.
+    /// Which existing files count as up to date.
     pub compare: Compare,
-    /// When data is made durable.
+    /// When data is flushed.
     pub durability: Durability,
-    /// Set owner and group (which takes privileges).
+    /// Set owner and group (needs privileges).
     pub owner: bool,
-    /// Remove what the source does not have.
+    /// Delete objects that the source does not have.
     pub delete: bool,
-    /// Write nothing.
+    /// Report actions, and write nothing.
     pub dry_run: bool,
-    /// Read everything again once it is written.
+    /// Read files back after writing, and compare checksums.
     pub verify: bool,
-    /// Carry extended attributes and access control lists.
+    /// Copy extended attributes and access control lists.
     pub xattrs: bool,
 }
 
-/// Where the trees go below the destination path.
+/// How sources are placed at the destination path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Place {
+pub enum Placement {
     /// Into the destination if it is a directory, else in its place.
     #[default]
     Guess,
-    /// Into the destination, which is made if need be.
+    /// Into the destination, which is created if it is missing.
     Into,
     /// The content of the source's directory becomes that of the destination.
     Contents,
 }
 
-/// What one session is to do.
+/// The request of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// The receiving side's path; bytes, as typed.
+    /// Destination path of the receiver, as typed.
     pub destination: Vec<u8>,
-    /// How the trees are placed there.
-    pub place: Place,
-    /// What to send: paths on the side that sends. Empty where who connects
-    /// sends, since it knows them.
+    /// How sources are placed there.
+    pub place: Placement,
+    /// Paths to send, as the sender knows them. Empty if the client sends.
     pub sources: Vec<Vec<u8>>,
-    /// Names this copy: a run with the same key takes up what another left.
+    /// Key of the copy: a run resumes an interrupted one of the same key.
     pub key: u64,
-    /// The rest.
+    /// Options of the receiver.
     pub options: Options,
-    /// Names to leave out or in; see [`crate::Filter`].
+    /// Include and exclude rules; see [`crate::Filter`].
     pub filters: Vec<String>,
     /// Whether directories are descended into.
     pub recursive: bool,
-    /// Send these alone: paths below each source. All, where there are none.
+    /// Send only these paths below each source; empty for all.
     pub files: Vec<Vec<u8>>,
-    /// The most bytes a second that the sending side sends; 0 for no bound.
+    /// Rate limit of the sender in bytes a second; 0 for none.
     pub rate: u64,
-    /// The sending side is to use as many of the streams as help, not all.
+    /// The sender uses as many of the streams as improve the rate, not all.
     pub tune_streams: bool,
-    /// To whom to send, where that is neither side of the connection.
+    /// The destination agent of a third-party copy.
     pub onward: Option<Onward>,
-    /// Name of a file below the destination that is to list every file with its
-    /// BLAKE3 checksum; empty for none.
+    /// Name of the manifest below the destination, which lists each file with its BLAKE3
+    /// checksum; empty for none.
     pub manifest: Vec<u8>,
-    /// Congestion control of who sends, by its kernel's name; empty for what it uses by
-    /// itself.
+    /// TCP congestion control of the sender, by the kernel's name; empty for its default.
     pub congestion: String,
 }
 
-/// Another agent, as one is told of it.
+/// The destination agent of a third-party copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Onward {
-    /// Name or address.
+    /// Host name or IP address.
     pub host: String,
-    /// Port.
+    /// TCP port.
     pub port: u16,
-    /// Connections, where they are not found by measuring.
+    /// Number of data connections, unless it is tuned.
     pub streams: u16,
-    /// The key that it wants to be shown.
+    /// Its pre-shared key.
     pub key: Option<Key>,
 }
 
@@ -253,53 +250,53 @@ impl Onward {
 /// The first frame of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Oldest version that the sender speaks.
+    /// Oldest protocol version of the client.
     pub oldest: u16,
-    /// Newest version that the sender speaks.
+    /// Newest protocol version of the client.
     pub newest: u16,
-    /// Drawn by who connects; further connections join by it.
+    /// Random id from the client; further connections join by it.
     pub session: [u8; 16],
     /// Number of connections, this one included.
     pub streams: u16,
-    /// Who sends.
+    /// Direction of the data.
     pub direction: Direction,
-    /// What to do.
+    /// The request.
     pub request: Request,
 }
 
 /// The answer that grants a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// The version that is spoken.
+    /// The protocol version to use.
     pub version: u16,
-    /// A run before this one left files behind: compare, do not send blindly.
+    /// An interrupted run is resumed: send existence queries first.
     pub resume: bool,
-    /// The receiving machine was started anew since: compare by content.
+    /// The receiving machine rebooted since that run: compare content.
     pub by_content: bool,
-    /// Congestion control that the other side uses; empty where it cannot tell.
+    /// TCP congestion control of the agent; empty if unknown.
     pub congestion: String,
 }
 
-/// Why there is no session, or no more of it.
+/// The kind of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalKind {
-    /// The other side may not do this.
+    /// The request is not permitted.
     NotAllowed,
-    /// No version in common.
+    /// No common protocol version.
     Version,
-    /// What was asked for does not exist, or is of the wrong kind.
+    /// A path does not exist, or is of the wrong kind.
     NoSuchPath,
-    /// Too many sessions.
+    /// Too many sessions, or the same copy is running.
     Busy,
-    /// Frames that make no sense.
+    /// A protocol violation.
     Protocol,
-    /// The receiving side cannot go on: its disk is full, say.
+    /// A storage error of the receiver, such as a full file system.
     Storage,
-    /// Who was to be sent to is not reached.
+    /// The destination agent cannot be reached.
     Unreachable,
     /// Anything else.
     Failed,
-    /// Who is sent to does not answer in time.
+    /// The destination agent did not answer in time.
     TimedOut,
 }
 
@@ -317,12 +314,12 @@ impl RefusalKind {
     ];
 }
 
-/// A refusal, in words for people.
+/// The refusal to begin or continue a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What kind.
+    /// The kind, which decides the exit status.
     pub kind: RefusalKind,
-    /// What to tell.
+    /// The message for the user.
     pub message: String,
 }
 
@@ -344,7 +341,7 @@ impl Refusal {
     }
 }
 
-/// A value that is one of a few, by its place among them.
+/// Decodes one of `all` by its index.
 fn choice<T: Copy>(from: &mut Fields<'_>, all: &[T], what: &'static str) -> Result<T, Malformed> {
     all.get(usize::from(from.u8()?)).copied().ok_or(Malformed::Value(what))
 }
@@ -400,7 +397,7 @@ impl Request {
         to.bytes(self.congestion.as_bytes());
     }
 
-    /// Whether it fits a frame.
+    /// Whether its encoding fits a frame.
     pub(crate) fn fits(&self) -> bool {
         let mut body = Vec::new();
         self.encode(&mut body);
@@ -410,7 +407,7 @@ impl Request {
     fn decode(from: &mut Fields<'_>) -> Result<Request, Malformed> {
         Ok(Request {
             destination: from.bytes()?.to_vec(),
-            place: choice(from, &[Place::Guess, Place::Into, Place::Contents], "place")?,
+            place: choice(from, &[Placement::Guess, Placement::Into, Placement::Contents], "place")?,
             key: from.u64()?,
             options: Options::decode(from)?,
             recursive: flag(from)?,
@@ -427,10 +424,10 @@ impl Request {
 }
 
 impl Hello {
-    /// The version to speak with who said this.
+    /// Chooses the protocol version.
     ///
     /// # Errors
-    /// There is none in common.
+    /// There is no common version.
     pub fn negotiate(&self) -> Result<u16, Refusal> {
         if (self.oldest..=self.newest).contains(&VERSION) {
             return Ok(VERSION);
@@ -453,8 +450,8 @@ impl Hello {
         self.request.encode(body);
     }
 
-    /// The body is of this version's layout only if the versions meet; it is
-    /// left alone where they do not, so that a refusal can be sent.
+    /// Decodes a greeting. The body is not parsed unless there is a common version, so that
+    /// a refusal can be sent to any client.
     pub(crate) fn decode(mut head: Fields<'_>, body: &[u8]) -> Result<Hello, Malformed> {
         if head.array()? != MAGIC {
             return Err(Malformed::Value("beginning"));
@@ -493,11 +490,11 @@ impl Welcome {
 }
 
 impl Entry {
-    /// Whether `other`, which exists, is as good as this one by `compare`, as
-    /// far as metadata tells: `None` where content has to decide. `same_time` says
-    /// whether its time of change is this one's, as its file system keeps it.
+    /// Whether the existing entry `other` is up to date by `compare`; `None` if content has
+    /// to be compared. `same_time` says whether the mtimes are equal at the granularity of
+    /// the destination's file system.
     pub fn is_same(&self, other: &Entry, compare: Compare, same_time: bool) -> Option<bool> {
-        use super::Kind::File;
+        use super::EntryKind::File;
         if std::mem::discriminant(&self.kind) != std::mem::discriminant(&other.kind) {
             return Some(false);
         }
@@ -541,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_says_does_nothing_to_a_terminal() {
+    fn control_characters_of_a_peers_text_are_escaped() {
         let said = |message: &str| {
             let mut bytes = Vec::new();
             Refusal::new(RefusalKind::Busy, message).encode(&mut bytes);
@@ -552,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_says_can_be_said_again() {
+    fn escaped_text_of_a_peer_still_fits_a_frame() {
         // Escaped, it is four times as long as it came.
         let long = Refusal::new(RefusalKind::Busy, super::super::show(&[1; 5000]));
         let (head, _) = super::super::Frame::Refuse(long).encode();

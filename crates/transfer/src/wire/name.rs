@@ -1,6 +1,6 @@
-//! Names as they travel: bytes, relative, and never upwards.
+//! Relative paths of a copy, as bytes, checked not to lead upwards.
 //!
-//! Invariants of a [`RelPath`], whoever sent it: components are joined by
+//! Invariants of a [`RelPath`], from any peer: components are joined by
 //! single slashes; none is empty, `.` or `..`, has a zero byte, or is longer
 //! than [`COMPONENT_MAX`]; the whole is at most [`PATH_LEN_MAX`] bytes. The
 //! empty path is the root itself.
@@ -12,8 +12,7 @@ use std::fmt;
 pub const COMPONENT_MAX: usize = 255;
 /// The longest path in bytes: `PATH_MAX` of Linux.
 pub const PATH_LEN_MAX: usize = 4096;
-/// How the names begin that the receiving side uses for files that are not
-/// complete yet, and for its journal. Nobody may send such a name.
+/// Prefix of the names of unfinished files and journals. No sender may use it.
 pub const RESERVED: &[u8] = b".longhaul-";
 
 /// Why a name is refused.
@@ -22,13 +21,13 @@ pub enum NameError {
     /// It begins with a slash, or has an empty component.
     #[error("the name {0} is not relative")]
     NotRelative(String),
-    /// A component leads elsewhere.
+    /// A component is `.` or `..`.
     #[error("the name {0} leads out of its directory")]
     Traversal(String),
     /// Too long, or with a zero byte.
     #[error("the name {0} cannot exist")]
     Impossible(String),
-    /// A name of this program's own.
+    /// A component begins with [`RESERVED`].
     #[error("the name {0} is reserved for files under way")]
     Reserved(String),
 }
@@ -43,10 +42,10 @@ impl RelPath {
         RelPath::default()
     }
 
-    /// Checks what somebody sent or typed.
+    /// Checks a path from a peer or the command line.
     ///
     /// # Errors
-    /// What the invariants of this module exclude.
+    /// The path violates an invariant of this module.
     pub fn new(bytes: &[u8]) -> Result<RelPath, NameError> {
         let shown = || show(bytes).into_owned();
         if bytes.len() > PATH_LEN_MAX || bytes.contains(&0) {
@@ -85,7 +84,7 @@ impl RelPath {
         RelPath::new(&[&*self.0, b"/", name].concat())
     }
 
-    /// The directory that it is in, and its last component.
+    /// The parent path, and the last component.
     pub fn split(&self) -> (&[u8], &[u8]) {
         match self.0.iter().rposition(|b| *b == b'/') {
             Some(at) => (&self.0[..at], &self.0[at + 1..]),
@@ -93,7 +92,7 @@ impl RelPath {
         }
     }
 
-    /// The first component, and what is below it.
+    /// The first component, and the path below it.
     pub fn split_first(&self) -> (&[u8], &[u8]) {
         match self.0.iter().position(|b| *b == b'/') {
             Some(at) => (&self.0[..at], &self.0[at + 1..]),
@@ -102,9 +101,8 @@ impl RelPath {
     }
 }
 
-/// A name for people: what is not printable is escaped, so that a name cannot
-/// forge a line of output, and the backslash too, so that two names that differ
-/// print differently.
+/// A name for display: unprintable bytes are escaped, so that a name cannot forge lines
+/// of output; backslashes too, so that different names print differently.
 pub fn show(bytes: &[u8]) -> Cow<'_, str> {
     let is_plain = |b: &u8| (b' '..=b'~').contains(b) && *b != b'\\';
     match std::str::from_utf8(bytes) {
@@ -113,8 +111,8 @@ pub fn show(bytes: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// A sentence of a peer for people: control characters and invalid UTF-8 are
-/// escaped. Names in it are escaped already, so backslashes stay as they are.
+/// Text of a peer for display: control characters and invalid UTF-8 are escaped. Names in
+/// it are escaped already, so backslashes are kept.
 pub fn printable(bytes: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(char::is_control) => Cow::Borrowed(text),
@@ -130,7 +128,7 @@ fn escape(bytes: &[u8], backslash: bool) -> String {
                 '\\' if backslash => shown.push_str("\\\\"),
                 '\\' | '\'' | '"' => shown.push(c),
                 c if c.is_ascii() => shown.extend((c as u8).escape_ascii().map(char::from)),
-                // An accent that follows a letter is printable, and alone it is not.
+                // A combining accent counts as printable only behind a letter.
                 c => shown.extend(['a', c].iter().collect::<String>().escape_debug().skip(1)),
             }
         }

@@ -1,22 +1,22 @@
-//! Files of several names at the destination that are several files at the source.
+//! Hard links at the destination between files that are separate at the source.
 //!
-//! Invariant: of all names that one file has here and that are files of their own at the
-//! source, the first that is asked about keeps it; the others get a file of their own.
+//! Invariant: of the names of such a file, the first that an existence query names keeps
+//! the inode; the files of the others are sent anew.
 
 use super::lock;
 use crate::wire::RelPath;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-/// Files that are remembered: 400 MB of them. What comes behind that stays as it is.
+/// The most files tracked (400 MB of memory); beyond them, hard links are kept.
 const CLAIMS: usize = 8 << 20;
 
-/// Which name has which file of several names.
+/// Names that keep an inode, as checksums, by device and inode.
 #[derive(Debug, Default)]
 pub(super) struct Claims(Mutex<HashMap<(u64, u64), u128>>);
 
 impl Claims {
-    /// Whether the file (device and inode) may stay under this name.
+    /// Claims the file (device and inode) for a name; false if another name has it.
     pub(super) fn claim(&self, file: (u64, u64), path: &RelPath) -> bool {
         let name = xxhash_rust::xxh3::xxh3_128(path.as_bytes());
         let mut claims = lock(&self.0);

@@ -1,9 +1,9 @@
-//! What a sender may decide about the owner and the privileges of what is written.
+//! Owners, privileges and access control lists of written files: what a sender may set.
 //!
 //! Invariants:
 //! - with [`Grant::Content`] no object gets an owner, a set-user-ID or set-group-ID bit
 //!   or an access control list that a sender has chosen, whatever the request says;
-//! - what was asked for and withheld is reported once for the whole copy.
+//! - the session reports once what the request asked for and the receiver withheld.
 
 use super::Writer;
 use crate::tree::{ACCESS_LIST, is_access_list};
@@ -11,56 +11,55 @@ use crate::wire::{Entry, Op, Options, RelPath, Trouble};
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// What a sender may decide about what is written, beyond content, permission bits,
-/// times and users' attributes.
+/// Metadata that a sender may set beyond permission bits, times and `user.*` attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Grant {
     /// Owner, set-user-ID and set-group-ID bits with [`Options::owner`]; access control
     /// lists with [`Options::xattrs`].
-    Identity,
-    /// Nothing more: all of it belongs to the user that the receiving side runs as, and
-    /// runs as the user who starts it.
+    FileIdentity,
+    /// Nothing more: files belong to the user that the receiver runs as, and a program
+    /// among them gains no privileges when it is executed.
     #[default]
     Content,
 }
 
-/// What is withheld from the sender of one copy.
+/// Metadata that one session withholds from its sender.
 #[derive(Debug, Default)]
 pub(crate) struct Withheld {
     grant: Grant,
-    /// The request asks for owners.
+    /// The request asks for owners, and does not get them.
     owner: bool,
-    /// A list came and was left out.
+    /// An access control list was received and left out.
     lists: AtomicBool,
 }
 
 impl Withheld {
-    /// Withholds from a request what `grant` does not cover.
+    /// Clears options of a request that `grant` does not cover.
     pub(crate) fn new(grant: Grant, options: &mut Options) -> Withheld {
         let owner = options.owner && grant == Grant::Content;
         options.owner &= !owner;
         Withheld { grant, owner, lists: AtomicBool::new(false) }
     }
 
-    /// Whether access control lists are taken.
+    /// Whether access control lists are set.
     pub(super) fn takes_lists(&self) -> bool {
-        self.grant == Grant::Identity
+        self.grant == Grant::FileIdentity
     }
 
-    /// Takes the access control lists out of an entry.
-    fn trim(&self, entry: &mut Entry) {
+    /// Removes access control lists from an entry.
+    fn strip_lists(&self, entry: &mut Entry) {
         if self.takes_lists() || !entry.xattrs.iter().any(|(name, _)| is_access_list(name)) {
             return;
         }
         self.lists.store(true, Relaxed);
         if entry.xattrs.iter().any(|(name, _)| **name == *ACCESS_LIST) {
-            // With a list, these bits are its mask, and not what the group may.
+            // With an access list these bits are its mask, not the permissions of the group.
             entry.mode &= !0o070;
         }
         entry.xattrs.retain(|(name, _)| !is_access_list(name));
     }
 
-    /// What is to be reported at the end.
+    /// The report for the end of the session, if anything was withheld.
     pub(super) fn trouble(&self) -> Option<Trouble> {
         let what = match (self.owner, self.lists.load(Relaxed)) {
             (true, true) => "owners, set-user-ID and set-group-ID bits and access control lists are",
@@ -77,21 +76,21 @@ impl Withheld {
 }
 
 impl Writer {
-    /// Takes the attributes out of an entry that were not asked for, or are withheld.
-    pub(super) fn trim(&self, entry: &mut Entry) {
+    /// Removes extended attributes that the request does not ask for, or that are withheld.
+    pub(super) fn strip_xattrs(&self, entry: &mut Entry) {
         match self.options.xattrs {
-            true => self.withheld.trim(entry),
+            true => self.withheld.strip_lists(entry),
             false => entry.xattrs.clear(),
         }
     }
 
-    /// The same of an entry that is shared.
-    pub(super) fn trimmed<'a>(&self, entry: &'a Entry) -> Cow<'a, Entry> {
+    /// As [`strip_xattrs`](Self::strip_xattrs), for a shared entry.
+    pub(super) fn without_xattrs<'a>(&self, entry: &'a Entry) -> Cow<'a, Entry> {
         if entry.xattrs.is_empty() {
             return Cow::Borrowed(entry);
         }
         let mut entry = entry.clone();
-        self.trim(&mut entry);
+        self.strip_xattrs(&mut entry);
         Cow::Owned(entry)
     }
 }

@@ -1,92 +1,93 @@
-//! What is there already: whether it is as it should be, and what of its metadata
-//! is to be changed where its content is not.
+//! Existing objects at the destination: whether they are up to date, and updates of
+//! metadata where the content need not be sent.
 
 use super::{Writer, identity};
 use crate::stamps::Stamps;
-use crate::tree::{self, Seen};
-use crate::wire::{BLOCK, Compare, Entry, Kind, RelPath};
+use crate::tree::{self, Lookup};
+use crate::wire::{BLOCK, Compare, Entry, EntryKind, RelPath};
 use std::io;
 use std::os::fd::AsFd;
 
-/// What became of the metadata of a file that need not be sent.
-pub(super) enum Mended {
-    /// There was nothing to change.
-    Nothing,
-    /// It was changed, or would be.
-    Done,
-    /// It could not be.
+/// Result of updating the metadata of a file whose content is up to date.
+pub(super) enum MetadataUpdate {
+    /// The metadata was up to date.
+    Unchanged,
+    /// It was changed, or would be in a dry run.
+    Changed,
+    /// It could not be set.
     Failed(io::Error),
-    /// It has to be sent after all.
-    Not,
+    /// The file cannot be opened: the sender sends it anew.
+    Resend,
 }
 
-/// Something that is there.
+/// An object that exists at the destination.
 #[derive(Debug)]
-pub(super) struct There {
+pub(super) struct Existing {
     pub(super) entry: Entry,
-    /// If it is a file of several names: its device and inode.
-    joined: Option<(u64, u64)>,
+    /// Device and inode of a file with more than one hard link.
+    linked: Option<(u64, u64)>,
     stamps: Stamps,
 }
 
-impl There {
-    /// Whether its time of change is that of an entry, as the file system keeps it.
+impl Existing {
+    /// Whether its mtime equals that of an entry, at the granularity of the file system.
     pub(super) fn has_time_of(&self, entry: &Entry) -> bool {
         self.stamps.keeps(entry.mtime, self.entry.mtime)
     }
 }
 
-/// Bytes in the blocks of a file of `size` bytes that are there, a bit each.
+/// Bytes of a file of `size` bytes that the bitmap `have` marks as present.
 pub(super) fn present(have: &[u8], size: u64) -> u64 {
     let blocks: u64 = have.iter().map(|byte| u64::from(byte.count_ones())).sum();
     (blocks * BLOCK as u64).min(size)
 }
 
 impl Writer {
-    /// What is at a place, if anything.
-    pub(super) fn look(&self, path: &RelPath) -> io::Result<Option<There>> {
-        let Some(Seen { entry, stat, directory }) = self.base.look_in(path)? else { return Ok(None) };
-        let joined = (entry.kind == Kind::File && stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
+    /// The object at a destination path, if one exists.
+    pub(super) fn look(&self, path: &RelPath) -> io::Result<Option<Existing>> {
+        let Some(Lookup { entry, stat, directory }) = self.base.look_in(path)? else { return Ok(None) };
+        let linked =
+            (entry.kind == EntryKind::File && stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
         let (base, may_name) = (self.base.fd(), !self.options.dry_run);
         let stamps = self.file_systems.stamps(stat.st_dev, &directory, base, may_name);
-        Ok(Some(There { entry, joined, stamps }))
+        Ok(Some(Existing { entry, linked, stamps }))
     }
 
-    /// Whether a file that is as it should be may stay what it is: not if it is another
-    /// file of the source too, of which it would get whatever becomes of that.
-    pub(super) fn may_stay(&self, entry: &Entry, there: &There) -> bool {
-        match there.joined {
-            // A name is all that was asked for.
+    /// Whether an up-to-date file may be kept. It may not if it is a hard link to the
+    /// destination of another source file: later changes of one would change both.
+    pub(super) fn may_stay(&self, entry: &Entry, there: &Existing) -> bool {
+        match there.linked {
+            // `Compare::Exists` keeps whatever has the name.
             _ if self.options.compare == Compare::Exists => true,
-            Some(file) if entry.kind == Kind::File => self.claims.claim(file, &entry.path),
+            Some(file) if entry.kind == EntryKind::File => self.claims.claim(file, &entry.path),
             _ => true,
         }
     }
 
-    /// Gives a file that need not be sent the metadata that it should have.
-    pub(super) fn mend(&self, entry: &Entry, there: &There) -> Mended {
+    /// Sets the metadata of a file whose content is up to date.
+    pub(super) fn update_metadata(&self, entry: &Entry, there: &Existing) -> MetadataUpdate {
         let same_time = there.has_time_of(entry);
         let there = &there.entry;
         let (compare, keep) = (self.compare(), self.keep());
-        // A name is all that was asked for.
-        if entry.kind != Kind::File || self.options.compare == Compare::Exists {
-            return Mended::Nothing;
+        // `Compare::Exists` keeps whatever has the name.
+        if entry.kind != EntryKind::File || self.options.compare == Compare::Exists {
+            return MetadataUpdate::Unchanged;
         }
-        // With the time of the source, another content of the same size would never
-        // be found out.
+        // After a comparison by size alone the mtime stays: with the mtime of the source,
+        // different content of the same size would never be detected.
         let mtime = match compare > Compare::Size && !same_time {
             true => entry.mtime,
             false => there.mtime,
         };
-        let differs = mtime != there.mtime || !tree::is_as(entry, there, keep);
+        let differs = mtime != there.mtime || !tree::has_mode_and_owner(entry, there, keep);
         if !differs && !self.options.xattrs {
-            return Mended::Nothing;
+            return MetadataUpdate::Unchanged;
         }
         let open = || tree::open_file(&self.base, &self.place(&entry.path)?);
         let file = match open() {
             Ok(file) => file,
-            // A new one can have everything.
-            Err(_) => return Mended::Not,
+            // A new file can get all of the metadata.
+            Err(_) => return MetadataUpdate::Resend,
         };
         let set = || -> io::Result<bool> {
             let attributes = self.options.xattrs && tree::xattrs_differ(file.as_fd(), entry, keep)?;
@@ -100,14 +101,14 @@ impl Writer {
             Ok(true)
         };
         match set() {
-            Ok(false) => Mended::Nothing,
-            Ok(true) => Mended::Done,
-            Err(e) => Mended::Failed(e),
+            Ok(false) => MetadataUpdate::Unchanged,
+            Ok(true) => MetadataUpdate::Changed,
+            Err(e) => MetadataUpdate::Failed(e),
         }
     }
 
-    /// How files are compared. Who sends everything asks only to go on with what was
-    /// cut off.
+    /// How files are compared. `Compare::Nothing` gets here only when a copy resumes,
+    /// and then files that the interrupted run completed are found by mtime.
     pub(super) fn compare(&self) -> Compare {
         match self.options.compare {
             _ if self.by_content() => Compare::Checksum,
@@ -116,39 +117,39 @@ impl Writer {
         }
     }
 
-    /// Whether something else than a file is as it should be already, as far as a run
-    /// is to tell. It is made again where nobody compares.
+    /// Whether a directory or link exists with the metadata of the entry; never with
+    /// `Compare::Nothing`, which makes every object anew.
     pub(super) fn is_unchanged(&self, entry: &Entry, path: &RelPath) -> bool {
         let compare = self.options.compare;
-        if entry.kind == Kind::File {
+        if entry.kind == EntryKind::File {
             return false;
         }
         let look = || self.look(path).ok().flatten();
         let Some(there) = Some(compare).filter(|it| *it != Compare::Nothing).and_then(|_| look()) else {
             return false;
         };
-        if compare == Compare::Exists && entry.kind != Kind::Directory {
+        if compare == Compare::Exists && entry.kind != EntryKind::Directory {
             return true;
         }
-        // What is written below changes the time of the root, the journal first of all.
+        // Creating the journal changes the mtime of the root.
         let time = path.is_root() || there.has_time_of(entry);
         let there = there.entry;
         match &entry.kind {
-            Kind::HardLink(first) => {
+            EntryKind::HardLink(first) => {
                 let inode = |path: &RelPath| identity(&tree::open_file(&self.base, path).ok()?).ok();
                 self.place(first).is_ok_and(|first| inode(&first).is_some_and(|it| Some(it) == inode(path)))
             }
-            Kind::Directory if there.kind == Kind::Directory => {
+            EntryKind::Directory if there.kind == EntryKind::Directory => {
                 let same = || -> io::Result<bool> {
                     let directory = tree::readable(self.base.directory(path.as_bytes())?.as_fd())?;
                     Ok(!tree::xattrs_differ(directory.as_fd(), entry, self.keep())?)
                 };
                 compare == Compare::Exists
                     || time
-                        && tree::is_as(entry, &there, self.keep())
+                        && tree::has_mode_and_owner(entry, &there, self.keep())
                         && (!self.options.xattrs || same().unwrap_or(false))
             }
-            Kind::Symlink(_) => {
+            EntryKind::Symlink(_) => {
                 let keep = self.keep();
                 let owner = !keep.owner || (entry.uid, entry.gid) == (there.uid, there.gid);
                 entry.kind == there.kind && time && owner

@@ -1,6 +1,7 @@
-//! Files that have holes at the source.
+//! Writing files that have holes at the source.
 //!
-//! Invariant: of a file without holes every byte is written, also where all are zeroes.
+//! Invariant: of a file without holes every byte is written, zeroes too, so that its
+//! blocks are allocated.
 
 use crate::wire::Entry;
 use rustix::fs::FallocateFlags;
@@ -8,13 +9,13 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// The least that file systems keep as a hole, in bytes: a block of most of them.
+/// Granularity of holes, in bytes: the block size of most file systems.
 const PIECE: usize = 4096;
 static ZEROES: [u8; PIECE] = [0; PIECE];
 
 /// Writes data of a file with the metadata `entry` at `offset`, which is a multiple of
 /// [`PIECE`]. If the file has holes at the source, whole pieces of zeroes become holes
-/// here: left out where nothing is there yet (`fresh`), else taken out.
+/// here: skipped in a file created by this run (`fresh`), else punched.
 ///
 /// # Errors
 /// Of pwrite(2).
@@ -30,7 +31,7 @@ pub(super) fn write(file: &File, entry: &Entry, data: &[u8], offset: u64, fresh:
             file.write_all_at(&data[at..at + len], here)?;
         } else if !fresh {
             let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // Not every file system can; zeroes are the same content.
+            // Where the file system cannot punch holes, zeroes are written.
             if rustix::fs::fallocate(file, how, here, len as u64).is_err() {
                 file.write_all_at(&data[at..at + len], here)?;
             }
@@ -47,20 +48,20 @@ fn is_hole(piece: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Kind;
+    use crate::wire::EntryKind;
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn holes_are_kept_and_zeroes_are_written() {
+    fn holes_are_kept_and_zeroes_of_dense_files_are_written() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut data = vec![0; 24 * PIECE + 7];
         data[5 * PIECE] = 1;
         data[6 * PIECE + 1] = 2;
         data[20 * PIECE + 4095] = 3;
-        let entry = Entry::plain("f", Kind::File, data.len() as u64);
+        let entry = Entry::plain("f", EntryKind::File, data.len() as u64);
         for (sparse, fresh) in [(true, true), (true, false), (false, true)] {
             let path = dir.path().join(format!("{sparse}{fresh}"));
-            // A run before may have left anything.
+            // An earlier run may have left any content.
             std::fs::write(&path, if fresh { vec![] } else { vec![9; data.len()] }).expect("written");
             let file = File::options().write(true).open(&path).expect("opened");
             file.set_len(data.len() as u64).expect("sized");

@@ -12,12 +12,12 @@ fn path(name: &str) -> RelPath {
     RelPath::new(name.as_bytes()).expect("a good name")
 }
 
-fn entry(name: &str, kind: Kind, size: u64) -> Entry {
+fn entry(name: &str, kind: EntryKind, size: u64) -> Entry {
     Entry { mtime: Time { secs: 1_000_000_000, nanos: 5 }, ..Entry::plain(name, kind, size) }
 }
 
 fn directory(name: &str) -> Entry {
-    Entry { mode: 0o755, ..entry(name, Kind::Directory, 0) }
+    Entry { mode: 0o755, ..entry(name, EntryKind::Directory, 0) }
 }
 
 /// What writes the copy with this key below `dir`.
@@ -37,12 +37,14 @@ fn batch(writer: &Writer, entries: &[(Entry, &[u8])]) -> (Counts, Vec<String>) {
         };
         batch.push(entry, &content, data);
     }
-    done(writer.run(Job::Batch(batch.into_body()), &mut writer.walker()))
+    done(writer.run(WriteJob::Batch(batch.into_body()), &mut writer.walker()))
 }
 
-fn done(done: Done) -> (Counts, Vec<String>) {
+fn done(done: JobResult) -> (Counts, Vec<String>) {
     match done {
-        Done::Batch(counts, troubles) | Done::File(_, counts, troubles) | Done::Settled(counts, troubles) => {
+        JobResult::Batch(counts, troubles)
+        | JobResult::File(_, counts, troubles)
+        | JobResult::Settled(counts, troubles) => {
             (counts, troubles.into_iter().map(|t| format!("{} {}", t.path, t.op.name())).collect())
         }
         other => panic!("{other:?}"),
@@ -50,36 +52,36 @@ fn done(done: Done) -> (Counts, Vec<String>) {
 }
 
 fn settle(writer: &Writer, whole: bool) -> (Counts, Vec<String>) {
-    done(writer.run(Job::Settle { whole }, &mut writer.walker()))
+    done(writer.run(WriteJob::Settle { whole }, &mut writer.walker()))
 }
 
 /// A file of two blocks that comes in blocks.
 fn large(number: u64) -> Arc<Incoming> {
-    Arc::new(Incoming { number, entry: entry("large", Kind::File, 2 * BLOCK as u64) })
+    Arc::new(Incoming { number, entry: entry("large", EntryKind::File, 2 * BLOCK as u64) })
 }
 
 /// Writes a block of ones.
 fn block(writer: &Writer, file: &Arc<Incoming>, index: u64) -> Result<u64, Trouble> {
     let (data, offset) = (Buf::copy_of(&vec![1; BLOCK]), index * BLOCK as u64);
     let digest = writer.options.hash.of_block(&data, offset, file.entry.size);
-    let job = Job::Block { file: Arc::clone(file), offset, digest, data };
+    let job = WriteJob::Block { file: Arc::clone(file), offset, digest, data };
     match writer.run(job, &mut writer.walker()) {
-        Done::Block(_, result) => result,
+        JobResult::Block(_, result) => result,
         other => panic!("{other:?}"),
     }
 }
 
 fn complete(writer: &Writer, file: &Arc<Incoming>) -> (Counts, Vec<String>) {
-    done(writer.run(Job::Complete(Arc::clone(file)), &mut writer.walker()))
+    done(writer.run(WriteJob::Complete(Arc::clone(file)), &mut writer.walker()))
 }
 
 /// Blocks that the writer says need not be sent.
 fn have(writer: &Writer, file: &Incoming) -> Vec<u8> {
     let mut batch = Batch::default();
-    batch.push(&file.entry, &Content::Asked(None), &[]);
-    let job = Job::Ask { number: 0, batch: batch.into_body() };
+    batch.push(&file.entry, &Content::Query(None), &[]);
+    let job = WriteJob::Query { number: 0, batch: batch.into_body() };
     match writer.run(job, &mut writer.walker()) {
-        Done::Asked { wants, .. } => wants[0].have.to_vec(),
+        JobResult::Query { wants, .. } => wants[0].have.to_vec(),
         other => panic!("{other:?}"),
     }
 }
@@ -129,7 +131,7 @@ fn a_file_whose_first_half_has_gone_does_not_appear() {
         assert!(block(&again, &file, 1).is_err(), "{what}");
         assert_eq!(complete(&again, &file).1, ["large write"], "{what}");
         assert!(!dir.path().join("large").exists(), "{what}");
-        let job = Job::Abandon(Arc::clone(&file));
+        let job = WriteJob::Abandon(Arc::clone(&file));
         again.run(job, &mut again.walker());
         let (counts, troubles) = settle(&again, true);
         assert_eq!((counts.files, troubles), (0, Vec::new()), "{what}");
@@ -166,9 +168,9 @@ fn another_name_is_none_of_what_the_source_had_no_more() {
     let dir = tempfile::tempdir().expect("a directory");
     let writer = writer(dir.path(), 1, Options::default());
     fs::write(dir.path().join("other"), "mine").expect("written");
-    let mut newer = entry("first", Kind::File, 3);
+    let mut newer = entry("first", EntryKind::File, 3);
     newer.mtime.secs += 1;
-    let link = |name| (entry(name, Kind::HardLink(path("first")), 0), b"".as_slice());
+    let link = |name| (entry(name, EntryKind::HardLink(path("first")), 0), b"".as_slice());
     assert_eq!(batch(&writer, &[(newer, b"new"), link("other")]).1, [""; 0]);
     assert_eq!(settle(&writer, true).1, ["other write"]);
     assert_eq!(fs::read(dir.path().join("other")).expect("there"), b"mine");
@@ -178,7 +180,8 @@ fn another_name_is_none_of_what_the_source_had_no_more() {
 fn content_appears_though_its_metadata_cannot_be_set() {
     let dir = tempfile::tempdir().expect("a directory");
     let xattrs = vec![(b"user.large".as_slice().into(), vec![7; 60 << 10].into_boxed_slice())];
-    let (good, bad) = (entry("good", Kind::File, 1), Entry { xattrs, ..entry("bad", Kind::File, 1) });
+    let (good, bad) =
+        (entry("good", EntryKind::File, 1), Entry { xattrs, ..entry("bad", EntryKind::File, 1) });
     let writer = writer(dir.path(), 1, Options { xattrs: true, ..Options::default() });
     let set = rustix::fs::setxattr(dir.path(), "user.large", &[7; 60 << 10], rustix::fs::XattrFlags::empty());
     if set.is_ok() {
@@ -209,7 +212,7 @@ fn a_file_may_come_before_the_directory_that_takes_the_place_of_another() {
     fs::create_dir(dir.path().join("elsewhere")).expect("made");
     std::os::unix::fs::symlink("../elsewhere", dir.path().join("a/was-link")).expect("linked");
     let writer = writer(dir.path(), 1, Options::default());
-    let file = |path| (entry(path, Kind::File, 3), b"new".as_slice());
+    let file = |path| (entry(path, EntryKind::File, 3), b"new".as_slice());
     let (_, troubles) = batch(&writer, &[file("a/was-file/b/f"), file("a/was-link/b/f")]);
     assert_eq!(troubles, [""; 0]);
     for name in ["a/was-file", "a/was-file/b", "a/was-link", "a/was-link/b"] {
@@ -232,8 +235,8 @@ fn a_file_takes_the_place_of_a_full_directory_where_that_is_to_go() {
     }
     fs::write(dir.path().join("gone"), "old").expect("written");
     let writer = writer(dir.path(), 1, Options { delete: true, ..Options::default() });
-    let link = entry("link", Kind::Symlink(b"small".as_slice().into()), 0);
-    let (counts, troubles) = batch(&writer, &[(entry("small", Kind::File, 3), b"new"), (link, b"")]);
+    let link = entry("link", EntryKind::Symlink(b"small".as_slice().into()), 0);
+    let (counts, troubles) = batch(&writer, &[(entry("small", EntryKind::File, 3), b"new"), (link, b"")]);
     assert_eq!((counts.files, counts.others, troubles), (0, 0, Vec::new()), "not yet");
     for index in 0..2 {
         block(&writer, &large(1), index).expect("written");
@@ -291,10 +294,10 @@ fn what_was_written_by_another_checksum_is_not_compared_by_it() {
 /// What the writer says of a file of content `data` that it is asked about.
 fn wanted(writer: &Writer, entry: &Entry, data: &[u8]) -> bool {
     let mut batch = Batch::default();
-    batch.push(entry, &Content::Asked(Some(writer.options.hash.of(data))), &[]);
-    let job = Job::Ask { number: 0, batch: batch.into_body() };
+    batch.push(entry, &Content::Query(Some(writer.options.hash.of(data))), &[]);
+    let job = WriteJob::Query { number: 0, batch: batch.into_body() };
     match writer.run(job, &mut writer.walker()) {
-        Done::Asked { wants, .. } => !wants.is_empty(),
+        JobResult::Query { wants, .. } => !wants.is_empty(),
         other => panic!("{other:?}"),
     }
 }
@@ -302,7 +305,7 @@ fn wanted(writer: &Writer, entry: &Entry, data: &[u8]) -> bool {
 #[test]
 fn after_a_new_start_of_the_machine_content_decides() {
     let dir = tempfile::tempdir().expect("a directory");
-    let file = entry("f", Kind::File, 3);
+    let file = entry("f", EntryKind::File, 3);
     assert!(!writer(dir.path(), 1, Options::default()).resumes());
     let there = |content: &str| {
         let path = dir.path().join("f");
@@ -339,7 +342,7 @@ fn small_files_are_verified_from_the_medium() {
     let mut file =
         File::options().read(true).write(true).create_new(true).open(dir.path().join("x")).expect("x");
     file.write_all(&vec![1; LEN]).expect("written");
-    forget(&file).expect("synchronised");
+    flush_and_drop_cache(&file).expect("synchronised");
     let before = fetched();
     read_full(&file, &mut vec![0; LEN], 0).expect("read");
     if fetched() < before + LEN as u64 {
@@ -348,33 +351,33 @@ fn small_files_are_verified_from_the_medium() {
     }
     let writer = writer(dir.path(), 1, Options { verify: true, ..Options::default() });
     let before = fetched();
-    let (counts, troubles) = batch(&writer, &[(entry("small", Kind::File, LEN as u64), &vec![7; LEN])]);
+    let (counts, troubles) = batch(&writer, &[(entry("small", EntryKind::File, LEN as u64), &vec![7; LEN])]);
     assert_eq!((counts.files, troubles), (1, Vec::new()));
     assert!(fetched() >= before + LEN as u64, "it was read from memory");
 }
 
 #[test]
 fn what_comes_again_is_remembered_once_and_all_within_a_bound() {
-    let mut last = Last::default();
+    let mut last = Deferred::default();
     let xattrs = || vec![((*b"user.x").into(), vec![1; 60_000].into_boxed_slice())];
-    for kind in [Kind::Directory, Kind::HardLink(RelPath::root())] {
+    for kind in [EntryKind::Directory, EntryKind::HardLink(RelPath::root())] {
         for _ in 0..1000 {
             let entry = Entry { xattrs: xattrs(), ..entry("d", kind.clone(), 0) };
-            last.keep(entry.path.clone(), entry).expect("room");
+            last.add(entry.path.clone(), entry).expect("room");
         }
     }
     assert_eq!((last.directories.len(), last.links.len()), (1, 1));
     assert!((120_000..130_000).contains(&last.bytes), "{}", last.bytes);
-    last.bytes = LAST_BYTES - 1000;
-    let long = Entry { xattrs: xattrs(), ..entry("e", Kind::Directory, 0) };
-    assert!(last.keep(long.path.clone(), long).is_err());
-    let short = entry("f", Kind::Directory, 0);
-    last.keep(short.path.clone(), short).expect("room for that");
+    last.bytes = DEFERRED_BYTES - 1000;
+    let long = Entry { xattrs: xattrs(), ..entry("e", EntryKind::Directory, 0) };
+    assert!(last.add(long.path.clone(), long).is_err());
+    let short = entry("f", EntryKind::Directory, 0);
+    last.add(short.path.clone(), short).expect("room for that");
     let late = || {
         let (sent, temporary) = (path("g"), vec![b't'; 100]);
-        Late { path: path("g"), sent, temporary, digest: None, is_file: true, flaw: None }
+        DeferredFile { path: path("g"), sent, temporary, digest: None, is_file: true, flaw: None }
     };
-    let waiting = (0..1000).take_while(|_| last.wait(late()).is_ok()).count();
+    let waiting = (0..1000).take_while(|_| last.add_blocked(late()).is_ok()).count();
     assert!((1..10).contains(&waiting), "{waiting}");
 }
 
@@ -392,20 +395,20 @@ fn of_a_file_of_any_size_what_is_there_is_told() {
         let journal = Journal::open(&tree, 1).expect("a journal");
         Writer::new(tree.clone(), None, Options::default(), Filter::default(), Some(journal), None)
     };
-    let file = Arc::new(Incoming { number: 1, entry: entry("huge", Kind::File, HUGE) });
+    let file = Arc::new(Incoming { number: 1, entry: entry("huge", EntryKind::File, HUGE) });
     let (data, first) = (longhaul_engine::Buf::copy_of(&vec![1; BLOCK]), writer());
     for block in [0, 3, (HUGE / BLOCK as u64) - 1] {
         let (offset, file) = (block * BLOCK as u64, Arc::clone(&file));
         let digest = Hash::Quick.of_block(&data, offset, HUGE);
-        let job = Job::Block { file, offset, digest, data: data.clone() };
+        let job = WriteJob::Block { file, offset, digest, data: data.clone() };
         let done = first.run(job, &mut first.walker());
-        assert!(matches!(done, Done::Block(1, Ok(_))), "{done:?}");
+        assert!(matches!(done, JobResult::Block(1, Ok(_))), "{done:?}");
     }
     drop(first);
     let (mut batch, again) = (Batch::default(), writer());
-    batch.push(&file.entry, &Content::Asked(None), &[]);
-    let Done::Asked { wants, .. } =
-        again.run(Job::Ask { number: 0, batch: batch.into_body() }, &mut again.walker())
+    batch.push(&file.entry, &Content::Query(None), &[]);
+    let JobResult::Query { wants, .. } =
+        again.run(WriteJob::Query { number: 0, batch: batch.into_body() }, &mut again.walker())
     else {
         panic!("a question is answered");
     };
@@ -423,14 +426,14 @@ fn nothing_is_removed_for_what_came_with_something_unasked() {
         crate::wire::Request { sources: vec![b"tree".to_vec()], recursive: true, ..Default::default() };
     for question in [false, true] {
         let mut writer = writer(dir.path(), 1, Options { delete: true, ..Options::default() });
-        writer.asked = Some(Asked::new(&request, Filter::default()));
+        writer.allow_list = Some(AllowList::new(&request, Filter::default()));
         let mut body = Batch::default();
         for name in ["tree/new", ".bashrc", "tree/kept"] {
-            let content = if question { Content::Asked(None) } else { Content::None };
-            body.push(&entry(name, Kind::File, 0), &content, &[]);
+            let content = if question { Content::Query(None) } else { Content::None };
+            body.push(&entry(name, EntryKind::File, 0), &content, &[]);
         }
         let body = body.into_body();
-        let job = if question { Job::Ask { number: 0, batch: body } } else { Job::Batch(body) };
+        let job = if question { WriteJob::Query { number: 0, batch: body } } else { WriteJob::Batch(body) };
         writer.run(job, &mut writer.walker());
         assert!(writer.violation().is_some());
         settle(&writer, true);
@@ -447,7 +450,7 @@ fn a_question_brings_no_attributes_that_nobody_asked_for() {
         return;
     }
     let xattrs = vec![(b"user.a".as_slice().into(), b"1".as_slice().into())];
-    let asked = Entry { mode: 0o600, xattrs, ..entry("f", Kind::File, 1) };
+    let asked = Entry { mode: 0o600, xattrs, ..entry("f", EntryKind::File, 1) };
     for (xattrs, has) in [(false, false), (true, true)] {
         let options = Options { compare: Compare::Size, xattrs, ..Options::default() };
         assert!(!wanted(&writer(dir.path(), 1, options), &asked, b"1"));

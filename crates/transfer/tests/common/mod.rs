@@ -5,7 +5,7 @@
 pub mod peer;
 
 use longhaul_engine::Config;
-use longhaul_transfer::wire::{Options, Place};
+use longhaul_transfer::wire::{Options, Placement};
 use longhaul_transfer::{
     Agent, AgentConfig, Concurrency, CopyError, CopySpec, Endpoint, Monitor, PATIENCE, Settings, Summary,
     copy,
@@ -66,14 +66,14 @@ pub fn make_tree(dir: &Path) {
 
 /// What is seen of an object: mode, time, and content or target.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct Lookup {
     mode: u32,
     mtime: (i64, i64),
     content: Vec<u8>,
 }
 
 /// All of a tree. The time of its root is not part of it where `root` is false.
-pub fn look(dir: &Path) -> BTreeMap<PathBuf, Seen> {
+pub fn look(dir: &Path) -> BTreeMap<PathBuf, Lookup> {
     let mut seen = BTreeMap::new();
     let mut open = vec![dir.to_owned()];
     while let Some(path) = open.pop() {
@@ -88,7 +88,7 @@ pub fn look(dir: &Path) -> BTreeMap<PathBuf, Seen> {
         };
         let mode = if meta.is_symlink() { 0 } else { meta.mode() };
         let name = path.strip_prefix(dir).expect("below").to_owned();
-        seen.insert(name, Seen { mode, mtime: (meta.mtime(), meta.mtime_nsec()), content });
+        seen.insert(name, Lookup { mode, mtime: (meta.mtime(), meta.mtime_nsec()), content });
     }
     seen
 }
@@ -140,7 +140,7 @@ pub fn spec(from: Endpoint, to: Endpoint) -> CopySpec {
     CopySpec {
         sources: vec![from],
         destination: to,
-        place: Place::Guess,
+        place: Placement::Guess,
         recursive: true,
         filters: Vec::new(),
         files: Vec::new(),
@@ -151,7 +151,7 @@ pub fn spec(from: Endpoint, to: Endpoint) -> CopySpec {
 }
 
 pub fn sync(from: Endpoint, to: Endpoint, options: Options) -> CopySpec {
-    CopySpec { place: Place::Contents, options, ..spec(from, to) }
+    CopySpec { place: Placement::Contents, options, ..spec(from, to) }
 }
 
 pub fn run(spec: &CopySpec) -> Result<Summary, CopyError> {

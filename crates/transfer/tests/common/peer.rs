@@ -4,8 +4,8 @@
 use longhaul_engine::Buf;
 use longhaul_transfer::Agent;
 use longhaul_transfer::wire::{
-    Batch, Close, Content, Direction, Entry, Frame, HEADER_LEN, Hash, Header, Hello, Kind, Options, Place,
-    RelPath, Request, Time, VERSION, Welcome,
+    Batch, Close, Content, Direction, Entry, EntryKind, Frame, HEADER_LEN, Hash, Header, Hello, Options,
+    Placement, RelPath, Request, Time, VERSION, Welcome,
 };
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -66,7 +66,7 @@ impl Peer {
 pub fn hello(direction: Direction, to: &str, version: u16) -> Frame {
     let request = Request {
         destination: to.as_bytes().to_vec(),
-        place: Place::Into,
+        place: Placement::Into,
         sources: vec![to.as_bytes().to_vec()],
         key: 1,
         options: Options::default(),
@@ -77,7 +77,7 @@ pub fn hello(direction: Direction, to: &str, version: u16) -> Frame {
     Frame::Hello(Box::new(Hello { oldest, newest, session: [7; 16], streams: 1, direction, request }))
 }
 
-pub fn entry(name: &str, kind: Kind, size: u64) -> Entry {
+pub fn entry(name: &str, kind: EntryKind, size: u64) -> Entry {
     let path = RelPath::new(name.as_bytes()).expect("a good name");
     Entry {
         path,
@@ -97,7 +97,7 @@ pub fn entry(name: &str, kind: Kind, size: u64) -> Entry {
 pub fn small(name: &str, data: &[u8]) -> Batch {
     let mut batch = Batch::default();
     let content = Content::Inline { len: data.len() as u32, digest: Hash::Quick.of(data) };
-    batch.push(&entry(name, Kind::File, data.len() as u64), &content, data);
+    batch.push(&entry(name, EntryKind::File, data.len() as u64), &content, data);
     batch
 }
 

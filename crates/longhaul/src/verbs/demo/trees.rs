@@ -6,7 +6,7 @@ use super::scp::Scp;
 use super::temporary::Temporary;
 use super::{Args, LOOPBACK, Spread};
 use crate::exit::Failure;
-use longhaul_transfer::wire::{Durability, Options, Place};
+use longhaul_transfer::wire::{Durability, Options, Placement};
 use longhaul_transfer::{
     Agent, AgentConfig, Concurrency, CopySpec, Endpoint, Key, Monitor, PATIENCE, Settings, copy,
 };
@@ -63,7 +63,7 @@ pub(super) fn measure(source: &Source, args: &Args, tell: &dyn Fn(&str)) -> Resu
         let spec = CopySpec {
             sources: vec![Endpoint::Local(source.dir.as_os_str().as_encoded_bytes().to_vec())],
             destination: Endpoint::parse(OsStr::new(&uri)).map_err(Failure::failed)?,
-            place: Place::Guess,
+            place: Placement::Guess,
             recursive: true,
             filters: Vec::new(),
             files: Vec::new(),

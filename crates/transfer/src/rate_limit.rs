@@ -1,32 +1,32 @@
-//! A limit of the rate, over all streams of a session together.
+//! Rate limit over all connections of a session together.
 //!
-//! Invariant: what was let through since any moment is at most the rate times
-//! the time since then, and one burst, and one frame for each stream.
+//! Invariant: the bytes passed since any moment are at most the rate times the time since
+//! then, plus one burst, plus one frame for each connection.
 
 use longhaul_engine::{now, sleep_until};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Time that was not used can be made up for, so much at most.
+/// The greatest burst after an idle time, as a time at the rate.
 const BURST: Duration = Duration::from_millis(100);
 
-/// Lets bytes through at a rate.
+/// Delays sends to a rate.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(crate) struct RateLimit {
     /// Bytes a second; 0 for no bound.
     rate: u64,
-    /// When what was let through so far is paid for.
+    /// When the bytes passed so far have used up their share of the rate.
     paid: Cell<Option<Instant>>,
 }
 
-impl Pace {
-    /// At most `rate` bytes a second, or as many as there are if that is 0.
-    pub(crate) fn new(rate: u64) -> Pace {
-        Pace { rate, paid: Cell::new(None) }
+impl RateLimit {
+    /// A limit of `rate` bytes a second; 0 for none.
+    pub(crate) fn new(rate: u64) -> RateLimit {
+        RateLimit { rate, paid: Cell::new(None) }
     }
 
-    /// Waits until `bytes` may go; whether that was to be waited for, so that the rate
-    /// is what bounds the copy.
+    /// Waits until `bytes` may be sent; returns whether it had to wait, so that the rate
+    /// limits the copy.
     pub(crate) async fn wait(&self, bytes: usize) -> bool {
         let at = self.reserve(now(), bytes);
         if let Some(at) = at {
@@ -35,7 +35,7 @@ impl Pace {
         at.is_some()
     }
 
-    /// When `bytes` may go, if not at once; they count as gone.
+    /// Reserves `bytes`; returns when they may be sent, or `None` for at once.
     fn reserve(&self, now: Instant, bytes: usize) -> Option<Instant> {
         if self.rate == 0 || bytes == 0 {
             return None;
@@ -52,8 +52,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_goes_than_the_rate_and_a_burst() {
-        let (pace, begin) = (Pace::new(1_000_000), Instant::now());
+    fn no_more_passes_than_the_rate_and_a_burst() {
+        let (pace, begin) = (RateLimit::new(1_000_000), Instant::now());
         let ms = Duration::from_millis;
         // Four streams at once: each 100 kB takes 100 ms of the line.
         let at: Vec<_> = (0..4).map(|_| pace.reserve(begin, 100_000)).collect();
@@ -63,6 +63,6 @@ mod tests {
         assert_eq!(pace.reserve(later, 100_000), None);
         assert_eq!(pace.reserve(later, 100_000), None);
         assert_eq!(pace.reserve(later, 100_000), Some(later + ms(100)));
-        assert_eq!(Pace::new(0).reserve(begin, 1 << 30), None);
+        assert_eq!(RateLimit::new(0).reserve(begin, 1 << 30), None);
     }
 }

@@ -56,7 +56,7 @@ pub(super) fn command(arguments: &str) -> String {
 
 /// What came of it.
 #[derive(Debug)]
-pub(super) enum Came {
+pub(super) enum Installed {
     /// It is there, and runs; in words, if it was placed now.
     There(Option<String>),
     /// It cannot be.
@@ -66,16 +66,16 @@ pub(super) enum Came {
 }
 
 /// Talks with the script until the program runs.
-pub(super) fn place(
+pub(super) fn install(
     stdin: &mut impl Write,
     lines: &mut Lines<'_, impl BufRead>,
     offer: &Offer,
-) -> io::Result<Came> {
-    let Some(machine) = lines.find(said)? else { return Ok(Came::Nothing) };
-    let Some(machine) = machine.strip_prefix("machine ") else { return Ok(Came::Failed(machine)) };
+) -> io::Result<Installed> {
+    let Some(machine) = lines.find(said)? else { return Ok(Installed::Nothing) };
+    let Some(machine) = machine.strip_prefix("machine ") else { return Ok(Installed::Failed(machine)) };
     let program = match choose(machine, offer) {
         Ok(program) => program,
-        Err(why) => return Ok(Came::Failed(why)),
+        Err(why) => return Ok(Installed::Failed(why)),
     };
     let hash = hex(&Sha256::digest(&program.image));
     // One that has ended says so below.
@@ -86,14 +86,14 @@ pub(super) fn place(
         answer = lines.find(said)?;
     }
     Ok(match answer {
-        None => Came::Failed("ssh ended before the program was there".into()),
+        None => Installed::Failed("ssh ended before the program was there".into()),
         Some(answer) => match (answer.as_str(), answer.strip_prefix("placed ")) {
-            ("have", _) => Came::There(None),
-            (_, Some(place)) => Came::There(Some(format!(
+            ("have", _) => Installed::There(None),
+            (_, Some(place)) => Installed::There(Some(format!(
                 "placed longhaul {} ({}, {}) at {place}",
                 offer.version, program.needs, program.path
             ))),
-            (other, None) => Came::Failed(other.strip_prefix("failed ").unwrap_or(other).to_owned()),
+            (other, None) => Installed::Failed(other.strip_prefix("failed ").unwrap_or(other).to_owned()),
         },
     })
 }

@@ -17,9 +17,9 @@ use xxhash_rust::xxh3::xxh3_128;
 /// The names that came, 32 bytes each: checksums of what they are folded to, and
 /// of what they are.
 #[derive(Debug, Default)]
-pub(crate) struct Folded(Mutex<HashMap<u128, u128>>);
+pub(crate) struct FoldedNames(Mutex<HashMap<u128, u128>>);
 
-impl Folded {
+impl FoldedNames {
     /// Takes a name.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn the_second_of_two_names_that_are_one_is_found() {
-        let folded = Folded::default();
+        let folded = FoldedNames::default();
         let take = |name: &[u8]| folded.take(&RelPath::new(name).expect("a good name"));
         for good in ["a/File", "a/file2", "b/File", "\u{c4}rger", "a/File"] {
             assert!(take(good.as_bytes()).is_ok(), "{good}");
@@ -74,19 +74,20 @@ mod tests {
 
     #[test]
     fn the_first_of_two_files_stays_and_the_second_is_told() {
-        use crate::session::{Done, Job};
-        use crate::wire::{Batch, Content, Entry, Hash, Kind, Options};
+        use crate::session::{JobResult, WriteJob};
+        use crate::wire::{Batch, Content, Entry, EntryKind, Hash, Options};
         let dir = tempfile::tempdir().expect("a directory");
         let tree = Tree::open(dir.path()).expect("open");
         let mut writer =
             crate::write::Writer::new(tree, None, Options::default(), crate::Filter::default(), None, None);
-        writer.folded = Some(Folded::default());
+        writer.folded = Some(FoldedNames::default());
         let mut batch = Batch::default();
         for (name, data) in [("File", b"1"), ("file", b"2"), ("other", b"3")] {
-            let entry = Entry::plain(name, Kind::File, 1);
+            let entry = Entry::plain(name, EntryKind::File, 1);
             batch.push(&entry, &Content::Inline { len: 1, digest: Hash::Quick.of(data) }, data);
         }
-        let Done::Batch(counts, troubles) = writer.run(Job::Batch(batch.into_body()), &mut writer.walker())
+        let JobResult::Batch(counts, troubles) =
+            writer.run(WriteJob::Batch(batch.into_body()), &mut writer.walker())
         else {
             panic!("a batch is done as one");
         };

@@ -5,12 +5,12 @@ use crate::copy::{CopyError, Settings, Summary};
 use crate::endpoint::bracketed;
 use crate::link::Link;
 use crate::monitor::Monitor;
-use crate::onward;
-use crate::place::Root;
-use crate::seal::fill_random;
-use crate::silence::Patience;
-use crate::source::{Plan, SessionError};
+use crate::noise::fill_random;
+use crate::peer_timeout::PeerTimeout;
+use crate::root::Root;
+use crate::source::{SendPlan, SessionError};
 use crate::ssh::Via;
+use crate::third_party;
 use crate::tune::Concurrency;
 use crate::wire::{Compare, Direction, Frame, Hello, Refusal, RefusalKind, Request, VERSION, Welcome};
 use crate::write::Grant;
@@ -24,42 +24,42 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long direct connections may take where there is another way: five times
-/// what the longest path takes.
+/// Timeout of direct connections if ssh can carry the data instead: five times what the
+/// longest path takes.
 const DIRECT: Duration = Duration::from_secs(5);
-/// Memory for data that was received, in bytes.
+/// Memory for received data, in bytes.
 const MEMORY: usize = 64 << 20;
 
-/// One copy, on the thread of an engine.
-pub(crate) struct Job {
+/// One copy, run on an engine's thread.
+pub(crate) struct CopyTask {
     pub(crate) request: Request,
     pub(crate) settings: Settings,
     pub(crate) monitor: Arc<Monitor>,
-    /// The way through ssh, if there is one.
+    /// The channel through ssh, if there is one.
     pub(crate) channel: RefCell<Option<std::net::TcpStream>>,
 }
 
-/// A session that was granted.
-struct Granted {
+/// A session that the agent granted.
+struct GrantedSession {
     links: Vec<Link>,
     welcome: Welcome,
-    /// What is known of the connections.
+    /// What the summary says of the connections.
     summary: Summary,
 }
 
-impl Job {
-    /// Both ends on this machine.
+impl CopyTask {
+    /// Copies within this machine.
     pub(crate) async fn local(&self) -> Result<Summary, CopyError> {
         let request = self.request.clone();
         let readers = self.settings.readers;
         let prepare = move || {
             let plan = plan(&Root::Here, &request, readers)?;
-            Ok::<_, Refusal>((plan, writer(&Root::Here, &request, false, Grant::Identity)?))
+            Ok::<_, Refusal>((plan, writer(&Root::Here, &request, false, Grant::FileIdentity)?))
         };
         let (mut plan, writer) = longhaul_engine::blocking(prepare).await?;
         let resumed = writer.resumes();
         plan.resume(resumed, writer.by_content());
-        plan.ahead = self.settings.read_ahead;
+        plan.read_ahead = self.settings.read_ahead;
         plan.into = writer.base();
         let (here, there) = Link::pair();
         let received = sink::receive(
@@ -68,7 +68,7 @@ impl Job {
             vec![there],
             Arc::clone(&self.monitor),
             false,
-            Patience::default(),
+            PeerTimeout::default(),
         );
         let (sent, received) = join(
             source::send(
@@ -76,7 +76,7 @@ impl Job {
                 vec![here],
                 Concurrency::Fixed(1),
                 Arc::clone(&self.monitor),
-                Patience::default(),
+                PeerTimeout::default(),
             ),
             received,
         )
@@ -85,45 +85,45 @@ impl Job {
         Ok(Summary { counts, resumed, ..Summary::default() })
     }
 
-    /// From here to an agent.
+    /// Copies from this machine to an agent.
     pub(crate) async fn push(&self, server: (String, u16)) -> Result<Summary, CopyError> {
         let (request, readers) = (self.request.clone(), self.settings.readers);
-        // What is wrong here is found before anybody is bothered.
+        // Local errors are found before the agent is contacted.
         let plan = longhaul_engine::blocking(move || plan(&Root::Here, &request, readers)).await?;
         self.send(plan, server).await
     }
 
-    /// What is planned already, to an agent.
-    pub(crate) async fn send(&self, mut plan: Plan, server: (String, u16)) -> Result<Summary, CopyError> {
+    /// Sends a plan to an agent.
+    pub(crate) async fn send(&self, mut plan: SendPlan, server: (String, u16)) -> Result<Summary, CopyError> {
         let remote = Request { sources: Vec::new(), files: Vec::new(), ..self.request.clone() };
         let granted = self.connect(&server, Direction::Push, remote).await?;
         plan.resume(granted.welcome.resume, granted.welcome.by_content);
-        plan.ahead = self.settings.read_ahead;
+        plan.read_ahead = self.settings.read_ahead;
         let counts = source::send(
             plan,
             granted.links,
             self.settings.streams,
             Arc::clone(&self.monitor),
-            Patience::default(),
+            PeerTimeout::default(),
         )
         .await?;
         Ok(Summary { counts, resumed: granted.welcome.resume, ..granted.summary })
     }
 
-    /// From an agent to another, which it is told of.
-    pub(crate) async fn order(&self, server: (String, u16)) -> Result<Summary, CopyError> {
+    /// Has an agent copy to another agent.
+    pub(crate) async fn third_party(&self, server: (String, u16)) -> Result<Summary, CopyError> {
         let granted = self.connect(&server, Direction::Onward, self.request.clone()).await?;
         let link = granted.links.into_iter().next().ok_or(SessionError::Lost)?;
-        let counts = onward::hear(link, &self.monitor).await?;
-        // The data went over connections of which nothing is known here.
+        let counts = third_party::follow(link, &self.monitor).await?;
+        // The agents' connections are not known here.
         Ok(Summary { counts, streams: 0, congestion: None, ..granted.summary })
     }
 
-    /// From an agent to here.
+    /// Copies from an agent to this machine.
     pub(crate) async fn pull(&self, server: (String, u16)) -> Result<Summary, CopyError> {
-        // Nothing is made here before there is somebody to get it from.
+        // The destination is created only after the agent has granted the session.
         let request = self.request.clone();
-        let left = longhaul_engine::blocking(move || Root::Here.left(&request)).await?;
+        let left = longhaul_engine::blocking(move || Root::Here.interrupted(&request)).await?;
         let mut remote = Request { destination: Vec::new(), ..self.request.clone() };
         remote.options.compare = match (left, remote.options.compare) {
             (Some(true), _) => Compare::Checksum,
@@ -133,7 +133,7 @@ impl Job {
         let mut granted = self.connect(&server, Direction::Pull, remote).await?;
         let request = self.request.clone();
         let writer =
-            match longhaul_engine::blocking(move || writer(&Root::Here, &request, true, Grant::Identity))
+            match longhaul_engine::blocking(move || writer(&Root::Here, &request, true, Grant::FileIdentity))
                 .await
             {
                 Ok(writer) => writer,
@@ -146,19 +146,25 @@ impl Job {
             };
         let resumed = writer.resumes();
         let monitor = Arc::clone(&self.monitor);
-        let counts =
-            sink::receive(writer, self.settings.writers, granted.links, monitor, true, Patience::default())
-                .await?;
+        let counts = sink::receive(
+            writer,
+            self.settings.writers,
+            granted.links,
+            monitor,
+            true,
+            PeerTimeout::default(),
+        )
+        .await?;
         Ok(Summary { counts, resumed, ..granted.summary })
     }
 
-    /// Opens connections and waits for the session to be granted.
+    /// Opens connections and requests the session.
     async fn connect(
         &self,
         server: &(String, u16),
         direction: Direction,
         request: Request,
-    ) -> Result<Granted, CopyError> {
+    ) -> Result<GrantedSession, CopyError> {
         let after = self.settings.connect;
         let channel = self.channel.borrow().as_ref().map(std::net::TcpStream::try_clone);
         let channel = channel.transpose().map_err(SessionError::from)?;
@@ -173,8 +179,8 @@ impl Job {
                 Err(e) => Err(e),
             };
             match begun {
-                // Something between the machines may take connections for anybody.
-                Err(e) if channel.is_some() && e.is_of_the_way() => failed = Some(e),
+                // A middlebox may accept connections to any address, so a failure after connecting counts too.
+                Err(e) if channel.is_some() && e.is_connection_error() => failed = Some(e),
                 begun => return begun,
             }
         }
@@ -183,7 +189,7 @@ impl Job {
             self.monitor.note(format!("{e}; the data goes through ssh"));
         }
         let stream = TcpStream::from_std(channel, &SocketOptions::default()).map_err(SessionError::from)?;
-        // Between ssh and either end there is no path: its own connection has what it has.
+        // ssh chooses the congestion control of its own connection.
         let request = Request { congestion: String::new(), ..request };
         let begun = self.begin(vec![stream], server, direction, request);
         let mut granted = within(after, server, begun).await?;
@@ -191,7 +197,7 @@ impl Job {
         Ok(granted)
     }
 
-    /// Opens all connections at the same time, within this time.
+    /// Opens all connections at once, within `limit`.
     async fn direct(
         &self,
         server: &(String, u16),
@@ -200,21 +206,21 @@ impl Job {
     ) -> Result<Vec<TcpStream>, CopyError> {
         let unreachable = |reason: String| CopyError::Unreachable { server: name(server), reason };
         let addresses = resolve(server.clone()).await.map_err(unreachable)?;
-        // It is who sends that it matters to; others are told of it.
+        // Congestion control matters at the sender; an agent gets it in the request.
         let own = self.settings.congestion.clone().filter(|_| direction == Direction::Push);
         let options = SocketOptions { congestion: own };
         let streams = self.settings.streams.most();
         connect_any(&addresses, streams, &options, limit).await.map_err(unreachable)
     }
 
-    /// Says on all connections what is wanted, and waits for the answer.
+    /// Sends the greetings on all connections, and waits for the answer.
     async fn begin(
         &self,
         streams: Vec<TcpStream>,
         server: &(String, u16),
         direction: Direction,
         request: Request,
-    ) -> Result<Granted, CopyError> {
+    ) -> Result<GrantedSession, CopyError> {
         let session = session_id().map_err(|e| SessionError::Local(e.to_string()))?;
         let count = streams.len() as u16;
         let hello = Hello { oldest: VERSION, newest: VERSION, session, streams: count, direction, request };
@@ -231,7 +237,7 @@ impl Job {
         };
         let mut links = try_join_all(streams.into_iter().enumerate().map(open)).await?;
         match links[0].rx.frame().await.map_err(SessionError::from)? {
-            Some(Frame::Welcome(welcome)) if welcome.version == VERSION => Ok(Granted {
+            Some(Frame::Welcome(welcome)) if welcome.version == VERSION => Ok(GrantedSession {
                 links,
                 summary: Summary {
                     streams: count,
@@ -245,7 +251,7 @@ impl Job {
             }),
             Some(Frame::Refuse(refusal)) => Err(refusal.into()),
             Some(_) => {
-                let message = "the other side answers with something that is no welcome";
+                let message = "the other side answered the request with an unexpected frame: is it a Longhaul agent of this version?";
                 Err(Refusal::new(RefusalKind::Protocol, message).into())
             }
             None => {
@@ -278,7 +284,7 @@ fn reason(e: &io::Error) -> String {
     }
 }
 
-/// All addresses of a name, in the order of the system's preference; one at least.
+/// Resolves a name to at least one address, in the system's order of preference.
 async fn resolve(server: (String, u16)) -> Result<Vec<SocketAddr>, String> {
     let name = server.0.clone();
     let found = longhaul_engine::blocking(move || server.to_socket_addrs().map(Iterator::collect)).await;
@@ -289,11 +295,11 @@ async fn resolve(server: (String, u16)) -> Result<Vec<SocketAddr>, String> {
     }
 }
 
-/// Opens so many connections to the first of the addresses that takes them. Each may
-/// take an equal share of the time that is left.
+/// Opens `streams` connections to the first address that accepts them. Each address gets
+/// an equal share of the remaining time.
 ///
 /// # Errors
-/// What each address says, in words.
+/// The failure of each address.
 async fn connect_any(
     addresses: &[SocketAddr],
     streams: usize,
@@ -305,7 +311,7 @@ async fn connect_any(
     for (index, address) in addresses.iter().enumerate() {
         let open = (0..streams).map(async |_| TcpStream::connect(*address, options).await);
         let others = addresses.len() - index - 1;
-        // The last may take as long as whoever waits for it.
+        // The last address may use the caller's whole timeout.
         let share = match others {
             0 => limit,
             _ => end.saturating_duration_since(Instant::now()) / (others as u32 + 1),
@@ -323,7 +329,7 @@ async fn connect_any(
     })
 }
 
-/// A name that nobody else has, or can guess.
+/// A random session id, which no other client can guess.
 fn session_id() -> io::Result<[u8; 16]> {
     let mut id = [0; 16];
     fill_random(&mut id)?;
@@ -337,12 +343,12 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn an_address_that_nobody_serves_is_passed_over() {
+    fn addresses_that_refuse_or_stay_silent_are_skipped() {
         let served = TcpListener::bind("127.0.0.1:0").expect("listens");
         let served = served.local_addr().map(|address| (served, address)).expect("an address");
-        // Nobody listens there any more.
+        // A port without a listener.
         let closed = TcpListener::bind("127.0.0.1:0").and_then(|gone| gone.local_addr()).expect("an address");
-        // One that nothing answers from (RFC 5737), where it is not refused at once.
+        // A documentation address (RFC 5737), which does not answer, or is refused.
         let silent = SocketAddr::from(([192, 0, 2, 1], 9));
         let thread = Thread::start("test", Config::default()).expect("an engine");
         let ran = thread.handle().spawn(move || async move {

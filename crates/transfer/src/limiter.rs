@@ -37,7 +37,7 @@ const FULL: f64 = 0.85;
 
 /// What all connections of a path have counted up to a moment.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counted {
+pub(crate) struct TcpCounters {
     /// From any fixed moment.
     pub(crate) at: Duration,
     /// Bytes that were acknowledged.
@@ -54,10 +54,10 @@ pub(crate) struct Counted {
     pub(crate) min_rtt: Duration,
 }
 
-impl Counted {
+impl TcpCounters {
     /// Adds up connections.
-    pub(crate) fn of(at: Duration, all: impl IntoIterator<Item = TcpInfo>) -> Counted {
-        let mut counted = Counted { at, ..Counted::default() };
+    pub(crate) fn of(at: Duration, all: impl IntoIterator<Item = TcpInfo>) -> TcpCounters {
+        let mut counted = TcpCounters { at, ..TcpCounters::default() };
         let mut busiest = 0;
         for info in all {
             counted.acknowledged += info.acknowledged;
@@ -78,25 +78,25 @@ impl Counted {
 
 /// What the last rounds have shown.
 #[derive(Debug, Default)]
-pub(crate) struct Signs {
+pub(crate) struct LimiterDetector {
     /// The congestion control models the path.
     models: bool,
-    looks: VecDeque<Counted>,
+    looks: VecDeque<TcpCounters>,
     /// Looks in a row with a raised round trip.
     standing: u32,
     /// The most bytes a second at which the path was seen to queue, and when it last was.
     ceiling: Option<(f64, Duration)>,
 }
 
-impl Signs {
+impl LimiterDetector {
     /// For connections of this congestion control, by the kernel's name.
-    pub(crate) fn new(congestion: &str) -> Signs {
-        Signs { models: congestion.starts_with("bbr"), ..Signs::default() }
+    pub(crate) fn new(congestion: &str) -> LimiterDetector {
+        LimiterDetector { models: congestion.starts_with("bbr"), ..LimiterDetector::default() }
     }
 
     /// Takes what was counted up to now: what limits, and the share of the bytes sent
     /// since the last time that were sent again.
-    pub(crate) fn look(&mut self, now: Counted) -> (Limiter, f64) {
+    pub(crate) fn look(&mut self, now: TcpCounters) -> (Limiter, f64) {
         let window = (WINDOW * now.min_rtt).max(WINDOW_MIN);
         while self.looks.get(1).is_some_and(|second| now.at.saturating_sub(second.at) >= window) {
             self.looks.pop_front();
@@ -109,7 +109,7 @@ impl Signs {
         (self.limiter(first, now), resent)
     }
 
-    fn limiter(&mut self, first: Counted, now: Counted) -> Limiter {
+    fn limiter(&mut self, first: TcpCounters, now: TcpCounters) -> Limiter {
         let busy = now.busy.saturating_sub(first.busy).as_secs_f64();
         let held_up = now.held_up.saturating_sub(first.held_up).as_secs_f64();
         if busy > 0.0 && held_up >= HELD_UP * busy {
@@ -148,19 +148,19 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     /// Looks each 200 ms at 45 ms and 100 MB/s, changed by `change`; the last verdict.
-    fn verdict(congestion: &str, change: impl Fn(u32, &mut Counted)) -> Limiter {
-        let mut signs = Signs::new(congestion);
+    fn verdict(congestion: &str, change: impl Fn(u32, &mut TcpCounters)) -> Limiter {
+        let mut signs = LimiterDetector::new(congestion);
         let mut last = Limiter::Path;
         for n in 1..=40u32 {
             let bytes = u64::from(n) * 20_000_000;
-            let mut counted = Counted {
+            let mut counted = TcpCounters {
                 at: 200 * n * MS,
                 acknowledged: bytes,
                 sent: bytes,
                 busy: 200 * n * MS,
                 rtt: 45 * MS,
                 min_rtt: 45 * MS,
-                ..Counted::default()
+                ..TcpCounters::default()
             };
             change(n, &mut counted);
             last = signs.look(counted).0;
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn losses_of_the_own_queue_are_no_loss_at_random() {
         // A queue of a tenth of a product overflows every five seconds, and is empty in between.
-        let own = |n: u32, look: &mut Counted| {
+        let own = |n: u32, look: &mut TcpCounters| {
             look.resent = u64::from(n / 25) * 400_000;
             if n % 25 >= 20 {
                 look.rtt = 49 * MS;
@@ -190,13 +190,13 @@ mod tests {
         };
         assert_eq!(verdict("cubic", own), Limiter::Path);
         // A burst now and then is no queue.
-        let bursts = |n: u32, look: &mut Counted| {
+        let bursts = |n: u32, look: &mut TcpCounters| {
             look.resent = u64::from(n) * 9000;
             look.rtt = if n % 4 < 2 { 49 * MS } else { 45 * MS };
         };
         assert_eq!(verdict("cubic", bursts), Limiter::Loss);
         // A path that has become far slower than where it queued is judged anew.
-        let slower = |n: u32, look: &mut Counted| {
+        let slower = |n: u32, look: &mut TcpCounters| {
             own(n, look);
             if n >= 25 {
                 look.rtt = 45 * MS;
@@ -209,12 +209,12 @@ mod tests {
 
     #[test]
     fn the_share_of_what_is_sent_again_is_of_the_last_look() {
-        let mut signs = Signs::new("cubic");
-        let look = |n: u32, resent| Counted {
+        let mut signs = LimiterDetector::new("cubic");
+        let look = |n: u32, resent| TcpCounters {
             at: 200 * n * MS,
             sent: 1000 * u64::from(n),
             resent,
-            ..Counted::default()
+            ..TcpCounters::default()
         };
         signs.look(look(1, 0));
         assert_eq!(signs.look(look(2, 100)).1, 0.1);

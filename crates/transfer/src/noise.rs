@@ -1,12 +1,11 @@
-//! Encryption under the frames: the Noise protocol with a key that both sides
-//! have (`Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s`, by the `snow` library).
+//! Encryption below the frames: the Noise Protocol Framework with a pre-shared key
+//! (`Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s`, by the `snow` library).
 //!
 //! Invariants:
-//! - who does not have the key gets past nothing: the first message already
-//!   needs it;
-//! - every connection has keys of its own that nobody can find again later,
-//!   also who learns the shared key (the handshake is ephemeral);
-//! - a record that was changed, repeated, left out or moved ends the connection.
+//! - a peer without the key fails at the first message of the handshake;
+//! - each connection has ephemeral keys, so a shared key that leaks later does not
+//!   decrypt recorded connections (forward secrecy);
+//! - a record that was modified, replayed, dropped or reordered ends the connection.
 //!
 //! A record is two bytes of length, little-endian, and that many bytes of a
 //! Noise transport message.
@@ -20,9 +19,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::rc::Rc;
 
-/// What both sides speak.
+/// The Noise protocol name.
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
-/// Binds the handshake to what it is for.
+/// Binds the handshake to this application protocol.
 const PROLOGUE: &[u8] = b"longhaul transfer";
 /// The longest Noise message, in bytes (Noise §3).
 const MESSAGE_MAX: usize = 65_535;
@@ -61,7 +60,7 @@ impl Key {
     /// From 64 hexadecimal digits.
     ///
     /// # Errors
-    /// It is none.
+    /// The text is not a key.
     pub fn parse(text: &str) -> io::Result<Key> {
         let text = text.trim();
         let digits: Option<Vec<u32>> = text.chars().map(|c| c.to_digit(16)).collect();
@@ -91,7 +90,7 @@ impl Key {
     /// Reads a key file.
     ///
     /// # Errors
-    /// It cannot be read, others may read it too, or there is no key in it.
+    /// The file cannot be read, its group or others have access to it, or it holds no key.
     pub fn load(path: &Path) -> io::Result<Key> {
         let file = File::open(path)?;
         if file.metadata()?.mode() & 0o077 != 0 {
@@ -129,11 +128,11 @@ pub(crate) fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A handshake under way.
+/// A handshake in progress.
 pub(crate) struct Handshake(HandshakeState);
 
 impl Handshake {
-    /// For who connects, or for who is connected to.
+    /// Starts a handshake as the connecting side (`initiator`) or the accepting side.
     pub(crate) fn new(key: &Key, initiator: bool) -> io::Result<Handshake> {
         let wrong = |e: snow::Error| io::Error::other(e.to_string());
         let params = PATTERN.parse().map_err(wrong)?;
@@ -151,10 +150,10 @@ impl Handshake {
         Ok(message)
     }
 
-    /// Takes the message of the other side.
+    /// Processes the message of the other side.
     ///
     /// # Errors
-    /// It has another key, or none.
+    /// The other side has another key, or none.
     pub(crate) fn read(&mut self, message: &[u8]) -> io::Result<()> {
         let mut payload = [0; 128];
         let read = self.0.read_message(message, &mut payload);
@@ -162,7 +161,7 @@ impl Handshake {
             .map_err(|_| io::Error::new(io::ErrorKind::PermissionDenied, "the other side has another key"))
     }
 
-    /// Both ends of the record layer.
+    /// The record layer: its sending and its receiving half.
     pub(crate) fn finish(self) -> io::Result<(Sealer, Opener)> {
         let state = self.0.into_transport_mode().map_err(|e| io::Error::other(e.to_string()))?;
         let state = Rc::new(RefCell::new(state));
@@ -170,11 +169,11 @@ impl Handshake {
     }
 }
 
-/// Makes records.
+/// Encrypts data into records.
 pub(crate) struct Sealer(Rc<RefCell<TransportState>>);
 
 impl Sealer {
-    /// `plain` as records.
+    /// Encrypts `plain`.
     pub(crate) fn seal(&mut self, plain: &[u8]) -> io::Result<Vec<u8>> {
         let records = plain.len().div_ceil(CONTENT_MAX);
         let mut sealed = vec![0; plain.len() + records * (TAG + 2)];
@@ -192,20 +191,20 @@ impl Sealer {
     }
 }
 
-/// Takes records apart.
+/// Decrypts records.
 pub(crate) struct Opener {
     state: Rc<RefCell<TransportState>>,
-    /// What came and is no whole record yet.
+    /// Received bytes of an incomplete record.
     raw: Vec<u8>,
     plain: Vec<u8>,
     taken: usize,
 }
 
 impl Opener {
-    /// Takes what came, a part of a record or many.
+    /// Decrypts the records in received bytes; a partial record is kept for the next call.
     ///
     /// # Errors
-    /// A record is not what was sent.
+    /// A record fails authentication.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.plain.drain(..self.taken);
         self.taken = 0;
@@ -217,7 +216,9 @@ impl Opener {
             let start = self.plain.len();
             self.plain.resize(start + len, 0);
             let opened = self.state.borrow_mut().read_message(record, &mut self.plain[start..]);
-            let content = opened.map_err(|_| invalid("what came is not what was sent under this key"))?;
+            let content = opened.map_err(|_| {
+                invalid("an encrypted record fails authentication: it was modified, or another key was used")
+            })?;
             self.plain.truncate(start + content);
             at += 2 + len;
         }
@@ -225,12 +226,12 @@ impl Opener {
         Ok(())
     }
 
-    /// What is open and not taken.
+    /// Decrypted bytes that are not consumed yet.
     pub(crate) fn plain(&self) -> &[u8] {
         &self.plain[self.taken..]
     }
 
-    /// Takes `len` bytes of it.
+    /// Consumes `len` decrypted bytes.
     pub(crate) fn take(&mut self, len: usize) {
         self.taken += len;
     }
@@ -240,7 +241,7 @@ impl Opener {
 mod tests {
     use super::*;
 
-    /// Both ends: who connected seals for who was connected to.
+    /// Runs a handshake; returns the connecting side's sealer and the accepting side's opener.
     fn joined(one: &Key, other: &Key) -> io::Result<(Sealer, Opener)> {
         let (mut a, mut b) = (Handshake::new(one, true)?, Handshake::new(other, false)?);
         b.read(&a.write()?)?;

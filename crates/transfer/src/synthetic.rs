@@ -1,67 +1,69 @@
-//! Ends without files: data that is made while it is sent, and data that is
-//! checked and thrown away. They leave a stage out, so that the others can be
+//! Synthetic sources, which generate data as it is sent, and the null destination, which
+//! verifies data and discards it. Either leaves out a stage, so that the others can be
 //! measured alone.
 
 use crate::dataset::{self, DatasetSpec, FileSpec, Scale};
-use crate::session::{Done, Job};
-use crate::wire::{BatchReader, Content, Counts, Entry, Hash, Kind, Op, RelPath, Time, Trouble, Want, show};
+use crate::session::{JobResult, WriteJob};
+use crate::wire::{
+    BatchReader, Content, Counts, Entry, EntryKind, Hash, Op, RelPath, Time, Trouble, Want, show,
+};
 use std::collections::HashSet;
 use std::io;
 
-/// How such ends are named, wherever a path can be.
+/// Names of these endpoints in place of a path.
 const ZERO: &[u8] = b"zero:";
 const DATASET: &[u8] = b"dataset:";
 const NOWHERE: &[u8] = b"null:";
-/// One file, with what the machine is doing; see [`crate::host`].
+/// One file with the machine's performance counters; see [`crate::host`].
 const MACHINE: &[u8] = b"machine:";
 
-/// When made files were last changed: always then, so that they are the same for
-/// `sync`, and for a copy that goes on.
+/// The mtime of synthetic files: constant, so that they count as unchanged for `sync` and
+/// for a resumed copy.
 const MADE: Time = Time { secs: 1_000_000_000, nanos: 0 };
 
-/// Whether `typed` names an end without files rather than a path.
+/// Whether `typed` names a synthetic source or the null destination rather than a path.
 pub(crate) fn is_special(typed: &[u8]) -> bool {
-    is_nowhere(typed) || makes(typed)
+    is_null_sink(typed) || is_synthetic(typed)
 }
 
-/// Whether `typed` is where everything is checked and nothing kept.
-pub(crate) fn is_nowhere(typed: &[u8]) -> bool {
+/// Whether `typed` names the null destination.
+pub(crate) fn is_null_sink(typed: &[u8]) -> bool {
     typed == NOWHERE
 }
 
-/// Whether `typed` names data that is made.
-pub(crate) fn makes(typed: &[u8]) -> bool {
+/// Whether `typed` names a synthetic source.
+pub(crate) fn is_synthetic(typed: &[u8]) -> bool {
     typed.starts_with(ZERO) || typed.starts_with(DATASET) || typed == MACHINE
 }
 
-/// The most files of a data set that a stranger may ask for: the list of them takes
-/// about 100 MB.
-pub(crate) const FILES_OF_STRANGERS: usize = 1_000_000;
+/// The most files of a data set that a remote client may request: their list takes about
+/// 100 MB.
+pub(crate) const REMOTE_FILES_MAX: usize = 1_000_000;
 
-/// Files that are made while they are sent.
+/// A synthetic source: files generated as they are read.
 #[derive(Debug)]
-pub(crate) enum Made {
-    /// So many files of so many zeroes.
+pub(crate) enum Synthetic {
+    /// Files of zeroes.
     Zeroes { files: usize, size: u64 },
     /// A data set.
-    Set(dataset::Plan),
-    /// One file of this content.
-    Told(Vec<u8>),
-    /// One large file that nobody can read: whoever tries panics.
+    Dataset(dataset::Plan),
+    /// One file with this content, the machine's counters.
+    MachineState(Vec<u8>),
+    /// One large file whose reading panics.
     #[cfg(test)]
     Broken,
 }
 
-impl Made {
-    /// From what was typed: `zero:SIZE`, `zero:FILESxSIZE`,
+impl Synthetic {
+    /// Parses `zero:SIZE`, `zero:FILESxSIZE`,
     /// `dataset:NAME[,scale=SIZE][,files=N][,seed=N]`, or `machine:`.
     ///
     /// # Errors
-    /// It makes no sense, or is a data set of more than `most` files; in words.
-    pub(crate) fn parse(typed: &[u8], most: usize) -> Result<Made, String> {
+    /// The specification is malformed, or a data set of more than `most` files.
+    pub(crate) fn parse(typed: &[u8], most: usize) -> Result<Synthetic, String> {
         let text = || show(typed);
         if typed == MACHINE {
-            return Ok(Made::Told(crate::host::look().into_bytes()));
+            return Ok(Synthetic::MachineState(crate::host::look().into_bytes()));
         }
         let spec = |prefix| typed.strip_prefix(prefix).and_then(|rest| std::str::from_utf8(rest).ok());
         if let Some(spec) = spec(ZERO) {
@@ -70,82 +72,84 @@ impl Made {
         } else if let Some(spec) = spec(DATASET) {
             data_set(spec, most).map_err(|e| format!("'{}': {e}", text()))
         } else {
-            Err(format!("'{}' makes no data", text()))
+            Err(format!("'{}' is not a synthetic source: use zero:, dataset: or machine:", text()))
         }
     }
 
-    /// How many files there are.
+    /// Number of files.
     pub(crate) fn len(&self) -> usize {
         match self {
-            Made::Zeroes { files, .. } => *files,
-            Made::Set(plan) => plan.files.len(),
-            Made::Told(_) => 1,
+            Synthetic::Zeroes { files, .. } => *files,
+            Synthetic::Dataset(plan) => plan.files.len(),
+            Synthetic::MachineState(_) => 1,
             #[cfg(test)]
-            Made::Broken => 1,
+            Synthetic::Broken => 1,
         }
     }
 
     fn set(&self) -> &[FileSpec] {
         match self {
-            Made::Set(plan) => &plan.files,
+            Synthetic::Dataset(plan) => &plan.files,
             _ => &[],
         }
     }
 
-    /// The directories that the files are in, parents first.
+    /// The directories of the files, parents first.
     pub(crate) fn directories(&self) -> Vec<Entry> {
         let mut seen = HashSet::new();
         let mut all = Vec::new();
         for file in self.set() {
             let slashes = file.path.match_indices('/').map(|(at, _)| &file.path[..at]);
             let new: Vec<&str> = slashes.filter(|parent| seen.insert(*parent)).collect();
-            all.extend(new.into_iter().filter_map(|parent| entry(parent, Kind::Directory, 0o755, 0)));
+            all.extend(new.into_iter().filter_map(|parent| entry(parent, EntryKind::Directory, 0o755, 0)));
         }
         all
     }
 
-    /// One of the files.
+    /// The entry of a file.
     pub(crate) fn entry(&self, index: usize) -> Option<Entry> {
         match self {
-            Made::Zeroes { files, size } if index < *files => {
-                entry(&format!("zero{index:07}"), Kind::File, 0o644, *size)
+            Synthetic::Zeroes { files, size } if index < *files => {
+                entry(&format!("zero{index:07}"), EntryKind::File, 0o644, *size)
             }
-            Made::Told(content) if index == 0 => entry("machine", Kind::File, 0o644, content.len() as u64),
+            Synthetic::MachineState(content) if index == 0 => {
+                entry("machine", EntryKind::File, 0o644, content.len() as u64)
+            }
             #[cfg(test)]
-            Made::Broken if index == 0 => entry("broken", Kind::File, 0o644, 4 << 20),
-            Made::Set(plan) => {
+            Synthetic::Broken if index == 0 => entry("broken", EntryKind::File, 0o644, 4 << 20),
+            Synthetic::Dataset(plan) => {
                 let file = plan.files.get(index)?;
-                entry(&file.path, Kind::File, 0o644, file.size)
+                entry(&file.path, EntryKind::File, 0o644, file.size)
             }
             _ => None,
         }
     }
 
-    /// Makes content of a file from `offset` on; how much of it there is.
+    /// Generates content of a file from `offset` on; returns its length.
     pub(crate) fn read(&self, index: usize, buf: &mut [u8], offset: u64) -> usize {
         let size = match self {
-            Made::Zeroes { size, .. } => *size,
-            Made::Set(plan) => plan.files.get(index).map_or(0, |file| file.size),
-            Made::Told(content) => content.len() as u64,
+            Synthetic::Zeroes { size, .. } => *size,
+            Synthetic::Dataset(plan) => plan.files.get(index).map_or(0, |file| file.size),
+            Synthetic::MachineState(content) => content.len() as u64,
             #[cfg(test)]
-            Made::Broken => panic!("as the test wants it"),
+            Synthetic::Broken => panic!("as the test wants it"),
         };
         let len = size.saturating_sub(offset).min(buf.len() as u64) as usize;
         match self {
-            Made::Zeroes { .. } => buf[..len].fill(0),
-            Made::Set(plan) => plan.fill(index, offset, &mut buf[..len]),
-            Made::Told(content) => {
+            Synthetic::Zeroes { .. } => buf[..len].fill(0),
+            Synthetic::Dataset(plan) => plan.fill(index, offset, &mut buf[..len]),
+            Synthetic::MachineState(content) => {
                 let content = content.get(offset as usize..).unwrap_or_default();
                 buf[..len].copy_from_slice(&content[..len]);
             }
             #[cfg(test)]
-            Made::Broken => {}
+            Synthetic::Broken => {}
         }
         len
     }
 }
 
-fn entry(path: &str, kind: Kind, mode: u32, size: u64) -> Option<Entry> {
+fn entry(path: &str, kind: EntryKind, mode: u32, size: u64) -> Option<Entry> {
     let path = RelPath::new(path.as_bytes()).ok()?;
     Some(Entry {
         path,
@@ -161,21 +165,21 @@ fn entry(path: &str, kind: Kind, mode: u32, size: u64) -> Option<Entry> {
     })
 }
 
-fn zeroes(spec: &str) -> Option<Made> {
+fn zeroes(spec: &str) -> Option<Synthetic> {
     let (files, size) = match spec.split_once('x') {
         Some((files, size)) => (files.parse().ok()?, size),
         None => (1, spec),
     };
     let size = bytes(size)?;
-    (1..=dataset::MAX_FILES as usize).contains(&files).then_some(Made::Zeroes { files, size })
+    (1..=dataset::MAX_FILES as usize).contains(&files).then_some(Synthetic::Zeroes { files, size })
 }
 
-fn data_set(spec: &str, most: usize) -> Result<Made, String> {
+fn data_set(spec: &str, most: usize) -> Result<Synthetic, String> {
     let mut parts = spec.split(',');
     let name = parts.next().unwrap_or_default();
     let (mut scale, mut seed) = (Scale::FULL, None);
     for part in parts {
-        let wrong = || format!("{part} is none of scale=SIZE, files=N and seed=N");
+        let wrong = || format!("'{part}' is not one of scale=SIZE, files=N and seed=N");
         let (key, value) = part.split_once('=').ok_or_else(wrong)?;
         match key {
             "scale" => scale.bytes = Some(bytes(value).ok_or_else(wrong)?),
@@ -187,7 +191,7 @@ fn data_set(spec: &str, most: usize) -> Result<Made, String> {
     let mut spec = DatasetSpec::parse(name, scale).map_err(|e| e.to_string())?;
     spec.seed = seed.unwrap_or(spec.seed);
     match usize::try_from(spec.count()) {
-        Ok(count) if count <= most => Ok(Made::Set(spec.plan())),
+        Ok(count) if count <= most => Ok(Synthetic::Dataset(spec.plan())),
         _ => Err(format!("more than {most} files")),
     }
 }
@@ -207,73 +211,73 @@ fn bytes(text: &str) -> Option<u64> {
     i64::try_from(size).is_ok().then_some(size)
 }
 
-/// The names of what is made: no other is taken from who sends it.
+/// The names of a synthetic source, for the allow-list.
 #[derive(Debug)]
-pub(crate) struct Names {
-    made: Made,
+pub(crate) struct SyntheticNames {
+    source: Synthetic,
     /// Checksums of the names of a data set, and of its directories.
     set: HashSet<u128>,
 }
 
-impl Names {
-    pub(crate) fn new(made: Made) -> Names {
+impl SyntheticNames {
+    pub(crate) fn new(made: Synthetic) -> SyntheticNames {
         let key = |path: &str| xxhash_rust::xxh3::xxh3_128(path.as_bytes());
         let mut set: HashSet<u128> = made.set().iter().map(|file| key(&file.path)).collect();
         for file in made.set() {
             set.extend(file.path.match_indices('/').map(|(at, _)| key(&file.path[..at])));
         }
-        Names { made, set }
+        SyntheticNames { source: made, set }
     }
 
-    /// Whether something of this name is made.
+    /// Whether the source generates this name.
     pub(crate) fn has(&self, path: &RelPath) -> bool {
         let name = std::str::from_utf8(path.as_bytes()).unwrap_or_default();
-        // Of a few that could be meant, the one that is it.
+        // The index in the name, for the sources that number their files.
         let index = name.strip_prefix("zero").and_then(|number| number.parse().ok()).unwrap_or(0);
-        match &self.made {
-            Made::Set(_) => self.set.contains(&xxhash_rust::xxh3::xxh3_128(path.as_bytes())),
+        match &self.source {
+            Synthetic::Dataset(_) => self.set.contains(&xxhash_rust::xxh3::xxh3_128(path.as_bytes())),
             made => made.entry(index).is_some_and(|entry| entry.path == *path),
         }
     }
 }
 
-/// Where everything is checked and nothing kept.
+/// The null destination: verifies checksums and discards the data.
 #[derive(Debug)]
-pub(crate) struct Nowhere {
+pub(crate) struct NullSink {
     pub(crate) hash: Hash,
 }
 
-impl Nowhere {
-    /// Does a job, but for the writing.
-    pub(crate) fn run(&self, job: Job) -> Done {
+impl NullSink {
+    /// Carries out a job without writing.
+    pub(crate) fn run(&self, job: WriteJob) -> JobResult {
         match job {
-            Job::Batch(body) => self.batch(&body),
-            Job::Ask { number, batch } => {
+            WriteJob::Batch(body) => self.batch(&body),
+            WriteJob::Query { number, batch } => {
                 let entries = BatchReader::new(&batch).take_while(Result::is_ok).count() as u32;
                 let wants = (0..entries).map(|index| Want { index, have: Box::default() }).collect();
-                Done::Asked { number, wants, counts: Counts::default(), troubles: Vec::new() }
+                JobResult::Query { number, wants, counts: Counts::default(), troubles: Vec::new() }
             }
-            Job::Block { file, offset, digest, data } => {
+            WriteJob::Block { file, offset, digest, data } => {
                 let good = self.hash.of_block(&data, offset, file.entry.size) == digest;
                 let done = if good { Ok(data.len() as u64) } else { Err(mismatch(&file.entry.path)) };
-                Done::Block(file.number, done)
+                JobResult::Block(file.number, done)
             }
-            Job::Complete(file) => {
-                Done::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new())
+            WriteJob::Complete(file) => {
+                JobResult::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new())
             }
-            Job::Abandon(file) => Done::Abandoned(file.number),
-            Job::Settle { .. } => Done::Settled(Counts::default(), Vec::new()),
+            WriteJob::Abandon(file) => JobResult::Abandoned(file.number),
+            WriteJob::Settle { .. } => JobResult::Settled(Counts::default(), Vec::new()),
         }
     }
 
-    fn batch(&self, body: &[u8]) -> Done {
+    fn batch(&self, body: &[u8]) -> JobResult {
         let (mut counts, mut troubles) = (Counts::default(), Vec::new());
         for part in BatchReader::new(body) {
             match part {
                 Ok((entry, Content::Inline { digest, .. }, data)) if self.hash.of(data) != digest => {
                     troubles.push(mismatch(&entry.path));
                 }
-                Ok((entry, _, data)) if entry.kind == Kind::File => {
+                Ok((entry, _, data)) if entry.kind == EntryKind::File => {
                     counts.files += 1;
                     counts.bytes += data.len() as u64;
                 }
@@ -283,16 +287,20 @@ impl Nowhere {
                 }
             }
         }
-        Done::Batch(counts, troubles)
+        JobResult::Batch(counts, troubles)
     }
 }
 
 fn mismatch(path: &RelPath) -> Trouble {
-    Trouble { path: path.clone(), op: Op::Verify, message: "the content is not what was sent".into() }
+    Trouble {
+        path: path.clone(),
+        op: Op::Verify,
+        message: "the checksum of the content does not match what was sent".into(),
+    }
 }
 
-/// The checksum of a made file.
-pub(crate) fn digest(made: &Made, index: usize, hash: Hash) -> io::Result<crate::wire::Digest> {
+/// The checksum of a synthetic file.
+pub(crate) fn digest(made: &Synthetic, index: usize, hash: Hash) -> io::Result<crate::wire::Digest> {
     hash.of_pieces(|buf, offset| Ok(made.read(index, buf, offset)))
 }
 
@@ -300,8 +308,8 @@ pub(crate) fn digest(made: &Made, index: usize, hash: Hash) -> io::Result<crate:
 mod tests {
     use super::*;
 
-    fn made(text: &str) -> Result<Made, String> {
-        Made::parse(text.as_bytes(), 1000)
+    fn made(text: &str) -> Result<Synthetic, String> {
+        Synthetic::parse(text.as_bytes(), 1000)
     }
 
     #[test]
@@ -310,7 +318,7 @@ mod tests {
         assert_eq!((zeroes.len(), zeroes.entry(2).expect("there").size), (3, 4096));
         assert_eq!(made("zero:1GB").expect("good").entry(0).expect("there").size, 1_000_000_000);
         assert_eq!(made("dataset:small,files=7").expect("good").len(), 7);
-        let Ok(Made::Told(told)) = made("machine:") else { panic!("it says nothing") };
+        let Ok(Synthetic::MachineState(told)) = made("machine:") else { panic!("it says nothing") };
         assert!(told.starts_with(b"machine "));
         assert!(made("dataset:small,files=1001").is_err_and(|e| e.contains("1000 files")));
         for bad in

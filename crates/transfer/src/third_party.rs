@@ -1,16 +1,17 @@
-//! Copies between two other machines: the data goes from one agent to the other,
-//! and only what people want to know comes here.
+//! Third-party copies: the data goes from one agent to another, and the machine that
+//! requested the copy receives progress and failures only.
 //!
 //! Invariants:
-//! - an agent connects elsewhere only if it was started to, or by who asks;
-//! - the copy ends when who asked for it has gone.
+//! - an agent connects to another only if it was started with `--onward`, or over ssh for
+//!   this copy;
+//! - the copy ends when its requester disconnects.
 
 use crate::copy::CopyError;
-use crate::job::Job;
+use crate::copy_task::CopyTask;
 use crate::link::{Link, Tx};
 use crate::monitor::{Monitor, Note};
-use crate::session::{Heard, Sender};
-use crate::source::{Plan, SessionError};
+use crate::session::{ReceiverMessage, Sender};
+use crate::source::{SendPlan, SessionError};
 use crate::wire::{Counts, Frame, Refusal, RefusalKind};
 use futures_util::future::{Either, join, select};
 use longhaul_engine::sync::Notify;
@@ -19,44 +20,44 @@ use std::cell::Cell;
 use std::pin::pin;
 use std::time::Duration;
 
-/// How often who asked is told how far it is.
-const TELL: Duration = Duration::from_millis(100);
+/// Interval of progress reports to the requester.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Hears what an agent says of a copy that it was asked for, until all is done.
+/// Follows the progress of a copy that an agent carries out, until it is complete.
 ///
 /// # Errors
-/// The copy failed, or the agent has gone.
-pub(crate) async fn hear(mut link: Link, monitor: &Monitor) -> Result<Counts, SessionError> {
-    // The agent speaks as a receiving side does.
+/// The copy failed, or the agent disconnected.
+pub(crate) async fn follow(mut link: Link, monitor: &Monitor) -> Result<Counts, SessionError> {
+    // The agent sends the frames of a receiver.
     let mut sender = Sender::<()>::new(0);
     while let Some(frame) = link.rx.frame().await? {
         match sender.handle(frame)? {
-            Heard::Trouble(trouble) => monitor.trouble(trouble),
-            Heard::Planned(planned) => monitor.planned(planned),
-            Heard::Tuned(tuned) => monitor.tuned(tuned, true),
-            Heard::Limit(stage) => monitor.limit_there(stage),
-            Heard::Progress(counts) => monitor.set_counts(counts),
-            Heard::Scanned(scanned) => monitor.scanned(scanned),
-            Heard::Finished(counts) => {
+            ReceiverMessage::Trouble(trouble) => monitor.trouble(trouble),
+            ReceiverMessage::Planned(planned) => monitor.planned(planned),
+            ReceiverMessage::Tuned(tuned) => monitor.tuned(tuned, true),
+            ReceiverMessage::Limit(stage) => monitor.set_peer_limit(stage),
+            ReceiverMessage::Progress(counts) => monitor.set_counts(counts),
+            ReceiverMessage::Scanned(scanned) => monitor.scanned(scanned),
+            ReceiverMessage::Finished(counts) => {
                 monitor.set_counts(counts);
                 return Ok(counts);
             }
-            Heard::Refused(refusal) => return Err(SessionError::Refused(refusal)),
-            Heard::Wanted(_) => {}
+            ReceiverMessage::Refused(refusal) => return Err(SessionError::Refused(refusal)),
+            ReceiverMessage::Wanted(_) => {}
         }
     }
     Err(SessionError::Lost)
 }
 
-/// Copies to another agent for whoever is at the other end of `link`, and tells
-/// how it goes.
+/// Copies to another agent, and reports progress to the requester at the other end of
+/// `link`.
 ///
 /// # Errors
-/// The copy failed, which the other end is told, or that has gone.
+/// The copy failed (which is reported to the requester), or the requester disconnected.
 pub(crate) async fn carry_out(
     link: &mut Link,
-    job: &Job,
-    plan: Plan,
+    job: &CopyTask,
+    plan: SendPlan,
     server: (String, u16),
 ) -> Result<Counts, SessionError> {
     let Link { tx, rx } = link;
@@ -68,13 +69,13 @@ pub(crate) async fn carry_out(
             end.notify();
             copied
         };
-        // What is being sent is sent to its end, before the last word.
-        join(push, tell(tx, &job.monitor, &ended, &end)).await
+        // A report that is being sent is completed before the final frames.
+        join(push, report(tx, &job.monitor, &ended, &end)).await
     };
     let copied = match select(pin!(work), pin!(rx.frame())).await {
         Either::Left(((copied, told), _)) => told.map(|()| copied)?,
         Either::Right((Err(e), _)) => return Err(e.into()),
-        // Nothing is to come from there but the end.
+        // The requester sends nothing more: any frame or end is a disconnect.
         Either::Right((Ok(_), _)) => return Err(SessionError::Lost),
     };
     let mut frames = news(&job.monitor);
@@ -92,11 +93,16 @@ pub(crate) async fn carry_out(
     result
 }
 
-/// Says how it goes until the copy has ended.
-async fn tell(tx: &mut Tx, monitor: &Monitor, ended: &Cell<bool>, end: &Notify) -> Result<(), SessionError> {
+/// Sends progress reports until the copy has ended.
+async fn report(
+    tx: &mut Tx,
+    monitor: &Monitor,
+    ended: &Cell<bool>,
+    end: &Notify,
+) -> Result<(), SessionError> {
     loop {
-        // Whether it is time or the end, there is something to say or not.
-        let _ = timeout(TELL, end.notified()).await;
+        // Wakes up for the next report or at the end of the copy.
+        let _ = timeout(PROGRESS_INTERVAL, end.notified()).await;
         if ended.get() {
             return Ok(());
         }
@@ -108,7 +114,7 @@ async fn tell(tx: &mut Tx, monitor: &Monitor, ended: &Cell<bool>, end: &Notify) 
     }
 }
 
-/// What has not been told yet.
+/// Frames for everything that was not reported yet.
 fn news(monitor: &Monitor) -> Vec<Frame> {
     let mut frames: Vec<Frame> = monitor.take_troubles().into_iter().map(Frame::Trouble).collect();
     frames.extend(monitor.take_planned().into_iter().map(Frame::Planned));
@@ -128,5 +134,5 @@ fn refusal(e: &CopyError) -> Refusal {
         CopyError::TimedOut { .. } | CopyError::Session(SessionError::Silent(_)) => RefusalKind::TimedOut,
         _ => RefusalKind::Failed,
     };
-    Refusal::new(kind, format_args!("from there: {e}{}", e.hint()))
+    Refusal::new(kind, format_args!("the sending agent reports: {e}{}", e.hint()))
 }
