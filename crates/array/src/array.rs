@@ -2,7 +2,7 @@
 
 use crate::assemble::{self, Shape};
 use crate::core::Core;
-use crate::device::{ArrayDevice, Job};
+use crate::device::{ArrayDevice, ArrayTask};
 use crate::error::ArrayError;
 use crate::memory::Memory;
 use crate::options::Options;
@@ -118,15 +118,15 @@ pub async fn assemble_with(
         }
     }
     let mut assembly = assemble::arrange(candidates, &options)?;
-    assembly.pass_over_late(&options);
+    assembly.remove_late_members(&options);
     let known = memory.as_ref().and_then(|memory| memory.recall());
     assemble::check_enough(&assembly)?;
     assembly.check_current(options.degraded, known.as_ref())?;
     let was_clean = assembly.superblock.clean;
-    let (core, stale) = assemble::fill(assembly, options, session, memory);
-    crate::fence::claim(&core).await?;
+    let (core, stale) = assemble::attach_members(assembly, options, session, memory);
+    crate::fence::take_ownership(&core).await?;
     // Heartbeats start before the recovery, which may take longer than a takeover waits.
-    spawn(crate::fence::beat(Rc::clone(&core))).detach();
+    spawn(crate::fence::run_heartbeat(Rc::clone(&core))).detach();
     if let Err(e) = begin(&core, was_clean).await {
         core.end("it could not be assembled");
         core.upkeep.ended().await;
@@ -145,12 +145,12 @@ async fn begin(core: &Rc<Core>, was_clean: bool) -> IoResult<()> {
             core.upkeep.left(member.index, member.condition.get());
             continue;
         }
-        core.enter(member.index, Condition::Absent, "not there when the array was assembled");
+        core.enter(member.index, Condition::Absent, "missing when the array was assembled");
     }
     let mut logs = assemble::read_logs(core, was_clean).await?;
     for member in &core.members {
         if let Condition::Rebuilding { partial: true, .. } = member.condition.get() {
-            core.upkeep.catch_up(member.index, core.intent.marked());
+            core.upkeep.begin_resync(member.index, core.intent.marked());
         }
     }
     core.epoch.set(core.epoch.get() + 1);
@@ -169,16 +169,16 @@ async fn begin(core: &Rc<Core>, was_clean: bool) -> IoResult<()> {
     if core.geometry.has_parity() {
         core.journal.mark(core).await?;
     }
-    assemble::mend_logs(core, &logs).await
+    assemble::repair_logs(core, &logs).await
 }
 
 /// Serves an array on this thread.
 fn run(core: Rc<Core>) -> Arc<ArrayDevice> {
-    let (jobs, mut inbox) = mpsc::unbounded::<Job>();
+    let (jobs, mut inbox) = mpsc::unbounded::<ArrayTask>();
     HERE.with(|here| here.borrow_mut().insert(core.session, Rc::clone(&core)));
     upkeep::start(&core);
     let device = ArrayDevice::new(&core, jobs);
-    let registered = Registered(core.session);
+    let registered = RegistryEntry(core.session);
     spawn(async move {
         let _registered = registered;
         while let Some(job) = inbox.next().await {
@@ -190,9 +190,9 @@ fn run(core: Rc<Core>) -> Arc<ArrayDevice> {
 }
 
 /// Entry of an array in `HERE`, removed when its task ends.
-struct Registered(Uuid);
+struct RegistryEntry(Uuid);
 
-impl Drop for Registered {
+impl Drop for RegistryEntry {
     fn drop(&mut self) {
         let core = HERE.with(|here| here.borrow_mut().remove(&self.0));
         // Dropped while `HERE` is not borrowed.

@@ -6,15 +6,15 @@
 //!   histories.
 
 use crate::core::{Core, Spare};
-use crate::current::{self, Kinship};
+use crate::current::{self, Ancestry};
 use crate::error::ArrayError;
-use crate::fence::Beat;
+use crate::fence::Heartbeat;
 use crate::geometry::{BLOCK, Geometry, HEARTBEAT_AT, INTENT_AT, JOURNAL_AT, SUPER_AT};
 use crate::history::History;
 use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::options::Options;
-use crate::superblock::{Condition, Copies, Entry, MAX_SPARES, Superblock, Unknown, is_name};
+use crate::superblock::{Condition, MAX_SPARES, MemberEntry, Superblock, SuperblockCopies, Unknown, is_name};
 use crate::without::Mechanism;
 use crate::witness::{WITNESS_SIZE, Witness};
 use futures_util::future::{join_all, try_join_all};
@@ -50,7 +50,7 @@ pub(crate) struct Candidate {
     /// One of the two copies of the superblock is not intact.
     pub(crate) torn: bool,
     /// The last heartbeat on the device.
-    pub(crate) beat: Option<Beat>,
+    pub(crate) beat: Option<Heartbeat>,
 }
 
 impl Candidate {
@@ -110,9 +110,9 @@ pub(crate) async fn examine(device: &Arc<dyn BlockDevice>) -> Result<Candidate, 
         (Err(e), Err(_)) => return Err(failed(e)),
         (a, b) => (a.unwrap_or_default(), b.unwrap_or_default()),
     };
-    let Copies { newest: superblock, slot, torn } = Copies::of([&a, &b]);
+    let SuperblockCopies { newest: superblock, slot, torn } = SuperblockCopies::of([&a, &b]);
     let unknown = Superblock::unknown(&a).or(Superblock::unknown(&b)).filter(|_| superblock.is_none());
-    let beat = beat.ok().and_then(|block| Beat::decode(&block));
+    let beat = beat.ok().and_then(|block| Heartbeat::decode(&block));
     Ok(Candidate { device: Arc::clone(device), io, superblock, slot, unknown, torn, beat })
 }
 
@@ -173,9 +173,14 @@ pub(crate) async fn create(
     // `force` does not allow a device of a running array.
     crate::fence::check_idle(&candidates, None, Options::default().heartbeat).await?;
     let array = new_uuid();
-    let entry =
-        |_: &_| Entry { uuid: new_uuid(), condition: Condition::Active, since: 1, have: u64::MAX, known: 0 };
-    let entries: Vec<Entry> = devices.iter().map(entry).collect();
+    let entry = |_: &_| MemberEntry {
+        uuid: new_uuid(),
+        condition: Condition::Active,
+        since: 1,
+        have: u64::MAX,
+        known: 0,
+    };
+    let entries: Vec<MemberEntry> = devices.iter().map(entry).collect();
     let superblock = Superblock {
         array,
         name: shape.name.clone(),
@@ -358,16 +363,16 @@ pub(crate) fn arrange(candidates: Vec<Candidate>, options: &Options) -> Result<A
             |index: &usize| matches!(newest.entries[*index].condition, Condition::Absent | Condition::Failed);
         let since = place.filter(gone).map(|index| newest.entries[index].since);
         let counts = (place.is_some() || is_witness) && !options.lacks(Mechanism::Apart);
-        let kinship = if counts { newest.kinship(&found, since, &present) } else { Kinship::Older };
-        if kinship == Kinship::Apart {
+        let ancestry = if counts { newest.ancestry(&found, since, &present) } else { Ancestry::Ancestor };
+        if ancestry == Ancestry::Diverged {
             let other = seen.get(&newest.member).cloned().unwrap_or_else(|| "the others".into());
             let (own, others) = (found.age(), newest.age());
             return Err(ArrayError::Diverged { device: candidate.name(), other, own, others });
         }
         match place {
             Some(index) => {
-                let unused = "the writing of its superblock was cut short, and the others have gone on: it is filled anew";
-                let unused = (kinship == Kinship::Unused).then(|| unused.to_owned());
+                let unused = "the write of its superblock was interrupted, and the others have continued: it is rebuilt";
+                let unused = (ancestry == Ancestry::Unused).then(|| unused.to_owned());
                 let why = current::rolled_back(&candidate, newest, confirmed).or(unused);
                 if why.is_some() || gone(&index) {
                     assembly.stale.push((index, candidate, why));
@@ -402,11 +407,11 @@ pub(crate) fn check_enough(assembly: &Assembly) -> Result<(), ArrayError> {
         .iter()
         .map(|index| match superblock.entries[*index].condition {
             Condition::Active => {
-                format!("{index} ({})", stale(*index).unwrap_or("not given, or out of reach"))
+                format!("{index} ({})", stale(*index).unwrap_or("not given, or unreachable"))
             }
             Condition::Absent => format!("{index} (was absent, and misses what was written since)"),
             Condition::Failed => format!("{index} (has failed)"),
-            Condition::Rebuilding { .. } => format!("{index} (was not yet filled)"),
+            Condition::Rebuilding { .. } => format!("{index} (its rebuild is not complete)"),
         })
         .collect();
     Err(ArrayError::TooFew(format!(
@@ -419,7 +424,7 @@ pub(crate) fn check_enough(assembly: &Assembly) -> Result<(), ArrayError> {
 }
 
 /// Makes a core and attaches its members; writes nothing.
-pub(crate) fn fill(
+pub(crate) fn attach_members(
     assembly: Assembly,
     options: Options,
     session: Uuid,
@@ -436,10 +441,10 @@ pub(crate) fn fill(
         candidate.superblock.iter().for_each(|found| witness.may_have(found));
         witness.member.put(candidate.device, candidate.io);
         witness.member.slot.set(candidate.slot);
-        witness.is_there(true);
+        witness.set_reachable(true);
     } else if let Some(witness) = core.witness.take_if(|_| core.options.degraded) {
         let uuid = witness.member.uuid.get();
-        tracing::warn!("array {}: goes on for good without its witness ({uuid})", core.name.borrow());
+        tracing::warn!("array {}: continues permanently without its witness ({uuid})", core.name.borrow());
     }
     for (index, candidate) in assembly.members {
         core.members[index].known.set(candidate.superblock.map_or(0, |found| found.generation));
@@ -471,8 +476,8 @@ pub(crate) fn fill(
 
 /// What the bitmaps and journals of the members held at assembly.
 #[derive(Default)]
-pub(crate) struct Logs {
-    pub(crate) records: crate::journal::scan::Found,
+pub(crate) struct RecoveryLogs {
+    pub(crate) records: crate::journal::scan::ScannedRecords,
     /// Some bitmap pages are damaged.
     bitmaps: bool,
     /// Unreadable blocks of journals, by member.
@@ -481,7 +486,7 @@ pub(crate) struct Logs {
 
 /// Reads the write-intent bitmaps of the members in use, and their journals unless the array was
 /// stopped in order. A damaged page or block is taken from the other members.
-pub(crate) async fn read_logs(core: &Rc<Core>, was_clean: bool) -> IoResult<Logs> {
+pub(crate) async fn read_logs(core: &Rc<Core>, was_clean: bool) -> IoResult<RecoveryLogs> {
     let journal = if was_clean { 0 } else { core.geometry.journal };
     let pages = core.intent.page_count();
     let usable = core.members.iter().filter(|member| member.is_usable());
@@ -490,7 +495,7 @@ pub(crate) async fn read_logs(core: &Rc<Core>, was_clean: bool) -> IoResult<Logs
         (member, futures_util::try_join!(bitmap, member.read_around(JOURNAL_AT, journal)))
     }))
     .await;
-    let mut logs = Logs::default();
+    let mut logs = RecoveryLogs::default();
     let mut known = vec![false; pages];
     for (member, read) in reads {
         let (bitmap, ring) = match read {
@@ -516,7 +521,7 @@ pub(crate) async fn read_logs(core: &Rc<Core>, was_clean: bool) -> IoResult<Logs
 }
 
 /// Rewrites damaged bitmap pages and journal blocks, once the old content is not needed any more.
-pub(crate) async fn mend_logs(core: &Rc<Core>, logs: &Logs) -> IoResult<()> {
+pub(crate) async fn repair_logs(core: &Rc<Core>, logs: &RecoveryLogs) -> IoResult<()> {
     for (member, blocks) in &logs.journals {
         core.journal.clear(core, *member, blocks).await?;
     }

@@ -15,7 +15,7 @@
 use crate::core::Core;
 use crate::geometry::Role;
 use crate::superblock::Condition;
-use crate::upkeep::{Running, is_over, pause};
+use crate::upkeep::{TaskGuard, is_over, pause};
 use longhaul_engine::{BufMut, now};
 use std::rc::Rc;
 use std::time::Duration;
@@ -83,8 +83,8 @@ impl Core {
             return None;
         }
         let bytes = units.data.into_iter().nth(unit).flatten()?;
-        let is_denied = |member| !self.sums.denied(member, row, at, &bytes).is_empty();
-        if self.holders(row, Role::Data(unit)).any(is_denied) {
+        let contradicts = |member| !self.sums.contradicted(member, row, at, &bytes).is_empty();
+        if self.holders(row, Role::Data(unit)).any(contradicts) {
             return None;
         }
         self.count(|counts| counts.reconstructed += 1);
@@ -94,7 +94,7 @@ impl Core {
 
 /// Marks unreachable members offline that the array does not need.
 pub(crate) async fn watch(core: Rc<Core>) {
-    let _running = Running::new(&core);
+    let _running = TaskGuard::new(&core);
     while !is_over(&core) {
         pause(&core, LOOK).await;
         for index in core.away() {

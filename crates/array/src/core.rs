@@ -14,12 +14,12 @@
 use crate::geometry::{BLOCK, Geometry, Role, SUPER_AT};
 use crate::intent::Intent;
 use crate::journal::Journal;
-use crate::locks::{Budget, RowLocks};
+use crate::locks::{MemoryBudget, RowLocks};
 use crate::member::{Member, MemberError, MemberResult};
 use crate::options::Options;
-use crate::rows::Rows;
+use crate::rows::StripeQueues;
 use crate::sums::Sums;
-use crate::superblock::{Condition, Entry, Superblock};
+use crate::superblock::{Condition, MemberEntry, Superblock};
 use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::{IoError, IoResult};
@@ -68,19 +68,19 @@ pub(crate) struct Core {
     /// Why the array has halted, if so.
     pub(crate) halted: RefCell<Option<String>>,
     pub(crate) locks: Rc<RowLocks>,
-    pub(crate) rows: Rows,
-    pub(crate) kept: crate::kept::Kept,
+    pub(crate) rows: StripeQueues,
+    pub(crate) read_cache: crate::read_cache::ReadCache,
     pub(crate) sums: Sums,
     pub(crate) intent: Rc<Intent>,
     pub(crate) journal: Journal,
-    pub(crate) budget: Rc<Budget>,
-    pub(crate) window: Rc<crate::window::Window>,
+    pub(crate) budget: Rc<MemoryBudget>,
+    pub(crate) window: Rc<crate::window::ReadWindow>,
     pub(crate) counts: Cell<Counts>,
     pub(crate) upkeep: crate::upkeep::Upkeep,
     /// When the array last needed a member that was unreachable.
     pub(crate) missed: Cell<Option<Instant>>,
     /// Other sessions that have ended.
-    pub(crate) ended: crate::fence::Ended,
+    pub(crate) ended: crate::fence::EndedSessions,
     /// User I/O begun so far.
     pub(crate) begun: Cell<u64>,
     pub(crate) verifying: Rc<RowLocks>,
@@ -113,7 +113,7 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(superblock: &Superblock, options: Options, session: Uuid) -> Core {
         let geometry = superblock.geometry;
-        let member = |(index, entry): (usize, &Entry)| {
+        let member = |(index, entry): (usize, &MemberEntry)| {
             let member = Member::new(index, entry.uuid, entry.condition, entry.since, entry.have);
             member.known.set(entry.known);
             member
@@ -130,17 +130,17 @@ impl Core {
             clean: Cell::new(false),
             halted: RefCell::default(),
             locks: Rc::default(),
-            rows: Rows::default(),
-            kept: crate::kept::Kept::new(geometry.stripe()),
+            rows: StripeQueues::default(),
+            read_cache: crate::read_cache::ReadCache::new(geometry.stripe()),
             sums: Sums::new(geometry, &options),
             intent: Rc::new(Intent::new(superblock.array, geometry.regions())),
             journal: Journal::new(superblock.array, geometry.journal),
-            budget: Rc::new(Budget::new(options.memory)),
+            budget: Rc::new(MemoryBudget::new(options.memory)),
             window: Rc::default(),
             counts: Cell::default(),
             upkeep: crate::upkeep::Upkeep::new(&options),
             missed: Cell::default(),
-            ended: crate::fence::Ended::default(),
+            ended: crate::fence::EndedSessions::default(),
             begun: Cell::new(0),
             verifying: Rc::default(),
             scrubbing: Rc::default(),
@@ -174,7 +174,7 @@ impl Core {
             Condition::Absent | Condition::Failed => false,
             Condition::Rebuilding { done, partial } => {
                 row < done
-                    || self.upkeep.is_filled(member, row)
+                    || self.upkeep.is_rebuilt(member, row)
                     || (partial
                         && row < self.members[member].have.get()
                         && !self.upkeep.missed(member, self.geometry.region_of(row)))
@@ -236,10 +236,7 @@ impl Core {
             self.members.iter().filter(|m| !m.is_active()).map(|m| m.index.to_string()).collect();
         let why = match &missing[..] {
             [] => "nothing is redundant: copy the data to another array instead".to_owned(),
-            _ => format!(
-                "others are missing ({}): bring those back, or replace them, first",
-                missing.join(", ")
-            ),
+            _ => format!("others are missing ({}): reconnect or replace those first", missing.join(", ")),
         };
         format!("array {}: data would be lost without member {index}, and {why}", self.name.borrow())
     }
@@ -259,7 +256,7 @@ impl Core {
     }
 
     /// Whether the heartbeat task has ended, so that no more checks take place.
-    pub(crate) fn looks_no_more(&self) -> bool {
+    pub(crate) fn checks_ended(&self) -> bool {
         self.lacks(Mechanism::Fence) || (self.upkeep.stopping.get() && self.halted.borrow().is_none())
     }
 
@@ -404,7 +401,7 @@ impl Core {
             self.check_running()?;
             self.generation.set(self.generation.get() + 1);
             let superblock = self.superblock();
-            self.tell_witness(&superblock).await?;
+            self.update_witness(&superblock).await?;
             let usable = self.members.iter().filter(|member| member.is_usable());
             let results = join_all(usable.map(async |member| {
                 let block = Superblock { member: member.uuid.get(), ..superblock.clone() };
@@ -480,7 +477,7 @@ impl Core {
 
     /// The current superblock, with `member` left nil for the caller to set.
     pub(crate) fn superblock(&self) -> Superblock {
-        let entry = |member: &Member| Entry {
+        let entry = |member: &Member| MemberEntry {
             uuid: member.uuid.get(),
             condition: member.condition.get(),
             since: member.since.get(),
@@ -540,7 +537,7 @@ impl Core {
     pub(crate) async fn flush_member(&self, member: &Member) -> MemberResult<()> {
         let stored = self.sums.flush_begins(member.index);
         member.flush().await?;
-        if member.is_told_absent() {
+        if member.has_recorded_absence() {
             return Err(MemberError { error: member.gone(), incarnation: member.incarnation() });
         }
         if !member.is_in_doubt() {

@@ -14,7 +14,7 @@
 
 use crate::assemble::{Assembly, Candidate};
 use crate::error::ArrayError;
-use crate::fence::Beat;
+use crate::fence::Heartbeat;
 use crate::memory::Known;
 use crate::options::Options;
 use crate::superblock::{Condition, Superblock};
@@ -31,34 +31,34 @@ const BEHIND_TIMEOUTS: u32 = 3;
 
 /// Relation of a superblock to a set of members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kinship {
+pub(crate) enum Ancestry {
     /// The set descends from this superblock.
-    Older,
+    Ancestor,
     /// The set does not descend from it, but no write was acknowledged under it: a member that it
     /// relies on has not confirmed it.
     Unused,
     /// Its session may have acknowledged writes that the set does not have.
-    Apart,
+    Diverged,
 }
 
 impl Superblock {
     /// Relation of `found` to the set of this superblock, of which `present` can be read.
-    pub(crate) fn kinship<'a>(
+    pub(crate) fn ancestry<'a>(
         &self,
         found: &Superblock,
         since: Option<u64>,
         present: impl IntoIterator<Item = &'a Superblock>,
-    ) -> Kinship {
+    ) -> Ancestry {
         let era = found.history.last();
         match self.history.holds(self.generation, found.generation, era) {
-            Some(true) => return Kinship::Older,
+            Some(true) => return Ancestry::Ancestor,
             // Older than the history reaches, or of a version without a history: compare by
             // generation.
-            None if since.is_none_or(|since| found.generation < since) => return Kinship::Older,
+            None if since.is_none_or(|since| found.generation < since) => return Ancestry::Ancestor,
             _ => {}
         }
         if era.is_none() {
-            return Kinship::Apart;
+            return Ancestry::Diverged;
         }
         // The member was up to date according to `found` and has confirmed all that `found` knows
         // of, but not `found` itself: the writing of `found` was cut short.
@@ -69,7 +69,7 @@ impl Superblock {
                 && fork < found.generation
                 && entry.is_some_and(|entry| entry.condition == Condition::Active && entry.known <= fork)
         };
-        if present.into_iter().any(refutes) { Kinship::Unused } else { Kinship::Apart }
+        if present.into_iter().any(refutes) { Ancestry::Unused } else { Ancestry::Diverged }
     }
 
     /// Generation, and seconds since it was written, for messages.
@@ -112,7 +112,7 @@ pub(crate) fn rolled_back(candidate: &Candidate, newest: &Superblock, confirmed:
     (has < must).then(|| {
         format!(
             "its superblock has generation {}, and it has confirmed generation {must}: it was rolled back, and \
-             is filled anew",
+             is rebuilt",
             found.generation
         )
     })
@@ -130,7 +130,7 @@ impl Assembly {
     }
 
     /// Session time of the last session's newest heartbeat on this member; `None` if unknown.
-    fn beats_of(&self, candidate: &Candidate) -> Option<Duration> {
+    fn session_time(&self, candidate: &Candidate) -> Option<Duration> {
         let era = self.superblock.history.last()?;
         let beat = candidate.beat.as_ref()?;
         if beat.session == era.session {
@@ -149,17 +149,17 @@ impl Assembly {
     /// The last session, if it was not stopped, and the session time of its newest heartbeat.
     pub(crate) fn ended(&self) -> Option<(Uuid, Duration)> {
         let era = self.superblock.history.last().filter(|_| !self.superblock.clean)?;
-        let last = self.members.values().filter_map(|candidate| self.beats_of(candidate)).max()?;
+        let last = self.members.values().filter_map(|candidate| self.session_time(candidate)).max()?;
         Some((era.session, last))
     }
 
     /// After a crash, removes the members whose last heartbeat is much older than the others', if
     /// the others suffice: their superblock may have the same generation while their data is older.
-    pub(crate) fn pass_over_late(&mut self, options: &Options) {
+    pub(crate) fn remove_late_members(&mut self, options: &Options) {
         let Some((_, last)) = self.ended() else { return };
         let limit = (options.heartbeat * BEHIND_BEATS).max(options.member_timeout * BEHIND_TIMEOUTS);
         let is_late =
-            |candidate: &Candidate| self.beats_of(candidate).is_some_and(|time| time + limit < last);
+            |candidate: &Candidate| self.session_time(candidate).is_some_and(|time| time + limit < last);
         let late: BTreeSet<usize> = self
             .members
             .iter()
@@ -171,8 +171,8 @@ impl Assembly {
         }
         if !self.superblock.geometry.is_enough(|index| self.has(index) && !late.contains(&index)) {
             tracing::warn!(
-                "array {}: the heartbeats of members {late:?} ended long before those of the others, and the \
-                 array cannot begin without them: they are taken for current",
+                "array {}: the heartbeats of members {late:?} ended long before those of the others, but the \
+                 array cannot start without them: they are used as current",
                 self.superblock.name
             );
             return;
@@ -180,7 +180,7 @@ impl Assembly {
         for index in late {
             if let Some(candidate) = self.members.remove(&index) {
                 let why = "its heartbeat ended long before those of the others: it was rolled back, and is \
-                           filled anew";
+                           rebuilt";
                 self.stale.push((index, candidate, Some(why.to_owned())));
             }
         }
@@ -199,8 +199,7 @@ impl Assembly {
         let superblock = &self.superblock;
         if self.confirmed > superblock.generation {
             return Some(format!(
-                "a heartbeat says that generation {} was written, and the newest superblock that is there has \
-                 generation {}",
+                "a heartbeat records generation {}, but the newest superblock that was found has generation {}",
                 self.confirmed, superblock.generation
             ));
         }
@@ -224,8 +223,8 @@ impl Assembly {
             None => "",
         };
         Some(format!(
-            "members {} are not there, and had everything when the others were last written (generation {}): \
-             they may have gone on without the others{witness}",
+            "members {} are not there, and were up to date when the others were last written (generation {}): \
+             they may have continued without the others{witness}",
             numbers.join(", "),
             superblock.generation
         ))
@@ -245,6 +244,6 @@ impl Assembly {
 }
 
 /// Whether a member has lost a heartbeat that this session wrote to it.
-pub(crate) fn has_lost_beat(found: Option<&Beat>, session: Uuid, counter: u64) -> bool {
+pub(crate) fn has_lost_heartbeat(found: Option<&Heartbeat>, session: Uuid, counter: u64) -> bool {
     counter > 0 && found.is_some_and(|beat| beat.session != session || beat.counter < counter)
 }

@@ -27,10 +27,10 @@ const MAX_IO: u32 = 64 << 20;
 
 /// Interval at which an array without checksums looks for reconnections of its members. A write
 /// within this time of a reconnection counts as one from before it.
-const LOOK_FOR_LOSSES: Duration = Duration::from_secs(1);
+const RECONNECT_CHECK: Duration = Duration::from_secs(1);
 
 /// A closure that runs on the array's thread.
-pub(crate) type Job = Box<dyn FnOnce(&Rc<Core>) + Send>;
+pub(crate) type ArrayTask = Box<dyn FnOnce(&Rc<Core>) + Send>;
 
 /// A running array.
 pub struct ArrayDevice {
@@ -38,13 +38,13 @@ pub struct ArrayDevice {
     granularity: u32,
     has_sums: bool,
     session: Uuid,
-    jobs: mpsc::UnboundedSender<Job>,
-    seen: Arc<Seen>,
+    jobs: mpsc::UnboundedSender<ArrayTask>,
+    seen: Arc<SharedState>,
 }
 
 /// Values that the array's thread publishes to other threads.
 #[derive(Default)]
-struct Seen {
+struct SharedState {
     /// See [`BlockIo::advice`].
     advice: Mutex<Option<Advice>>,
     /// See [`BlockIo::generation`].
@@ -58,7 +58,7 @@ impl std::fmt::Debug for ArrayDevice {
 }
 
 impl ArrayDevice {
-    pub(crate) fn new(core: &Rc<Core>, jobs: mpsc::UnboundedSender<Job>) -> ArrayDevice {
+    pub(crate) fn new(core: &Rc<Core>, jobs: mpsc::UnboundedSender<ArrayTask>) -> ArrayDevice {
         let geometry = &core.geometry;
         let any = |what: fn(&DeviceInfo) -> bool| {
             core.members.iter().any(|member| member.info().is_some_and(|info| what(&info)))
@@ -78,7 +78,7 @@ impl ArrayDevice {
         let granularity = if geometry.data_units() > 1 { geometry.unit.try_into().unwrap_or(0) } else { 0 };
         let (has_sums, seen) = (geometry.has_sums(), Arc::default());
         if !has_sums {
-            spawn(look_for_losses(Rc::downgrade(core), Arc::downgrade(&seen))).detach();
+            spawn(watch_reconnections(Rc::downgrade(core), Arc::downgrade(&seen))).detach();
         }
         ArrayDevice { info, granularity, has_sums, session: core.session, jobs, seen }
     }
@@ -120,10 +120,10 @@ impl BlockDevice for ArrayDevice {
     fn open(&self) -> Open<'_> {
         let info = self.info.clone();
         let io: Rc<dyn BlockIo> = match here(self.session) {
-            Some(core) => Rc::new(Local { core, info }),
+            Some(core) => Rc::new(LocalIo { core, info }),
             None => {
                 let (jobs, seen) = (self.jobs.clone(), Arc::clone(&self.seen));
-                Rc::new(Handed { info, has_sums: self.has_sums, jobs, seen })
+                Rc::new(RemoteIo { info, has_sums: self.has_sums, jobs, seen })
             }
         };
         Box::pin(std::future::ready(Ok(io)))
@@ -132,9 +132,9 @@ impl BlockDevice for ArrayDevice {
 
 /// Notices reconnections of members also while the array is idle: writes after that lose nothing by
 /// them.
-async fn look_for_losses(core: Weak<Core>, seen: std::sync::Weak<Seen>) {
+async fn watch_reconnections(core: Weak<Core>, seen: std::sync::Weak<SharedState>) {
     loop {
-        sleep(LOOK_FOR_LOSSES).await;
+        sleep(RECONNECT_CHECK).await;
         let (Some(core), Some(seen)) = (core.upgrade(), seen.upgrade()) else { return };
         core.members.iter().for_each(Member::look_at_generation);
         seen.generation.store(core.forgotten(), Ordering::Release);
@@ -142,9 +142,9 @@ async fn look_for_losses(core: Weak<Core>, seen: std::sync::Weak<Seen>) {
 }
 
 /// A task that continues when its future is dropped.
-struct Going<T>(Option<Task<IoResult<T>>>);
+struct DetachedOnDrop<T>(Option<Task<IoResult<T>>>);
 
-impl<T: 'static> Future for Going<T> {
+impl<T: 'static> Future for DetachedOnDrop<T> {
     type Output = IoResult<T>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<IoResult<T>> {
@@ -157,7 +157,7 @@ impl<T: 'static> Future for Going<T> {
     }
 }
 
-impl<T> Drop for Going<T> {
+impl<T> Drop for DetachedOnDrop<T> {
     fn drop(&mut self) {
         if let Some(task) = self.0.take() {
             task.detach();
@@ -187,7 +187,7 @@ fn write(core: Rc<Core>, offset: u64, src: Buf, fua: bool) -> impl Future<Output
 }
 
 /// Admitted when called, like [`write`].
-fn other(core: Rc<Core>, op: Op) -> impl Future<Output = IoResult<()>> {
+fn run_op(core: Rc<Core>, op: Op) -> impl Future<Output = IoResult<()>> {
     let admitted = core.admit();
     async move {
         let _admitted = admitted?;
@@ -219,28 +219,28 @@ fn advice(core: &Core) -> Option<Advice> {
 }
 
 /// The array, opened on its own thread.
-struct Local {
+struct LocalIo {
     core: Rc<Core>,
     info: DeviceInfo,
 }
 
-fn going<T: Unpin + 'static>(
+fn run_checked<T: Unpin + 'static>(
     checked: IoResult<()>,
     start: impl FnOnce() -> Task<IoResult<T>>,
 ) -> IoFuture<T> {
     match checked {
-        Ok(()) => IoFuture::new(Going(Some(start()))),
+        Ok(()) => IoFuture::new(DetachedOnDrop(Some(start()))),
         Err(e) => IoFuture::ready(Err(e)),
     }
 }
 
-impl Local {
-    fn other(&self, checked: IoResult<()>, op: Op) -> IoFuture<()> {
-        going(checked, || spawn(other(Rc::clone(&self.core), op)))
+impl LocalIo {
+    fn run_op(&self, checked: IoResult<()>, op: Op) -> IoFuture<()> {
+        run_checked(checked, || spawn(run_op(Rc::clone(&self.core), op)))
     }
 }
 
-impl BlockIo for Local {
+impl BlockIo for LocalIo {
     fn generation(&self) -> u64 {
         self.core.forgotten()
     }
@@ -253,24 +253,24 @@ impl BlockIo for Local {
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
         let core = Rc::clone(&self.core);
         let checked = self.info.check(offset, dst.len() as u64);
-        going(checked, || spawn(async move { core.read(offset, dst).await }))
+        run_checked(checked, || spawn(async move { core.read(offset, dst).await }))
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
         let checked = self.info.check(offset, src.len() as u64);
-        going(checked, || spawn(write(Rc::clone(&self.core), offset, src, flags.fua)))
+        run_checked(checked, || spawn(write(Rc::clone(&self.core), offset, src, flags.fua)))
     }
 
     fn flush(&self) -> IoFuture<()> {
-        self.other(Ok(()), Op::Flush)
+        self.run_op(Ok(()), Op::Flush)
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        self.other(self.info.check(offset, len), Op::Discard(offset, len))
+        self.run_op(self.info.check(offset, len), Op::Discard(offset, len))
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        self.other(self.info.check(offset, len), Op::Zeroes(offset, len, flags.fua))
+        self.run_op(self.info.check(offset, len), Op::Zeroes(offset, len, flags.fua))
     }
 
     fn advice(&self) -> Option<Advice> {
@@ -279,16 +279,16 @@ impl BlockIo for Local {
 }
 
 /// The array, opened on another thread.
-struct Handed {
+struct RemoteIo {
     info: DeviceInfo,
     has_sums: bool,
-    jobs: mpsc::UnboundedSender<Job>,
-    seen: Arc<Seen>,
+    jobs: mpsc::UnboundedSender<ArrayTask>,
+    seen: Arc<SharedState>,
 }
 
-impl Handed {
+impl RemoteIo {
     /// Hands an operation over to the array's thread.
-    fn hand<T, F>(
+    fn hand_over<T, F>(
         &self,
         checked: IoResult<()>,
         run: impl FnOnce(Rc<Core>) -> F + Send + 'static,
@@ -302,7 +302,7 @@ impl Handed {
         }
         let (answer, answered) = oneshot::channel();
         let seen = Arc::clone(&self.seen);
-        let job: Job = Box::new(move |core| {
+        let job: ArrayTask = Box::new(move |core| {
             *seen.advice.lock().unwrap_or_else(PoisonError::into_inner) = advice(core);
             let future = run(Rc::clone(core));
             let core = Rc::clone(core);
@@ -322,7 +322,7 @@ impl Handed {
     }
 }
 
-impl BlockIo for Handed {
+impl BlockIo for RemoteIo {
     fn generation(&self) -> u64 {
         self.seen.generation.load(Ordering::Acquire)
     }
@@ -333,25 +333,25 @@ impl BlockIo for Handed {
 
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
         let checked = self.info.check(offset, dst.len() as u64);
-        self.hand(checked, move |core| async move { core.read(offset, dst).await })
+        self.hand_over(checked, move |core| async move { core.read(offset, dst).await })
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
         let checked = self.info.check(offset, src.len() as u64);
-        self.hand(checked, move |core| write(core, offset, src, flags.fua))
+        self.hand_over(checked, move |core| write(core, offset, src, flags.fua))
     }
 
     fn flush(&self) -> IoFuture<()> {
-        self.hand(Ok(()), |core| other(core, Op::Flush))
+        self.hand_over(Ok(()), |core| run_op(core, Op::Flush))
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        self.hand(self.info.check(offset, len), move |core| other(core, Op::Discard(offset, len)))
+        self.hand_over(self.info.check(offset, len), move |core| run_op(core, Op::Discard(offset, len)))
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
         let checked = self.info.check(offset, len);
-        self.hand(checked, move |core| other(core, Op::Zeroes(offset, len, flags.fua)))
+        self.hand_over(checked, move |core| run_op(core, Op::Zeroes(offset, len, flags.fua)))
     }
 
     fn advice(&self) -> Option<Advice> {

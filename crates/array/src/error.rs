@@ -13,7 +13,7 @@ pub enum ArrayError {
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// The name is empty, too long, or has control characters.
-    #[error("'{0}' is no name for an array: it has 1 to {MAX_NAME} bytes, and no control characters")]
+    #[error("'{0}' is not a valid array name: use 1 to {MAX_NAME} bytes without control characters")]
     Name(String),
     /// The device cannot be used.
     #[error("{device}: {source}")]

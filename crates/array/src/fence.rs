@@ -23,7 +23,7 @@ use crate::core::Core;
 use crate::error::ArrayError;
 use crate::geometry::{BLOCK, HEARTBEAT_AT};
 use crate::member::{Member, MemberResult};
-use crate::upkeep::{Running, is_over};
+use crate::upkeep::{TaskGuard, is_over};
 use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::IoResult;
@@ -36,7 +36,7 @@ use uuid::Uuid;
 
 /// Consecutive reads of a heartbeat at most, if each one takes longer than the heartbeat interval:
 /// a member may be that slow.
-const LOOKS: u32 = 3;
+const READS_MAX: u32 = 3;
 
 /// Heartbeats by which the session times on two members in use may differ: half of the difference
 /// after which the older member counts as rolled back after a crash.
@@ -46,7 +46,7 @@ const MAGIC: &[u8; 8] = b"LHBEAT\0\0";
 
 /// The record on a member that shows that an array is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Beat {
+pub(crate) struct Heartbeat {
     pub(crate) array: Uuid,
     pub(crate) session: Uuid,
     pub(crate) counter: u64,
@@ -60,7 +60,7 @@ pub(crate) struct Beat {
     pub(crate) before: Option<(Uuid, Duration)>,
 }
 
-impl Beat {
+impl Heartbeat {
     fn encode(&self) -> Buf {
         let mut block = vec![0; BLOCK as usize];
         let mut out = Writer::new(&mut block[4..]);
@@ -72,7 +72,7 @@ impl Beat {
         Buf::copy_of(&block)
     }
 
-    pub(crate) fn decode(block: &[u8]) -> Option<Beat> {
+    pub(crate) fn decode(block: &[u8]) -> Option<Heartbeat> {
         let mut from = Reader::new(open(block)?);
         if from.bytes(MAGIC.len())? != MAGIC {
             return None;
@@ -82,21 +82,21 @@ impl Beat {
         let (confirmed, elapsed) = (from.u64()?, Duration::from_millis(from.u64()?));
         let before = (from.uuid()?, Duration::from_millis(from.u64()?));
         let before = Some(before).filter(|(session, _)| !session.is_nil());
-        Some(Beat { array, session, counter, stopped, confirmed, elapsed, before })
+        Some(Heartbeat { array, session, counter, stopped, confirmed, elapsed, before })
     }
 }
 
 /// Sessions known to have ended, with the last counter of each.
 #[derive(Default)]
-pub(crate) struct Ended(RefCell<HashMap<Uuid, u64>>);
+pub(crate) struct EndedSessions(RefCell<HashMap<Uuid, u64>>);
 
-impl Ended {
-    fn has(&self, beat: &Beat) -> bool {
+impl EndedSessions {
+    fn has(&self, beat: &Heartbeat) -> bool {
         self.0.borrow().get(&beat.session).is_some_and(|last| beat.counter <= *last)
     }
 
     /// Records a session whose heartbeat has stood still or is marked as stopped.
-    fn add(&self, beat: &Beat) {
+    fn add(&self, beat: &Heartbeat) {
         let last = if beat.stopped { u64::MAX } else { beat.counter };
         let mut ended = self.0.borrow_mut();
         let known = ended.entry(beat.session).or_default();
@@ -105,13 +105,13 @@ impl Ended {
 }
 
 /// The heartbeat block of a member, by index.
-type Look = (usize, MemberResult<BufMut>);
+type HeartbeatRead = (usize, MemberResult<BufMut>);
 
 impl Core {
-    fn beat(&self, counter: u64, stopped: bool) -> Beat {
+    fn beat(&self, counter: u64, stopped: bool) -> Heartbeat {
         let (array, session, confirmed) = (self.array, self.session, self.confirmed.get());
         let (elapsed, before) = (self.elapsed(), self.before.get());
-        Beat { array, session, counter, stopped, confirmed, elapsed, before }
+        Heartbeat { array, session, counter, stopped, confirmed, elapsed, before }
     }
 
     /// Time of the session for its heartbeats. After a crash a member whose heartbeat is much older
@@ -132,31 +132,31 @@ impl Core {
     }
 
     /// Heartbeats of other sessions that may still run, by member.
-    async fn rivals(&self) -> Vec<(usize, Beat)> {
+    async fn other_sessions(&self) -> Vec<(usize, Heartbeat)> {
         let beats = self.beats().await;
         let stopped = self.others(&beats).into_iter().filter(|(_, beat)| beat.stopped);
         stopped.for_each(|(_, beat)| self.ended.add(&beat));
-        self.rivals_of(&beats)
+        self.running_sessions(&beats)
     }
 
     /// The heartbeats among `beats` whose session had not ended when this session began, including
     /// one that has taken the array over since and has stopped.
-    fn rivals_of(&self, beats: &[Look]) -> Vec<(usize, Beat)> {
+    fn running_sessions(&self, beats: &[HeartbeatRead]) -> Vec<(usize, Heartbeat)> {
         let mut found = self.others(beats);
         found.retain(|(_, beat)| !self.ended.has(beat));
         found
     }
 
     /// Reads the heartbeats of all usable members.
-    async fn beats(&self) -> Vec<Look> {
+    async fn beats(&self) -> Vec<HeartbeatRead> {
         let usable = self.places().filter(|member| member.is_usable());
         join_all(usable.map(async |member| (member.index, member.read(HEARTBEAT_AT, BLOCK).await))).await
     }
 
     /// Heartbeats of other sessions of this array, by member.
-    fn others(&self, beats: &[Look]) -> Vec<(usize, Beat)> {
+    fn others(&self, beats: &[HeartbeatRead]) -> Vec<(usize, Heartbeat)> {
         let found = beats.iter().filter_map(|(index, read)| {
-            let beat = Beat::decode(read.as_ref().ok()?)?;
+            let beat = Heartbeat::decode(read.as_ref().ok()?)?;
             (beat.array == self.array && beat.session != self.session).then_some((*index, beat))
         });
         found.collect()
@@ -164,30 +164,30 @@ impl Core {
 }
 
 /// Takes ownership of the array unless another session runs it.
-pub(crate) async fn claim(core: &Rc<Core>) -> Result<(), ArrayError> {
+pub(crate) async fn take_ownership(core: &Rc<Core>) -> Result<(), ArrayError> {
     if core.lacks(Mechanism::Fence) {
         return Ok(());
     }
     let interval = core.options.heartbeat;
-    let before = core.rivals().await;
+    let before = core.other_sessions().await;
     if !before.is_empty() {
         // The session was not stopped in order: see whether its counter still moves.
         sleep(interval * 5 / 2).await;
         before.iter().for_each(|(_, beat)| core.ended.add(beat));
-        if let Some((_, beat)) = core.rivals().await.first() {
+        if let Some((_, beat)) = core.other_sessions().await.first() {
             return Err(ArrayError::InUse(beat.session));
         }
     }
     // A member that fails this write is lost later, when its superblock is written.
     let beat = core.beat(0, false).encode();
     let usable = core.places().filter(|member| member.is_usable());
-    join_all(usable.map(|member| member.write_beat(beat.clone()))).await;
+    join_all(usable.map(|member| member.write_heartbeat(beat.clone()))).await;
     sleep(interval / 4).await;
     let looked = Stamp::now();
     // A session that wrote over this heartbeat, or failed to be overwritten, began at the same
     // time.
     if !core.lacks(Mechanism::SecondLook)
-        && let Some((_, other)) = core.rivals().await.first()
+        && let Some((_, other)) = core.other_sessions().await.first()
     {
         return Err(ArrayError::InUse(other.session));
     }
@@ -198,11 +198,11 @@ pub(crate) async fn claim(core: &Rc<Core>) -> Result<(), ArrayError> {
 impl Core {
     /// Takes ownership of a member that joins or returns to a running array; false if another
     /// session uses it.
-    pub(crate) async fn claim_member(&self, member: &Member) -> IoResult<bool> {
+    pub(crate) async fn take_ownership_of_member(&self, member: &Member) -> IoResult<bool> {
         let looked = Cell::new(Stamp::now());
-        let rival = async || -> IoResult<Option<Beat>> {
+        let rival = async || -> IoResult<Option<Heartbeat>> {
             looked.set(Stamp::now());
-            let beat = Beat::decode(&member.read(HEARTBEAT_AT, BLOCK).await?);
+            let beat = Heartbeat::decode(&member.read(HEARTBEAT_AT, BLOCK).await?);
             if let Some(stopped) = beat.filter(|beat| beat.stopped) {
                 self.ended.add(&stopped);
             }
@@ -217,7 +217,7 @@ impl Core {
             }
         }
         let beat = self.beat(0, false);
-        member.write_beat(beat.encode()).await?;
+        member.write_heartbeat(beat.encode()).await?;
         member.beat.set(0);
         member.elapsed.set(beat.elapsed);
         member.reach.looked(looked.get());
@@ -236,7 +236,7 @@ pub(crate) async fn check_idle(
         join_all(candidates.iter().map(async |candidate| {
             // A heartbeat that cannot be read cannot be updated either.
             let block = candidate.io.read(HEARTBEAT_AT, BufMut::zeroed(BLOCK as usize)).await.ok()?;
-            Beat::decode(&block).filter(|beat| !beat.stopped && Some(beat.session) != own)
+            Heartbeat::decode(&block).filter(|beat| !beat.stopped && Some(beat.session) != own)
         }))
     };
     let before = look().await;
@@ -254,24 +254,24 @@ pub(crate) async fn check_idle(
 
 /// Writes heartbeats until the array stops. Each member has its own loop, so that a hanging member
 /// does not delay finding another session on the others.
-pub(crate) async fn beat(core: Rc<Core>) {
-    let _running = Running::new(&core);
+pub(crate) async fn run_heartbeat(core: Rc<Core>) {
+    let _running = TaskGuard::new(&core);
     let counter = Cell::new(0);
     let members = join_all(core.members.iter().map(|member| {
         let settle = async |result| core.settle(vec![(member.index, result)]).await.is_ok();
-        beat_on(&core, member, &counter, settle)
+        heartbeat_on(&core, member, &counter, settle)
     }));
-    futures_util::join!(members, crate::witness::beat(&core, &counter));
+    futures_util::join!(members, crate::witness::run_heartbeat(&core, &counter));
 }
 
 /// Reads the heartbeat of a member, and reads it again if that took so long that another host may
 /// have taken the member over meanwhile: its heartbeat must not be overwritten.
-async fn look(core: &Core, member: &Member) -> (Stamp, MemberResult<BufMut>) {
+async fn read_heartbeat(core: &Core, member: &Member) -> (Stamp, MemberResult<BufMut>) {
     let mut looks = 1;
     loop {
         let looked = Stamp::now();
         let read = member.read(HEARTBEAT_AT, BLOCK).await;
-        if read.is_err() || looks == LOOKS || looked.age() < core.options.heartbeat {
+        if read.is_err() || looks == READS_MAX || looked.age() < core.options.heartbeat {
             return (looked, read);
         }
         looks += 1;
@@ -280,7 +280,7 @@ async fn look(core: &Core, member: &Member) -> (Stamp, MemberResult<BufMut>) {
 
 /// Reads and writes the heartbeat of one member until the array ends or `settle` returns false;
 /// `settle` gets the result of each write.
-pub(crate) async fn beat_on(
+pub(crate) async fn heartbeat_on(
     core: &Rc<Core>,
     member: &Member,
     counter: &Cell<u64>,
@@ -297,10 +297,10 @@ pub(crate) async fn beat_on(
         if !member.is_usable() {
             continue;
         }
-        let (looked, read) = look(core, member).await;
+        let (looked, read) = read_heartbeat(core, member).await;
         let beats = [(member.index, read)];
-        if let Some((member, other)) = core.rivals_of(&beats).first() {
-            core.halt(&format!("session {} has taken it over, member {member} says", other.session));
+        if let Some((member, other)) = core.running_sessions(&beats).first() {
+            core.halt(&format!("session {} has taken it over, according to member {member}", other.session));
             return;
         }
         counter.set(counter.get() + 1);
@@ -315,7 +315,7 @@ pub(crate) async fn beat_on(
                 member.reach.looked(looked);
                 let incarnation = member.incarnation();
                 let beat = core.beat(count, false);
-                let result = member.write_beat(beat.encode()).await;
+                let result = member.write_heartbeat(beat.encode()).await;
                 if result.is_ok() && member.incarnation() == incarnation {
                     member.beat.set(count.max(member.beat.get()));
                     member.elapsed.set(beat.elapsed.max(member.elapsed.get()));
@@ -336,7 +336,7 @@ pub(crate) async fn beat_on(
 pub(crate) async fn release(core: &Rc<Core>) {
     let beat = core.beat(0, true).encode();
     let usable = core.places().filter(|member| member.is_usable());
-    join_all(usable.map(|member| member.write_beat(beat.clone()))).await;
+    join_all(usable.map(|member| member.write_heartbeat(beat.clone()))).await;
 }
 
 #[cfg(test)]
@@ -348,12 +348,12 @@ mod tests {
         let (array, session) = (Uuid::from_u128(1), Uuid::from_u128(2));
         let elapsed = Duration::from_millis(1500);
         let before = Some((Uuid::from_u128(9), Duration::from_millis(2500)));
-        let beat = Beat { array, session, counter: 3, stopped: true, confirmed: 7, elapsed, before };
-        let first = Beat { before: None, ..beat };
-        assert_eq!(Beat::decode(&first.encode()), Some(first));
+        let beat = Heartbeat { array, session, counter: 3, stopped: true, confirmed: 7, elapsed, before };
+        let first = Heartbeat { before: None, ..beat };
+        assert_eq!(Heartbeat::decode(&first.encode()), Some(first));
         let mut block = beat.encode().to_vec();
-        assert_eq!(Beat::decode(&block), Some(beat));
+        assert_eq!(Heartbeat::decode(&block), Some(beat));
         block[20] ^= 1;
-        assert_eq!(Beat::decode(&block), None);
+        assert_eq!(Heartbeat::decode(&block), None);
     }
 }

@@ -12,7 +12,7 @@
 
 use crate::core::Core;
 use crate::geometry::Role;
-use crate::units::Fault;
+use crate::units::ReadFault;
 use futures_util::future::{Either, select};
 use longhaul_block::IoResult;
 use longhaul_engine::{Buf, BufMut, sleep, spawn};
@@ -24,15 +24,15 @@ use std::rc::Rc;
 const BUDGET_MAX: u32 = 16;
 
 /// How many hedged reads are allowed.
-pub(crate) struct Budget {
+pub(crate) struct HedgeBudget {
     percent: u32,
     /// In hundredths of a read.
     saved: Cell<u32>,
 }
 
-impl Budget {
-    pub(crate) fn new(percent: u32) -> Budget {
-        Budget { percent, saved: Cell::new(100 * BUDGET_MAX * u32::from(percent > 0)) }
+impl HedgeBudget {
+    pub(crate) fn new(percent: u32) -> HedgeBudget {
+        HedgeBudget { percent, saved: Cell::new(100 * BUDGET_MAX * u32::from(percent > 0)) }
     }
 
     fn earn(&self) {
@@ -49,7 +49,7 @@ impl Budget {
 }
 
 /// Result of a read that may have been hedged.
-pub(crate) enum Race {
+pub(crate) enum HedgeOutcome {
     /// The member answered first.
     Read(BufMut),
     /// The reconstruction was faster.
@@ -60,75 +60,80 @@ pub(crate) enum Race {
 
 impl Core {
     /// Reads a range of a data unit from `home`, or from the other members if `home` is late.
-    pub(crate) async fn race(
+    pub(crate) async fn hedged_read(
         self: &Rc<Self>,
         home: usize,
         row: u64,
         unit: usize,
         at: u64,
         dst: BufMut,
-    ) -> Race {
+    ) -> HedgeOutcome {
         let len = dst.len() as u64;
         let budget = &self.upkeep.hedges;
         budget.earn();
         let core = Rc::clone(self);
         let read = Box::pin(async move { core.read_unit(home, row, at, dst).await });
-        let Some(late) = self.members[home].late_after().filter(|_| self.can_race(home, row)) else {
-            return self.judge(home, row, read.await).await;
+        let Some(late) = self.members[home].late_after().filter(|_| self.can_hedge(home, row)) else {
+            return self.finish_read(home, row, read.await).await;
         };
         let read = match select(read, pin!(sleep(late))).await {
-            Either::Left((result, _)) => return self.judge(home, row, result).await,
+            Either::Left((result, _)) => return self.finish_read(home, row, result).await,
             Either::Right(((), read)) => read,
         };
         if !budget.spend() {
-            return self.judge(home, row, read.await).await;
+            return self.finish_read(home, row, read.await).await;
         }
         self.members[home].count(|counts| counts.hedged += 1);
         let core = Rc::clone(self);
-        let others = spawn(async move { core.without(home, row, unit, at, len).await });
+        let others = spawn(async move { core.reconstruct_without(home, row, unit, at, len).await });
         match select(read, others).await {
             Either::Left((Ok(bytes), others)) => {
                 others.detach();
-                Race::Read(bytes)
+                HedgeOutcome::Read(bytes)
             }
             Either::Left((Err(fault), others)) => match others.await {
                 Ok(Some(bytes)) => {
-                    self.judge(home, row, Err(fault)).await;
-                    Race::Reconstructed(bytes)
+                    self.finish_read(home, row, Err(fault)).await;
+                    HedgeOutcome::Reconstructed(bytes)
                 }
-                _ => self.judge(home, row, Err(fault)).await,
+                _ => self.finish_read(home, row, Err(fault)).await,
             },
             Either::Right((Ok(Some(bytes)), read)) => {
                 self.count(|counts| counts.hedges_won += 1);
                 let core = Rc::clone(self);
-                spawn(async move { drop(core.judge(home, row, read.await).await) }).detach();
-                Race::Reconstructed(bytes)
+                spawn(async move { drop(core.finish_read(home, row, read.await).await) }).detach();
+                HedgeOutcome::Reconstructed(bytes)
             }
-            Either::Right((_, read)) => self.judge(home, row, read.await).await,
+            Either::Right((_, read)) => self.finish_read(home, row, read.await).await,
         }
     }
 
-    async fn judge(self: &Rc<Self>, home: usize, row: u64, result: Result<BufMut, Fault>) -> Race {
+    async fn finish_read(
+        self: &Rc<Self>,
+        home: usize,
+        row: u64,
+        result: Result<BufMut, ReadFault>,
+    ) -> HedgeOutcome {
         match result {
-            Ok(bytes) => Race::Read(bytes),
+            Ok(bytes) => HedgeOutcome::Read(bytes),
             Err(fault) => {
-                if let Fault::Error(_) = &fault {
+                if let ReadFault::Error(_) = &fault {
                     // A loss of the member shows in the operations that follow.
                     let _ = self.note(home, row, &fault).await;
                 }
-                Race::Failed
+                HedgeOutcome::Failed
             }
         }
     }
 
-    fn can_race(&self, home: usize, row: u64) -> bool {
+    fn can_hedge(&self, home: usize, row: u64) -> bool {
         let role = self.geometry.role(row, home);
         let copies = self.holders(row, role).any(|other| other != home);
         !self.rows.is_torn(row) && (copies || (self.geometry.has_parity() && self.is_healthy(row)))
     }
 
     /// The same range reconstructed without `home`; `None` if the others do not suffice.
-    async fn without(
+    async fn reconstruct_without(
         self: &Rc<Self>,
         home: usize,
         row: u64,
@@ -143,7 +148,7 @@ impl Core {
             return Ok(None);
         }
         let bytes = units.data.into_iter().nth(unit).flatten();
-        let bytes = bytes.filter(|bytes| self.sums.denied(home, row, at, bytes).is_empty());
+        let bytes = bytes.filter(|bytes| self.sums.contradicted(home, row, at, bytes).is_empty());
         Ok(bytes.map(Buf::into_mut))
     }
 }
@@ -154,7 +159,7 @@ mod tests {
 
     #[test]
     fn races_are_a_share_of_reads() {
-        let budget = Budget::new(5);
+        let budget = HedgeBudget::new(5);
         let raced = |reads: u32| {
             (0..reads)
                 .filter(|_| {
@@ -166,7 +171,7 @@ mod tests {
         // The first read adds nothing to a full budget.
         assert_eq!(raced(100), 16 + 4);
         assert_eq!(raced(1000), 50);
-        let none = Budget::new(0);
+        let none = HedgeBudget::new(0);
         none.earn();
         assert!(!none.spend());
     }

@@ -52,14 +52,14 @@ pub(crate) struct Intent {
 }
 
 /// A write to a marked region; it ends when this is dropped.
-pub(crate) struct Marked {
+pub(crate) struct MarkGuard {
     intent: Rc<Intent>,
     region: u64,
 }
 
 impl Core {
     /// Begins a write to a stripe; without a mark if that mechanism is switched off.
-    pub(crate) async fn mark_row(self: &Rc<Self>, row: u64, of: Mechanism) -> IoResult<Option<Marked>> {
+    pub(crate) async fn mark_row(self: &Rc<Self>, row: u64, of: Mechanism) -> IoResult<Option<MarkGuard>> {
         if self.lacks(of) {
             return Ok(None);
         }
@@ -67,7 +67,7 @@ impl Core {
     }
 }
 
-impl Drop for Marked {
+impl Drop for MarkGuard {
     fn drop(&mut self) {
         if let Some((count, last)) = self.intent.users.borrow_mut().get_mut(&self.region) {
             *count -= 1;
@@ -190,14 +190,14 @@ impl Intent {
     }
 
     /// Begins a write to a region: returns once its bit is set on the members.
-    pub(crate) async fn mark(self: &Rc<Self>, core: &Rc<Core>, region: u64) -> IoResult<Marked> {
+    pub(crate) async fn mark(self: &Rc<Self>, core: &Rc<Core>, region: u64) -> IoResult<MarkGuard> {
         let is_new = {
             let mut users = self.users.borrow_mut();
             let user = users.entry(region).or_insert((0, now()));
             user.0 += 1;
             user.0 == 1
         };
-        let marked = Marked { intent: Rc::clone(self), region };
+        let marked = MarkGuard { intent: Rc::clone(self), region };
         if core.lacks(Mechanism::Intent) {
             return Ok(marked);
         }
@@ -290,8 +290,8 @@ impl Intent {
         // Operations still under way may reveal that a member was offline and has lost writes
         // before the flush.
         let usable = core.members.iter().filter(|member| member.is_usable());
-        join_all(usable.map(Member::until_answered)).await;
-        if core.members.iter().any(Member::is_told_absent) || !core.may_forget_intents() {
+        join_all(usable.map(Member::until_completed)).await;
+        if core.members.iter().any(Member::has_recorded_absence) || !core.may_forget_intents() {
             return Ok(());
         }
         let mut pages: Vec<usize> = idle.iter().map(|region| (region / PER_PAGE) as usize).collect();

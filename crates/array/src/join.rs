@@ -10,7 +10,7 @@ use longhaul_block::{IoError, IoFuture, IoResult};
 use longhaul_engine::BufMut;
 
 /// Part of an operation.
-enum Part<T> {
+enum PartState<T> {
     Done(IoResult<T>),
     UnderWay(IoFuture<T>),
 }
@@ -21,27 +21,27 @@ fn gather<T: Unpin + 'static, U: 'static>(
     end: impl FnOnce(Vec<IoResult<T>>) -> IoResult<U> + 'static,
 ) -> IoFuture<U> {
     let mut waits = false;
-    let parts: Vec<Part<T>> = parts
+    let parts: Vec<PartState<T>> = parts
         .into_iter()
         .map(|part| match part.try_ready() {
-            Ok(result) => Part::Done(result),
+            Ok(result) => PartState::Done(result),
             Err(under_way) => {
                 waits = true;
-                Part::UnderWay(under_way)
+                PartState::UnderWay(under_way)
             }
         })
         .collect();
     if !waits {
         let done = |part| match part {
-            Part::Done(result) => result,
-            Part::UnderWay(_) => Err(IoError::Aborted),
+            PartState::Done(result) => result,
+            PartState::UnderWay(_) => Err(IoError::Aborted),
         };
         return IoFuture::ready(end(parts.into_iter().map(done).collect()));
     }
     let wait = |part| async {
         match part {
-            Part::Done(result) => result,
-            Part::UnderWay(under_way) => under_way.await,
+            PartState::Done(result) => result,
+            PartState::UnderWay(under_way) => under_way.await,
         }
     };
     let all = join_all(parts.into_iter().map(wait));
@@ -68,7 +68,7 @@ pub(crate) fn buffer(mut parts: Vec<IoFuture<BufMut>>) -> IoFuture<BufMut> {
             whole = match (whole, part) {
                 (Ok(mut whole), Ok(part)) => match whole.unsplit(part) {
                     Ok(()) => Ok(whole),
-                    Err(_) => Err(IoError::Integrity("a member gave back another buffer".into())),
+                    Err(_) => Err(IoError::Integrity("a member returned a different buffer".into())),
                 },
                 (Err(e), _) | (_, Err(e)) => Err(e),
             };

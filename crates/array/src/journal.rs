@@ -27,7 +27,7 @@ use crate::geometry::{BLOCK, JOURNAL_AT};
 use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::{IoError, IoResult};
-use record::{HEAD, Kind, Piece, Record};
+use record::{HEAD, Piece, Record, RecordKind};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
@@ -37,16 +37,16 @@ use uuid::Uuid;
 const MARKS: u64 = 4 * HEAD;
 
 /// A record in the window, oldest first.
-struct Entry {
+struct WindowEntry {
     pos: u64,
     len: u64,
     seq: u64,
     row: u64,
-    step: Step,
+    step: RecordState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum RecordState {
     /// Not in place yet.
     Open,
     /// In place, but possibly only in a member's volatile cache.
@@ -56,7 +56,7 @@ enum Step {
 }
 
 #[derive(Default)]
-struct State {
+struct JournalState {
     epoch: u64,
     epoch_start: u64,
     /// Position of the next record.
@@ -66,7 +66,7 @@ struct State {
     next_seq: u64,
     /// Bytes reserved for commits.
     reserved: u64,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<WindowEntry>,
     /// Records in the window, by row.
     rows: HashMap<u64, usize>,
 }
@@ -74,10 +74,10 @@ struct State {
 pub(crate) struct Journal {
     array: Uuid,
     size: u64,
-    state: RefCell<State>,
+    state: RefCell<JournalState>,
     marking: Cell<bool>,
     /// Rows that are being changed by way of the journal, in one part or more.
-    holders: RefCell<HashMap<u64, Holder>>,
+    holders: RefCell<HashMap<u64, RowUpdates>>,
     /// Turns that wait for space, in order.
     turns: RefCell<VecDeque<u64>>,
     next_turn: Cell<u64>,
@@ -92,18 +92,18 @@ pub(crate) struct Turn(u64);
 
 /// Parts of a row under way, and how many of them wait for space.
 #[derive(Default)]
-struct Holder {
+struct RowUpdates {
     parts: usize,
     waiting: usize,
 }
 
 /// A part of a row under way; it ends when this is dropped.
-pub(crate) struct Part<'a> {
+pub(crate) struct RowUpdate<'a> {
     journal: &'a Journal,
     row: u64,
 }
 
-impl Drop for Part<'_> {
+impl Drop for RowUpdate<'_> {
     fn drop(&mut self) {
         let mut holders = self.journal.holders.borrow_mut();
         if let Some(holder) = holders.get_mut(&self.row) {
@@ -118,14 +118,14 @@ impl Drop for Part<'_> {
 }
 
 /// A durable data record, and the bytes reserved for its commit.
-pub(crate) struct Logged {
+pub(crate) struct DurableRecord {
     pub(crate) seq: u64,
     room: u64,
 }
 
-impl State {
+impl JournalState {
     fn tail(&self) -> u64 {
-        let open = self.entries.iter().find(|entry| entry.step != Step::Done);
+        let open = self.entries.iter().find(|entry| entry.step != RecordState::Done);
         open.map_or(self.head, |entry| entry.pos)
     }
 
@@ -134,12 +134,12 @@ impl State {
     }
 
     /// Allocates a record at the head.
-    fn take(&mut self, kind: Kind, row: u64, len: u64) -> Record {
+    fn take(&mut self, kind: RecordKind, row: u64, len: u64) -> Record {
         let (pos, seq, tail) = (self.head, self.next_seq, self.tail());
         self.head += len;
         self.next_seq += 1;
-        let step = if kind == Kind::Mark { Step::Done } else { Step::Open };
-        self.entries.push_back(Entry { pos, len, seq, row, step });
+        let step = if kind == RecordKind::Mark { RecordState::Done } else { RecordState::Open };
+        self.entries.push_back(WindowEntry { pos, len, seq, row, step });
         *self.rows.entry(row).or_default() += 1;
         let (epoch, epoch_start) = (self.epoch, self.epoch_start);
         Record { kind, epoch, epoch_start, pos, seq, tail, row, covers: Vec::new(), pieces: Vec::new() }
@@ -149,7 +149,7 @@ impl State {
     fn begin_at(&mut self, tail: u64) {
         self.durable_tail = self.durable_tail.max(tail);
         while let Some(first) = self.entries.front() {
-            if first.pos + first.len > self.durable_tail || first.step != Step::Done {
+            if first.pos + first.len > self.durable_tail || first.step != RecordState::Done {
                 break;
             }
             if let Some(count) = self.rows.get_mut(&first.row) {
@@ -217,17 +217,17 @@ impl Journal {
         row: u64,
         pieces: Vec<Piece>,
         parity: u64,
-    ) -> IoResult<Logged> {
+    ) -> IoResult<DurableRecord> {
         let len = HEAD + pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
         let room = HEAD + parity;
         self.wait_for(core, turn, len + room).await?;
         let mut record = {
             let mut state = self.state.borrow_mut();
             state.reserved += room;
-            state.take(Kind::Data, row, len)
+            state.take(RecordKind::Data, row, len)
         };
         record.pieces = pieces;
-        let logged = Logged { seq: record.seq, room };
+        let logged = DurableRecord { seq: record.seq, room };
         match self.append(core, &record).await {
             Ok(()) => Ok(logged),
             Err(e) => {
@@ -238,9 +238,9 @@ impl Journal {
     }
 
     /// Begins to change a part of a row; the caller holds its lock.
-    pub(crate) fn part(&self, row: u64) -> Part<'_> {
+    pub(crate) fn part(&self, row: u64) -> RowUpdate<'_> {
         self.holders.borrow_mut().entry(row).or_default().parts += 1;
-        Part { journal: self, row }
+        RowUpdate { journal: self, row }
     }
 
     /// Appends a commit that covers data records; returns once it is durable. Returns the sequence
@@ -248,8 +248,8 @@ impl Journal {
     pub(crate) async fn commit(
         &self,
         core: &Rc<Core>,
-        part: &Part<'_>,
-        covers: Vec<Logged>,
+        part: &RowUpdate<'_>,
+        covers: Vec<DurableRecord>,
         pieces: Vec<Piece>,
     ) -> IoResult<Vec<u64>> {
         let row = part.row;
@@ -270,7 +270,7 @@ impl Journal {
         let mut record = {
             let mut state = self.state.borrow_mut();
             state.reserved -= room;
-            state.take(Kind::Commit, row, len)
+            state.take(RecordKind::Commit, row, len)
         };
         self.changed.notify();
         record.pieces = pieces;
@@ -292,14 +292,14 @@ impl Journal {
 
     /// Releases the reservation of a data record that was never durable. The record counts as done,
     /// and leaves the window when those before it have.
-    fn forget(&self, logged: Logged) {
+    fn forget(&self, logged: DurableRecord) {
         self.state.borrow_mut().reserved -= logged.room;
         self.applied(&[logged.seq], true);
     }
 
     /// Marks records as in place: durably, or up to the next flush.
     pub(crate) fn applied(&self, seqs: &[u64], durably: bool) {
-        let step = if durably { Step::Done } else { Step::Applied };
+        let step = if durably { RecordState::Done } else { RecordState::Applied };
         let mut state = self.state.borrow_mut();
         for entry in state.entries.iter_mut().filter(|entry| seqs.contains(&entry.seq)) {
             entry.step = step;
@@ -311,14 +311,19 @@ impl Journal {
     /// Records that a flush which begins now makes durable.
     pub(crate) fn flush_begins(&self) -> Vec<u64> {
         let state = self.state.borrow();
-        state.entries.iter().filter(|entry| entry.step == Step::Applied).map(|entry| entry.seq).collect()
+        state
+            .entries
+            .iter()
+            .filter(|entry| entry.step == RecordState::Applied)
+            .map(|entry| entry.seq)
+            .collect()
     }
 
     /// Whether space is short and a flush would free some.
     pub(crate) fn wants_flush(&self) -> bool {
         let state = self.state.borrow();
         state.head - state.durable_tail > self.size / 2
-            && state.entries.iter().any(|entry| entry.step == Step::Applied)
+            && state.entries.iter().any(|entry| entry.step == RecordState::Applied)
     }
 
     /// Returns when `turn` is first and `len` bytes are free; the caller must take them before it
@@ -365,7 +370,7 @@ impl Journal {
     /// Records the current tail durably.
     pub(crate) async fn mark(&self, core: &Rc<Core>) -> IoResult<()> {
         self.marking.set(true);
-        let record = self.state.borrow_mut().take(Kind::Mark, NO_ROW, HEAD);
+        let record = self.state.borrow_mut().take(RecordKind::Mark, NO_ROW, HEAD);
         let result = self.append(core, &record).await;
         self.marking.set(false);
         self.changed.notify();
@@ -378,12 +383,12 @@ impl Journal {
             return Ok(());
         }
         let end = self.state.borrow().head;
-        let any = |step: Step| {
+        let any = |step: RecordState| {
             let state = self.state.borrow();
             state.entries.iter().any(|entry| entry.pos < end && entry.step == step)
         };
-        self.changed.until(|| !any(Step::Open) || core.check_running().is_err()).await;
-        if any(Step::Applied) {
+        self.changed.until(|| !any(RecordState::Open) || core.check_running().is_err()).await;
+        if any(RecordState::Applied) {
             core.flush_members().await?;
         }
         while self.state.borrow().durable_tail < end {

@@ -19,10 +19,10 @@ pub(crate) struct RowLocks {
 struct RowLock {
     shared: usize,
     exclusive: bool,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<LockWaiter>,
 }
 
-struct Waiting {
+struct LockWaiter {
     exclusive: bool,
     grant: oneshot::Sender<RowGuard>,
 }
@@ -55,12 +55,12 @@ impl RowLocks {
                 return RowGuard { locks: Rc::clone(self), row, exclusive };
             }
             let (grant, granted) = oneshot::channel();
-            lock.waiting.push_back(Waiting { exclusive, grant });
+            lock.waiting.push_back(LockWaiter { exclusive, grant });
             granted
         };
         match granted.await {
             Ok(guard) => guard,
-            Err(_) => unreachable!("who waits is granted the lock, or has gone"),
+            Err(_) => unreachable!("a waiter is granted the lock, or is dropped"),
         }
     }
 }
@@ -108,26 +108,26 @@ impl Drop for RowGuard {
 }
 
 /// A limit on bytes in use, granted first come, first served.
-pub(crate) struct Budget {
+pub(crate) struct MemoryBudget {
     limit: usize,
-    state: RefCell<BudgetState>,
+    state: RefCell<MemoryBudgetState>,
 }
 
 #[derive(Default)]
-struct BudgetState {
+struct MemoryBudgetState {
     used: usize,
     waiting: VecDeque<(usize, oneshot::Sender<Permit>)>,
 }
 
 /// Bytes taken from the budget, returned on drop.
 pub(crate) struct Permit {
-    budget: Rc<Budget>,
+    budget: Rc<MemoryBudget>,
     bytes: usize,
 }
 
-impl Budget {
-    pub(crate) fn new(limit: usize) -> Budget {
-        Budget { limit, state: RefCell::default() }
+impl MemoryBudget {
+    pub(crate) fn new(limit: usize) -> MemoryBudget {
+        MemoryBudget { limit, state: RefCell::default() }
     }
 
     #[cfg(test)]
@@ -150,7 +150,7 @@ impl Budget {
         };
         match granted.await {
             Ok(permit) => permit,
-            Err(_) => unreachable!("who waits is granted room, or has gone"),
+            Err(_) => unreachable!("a waiter is granted memory, or is dropped"),
         }
     }
 }
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn a_budget_is_never_exceeded_but_by_one_alone() {
         run(async {
-            let budget = Rc::new(Budget::new(100));
+            let budget = Rc::new(MemoryBudget::new(100));
             let big = budget.take(500).await;
             let mut rest: Vec<_> = (0..3).map(|_| Box::pin(budget.take(60))).collect();
             assert!(poll_immediate(&mut rest[0]).await.is_none());

@@ -8,9 +8,9 @@
 use crate::core::Core;
 use crate::geometry::{BLOCK, Role};
 use crate::report::Extent;
-use crate::rows::Queued;
+use crate::rows::QueuedWrite;
 use crate::superblock::Condition;
-use crate::units::Units;
+use crate::units::StripeUnits;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -22,7 +22,7 @@ const TOLD_MAX: usize = 10_000;
 
 /// Disjoint ranges of the array, in bytes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ranges {
+pub(crate) struct LostRanges {
     /// Start and end of each range; none touches the next.
     ranges: BTreeMap<u64, u64>,
     bytes: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Ranges {
     beyond: u64,
 }
 
-impl Ranges {
+impl LostRanges {
     /// Records a range; returns how many of its bytes were not recorded before.
     pub(crate) fn add(&mut self, offset: u64, len: u64) -> u64 {
         let before = self.bytes;
@@ -86,7 +86,7 @@ impl Ranges {
     }
 
     /// The first ranges, in order, up to `TOLD_MAX`.
-    pub(crate) fn told(&self) -> Vec<Extent> {
+    pub(crate) fn listed(&self) -> Vec<Extent> {
         let extent = |(from, to): (&u64, &u64)| Extent { offset: *from, len: to - from };
         self.ranges.iter().take(TOLD_MAX).map(extent).collect()
     }
@@ -94,16 +94,21 @@ impl Ranges {
 
 /// Why a block of a stripe cannot be reconstructed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Gone {
+pub(crate) enum Unavailable {
     /// These data units are lost.
     Lost(Vec<usize>),
     /// Offline members may hold enough of it.
-    Waiting,
+    Offline,
 }
 
 impl Core {
     /// What of a range cannot be completed from `units`, for which all `wanted` roles were read.
-    pub(crate) fn gone(&self, row: u64, units: &Units, wanted: impl Fn(Role) -> bool) -> Gone {
+    pub(crate) fn unavailable(
+        &self,
+        row: u64,
+        units: &StripeUnits,
+        wanted: impl Fn(Role) -> bool,
+    ) -> Unavailable {
         let may_be_back = |role: Role| {
             let mut homes = self.geometry.homes(row, role);
             homes.any(|home| self.members[home].condition.get() == Condition::Absent)
@@ -112,7 +117,7 @@ impl Core {
         let lost: Vec<usize> = missing.filter(|i| !may_be_back(Role::Data(*i))).collect();
         let parity = usize::from(units.p.is_some() || may_be_back(Role::P))
             + usize::from(units.q.is_some() || may_be_back(Role::Q));
-        if lost.len() <= parity { Gone::Waiting } else { Gone::Lost(lost) }
+        if lost.len() <= parity { Unavailable::Offline } else { Unavailable::Lost(lost) }
     }
 
     /// Offset in the array of a range of a data unit.
@@ -139,7 +144,7 @@ impl Core {
     }
 
     /// The same for the writes of a batch.
-    pub(crate) fn regain_written(&self, row: u64, batch: &[Rc<Queued>]) {
+    pub(crate) fn regain_written(&self, row: u64, batch: &[Rc<QueuedWrite>]) {
         for piece in batch.iter().flat_map(|write| &write.pieces) {
             self.regain(row, piece.role, piece.at, piece.bytes.len() as u64);
         }
@@ -157,36 +162,36 @@ impl Core {
 mod tests {
     use super::*;
 
-    fn told(lost: &Ranges) -> Vec<(u64, u64)> {
-        lost.told().iter().map(|extent| (extent.offset, extent.len)).collect()
+    fn listed(lost: &LostRanges) -> Vec<(u64, u64)> {
+        lost.listed().iter().map(|extent| (extent.offset, extent.len)).collect()
     }
 
     #[test]
     fn ranges_are_noted_once_joined_and_taken_away() {
-        let mut lost = Ranges::default();
+        let mut lost = LostRanges::default();
         assert_eq!(lost.add(100, 10), 10);
         assert_eq!(lost.add(120, 10), 10);
         assert_eq!((lost.add(100, 10), lost.add(104, 2)), (0, 0));
         assert_eq!(lost.add(110, 10), 10);
-        assert_eq!(told(&lost), [(100, 30)]);
+        assert_eq!(listed(&lost), [(100, 30)]);
         assert_eq!(lost.add(90, 100), 70);
-        assert_eq!((told(&lost), lost.bytes()), (vec![(90, 100)], 100));
+        assert_eq!((listed(&lost), lost.bytes()), (vec![(90, 100)], 100));
         lost.remove(100, 10);
         lost.remove(0, 91);
         lost.remove(185, 100);
         lost.remove(300, 5);
-        assert_eq!((told(&lost), lost.bytes()), (vec![(91, 9), (110, 75)], 84));
+        assert_eq!((listed(&lost), lost.bytes()), (vec![(91, 9), (110, 75)], 84));
         lost.remove(0, 1000);
         assert!(lost.is_empty() && lost.bytes() == 0);
     }
 
     #[test]
     fn many_ranges_take_no_more_than_their_room() {
-        let mut lost = Ranges::default();
+        let mut lost = LostRanges::default();
         for n in 0..RANGES_MAX as u64 + 5 {
             lost.add(n * 10, 4);
         }
-        assert_eq!((lost.ranges.len(), lost.told().len()), (RANGES_MAX, TOLD_MAX));
+        assert_eq!((lost.ranges.len(), lost.listed().len()), (RANGES_MAX, TOLD_MAX));
         assert_eq!(lost.bytes(), (RANGES_MAX as u64 + 5) * 4);
         lost.look_again();
         assert_eq!(lost.bytes(), RANGES_MAX as u64 * 4);

@@ -3,7 +3,7 @@
 use crate::admission::Admitted;
 use crate::assemble::{check_device, examine};
 use crate::core::{Core, Spare};
-use crate::current::Kinship;
+use crate::current::Ancestry;
 use crate::device::ArrayDevice;
 use crate::error::ArrayError;
 use crate::geometry::{BLOCK, SUPER_AT};
@@ -11,7 +11,7 @@ use crate::member::Member;
 use crate::options::Options;
 use crate::scrub::ScrubReport;
 use crate::superblock::{Condition, MAX_SPARES, Superblock};
-use crate::upkeep::Running;
+use crate::upkeep::TaskGuard;
 use longhaul_block::{BlockDevice, IoError, IoResult};
 use longhaul_engine::{spawn, timeout};
 use std::rc::Rc;
@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 impl Core {
     /// Examines a device that is to join the array.
-    async fn newcomer(
+    async fn examine_new_device(
         self: &Rc<Self>,
         device: Arc<dyn BlockDevice>,
         force: bool,
@@ -45,7 +45,7 @@ impl Core {
         if !force {
             if let Some(found) = candidate.superblock.as_ref().filter(|found| found.array == self.array) {
                 let place = self.members.iter().find(|member| member.uuid.get() == found.member);
-                if self.kinship(found, place.map(|member| member.since.get())) == Kinship::Apart {
+                if self.ancestry(found, place.map(|member| member.since.get())) == Ancestry::Diverged {
                     let (device, own, ours) = (candidate.name(), found.age(), self.superblock().age());
                     return Err(ArrayError::Newer { device, own, ours });
                 }
@@ -69,9 +69,9 @@ impl Core {
             return Err(ArrayError::TooFew(format!("there is no member {index}")));
         }
         self.check_needed(index)?;
-        let (_, candidate) = self.newcomer(device, force, uuid).await?;
+        let (_, candidate) = self.examine_new_device(device, force, uuid).await?;
         let (_admitted, name) = (self.admit_change()?, candidate.name());
-        let placed = self.take_place(index, uuid, candidate.device, candidate.io, false).await;
+        let placed = self.replace_member(index, uuid, candidate.device, candidate.io, false).await;
         let Err(source) = placed else { return Ok(()) };
         self.check_needed(index)?;
         Err(ArrayError::Device { device: name, source })
@@ -93,7 +93,7 @@ impl Core {
 
     /// Whether a member is offline, and its device is missing or has given up, so that reads fail
     /// at once. A device that still reconnects has operations under way.
-    async fn is_forsaken(self: &Rc<Self>, member: &Member) -> bool {
+    async fn needs_device(self: &Rc<Self>, member: &Member) -> bool {
         let is_absent = || member.condition.get() == Condition::Absent;
         if !is_absent() || member.device().is_none() {
             return is_absent();
@@ -106,11 +106,11 @@ impl Core {
     }
 
     /// Members that return only if their device is opened again.
-    async fn forsaken(self: &Rc<Self>) -> Vec<Uuid> {
+    async fn members_without_device(self: &Rc<Self>) -> Vec<Uuid> {
         let looks =
-            self.members.iter().map(async |member| (member.uuid.get(), self.is_forsaken(member).await));
+            self.members.iter().map(async |member| (member.uuid.get(), self.needs_device(member).await));
         let looks = futures_util::future::join_all(looks).await;
-        looks.into_iter().filter(|(_, forsaken)| *forsaken).map(|(uuid, _)| uuid).collect()
+        looks.into_iter().filter(|(_, needs_device)| *needs_device).map(|(uuid, _)| uuid).collect()
     }
 
     /// Attaches a device that was unreachable at assembly, or has been given up since.
@@ -136,10 +136,10 @@ impl Core {
         let Some(member) = self.members.iter().find(|member| member.uuid.get() == found.member) else {
             return Err(ArrayError::NoMember(format!("{name} (it was replaced)")));
         };
-        if !self.is_forsaken(member).await || member.uuid.get() != found.member {
+        if !self.needs_device(member).await || member.uuid.get() != found.member {
             return Ok(false);
         }
-        // `welcome_back` examines and resyncs it like any returning member.
+        // `resync_returned_members` examines and resyncs it like any returning member.
         member.put(device, candidate.io);
         self.upkeep.changed.notify();
         Ok(true)
@@ -163,7 +163,7 @@ impl Core {
                 let name = member.name().unwrap_or_default();
                 let (condition, why) = (member.condition.get(), member.reason.borrow().clone());
                 return Err(IoError::Unreachable(format!(
-                    "member {index} ({name}) is {condition:?} and is not filled any further: {why}"
+                    "member {index} ({name}) is {condition:?}, and its rebuild has stopped: {why}"
                 )));
             }
         }
@@ -187,7 +187,7 @@ impl Core {
         if !room(&self.spares.borrow()) {
             return Err(ArrayError::TooFew(format!("there are {MAX_SPARES} spares already")));
         }
-        let (spare, candidate) = self.newcomer(device, force, uuid).await?;
+        let (spare, candidate) = self.examine_new_device(device, force, uuid).await?;
         let _admitted = self.admit_change()?;
         // The device first: it must be writable, and does not belong to the array until the
         // superblocks of the members list it.
@@ -252,7 +252,7 @@ impl ArrayDevice {
     /// # Errors
     /// The array's thread has ended.
     pub async fn forsaken(&self) -> IoResult<Vec<Uuid>> {
-        on_its_thread(self, |core| async move { core.forsaken().await }).await
+        on_its_thread(self, |core| async move { core.members_without_device().await }).await
     }
 
     /// Adds a spare, which replaces a member when one is lost. A spare of this array that was
@@ -274,7 +274,7 @@ impl ArrayDevice {
     pub async fn scrub(&self) -> IoResult<ScrubReport> {
         on_its_thread(self, |core| async move {
             // The scrub writes repairs until it notices that the array is stopping.
-            let _running = Running::new(&core);
+            let _running = TaskGuard::new(&core);
             core.scrub().await
         })
         .await?

@@ -7,8 +7,8 @@
 //! - an error counts only against the device that it comes from, and only while that device is in
 //!   use: another one may have replaced it by the time the error is handled.
 
-use crate::asked::Asked;
 use crate::geometry::{BLOCK, HEARTBEAT_AT, SUPER_AT};
+use crate::in_flight::InFlight;
 use crate::join;
 use crate::reach::Reach;
 use crate::superblock::Condition;
@@ -81,8 +81,8 @@ pub(crate) fn is_absence(error: &IoError) -> bool {
 /// Result of an operation of a member.
 pub(crate) type MemberResult<T> = Result<T, MemberError>;
 
-/// The device behind a member, opened.
-struct Opened {
+/// The device behind a member, attached.
+struct AttachedDevice {
     device: Arc<dyn BlockDevice>,
     info: DeviceInfo,
     io: Rc<dyn BlockIo>,
@@ -90,7 +90,7 @@ struct Opened {
 }
 
 /// A region of a member, as far as it can be read.
-pub(crate) struct Region {
+pub(crate) struct RegionContent {
     /// Content, with zeroes for unreadable blocks.
     pub(crate) bytes: Vec<u8>,
     /// Offsets of unreadable blocks, from the start of the region.
@@ -125,10 +125,10 @@ pub(crate) struct Member {
     /// Incremented for each new device and each absence.
     incarnation: Cell<u64>,
     /// Ends with the incarnation.
-    tenure: RefCell<Tenure>,
-    opened: RefCell<Option<Opened>>,
+    incarnation_end: RefCell<IncarnationEnd>,
+    attached: RefCell<Option<AttachedDevice>>,
     /// Operations on the current or the last device.
-    asked: RefCell<Rc<Asked>>,
+    in_flight: RefCell<Rc<InFlight>>,
     /// Mean time of a read.
     mean: Cell<Duration>,
     /// Mean deviation of that time.
@@ -137,15 +137,15 @@ pub(crate) struct Member {
 }
 
 /// Lifetime of an incarnation: dropping it wakes all operations that wait for the member.
-struct Tenure {
+struct IncarnationEnd {
     _until: oneshot::Sender<()>,
     over: Shared<oneshot::Receiver<()>>,
 }
 
-impl Tenure {
-    fn new() -> Tenure {
+impl IncarnationEnd {
+    fn new() -> IncarnationEnd {
         let (until, over) = oneshot::channel();
-        Tenure { _until: until, over: over.shared() }
+        IncarnationEnd { _until: until, over: over.shared() }
     }
 }
 
@@ -165,10 +165,10 @@ impl Member {
             elapsed: Cell::default(),
             doubts: Cell::new(0),
             settled: Cell::new(0),
-            tenure: RefCell::new(Tenure::new()),
+            incarnation_end: RefCell::new(IncarnationEnd::new()),
             incarnation: Cell::new(0),
-            opened: RefCell::default(),
-            asked: RefCell::default(),
+            attached: RefCell::default(),
+            in_flight: RefCell::default(),
             mean: Cell::default(),
             deviation: Cell::default(),
             reach: Reach::default(),
@@ -182,19 +182,19 @@ impl Member {
         self.trust(self.doubts.get());
         self.reach.renew();
         let generation = Cell::new(io.generation());
-        *self.opened.borrow_mut() = Some(Opened { device, info, io, generation });
+        *self.attached.borrow_mut() = Some(AttachedDevice { device, info, io, generation });
     }
 
     /// Detaches the device; operations under way continue.
     pub(crate) fn take(&self) -> Option<Arc<dyn BlockDevice>> {
         self.reincarnate();
-        self.opened.borrow_mut().take().map(|opened| opened.device)
+        self.attached.borrow_mut().take().map(|attached| attached.device)
     }
 
     /// Starts a new list of operations for another device, which those on the last one do not
     /// concern, however long they hang.
-    pub(crate) fn leave_behind(&self) {
-        self.asked.take();
+    pub(crate) fn detach_operations(&self) {
+        self.in_flight.take();
     }
 
     /// Whether it may have lost unflushed writes.
@@ -211,9 +211,9 @@ impl Member {
 
     /// Puts the member in doubt if its device has reconnected since the last call.
     pub(crate) fn look_at_generation(&self) {
-        let changed = self.opened.borrow().as_ref().is_some_and(|opened| {
-            let generation = opened.io.generation();
-            generation != opened.generation.replace(generation)
+        let changed = self.attached.borrow().as_ref().is_some_and(|attached| {
+            let generation = attached.io.generation();
+            generation != attached.generation.replace(generation)
         });
         if changed {
             self.doubt();
@@ -234,12 +234,12 @@ impl Member {
     pub(crate) fn reincarnate(&self) {
         self.incarnation.set(self.incarnation.get() + 1);
         // Dropped while not borrowed, since it wakes other tasks.
-        drop(self.tenure.replace(Tenure::new()));
+        drop(self.incarnation_end.replace(IncarnationEnd::new()));
     }
 
     /// Resolves when the incarnation ends.
     pub(crate) fn over(&self) -> Shared<oneshot::Receiver<()>> {
-        self.tenure.borrow().over.clone()
+        self.incarnation_end.borrow().over.clone()
     }
 
     /// Refuses operations while the member is not usable.
@@ -260,15 +260,16 @@ impl Member {
 
     /// Name of the device.
     pub(crate) fn name(&self) -> Option<String> {
-        self.opened.borrow().as_ref().map(|opened| opened.info.name.clone())
+        self.attached.borrow().as_ref().map(|attached| attached.info.name.clone())
     }
 
     pub(crate) fn device(&self) -> Option<Arc<dyn BlockDevice>> {
-        self.opened.borrow().as_ref().map(|opened| Arc::clone(&opened.device))
+        self.attached.borrow().as_ref().map(|attached| Arc::clone(&attached.device))
     }
 
     pub(crate) fn info(&self) -> Option<Ref<'_, DeviceInfo>> {
-        Ref::filter_map(self.opened.borrow(), |opened| opened.as_ref().map(|opened| &opened.info)).ok()
+        Ref::filter_map(self.attached.borrow(), |attached| attached.as_ref().map(|attached| &attached.info))
+            .ok()
     }
 
     pub(crate) fn is_active(&self) -> bool {
@@ -278,7 +279,7 @@ impl Member {
     /// Whether superblocks, bitmaps and the journal are written to it.
     pub(crate) fn is_usable(&self) -> bool {
         matches!(self.condition.get(), Condition::Active | Condition::Rebuilding { .. })
-            && self.opened.borrow().is_some()
+            && self.attached.borrow().is_some()
     }
 
     pub(crate) fn has_volatile_cache(&self) -> bool {
@@ -287,32 +288,32 @@ impl Member {
 
     /// Operations that have not completed, including those that have timed out.
     pub(crate) fn under_way(&self) -> usize {
-        self.asked.borrow().len()
+        self.in_flight.borrow().len()
     }
 
     /// Whether an operation has failed with absence, and the member is not yet marked offline.
-    pub(crate) fn is_told_absent(&self) -> bool {
-        self.asked.borrow().is_absent(self.incarnation.get())
+    pub(crate) fn has_recorded_absence(&self) -> bool {
+        self.in_flight.borrow().is_absent(self.incarnation.get())
     }
 
     /// Clears the recorded absence once it has been handled.
     pub(crate) fn forget_absence(&self) {
-        self.asked.borrow().forget_absence();
+        self.in_flight.borrow().forget_absence();
     }
 
     /// Resolves when all operations begun before have completed, or the incarnation ends.
-    pub(crate) async fn until_answered(&self) {
-        let asked = Rc::clone(&self.asked.borrow());
-        select(pin!(asked.until_answered()), self.over()).await;
+    pub(crate) async fn until_completed(&self) {
+        let in_flight = Rc::clone(&self.in_flight.borrow());
+        select(pin!(in_flight.until_completed()), self.over()).await;
     }
 
     pub(crate) fn advice(&self) -> Option<Advice> {
-        self.opened.borrow().as_ref()?.io.advice()
+        self.attached.borrow().as_ref()?.io.advice()
     }
 
     /// How long the member has been unreachable, if its device knows.
     pub(crate) fn away(&self) -> Option<Duration> {
-        self.opened.borrow().as_ref()?.io.away_since().map(|since| now().saturating_duration_since(since))
+        self.attached.borrow().as_ref()?.io.away_since().map(|since| now().saturating_duration_since(since))
     }
 
     pub(crate) fn count(&self, change: impl FnOnce(&mut MemberCounts)) {
@@ -348,7 +349,7 @@ impl Member {
     }
 
     pub(crate) fn gone(&self) -> IoError {
-        IoError::Unreachable(format!("member {} is gone", self.index))
+        IoError::Unreachable(format!("member {} is offline", self.index))
     }
 
     async fn within<T: Unpin + 'static>(
@@ -360,7 +361,7 @@ impl Member {
         self.look_at_generation();
         let result = result.map_err(|error| MemberError { error, incarnation });
         if result.as_ref().is_err_and(MemberError::is_absence) {
-            self.asked.borrow().tell_absence(incarnation);
+            self.in_flight.borrow().record_absence(incarnation);
         }
         result
     }
@@ -369,30 +370,30 @@ impl Member {
         &self,
         begin: impl FnOnce(&dyn BlockIo, &DeviceInfo) -> IoFuture<T>,
     ) -> IoResult<T> {
-        let started = match &*self.opened.borrow() {
-            Some(opened) => begin(&*opened.io, &opened.info).try_ready(),
+        let started = match &*self.attached.borrow() {
+            Some(attached) => begin(&*attached.io, &attached.info).try_ready(),
             None => return Err(self.gone()),
         };
         let operation = match started {
             Ok(result) => return self.reach.note(result),
             Err(operation) => operation,
         };
-        let (question, incarnation) = (self.asked.borrow().begin(), self.incarnation());
+        let (operation_guard, incarnation) = (self.in_flight.borrow().begin(), self.incarnation());
         let mut task = spawn(async move {
             let result = operation.await;
             if result.as_ref().is_err_and(is_absence) {
-                question.tell_absence(incarnation);
+                operation_guard.record_absence(incarnation);
             }
             result
         });
         let over = self.over();
-        let ended = match select(pin!(self.patiently(&mut task)), over).await {
+        let ended = match select(pin!(self.with_timeout(&mut task)), over).await {
             Either::Left((Ok(result), _)) => return self.reach.note(result),
             Either::Left((Err(time), _)) => {
                 let name = self.name().unwrap_or_default();
                 format!("{name} did not answer in {:.0} s", time.as_secs_f64())
             }
-            Either::Right(_) => format!("member {} is gone", self.index),
+            Either::Right(_) => format!("member {} is offline", self.index),
         };
         task.detach();
         Err(IoError::Unreachable(ended))
@@ -404,8 +405,8 @@ impl Member {
     }
 
     /// Reads a region; unreadable blocks are skipped.
-    pub(crate) async fn read_around(&self, offset: u64, len: u64) -> MemberResult<Region> {
-        let mut region = Region { bytes: Vec::with_capacity(len as usize), unreadable: Vec::new() };
+    pub(crate) async fn read_around(&self, offset: u64, len: u64) -> MemberResult<RegionContent> {
+        let mut region = RegionContent { bytes: Vec::with_capacity(len as usize), unreadable: Vec::new() };
         let pieces = (0..len).step_by(REGION_PIECE as usize);
         let mut reads = futures_util::stream::iter(pieces.map(async |at| {
             let n = REGION_PIECE.min(len - at);
@@ -460,12 +461,12 @@ impl Member {
 
     /// Writes, after a check that no other session has taken the member over.
     pub(crate) async fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> MemberResult<()> {
-        self.until_ours().await?;
+        self.until_writable().await?;
         self.write_anyhow(offset, src, flags).await
     }
 
     /// Writes the heartbeat block durably, without that check.
-    pub(crate) async fn write_beat(&self, src: Buf) -> MemberResult<()> {
+    pub(crate) async fn write_heartbeat(&self, src: Buf) -> MemberResult<()> {
         self.write_anyhow(HEARTBEAT_AT, src, WriteFlags { fua: self.has_volatile_cache() }).await
     }
 
@@ -503,7 +504,7 @@ impl Member {
 
     /// Makes a range read as zeroes, and deallocates it if the device can.
     pub(crate) async fn zero(&self, offset: u64, len: u64) -> MemberResult<()> {
-        self.until_ours().await?;
+        self.until_writable().await?;
         let flags = ZeroFlags { fua: false, may_deallocate: true };
         match self.within(|io, _| io.write_zeroes(offset, len, flags)).await {
             Err(MemberError { error: IoError::Unsupported(_), .. }) => {}

@@ -51,7 +51,7 @@ impl Known {
             .collect();
         let what = if older { "older" } else { "of another history" };
         Some(format!(
-            "this host has last recorded generation {} with members {}, and the newest superblock that is there \
+            "this host has last recorded generation {} with members {}, and the newest superblock that was found \
              is {what} ({})",
             self.generation,
             members.join(", "),

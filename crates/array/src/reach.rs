@@ -93,7 +93,7 @@ impl Reach {
         // A check that began after the write counts however long it took, unless the machine may
         // have been suspended since.
         let is_fresh = |at: Stamp| at.age() <= fresh || (at.is_after(came) && at.gap() <= fresh);
-        core.looks_no_more() || core.lacks(Mechanism::Gate) || self.seen.get().is_some_and(is_fresh)
+        core.checks_ended() || core.lacks(Mechanism::Gate) || self.seen.get().is_some_and(is_fresh)
     }
 
     /// Whether the machine may have been suspended since the last check for long enough for a
@@ -106,7 +106,7 @@ impl Reach {
 
 impl Member {
     /// Returns once a check allows writes to this member.
-    pub(crate) async fn until_ours(&self) -> MemberResult<()> {
+    pub(crate) async fn until_writable(&self) -> MemberResult<()> {
         let (reach, came) = (&self.reach, Stamp::now());
         let Some(core) = reach.core().filter(|core| !reach.may_write(core, &came)) else { return Ok(()) };
         if reach.stood_still(&core) {
@@ -119,7 +119,7 @@ impl Member {
         let ends = || failed().is_some() || core.check_running().is_err();
         let look = pin!(reach.changed.until(|| reach.may_write(&core, &came) || ends()));
         let looked =
-            matches!(select(pin!(self.patiently(look)), self.over()).await, Either::Left((Ok(()), _)));
+            matches!(select(pin!(self.with_timeout(look)), self.over()).await, Either::Left((Ok(()), _)));
         if looked && !ends() {
             return Ok(());
         }
@@ -128,7 +128,10 @@ impl Member {
 
     /// Waits for an operation up to the member's timeout, or longer while the array needs the
     /// member. On a timeout returns the time waited.
-    pub(crate) async fn patiently<F: Future + Unpin>(&self, mut operation: F) -> Result<F::Output, Duration> {
+    pub(crate) async fn with_timeout<F: Future + Unpin>(
+        &self,
+        mut operation: F,
+    ) -> Result<F::Output, Duration> {
         let began = now();
         let Some(core) = self.reach.core() else { return Ok(operation.await) };
         let (most, needed_most) = (core.options.member_timeout, core.options.needed_timeout);
@@ -151,7 +154,7 @@ impl Member {
     pub(crate) fn is_silent(&self, core: &Core) -> bool {
         let limit = core.options.heartbeat * SILENT_HALVES / 2;
         let is_long = |at: Instant| now().saturating_duration_since(at) >= limit;
-        self.away().is_some() || (!core.looks_no_more() && self.reach.answered.get().is_some_and(is_long))
+        self.away().is_some() || (!core.checks_ended() && self.reach.answered.get().is_some_and(is_long))
     }
 
     /// For how much of the last `time` the array could do without this member and all others that

@@ -12,19 +12,19 @@
 
 use crate::core::Core;
 use crate::geometry::{BLOCK, Role};
-use crate::hedge::Race;
+use crate::hedge::HedgeOutcome;
 use crate::journal::record::Piece;
-use crate::plan::Placed;
-use crate::rows::Pending;
-use crate::units::Units;
-use crate::window::Reader;
+use crate::plan::MemberWrite;
+use crate::rows::PendingContent;
+use crate::units::StripeUnits;
+use crate::window::ReadOrigin;
 use futures_util::future::join_all;
 use longhaul_block::IoResult;
 use longhaul_engine::{Buf, BufMut, spawn};
 use std::rc::Rc;
 
 /// A range of a data unit, and the window of the caller's buffer for it.
-struct Part {
+struct ReadPart {
     unit: usize,
     at: u64,
     dst: BufMut,
@@ -36,21 +36,22 @@ impl Core {
     pub(crate) async fn read(self: &Rc<Self>, offset: u64, dst: BufMut) -> IoResult<BufMut> {
         self.begun.set(self.begun.get() + 1);
         let total = dst.len();
-        let goes_on = self.kept.goes_on(offset, total as u64);
+        let is_sequential = self.read_cache.is_sequential(offset, total as u64);
         let (mut rest, mut at) = (dst, offset);
-        let mut rows: Vec<(u64, Vec<Part>)> = Vec::new();
+        let mut rows: Vec<(u64, Vec<ReadPart>)> = Vec::new();
         while !rest.is_empty() {
             let (row, unit, within) = self.geometry.locate(at);
             let len = (rest.len() as u64).min(self.geometry.unit - within);
             let tail = rest.split_off(len as usize);
-            let part = Part { unit, at: within, dst: std::mem::replace(&mut rest, tail) };
+            let part = ReadPart { unit, at: within, dst: std::mem::replace(&mut rest, tail) };
             match rows.last_mut() {
                 Some((last, parts)) if *last == row => parts.push(part),
                 _ => rows.push((row, vec![part])),
             }
             at += len;
         }
-        let rows = join_all(rows.into_iter().map(|(row, parts)| self.read_row(row, parts, goes_on))).await;
+        let rows =
+            join_all(rows.into_iter().map(|(row, parts)| self.read_row(row, parts, is_sequential))).await;
         let mut parts = Vec::new();
         for row in rows {
             parts.extend(row?);
@@ -58,16 +59,16 @@ impl Core {
         Ok(join_parts(parts, total))
     }
 
-    /// Reads parts of one stripe; `goes_on` if the read continues a sequential one.
+    /// Reads parts of one stripe; `is_sequential` if the read continues a sequential one.
     async fn read_row(
         self: &Rc<Self>,
         row: u64,
-        mut parts: Vec<Part>,
-        goes_on: bool,
+        mut parts: Vec<ReadPart>,
+        is_sequential: bool,
     ) -> IoResult<Vec<BufMut>> {
-        let missing = |part: &Part| self.holders(row, Role::Data(part.unit)).next().is_none();
-        if goes_on && self.keeps(row) {
-            parts = match self.read_kept(row, parts).await {
+        let missing = |part: &ReadPart| self.holders(row, Role::Data(part.unit)).next().is_none();
+        if is_sequential && self.is_cached_read(row) {
+            parts = match self.read_cached(row, parts).await {
                 Ok(filled) => return Ok(filled),
                 Err(parts) => parts,
             };
@@ -78,17 +79,17 @@ impl Core {
         join_all(parts.into_iter().map(|part| self.read_part(row, part))).await.into_iter().collect()
     }
 
-    async fn read_part(self: &Rc<Self>, row: u64, part: Part) -> IoResult<BufMut> {
-        let Part { unit, at, mut dst } = part;
+    async fn read_part(self: &Rc<Self>, row: u64, part: ReadPart) -> IoResult<BufMut> {
+        let ReadPart { unit, at, mut dst } = part;
         let len = dst.len() as u64;
         loop {
             match self.rows.pending(row, unit, at, len) {
-                Pending::Nothing => break,
-                Pending::Content(bytes) => {
+                PendingContent::Nothing => break,
+                PendingContent::Content(bytes) => {
                     dst.copy_from_slice(&bytes);
                     return Ok(dst);
                 }
-                Pending::Wait(queue, write) => {
+                PendingContent::Wait(queue, write) => {
                     queue.changed.until(|| write.applied.get() || self.check_running().is_err()).await;
                     if !write.applied.get() {
                         self.check_running()?;
@@ -98,7 +99,7 @@ impl Core {
         }
         let is_held = self.holders(row, Role::Data(unit)).next().is_some();
         let reads = if is_held { 1 } else { self.geometry.data_units() as u64 };
-        let room = self.room(len * reads, Reader::User).await;
+        let room = self.room(len * reads, ReadOrigin::User).await;
         let mut homes: Vec<usize> = self.holders(row, Role::Data(unit)).collect();
         if self.rows.is_torn(row) {
             // Copies may differ: always read the same one.
@@ -120,12 +121,12 @@ impl Core {
         {
             return Ok(bytes);
         }
-        match self.race(home, row, unit, at, dst).await {
-            Race::Read(bytes) => Ok(bytes),
-            Race::Reconstructed(bytes) => Ok(bytes),
-            Race::Failed => {
+        match self.hedged_read(home, row, unit, at, dst).await {
+            HedgeOutcome::Read(bytes) => Ok(bytes),
+            HedgeOutcome::Reconstructed(bytes) => Ok(bytes),
+            HedgeOutcome::Failed => {
                 drop(room);
-                self.mend(row, unit, at, len, Some(home)).await
+                self.read_and_repair(row, unit, at, len, Some(home)).await
             }
         }
     }
@@ -144,12 +145,12 @@ impl Core {
             let mut units = self.read_units(row, at, len, self.enough(row, &[]), &[]).await?;
             if units.bad.is_empty() && units.complete(len).is_ok() { Some(units) } else { None }
         };
-        let Some(units) = units else { return self.mend(row, unit, at, len, None).await };
+        let Some(units) = units else { return self.read_and_repair(row, unit, at, len, None).await };
         self.count(|counts| counts.reconstructed += 1);
         self.unit_of(units, row, unit)
     }
 
-    fn unit_of(&self, units: Units, row: u64, unit: usize) -> IoResult<BufMut> {
+    fn unit_of(&self, units: StripeUnits, row: u64, unit: usize) -> IoResult<BufMut> {
         let bytes = units.data.into_iter().nth(unit).flatten().ok_or_else(|| self.unreadable(row))?;
         Ok(bytes.into_mut())
     }
@@ -169,9 +170,9 @@ impl Core {
 
     /// Whether a sequential read takes the stripe from the cache: some of its data must be
     /// reconstructed.
-    fn keeps(&self, row: u64) -> bool {
+    fn is_cached_read(&self, row: u64) -> bool {
         let missing = |unit: usize| self.holders(row, Role::Data(unit)).next().is_none();
-        self.kept.is_open()
+        self.read_cache.is_open()
             && self.geometry.has_parity()
             && self.rows.queue(row).is_none()
             && (0..self.geometry.data_units()).any(missing)
@@ -179,14 +180,18 @@ impl Core {
 
     /// Fills parts from the cache, reading the stripe into it first if needed; returns the parts if
     /// that fails.
-    async fn read_kept(self: &Rc<Self>, row: u64, parts: Vec<Part>) -> Result<Vec<BufMut>, Vec<Part>> {
-        let (stripe, is_new) = self.kept.stripe(row);
+    async fn read_cached(
+        self: &Rc<Self>,
+        row: u64,
+        parts: Vec<ReadPart>,
+    ) -> Result<Vec<BufMut>, Vec<ReadPart>> {
+        let (stripe, is_new) = self.read_cache.stripe(row);
         if is_new {
             let (core, stripe) = (Rc::clone(self), Rc::clone(&stripe));
             spawn(async move { stripe.end(core.read_stripe(row).await) }).detach();
         }
         let Some(data) = stripe.data().await else { return Err(parts) };
-        let fill = |Part { unit, at, mut dst }: Part| {
+        let fill = |ReadPart { unit, at, mut dst }: ReadPart| {
             let start = at as usize;
             let len = dst.len();
             dst.copy_from_slice(&data[unit][start..start + len]);
@@ -197,7 +202,7 @@ impl Core {
 
     /// All data of a stripe, if the remaining units can be read and verified.
     async fn read_stripe(self: &Rc<Self>, row: u64) -> Option<Vec<Buf>> {
-        let _room = self.room(self.geometry.stripe(), Reader::User).await;
+        let _room = self.room(self.geometry.stripe(), ReadOrigin::User).await;
         let _together = self.locks.shared(row).await;
         self.check_untorn(row).ok()?;
         let unit = self.geometry.unit;
@@ -211,7 +216,7 @@ impl Core {
 
     /// Reads parts of a stripe some of which must be reconstructed: each member is read once for
     /// all of them.
-    async fn read_together(self: &Rc<Self>, row: u64, parts: Vec<Part>) -> IoResult<Vec<BufMut>> {
+    async fn read_together(self: &Rc<Self>, row: u64, parts: Vec<ReadPart>) -> IoResult<Vec<BufMut>> {
         if let Some(queue) = self.rows.queue(row) {
             let logged = queue.logged();
             let applied = || logged.iter().all(|write| write.applied.get());
@@ -223,21 +228,22 @@ impl Core {
         let from = parts.iter().map(|part| part.at).min().unwrap_or(0);
         let to = parts.iter().map(|part| part.at + part.dst.len() as u64).max().unwrap_or(0);
         let units = {
-            let _room = self.room((to - from) * self.geometry.data_units() as u64, Reader::User).await;
+            let _room = self.room((to - from) * self.geometry.data_units() as u64, ReadOrigin::User).await;
             let _together = self.locks.shared(row).await;
             self.check_untorn(row)?;
             let mut units = self.read_units(row, from, to - from, self.enough(row, &[]), &[]).await?;
             if units.bad.is_empty() && units.complete(to - from).is_ok() { Some(units) } else { None }
         };
         let Some(units) = units else {
-            let each =
-                parts.into_iter().map(|part| self.mend(row, part.unit, part.at, part.dst.len() as u64, None));
+            let each = parts
+                .into_iter()
+                .map(|part| self.read_and_repair(row, part.unit, part.at, part.dst.len() as u64, None));
             return join_all(each).await.into_iter().collect();
         };
         self.count(|counts| counts.reconstructed += 1);
         let mut filled = Vec::new();
         for part in parts {
-            let Part { unit, at, mut dst } = part;
+            let ReadPart { unit, at, mut dst } = part;
             let Some(bytes) = &units.data[unit] else { return Err(self.unreadable(row)) };
             let (start, len) = ((at - from) as usize, dst.len());
             dst.copy_from_slice(&bytes[start..start + len]);
@@ -248,7 +254,7 @@ impl Core {
 
     /// Reads a part under the exclusive lock, so that a mismatch is a fault, and repairs what is
     /// wrong. The suspected member is read first.
-    pub(crate) async fn mend(
+    pub(crate) async fn read_and_repair(
         self: &Rc<Self>,
         row: u64,
         unit: usize,
@@ -283,7 +289,7 @@ impl Core {
             }
         };
         for member in bad.iter().filter(|member| self.geometry.has_parity() && self.holds(**member, row)) {
-            if !self.vouch(*member, row, at, &bytes).await? {
+            if !self.confirm_reconstruction(*member, row, at, &bytes).await? {
                 return Err(self.unreadable(row));
             }
         }
@@ -291,9 +297,9 @@ impl Core {
         let writes = bad.into_iter().filter(|member| self.holds(*member, row)).map(|member| {
             self.members[member].count(|counts| counts.mended += len / BLOCK);
             let piece = Piece { role: Role::Data(unit), at, bytes: bytes.clone() };
-            Placed { member, piece }
+            MemberWrite { member, piece }
         });
-        let writes: Vec<Placed> = writes.collect();
+        let writes: Vec<MemberWrite> = writes.collect();
         // A halted or stopping array is not changed any more.
         if !writes.is_empty()
             && let Ok(_admitted) = self.admit()

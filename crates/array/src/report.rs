@@ -3,7 +3,7 @@
 use crate::core::Core;
 use crate::device::ArrayDevice;
 use crate::layout::Layout;
-use crate::lost::Ranges;
+use crate::lost::LostRanges;
 use crate::member::{Member, MemberCounts};
 use crate::scrub::ScrubReport;
 use crate::superblock::Condition;
@@ -49,10 +49,10 @@ impl Progress {
 
 /// State of background work.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tasks {
+pub(crate) struct BackgroundWork {
     pub(crate) filling: Option<Progress>,
     pub(crate) scrub: Option<ScrubReport>,
-    pub(crate) lost: Ranges,
+    pub(crate) lost: LostRanges,
 }
 
 /// Status of a member.
@@ -168,7 +168,7 @@ impl Core {
                 .collect(),
             filling: tasks.filling,
             scrub: tasks.scrub.clone(),
-            lost: tasks.lost.told(),
+            lost: tasks.lost.listed(),
             lost_bytes: tasks.lost.bytes(),
             marked_regions: (self.intent.marked().len() as u64, self.geometry.regions()),
             journal_used: self.journal.used(),
@@ -205,7 +205,7 @@ fn reason(member: &Member) -> String {
 
 /// Describes lost data.
 fn loss(bytes: u64) -> String {
-    format!("{bytes} bytes are lost: they read as errors until they are written")
+    format!("{bytes} bytes are lost: reads of them fail until they are written")
 }
 
 fn waits_for(silent: &[usize]) -> String {

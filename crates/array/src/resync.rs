@@ -6,12 +6,12 @@
 
 use crate::core::Core;
 use crate::geometry::{BLOCK, Role};
-use crate::journal::record::{Kind, Piece, Record};
-use crate::journal::scan::Found;
+use crate::journal::record::{Piece, Record, RecordKind};
+use crate::journal::scan::ScannedRecords;
 use crate::member::MemberResult;
-use crate::plan::Placed;
-use crate::rows::{Log, Queued};
-use crate::units::Units;
+use crate::plan::MemberWrite;
+use crate::rows::{LogState, QueuedWrite};
+use crate::units::StripeUnits;
 use futures_util::future::{join, join_all};
 use longhaul_block::{IoError, IoResult};
 use longhaul_engine::{Buf, BufMut};
@@ -22,7 +22,7 @@ use std::rc::Rc;
 const ROWS: usize = 8;
 
 /// A member's unit as read, whether right or wrong.
-struct Raw {
+struct RawUnit {
     member: usize,
     role: Role,
     bytes: BufMut,
@@ -34,14 +34,14 @@ struct Raw {
 
 impl Core {
     /// Replays the journal; returns the number of records.
-    pub(crate) async fn replay(self: &Rc<Self>, found: Found) -> IoResult<usize> {
+    pub(crate) async fn replay(self: &Rc<Self>, found: ScannedRecords) -> IoResult<usize> {
         let records = found.window();
         records.iter().try_for_each(|record| self.check_record(record))?;
         let mut logged: HashMap<u64, _> =
             self.journal.resume(self.epoch.get(), &records).into_iter().map(|l| (l.seq, l)).collect();
         let data: HashMap<u64, &Record> =
-            records.iter().filter(|r| r.kind == Kind::Data).map(|r| (r.seq, r)).collect();
-        for record in records.iter().filter(|record| record.kind == Kind::Commit) {
+            records.iter().filter(|r| r.kind == RecordKind::Data).map(|r| (r.seq, r)).collect();
+        for record in records.iter().filter(|record| record.kind == RecordKind::Commit) {
             let covered = record.covers.iter().filter_map(|seq| data.get(seq));
             let mut pieces: Vec<&Piece> = covered.flat_map(|record| &record.pieces).collect();
             pieces.extend(&record.pieces);
@@ -49,13 +49,13 @@ impl Core {
             let seqs: Vec<u64> = record.covers.iter().copied().chain([record.seq]).collect();
             self.journal.applied(&seqs, false);
         }
-        for record in records.iter().filter(|record| record.kind == Kind::Data) {
+        for record in records.iter().filter(|record| record.kind == RecordKind::Data) {
             let Some(open) = logged.remove(&record.seq) else { continue };
             // The data is written by way of old data and parity, which may be torn, by a
             // full-stripe write for instance.
             self.resync_row(record.row).await?;
-            let (write, _) = Queued::new(record.pieces.clone(), false, None);
-            *write.log.borrow_mut() = Log::Durable(open);
+            let (write, _) = QueuedWrite::new(record.pieces.clone(), false, None);
+            *write.log.borrow_mut() = LogState::Durable(open);
             self.apply(record.row, &[write]).await?;
         }
         self.flush_members().await?;
@@ -70,25 +70,25 @@ impl Core {
         };
         let is_data = |piece: &Piece| matches!(piece.role, Role::Data(_));
         let right = match record.kind {
-            Kind::Mark => true,
-            Kind::Data => {
+            RecordKind::Mark => true,
+            RecordKind::Data => {
                 record.row < self.geometry.rows && record.pieces.iter().all(|p| is_data(p) && has(p))
             }
-            Kind::Commit => record.row < self.geometry.rows && record.pieces.iter().all(has),
+            RecordKind::Commit => record.row < self.geometry.rows && record.pieces.iter().all(has),
         };
         if right {
             return Ok(());
         }
         let (seq, row) = (record.seq, record.row);
         Err(IoError::Integrity(format!(
-            "journal record {seq}, of stripe {row}, is for what the array does not have"
+            "journal record {seq} of stripe {row} names a range that the array does not have"
         )))
     }
 
     /// Writes pieces to the members that hold their roles, one after another.
     async fn put_pieces(self: &Rc<Self>, row: u64, pieces: &[&Piece]) -> IoResult<()> {
         for piece in pieces {
-            let place = |member| Placed { member, piece: Piece::clone(piece) };
+            let place = |member| MemberWrite { member, piece: Piece::clone(piece) };
             self.put(row, self.holders(row, piece.role).map(place).collect()).await?;
         }
         Ok(())
@@ -107,7 +107,7 @@ impl Core {
         Ok(rows.len() as u64)
     }
 
-    async fn read_raw(&self, member: usize, row: u64) -> MemberResult<Raw> {
+    async fn read_raw(&self, member: usize, row: u64) -> MemberResult<RawUnit> {
         let place = &self.members[member];
         let (unit, at) = (self.geometry.unit, self.geometry.unit_at(row));
         let (bytes, sums) = join(place.read(at, unit), self.sums.load(place, row, 0, unit)).await;
@@ -123,7 +123,7 @@ impl Core {
             wrong = self.sums.wrong(member, row, 0, &bytes);
         }
         wrong.retain(|block| !gone.contains(block));
-        Ok(Raw { member, role: self.geometry.role(row, member), bytes, wrong, gone })
+        Ok(RawUnit { member, role: self.geometry.role(row, member), bytes, wrong, gone })
     }
 
     /// A unit read block by block; unreadable blocks are zeroes and listed in `gone`.
@@ -165,17 +165,17 @@ impl Core {
     }
 
     /// Blocks to write so that parity and checksums are right.
-    fn fit_parity(&self, row: u64, mut raws: Vec<Raw>) -> Vec<Placed> {
+    fn fit_parity(&self, row: u64, mut raws: Vec<RawUnit>) -> Vec<MemberWrite> {
         let mut writes = Vec::new();
         let blocks = (self.geometry.unit / BLOCK) as usize;
         for block in 0..blocks {
             let range = block * BLOCK as usize..(block + 1) * BLOCK as usize;
-            let bad = |raw: &Raw| raw.wrong.contains(&block) || raw.gone.contains(&block);
+            let bad = |raw: &RawUnit| raw.wrong.contains(&block) || raw.gone.contains(&block);
             let wrong: Vec<usize> = (0..raws.len()).filter(|i| bad(&raws[*i])).collect();
             if !wrong.is_empty() {
                 self.trust_checksums(row, block, &range, &wrong, &mut raws);
             }
-            let there = |raw: &&Raw| matches!(raw.role, Role::Data(_)) && !raw.gone.contains(&block);
+            let there = |raw: &&RawUnit| matches!(raw.role, Role::Data(_)) && !raw.gone.contains(&block);
             let mut changed: Vec<usize> = wrong;
             if raws.iter().filter(there).count() == self.geometry.data_units() {
                 changed.extend(self.fit_block(block, &range, &mut raws));
@@ -186,7 +186,7 @@ impl Core {
                 let raw = &raws[i];
                 let bytes = Buf::copy_of(&raw.bytes[range.clone()]);
                 let piece = Piece { role: raw.role, at: range.start as u64, bytes };
-                writes.push(Placed { member: raw.member, piece });
+                writes.push(MemberWrite { member: raw.member, piece });
             }
         }
         writes
@@ -199,10 +199,10 @@ impl Core {
         block: usize,
         range: &std::ops::Range<usize>,
         wrong: &[usize],
-        raws: &mut [Raw],
+        raws: &mut [RawUnit],
     ) {
         let mut units =
-            Units { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
+            StripeUnits { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
         for (i, raw) in raws.iter().enumerate().filter(|(i, _)| !wrong.contains(i)) {
             let _ = i;
             let bytes = Some(Buf::copy_of(&raw.bytes[range.clone()]));
@@ -216,13 +216,14 @@ impl Core {
             return;
         }
         let (p, q) = units.parity(BLOCK, self.geometry.redundancy() == 2);
-        let right = |raw: &Raw| match raw.role {
+        let right = |raw: &RawUnit| match raw.role {
             Role::Data(unit) => units.data[unit].clone(),
             Role::P => Some(p.clone()),
             Role::Q => q.clone(),
         };
-        let asked =
-            |raw: &Raw, bytes: &Buf| self.sums.wrong(raw.member, row, block as u64 * BLOCK, bytes).is_empty();
+        let asked = |raw: &RawUnit, bytes: &Buf| {
+            self.sums.wrong(raw.member, row, block as u64 * BLOCK, bytes).is_empty()
+        };
         let found: Vec<Option<Buf>> = wrong.iter().map(|i| right(&raws[*i])).collect();
         let all =
             wrong.iter().zip(&found).all(|(i, bytes)| bytes.as_ref().is_some_and(|b| asked(&raws[*i], b)));
@@ -235,9 +236,9 @@ impl Core {
     }
 
     /// Recomputes the parity of one block from its data; returns the indices of units that changed.
-    fn fit_block(&self, block: usize, range: &std::ops::Range<usize>, raws: &mut [Raw]) -> Vec<usize> {
+    fn fit_block(&self, block: usize, range: &std::ops::Range<usize>, raws: &mut [RawUnit]) -> Vec<usize> {
         let mut units =
-            Units { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
+            StripeUnits { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
         for raw in raws.iter() {
             if let Role::Data(unit) = raw.role {
                 units.data[unit] = Some(Buf::copy_of(&raw.bytes[range.clone()]));
@@ -265,13 +266,13 @@ impl Core {
 
 /// Blocks to write so that all copies are equal: to the first that matches its checksum, or else to
 /// the first that is readable.
-fn fit_copies(raws: Vec<Raw>) -> Vec<Placed> {
+fn fit_copies(raws: Vec<RawUnit>) -> Vec<MemberWrite> {
     let mut writes = Vec::new();
     let Some(len) = raws.first().map(|raw| raw.bytes.len()) else { return writes };
     let mut roles: Vec<Role> = raws.iter().map(|raw| raw.role).collect();
     roles.dedup();
     for role in roles {
-        let copies: Vec<&Raw> = raws.iter().filter(|raw| raw.role == role).collect();
+        let copies: Vec<&RawUnit> = raws.iter().filter(|raw| raw.role == role).collect();
         for block in 0..len / BLOCK as usize {
             let range = block * BLOCK as usize..(block + 1) * BLOCK as usize;
             let mut there = copies.iter().filter(|raw| !raw.gone.contains(&block));
@@ -282,7 +283,7 @@ fn fit_copies(raws: Vec<Raw>) -> Vec<Placed> {
                 if bad || raw.bytes[range.clone()] != right.bytes[range.clone()] {
                     let bytes = Buf::copy_of(&right.bytes[range.clone()]);
                     let piece = Piece { role, at: range.start as u64, bytes };
-                    writes.push(Placed { member: raw.member, piece });
+                    writes.push(MemberWrite { member: raw.member, piece });
                 }
             }
         }
@@ -323,7 +324,7 @@ mod tests {
         });
         let piece = Piece { role: Role::Data(0), at: 0, bytes: Buf::copy_of(&[0xEE; BLOCK as usize]) };
         let mut record = Record {
-            kind: Kind::Data,
+            kind: RecordKind::Data,
             epoch: 1 << 20,
             epoch_start: 0,
             pos: 0,
@@ -363,14 +364,17 @@ mod tests {
                 |record| record.pieces[0].role = Role::P,
                 |record| record.pieces[0].at = 16 << 10,
                 |record| record.pieces[0].at = 512,
-                |record| (record.kind, record.row) = (Kind::Commit, 1 << 40),
-                |record| (record.kind, record.pieces[0].at) = (Kind::Commit, 16 << 10),
-                |record| (record.kind, record.pieces[0].role) = (Kind::Commit, Role::Data(200)),
+                |record| (record.kind, record.row) = (RecordKind::Commit, 1 << 40),
+                |record| (record.kind, record.pieces[0].at) = (RecordKind::Commit, 16 << 10),
+                |record| (record.kind, record.pieces[0].role) = (RecordKind::Commit, Role::Data(200)),
             ];
             for (number, change) in wrong.into_iter().enumerate() {
                 let (result, changed) = assembled(layout, change);
                 let text = result.expect_err("refused").to_string();
-                assert!(text.contains("is for what the array does not have"), "{layout} {number}: {text}");
+                assert!(
+                    text.contains("names a range that the array does not have"),
+                    "{layout} {number}: {text}"
+                );
                 assert!(!changed, "{layout} {number}");
             }
         }

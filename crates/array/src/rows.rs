@@ -7,12 +7,12 @@
 //! - when the array has halted, logged writes stay in their queue, and the stripe counts as torn:
 //!   parts of what was being written may be in place.
 
-use crate::ends::Ends;
 use crate::event::Event;
 use crate::geometry::Role;
-use crate::journal::Logged;
+use crate::journal::DurableRecord;
 use crate::journal::record::Piece;
 use crate::locks::Permit;
+use crate::sequential::SequentialDetector;
 use futures_channel::oneshot;
 use longhaul_block::{IoError, IoResult};
 use longhaul_engine::{Buf, now};
@@ -22,13 +22,13 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// State of the data record of a write.
-pub(crate) enum Log {
+pub(crate) enum LogState {
     /// The write has no data record.
     None,
     /// Being written.
     UnderWay,
     /// Durable.
-    Durable(Logged),
+    Durable(DurableRecord),
     /// Failed: the write continues without a record, unacknowledged.
     Failed,
     /// Covered by a commit.
@@ -36,9 +36,9 @@ pub(crate) enum Log {
 }
 
 /// A write to one stripe.
-pub(crate) struct Queued {
+pub(crate) struct QueuedWrite {
     pub(crate) pieces: Vec<Piece>,
-    pub(crate) log: RefCell<Log>,
+    pub(crate) log: RefCell<LogState>,
     /// Held back for the rest of the stripe.
     pub(crate) held: Cell<bool>,
     /// The write begins where another one ended.
@@ -50,18 +50,18 @@ pub(crate) struct Queued {
 
 /// The writes of a stripe.
 #[derive(Default)]
-pub(crate) struct Queue {
+pub(crate) struct WriteQueue {
     /// In order; those that are being applied first.
-    writes: RefCell<VecDeque<Rc<Queued>>>,
+    writes: RefCell<VecDeque<Rc<QueuedWrite>>>,
     pub(crate) changed: Event,
 }
 
 #[derive(Default)]
-pub(crate) struct Rows {
-    queues: RefCell<HashMap<u64, Rc<Queue>>>,
+pub(crate) struct StripeQueues {
+    queues: RefCell<HashMap<u64, Rc<WriteQueue>>>,
     /// Stripes that were being written when the array halted.
     torn: RefCell<BTreeSet<u64>>,
-    ends: Ends,
+    ends: SequentialDetector,
     /// Consecutive waits that did not complete a stripe; too many of them stop the waiting.
     vain: Cell<u32>,
     /// Full-stripe writes under way, and an upper estimate of their duration.
@@ -81,16 +81,16 @@ const OUTAGE: Duration = Duration::from_secs(2);
 const VAIN_MAX: u32 = 8;
 const VAIN_RETRY: u32 = 64;
 
-impl Queued {
+impl QueuedWrite {
     pub(crate) fn new(
         pieces: Vec<Piece>,
         continues: bool,
         room: Option<Rc<Permit>>,
-    ) -> (Rc<Queued>, oneshot::Receiver<IoResult<()>>) {
+    ) -> (Rc<QueuedWrite>, oneshot::Receiver<IoResult<()>>) {
         let (ack, acked) = oneshot::channel();
-        let queued = Queued {
+        let queued = QueuedWrite {
             pieces,
-            log: RefCell::new(Log::None),
+            log: RefCell::new(LogState::None),
             held: Cell::new(false),
             continues,
             applied: Cell::new(false),
@@ -113,48 +113,48 @@ impl Queued {
 
     /// Whether it has, or had, a data record.
     pub(crate) fn is_logged(&self) -> bool {
-        !matches!(*self.log.borrow(), Log::None | Log::Failed)
+        !matches!(*self.log.borrow(), LogState::None | LogState::Failed)
     }
 
     pub(crate) fn is_settled(&self) -> bool {
-        !matches!(*self.log.borrow(), Log::UnderWay)
+        !matches!(*self.log.borrow(), LogState::UnderWay)
     }
 }
 
-impl Queue {
+impl WriteQueue {
     pub(crate) fn bytes(&self) -> u64 {
         self.writes.borrow().iter().map(|write| write.len()).sum()
     }
 
-    pub(crate) fn held(&self) -> Vec<Rc<Queued>> {
+    pub(crate) fn held(&self) -> Vec<Rc<QueuedWrite>> {
         self.writes.borrow().iter().filter(|write| write.held.get()).cloned().collect()
     }
 
     /// Writes that may be acknowledged already.
-    pub(crate) fn logged(&self) -> Vec<Rc<Queued>> {
+    pub(crate) fn logged(&self) -> Vec<Rc<QueuedWrite>> {
         self.writes.borrow().iter().filter(|write| write.is_logged()).cloned().collect()
     }
 
     /// Whether every write before `write` has, or had, a data record: only then may it have one.
     /// Otherwise the earlier write, which needs journal space, would wait for this one's record to
     /// leave the journal, and this one for its turn in the queue.
-    pub(crate) fn may_log(&self, write: &Rc<Queued>) -> bool {
+    pub(crate) fn may_log(&self, write: &Rc<QueuedWrite>) -> bool {
         let writes = self.writes.borrow();
         writes.iter().take_while(|before| !Rc::ptr_eq(before, write)).all(|before| before.is_logged())
     }
 
-    pub(crate) fn first(&self) -> Option<Rc<Queued>> {
+    pub(crate) fn first(&self) -> Option<Rc<QueuedWrite>> {
         self.writes.borrow().front().cloned()
     }
 
     /// The first writes that are either all logged or all not, at most `most` of them; they stay in
     /// the queue.
-    pub(crate) fn batch(&self, most: usize) -> Vec<Rc<Queued>> {
+    pub(crate) fn batch(&self, most: usize) -> Vec<Rc<QueuedWrite>> {
         let writes = self.writes.borrow();
         let Some(first) = writes.front() else { return Vec::new() };
         let logged = first.is_logged();
         let alike =
-            |write: &&Rc<Queued>| write.is_logged() == logged && write.is_settled() && !write.held.get();
+            |write: &&Rc<QueuedWrite>| write.is_logged() == logged && write.is_settled() && !write.held.get();
         writes.iter().take_while(alike).take(most).cloned().collect()
     }
 
@@ -183,9 +183,9 @@ impl Queue {
     }
 }
 
-impl Rows {
+impl StripeQueues {
     /// Adds a write; returns the queue if it is new and needs a writer task.
-    pub(crate) fn push(&self, row: u64, write: Rc<Queued>) -> Option<Rc<Queue>> {
+    pub(crate) fn push(&self, row: u64, write: Rc<QueuedWrite>) -> Option<Rc<WriteQueue>> {
         let mut queues = self.queues.borrow_mut();
         let is_new = !queues.contains_key(&row);
         let queue = queues.entry(row).or_default();
@@ -204,7 +204,7 @@ impl Rows {
         empty
     }
 
-    pub(crate) fn queue(&self, row: u64) -> Option<Rc<Queue>> {
+    pub(crate) fn queue(&self, row: u64) -> Option<Rc<WriteQueue>> {
         self.queues.borrow().get(&row).cloned()
     }
 
@@ -226,28 +226,28 @@ impl Rows {
 
     /// Content that logged writes (which may be acknowledged) give a range of a data unit: none,
     /// all of it, or a write that must be in place before the range can be read.
-    pub(crate) fn pending(&self, row: u64, unit: usize, at: u64, len: u64) -> Pending {
-        let Some(queue) = self.queue(row) else { return Pending::Nothing };
+    pub(crate) fn pending(&self, row: u64, unit: usize, at: u64, len: u64) -> PendingContent {
+        let Some(queue) = self.queue(row) else { return PendingContent::Nothing };
         let writes = queue.writes.borrow();
         for write in writes.iter().rev().filter(|write| write.is_logged()) {
             for piece in write.pieces.iter().filter(|piece| piece.role == Role::Data(unit)) {
                 let end = piece.at + piece.bytes.len() as u64;
                 if piece.at <= at && at + len <= end {
                     let start = (at - piece.at) as usize;
-                    return Pending::Content(piece.bytes.slice(start..start + len as usize));
+                    return PendingContent::Content(piece.bytes.slice(start..start + len as usize));
                 }
                 if piece.at < at + len && at < end {
-                    return Pending::Wait(Rc::clone(&queue), Rc::clone(write));
+                    return PendingContent::Wait(Rc::clone(&queue), Rc::clone(write));
                 }
             }
         }
-        Pending::Nothing
+        PendingContent::Nothing
     }
 
     /// Whether a write begins where another one ended, and waiting for the rest of a stripe has
     /// paid lately.
     pub(crate) fn continues(&self, offset: u64, len: u64) -> bool {
-        let known = self.ends.goes_on(offset, len);
+        let known = self.ends.is_sequential(offset, len);
         let vain = self.vain.get();
         if known && vain >= VAIN_MAX {
             self.vain.set(if vain >= VAIN_MAX + VAIN_RETRY { VAIN_MAX - 1 } else { vain + 1 });
@@ -256,9 +256,9 @@ impl Rows {
     }
 
     /// Counts a full-stripe write until the returned guard is dropped.
-    pub(crate) fn whole(&self) -> Whole<'_> {
+    pub(crate) fn whole(&self) -> FullStripeGuard<'_> {
         self.whole.set(self.whole.get() + 1);
-        Whole { rows: self, began: now() }
+        FullStripeGuard { rows: self, began: now() }
     }
 
     /// Upper estimate of the duration of a full-stripe write, while one is under way: its writer
@@ -274,13 +274,13 @@ impl Rows {
     }
 }
 
-/// See [`Rows::whole`].
-pub(crate) struct Whole<'a> {
-    rows: &'a Rows,
+/// See [`StripeQueues::whole`].
+pub(crate) struct FullStripeGuard<'a> {
+    rows: &'a StripeQueues,
     began: Instant,
 }
 
-impl Drop for Whole<'_> {
+impl Drop for FullStripeGuard<'_> {
     fn drop(&mut self) {
         let (rows, time, mean) = (self.rows, now() - self.began, self.rows.pace.get());
         rows.whole.set(rows.whole.get() - 1);
@@ -293,9 +293,9 @@ impl Drop for Whole<'_> {
     }
 }
 
-/// See [`Rows::pending`].
-pub(crate) enum Pending {
+/// See [`StripeQueues::pending`].
+pub(crate) enum PendingContent {
     Nothing,
     Content(Buf),
-    Wait(Rc<Queue>, Rc<Queued>),
+    Wait(Rc<WriteQueue>, Rc<QueuedWrite>),
 }

@@ -4,20 +4,20 @@
 //! - checksums decide which block is wrong: a block that does not match its checksum is replaced by
 //!   its reconstruction, never the other way round;
 //! - if all checksums match and the blocks contradict each other nothing is written here: see
-//!   [`crate::judge`];
+//!   [`crate::arbitrate`];
 //! - a scrub yields to user I/O, and to the configured rate.
 
 use crate::core::Core;
-use crate::fill::Seen;
 use crate::geometry::{BLOCK, JOURNAL_AT, Role};
 use crate::journal::record::Piece;
-use crate::lost::Gone;
+use crate::lost::Unavailable;
 use crate::member::MemberResult;
-use crate::plan::Placed;
+use crate::plan::MemberWrite;
+use crate::rebuild::BatchState;
 use crate::report::Extent;
-use crate::units::{Fault, Units};
+use crate::units::{ReadFault, StripeUnits};
 use crate::upkeep::is_over;
-use crate::window::Reader;
+use crate::window::ReadOrigin;
 use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::{IoError, IoResult};
@@ -66,7 +66,7 @@ pub struct ScrubReport {
 }
 
 /// A block of a member, verified.
-pub(crate) enum Block {
+pub(crate) enum VerifiedBlock {
     Right(Buf),
     Wrong,
     Unreadable,
@@ -83,9 +83,9 @@ impl Core {
         // One scrub at a time.
         let _alone = self.scrubbing.exclusive(0).await;
         let began = now();
-        report.own = self.scrub_own().await?;
+        report.own = self.scrub_metadata().await?;
         self.upkeep.tasks.borrow_mut().lost.look_again();
-        let mut seen = Seen { begun: self.begun.get(), published: began, done: 0 };
+        let mut seen = BatchState { begun: self.begun.get(), published: began, done: 0 };
         let at_a_time = (AT_A_TIME / self.geometry.unit).max(1);
         let (mut row, mut misfits) = (0, Vec::new());
         while row < self.geometry.rows && !is_over(self) {
@@ -99,10 +99,10 @@ impl Core {
             report.elapsed = now() - began;
             let rate = self.upkeep.scrub_rate.get().or(self.upkeep.rebuild_rate.get());
             self.upkeep.tasks.borrow_mut().scrub = Some(report.clone());
-            self.give_way(&mut seen, (end - row) * self.geometry.unit, start, rate).await;
+            self.yield_to_users(&mut seen, (end - row) * self.geometry.unit, start, rate).await;
             row = end;
         }
-        report.finished = row == self.geometry.rows && self.judge_misfits(&misfits, &mut report).await?;
+        report.finished = row == self.geometry.rows && self.arbitrate_stripes(&misfits, &mut report).await?;
         report.elapsed = now() - began;
         self.upkeep.tasks.borrow_mut().scrub = Some(report.clone());
         Ok(report)
@@ -110,7 +110,7 @@ impl Core {
 
     /// Verifies superblocks, bitmaps, journals and checksum pages of the members, and rewrites
     /// damaged blocks from memory. Returns their number.
-    async fn scrub_own(self: &Rc<Self>) -> IoResult<u64> {
+    async fn scrub_metadata(self: &Rc<Self>) -> IoResult<u64> {
         let mut mended = self.scrub_superblocks().await?;
         for member in &self.members {
             if member.is_usable() {
@@ -137,17 +137,17 @@ impl Core {
     }
 
     /// Scrubs one stripe: blocks that do not match their checksums are repaired from those that do.
-    /// Contradictions among matching blocks are left for [`judge_misfits`](Self::judge_misfits).
+    /// Contradictions among matching blocks are left for [`arbitrate_stripes`](Self::arbitrate_stripes).
     pub(crate) async fn scrub_row(self: &Rc<Self>, row: u64) -> IoResult<ScrubReport> {
         let mut report = ScrubReport::of(self.geometry.width);
-        let _room = self.room(self.geometry.width as u64 * self.geometry.unit, Reader::Background).await;
+        let _room = self.room(self.geometry.width as u64 * self.geometry.unit, ReadOrigin::Background).await;
         let _alone = self.locks.exclusive(row).await;
-        let units = self.look_at(row).await?;
+        let units = self.read_verified(row).await?;
         let mut writes = Vec::new();
         for block in 0..(self.geometry.unit / BLOCK) as usize {
             report.misfits |= self.scrub_block(row, block, &units, &mut writes, &mut report);
         }
-        self.drop_doubtful(row, &mut writes, &mut report).await?;
+        self.drop_unconfirmed(row, &mut writes, &mut report).await?;
         if !writes.is_empty() {
             let _marked = self.mark_row(row, Mechanism::ScrubIntent).await?;
             self.put(row, writes).await?;
@@ -156,7 +156,10 @@ impl Core {
     }
 
     /// The verified units of a stripe by member. The caller holds the stripe lock.
-    pub(crate) async fn look_at(self: &Rc<Self>, row: u64) -> IoResult<Vec<(usize, Vec<Block>)>> {
+    pub(crate) async fn read_verified(
+        self: &Rc<Self>,
+        row: u64,
+    ) -> IoResult<Vec<(usize, Vec<VerifiedBlock>)>> {
         let members: Vec<usize> =
             (0..self.geometry.width).filter(|member| self.holds(*member, row)).collect();
         let mut units = Vec::new();
@@ -173,16 +176,16 @@ impl Core {
 
     /// Drops reconstructions that contradict the checksum of their block, and everything derived
     /// from them.
-    async fn drop_doubtful(
+    async fn drop_unconfirmed(
         &self,
         row: u64,
-        writes: &mut Vec<Placed>,
+        writes: &mut Vec<MemberWrite>,
         report: &mut ScrubReport,
     ) -> IoResult<()> {
         let mut doubtful = Vec::new();
-        for Placed { member, piece } in writes.iter() {
+        for MemberWrite { member, piece } in writes.iter() {
             let made = self.geometry.has_parity() && matches!(piece.role, Role::Data(_));
-            if made && !self.vouch(*member, row, piece.at, &piece.bytes).await? {
+            if made && !self.confirm_reconstruction(*member, row, piece.at, &piece.bytes).await? {
                 report.lost += 1;
                 if let Role::Data(unit) = piece.role {
                     self.lose_block(row, unit, piece.at);
@@ -197,26 +200,26 @@ impl Core {
     }
 
     /// The verified blocks of a member's unit.
-    async fn blocks(&self, member: usize, row: u64) -> MemberResult<Vec<Block>> {
+    async fn blocks(&self, member: usize, row: u64) -> MemberResult<Vec<VerifiedBlock>> {
         let unit = self.geometry.unit;
         let dst = longhaul_engine::BufMut::zeroed(unit as usize);
         match self.read_unit(member, row, 0, dst).await {
             Ok(bytes) => {
                 let bytes = bytes.freeze();
-                let block = |at: usize| Block::Right(bytes.slice(at..at + BLOCK as usize));
+                let block = |at: usize| VerifiedBlock::Right(bytes.slice(at..at + BLOCK as usize));
                 return Ok((0..unit as usize).step_by(BLOCK as usize).map(block).collect());
             }
-            Err(Fault::Error(e)) if e.is_absence() => return Err(e),
+            Err(ReadFault::Error(e)) if e.is_absence() => return Err(e),
             Err(_) => {}
         }
         let mut blocks = Vec::new();
         for at in (0..unit).step_by(BLOCK as usize) {
             let dst = longhaul_engine::BufMut::zeroed(BLOCK as usize);
             blocks.push(match self.read_unit(member, row, at, dst).await {
-                Ok(bytes) => Block::Right(bytes.freeze()),
-                Err(Fault::Mismatch(_)) => Block::Wrong,
-                Err(Fault::Error(e)) if e.is_absence() => return Err(e),
-                Err(Fault::Error(_)) => Block::Unreadable,
+                Ok(bytes) => VerifiedBlock::Right(bytes.freeze()),
+                Err(ReadFault::Mismatch(_)) => VerifiedBlock::Wrong,
+                Err(ReadFault::Error(e)) if e.is_absence() => return Err(e),
+                Err(ReadFault::Error(_)) => VerifiedBlock::Unreadable,
             });
         }
         Ok(blocks)
@@ -228,20 +231,20 @@ impl Core {
         &self,
         row: u64,
         block: usize,
-        units: &[(usize, Vec<Block>)],
-        writes: &mut Vec<Placed>,
+        units: &[(usize, Vec<VerifiedBlock>)],
+        writes: &mut Vec<MemberWrite>,
         report: &mut ScrubReport,
     ) -> bool {
         let at = block as u64 * BLOCK;
         for (member, blocks) in units {
             let role = self.geometry.role(row, *member);
             match &blocks[block] {
-                Block::Right(_) => self.regain(row, role, at, BLOCK),
-                Block::Wrong => report.wrong[*member] += 1,
-                Block::Unreadable => report.unreadable[*member] += 1,
+                VerifiedBlock::Right(_) => self.regain(row, role, at, BLOCK),
+                VerifiedBlock::Wrong => report.wrong[*member] += 1,
+                VerifiedBlock::Unreadable => report.unreadable[*member] += 1,
             }
         }
-        let roles = |(member, _): &(usize, Vec<Block>)| self.geometry.role(row, *member);
+        let roles = |(member, _): &(usize, Vec<VerifiedBlock>)| self.geometry.role(row, *member);
         // Copies concern their own unit only; parity concerns the whole stripe.
         let mut parts: Vec<Option<Role>> = vec![None];
         if !self.geometry.has_parity() {
@@ -250,12 +253,14 @@ impl Core {
         }
         let mut misfits = false;
         for part in parts {
-            let of_it: Vec<&(usize, Vec<Block>)> =
+            let of_it: Vec<&(usize, Vec<VerifiedBlock>)> =
                 units.iter().filter(|unit| part.is_none_or(|part| roles(unit) == part)).collect();
-            let is_right = |(_, blocks): &&&(usize, Vec<Block>)| matches!(blocks[block], Block::Right(_));
+            let is_right = |(_, blocks): &&&(usize, Vec<VerifiedBlock>)| {
+                matches!(blocks[block], VerifiedBlock::Right(_))
+            };
             let wrong = of_it.len() - of_it.iter().filter(is_right).count();
             let mut right = self.right_units(row, block, units);
-            let gone = self.gone(row, &right, |role| part.is_none_or(|part| role == part));
+            let gone = self.unavailable(row, &right, |role| part.is_none_or(|part| role == part));
             let complete = match part {
                 None => right.complete(BLOCK).is_ok(),
                 Some(Role::Data(i)) => right.data[i].is_some(),
@@ -264,8 +269,8 @@ impl Core {
             if !complete {
                 match gone {
                     _ if wrong == 0 => {}
-                    Gone::Waiting => report.waiting += wrong as u64,
-                    Gone::Lost(lost) => {
+                    Unavailable::Offline => report.waiting += wrong as u64,
+                    Unavailable::Lost(lost) => {
                         report.lost += lost.len() as u64;
                         lost.into_iter().for_each(|unit| self.lose_block(row, unit, at));
                     }
@@ -284,8 +289,8 @@ impl Core {
                 Role::P => p.clone(),
                 Role::Q => q.clone(),
             };
-            let fits = |(member, blocks): &&(usize, Vec<Block>)| match &blocks[block] {
-                Block::Right(bytes) => {
+            let fits = |(member, blocks): &&(usize, Vec<VerifiedBlock>)| match &blocks[block] {
+                VerifiedBlock::Right(bytes) => {
                     should(self.geometry.role(row, *member)).is_none_or(|should| should[..] == bytes[..])
                 }
                 _ => true,
@@ -296,14 +301,14 @@ impl Core {
             }
             for (member, blocks) in of_it {
                 let role = self.geometry.role(row, *member);
-                let is_wrong = !matches!(blocks[block], Block::Right(_));
+                let is_wrong = !matches!(blocks[block], VerifiedBlock::Right(_));
                 if let Some(bytes) = should(role).filter(|_| is_wrong) {
                     report.mended += 1;
                     self.members[*member].count(|counts| {
-                        counts.mismatches += u64::from(matches!(blocks[block], Block::Wrong));
+                        counts.mismatches += u64::from(matches!(blocks[block], VerifiedBlock::Wrong));
                         counts.mended += 1;
                     });
-                    writes.push(Placed { member: *member, piece: Piece { role, at, bytes } });
+                    writes.push(MemberWrite { member: *member, piece: Piece { role, at, bytes } });
                 }
             }
         }
@@ -312,11 +317,16 @@ impl Core {
 
     /// The content of one block of each unit that matches its checksum; the first of several
     /// copies.
-    pub(crate) fn right_units(&self, row: u64, block: usize, units: &[(usize, Vec<Block>)]) -> Units {
+    pub(crate) fn right_units(
+        &self,
+        row: u64,
+        block: usize,
+        units: &[(usize, Vec<VerifiedBlock>)],
+    ) -> StripeUnits {
         let mut right =
-            Units { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
+            StripeUnits { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
         for (member, blocks) in units {
-            let Block::Right(bytes) = &blocks[block] else { continue };
+            let VerifiedBlock::Right(bytes) = &blocks[block] else { continue };
             match self.geometry.role(row, *member) {
                 Role::Data(i) => right.data[i] = right.data[i].take().or(Some(bytes.clone())),
                 Role::P => right.p = Some(bytes.clone()),

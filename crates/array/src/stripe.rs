@@ -53,13 +53,13 @@ pub enum StripeError {
 /// Devices striped into one.
 pub struct Stripe {
     members: Vec<Arc<dyn BlockDevice>>,
-    map: Map,
+    map: StripeMap,
     name: String,
 }
 
 /// Address arithmetic. Sizes in bytes.
 #[derive(Clone, Copy, Debug)]
-struct Map {
+struct StripeMap {
     members: u64,
     unit: u64,
     /// Units of each member.
@@ -70,22 +70,22 @@ struct Map {
 
 /// A part of a range on one member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
+struct UnitPiece {
     member: usize,
     /// Offset on the member.
     offset: u64,
     len: u64,
 }
 
-impl Map {
+impl StripeMap {
     fn width(&self) -> u64 {
         self.members * self.unit
     }
 
     /// The piece that begins at `offset` of the array and has at most `len` bytes.
-    fn piece(&self, offset: u64, len: u64) -> Piece {
+    fn piece(&self, offset: u64, len: u64) -> UnitPiece {
         let (number, within) = (offset / self.unit, offset % self.unit);
-        Piece {
+        UnitPiece {
             member: (number % self.members) as usize,
             offset: number / self.members * self.unit + within,
             len: len.min(self.unit - within).min(self.piece),
@@ -93,7 +93,7 @@ impl Map {
     }
 
     /// The pieces of a range, in order.
-    fn pieces(self, offset: u64, len: u64) -> impl Iterator<Item = Piece> {
+    fn pieces(self, offset: u64, len: u64) -> impl Iterator<Item = UnitPiece> {
         let mut done = 0;
         std::iter::from_fn(move || {
             let piece = (done < len).then(|| self.piece(offset + done, len - done))?;
@@ -143,7 +143,7 @@ impl Stripe {
         let piece = (piece / block * block).max(block);
         let names: Vec<&str> = infos.iter().map(|info| info.name.as_str()).collect();
         let name = format!("stripe:{}", names.join("+"));
-        let map = Map { members: members.len() as u64, unit, rows, piece };
+        let map = StripeMap { members: members.len() as u64, unit, rows, piece };
         Ok(Stripe { members, map, name })
     }
 
@@ -206,7 +206,7 @@ struct StripeIo {
     members: Vec<Rc<dyn BlockIo>>,
     /// Which members support discard.
     discard: Vec<bool>,
-    map: Map,
+    map: StripeMap,
     info: DeviceInfo,
 }
 
@@ -244,7 +244,7 @@ impl BlockIo for StripeIo {
             return IoFuture::ready(Err(e));
         }
         let mut done = 0;
-        let write = |piece: Piece| {
+        let write = |piece: UnitPiece| {
             let part = src.slice(done..done + piece.len as usize);
             done += part.len();
             self.members[piece.member].write(piece.offset, part, flags)

@@ -41,10 +41,10 @@ const SCRUB_PAGES: u64 = 256;
 
 pub(crate) struct Sums {
     geometry: Geometry,
-    pages: RefCell<HashMap<(usize, u64), Rc<Page>>>,
+    pages: RefCell<HashMap<(usize, u64), Rc<SumsPage>>>,
     /// Pages that may be in a member's volatile cache only. They stay in memory, since they hold
     /// the checksums that the member must have if it loses its cache.
-    unflushed: RefCell<BTreeMap<(usize, u64), Rc<Page>>>,
+    unflushed: RefCell<BTreeMap<(usize, u64), Rc<SumsPage>>>,
     /// Maximum pages in memory.
     limit: usize,
     zero: u32,
@@ -53,7 +53,7 @@ pub(crate) struct Sums {
 }
 
 #[derive(Default)]
-struct Page {
+struct SumsPage {
     entries: RefCell<Vec<u32>>,
     loaded: Cell<bool>,
     busy: Cell<bool>,
@@ -69,16 +69,16 @@ struct Page {
 
 /// Marks a page as being read or written until dropped, also if that task is cancelled, as the
 /// loser of a race.
-struct Busy(Rc<Page>);
+struct PageGuard(Rc<SumsPage>);
 
-impl Busy {
-    fn new(page: &Rc<Page>) -> Busy {
+impl PageGuard {
+    fn new(page: &Rc<SumsPage>) -> PageGuard {
         page.busy.set(true);
-        Busy(Rc::clone(page))
+        PageGuard(Rc::clone(page))
     }
 }
 
-impl Drop for Busy {
+impl Drop for PageGuard {
     fn drop(&mut self) {
         self.0.busy.set(false);
         self.0.changed.notify();
@@ -103,10 +103,10 @@ impl Sums {
         ((row * self.geometry.unit + at) / BLOCK, len / BLOCK)
     }
 
-    fn page(&self, member: usize, number: u64) -> Rc<Page> {
+    fn page(&self, member: usize, number: u64) -> Rc<SumsPage> {
         let mut pages = self.pages.borrow_mut();
         if pages.len() >= self.limit && !pages.contains_key(&(member, number)) {
-            make_room(&mut pages);
+            evict(&mut pages);
         }
         let page = Rc::clone(pages.entry((member, number)).or_default());
         page.recent.set(true);
@@ -126,7 +126,7 @@ impl Sums {
     }
 
     /// A page, once it is in memory.
-    async fn loaded(&self, member: &Member, number: u64) -> MemberResult<Rc<Page>> {
+    async fn loaded(&self, member: &Member, number: u64) -> MemberResult<Rc<SumsPage>> {
         loop {
             let page = self.page(member.index, number);
             page.changed.until(|| page.loaded.get() || !page.busy.get()).await;
@@ -145,8 +145,8 @@ impl Sums {
         let most = if number == 0 || is_known(number - 1) { AHEAD } else { 1 };
         let end = (number + most).min(self.geometry.sums_len() / BLOCK);
         let behind = (number + 1..end).take_while(|number| !is_known(*number)).count() as u64;
-        let pages: Vec<Rc<Page>> = (0..=behind).map(|n| self.page(member.index, number + n)).collect();
-        let busy: Vec<Busy> = pages.iter().map(Busy::new).collect();
+        let pages: Vec<Rc<SumsPage>> = (0..=behind).map(|n| self.page(member.index, number + n)).collect();
+        let busy: Vec<PageGuard> = pages.iter().map(PageGuard::new).collect();
         let at = self.geometry.sums_at() + number * BLOCK;
         let read = member.read_around(at, pages.len() as u64 * BLOCK).await?;
         for (n, page) in pages.iter().enumerate() {
@@ -181,7 +181,7 @@ impl Sums {
 
     /// The blocks of a range whose checksum is known and does not match `bytes`. The pages should
     /// be loaded; checksums on evicted pages count as unknown.
-    pub(crate) fn denied(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> Vec<usize> {
+    pub(crate) fn contradicted(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> Vec<usize> {
         if !self.geometry.has_sums() || self.blind {
             return Vec::new();
         }
@@ -224,7 +224,7 @@ impl Sums {
     }
 
     /// Returns when update number `made` of a page is on the member.
-    async fn store(&self, member: &Member, number: u64, page: Rc<Page>, made: u64) -> MemberResult<()> {
+    async fn store(&self, member: &Member, number: u64, page: Rc<SumsPage>, made: u64) -> MemberResult<()> {
         loop {
             page.changed.until(|| page.stored.get() >= made || !page.busy.get()).await;
             if page.stored.get() >= made || page.gone.get() {
@@ -232,7 +232,7 @@ impl Sums {
             }
             // The member may have been lost during the wait.
             member.check_usable()?;
-            let busy = Busy::new(&page);
+            let busy = PageGuard::new(&page);
             let covers = page.made.get();
             let at = self.geometry.sums_at() + number * BLOCK;
             let result = member.write(at, page.bytes().freeze(), WriteFlags::default()).await;
@@ -275,7 +275,7 @@ impl Sums {
 
     /// Rewrites all pages that a member may have lost with its cache.
     pub(crate) async fn restore(&self, member: &Member) -> MemberResult<()> {
-        let pages: Vec<(u64, Rc<Page>)> = {
+        let pages: Vec<(u64, Rc<SumsPage>)> = {
             let unflushed = self.unflushed.borrow();
             let of_it = unflushed.range((member.index, 0)..=(member.index, u64::MAX));
             of_it.map(|((_, number), page)| (*number, Rc::clone(page))).collect()
@@ -328,7 +328,7 @@ impl Sums {
     }
 }
 
-impl Page {
+impl SumsPage {
     /// The page as stored.
     fn bytes(&self) -> BufMut {
         let mut block = BufMut::zeroed(BLOCK as usize);
@@ -340,8 +340,8 @@ impl Page {
 }
 
 /// Evicts pages that were not used lately and have no update to store.
-fn make_room(pages: &mut HashMap<(usize, u64), Rc<Page>>) {
-    let idle = |page: &Rc<Page>| {
+fn evict(pages: &mut HashMap<(usize, u64), Rc<SumsPage>>) {
+    let idle = |page: &Rc<SumsPage>| {
         Rc::strong_count(page) == 1 && !page.busy.get() && page.stored.get() == page.made.get()
     };
     let before = pages.len();

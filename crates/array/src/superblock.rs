@@ -54,7 +54,7 @@ pub enum Condition {
 
 /// Entry of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct MemberEntry {
     pub(crate) uuid: Uuid,
     pub(crate) condition: Condition,
     /// Generation in which it entered its condition.
@@ -92,7 +92,7 @@ pub(crate) struct Superblock {
     pub(crate) clean: bool,
     /// The member that this copy is on.
     pub(crate) member: Uuid,
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<MemberEntry>,
     pub(crate) spares: Vec<Uuid>,
     /// The device that holds superblocks and no data, if the array has one.
     pub(crate) witness: Option<Uuid>,
@@ -199,7 +199,7 @@ impl Superblock {
             if is_past || since >= COUNT_MAX {
                 return None;
             }
-            entries.push(Entry { uuid, condition, since, have, known: 0 });
+            entries.push(MemberEntry { uuid, condition, since, have, known: 0 });
         }
         let spares = (0..spares).map(|_| from.uuid()).collect::<Option<Vec<_>>>()?;
         let (mut witness, mut written, mut history) = (None, 0, History::default());
@@ -246,7 +246,7 @@ impl Superblock {
 }
 
 /// The two copies of a device's superblock.
-pub(crate) struct Copies {
+pub(crate) struct SuperblockCopies {
     /// The newer intact copy.
     pub(crate) newest: Option<Superblock>,
     /// The slot of that copy.
@@ -255,14 +255,14 @@ pub(crate) struct Copies {
     pub(crate) torn: bool,
 }
 
-impl Copies {
+impl SuperblockCopies {
     /// Decodes both; an unreadable one is passed as empty, and counts as torn.
-    pub(crate) fn of(blocks: [&[u8]; 2]) -> Copies {
+    pub(crate) fn of(blocks: [&[u8]; 2]) -> SuperblockCopies {
         let [a, b] = blocks.map(Superblock::decode);
         let torn = a.is_none() || b.is_none();
         let generation = |copy: &Option<Superblock>| copy.as_ref().map(|copy| copy.generation);
         let slot = usize::from(generation(&b) >= generation(&a));
-        Copies { newest: if slot == 0 { a } else { b }, slot, torn }
+        SuperblockCopies { newest: if slot == 0 { a } else { b }, slot, torn }
     }
 }
 
@@ -273,14 +273,14 @@ pub(crate) mod tests {
 
     pub(crate) fn example(width: usize, spares: usize) -> Superblock {
         let geometry = Geometry::fit(Layout::Parity, width, 65_536, 1 << 30).expect("fits");
-        let entry = |n| Entry {
+        let entry = |n| MemberEntry {
             uuid: Uuid::from_u128(n),
             condition: Condition::Active,
             since: 1,
             have: u64::MAX,
             known: 6,
         };
-        let mut entries: Vec<Entry> = (1..=width as u128).map(entry).collect();
+        let mut entries: Vec<MemberEntry> = (1..=width as u128).map(entry).collect();
         entries[1].condition = Condition::Rebuilding { done: 12_345, partial: true };
         Superblock {
             array: Uuid::from_u128(99),
@@ -481,12 +481,12 @@ pub(crate) mod tests {
     fn a_torn_copy_leaves_the_other() {
         let (old, new) = (example(4, 0), Superblock { generation: 8, ..example(4, 0) });
         let (old_block, mut new_block) = (old.encode(), new.encode());
-        let copies = Copies::of([&new_block, &old_block]);
+        let copies = SuperblockCopies::of([&new_block, &old_block]);
         assert_eq!((copies.newest, copies.slot, copies.torn), (Some(new), 0, false));
         new_block[100] ^= 0xFF;
-        let copies = Copies::of([&new_block, &old_block]);
+        let copies = SuperblockCopies::of([&new_block, &old_block]);
         assert_eq!((copies.newest, copies.slot, copies.torn), (Some(old), 1, true));
-        let none = Copies::of([&new_block, &[]]);
+        let none = SuperblockCopies::of([&new_block, &[]]);
         assert!(none.newest.is_none() && none.torn);
     }
 }

@@ -106,9 +106,9 @@ pub async fn look(
                 (Some(_), condition) => (condition, ""),
                 (None, Condition::Failed) => (Condition::Failed, "it has failed"),
                 (None, _) if stale.is_some() => {
-                    (Condition::Absent, why.unwrap_or("it misses what was written since"))
+                    (Condition::Absent, why.unwrap_or("it lacks the writes since then"))
                 }
-                (None, _) => (Condition::Absent, "not given, or out of reach"),
+                (None, _) => (Condition::Absent, "not given, or unreachable"),
             };
             MemberStatus {
                 index,

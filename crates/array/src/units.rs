@@ -22,7 +22,7 @@ use std::rc::Rc;
 
 /// Why a member's bytes cannot be used.
 #[derive(Clone, Debug)]
-pub(crate) enum Fault {
+pub(crate) enum ReadFault {
     /// The read failed.
     Error(MemberError),
     /// Number of blocks that do not match their checksums.
@@ -30,7 +30,7 @@ pub(crate) enum Fault {
 }
 
 /// A range of the units of a stripe, as far as they could be read.
-pub(crate) struct Units {
+pub(crate) struct StripeUnits {
     pub(crate) data: Vec<Option<Buf>>,
     pub(crate) p: Option<Buf>,
     pub(crate) q: Option<Buf>,
@@ -46,31 +46,31 @@ impl Core {
         row: u64,
         at: u64,
         dst: BufMut,
-    ) -> Result<BufMut, Fault> {
+    ) -> Result<BufMut, ReadFault> {
         let len = dst.len() as u64;
         let place = &self.members[member];
         let read = place.read_into(self.geometry.unit_at(row) + at, dst);
         let (data, sums) = join(read, self.sums.load(place, row, at, len)).await;
-        let data = data.map_err(Fault::Error)?;
-        sums.map_err(Fault::Error)?;
+        let data = data.map_err(ReadFault::Error)?;
+        sums.map_err(ReadFault::Error)?;
         if !self.geometry.has_sums() && place.is_in_doubt() && self.check_running().is_err() {
             let error = IoError::Unreachable(format!("member {member} may have lost what was not flushed"));
-            return Err(Fault::Error(MemberError { error, incarnation: place.incarnation() }));
+            return Err(ReadFault::Error(MemberError { error, incarnation: place.incarnation() }));
         }
         let mut wrong = self.sums.wrong(member, row, at, &data).len();
         if wrong > 0 {
             // The page may have been evicted in between.
-            self.sums.load(place, row, at, len).await.map_err(Fault::Error)?;
+            self.sums.load(place, row, at, len).await.map_err(ReadFault::Error)?;
             wrong = self.sums.wrong(member, row, at, &data).len();
         }
-        if wrong == 0 { Ok(data) } else { Err(Fault::Mismatch(wrong)) }
+        if wrong == 0 { Ok(data) } else { Err(ReadFault::Mismatch(wrong)) }
     }
 
     /// Records a fault found under the stripe lock. An unreachable member is lost.
-    pub(crate) async fn note(&self, member: usize, row: u64, fault: &Fault) -> IoResult<()> {
+    pub(crate) async fn note(&self, member: usize, row: u64, fault: &ReadFault) -> IoResult<()> {
         match fault {
-            Fault::Error(e) if e.is_absence() => self.lose(member, e).await,
-            Fault::Error(e) => {
+            ReadFault::Error(e) if e.is_absence() => self.lose(member, e).await,
+            ReadFault::Error(e) => {
                 tracing::warn!(
                     "array {}: member {member} cannot read stripe {row}: {}",
                     self.name.borrow(),
@@ -78,7 +78,7 @@ impl Core {
                 );
                 Ok(())
             }
-            Fault::Mismatch(blocks) => {
+            ReadFault::Mismatch(blocks) => {
                 self.members[member].count(|counts| counts.mismatches += *blocks as u64);
                 tracing::warn!(
                     "array {}: member {member} has wrong content in {blocks} blocks of stripe {row}",
@@ -98,7 +98,7 @@ impl Core {
         len: u64,
         wanted: impl Fn(Role) -> bool,
         without: &[usize],
-    ) -> IoResult<Units> {
+    ) -> IoResult<StripeUnits> {
         let count = self.geometry.data_units();
         let roles: Vec<Role> =
             (0..count).map(Role::Data).chain([Role::P, Role::Q]).filter(|role| wanted(*role)).collect();
@@ -119,7 +119,7 @@ impl Core {
             }
         });
         let results: Vec<IoResult<(Option<Buf>, Vec<usize>)>> = join_all(reads).await;
-        let mut units = Units { data: vec![None; count], p: None, q: None, bad: without.to_vec() };
+        let mut units = StripeUnits { data: vec![None; count], p: None, q: None, bad: without.to_vec() };
         for (role, result) in roles.iter().zip(results) {
             let (bytes, bad) = result?;
             units.bad.extend(bad);
@@ -134,7 +134,13 @@ impl Core {
 
     /// Whether `bytes`, which were reconstructed, may be the content of a member's data unit at
     /// this range. The caller holds the stripe lock.
-    pub(crate) async fn vouch(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> IoResult<bool> {
+    pub(crate) async fn confirm_reconstruction(
+        &self,
+        member: usize,
+        row: u64,
+        at: u64,
+        bytes: &[u8],
+    ) -> IoResult<bool> {
         if self.lacks(Mechanism::Vouch) {
             return Ok(true);
         }
@@ -143,14 +149,14 @@ impl Core {
             // The member is lost, and its checksum with it.
             return self.lose(member, &e).await.map(|()| true);
         }
-        for block in self.sums.denied(member, row, at, bytes) {
+        for block in self.sums.contradicted(member, row, at, bytes) {
             let (start, len) = (block * BLOCK as usize, BLOCK as usize);
             let own = place.read(self.geometry.unit_at(row) + at + start as u64, BLOCK).await;
             if own.is_ok_and(|own| own[..] == bytes[start..start + len]) {
                 continue;
             }
             tracing::error!(
-                "array {}: what parity gives for member {member} in stripe {row} is not what was written there",
+                "array {}: the reconstruction of stripe {row} for member {member} does not match the checksum of its block",
                 self.name.borrow()
             );
             return Ok(false);
@@ -162,13 +168,13 @@ impl Core {
     pub(crate) fn unreadable(&self, row: u64) -> IoError {
         let offset = row * self.geometry.stripe();
         IoError::Medium(format!(
-            "array {}: more of the stripe at {offset} is unreadable than redundancy gives back",
+            "array {}: more of the stripe at {offset} is unreadable than redundancy can reconstruct",
             self.name.borrow()
         ))
     }
 }
 
-impl Units {
+impl StripeUnits {
     /// Reconstructs the missing data units.
     pub(crate) fn complete(&mut self, len: u64) -> Result<(), longhaul_parity::Unrecoverable> {
         let missing: Vec<usize> = (0..self.data.len()).filter(|i| self.data[*i].is_none()).collect();

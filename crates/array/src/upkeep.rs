@@ -9,10 +9,10 @@
 
 use crate::core::Core;
 use crate::event::Event;
-use crate::fill::Fill;
 use crate::hedge;
 use crate::options::Options;
-use crate::report::Tasks;
+use crate::rebuild::RebuildEnd;
+use crate::report::BackgroundWork;
 use crate::superblock::Condition;
 use longhaul_engine::{now, spawn, timeout};
 use std::cell::{Cell, RefCell};
@@ -23,23 +23,23 @@ use std::time::{Duration, Instant};
 /// Interval at which idle intent bits are cleared.
 pub(crate) const SWEEP: Duration = Duration::from_secs(1);
 /// Interval at which returning members, and members to replace, are looked for.
-const LOOK: Duration = Duration::from_millis(500);
+const HEAL_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(crate) struct Upkeep {
     pub(crate) changed: Event,
-    pub(crate) hedges: hedge::Budget,
+    pub(crate) hedges: hedge::HedgeBudget,
     /// Regions that a member in resync has missed.
     missed: RefCell<BTreeMap<usize, BTreeSet<u64>>>,
     /// Rows that were rebuilt ahead of the member's progress.
-    filled: RefCell<BTreeSet<(usize, u64)>>,
+    rebuilt: RefCell<BTreeSet<(usize, u64)>>,
     /// Since when members are not active.
     since: RefCell<BTreeMap<usize, Instant>>,
     pub(crate) stopping: Cell<bool>,
     pub(crate) rebuild_rate: Cell<Option<u64>>,
     pub(crate) scrub_rate: Cell<Option<u64>>,
-    pub(crate) tasks: RefCell<Tasks>,
+    pub(crate) tasks: RefCell<BackgroundWork>,
     /// Spares whose failure has been logged.
-    told: RefCell<BTreeSet<uuid::Uuid>>,
+    reported_spares: RefCell<BTreeSet<uuid::Uuid>>,
     /// Tasks that have not ended yet.
     running: Cell<usize>,
 }
@@ -48,15 +48,15 @@ impl Upkeep {
     pub(crate) fn new(options: &Options) -> Upkeep {
         Upkeep {
             changed: Event::default(),
-            hedges: hedge::Budget::new(options.hedge_percent),
+            hedges: hedge::HedgeBudget::new(options.hedge_percent),
             missed: RefCell::default(),
-            filled: RefCell::default(),
+            rebuilt: RefCell::default(),
             since: RefCell::default(),
             stopping: Cell::new(false),
             rebuild_rate: Cell::new(options.rebuild_rate),
             scrub_rate: Cell::new(options.scrub_rate),
             tasks: RefCell::default(),
-            told: RefCell::default(),
+            reported_spares: RefCell::default(),
             running: Cell::new(0),
         }
     }
@@ -66,7 +66,7 @@ impl Upkeep {
     }
 
     /// Starts the resync of a member with these regions.
-    pub(crate) fn catch_up(&self, member: usize, regions: impl IntoIterator<Item = u64>) {
+    pub(crate) fn begin_resync(&self, member: usize, regions: impl IntoIterator<Item = u64>) {
         self.missed.borrow_mut().insert(member, regions.into_iter().collect());
     }
 
@@ -76,31 +76,31 @@ impl Upkeep {
 
     pub(crate) fn forget(&self, member: usize) {
         self.missed.borrow_mut().remove(&member);
-        self.filled.borrow_mut().retain(|(of, _)| *of != member);
+        self.rebuilt.borrow_mut().retain(|(of, _)| *of != member);
     }
 
     /// Marks a row as rebuilt; the caller holds the stripe lock.
-    pub(crate) fn fill(&self, member: usize, row: u64) {
-        self.filled.borrow_mut().insert((member, row));
+    pub(crate) fn mark_rebuilt(&self, member: usize, row: u64) {
+        self.rebuilt.borrow_mut().insert((member, row));
     }
 
-    pub(crate) fn is_filled(&self, member: usize, row: u64) -> bool {
-        self.filled.borrow().contains(&(member, row))
+    pub(crate) fn is_rebuilt(&self, member: usize, row: u64) -> bool {
+        self.rebuilt.borrow().contains(&(member, row))
     }
 
     /// Whether the failure of a spare is to be logged: true once.
-    pub(crate) fn tells_of(&self, spare: uuid::Uuid) -> bool {
-        self.told.borrow_mut().insert(spare)
+    pub(crate) fn is_first_failure_of(&self, spare: uuid::Uuid) -> bool {
+        self.reported_spares.borrow_mut().insert(spare)
     }
 
     /// Removes the marks of rows from `row` on.
-    pub(crate) fn unfill(&self, member: usize, row: u64) {
-        self.filled.borrow_mut().retain(|(of, filled)| *of != member || *filled < row);
+    pub(crate) fn unmark_rebuilt(&self, member: usize, row: u64) {
+        self.rebuilt.borrow_mut().retain(|(of, filled)| *of != member || *filled < row);
     }
 
     /// Removes the marks of rows below the progress `done`.
-    pub(crate) fn filled_to(&self, member: usize, done: u64) {
-        self.filled.borrow_mut().retain(|(of, row)| *of != member || *row >= done);
+    pub(crate) fn rebuilt_to(&self, member: usize, done: u64) {
+        self.rebuilt.borrow_mut().retain(|(of, row)| *of != member || *row >= done);
     }
 
     pub(crate) fn left(&self, member: usize, condition: Condition) {
@@ -123,16 +123,16 @@ impl Upkeep {
 }
 
 /// A background task; it ends when this is dropped.
-pub(crate) struct Running(Rc<Core>);
+pub(crate) struct TaskGuard(Rc<Core>);
 
-impl Running {
-    pub(crate) fn new(core: &Rc<Core>) -> Running {
+impl TaskGuard {
+    pub(crate) fn new(core: &Rc<Core>) -> TaskGuard {
         core.upkeep.running.set(core.upkeep.running.get() + 1);
-        Running(Rc::clone(core))
+        TaskGuard(Rc::clone(core))
     }
 }
 
-impl Drop for Running {
+impl Drop for TaskGuard {
     fn drop(&mut self) {
         let upkeep = &self.0.upkeep;
         upkeep.running.set(upkeep.running.get() - 1);
@@ -152,7 +152,7 @@ pub(crate) async fn pause(core: &Rc<Core>, time: Duration) {
 
 /// Clears idle intent bits, and flushes if the journal needs it.
 async fn sweep(core: Rc<Core>) {
-    let _running = Running::new(&core);
+    let _running = TaskGuard::new(&core);
     while !is_over(&core) {
         pause(&core, SWEEP).await;
         if core.journal.wants_flush() && core.flush_members().await.is_err() {
@@ -167,30 +167,33 @@ async fn sweep(core: Rc<Core>) {
 
 /// Starts the resync of returning members, and lets spares replace lost ones.
 async fn heal(core: Rc<Core>) {
-    let _running = Running::new(&core);
+    let _running = TaskGuard::new(&core);
     while !is_over(&core) {
-        pause(&core, LOOK).await;
+        pause(&core, HEAL_INTERVAL).await;
         if is_over(&core) {
             return;
         }
-        core.welcome_back().await;
-        core.take_spares().await;
+        core.resync_returned_members().await;
+        core.replace_with_spares().await;
     }
 }
 
 /// Rebuilds members, each until it is complete or another one takes precedence.
-async fn fill(core: Rc<Core>) {
-    let _running = Running::new(&core);
+async fn rebuild(core: Rc<Core>) {
+    let _running = TaskGuard::new(&core);
     while !is_over(&core) {
-        pause(&core, LOOK).await;
-        while let Some(member) = core.next_to_fill().filter(|_| !is_over(&core)) {
-            let filled = core.fill_member(member).await;
+        pause(&core, HEAL_INTERVAL).await;
+        while let Some(member) = core.next_to_rebuild().filter(|_| !is_over(&core)) {
+            let filled = core.rebuild_member(member).await;
             core.upkeep.tasks.borrow_mut().filling = None;
             match filled {
-                Ok(Fill::GaveWay) => {}
-                Ok(Fill::Ended) => break,
+                Ok(RebuildEnd::Preempted) => {}
+                Ok(RebuildEnd::Ended) => break,
                 Err(e) => {
-                    tracing::warn!("array {}: member {member} is not filled: {e}", core.name.borrow());
+                    tracing::warn!(
+                        "array {}: the rebuild of member {member} has failed: {e}",
+                        core.name.borrow()
+                    );
                     break;
                 }
             }
@@ -199,8 +202,8 @@ async fn fill(core: Rc<Core>) {
 }
 
 /// Scrubs at the configured interval, while all members are active.
-async fn scrub_now_and_then(core: Rc<Core>, every: Duration) {
-    let _running = Running::new(&core);
+async fn scrub_periodically(core: Rc<Core>, every: Duration) {
+    let _running = TaskGuard::new(&core);
     while !is_over(&core) {
         pause(&core, every).await;
         let healthy = || core.members.iter().all(|member| member.is_active());
@@ -219,9 +222,9 @@ async fn scrub_now_and_then(core: Rc<Core>, every: Duration) {
 pub(crate) fn start(core: &Rc<Core>) {
     spawn(sweep(Rc::clone(core))).detach();
     spawn(heal(Rc::clone(core))).detach();
-    spawn(fill(Rc::clone(core))).detach();
+    spawn(rebuild(Rc::clone(core))).detach();
     spawn(crate::away::watch(Rc::clone(core))).detach();
     if let Some(every) = core.options.scrub_every.filter(|_| core.geometry.has_sums()) {
-        spawn(scrub_now_and_then(Rc::clone(core), every)).detach();
+        spawn(scrub_periodically(Rc::clone(core), every)).detach();
     }
 }

@@ -11,8 +11,8 @@
 
 use crate::core::Core;
 use crate::superblock::Condition;
-use crate::units::Fault;
-use crate::upkeep::{Running, is_over};
+use crate::units::ReadFault;
+use crate::upkeep::{TaskGuard, is_over};
 use crate::without::Mechanism;
 use futures_util::future::{Either, join_all, select};
 use longhaul_block::{IoError, IoResult};
@@ -46,7 +46,7 @@ impl Core {
         let rows: Vec<u64> = rows.filter(|row| self.holds(index, *row)).collect();
         let mut lost = Vec::new();
         for rows in rows.chunks((AT_A_TIME / self.geometry.unit).max(1) as usize) {
-            let looks = rows.iter().map(async |row| (*row, self.still_has(index, *row).await));
+            let looks = rows.iter().map(async |row| (*row, self.matches_checksums(index, *row).await));
             for (row, result) in join_all(looks).await {
                 if !result? {
                     lost.push(row);
@@ -57,24 +57,24 @@ impl Core {
             }
         }
         tracing::info!(
-            "array {}: member {index} was connected to anew: {} stripes looked at, {} are not as written",
+            "array {}: member {index} has reconnected: {} stripes verified, {} have lost writes",
             self.name.borrow(),
             rows.len(),
             lost.len()
         );
         member.trust(doubts);
-        if lost.is_empty() { Ok(()) } else { self.make_good(index, lost).await }
+        if lost.is_empty() { Ok(()) } else { self.handle_lost_cache(index, lost).await }
     }
 
     /// Whether a member's unit of a row matches its checksums.
-    async fn still_has(self: &Rc<Self>, index: usize, row: u64) -> IoResult<bool> {
+    async fn matches_checksums(self: &Rc<Self>, index: usize, row: u64) -> IoResult<bool> {
         let read = async || {
             let unit = BufMut::zeroed(self.geometry.unit as usize);
             match self.read_unit(index, row, 0, unit).await {
-                Err(Fault::Mismatch(_)) => Ok(false),
-                Err(Fault::Error(e)) if e.is_absence() => self.lose(index, &e).await.map(|()| true),
+                Err(ReadFault::Mismatch(_)) => Ok(false),
+                Err(ReadFault::Error(e)) if e.is_absence() => self.lose(index, &e).await.map(|()| true),
                 // Unreadable blocks are left to reads and scrubs.
-                Ok(_) | Err(Fault::Error(_)) => Ok(true),
+                Ok(_) | Err(ReadFault::Error(_)) => Ok(true),
             }
         };
         if read().await? {
@@ -96,14 +96,14 @@ impl Core {
     }
 
     /// Handles a member that has lost unflushed writes of these rows.
-    async fn make_good(self: &Rc<Self>, index: usize, rows: Vec<u64>) -> IoResult<()> {
-        let why = "it has lost what it had not made durable";
+    async fn handle_lost_cache(self: &Rc<Self>, index: usize, rows: Vec<u64>) -> IoResult<()> {
+        let why = "it has lost writes that it had not flushed";
         if !self.cannot_lose(index) {
             return self.lose_as(index, Condition::Absent, why).await;
         }
         let core = Rc::clone(self);
         spawn(async move {
-            let _running = Running::new(&core);
+            let _running = TaskGuard::new(&core);
             for row in rows {
                 if is_over(&core) || core.scrub_row(row).await.is_err() {
                     return;

@@ -26,101 +26,104 @@ const AT_WORK: Duration = Duration::from_millis(200);
 
 /// Origin of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reader {
+pub(crate) enum ReadOrigin {
     User,
     /// Rebuild and scrub: half of the window, while users are active.
     Background,
 }
 
 #[derive(Default)]
-pub(crate) struct Window {
-    state: RefCell<State>,
+pub(crate) struct ReadWindow {
+    state: RefCell<WindowState>,
 }
 
 #[derive(Default)]
-struct State {
+struct WindowState {
     limit: u64,
     used: u64,
-    users: VecDeque<Waiting>,
-    background: VecDeque<Waiting>,
+    users: VecDeque<WaitingRead>,
+    background: VecDeque<WaitingRead>,
     /// Grants to users while background reads were waiting.
     ahead: u32,
     last_user: Option<Instant>,
 }
 
-struct Waiting {
+struct WaitingRead {
     bytes: u64,
-    grant: oneshot::Sender<Room>,
+    grant: oneshot::Sender<ReadPermit>,
 }
 
 /// Bytes in flight, returned on drop.
-pub(crate) struct Room {
-    window: Rc<Window>,
+pub(crate) struct ReadPermit {
+    window: Rc<ReadWindow>,
     bytes: u64,
 }
 
-impl State {
-    fn fits(&self, bytes: u64, reader: Reader) -> bool {
+impl WindowState {
+    fn fits(&self, bytes: u64, reader: ReadOrigin) -> bool {
         let at_work = self.last_user.is_some_and(|last| now() - last < AT_WORK);
-        let limit = if reader == Reader::Background && at_work { self.limit / 2 } else { self.limit };
+        let limit = if reader == ReadOrigin::Background && at_work { self.limit / 2 } else { self.limit };
         self.used == 0 || self.used + bytes <= limit
     }
 
     /// Whether a new read may pass. Users that never fill the window have no queue, and take their
     /// turns all the same.
-    fn is_first(&self, reader: Reader) -> bool {
-        let turn = reader == Reader::User && self.ahead < USERS_AHEAD;
+    fn is_first(&self, reader: ReadOrigin) -> bool {
+        let turn = reader == ReadOrigin::User && self.ahead < USERS_AHEAD;
         self.users.is_empty() && (turn || self.background.is_empty())
     }
 
-    fn grant(&mut self, bytes: u64, reader: Reader) {
-        self.ahead = if reader == Reader::User && !self.background.is_empty() { self.ahead + 1 } else { 0 };
+    fn grant(&mut self, bytes: u64, reader: ReadOrigin) {
+        self.ahead =
+            if reader == ReadOrigin::User && !self.background.is_empty() { self.ahead + 1 } else { 0 };
         self.used += bytes;
     }
 
     /// The next waiting read, if it fits.
-    fn next(&mut self) -> Option<Waiting> {
+    fn next(&mut self) -> Option<WaitingRead> {
         let turn = self.users.is_empty() || self.ahead >= USERS_AHEAD;
-        let reader = if turn && !self.background.is_empty() { Reader::Background } else { Reader::User };
-        let queue = if reader == Reader::User { &self.users } else { &self.background };
+        let reader =
+            if turn && !self.background.is_empty() { ReadOrigin::Background } else { ReadOrigin::User };
+        let queue = if reader == ReadOrigin::User { &self.users } else { &self.background };
         if !self.fits(queue.front()?.bytes, reader) {
             return None;
         }
-        let next = if reader == Reader::User { &mut self.users } else { &mut self.background }.pop_front()?;
+        let next =
+            if reader == ReadOrigin::User { &mut self.users } else { &mut self.background }.pop_front()?;
         self.grant(next.bytes, reader);
         Some(next)
     }
 }
 
-impl Window {
+impl ReadWindow {
     /// Takes `bytes` of a window that has `limit` bytes now.
-    pub(crate) async fn take(self: &Rc<Self>, bytes: u64, limit: u64, reader: Reader) -> Room {
+    pub(crate) async fn take(self: &Rc<Self>, bytes: u64, limit: u64, reader: ReadOrigin) -> ReadPermit {
         let granted = {
             let mut state = self.state.borrow_mut();
             state.limit = limit;
-            if reader == Reader::User {
+            if reader == ReadOrigin::User {
                 state.last_user = Some(now());
             }
             if state.is_first(reader) && state.fits(bytes, reader) {
                 state.grant(bytes, reader);
-                return Room { window: Rc::clone(self), bytes };
+                return ReadPermit { window: Rc::clone(self), bytes };
             }
             let (grant, granted) = oneshot::channel();
-            let waiting = Waiting { bytes, grant };
+            let waiting = WaitingRead { bytes, grant };
             match reader {
-                Reader::User => state.users.push_back(waiting),
-                Reader::Background => state.background.push_back(waiting),
+                ReadOrigin::User => state.users.push_back(waiting),
+                ReadOrigin::Background => state.background.push_back(waiting),
             }
             granted
         };
         match granted.await {
             Ok(room) => room,
-            Err(_) => unreachable!("who waits is granted room, or has gone"),
+            Err(_) => unreachable!("a waiter is granted a permit, or is dropped"),
         }
     }
 }
 
-impl Drop for Room {
+impl Drop for ReadPermit {
     fn drop(&mut self) {
         let mut grants = Vec::new();
         {
@@ -131,8 +134,8 @@ impl Drop for Room {
             }
         }
         // If the waiter has gone, the permit is dropped here and passes on.
-        for Waiting { bytes, grant } in grants {
-            drop(grant.send(Room { window: Rc::clone(&self.window), bytes }));
+        for WaitingRead { bytes, grant } in grants {
+            drop(grant.send(ReadPermit { window: Rc::clone(&self.window), bytes }));
         }
     }
 }
@@ -148,7 +151,7 @@ impl Core {
     }
 
     /// Waits until this many bytes may be read from members.
-    pub(crate) async fn room(&self, bytes: u64, reader: Reader) -> Option<Room> {
+    pub(crate) async fn room(&self, bytes: u64, reader: ReadOrigin) -> Option<ReadPermit> {
         Some(self.window.take(bytes, self.read_limit()?, reader).await)
     }
 }
@@ -163,12 +166,12 @@ mod tests {
     #[test]
     fn users_come_first_and_nobody_starves() {
         run(async {
-            let window = Rc::new(Window::default());
-            let mut held = window.take(100, 100, Reader::User).await;
-            let mut rebuild = Box::pin(window.take(40, 100, Reader::Background));
+            let window = Rc::new(ReadWindow::default());
+            let mut held = window.take(100, 100, ReadOrigin::User).await;
+            let mut rebuild = Box::pin(window.take(40, 100, ReadOrigin::Background));
             assert!(poll_immediate(&mut rebuild).await.is_none());
             for round in 0.. {
-                let mut user = Box::pin(window.take(100, 100, Reader::User));
+                let mut user = Box::pin(window.take(100, 100, ReadOrigin::User));
                 assert!(poll_immediate(&mut user).await.is_none());
                 drop(held);
                 if let Some(room) = poll_immediate(&mut rebuild).await {
@@ -190,20 +193,20 @@ mod tests {
     #[test]
     fn who_waits_in_the_background_has_a_turn_among_users_that_fit() {
         run(async {
-            let window = Rc::new(Window::default());
-            let mut held: VecDeque<Room> = VecDeque::new();
+            let window = Rc::new(ReadWindow::default());
+            let mut held: VecDeque<ReadPermit> = VecDeque::new();
             for _ in 0..3 {
-                held.push_back(window.take(20, 100, Reader::User).await);
+                held.push_back(window.take(20, 100, ReadOrigin::User).await);
             }
-            let mut rebuild = Box::pin(window.take(50, 100, Reader::Background));
+            let mut rebuild = Box::pin(window.take(50, 100, ReadOrigin::Background));
             assert!(poll_immediate(&mut rebuild).await.is_none(), "most of it is taken by users");
             for round in 0..USERS_AHEAD {
-                let user = window.take(20, 100, Reader::User);
+                let user = window.take(20, 100, ReadOrigin::User);
                 held.push_back(poll_immediate(pin!(user)).await.expect("there is room"));
                 drop(held.pop_front());
                 assert!(poll_immediate(&mut rebuild).await.is_none(), "{round}");
             }
-            let mut user = Box::pin(window.take(20, 100, Reader::User));
+            let mut user = Box::pin(window.take(20, 100, ReadOrigin::User));
             assert!(poll_immediate(&mut user).await.is_none(), "it is not its turn");
             held.clear();
             drop(poll_immediate(&mut rebuild).await.expect("it is its turn"));
@@ -215,9 +218,9 @@ mod tests {
     #[test]
     fn a_window_is_never_exceeded_but_by_one_alone() {
         run(async {
-            let window = Rc::new(Window::default());
-            let big = window.take(500, 100, Reader::User).await;
-            let mut rest: Vec<_> = (0..3).map(|_| Box::pin(window.take(60, 100, Reader::User))).collect();
+            let window = Rc::new(ReadWindow::default());
+            let big = window.take(500, 100, ReadOrigin::User).await;
+            let mut rest: Vec<_> = (0..3).map(|_| Box::pin(window.take(60, 100, ReadOrigin::User))).collect();
             for waiting in &mut rest {
                 assert!(poll_immediate(waiting).await.is_none());
             }

@@ -14,7 +14,7 @@
 
 use crate::assemble::Candidate;
 use crate::core::Core;
-use crate::current::Kinship;
+use crate::current::Ancestry;
 use crate::error::ArrayError;
 use crate::fence;
 use crate::geometry::HEARTBEAT_AT;
@@ -37,11 +37,11 @@ pub(crate) struct Witness {
     pub(crate) member: Member,
     /// The members that are up to date according to the witness, or according to superblocks that
     /// may have reached other members.
-    told: RefCell<Vec<Uuid>>,
+    recorded_active: RefCell<Vec<Uuid>>,
     /// Whether it answered the last operation.
-    there: Cell<bool>,
+    reachable: Cell<bool>,
     /// The last write of a superblock has timed out, and may still land.
-    given_up: Cell<bool>,
+    timed_out: Cell<bool>,
 }
 
 impl Witness {
@@ -51,23 +51,24 @@ impl Witness {
         // If the witness had to record a change, it did so before the members.
         Witness {
             member,
-            told: RefCell::new(active(superblock)),
-            there: Cell::new(false),
-            given_up: Cell::new(false),
+            recorded_active: RefCell::new(active(superblock)),
+            reachable: Cell::new(false),
+            timed_out: Cell::new(false),
         }
     }
 
     /// Records whether it answered.
-    pub(crate) fn is_there(&self, there: bool) {
-        self.there.set(there);
+    pub(crate) fn set_reachable(&self, reachable: bool) {
+        self.reachable.set(reachable);
     }
 
     /// Adds the active members of a superblock that the witness may hold, or that another host may
     /// present.
     pub(crate) fn may_have(&self, table: &Superblock) {
-        let mut told = self.told.borrow_mut();
-        let more: Vec<Uuid> = active(table).into_iter().filter(|uuid| !told.contains(uuid)).collect();
-        told.extend(more);
+        let mut recorded_active = self.recorded_active.borrow_mut();
+        let more: Vec<Uuid> =
+            active(table).into_iter().filter(|uuid| !recorded_active.contains(uuid)).collect();
+        recorded_active.extend(more);
     }
 
     /// Attaches a device, unless there is one; returns whether it did.
@@ -82,12 +83,12 @@ impl Witness {
 
     /// Returns when a write that has timed out has ended: the next one goes to the same slot, and
     /// an earlier one must not land after it.
-    async fn settled(&self) -> MemberResult<()> {
-        if !self.given_up.get() {
+    async fn until_settled(&self) -> MemberResult<()> {
+        if !self.timed_out.get() {
             return Ok(());
         }
         let incarnation = self.member.incarnation();
-        let answered = self.member.patiently(pin!(self.member.until_answered())).await;
+        let answered = self.member.with_timeout(pin!(self.member.until_completed())).await;
         answered.map_err(|time| {
             let why = format!("its last write is not answered after another {:.0} s", time.as_secs_f64());
             MemberError { error: IoError::Unreachable(why), incarnation }
@@ -96,14 +97,14 @@ impl Witness {
 
     async fn write(&self, superblock: &Superblock) -> MemberResult<()> {
         let block = Superblock { member: self.member.uuid.get(), ..superblock.clone() };
-        let result = match self.settled().await {
+        let result = match self.until_settled().await {
             Ok(()) => self.member.write_superblock(Buf::copy_of(&block.encode())).await,
             Err(e) => Err(e),
         };
-        self.given_up.set(result.as_ref().is_err_and(MemberError::is_absence));
-        self.there.set(result.is_ok());
+        self.timed_out.set(result.as_ref().is_err_and(MemberError::is_absence));
+        self.reachable.set(result.is_ok());
         if result.is_ok() {
-            *self.told.borrow_mut() = active(superblock);
+            *self.recorded_active.borrow_mut() = active(superblock);
         }
         result
     }
@@ -127,22 +128,22 @@ impl Core {
         candidate: &Candidate,
     ) -> Result<bool, ArrayError> {
         let (device, own, ours) = (candidate.name(), found.age(), self.superblock().age());
-        if self.kinship(found, None) == Kinship::Apart {
+        if self.ancestry(found, None) == Ancestry::Diverged {
             self.halt(&format!(
-                "the witness {device} is back, and has recorded another set of members since ({own}; this set: \
-                 {ours})"
+                "the witness {device} has returned, and has recorded another set of members since ({own}; this \
+                 set: {ours})"
             ));
             return Err(ArrayError::Newer { device, own, ours });
         }
         if !witness.put(candidate) {
             return Ok(false);
         }
-        if !self.claim_member(&witness.member).await? {
+        if !self.take_ownership_of_member(&witness.member).await? {
             let _ = witness.member.take();
             return Ok(false);
         }
         witness.may_have(found);
-        witness.is_there(true);
+        witness.set_reachable(true);
         self.publish().await?;
         Ok(true)
     }
@@ -151,15 +152,15 @@ impl Core {
     ///
     /// # Errors
     /// The witness must record it, and cannot be written: the array has halted.
-    pub(crate) async fn tell_witness(&self, table: &Superblock) -> IoResult<()> {
+    pub(crate) async fn update_witness(&self, table: &Superblock) -> IoResult<()> {
         let Some(witness) = &self.witness else { return Ok(()) };
         let now = active(table);
         let has = |index: usize| now.contains(&table.entries[index].uuid);
-        let is_news = witness.told.borrow().iter().any(|uuid| !now.contains(uuid));
+        let is_news = witness.recorded_active.borrow().iter().any(|uuid| !now.contains(uuid));
         let must = is_news && table.geometry.is_enough(|index| !has(index));
         // Also if the write is skipped or fails: the members will have it.
         witness.may_have(table);
-        if !must && !witness.there.get() {
+        if !must && !witness.reachable.get() {
             return Ok(());
         }
         match witness.write(table).await {
@@ -170,7 +171,7 @@ impl Core {
                     .map(|index| index.to_string())
                     .collect();
                 self.halt(&format!(
-                    "members {} are out of reach, and the witness cannot record that ({}): they may go on with \
+                    "members {} are out of reach, and the witness cannot record that ({}): they may continue on \
                      another host, so this one stops",
                     left.join(", "),
                     e.error
@@ -186,10 +187,10 @@ impl Core {
 }
 
 /// Writes and checks the heartbeat on the witness.
-pub(crate) async fn beat(core: &Rc<Core>, counter: &Cell<u64>) {
+pub(crate) async fn run_heartbeat(core: &Rc<Core>, counter: &Cell<u64>) {
     let Some(witness) = &core.witness else { return };
-    fence::beat_on(core, &witness.member, counter, async |result| {
-        witness.there.set(result.is_ok());
+    fence::heartbeat_on(core, &witness.member, counter, async |result| {
+        witness.reachable.set(result.is_ok());
         true
     })
     .await;

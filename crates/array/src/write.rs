@@ -13,12 +13,12 @@
 
 use crate::core::Core;
 use crate::geometry::Role;
-use crate::journal::Logged;
+use crate::journal::DurableRecord;
 use crate::journal::record::{COVERS_MAX, Piece};
 use crate::locks::Permit;
 use crate::overlay::Overlay;
-use crate::plan::{Placed, Segment};
-use crate::rows::{Log, Queue, Queued};
+use crate::plan::{MemberWrite, Segment};
+use crate::rows::{LogState, QueuedWrite, WriteQueue};
 use crate::without::Mechanism;
 use futures_util::future::{join, join_all, try_join_all};
 use longhaul_block::{IoError, IoResult, WriteFlags};
@@ -103,7 +103,7 @@ impl Core {
         let whole = len == self.geometry.stripe();
         let has_parity = self.geometry.has_parity() && !self.lacks(Mechanism::Journal);
         let small = len <= self.journal.piece_max();
-        let (write, acked) = Queued::new(pieces, continues, room);
+        let (write, acked) = QueuedWrite::new(pieces, continues, room);
         let worker = self.rows.push(row, Rc::clone(&write));
         // The first of several concurrent writes cannot be recognised as sequential yet; the writer
         // task decides.
@@ -122,8 +122,8 @@ impl Core {
     }
 
     /// Starts the data record of a write.
-    fn log(self: &Rc<Self>, row: u64, write: &Rc<Queued>) {
-        *write.log.borrow_mut() = Log::UnderWay;
+    fn log(self: &Rc<Self>, row: u64, write: &Rc<QueuedWrite>) {
+        *write.log.borrow_mut() = LogState::UnderWay;
         // Parity changes by at most the bytes of the write, for each parity unit.
         let parity = write.len() * self.geometry.redundancy() as u64;
         let (core, write, turn) = (Rc::clone(self), Rc::clone(write), self.journal.turn());
@@ -131,10 +131,10 @@ impl Core {
             let logged = core.journal.log(&core, turn, row, write.pieces.clone(), parity).await;
             match logged {
                 Ok(logged) => {
-                    *write.log.borrow_mut() = Log::Durable(logged);
+                    *write.log.borrow_mut() = LogState::Durable(logged);
                     write.acknowledge(Ok(()));
                 }
-                Err(_) => *write.log.borrow_mut() = Log::Failed,
+                Err(_) => *write.log.borrow_mut() = LogState::Failed,
             }
             if let Some(queue) = core.rows.queue(row) {
                 queue.changed.notify();
@@ -144,7 +144,7 @@ impl Core {
     }
 
     /// The writer task of a stripe: empties its queue.
-    async fn work(self: &Rc<Self>, row: u64, queue: &Rc<Queue>) {
+    async fn work(self: &Rc<Self>, row: u64, queue: &Rc<WriteQueue>) {
         loop {
             self.gather(row, queue).await;
             // The first write may wait for journal space, and the queue behind it; the stripe lock
@@ -164,7 +164,9 @@ impl Core {
                 self.regain_written(row, &batch);
             }
             if let Err(e) = &result
-                && batch.iter().any(|write| matches!(*write.log.borrow(), Log::Durable(_) | Log::Taken))
+                && batch
+                    .iter()
+                    .any(|write| matches!(*write.log.borrow(), LogState::Durable(_) | LogState::Taken))
             {
                 // Acknowledged data stays in the journal for the next assembly; no later write may
                 // go on top of it.
@@ -184,7 +186,7 @@ impl Core {
 
     /// Waits for the rest of a stripe if a sequential writer is at work, then releases the held
     /// writes.
-    async fn gather(self: &Rc<Self>, row: u64, queue: &Rc<Queue>) {
+    async fn gather(self: &Rc<Self>, row: u64, queue: &Rc<WriteQueue>) {
         let held = queue.held();
         if held.is_empty() {
             return;
@@ -204,7 +206,7 @@ impl Core {
 
     /// Waits as long as more data of the stripe arrives, up to the limit at which a partial write
     /// is cheaper.
-    async fn wait_for_the_rest(&self, queue: &Queue) {
+    async fn wait_for_the_rest(&self, queue: &WriteQueue) {
         let stripe = self.geometry.stripe();
         let far = self.members.iter().map(|member| member.mean_read()).max().unwrap_or_default();
         let gap = self.options.gather.max(far / GAP_SHARE);
@@ -226,15 +228,15 @@ impl Core {
     }
 
     /// Writes a batch of one stripe in place. The caller holds the stripe lock.
-    pub(crate) async fn apply(self: &Rc<Self>, row: u64, batch: &[Rc<Queued>]) -> IoResult<()> {
+    pub(crate) async fn apply(self: &Rc<Self>, row: u64, batch: &[Rc<QueuedWrite>]) -> IoResult<()> {
         self.check_running()?;
         let mut overlay = Overlay::new(&self.geometry);
         batch.iter().flat_map(|write| &write.pieces).for_each(|piece| overlay.lay(piece));
-        let mut covers: Vec<Logged> = Vec::new();
+        let mut covers: Vec<DurableRecord> = Vec::new();
         for write in batch {
             let mut log = write.log.borrow_mut();
-            if let Log::Durable(_) = *log
-                && let Log::Durable(logged) = std::mem::replace(&mut *log, Log::Taken)
+            if let LogState::Durable(_) = *log
+                && let LogState::Durable(logged) = std::mem::replace(&mut *log, LogState::Taken)
             {
                 covers.push(logged);
             }
@@ -267,7 +269,7 @@ impl Core {
         self: &Rc<Self>,
         row: u64,
         region: u64,
-        covers: Vec<Logged>,
+        covers: Vec<DurableRecord>,
         segments: Vec<Segment>,
     ) -> IoResult<()> {
         let part = self.journal.part(row);
@@ -300,7 +302,7 @@ impl Core {
         self: &Rc<Self>,
         row: u64,
         segments: &[Segment],
-    ) -> IoResult<(Vec<Placed>, Vec<Piece>)> {
+    ) -> IoResult<(Vec<MemberWrite>, Vec<Piece>)> {
         if !self.is_whole(row) {
             return Err(self.lost_too_many());
         }
@@ -373,7 +375,7 @@ impl Core {
             (member.index, zero.and(update))
         });
         let results = join_all(zeroes).await;
-        self.kept.forget(row);
+        self.read_cache.forget(row);
         let result = self.settle(results).await;
         match &result {
             Ok(()) => self.regain_row(row),

@@ -19,7 +19,7 @@ const _: () = assert!(FIXED + COVERS_MAX * 8 + PIECES_MAX * 10 <= HEAD as usize)
 
 /// Type of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RecordKind {
     /// New data, which may be acknowledged. Nothing has changed in place.
     Data,
     /// Precedes a change of a stripe in place: new parity, and data that has no record of its own.
@@ -40,7 +40,7 @@ pub(crate) struct Piece {
 /// A journal record.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
-    pub(crate) kind: Kind,
+    pub(crate) kind: RecordKind,
     /// The assembly of the array that wrote it, and the position of that epoch's first record.
     pub(crate) epoch: u64,
     pub(crate) epoch_start: u64,
@@ -88,9 +88,9 @@ impl Record {
             at += piece.bytes.len();
         }
         let kind = match self.kind {
-            Kind::Data => 1,
-            Kind::Commit => 2,
-            Kind::Mark => 3,
+            RecordKind::Data => 1,
+            RecordKind::Commit => 2,
+            RecordKind::Mark => 3,
         };
         let mut out = Writer::new(&mut head[4..]);
         out.bytes(MAGIC).uuid(array);
@@ -118,9 +118,9 @@ impl Record {
         let (epoch, epoch_start, pos) = (from.u64()?, from.u64()?, from.u64()?);
         let (seq, tail, row) = (from.u64()?, from.u64()?, from.u64()?);
         let kind = match from.u16()? {
-            1 => Kind::Data,
-            2 => Kind::Commit,
-            3 => Kind::Mark,
+            1 => RecordKind::Data,
+            2 => RecordKind::Commit,
+            3 => RecordKind::Mark,
             _ => return None,
         };
         let (covers, pieces, _) = (from.u16()?, from.u16()?, from.u16()?);
@@ -171,7 +171,7 @@ mod tests {
             let array = Uuid::from_u128(1);
             let piece = |n| Piece { role: Role::Data(n as usize), at: n * BLOCK, bytes: Buf::copy_of(&[7; 4096]) };
             let record = Record {
-                kind: Kind::Commit, epoch: 3, epoch_start: 0, pos: pos * BLOCK, seq: 9, tail: 0, row: 5,
+                kind: RecordKind::Commit, epoch: 3, epoch_start: 0, pos: pos * BLOCK, seq: 9, tail: 0, row: 5,
                 covers: vec![1, 2], pieces: (0..pieces).map(piece).collect(),
             };
             let mut bytes = record.encode(array).to_vec();
@@ -197,7 +197,7 @@ mod tests {
     fn a_record_is_read_back_also_around_the_end() {
         let piece = |role, at, byte, len| Piece { role, at, bytes: Buf::copy_of(&vec![byte; len]) };
         let record = Record {
-            kind: Kind::Commit,
+            kind: RecordKind::Commit,
             epoch: 3,
             epoch_start: 12 << 10,
             pos: (1 << 20) + 56 * 1024,

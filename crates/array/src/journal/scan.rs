@@ -1,17 +1,17 @@
 //! Reads the journal after a crash.
 
-use super::record::{HEAD, Kind, Record};
-use super::{Entry, Journal, Logged, NO_ROW, Step};
+use super::record::{HEAD, Record, RecordKind};
+use super::{DurableRecord, Journal, NO_ROW, RecordState, WindowEntry};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
 /// The records found on members, by epoch and sequence number.
 #[derive(Default)]
-pub(crate) struct Found {
+pub(crate) struct ScannedRecords {
     by_place: BTreeMap<(u64, u64), Record>,
 }
 
-impl Found {
+impl ScannedRecords {
     /// Adds the records of one member's journal.
     pub(crate) fn add(&mut self, ring: &[u8], array: Uuid) {
         for at in (0..ring.len() as u64).step_by(HEAD as usize) {
@@ -43,7 +43,7 @@ impl Found {
 
 impl Journal {
     /// Continues after the records of the last epoch. Returns the data records without a commit.
-    pub(crate) fn resume(&self, epoch: u64, records: &[Record]) -> Vec<Logged> {
+    pub(crate) fn resume(&self, epoch: u64, records: &[Record]) -> Vec<DurableRecord> {
         let mut state = self.state.borrow_mut();
         let end = records.iter().map(|record| record.pos + record.len()).max();
         state.epoch = epoch;
@@ -52,15 +52,21 @@ impl Journal {
         state.next_seq = records.iter().map(|record| record.seq + 1).max().unwrap_or(1);
         state.durable_tail = records.first().map_or(state.head, |record| record.pos);
         for record in records {
-            let row = if record.kind == Kind::Mark { NO_ROW } else { record.row };
-            let step = if record.kind == Kind::Mark { Step::Done } else { Step::Open };
-            state.entries.push_back(Entry { pos: record.pos, len: record.len(), seq: record.seq, row, step });
+            let row = if record.kind == RecordKind::Mark { NO_ROW } else { record.row };
+            let step = if record.kind == RecordKind::Mark { RecordState::Done } else { RecordState::Open };
+            state.entries.push_back(WindowEntry {
+                pos: record.pos,
+                len: record.len(),
+                seq: record.seq,
+                row,
+                step,
+            });
             *state.rows.entry(row).or_default() += 1;
         }
         let covered: Vec<u64> = records.iter().flat_map(|record| record.covers.iter().copied()).collect();
-        let open = |record: &&Record| record.kind == Kind::Data && !covered.contains(&record.seq);
-        let logged: Vec<Logged> =
-            records.iter().filter(open).map(|record| Logged { seq: record.seq, room: 0 }).collect();
+        let open = |record: &&Record| record.kind == RecordKind::Data && !covered.contains(&record.seq);
+        let logged: Vec<DurableRecord> =
+            records.iter().filter(open).map(|record| DurableRecord { seq: record.seq, room: 0 }).collect();
         logged
     }
 }
@@ -72,13 +78,13 @@ mod tests {
     fn record(epoch: u64, epoch_start: u64, pos: u64, tail: u64) -> Record {
         let (seq, row) = (pos / HEAD, 0);
         let (covers, pieces) = (Vec::new(), Vec::new());
-        Record { kind: Kind::Data, epoch, epoch_start, pos, seq, tail, row, covers, pieces }
+        Record { kind: RecordKind::Data, epoch, epoch_start, pos, seq, tail, row, covers, pieces }
     }
 
     /// Positions of the records that would be replayed.
     fn window(records: Vec<Record>) -> Vec<u64> {
         let by_place = records.into_iter().map(|record| ((record.epoch, record.seq), record)).collect();
-        Found { by_place }.window().into_iter().map(|record| record.pos).collect()
+        ScannedRecords { by_place }.window().into_iter().map(|record| record.pos).collect()
     }
 
     #[test]

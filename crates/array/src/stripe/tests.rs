@@ -129,7 +129,7 @@ proptest! {
     fn a_range_is_cut_without_gap_or_overlap(
         members in 2u64..9, blocks in 1u64..200, from in 0u64..400, piece in 1u64..9,
     ) {
-        let map = Map { members, unit: UNIT, rows: 1 << 20, piece: piece * 512 };
+        let map = StripeMap { members, unit: UNIT, rows: 1 << 20, piece: piece * 512 };
         let (offset, len) = (from * 512, blocks * 512);
         let mut at = offset;
         let mut bytes = vec![0; members as usize];

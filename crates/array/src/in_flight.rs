@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 /// Operations under way on the current or last device of a member.
 #[derive(Default)]
-pub(crate) struct Asked {
+pub(crate) struct InFlight {
     next: Cell<u64>,
     under_way: RefCell<BTreeSet<u64>>,
     changed: Event,
@@ -21,26 +21,26 @@ pub(crate) struct Asked {
 }
 
 /// An operation under way; it ends when this is dropped.
-pub(crate) struct Question {
-    asked: Rc<Asked>,
+pub(crate) struct InFlightOperation {
+    in_flight: Rc<InFlight>,
     number: u64,
 }
 
-impl Asked {
+impl InFlight {
     /// Operations that have not completed, including those that have timed out.
     pub(crate) fn len(&self) -> usize {
         self.under_way.borrow().len()
     }
 
-    pub(crate) fn begin(self: &Rc<Asked>) -> Question {
+    pub(crate) fn begin(self: &Rc<InFlight>) -> InFlightOperation {
         let number = self.next.get();
         self.next.set(number + 1);
         self.under_way.borrow_mut().insert(number);
-        Question { asked: Rc::clone(self), number }
+        InFlightOperation { in_flight: Rc::clone(self), number }
     }
 
     /// Records that an operation has failed with absence.
-    pub(crate) fn tell_absence(&self, incarnation: u64) {
+    pub(crate) fn record_absence(&self, incarnation: u64) {
         self.absent.set(Some(incarnation));
     }
 
@@ -53,22 +53,22 @@ impl Asked {
     }
 
     /// Resolves when all operations that began before this call have ended.
-    pub(crate) async fn until_answered(&self) {
+    pub(crate) async fn until_completed(&self) {
         let next = self.next.get();
         let answered = || self.under_way.borrow().first().is_none_or(|number| *number >= next);
         self.changed.until(answered).await;
     }
 }
 
-impl Question {
-    pub(crate) fn tell_absence(&self, incarnation: u64) {
-        self.asked.tell_absence(incarnation);
+impl InFlightOperation {
+    pub(crate) fn record_absence(&self, incarnation: u64) {
+        self.in_flight.record_absence(incarnation);
     }
 }
 
-impl Drop for Question {
+impl Drop for InFlightOperation {
     fn drop(&mut self) {
-        self.asked.under_way.borrow_mut().remove(&self.number);
-        self.asked.changed.notify();
+        self.in_flight.under_way.borrow_mut().remove(&self.number);
+        self.in_flight.changed.notify();
     }
 }

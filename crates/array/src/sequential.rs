@@ -1,4 +1,4 @@
-//! Ends of recent operations, to detect sequential ones.
+//! Sequential detector: finds operations that begin where another one ended.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -8,11 +8,11 @@ const ENDS: usize = 64;
 
 /// The last ends, as byte offsets in the array.
 #[derive(Default)]
-pub(crate) struct Ends(RefCell<VecDeque<u64>>);
+pub(crate) struct SequentialDetector(RefCell<VecDeque<u64>>);
 
-impl Ends {
+impl SequentialDetector {
     /// Records an operation; returns whether it begins where another one ended.
-    pub(crate) fn goes_on(&self, offset: u64, len: u64) -> bool {
+    pub(crate) fn is_sequential(&self, offset: u64, len: u64) -> bool {
         let mut ends = self.0.borrow_mut();
         let known = ends.iter().position(|end| *end == offset);
         if let Some(at) = known {

@@ -10,8 +10,8 @@
 //!   acknowledged before;
 //! - [`MEMORY`] bounds the cache, give or take two stripes.
 
-use crate::ends::Ends;
 use crate::event::Event;
+use crate::sequential::SequentialDetector;
 use longhaul_engine::Buf;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -22,26 +22,26 @@ const MEMORY: u64 = 32 << 20;
 /// Larger stripes are not cached: parts of them are large reads by themselves.
 const STRIPE_MAX: u64 = 8 << 20;
 
-pub(crate) struct Kept {
+pub(crate) struct ReadCache {
     /// Maximum number of stripes; zero if they are too large.
     limit: usize,
     /// Oldest first.
-    stripes: RefCell<VecDeque<(u64, Rc<Stripe>)>>,
-    ends: Ends,
+    stripes: RefCell<VecDeque<(u64, Rc<CachedStripe>)>>,
+    ends: SequentialDetector,
 }
 
 /// The data of a stripe, or a read of it under way.
 #[derive(Default)]
-pub(crate) struct Stripe {
+pub(crate) struct CachedStripe {
     data: RefCell<Option<Vec<Buf>>>,
     ended: Cell<bool>,
     changed: Event,
 }
 
-impl Kept {
-    pub(crate) fn new(stripe: u64) -> Kept {
+impl ReadCache {
+    pub(crate) fn new(stripe: u64) -> ReadCache {
         let limit = if stripe <= STRIPE_MAX { (MEMORY / stripe.max(1)).max(2) as usize } else { 0 };
-        Kept { limit, stripes: RefCell::default(), ends: Ends::default() }
+        ReadCache { limit, stripes: RefCell::default(), ends: SequentialDetector::default() }
     }
 
     /// Whether the cache is in use.
@@ -50,12 +50,12 @@ impl Kept {
     }
 
     /// Records a read; returns whether it begins where another one ended.
-    pub(crate) fn goes_on(&self, offset: u64, len: u64) -> bool {
-        self.ends.goes_on(offset, len)
+    pub(crate) fn is_sequential(&self, offset: u64, len: u64) -> bool {
+        self.ends.is_sequential(offset, len)
     }
 
     /// The cached stripe and false, or a new one and true, which the caller must read.
-    pub(crate) fn stripe(&self, row: u64) -> (Rc<Stripe>, bool) {
+    pub(crate) fn stripe(&self, row: u64) -> (Rc<CachedStripe>, bool) {
         let mut stripes = self.stripes.borrow_mut();
         if let Some((_, stripe)) = stripes.iter().find(|(of, _)| *of == row) {
             return (Rc::clone(stripe), false);
@@ -63,7 +63,7 @@ impl Kept {
         if stripes.len() >= self.limit {
             stripes.pop_front();
         }
-        let stripe = Rc::new(Stripe::default());
+        let stripe = Rc::new(CachedStripe::default());
         stripes.push_back((row, Rc::clone(&stripe)));
         (stripe, true)
     }
@@ -74,7 +74,7 @@ impl Kept {
     }
 }
 
-impl Stripe {
+impl CachedStripe {
     /// Ends the read: with the data, or `None` if it failed.
     pub(crate) fn end(&self, data: Option<Vec<Buf>>) {
         *self.data.borrow_mut() = data;
@@ -97,31 +97,31 @@ mod tests {
     #[test]
     fn a_stripe_is_read_once_and_forgotten_when_it_changes() {
         run(async {
-            let kept = Kept::new(4 << 20);
-            let (first, is_new) = kept.stripe(7);
+            let cache = ReadCache::new(4 << 20);
+            let (first, is_new) = cache.stripe(7);
             assert!(is_new);
-            let (again, is_new) = kept.stripe(7);
+            let (again, is_new) = cache.stripe(7);
             assert!(!is_new);
             first.end(Some(vec![Buf::copy_of(b"x")]));
             assert_eq!(again.data().await.expect("read")[0][..], b"x"[..]);
-            kept.forget(7);
-            assert!(kept.stripe(7).1);
+            cache.forget(7);
+            assert!(cache.stripe(7).1);
             // A failed read is reported to all waiters; the number of stripes is bounded.
-            let (failed, _) = kept.stripe(8);
+            let (failed, _) = cache.stripe(8);
             failed.end(None);
             assert!(failed.data().await.is_none());
-            (100..108).for_each(|row| drop(kept.stripe(row)));
-            assert_eq!(kept.stripes.borrow().len(), 8);
-            assert!(kept.stripe(7).1);
-            assert!(!Kept::new(16 << 20).is_open());
+            (100..108).for_each(|row| drop(cache.stripe(row)));
+            assert_eq!(cache.stripes.borrow().len(), 8);
+            assert!(cache.stripe(7).1);
+            assert!(!ReadCache::new(16 << 20).is_open());
         });
     }
 
     #[test]
     fn who_reads_on_is_known() {
-        let kept = Kept::new(4096);
-        assert!(!kept.goes_on(0, 10));
-        assert!(kept.goes_on(10, 10) && kept.goes_on(20, 5));
-        assert!(!kept.goes_on(10, 10));
+        let cache = ReadCache::new(4096);
+        assert!(!cache.is_sequential(0, 10));
+        assert!(cache.is_sequential(10, 10) && cache.is_sequential(20, 5));
+        assert!(!cache.is_sequential(10, 10));
     }
 }

@@ -11,17 +11,17 @@
 
 use crate::clock::Stamp;
 use crate::core::Core;
-use crate::current::{Kinship, has_lost_beat};
-use crate::fence::Beat;
+use crate::current::{Ancestry, has_lost_heartbeat};
+use crate::fence::Heartbeat;
 use crate::geometry::{BLOCK, HEARTBEAT_AT, Role, SUPER_AT};
-use crate::lost::Gone;
+use crate::lost::Unavailable;
 use crate::member::{Member, MemberResult};
 use crate::report::Progress;
 use crate::sums::UNKNOWN;
-use crate::superblock::{Condition, Copies, Superblock};
-use crate::units::Units;
+use crate::superblock::{Condition, Superblock, SuperblockCopies};
+use crate::units::StripeUnits;
 use crate::upkeep::{is_over, pause};
-use crate::window::Reader;
+use crate::window::ReadOrigin;
 use crate::without::Mechanism;
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -34,17 +34,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Stripes that are rebuilt concurrently, at most.
-const ROWS_MAX: u64 = 64;
+const CONCURRENT_ROWS_MAX: u64 = 64;
 /// Stripes of the first batch. A batch ends when all of its stripes are done; later batches are
 /// sized to take between `BATCH` and twice that.
 const ROWS_FIRST: usize = 64;
 const BATCH: Duration = Duration::from_secs(1);
 /// Interval at which progress is published.
-const PUBLISH: Duration = Duration::from_secs(2);
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(2);
 
 impl Core {
     /// Looks for offline members that answer again, and starts their resync.
-    pub(crate) async fn welcome_back(self: &Rc<Self>) {
+    pub(crate) async fn resync_returned_members(self: &Rc<Self>) {
         for member in &self.members {
             // Operations begun before the absence must end first: they could write over the resync.
             let absent = member.condition.get() == Condition::Absent;
@@ -54,30 +54,30 @@ impl Core {
             let (a, b) =
                 futures_util::join!(member.read(SUPER_AT[0], BLOCK), member.read(SUPER_AT[1], BLOCK));
             // An unreadable copy counts as torn.
-            let Copies { newest: found, slot, torn } = match (a, b) {
+            let SuperblockCopies { newest: found, slot, torn } = match (a, b) {
                 (Err(_), Err(_)) => continue,
                 (a, b) => {
                     let copy = |read: MemberResult<BufMut>| read.map(|buf| buf.to_vec()).unwrap_or_default();
-                    Copies::of([&copy(a), &copy(b)])
+                    SuperblockCopies::of([&copy(a), &copy(b)])
                 }
             };
             member.slot.set(slot);
             let ours = |found: &Superblock| found.array == self.array && found.member == member.uuid.get();
             let Some(found) = found.filter(ours) else {
-                let why = "what came back is not what had gone";
+                let why = "the device that returned is not this member";
                 // A failure to publish halts the array and is logged there.
                 let _ = self.publish_with(|| self.enter(member.index, Condition::Failed, why)).await;
                 continue;
             };
-            let anew = match self.kinship(&found, Some(member.since.get())) {
-                Kinship::Older => self.is_behind(member, &found, torn).await,
-                Kinship::Unused => true,
-                Kinship::Apart => return self.halt_for_newer(member, &found),
+            let anew = match self.ancestry(&found, Some(member.since.get())) {
+                Ancestry::Ancestor => self.was_rolled_back(member, &found, torn).await,
+                Ancestry::Unused => true,
+                Ancestry::Diverged => return self.halt_for_newer(member, &found),
             };
-            match self.claim_member(member).await {
+            match self.take_ownership_of_member(member).await {
                 Ok(true) => {}
                 Ok(false) => {
-                    *member.reason.borrow_mut() = "another host has it in use".into();
+                    *member.reason.borrow_mut() = "another host uses it".into();
                     continue;
                 }
                 Err(_) => continue,
@@ -94,8 +94,8 @@ impl Core {
                 if anew {
                     member.have.set(0);
                 }
-                self.enter(member.index, Condition::Rebuilding { done: 0, partial: true }, "it is back");
-                self.upkeep.catch_up(member.index, self.intent.marked());
+                self.enter(member.index, Condition::Rebuilding { done: 0, partial: true }, "it has returned");
+                self.upkeep.begin_resync(member.index, self.intent.marked());
             });
             if back.await.is_ok() {
                 let _ = self.intent.write_all(self).await;
@@ -104,30 +104,30 @@ impl Core {
     }
 
     /// Relation of a superblock to the members in use.
-    pub(crate) fn kinship(&self, found: &Superblock, since: Option<u64>) -> Kinship {
+    pub(crate) fn ancestry(&self, found: &Superblock, since: Option<u64>) -> Ancestry {
         if self.lacks(Mechanism::Apart) {
-            return Kinship::Older;
+            return Ancestry::Ancestor;
         }
         let own = self.superblock();
         let usable = self.members.iter().filter(|member| member.is_usable());
         let present: Vec<Superblock> =
             usable.map(|member| Superblock { member: member.uuid.get(), ..own.clone() }).collect();
-        own.kinship(found, since, &present)
+        own.ancestry(found, since, &present)
     }
 
     /// Whether a returning member has less than it has confirmed: it was rolled back while it was
     /// offline.
-    async fn is_behind(&self, member: &Member, found: &Superblock, torn: bool) -> bool {
+    async fn was_rolled_back(&self, member: &Member, found: &Superblock, torn: bool) -> bool {
         let beat = match member.read(HEARTBEAT_AT, BLOCK).await {
-            Ok(block) => Beat::decode(&block),
+            Ok(block) => Heartbeat::decode(&block),
             Err(_) => None,
         };
         let behind = found.generation + u64::from(torn) < member.known.get()
-            || has_lost_beat(beat.as_ref(), self.session, member.beat.get());
+            || has_lost_heartbeat(beat.as_ref(), self.session, member.beat.get());
         if behind {
             tracing::warn!(
-                "array {}: member {} is back with less than it had confirmed (generation {} of {}): it was \
-                 rolled back, and is filled anew",
+                "array {}: member {} has returned with less than it had confirmed (generation {} of {}): it \
+                 was rolled back, and is rebuilt",
                 self.name.borrow(),
                 member.index,
                 found.generation,
@@ -144,8 +144,8 @@ impl Core {
         let which = if found.generation > own.generation { "newer" } else { "of another history" };
         self.halt(&format!(
             "member {} ({name}) is back and is {which}: its superblock ({}) is not one that this set ({}) \
-             descends from, and may have acknowledged writes that this set has not. Stop the array; then \
-             assemble it either with that member, or, to give up what only that member has, without it",
+             descends from, and may have acknowledged writes that this set lacks. Stop the array; then \
+             assemble it either with that member, or, to discard what only that member has, without it",
             member.index,
             found.age(),
             own.age()
@@ -153,7 +153,7 @@ impl Core {
     }
 
     /// Lets spares replace members that have failed, or are offline for longer than `spare_grace`.
-    pub(crate) async fn take_spares(self: &Rc<Self>) {
+    pub(crate) async fn replace_with_spares(self: &Rc<Self>) {
         for member in &self.members {
             let gone = match member.condition.get() {
                 Condition::Failed => true,
@@ -166,18 +166,18 @@ impl Core {
             if !gone {
                 continue;
             }
-            self.take_spare(member.index).await;
+            self.replace_with_spare(member.index).await;
         }
     }
 
     /// Lets the first usable spare replace a member; the other spares stay.
-    async fn take_spare(self: &Rc<Self>, index: usize) {
+    async fn replace_with_spare(self: &Rc<Self>, index: usize) {
         let spares = self.spares.borrow().clone();
         for spare in spares.iter().rev() {
             let Some(device) = &spare.device else { continue };
             let name = device.info().name;
             let result = match device.open().await {
-                Ok(io) => self.take_place(index, spare.uuid, Arc::clone(device), io, true).await,
+                Ok(io) => self.replace_member(index, spare.uuid, Arc::clone(device), io, true).await,
                 Err(e) => Err(e),
             };
             match result {
@@ -186,7 +186,7 @@ impl Core {
                     return;
                 }
                 // The spare is tried again at each pass; the error is logged once.
-                Err(e) if self.upkeep.tells_of(spare.uuid) => {
+                Err(e) if self.upkeep.is_first_failure_of(spare.uuid) => {
                     tracing::warn!("array {}: spare {name} cannot be used: {e}", self.name.borrow());
                 }
                 Err(_) => {}
@@ -196,7 +196,7 @@ impl Core {
 
     /// Lets a device replace a member, and starts its rebuild. The previous device leaves the
     /// array.
-    pub(crate) async fn take_place(
+    pub(crate) async fn replace_member(
         self: &Rc<Self>,
         index: usize,
         uuid: uuid::Uuid,
@@ -229,7 +229,7 @@ impl Core {
             }
         }
         if member.name().as_deref() != Some(&*info.name) {
-            member.leave_behind();
+            member.detach_operations();
         }
         member.take();
         self.sums.forget(index);
@@ -242,7 +242,11 @@ impl Core {
             member.beat.set(0);
             self.spares.borrow_mut().retain(|spare| spare.uuid != uuid);
             member.counts.set(crate::MemberCounts::default());
-            self.enter(index, Condition::Rebuilding { done: 0, partial: false }, "it is filled");
+            self.enter(
+                index,
+                Condition::Rebuilding { done: 0, partial: false },
+                "it is new, and under rebuild",
+            );
         })
         .await?;
         self.intent.write_all(self).await
@@ -250,7 +254,7 @@ impl Core {
 
     /// The member to rebuild next, if any: first those that only resync, which restores redundancy
     /// soonest, then the one with the fewest rows left.
-    pub(crate) fn next_to_fill(&self) -> Option<usize> {
+    pub(crate) fn next_to_rebuild(&self) -> Option<usize> {
         let order = |member: &Member| {
             let Condition::Rebuilding { partial, .. } = member.condition.get() else { return None };
             let catches_up = partial && member.have.get() >= self.geometry.rows;
@@ -279,7 +283,7 @@ impl Core {
 
     /// Rebuilds or resyncs a member until it is complete, another member takes precedence, or the
     /// array stops.
-    pub(crate) async fn fill_member(self: &Rc<Self>, index: usize) -> IoResult<Fill> {
+    pub(crate) async fn rebuild_member(self: &Rc<Self>, index: usize) -> IoResult<RebuildEnd> {
         let member = &self.members[index];
         let rows: Vec<u64> = self.rows_left(index).into_iter().flatten().collect();
         let (began, incarnation) = (now(), member.incarnation());
@@ -288,48 +292,48 @@ impl Core {
             matches!(member.condition.get(), Condition::Rebuilding { .. })
                 && member.incarnation() == incarnation
         };
-        let mut seen = Seen { begun: self.begun.get(), published: began, done: 0 };
+        let mut seen = BatchState { begun: self.begun.get(), published: began, done: 0 };
         let (mut rest, mut size) = (&rows[..], ROWS_FIRST);
         while !rest.is_empty() {
             let batch;
             (batch, rest) = rest.split_at(self.batch(size).min(rest.len()));
             if is_over(self) || !is_it() {
-                return Ok(Fill::Ended);
+                return Ok(RebuildEnd::Ended);
             }
-            if self.next_to_fill().is_some_and(|next| next != index) {
-                return Ok(Fill::GaveWay);
+            if self.next_to_rebuild().is_some_and(|next| next != index) {
+                return Ok(RebuildEnd::Preempted);
             }
             let start = now();
             loop {
-                let fills = stream::iter(batch).map(|row| self.fill_row(index, *row));
-                let results: Vec<_> = fills.buffer_unordered(self.fills_at_a_time(index)).collect().await;
+                let fills = stream::iter(batch).map(|row| self.rebuild_row(index, *row));
+                let results: Vec<_> = fills.buffer_unordered(self.concurrent_rows(index)).collect().await;
                 results.into_iter().collect::<IoResult<()>>()?;
                 if let Err(e) = self.flush_member(member).await {
-                    return self.lose(index, &e).await.map(|()| Fill::Ended);
+                    return self.lose(index, &e).await.map(|()| RebuildEnd::Ended);
                 }
                 if !member.is_in_doubt() {
                     break;
                 }
                 // The member may have lost rows that were just written.
-                self.upkeep.unfill(index, batch[0]);
+                self.upkeep.unmark_rebuilt(index, batch[0]);
                 self.verify(index).await?;
                 if member.incarnation() != incarnation {
-                    return Ok(Fill::Ended);
+                    return Ok(RebuildEnd::Ended);
                 }
             }
             self.journal.pass(self).await?;
             if member.incarnation() != incarnation {
-                return Ok(Fill::Ended);
+                return Ok(RebuildEnd::Ended);
             }
             let ahead = u64::from(self.lacks(Mechanism::Progress));
             let done = batch.last().map_or(0, |row| row + 1 + ahead);
             if let Condition::Rebuilding { partial, .. } = member.condition.get() {
                 member.condition.set(Condition::Rebuilding { done, partial });
-                self.upkeep.filled_to(index, done);
+                self.upkeep.rebuilt_to(index, done);
             }
             seen.done += batch.len() as u64;
-            self.tell(index, &seen, rows.len() as u64, began);
-            if now() - seen.published >= PUBLISH {
+            self.report_progress(index, &seen, rows.len() as u64, began);
+            if now() - seen.published >= PUBLISH_INTERVAL {
                 seen.published = now();
                 self.publish().await?;
             }
@@ -339,20 +343,20 @@ impl Core {
                 _ => size,
             };
             let rate = self.upkeep.rebuild_rate.get();
-            self.give_way(&mut seen, batch.len() as u64 * self.geometry.unit, start, rate).await;
+            self.yield_to_users(&mut seen, batch.len() as u64 * self.geometry.unit, start, rate).await;
         }
         if is_over(self) || !is_it() {
-            return Ok(Fill::Ended);
+            return Ok(RebuildEnd::Ended);
         }
         self.journal.pass(self).await?;
-        tracing::info!("array {}: member {index} is filled", self.name.borrow());
+        tracing::info!("array {}: member {index} is rebuilt", self.name.borrow());
         self.publish_with(|| {
             if is_it() {
                 self.enter(index, Condition::Active, "");
             }
         })
         .await
-        .map(|()| Fill::Ended)
+        .map(|()| RebuildEnd::Ended)
     }
 
     /// Rows of a batch: `size`, limited to what the rebuild rate allows in `BATCH`.
@@ -363,15 +367,15 @@ impl Core {
 
     /// Rows rebuilt concurrently: enough to fill the paths to all other members, and the path to
     /// this one. More would only wait in queues, in front of user I/O.
-    fn fills_at_a_time(&self, index: usize) -> usize {
+    fn concurrent_rows(&self, index: usize) -> usize {
         let advice = |member: &crate::member::Member| member.advice().unwrap_or(Advice::LOCAL);
         let others = self.members.iter().filter(|member| member.is_active());
         let read = others.map(|member| advice(member).read).max().unwrap_or(0);
         let bytes = read.max(advice(&self.members[index]).write);
-        (bytes / self.geometry.unit + 2).min(ROWS_MAX) as usize
+        (bytes / self.geometry.unit + 2).min(CONCURRENT_ROWS_MAX) as usize
     }
 
-    fn tell(&self, member: usize, seen: &Seen, total: u64, began: Instant) {
+    fn report_progress(&self, member: usize, seen: &BatchState, total: u64, began: Instant) {
         let unit = self.geometry.unit;
         let progress =
             Progress { member, done: seen.done * unit, total: total * unit, elapsed: now() - began };
@@ -380,9 +384,9 @@ impl Core {
 
     /// Pauses in favour of user I/O: as long as the configured rate requires, or as long as the
     /// work took if user I/O is active. If the next loss would lose data, only the rate counts.
-    pub(crate) async fn give_way(
+    pub(crate) async fn yield_to_users(
         self: &Rc<Self>,
-        seen: &mut Seen,
+        seen: &mut BatchState,
         bytes: u64,
         start: Instant,
         rate: Option<u64>,
@@ -400,9 +404,9 @@ impl Core {
     }
 
     /// Writes a member's unit of a row.
-    async fn fill_row(self: &Rc<Self>, index: usize, row: u64) -> IoResult<()> {
+    async fn rebuild_row(self: &Rc<Self>, index: usize, row: u64) -> IoResult<()> {
         let reads = if self.geometry.has_parity() { self.geometry.data_units() as u64 } else { 1 };
-        let room = self.room(reads * self.geometry.unit, Reader::Background).await;
+        let room = self.room(reads * self.geometry.unit, ReadOrigin::Background).await;
         let _alone = self.locks.exclusive(row).await;
         if self.holds(index, row) {
             return Ok(());
@@ -418,8 +422,8 @@ impl Core {
             match lost.get(&block) {
                 None => self.regain(row, role, block as u64 * BLOCK, BLOCK),
                 // UNKNOWN accepts any content, so that members that return may supply it.
-                Some(Gone::Waiting) => *sum = UNKNOWN,
-                Some(Gone::Lost(_)) => *sum = !*sum,
+                Some(Unavailable::Offline) => *sum = UNKNOWN,
+                Some(Unavailable::Lost(_)) => *sum = !*sum,
             }
         }
         // Zeroes are deallocated again, so that discarded ranges take no space.
@@ -437,7 +441,7 @@ impl Core {
         }
         // Another device, which is empty, may have replaced this one meanwhile.
         if member.incarnation() == incarnation {
-            self.upkeep.fill(index, row);
+            self.upkeep.mark_rebuilt(index, row);
         }
         Ok(())
     }
@@ -449,7 +453,7 @@ impl Core {
         row: u64,
         role: Role,
         index: usize,
-    ) -> IoResult<(Buf, BTreeMap<usize, Gone>)> {
+    ) -> IoResult<(Buf, BTreeMap<usize, Unavailable>)> {
         let unit = self.geometry.unit;
         let has_parity = self.geometry.has_parity();
         let wanted = |other: Role| has_parity || other == role;
@@ -460,19 +464,19 @@ impl Core {
         let (mut whole, mut lost) = (BufMut::zeroed(unit as usize), BTreeMap::new());
         for block in 0..unit / BLOCK {
             let units = self.read_units(row, block * BLOCK, BLOCK, wanted, &[index]).await?;
-            let gone = self.gone(row, &units, wanted);
+            let gone = self.unavailable(row, &units, wanted);
             if let Some(bytes) = self.derive(units, role, BLOCK) {
                 let start = (block * BLOCK) as usize;
                 whole[start..start + BLOCK as usize].copy_from_slice(&bytes);
                 continue;
             }
             match &gone {
-                Gone::Lost(units) => {
+                Unavailable::Lost(units) => {
                     units.iter().for_each(|unit| self.lose_block(row, *unit, block * BLOCK));
                 }
-                Gone::Waiting => tracing::warn!(
-                    "array {}: a block of stripe {row} cannot be given to member {index} before members \
-                     that are absent are back",
+                Unavailable::Offline => tracing::warn!(
+                    "array {}: a block of stripe {row} cannot be reconstructed for member {index} before \
+                     offline members have returned",
                     self.name.borrow()
                 ),
             }
@@ -482,7 +486,7 @@ impl Core {
     }
 
     /// Content of one role, derived from the other units.
-    pub(crate) fn derive(&self, mut units: Units, role: Role, len: u64) -> Option<Buf> {
+    pub(crate) fn derive(&self, mut units: StripeUnits, role: Role, len: u64) -> Option<Buf> {
         if let Role::Data(i) = role
             && let Some(bytes) = units.data[i].take()
         {
@@ -499,15 +503,15 @@ impl Core {
 
 /// Why the rebuild of a member ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fill {
+pub(crate) enum RebuildEnd {
     /// The member is complete, or is not to be rebuilt any more.
     Ended,
     /// Another member takes precedence; this one continues later where it stopped.
-    GaveWay,
+    Preempted,
 }
 
 /// State of a background task between its batches.
-pub(crate) struct Seen {
+pub(crate) struct BatchState {
     pub(crate) begun: u64,
     pub(crate) published: Instant,
     pub(crate) done: u64,
