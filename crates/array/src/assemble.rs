@@ -371,7 +371,8 @@ pub(crate) fn arrange(candidates: Vec<Candidate>, options: &Options) -> Result<A
         }
         match place {
             Some(index) => {
-                let unused = "the write of its superblock was interrupted, and the others have continued: it is rebuilt";
+                let unused = "the write of its superblock was interrupted, and the others have continued: it \
+                              is rebuilt";
                 let unused = (ancestry == Ancestry::Unused).then(|| unused.to_owned());
                 let why = current::rolled_back(&candidate, newest, confirmed).or(unused);
                 if why.is_some() || gone(&index) {

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn parity_rotates_as_md_rotates_it() {
+    fn parity_rotates_as_in_md() {
         // Five members, left-symmetric: the table in md(4)'s sources.
         let geometry = fit(Layout::Parity, 5);
         let row = |row| (0..5).map(|m| geometry.role(row, m)).collect::<Vec<_>>();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_cannot_be_are_refused() {
+    fn impossible_shapes_are_refused() {
         let refuse = |layout, width, size| {
             Geometry::fit(layout, width, 4096, size).map(drop).expect_err("refused").to_string()
         };

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn races_are_a_share_of_reads() {
+    fn hedged_reads_are_a_share_of_reads() {
         let budget = HedgeBudget::new(5);
         let raced = |reads: u32| {
             (0..reads)

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_superblock_descends_from_what_its_sessions_wrote_in_their_turn() {
+    fn a_superblock_descends_from_the_generations_of_its_sessions() {
         let mut ours = History::default();
         for from in [2, 5, 9] {
             ours.begin(era(from).session, from);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_left_the_history_is_not_denied() {
+    fn sessions_that_have_left_the_history_are_unknown() {
         let mut ours = History::default();
         (1..=ERAS_MAX as u64 + 3).for_each(|n| ours.begin(era(n * 10).session, n * 10));
         assert_eq!(ours.eras().len(), ERAS_MAX);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_out_of_order_is_none() {
+    fn a_history_out_of_order_is_refused() {
         assert!(History::of(vec![era(5), era(5)], 9).is_none());
         assert!(History::of(vec![era(5), era(10)], 9).is_none());
         assert!(History::of(vec![era(5), era(9)], 9).is_some());

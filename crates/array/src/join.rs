@@ -87,7 +87,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn what_is_done_at_once_is_done_at_once() {
+    fn parts_that_are_ready_give_a_result_at_once() {
         let parts = (0..3).map(|_| IoFuture::ready(Ok(()))).collect();
         assert_eq!(all(parts).try_ready().ok(), Some(Ok(())));
         let mut head = BufMut::copy_of(b"abcdef");
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_memory_does_not_pass_for_the_caller_s() {
+    fn a_foreign_buffer_is_refused() {
         let parts = [BufMut::zeroed(512), BufMut::zeroed(512)].map(|part| IoFuture::ready(Ok(part)));
         let whole = buffer(parts.into()).try_ready().expect("done");
         assert!(matches!(whole, Err(IoError::Integrity(_))));

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unit_follows_what_members_like() {
+    fn the_unit_follows_the_preferred_io_size() {
         let mut infos = [1, 2].map(|_| MemDevice::new(1 << 20, 512).expect("mapped").info());
         assert_eq!(suited_unit(&infos), DEFAULT_UNIT);
         infos[1].optimal_io = 768 << 10;
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unit_follows_what_paths_hold() {
+    fn the_unit_follows_the_bytes_in_flight() {
         // 1 Gb/s at 15 ms, 10 Gb/s at 100 ms, 100 Gb/s at 200 ms.
         for (under_way, unit) in [(0, 256 << 10), (1_875_000, 256 << 10), (125_000_000, 1 << 20)] {
             assert_eq!(path_unit(under_way), unit);

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_away_blocks_nobody() {
+    fn a_dropped_waiter_does_not_block_others() {
         run(async {
             let locks = Rc::new(RowLocks::default());
             let held = locks.exclusive(1).await;
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_is_never_exceeded_but_by_one_alone() {
+    fn a_budget_is_exceeded_only_by_a_single_request() {
         run(async {
             let budget = Rc::new(MemoryBudget::new(100));
             let big = budget.take(500).await;

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_noted_once_joined_and_taken_away() {
+    fn ranges_are_recorded_once_merged_and_removed() {
         let mut lost = LostRanges::default();
         assert_eq!(lost.add(100, 10), 10);
         assert_eq!(lost.add(120, 10), 10);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn many_ranges_take_no_more_than_their_room() {
+    fn recorded_ranges_are_bounded() {
         let mut lost = LostRanges::default();
         for n in 0..RANGES_MAX as u64 + 5 {
             lost.add(n * 10, 4);

@@ -146,7 +146,7 @@ mod tests {
     proptest! {
         /// Compares with a plain model of the stripe.
         #[test]
-        fn later_writes_count(writes in proptest::collection::vec((0usize..3, 0u64..8, 1u64..8, 1u8..), 1..12)) {
+        fn later_writes_win(writes in proptest::collection::vec((0usize..3, 0u64..8, 1u64..8, 1u8..), 1..12)) {
             let mut overlay = Overlay::new(&geometry());
             let mut picture = vec![[0u8; 8]; 3];
             for (unit, at, blocks, byte) in writes {

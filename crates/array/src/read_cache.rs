@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_on_is_known() {
+    fn sequential_reads_are_detected() {
         let cache = ReadCache::new(4096);
         assert!(!cache.is_sequential(0, 10));
         assert!(cache.is_sequential(10, 10) && cache.is_sequential(20, 5));

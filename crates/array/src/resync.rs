@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_what_there_is_not_are_not_replayed() {
+    fn records_outside_the_array_are_not_replayed() {
         for layout in [Layout::Parity, Layout::DoubleParity] {
             assert_eq!(assembled(layout, |_| {}), (Ok(()), true), "{layout}: the record is a good one");
             type Change = fn(&mut Record);

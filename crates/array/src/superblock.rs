@@ -353,7 +353,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn shapes_that_no_array_has_are_not_believed() {
+    fn superblocks_with_impossible_shapes_are_refused() {
         assert!(crafted(Layout::DoubleParity, 4, |_| {}).is_some());
         type Change = fn(&mut Superblock);
         let wrong: [(Layout, usize, Change); 12] = [

@@ -156,7 +156,7 @@ impl Core {
                 continue;
             }
             tracing::error!(
-                "array {}: the reconstruction of stripe {row} for member {member} does not match the checksum of its block",
+                "array {}: the reconstruction of member {member} in stripe {row} does not match its checksum",
                 self.name.borrow()
             );
             return Ok(false);

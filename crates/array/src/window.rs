@@ -164,7 +164,7 @@ mod tests {
     use std::pin::pin;
 
     #[test]
-    fn users_come_first_and_nobody_starves() {
+    fn users_come_first_and_background_reads_do_not_starve() {
         run(async {
             let window = Rc::new(ReadWindow::default());
             let mut held = window.take(100, 100, ReadOrigin::User).await;
@@ -191,7 +191,7 @@ mod tests {
     /// Users that keep more than half of a window in use, but never all of it, do not starve
     /// background reads.
     #[test]
-    fn who_waits_in_the_background_has_a_turn_among_users_that_fit() {
+    fn background_reads_have_their_turn_among_users_that_fit() {
         run(async {
             let window = Rc::new(ReadWindow::default());
             let mut held: VecDeque<ReadPermit> = VecDeque::new();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_never_exceeded_but_by_one_alone() {
+    fn a_window_is_exceeded_only_by_a_single_read() {
         run(async {
             let window = Rc::new(ReadWindow::default());
             let big = window.take(500, 100, ReadOrigin::User).await;

@@ -1,4 +1,4 @@
-//! What an array does for its members, and with them, of its own accord.
+//! What an array does with its members on its own: log repair, cache loss, spares, periodic scrubs.
 
 mod common;
 
@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Makes all that a member has beside data unreadable: superblock (but for one
-/// copy), heartbeat, bitmap, journal, checksums.
+/// Makes a member's metadata unreadable: superblock (except for one copy), heartbeat, bitmap,
+/// journal, checksums.
 fn damage(disk: &Disk, data_at: u64) {
     let mut bad = disk.bad.lock().unwrap();
     let journal_and_sums = 256 << 10..data_at - UNIT + BLOCK;
@@ -22,7 +22,7 @@ fn damage(disk: &Disk, data_at: u64) {
 }
 
 #[test]
-fn a_member_with_damaged_logs_is_not_lost_for_them() {
+fn a_member_with_damaged_logs_stays_active() {
     for (seed, layout) in [(111, Layout::Parity), (112, Layout::Mirror), (113, Layout::DoubleParity)] {
         let (disks, _power) = disks(4, SIZE);
         let (model, data_at) = simulate(seed, async {
@@ -38,7 +38,8 @@ fn a_member_with_damaged_logs_is_not_lost_for_them() {
             let geometry = array.status().await.expect("status").geometry;
             (model, geometry.end() - geometry.rows * geometry.unit)
         });
-        // Not stopped: the logs are needed, and one member's are gone.
+        // The array is not stopped, so that the next assembly needs the logs, and one member's are
+        // unreadable.
         damage(&disks[1], data_at);
         simulate(seed, async {
             let array = start(&disks, options()).await.expect("assembled");
@@ -65,14 +66,14 @@ fn a_member_with_damaged_logs_is_not_lost_for_them() {
 }
 
 #[test]
-fn scrub_mends_what_members_have_beside_data() {
+fn scrub_repairs_metadata_of_members() {
     for layout in [Layout::Parity, Layout::Mirror] {
         simulate(121, async {
             let rig = rig(layout, 4, options()).await;
             rig.fill().await;
             let geometry = rig.array.status().await.expect("status").geometry;
             let data_at = geometry.end() - geometry.rows * geometry.unit;
-            // Behind everybody's back: superblocks, bitmap, checksums.
+            // Damage superblocks, bitmap and checksums without the array's knowledge.
             let sums_at = data_at - geometry.unit;
             for at in [0, 64 << 10, 192 << 10, sums_at] {
                 rig.disks[2].flip(at + 40);
@@ -96,7 +97,7 @@ fn scrub_mends_what_members_have_beside_data() {
 }
 
 #[test]
-fn a_device_of_another_array_is_not_known_as_that_any_more() {
+fn a_device_of_another_array_loses_its_old_superblocks() {
     let (disks, power) = disks(3, SIZE);
     let (other, _power) = common::disks(2, SIZE);
     let mut dice = Dice(7);
@@ -104,7 +105,7 @@ fn a_device_of_another_array_is_not_known_as_that_any_more() {
         make(&disks, Layout::Parity, UNIT).await;
         let shape = Shape { name: "old".into(), layout: Layout::Mirror, unit: UNIT, force: false };
         create_as(&devices(&other), &[], &shape, || dice.uuid()).await.expect("made");
-        // Its superblocks become newer than ours will be.
+        // The superblocks of the other array get a newer generation than this array's.
         for _ in 0..20 {
             start(&other, options()).await.expect("assembled").stop().await.expect("stopped");
         }
@@ -133,11 +134,11 @@ async fn cached(layout: Layout, options: Options) -> Rig {
 }
 
 #[test]
-fn what_a_member_loses_with_its_cache_is_made_good_before_a_flush_ends() {
+fn writes_lost_with_a_cache_are_repaired_before_a_flush_ends() {
     let layouts = [Layout::Parity, Layout::Mirror, Layout::DoubleParity, Layout::StripeMirror];
     for (seed, layout) in (140..148).zip(layouts.into_iter().cycle()) {
         simulate(seed, async {
-            // Even where there is no room for checksums in memory.
+            // Even without memory for checksums.
             let small = Options { sums_memory: 0, ..options() };
             let rig = cached(layout, small).await;
             rig.write_some(seed, 30).await;
@@ -147,7 +148,7 @@ fn what_a_member_loses_with_its_cache_is_made_good_before_a_flush_ends() {
             rig.write_some(seed + 2, (seed - 140) / 4 * 5).await;
             rig.io.flush().await.expect("flushed");
             rig.until(1, Condition::Active).await;
-            // It has it all: another can go.
+            // The member is complete, so another one may fail.
             rig.disks[0].unreachable.store(true, SeqCst);
             rig.model.check(&*rig.io).await.expect("read");
         });
@@ -155,7 +156,7 @@ fn what_a_member_loses_with_its_cache_is_made_good_before_a_flush_ends() {
 }
 
 #[test]
-fn a_new_connection_by_itself_costs_no_member() {
+fn a_reconnection_without_loss_takes_no_member_offline() {
     for layout in [Layout::Parity, Layout::Mirror] {
         simulate(151, async {
             let rig = cached(layout, options()).await;
@@ -180,7 +181,7 @@ fn a_new_connection_by_itself_costs_no_member() {
             rig.io.flush().await.expect("flushed");
             let status = rig.array.status().await.expect("status");
             assert!(status.members.iter().all(|m| m.condition == Condition::Active), "{status:?}");
-            // Nobody was away in between: what was published is the start.
+            // No member was lost in between: the only publications are those of the start.
             assert!(status.generation < 4, "{}", status.generation);
             rig.model.check(&*rig.io).await.expect("read");
         });
@@ -188,7 +189,7 @@ fn a_new_connection_by_itself_costs_no_member() {
 }
 
 #[test]
-fn filling_goes_on_when_the_member_has_been_away() {
+fn a_rebuild_continues_after_the_member_was_offline() {
     for (seed, layout) in [(161, Layout::Parity), (162, Layout::Mirror), (163, Layout::DoubleParity)] {
         simulate(seed, async {
             let (disks, power) = disks(4, 24 << 20);
@@ -226,7 +227,7 @@ fn filling_goes_on_when_the_member_has_been_away() {
 }
 
 #[test]
-fn all_members_together_are_asked_for_no_more_than_their_paths_hold() {
+fn reads_in_flight_are_bounded_by_what_the_paths_hold() {
     for (layout, width) in
         [(Layout::Parity, 3), (Layout::Parity, 6), (Layout::Stripe, 4), (Layout::Mirror, 2)]
     {
@@ -267,7 +268,7 @@ fn all_members_together_are_asked_for_no_more_than_their_paths_hold() {
 }
 
 #[test]
-fn it_scrubs_itself_now_and_then_calmly() {
+fn scrubs_run_at_their_interval_and_rate() {
     simulate(181, async {
         let every = Duration::from_secs(3600);
         let calm = Options { scrub_every: Some(every), scrub_rate: Some(1 << 20), ..options() };
@@ -287,7 +288,7 @@ fn it_scrubs_itself_now_and_then_calmly() {
 }
 
 #[test]
-fn who_was_out_of_reach_at_the_start_is_let_in_later() {
+fn members_unreachable_at_the_start_are_attached_later() {
     simulate(191, async {
         let (disks, power) = disks(4, SIZE);
         make(&disks, Layout::Parity, UNIT).await;
@@ -308,7 +309,7 @@ fn who_was_out_of_reach_at_the_start_is_let_in_later() {
         assert!(refused.contains("other is no member"), "{refused}");
         assert_eq!(offer(&disks[0]).await, Ok(false), "it is there");
         assert_eq!(offer(&disks[3]).await, Ok(true));
-        // It is still known for a spare.
+        // The superblocks still list it as a spare.
         assert_eq!(offer(&spare).await, Ok(true));
         array.wait_healthy().await.expect("healthy");
         assert_eq!(array.status().await.expect("status").spares, ["spare"]);
@@ -318,7 +319,7 @@ fn who_was_out_of_reach_at_the_start_is_let_in_later() {
 }
 
 #[test]
-fn a_spare_that_cannot_be_used_is_kept_and_the_next_one_taken() {
+fn an_unusable_spare_is_kept_and_the_next_one_used() {
     simulate(195, async {
         let now = Options { spare_grace: Duration::ZERO, ..options() };
         let rig = rig(Layout::Mirror, 2, now).await;
@@ -336,7 +337,7 @@ fn a_spare_that_cannot_be_used_is_kept_and_the_next_one_taken() {
             (status.members[0].device.as_deref(), &status.spares[..]),
             (Some("a"), &["b".to_owned()][..])
         );
-        // The other one when it is needed, and can be used.
+        // The other spare replaces the member when that fails and the spare is usable.
         spares[0].worn.store(true, SeqCst);
         rig.write_some(2, 5).await;
         sleep(Duration::from_secs(10)).await;
@@ -349,7 +350,7 @@ fn a_spare_that_cannot_be_used_is_kept_and_the_next_one_taken() {
 }
 
 #[test]
-fn paths_are_measured_where_they_are_far() {
+fn paths_to_remote_devices_are_measured() {
     simulate(161, async {
         let (disks, power) = disks(3, SIZE);
         let measured = async || longhaul_array::measure(&devices(&disks)).await.expect("read");

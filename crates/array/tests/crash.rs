@@ -1,5 +1,5 @@
-//! Power cuts at every step, member losses, and a model that knows what must
-//! be there afterwards. A failing seed is shown; `ARRAY_SEED` runs one alone.
+//! Power cuts at every step, losses of members, and a model of what must be readable afterwards. A
+//! failing seed is printed; `ARRAY_SEED` runs one alone.
 
 mod common;
 
@@ -14,11 +14,11 @@ use std::sync::Arc;
 const UNIT: u64 = 16 << 10;
 const SIZE: u64 = 3 << 20;
 
-/// Clients that write and read at the same time.
+/// Clients that write and read concurrently.
 async fn load(io: &Rc<dyn BlockIo>, model: &Model, seed: u64, stripe: u64, ops: u64) {
     let client = async |n: u64| {
         let mut dice = Dice(seed ^ (n << 32));
-        // Few stripes, so that writes meet.
+        // Few stripes, so that writes collide.
         let room = model.blocks().min(8 * stripe);
         for _ in 0..ops {
             let count = match dice.below(4) {
@@ -45,12 +45,12 @@ async fn load(io: &Rc<dyn BlockIo>, model: &Model, seed: u64, stripe: u64, ops: 
 struct Plan {
     layout: Layout,
     width: usize,
-    /// Members lost with each crash at most.
+    /// Members lost with each crash, at most.
     lose: usize,
     options: Options,
 }
 
-/// Makes an array and crashes it again and again.
+/// Creates an array and crashes it repeatedly.
 fn run(seed: u64, plan: &Plan) {
     let mut dice = Dice(seed);
     let (disks, power) = disks(plan.width, SIZE);
@@ -81,7 +81,7 @@ fn round_of(
     let (seed, fuse) = (dice.next(), dice.below(300));
     let engine = longhaul_engine::Engine::simulated(seed).expect("engine");
     engine.block_on(async {
-        // The power may go while the array is put together.
+        // The power may fail during the assembly.
         if dice.below(4) == 0 {
             power.light(dice.below(60), dice.next());
         }
@@ -98,7 +98,7 @@ fn round_of(
         match select(work, pin!(power.gone())).await {
             Either::Left(_) | Either::Right(_) => {}
         }
-        // What is under way is torn when the engine ends.
+        // Writes under way are torn when the engine ends.
         power.off.store(true, std::sync::atomic::Ordering::SeqCst);
     });
     drop(engine);
@@ -166,20 +166,20 @@ fn double_parity_outlives_crashes_with_losses() {
     many("double_parity", &Plan { layout: Layout::DoubleParity, width: 5, lose: 2, options });
 }
 
-/// What is lost at which time, of a parity layout.
+/// A parity layout, and the members lost in it.
 struct Case {
     layout: Layout,
     width: usize,
-    /// Members missing from the begin.
+    /// Members missing from the start.
     missing: usize,
-    /// Members lost in the moment of the crash.
+    /// Members lost at the moment of the crash.
     lost: usize,
-    /// Whole stripes are written as well.
+    /// Full-stripe writes as well.
     whole: bool,
 }
 
-/// Lets the power go at the `step`-th write, and looks at what is left. Whether
-/// there were so many.
+/// Cuts the power at write number `step`, and checks what is left. Returns whether there were so
+/// many writes.
 fn crash_at(case: &Case, step: u64, seed: u64) -> bool {
     let (disks, power) = disks(case.width, SIZE);
     let stripe = stripe_blocks(case.layout, case.width);
@@ -199,7 +199,8 @@ fn crash_at(case: &Case, step: u64, seed: u64) -> bool {
         let io = array.open().await.expect("opened");
         power.light(step, seed);
         let work = pin!(async {
-            // A block, what crosses into the next unit, and into the next stripe.
+            // One block, one that crosses into the next unit, and one that crosses into the next
+            // stripe.
             model.write(&*io, 1, 1).await.expect("written");
             model.write(&*io, 3, 2).await.expect("written");
             model.write(&*io, stripe - 1, 2).await.expect("written");
@@ -225,11 +226,10 @@ fn crash_at(case: &Case, step: u64, seed: u64) -> bool {
     crashed
 }
 
-/// The write hole: no moment of a write, of parts of a stripe or of all of it,
-/// leaves anything that was not written, also without members, and with the loss
-/// of a member in that moment.
+/// The write hole: a power cut at any moment of a partial or full-stripe write leaves only content
+/// that was written, also with missing members, and with the loss of a member at that moment.
 #[test]
-fn no_step_of_a_write_leaves_a_hole() {
+fn no_power_cut_leaves_a_write_hole() {
     let case = |layout, width, missing, lost, whole| Case { layout, width, missing, lost, whole };
     let cases = [
         case(Layout::Parity, 4, 0, 0, true),

@@ -1,5 +1,4 @@
-//! What must never be made up: content that redundancy seems to give, but
-//! that is not what was written.
+//! Reconstructions that do not match what was written must not be returned.
 
 mod common;
 
@@ -14,7 +13,7 @@ use std::time::Duration;
 
 const UNIT: u64 = 16 << 10;
 const SIZE: u64 = 3 << 20;
-/// Where a member's journal begins (docs/array.md, "On a member").
+/// Offset of a member's journal (docs/array.md, "On a member").
 const JOURNAL_AT: u64 = 256 << 10;
 
 async fn open(disks: &[Arc<Disk>], options: Options) -> (Arc<ArrayDevice>, Rc<dyn BlockIo>) {
@@ -42,11 +41,11 @@ async fn until(array: &ArrayDevice, member: usize, condition: Condition) {
     panic!("member {member} has not become {condition:?}");
 }
 
-/// A member has old content with old checksums, which nobody notices until it
-/// is needed: what it gives for another is not that one's content, whose own
-/// checksum says so. (With double parity there is more than one way to ask.)
+/// A member has old content with old checksums, which goes unnoticed until a reconstruction needs
+/// it: the result does not match the checksum of the reconstructed unit. (With double parity there
+/// are several ways to reconstruct.)
 #[test]
-fn what_a_checksum_denies_is_not_made_up() {
+fn a_reconstruction_that_contradicts_a_checksum_is_not_returned() {
     simulate(1, async {
         let (disks, _power) = disks(4, SIZE);
         make(&disks, Layout::Parity, UNIT).await;
@@ -55,21 +54,21 @@ fn what_a_checksum_denies_is_not_made_up() {
         let stripe = geometry.stripe();
         for byte in [1, 2] {
             for unit in 0..stripe / UNIT {
-                // Not the same everywhere: equal units would hide each other.
+                // Different content in each unit: equal units would hide errors.
                 write(&io, unit * UNIT, UNIT, byte << (2 * unit)).await;
             }
             io.flush().await.expect("flushed");
             array.scrub().await.expect("scrubbed");
             if byte == 1 {
-                // The second unit is on the second member (left-symmetric: the
-                // first stripe's parity is on the last).
+                // The second unit is on the second member (left-symmetric: parity of the first
+                // stripe is on the last).
                 let sums_at = JOURNAL_AT + geometry.journal;
                 disks[1].keep(sums_at, SIZE - sums_at);
             }
         }
         array.stop().await.expect("stopped");
         disks[1].give_back();
-        // And the first does not match what its checksum says.
+        // The first member's unit does not match its checksum either.
         let at = geometry.end() - geometry.rows * UNIT;
         assert_eq!(disks[0].peek(at, 4), [2; 4], "the first unit is there");
         disks[0].flip(at);
@@ -78,12 +77,12 @@ fn what_a_checksum_denies_is_not_made_up() {
         let read = async |at| io.read(at, BufMut::zeroed(BLOCK as usize)).await;
         read(0).await.expect_err("nobody has it");
         assert_eq!(read(BLOCK).await.expect("right")[..], [2; BLOCK as usize]);
-        // A change beside it does not make it right either.
+        // A write beside it does not make it right either.
         let beside = io.write(2 * UNIT, Buf::copy_of(&[9; BLOCK as usize]), WriteFlags::default());
         assert!(beside.await.is_err() || read(0).await.is_err());
     });
     simulate(2, async {
-        // The same is found by scrub, and said to be lost.
+        // A scrub finds the same, and reports the block as lost.
         let (disks, _power) = disks(4, SIZE);
         make(&disks, Layout::Parity, UNIT).await;
         let (array, io) = open(&disks, options()).await;
@@ -105,12 +104,12 @@ fn what_a_checksum_denies_is_not_made_up() {
     });
 }
 
-/// A member that was away gets no content of before its absence from the
-/// journal, after a crash when it is back.
+/// After a crash, the journal must not restore content from before the absence of a member that has
+/// returned.
 #[test]
-fn the_journal_brings_back_nothing_of_before_an_absence() {
+fn a_replay_restores_nothing_from_before_an_absence() {
     let (disks, _power) = disks(3, SIZE);
-    // Of the first stripe the last member has the parity.
+    // Parity of the first stripe is on the last member.
     let away = 2;
     let idle = Options { intent_idle: Duration::from_millis(100), ..options() };
     simulate(3, async {
@@ -125,7 +124,7 @@ fn the_journal_brings_back_nothing_of_before_an_absence() {
         until(&array, away, Condition::Active).await;
         sleep(Duration::from_secs(10)).await;
         assert_eq!(array.status().await.expect("status").marked_regions.0, 0, "nothing is marked");
-        // Here it crashes.
+        // The host crashes here.
     });
     simulate(4, async {
         let (_array, io) = open(&disks, idle.clone()).await;
@@ -135,11 +134,10 @@ fn the_journal_brings_back_nothing_of_before_an_absence() {
     });
 }
 
-/// Where there are no checksums the array cannot tell what a member that was
-/// connected to anew has lost: whoever depends on it is told, and can write it
-/// again.
+/// Without checksums the array cannot tell what a reconnected member has lost: its users see a new
+/// generation, and can resend their unflushed writes.
 #[test]
-fn a_stripe_says_that_a_member_may_have_forgotten() {
+fn a_stripe_reports_that_a_member_may_have_lost_its_cache() {
     simulate(1, async {
         for (layout, tells) in [(Layout::Stripe, true), (Layout::Parity, false)] {
             let disks = cached(3);

@@ -1,4 +1,4 @@
-//! How long anybody waits for a member that is gone.
+//! How long operations wait for an unreachable member.
 
 mod common;
 
@@ -12,10 +12,9 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// How long an operation of a disk takes here, in microseconds.
+/// Duration of a disk operation, in microseconds.
 const SLOW: u64 = 15_000;
-/// What an operation that is begun when a member is lost, or goes on then, may
-/// take besides: some dozen operations of disks.
+/// Extra time for an operation that is under way when a member is lost: some dozen disk operations.
 const REST: Duration = Duration::from_secs(1);
 
 const REDUNDANT: [Layout; 4] = [Layout::Parity, Layout::DoubleParity, Layout::Mirror, Layout::StripeMirror];
@@ -26,8 +25,8 @@ async fn slow_rig(layout: Layout, options: Options) -> Rig {
     rig
 }
 
-/// Writers, in order and at random, and a reader, for so long; the longest
-/// write and the longest read.
+/// Sequential and random writers, and a reader, for the given time; returns the longest write and
+/// the longest read.
 async fn load(rig: &Rig, seed: u64, time: Duration) -> (Duration, Duration) {
     let end = now() + time;
     let (longest, late) = (Cell::new(Duration::ZERO), Cell::new(Duration::ZERO));
@@ -64,7 +63,7 @@ async fn load(rig: &Rig, seed: u64, time: Duration) -> (Duration, Duration) {
 }
 
 #[test]
-fn nobody_waits_longer_than_it_takes_to_give_a_member_up() {
+fn operations_wait_no_longer_than_the_away_timeout() {
     for (seed, layout) in (0..8).zip(REDUNDANT.into_iter().flat_map(|layout| [layout; 2])) {
         simulate(seed, async {
             let options = options();
@@ -80,10 +79,9 @@ fn nobody_waits_longer_than_it_takes_to_give_a_member_up() {
     }
 }
 
-/// What is read, and what goes to the journal, waits for nobody who is known to
-/// be out of reach.
+/// Reads and journal writes do not wait for a member that is known to be unreachable.
 #[test]
-fn reads_and_small_writes_go_around_a_member_that_is_out_of_reach() {
+fn reads_and_small_writes_avoid_an_unreachable_member() {
     for layout in REDUNDANT {
         simulate(9, async {
             let rig = slow_rig(layout, Options { hedge_percent: 0, ..options() }).await;
@@ -92,7 +90,7 @@ fn reads_and_small_writes_go_around_a_member_that_is_out_of_reach() {
             rig.disks[1].disconnect();
             let began = now();
             for first in 0..20 {
-                // Elsewhere: who reads a stripe that is being written waits for that.
+                // Elsewhere, since a reader of a stripe that is being written waits for the write.
                 rig.model.read(&*rig.io, rig.model.blocks() / 2 + first * 7, 3).await.expect("read");
                 if layout == Layout::Parity || layout == Layout::DoubleParity {
                     rig.model.write(&*rig.io, first * 11, 1).await.expect("written");
@@ -103,7 +101,7 @@ fn reads_and_small_writes_go_around_a_member_that_is_out_of_reach() {
                     break;
                 }
             }
-            // It was not given up so soon, and is not missed when it is back.
+            // The member was not marked offline so soon, and needs no resync when it returns.
             assert_eq!(rig.condition(1).await, Condition::Active, "{layout}");
             rig.disks[1].reconnect();
             sleep(Duration::from_secs(5)).await;
@@ -113,11 +111,10 @@ fn reads_and_small_writes_go_around_a_member_that_is_out_of_reach() {
     }
 }
 
-/// Where more are out of reach than may be lost it is the array's own
-/// connection that is: it waits for them as for any device, whether they know or
-/// not.
+/// If more members are unreachable than the redundancy allows, the array's own connection is at
+/// fault: operations wait as for any device, whether the devices report it or not.
 #[test]
-fn who_is_needed_is_waited_for() {
+fn operations_wait_for_members_that_the_array_needs() {
     for (layout, knows) in REDUNDANT.into_iter().chain([Layout::Stripe]).flat_map(|l| [(l, false), (l, true)])
     {
         simulate(12, async {
@@ -150,10 +147,10 @@ fn who_is_needed_is_waited_for() {
     }
 }
 
-/// Who is slower to come back is not given up at the moment when the first one
-/// is there.
+/// A member that is slower to return than the others is not marked offline when the first one is
+/// back.
 #[test]
-fn nobody_is_given_up_because_others_came_back_sooner() {
+fn a_slower_member_is_not_lost_when_others_return_first() {
     for (layout, knows) in REDUNDANT.into_iter().flat_map(|l| [(l, false), (l, true)]) {
         simulate(15, async {
             let rig = slow_rig(layout, options()).await;
@@ -178,7 +175,7 @@ fn nobody_is_given_up_because_others_came_back_sooner() {
 }
 
 #[test]
-fn who_does_not_come_back_ends_the_wait() {
+fn a_needed_member_that_stays_offline_halts_the_array() {
     simulate(13, async {
         let needed_timeout = Duration::from_secs(30);
         let rig = slow_rig(Layout::Stripe, Options { needed_timeout, ..options() }).await;
@@ -192,7 +189,7 @@ fn who_does_not_come_back_ends_the_wait() {
 }
 
 #[test]
-fn nobody_is_given_up_where_all_are_out_of_reach() {
+fn no_member_is_lost_while_all_are_unreachable() {
     for layout in REDUNDANT.into_iter().chain([Layout::Stripe]) {
         simulate(10, async {
             let rig = slow_rig(layout, options()).await;
@@ -217,7 +214,7 @@ fn nobody_is_given_up_where_all_are_out_of_reach() {
 }
 
 #[test]
-fn a_member_that_is_given_up_catches_up_when_it_is_back() {
+fn a_member_marked_offline_is_resynced_when_it_returns() {
     let (disks, _power) = disks(4, 4 << 20);
     simulate(11, async {
         make(&disks, Layout::Parity, UNIT).await;

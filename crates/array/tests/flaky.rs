@@ -1,6 +1,6 @@
-//! Members that come and go under load, with power cuts in between. What is
-//! there afterwards is compared with what was acknowledged, with every member
-//! and without each. A failing seed is shown; `ARRAY_SEED` runs one alone.
+//! Members that come and go under load, with power cuts in between. The content afterwards is
+//! compared with the acknowledged writes, with all members and without each. A failing seed is
+//! printed; `ARRAY_SEED` runs one alone.
 
 mod common;
 
@@ -22,7 +22,7 @@ struct Plan {
     name: &'static str,
     layout: Layout,
     width: usize,
-    /// Members that are away at a time at most.
+    /// Members offline at a time, at most.
     away: usize,
     options: Options,
 }
@@ -34,7 +34,7 @@ async fn load(io: &Rc<dyn BlockIo>, model: &Model, seed: u64, ops: u64) {
             let count = if dice.below(4) == 0 { 12 } else { 1 + dice.below(5) };
             let mut first = dice.below(model.blocks() - count + 1);
             if dice.below(2) == 0 {
-                // Few stripes, so that writes meet.
+                // Few stripes, so that writes collide.
                 first = dice.below(84);
             }
             let done = match dice.below(10) {
@@ -52,7 +52,7 @@ async fn load(io: &Rc<dyn BlockIo>, model: &Model, seed: u64, ops: u64) {
     join_all((0..3).map(client)).await;
 }
 
-/// Members go away, in every way there is, and most come back.
+/// Takes members offline in all possible ways, and brings most of them back.
 async fn weather(disks: &[Arc<Disk>], dice: &mut Dice, away: usize) {
     for _ in 0..3 {
         sleep(Duration::from_millis(dice.below(800))).await;
@@ -66,8 +66,7 @@ async fn weather(disks: &[Arc<Disk>], dice: &mut Dice, away: usize) {
             disk.silent.store(false, SeqCst);
             disk.unreachable.store(false, SeqCst);
         });
-        // Another may go only when this one is back: that is what redundancy
-        // is good for.
+        // Another member may go offline only after this one is active again.
         sleep(Duration::from_secs(30)).await;
     }
 }
@@ -103,7 +102,7 @@ fn round(dice: &mut Dice, disks: &[Arc<Disk>], power: &Arc<Power>, model: &Model
     verify(dice, disks, model, plan);
 }
 
-/// Everything is there, with all members, and without any that may be lost.
+/// All content is readable, with all members, and without any that may be lost.
 fn verify(dice: &mut Dice, disks: &[Arc<Disk>], model: &Model, plan: &Plan) {
     simulate(dice.next(), async {
         let array = start(disks, plan.options.clone()).await.expect("assembled after a crash");
@@ -159,7 +158,7 @@ fn many(plan: &Plan) {
 }
 
 fn plan(name: &'static str, layout: Layout, width: usize, away: usize) -> Plan {
-    // A crash while a member is away is the loss of a member in that moment.
+    // A crash while a member is offline counts as its loss at that moment.
     let options = Options {
         journal_all: true,
         member_timeout: Duration::from_secs(2),
@@ -171,21 +170,21 @@ fn plan(name: &'static str, layout: Layout, width: usize, away: usize) -> Plan {
 }
 
 #[test]
-fn a_mirror_in_bad_weather() {
+fn a_mirror_with_flaky_members() {
     many(&plan("mirror", Layout::Mirror, 3, 2));
 }
 
 #[test]
-fn pairs_in_bad_weather() {
+fn stripe_mirror_with_flaky_members() {
     many(&plan("pairs", Layout::StripeMirror, 4, 1));
 }
 
 #[test]
-fn single_parity_in_bad_weather() {
+fn parity_with_flaky_members() {
     many(&plan("single", Layout::Parity, 4, 1));
 }
 
 #[test]
-fn double_parity_in_bad_weather() {
+fn double_parity_with_flaky_members() {
     many(&plan("double", Layout::DoubleParity, 5, 2));
 }

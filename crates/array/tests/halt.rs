@@ -1,5 +1,5 @@
-//! Arrays that have lost more than they can: what is left can be read, and
-//! never in a state from before an acknowledged write.
+//! Arrays that have lost more than their redundancy: the rest can be read, and never with content
+//! from before an acknowledged write.
 
 mod common;
 
@@ -17,10 +17,10 @@ fn block(byte: u8) -> Buf {
     Buf::copy_of(&[byte; BLOCK as usize])
 }
 
-/// An acknowledged write that is in the journal alone is what is read from an
-/// array that cannot put it in its place any more.
+/// An acknowledged write that is in the journal only can be read from an array that cannot write it
+/// in place any more.
 #[test]
-fn what_is_acknowledged_is_read_from_a_halted_array() {
+fn acknowledged_writes_are_read_from_a_halted_array() {
     let layouts = [Layout::Parity, Layout::DoubleParity];
     let cases = (1..=8).flat_map(|seed| layouts.map(|layout| (seed, layout)));
     let known: usize = cases.map(|(seed, layout)| usize::from(halted(seed, layout))).sum();
@@ -42,17 +42,17 @@ fn halted(seed: u64, layout: Layout) -> bool {
         let other = io.write(2 * BLOCK, block(2), WriteFlags::default());
         io.write(0, block(2), WriteFlags::default()).await.expect("written");
         disks.iter().for_each(|disk| disk.worn.store(true, SeqCst));
-        // In the same stripe, and behind it in the queue.
+        // In the same stripe, and later in the queue.
         let late = io.write(BLOCK, block(3), WriteFlags::default()).await;
         sleep(Duration::from_secs(5)).await;
         assert_eq!(array.status().await.expect("status").health, Health::Halted);
         let read = async |at, len: u64| io.read(at, BufMut::zeroed(len as usize)).await;
         let known = read(0, BLOCK).await;
-        // It may be in place, on a member that is lost, in a torn stripe.
+        // The write may be in place, on a lost member, in a torn stripe.
         if let Ok(bytes) = &known {
             assert_eq!(bytes[..], block(2)[..], "{layout}");
         }
-        // Of what is known in part nothing old is shown.
+        // A range that is known in part does not yield old content.
         if let Ok(bytes) = timeout(Duration::from_secs(60), read(0, 2 * BLOCK)).await.expect("ends") {
             assert_eq!(bytes[..BLOCK as usize], block(2)[..], "{layout}");
         }
@@ -62,7 +62,7 @@ fn halted(seed: u64, layout: Layout) -> bool {
         io.write(0, block(4), WriteFlags::default()).await.expect_err("halted");
         timeout(Duration::from_secs(60), array.stop()).await.expect("ends").expect_err("halted");
         let other = timeout(Duration::from_secs(60), other).await.expect("ends").is_ok();
-        // The next to assemble it puts it in place.
+        // The next assembly writes it in place.
         disks.iter().for_each(|disk| disk.worn.store(false, SeqCst));
         let array = start(&disks, options()).await.expect("assembled again");
         let io = array.open().await.expect("opened");
@@ -75,8 +75,8 @@ fn halted(seed: u64, layout: Layout) -> bool {
     })
 }
 
-/// A stripe whose member has lost its power: it may be back with less than was
-/// acknowledged, and nothing tells whether it is.
+/// A `stripe` whose member has lost power: it may return with less than was acknowledged, which
+/// cannot be detected.
 #[test]
 fn a_member_that_has_halted_a_stripe_is_not_read() {
     simulate(1, async {

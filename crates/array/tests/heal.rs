@@ -1,4 +1,4 @@
-//! Members that go, come back, lie and are replaced.
+//! Members that fail, return, corrupt data and are replaced.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 #[test]
-fn a_member_that_dies_under_load_costs_no_error() {
+fn a_member_lost_under_load_causes_no_error() {
     for (seed, layout) in [(1, Layout::Parity), (2, Layout::Mirror), (3, Layout::DoubleParity)] {
         for silent in [false, true] {
             simulate(seed, async {
@@ -30,7 +30,7 @@ fn a_member_that_dies_under_load_costs_no_error() {
 }
 
 #[test]
-fn a_short_absence_is_caught_up_from_the_bitmap_alone() {
+fn a_short_absence_is_resynced_from_the_bitmap_alone() {
     for layout in [Layout::Parity, Layout::Mirror, Layout::StripeMirror] {
         simulate(7, async {
             let idle = Options { intent_idle: Duration::from_millis(100), ..options() };
@@ -50,7 +50,7 @@ fn a_short_absence_is_caught_up_from_the_bitmap_alone() {
             let region = rig.array.status().await.expect("status").geometry.region;
             assert!(read < 5 * region, "{layout}: {read} bytes read for a region of {region}");
             rig.model.check(&*rig.io).await.expect("read");
-            // It has it: the others can go.
+            // The member is complete, so the others may fail.
             rig.disks[3].unreachable.store(true, SeqCst);
             rig.model.check(&*rig.io).await.expect("read");
         });
@@ -58,7 +58,7 @@ fn a_short_absence_is_caught_up_from_the_bitmap_alone() {
 }
 
 #[test]
-fn a_spare_takes_the_place_and_is_filled_under_load() {
+fn a_spare_replaces_a_member_and_is_rebuilt_under_load() {
     for (seed, layout) in [(11, Layout::Parity), (12, Layout::DoubleParity), (13, Layout::Mirror)] {
         simulate(seed, async {
             let grace = Options { spare_grace: Duration::from_secs(30), ..options() };
@@ -78,10 +78,10 @@ fn a_spare_takes_the_place_and_is_filled_under_load() {
             let status = rig.array.status().await.expect("status");
             assert_eq!((status.health, status.spares.len()), (Health::Healthy, 0));
             assert_eq!(status.members[0].device.as_deref(), Some("spare"));
-            // What it was given is right, without the help of another.
+            // The rebuilt content is right without the help of another member.
             rig.disks[1].unreachable.store(true, SeqCst);
             rig.model.check(&*rig.io).await.expect("read");
-            // The one that was replaced is not taken for a member any more.
+            // The replaced device is not accepted as a member any more.
             rig.array.stop().await.expect("stopped");
             rig.disks.iter().for_each(|disk| disk.unreachable.store(false, SeqCst));
             let refused = start(&rig.disks, options()).await.expect_err("refused").to_string();
@@ -91,7 +91,7 @@ fn a_spare_takes_the_place_and_is_filled_under_load() {
 }
 
 #[test]
-fn filling_goes_on_where_a_crash_has_ended_it() {
+fn a_rebuild_continues_where_a_crash_has_interrupted_it() {
     let (mut disks, power) = disks(4, 24 << 20);
     let spare = Arc::new(Disk::new("spare", 24 << 20, &power));
     let model = simulate(21, async {
@@ -130,14 +130,14 @@ fn filling_goes_on_where_a_crash_has_ended_it() {
 }
 
 #[test]
-fn corruption_is_found_on_read_named_and_mended() {
+fn corruption_is_found_on_read_reported_and_repaired() {
     for layout in [Layout::Parity, Layout::DoubleParity, Layout::Mirror, Layout::StripeMirror] {
         simulate(31, async {
             let rig = rig(layout, 4, options()).await;
             rig.fill().await;
             let geometry = rig.array.status().await.expect("status").geometry;
             let data_at = geometry.end() - geometry.rows * geometry.unit;
-            // Where a block of the array lies is found by its content.
+            // Find the block on the member by its content.
             let block = rig.io.read(5 * BLOCK, BufMut::zeroed(BLOCK as usize)).await.expect("read");
             let find = |m: usize| rig.disks[m].find(data_at, &block[..64]).map(|at| (m, at));
             let (member, at) = (0..4).find_map(find).expect("it is somewhere");
@@ -157,9 +157,9 @@ fn corruption_is_found_on_read_named_and_mended() {
     }
 }
 
-/// Flips a byte in every block of a member's data, and has reads mend them.
+/// Flips a byte in every block of a member's data, and lets reads repair them.
 #[test]
-fn reads_mend_what_is_wrong() {
+fn reads_repair_wrong_blocks() {
     for layout in [Layout::Parity, Layout::Mirror] {
         simulate(32, async {
             let rig = rig(layout, 3, options()).await;
@@ -182,20 +182,19 @@ fn reads_mend_what_is_wrong() {
 }
 
 #[test]
-fn unreadable_sectors_are_mended_and_what_is_lost_is_said() {
+fn unreadable_sectors_are_repaired_and_losses_reported() {
     simulate(41, async {
         let rig = rig(Layout::Parity, 3, options()).await;
         rig.fill().await;
         let geometry = rig.array.status().await.expect("status").geometry;
         let data_at = geometry.end() - geometry.rows * geometry.unit;
-        // One is mended as it is read.
+        // A read repairs this one.
         rig.disks[0].bad.lock().unwrap().insert((data_at + 4096) / 512);
         rig.model.check(&*rig.io).await.expect("read");
         let scrub = rig.array.scrub().await.expect("scrubbed");
         assert_eq!(scrub.lost, 0);
         assert!(rig.disks[0].bad.lock().unwrap().is_empty(), "it was written again");
-        // One that is met while a member is filled is lost, and with it what the
-        // member had beside it.
+        // This one is met by a rebuild and lost, together with the rebuilt member's unit.
         let row = 6;
         rig.disks[0].bad.lock().unwrap().insert((data_at + row * UNIT + 2 * BLOCK) / 512);
         let new = Arc::new(Disk::new("new", SIZE, &rig.power));
@@ -208,7 +207,7 @@ fn unreadable_sectors_are_mended_and_what_is_lost_is_said() {
             let read = rig.io.read(offset, BufMut::zeroed(BLOCK as usize)).await.map(drop);
             assert!(matches!(read, Err(IoError::Medium(_))), "{read:?}");
         }
-        // All the rest is there.
+        // All other blocks are readable.
         for block in (0..rig.model.blocks()).filter(|block| !lost.contains(&(block * BLOCK))) {
             rig.model.read(&*rig.io, block, 1).await.expect("read");
         }
@@ -216,7 +215,7 @@ fn unreadable_sectors_are_mended_and_what_is_lost_is_said() {
 }
 
 #[test]
-fn more_losses_than_redundancy_stop_writes_and_lose_nothing() {
+fn more_losses_than_redundancy_halt_the_array_and_lose_nothing() {
     let (disks, _power) = disks(4, SIZE);
     let model = simulate(51, async {
         make(&disks, Layout::Parity, UNIT).await;
@@ -227,7 +226,7 @@ fn more_losses_than_redundancy_stop_writes_and_lose_nothing() {
             model.write(&*io, first, 3).await.expect("written");
         }
         disks[0].unreachable.store(true, SeqCst);
-        // A whole stripe, so that all members are asked and the loss is known.
+        // A full stripe, which uses all members, so that the loss is noticed.
         model.write(&*io, 0, 12).await.expect("degraded");
         disks[1].unreachable.store(true, SeqCst);
         let mut failed = None;
@@ -254,7 +253,7 @@ fn more_losses_than_redundancy_stop_writes_and_lose_nothing() {
 }
 
 #[test]
-fn a_straggler_is_raced_and_overtaken() {
+fn a_late_read_is_hedged() {
     for layout in [Layout::Parity, Layout::Mirror] {
         simulate(61, async {
             let rig = rig(layout, 4, Options { hedge_percent: 100, ..options() }).await;
@@ -312,7 +311,7 @@ fn names_and_shapes_are_checked_before_anything_is_written() {
 }
 
 #[test]
-fn a_stop_waits_for_what_is_acknowledged_and_not_in_place() {
+fn a_stop_waits_for_acknowledged_writes_to_be_in_place() {
     for seed in 90..110 {
         let (disks, _power) = disks(4, SIZE);
         let model = simulate(seed, async {
@@ -342,8 +341,7 @@ fn sequential_writes_make_whole_stripes_and_random_ones_do_not_wait() {
         let rig = rig(Layout::Parity, 4, options()).await;
         let full = async || rig.array.status().await.expect("status").counts.full_writes;
         let blocks = 600;
-        // Each goes on where the one before ended, a dozen at a time, and they
-        // come one after another.
+        // Each write continues the one before, a dozen at a time, in order.
         for first in (0..blocks - 35).step_by(36) {
             let writes = (first..first + 36).step_by(3).map(async |at| {
                 sleep(Duration::from_micros((at - first) * 100)).await;
@@ -356,7 +354,7 @@ fn sequential_writes_make_whole_stripes_and_random_ones_do_not_wait() {
         let stripes = blocks / 12;
         assert!(full().await >= stripes * 3 / 4, "{} of {stripes} were written whole", full().await);
         rig.model.check(&*rig.io).await.expect("read");
-        // One after another, waiting would be in vain.
+        // With one write at a time, waiting would be in vain.
         let began = longhaul_engine::now();
         for first in 0..100 {
             rig.model.write(&*rig.io, first, 1).await.expect("written");
@@ -372,7 +370,7 @@ fn an_error_counts_only_against_the_device_that_it_comes_from() {
         simulate(seed, async {
             let rig = rig(layout, 4, options()).await;
             rig.fill().await;
-            // What is under way on the old device ends late, and badly.
+            // Operations under way on the old device fail late.
             rig.disks[1].silent.store(true, SeqCst);
             let late = rig.io.write(0, longhaul_engine::Buf::copy_of(&[0; 192 << 10]), Default::default());
             sleep(Duration::from_secs(2)).await;
@@ -392,7 +390,7 @@ fn an_error_counts_only_against_the_device_that_it_comes_from() {
 }
 
 #[test]
-fn who_reads_on_without_a_member_has_nothing_read_twice() {
+fn sequential_reads_of_a_degraded_array_read_nothing_twice() {
     simulate(41, async {
         let rig = rig(Layout::Parity, 4, options()).await;
         let blocks = rig.model.blocks();
@@ -406,10 +404,10 @@ fn who_reads_on_without_a_member_has_nothing_read_twice() {
         for block in 0..blocks {
             rig.model.read(&*rig.io, block, 1).await.expect("read");
         }
-        // Part by part it would be half as much again.
+        // Piece by piece, half as much again would be read.
         let (read, size) = (bytes() - before, blocks * BLOCK);
         assert!(read < size + size / 8, "{read} of {size}");
-        // What is kept is not older than what was written last.
+        // The cache is never older than the last write.
         for block in blocks - 9..blocks {
             rig.model.write(&*rig.io, block, 1).await.expect("written");
             rig.model.read(&*rig.io, block - 1, 1).await.expect("read");

@@ -1,5 +1,4 @@
-//! What a person asks of an array that would do harm: it is refused, and
-//! changes nothing.
+//! Administrative operations that would do harm are refused, and change nothing.
 
 mod common;
 
@@ -23,7 +22,7 @@ impl Rig {
         timeout(Duration::from_secs(60), replace).await.expect("ends").expect_err("refused").to_string()
     }
 
-    /// The array goes on, with all that it has.
+    /// The array is running, with all its content.
     async fn is_well(&self, health: Health) {
         let status = self.array.status().await.expect("status");
         assert_eq!(status.health, health, "{status:?}");
@@ -49,7 +48,7 @@ fn a_member_that_is_needed_is_not_replaced() {
             assert_eq!(new.writes.load(SeqCst), 0, "{layout}: it was written to");
             let health = if missing.is_some() { Health::Degraded } else { Health::Healthy };
             rig.is_well(health).await;
-            // What is missing can be replaced.
+            // A missing member can be replaced.
             if let Some(missing) = missing {
                 rig.array.replace(missing, new as Arc<dyn BlockDevice>, false).await.expect("replaced");
                 rig.array.wait_healthy().await.expect("healthy");
@@ -59,7 +58,7 @@ fn a_member_that_is_needed_is_not_replaced() {
     }
 }
 
-/// A device that says something else of itself.
+/// A device that reports other properties.
 struct Told {
     disk: Arc<Disk>,
     info: DeviceInfo,
@@ -116,7 +115,7 @@ impl BlockIo for NoFlushIo {
 }
 
 #[test]
-fn a_member_stays_where_its_successor_is_of_no_use() {
+fn a_member_stays_if_its_replacement_is_unusable() {
     simulate(2, async {
         let rig = rig(Layout::Parity, 3, options()).await;
         rig.fill().await;
@@ -151,14 +150,14 @@ fn a_member_stays_where_its_successor_is_of_no_use() {
 }
 
 #[test]
-fn a_halted_array_changes_nothing_on_anybody() {
+fn a_halted_array_changes_no_member() {
     simulate(3, async {
         let rig = rig(Layout::Parity, 4, options()).await;
         rig.fill().await;
         for disk in &rig.disks[2..] {
             disk.worn.store(true, SeqCst);
         }
-        // The first may be acknowledged yet, from the journal of the others.
+        // The first write may still be acknowledged, from the journals of the others.
         while rig.model.write(&*rig.io, 0, 3).await.is_ok() {}
         rig.disks.iter().for_each(|disk| disk.worn.store(false, SeqCst));
         sleep(Duration::from_secs(5)).await;
@@ -176,7 +175,7 @@ fn a_halted_array_changes_nothing_on_anybody() {
 }
 
 #[test]
-fn a_spare_that_cannot_be_written_is_none() {
+fn a_spare_that_cannot_be_written_is_not_added() {
     simulate(4, async {
         let rig = rig(Layout::Parity, 3, options()).await;
         let worn = rig.blank("worn");
@@ -194,7 +193,7 @@ fn a_spare_that_cannot_be_written_is_none() {
 }
 
 #[test]
-fn a_spare_that_was_out_of_reach_is_added_again() {
+fn an_unreachable_spare_can_be_added_again() {
     simulate(5, async {
         let rig = rig(Layout::Parity, 3, options()).await;
         let spares: Vec<_> = (0..MAX_SPARES).map(|n| rig.blank(&format!("spare{n}"))).collect();
@@ -211,7 +210,7 @@ fn a_spare_that_was_out_of_reach_is_added_again() {
         array.add_spare(as_device(&spares[3]), false).await.expect("let in");
         let twice = array.add_spare(as_device(&spares[3]), false).await;
         assert!(matches!(twice, Err(ArrayError::Double { .. })), "{twice:?}");
-        // It has the place of one that is not there.
+        // The new spare takes the entry of an unreachable one.
         let more = rig.blank("more");
         array.add_spare(as_device(&more), false).await.expect("added");
         assert_eq!(named().await, ["spare3", "more"]);
@@ -222,9 +221,9 @@ fn a_spare_that_was_out_of_reach_is_added_again() {
     });
 }
 
-/// Spares are at hand all the time: none is used up by a replacement.
+/// Spares are available throughout: a replacement uses none of them.
 #[test]
-fn a_replacement_takes_no_spare_beside() {
+fn a_replacement_uses_no_spare() {
     for seed in 20..40 {
         simulate(seed, async {
             let rig = rig(Layout::Parity, 3, options()).await;
@@ -232,7 +231,7 @@ fn a_replacement_takes_no_spare_beside() {
             let spare = rig.blank("spare");
             rig.array.add_spare(Arc::clone(&spare) as Arc<dyn BlockDevice>, false).await.expect("added");
             let new = rig.blank("new");
-            // Slow enough for the array to look for members to heal meanwhile.
+            // Slow enough for the array to look for spares meanwhile.
             new.slow.store(400_000, SeqCst);
             rig.array.replace(1, Arc::clone(&new) as Arc<dyn BlockDevice>, false).await.expect("replaced");
             new.slow.store(0, SeqCst);

@@ -1,5 +1,5 @@
-//! The first invariant of the intent bitmap: whatever an array changes where its data is, every
-//! member already says that the region is being changed.
+//! The first invariant of the write-intent bitmap: before an array changes a data region, the
+//! region is marked on every member.
 
 mod common;
 
@@ -13,23 +13,23 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Where a member's bitmap is, the bytes of a page of it before the bits, and its length: as
+/// Offset of a member's bitmap, bytes of a page before its bits, and bytes of a page, as
 /// docs/array.md describes the format.
 const INTENT_AT: u64 = 192 << 10;
 const HEAD: u64 = 32;
 const PAGE: u64 = 4096;
 
-/// What is common to the members of one array.
+/// State shared by the members of one array.
 struct Watch {
     disks: Vec<Arc<Disk>>,
-    /// Known once the array runs: before that nothing is judged.
+    /// Set once the array runs; earlier writes are not checked.
     geometry: OnceLock<Geometry>,
-    /// Changes where the data is, and those of them without a mark on a member.
+    /// Number of changes to data, and descriptions of those without a mark on some member.
     seen: Mutex<(u64, Vec<String>)>,
 }
 
 impl Watch {
-    /// A member is about to be changed.
+    /// Checks an operation that is about to change a member.
     fn judge(&self, what: &str, member: usize, offset: u64) {
         let Some(geometry) = self.geometry.get() else { return };
         let data_at = geometry.end() - geometry.rows * geometry.unit;
@@ -48,7 +48,7 @@ impl Watch {
         }
     }
 
-    /// How many changes there were since the last call, all of them marked.
+    /// Number of changes since the last call; fails if one was not marked.
     fn changes(&self, of: &str) -> u64 {
         let (changes, wrong) = std::mem::take(&mut *self.seen.lock().unwrap());
         assert!(wrong.is_empty(), "{of}: {} of {changes} changes: {}", wrong.len(), wrong[0]);

@@ -1,4 +1,4 @@
-//! Which devices make an array, and which are refused.
+//! Which devices form an array, and which are refused.
 
 mod common;
 
@@ -25,7 +25,7 @@ fn members_come_in_any_order() {
         let (mut disks, _power) = disks(5, SIZE);
         make(&disks, Layout::DoubleParity, UNIT).await;
         let array = start(&disks, options()).await.expect("assembled");
-        // What a file system above takes for its layout.
+        // The values from which a file system derives its layout.
         assert_eq!((array.granularity(), array.info().optimal_io), (UNIT as u32, 3 * UNIT as u32));
         let io = array.open().await.expect("opened");
         let model = Model::new(array.info().size);
@@ -33,7 +33,7 @@ fn members_come_in_any_order() {
             model.write(&*io, first, 7).await.expect("written");
         }
         array.stop().await.expect("stopped");
-        // Two that are swapped are where they were: the superblock says so.
+        // Two swapped devices keep their index, which the superblock records.
         for order in [[4, 3, 2, 1, 0], [1, 0, 2, 3, 4], [2, 4, 1, 0, 3]] {
             disks = order.map(|i| Arc::clone(&disks[i])).to_vec();
             let array = start(&disks, options()).await.expect("assembled");
@@ -45,7 +45,7 @@ fn members_come_in_any_order() {
 }
 
 #[test]
-fn what_does_not_belong_is_named() {
+fn devices_that_do_not_belong_are_named() {
     simulate(2, async {
         let (ours, power) = disks(3, SIZE);
         make(&ours, Layout::Parity, UNIT).await;
@@ -76,11 +76,10 @@ fn what_does_not_belong_is_named() {
     });
 }
 
-/// A device that says it is a member is not blank because nobody understands
-/// what it says further.
+/// A device with an unreadable superblock is not blank.
 #[test]
-fn what_is_not_understood_is_not_taken_for_blank() {
-    // The checksum, and a byte behind the version.
+fn an_unreadable_superblock_is_not_taken_for_blank() {
+    // The checksum, and a byte after the version.
     for damage in [1, 40] {
         simulate(20, async {
             let (old, power) = disks(2, SIZE);
@@ -116,7 +115,7 @@ fn what_is_not_understood_is_not_taken_for_blank() {
     }
 }
 
-/// A file system that was left out of view is worth as much as a member of an array.
+/// A device with a file system is refused like a member of an array.
 #[test]
 fn a_device_with_a_file_system_is_taken_by_force_alone() {
     simulate(19, async {
@@ -141,9 +140,9 @@ fn a_device_with_a_file_system_is_taken_by_force_alone() {
     });
 }
 
-/// Force is for arrays that nobody needs, and what runs is needed.
+/// `force` takes members of unused arrays, not of running ones.
 #[test]
-fn no_force_takes_a_member_of_an_array_that_runs() {
+fn force_does_not_take_a_member_of_a_running_array() {
     simulate(21, async {
         let (old, power) = disks(3, SIZE);
         make(&old, Layout::Parity, UNIT).await;
@@ -173,11 +172,11 @@ fn no_force_takes_a_member_of_an_array_that_runs() {
         assert_eq!(status.health, Health::Healthy, "{status:?}");
         model.check(&*io).await.expect("read");
         assert_eq!(other.status().await.expect("status").health, Health::Healthy);
-        // Nobody needs it any more.
+        // The array is not in use any more.
         running.stop().await.expect("stopped");
         create_as(&given, &[], &shape, || dice.uuid()).await.expect("taken");
     });
-    // Nor one that has ended without a word.
+    // A crashed session does not count as running either.
     let (old, _power) = disks(2, SIZE);
     simulate(22, async {
         make(&old, Layout::Mirror, UNIT).await;
@@ -192,7 +191,7 @@ fn no_force_takes_a_member_of_an_array_that_runs() {
 }
 
 #[test]
-fn a_stale_member_is_not_believed() {
+fn a_stale_member_is_not_used() {
     simulate(4, async {
         let (disks, _power) = disks(2, SIZE);
         make(&disks, Layout::Mirror, UNIT).await;
@@ -201,7 +200,7 @@ fn a_stale_member_is_not_believed() {
         let model = Model::new(array.info().size);
         model.write(&*io, 0, 20).await.expect("written");
         array.stop().await.expect("stopped");
-        // Alone it would bring back what was overwritten.
+        // Alone it would bring back overwritten content.
         let array = start(&disks, options()).await.expect("assembled");
         let io = array.open().await.expect("opened");
         assert_eq!(array.status().await.expect("status").members[1].condition, Condition::Absent);
@@ -240,7 +239,7 @@ fn one_host_at_a_time() {
         start(&disks, options()).await.expect("assembled");
     });
     for seed in 10..40 {
-        // At the same moment: one at most.
+        // At the same moment: at most one succeeds.
         simulate(seed, async {
             let (disks, _power) = disks(3, SIZE);
             make(&disks, Layout::Parity, UNIT).await;
@@ -259,11 +258,11 @@ fn one_host_at_a_time() {
 }
 
 #[test]
-fn a_host_that_sleeps_through_its_succession_stops() {
+fn a_host_that_was_taken_over_stops() {
     simulate(7, async {
         let (disks, _power) = disks(2, SIZE);
         make(&disks, Layout::Mirror, UNIT).await;
-        // So rarely that the other one takes it for dead.
+        // So rarely that the other host assumes that this one has ended.
         let slow = Options { heartbeat: Duration::from_secs(3600), ..options() };
         let first = start(&disks, slow).await.expect("assembled");
         let second = start(&disks, options()).await.expect("taken over");
@@ -275,7 +274,7 @@ fn a_host_that_sleeps_through_its_succession_stops() {
     });
 }
 
-/// A disk behind a cable of one host's own.
+/// A disk behind a cable of one host.
 struct Cable {
     disk: Arc<Disk>,
     cut: Arc<AtomicBool>,
@@ -301,7 +300,7 @@ impl BlockDevice for Cable {
 }
 
 impl CableIo {
-    /// What is asked while it is cut is asked again when it is not.
+    /// Operations on a cut cable are retried when it is connected again.
     fn pass<T: Unpin + 'static>(
         &self,
         begin: impl FnOnce(&dyn BlockIo) -> IoFuture<T> + 'static,
@@ -339,7 +338,7 @@ impl BlockIo for CableIo {
 }
 
 #[test]
-fn a_device_under_two_names_is_found_out() {
+fn a_device_under_two_names_is_refused() {
     simulate(14, async {
         let (disks, _power) = disks(3, SIZE);
         let alias = Cable { disk: Arc::clone(&disks[1]), cut: Arc::default() };
@@ -348,14 +347,14 @@ fn a_device_under_two_names_is_found_out() {
         let mut dice = Dice(3);
         let refused = create_as(&given, &[], &shape, || dice.uuid()).await.expect_err("refused").to_string();
         assert!(refused.contains("are the same member"), "{refused}");
-        // Nothing of it is left, to be in the way of a better one.
+        // No superblock is left that would prevent a new array.
         make(&disks, Layout::Parity, UNIT).await;
         start(&disks, options()).await.expect("assembled");
     });
 }
 
 #[test]
-fn who_was_cut_off_while_another_took_over_writes_nothing() {
+fn a_host_cut_off_during_a_takeover_writes_nothing() {
     for layout in [Layout::Mirror, Layout::Parity, Layout::Stripe] {
         simulate(9, async {
             let (disks, _power) = disks(3, SIZE);
@@ -384,7 +383,7 @@ fn who_was_cut_off_while_another_took_over_writes_nothing() {
 }
 
 #[test]
-fn where_nothing_is_redundant_writes_wait_for_nobody_and_stop_waits_for_them() {
+fn writes_without_redundancy_run_in_parallel_and_stop_waits_for_them() {
     simulate(8, async {
         let (disks, _power) = disks(3, SIZE);
         make(&disks, Layout::Stripe, UNIT).await;
@@ -396,7 +395,7 @@ fn where_nothing_is_redundant_writes_wait_for_nobody_and_stop_waits_for_them() {
             let bytes = Buf::copy_of(&[block as u8 + 1; 4096]);
             io.write(block * 4096, bytes, WriteFlags::default())
         };
-        // All of them in one stripe: in the time of one.
+        // All writes in one stripe, in the time of one.
         let began = now();
         for write in (0..12).map(write).collect::<Vec<_>>() {
             write.await.expect("written");
@@ -412,20 +411,20 @@ fn where_nothing_is_redundant_writes_wait_for_nobody_and_stop_waits_for_them() {
     });
 }
 
-/// Where the heartbeat is on a member.
+/// Range of the heartbeat on a member.
 const HEARTBEAT: std::ops::Range<u64> = 128 << 10..(128 << 10) + 4096;
 
 #[test]
-fn a_beat_that_stands_still_is_nobody_s() {
+fn a_heartbeat_that_stands_still_does_not_block_assembly() {
     for seed in 50..56 {
         let (disks, _power) = disks(3, SIZE);
         simulate(seed, async {
             make(&disks, Layout::Mirror, UNIT).await;
-            // Dropped without an end: as a crash.
+            // Dropped without a stop, like a crash.
             start(&disks, options()).await.expect("assembled");
             sleep(Duration::from_secs(seed % 3 * 3)).await;
         });
-        // One member keeps what the crashed session has left there.
+        // One member keeps the heartbeat of the crashed session.
         *disks[1].forgets.lock().unwrap() = HEARTBEAT;
         simulate(seed, async {
             let array = start(&disks, options()).await.expect("nobody else has it");
@@ -433,7 +432,7 @@ fn a_beat_that_stands_still_is_nobody_s() {
             let io = array.open().await.expect("opened");
             Model::new(array.info().size).write(&*io, 0, 4).await.expect("written");
             array.stop().await.expect("stopped");
-            // What was stopped in order is over as well.
+            // A stopped session has ended as well.
             *disks[0].forgets.lock().unwrap() = HEARTBEAT;
             start(&disks, options()).await.expect("assembled again");
         });
@@ -441,7 +440,7 @@ fn a_beat_that_stands_still_is_nobody_s() {
 }
 
 #[test]
-fn who_recovers_has_the_array() {
+fn a_recovering_host_owns_the_array() {
     let (disks, _power) = disks(3, 24 << 20);
     simulate(8, async {
         make(&disks, Layout::Mirror, UNIT).await;
@@ -453,7 +452,7 @@ fn who_recovers_has_the_array() {
         }
     });
     simulate(9, async {
-        // Recovery takes far longer than a host waits for the beat of another.
+        // The recovery takes far longer than a host waits before a takeover.
         disks.iter().for_each(|disk| disk.slow.store(200_000, SeqCst));
         let members = disks.clone();
         let first = spawn(async move {

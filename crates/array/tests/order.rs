@@ -1,6 +1,5 @@
-//! What an array must have on its members before something else may happen: each of these is
-//! needed only when a crash meets another fault at the worst moment, so the order itself is
-//! looked at, on members that keep writes in a cache.
+//! The order in which an array changes its members: each rule matters only if a crash meets another
+//! fault at the worst moment, so the order itself is checked, on members with a volatile cache.
 
 mod common;
 
@@ -18,10 +17,10 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Bytes of a page of the intent bitmap before its bits.
+/// Bytes of a page of the write-intent bitmap before its bits.
 const INTENT_HEAD: u64 = 32;
 
-/// An array of four members that note what is asked of them.
+/// An array of four members that log their operations.
 struct Rig {
     disks: Vec<Arc<Disk>>,
     log: Arc<Log>,
@@ -69,7 +68,7 @@ impl Rig {
     }
 }
 
-/// Records by their place, with the members that have them durably before `moment`.
+/// Records by position, with the members that hold them durably before `moment`.
 fn durable_copies(ops: &[Op], moment: u64) -> BTreeMap<u64, (Record, BTreeSet<usize>)> {
     let mut records = BTreeMap::<u64, (Record, BTreeSet<usize>)>::new();
     for op in ops {
@@ -105,8 +104,8 @@ fn a_record_is_on_one_member_more_than_can_be_lost_before_its_write_ends() {
     }
 }
 
-/// The first record that says that the journal begins behind another one whose stripe was changed
-/// in a cache alone at that moment. Each stripe has one part written.
+/// The first record whose tail is behind another record while the stripe of that one was changed in
+/// a volatile cache only. Each stripe has one partial write.
 fn leaves_too_early(rig: &Rig, ops: &[Op]) -> Option<String> {
     let records: Vec<(&Op, Record)> = ops.iter().filter_map(|op| Some((op, op.record()?))).collect();
     let changes = |row: u64| {
@@ -130,12 +129,12 @@ fn leaves_too_early(rig: &Rig, ops: &[Op]) -> Option<String> {
 }
 
 #[test]
-fn the_journal_keeps_what_is_in_place_in_a_cache_alone() {
+fn the_journal_keeps_records_that_are_in_place_in_a_cache_only() {
     for layout in [Layout::Parity, Layout::DoubleParity] {
         simulate(82, async {
             let rig = rig(layout, options()).await;
             rig.write_parts(0..4).await;
-            // Until all of it is in place; shorter than what flushes by itself.
+            // Until all of it is in place; shorter than the interval of automatic flushes.
             sleep(Duration::from_secs(1)).await;
             rig.write_parts(4..8).await;
             sleep(Duration::from_secs(1)).await;
@@ -183,8 +182,8 @@ fn a_loss_is_published_on_all_others_before_the_write_that_the_member_missed_end
         simulate(84, async {
             let rig = rig(layout, options()).await;
             let stripe = rig.blocks();
-            // The region is marked from here on: no bitmap page is written, which would find the
-            // loss first.
+            // The region is marked from here on: otherwise the write of a bitmap page would find
+            // the loss first.
             rig.model.write(&*rig.io, 0, stripe).await.expect("a whole stripe");
             rig.disks[1].unreachable.store(true, SeqCst);
             let from = rig.log.now();
@@ -222,7 +221,8 @@ fn no_intent_bit_is_cleared_before_a_member_has_what_it_missed() {
             rig.until(2, Condition::Absent).await;
             let missed = bits(0);
             assert_ne!(missed, [0; 8], "{layout}");
-            // Many times what clears the bit of a region that all members have.
+            // Many times the interval after which the bit of a region is cleared if no member is
+            // offline.
             sleep(Duration::from_secs(60)).await;
             assert!([0, 1, 3].map(bits).iter().all(|bits| *bits == missed), "{layout}: while it is away");
             rig.disks[2].unreachable.store(false, SeqCst);
@@ -241,7 +241,7 @@ fn no_intent_bit_is_cleared_before_a_member_has_what_it_missed() {
             while !is_idle() {
                 sleep(idle).await;
             }
-            // The member has it: another one can go.
+            // The member is complete, so another one may fail.
             rig.disks[3].unreachable.store(true, SeqCst);
             rig.model.check(&*rig.io).await.expect("read");
         });
@@ -249,7 +249,7 @@ fn no_intent_bit_is_cleared_before_a_member_has_what_it_missed() {
 }
 
 #[test]
-fn what_a_rebuild_counts_as_done_is_flushed_before() {
+fn rebuild_progress_is_flushed_before_it_is_published() {
     for layout in [Layout::Mirror, Layout::Parity, Layout::DoubleParity] {
         simulate(86, async {
             let slow = Options { rebuild_rate: Some(512 << 10), ..options() };
@@ -325,7 +325,7 @@ fn no_intent_bit_is_cleared_before_what_was_written_is_flushed() {
 }
 
 #[test]
-fn what_is_written_with_fua_is_flushed_when_it_ends() {
+fn a_write_with_fua_is_durable_when_it_ends() {
     for layout in [Layout::Stripe, Layout::Mirror, Layout::Parity, Layout::DoubleParity] {
         simulate(88, async {
             let rig = rig(layout, options()).await;
@@ -349,9 +349,9 @@ fn what_is_written_with_fua_is_flushed_when_it_ends() {
     }
 }
 
-/// What is under way while members are flushed is not durable when they were.
+/// Writes under way during a flush are not durable after it.
 #[test]
-fn the_journal_keeps_what_came_in_place_while_members_were_flushed() {
+fn the_journal_keeps_records_put_in_place_during_a_flush() {
     for layout in [Layout::Parity, Layout::DoubleParity] {
         simulate(89, async {
             let rig = rig(layout, options()).await;
@@ -374,7 +374,7 @@ fn the_journal_keeps_what_came_in_place_while_members_were_flushed() {
 }
 
 #[test]
-fn a_replay_does_not_bring_back_what_a_whole_stripe_has_changed() {
+fn a_replay_does_not_undo_a_full_stripe_write() {
     for layout in [Layout::Parity, Layout::DoubleParity] {
         for zero in [false, true] {
             let (disks, model) = simulate(90, async {
@@ -391,7 +391,7 @@ fn a_replay_does_not_bring_back_what_a_whole_stripe_has_changed() {
                 rig.io.flush().await.expect("flushed");
                 (rig.disks, rig.model)
             });
-            // The host has crashed: nothing was stopped.
+            // The host has crashed: the array was not stopped.
             simulate(91, async {
                 let array = start(&disks, options()).await.expect("assembled");
                 let io = array.open().await.expect("opened");

@@ -16,8 +16,8 @@ use uuid::Uuid;
 
 const UNIT: u64 = 16 << 10;
 const SIZE: u64 = 3 << 20;
-/// Every layout at the widths at which it may go on without most of its members, and
-/// one at which it may not.
+/// Every layout at the widths at which it may continue without most of its members, and at one at
+/// which it may not.
 const SHAPES: [(Layout, usize); 12] = [
     (Layout::Mirror, 2),
     (Layout::Mirror, 3),
@@ -37,7 +37,7 @@ async fn opened(array: &ArrayDevice) -> (Rc<dyn BlockIo>, Model) {
     (array.open().await.expect("opened"), Model::new(array.info().size))
 }
 
-/// Writes everything once.
+/// Writes every block once.
 async fn fill(io: &dyn BlockIo, model: &Model) {
     for first in (0..model.blocks()).step_by(16) {
         model.write(io, first, 16.min(model.blocks() - first)).await.expect("written");
@@ -45,7 +45,7 @@ async fn fill(io: &dyn BlockIo, model: &Model) {
 }
 
 #[test]
-fn members_that_others_have_left_behind_do_not_begin_by_themselves() {
+fn members_left_behind_do_not_start_on_their_own() {
     let (mut refused, mut current) = (0, 0);
     for (layout, width) in SHAPES {
         for left in 1..(1_u32 << width) - 1 {
@@ -57,7 +57,8 @@ fn members_that_others_have_left_behind_do_not_begin_by_themselves() {
                 model.write(&*io, 0, 8).await.expect("written");
                 let (behind, ahead): (Vec<_>, Vec<_>) =
                     (0..width).partition(|index| left & (1 << index) != 0);
-                // Where they are not enough, a write that needs none of the others may still end.
+                // If the members do not suffice, a write that needs none of the missing ones may
+                // still succeed.
                 let redundancy = array.status().await.expect("status").geometry.redundancy();
                 let enough = match layout {
                     Layout::StripeMirror => {
@@ -88,11 +89,11 @@ fn members_that_others_have_left_behind_do_not_begin_by_themselves() {
             });
         }
     }
-    // Both have been tried.
+    // Both cases have occurred.
     assert!(refused > 30 && current > 5, "{refused} refused, {current} current");
 }
 
-/// Two members: B misses a flushed write, and comes back alone.
+/// Two members: B misses a flushed write, and returns alone.
 async fn older_and_newer() -> (Arc<Disk>, Arc<Disk>, Model) {
     let (disks, _power) = disks(2, SIZE);
     make(&disks, Layout::Mirror, UNIT).await;
@@ -107,7 +108,7 @@ async fn older_and_newer() -> (Arc<Disk>, Arc<Disk>, Model) {
 }
 
 #[test]
-fn a_newer_member_that_is_back_halts_the_older_set_and_is_not_written() {
+fn a_newer_member_that_returns_halts_the_older_set_and_is_not_written() {
     simulate(2, async {
         let (newer, older, model) = older_and_newer().await;
         let alone = [Arc::clone(&older)];
@@ -129,11 +130,11 @@ fn a_newer_member_that_is_back_halts_the_older_set_and_is_not_written() {
         assert_eq!(status.members[0].condition, Condition::Absent, "it is not condemned");
         drop(array.stop().await);
         assert!(newer.peek(0, SIZE as usize) == before, "it was written to");
-        // Neither is taken for the other's successor.
+        // Neither of the two is taken for the successor of the other.
         let both = [Arc::clone(&newer), Arc::clone(&older)];
         let refused = start(&both, options()).await.expect_err("refused").to_string();
         assert!(refused.contains("were used apart from each other"), "{refused}");
-        // Without the older one the array begins, and that one is given back by force.
+        // The array starts without the older one, which is then added by force.
         let array = start(&both[..1], options()).await.expect("assembled");
         let io = array.open().await.expect("opened");
         model.check(&*io).await.expect("what was flushed is there");
@@ -147,15 +148,14 @@ fn a_newer_member_that_is_back_halts_the_older_set_and_is_not_written() {
     });
 }
 
-/// How the session ends in which a member's older image is put back.
+/// How the session ends in which an older image of a member is restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Stopped,
     Crashed,
 }
 
-/// What a member is given back after it was used: its image of when the array was
-/// stopped, or one that was taken while it ran.
+/// Restores a member's older image: from when the array was stopped, or taken while it ran.
 fn roll_back(layout: Layout, width: usize, end: End, while_running: bool) -> (Vec<Arc<Disk>>, Model) {
     let (disks, _power) = disks(width, SIZE);
     let model = simulate(3, async {
@@ -202,7 +202,7 @@ const REDUNDANT: [(Layout, usize); 6] = [
 ];
 
 #[test]
-fn a_member_that_was_rolled_back_is_filled_anew() {
+fn a_member_that_was_rolled_back_is_rebuilt() {
     for (layout, width) in REDUNDANT {
         for (end, while_running) in [(End::Stopped, false), (End::Stopped, true), (End::Crashed, false)] {
             let case = format!("{layout} of {width}, {end:?}, image while running: {while_running}");
@@ -237,9 +237,9 @@ fn a_stripe_with_a_member_that_was_rolled_back_is_refused() {
     }
 }
 
-/// An image of the same session and the same generation: the heartbeats tell.
+/// An image of the same session and generation: heartbeats reveal it.
 #[test]
-fn after_a_crash_a_member_of_an_earlier_hour_is_filled_anew() {
+fn after_a_crash_a_member_with_an_old_heartbeat_is_rebuilt() {
     for (layout, width) in REDUNDANT {
         let (disks, _power) = disks(width, SIZE);
         let model = simulate(7, async {
@@ -267,10 +267,10 @@ fn after_a_crash_a_member_of_an_earlier_hour_is_filled_anew() {
     }
 }
 
-/// All members answer again after an hour, and the machine ends before the slowest
-/// one has confirmed a heartbeat: it is not of an earlier hour.
+/// All members answer again after an hour, and the machine crashes before the slowest one has
+/// confirmed a heartbeat: that one does not count as rolled back.
 #[test]
-fn after_all_have_hung_the_slowest_is_not_taken_for_rolled_back() {
+fn after_all_members_have_hung_the_slowest_does_not_count_as_rolled_back() {
     for (layout, width) in REDUNDANT {
         let (disks, _power) = disks(width, SIZE);
         let engine = Engine::simulated(15).expect("engine");
@@ -298,7 +298,7 @@ fn after_all_have_hung_the_slowest_is_not_taken_for_rolled_back() {
 }
 
 #[test]
-fn a_member_that_was_rolled_back_while_it_was_away_is_filled_anew() {
+fn a_member_that_was_rolled_back_while_offline_is_rebuilt() {
     for same_session in [true, false] {
         simulate(9, async {
             let (disks, _power) = disks(3, SIZE);
@@ -313,7 +313,7 @@ fn a_member_that_was_rolled_back_while_it_was_away_is_filled_anew() {
                 io = array.open().await.expect("opened");
             }
             fill(&*io, &model).await;
-            // It has all of that, and nothing of it is marked any more.
+            // The member has all of that, and none of it is marked any more.
             sleep(Duration::from_secs(20)).await;
             disks[1].unreachable.store(true, SeqCst);
             model.write(&*io, 0, 3).await.expect("written");
@@ -329,7 +329,7 @@ fn a_member_that_was_rolled_back_while_it_was_away_is_filled_anew() {
     }
 }
 
-/// A damaged superblock is not an old one.
+/// A damaged superblock does not count as an old one.
 #[test]
 fn a_member_whose_newest_superblock_is_damaged_stays() {
     simulate(10, async {
@@ -338,21 +338,21 @@ fn a_member_whose_newest_superblock_is_damaged_stays() {
         let array = start(&disks, options()).await.expect("assembled");
         let generation = array.status().await.expect("status").generation;
         array.stop().await.expect("stopped");
-        // Two more were written by the stop.
+        // The stop has written two more.
         disks[1].flip(if generation % 2 == 0 { 0 } else { 64 << 10 } + 200);
         let array = start(&disks, options()).await.expect("assembled");
         assert_eq!(array.status().await.expect("status").health, Health::Healthy);
     });
 }
 
-/// Where the copies of a superblock are, and the generation in one.
+/// Offsets of the superblock copies, and of the generation in a copy.
 const COPIES: [u64; 2] = [0, 64 << 10];
 const GENERATION: usize = 160;
 
-/// A crash has cut the write of the newest superblock short, and the next comes while the array
-/// is assembled, at each write of that: the copy that was left is not the one written over.
+/// A crash has interrupted the write of the newest superblock, and the next one comes during the
+/// assembly, at each of its writes: the intact copy is not overwritten.
 #[test]
-fn a_member_outlives_crashes_that_cut_its_superblock_short_one_after_the_other() {
+fn a_member_survives_repeated_interrupted_superblock_writes() {
     let mut crashed = 0;
     for writes in 0..32 {
         let (disks, power) = disks(8, SIZE);
@@ -386,7 +386,7 @@ fn a_member_outlives_crashes_that_cut_its_superblock_short_one_after_the_other()
     assert!(crashed > 20, "{crashed} crashes while it was assembled");
 }
 
-/// What a host has recorded, in memory.
+/// The record of a host, in memory.
 #[derive(Default)]
 struct Recorded(Arc<Mutex<Option<Known>>>);
 
@@ -402,7 +402,7 @@ impl Memory for Recorded {
 }
 
 #[test]
-fn a_host_does_not_begin_with_less_than_it_has_recorded() {
+fn a_host_does_not_start_with_less_than_it_has_recorded() {
     simulate(11, async {
         let (disks, _power) = disks(3, SIZE);
         make(&disks, Layout::Parity, UNIT).await;
@@ -419,7 +419,7 @@ fn a_host_does_not_begin_with_less_than_it_has_recorded() {
         assert_eq!(known.active.len(), 2, "the loss of a member is recorded before a write relies on it");
         array.stop().await.expect("stopped");
         disks[2].unreachable.store(false, SeqCst);
-        // All of them are of an earlier time: they do not know it.
+        // All members are rolled back, and do not know the recorded generation.
         disks.iter().for_each(|disk| disk.give_back());
         let again = assemble_with(&devices(&disks), options(), Uuid::from_u128(2), memory()).await;
         let refused = again.expect_err("refused").to_string();
@@ -432,8 +432,8 @@ fn a_host_does_not_begin_with_less_than_it_has_recorded() {
     });
 }
 
-/// A host stands still, another takes the array over, and the first goes on. Its
-/// monotonic clock has not moved.
+/// A host is suspended, another takes the array over, and the first one resumes. Its monotonic
+/// clock has not advanced.
 fn takes_over(layout: Layout, stops: bool, still: impl FnOnce(&Engine)) {
     let (disks, _power) = disks(3, SIZE);
     let first = Engine::simulated(12).expect("engine");
@@ -471,7 +471,7 @@ fn takes_over(layout: Layout, stops: bool, still: impl FnOnce(&Engine)) {
 }
 
 #[test]
-fn a_host_that_was_suspended_writes_nothing_after_it_was_taken_over() {
+fn a_suspended_host_writes_nothing_after_a_takeover() {
     for layout in [Layout::Mirror, Layout::Parity, Layout::Stripe] {
         for stops in [false, true] {
             takes_over(layout, stops, |engine| engine.suspend(Duration::from_secs(60)));
@@ -480,14 +480,14 @@ fn a_host_that_was_suspended_writes_nothing_after_it_was_taken_over() {
 }
 
 #[test]
-fn a_paused_machine_whose_wall_clock_jumps_writes_nothing_after_it_was_taken_over() {
+fn a_paused_machine_whose_wall_clock_jumps_writes_nothing_after_a_takeover() {
     for stops in [false, true] {
         takes_over(Layout::Mirror, stops, |engine| engine.pause(Duration::from_secs(60)));
     }
 }
 
 #[test]
-fn a_suspended_host_whose_array_was_left_alone_goes_on_after_a_look() {
+fn a_suspended_host_continues_after_a_check_if_nothing_took_over() {
     let (disks, _power) = disks(3, SIZE);
     let engine = Engine::simulated(14).expect("engine");
     let (array, io, model) = engine.block_on(async {

@@ -1,6 +1,5 @@
-//! Arrays that are stopped while they are used: whatever was acknowledged is
-//! there afterwards, since what says that it was stopped in order says as well
-//! that nothing has to be looked at.
+//! Arrays that are stopped under load: all acknowledged data is readable afterwards, since a
+//! cleanly stopped array is not recovered at the next assembly.
 
 mod common;
 
@@ -13,10 +12,11 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Clients of each array, each in a part of its own.
+/// Clients of each array, each in its own range.
 const CLIENTS: u64 = 6;
 
-/// Writes, zeroes and reads until something is refused; gives how many ended well.
+/// Writes, zeroes and reads until an operation is refused; returns the number of successful ones,
+/// and the error.
 async fn client(rig: Rc<Rig>, number: u64, seed: u64) -> (u64, String) {
     let mut dice = Dice(seed * 100 + number);
     let mut done = 0;
@@ -36,7 +36,7 @@ async fn client(rig: Rc<Rig>, number: u64, seed: u64) -> (u64, String) {
     }
 }
 
-/// Stops an array under load, and looks whether it has what it must have.
+/// Stops an array under load, and checks its content.
 fn stopped_under_load(seed: u64, layout: Layout, flip: bool) {
     simulate(seed, async {
         let options = Options { gather: Duration::from_micros(seed % 3 * 100), ..options() };
@@ -46,7 +46,7 @@ fn stopped_under_load(seed: u64, layout: Layout, flip: bool) {
             (0..CLIENTS).map(|number| spawn(client(Rc::clone(&rig), number, seed))).collect();
         sleep(Duration::from_micros(2000 + seed * 137)).await;
         if flip {
-            // Reads that mend write as well.
+            // Reads that repair write as well.
             let from = rig.disks[0].info().size / 2;
             (0..200).for_each(|block| rig.disks[0].flip(from + block * 4096));
         }
@@ -71,14 +71,14 @@ fn stopped_under_load(seed: u64, layout: Layout, flip: bool) {
 }
 
 #[test]
-fn what_is_acknowledged_while_an_array_is_stopped_is_there_afterwards() {
+fn writes_acknowledged_during_a_stop_are_readable_afterwards() {
     for layout in Layout::ALL {
         (1..=12).for_each(|seed| stopped_under_load(seed, layout, false));
     }
 }
 
 #[test]
-fn nothing_is_mended_behind_the_back_of_an_array_that_was_stopped() {
+fn a_stopped_array_repairs_nothing() {
     for layout in [Layout::Mirror, Layout::Parity] {
         (1..=12).for_each(|seed| stopped_under_load(seed, layout, true));
     }

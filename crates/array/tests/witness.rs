@@ -1,4 +1,4 @@
-//! Of two halves of an array one at most goes on: the one that has the witness.
+//! Of two halves of an array at most one continues: the one with the witness.
 
 mod common;
 
@@ -13,9 +13,9 @@ use std::time::Duration;
 
 const UNIT: u64 = 16 << 10;
 const SIZE: u64 = 3 << 20;
-/// Where the heartbeat begins: superblocks are before it.
+/// Offset of the heartbeat: superblocks are before it.
 const HEARTBEAT: usize = 128 << 10;
-/// Layouts of which a half is enough.
+/// Layouts of which a half suffices.
 const HALVES: [(Layout, usize); 4] =
     [(Layout::Mirror, 2), (Layout::StripeMirror, 4), (Layout::Parity, 2), (Layout::DoubleParity, 4)];
 
@@ -60,7 +60,7 @@ fn reach(disks: &[Arc<Disk>], reach: bool) {
 }
 
 #[test]
-fn the_half_that_the_witness_knows_goes_on_by_itself_and_the_other_does_not() {
+fn the_half_that_the_witness_records_continues_and_the_other_does_not() {
     for (layout, width) in HALVES {
         simulate(1, async {
             let rig = Rig::new(layout, width).await;
@@ -85,7 +85,7 @@ fn the_half_that_the_witness_knows_goes_on_by_itself_and_the_other_does_not() {
 }
 
 #[test]
-fn a_half_that_nothing_has_gone_on_without_begins_if_the_witness_says_so() {
+fn a_half_that_was_not_left_behind_starts_with_the_witness() {
     for (layout, width) in HALVES {
         simulate(2, async {
             let rig = Rig::new(layout, width).await;
@@ -103,7 +103,7 @@ fn a_half_that_nothing_has_gone_on_without_begins_if_the_witness_says_so() {
 }
 
 #[test]
-fn a_host_that_loses_half_of_the_array_and_the_witness_stops_and_the_other_goes_on() {
+fn a_host_that_loses_half_of_the_array_and_the_witness_halts_and_the_other_continues() {
     for (layout, width) in HALVES {
         let (rig, model) = simulate(3, async {
             let rig = Rig::new(layout, width).await;
@@ -111,13 +111,13 @@ fn a_host_that_loses_half_of_the_array_and_the_witness_stops_and_the_other_goes_
             let (io, model) = opened(&array).await;
             model.write(&*io, 0, 8).await.expect("written");
             io.flush().await.expect("flushed");
-            // Its own half is reached by this host alone from now on.
+            // Its own half is reachable from this host only, from here on.
             let before: Vec<_> = rig.half(0).iter().map(|disk| disk.peek(0, HEARTBEAT)).collect();
             reach(&rig.with(1), false);
             let failed = model.write(&*io, 0, 8).await.expect_err("nothing is acknowledged").to_string();
             assert!(failed.contains("the witness cannot record that"), "{layout}: {failed}");
             assert_eq!(array.status().await.expect("status").health, Health::Halted);
-            // Of wider ones the loss of the first member is recorded without the witness.
+            // With more members, the loss of the first one is recorded without the witness.
             for (disk, before) in rig.half(0).iter().zip(before).filter(|_| width == 2) {
                 assert!(disk.peek(0, HEARTBEAT) == before, "{layout}: its superblock was written");
             }
@@ -131,7 +131,7 @@ fn a_host_that_loses_half_of_the_array_and_the_witness_stops_and_the_other_goes_
             model.check(&*io).await.expect("read");
             model.write(&*io, 0, 8).await.expect("written");
             other.stop().await.expect("stopped");
-            // The first half has acknowledged nothing since: it catches up.
+            // The first half has acknowledged nothing since: it is resynced.
             let all = start(&rig.all(), options()).await.expect("assembled");
             all.wait_healthy().await.expect("filled");
             let io = all.open().await.expect("opened");
@@ -142,7 +142,7 @@ fn a_host_that_loses_half_of_the_array_and_the_witness_stops_and_the_other_goes_
 }
 
 #[test]
-fn of_two_hosts_that_begin_with_a_half_each_one_at_most_goes_on() {
+fn of_two_hosts_with_a_half_each_at_most_one_continues() {
     let mut one = 0;
     for seed in 10..40 {
         simulate(seed, async {
@@ -164,7 +164,7 @@ fn of_two_hosts_that_begin_with_a_half_each_one_at_most_goes_on() {
 }
 
 #[test]
-fn an_array_whose_witness_is_away_goes_on_while_nothing_else_is_missing() {
+fn an_array_without_its_witness_continues_while_nothing_else_is_missing() {
     simulate(5, async {
         let rig = Rig::new(Layout::Mirror, 2).await;
         let array = start(&rig.disks, options()).await.expect("assembled without its witness");
@@ -176,7 +176,7 @@ fn an_array_whose_witness_is_away_goes_on_while_nothing_else_is_missing() {
         model.write(&*io, 0, 8).await.expect("the witness records what is missing");
         let status = array.status().await.expect("status");
         assert_eq!(status.members[1].condition, Condition::Absent, "{status:?}");
-        // That is recorded: it goes away again, and nothing else does.
+        // That is recorded: the witness fails again, and nothing else does.
         reach(&[Arc::clone(&rig.witness)], false);
         model.write(&*io, 8, 8).await.expect("written");
         array.stop().await.expect("stopped");

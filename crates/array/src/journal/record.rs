@@ -164,7 +164,7 @@ mod tests {
 
         /// A head with a valid checksum may still hold any values.
         #[test]
-        fn whatever_a_head_says_is_read_or_refused(
+        fn any_record_head_is_decoded_or_refused(
             pos in 0u64..32, pieces in 0u64..4,
             changes in proptest::collection::vec((28usize..140, any::<u64>(), 0u32..64, 1usize..9), 0..4),
         ) {

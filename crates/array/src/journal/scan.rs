@@ -88,13 +88,13 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_before_the_tail_of_the_newest_record_is_not_replayed() {
+    fn records_before_the_tail_of_the_newest_are_not_replayed() {
         let records = [(0, 0), (HEAD, 0), (2 * HEAD, HEAD)].map(|(pos, tail)| record(1, 0, pos, tail));
         assert_eq!(window(records.to_vec()), [HEAD, 2 * HEAD]);
     }
 
     #[test]
-    fn what_a_later_epoch_has_overtaken_is_not_replayed() {
+    fn records_superseded_by_a_later_epoch_are_not_replayed() {
         // The last record of the first epoch was on a member that was offline when the second
         // began.
         let first = [0, HEAD, 2 * HEAD].map(|pos| record(1, 0, pos, 0));

@@ -20,7 +20,7 @@ fn pattern(offset: u64, len: u64) -> Vec<u8> {
 }
 
 #[test]
-fn shapes_that_make_no_stripe_are_refused() {
+fn impossible_stripes_are_refused() {
     let refuse = |members: Vec<Arc<dyn BlockDevice>>, unit| {
         Stripe::new(members, unit).map(drop).expect_err("refused").to_string()
     };
@@ -31,7 +31,7 @@ fn shapes_that_make_no_stripe_are_refused() {
 }
 
 #[test]
-fn it_says_what_it_is() {
+fn properties_are_those_of_the_members() {
     let device = Stripe::new(vec![memory(40_960), memory(50_176), memory(60_928)], UNIT).expect("striped");
     let info = device.info();
     assert_eq!((info.size, info.optimal_io, info.block_size), (3 * 40_960, 3 * 4096, 512));
@@ -47,7 +47,7 @@ fn it_says_what_it_is() {
 }
 
 #[test]
-fn units_go_round() {
+fn units_rotate_over_members() {
     let members: Vec<_> = (0..3).map(|_| memory(4 * UNIT)).collect();
     let device = Stripe::new(members.clone(), UNIT).expect("striped");
     run(async {
@@ -83,7 +83,7 @@ fn a_large_io_goes_to_all_members_at_once() {
 }
 
 #[test]
-fn a_member_s_error_is_the_array_s() {
+fn an_error_of_a_member_is_returned() {
     let mut errors = Errors::new(1.0, 0);
     errors.range = Some(0..UNIT);
     let bad = Arc::new(Filtered::new(memory(4 * UNIT), errors));
@@ -126,7 +126,7 @@ fn advice_adds_up_to_whole_stripes() {
 proptest! {
     /// Pieces tile a range, and the ranges of members have the same bytes.
     #[test]
-    fn a_range_is_cut_without_gap_or_overlap(
+    fn a_range_is_split_without_gap_or_overlap(
         members in 2u64..9, blocks in 1u64..200, from in 0u64..400, piece in 1u64..9,
     ) {
         let map = StripeMap { members, unit: UNIT, rows: 1 << 20, piece: piece * 512 };

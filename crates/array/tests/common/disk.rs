@@ -1,5 +1,5 @@
-//! A disk in memory that takes time, fails on request, and loses what was
-//! under way when the power goes.
+//! A disk in memory that takes time, fails on request, and loses writes under way when the power
+//! fails.
 
 use super::Dice;
 use longhaul_block::{
@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 const SECTOR: usize = 512;
 
-/// What all disks hang on.
+/// The power supply of all disks.
 pub struct Power {
-    /// Writes until it goes, if it does.
+    /// Writes left until the power fails; see `light`.
     pub fuse: AtomicU64,
-    /// It has gone: nothing is answered any more.
+    /// The power has failed: operations never end.
     pub off: AtomicBool,
     pub dice: Mutex<Dice>,
-    /// Bytes of reads under way on all disks, and the most there were.
+    /// Bytes of reads under way on all disks, and their maximum.
     pub reading: AtomicU64,
     pub reading_most: AtomicU64,
     pub changed: Mutex<Vec<std::task::Waker>>,
@@ -41,7 +41,7 @@ impl Default for Power {
 }
 
 impl Power {
-    /// Lets it go after so many more writes.
+    /// Lets the power fail after this many more writes.
     pub fn light(&self, writes: u64, seed: u64) {
         self.fuse.store(writes, SeqCst);
         *self.dice.lock().unwrap() = Dice(seed);
@@ -73,7 +73,7 @@ impl Power {
         self.dice.lock().unwrap().below(n)
     }
 
-    /// Resolves when the power goes.
+    /// Resolves when the power fails.
     pub async fn gone(&self) {
         std::future::poll_fn(|cx| {
             if self.is_off() {
@@ -95,26 +95,26 @@ pub struct Inner {
     content: Mutex<Vec<u8>>,
     kept: Mutex<Option<(u64, Vec<u8>)>>,
     power: Arc<Power>,
-    /// Answers nothing but errors.
+    /// Every operation fails as unreachable.
     pub unreachable: AtomicBool,
-    /// Answers nothing for as long as this is set.
+    /// Operations wait as long as this is set.
     pub silent: AtomicBool,
-    /// Since when it knows that it is out of reach.
+    /// Since when the disk reports itself as unreachable.
     pub away: Mutex<Option<Instant>>,
     /// Every write fails.
     pub worn: AtomicBool,
     /// Added to each operation, in microseconds.
     pub slow: AtomicU64,
-    /// What was there before writes that were not flushed.
+    /// Old content of unflushed writes.
     cache: Mutex<Vec<Cached>>,
     cached: AtomicU64,
-    /// How much it says is to be kept in flight.
+    /// Advice that the disk gives.
     pub advice: Mutex<Option<longhaul_block::Advice>>,
     /// See [`BlockIo::generation`].
     pub generation: AtomicU64,
-    /// Writes that begin here are lost without a word.
+    /// Writes that begin in this range are silently lost.
     pub forgets: Mutex<std::ops::Range<u64>>,
-    /// Sectors that cannot be read.
+    /// Unreadable sectors.
     pub bad: Mutex<BTreeSet<u64>>,
     pub reads: AtomicU64,
     pub read_bytes: AtomicU64,
@@ -123,11 +123,11 @@ pub struct Inner {
     pub zeroed: AtomicU64,
 }
 
-/// A write that was not flushed.
+/// An unflushed write.
 struct Cached {
     number: u64,
     at: usize,
-    /// What was there before.
+    /// Content before the write.
     before: Vec<u8>,
 }
 
@@ -143,7 +143,7 @@ impl Disk {
         Disk::with_cache(name, size, power, false)
     }
 
-    /// One that keeps writes in a volatile cache, if `volatile_cache`.
+    /// A disk with a volatile cache, if `volatile_cache`.
     pub fn with_cache(name: &str, size: u64, power: &Arc<Power>, volatile_cache: bool) -> Disk {
         let info = DeviceInfo {
             name: name.into(),
@@ -181,14 +181,14 @@ impl Disk {
         }
     }
 
-    /// The first `size` bytes as a disk of their own.
+    /// The first `size` bytes as another disk.
     pub fn cut(&self, name: &str, size: u64) -> Disk {
         let disk = Disk::new(name, size, &self.power);
         disk.content.lock().unwrap().copy_from_slice(&self.peek(0, size as usize));
         disk
     }
 
-    /// Loses what was not flushed, as by a loss of power, and is back at once.
+    /// Loses unflushed writes as in a power failure, and returns at once.
     pub fn lose_cache(&self) {
         let mut content = self.content.lock().unwrap();
         for Cached { at, before, .. } in self.cache.lock().unwrap().drain(..).rev() {
@@ -197,29 +197,29 @@ impl Disk {
         self.generation.fetch_add(1, SeqCst);
     }
 
-    /// Loses its connection, and says so; operations wait.
+    /// Loses its connection, and reports it; operations wait.
     pub fn disconnect(&self) {
         *self.away.lock().unwrap() = Some(now());
         self.silent.store(true, SeqCst);
     }
 
-    /// Is back, and does what was asked of it meanwhile.
+    /// Reconnects, and completes waiting operations.
     pub fn reconnect(&self) {
         *self.away.lock().unwrap() = None;
         self.silent.store(false, SeqCst);
     }
 
-    /// Changes a byte behind everybody's back.
+    /// Changes a byte without a write.
     pub fn flip(&self, at: u64) {
         self.content.lock().unwrap()[at as usize] ^= 0x40;
     }
 
-    /// Remembers the content of a range, for [`give_back`](Self::give_back).
+    /// Saves the content of a range, for [`give_back`](Self::give_back).
     pub fn keep(&self, at: u64, len: u64) {
         *self.kept.lock().unwrap() = Some((at, self.peek(at, len as usize)));
     }
 
-    /// What was kept is there again, behind everybody's back.
+    /// Restores the saved content without a write.
     pub fn give_back(&self) {
         let (at, bytes) = self.kept.lock().unwrap().take().expect("kept");
         self.content.lock().unwrap()[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
@@ -229,7 +229,7 @@ impl Disk {
         self.content.lock().unwrap()[at as usize..at as usize + len].to_vec()
     }
 
-    /// First place at or behind `from` whose sector begins with `bytes`.
+    /// First offset from `from` on whose sector begins with `bytes`.
     pub fn find(&self, from: u64, bytes: &[u8]) -> Option<u64> {
         let content = self.content.lock().unwrap();
         (from as usize..content.len() - bytes.len())
@@ -240,7 +240,7 @@ impl Disk {
 }
 
 impl Inner {
-    /// Notes what a write is about to change, or that it stays.
+    /// Saves the content that a cached write changes; with `fua` the write is durable.
     fn keep(&self, at: usize, bytes: &[u8], fua: bool) {
         let mut cache = self.cache.lock().unwrap();
         if !fua {
@@ -259,7 +259,7 @@ impl Inner {
     async fn delay(&self) -> IoResult<()> {
         let time = 50 + self.power.roll(150) + self.slow.load(SeqCst);
         sleep(Duration::from_micros(time)).await;
-        // What was asked of a silent one is done when it speaks again: late.
+        // Operations on a silent disk are completed later, when it answers again.
         while self.silent.load(SeqCst) && !self.power.is_off() {
             sleep(Duration::from_millis(100)).await;
         }
@@ -269,7 +269,7 @@ impl Inner {
         if self.unreachable.load(SeqCst) { Err(IoError::Unreachable("pulled out".into())) } else { Ok(()) }
     }
 
-    /// Stores bytes; when the power goes in the middle, some sectors of them.
+    /// Stores bytes; if the power fails in the middle, some of their sectors.
     async fn store(&self, offset: u64, bytes: &[u8], fua: bool) -> IoResult<()> {
         self.writes.fetch_add(1, SeqCst);
         if !self.power.is_off() {
@@ -301,8 +301,8 @@ impl Inner {
     }
 }
 
-/// A write under way: if it never ends because the power has gone, none, all
-/// or some of its sectors are on the medium.
+/// A write under way: if the power fails before it ends, none, all or some of its sectors are on
+/// the medium.
 struct Torn<'a> {
     disk: &'a Inner,
     offset: u64,
@@ -347,7 +347,7 @@ impl BlockDevice for Disk {
 
 struct Io(Arc<Inner>);
 
-/// Runs to its end also when nobody waits.
+/// Runs to the end also if its future is dropped.
 pub fn go<T: Unpin + 'static>(future: impl Future<Output = IoResult<T>> + 'static) -> IoFuture<T> {
     let (done, result) = futures_channel::oneshot::channel();
     spawn(async move { drop(done.send(future.await)) }).detach();

@@ -1,5 +1,5 @@
-//! Disks that note what an array asks of them, in order, and what that says: the formats are those
-//! of docs/array.md, read here without the code that writes them.
+//! Disks that log the operations of an array in order, and decode them: the formats are those of
+//! docs/array.md, read without the code that writes them.
 
 use super::Disk;
 use super::disk::go;
@@ -10,11 +10,11 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Where the two copies of the superblock, the intent bitmap, and the journal begin, in bytes.
+/// Offsets of the two copies of the superblock, the write-intent bitmap, and the journal.
 const SUPER_AT: [u64; 2] = [0, 64 << 10];
 pub const INTENT_AT: u64 = 192 << 10;
 pub const JOURNAL_AT: u64 = 256 << 10;
-/// Bytes of a superblock before the entries of its members, and of one entry.
+/// Bytes of a superblock before its member entries, and of one entry.
 const ENTRIES_AT: usize = 178;
 const ENTRY: usize = 44;
 /// Bytes of the head of a journal record.
@@ -41,7 +41,7 @@ pub struct Op {
 /// The head of a journal record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Bytes written to the journal before it, ever, and behind it.
+    /// Bytes ever written to the journal before it, and up to its end.
     pub pos: u64,
     pub end: u64,
     pub tail: u64,
@@ -56,13 +56,13 @@ pub enum Kind {
     Mark,
 }
 
-/// What a superblock says of a member.
+/// Condition of a member according to a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
     Active,
     /// Absent or failed.
     Gone,
-    /// Has the stripes below this.
+    /// Has the rows below this.
     Rebuilding(u64),
 }
 
@@ -77,7 +77,7 @@ impl Op {
         self.ended.is_some_and(|ended| ended < moment)
     }
 
-    /// The record that this write begins, if it does.
+    /// The journal record that begins with this write, if any.
     pub fn record(&self) -> Option<Record> {
         let Act::Write { bytes, .. } = &self.act else { return None };
         if self.offset < JOURNAL_AT || bytes.len() < RECORD_HEAD as usize || &bytes[4..12] != b"LHJOURNL" {
@@ -93,7 +93,7 @@ impl Op {
         Some(Record { pos, end: pos + RECORD_HEAD + number::<4>(bytes, 84), tail, row, kind })
     }
 
-    /// What this write says of `member`, if it writes a superblock.
+    /// The condition of `member` in the superblock that this write contains, if any.
     pub fn says_of(&self, member: usize) -> Option<Said> {
         let Act::Write { bytes, .. } = &self.act else { return None };
         if !SUPER_AT.contains(&self.offset) || &bytes[4..12] != b"LHARRAY\0" {
@@ -108,7 +108,7 @@ impl Op {
         })
     }
 
-    /// The stripes that are changed where data begins at `data_at`, in units of `unit` bytes.
+    /// The rows that it changes, if data begins at `data_at` and units have `unit` bytes.
     pub fn rows(&self, data_at: u64, unit: u64) -> Option<Range<u64>> {
         let len = match &self.act {
             Act::Write { bytes, .. } => bytes.len() as u64,
@@ -120,21 +120,21 @@ impl Op {
     }
 }
 
-/// What was asked of all members of an array.
+/// The operations of all members of an array.
 #[derive(Default)]
 pub struct Log {
     ops: Mutex<(u64, Vec<Op>)>,
 }
 
 impl Log {
-    /// The moment, later than all that was asked before.
+    /// A new moment, later than all operations so far.
     pub fn now(&self) -> u64 {
         let mut log = self.ops.lock().unwrap();
         log.0 += 1;
         log.0
     }
 
-    /// What began at `from` or later.
+    /// The operations that began at `from` or later.
     pub fn since(&self, from: u64) -> Vec<Op> {
         self.ops.lock().unwrap().1.iter().filter(|op| op.begun >= from).cloned().collect()
     }
@@ -166,14 +166,14 @@ pub fn is_flushed(ops: &[Op], change: &Op, moment: u64) -> bool {
     })
 }
 
-/// A disk that notes what is asked of it.
+/// A disk that logs its operations.
 pub struct LoggedDisk {
     pub disk: Arc<Disk>,
     pub member: usize,
     pub log: Arc<Log>,
 }
 
-/// The disks in order, as members that note what is asked of them.
+/// The disks in order, as members that log their operations.
 pub fn logged(disks: &[Arc<Disk>], log: &Arc<Log>) -> Vec<Arc<dyn BlockDevice>> {
     let logged = |(member, disk): (usize, &Arc<Disk>)| {
         Arc::new(LoggedDisk { disk: Arc::clone(disk), member, log: Arc::clone(log) }) as Arc<dyn BlockDevice>
@@ -201,7 +201,7 @@ struct LoggedIo {
 }
 
 impl LoggedIo {
-    /// Notes an operation and its end, also when the caller does not wait for it.
+    /// Logs an operation and its end, also if the caller drops the future.
     fn note(&self, offset: u64, act: Act, operation: IoFuture<()>) -> IoFuture<()> {
         let (log, op) = (Arc::clone(&self.log), self.log.begin(self.member, offset, act));
         go(async move {

@@ -1,4 +1,4 @@
-//! Disks that fail on request, and a model of what an array must hold.
+//! Disks that fail on request, and a model of the content of an array.
 
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "each test file uses a part of it")]
 
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Numbers that follow from a seed: SplitMix64.
+/// Random numbers from a seed: SplitMix64.
 #[derive(Clone, Debug)]
 pub struct Dice(pub u64);
 
@@ -45,7 +45,7 @@ impl Dice {
     }
 }
 
-/// Runs in virtual time, in an order that the seed chooses.
+/// Runs in virtual time, in an order that the seed determines.
 pub fn simulate<T>(seed: u64, future: impl Future<Output = T>) -> T {
     Engine::simulated(seed).expect("engine").block_on(future)
 }
@@ -83,7 +83,7 @@ pub fn options() -> Options {
     Options { member_timeout: Duration::from_secs(5), ..Options::default() }
 }
 
-/// Options for an operator who knows that the missing members are lost, or have nothing new.
+/// Options for an operator who knows that the missing members are lost or hold no newer data.
 pub fn degraded() -> Options {
     Options { degraded: true, ..options() }
 }

@@ -1,13 +1,13 @@
-//! What each sector of an array may hold: an independent account of what was
-//! acknowledged, and of what was under way. (A write that a power cut ends is
-//! torn by sectors, as the disks' own writes are.)
+//! Possible contents of each sector of an array: an independent account of acknowledged writes and
+//! of those under way. (A write that a power cut interrupts is torn by sectors, like the disks' own
+//! writes.)
 
 use longhaul_array::BLOCK;
 use longhaul_block::{BlockIo, IoResult, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut};
 use std::cell::{Cell, RefCell};
 
-/// Bytes that are written as a whole or not at all.
+/// Bytes that are written atomically.
 const SECTOR: u64 = 512;
 const PER_BLOCK: u64 = BLOCK / SECTOR;
 
@@ -15,8 +15,8 @@ const PER_BLOCK: u64 = BLOCK / SECTOR;
 const ZERO: u64 = 0;
 
 pub struct Model {
-    /// What each sector may hold: what was acknowledged last, then what was
-    /// begun since.
+    /// The stamps that each sector may hold: that of the last acknowledged write, then those begun
+    /// since.
     allowed: RefCell<Vec<Vec<u64>>>,
     busy: RefCell<Vec<bool>>,
     stamp: Cell<u64>,
@@ -50,7 +50,7 @@ impl Model {
         self.busy.borrow().len() as u64
     }
 
-    /// Claims blocks; none if some are in use by another operation.
+    /// Claims blocks; false if another operation uses some of them.
     fn claim(&self, first: u64, count: u64) -> bool {
         let mut busy = self.busy.borrow_mut();
         let range = &mut busy[first as usize..(first + count) as usize];
@@ -77,7 +77,7 @@ impl Model {
         }
     }
 
-    /// Writes a stamp of its own; false if the blocks are in use.
+    /// Writes a new stamp; false if the blocks are in use.
     pub async fn write(&self, io: &dyn BlockIo, first: u64, count: u64) -> IoResult<bool> {
         if !self.claim(first, count) {
             return Ok(false);
@@ -107,7 +107,7 @@ impl Model {
         Ok(true)
     }
 
-    /// Reads blocks that are not in use, and compares.
+    /// Reads blocks that are not in use, and compares them.
     pub async fn read(&self, io: &dyn BlockIo, first: u64, count: u64) -> IoResult<bool> {
         if !self.claim(first, count) {
             return Ok(false);
@@ -125,14 +125,14 @@ impl Model {
                 let held = self.known(number as u64, sector);
                 panic!("sector {i} of read at block {first}: none of {allowed:?} but {held}");
             };
-            // Once seen it stays.
+            // A stamp that was read once stays.
             self.allowed.borrow_mut()[number] = vec![found];
         }
         self.release(first, count);
         Ok(true)
     }
 
-    /// What a sector holds, for people.
+    /// Describes the content of a sector.
     fn known(&self, number: u64, sector: &[u8]) -> String {
         let mut expected = vec![0; SECTOR as usize];
         let found = (0..=self.stamp.get()).find(|stamp| {
@@ -142,7 +142,7 @@ impl Model {
         found.map_or_else(|| "garbage".into(), |stamp| format!("stamp {stamp}"))
     }
 
-    /// Reads all of it.
+    /// Reads and compares all blocks.
     pub async fn check(&self, io: &dyn BlockIo) -> IoResult<()> {
         let blocks = self.blocks();
         let mut at = 0;
@@ -154,7 +154,7 @@ impl Model {
         Ok(())
     }
 
-    /// Nothing runs any more.
+    /// Ends all operations, after a crash.
     pub fn crashed(&self) {
         self.busy.borrow_mut().fill(false);
     }

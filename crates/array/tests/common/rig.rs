@@ -1,4 +1,4 @@
-//! An array with its disks, and what it must hold.
+//! An array with its disks, and the model of its content.
 
 use super::{Dice, Disk, Model, Power, disks, make, start};
 use longhaul_array::{ArrayDevice, Condition, Layout, Options};

@@ -1,5 +1,5 @@
-//! Several members at a time, and what redundancy cannot give back: said
-//! exactly, and never made up.
+//! Several members under rebuild at a time, and data beyond redundancy: it is reported exactly, and
+//! never invented.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Where a member's journal begins (docs/array.md, "On a member").
+/// Offset of a member's journal (docs/array.md, "On a member").
 const JOURNAL_AT: u64 = 256 << 10;
 
 impl Rig {
@@ -20,7 +20,7 @@ impl Rig {
         self.array.status().await.expect("status").geometry
     }
 
-    /// Where stripe `row` begins on a member.
+    /// Offset of a row on a member.
     async fn row_at(&self, row: u64) -> u64 {
         let geometry = self.geometry().await;
         geometry.end() - (geometry.rows - row) * geometry.unit
@@ -48,10 +48,10 @@ impl Rig {
         Ok(block[0])
     }
 
-    /// Has members lose what is written to them meanwhile, with its checksums.
+    /// Lets members lose the writes of `write`, together with their checksums.
     async fn lose_writes(&self, members: &[usize], write: impl AsyncFnOnce()) {
         let sums_at = JOURNAL_AT + self.geometry().await.journal;
-        // What is acknowledged may be in the journal alone for a while.
+        // Acknowledged data may be in the journal only for a while.
         sleep(Duration::from_secs(20)).await;
         members.iter().for_each(|member| self.disks[*member].keep(sums_at, SIZE - sums_at));
         write().await;
@@ -60,7 +60,7 @@ impl Rig {
     }
 }
 
-/// An array of larger disks, so that a member takes about a minute and a half.
+/// An array of larger disks, so that the rebuild of a member takes about a minute and a half.
 async fn slow(layout: Layout, width: usize) -> Rig {
     const LARGE: u64 = 24 << 20;
     let (disks, power) = disks(width, LARGE);
@@ -79,7 +79,7 @@ fn is_rebuilding(condition: Condition) -> bool {
 }
 
 #[test]
-fn a_member_that_was_away_for_seconds_catches_up_while_another_is_filled() {
+fn a_member_is_resynced_while_another_is_rebuilt() {
     for (seed, layout, width) in
         [(1, Layout::DoubleParity, 4), (2, Layout::Mirror, 3), (3, Layout::StripeMirror, 4)]
     {
@@ -97,7 +97,7 @@ fn a_member_that_was_away_for_seconds_catches_up_while_another_is_filled() {
             rig.disks[2].unreachable.store(false, SeqCst);
             sleep(Duration::from_secs(15)).await;
             assert_eq!(rig.condition(2).await, Condition::Active, "{layout}");
-            // The other was overtaken, and keeps what it had.
+            // The other rebuild was overtaken, and keeps its progress.
             let (Condition::Rebuilding { done: before, .. }, Condition::Rebuilding { done, .. }) =
                 (before, rig.condition(0).await)
             else {
@@ -113,7 +113,7 @@ fn a_member_that_was_away_for_seconds_catches_up_while_another_is_filled() {
 }
 
 #[test]
-fn a_spare_is_taken_while_another_member_is_filled_and_who_has_less_left_is_first() {
+fn a_spare_is_used_during_a_rebuild_and_the_shortest_rebuild_is_first() {
     simulate(4, async {
         let rig = slow(Layout::DoubleParity, 5).await;
         let disk = |name: &str| Arc::new(Disk::new(name, 24 << 20, &rig.power)) as Arc<dyn BlockDevice>;
@@ -127,7 +127,7 @@ fn a_spare_is_taken_while_another_member_is_filled_and_who_has_less_left_is_firs
         let status = rig.array.status().await.expect("status");
         assert!(is_rebuilding(status.members[3].condition), "{status:?}");
         assert_eq!(status.members[1].device.as_deref(), Some("spare"), "{status:?}");
-        // It is not begun before the other is done, though its place comes first.
+        // It is not begun before the other one is done, although its index is lower.
         let mut done = 0;
         loop {
             let members = rig.array.status().await.expect("status").members;
@@ -143,7 +143,7 @@ fn a_spare_is_taken_while_another_member_is_filled_and_who_has_less_left_is_firs
 }
 
 #[test]
-fn who_waits_for_a_member_does_not_wait_for_others() {
+fn waiting_for_a_member_does_not_wait_for_others() {
     simulate(5, async {
         let rig = slow(Layout::DoubleParity, 4).await;
         rig.disks[1].unreachable.store(true, SeqCst);
@@ -153,7 +153,7 @@ fn who_waits_for_a_member_does_not_wait_for_others() {
         rig.array.replace(0, new as Arc<dyn BlockDevice>, false).await.expect("replaced");
         rig.array.wait_filled(0).await.expect("filled");
         assert_eq!(rig.condition(1).await, Condition::Absent);
-        // One that stays away is not waited for without end.
+        // A member that stays offline is not waited for without end.
         let why = rig.array.wait_filled(1).await.expect_err("away").to_string();
         assert!(why.contains("member 1 (disk1) is Absent"), "{why}");
         assert!(rig.array.wait_filled(7).await.is_err());
@@ -161,7 +161,7 @@ fn who_waits_for_a_member_does_not_wait_for_others() {
 }
 
 #[test]
-fn a_member_with_one_unreadable_superblock_comes_back() {
+fn a_member_with_one_unreadable_superblock_returns() {
     for copy in [0, 64 << 10] {
         simulate(6, async {
             let rig = rig(Layout::Parity, 3, options()).await;
@@ -177,15 +177,15 @@ fn a_member_with_one_unreadable_superblock_comes_back() {
     }
 }
 
-/// The first stripes of three members have parity on the last, the second and the
-/// first (left-symmetric).
+/// The first stripes of three members have parity on the last, the second and the first
+/// (left-symmetric).
 #[test]
-fn what_is_lost_is_said_exactly_and_not_any_more_when_it_is_written() {
+fn losses_are_reported_exactly_until_they_are_written() {
     simulate(7, async {
         let rig = rig(Layout::Parity, 3, options()).await;
         rig.fill().await;
         let stripe = 2 * UNIT;
-        // Of stripe 6 the filled member has data, of stripe 7 parity.
+        // The rebuilt member has data of stripe 6, and parity of stripe 7.
         for (row, block) in [(6, 2), (7, 1)] {
             let at = rig.row_at(row).await + block * BLOCK;
             rig.disks[0].bad.lock().unwrap().insert(at / 512);
@@ -197,7 +197,7 @@ fn what_is_lost_is_said_exactly_and_not_any_more_when_it_is_written() {
             [6 * stripe + 2 * BLOCK, 6 * stripe + UNIT + 2 * BLOCK, 7 * stripe + UNIT + BLOCK];
         let lost = (vec![(both, BLOCK), (other, BLOCK), (one, BLOCK)], 3 * BLOCK);
         assert_eq!(rig.lost().await, lost);
-        // All else is there, and a scrub finds the same again, and nothing twice.
+        // All other blocks are readable, and a scrub finds the same losses again, none twice.
         for block in 0..rig.model.blocks() {
             let is_lost = lost.0.iter().any(|(at, _)| *at == block * BLOCK);
             if is_lost {
@@ -224,17 +224,17 @@ fn what_is_lost_is_said_exactly_and_not_any_more_when_it_is_written() {
     });
 }
 
-/// What is written beside a block that nobody has, or in its place, is there, and
-/// what was lost stays lost: nothing gives other content for it.
+/// Writes beside or onto a lost block are readable, and lost blocks stay lost: no reconstruction
+/// yields other content for them.
 #[test]
-fn writes_beside_what_is_lost_go_on_and_make_nothing_up() {
+fn writes_beside_lost_blocks_succeed_and_invent_nothing() {
     for (layout, width) in [(Layout::Parity, 3), (Layout::Parity, 5), (Layout::DoubleParity, 5)] {
         simulate(12, async {
             let rig = rig(layout, width, options()).await;
             rig.fill().await;
             let (row, units) = (2 * width as u64, rig.geometry().await.data_units() as u64);
             let stripe = units * UNIT;
-            // Of this stripe the last member has P, and the first data or Q.
+            // The last member has P of this stripe, and the first data or Q.
             let at = rig.row_at(row).await + 2 * BLOCK;
             let bad = if layout == Layout::Parity { vec![0] } else { vec![2, 3] };
             for member in bad {
@@ -245,7 +245,7 @@ fn writes_beside_what_is_lost_go_on_and_make_nothing_up() {
             rig.array.wait_filled(1).await.expect("filled");
             let (lost, _) = rig.lost().await;
             assert!(lost.len() > 1, "{layout} {lost:?}");
-            // One of those, and everything around them.
+            // One of the lost blocks, and everything around them.
             let (first, last) = (lost[0].0, lost[1].0);
             let is_lost = |at: u64| lost.iter().any(|(lost, _)| *lost == at);
             rig.write(first, BLOCK, 1).await;
@@ -264,14 +264,14 @@ fn writes_beside_what_is_lost_go_on_and_make_nothing_up() {
                 if round == 0 {
                     rig.scrub().await;
                 } else if round == 1 {
-                    // Who has parity of it is filled from what there is.
+                    // The member with parity is rebuilt from the readable blocks.
                     let new = Arc::new(Disk::new("p", SIZE, &rig.power));
                     let place = rig.array.replace(width - 1, new as Arc<dyn BlockDevice>, false);
                     place.await.expect("replaced");
                     rig.array.wait_filled(width - 1).await.expect("filled");
                 }
             }
-            // The rest of it is written: all is as new, and redundant.
+            // The remaining lost blocks are written: everything is readable and redundant again.
             for (block, _) in &lost[1..] {
                 rig.write(*block, BLOCK, 3).await;
             }
@@ -287,13 +287,13 @@ fn writes_beside_what_is_lost_go_on_and_make_nothing_up() {
 }
 
 #[test]
-fn what_an_absent_member_has_is_not_lost() {
+fn content_of_an_offline_member_is_not_lost() {
     simulate(8, async {
         let idle = Options { intent_idle: Duration::from_millis(100), ..options() };
         let rig = rig(Layout::DoubleParity, 4, idle).await;
         rig.fill().await;
         sleep(Duration::from_secs(5)).await;
-        // Of the first stripe the members have data, data, Q... and parity last.
+        // In the first stripe, the members have data, data, Q... and parity last.
         let at = rig.row_at(4).await;
         rig.disks[0].bad.lock().unwrap().insert(at / 512);
         rig.disks[2].unreachable.store(true, SeqCst);
@@ -314,12 +314,12 @@ fn what_an_absent_member_has_is_not_lost() {
     });
 }
 
-/// A member has lost writes, with their checksums: all of its blocks match, and
-/// not those of others. Two parities and three copies know who it was.
+/// A member has lost writes, with their checksums: all of its blocks match, and contradict the
+/// others. P and Q, or three copies, identify the member.
 #[test]
-fn who_has_lost_writes_is_named_where_redundancy_knows() {
+fn a_member_that_lost_writes_is_identified_by_redundancy() {
     for (layout, width, victim) in [
-        // Of the first stripe the members have Q, data, data and P.
+        // In the first stripe, the members have Q, data, data and P.
         (Layout::DoubleParity, 4, 0),
         (Layout::DoubleParity, 4, 1),
         (Layout::DoubleParity, 4, 2),
@@ -339,7 +339,7 @@ fn who_has_lost_writes_is_named_where_redundancy_knows() {
                 }
             })
             .await;
-            // What it knows of the member is what it has read anew.
+            // Everything known about the member was read after the restart.
             let rig = restart(rig).await;
             let scrub = rig.scrub().await;
             let mut wrong = vec![0; width];
@@ -367,9 +367,9 @@ async fn restart(rig: Rig) -> Rig {
     Rig { disks, power, array, io, model }
 }
 
-/// Where nobody knows nothing is changed, and it is said where.
+/// If the wrong block cannot be identified nothing is changed, and the range is reported.
 #[test]
-fn what_nobody_can_tell_is_told_and_left_alone() {
+fn ambiguous_blocks_are_reported_and_left_alone() {
     for (layout, width, victims, range) in [
         (Layout::Mirror, 2, &[0][..], (BLOCK, BLOCK)),
         (Layout::Mirror, 2, &[1], (BLOCK, BLOCK)),
@@ -404,7 +404,7 @@ fn what_nobody_can_tell_is_told_and_left_alone() {
                 assert_eq!(told, [range], "{layout}");
                 assert!(before == content(), "{layout}: something was written");
             }
-            // What a person can do: write it as a whole, or replace who is to blame.
+            // What an operator can do: write the range as a whole, or replace the member at fault.
             if victims.len() > 1 || layout == Layout::StripeMirror {
                 rig.write(0, units * UNIT, 9).await;
             } else {
@@ -423,9 +423,9 @@ fn what_nobody_can_tell_is_told_and_left_alone() {
     }
 }
 
-/// What is in use at the moment is not judged.
+/// Regions with writes under way are not arbitrated.
 #[test]
-fn a_region_that_is_being_written_is_not_judged() {
+fn a_region_with_writes_under_way_is_not_arbitrated() {
     simulate(11, async {
         let idle = Options { intent_idle: Duration::from_secs(2), ..options() };
         let rig = rig(Layout::Mirror, 2, idle).await;

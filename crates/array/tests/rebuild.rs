@@ -1,4 +1,4 @@
-//! Filling a member while others write, and while it still owes answers.
+//! Rebuild of a member while users write, and while operations on it are still under way.
 
 mod common;
 
@@ -11,24 +11,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Blocks of a whole stripe of three members with parity.
+/// Blocks of a full stripe of three members with parity.
 const STRIPE: u64 = 2 * UNIT / 4096;
-/// How long an operation takes that is slow, and what a member may take for one.
+/// Duration of a slow operation, and a member's timeout.
 const SLOW: Duration = Duration::from_secs(60);
-/// How often it is looked whether something has begun.
+/// Interval at which the test looks whether something has begun.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// The stripe is read for the new member, and written to it slowly. A write to the same stripe
-/// comes in between: it waits, and then goes to the new member as well.
+/// A stripe is read for the new member, and written to it slowly. A write to the same stripe in
+/// between waits, and then goes to the new member as well.
 #[test]
-fn a_write_does_not_come_between_what_is_read_for_a_member_and_its_filling() {
+fn a_write_does_not_come_between_the_read_and_the_write_of_a_rebuild() {
     for (layout, width) in [(Layout::Mirror, 2), (Layout::StripeMirror, 4), (Layout::Parity, 3)] {
         common::simulate(21, async {
             let rig = rig(layout, width, options()).await;
             rig.fill().await;
             let new = Arc::new(Disk::new("new", SIZE, &rig.power));
             rig.array.replace(1, Arc::clone(&new) as _, false).await.expect("replaced");
-            // From now on it takes a second for each operation.
+            // Each operation takes a second from here on.
             new.slow.store(1_000_000, SeqCst);
             let (before, reads) = (new.writes.load(SeqCst), rig.disks[0].reads.load(SeqCst));
             while new.writes.load(SeqCst) == before || rig.disks[0].reads.load(SeqCst) == reads {
@@ -45,14 +45,14 @@ fn a_write_does_not_come_between_what_is_read_for_a_member_and_its_filling() {
     }
 }
 
-/// A member takes a minute for one write, and a moment for all else: it is given up, and would
-/// answer at once, but what it owes would land on what it is given when it is back.
+/// A member takes a minute for one write and answers others at once: it is marked offline, and must
+/// not return before that write has ended, which would overwrite its resync.
 #[test]
-fn a_member_is_not_let_in_while_it_owes_an_answer() {
+fn a_member_does_not_return_while_an_old_operation_is_under_way() {
     common::simulate(22, async {
         let rig = rig(Layout::Parity, 3, options()).await;
         rig.fill().await;
-        // The region is marked already: the next write begins with the data.
+        // The region is marked already, so that the next write begins with the data.
         rig.model.write(&*rig.io, 0, STRIPE).await.expect("written");
         let (disk, before) = (Arc::clone(&rig.disks[1]), rig.disks[1].writes.load(SeqCst));
         disk.slow.store(SLOW.as_micros() as u64, SeqCst);
