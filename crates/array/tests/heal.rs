@@ -295,7 +295,7 @@ fn names_and_shapes_are_checked_before_anything_is_written() {
         let mut dice = Dice(1);
         let refused =
             create_as(&devices(&disks), &[], &shape("", UNIT), || dice.uuid()).await.expect_err("refused");
-        assert!(refused.to_string().contains("is no name"), "{refused}");
+        assert!(refused.to_string().contains("is not a valid array name"), "{refused}");
         let refused =
             create_as(&devices(&disks), &[], &shape("a", 5000), || dice.uuid()).await.expect_err("refused");
         assert!(refused.to_string().contains("not a power of two"), "{refused}");
