@@ -74,6 +74,13 @@ fn what_ssh_says_is_the_error() {
             6,
             "ssh cannot trust far: Host key verification failed.; log in",
         ),
+        // A ProxyCommand has the last word.
+        (
+            "Host key verification failed.\nmm_log_handler: write: Broken pipe",
+            255,
+            6,
+            "ssh cannot trust far: Host key verification failed.; log in",
+        ),
         ("kex_exchange: lost\u{1b}[2J", 255, 5, "ssh cannot reach far: kex_exchange: lost\\x1b[2J; '"),
         ("", 255, 5, "ssh cannot reach far: it ended with exit status 255; '"),
         (

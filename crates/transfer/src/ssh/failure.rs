@@ -129,23 +129,32 @@ impl SshExit<'_> {
     /// An error of ssh itself.
     fn own(&self, said: &str, last: &str) -> CopyError {
         let (host, ssh) = (self.host, self.ssh.program.join(" "));
-        let reason = printable(last.strip_prefix("ssh: ").unwrap_or(last).as_bytes()).into_owned();
-        let has = |words: &str| said.contains(words);
-        let (kind, what, hint) = if has("Permission denied") || has("Too many authentication failures") {
-            (RefusalKind::NotAllowed, "log in at", format!("; '{ssh} {host}' has to let you in first"))
-        } else if has("Host key verification failed") {
-            let hint = format!("; log in once with '{ssh} {host}', and compare the key of the host");
-            (RefusalKind::NotAllowed, "trust", hint)
-        } else if has("Could not resolve hostname") {
-            (RefusalKind::Unreachable, "reach", "; check the name".into())
-        } else if has("Connection refused") {
-            let hint = "; does sshd run there, on that port? (another port: --ssh 'ssh -p PORT')";
-            (RefusalKind::Unreachable, "reach", hint.into())
-        } else if has("timed out") {
-            (RefusalKind::TimedOut, "reach", "; does a firewall drop what goes to that port?".into())
-        } else {
-            (RefusalKind::Unreachable, "reach", format!("; '{ssh} {host} true' has to work first"))
-        };
+        // Other lines may follow: those of a ProxyCommand, say.
+        let line = |words: &str| said.lines().map(str::trim).rfind(|line| line.contains(words));
+        let found = |words: &[&str]| words.iter().find_map(|words| line(words));
+        let (kind, what, reason, hint) =
+            if let Some(reason) = found(&["Permission denied", "Too many authentication failures"]) {
+                (
+                    RefusalKind::NotAllowed,
+                    "log in at",
+                    reason,
+                    format!("; '{ssh} {host}' has to let you in first"),
+                )
+            } else if let Some(reason) = found(&["Host key verification failed"]) {
+                let hint = format!("; log in once with '{ssh} {host}', and compare the key of the host");
+                (RefusalKind::NotAllowed, "trust", reason, hint)
+            } else if let Some(reason) = found(&["Could not resolve hostname"]) {
+                (RefusalKind::Unreachable, "reach", reason, "; check the name".into())
+            } else if let Some(reason) = found(&["Connection refused"]) {
+                let hint = "; does sshd run there, on that port? (another port: --ssh 'ssh -p PORT')";
+                (RefusalKind::Unreachable, "reach", reason, hint.into())
+            } else if let Some(reason) = found(&["timed out"]) {
+                let hint = "; does a firewall drop what goes to that port?";
+                (RefusalKind::TimedOut, "reach", reason, hint.into())
+            } else {
+                (RefusalKind::Unreachable, "reach", last, format!("; '{ssh} {host} true' has to work first"))
+            };
+        let reason = printable(reason.strip_prefix("ssh: ").unwrap_or(reason).as_bytes()).into_owned();
         let reason = if reason.is_empty() { format!("it ended with exit status {OWN}") } else { reason };
         CopyError::Refused(Refusal::new(kind, format!("ssh cannot {what} {host}: {reason}{hint}")))
     }
