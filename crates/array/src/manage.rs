@@ -251,7 +251,7 @@ impl ArrayDevice {
     ///
     /// # Errors
     /// The array's thread has ended.
-    pub async fn forsaken(&self) -> IoResult<Vec<Uuid>> {
+    pub async fn unattached_members(&self) -> IoResult<Vec<Uuid>> {
         on_its_thread(self, |core| async move { core.members_without_device().await }).await
     }
 

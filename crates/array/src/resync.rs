@@ -221,12 +221,14 @@ impl Core {
             Role::P => Some(p.clone()),
             Role::Q => q.clone(),
         };
-        let asked = |raw: &RawUnit, bytes: &Buf| {
+        let matches_stored = |raw: &RawUnit, bytes: &Buf| {
             self.sums.wrong(raw.member, row, block as u64 * BLOCK, bytes).is_empty()
         };
         let found: Vec<Option<Buf>> = wrong.iter().map(|i| right(&raws[*i])).collect();
-        let all =
-            wrong.iter().zip(&found).all(|(i, bytes)| bytes.as_ref().is_some_and(|b| asked(&raws[*i], b)));
+        let all = wrong
+            .iter()
+            .zip(&found)
+            .all(|(i, bytes)| bytes.as_ref().is_some_and(|b| matches_stored(&raws[*i], b)));
         if all {
             for (i, bytes) in wrong.iter().zip(found.into_iter().flatten()) {
                 raws[*i].bytes[range.clone()].copy_from_slice(&bytes);

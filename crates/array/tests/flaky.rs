@@ -53,7 +53,7 @@ async fn load(io: &Rc<dyn BlockIo>, model: &Model, seed: u64, ops: u64) {
 }
 
 /// Takes members offline in all possible ways, and brings most of them back.
-async fn weather(disks: &[Arc<Disk>], dice: &mut Dice, away: usize) {
+async fn fail_members(disks: &[Arc<Disk>], dice: &mut Dice, away: usize) {
     for _ in 0..3 {
         sleep(Duration::from_millis(dice.below(800))).await;
         let victims: Vec<usize> = (0..away).map(|_| dice.below(disks.len() as u64) as usize).collect();
@@ -84,7 +84,7 @@ fn round(dice: &mut Dice, disks: &[Arc<Disk>], power: &Arc<Power>, model: &Model
             power.light(fuse, seed);
         }
         let work = pin!(async {
-            join(load(&io, model, load_seed, 50), weather(disks, dice, plan.away)).await;
+            join(load(&io, model, load_seed, 50), fail_members(disks, dice, plan.away)).await;
         });
         select(work, pin!(power.gone())).await;
         if !cut {

@@ -59,12 +59,12 @@ fn a_member_that_is_needed_is_not_replaced() {
 }
 
 /// A device that reports other properties.
-struct Told {
+struct OverriddenInfo {
     disk: Arc<Disk>,
     info: DeviceInfo,
 }
 
-impl BlockDevice for Told {
+impl BlockDevice for OverriddenInfo {
     fn info(&self) -> DeviceInfo {
         self.info.clone()
     }
@@ -125,7 +125,7 @@ fn a_member_stays_if_its_replacement_is_unusable() {
             let disk = rig.blank(name);
             let mut info = disk.info();
             change(&mut info);
-            Arc::new(Told { disk, info }) as Arc<dyn BlockDevice>
+            Arc::new(OverriddenInfo { disk, info }) as Arc<dyn BlockDevice>
         };
         let useless: [(Arc<dyn BlockDevice>, &str); 4] = [
             (worn, "worn out"),

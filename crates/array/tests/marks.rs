@@ -30,7 +30,7 @@ struct Watch {
 
 impl Watch {
     /// Checks an operation that is about to change a member.
-    fn judge(&self, what: &str, member: usize, offset: u64) {
+    fn check_marked(&self, what: &str, member: usize, offset: u64) {
         let Some(geometry) = self.geometry.get() else { return };
         let data_at = geometry.end() - geometry.rows * geometry.unit;
         let Some(within) = offset.checked_sub(data_at) else { return };
@@ -87,7 +87,7 @@ impl BlockIo for WatchedIo {
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
-        self.watch.judge("a write", self.member, offset);
+        self.watch.check_marked("a write", self.member, offset);
         self.io.write(offset, src, flags)
     }
 
@@ -96,12 +96,12 @@ impl BlockIo for WatchedIo {
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        self.watch.judge("a discard", self.member, offset);
+        self.watch.check_marked("a discard", self.member, offset);
         self.io.discard(offset, len)
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        self.watch.judge("zeroes", self.member, offset);
+        self.watch.check_marked("zeroes", self.member, offset);
         self.io.write_zeroes(offset, len, flags)
     }
 }

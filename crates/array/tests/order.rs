@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::log::{Act, INTENT_AT, Kind, Log, LoggedDisk, Op, Record, Said, is_flushed, logged};
+use common::log::{
+    Action, INTENT_AT, Log, LoggedDisk, Op, Record, RecordKind, RecordedCondition, is_flushed, logged,
+};
 use common::rig::UNIT;
 use common::{Disk, Model, cached, make, options, simulate, start};
 use futures_util::future::join;
@@ -90,7 +92,8 @@ fn a_record_is_on_one_member_more_than_can_be_lost_before_its_write_ends() {
                 let from = rig.log.now();
                 rig.write_parts(row..row + 1).await;
                 let records = durable_copies(&rig.log.since(from), rig.log.now());
-                let mut data = records.values().filter(|(record, _)| record.kind == Kind::Data).peekable();
+                let mut data =
+                    records.values().filter(|(record, _)| record.kind == RecordKind::Data).peekable();
                 assert!(data.peek().is_some(), "{layout}: a part of a stripe goes to the journal first");
                 for (record, copies) in data {
                     assert_eq!(copies.len(), rig.geometry.redundancy() + 1, "{layout}: {record:?}");
@@ -114,7 +117,7 @@ fn leaves_too_early(rig: &Rig, ops: &[Op]) -> Option<String> {
     };
     for (op, record) in &records {
         let left = records.iter().map(|(_, left)| left);
-        for left in left.filter(|left| left.kind != Kind::Mark && left.pos < record.tail) {
+        for left in left.filter(|left| left.kind != RecordKind::Mark && left.pos < record.tail) {
             let mut changes = changes(left.row).peekable();
             if changes.peek().is_none() {
                 return Some(format!("{record:?} leaves {left:?}, which is nowhere else"));
@@ -164,9 +167,10 @@ fn no_record_from_before_an_absence_can_be_replayed_once_the_member_is_back() {
             rig.disks[2].unreachable.store(false, SeqCst);
             rig.until(2, Condition::Active).await;
             let ops = rig.log.since(0);
-            let written = ops.iter().filter_map(Op::record).filter(|record| record.kind != Kind::Mark);
+            let written = ops.iter().filter_map(Op::record).filter(|record| record.kind != RecordKind::Mark);
             let end = written.map(|record| record.end).max().expect("records");
-            let is_active = |op: &&Op| op.begun > back && op.says_of(2) == Some(Said::Active);
+            let is_active =
+                |op: &&Op| op.begun > back && op.condition_of(2) == Some(RecordedCondition::Active);
             let active = ops.iter().find(is_active).expect("the superblock says so").begun;
             let records = durable_copies(&ops, active);
             let passed = records.values().filter(|(_, copies)| copies.len() > rig.geometry.redundancy());
@@ -193,7 +197,7 @@ fn a_loss_is_published_on_all_others_before_the_write_that_the_member_missed_end
             assert!(ops.iter().any(missed), "{layout}: the write concerns the member");
             for member in [0, 2, 3] {
                 let said = ops.iter().any(|op| {
-                    let gone = op.member == member && op.says_of(1) == Some(Said::Gone);
+                    let gone = op.member == member && op.condition_of(1) == Some(RecordedCondition::Gone);
                     gone && is_flushed(&ops, op, acknowledged)
                 });
                 assert!(said, "{layout}: member {member} does not say durably that member 1 is gone");
@@ -267,9 +271,11 @@ fn rebuild_progress_is_flushed_before_it_is_published() {
             let ops = rig.log.since(from);
             let (mut steps, mut given) = (BTreeSet::new(), 0);
             for said in &ops {
-                let done = match said.says_of(3) {
-                    Some(Said::Rebuilding(done)) => done,
-                    Some(Said::Active) if steps.iter().any(|done| *done > 0) => rig.geometry.rows,
+                let done = match said.condition_of(3) {
+                    Some(RecordedCondition::Rebuilding(done)) => done,
+                    Some(RecordedCondition::Active) if steps.iter().any(|done| *done > 0) => {
+                        rig.geometry.rows
+                    }
                     _ => continue,
                 };
                 steps.insert(done);
@@ -302,7 +308,7 @@ fn no_intent_bit_is_cleared_before_what_was_written_is_flushed() {
             let ops = rig.log.since(0);
             let (mut before, mut cleared) = ([0; 4], 0);
             for op in ops.iter().filter(|op| op.offset == INTENT_AT) {
-                let Act::Write { bytes, .. } = &op.act else { continue };
+                let Action::Write { bytes, .. } = &op.act else { continue };
                 let bits = u64::from_le_bytes(bytes[32..40].try_into().expect("eight bytes"));
                 let gone = before[op.member] & !bits;
                 before[op.member] = bits;
@@ -334,7 +340,7 @@ fn a_write_with_fua_is_durable_when_it_ends() {
                 let (ops, ended) = (rig.log.since(from), rig.log.now());
                 let changes = ops.iter().filter(|op| op.rows(rig.data_at(), UNIT).is_some()).count();
                 let lost =
-                    ops.iter().find(|op| !matches!(op.act, Act::Flush) && !is_flushed(&ops, op, ended));
+                    ops.iter().find(|op| !matches!(op.act, Action::Flush) && !is_flushed(&ops, op, ended));
                 assert!(changes >= 4 && lost.is_none(), "{layout}: {changes} changes, {lost:?} not flushed");
             };
             let from = rig.log.now();

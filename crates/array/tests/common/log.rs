@@ -21,7 +21,7 @@ const ENTRY: usize = 44;
 const RECORD_HEAD: u64 = 4096;
 
 #[derive(Clone, Debug)]
-pub enum Act {
+pub enum Action {
     Write { bytes: Buf, fua: bool },
     Zero { len: u64 },
     Flush,
@@ -32,7 +32,7 @@ pub enum Act {
 pub struct Op {
     pub member: usize,
     pub offset: u64,
-    pub act: Act,
+    pub act: Action,
     pub begun: u64,
     /// When it succeeded, if it has.
     pub ended: Option<u64>,
@@ -46,11 +46,11 @@ pub struct Record {
     pub end: u64,
     pub tail: u64,
     pub row: u64,
-    pub kind: Kind,
+    pub kind: RecordKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RecordKind {
     Data,
     Commit,
     Mark,
@@ -58,7 +58,7 @@ pub enum Kind {
 
 /// Condition of a member according to a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum RecordedCondition {
     Active,
     /// Absent or failed.
     Gone,
@@ -79,14 +79,14 @@ impl Op {
 
     /// The journal record that begins with this write, if any.
     pub fn record(&self) -> Option<Record> {
-        let Act::Write { bytes, .. } = &self.act else { return None };
+        let Action::Write { bytes, .. } = &self.act else { return None };
         if self.offset < JOURNAL_AT || bytes.len() < RECORD_HEAD as usize || &bytes[4..12] != b"LHJOURNL" {
             return None;
         }
         let kind = match number::<2>(bytes, 76) {
-            1 => Kind::Data,
-            2 => Kind::Commit,
-            3 => Kind::Mark,
+            1 => RecordKind::Data,
+            2 => RecordKind::Commit,
+            3 => RecordKind::Mark,
             other => panic!("a record of kind {other}"),
         };
         let (pos, tail, row) = (number::<8>(bytes, 44), number::<8>(bytes, 60), number::<8>(bytes, 68));
@@ -94,16 +94,16 @@ impl Op {
     }
 
     /// The condition of `member` in the superblock that this write contains, if any.
-    pub fn says_of(&self, member: usize) -> Option<Said> {
-        let Act::Write { bytes, .. } = &self.act else { return None };
+    pub fn condition_of(&self, member: usize) -> Option<RecordedCondition> {
+        let Action::Write { bytes, .. } = &self.act else { return None };
         if !SUPER_AT.contains(&self.offset) || &bytes[4..12] != b"LHARRAY\0" {
             return None;
         }
         let at = ENTRIES_AT + member * ENTRY + 16;
         Some(match number::<2>(bytes, at) {
-            1 => Said::Active,
-            2 | 3 => Said::Gone,
-            4 => Said::Rebuilding(number::<8>(bytes, at + 4)),
+            1 => RecordedCondition::Active,
+            2 | 3 => RecordedCondition::Gone,
+            4 => RecordedCondition::Rebuilding(number::<8>(bytes, at + 4)),
             other => panic!("condition {other}"),
         })
     }
@@ -111,9 +111,9 @@ impl Op {
     /// The rows that it changes, if data begins at `data_at` and units have `unit` bytes.
     pub fn rows(&self, data_at: u64, unit: u64) -> Option<Range<u64>> {
         let len = match &self.act {
-            Act::Write { bytes, .. } => bytes.len() as u64,
-            Act::Zero { len } => *len,
-            Act::Flush => return None,
+            Action::Write { bytes, .. } => bytes.len() as u64,
+            Action::Zero { len } => *len,
+            Action::Flush => return None,
         };
         let first = self.offset.checked_sub(data_at)?;
         Some(first / unit..(first + len).div_ceil(unit))
@@ -139,7 +139,7 @@ impl Log {
         self.ops.lock().unwrap().1.iter().filter(|op| op.begun >= from).cloned().collect()
     }
 
-    fn begin(&self, member: usize, offset: u64, act: Act) -> usize {
+    fn begin(&self, member: usize, offset: u64, act: Action) -> usize {
         let begun = self.now();
         let mut log = self.ops.lock().unwrap();
         log.1.push(Op { member, offset, act, begun, ended: None });
@@ -156,12 +156,12 @@ impl Log {
 
 /// Whether a flush of its member lies wholly between the end of `change` and `moment`.
 pub fn is_flushed(ops: &[Op], change: &Op, moment: u64) -> bool {
-    if let Act::Write { fua: true, .. } = change.act {
+    if let Action::Write { fua: true, .. } = change.act {
         return change.has_ended_before(moment);
     }
     let Some(ended) = change.ended else { return false };
     ops.iter().any(|op| {
-        let is_flush = op.member == change.member && matches!(op.act, Act::Flush);
+        let is_flush = op.member == change.member && matches!(op.act, Action::Flush);
         is_flush && op.begun > ended && op.has_ended_before(moment)
     })
 }
@@ -202,7 +202,7 @@ struct LoggedIo {
 
 impl LoggedIo {
     /// Logs an operation and its end, also if the caller drops the future.
-    fn note(&self, offset: u64, act: Act, operation: IoFuture<()>) -> IoFuture<()> {
+    fn note(&self, offset: u64, act: Action, operation: IoFuture<()>) -> IoFuture<()> {
         let (log, op) = (Arc::clone(&self.log), self.log.begin(self.member, offset, act));
         go(async move {
             let result = operation.await;
@@ -218,12 +218,12 @@ impl BlockIo for LoggedIo {
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
-        let act = Act::Write { bytes: src.clone(), fua: flags.fua };
+        let act = Action::Write { bytes: src.clone(), fua: flags.fua };
         self.note(offset, act, self.io.write(offset, src, flags))
     }
 
     fn flush(&self) -> IoFuture<()> {
-        self.note(0, Act::Flush, self.io.flush())
+        self.note(0, Action::Flush, self.io.flush())
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
@@ -231,7 +231,7 @@ impl BlockIo for LoggedIo {
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        self.note(offset, Act::Zero { len }, self.io.write_zeroes(offset, len, flags))
+        self.note(offset, Action::Zero { len }, self.io.write_zeroes(offset, len, flags))
     }
 
     fn advice(&self) -> Option<longhaul_block::Advice> {

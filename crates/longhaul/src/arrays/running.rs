@@ -72,7 +72,7 @@ fn seek(
     std::thread::spawn(move || {
         while ended.recv_timeout(SEEK) == Err(RecvTimeoutError::Timeout) {
             let Some(asked) = array.upgrade() else { return };
-            let forsaken = thread.spawn(move || async move { asked.forsaken().await }).wait();
+            let forsaken = thread.spawn(move || async move { asked.unattached_members().await }).wait();
             // The array has ended.
             let Ok(Ok(forsaken)) = forsaken else { return };
             for name in sought.names(&forsaken) {
