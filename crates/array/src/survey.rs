@@ -106,7 +106,7 @@ pub async fn look(
                 (Some(_), condition) => (condition, ""),
                 (None, Condition::Failed) => (Condition::Failed, "it has failed"),
                 (None, _) if stale.is_some() => {
-                    (Condition::Absent, why.unwrap_or("it lacks the writes since then"))
+                    (Condition::Absent, why.unwrap_or("it lacks writes that the others have"))
                 }
                 (None, _) => (Condition::Absent, "not given, or unreachable"),
             };
