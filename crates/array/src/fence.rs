@@ -353,6 +353,7 @@ mod tests {
         assert_eq!(Heartbeat::decode(&first.encode()), Some(first));
         let mut block = beat.encode().to_vec();
         assert_eq!(Heartbeat::decode(&block), Some(beat));
+        assert_eq!(crc_fast::crc32_iscsi(&block), 1_261_397_784, "the bytes that other hosts know");
         block[20] ^= 1;
         assert_eq!(Heartbeat::decode(&block), None);
     }

@@ -16,25 +16,37 @@ pub const MAX_UNIT: u64 = 4 << 20;
 /// distance, small enough that a common large I/O (1 MiB) uses several members.
 pub const DEFAULT_UNIT: u64 = 256 << 10;
 
-/// Distribution of data and redundancy over the members.
+/// Distribution of data and redundancy over the members. The numbers are those of the
+/// superblock: they never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
 pub enum Layout {
     /// Striped, without redundancy (RAID0).
-    Stripe,
+    Stripe = 0,
     /// The same data on all members (RAID1).
-    Mirror,
+    Mirror = 1,
     /// Striped over mirrored pairs of members (RAID10).
-    StripeMirror,
+    StripeMirror = 2,
     /// Striped, with one rotating parity unit (RAID5).
-    Parity,
+    Parity = 3,
     /// Striped, with two rotating parity units (RAID6).
-    DoubleParity,
+    DoubleParity = 4,
 }
 
 impl Layout {
     /// All layouts.
     pub const ALL: [Layout; 5] =
         [Layout::Stripe, Layout::Mirror, Layout::StripeMirror, Layout::Parity, Layout::DoubleParity];
+
+    /// Number in the superblock.
+    pub(crate) fn code(self) -> u16 {
+        self as u16
+    }
+
+    /// The layout of that number; `None` for one of a later version.
+    pub(crate) fn of_code(code: u16) -> Option<Layout> {
+        Layout::ALL.into_iter().find(|layout| layout.code() == code)
+    }
 
     /// Name on the command line.
     pub fn name(self) -> &'static str {

@@ -136,13 +136,12 @@ impl Superblock {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut block = vec![0; BLOCK as usize];
         let geometry = &self.geometry;
-        let layout = Layout::ALL.iter().position(|l| *l == geometry.layout).unwrap_or(0);
         let mut name = [0; MAX_NAME];
         name[..self.name.len()].copy_from_slice(self.name.as_bytes());
         let index = self.index().map_or(SPARE, |index| index as u16);
         let mut out = Writer::new(&mut block[4..]);
         out.bytes(MAGIC).u32(VERSION).uuid(self.array).uuid(self.member).bytes(&name);
-        out.u16(layout as u16).u16(geometry.width as u16).u16(index).u16(self.spares.len() as u16);
+        out.u16(geometry.layout.code()).u16(geometry.width as u16).u16(index).u16(self.spares.len() as u16);
         out.u64(geometry.unit).u64(geometry.rows).u64(geometry.journal).u64(geometry.region);
         out.u64(geometry.data_at()).u64(self.generation).u64(self.epoch).u16(u16::from(self.clean));
         for entry in &self.entries {
@@ -179,7 +178,7 @@ impl Superblock {
         let name = from.bytes(MAX_NAME)?;
         let end = name.iter().position(|b| *b == 0).unwrap_or(MAX_NAME);
         let name = String::from_utf8(name[..end].to_vec()).ok()?;
-        let layout = *Layout::ALL.get(usize::from(from.u16()?))?;
+        let layout = Layout::of_code(from.u16()?)?;
         let (width, index, spares) = (usize::from(from.u16()?), from.u16()?, usize::from(from.u16()?));
         let (unit, rows, journal, region) = (from.u64()?, from.u64()?, from.u64()?, from.u64()?);
         let geometry = Geometry { layout, width, unit, rows, journal, region };
@@ -456,6 +455,18 @@ pub(crate) mod tests {
         assert!(read.entries.iter().all(|entry| entry.known == 0) && read.history.last().is_none());
         assert_eq!((read.generation, &read.spares, &read.witness), (old.generation, &old.spares, &None));
         assert_eq!(read.encode()[12], 3);
+    }
+
+    /// Arrays that exist have these bytes: they change with the version alone.
+    #[test]
+    fn version_3_is_as_it_was() {
+        let block = example(4, 1).encode();
+        assert_eq!(block[4..16], *b"LHARRAY\0\x03\0\0\0");
+        assert_eq!(crc_fast::crc32_iscsi(&block), 2_115_050_757, "of all bytes");
+        for (layout, code) in Layout::ALL.into_iter().zip(0..) {
+            assert_eq!((layout.code(), Layout::of_code(code)), (code, Some(layout)));
+        }
+        assert_eq!(Layout::of_code(5), None);
     }
 
     #[test]

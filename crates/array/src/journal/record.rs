@@ -210,6 +210,11 @@ mod tests {
         let array = Uuid::from_u128(1);
         let bytes = record.encode(array);
         assert_eq!(bytes.len() as u64, record.len());
+        assert_eq!(
+            crc_fast::crc32_iscsi(&bytes),
+            147_864_438,
+            "the bytes that a crash before an update left"
+        );
         let mut ring = vec![0; 64 << 10];
         let start = 56 << 10;
         ring[start..].copy_from_slice(&bytes[..8 << 10]);
