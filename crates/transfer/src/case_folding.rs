@@ -1,8 +1,8 @@
-//! Destinations that do not tell upper from lower case: two names of the source
-//! may be one there, and the second must not take the place of the first unseen.
+//! Destinations that fold case: two names of the source may be the same file there, and
+//! the second must not silently overwrite the first.
 //!
-//! Invariant: of the names that are one to the file system, the first that came
-//! is known, so far as folding by Unicode's lower case finds them out.
+//! Invariant: of the names that the file system folds to one, only the first is accepted,
+//! as far as folding to Unicode lower case detects them.
 
 use crate::tree::Tree;
 use crate::wire::RelPath;
@@ -14,16 +14,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, PoisonError};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The names that came, 32 bytes each: checksums of what they are folded to, and
-/// of what they are.
+/// Names received so far, 32 bytes each: checksum of the exact name by that of the folded
+/// name.
 #[derive(Debug, Default)]
 pub(crate) struct FoldedNames(Mutex<HashMap<u128, u128>>);
 
 impl FoldedNames {
-    /// Takes a name.
+    /// Accepts a name.
     ///
     /// # Errors
-    /// It is another one of those that are the same to the file system.
+    /// Another name that folds to the same one was accepted before.
     pub(crate) fn take(&self, path: &RelPath) -> io::Result<()> {
         let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let exact = xxh3_128(path.as_bytes());
@@ -36,7 +36,7 @@ impl FoldedNames {
     }
 }
 
-/// What names that are one have in common.
+/// A name in folded form.
 pub(crate) fn fold(name: &[u8]) -> Vec<u8> {
     match std::str::from_utf8(name) {
         Ok(text) => text.to_lowercase().into_bytes(),
@@ -44,8 +44,8 @@ pub(crate) fn fold(name: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Whether a tree's file system finds a file that is there, and has lower-case
-/// letters in its name, under another.
+/// Whether a tree's file system folds case: the existing file `name`, which has lower-case
+/// letters, is also found in upper case.
 pub(crate) fn folds(tree: &Tree, name: &[u8]) -> bool {
     let look =
         |name: &[u8]| rustix::fs::statat(tree.fd(), OsStr::from_bytes(name), AtFlags::SYMLINK_NOFOLLOW);
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_of_two_names_that_are_one_is_found() {
+    fn the_second_of_two_names_that_fold_to_one_is_refused() {
         let folded = FoldedNames::default();
         let take = |name: &[u8]| folded.take(&RelPath::new(name).expect("a good name"));
         for good in ["a/File", "a/file2", "b/File", "\u{c4}rger", "a/File"] {
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_two_files_stays_and_the_second_is_told() {
+    fn the_first_of_two_files_is_kept_and_the_second_is_reported() {
         use crate::session::{JobResult, WriteJob};
         use crate::wire::{Batch, Content, Entry, EntryKind, Hash, Options};
         let dir = tempfile::tempdir().expect("a directory");
@@ -91,14 +91,14 @@ mod tests {
         else {
             panic!("a batch is done as one");
         };
-        let told: Vec<_> = troubles.iter().map(|trouble| trouble.path.to_string()).collect();
-        assert_eq!((counts.files, told), (2, vec!["file".to_owned()]));
+        let failed: Vec<_> = troubles.iter().map(|trouble| trouble.path.to_string()).collect();
+        assert_eq!((counts.files, failed), (2, vec!["file".to_owned()]));
         assert_eq!(std::fs::read(dir.path().join("File")).expect("there"), b"1");
         assert!(!dir.path().join("file").exists());
     }
 
     #[test]
-    fn a_file_system_that_tells_them_apart_does_not_fold() {
+    fn a_case_sensitive_file_system_does_not_fold() {
         let dir = tempfile::tempdir().expect("a directory");
         let tree = Tree::open(dir.path()).expect("open");
         std::fs::write(dir.path().join("name"), "1").expect("written");

@@ -1,9 +1,9 @@
-//! The data sets of the published experiments, made from a seed.
+//! The data sets of the published experiments, generated from a seed.
 //!
-//! A [`DatasetSpec`] is a name, a scale and a seed; [`DatasetSpec::plan`]
-//! makes the list of files from them, and [`Plan::fill`] any range of any
-//! file, so that content can be written, streamed or checked without a copy
-//! on a disk. The same specification gives the same bytes on every machine.
+//! A [`DatasetSpec`] is a name, a scale and a seed; [`DatasetSpec::plan`] generates the
+//! list of files from them, and [`Plan::fill`] any range of any file, so that content can
+//! be written, streamed or verified without a copy on disk. The same specification gives
+//! the same bytes on every machine.
 //!
 //! Where the numbers come from (`docs/published.md` has the documents):
 //! - `real`: 59,589 files, 1 TB (Transfer study, Bottleneck analysis, Dataset),
@@ -43,7 +43,7 @@ const L380_DIRS: u64 = 211;
 const L380_SIZES: LogNormal = LogNormal { median: 34.5e6, sigma: 2.0, cap: 11_000_000_000 };
 const SMALL_FILES: u64 = 10_000;
 const SMALL_SIZE: u64 = 4096;
-/// `equal` unless told otherwise: the study's 5 GB, in as many files as the
+/// `equal` by default: the study's 5 GB, in as many files as the
 /// middle of its range.
 const EQUAL_BYTES: u64 = 5_000_000_000;
 const EQUAL_FILES: u64 = 1_000;
@@ -56,7 +56,7 @@ const REAL_PER_DIR: u64 = 48;
 /// Files in one directory of `small`: large enough to hurt slow directories.
 const SMALL_PER_DIR: u64 = 1_000;
 
-/// Which data set.
+/// The data sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatasetKind {
     /// A production mix: many small files, few very large ones, nested.
@@ -76,7 +76,7 @@ impl DatasetKind {
     pub const ALL: [DatasetKind; 5] =
         [DatasetKind::Real, DatasetKind::Big, DatasetKind::L380, DatasetKind::Small, DatasetKind::Equal];
 
-    /// Its name on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             DatasetKind::Real => "real",
@@ -88,7 +88,7 @@ impl DatasetKind {
     }
 }
 
-/// How much of it. With neither, all of it.
+/// Scale of a data set; with neither field, full scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scale {
     /// This many files.
@@ -98,7 +98,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// All of it.
+    /// Full scale.
     pub const FULL: Scale = Scale { files: None, bytes: None };
 
     /// `files` files.
@@ -115,13 +115,13 @@ impl Scale {
 /// Why a specification was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// Nobody knows the name.
+    /// There is no data set of this name.
     #[error("'{0}' is not a data set: use real, big, l380, small or equal")]
     Name(String),
-    /// Files and bytes follow from each other.
+    /// Both files and bytes were given, and each follows from the other.
     #[error("{0}: give a number of files or of bytes, not both (only equal takes both)")]
     Both(&'static str),
-    /// No file fits.
+    /// The scale leaves no file.
     #[error("{0}: the scale leaves no file")]
     Empty(&'static str),
     /// More than [`MAX_FILES`].
@@ -132,11 +132,11 @@ pub enum SpecError {
 /// A data set, its scale and its seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatasetSpec {
-    /// Which one.
+    /// The data set.
     pub kind: DatasetKind,
-    /// How much of it.
+    /// Its scale.
     pub scale: Scale,
-    /// Decides order and content.
+    /// Seed of the order of files and of their content.
     pub seed: u64,
 }
 
@@ -161,7 +161,7 @@ impl DatasetSpec {
     /// The data set called `name` at `scale`, with seed 1.
     ///
     /// # Errors
-    /// No such data set, or a scale that makes no sense for it.
+    /// There is no such data set, or the scale is invalid for it.
     pub fn parse(name: &str, scale: Scale) -> Result<DatasetSpec, SpecError> {
         let kind = DatasetKind::ALL.into_iter().find(|kind| kind.name() == name);
         let kind = kind.ok_or_else(|| SpecError::Name(name.into()))?;
@@ -177,7 +177,7 @@ impl DatasetSpec {
         }
     }
 
-    /// How many files it has.
+    /// Number of files.
     pub fn count(&self) -> u64 {
         let Scale { files, bytes } = self.scale;
         let sampled = |sizes: &LogNormal, full| match (files, bytes) {
@@ -196,11 +196,11 @@ impl DatasetSpec {
 
     /// The size of file `index` of `count`, before they are shuffled.
     fn size(&self, index: u64, count: u64) -> u64 {
-        // A remainder goes to the first files, a byte each.
+        // The first files get one byte each of the remainder.
         let share = |bytes: u64, of: u64| bytes / of + u64::from(index < bytes % of);
         match self.kind {
             DatasetKind::Real => REAL_SIZES.quantile(index, count),
-            // The set is known to begin at 0 B.
+            // The published set has a file of 0 B.
             DatasetKind::L380 if index == 0 && count > 1 => 0,
             DatasetKind::L380 => L380_SIZES.quantile(index, count),
             DatasetKind::Big => share(self.scale.bytes.unwrap_or(BIG_BYTES), BIG_FILES),
@@ -221,7 +221,7 @@ impl DatasetSpec {
         Plan { files: files.collect(), seed: self.seed }
     }
 
-    /// Where file `index` lies. Indices count through directories, so that
+    /// The path of file `index`. Indices count through directories, so that
     /// the files of one directory are neighbours in the list.
     fn path(&self, index: u64, count: u64) -> String {
         match self.kind {
@@ -258,13 +258,13 @@ fn shuffle(items: &mut [u64], seed: u64) {
 }
 
 impl Plan {
-    /// Bytes in all.
+    /// Total size in bytes.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.size).sum()
     }
 
     /// Fills `buf` with the content of file `index` from `offset` on. Content
-    /// does not compress, and no two files have the same.
+    /// is incompressible, and differs between files.
     pub fn fill(&self, index: usize, offset: u64, buf: &mut [u8]) {
         ContentKey::new(self.seed, index as u64).fill(offset, buf);
     }

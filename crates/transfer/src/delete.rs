@@ -1,4 +1,4 @@
-//! Removing what the source does not have.
+//! `--delete`: removes objects that the source does not have.
 
 use crate::tree::{self, say};
 use crate::wire::{Action, Counts, EntryKind, NameError, Op, RelPath, Trouble};
@@ -7,8 +7,8 @@ use std::collections::HashSet;
 use std::io;
 use std::os::fd::AsFd;
 
-/// Removes everything below the writer's base whose name is not among `seen`.
-/// What the filter leaves out is protected, and so are unfinished files.
+/// Removes objects below the writer's base whose names are not in `seen`. Objects that the
+/// filter excludes and unfinished files are kept.
 pub(crate) fn delete(
     writer: &Writer,
     seen: &HashSet<u128>,
@@ -18,8 +18,8 @@ pub(crate) fn delete(
     DeleteWalk { writer, seen, counts, troubles }.list(&RelPath::root(), false);
 }
 
-/// All names of a directory: removing some while others are read could leave some
-/// out.
+/// All names of a directory. They are read before any is removed, since removing entries
+/// during readdir(3) may skip others.
 fn all(directory: std::os::fd::BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
     let (mut names, mut all) = (tree::DirectoryNames::open(directory)?, Vec::new());
     loop {
@@ -39,7 +39,8 @@ struct DeleteWalk<'a> {
 }
 
 impl DeleteWalk<'_> {
-    /// Looks through a directory; whether nothing is left in it.
+    /// Removes objects in a directory, all of them if `doomed`; returns whether it is empty
+    /// then.
     fn list(&mut self, path: &RelPath, doomed: bool) -> bool {
         let base = &self.writer.base;
         let directory = match base.directory(path.as_bytes()) {
@@ -70,7 +71,7 @@ impl DeleteWalk<'_> {
             let kind = match base.look(&below) {
                 Ok(Some(entry)) => entry.kind,
                 Ok(None) => continue,
-                // Of a kind that is not copied; it is removed like a file.
+                // Devices and the like are never copied; they are removed like files.
                 Err(e) if e.kind() == io::ErrorKind::Unsupported => EntryKind::File,
                 Err(e) => {
                     empty = self.failed(&below, &e);

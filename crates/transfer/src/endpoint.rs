@@ -1,4 +1,4 @@
-//! The ends of a copy, as people name them.
+//! Sources and destinations as they are typed.
 
 use crate::synthetic;
 use crate::wire::show;
@@ -7,47 +7,45 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 
-/// Port of a standing agent.
+/// Default TCP port of an agent.
 const PORT: u16 = 7400;
-/// How a running agent is named.
+/// URL scheme of a running agent.
 const SCHEME: &[u8] = b"lh://";
 
-/// One end of a copy.
+/// A source or destination of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// A path on this machine. Here and with the others, `zero:SPEC` and
-    /// `dataset:SPEC` in place of a path are data that is made while it is sent,
-    /// and `null:` is where it is checked and thrown away.
+    /// A path on this machine. In any endpoint, `zero:SPEC` and `dataset:SPEC` in place of
+    /// a path are synthetic sources, and `null:` verifies data and discards it.
     Local(Vec<u8>),
-    /// A path on a machine that ssh reaches.
+    /// A path on a machine that is reached over ssh.
     Ssh {
         /// As ssh takes it: `[USER@]HOST`, an IPv6 address without brackets.
         host: String,
-        /// Path, relative to the home directory.
+        /// Path, relative to the home directory there.
         path: Vec<u8>,
     },
     /// A path below the root of a running agent.
     Agent {
-        /// Name or address.
+        /// Host name or IP address.
         host: String,
-        /// Port.
+        /// TCP port.
         port: u16,
-        /// Path, relative to the root.
+        /// Path, relative to the agent's root.
         path: Vec<u8>,
     },
 }
 
 impl Endpoint {
-    /// From what was typed: a path, `[USER@]HOST:PATH`, or `lh://HOST[:PORT]/PATH`, with
-    /// IPv6 addresses in brackets;
-    /// `zero:`, `dataset:` and `null:` name no hosts.
+    /// Parses a path, `[USER@]HOST:PATH`, or `lh://HOST[:PORT]/PATH`, with IPv6 addresses
+    /// in brackets. `zero:`, `dataset:` and `null:` are not taken for hosts.
     ///
     /// # Errors
-    /// It is neither; in words.
+    /// The text is empty, or malformed.
     pub fn parse(text: &OsStr) -> Result<Endpoint, String> {
         let bytes = text.as_bytes();
         if bytes.is_empty() {
-            return Err("an empty path is none".into());
+            return Err("the path is empty".into());
         }
         if synthetic::is_special(bytes) {
             return Ok(Endpoint::Local(bytes.to_vec()));
@@ -57,7 +55,7 @@ impl Endpoint {
             let before = &bytes[..slash];
             let find =
                 |what: u8, from: usize| before.iter().skip(from).position(|b| *b == what).map(|at| from + at);
-            // The colons of an address in brackets are not the one behind it.
+            // Skips the colons of an IPv6 address in brackets.
             let colon = match (find(b':', 0), find(b'[', 0)) {
                 (Some(colon), Some(open)) if open < colon => find(b':', find(b']', open).unwrap_or(open)),
                 (colon, _) => colon,
@@ -96,22 +94,24 @@ impl Endpoint {
     }
 }
 
-/// Who is at the other end.
+/// A remote end of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Server {
     Ssh(String),
     Agent(String, u16),
 }
 
-/// `host:path`. A leading `~/` is where such paths begin anyway.
+/// Parses `host:path`. A leading `~/` is dropped, since paths are relative to the home
+/// directory.
 fn ssh(host: &[u8], path: &[u8]) -> Result<Endpoint, String> {
-    let wrong = || format!("'{}' is no host; write ./ before a file with a colon in its name", show(host));
+    let wrong =
+        || format!("'{}' is not a host name; write ./ before a file with a colon in its name", show(host));
     let host = std::str::from_utf8(host).map_err(|_| wrong())?;
     let (user, name) =
         host.rsplit_once('@').map_or(("", host), |(_, name)| host.split_at(host.len() - name.len()));
     let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
     let host = format!("{user}{name}");
-    // What begins with a dash would be an option of ssh.
+    // A leading dash would make it an option of ssh.
     if name.is_empty()
         || host.starts_with('-')
         || host.contains(|c: char| c.is_whitespace() || "[]".contains(c))
@@ -122,7 +122,7 @@ fn ssh(host: &[u8], path: &[u8]) -> Result<Endpoint, String> {
     Ok(Endpoint::Ssh { host, path: path.to_vec() })
 }
 
-/// A host as it is typed: the colons of an address are not those before a path or port.
+/// A host as it is typed: an IPv6 address gets brackets.
 pub(crate) fn bracketed(host: &str) -> Cow<'_, str> {
     if host.contains(':') { format!("[{host}]").into() } else { host.into() }
 }
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_can_be_typed() {
+    fn displayed_endpoints_parse_to_themselves() {
         for text in [
             "lh://[fe80::1]:7000/a/b",
             "lh://dtn:7000/x",

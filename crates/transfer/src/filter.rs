@@ -1,11 +1,10 @@
-//! What to leave out.
+//! Include and exclude rules.
 //!
-//! Rules are tried in the order they were given, and the first that matches
-//! decides; what none matches is taken. As with rsync(1), a pattern is compared with
-//! as many of the last components of a name as it has itself, and one that begins
-//! with a slash with the whole name, that of the source included where it travels. `*`
-//! and `?` do not match a slash, `**` between slashes does; a slash at the end says
-//! nothing. A directory that is left out is not looked into.
+//! The first rule that matches decides; a path that no rule matches is included. As with
+//! rsync(1), a pattern is matched against as many trailing components of a path as it has
+//! itself, and one that begins with a slash against the whole path, the source's own name
+//! included if it is part of it. `*` and `?` do not match a slash, `**` between slashes
+//! does; a trailing slash is ignored. Excluded directories are not scanned.
 
 use crate::wire::RelPath;
 use globset::{GlobBuilder, GlobMatcher};
@@ -26,10 +25,10 @@ struct Rule {
 }
 
 impl Filter {
-    /// From texts: `+PATTERN` takes, `-PATTERN` leaves out.
+    /// Parses rules: `+PATTERN` includes, `-PATTERN` excludes.
     ///
     /// # Errors
-    /// A pattern makes no sense; in words.
+    /// A rule or pattern is malformed.
     pub fn new(rules: &[String]) -> Result<Filter, String> {
         let rule = |text: &String| {
             let (take, pattern) = match text.split_at_checked(1) {
@@ -37,7 +36,7 @@ impl Filter {
                 Some(("-", pattern)) => (false, pattern),
                 _ => return Err(format!("the rule '{text}' begins with neither + nor -")),
             };
-            let wrong = |e| format!("the pattern '{pattern}' makes no sense: {e}");
+            let wrong = |e| format!("invalid pattern '{pattern}': {e}");
             let names = pattern.trim_matches('/');
             let whole = pattern.starts_with('/') || names.contains('/');
             let anywhere = if whole && !pattern.starts_with('/') { "**/" } else { "" };
@@ -48,17 +47,17 @@ impl Filter {
         Ok(Filter { rules: rules.iter().map(rule).collect::<Result<_, _>>()? })
     }
 
-    /// Whether there is no rule: everything is taken.
+    /// Whether there is no rule, so that everything is included.
     pub(crate) fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// Whether what has this name is taken.
+    /// Whether a path is included.
     pub fn takes(&self, path: &RelPath) -> bool {
         path.is_root() || self.takes_name(path.split().0, path.split().1)
     }
 
-    /// The same of a name in a directory, also of one that cannot travel.
+    /// As [`takes`](Self::takes), for a name in a directory that need not be a valid path.
     pub(crate) fn takes_name(&self, directory: &[u8], name: &[u8]) -> bool {
         let path = if directory.is_empty() { name.to_vec() } else { [directory, b"/", name].concat() };
         let matches = |rule: &&Rule| {

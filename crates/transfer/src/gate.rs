@@ -61,17 +61,17 @@ mod tests {
     #[test]
     fn threads_pass_up_to_the_active_number_and_all_once_open() {
         let gate = Arc::new(Gate::new(1));
-        let (told, heard) = channel();
+        let (passed, received) = channel();
         let threads: Vec<_> = (0..4)
             .map(|index| {
-                let (gate, told) = (Arc::clone(&gate), told.clone());
+                let (gate, passed) = (Arc::clone(&gate), passed.clone());
                 std::thread::spawn(move || {
                     gate.pass(index);
-                    told.send(index).expect("heard");
+                    passed.send(index).expect("received");
                 })
             })
             .collect();
-        let next = || heard.recv().expect("told");
+        let next = || received.recv().expect("passed");
         assert_eq!(next(), 0);
         gate.set(2);
         assert_eq!(next(), 1);

@@ -29,10 +29,10 @@ pub(crate) fn name() -> String {
 
 /// Samples the counters of this machine and this process.
 pub fn look() -> String {
-    let mut told = String::new();
+    let mut sample = String::new();
     let mut tell = |name: &str, value: &str| {
-        if told.len() + name.len() + value.len() + 2 <= TOLD_MAX {
-            let _ = writeln!(told, "{name} {value}");
+        if sample.len() + name.len() + value.len() + 2 <= TOLD_MAX {
+            let _ = writeln!(sample, "{name} {value}");
         }
     };
     // `machine` changes with each boot, which tells samples of different boots apart.
@@ -72,7 +72,7 @@ pub fn look() -> String {
     let (ran, waited) = ended();
     tell("ended.ran_s", &ran.to_string());
     tell("ended.waited_s", &waited.to_string());
-    told
+    sample
 }
 
 /// Nanoseconds that ended threads ran and waited for a processor; the kernel drops the
@@ -112,8 +112,8 @@ pub fn threads() -> Vec<(u32, f64, f64)> {
 }
 
 /// Parses a sample into values by name.
-pub fn parse(told: &str) -> BTreeMap<String, String> {
-    let pairs = told.lines().filter_map(|line| line.split_once(' '));
+pub fn parse(sample: &str) -> BTreeMap<String, String> {
+    let pairs = sample.lines().filter_map(|line| line.split_once(' '));
     pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
@@ -156,11 +156,11 @@ mod tests {
 
     #[test]
     fn a_sample_has_the_counters_of_this_machine() {
-        let told = parse(&look());
-        assert!(told.contains_key("machine") && told.contains_key("own_s"), "{told:?}");
-        assert!(told.keys().any(|name| name.starts_with("processor.")), "{told:?}");
-        assert!(told.keys().any(|name| name.starts_with("thread.")), "{told:?}");
-        assert!(told["up_s"].parse::<f64>().is_ok_and(|up| up > 0.0));
+        let sample = parse(&look());
+        assert!(sample.contains_key("machine") && sample.contains_key("own_s"), "{sample:?}");
+        assert!(sample.keys().any(|name| name.starts_with("processor.")), "{sample:?}");
+        assert!(sample.keys().any(|name| name.starts_with("thread.")), "{sample:?}");
+        assert!(sample["up_s"].parse::<f64>().is_ok_and(|up| up > 0.0));
     }
 
     #[test]
@@ -179,7 +179,7 @@ mod tests {
         assert!(ran > 0.0, "{ran}");
         // Threads of other tests may be counted too: bounded by 1,024 processors.
         assert!(ran <= 1024.0 * began.elapsed().as_secs_f64(), "{ran}");
-        assert!(parse(&look())["ended.ran_s"].parse::<f64>().is_ok_and(|told| told >= before + ran));
+        assert!(parse(&look())["ended.ran_s"].parse::<f64>().is_ok_and(|sample| sample >= before + ran));
     }
 
     #[test]

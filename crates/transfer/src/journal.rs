@@ -1,16 +1,15 @@
-//! What the receiving side remembers of a copy, so that another run can go on.
+//! The receiver's journal of a copy, from which a later run resumes it.
 //!
-//! The journal is a file beside what is copied: a record for each block of a
-//! large file that was written, with the block's checksum. What a record says is
-//! not believed but checked against the unfinished file, so neither a torn
-//! record nor blocks that a crash took back do harm, and nothing has to be
-//! synchronised.
+//! The journal is a file in the destination, with a record for each written block of a
+//! large file and its checksum. Records are verified against the unfinished file, so
+//! torn records and blocks lost in a crash do no harm, and the journal need not be
+//! flushed.
 //!
 //! Invariants:
-//! - while a copy runs it holds the journal's lock, so that two copies to the
-//!   same place with the same key exclude each other;
-//! - a journal exists from the beginning of a copy until it was complete;
-//! - what is in memory of it is of files that were not complete, and has a bound.
+//! - a running copy holds the journal's lock, so that two runs of the same copy exclude
+//!   each other;
+//! - the journal exists from the beginning of a copy until it is complete;
+//! - memory holds records of incomplete files only, up to [`KNOWN`].
 
 use crate::read::read_full;
 use crate::tree::{self, Tree};
@@ -26,27 +25,27 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-/// How long to wait for a run that is about to end, and how often to look.
-const PATIENCE: Duration = Duration::from_secs(3);
-const AGAIN: Duration = Duration::from_millis(20);
+/// How long to wait for the lock of a run that is about to end, and the retry interval.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
+const LOCK_RETRY: Duration = Duration::from_millis(20);
 
-/// Bytes of a record: version of a file, offset, digest, check.
+/// Bytes of a record: file key, offset, digest, check.
 const RECORD: usize = 16 + 8 + 32 + 8;
 
-/// The offset that a record of a file has which is complete: none of a block.
+/// The offset in the record that marks a file as complete.
 const COMPLETE: u64 = u64::MAX;
-/// Blocks that are remembered of a run before: 4 TiB of files that were under way, in
-/// 160 MiB of memory. Others are sent again.
+/// The most blocks of an earlier run kept in memory: 4 TiB of unfinished files, in 160 MiB.
+/// Others are sent again.
 const KNOWN: usize = 4 << 20;
-/// Records that are not worth being written anew: 64 KiB.
+/// Obsolete records (64 KiB) that do not justify a compaction.
 const COMPACT: usize = 1024;
-/// Bytes that are read at once.
+/// Buffer size in bytes.
 const READ: usize = 64 << 10;
 
-/// How the first record begins: as no other does, since its check is wrong.
+/// Magic of the first record, which has no valid check and so is no block record.
 const BOOT: &[u8; 8] = b"lh-boot1";
 
-/// Names a version of a file: path, size and times of change.
+/// Identifies a version of a file: a hash of its path, size, mtime and ctime.
 pub(crate) type FileKey = u128;
 
 /// The key of a version of a file.
@@ -60,18 +59,18 @@ pub(crate) fn file_key(entry: &Entry) -> FileKey {
     xxh3_128(&bytes)
 }
 
-/// Name of the unfinished file of a version of a file, in the copy with the key
-/// `copy`: another copy of the same files has names of its own.
+/// Name of the unfinished file for a version of a file in the copy with the key `copy`.
+/// Includes the key, so that copies of the same file do not collide.
 pub(crate) fn unfinished(copy: u64, key: FileKey) -> Vec<u8> {
     [&unfinished_of(copy)[..], format!("{key:032x}").as_bytes()].concat()
 }
 
-/// How the names of all unfinished files of a copy begin.
+/// Prefix of the names of all unfinished files of a copy.
 pub(crate) fn unfinished_of(copy: u64) -> Vec<u8> {
     [crate::wire::RESERVED, format!("{copy:016x}-").as_bytes()].concat()
 }
 
-/// Blocks of files that a run before has written: where, and their checksums.
+/// Blocks that an earlier run wrote, by file: offset and checksum.
 pub(crate) type Known = HashMap<FileKey, Vec<(u64, Digest)>>;
 
 /// The journal of one copy.
@@ -79,101 +78,100 @@ pub(crate) type Known = HashMap<FileKey, Vec<(u64, Digest)>>;
 pub(crate) struct Journal {
     file: Mutex<File>,
     name: Vec<u8>,
-    /// That of the copy.
+    /// Key of the copy.
     pub(crate) key: u64,
-    /// What a run before has left.
+    /// Blocks of unfinished files of an earlier run.
     pub(crate) known: Known,
-    /// Whether there was one.
+    /// Whether there was an interrupted run.
     pub(crate) resumed: bool,
-    /// Whether that was before the machine was started anew: what had appeared may
-    /// never have got from memory to the medium.
+    /// Whether the machine rebooted since that run, so that its complete files may have
+    /// lost content that was not flushed.
     pub(crate) rebooted: bool,
 }
 
 impl Journal {
-    /// Opens the journal of the copy with this key in `tree`, or begins one.
+    /// Opens or creates the journal of the copy with this key in `tree`.
     ///
     /// # Errors
     /// Another copy holds it, or it cannot be written.
     pub(crate) fn open(tree: &Tree, key: u64) -> io::Result<Journal> {
         let name = name(key);
-        // One of no length is of a machine that was cut off before it was written.
+        // An empty journal was created just before a crash of the machine.
         let (mut file, resumed) = tree::create(tree.fd(), &name, true)?;
         lock(&file)?;
-        // A run that ended meanwhile has removed the name of what was locked.
+        // A run that ended meanwhile has unlinked the file that is locked now.
         if rustix::fs::fstat(&file)?.st_nlink == 0 {
             return Journal::open(tree, key);
         }
         let rebooted = resumed && is_of_another_boot(&file);
         let known = read(&mut file)?;
         if !resumed {
-            // Something to be found by, however early this run ends.
+            // The header marks the journal as valid, however early this run ends.
             file.write_all(&header())?;
         }
         Ok(Journal { file: Mutex::new(file), name, key, known, resumed, rebooted })
     }
 
-    /// What it is called: a name that exists in the tree.
+    /// Its file name, which exists in the tree.
     pub(crate) fn name(&self) -> &[u8] {
         &self.name
     }
 
-    /// Whether the copy with this key was cut off in `tree`.
+    /// Whether an interrupted run of the copy with this key left a journal in `tree`.
     pub(crate) fn exists(tree: &Tree, key: u64) -> bool {
-        Journal::left(tree, key).is_some()
+        Journal::interrupted(tree, key).is_some()
     }
 
-    /// If the copy with this key was cut off in `tree`: whether that was before the
-    /// machine was started anew.
-    pub(crate) fn left(tree: &Tree, key: u64) -> Option<bool> {
-        // A name of this program's own is none that may travel, so not a RelPath.
+    /// Looks for the journal of an interrupted run; if there is one, returns whether the
+    /// machine rebooted since.
+    pub(crate) fn interrupted(tree: &Tree, key: u64) -> Option<bool> {
+        // A RelPath cannot hold a reserved name.
         tree::open_own(tree, &name(key)).ok().map(|file| is_of_another_boot(&file))
     }
 
-    /// Remembers a block that was written.
+    /// Records a written block.
     pub(crate) fn add(&self, key: FileKey, offset: u64, digest: &Digest) -> io::Result<()> {
         let record = record_of(key, offset, digest);
         self.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(&record)
     }
 
-    /// A file has appeared: another run need not know of its blocks.
+    /// Records that a file is complete; its block records are obsolete.
     pub(crate) fn complete(&self, key: FileKey) -> io::Result<()> {
         self.add(key, COMPLETE, &Digest::default())
     }
 
-    /// What has appeared may not be on the medium: another run is to look at content.
+    /// Invalidates the header after a failed flush, so that the next run compares content.
     pub(crate) fn distrust(&self) -> io::Result<()> {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         file.write_all_at(&[0; RECORD], 0)
     }
 
-    /// Everything is done: there is nothing to go on with.
+    /// Removes the journal of a complete copy.
     pub(crate) fn remove(&self, tree: &Tree) -> io::Result<()> {
         tree::remove(tree.fd().as_fd(), &self.name)
     }
 }
 
-/// The first record: of no file, but of the time since the machine was started.
+/// The first record, which identifies the present boot of the machine.
 fn header() -> [u8; RECORD] {
     let mut header = [0; RECORD];
     header[..BOOT.len()].copy_from_slice(BOOT);
-    // A kernel that does not say is taken for always the same.
+    // Without a boot id all boots look the same.
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     header[16..32].copy_from_slice(&xxh3_128(&boot).to_le_bytes());
     header
 }
 
-/// Whether a journal was begun before the machine was started anew. One that does
-/// not say may have been.
+/// Whether a journal is from an earlier boot of the machine, or has no valid header.
 fn is_of_another_boot(file: &File) -> bool {
     let mut first = [0; RECORD];
     !read_full(file, &mut first, 0).is_ok_and(|read| read == RECORD && first == header())
 }
 
-/// Takes the lock. A run whose other side was killed just now still has it. Where a
-/// file system has no locks, there is none to take.
+/// Takes the lock; retries, since a run whose peer was killed just now still holds it. A
+/// file system without locks is accepted.
 fn lock(file: &File) -> io::Result<()> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + LOCK_TIMEOUT;
     loop {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) | Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => return Ok(()),
@@ -181,10 +179,10 @@ fn lock(file: &File) -> io::Result<()> {
             Err(e) => return Err(e.into()),
         }
         if Instant::now() >= end {
-            let message = "the same copy to the same place is under way already";
+            let message = "the same copy is already running";
             return Err(io::Error::new(io::ErrorKind::WouldBlock, message));
         }
-        std::thread::sleep(AGAIN);
+        std::thread::sleep(LOCK_RETRY);
     }
 }
 
@@ -192,9 +190,9 @@ fn name(key: u64) -> Vec<u8> {
     [crate::wire::RESERVED, format!("journal-{key:016x}").as_bytes()].concat()
 }
 
-/// Reads records, up to the first that is torn, and writes on behind them. Where
-/// most are of files that are complete by now, it is written anew without these: a
-/// crash meanwhile costs what has to be sent again.
+/// Reads all records, and positions the file behind the last whole one. If most records
+/// are obsolete, compacts the file in place: a crash meanwhile only causes blocks to be
+/// sent again.
 fn read(file: &mut File) -> io::Result<Known> {
     let (mut known, mut live, mut records) = (Known::new(), 0, 0);
     let mut reader = BufReader::with_capacity(READ, &*file);
@@ -227,7 +225,7 @@ fn read(file: &mut File) -> io::Result<Known> {
     Ok(known)
 }
 
-/// Fills a record; false at the end, also where that is within one.
+/// Reads a record; false at the end of the file, also within a torn record.
 fn read_whole(from: &mut impl Read, record: &mut [u8; RECORD]) -> io::Result<bool> {
     match from.read_exact(record) {
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
@@ -245,7 +243,7 @@ fn record_of(key: FileKey, offset: u64, digest: &Digest) -> [u8; RECORD] {
     record
 }
 
-/// What a record says; none where it is torn, or the one that begins a journal.
+/// Decodes a block record; `None` for a torn record and for the header.
 fn parse(record: &[u8; RECORD]) -> Option<(FileKey, u64, Digest)> {
     let (key, rest) = record.split_first_chunk::<16>()?;
     let (offset, rest) = rest.split_first_chunk::<8>()?;
@@ -259,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_complete_is_forgotten_and_its_records_go() {
+    fn records_of_complete_files_are_compacted() {
         let dir = tempfile::tempdir().expect("a directory");
         let tree = Tree::open(dir.path()).expect("open");
         let (block, digest) = (crate::wire::BLOCK as u64, Digest([7; 32]));
@@ -286,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_record_is_written_over() {
+    fn a_torn_record_is_overwritten() {
         let dir = tempfile::tempdir().expect("a directory");
         let tree = Tree::open(dir.path()).expect("open");
         let digest = Digest([7; 32]);
@@ -300,19 +298,19 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_that_says_nothing_is_of_a_machine_that_was_cut_off() {
+    fn an_empty_or_invalidated_journal_counts_as_of_an_earlier_boot() {
         let dir = tempfile::tempdir().expect("a directory");
         let tree = Tree::open(dir.path()).expect("open");
         let open = || Journal::open(&tree, 1).expect("opened");
         assert!(!open().resumed);
         let journal = open();
         assert!(journal.resumed && !journal.rebooted);
-        // It had a name before it had content.
+        // The crash came before the header was written.
         journal.file.lock().expect("lock").set_len(0).expect("cut");
         drop(journal);
         for _ in 0..2 {
             let journal = open();
-            assert!(journal.resumed && journal.rebooted && Journal::left(&tree, 1) == Some(true));
+            assert!(journal.resumed && journal.rebooted && Journal::interrupted(&tree, 1) == Some(true));
             journal.add(1, 0, &Digest([7; 32])).expect("added");
         }
         open().remove(&tree).expect("removed");

@@ -1,45 +1,44 @@
-//! Moving data sets: whole trees of files, at the speed of the link, whatever
-//! the files.
+//! Transfer of data sets: whole trees of files, at the speed of the link for large and
+//! small files alike.
 //!
-//! One pipeline of five stages: *scan*, *read*, *send*, *receive*, *write*, with
-//! bounded queues between them. Scanning, reading and writing are threads
-//! (file systems make who calls them wait); sending and receiving are tasks of
-//! an engine, one for each stream.
+//! A pipeline of five stages, *scan*, *read*, *send*, *receive* and *write*, with bounded
+//! queues between them. Scanning, reading and writing run on threads, since file systems
+//! block their callers; sending and receiving are tasks of an engine, one for each data
+//! connection.
 //!
-//! - Small files travel many in one frame, with their metadata and content;
-//!   large ones in blocks of 1 MiB, which all readers read, all streams carry
-//!   and all writers write. No file costs a round trip: the sender never waits
-//!   for an answer, and hears of results in bulk.
-//! - Back-pressure is TCP's: who cannot write does not receive.
-//! - Every block and every small file has a checksum, made where it was read
-//!   and compared where it is written.
-//! - A file appears under its name when all of it is there. What is unfinished
-//!   is found again by a later run of the same copy, block for block.
-//! - What cannot be copied is told and left out; the rest goes on.
+//! - Small files are sent many to a frame, with metadata and content; large ones in blocks
+//!   of 1 MiB, spread over all readers, connections and writers. No file costs a round
+//!   trip: the sender does not wait for answers, and results are reported in bulk.
+//! - Back-pressure is TCP's: a receiver that cannot write stops receiving.
+//! - Each block and each small file has a checksum, computed by the reader and verified by
+//!   the writer.
+//! - A file gets its name when it is complete. A later run of the same copy resumes
+//!   unfinished files block by block.
+//! - Objects that cannot be copied are reported and skipped.
 //!
-//! | module | is |
+//! | module | contents |
 //! |---|---|
-//! | [`wire`] | names, entries, frames: what travels |
+//! | [`wire`] | wire format: names, entries, frames |
 //! | [`session`] | both sides of the protocol, without I/O |
-//! | `scan`, `ask`, `read` | the sending side's threads |
-//! | `write`, `journal`, `delete` | the receiving side's threads |
-//! | `asked` | what the receiving side asked for, and so takes |
-//! | `tree` | a directory that is never left |
-//! | `stamps` | which times a file system keeps |
-//! | `made` | data without files, and the place where none is kept |
-//! | [`host`] | what a machine is doing, told to another |
-//! | `manifest` | a list of checksums for others to check |
-//! | `pace` | a limit of the rate |
-//! | `tuner`, `tune`, `gate` | how many threads and connections, by what they bring |
-//! | `source`, `sink` | the two sides: queues, tasks and threads |
+//! | `scan`, `existence_query`, `read` | threads of the sender |
+//! | `write`, `journal`, `delete` | threads of the receiver |
+//! | `allow_list` | names that a receiver accepts |
+//! | `tree`, `root` | file operations that cannot leave a directory; resolution of paths |
+//! | `stamps`, `case_folding` | properties of the destination's file system |
+//! | `synthetic` | synthetic sources, and the null destination |
+//! | [`host`] | performance counters of a machine, for a remote reader |
+//! | `manifest` | list of checksums for `b3sum` |
+//! | `rate_limit` | limit of the sending rate |
+//! | `tuner`, `streams`, `limiter`, `tune`, `gate` | numbers of threads and connections, tuned by measurement |
+//! | `source`, `sink` | sender and receiver: queues, tasks and threads |
 //! | `link` | frames over a connection |
-//! | `seal` | encryption under them |
-//! | `lobby` | connections that have not said yet what they want |
-//! | `silence` | other sides that say nothing any more |
+//! | `noise` | encryption below the frames |
+//! | `pending` | connections to an agent before their greeting |
+//! | `peer_timeout` | timeout for silent peers |
 //! | `ssh` | an agent for one copy, started over ssh |
-//! | `onward` | copies between two others |
-//! | [`copy()`], [`Agent`] | who connects, and who is connected to |
-//! | [`dataset`] | data sets to test with |
+//! | `third_party` | copies between two agents |
+//! | [`copy()`], [`Agent`] | the client, and the server |
+//! | [`dataset`] | data sets for tests and experiments |
 
 #![forbid(unsafe_code)]
 

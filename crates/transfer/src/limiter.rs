@@ -1,68 +1,67 @@
-//! What keeps the connections of a sending side from being faster, from what the
-//! kernel counts of them.
+//! Detects what limits the connections of a sender, from the kernel's `TCP_INFO`.
 //!
-//! A loss-based congestion control (CUBIC, Reno) fills a path's queue before it
-//! slows down, which shows as a rise of the round trip; one that models the path
-//! (BBR) needs no queue, and is not slowed down by losses at random. So a connection
-//! of the first kind that meets no queue is limited by something other than the path.
+//! A loss-based congestion control (CUBIC, Reno) fills the path's queue before it slows
+//! down, which raises the round trip; a model-based one (BBR) needs no queue, and random
+//! losses do not slow it down. So a loss-based connection without a queue is limited by
+//! something other than the path.
 //!
 //! Invariants:
-//! - what raises the round trip for a moment is a burst, and no queue of the path;
-//! - the rate at which a queue was seen counts for [`REMEMBERED`]: between two overflows
-//!   of a short queue the path is nearly full without one.
+//! - a momentary rise of the round trip counts as a burst, not as a queue;
+//! - the rate at which the path queued is remembered for [`REMEMBERED`]: between two
+//!   overflows of a short queue the path is nearly full without one.
 
 use crate::streams::Limiter;
 use longhaul_engine::net::TcpInfo;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Share of the time with something to send, in which a socket buffer was full.
+/// Share of the busy time with a full socket buffer from which on buffers are the limit.
 const HELD_UP: f64 = 0.2;
-/// The path queues if the round trip is above this multiple of the least one and this
-/// time. Shorter queues than that are none that a router has.
+/// The path queues if the round trip exceeds this multiple of the minimum plus this time;
+/// router queues are longer than that.
 const QUEUED: f64 = 1.05;
 const QUEUED_MIN: Duration = Duration::from_micros(150);
-/// Looks in a row in which it has to. A window that goes out at once raises the round
-/// trip for one or two.
+/// Consecutive samples with a queue: a window sent in one burst raises the round trip for
+/// one or two.
 const STANDING: u32 = 4;
-/// Below this round trip, TCP repairs a loss sooner than it costs anything.
+/// Below this round trip, loss recovery costs next to nothing.
 const LOSSY_MIN: Duration = Duration::from_millis(3);
-/// Round trips for which what was seen counts, and the least time.
+/// Length of the measuring window in round trips, and its minimum.
 const WINDOW: u32 = 10;
 const WINDOW_MIN: Duration = Duration::from_secs(1);
-/// Time for which the rate is remembered at which the path was seen to queue, and the
-/// share of it from which on the path is full.
+/// How long the rate at which the path queued is remembered, and the share of it from
+/// which on the path counts as full.
 const REMEMBERED: Duration = Duration::from_secs(60);
 const FULL: f64 = 0.85;
 
-/// What all connections of a path have counted up to a moment.
+/// Counters of all connections of a path at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TcpCounters {
-    /// From any fixed moment.
+    /// The moment, from any fixed origin.
     pub(crate) at: Duration,
-    /// Bytes that were acknowledged.
+    /// Bytes acknowledged.
     pub(crate) acknowledged: u64,
-    /// Bytes that were sent, and of these the ones that were sent again.
+    /// Bytes sent, retransmissions included, and bytes retransmitted.
     pub(crate) sent: u64,
-    pub(crate) resent: u64,
-    /// Time with something to send, and of that with a full socket buffer, here or at
-    /// the other side; of all connections added up.
+    pub(crate) retransmitted: u64,
+    /// Time with data to send, and of that with a full send buffer here or a closed window
+    /// of the peer; added up over all connections.
     pub(crate) busy: Duration,
     pub(crate) held_up: Duration,
-    /// Smoothed round trip of the busiest connection, and the least of all.
+    /// Smoothed round trip of the busiest connection, and the minimum of all.
     pub(crate) rtt: Duration,
     pub(crate) min_rtt: Duration,
 }
 
 impl TcpCounters {
-    /// Adds up connections.
+    /// Adds up the counters of connections.
     pub(crate) fn of(at: Duration, all: impl IntoIterator<Item = TcpInfo>) -> TcpCounters {
         let mut counted = TcpCounters { at, ..TcpCounters::default() };
         let mut busiest = 0;
         for info in all {
             counted.acknowledged += info.acknowledged;
             counted.sent += info.sent.unwrap_or_default();
-            counted.resent += info.resent.unwrap_or_default();
+            counted.retransmitted += info.resent.unwrap_or_default();
             counted.busy += info.busy.unwrap_or_default();
             counted.held_up += info.peer_window_limited.unwrap_or_default();
             counted.held_up += info.send_buffer_limited.unwrap_or_default();
@@ -76,37 +75,37 @@ impl TcpCounters {
     }
 }
 
-/// What the last rounds have shown.
+/// Detects the limiter from successive samples.
 #[derive(Debug, Default)]
 pub(crate) struct LimiterDetector {
-    /// The congestion control models the path.
+    /// Whether the congestion control is model-based.
     models: bool,
-    looks: VecDeque<TcpCounters>,
-    /// Looks in a row with a raised round trip.
+    samples: VecDeque<TcpCounters>,
+    /// Consecutive samples with a queue.
     standing: u32,
-    /// The most bytes a second at which the path was seen to queue, and when it last was.
+    /// The highest rate at which the path queued, in bytes a second, and the last time.
     ceiling: Option<(f64, Duration)>,
 }
 
 impl LimiterDetector {
-    /// For connections of this congestion control, by the kernel's name.
+    /// For connections with this congestion control, by the kernel's name.
     pub(crate) fn new(congestion: &str) -> LimiterDetector {
         LimiterDetector { models: congestion.starts_with("bbr"), ..LimiterDetector::default() }
     }
 
-    /// Takes what was counted up to now: what limits, and the share of the bytes sent
-    /// since the last time that were sent again.
-    pub(crate) fn look(&mut self, now: TcpCounters) -> (Limiter, f64) {
+    /// Takes a sample; returns the limiter, and the share of retransmissions in the bytes
+    /// sent since the last sample.
+    pub(crate) fn sample(&mut self, now: TcpCounters) -> (Limiter, f64) {
         let window = (WINDOW * now.min_rtt).max(WINDOW_MIN);
-        while self.looks.get(1).is_some_and(|second| now.at.saturating_sub(second.at) >= window) {
-            self.looks.pop_front();
+        while self.samples.get(1).is_some_and(|second| now.at.saturating_sub(second.at) >= window) {
+            self.samples.pop_front();
         }
-        let last = self.looks.back().copied().unwrap_or_default();
-        let first = self.looks.front().copied().unwrap_or(now);
-        self.looks.push_back(now);
+        let last = self.samples.back().copied().unwrap_or_default();
+        let first = self.samples.front().copied().unwrap_or(now);
+        self.samples.push_back(now);
         let sent = now.sent.saturating_sub(last.sent);
-        let resent = now.resent.saturating_sub(last.resent) as f64 / sent.max(1) as f64;
-        (self.limiter(first, now), resent)
+        let retransmitted = now.retransmitted.saturating_sub(last.retransmitted) as f64 / sent.max(1) as f64;
+        (self.limiter(first, now), retransmitted)
     }
 
     fn limiter(&mut self, first: TcpCounters, now: TcpCounters) -> Limiter {
@@ -130,7 +129,7 @@ impl LimiterDetector {
         if self.ceiling.is_some_and(|(ceiling, _)| rate >= FULL * ceiling) {
             return Limiter::Path;
         }
-        match now.resent > first.resent && now.min_rtt >= LOSSY_MIN {
+        match now.retransmitted > first.retransmitted && now.min_rtt >= LOSSY_MIN {
             true => Limiter::Loss,
             false => Limiter::Window,
         }
@@ -147,9 +146,9 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Looks each 200 ms at 45 ms and 100 MB/s, changed by `change`; the last verdict.
+    /// Samples each 200 ms at 45 ms and 100 MB/s, modified by `change`; the last limiter.
     fn verdict(congestion: &str, change: impl Fn(u32, &mut TcpCounters)) -> Limiter {
-        let mut signs = LimiterDetector::new(congestion);
+        let mut detector = LimiterDetector::new(congestion);
         let mut last = Limiter::Path;
         for n in 1..=40u32 {
             let bytes = u64::from(n) * 20_000_000;
@@ -163,27 +162,27 @@ mod tests {
                 ..TcpCounters::default()
             };
             change(n, &mut counted);
-            last = signs.look(counted).0;
+            last = detector.sample(counted).0;
         }
         last
     }
 
     #[test]
-    fn what_limits_connections_is_told_apart() {
+    fn limiters_are_told_apart() {
         assert_eq!(verdict("cubic", |_, _| {}), Limiter::Window);
-        assert_eq!(verdict("cubic", |n, look| look.resent = u64::from(n) * 9000), Limiter::Loss);
+        assert_eq!(verdict("cubic", |n, look| look.retransmitted = u64::from(n) * 9000), Limiter::Loss);
         assert_eq!(verdict("cubic", |n, look| look.held_up = 100 * n * MS), Limiter::Buffer);
         assert_eq!(verdict("cubic", |_, look| look.rtt = 60 * MS), Limiter::Path);
-        // Losses do not slow such a connection down.
-        assert_eq!(verdict("bbr", |n, look| look.resent = u64::from(n) * 9000), Limiter::Path);
+        // Random losses do not slow BBR down.
+        assert_eq!(verdict("bbr", |n, look| look.retransmitted = u64::from(n) * 9000), Limiter::Path);
         assert_eq!(verdict("bbr", |n, look| look.held_up = 100 * n * MS), Limiter::Buffer);
     }
 
     #[test]
-    fn losses_of_the_own_queue_are_no_loss_at_random() {
-        // A queue of a tenth of a product overflows every five seconds, and is empty in between.
+    fn losses_in_the_own_queue_are_not_random_losses() {
+        // A queue of a tenth of the bandwidth-delay product overflows every 5 s, and is empty in between.
         let own = |n: u32, look: &mut TcpCounters| {
-            look.resent = u64::from(n / 25) * 400_000;
+            look.retransmitted = u64::from(n / 25) * 400_000;
             if n % 25 >= 20 {
                 look.rtt = 49 * MS;
             }
@@ -191,7 +190,7 @@ mod tests {
         assert_eq!(verdict("cubic", own), Limiter::Path);
         // A burst now and then is no queue.
         let bursts = |n: u32, look: &mut TcpCounters| {
-            look.resent = u64::from(n) * 9000;
+            look.retransmitted = u64::from(n) * 9000;
             look.rtt = if n % 4 < 2 { 49 * MS } else { 45 * MS };
         };
         assert_eq!(verdict("cubic", bursts), Limiter::Loss);
@@ -201,23 +200,23 @@ mod tests {
             if n >= 25 {
                 look.rtt = 45 * MS;
                 look.acknowledged = 500_000_000 + u64::from(n - 25) * 10_000_000;
-                look.resent = u64::from(n) * 9000;
+                look.retransmitted = u64::from(n) * 9000;
             }
         };
         assert_eq!(verdict("cubic", slower), Limiter::Loss);
     }
 
     #[test]
-    fn the_share_of_what_is_sent_again_is_of_the_last_look() {
-        let mut signs = LimiterDetector::new("cubic");
-        let look = |n: u32, resent| TcpCounters {
+    fn the_share_of_retransmissions_is_that_since_the_last_sample() {
+        let mut detector = LimiterDetector::new("cubic");
+        let look = |n: u32, retransmitted| TcpCounters {
             at: 200 * n * MS,
             sent: 1000 * u64::from(n),
-            resent,
+            retransmitted,
             ..TcpCounters::default()
         };
-        signs.look(look(1, 0));
-        assert_eq!(signs.look(look(2, 100)).1, 0.1);
-        assert_eq!(signs.look(look(3, 100)).1, 0.0);
+        detector.sample(look(1, 0));
+        assert_eq!(detector.sample(look(2, 100)).1, 0.1);
+        assert_eq!(detector.sample(look(3, 100)).1, 0.0);
     }
 }

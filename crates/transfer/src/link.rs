@@ -90,7 +90,7 @@ impl MonitoredStream {
             match timeout(self.silence / PROBES, work.as_mut()).await {
                 Ok((_, rest)) if self.given_up.get() => {
                     let silence = self.silence.as_secs();
-                    let message = format!("the other side has not acknowledged anything for {silence} s");
+                    let message = format!("nothing has come from the other side for {silence} s");
                     return (Err(io::Error::new(io::ErrorKind::TimedOut, message)), rest);
                 }
                 Ok(done) => return done,

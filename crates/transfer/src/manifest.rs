@@ -1,13 +1,13 @@
-//! A list of all files with their checksums, that `b3sum --check` takes.
+//! The manifest: a list of all files with their checksums, for `b3sum --check`.
 //!
 //! Invariants:
-//! - a file is listed when it has appeared, or is there already and was read;
-//! - the list appears under its name when everything else is done, whole.
+//! - a file is listed once it has its final name, or is up to date and was read;
+//! - the manifest is renamed to its name after all other work, when it is complete.
 //!
 //! A line is the BLAKE3 checksum of the content in hexadecimal digits, two
-//! spaces, and the name. Where backslashes or newlines are in a name, they are
-//! escaped, and a backslash begins the line. A name that is not UTF-8 cannot be
-//! listed: `b3sum` would not take it.
+//! spaces, and the name. Backslashes and newlines in a name are escaped, and a backslash
+//! begins the line then. Names that are not UTF-8 are not listed, since `b3sum` does not
+//! accept them.
 
 use crate::tree::{self, Tree};
 use crate::wire::{Digest, RelPath};
@@ -17,13 +17,13 @@ use std::io::{self, BufWriter, Write as _};
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Names that cannot be listed are told, so many at most.
-const TOLD: usize = 1000;
+/// The most names that are reported as not listed.
+const UNLISTED_MAX: usize = 1000;
 
-/// A list that is being written.
+/// A manifest that is being written.
 #[derive(Debug)]
 pub(crate) struct Manifest {
-    /// Where it will appear.
+    /// Its final path.
     pub(crate) path: RelPath,
     temporary: Vec<u8>,
     state: Mutex<ManifestState>,
@@ -36,15 +36,17 @@ struct ManifestState {
 }
 
 impl Manifest {
-    /// Begins a list that will be `name` in `base`, or in the directory `within` that the
-    /// copy makes there; `key` is that of the copy.
+    /// Begins the manifest `name` in `base`, or in the directory `within` that the copy
+    /// creates there; `key` is that of the copy.
     ///
     /// # Errors
-    /// The name is none, or nothing can be written there.
+    /// The name is invalid, or the temporary file cannot be created.
     pub(crate) fn begin(base: &Tree, within: Option<&[u8]>, name: &[u8], key: u64) -> io::Result<Manifest> {
         let path = RelPath::new(name).map_err(io::Error::other)?;
         if path.is_root() || !path.split().0.is_empty() {
-            return Err(io::Error::other("the manifest has to be right in the destination: a name, no path"));
+            return Err(io::Error::other(
+                "the manifest is written to the destination directory: give a file name without a path",
+            ));
         }
         let path = match within {
             Some(within) => {
@@ -70,7 +72,7 @@ impl Manifest {
             Some(line) => self.lock().file.write_all(line.as_bytes()),
             None => {
                 let mut state = self.lock();
-                if state.left_out.len() < TOLD {
+                if state.left_out.len() < UNLISTED_MAX {
                     state.left_out.push(path.clone());
                 }
                 Ok(())
@@ -78,8 +80,8 @@ impl Manifest {
         }
     }
 
-    /// Lets the list, which was begun in `base`, appear in `directory`; the files that
-    /// are not in it.
+    /// Renames the manifest from its temporary name in `base` to its name in `directory`;
+    /// returns the files that are not listed.
     pub(crate) fn finish(&self, base: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<Vec<RelPath>> {
         let mut state = self.lock();
         state.file.flush()?;
@@ -87,9 +89,9 @@ impl Manifest {
         Ok(std::mem::take(&mut state.left_out))
     }
 
-    /// Removes what cannot appear.
+    /// Removes the temporary file.
     pub(crate) fn discard(&self, base: BorrowedFd<'_>) {
-        // It is in nobody's way.
+        // Best effort: a leftover file has a reserved name and does no harm.
         let _ = tree::remove(base, &self.temporary);
     }
 }

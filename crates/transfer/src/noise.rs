@@ -50,7 +50,7 @@ impl Key {
     /// A new key, from the system's randomness.
     ///
     /// # Errors
-    /// There is none.
+    /// The system has no random source.
     pub fn random() -> io::Result<Key> {
         let mut key = [0; KEY];
         fill_random(&mut key)?;

@@ -1,4 +1,4 @@
-//! Where a session's data goes.
+//! The output of a receiving session: a directory tree, or nothing.
 
 use crate::session::{JobResult, Violation, WriteJob};
 use crate::synthetic::NullSink;
@@ -6,27 +6,27 @@ use crate::tree::Walker;
 use crate::wire::Planned;
 use crate::write::Writer;
 
-/// What does the jobs of a receiving side.
+/// Carries out the jobs of a receiver.
 #[derive(Debug)]
 pub(crate) enum Output {
-    /// Files below a directory.
+    /// Writes files below a directory.
     Tree(Box<Writer>),
-    /// Checked, and thrown away.
+    /// Verifies data and discards it.
     NullSink(NullSink),
 }
 
 impl Output {
-    /// Whether a run before this one was cut off.
+    /// Whether an earlier run of this copy was interrupted.
     pub(crate) fn resumes(&self) -> bool {
         matches!(self, Output::Tree(writer) if writer.resumes())
     }
 
-    /// Whether that was before the machine was started anew.
+    /// Whether the machine rebooted since that run.
     pub(crate) fn by_content(&self) -> bool {
         matches!(self, Output::Tree(writer) if writer.by_content())
     }
 
-    /// The directory that everything goes into, by device and inode.
+    /// Device and inode of the destination directory.
     pub(crate) fn base(&self) -> Option<(u64, u64)> {
         match self {
             Output::Tree(writer) => {
@@ -37,12 +37,12 @@ impl Output {
         }
     }
 
-    /// Whether something failed that makes it useless to go on.
+    /// Whether a write failed with a full or read-only file system.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Output::Tree(writer) if writer.is_full())
     }
 
-    /// What the sending side may not do and did.
+    /// The protocol violation that ends the session, if the sender committed one.
     pub(crate) fn violation(&self) -> Option<Violation> {
         match self {
             Output::Tree(writer) => writer.violation(),
@@ -50,7 +50,7 @@ impl Output {
         }
     }
 
-    /// What would be done, of what was found out since this was last called.
+    /// Takes the dry-run actions recorded since the last call.
     pub(crate) fn take_planned(&self) -> Vec<Planned> {
         match self {
             Output::Tree(writer) => writer.take_planned(),
@@ -58,7 +58,7 @@ impl Output {
         }
     }
 
-    /// A way through the tree, for one thread.
+    /// A directory cache for one writer thread.
     pub(crate) fn walker(&self) -> Option<Walker> {
         match self {
             Output::Tree(writer) => Some(writer.walker()),
@@ -66,7 +66,7 @@ impl Output {
         }
     }
 
-    /// Does a job; `walker` is what [`walker`](Self::walker) gave to this thread.
+    /// Carries out a job; `walker` is this thread's, from [`walker`](Self::walker).
     pub(crate) fn run(&self, job: WriteJob, walker: &mut Option<Walker>) -> JobResult {
         match self {
             Output::Tree(writer) => writer.run(job, walker.get_or_insert_with(|| writer.walker())),

@@ -135,7 +135,7 @@ impl<T> Queue<T> {
         .await
     }
 
-    /// Takes an item; blocks the thread while there is none. `None` once the queue is
+    /// Takes an item; blocks the thread while the queue is empty. `None` once the queue is
     /// closed and empty.
     pub(crate) fn pop(&self) -> Option<T> {
         let mut state = self.lock();

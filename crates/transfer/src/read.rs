@@ -406,7 +406,7 @@ impl LargeFile {
         Some(offset)
     }
 
-    /// Advances to the next block to send; returns true if there is none.
+    /// Advances to the next block to send; returns true at the end of the file.
     fn is_exhausted(&self, state: &mut ReadState) -> bool {
         while !state.exhausted {
             if self.outgoing.entry.sparse

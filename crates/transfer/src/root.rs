@@ -148,7 +148,7 @@ impl Root {
             return Ok(None);
         }
         let Destination { base, .. } = self.destination(&Request { options, ..request.clone() })?;
-        Ok(Journal::left(&base, request.key))
+        Ok(Journal::interrupted(&base, request.key))
     }
 
     /// Opens a source for the scan. With `contents`, or if the path itself

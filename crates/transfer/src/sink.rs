@@ -196,11 +196,11 @@ impl ReceiveSession {
         let answering = {
             let session = Rc::clone(self);
             spawn(async move {
-                let told = session.answer(first).await;
+                let answered = session.answer(first).await;
                 // Connections that wait for answers to be sent must not wait any longer.
-                session.send_failed.set(told.is_err());
+                session.send_failed.set(answered.is_err());
                 session.room.iter().for_each(Notify::notify);
-                told
+                answered
             })
         };
         let ticking: Task<()> = {
@@ -251,11 +251,11 @@ impl ReceiveSession {
         self.ended.set(true);
         self.frames.notify();
         // Best effort: the sender may be gone.
-        let told = longhaul_engine::timeout(FAREWELL, answering).await;
+        let answered = longhaul_engine::timeout(FAREWELL, answering).await;
         ticking.cancel().await;
         tuning.cancel().await;
         worked?;
-        match told {
+        match answered {
             Ok(Ok(())) => Ok(self.receiver.borrow().counts()),
             Ok(Err(e)) => Err(e.into()),
             Err(_) => Err(SessionError::Lost),
@@ -321,11 +321,11 @@ impl ReceiveSession {
                 self.frames.notify();
             }
         };
-        let mut told = None;
+        let mut sent_limit = None;
         let look = || {
             let limit = (queues.gauge().fill >= 0.5).then_some(Stage::Write);
-            if limit != told && self.tell {
-                told = limit;
+            if limit != sent_limit && self.tell {
+                sent_limit = limit;
                 self.receiver.borrow_mut().limits(limit.map(Limit::Stage));
                 self.frames.notify();
             }

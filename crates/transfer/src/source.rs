@@ -445,7 +445,7 @@ impl SendSession {
             self.monitor.tuned(tuned.clone(), false);
             self.queues.items.force(Item::Tuned(tuned), 1);
         };
-        let (mut told, mut said, mut scanned) = (None, now(), Scanned::default());
+        let (mut sent_limit, mut sent_at, mut scanned) = (None, now(), Scanned::default());
         let look = || {
             let found = self.monitor.what_is_scanned();
             if found != scanned {
@@ -453,8 +453,8 @@ impl SendSession {
                 self.queues.items.force(Item::Scanned(found), 1);
             }
             let limit = self.monitor.limit_here();
-            if limit != told || now().saturating_duration_since(said) >= BEAT {
-                (told, said) = (limit, now());
+            if limit != sent_limit || now().saturating_duration_since(sent_at) >= BEAT {
+                (sent_limit, sent_at) = (limit, now());
                 self.queues.items.force(Item::Limit(limit), 1);
             }
         };

@@ -1,13 +1,13 @@
 //! An agent for one copy, started on another machine over the user's own ssh.
 //!
 //! Invariants:
-//! - the key goes through ssh's encrypted channel, never through an argument, and
-//!   is good for this agent only;
-//! - the agent ends when this side does, since its standard input ends.
+//! - the key is sent through ssh's encrypted channel, never as an argument, and is valid
+//!   for this agent only;
+//! - the agent ends when this side does, since its standard input is closed then.
 //!
-//! Where the agent's port cannot be reached, one connection goes through ssh
-//! itself: what comes on the agent's standard input goes to its own port, and
-//! what that answers goes back.
+//! If the agent's port cannot be reached, one connection is relayed through ssh: the
+//! agent forwards its standard input to its own port, and the answers to its standard
+//! output.
 
 mod carry;
 mod failure;
@@ -34,27 +34,27 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 /// How agents on other machines are started and reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ssh {
-    /// The ssh program and arguments that come first.
+    /// The ssh program, with its first arguments.
     pub program: Vec<String>,
-    /// What this program is called over there.
+    /// Path or name of this program on the other machine.
     pub remote_program: String,
-    /// Ports that data connections may use; any, if there is nothing here.
+    /// Range of ports for data connections; `None` for any.
     pub ports: Option<(u16, u16)>,
-    /// Which way the data goes.
+    /// Route of the data.
     pub via: Via,
-    /// Place one of these there, in the user's cache, and run that.
+    /// Programs to install in the user's cache on the other machine, and to run from there.
     pub install: Option<Offer>,
 }
 
-/// Which way the data of a copy over ssh goes.
+/// Route of the data of a copy over ssh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Via {
-    /// Over connections of its own; through ssh where those are impossible.
+    /// Direct connections; through ssh if those fail.
     #[default]
     Any,
-    /// Over connections of its own, or not at all.
+    /// Direct connections only.
     Direct,
-    /// Through ssh.
+    /// Through ssh only.
     Ssh,
 }
 
@@ -70,18 +70,17 @@ impl Default for Ssh {
     }
 }
 
-/// The first word that an agent says when it listens; its address follows.
+/// Prefix of the line that an agent prints when it listens; its address follows.
 const READY: &str = "ready lh://";
-/// The most lines that the shells of the other machine may say before that, and bytes
-/// of each.
+/// The most lines that login shells of the other machine may print before that, and the
+/// most bytes of each.
 const GREETINGS: usize = 100;
 const GREETING: u64 = 4096;
-/// Of what came in place of that, people see so many bytes.
+/// The most bytes of an unexpected first line that an error message shows.
 const SHOWN: usize = 200;
-/// How often ssh asks whether the other machine is still there, in the time after
-/// which it is given up.
+/// Keep-alive messages of ssh within the time after which it gives the connection up.
 const ALIVE: u32 = 3;
-/// The longest time in seconds that ssh is given for anything.
+/// Upper bound of timeouts that are passed to ssh, in seconds.
 const LONGEST: u64 = 86_400;
 
 /// A running agent on another machine.
@@ -90,19 +89,19 @@ pub(crate) struct Remote {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: Option<BufReader<ChildStdout>>,
-    said: StderrTail,
-    /// Where it is reached.
+    stderr: StderrTail,
+    /// Host and port of the agent.
     pub(crate) server: (String, u16),
-    /// What it wants to be shown.
+    /// The agent's pre-shared key.
     pub(crate) key: Key,
 }
 
 impl Remote {
-    /// Starts an agent on `host` (as ssh takes it). Blocks for as long as ssh
-    /// takes, which may ask for a password.
+    /// Starts an agent on `host` (in the syntax of ssh). Blocks while ssh runs, which may
+    /// ask for a password.
     ///
     /// # Errors
-    /// ssh fails, or there is no such program over there.
+    /// ssh fails, or the program is missing on the other machine.
     pub(crate) fn start(host: &str, settings: &Settings, monitor: &Monitor) -> Result<Remote, CopyError> {
         let ssh = &settings.ssh;
         let server = host.to_owned();
@@ -119,7 +118,7 @@ impl Remote {
             Some(_) => install::command(&agent),
             None => format!("{} {agent}", ssh.remote_program),
         };
-        // What goes through ssh ends with it: on a dead path TCP would keep it for long.
+        // Data through ssh depends on ssh noticing a dead path, which TCP does late.
         let alive = settings.silence.as_secs().div_ceil(ALIVE.into()).clamp(1, LONGEST);
         let connect = settings.connect.as_secs().clamp(1, LONGEST);
         let mut command = command(ssh);
@@ -136,57 +135,57 @@ impl Remote {
         let mut child = command.spawn().map_err(named)?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take().map(BufReader::new));
         let stderr = child.stderr.take().ok_or_else(|| io::Error::other("ssh has no standard error"));
-        let said = stderr.and_then(StderrTail::follow).map_err(named)?;
-        let mut remote = Remote { child, stdin, stdout, said, server: (name_of(host, ssh), 0), key };
+        let stderr = stderr.and_then(StderrTail::follow).map_err(named)?;
+        let mut remote = Remote { child, stdin, stdout, stderr, server: (name_of(host, ssh), 0), key };
         let greeted = remote.greet(ssh.install.as_ref()).map_err(|e| unreachable(e.to_string()))?;
         let address = match greeted {
-            AgentStart::Listens { address, placed } => {
-                if let Some(words) = placed {
+            AgentStart::Listens { address, installed } => {
+                if let Some(words) = installed {
                     monitor.note(format!("{host}: {words}"));
                 }
                 address
             }
-            AgentStart::NotPlaced(why) => {
+            AgentStart::NotInstalled(why) => {
                 let message = format!("cannot place the program on {host}: {why}");
                 return Err(CopyError::Refused(Refusal::new(RefusalKind::Unreachable, message)));
             }
-            AgentStart::Not(printed) => {
+            AgentStart::NotListening(printed) => {
                 let status = remote.end();
-                return Err(SshExit { host, ssh, status, printed: &printed, said: &remote.said }.error());
+                return Err(SshExit { host, ssh, status, printed: &printed, stderr: &remote.stderr }.error());
             }
         };
         remote.server.1 = address.port();
         Ok(remote)
     }
 
-    /// Places the program if that is wanted, hands the key over, and waits for where the agent
-    /// listens. What a login shell says to everybody is passed over.
+    /// Installs the program if requested, sends the key, and waits for the address that the
+    /// agent listens on. Other output of login shells is skipped.
     fn greet(&mut self, install: Option<&Offer>) -> io::Result<AgentStart> {
         let (Some(stdin), Some(stdout)) = (&mut self.stdin, &mut self.stdout) else {
-            return Ok(AgentStart::Not(Vec::new()));
+            return Ok(AgentStart::NotListening(Vec::new()));
         };
         let mut lines = Lines { from: stdout, left: GREETINGS, first: Vec::new() };
-        let mut placed = None;
+        let mut installed = None;
         if let Some(offer) = install {
             match install::install(stdin, &mut lines, offer)? {
-                Installed::There(words) => placed = words,
-                Installed::Failed(why) => return Ok(AgentStart::NotPlaced(why)),
-                Installed::Nothing => return Ok(AgentStart::Not(lines.first)),
+                Installed::Ready(words) => installed = words,
+                Installed::Failed(why) => return Ok(AgentStart::NotInstalled(why)),
+                Installed::NoScript => return Ok(AgentStart::NotListening(lines.first)),
             }
         }
-        // An agent that has ended already says nothing, and is reported by that.
+        // A write error means that the agent ended, which the missing address reports.
         let _ = writeln!(stdin, "{}", self.key.to_hex()).and_then(|()| stdin.flush());
         Ok(match lines.find(listens)? {
-            Some(address) => AgentStart::Listens { address, placed },
-            None => AgentStart::Not(lines.first),
+            Some(address) => AgentStart::Listens { address, installed },
+            None => AgentStart::NotListening(lines.first),
         })
     }
 
-    /// A connection to the agent through ssh. The agent lives as long as that is
-    /// open: there is one only.
+    /// The connection to the agent through ssh; there is only one. The agent ends when it
+    /// is closed.
     ///
     /// # Errors
-    /// There is no socket, or it was taken already.
+    /// It was taken before, or a socket or thread cannot be created.
     pub(crate) fn channel(&mut self) -> io::Result<TcpStream> {
         let (Some(stdin), Some(stdout)) = (self.stdin.take(), self.stdout.take()) else {
             return Err(io::Error::other("the connection through ssh is in use"));
@@ -200,34 +199,34 @@ impl Remote {
         start(Box::new(move || {
             let end = other.try_clone();
             relay(stdout, other);
-            // Who waits for an answer hears that there will be none.
+            // Wakes a task that waits for an answer.
             let _ = end.and_then(|end| end.shutdown(Shutdown::Both));
         }))?;
         Ok(ours)
     }
 }
 
-/// What came of starting an agent.
+/// Result of starting an agent.
 enum AgentStart {
-    /// It listens here; in words, if its program was placed.
-    Listens { address: SocketAddr, placed: Option<String> },
-    /// Its program cannot be placed, for this reason.
-    NotPlaced(String),
-    /// It does not listen; the first line that came in place of its address.
-    Not(Vec<u8>),
+    /// It listens on this address; with a note if the program was installed.
+    Listens { address: SocketAddr, installed: Option<String> },
+    /// The program cannot be installed.
+    NotInstalled(String),
+    /// It does not listen; the first line printed instead of its address.
+    NotListening(Vec<u8>),
 }
 
-/// What comes from the other machine, line by line.
+/// Output of the other machine, line by line.
 struct Lines<'a, R> {
     from: &'a mut R,
-    /// The most lines that may still come.
+    /// Lines that may still be read.
     left: usize,
-    /// The beginning of the first that was not looked for.
+    /// The beginning of the first line that did not match.
     first: Vec<u8>,
 }
 
 impl<R: BufRead> Lines<'_, R> {
-    /// The next line that is one of those looked for, if it comes.
+    /// Reads up to the next matching line; `None` if none arrives.
     fn find<T>(&mut self, looked_for: impl Fn(&[u8]) -> Option<T>) -> io::Result<Option<T>> {
         while let Some(left) = self.left.checked_sub(1) {
             self.left = left;
@@ -246,29 +245,29 @@ impl<R: BufRead> Lines<'_, R> {
     }
 }
 
-/// Where an agent says that it listens. Something without an end of line may be before
-/// that.
+/// Parses the address from the agent's line, which may follow other output without a
+/// newline.
 fn listens(line: &[u8]) -> Option<SocketAddr> {
     let (_, rest) = std::str::from_utf8(line).ok()?.split_once(READY)?;
     rest.trim().trim_end_matches('/').parse().ok()
 }
 
 impl Remote {
-    /// Ends ssh, and the agent with it. How ssh ended, unless it had to be killed.
+    /// Ends ssh, and the agent with it; returns ssh's exit status unless it had to be killed.
     fn end(&mut self) -> Option<ExitStatus> {
         if let Ok(Some(status)) = self.child.try_wait() {
-            self.said.finish();
+            self.stderr.finish();
             return Some(status);
         }
-        // Its input ends, so it does; on a path that is dead it would wait for an
-        // answer until TCP gives up.
+        // Closing its input ends ssh, unless the path is dead: then it would wait until TCP
+        // gives up, and is killed instead.
         drop(self.stdin.take());
-        let in_time = ends_within(&self.child, PATIENCE);
+        let in_time = ends_within(&self.child, EXIT_TIMEOUT);
         if !in_time {
             let _ = self.child.kill();
         }
         let status = self.child.wait().ok();
-        self.said.finish();
+        self.stderr.finish();
         status.filter(|_| in_time)
     }
 }
@@ -279,10 +278,10 @@ impl Drop for Remote {
     }
 }
 
-/// How long ssh may take to end once it is to.
-const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+/// How long ssh may take to end after its input was closed.
+const EXIT_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// Whether it ends in time, as far as the kernel can tell (since 5.3).
+/// Whether a child ends within `time`; true if the kernel (before 5.3) cannot tell.
 fn ends_within(child: &Child, time: Timespec) -> bool {
     let Ok(process) = pidfd_open(Pid::from_child(child), PidfdFlags::empty()) else { return true };
     loop {
@@ -301,7 +300,7 @@ fn command(ssh: &Ssh) -> Command {
     command
 }
 
-/// The name or address that ssh's configuration has for `host`.
+/// The host name or address that ssh's configuration has for `host`.
 fn name_of(host: &str, ssh: &Ssh) -> String {
     let given = host.rsplit_once('@').map_or(host, |(_, name)| name).trim_matches(['[', ']']).to_owned();
     let configured = command(ssh).args(["-G", host]).stdin(Stdio::null()).stderr(Stdio::null()).output();
@@ -316,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_does_not_end_is_not_waited_for() {
+    fn waiting_for_a_child_ends_in_time() {
         let spawn = |words: &[&str]| Command::new(words[0]).args(&words[1..]).spawn().expect("started");
         let at_once = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
         let mut stays = spawn(&["sleep", "600"]);

@@ -1,14 +1,14 @@
-//! Which times a file system keeps.
+//! Timestamp granularity and range of file systems.
 //!
-//! File systems store times in steps of 1 ns to 2 s, and from a first to a last one. The
-//! kernel cuts a time that is set to that (`utimensat(2)`, and `s_time_gran`,
-//! `s_time_min` and `s_time_max` of its superblocks), so a file is given times, and what
-//! it has then is read back.
+//! File systems store times with a granularity of 1 ns to 2 s, within a range. The kernel
+//! truncates and clamps a time that is set (`utimensat(2)`; `s_time_gran`, `s_time_min`
+//! and `s_time_max` of the superblock), so a probe sets times on a file and reads them
+//! back.
 //!
 //! Invariants:
-//! - a file system is probed once for a copy;
-//! - where it cannot be, it is taken to keep every time, unless it is of a kind that is
-//!   known not to: a file too many is sent rather than none too few.
+//! - a file system is probed once in a copy;
+//! - if probing fails, it is assumed to store every time, unless its type is known not to:
+//!   at worst, up-to-date files are sent again, and changed ones are never missed.
 
 use crate::noise::fill_random;
 use crate::wire::{RESERVED, Time};
@@ -21,25 +21,25 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, PoisonError};
 
-/// Steps in nanoseconds: all, NTFS, microseconds, milliseconds, exFAT, ext3 and HFS+,
-/// FAT.
+/// Granularities in nanoseconds: exact, NTFS, microseconds, milliseconds, exFAT, ext3 and
+/// HFS+, FAT.
 const STEPS: [i128; 7] = [1, 100, 1_000, 1_000_000, 10_000_000, 1_000_000_000, 2_000_000_000];
-/// Each of the steps cuts another time from this one: an odd second, and no digit like
-/// the one before it.
+/// A time that each granularity truncates differently: an odd second, and no two equal
+/// digits in a row.
 const ODD: Time = Time { secs: 1_000_000_001, nanos: 123_456_789 };
-/// No file system stores a time as far from 1970 in all of its bits, in seconds.
+/// A time in seconds that no file system can store.
 const FAR: i64 = 1 << 60;
 
-/// Seconds that all file systems in use keep: those of FAT begin in 1980, and signed 32
-/// bits end in 2038. A day less on either side, for the time zone of FAT.
+/// Seconds that all file systems in use can store: FAT begins in 1980, and signed 32 bits
+/// end in 2038. A day less on either side, for the time zone of FAT.
 pub(crate) const USUAL: Range<i64> = 315_532_800 + 86_400..(1 << 31) - 86_400;
 
-/// The times that one file system keeps.
+/// Timestamp granularity and range of one file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamps {
-    /// In nanoseconds.
+    /// Granularity in nanoseconds.
     step: i128,
-    /// In seconds since 1970.
+    /// Range in seconds since 1970.
     first: i64,
     last: i64,
 }
@@ -51,10 +51,10 @@ impl Default for Stamps {
 }
 
 impl Stamps {
-    /// What a file has for its time once `time` was set.
+    /// The stored time after `time` was set.
     pub(crate) fn kept(self, time: Time) -> Time {
         let Time { secs, nanos } = time;
-        // The kernel's `timestamp_truncate`: the first and the last second are whole.
+        // As the kernel's `timestamp_truncate`: the ends of the range have no nanoseconds.
         let (secs, nanos) = if secs <= self.first {
             (self.first, 0)
         } else if secs >= self.last {
@@ -68,12 +68,12 @@ impl Stamps {
         Time { secs, nanos: cut.rem_euclid(1_000_000_000) as u32 }
     }
 
-    /// Whether a file that was given the time `ours` has the time `there`.
+    /// Whether `there` is the stored time after `ours` was set.
     pub(crate) fn keeps(self, ours: Time, there: Time) -> bool {
         ours == there || self.kept(ours) == there
     }
 
-    /// What a file system keeps of times, by what it makes of some.
+    /// Determines granularity and range by setting times and reading them back.
     fn found(mut made_of: impl FnMut(Time) -> io::Result<Time>) -> io::Result<Stamps> {
         let odd = made_of(ODD)?;
         let cuts = |step: &&i128| Stamps { step: **step, ..Stamps::default() }.kept(ODD) == odd;
@@ -81,18 +81,18 @@ impl Stamps {
         let first = made_of(Time { secs: -FAR, nanos: 0 })?.secs;
         let last = made_of(Time { secs: FAR, nanos: 0 })?.secs;
         let mut stamps = Stamps { step, ..Stamps::default() };
-        // Kernels before 5.4 do not clamp: what they make of these means nothing.
+        // Kernels before 5.4 do not clamp, so implausible ranges are ignored.
         if first > -FAR && last < FAR && first <= USUAL.start && last >= USUAL.end {
             (stamps.first, stamps.last) = (first, last);
         }
         Ok(stamps)
     }
 
-    /// Of the file system of a directory, by a file in it.
+    /// Probes the file system of a directory with a temporary file in it.
     fn probe(directory: BorrowedFd<'_>, may_name: bool) -> io::Result<Stamps> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o600);
-        // Without a name, nothing in the directory changes.
+        // An unnamed file leaves the directory unchanged.
         let unnamed = rustix::fs::openat(directory, c".", flags | OFlags::TMPFILE, mode);
         match unnamed {
             Ok(file) => Stamps::of_file(&file),
@@ -119,8 +119,7 @@ impl Stamps {
         })
     }
 
-    /// Of the kind of file system that a directory is on, as far as that says something
-    /// (`statfs(2)`, `f_type`).
+    /// The granularity by the type of a directory's file system (`statfs(2)`, `f_type`).
     fn of_kind(directory: BorrowedFd<'_>) -> Stamps {
         let kind = rustix::fs::fstatfs(directory).map_or(0, |stat| stat.f_type as u64);
         let step = match kind {
@@ -138,23 +137,23 @@ impl Stamps {
     }
 }
 
-/// A time of change alone, to be set.
+/// Arguments of `utimensat(2)` that set the mtime only.
 pub(crate) fn timestamps(mtime: Time) -> Timestamps {
     let last_modification = Timespec { tv_sec: mtime.secs, tv_nsec: i64::from(mtime.nanos) };
     let last_access = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
     Timestamps { last_access, last_modification }
 }
 
-/// The time of change of a file.
+/// The mtime of a file.
 pub(crate) fn mtime(stat: &Stat) -> Time {
     Time { secs: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 }
 }
 
-/// Says so if a time that was just set is not what the file has, by more than the steps
-/// of file systems. `stat` is called for unusual times alone.
+/// Checks that a time that was just set is stored, up to the coarsest granularity. `stat`
+/// is called only for times outside of [`USUAL`].
 ///
 /// # Errors
-/// It is another one.
+/// The stored time differs.
 pub(crate) fn check_set(ours: Time, stat: impl FnOnce() -> io::Result<Stat>) -> io::Result<()> {
     if USUAL.contains(&ours.secs) {
         return Ok(());
@@ -166,22 +165,23 @@ pub(crate) fn check_set(ours: Time, stat: impl FnOnce() -> io::Result<Stat>) -> 
     Err(unkept(ours, there))
 }
 
-/// The trouble with a time that a file system cannot keep.
+/// The error for a time that a file system cannot store.
 pub(crate) fn unkept(ours: Time, there: Time) -> io::Error {
     io::Error::other(format!(
-        "the file system cannot keep the time (@{} s since 1970): it is now @{}",
+        "the file system cannot store the time (@{} s since 1970): it is now @{}",
         ours.secs, there.secs
     ))
 }
 
-/// What is known of the file systems that a copy goes to.
+/// Probed file systems of a destination, by device number.
 #[derive(Debug, Default)]
 pub(crate) struct FileSystems(Mutex<HashMap<u64, Stamps>>);
 
 impl FileSystems {
-    /// Of the file system with this device number, which `directory` is on: probed in
-    /// the destination itself (`base`) if that is on it too, since there this user can
-    /// make files. One with a name is made only if `may_name` and there is no other way.
+    /// The properties of the file system with this device number, which holds `directory`.
+    /// It is probed in the destination (`base`) if that is on it too, where this user can
+    /// create files. A named file is created only if `may_name`, and if unnamed files are
+    /// not supported.
     pub(crate) fn stamps(
         &self,
         device: u64,
@@ -195,7 +195,7 @@ impl FileSystems {
             let directory = if in_base { base } else { directory.as_fd() };
             let probed = Stamps::probe(directory, may_name);
             probed.unwrap_or_else(|e| {
-                tracing::debug!("the times of the destination's file system are not known: {e}");
+                tracing::debug!("cannot probe the timestamps of the destination's file system: {e}");
                 Stamps::of_kind(directory)
             })
         })
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_system_makes_of_times_is_found_out() {
+    fn granularity_and_range_are_detected() {
         for step in STEPS {
             keeping(step, i64::MIN, i64::MAX);
         }

@@ -1,51 +1,49 @@
 //! How many connections a copy uses.
 //!
-//! One connection fills most paths, and each further one begins with a burst that
-//! the path's queue drops and takes a share from the other flows. So a copy begins
-//! with one, and more are tried only while something other than the path holds back
-//! those that there are ([`Limiter`], which the kernel's counters tell). They stay if
-//! the rate of *content* rises by more than what is sent again in addition. Where
-//! the path is what limits, fewer are tried.
+//! One connection fills most paths, and each further one begins with a burst that may
+//! overflow the path's queue, and takes a share from other flows. So a copy begins with
+//! one, and tries more only while something other than the path limits them
+//! ([`Limiter`], from the kernel's counters). They are kept if the rate of *content* rises
+//! by more than the additional retransmissions. If the path is the limit, fewer are tried.
 //!
 //! Invariants:
 //! - the number is between one and the most;
-//! - one change at a time, judged by samples after it has had its time to show;
-//! - after a try that did not help the next one waits twice as long, up to
+//! - one change at a time, judged by samples after its effect can show;
+//! - after a try that does not help, the wait for the next one doubles, up to
 //!   [`HOLD_MOST`].
 
 use crate::tuner::CountChange;
 
-/// Growth of the rate of content that a higher number has to bring, besides the
-/// share that it has sent again in addition; and where segments are lost at random,
-/// since the rate of such connections is unsteady.
+/// Growth of the content rate that justifies a higher number, besides its additional
+/// retransmissions; and the same with random losses, which make rates unsteady.
 const GAIN: f64 = 0.05;
 const GAIN_LOST: f64 = 0.10;
-/// Growth that leaves no doubt before the change has had all its time.
+/// Growth that is accepted before the settling time is over.
 const CONVINCING: f64 = 0.5;
-/// A lower number is kept if the rate is below the best by no more than this share.
+/// Loss of rate, as a share of the best, up to which a lower number is kept.
 const LOSS: f64 = 0.03;
-/// What the best rate is worth a sample later.
+/// Decay of the best rate for each sample.
 const FORGET: f64 = 0.9998;
-/// Times as many connections as there are that are tried: in general, and where
-/// segments are lost at random, which leaves each connection a small fixed rate.
+/// Factor of the next try: in general, and with random losses, which leave each connection
+/// a small fixed rate.
 const TIMES: usize = 2;
 const TIMES_LOST: usize = 4;
-/// Samples in which the connections have to be what limits before more are tried.
+/// Samples in which the connections have to be the limit before more are tried.
 const SURE: u32 = 3;
-/// Samples that a rate is the mean of.
+/// Samples that a rate is averaged over.
 const MEASURED: u32 = 4;
 /// Samples between two tries: at first, and at most.
 const HOLD: u32 = 8;
 const HOLD_MOST: u32 = 256;
 
-/// What keeps the connections from sending faster.
+/// What limits the rate of the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Limiter {
     /// The path: its queue fills, or the congestion control has measured its rate.
     Path,
-    /// Segments are lost although no queue is there.
+    /// Random losses: segments are lost without a queue.
     Loss,
-    /// A socket buffer, here or at the other side.
+    /// A socket buffer, here or at the peer.
     Buffer,
     /// Their congestion windows, which grow slowly on a long path.
     Window,
@@ -62,24 +60,24 @@ impl Limiter {
     }
 }
 
-/// What was seen since the sample before.
+/// Measurements since the sample before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamSample {
     /// Bytes of content a second.
     pub(crate) rate: f64,
-    /// Content waits to be sent.
+    /// Whether content waits to be sent.
     pub(crate) waits: bool,
     /// What limits the connections.
     pub(crate) limiter: Limiter,
-    /// Share of the bytes sent that were sent again.
-    pub(crate) resent: f64,
+    /// Share of retransmissions in the bytes sent.
+    pub(crate) retransmitted: f64,
 }
 
-/// A mean of rates and of what was sent again.
+/// Running means of rate and retransmissions.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean {
     rate: f64,
-    resent: f64,
+    retransmitted: f64,
     samples: u32,
 }
 
@@ -87,23 +85,27 @@ impl Mean {
     fn add(self, sample: StreamSample) -> Mean {
         let samples = self.samples + 1;
         let step = |mean: f64, value: f64| mean + (value - mean) / f64::from(samples);
-        Mean { rate: step(self.rate, sample.rate), resent: step(self.resent, sample.resent), samples }
+        Mean {
+            rate: step(self.rate, sample.rate),
+            retransmitted: step(self.retransmitted, sample.retransmitted),
+            samples,
+        }
     }
 }
 
 #[derive(Clone, Copy, Debug)]
 enum StreamsPhase {
-    /// As it is, for so many samples more.
+    /// Keep the number for this many more samples.
     Hold(u32),
-    /// The rate as it is, to compare with, while this limits.
+    /// Measure the rate before a change, while `limiter` holds.
     Before { mean: Mean, limiter: Limiter },
-    /// Another number, that needs so many samples more to show.
+    /// The number was changed; the effect shows after `left` more samples.
     Settle { from: usize, before: Mean, limiter: Limiter, left: u32 },
-    /// Another number, as it does.
+    /// Measure the rate after the change.
     Try { from: usize, before: Mean, limiter: Limiter, mean: Mean },
 }
 
-/// Finds the number of connections.
+/// Tuner of the number of connections.
 #[derive(Debug)]
 pub(crate) struct Streams {
     most: usize,
@@ -112,7 +114,7 @@ pub(crate) struct Streams {
     settle: u32,
     hold: u32,
     best: f64,
-    /// The last try was in vain: the next one is smaller.
+    /// The last try did not help: the next step is smaller.
     failed: bool,
     state: StreamsPhase,
 }
@@ -125,18 +127,18 @@ impl Streams {
         Streams { most, now: start.clamp(1, most), settle, hold: HOLD, best: 0.0, failed: false, state }
     }
 
-    /// How many to use.
+    /// The present number.
     #[cfg(test)]
     pub(crate) fn now(&self) -> usize {
         self.now
     }
 
-    /// Takes a sample; what is to be changed.
+    /// Takes a sample; returns a change to make.
     pub(crate) fn sample(&mut self, sample: StreamSample) -> Option<CountChange> {
         self.best *= FORGET;
         match self.state {
             StreamsPhase::Hold(left) if left > 0 => self.state = StreamsPhase::Hold(left - 1),
-            // A rate that the other stages limit says nothing of connections.
+            // The rate says nothing about connections if other stages limit it.
             StreamsPhase::Hold(_) | StreamsPhase::Before { .. } if !sample.waits => {
                 self.state = StreamsPhase::Hold(0)
             }
@@ -195,10 +197,10 @@ impl Streams {
             return None;
         }
         let change = mean.rate / before.rate.max(f64::MIN_POSITIVE) - 1.0;
-        let again = (mean.resent - before.resent).max(0.0);
+        let again = (mean.retransmitted - before.retransmitted).max(0.0);
         let kept = match limiter {
             Limiter::Path => mean.rate >= (1.0 - LOSS) * self.best,
-            // They send all that there is.
+            // All available content is sent, so the number is sufficient.
             _ if !waits && change >= -LOSS => true,
             Limiter::Loss => change >= GAIN_LOST + again,
             Limiter::Buffer | Limiter::Window => change >= GAIN + again,
@@ -228,7 +230,7 @@ impl Streams {
 mod tests {
     use super::*;
 
-    /// A path in samples of a fifth of a second, that connections share.
+    /// A simulated path that connections share, in samples of 0.2 s.
     #[derive(Clone, Copy)]
     struct SimulatedPath {
         /// What it carries, and what one connection does alone, in MB/s.
@@ -262,8 +264,8 @@ mod tests {
                 let rate = 1e6 * (self.each * shown).min(self.carries) * noise;
                 let full = now >= self.needed();
                 let limiter = if full { Limiter::Path } else { self.limiter };
-                let resent = self.overflow * (now - self.needed().max(1.0)).max(0.0);
-                streams.sample(StreamSample { rate, waits: true, limiter, resent });
+                let retransmitted = self.overflow * (now - self.needed().max(1.0)).max(0.0);
+                streams.sample(StreamSample { rate, waits: true, limiter, retransmitted });
                 numbers.push(streams.now());
                 late += if n >= samples / 2 { rate / f64::from(samples - samples / 2) } else { 0.0 };
             }
@@ -275,13 +277,13 @@ mod tests {
         SimulatedPath { carries: 100.0, each: 100.0, limiter: Limiter::Window, overflow: 0.03, ramp: 5 };
 
     #[test]
-    fn a_path_that_one_fills_never_sees_another() {
+    fn a_path_that_one_connection_fills_gets_no_other() {
         let (numbers, share) = PATH.run(&mut Streams::new(1, 16, 5), 3000);
         assert!(numbers.iter().all(|&n| n == 1) && share > 0.99, "{share}");
     }
 
     #[test]
-    fn what_holds_each_back_is_answered_by_more() {
+    fn limits_of_single_connections_are_overcome_by_more() {
         for limiter in [Limiter::Loss, Limiter::Buffer, Limiter::Window] {
             for needed in [2.0, 3.0, 5.0, 12.0] {
                 let path = SimulatedPath { each: 100.0 / needed, limiter, ..PATH };
@@ -296,14 +298,14 @@ mod tests {
     }
 
     #[test]
-    fn more_that_only_send_again_are_given_up() {
+    fn connections_that_only_add_retransmissions_are_given_up() {
         // A shallow queue: two take 4 % more between them, and send 4 % twice.
         let mut streams = Streams::new(1, 16, 5);
         let mut used = [0; 17];
         for _ in 0..2000 {
             let more = streams.now() > 1;
-            let (rate, resent) = if more { (106e6, 0.04) } else { (100e6, 0.005) };
-            streams.sample(StreamSample { rate, waits: true, limiter: Limiter::Window, resent });
+            let (rate, retransmitted) = if more { (106e6, 0.04) } else { (100e6, 0.005) };
+            streams.sample(StreamSample { rate, waits: true, limiter: Limiter::Window, retransmitted });
             used[streams.now()] += 1;
         }
         assert_eq!(streams.now(), 1);
@@ -311,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_needed_any_more_is_given_back() {
+    fn connections_that_are_not_needed_any_more_are_given_up() {
         let mut streams = Streams::new(1, 16, 5);
         let path = SimulatedPath { each: 10.0, limiter: Limiter::Loss, ..PATH };
         assert!(path.run(&mut streams, 400).1 > 0.95);
@@ -322,10 +324,11 @@ mod tests {
     }
 
     #[test]
-    fn who_has_nothing_to_send_tries_nothing() {
+    fn without_waiting_content_nothing_is_tried() {
         let mut streams = Streams::new(1, 16, 1);
         for _ in 0..100 {
-            let sample = StreamSample { rate: 1.0, waits: false, limiter: Limiter::Buffer, resent: 0.0 };
+            let sample =
+                StreamSample { rate: 1.0, waits: false, limiter: Limiter::Buffer, retransmitted: 0.0 };
             assert_eq!(streams.sample(sample), None);
         }
     }
@@ -333,7 +336,7 @@ mod tests {
     #[test]
     fn changes_carry_their_reason() {
         let mut streams = Streams::new(1, 16, 0);
-        let sample = StreamSample { rate: 1.0, waits: true, limiter: Limiter::Buffer, resent: 0.0 };
+        let sample = StreamSample { rate: 1.0, waits: true, limiter: Limiter::Buffer, retransmitted: 0.0 };
         let moves: Vec<CountChange> = (0..20).filter_map(|_| streams.sample(sample)).collect();
         assert_eq!((moves[0].from, moves[0].to), (1, 2));
         assert!(moves[0].why.starts_with("socket buffers limit each connection"), "{}", moves[0].why);

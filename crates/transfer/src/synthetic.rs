@@ -318,8 +318,8 @@ mod tests {
         assert_eq!((zeroes.len(), zeroes.entry(2).expect("there").size), (3, 4096));
         assert_eq!(made("zero:1GB").expect("good").entry(0).expect("there").size, 1_000_000_000);
         assert_eq!(made("dataset:small,files=7").expect("good").len(), 7);
-        let Ok(Synthetic::MachineState(told)) = made("machine:") else { panic!("it says nothing") };
-        assert!(told.starts_with(b"machine "));
+        let Ok(Synthetic::MachineState(sample)) = made("machine:") else { panic!("it says nothing") };
+        assert!(sample.starts_with(b"machine "));
         assert!(made("dataset:small,files=1001").is_err_and(|e| e.contains("1000 files")));
         for bad in
             ["zero:", "zero:0x1", "zero:1x", "zero:9999999999g", "dataset:none", "dataset:real,size=1", "x"]

@@ -73,7 +73,7 @@ pub(crate) async fn carry_out(
         join(push, report(tx, &job.monitor, &ended, &end)).await
     };
     let copied = match select(pin!(work), pin!(rx.frame())).await {
-        Either::Left(((copied, told), _)) => told.map(|()| copied)?,
+        Either::Left(((copied, reported), _)) => reported.map(|()| copied)?,
         Either::Right((Err(e), _)) => return Err(e.into()),
         // The requester sends nothing more: any frame or end is a disconnect.
         Either::Right((Ok(_), _)) => return Err(SessionError::Lost),

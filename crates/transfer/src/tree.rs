@@ -31,7 +31,7 @@ const NAMES: usize = 32 << 10;
 /// Mode of parent directories that are created before their own entry arrives.
 const PARENT_MODE: u32 = 0o700;
 
-/// The access control list that decides who may do what with an object.
+/// The access control list with the permissions of an object.
 pub(crate) const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
 /// The access control list that new objects in a directory inherit.
 const DEFAULT_LIST: &[u8] = b"system.posix_acl_default";

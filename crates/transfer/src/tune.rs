@@ -1,4 +1,5 @@
-//! What a session measures of itself while it runs, and what follows from it.
+//! Tuning of a running session: measures stages, and sets their numbers of threads and
+//! connections.
 
 use crate::limiter::{LimiterDetector, TcpCounters};
 use crate::monitor::Monitor;
@@ -10,33 +11,31 @@ use longhaul_engine::{now, sleep};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How often is measured: a few times for each file system's hiccup, and often
-/// enough that a choice is made within seconds.
+/// Sampling period: short enough to decide within seconds, and to see stalls of a file
+/// system as such.
 const PERIOD: Duration = Duration::from_millis(200);
-/// Round trips until a further connection shows what it brings: it starts slowly,
-/// doubling what it sends in each.
+/// Round trips until the effect of a further connection shows: TCP slow start doubles its
+/// rate in each.
 const RAMP: u32 = 12;
-/// The longest time that is waited for that, in periods.
+/// The longest wait for that effect, in periods.
 const RAMP_MOST: u32 = 25;
-/// What a file costs besides its bytes, in bytes, so that rates can be compared
-/// when small files follow large ones.
+/// Per-file cost in bytes, which makes rates of small and large files comparable.
 pub const FILE_WORK: u64 = 32 << 10;
 
-/// With how many threads of a stage a session begins, and how many of anything it may
-/// come to.
+/// Initial threads of a stage, and the most threads or connections.
 const START: usize = 4;
 const MOST: usize = 16;
-/// With how many connections it begins. Several begin with a burst each, which the
-/// path's queue drops: with 4 to 16, 9 to 12 % of the segments were sent twice.
+/// Initial connections. Each begins with a burst that may overflow the path's queue: with
+/// 4 to 16, 9 to 12 % of the segments were retransmitted.
 const STREAMS_START: usize = 1;
 
-/// How many of something to use.
+/// How many threads or connections to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Concurrency {
-    /// As many as measurably help.
+    /// As many as measurably improve the rate.
     #[default]
     Measured,
-    /// So many.
+    /// This many.
     Fixed(usize),
 }
 
@@ -48,7 +47,7 @@ impl Concurrency {
         }
     }
 
-    /// The most that there may be.
+    /// The greatest number.
     pub fn most(self) -> usize {
         match self {
             Concurrency::Measured => MOST,
@@ -56,7 +55,7 @@ impl Concurrency {
         }
     }
 
-    /// With how many connections to begin.
+    /// The initial number of connections.
     pub(crate) fn streams(self) -> usize {
         match self {
             Concurrency::Fixed(number) => number.max(1),
@@ -65,45 +64,45 @@ impl Concurrency {
     }
 }
 
-/// What has been done since the beginning, at some moment.
+/// Totals of a stage at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StageProgress {
     pub(crate) files: u64,
     pub(crate) bytes: u64,
-    /// The other stages wait for this one now.
+    /// Whether the other stages wait for this one.
     pub(crate) limits: bool,
 }
 
-/// A stage whose number follows what it does.
+/// A stage whose number is tuned.
 pub(crate) struct TunedStage<'a> {
     pub(crate) stage: Stage,
     pub(crate) concurrency: Concurrency,
-    /// How many there are at first.
+    /// The initial number.
     pub(crate) start: usize,
-    /// The most there may be.
+    /// The greatest number.
     pub(crate) most: usize,
-    /// What the stage has done.
+    /// Reads the totals of the stage.
     pub(crate) look: Box<dyn Fn() -> StageProgress + 'a>,
-    /// Makes it so many.
+    /// Sets the number.
     pub(crate) set: Box<dyn Fn(usize) + 'a>,
 }
 
-/// Connections, as far as their rate is measured.
+/// The connections of a session, as sources of measurements.
 pub(crate) struct Connections {
     pub(crate) streams: Vec<Rc<TcpStream>>,
-    /// This side sends.
+    /// Whether this side sends.
     pub(crate) sends: bool,
 }
 
 impl Connections {
-    /// Bytes that have got across, on all connections.
+    /// Bytes transferred on all connections.
     fn carried(&self) -> Option<u64> {
         let info = self.streams.iter().filter_map(|stream| stream.info().ok());
         let carried = info.map(|info| if self.sends { info.acknowledged } else { info.received });
         (!self.streams.is_empty()).then(|| carried.sum())
     }
 
-    /// What the kernel has counted of all connections.
+    /// The kernel's counters of all connections.
     fn counted(&self, at: Duration) -> TcpCounters {
         TcpCounters::of(at, self.streams.iter().filter_map(|stream| stream.info().ok()))
     }
@@ -118,14 +117,14 @@ impl Connections {
         trips.map(|(rtt, _)| rtt).max().unwrap_or_default()
     }
 
-    /// Periods until a further connection shows what it brings.
+    /// Periods until the effect of a further connection shows.
     fn ramp(&self) -> u32 {
         let periods = (RAMP * self.round_trip()).as_secs_f64() / PERIOD.as_secs_f64();
         (periods.ceil() as u32).clamp(1, RAMP_MOST)
     }
 }
 
-/// What chooses the number of a stage.
+/// The algorithm that chooses the number of a stage.
 enum Chooser {
     Threads(Tuner),
     Streams(Box<(Streams, LimiterDetector)>),
@@ -143,8 +142,8 @@ impl Chooser {
     }
 }
 
-/// Measures until it is dropped; `tell` hears of changes, and `look` is called each
-/// time.
+/// Tunes the stages until the future is dropped; calls `tell` for each change, and `look`
+/// each period.
 pub(crate) async fn follow(
     path: Connections,
     stages: Vec<TunedStage<'_>>,
@@ -162,7 +161,7 @@ pub(crate) async fn follow(
         if let Some(carried) = path.carried() {
             monitor.carried(at, carried);
         }
-        // Round trips are known by now.
+        // Created here, since round trips are known only after the first period.
         let choosers = choosers.get_or_insert_with(|| {
             let measured = |stage: &&TunedStage<'_>| stage.concurrency == Concurrency::Measured;
             stages.iter().map(|stage| Some(stage).filter(measured).map(|s| Chooser::new(s, &path))).collect()
@@ -184,10 +183,17 @@ pub(crate) async fn follow(
             let change = match chooser {
                 Chooser::Threads(tuner) => tuner.sample(tuner::StageSample { rate, limits: progress.limits }),
                 Chooser::Streams(pair) => {
-                    let (streams, signs) = &mut **pair;
-                    let (limiter, resent) = signs.look(counted);
-                    tracing::trace!("{counted:?}: {limiter:?}, {rate:.0} B/s, {resent:.3} sent again");
-                    streams.sample(streams::StreamSample { rate, waits: progress.limits, limiter, resent })
+                    let (streams, detector) = &mut **pair;
+                    let (limiter, retransmitted) = detector.sample(counted);
+                    tracing::trace!(
+                        "{counted:?}: {limiter:?}, {rate:.0} B/s, {retransmitted:.3} retransmitted"
+                    );
+                    streams.sample(streams::StreamSample {
+                        rate,
+                        waits: progress.limits,
+                        limiter,
+                        retransmitted,
+                    })
                 }
             };
             if let Some(CountChange { from, to, why }) = change {

@@ -1,41 +1,39 @@
-//! How many of something to use: connections, or threads of a stage.
+//! Tuner of the number of threads of a stage.
 //!
-//! The number follows what was measured: more are tried while the stage holds the
-//! others up, and kept if the rate rises with them; fewer are tried when more do
-//! not help, and kept if the rate stays. So it ends at the least that reach the
-//! rate, which is also what is fair to other transfers and cheapest.
+//! More threads are tried while the stage limits the others, and kept if the rate rises;
+//! fewer are tried when more do not help, and kept if the rate stays. So the number
+//! converges to the least that reaches the rate.
 //!
 //! Invariants:
 //! - the number is between one and the most;
-//! - one thing is changed at a time, and judged by samples after the change has
-//!   had its time to show;
-//! - after every try that did not help the next one is put off twice as long, up
-//!   to [`HOLD_MOST`], so that trying costs little in the end.
+//! - one change at a time, judged by samples after its effect can show;
+//! - after a try that does not help, the wait for the next one doubles, up to
+//!   [`HOLD_MOST`], which bounds the cost of trying.
 
 /// A higher number is kept if the rate rises by this share.
 const GAIN: f64 = 0.05;
 /// A lower number is kept if the rate is below the best by no more than this share:
 /// the best of all, so that many small losses do not add up.
 const LOSS: f64 = 0.03;
-/// What the best rate is worth a sample later: a path that has become slower is
-/// forgotten within some minutes, 3 % in 1,500 samples.
+/// Decay of the best rate for each sample: 3 % in 1,500 samples, so that the old rate of a
+/// device that became slower is forgotten within minutes.
 const FORGET: f64 = 0.99998;
 /// Samples between two tries: at first, and at most.
 const HOLD: u32 = 2;
 const HOLD_MOST: u32 = 64;
-/// Samples that a rate is the mean of.
+/// Samples that a rate is averaged over.
 const MEASURED: u32 = 2;
 
-/// What was seen since the sample before.
+/// Measurements since the sample before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StageSample {
-    /// What was done, in any unit a second.
+    /// Work done, in any unit a second.
     pub(crate) rate: f64,
-    /// The other stages wait for this one.
+    /// Whether the other stages wait for this one.
     pub(crate) limits: bool,
 }
 
-/// A change that was made, or taken back.
+/// A change of the number, or its reversal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CountChange {
     pub(crate) from: usize,
@@ -51,17 +49,17 @@ enum Step {
 
 #[derive(Clone, Copy, Debug)]
 enum TunerPhase {
-    /// As it is, for this many samples more.
+    /// Keep the number for this many more samples.
     Hold(u32),
-    /// The rate as it is, to compare with: the sum of so many samples.
+    /// Measure the rate before a change: the sum of `samples` rates.
     Before { sum: f64, samples: u32 },
-    /// Something else, that has not shown yet for so many samples.
+    /// The number was changed; the effect shows after `left` more samples.
     Settle { from: usize, before: f64, left: u32 },
-    /// Something else, with the sum of so many samples.
+    /// Measure the rate after the change: the sum of `samples` rates.
     Try { from: usize, before: f64, sum: f64, samples: u32 },
 }
 
-/// Finds a number.
+/// Finds the best number of threads.
 #[derive(Debug)]
 pub(crate) struct Tuner {
     most: usize,
@@ -69,7 +67,7 @@ pub(crate) struct Tuner {
     /// Samples until a change shows.
     settle: u32,
     hold: u32,
-    /// The best rate that was measured, as far as it is remembered.
+    /// The best rate measured, decayed by [`FORGET`].
     best: f64,
     direction: Step,
     state: TunerPhase,
@@ -91,13 +89,13 @@ impl Tuner {
         }
     }
 
-    /// How many to use.
+    /// The present number.
     #[cfg(test)]
     pub(crate) fn now(&self) -> usize {
         self.now
     }
 
-    /// Takes a sample; what is to be changed.
+    /// Takes a sample; returns a change to make.
     pub(crate) fn sample(&mut self, sample: StageSample) -> Option<CountChange> {
         self.best *= FORGET;
         match self.state {
@@ -105,7 +103,7 @@ impl Tuner {
                 self.state = TunerPhase::Hold(left - 1);
                 None
             }
-            // Who waits for others learns nothing from trying.
+            // A stage that waits for others cannot measure the effect of a change.
             TunerPhase::Hold(_) | TunerPhase::Before { .. } if !sample.limits => {
                 self.state = TunerPhase::Hold(0);
                 None
@@ -130,7 +128,7 @@ impl Tuner {
         self.best = self.best.max(before);
         let from = self.now;
         let to = match self.direction {
-            // As far as can be told apart, and not all at once.
+            // A step large enough to measure.
             Step::Up => (from + from.div_ceil(2)).min(self.most),
             Step::Down => (from - from.div_ceil(4)).max(1),
         };
@@ -157,7 +155,7 @@ impl Tuner {
         samples: u32,
     ) -> Option<CountChange> {
         let (sum, samples) = (sum + sample.rate, samples + 1);
-        // Another stage that limits now says nothing against the new number.
+        // If another stage limits now, the new number is judged by the samples so far.
         if samples < MEASURED && sample.limits {
             self.state = TunerPhase::Try { from, before, sum, samples };
             return None;
@@ -226,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_enough_is_found_from_below_and_from_above() {
+    fn a_sufficient_number_is_found_from_below_and_from_above() {
         for start in [1, 4, 30] {
             let (now, _, share) = settle(start, 32, 600, |n| n.min(12) as f64);
             assert!((11..=18).contains(&now) && share > 0.95, "from {start}: {now}, {share}");
@@ -248,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn who_limits_nothing_is_left_alone() {
+    fn a_stage_that_is_not_the_limit_is_left_alone() {
         let mut tuner = Tuner::new(4, 16, 1);
         for _ in 0..100 {
             assert_eq!(tuner.sample(StageSample { rate: 1.0, limits: false }), None);
@@ -257,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_told_with_their_reason() {
+    fn changes_carry_their_reason() {
         let mut tuner = Tuner::new(4, 16, 0);
         let moves: Vec<CountChange> =
             (0..20).filter_map(|_| tuner.sample(StageSample { rate: 1.0, limits: true })).collect();

@@ -77,7 +77,7 @@ pub(crate) struct Writer {
     file_systems: FileSystems,
     claims: Claims,
     files: Mutex<HashMap<u64, Arc<UnfinishedSlot>>>,
-    /// Unfinished files of an earlier run whose blocks the sender was told to skip.
+    /// Unfinished files of an earlier run whose blocks the sender skips.
     declared: Mutex<HashMap<FileKey, DeclaredBlocks>>,
     deferred: Mutex<Deferred>,
     /// Actions of a dry run that are not reported yet.

@@ -8,29 +8,29 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 /// Bytes written in one call: large enough for full speed, small enough to
-/// stay in the processor's cache between being made and being written.
+/// stay in the processor's cache between generation and write.
 const PIECE: usize = 256 << 10;
 
-/// The most threads: more do not make a local disk faster.
+/// The most threads; more do not make a local disk faster.
 const MAX_THREADS: usize = 8;
 
-/// How far it is.
+/// Progress of writing a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Files complete.
     pub files: u64,
-    /// Files in all.
+    /// Total number of files.
     pub files_total: u64,
     /// Bytes written.
     pub bytes: u64,
-    /// Bytes in all.
+    /// Total bytes.
     pub bytes_total: u64,
 }
 
-/// Why it was not made. What was written before stays.
+/// Why a data set was not written. Files written before are kept.
 #[derive(Debug, thiserror::Error)]
 pub enum MakeError {
-    /// It would not fit.
+    /// The file system has too little free space.
     #[error(
         "{dir} has {free} bytes free and {needed} are needed: choose a smaller scale or another directory"
     )]
@@ -42,12 +42,12 @@ pub enum MakeError {
         /// Bytes of the data set.
         needed: u64,
     },
-    /// What the system says.
+    /// A system call failed.
     #[error("cannot write {path}: {source}")]
     Write {
         /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -57,7 +57,7 @@ pub enum MakeError {
 /// every 256 KiB.
 ///
 /// # Errors
-/// The first one that any thread met.
+/// The first error of any thread.
 pub fn make(dir: &Path, plan: &Plan, progress: &(dyn Fn(Progress) + Sync)) -> Result<(), MakeError> {
     let wrong = |path: &Path, source| MakeError::Write { path: path.into(), source };
     fs::create_dir_all(dir).map_err(|e| wrong(dir, e))?;
@@ -87,13 +87,13 @@ pub fn make(dir: &Path, plan: &Plan, progress: &(dyn Fn(Progress) + Sync)) -> Re
 }
 
 fn check_room(dir: &Path, needed: u64) -> Result<(), MakeError> {
-    // Where it cannot be asked, the write will tell.
+    // If statvfs(3) fails, the writes report the error.
     let Ok(stat) = rustix::fs::statvfs(dir) else { return Ok(()) };
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     if needed > free { Err(MakeError::NoRoom { dir: dir.into(), free, needed }) } else { Ok(()) }
 }
 
-/// Neighbours in the list share a directory, so each is made once.
+/// Creates the directories; neighbours in the list share one, so each is created once.
 fn make_directories(dir: &Path, plan: &Plan) -> Result<(), MakeError> {
     let mut last = None;
     for file in &plan.files {

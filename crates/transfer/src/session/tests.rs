@@ -337,9 +337,9 @@ fn what_fails_on_either_side_stops_nothing_else() {
         assert_eq!((counts.files, counts.failed), (20, 3), "seed {seed}");
         assert_eq!((pair.disk.abandoned, pair.disk.settled), (2, Some(false)), "seed {seed}");
         // One line each, however many blocks failed.
-        let mut told: Vec<_> = pair.troubles.iter().map(|t| t.path.to_string()).collect();
-        told.sort();
-        assert_eq!(told, ["bad", "small", "unread"], "seed {seed}");
+        let mut failed: Vec<_> = pair.troubles.iter().map(|t| t.path.to_string()).collect();
+        failed.sort();
+        assert_eq!(failed, ["bad", "small", "unread"], "seed {seed}");
     }
 }
 

@@ -1,25 +1,25 @@
-//! One connection to an agent's port through the standard streams of ssh.
+//! Relays one connection to an agent's port through the standard streams of ssh.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 
-/// Two ends of a connection within this machine.
+/// Two ends of a loopback connection.
 pub(super) fn pair() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let ours = TcpStream::connect(listener.local_addr()?)?;
     loop {
         let (theirs, peer) = listener.accept()?;
-        // Somebody else on this machine may have been faster.
+        // Another process of this machine may have connected first.
         if peer == ours.local_addr()? {
             return Ok((ours, theirs));
         }
     }
 }
 
-/// Bytes that are relayed at once: an ssh channel's packets are smaller.
+/// Buffer size in bytes; packets of an ssh channel are smaller.
 const PIECE: usize = 64 << 10;
 
-/// Hands bytes on until either end has gone.
+/// Copies bytes until either end is closed.
 pub(super) fn relay(mut from: impl Read, mut to: impl Write) {
     let mut piece = vec![0; PIECE];
     loop {
@@ -35,12 +35,11 @@ pub(super) fn relay(mut from: impl Read, mut to: impl Write) {
     }
 }
 
-/// What an agent that was started over ssh does until it is to end: nothing, or,
-/// if something comes from `input`, one connection to its own `address` with
-/// that.
+/// Runs for the lifetime of an agent that was started over ssh: waits for the end of
+/// `input`, or, if data arrives on it, relays one connection to the agent's own `address`.
 ///
 /// # Errors
-/// Its own address cannot be reached.
+/// The address cannot be reached.
 pub fn carry(
     mut input: impl Read,
     output: impl Write + Send + 'static,
@@ -70,13 +69,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_that_nobody_speaks_to_ends_with_its_input() {
+    fn an_agent_without_a_client_ends_with_its_input() {
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
         carry(io::empty(), io::sink(), nowhere).expect("nothing to carry");
     }
 
     #[test]
-    fn a_connection_is_carried_both_ways() {
+    fn a_connection_is_relayed_both_ways() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bound");
         let address = SocketAddr::from(([0, 0, 0, 0], listener.local_addr().expect("bound").port()));
         let agent = std::thread::spawn(move || {

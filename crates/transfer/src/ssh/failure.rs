@@ -1,6 +1,6 @@
-//! Why ssh brought no agent: what ssh and the far machine said, and what to do about it.
+//! Errors of starting an agent over ssh, with the output of ssh and of the other machine.
 //!
-//! ssh ends with the status of the remote command, and with 255 where the fault is its own.
+//! ssh exits with the status of the remote command, or with 255 for an error of its own.
 
 use super::Ssh;
 use crate::copy::CopyError;
@@ -17,14 +17,14 @@ const OWN: i32 = 255;
 /// (POSIX, Shell Command Language, 2.8.2).
 const NOT_EXECUTABLE: i32 = 126;
 const NOT_FOUND: i32 = 127;
-/// Of what was said, this many bytes are kept: the last lines of an error.
+/// Bytes kept of the end of standard error.
 const KEPT: usize = 4096;
-/// How long the end of the standard error of an ssh that has ended is waited for: a
-/// master connection that stays (`ControlPersist`) holds it open.
+/// How long to wait for the end of standard error after ssh has exited: a persistent
+/// master connection (`ControlPersist`) holds it open.
 const REST: Duration = Duration::from_millis(300);
 
-/// The standard error of an ssh: it goes on to ours as it comes, since ssh and its login
-/// dialogue write there for people, and its end is kept.
+/// The standard error of ssh: it is forwarded to this program's, for messages and the
+/// login dialogue, and its last bytes are kept.
 #[derive(Debug)]
 pub(super) struct StderrTail {
     kept: Arc<Mutex<Vec<u8>>>,
@@ -35,7 +35,7 @@ impl StderrTail {
     /// Follows `stderr` on a thread of its own.
     ///
     /// # Errors
-    /// There is no thread.
+    /// The thread cannot be started.
     pub(super) fn follow(mut stderr: ChildStderr) -> io::Result<StderrTail> {
         let kept = Arc::new(Mutex::new(Vec::new()));
         let (open, end) = channel();
@@ -48,7 +48,7 @@ impl StderrTail {
                     Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                     Ok(0) | Err(_) => return,
                     Ok(read) => {
-                        // ssh goes on, also where our own standard error is closed.
+                        // Reading continues even if this program's standard error is closed.
                         let _ = io::stderr().write_all(&piece[..read]);
                         let mut kept = keep.lock().unwrap_or_else(PoisonError::into_inner);
                         kept.extend(&piece[..read]);
@@ -61,36 +61,36 @@ impl StderrTail {
         Ok(StderrTail { kept, end })
     }
 
-    /// Waits for the rest of an ssh that has ended.
+    /// Waits for the rest of the output of an ssh that has exited.
     pub(super) fn finish(&self) {
         let _: Result<(), RecvTimeoutError> = self.end.recv_timeout(REST);
     }
 
-    /// The last lines so far.
+    /// The last bytes so far.
     fn text(&self) -> String {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&kept).into_owned()
     }
 }
 
-/// An ssh that ended before an agent said where it listens.
+/// The exit of ssh before the agent printed its address.
 pub(super) struct SshExit<'a> {
     pub(super) host: &'a str,
     pub(super) ssh: &'a Ssh,
-    /// How it ended; `None` if it had to be killed.
+    /// Exit status; `None` if ssh had to be killed.
     pub(super) status: Option<ExitStatus>,
     /// The first line on its standard output, if there was any.
     pub(super) printed: &'a [u8],
-    pub(super) said: &'a StderrTail,
+    pub(super) stderr: &'a StderrTail,
 }
 
 impl SshExit<'_> {
-    /// The error for people.
+    /// The error with its cause and advice.
     pub(super) fn error(&self) -> CopyError {
-        let said = self.said.text();
+        let said = self.stderr.text();
         let last = said.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default();
         let code = self.status.and_then(|status| status.code());
-        // What was printed shows that ssh had logged in.
+        // Output on standard output means that the login succeeded.
         if code == Some(OWN) && self.printed.is_empty() {
             return self.own(&said, last);
         }
@@ -109,11 +109,11 @@ impl SshExit<'_> {
                 env!("CARGO_PKG_VERSION")
             ),
             (None, Some(status)) => format!("ssh was ended ({status})"),
-            (None, None) => "what runs there says nothing of an agent and does not end".into(),
+            (None, None) => "the remote command printed no agent's address and did not end".into(),
         };
         let printed = match self.printed {
             [] => String::new(),
-            printed => format!("; in place of its address came '{}'", printable(printed)),
+            printed => format!("; instead of its address it printed '{}'", printable(printed)),
         };
         let message = format!("cannot start '{program} agent' on {host}: {why}{printed}");
         CopyError::Refused(Refusal::new(RefusalKind::Unreachable, message))

@@ -1,14 +1,14 @@
-//! A program of this version for the other machine, placed in the user's cache there over ssh.
+//! Installs a program of this version in the user's cache on the other machine, over ssh.
 //!
-//! A shell script runs there in place of the agent. It says what machine it is, is told of a
-//! program by version, SHA-256 and length, and says whether it has that; if not, it takes it.
-//! Then it becomes that program.
+//! A shell script runs there in place of the agent. It prints the type of the machine, reads
+//! the version, SHA-256 and length of a program, and prints whether it is installed; if not,
+//! it reads the program and installs it. Then it executes the program.
 //!
 //! Invariants:
-//! - nothing is placed unless it was asked for;
-//! - a program gets its name when all of it is there, its checksum is right and it has run:
-//!   under the name there is always a whole one;
-//! - its checksum is compared each time before it is run.
+//! - nothing is installed unless the user requests it;
+//! - a program gets its name when it is complete, its checksum matches and a test run
+//!   succeeded, so that the name always holds a working program;
+//! - its checksum is verified before each execution.
 
 use super::Lines;
 use super::program::{Needs, look, version};
@@ -17,20 +17,20 @@ use sha2::{Digest, Sha256};
 use std::io::{self, BufRead, Write};
 use std::path::{Path, PathBuf};
 
-/// Programs that may be placed on other machines.
+/// Programs that may be installed on other machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// What `longhaul --version` says of each behind the name.
+    /// The version of each, as printed by `longhaul --version`.
     pub version: String,
-    /// Where they are here; the first that fits is taken, and static ones before others.
+    /// Local paths; the first suitable static program is used, else the first suitable one.
     pub programs: Vec<PathBuf>,
 }
 
-/// What the script says begins so.
+/// Prefix of the script's output.
 const MARK: &str = "longhaul-place: ";
 
-/// The script, without the program's arguments. It has neither single quotes, nor exclamation
-/// marks, nor ends of line, so that every login shell hands it to `sh` as it is.
+/// The script, without the program's arguments. It has no single quotes, exclamation marks or
+/// newlines, so that every login shell passes it to `sh` unchanged.
 const SCRIPT: &str = concat!(
     r#"say() { echo "longhaul-place: $*"; }; t=; "#,
     r#"die() { say failed $*; [ -z "$t" ] || rm -f "$t"; exit 1; }; "#,
@@ -49,36 +49,36 @@ const SCRIPT: &str = concat!(
     r#"exec "$p" "#,
 );
 
-/// The command for the other machine that ends in the program with these arguments.
+/// The remote command, which ends by executing the program with these arguments.
 pub(super) fn command(arguments: &str) -> String {
     format!("exec sh -c '{SCRIPT}{arguments}'")
 }
 
-/// What came of it.
+/// Result of an installation.
 #[derive(Debug)]
 pub(super) enum Installed {
-    /// It is there, and runs; in words, if it was placed now.
-    There(Option<String>),
-    /// It cannot be.
+    /// The program is installed and runs; with a note if it was installed now.
+    Ready(Option<String>),
+    /// The installation failed.
     Failed(String),
     /// The script did not run.
-    Nothing,
+    NoScript,
 }
 
-/// Talks with the script until the program runs.
+/// Converses with the script until it executes the program.
 pub(super) fn install(
     stdin: &mut impl Write,
     lines: &mut Lines<'_, impl BufRead>,
     offer: &Offer,
 ) -> io::Result<Installed> {
-    let Some(machine) = lines.find(said)? else { return Ok(Installed::Nothing) };
+    let Some(machine) = lines.find(said)? else { return Ok(Installed::NoScript) };
     let Some(machine) = machine.strip_prefix("machine ") else { return Ok(Installed::Failed(machine)) };
     let program = match choose(machine, offer) {
         Ok(program) => program,
         Err(why) => return Ok(Installed::Failed(why)),
     };
     let hash = hex(&Sha256::digest(&program.image));
-    // One that has ended says so below.
+    // A write error means that the script ended, which the missing answer reports.
     let _ = writeln!(stdin, "{} {hash} {}", offer.version, program.image.len()).and_then(|()| stdin.flush());
     let mut answer = lines.find(said)?;
     if answer.as_deref() == Some("send") {
@@ -86,10 +86,10 @@ pub(super) fn install(
         answer = lines.find(said)?;
     }
     Ok(match answer {
-        None => Installed::Failed("ssh ended before the program was there".into()),
+        None => Installed::Failed("ssh ended before the program was installed".into()),
         Some(answer) => match (answer.as_str(), answer.strip_prefix("placed ")) {
-            ("have", _) => Installed::There(None),
-            (_, Some(place)) => Installed::There(Some(format!(
+            ("have", _) => Installed::Ready(None),
+            (_, Some(place)) => Installed::Ready(Some(format!(
                 "placed longhaul {} ({}, {}) at {place}",
                 offer.version, program.needs, program.path
             ))),
@@ -98,7 +98,7 @@ pub(super) fn install(
     })
 }
 
-/// What the script says in a line, printable.
+/// The script's message in a line, escaped for display.
 fn said(line: &[u8]) -> Option<String> {
     let at = line.windows(MARK.len()).position(|window| window == MARK.as_bytes())?;
     Some(printable(line[at + MARK.len()..].trim_ascii()).into_owned())
@@ -108,14 +108,14 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A program that fits.
+/// A suitable program.
 struct Program {
     path: String,
     image: Vec<u8>,
     needs: Needs,
 }
 
-/// The program for a machine that is so described: `Linux x86_64 glibc 2.36`.
+/// Chooses the program for a machine, described as `Linux x86_64 glibc 2.36`.
 fn choose(machine: &str, offer: &Offer) -> Result<Program, String> {
     let mut words = machine.split_whitespace();
     let (system, own) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -147,7 +147,7 @@ fn choose(machine: &str, offer: &Offer) -> Result<Program, String> {
 
 fn read(path: &Path) -> Result<(Vec<u8>, &'static str, Needs), String> {
     let image = std::fs::read(path).map_err(|e| e.to_string())?;
-    let (machine, needs) = look(&image).ok_or("no program for Linux on x86_64 or aarch64")?;
+    let (machine, needs) = look(&image).ok_or("not a Linux program for x86_64 or aarch64")?;
     Ok((image, machine, needs))
 }
 
@@ -159,13 +159,13 @@ mod tests {
         Offer { version: "1.2.3".into(), programs }
     }
 
-    /// What `choose` says, with this test as the program there is.
+    /// The path of the program that `choose` picks.
     fn chosen(machine: &str, offer: &Offer) -> Result<String, String> {
         choose(machine, offer).map(|program| program.path)
     }
 
     #[test]
-    fn the_first_static_program_that_fits_is_taken() {
+    fn the_first_suitable_static_program_is_chosen() {
         let own = std::env::current_exe().expect("this test");
         let dir = tempfile::tempdir().expect("a directory");
         let alone = dir.path().join("static");
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_script_goes_through_every_shell() {
+    fn the_script_passes_every_shell_unchanged() {
         assert!(!SCRIPT.contains(['\'', '!', '\n']), "{SCRIPT}");
         let words = said(b"hello longhaul-place: failed no room\x1b[2J\r\n");
         assert_eq!(words.as_deref(), Some("failed no room\\x1b[2J"));

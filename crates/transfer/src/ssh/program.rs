@@ -1,4 +1,4 @@
-//! What a program file asks of the machine that is to run it: an ELF header, read.
+//! Requirements of a program file, from its ELF headers.
 
 use std::fmt;
 
@@ -6,14 +6,14 @@ use std::fmt;
 const MACHINES: [(u64, &str); 2] = [(62, "x86_64"), (183, "aarch64")];
 const PT_INTERP: u64 = 3;
 
-/// What it needs besides the kernel.
+/// What a program needs besides the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Needs {
-    /// Nothing: it is static.
+    /// Nothing: a static program.
     Nothing,
-    /// glibc, of this version or a later one.
+    /// glibc of this version or later.
     Glibc(u32, u32),
-    /// This dynamic linker.
+    /// Another dynamic linker.
     Other(String),
 }
 
@@ -28,7 +28,7 @@ impl fmt::Display for Needs {
 }
 
 impl Needs {
-    /// Whether a machine with this glibc, if any, has it.
+    /// Whether a machine with this version of glibc, if any, meets the requirement.
     pub(super) fn are_met(&self, glibc: Option<(u32, u32)>) -> bool {
         match self {
             Needs::Nothing => true,
@@ -38,7 +38,7 @@ impl Needs {
     }
 }
 
-/// The architecture of a program for Linux, and what it needs; nothing if `image` is none.
+/// Architecture and requirements of a Linux program; `None` if `image` is not one.
 pub(super) fn look(image: &[u8]) -> Option<(&'static str, Needs)> {
     let number = |at: usize, len: usize| {
         let bytes = image.get(at..at.checked_add(len)?)?;
@@ -64,15 +64,15 @@ pub(super) fn look(image: &[u8]) -> Option<(&'static str, Needs)> {
     Some((machine, Needs::Nothing))
 }
 
-/// The newest version of glibc whose symbols a program names: they are in its table of
-/// strings as `GLIBC_2.34`.
+/// The newest version of glibc whose symbols a program uses: its string table has them as
+/// `GLIBC_2.34`.
 fn glibc(image: &[u8]) -> Option<(u32, u32)> {
     const MARK: &[u8] = b"GLIBC_";
     let found = image.windows(MARK.len()).enumerate().filter(|(_, window)| *window == MARK);
     found.filter_map(|(at, _)| version(image.get(at + MARK.len()..)?)).max()
 }
 
-/// `2.34` at the beginning of something.
+/// Parses a version such as `2.34` at the beginning of `text`.
 pub(super) fn version(text: &[u8]) -> Option<(u32, u32)> {
     let end = text.iter().position(|b| !b.is_ascii_digit() && *b != b'.').unwrap_or(text.len());
     let text = std::str::from_utf8(&text[..end.min(16)]).ok()?;

@@ -65,7 +65,7 @@ pub struct Entry {
 /// Where the content of an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// There is none: not a file, or an empty one.
+    /// No content: not a file, or an empty one.
     None,
     /// Directly behind the entry.
     Inline {

@@ -329,8 +329,8 @@ fn after_a_new_start_of_the_machine_content_decides() {
 
 /// Bytes that this thread has had read from media, if the system counts them.
 fn fetched() -> u64 {
-    let told = fs::read_to_string("/proc/thread-self/io").unwrap_or_default();
-    let read = told.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+    let counters = fs::read_to_string("/proc/thread-self/io").unwrap_or_default();
+    let read = counters.lines().find_map(|line| line.strip_prefix("read_bytes: "));
     read.and_then(|bytes| bytes.parse().ok()).unwrap_or_default()
 }
 
