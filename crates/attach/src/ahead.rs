@@ -4,7 +4,7 @@
 //! reads of several files arrive interleaved, and those of one a little out of
 //! order, since the kernel has several under way. So there are several
 //! *streams*, and what is read ahead is kept in *cells*, pieces of the device
-//! on a fixed grid, whoever they were read for.
+//! on a fixed grid, whichever stream they were read for.
 //!
 //! Invariants:
 //! - a cell holds what the device holds: it is begun only while no change of
@@ -33,7 +33,8 @@ const STREAMS: usize = 32;
 /// keeps under way for one reader.
 const DISORDER: u64 = 4 << 20;
 /// Bytes that a stream may have skipped, as a multiple of a read, while it is
-/// read ahead of: what it skips, others of its reads bring soon, or it is none.
+/// read ahead of: a sequential reader's other reads cover them soon, and a stream
+/// whose gaps stay is not sequential.
 const SKIPPED: u64 = 32;
 /// A stream has no more ahead of it than this many times what it has read: two of
 /// many random reads follow each other by chance now and then, and files end.
@@ -183,8 +184,8 @@ impl Ahead {
     }
 
     /// The cell with the byte at `offset`, if there is one, and where it
-    /// begins. `end` is how far the reader means to use it: who has used all
-    /// of a cell leaves it to nobody else, since the kernel above caches.
+    /// begins. `end` is how far the read uses it: a cell that is used to its end
+    /// is dropped, since the kernel's page cache above has its bytes.
     pub(crate) fn take(&mut self, offset: u64, end: u64) -> Option<(u64, Fill)> {
         let index = offset / CELL;
         let begin = index * CELL;

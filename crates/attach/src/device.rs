@@ -41,7 +41,7 @@ impl LocalIo {
     /// Starts a request at once: its place among others is that of the call.
     fn start(&self, request: Request) -> oneshot::Receiver<IoResult<Buf>> {
         let (tell, told) = oneshot::channel();
-        // Whoever asked may have gone.
+        // The caller may have dropped its future.
         self.requests.start(request, Box::new(move |result| drop(tell.send(result))));
         told
     }

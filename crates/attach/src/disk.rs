@@ -6,11 +6,11 @@
 //!   sees them, since it waits for the device to have them;
 //! - bytes that were taken and are not with the device are at most what the
 //!   device advises (and the memory given allows), and one write;
-//! - what a device that may forget has and was not flushed is kept, and sent
-//!   again when its generation has changed: before a flush ends, and before
-//!   anybody reads it. When it takes half of the memory it is flushed;
+//! - unflushed writes of a device that may forget are kept, and resent when its
+//!   generation has changed: before a flush ends, and before a read of them.
+//!   When they take half of the memory they are flushed;
 //! - a flush ends when all that was acknowledged before it is durable, or with
-//!   the error of what is not: each handle is told once of each loss.
+//!   the error of what is not: each handle gets the error of each loss once.
 
 use crate::ahead::{Ahead, read};
 use crate::order::{Order, Turn};
@@ -73,7 +73,7 @@ struct Behind {
     waiting: RefCell<VecDeque<(u64, oneshot::Sender<()>)>>,
     /// What the device has, and may forget.
     kept: RefCell<Unflushed>,
-    /// Somebody sends it again, and waits for writes that were let in.
+    /// Tasks that resend it, and wait for writes that were let in.
     again: Cell<usize>,
     /// It is being flushed to make room.
     flushing: Cell<bool>,
@@ -289,7 +289,7 @@ impl Disk {
         let admitted = self.behind.admit(bytes, self.io.advice());
         self.make_room();
         if let Some(admitted) = admitted {
-            // Whoever made room has taken it for this one.
+            // The task that freed the memory has reserved it for this change.
             let _ = admitted.await;
         }
         let change = what(Rc::clone(&self), turn);
@@ -524,7 +524,7 @@ impl Disk {
         spawn(async move {
             while this.behind.needs_flush() {
                 if let Err(e) = this.make_durable().await {
-                    // Nobody asked, so each handle is told.
+                    // No handle asked for this flush, so each handle gets its error.
                     let mark = this.behind.kept.borrow().mark();
                     this.behind.kept.borrow_mut().flushed(mark);
                     this.lose(e);
@@ -542,8 +542,8 @@ impl Behind {
         let most = advice.unwrap_or(Advice::LOCAL).write.min(self.limit);
         let (count, kept) = (self.count.get(), self.kept.borrow().bytes());
         if count == 0 {
-            // One that takes more than there is; or somebody with a later turn
-            // waits for this one.
+            // A change larger than the limit is let in alone; and a resend with
+            // a later turn waits for this one.
             return kept == 0 || self.again.get() > 0 || kept.saturating_add(bytes) <= self.limit;
         }
         let taken = self.bytes.get().saturating_add(bytes);
@@ -558,8 +558,8 @@ impl Behind {
         kept > self.limit / 2 || alone && self.waiting.borrow().front().is_some_and(|(bytes, _)| full(*bytes))
     }
 
-    /// Room for a change, first come first served: what to wait for, if there
-    /// is none.
+    /// Reserves memory for a change, first come first served; if it is full,
+    /// returns what to wait for.
     fn admit(&self, bytes: u64, advice: Option<Advice>) -> Option<oneshot::Receiver<()>> {
         let mut waiting = self.waiting.borrow_mut();
         if waiting.is_empty() && self.has_room(bytes, advice) {

@@ -24,7 +24,7 @@ pub enum AttachError {
         /// What is wrong with it.
         why: String,
     },
-    /// Somebody still uses it.
+    /// A program still uses it.
     #[error("{} is in use{}", path.display(), users(by))]
     Busy {
         /// The attached device.

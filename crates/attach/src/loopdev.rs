@@ -126,8 +126,8 @@ impl LoopDevice {
     }
 }
 
-/// How a loop device was scheduled before [`LoopDevice::share`]: it is again,
-/// once nobody has it and this is dropped.
+/// How a loop device was scheduled before [`LoopDevice::share`]: dropping this
+/// restores it, once the loop device is free.
 #[derive(Debug)]
 pub struct Shared {
     block: PathBuf,
@@ -146,7 +146,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if !self.block.join("loop").exists() {
-            // Whoever has it next sees to it himself.
+            // Best effort: the next user of the loop device sets its own.
             let _ = self.set(&self.scheduler, &self.waiting);
         }
     }

@@ -8,8 +8,8 @@
 //!   wait for besides;
 //! - a change begins when no earlier one that overlaps it is left, so of two
 //!   on the same bytes the later one wins;
-//! - reads and barriers wait for changes and hold up nobody, so nobody waits
-//!   in a circle.
+//! - reads and barriers wait for changes, and nothing waits for them, so there
+//!   is no deadlock.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

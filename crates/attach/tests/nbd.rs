@@ -1,5 +1,5 @@
-//! How the NBD server ends: with what was lost told, and whoever does not
-//! receive. And what it tells of allocation.
+//! How the NBD server ends: it reports lost writes, and disconnects clients that
+//! do not receive. And how it reports allocation.
 
 use longhaul_attach::Served;
 use longhaul_attach::nbd::{Address, Export, Nbd};

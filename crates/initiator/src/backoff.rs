@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 /// The second attempt comes after this time, each later one after twice as
 /// much.
 const FIRST: Duration = Duration::from_millis(50);
-/// The longest wait between attempts that find nobody: a fraction of the
-/// second within which I/O is to go on when the link is back.
+/// The longest wait between attempts while the target is unreachable: a
+/// fraction of the second within which I/O must resume once the link is back.
 const LAST: Duration = Duration::from_millis(200);
 /// The longest wait before another connection while they die without having
 /// done any work.
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_waited_for_an_answer_does_not_wait_again() {
+    fn a_wait_for_an_answer_counts_as_backoff() {
         let mut outage = Outage::new();
         outage.begin(true);
         outage.attempts = 10;

@@ -18,7 +18,7 @@ const SMALL: u64 = 576;
 /// queue's entries.
 const IDENTIFY_MAX: usize = 8;
 
-const CAUSE: &str = "larger packets seem to vanish on the way (an MTU black hole; until it is mended, a lower \
+const CAUSE: &str = "larger packets seem to vanish on the way (an MTU black hole; until the path is fixed, a lower \
                      MTU of the interface helps)";
 
 /// Why nothing was acknowledged, given that the admin queue was answered in the

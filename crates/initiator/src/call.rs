@@ -66,9 +66,9 @@ pub(crate) struct Call {
     /// The tick of the watch of its connection from which on nothing is ahead
     /// of it; 0: not yet.
     pub(crate) due: Cell<u32>,
-    /// Abort was sent for it: when it is late, or since nobody wants it.
+    /// Abort was sent for it: it is late, or its caller dropped it.
     pub(crate) aborting: Cell<bool>,
-    /// Nobody wants it any more: it is not sent again.
+    /// Its caller dropped it: it is not resent.
     pub(crate) unwanted: Cell<bool>,
     done: Cell<bool>,
     result: Cell<Option<CallResult>>,

@@ -345,7 +345,7 @@ impl Controller {
         }
     }
 
-    /// Why there is no connection now, if there is none.
+    /// Why the controller is disconnected; nothing while it is connected.
     pub(crate) fn outage(&self) -> Option<Outage> {
         let state = self.lock();
         match &state.phase {

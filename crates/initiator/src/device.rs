@@ -119,7 +119,7 @@ impl RemoteDevice {
         self.controller.disconnects()
     }
 
-    /// Why there is no connection to the target now, if there is none.
+    /// Why the target is disconnected; nothing while it is connected.
     pub fn outage(&self) -> Option<Outage> {
         self.controller.outage()
     }

@@ -148,7 +148,7 @@ async fn read_log(endpoint: &Endpoint, options: &Options) -> Result<(Discovery, 
     let (_, header) = admin.enable_and(async || read_header(&admin).await).await?;
     let result = read_stable(&admin, header).await;
     let round_trips = admin.round_trips.get();
-    // Nobody waits for the farewell.
+    // The caller has its log: the shutdown runs in the background.
     spawn(async move { admin.shut_down().await }).detach();
     result.map(|log| (log, round_trips))
 }

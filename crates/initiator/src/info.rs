@@ -169,7 +169,7 @@ pub enum ControllerEvent {
 /// A limit of the NVM command set in bytes: 2^n memory pages, 0 for none.
 fn size_limit(n: u8, cap: Cap) -> Option<u64> {
     let shift = PAGE_SHIFT + cap.mpsmin() as u32 + u32::from(n);
-    // A limit beyond what can be asked for is none.
+    // A limit that overflows can never be exceeded: the controller has no limit.
     (n > 0 && shift < u64::BITS).then(|| 1 << shift)
 }
 
@@ -244,7 +244,7 @@ pub(crate) async fn find_namespace(admin: &Admin, which: Which, subnqn: &str) ->
     let name = &admin.endpoint.name;
     let there = |result: Result<NamespaceInfo>, nsid| {
         result.map_err(|e| match e {
-            // Invalid Namespace or Format, and so on: there is none.
+            // Invalid Namespace or Format and the like: the namespace does not exist.
             Error::Refused { reason, .. } => {
                 Error::NotFound(format!("{name} has no namespace {nsid} in {subnqn} ({reason})"))
             }

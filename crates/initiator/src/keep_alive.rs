@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long a Keep Alive that nobody asked for waits before another one, if
-/// the time-out is switched off: it is still sent when somebody asks.
+/// Interval between Keep Alives if the time-out is switched off: in effect only
+/// a probe sends one.
 const NEVER: Duration = Duration::from_secs(1 << 30);
 /// How long an answer may take where there is no time-out.
 const ANSWER: Duration = Duration::from_secs(15);

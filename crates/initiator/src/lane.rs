@@ -67,8 +67,8 @@ pub(crate) struct Inner {
     /// The controller is lost for good.
     failed: RefCell<Option<IoError>>,
     next_seq: Rc<Cell<u64>>,
-    /// Takes what is held if the controller grants this lane no queue, and
-    /// gives back what nobody else can do.
+    /// Takes the held calls if the controller grants this lane no queue, and
+    /// gives back those that no other lane can take.
     relief: RefCell<Option<Relief>>,
     submitted_bytes: Cell<u64>,
     done_bytes: Rc<Cell<u64>>,
@@ -288,8 +288,8 @@ impl Inner {
         self.held.borrow_mut().push_back(waiting);
     }
 
-    /// Keeps the lane connected until nobody uses it any more, or the
-    /// controller is lost for good.
+    /// Keeps the lane connected until its last user drops it, or the controller
+    /// is lost for good.
     async fn run(self: Rc<Self>, mut session: Arc<Session>) {
         loop {
             let reason = self.serve(&session).await;
@@ -347,8 +347,8 @@ impl Inner {
         error::reason(&reason)
     }
 
-    /// Connects to the next session; nothing if nobody waits for that any
-    /// more.
+    /// Connects to the next session; nothing if the lane is closing and holds no
+    /// call.
     async fn next(&self, mut epoch: u64) -> Option<std::result::Result<Arc<Session>, IoError>> {
         let since = now();
         let mut warned = 0;

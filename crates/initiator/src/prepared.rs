@@ -2,9 +2,10 @@
 //! many queues take no more round trips than one.
 //!
 //! Invariants:
-//! - a connection of a pool is under way, ready, or somebody's;
-//! - who waits gets whichever connection is ready first, in the order they
-//!   came; no more wait than are under way, so that nobody waits for nothing;
+//! - a connection of a pool is under way, ready, or taken;
+//! - waiting calls of [`Pool::take`] get connections first come, first served,
+//!   in the order in which these become ready; no more calls wait than
+//!   connections are under way, so that none waits in vain;
 //! - connections beyond what [`Pool::keep`] has left end, also those that are
 //!   still under way, and all of them with the pool.
 
@@ -96,7 +97,7 @@ impl Pool {
                     Either::Right(_) => return,
                 };
                 if let Err(e) = &made {
-                    // Whoever needs it tries again, and says so if it fails.
+                    // The queue that needs it connects by itself, and reports a failure.
                     tracing::debug!("a connection that was made ahead: {e}");
                 }
                 if let Some(state) = state.upgrade() {
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_one_that_does_not_come() {
+    fn a_failed_connection_ends_the_last_wait() {
         let (mut state, _cancelled) = begun(2);
         let (mut first, mut second) = (wait(&mut state), wait(&mut state));
         assert!(matches!(state.take(), Err(None)), "two are under way, and two wait");
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_gone_is_passed_over() {
+    fn a_cancelled_wait_is_passed_over() {
         let (mut state, _cancelled) = begun(2);
         let first = wait(&mut state);
         let mut second = wait(&mut state);

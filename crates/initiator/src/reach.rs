@@ -20,7 +20,7 @@ const INTERVAL: Duration = Duration::from_millis(50);
 const ATTEMPTS_MAX: usize = 40;
 
 /// Connects to the first address that answers. Ends with an error once every
-/// address has refused; whoever calls it limits the time.
+/// address has refused; the caller limits the time.
 pub(crate) async fn reach(endpoint: &Endpoint, socket: &SocketOptions) -> Result<TcpStream> {
     let mut attempts = FuturesUnordered::new();
     let mut addrs = endpoint.addrs.iter().cycle();

@@ -98,7 +98,7 @@ impl Session {
         self.prepared.keep(0);
     }
 
-    /// Ends the connections that were made ahead and that nobody has asked for.
+    /// Ends the connections that were made ahead and not taken.
     pub(crate) fn release_prepared(&self) {
         self.prepared.keep(0);
     }

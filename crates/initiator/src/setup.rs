@@ -198,9 +198,9 @@ fn connected(endpoint: &Endpoint, options: &Options, subnqn: &str, cqe: Cqe) -> 
     Ok(response.cntlid)
 }
 
-/// Whether the controller still exists. A queue that no controller has is
-/// asked for, so that it is refused in any case: for the controller if there
-/// is none, for the queue if there is.
+/// Whether the controller still exists. Connect names a queue that no controller
+/// has, so it is always refused: for the controller identifier if the controller
+/// is gone, for the queue identifier if it exists.
 pub(crate) async fn still_exists(endpoint: &Endpoint, options: &Options, info: &ControllerInfo) -> bool {
     let config = host_config(options, ADMIN_ENTRIES, None);
     let Ok(prepared) = Prepared::open(endpoint, options, config).await else { return true };

@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const PATIENCE_ROUND_TRIPS: u32 = 8;
 /// How long a look at the name may take before the last addresses are used.
 const RESOLVE: Duration = Duration::from_millis(500);
-/// A session of this age was of use, though nobody asked anything of it.
+/// A session of this age counts as useful, even if it did no I/O.
 const OF_AGE: Duration = Duration::from_secs(30);
 /// Connections that are made beside the admin queue, at most; the others are
 /// made when their threads ask.
@@ -139,12 +139,12 @@ async fn make(endpoint: Endpoint, settings: &Settings, wanted: Wanted, hasty: &C
 enum Ended {
     Lost(String),
     Closed(oneshot::Sender<()>),
-    /// Nobody uses the controller any more.
+    /// The last user of the controller dropped it.
     Dropped,
 }
 
-/// Keeps a controller connected until nobody uses it any more, it is closed,
-/// or it is lost for good.
+/// Keeps a controller connected until its last user drops it, it is closed, or
+/// it is lost for good.
 pub(crate) async fn supervise(
     weak: Weak<Controller>,
     mut first: First,
@@ -377,7 +377,7 @@ async fn attempt(
     if let Ok(Ok(found)) = timeout(RESOLVE, resolve).await {
         endpoint.addrs = found.addrs;
     }
-    let gone = || Error::Local("nobody uses it any more".into());
+    let gone = || Error::Local("its last user has dropped the controller".into());
     let wanted = {
         let controller = weak.upgrade().ok_or_else(gone)?;
         Wanted {

@@ -131,10 +131,10 @@ impl Stall {
     }
 }
 
-/// Sees to commands that are late: their time begins when everything ahead of
-/// them is done, so that a long queue makes nobody late. What is late is
-/// aborted, and tried again if it was; what does not end for as long again
-/// ends the connection. Why it does.
+/// Aborts commands that are late. A command's time begins when everything ahead
+/// of it is done, so that a long queue makes no command late. An aborted command
+/// is retried; one that does not end for as long again ends the connection, and
+/// the reason is returned.
 fn overdue(lane: &lane::Inner, queue: &Queue, tick: u32) -> Option<String> {
     let limit = lane.controller.settings.options.io_timeout;
     if limit.is_zero() {

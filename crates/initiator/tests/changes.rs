@@ -157,7 +157,7 @@ fn errors_of_the_medium_come_through_and_the_connection_lives() {
         disk.write_at(&pattern(1 << 20, 1), 0).expect("written");
         assert!(read(&disk, 0, 1 << 20).expect("read") == pattern(1 << 20, 1));
     }
-    assert_eq!(target.connections(), connections, "nobody was disconnected");
+    assert_eq!(target.connections(), connections, "the connections were kept");
 }
 
 /// A part of a large transfer fails: the whole fails, and the queue lives.

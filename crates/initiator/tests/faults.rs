@@ -102,8 +102,8 @@ fn a_far_side_that_is_slow_is_left_alone() {
     }
 }
 
-/// Answers to commands that nobody has sent: the connection ends, and each
-/// next one too. That is named, and not tried at full speed for ever.
+/// Completions with identifiers of no outstanding command end the connection, and
+/// each next one too. The reason is named, and retries slow down.
 #[test]
 fn wrong_command_identifiers_end_the_connection_and_the_reason_is_named() {
     for engine in engines() {
@@ -282,13 +282,13 @@ fn operations_can_be_aborted_and_the_rest_goes_on() {
                 }
                 aborting.await;
                 write.await.expect("the others are not concerned");
-                // One that is dropped concerns nobody.
+                // A dropped read disturbs no other command.
                 drop(io.read(0, BufMut::zeroed(BLOCK)));
                 held.hold(0);
                 let found = io.read(0, BufMut::zeroed(BLOCK)).await.expect("read");
                 assert!(found[..] == pattern(BLOCK, 1));
 
-                // Without a connection nobody has to be asked.
+                // Without a connection no Abort has to be sent.
                 relay.cut();
                 let (read, abort) = io.abortable(|io| io.read(0, BufMut::zeroed(BLOCK)));
                 abort.abort().await;
@@ -301,8 +301,8 @@ fn operations_can_be_aborted_and_the_rest_goes_on() {
     }
 }
 
-/// Lanes that find nobody stall nobody else: another device on the same
-/// threads goes on at full speed.
+/// Lanes of an unreachable target stall no others: another device on the same
+/// threads continues at full speed.
 #[test]
 fn a_device_that_is_cut_off_stalls_no_other() {
     for engine in engines() {
@@ -357,7 +357,7 @@ fn a_host_ends_its_own_controllers_and_no_others() {
         assert!(status.is(Status::INVALID_FIELD), "{status}");
     }
     let (mut new, _) = Raw::admin(addr, NQN, 0);
-    // Another instance: there is none, and this one stays.
+    // Another instance: it does not exist, and this one stays.
     for other in [(id.ciu ^ 1, id.cirn), (id.ciu, !id.cirn)] {
         let (status, done) = reset(&mut new, Sqe::cross_controller_reset(old_id, other.0, other.1));
         assert!(status.is_success() && done == CrossControllerReset::DONE);

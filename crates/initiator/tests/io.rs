@@ -261,7 +261,7 @@ fn two_namespaces_of_a_subsystem_are_apart() {
     let (plain, _) = one.split_once('?').expect("an option");
     let e = connect(plain, Options::default()).expect_err("which one?").to_string();
     assert!(e.contains("namespaces 1, 2: choose one with ?nsid=N"), "{e}");
-    let e = connect(&format!("{plain}?nsid=3"), Options::default()).expect_err("there is none");
+    let e = connect(&format!("{plain}?nsid=3"), Options::default()).expect_err("it does not exist");
     assert!(matches!(e, Error::NotFound(_)) && e.to_string().contains("no namespace 3"), "{e}");
 }
 
@@ -280,11 +280,12 @@ fn short_names_are_looked_up() {
 
     let device = connect(&format!("nvme+tcp://{addr}/other"), Options::default()).expect("connected");
     assert_eq!((device.info().size, device.controller().subnqn.as_str()), (4 << 20, other));
-    let e = connect(&format!("nvme+tcp://{addr}/nowhere"), Options::default()).expect_err("there is none");
+    let e =
+        connect(&format!("nvme+tcp://{addr}/nowhere"), Options::default()).expect_err("it does not exist");
     assert!(matches!(e, Error::NotFound(_)) && e.to_string().contains("'nowhere'"), "{e}");
     // Not a whole part of the name.
-    connect(&format!("nvme+tcp://{addr}/ther"), Options::default()).expect_err("there is none");
-    let e = connect(&format!("nvme+tcp://{addr}/{NQN}x"), Options::default()).expect_err("there is none");
+    connect(&format!("nvme+tcp://{addr}/ther"), Options::default()).expect_err("it does not exist");
+    let e = connect(&format!("nvme+tcp://{addr}/{NQN}x"), Options::default()).expect_err("it does not exist");
     assert!(matches!(e, Error::NotFound(_)) && e.to_string().contains("longhaul discover"), "{e}");
 }
 

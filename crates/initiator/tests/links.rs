@@ -2,8 +2,8 @@
 //! need root and `/dev/net/tun`, and say so where they skip.
 //!
 //! All tests share one client, since the thread that serves admin queues stays
-//! in the namespace of whoever started it; each has a server and a link of its
-//! own, so they run at the same time.
+//! in the network namespace of the thread that started it; each has a server and
+//! a link of its own, so they run at the same time.
 
 mod common;
 
@@ -30,7 +30,7 @@ const MS: Duration = Duration::from_millis(1);
 /// Links, one for each use below.
 const LINKS: usize = 10;
 
-/// The network, or a reason on standard error why there is none here.
+/// The network; where it cannot be made, the reason goes to standard error.
 fn wan() -> Option<&'static Wan> {
     static WAN: OnceLock<Result<Wan, String>> = OnceLock::new();
     let start = || {
@@ -263,7 +263,7 @@ fn a_peer_that_answers_no_more_is_not_flooded() {
 }
 
 #[test]
-fn answers_to_nobody_reach_no_buffer() {
+fn completions_of_no_outstanding_command_reach_no_buffer() {
     let options = Options { ctrl_loss: Some(Duration::from_secs(2)), ..Options::default() };
     let Some((fake, _remote, disk)) = fake(8, options, Manner::default()) else { return };
     disk.write_at(&pattern(fake::BLOCK, 1), 0).expect("written");

@@ -19,8 +19,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long the kernel may take to give up a file that nobody can reach any
-/// more, on a busy machine. Where it takes longer, somebody still can.
+/// How long the kernel may take to release a file that is not reachable any
+/// more, on a busy machine. Where it takes longer, the file is still reachable.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// How a device appears as a file.
@@ -39,17 +39,18 @@ pub struct FuseFile {
     /// Whether the empty file below is ours, and goes with it.
     made: bool,
     requests: Arc<dyn Requests>,
-    /// Is told of every loss since the beginning, whoever else was.
+    /// Gets the error of every loss since the beginning, also of those that
+    /// other handles have seen.
     told: Arc<Told>,
     session: Option<JoinHandle<io::Result<()>>>,
-    /// Its other end is dropped when nobody can reach the file any more.
+    /// Its other end is dropped when the kernel has released the file.
     reached: Receiver<()>,
 }
 
 impl FuseFile {
     /// Makes the device appear at `path`: nothing or an empty file may be
-    /// there. When nobody can reach it any more, by whatever way, `ended` is
-    /// called on another thread.
+    /// there. When the kernel has released it (no mount of it and no open file
+    /// is left), `ended` is called on another thread.
     ///
     /// # Errors
     /// The path is taken; there is no FUSE.
@@ -97,15 +98,15 @@ impl FuseFile {
     /// Takes it away, with all that was written durable.
     ///
     /// # Errors
-    /// Somebody uses it, and it stays; or it is out of sight, and somebody
-    /// still reaches it by another way: then `ended` is called when nobody
-    /// does any more. Or something could not be made durable, and it has gone.
+    /// The file is in use, and stays; or it is unmounted here and still reachable
+    /// another way: then `ended` is called when that ends, too. Or a write could
+    /// not be made durable, and the file has gone.
     pub fn detach(&mut self) -> Result<(), AttachError> {
         self.mounted.unmount()?;
         // In other mount namespaces it goes with the file below.
         self.remove();
         if !self.has_ended() && self.reached.recv_timeout(GIVEN_UP) == Err(RecvTimeoutError::Timeout) {
-            let by = "somebody who reaches it elsewhere: a file that was open when it was unmounted, a bind \
+            let by = "a program that reaches it elsewhere: a file that was open when it was unmounted, a bind \
                 mount, or another mount namespace; it ends with its last user";
             return Err(AttachError::Busy { path: self.path().to_owned(), by: vec![by.into()] });
         }
@@ -148,7 +149,7 @@ impl FuseFile {
         Ok(())
     }
 
-    /// Whether nobody can reach it any more.
+    /// Whether the kernel has released the file.
     pub fn has_ended(&self) -> bool {
         self.session.as_ref().is_none_or(JoinHandle::is_finished)
     }

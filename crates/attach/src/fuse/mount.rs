@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Names the socket to the helper.
 const SOCKET: &str = "_FUSE_COMMFD";
 
-/// A mounted file; it is unmounted when this is dropped, if nobody uses it.
+/// A mounted file; it is unmounted when this is dropped, unless it is in use.
 #[derive(Debug)]
 pub(crate) struct Mounted {
     path: PathBuf,
@@ -72,7 +72,7 @@ impl Mounted {
         &self.path
     }
 
-    /// Unmounts it, if nobody else has.
+    /// Unmounts it, unless it is unmounted already.
     ///
     /// # Errors
     /// It is in use.
@@ -80,7 +80,7 @@ impl Mounted {
         self.take_away(false)
     }
 
-    /// Takes it out of sight, if nobody else has; who has it open keeps it.
+    /// Unmounts it lazily (`MNT_DETACH`): open files of it stay usable.
     pub(crate) fn hide(&mut self) -> Result<(), AttachError> {
         self.take_away(true)
     }
@@ -93,7 +93,7 @@ impl Mounted {
         Ok(())
     }
 
-    /// Somebody else has unmounted it.
+    /// Notes that another program has unmounted it.
     pub(crate) fn forget(&mut self) {
         self.there = false;
     }
@@ -126,10 +126,10 @@ pub fn unmount(path: &Path, lazily: bool) -> Result<(), AttachError> {
     }
 }
 
-/// Unmounts the file system at `path`, if nobody else has, whose device this
-/// process serves: by `umount`. The call may wait for the device; if this
-/// process made it, then even SIGKILL could not end it before that answers,
-/// and nobody would be left to answer.
+/// Unmounts the file system at `path`, whose device this process serves, unless
+/// it is unmounted already: by `umount`. The system call may wait for the device;
+/// if this process made it, SIGKILL could not end the process before the device
+/// answers, and no other thread would be left to answer.
 ///
 /// # Errors
 /// It is in use.
@@ -157,7 +157,7 @@ pub fn unmount_served(path: &Path, lazily: bool) -> Result<(), AttachError> {
     }
 }
 
-/// That somebody else was first is no error.
+/// If another program has unmounted it first, that is no error.
 fn gone_or(path: &Path, unmounted: Result<(), AttachError>) -> Result<(), AttachError> {
     unmounted.or_else(|e| if crate::users::is_mounted(path) { Err(e) } else { Ok(()) })
 }
@@ -277,9 +277,9 @@ pub(crate) fn state(path: &Path) -> State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Nothing,
-    /// FUSE, and somebody serves it.
+    /// FUSE, and a process serves it.
     Fuse,
-    /// FUSE, and who served it has gone.
+    /// FUSE, and the process that served it has gone.
     Dead,
     Other,
 }

@@ -19,9 +19,9 @@ use crate::disk::Told;
 
 /// Bytes of one request: what a kernel with its usual limits (256 pages) sends.
 const REQUEST: u32 = 1 << 20;
-/// Requests that the kernel may have under way without somebody waiting in
-/// each: with 1 MiB each this is what fills 10 Gb/s at 100 ms. (It holds back
-/// who may not have so many by itself.)
+/// Requests that the kernel may have under way in the background, without a
+/// thread that waits in each (FUSE `max_background`): with 1 MiB each they fill
+/// 10 Gb/s at 100 ms. The kernel lowers it for unprivileged users.
 const BACKGROUND: u16 = 128;
 /// How long the kernel may believe attributes: the size may change.
 const ATTRIBUTES: Duration = Duration::from_secs(1);
@@ -237,7 +237,7 @@ impl Filesystem for File {
             Err(e) => reply.error(errno(&e)),
         };
         let data = Buf::copy_of(&data[..taken]);
-        // Past the page cache nobody else makes it durable for them.
+        // The kernel does not make writes past the page cache durable.
         let fua = open.0 & (libc::O_DSYNC | libc::O_SYNC) != 0;
         self.requests.start(Request::Write { offset, data, fua }, Box::new(done));
     }

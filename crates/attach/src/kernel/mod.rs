@@ -3,7 +3,7 @@
 //! Invariants:
 //! - where the device appears is a symbolic link to the kernel's one, which
 //!   goes before that does;
-//! - the kernel's device is taken away only when nobody uses it, or with this
+//! - the kernel's device is removed only when it is not in use, or with this
 //!   process.
 
 mod nbd;
@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 /// partitions first, over the path.
 const APPEARS: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
-/// How long somebody may look at a device that has just been closed, as udev
-/// does, without being its user.
+/// How long a program may open a device that has just been closed, as udev
+/// does to probe it, without counting as its user.
 const GLANCE: Duration = Duration::from_secs(1);
 /// How long udev may, whose reads one after the other take a round trip each.
 const UDEV: Duration = Duration::from_secs(10);
@@ -52,7 +52,7 @@ trait Served: Send {
     fn end(&mut self) -> Result<(), AttachError>;
 }
 
-/// A device of the kernel; dropping it takes it away, whoever uses it.
+/// A device of the kernel; dropping it removes it, even if it is in use.
 pub struct KernelDevice {
     path: PathBuf,
     linked: bool,
@@ -98,8 +98,8 @@ impl KernelDevice {
     /// Takes it away, with all that was written durable.
     ///
     /// # Errors
-    /// Somebody uses it, and it stays; or something could not be made
-    /// durable, and it has gone.
+    /// The device is in use, and stays; or a write could not be made durable,
+    /// and the device has gone.
     pub fn detach(&mut self) -> Result<(), AttachError> {
         let written = match &self.served {
             Some(served) => self.released(served.device())?,
@@ -133,7 +133,7 @@ impl KernelDevice {
         }
     }
 
-    /// Waits until nobody uses the device, for a moment.
+    /// Waits a moment until the device is not in use.
     fn released(&self, device: &Path) -> Result<io::Result<()>, AttachError> {
         let begun = Instant::now();
         let patience = |by: &[String]| {
@@ -150,8 +150,8 @@ impl KernelDevice {
         }
     }
 
-    /// Sees to it that nobody uses the device: what became of what the page
-    /// cache had of it.
+    /// Makes sure that the device is not in use, and returns the result of
+    /// writing back its page cache.
     fn release(&self, device: &Path) -> Result<io::Result<()>, AttachError> {
         let by = users::of(device);
         let busy = || AttachError::Busy { path: self.path.clone(), by: by.clone() };

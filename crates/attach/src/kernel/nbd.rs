@@ -116,7 +116,7 @@ fn wait(device: &File, socket: UnixStream, shape: Shape, tell: &Sender<()>) -> i
         call(device, SET_FLAGS, shape.flags.into())
     };
     let result = begin().and_then(|()| {
-        // It is ours, and whoever waits may go on.
+        // The device is set up: the thread that waits for it may continue.
         let _ = tell.send(());
         call(device, DO_IT, 0)
     });

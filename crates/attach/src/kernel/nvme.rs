@@ -36,8 +36,8 @@ impl Host {
         let mut fabrics = open(Path::new(FABRICS), MODULE)?;
         let id = Uuid::new_v4();
         let (nqn, host) = (format!("{PREFIX}{id}"), format!("nqn.2014-08.org.nvmexpress:uuid:{id}"));
-        // Others on this machine reach the port as well: only who knows the
-        // host's name is let in, and that is nobody but the kernel.
+        // Every program on this machine reaches the port: the target admits only
+        // the random host NQN, which only the kernel knows.
         let hosts = HostAccess::Only(BTreeSet::from([host.clone()]));
         let listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
         let failed =

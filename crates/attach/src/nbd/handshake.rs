@@ -55,7 +55,7 @@ pub(super) fn negotiate(
     let mut chosen = Chosen::default();
     for _ in 0..OPTIONS_MAX {
         if u64::from_be_bytes(array(socket)?) != wire::OPTION {
-            return Err(wrong("what should be an option is none"));
+            return Err(wrong("the client's option does not begin with IHAVEOPT"));
         }
         let option = u32::from_be_bytes(array(socket)?);
         let len = u32::from_be_bytes(array(socket)?);
@@ -108,7 +108,7 @@ fn answer(
             return Ok(Next::Transmission(export));
         }
         opt::ABORT => {
-            // Who has gone already does not need an answer.
+            // A client that has closed the connection needs no answer.
             let _ = reply(rep::ACK, &[]);
             return Ok(Next::End);
         }
@@ -231,7 +231,7 @@ fn about(export: &Export, structured: bool, wishes: &[u16]) -> Vec<Vec<u8>> {
 /// What the export can do. Flushes of one connection are for the writes of
 /// all, so several connections are one.
 fn flags(export: &Export, structured: bool) -> u16 {
-    // What is read comes in one chunk, so nobody has to ask for that.
+    // Every read is answered in one chunk, so DF is always met.
     flags_of(&export.requests.info()) | if structured { can::DF } else { 0 }
 }
 

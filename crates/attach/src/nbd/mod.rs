@@ -77,7 +77,7 @@ struct Shared {
 }
 
 impl Nbd {
-    /// Listens, and serves whoever comes.
+    /// Listens, and serves every client that connects.
     ///
     /// # Errors
     /// An address cannot be listened on.
@@ -140,8 +140,8 @@ impl Nbd {
         results.into_iter().collect()
     }
 
-    /// What hangs up on all clients at once, for somebody else to call while
-    /// this stops.
+    /// A function that disconnects all clients at once, for another thread to call
+    /// while this stops.
     pub fn cut(&self) -> impl Fn() + Send + use<> {
         let shared = Arc::clone(&self.shared);
         move || shared.cut()
@@ -188,7 +188,7 @@ fn listen(address: &Address) -> Result<Listener, AttachError> {
     }
 }
 
-/// Removes a socket that nobody listens on any more.
+/// Removes a socket without a listener.
 fn clear(path: &Path) {
     use std::os::unix::fs::FileTypeExt;
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());

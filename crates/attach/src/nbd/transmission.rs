@@ -101,8 +101,12 @@ fn receive(socket: &mut File, agreed: &Agreed, replies: &Sender<Reply>) -> io::R
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             other => other?,
         }
-        let request = Request::parse(&header)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "what should be a request is none"))?;
+        let request = Request::parse(&header).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the client's request does not begin with NBD_REQUEST_MAGIC",
+            )
+        })?;
         if request.kind == cmd::DISC {
             return Ok(());
         }

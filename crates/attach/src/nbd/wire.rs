@@ -132,7 +132,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Reads a request; nothing, if it is none.
+    /// Parses a request; nothing if its magic is wrong.
     pub(super) fn parse(bytes: &[u8; REQUEST_LEN]) -> Option<Request> {
         let mut at = Fields(bytes);
         (at.u32()? == REQUEST).then_some(())?;

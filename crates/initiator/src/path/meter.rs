@@ -28,7 +28,7 @@ pub(super) struct Meter {
     latency_min: Cell<Option<Duration>>,
     commands: Cell<u64>,
     ended: Cell<bool>,
-    /// There is I/O again, or nobody will ever do any.
+    /// A command has begun after idle time, or the meter is closed.
     work: Notify,
 }
 
@@ -75,7 +75,7 @@ impl Meter {
         self.commands.get() > 0
     }
 
-    /// Nobody will begin a command any more.
+    /// Ends the wait for work: no command will begin any more.
     pub(super) fn close(&self) {
         self.ended.set(true);
         self.work.notify();

@@ -20,11 +20,11 @@ use std::sync::Arc;
 /// An I/O is cut no smaller for others' sake.
 const IO_SIZE_MIN: u64 = 128 << 10;
 
-/// Counts those who are at work.
+/// Counts the users of a path that do I/O.
 #[derive(Default)]
 pub(super) struct Sharers {
     open: Cell<u32>,
-    /// A round has ended since nobody was at work: it is known who is.
+    /// A round has ended since the path was idle: the counts below are valid.
     known: Cell<bool>,
     busy: Cell<u32>,
     /// At work in this round, and in the last one.
@@ -40,7 +40,7 @@ impl Sharers {
         if self.known.get() { known } else { known.max(self.open.get()) }
     }
 
-    /// Nobody is at work any more: anybody may begin.
+    /// The path is idle: any open user may begin, so all of them count.
     pub(super) fn handle_idle(&self) {
         self.known.set(false);
     }
@@ -181,18 +181,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_at_work_counts() {
+    fn only_busy_users_count() {
         let all = Rc::new(Sharers::default());
         let some: Vec<_> = (0..3).map(|_| Sharer::new(&all)).collect();
         assert_eq!(all.count(), 3, "any of them may begin");
         all.end_round();
-        assert_eq!(all.count(), 1, "nobody has, but one may");
+        assert_eq!(all.count(), 1, "all are idle, and one may begin");
         some[0].begin();
         some[0].begin();
         assert_eq!(all.count(), 1);
         some[1].begin();
         some[1].end();
-        assert_eq!(all.count(), 2, "it may go on");
+        assert_eq!(all.count(), 2, "it was busy in this round");
         all.end_round();
         assert_eq!(all.count(), 2, "or not: that is known after a round");
         all.end_round();

@@ -10,8 +10,8 @@
 //! queues, for as long as that costs no rate.
 //!
 //! To the multiple an extra is added that grows as the square root of the
-//! product: of several that share a path, whoever has less gets relatively
-//! more of it, and so they come to the same share.
+//! product: of several users of a path, the one with the smaller share gets
+//! relatively more of it, and so the shares converge.
 //!
 //! Order of calls: [`Tuner::new`] with what is known from connecting, then
 //! [`Tuner::handle_sample`] at the end of every [`Tuner::round`]; [`Tuner::plan`]

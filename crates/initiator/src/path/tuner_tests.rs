@@ -110,8 +110,8 @@ impl Path {
 }
 
 impl Path {
-    /// Nothing comes through: at first nobody knows why, then there is no
-    /// connection, and then there are new ones.
+    /// The path carries nothing: first the users do not notice, then their
+    /// connections are lost, and then they have new ones.
     fn outage(&mut self, seconds: f64) {
         let (begun, noticed) = (self.now, self.now + 3.0);
         for user in &mut self.users {
@@ -264,7 +264,7 @@ fn a_step_in_the_round_trip_is_followed() {
 }
 
 #[test]
-fn those_who_share_a_path_come_to_the_same_share() {
+fn users_of_one_path_converge_to_equal_shares() {
     for (gbit, rtt_ms, others) in [(2.0, 15.0, 1), (2.0, 100.0, 1), (10.0, 15.0, 3)] {
         let mut path = Path::new(gbit, rtt_ms);
         path.join();
@@ -309,7 +309,7 @@ fn connections_that_are_of_no_use_are_given_up() {
 }
 
 #[test]
-fn who_asks_for_little_learns_nothing_wrong() {
+fn a_light_load_does_not_mislead_the_tuner() {
     let mut path = Path::new(2.0, 15.0);
     path.join();
     path.users[0].fixed = Some(128e3);

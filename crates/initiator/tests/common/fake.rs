@@ -40,7 +40,7 @@ pub struct Manner {
     pub resets_in_progress: u32,
     /// Writes that it never answers.
     pub swallow: u32,
-    /// I/O queues answer commands that nobody has sent.
+    /// I/O queues answer commands that the host has not sent.
     pub wrong_identifiers: bool,
     /// I/O queues take no more bytes.
     pub deaf: bool,

@@ -79,7 +79,7 @@ impl GateIo {
         let (hold, gone) = oneshot::channel();
         state.held.push(hold);
         let below = Rc::clone(&self.below);
-        // On its own, so that it comes to its end whoever waits for it.
+        // In a task of its own, so that it ends even if its caller drops it.
         let (done, result) = oneshot::channel();
         longhaul_engine::spawn(async move {
             let _ = gone.await;

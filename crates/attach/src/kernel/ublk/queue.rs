@@ -32,7 +32,7 @@ struct Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: mapped so by whoever made this, and not used any more.
+        // SAFETY: the address and length of a mapping that is not used any more.
         let _ = unsafe { munmap(self.at, self.len) };
     }
 }
@@ -50,7 +50,7 @@ impl Answers {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor that nobody else has.
+        // SAFETY: a new descriptor without another owner.
         let event = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Answers { ready: Mutex::default(), event })
     }

@@ -88,7 +88,7 @@ pub(super) struct DeviceInfo {
     state: u16,
 }
 
-/// A device that somebody else may go on with.
+/// A device that another server may recover.
 const STATE_QUIESCED: u16 = 2;
 
 impl DeviceInfo {
@@ -229,7 +229,7 @@ mod tests {
         bytes[16..20].copy_from_slice(&u32::MAX.to_ne_bytes());
         assert!(left(&bytes, true), "stopped");
         bytes[4..6].copy_from_slice(&STATE_QUIESCED.to_ne_bytes());
-        assert!(!left(&bytes, false), "somebody may go on with it");
+        assert!(!left(&bytes, false), "another server may recover it");
     }
 
     #[test]
