@@ -1,7 +1,7 @@
 //! How much to keep in flight.
 
 /// What fills a device, as it knows it at this moment. It changes as a path
-/// changes, so whoever keeps a device busy asks again now and then.
+/// changes, so a caller that keeps a device busy asks again now and then.
 ///
 /// A device that puts others together adds up what they say; a filter passes
 /// it on.

@@ -239,9 +239,9 @@ pub trait BlockIo {
         0
     }
 
-    /// Whether [`generation`](Self::generation) may ever change: if not, nobody
-    /// need keep writes that were acknowledged and not flushed. Who does keeps
-    /// them in [`Unflushed`](crate::Unflushed).
+    /// Whether [`generation`](Self::generation) may ever change: if not, its
+    /// users need not keep unflushed writes. Those that do keep them in
+    /// [`Unflushed`](crate::Unflushed).
     fn may_forget(&self) -> bool {
         true
     }

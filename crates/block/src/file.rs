@@ -1,12 +1,12 @@
 //! A regular file or a local block device as a device.
 //!
 //! Invariants:
-//! - while a file is open for writing here, nobody else serves it through
-//!   this crate: it is locked (flock) exclusively, or shared if read-only;
+//! - a file is locked (flock), exclusively or shared if read-only, so that no
+//!   other process serves through this crate what is open for writing here;
 //! - an existing file is never made shorter;
 //! - direct I/O is only ever given memory, offsets and lengths of the
 //!   alignment that the file system asks for; other memory is copied;
-//! - an operation that has begun goes on to its end, whoever stops waiting.
+//! - an operation that has begun runs to its end, also if its future is dropped.
 
 mod going;
 mod open;

@@ -99,7 +99,7 @@ impl Mapping {
             return (start, start);
         }
         // SAFETY: whole pages of our own private anonymous mapping, which
-        // read as zeroes afterwards; nobody holds a reference to them.
+        // read as zeroes afterwards; no reference to them exists.
         let done =
             unsafe { libc::madvise(self.at(first).as_ptr().cast(), last - first, libc::MADV_DONTNEED) };
         if done != 0 {
@@ -331,7 +331,7 @@ mod tests {
         let device = MemDevice::new(8192, 512).expect("mapped");
         let io = open(&device);
         let segment = io.map_write(4096, 512).expect("lent");
-        // SAFETY: the segment covers 512 bytes and nobody else touches them.
+        // SAFETY: the segment covers 512 bytes and no other thread touches them.
         unsafe { std::ptr::write_bytes(segment.as_ptr(), 5, segment.len()) };
         assert_eq!(read(&io, 4096, 512), [5; 512]);
         drop((device, io));

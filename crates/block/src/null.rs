@@ -1,7 +1,7 @@
 //! A device that stores nothing, to measure everything else.
 //!
 //! Invariants: zeroes are read from an area that is mapped read-only, so that
-//! nothing can spoil them; writes end in another area that nobody reads.
+//! nothing can spoil them; writes end in another area that is never read.
 
 use crate::mem::{Mapping, memory_info};
 use crate::{BlockDevice, BlockIo, DeviceInfo, IoFuture, IoResult, Open, WriteFlags, ZeroFlags};
@@ -118,7 +118,7 @@ mod tests {
     fn lent_scratch_never_shows_in_reads() {
         let io = open(&NullDevice::new(1 << 30, 4096).expect("mapped"));
         let sink = io.map_write(4096, 4096).expect("lent");
-        // SAFETY: 4096 writable bytes that nobody else touches.
+        // SAFETY: 4096 writable bytes that no other thread touches.
         unsafe { std::ptr::write_bytes(sink.as_ptr(), 7, 4096) };
         let zeroes = io.map_read(4096, 4096).expect("lent");
         // SAFETY: 4096 readable bytes that never change.

@@ -176,8 +176,8 @@ impl Unflushed {
         self.changes.retain(|_, kept| kept.number >= mark);
     }
 
-    /// Nobody knows what has become of what was noted before `mark`: it has to
-    /// be sent again.
+    /// It is not known whether the changes that were noted before `mark` are
+    /// durable: they have to be resent.
     pub fn doubt(&mut self, mark: u64) {
         for kept in self.changes.values_mut().filter(|kept| kept.number < mark) {
             kept.generation = None;

@@ -17,7 +17,7 @@ pub enum UnitError {
         /// What would be right.
         expected: &'static str,
     },
-    /// A unit nobody knows here.
+    /// An unknown unit.
     #[error("'{unit}' in '{text}' is not a unit (expected {expected})")]
     UnknownUnit {
         /// What was given.

@@ -100,7 +100,7 @@ impl<D: Driver> Receive<'_, D> {
                     self.shared.resume.notified().await;
                     continue;
                 }
-                // Staged bytes that nobody took yet come first.
+                // Staged bytes that were not handled yet come first.
                 _ if self.staged < self.msg.staged().len() => continue,
                 Want::Bytes => self.receive_bytes().await,
                 Want::Payload { slot, offset, len } => {

@@ -220,7 +220,7 @@ impl Buf {
 impl Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: within the live block, which nobody writes any more.
+        // SAFETY: within the live block, which is not written any more.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 }
@@ -360,7 +360,7 @@ impl BufPool {
         self.shared.lock().used
     }
 
-    /// A buffer of `len` bytes if there is room now and nobody waits.
+    /// A buffer of `len` bytes if the pool has them now and no task waits.
     /// The content is unspecified.
     ///
     /// # Panics
@@ -558,7 +558,7 @@ mod tests {
         let mut small = pin!(pool.alloc(1));
         assert!(poll_once(large.as_mut()).is_pending());
         assert!(poll_once(small.as_mut()).is_pending());
-        assert!(pool.try_alloc(1).is_none(), "nobody overtakes a waiter");
+        assert!(pool.try_alloc(1).is_none(), "no request overtakes a waiter");
         drop(all);
         let Poll::Ready(first) = poll_once(large.as_mut()) else { panic!("served") };
         let Poll::Ready(second) = poll_once(small.as_mut()) else { panic!("served") };
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_is_writable_again_once_nobody_shares_it() {
+    fn a_buffer_is_writable_again_once_it_is_not_shared() {
         let buf = Buf::copy_of(&[1, 2, 3]);
         let (other, segment) = (buf.clone(), buf.segment());
         let buf = buf.try_mut().map(drop).expect_err("shared");

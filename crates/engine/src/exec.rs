@@ -147,8 +147,8 @@ pub(crate) fn wall_clock() -> Duration {
 
 /// Starts a task on the calling engine thread.
 ///
-/// A task that panics ends alone: the panic goes on in whoever awaits the
-/// [`Task`](crate::Task), and the other tasks of the thread live.
+/// A task that panics ends alone: the panic resumes in the task that awaits the
+/// [`Task`](crate::Task), and the other tasks of the thread continue.
 ///
 /// # Panics
 /// Outside an engine thread.

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 /// A condition that one task waits for and others signal. A signal given
-/// while nobody waits is kept (once).
+/// while no task waits is kept (once).
 #[derive(Debug, Default)]
 pub struct Notify {
     set: Cell<bool>,

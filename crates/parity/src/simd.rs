@@ -14,10 +14,10 @@ pub(crate) mod neon;
 
 use crate::portable;
 
-/// From how many bytes on, sources and results together, the results are
-/// written past the caches. Whoever computes less will use the result at once
-/// and finds it in a second-level cache, of which 1 to 2 MiB are common; more
-/// would be pushed out anyway, and take other data with it.
+/// Sources and results together of so many bytes or more are written past the
+/// caches. A smaller result is used at once and found in a second-level cache, of
+/// which 1 to 2 MiB are common; a larger one would be evicted anyway, and other
+/// data with it.
 const STREAM_FROM: usize = 4 << 20;
 
 /// How many bytes ahead of the loads each source is asked for, when they do

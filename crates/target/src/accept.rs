@@ -1,8 +1,8 @@
 //! The listening task, and the descriptors of the process.
 //!
 //! Invariants:
-//! - a descriptor is kept in reserve, so that a peer for which there is none
-//!   is accepted and closed, and does not wait for ever;
+//! - a descriptor is kept in reserve, so that when the process has no other left,
+//!   a peer is accepted and closed, and does not wait for ever;
 //! - what goes wrong is logged a few times a period, however often it does;
 //! - a connection that waits for its address's turn holds a place, and no memory.
 
@@ -29,9 +29,9 @@ const LINE: Duration = Duration::from_secs(1);
 /// Descriptors that are not for connections: devices, engines, logs.
 const DESCRIPTORS_KEPT: u64 = 128;
 
-/// What hosts that are silent for long are asked for by TCP: each this often,
-/// and so many times. A machine that has gone is noticed within three minutes,
-/// also if its Keep Alive Timeout is none.
+/// Interval and number of TCP keep-alive probes to a silent host: a machine that
+/// has gone is noticed within three minutes, also if it has no Keep Alive
+/// Timeout.
 const PROBE: Duration = Duration::from_secs(30);
 const PROBES: u32 = 5;
 

@@ -106,7 +106,7 @@ pub(crate) struct Connection {
     draining: Cell<bool>,
     /// Data may still come into a device's own memory.
     presence: RefCell<Option<Rc<Presence>>>,
-    /// A command has ended (for whoever drains).
+    /// A command has ended (for the drain).
     ended_one: Notify,
 }
 

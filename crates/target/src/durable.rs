@@ -1,9 +1,9 @@
 //! Failed flushes: a device reports an error once, and every controller that
 //! has written since its last flush hears of it.
 //!
-//! Controllers share a device, and a device (a file, say) tells of writes that
-//! it could not make durable only in the flush that comes next, whoever sends
-//! it. So the failures of a namespace are a sequence, as in the kernel's
+//! Controllers share a device, and a device (a file, say) reports writes that
+//! it could not make durable only in the next flush, of whichever controller
+//! that is. So the failures of a namespace are a sequence, as in the kernel's
 //! `errseq_t`, and a controller remembers where the sequence stood when its
 //! first write began that no flush of its own has covered.
 //!

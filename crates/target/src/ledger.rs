@@ -152,9 +152,8 @@ impl State {
         self.origins[entry.origin].1 -= len;
     }
 
-    /// The request of a host that is next, and what is to be said of it. None
-    /// waits if there is no verdict. What nobody waits for any more is moved
-    /// to `gone`.
+    /// The verdict on the next waiting request of a host, and its position; no
+    /// verdict if no request waits. Cancelled requests are moved to `gone`.
     fn next_of(&mut self, limit: usize, id: usize, gone: &mut Vec<Waiter>) -> (Option<Verdict>, usize) {
         let mut waiting = std::mem::take(&mut self.accounts[id].waiting);
         let mut found = (None, 0);

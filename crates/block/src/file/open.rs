@@ -54,7 +54,7 @@ pub enum OpenError {
         /// What it would have to be, and what to use instead.
         expected: &'static str,
     },
-    /// Somebody has it locked or mounted.
+    /// Another program has it locked or mounted.
     #[error(
         "{0} is in use by another program (served already, or mounted): stop that first, or add ro to both"
     )]
@@ -254,8 +254,9 @@ fn is_same(a: &File, b: &File) -> bool {
     identity(a).is_some_and(|a| Some(a) == identity(b))
 }
 
-/// What `statx` tells of direct I/O: `None` if it does not tell (before Linux
-/// 6.1, or this file system), `Some(None)` if there is none here.
+/// The alignment that `statx` reports for direct I/O: `None` if it reports none
+/// (before Linux 6.1, or this file system), `Some(None)` if the file system has
+/// no direct I/O.
 fn direct_align(file: &File) -> Option<Option<Align>> {
     // SAFETY: plain numbers, for which zero is a valid value.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };

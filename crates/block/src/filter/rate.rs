@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// that many small operations reach the rate.
 const BURST: Duration = Duration::from_millis(1);
 
-/// The filter: reads and writes share the rate, whoever makes them, and end no
+/// The filter: reads and writes of all handles share the rate, and end no
 /// earlier than it allows. All else is free.
 #[derive(Debug)]
 pub struct Bound {

@@ -60,7 +60,7 @@ fn to_io(e: IoError) -> io::Error {
 }
 
 async fn serve(mut stream: AsyncStream, mut inbox: futures_channel::mpsc::UnboundedReceiver<Request>) {
-    // Whoever asked may have gone: nobody is left to be told.
+    // A reply fails only if its caller has gone, and then nothing needs it.
     while let Some(request) = inbox.next().await {
         match request {
             Request::Read(offset, len, reply) => {

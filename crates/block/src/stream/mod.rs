@@ -29,8 +29,8 @@
 //!   has taken nothing. What failed is not tried again: after an error, what
 //!   was written since the last good `flush` may be on the device or not.
 //! - **Drop** hands everything over and, for the blocking kinds, waits until
-//!   the device has it; it does not make it durable. An error that nobody was
-//!   told of by then is logged as an error. Who wants to know calls `flush`.
+//!   the device has it; it does not make it durable. An error that no call has
+//!   returned by then is logged as an error. A caller that needs it calls `flush`.
 //! - **A handle reads what it has written**: reads wait for its own writes.
 //!   Other handles see them after `flush`.
 //! - A write that begins or ends within a block reads that block first; two

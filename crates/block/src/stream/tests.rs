@@ -47,7 +47,7 @@ impl Advised {
         let in_flight = Rc::clone(&self.in_flight);
         in_flight.set(in_flight.get() + len);
         self.most.set(self.most.get().max(in_flight.get()));
-        // It ends by itself, whether anybody waits or not.
+        // In a task, so that it ends also if its caller drops it.
         let task = spawn(async move {
             let result = io.await;
             in_flight.set(in_flight.get() - len);

@@ -8,8 +8,8 @@
 //!   device advises.
 
 /// The window begins at this many times the read, as with the kernel's, or at
-/// this part of the advice if that is more: what nobody wants then costs the
-/// path a part of a round trip, and what is missing costs a whole one.
+/// this part of the advice if that is more: bytes read in vain cost the path a
+/// part of a round trip, and bytes not read ahead cost a whole one.
 const FIRST: u64 = 4;
 const FIRST_PART: u64 = 4;
 

@@ -70,7 +70,7 @@ impl WriteSide {
         self.tail.is_some() || !self.under_way.is_empty()
     }
 
-    /// The error that nobody was told of.
+    /// The error that no call has returned yet.
     pub(super) fn take_error(&mut self) -> Option<IoError> {
         self.error.take()
     }

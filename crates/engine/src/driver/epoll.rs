@@ -44,7 +44,7 @@ impl Epoll {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor without another owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let events = vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         let epoll = Epoll { fd, sources: Slab::new(), events, signal: Arc::clone(signal) };

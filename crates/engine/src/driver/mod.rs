@@ -101,7 +101,7 @@ impl Signal {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor without another owner.
         Ok(Signal { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 

@@ -6,7 +6,7 @@
 //! halt-polling of hypervisors: it doubles when a sleep turns out short
 //! (spinning a little longer would have caught the event), halves when
 //! sleeps are long, and drops to zero for a while when a yield in the middle
-//! of the spin lets somebody else run.
+//! of the spin lets another thread run.
 
 use super::Driver;
 use std::time::{Duration, Instant};

@@ -31,7 +31,7 @@ const CQ_ENTRIES: u32 = 2048;
 const DISK_BATCH: usize = 4;
 /// User data of the read on the wake-up signal.
 const SIGNAL: u64 = u64::MAX;
-/// User data of cancellations, whose result nobody needs.
+/// User data of cancellations, whose results are not needed.
 const CANCEL: u64 = u64::MAX - 1;
 /// How long to wait at the end for the kernel to let go of buffers.
 const DRAIN: Duration = Duration::from_secs(2);

@@ -23,8 +23,8 @@ pub struct TcpInfo {
     pub cwnd: u64,
     /// Bytes sent and not acknowledged, in whole segments.
     pub in_flight: u64,
-    /// Segments sent and not acknowledged, probes of a closed window that
-    /// nobody has answered, and the time since the last acknowledgement came.
+    /// Segments sent and not acknowledged, unanswered probes of a closed window,
+    /// and the time since the last acknowledgement came.
     pub unanswered: (u32, u8, Duration),
     /// Largest packet that TCP sends on this path, in bytes (the path's MTU as
     /// far as it is known).

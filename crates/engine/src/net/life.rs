@@ -12,7 +12,7 @@ use std::time::Duration;
 pub struct Life {
     /// Segments sent and not acknowledged.
     pub unacked: u32,
-    /// Probes of a closed window that nobody has answered.
+    /// Unanswered probes of a closed window.
     pub probes: u8,
     /// Time since the last acknowledgement came.
     pub last_ack: Duration,

@@ -240,8 +240,8 @@ impl Host {
         self.addr
     }
 
-    /// Starts a task on it. If the host is killed the task ends and gives
-    /// nothing: whoever awaits it waits for ever.
+    /// Starts a task on it. If the host is killed the task ends without a
+    /// result, and an await of it never returns.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Task<T> {
         inside(self.group, || spawn(future))
     }

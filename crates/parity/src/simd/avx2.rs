@@ -34,8 +34,8 @@ impl Vector for Avx2 {
 
     #[inline(always)]
     unsafe fn stream(self, to: *mut u8) {
-        // SAFETY: 32 bytes to write, aligned; `fence` comes before anybody
-        // else gets to see the memory.
+        // SAFETY: 32 bytes to write, aligned; `fence` comes before any other
+        // thread sees the memory.
         unsafe { _mm256_stream_si256(to.cast(), self.0) }
     }
 

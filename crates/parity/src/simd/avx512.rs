@@ -36,8 +36,8 @@ impl Vector for Avx512 {
 
     #[inline(always)]
     unsafe fn stream(self, to: *mut u8) {
-        // SAFETY: 64 bytes to write, aligned; `fence` comes before anybody
-        // else gets to see the memory.
+        // SAFETY: 64 bytes to write, aligned; `fence` comes before any other
+        // thread sees the memory.
         unsafe { _mm512_stream_si512(to.cast(), self.0) }
     }
 

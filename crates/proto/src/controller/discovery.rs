@@ -39,7 +39,7 @@ pub fn discovery_entry(
             DiscoveryTarget::ThisDiscovery => SubsystemType::CurrentDiscovery,
             DiscoveryTarget::Referral => SubsystemType::Referral,
         },
-        // Not "secure channel not required": there is none to be had, and
+        // Not "secure channel not required": the target has no TLS, and
         // hosts take that value for an offer and connect with TLS.
         treq: treq::NO_FLOW_CONTROL,
         portid: port_id,

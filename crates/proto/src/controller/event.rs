@@ -99,7 +99,7 @@ impl Events {
         true
     }
 
-    /// Aborts a request that is held; false if `cid` is none.
+    /// Aborts a held Asynchronous Event Request; false if `cid` is not held.
     pub(super) fn abort(&mut self, cid: u16) -> bool {
         let Some(at) = self.held.iter().position(|&held| held == cid) else { return false };
         self.held.remove(at);

@@ -352,7 +352,7 @@ impl Controller {
         self.host.hostid
     }
 
-    /// Keep Alive Timeout; zero if there is none.
+    /// Keep Alive Timeout; zero if it is disabled.
     pub fn keep_alive_timeout(&self) -> Duration {
         self.keep_alive.timeout()
     }

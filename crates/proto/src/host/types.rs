@@ -49,7 +49,7 @@ impl Default for HostConfig {
 /// The data of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostData {
-    /// There is none.
+    /// The command transfers no data.
     None,
     /// The controller gets `len` bytes.
     Write {

@@ -113,7 +113,7 @@ impl TargetQueue {
         }
         match self.incoming {
             Incoming::InCapsule(current) if current == slot => {
-                self.incoming = Incoming::Nobody;
+                self.incoming = Incoming::NoCommand;
                 self.rx.discard();
             }
             Incoming::Granted(current, ..) if current == slot => self.rx.discard(),
@@ -168,8 +168,8 @@ impl TargetQueue {
     }
 
     pub(super) fn data_end(&mut self, digest_ok: bool) {
-        let slot = match std::mem::replace(&mut self.incoming, Incoming::Nobody) {
-            Incoming::Nobody => return,
+        let slot = match std::mem::replace(&mut self.incoming, Incoming::NoCommand) {
+            Incoming::NoCommand => return,
             Incoming::InCapsule(slot) => {
                 let s = &mut self.slots[usize::from(slot)];
                 s.received = s.len;

@@ -59,7 +59,7 @@ enum Incoming {
     InCapsule(u16),
     /// For this R2T of the slot.
     Granted(u16, usize, u32),
-    Nobody,
+    NoCommand,
 }
 
 /// The controller's side of one connection: bytes in, events out; calls in,
@@ -144,7 +144,7 @@ impl TargetQueue {
             cids: CidMap::new(0),
             open: 0,
             sqhd: 0,
-            incoming: Incoming::Nobody,
+            incoming: Incoming::NoCommand,
             replies: 0,
             reply_limit: u64::MAX,
             headers: 0,
@@ -385,7 +385,7 @@ impl TargetQueue {
     /// Answers a command that does not become an event.
     fn refuse(&mut self, sqe: &Sqe, status: Status) {
         self.rx.discard();
-        self.incoming = Incoming::Nobody;
+        self.incoming = Incoming::NoCommand;
         self.refused += 1;
         self.respond(Cqe::new(sqe.cid(), status.dnr()));
     }

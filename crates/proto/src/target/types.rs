@@ -70,7 +70,7 @@ pub struct QueueLimits {
 /// Where the data of a command is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandData {
-    /// There is none.
+    /// The command transfers no data to the controller.
     None,
     /// `len` bytes follow in the capsule: nothing more is received until
     /// [`accept_payload`](super::TargetQueue::accept_payload) or [`complete`](super::TargetQueue::complete).

@@ -6,7 +6,7 @@
 //! - the parts of a PDU are consumed in wire order: header and digest,
 //!   padding, data, data digest; no byte of a part is consumed before the
 //!   part before it is complete;
-//! - data is consumed only once somebody has said where it goes.
+//! - data is consumed only once the owner of the queue has said where it goes.
 
 use longhaul_wire::digest::{Crc32c, DIGEST_LEN, check_header_digest};
 use longhaul_wire::pdu::{COMMON_LEN, CommonHeader, Fes, Format, HEADER_MAX, Layout, PduType, field};
@@ -20,7 +20,7 @@ pub enum Want {
     /// Bytes, to be passed to `handle`.
     Bytes,
     /// `len` bytes that belong at `offset` of the data of the command in
-    /// `slot`: whoever placed a part of them there calls `handle_payload`.
+    /// `slot`: the driver that placed a part of them there calls `handle_payload`.
     Payload {
         /// The command.
         slot: u16,

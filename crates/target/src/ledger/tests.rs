@@ -108,7 +108,7 @@ fn a_host_that_is_blocked_is_in_no_way_of_others() {
 }
 
 #[test]
-fn what_nobody_waits_for_any_more_is_given_to_the_next() {
+fn the_charge_of_a_cancelled_wait_goes_to_the_next() {
     let ledger = Ledger::new(4);
     let (a, b) = (ledger.account(&peer(1, "host")), ledger.account(&peer(2, "host")));
     let all_of_it = a.try_take(4).expect("it holds nothing");

@@ -82,7 +82,7 @@ fn a_flush_makes_every_completed_write_of_its_namespaces_durable() {
     one.cut_power();
     two.cut_power();
     assert!(one.block(0) == data, "flushed");
-    assert_eq!(two.block(3), [0; BLOCK], "a flush of one namespace is none of another");
+    assert_eq!(two.block(3), [0; BLOCK], "a flush of one namespace does not flush another");
 
     host.done(&write(NSID, 1, BLOCK), &data);
     host.done(&write(2, 3, BLOCK), &data);

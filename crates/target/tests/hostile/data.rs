@@ -21,7 +21,7 @@ fn h2c(bits: u8, cid: u16, ttag: u16, offset: u32, declared: u32, data: u32) -> 
 
 //= test: NVMe-TCP 1.1, H2CData PDU
 //= test: NVMe-TCP 1.1, ICResp PDU
-pub fn h2cdata_that_nobody_asked_for(kind: Kind) {
+pub fn h2cdata_without_an_r2t(kind: Kind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     type Make = fn(cid: u16, ttag: u16) -> Vec<u8>;
     const LEN: u32 = 2 * BLOCK as u32;
@@ -56,7 +56,7 @@ pub fn h2cdata_that_nobody_asked_for(kind: Kind) {
             rig.check();
         }
     }
-    // Data for an R2T that was answered is data that nobody asked for, too.
+    // Data for an R2T that was answered is unsolicited, too.
     let Host { admin, mut io, .. } = rig.host();
     let data = pattern(BLOCK, 1);
     let sqe = write(MEM, 0, BLOCK).with_sgl(Sgl::transport(BLOCK as u32)).with_cid(78);

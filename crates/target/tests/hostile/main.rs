@@ -33,7 +33,7 @@ on_each_engine! {
     headers::after_icreq,
     headers::bad_header_digest,
     headers::termreq_from_the_host,
-    data::h2cdata_that_nobody_asked_for,
+    data::h2cdata_without_an_r2t,
     data::too_much_in_the_capsule,
     data::bad_data_digest_fails_the_command_alone,
     data::statuses_that_cost_a_command,

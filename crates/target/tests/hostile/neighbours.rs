@@ -28,7 +28,7 @@ fn little_memory(config: &mut Config) {
     config.memory = MEMORY;
 }
 
-/// A host with many queues that is none of the witnesses.
+/// A host with many queues, beside the witnesses.
 fn stranger(rig: &Rig) -> (Host, Vec<Client>) {
     let host = Host::named(rig.addr, 32, 0, Name::other(1));
     let queues = host.more_queues(rig.addr, QUEUES, 128);

@@ -1,4 +1,4 @@
-//! A target under attack, and somebody who goes on working with it.
+//! A target under attack, and witnesses: hosts that use it meanwhile.
 
 use crate::client::{BLOCK, Client, Host, NQN, PATIENCE};
 use longhaul_block::{BackendSpec, BlockDevice};
@@ -28,7 +28,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A target on this engine, or `None` where there is none such.
+    /// A target on this engine, or `None` where the engine is not available.
     pub fn new(kind: Kind, change: impl FnOnce(&mut Config)) -> Option<Rig> {
         let mut config = Config {
             listen: vec!["127.0.0.1:0".parse().expect("address")],
@@ -90,7 +90,7 @@ impl Rig {
     }
 
     /// Waits until the target has noticed that all but `n` connections
-    /// (besides those of the witnesses) have gone. It tells nobody.
+    /// (besides those of the witnesses) have gone: it sends nothing when it does.
     pub fn wait_for_connections(&self, n: usize) {
         let all = n + 2 * self.witnesses.len();
         until("the end of connections", || self.target.connections() == all);
@@ -119,7 +119,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Somebody who writes and verifies all the while, on connections that live
+/// A host that writes and verifies all the while, on connections that live
 /// from beginning to end.
 struct Witness {
     /// What it works on.
