@@ -285,7 +285,7 @@ pub struct Cell {
     pub left_out: Vec<LeftOut>,
     /// Whether the samples together are what they seem.
     pub validity: Validity,
-    /// Where it stands in a figure.
+    /// Its position in a figure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<Place>,
     /// What was published for it.
@@ -486,8 +486,7 @@ impl Record {
     }
 }
 
-/// Writes a document as a whole or not at all, so that nobody reads half of
-/// one.
+/// Writes a document atomically, so that no reader sees half of one.
 ///
 /// # Errors
 /// Of the file system; a file that was there before is as it was.

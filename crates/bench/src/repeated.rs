@@ -50,7 +50,7 @@ impl Repeated {
         self.runs.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no runs.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }

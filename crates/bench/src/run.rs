@@ -188,7 +188,7 @@ pub fn run(
         let tell = tell.clone();
         let handle = handles[index % handles.len()].clone();
         if job.sync {
-            // It ends when it has told its end, or nobody listens any more.
+            // The thread ends once it has reported its end, or the receiver has gone.
             let name = format!("bench-calls-{index}");
             std::thread::Builder::new().name(name).spawn(move || setup.run_calls(&handle, &tell, started))?;
         } else {
@@ -262,8 +262,8 @@ fn plan(info: &DeviceInfo, job: &Job) -> Result<(), BenchError> {
     plan_blocks(info, job)
 }
 
-/// Whether the region of every job is on the device, and nobody else's where
-/// that matters.
+/// Checks that the region of every job is on the device, and that regions do not
+/// overlap where that matters.
 fn plan_region(info: &DeviceInfo, job: &Job) -> Result<(), BenchError> {
     let wrong = |text: String| Err(BenchError::Option(text));
     let (name, all, block) = (&info.name, info.size, u64::from(info.block_size));
@@ -371,7 +371,8 @@ fn sharers(jobs: usize, threads: usize, index: usize) -> u32 {
 }
 
 impl Setup {
-    /// The job, on its engine thread. Nobody listens any more if a send fails.
+    /// Runs the job on its engine thread. A send fails only once the receiver has
+    /// gone.
     async fn run(self, tell: Sender<Told>, started: oneshot::Receiver<Instant>) {
         let io = match self.device.open().await {
             Ok(io) => io,

@@ -2,7 +2,7 @@
 //!
 //! Invariant: memory does not grow with the number of I/Os. A histogram has
 //! [`DIGITS`] significant digits from 1 ns to [`LONGEST`], or [`DIGITS_FEW`]
-//! where there are many of them, and there is none before there is a latency;
+//! where there are many of them, and is allocated with the first latency;
 //! moments are exact.
 
 use hdrhistogram::Histogram;

@@ -104,7 +104,7 @@ pub(crate) enum Expect {
 /// The kinds of wrong content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultKind {
-    /// Bytes that nobody wrote: the checksum does not match.
+    /// Bytes that were never written: the checksum does not match.
     Corrupted,
     /// Sound content of another address.
     Misplaced,
@@ -251,8 +251,9 @@ impl Table {
         Table { run, blocks: vec![0; blocks as usize] }
     }
 
-    /// Begins a write of `block`, or of the next block after it that has none
-    /// under way; its number and its generation. `None` if there is none.
+    /// Begins a write of `block`, or of the next block after it that is free
+    /// (without a write under way, and with a generation left); its number and
+    /// its generation. `None` if no block is free.
     pub(crate) fn begin_write(&mut self, block: u64) -> Option<(u64, u32)> {
         let count = self.blocks.len();
         let free = |at: &usize| self.blocks[*at] < MAX_GENERATION;
@@ -268,7 +269,7 @@ impl Table {
         self.blocks[block as usize] &= !IN_FLIGHT;
     }
 
-    /// The newest generation acknowledged; 0 if there is none.
+    /// The newest generation acknowledged; 0 before the first write.
     pub(crate) fn acknowledged(&self, block: u64) -> u32 {
         let word = self.blocks[block as usize];
         (word & !IN_FLIGHT) - u32::from(word & IN_FLIGHT != 0)

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 /// How far the clock of the day may run away from the one that never jumps:
 /// more than it is slewed by in minutes, less than what would mislead people.
 const JUMP: Duration = Duration::from_millis(500);
-/// Lateness of an emulated link that is none: what timers and a turn of the
-/// scheduler take.
+/// Lateness of an emulated link that does not count: timers and a turn of the
+/// scheduler take as long.
 const LATE_MIN: Duration = Duration::from_micros(250);
 /// Share of the processors that a hypervisor may take away.
 const STOLEN_MAX: f64 = 0.05;

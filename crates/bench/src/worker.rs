@@ -238,7 +238,7 @@ impl Worker {
             (true, false) => advice.read,
             _ => advice.write,
         };
-        // A block is read back only by whoever wrote it.
+        // A block is read back only by the job that wrote it.
         let most = if self.table.is_some() { self.part.blocks } else { u64::MAX };
         let depth = advice.depth(bytes, self.job.bs).min(MAX_IODEPTH);
         depth.min(u32::try_from(most).unwrap_or(u32::MAX))

@@ -26,7 +26,11 @@ fn every_statement_has_its_document_and_its_place() {
             "transfers",
             "data set",
         ];
-        assert!(kinds.iter().any(|kind| place.contains(kind)), "'{}' stands in '{place}'", statement.what);
+        assert!(
+            kinds.iter().any(|kind| place.contains(kind)),
+            "'{}' is cited from '{place}'",
+            statement.what
+        );
         assert!(!statement.what.trim().is_empty() && !statement.document.full.is_empty());
         // What is joined in a result is taken apart at this.
         assert!(!statement.what.contains("; ") && !statement.source().contains("; "), "{statement:?}");

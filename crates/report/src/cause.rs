@@ -250,7 +250,7 @@ pub enum Cause {
     SlowCreate,
     /// Writing their bytes.
     SlowWrite,
-    /// Whoever knows where files are, of whatever is asked.
+    /// Metadata operations of any kind.
     SlowMetadata(End),
     /// The network carries no more.
     LinkFull,

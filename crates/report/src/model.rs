@@ -159,7 +159,7 @@ pub enum Bounds {
     /// conditions.
     BelowLongest,
     /// More than all stages after one another: they disturb each other, or
-    /// something costs time that is none of them.
+    /// something outside the measured stages costs time.
     AboveSum,
 }
 

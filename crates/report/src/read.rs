@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// The version of the layout that is read.
 pub const SCHEMA: u64 = 1;
 
-/// A larger file is none of ours.
+/// A larger file is not a result.
 const SIZE_MAX: u64 = 1 << 30;
 
 /// Why a file is no result. Every one names the file.
@@ -270,7 +270,7 @@ pub struct Cell {
     pub left_out: Vec<LeftOut>,
     /// Whether the samples are what they seem.
     pub validity: Validity,
-    /// Where it stands in a figure.
+    /// Its position in a figure.
     pub place: Option<Place>,
     /// What was published for it.
     pub published: Vec<Published>,

@@ -374,7 +374,7 @@ fn what_was_tried_is_what_is_promised() {
 }
 
 #[test]
-fn who_waits_now_and_then_is_not_slower_for_that() {
+fn occasional_waits_do_not_count_as_slowness() {
     let mut seen = healthy();
     seen.hosts[0] = HostSeen { wanted: 0.5, lost: 0.4, ..HostSeen::default() };
     assert_eq!(named(&seen).0, Cause::LinkFull);

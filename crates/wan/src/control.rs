@@ -4,8 +4,8 @@
 //! enter. A connection carries one request and its answer, a line of JSON each.
 //!
 //! Invariants:
-//! - one request at a time, each bounded in size and time: a client that says
-//!   nothing holds nobody up for long;
+//! - one request at a time, each bounded in size and time: a silent client does
+//!   not hold up others for long;
 //! - a change holds when its answer is sent.
 
 use crate::{Change, Conditions, Error, Statistics, Wan};
@@ -134,7 +134,7 @@ impl Control {
         if UnixStream::connect(&path).is_ok() {
             return Err(Error::Exists { what: "socket", name: path.display().to_string() });
         }
-        // One that nobody listens on was left behind.
+        // A socket without a listener was left behind.
         match std::fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(Error::system(what())(e)),
             _ => {}

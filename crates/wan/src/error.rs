@@ -23,7 +23,7 @@ pub enum Error {
     /// There is no such link.
     #[error("there is no link {0}")]
     NoLink(usize),
-    /// Nobody emulates a path of this name.
+    /// No process emulates a path of this name.
     #[error("no emulated path is called '{0}'")]
     NotRunning(String),
     /// A system call or a program failed.

@@ -5,7 +5,7 @@
 //! - [`Wan`]: real TCP over an emulated path, between network namespaces. It
 //!   needs root and `/dev/net/tun`; windows, loss, queues and cuts are those
 //!   of the kernel's own TCP.
-//! - [`Relay`]: an ideal long link inside this process, for anybody.
+//! - [`Relay`]: an ideal long link inside this process; it needs no privileges.
 
 #![deny(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! The thread that moves packets between pairs of TUN devices.
 //!
-//! It sleeps until a device has packets, the next packet is due, or somebody
-//! wants something, and then does all there is to do: every wake-up takes a
-//! batch from each device. Shortly before a packet is due it stays awake, since
+//! It sleeps until a device has packets, the next packet is due, or an order
+//! arrives, and then does all there is to do: every wake-up takes a batch from
+//! each device. Shortly before a packet is due it stays awake, since
 //! falling asleep and waking up would take longer than that.
 //!
 //! Invariants:
@@ -238,7 +238,7 @@ impl Worker {
                     if let Some(lane) = self.lanes.get_mut(flow) {
                         lane.flow.change(&mut self.arena, now, shortened(way));
                     }
-                    // Whoever does not wait for the answer needs none.
+                    // The send fails only if the caller does not wait for it.
                     let _ = done.send(());
                 }
                 Order::Report { reset, to } => {

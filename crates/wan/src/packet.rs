@@ -124,7 +124,7 @@ impl Shape {
         self.transport(&mut ip[self.transport as usize..], addresses, from, to);
     }
 
-    /// Mends the transport header; `sum` is that of the addresses.
+    /// Updates the transport header; `sum` is that of the addresses.
     fn transport(&self, header: &mut [u8], sum: u32, from: u32, to: u32) {
         let len = header.len() as u32;
         let sum = |protocol| fold(sum + protocol + len).to_be_bytes();
@@ -144,7 +144,7 @@ impl Shape {
     }
 }
 
-/// Mends the IP header of a part that begins with packet `from`; returns the
+/// Updates the IP header of a part that begins with packet `from`; returns the
 /// sum of the addresses.
 fn network(ip: &mut [u8], from: u32) -> u32 {
     let len = ip.len() as u16;

@@ -114,7 +114,7 @@ impl Relay {
         let thread = Thread::start("relay", config.clone())?;
         let count = Arc::clone(&counters);
         let (ready, started) = std::sync::mpsc::channel();
-        // The task runs until its thread ends; nobody waits for its result.
+        // The task runs until its thread ends; it has no result.
         drop(thread.handle().spawn(move || async move {
             let listener = match TcpListener::from_std(listener) {
                 Ok(listener) => listener,

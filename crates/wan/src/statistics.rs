@@ -239,7 +239,7 @@ mod tests {
         // And a bad second is not held against the next.
         record(&mut meter, 1000, 200_000);
         assert_eq!(statistics(&meter).late_p99_since(&after), Duration::ZERO);
-        // Somebody has it counted from nothing: what there is since then.
+        // After a reset the count begins anew: only what came since is in it.
         meter.clear();
         record(&mut meter, 10, 1_000_000);
         let late = statistics(&meter).late_p99_since(&after);

@@ -133,7 +133,7 @@ fn many_connections_share_the_relay() {
 }
 
 #[test]
-fn a_receiver_that_does_not_read_holds_its_sender_back_and_nobody_else() {
+fn a_receiver_that_does_not_read_holds_back_only_its_sender() {
     fn never_read(stream: TcpStream) {
         thread::park();
         drop(stream);

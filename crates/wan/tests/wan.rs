@@ -14,7 +14,7 @@ use std::time::Instant;
 
 fn statistics(wan: &Wan) -> Statistics {
     let statistics = wan.statistics().expect("statistics");
-    // Where nobody may have it run first, others may keep it waiting.
+    // Without real-time priority, other programs may delay it.
     assert!(statistics.lost_here() == 0 || !statistics.real_time, "it keeps up: {statistics:?}");
     statistics
 }

@@ -21,7 +21,7 @@ pub enum NetError {
     /// The plan is beyond the limits.
     #[error("{0}")]
     Plan(String),
-    /// Nobody answers there.
+    /// The server cannot be reached.
     #[error("cannot reach {server}: {source}")]
     Unreachable {
         /// Where.

@@ -149,7 +149,7 @@ impl Shared {
         if let Some((of, sender)) = &*self.now()
             && *of == token
         {
-            // Whoever does not wait for it any more drops it.
+            // The measurement may have ended: then the stream is dropped.
             let _ = sender.send(joined);
         }
     }
@@ -163,7 +163,7 @@ impl Shared {
         {
             let mut now = self.now();
             if now.is_some() {
-                return Err("it measures for somebody else at the moment: try again later".into());
+                return Err("it measures for another client at the moment: try again later".into());
             }
             *now = Some((token, sender));
         }

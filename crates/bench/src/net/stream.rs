@@ -28,7 +28,7 @@ pub(super) struct Stream {
     pub(super) plan: Plan,
     /// When to begin.
     pub(super) start: oneshot::Receiver<Instant>,
-    /// Bytes so far, for whoever watches.
+    /// Bytes so far, for the progress report.
     pub(super) count: Arc<AtomicU64>,
 }
 

@@ -121,14 +121,14 @@ fn strangers_and_silence_do_no_harm() {
         Some(Answer::Refused { reason }) => assert!(reason.contains("version 1, not 99"), "{reason}"),
         answer => panic!("{answer:?}"),
     }
-    // And whoever asks properly is served meanwhile.
+    // A valid client is served meanwhile.
     let seen = measure(server.address(), &short(), &Config::default(), &Stop::new(), &mut |_, _| {});
     assert!(seen.expect("measured").there.received[0].bytes > 0);
     drop(silent);
 }
 
 #[test]
-fn one_at_a_time_and_whoever_leaves_makes_room() {
+fn the_server_measures_for_one_client_until_it_leaves() {
     let server = server(Kind::Auto);
     let first = TcpStream::connect(server.address()).expect("connected");
     control::say(&first, &Opening::Control { version: VERSION, token: 5, plan: short() }).expect("said");
@@ -159,7 +159,7 @@ fn one_at_a_time_and_whoever_leaves_makes_room() {
 fn what_is_not_there_is_said() {
     let address = std::net::TcpListener::bind("127.0.0.1:0").expect("bound").local_addr().expect("address");
     let result = measure(address, &short(), &Config::default(), &Stop::new(), &mut |_, _| {});
-    let said = result.expect_err("nobody").to_string();
+    let said = result.expect_err("nothing listens there").to_string();
     assert!(said.contains(&address.to_string()) && said.contains("refused"), "{said}");
     let stop = Stop::new();
     stop.stop();

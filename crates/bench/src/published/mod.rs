@@ -3,8 +3,8 @@
 //! document and the section, figure or table that has it.
 //!
 //! Findings are paraphrased; numbers are in base units. What a publication does
-//! not say (the ports of a client, the conditions of another load) stands in no
-//! statement. `tests/published.rs` holds that nothing is cited from elsewhere,
+//! not say (the ports of a client, the conditions of another load) is in no
+//! statement. `tests/published.rs` checks that nothing is cited from elsewhere,
 //! and that `docs/published.md` lists the same.
 
 pub mod fabrics;

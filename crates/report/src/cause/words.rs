@@ -7,7 +7,10 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fixed = match self {
             Cause::SlowMetadata(end) => {
-                return write!(f, "whoever knows the {end}'s files is slow to answer (a metadata server)");
+                return write!(
+                    f,
+                    "metadata operations on the {end}'s files are slow (its metadata server, if it has one)"
+                );
             }
             Cause::Processor(end) => return write!(f, "a processor of the {end} has no time left"),
             Cause::Others(end) => return write!(f, "other programs take the {end}'s processors"),

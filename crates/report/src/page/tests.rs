@@ -77,7 +77,7 @@ fn a_page_has_everything_and_needs_nothing() {
     ] {
         assert!(html.contains(needle), "no {needle}");
     }
-    // The namespace of SVG is a name, not an address that anybody asks for.
+    // The namespace of SVG is a name, not an address that a browser loads.
     let order =
         ["What was found", "<figure>", "<table>", "Conditions of"].map(|what| html.find(what).expect(what));
     assert!(order.is_sorted(), "finding, figure, table, conditions: {order:?}");

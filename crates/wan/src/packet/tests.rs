@@ -34,7 +34,7 @@ fn payload(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + i / 251) as u8).collect()
 }
 
-/// The sum of 16-bit words as it stands in RFC 1071, with no regard to speed.
+/// The sum of 16-bit words as RFC 1071 defines it, with no regard to speed.
 fn plain_sum(bytes: &[u8]) -> u16 {
     let mut sum = 0u64;
     for (i, byte) in bytes.iter().enumerate() {
