@@ -71,7 +71,7 @@ pub(crate) fn ends_within(pid: u32, time: Duration) -> bool {
     if fd < 0 {
         return false;
     }
-    // SAFETY: a new descriptor that nobody else has.
+    // SAFETY: a new descriptor without another owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
     let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, as said.

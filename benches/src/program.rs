@@ -1,5 +1,5 @@
-//! The program under test: `longhaul target` and `longhaul bench` as anybody
-//! would start them.
+//! The program under test: `longhaul target` and `longhaul bench` as a user
+//! starts them.
 
 use crate::process::{self, Guard};
 use crate::setup::Setup;

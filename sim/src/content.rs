@@ -6,11 +6,11 @@ use crate::random::mix;
 /// writes as a whole.
 pub const SECTOR: usize = 512;
 
-/// Who wrote a sector: the number of a write; 0 is nobody, all zeroes.
+/// The number of the write that a sector comes from; 0 is no write, all zeroes.
 pub type Writer = u32;
 
-/// The writer of zeroes.
-pub const NOBODY: Writer = 0;
+/// The writer number of a sector of zeroes.
+pub const NO_WRITER: Writer = 0;
 
 /// Word `index` of what `writer` writes to sector `sector`.
 fn word(writer: Writer, sector: u64, index: u64) -> u64 {
@@ -20,7 +20,7 @@ fn word(writer: Writer, sector: u64, index: u64) -> u64 {
 /// Fills whole sectors, the first being `sector` of the device.
 pub fn fill(bytes: &mut [u8], sector: u64, writer: Writer) {
     for (number, bytes) in (sector..).zip(bytes.chunks_exact_mut(SECTOR)) {
-        if writer == NOBODY {
+        if writer == NO_WRITER {
             bytes.fill(0);
             continue;
         }
@@ -38,7 +38,7 @@ pub fn writer(bytes: &[u8], sector: u64) -> Option<Writer> {
     let (words, _) = bytes.as_chunks::<8>();
     let first = u64::from_le_bytes(*words.first()?);
     if first == 0 {
-        return bytes.iter().all(|b| *b == 0).then_some(NOBODY);
+        return bytes.iter().all(|b| *b == 0).then_some(NO_WRITER);
     }
     let writer = Writer::try_from(first).ok()?;
     let whole = (1..).zip(&words[1..]).all(|(i, w)| u64::from_le_bytes(*w) == word(writer, sector, i));
@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn content_knows_its_writer_and_its_place() {
         let mut bytes = vec![0; 2 * SECTOR];
-        assert_eq!(writer(&bytes[..SECTOR], 5), Some(NOBODY));
+        assert_eq!(writer(&bytes[..SECTOR], 5), Some(NO_WRITER));
         fill(&mut bytes, 7, 42);
         assert_eq!(writer(&bytes[SECTOR..], 8), Some(42));
         assert_eq!(writer(&bytes[SECTOR..], 7), None, "in another place");

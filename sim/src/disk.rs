@@ -2,12 +2,12 @@
 //!
 //! Invariants:
 //! - an operation has its effect at one moment between its begin and its
-//!   end, also when nobody waits for it any more;
+//!   end, also when its future was dropped;
 //! - an operation that was under way when the disk left never has its effect
 //!   later: what of it came to pass is settled at that moment;
-//! - a disk that has lost its power under its user fails the first operation
-//!   after it, or has another generation: nobody could know otherwise that what
-//!   was cached is lost;
+//! - a disk that has lost its power while it was open fails the first operation
+//!   after it, or has another generation: only so can the array know that the
+//!   cache is lost;
 //! - a disk that hangs, as one does whose initiator connects to it again, fails
 //!   nothing: what was not answered is done, or done once more, when it is back;
 //! - what was flushed, or written with FUA, outlives a power loss, unless
@@ -206,8 +206,8 @@ impl Disk {
         self.state().hung
     }
 
-    /// Whoever tries to connect to it again gives up: all that was not answered
-    /// fails, and what comes from now on.
+    /// The initiator gives up reconnecting: all unanswered operations fail, and
+    /// all later ones.
     pub fn give_up(&self) {
         self.leave(false);
         let mut state = self.state();
@@ -221,7 +221,7 @@ impl Disk {
         let mut state = self.state();
         state.gone = false;
         if state.hung.take().is_some() {
-            // Whoever was not answered asks once more.
+            // The initiator resends what was not answered.
             for Written { offset, data, through } in state.unanswered.values().cloned().collect::<Vec<_>>() {
                 state.medium.write(offset, &data, through, |_| true);
             }
@@ -243,9 +243,9 @@ impl Disk {
         self.world.tell(format_args!("{} has old content", self.name));
     }
 
-    /// Whoever used it has crashed: what was under way may have had its
-    /// effect, or parts of it. With `power` the cache is lost as well. What is
-    /// left is chance, or `fate`.
+    /// The host that used it has crashed: operations under way may have had
+    /// their effect, or parts of it. With `power` the cache is lost as well. What
+    /// is left is random, or `fate`.
     pub(crate) fn crash(&self, power: bool, fate: Option<Fate>) {
         let mut state = self.state();
         state.presence += 1;
@@ -335,7 +335,7 @@ impl Disk {
     /// fail for it.
     fn begin(&self) -> (u64, bool) {
         let mut state = self.state();
-        // Whoever goes on using it after a power loss is told so, once.
+        // The first operation after a power loss fails.
         let restarted = !state.gone && std::mem::take(&mut state.restarted);
         (state.presence, state.gone || restarted)
     }

@@ -261,7 +261,9 @@ impl Hosts<'_> {
             sleep(Duration::from_millis(delay)).await;
             self.attempt(&self.all()).await
         });
-        let results = timeout(OPENS, join_all(attempts)).await.map_err(|_| "nobody has it".to_owned())?;
+        let results = timeout(OPENS, join_all(attempts))
+            .await
+            .map_err(|_| "no host has opened the array in time".to_owned())?;
         let mut owners: Vec<Owner> = Vec::new();
         for result in results {
             match result {

@@ -35,7 +35,7 @@ pub(crate) struct Load {
     pub(crate) model: Rc<RefCell<Model>>,
     /// What must not be.
     pub(crate) failure: Rc<RefCell<Option<String>>>,
-    /// More is broken than redundancy mends: errors are allowed.
+    /// More is broken than redundancy covers: errors are allowed.
     pub(crate) beyond: Rc<Cell<bool>>,
     /// The array is being stopped: it refuses what comes now.
     pub(crate) stopping: Cell<bool>,
@@ -85,7 +85,7 @@ impl Load {
         self.stopping.get() || self.is_beyond()
     }
 
-    /// Whether more is broken, or was, than redundancy mends.
+    /// Whether more is broken, or was, than redundancy covers.
     fn is_beyond(&self) -> bool {
         self.beyond.get() || self.model.borrow().is_fragile()
     }

@@ -186,7 +186,7 @@ impl Medium {
         self.marred.extend(blocks);
     }
 
-    /// Whether a fault is still to be mended.
+    /// Whether a planted fault is not repaired yet.
     pub(crate) fn is_marred(&self) -> bool {
         !self.marred.is_empty()
     }

@@ -13,7 +13,7 @@
 //!   to that, and so does the load;
 //! - `now` of a block is part of `later`, but for what is under way.
 
-use crate::content::{self, NOBODY, SECTOR, Writer};
+use crate::content::{self, NO_WRITER, SECTOR, Writer};
 use longhaul_block::DeviceInfo;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -137,8 +137,8 @@ impl Model {
     #[must_use]
     pub fn new(size: u64, block: u32, whole: bool) -> Model {
         let fresh = Block {
-            now: vec![NOBODY],
-            later: vec![(0, NOBODY)],
+            now: vec![NO_WRITER],
+            later: vec![(0, NO_WRITER)],
             flying: None,
             lapsed: false,
             fragile: false,
@@ -154,7 +154,7 @@ impl Model {
         }
     }
 
-    /// The model in `slot`, which is made for a device if there is none yet, on disks that write
+    /// The model in `slot`, which is made for the device at the first call, on disks that write
     /// blocks of `whole` bytes as a whole.
     pub(crate) fn shared(
         slot: &mut Option<Rc<RefCell<Model>>>,
@@ -194,7 +194,7 @@ impl Model {
             return None;
         }
         let at = self.number();
-        let writer = if matches!(kind, Kind::Write(_)) { at as Writer } else { NOBODY };
+        let writer = if matches!(kind, Kind::Write(_)) { at as Writer } else { NO_WRITER };
         for (number, block) in blocks.clone().zip(&mut self.blocks[blocks.clone()]) {
             block.flying = Some(writer);
             block.later.push((at, writer));
@@ -427,7 +427,7 @@ mod tests {
         let mut model = model(true);
         let first = write(&mut model, Kind::Write(false));
         let second = write(&mut model, Kind::Write(false));
-        assert!(!may(&mut model, NOBODY) && !may(&mut model, first) && may(&mut model, second));
+        assert!(!may(&mut model, NO_WRITER) && !may(&mut model, first) && may(&mut model, second));
     }
 
     #[test]
@@ -437,9 +437,9 @@ mod tests {
         let after = model.begin_read(1..2);
         assert!(model.begin_write(3..5, Kind::Write(false)).is_none());
         model.end_write(&during, true);
-        assert_eq!(model.end_read(&before, &bytes(1..2, NOBODY)), Ok(()));
+        assert_eq!(model.end_read(&before, &bytes(1..2, NO_WRITER)), Ok(()));
         assert_eq!(model.end_read(&after, &bytes(1..2, during.writer)), Ok(()));
-        assert!(!may(&mut model, NOBODY));
+        assert!(!may(&mut model, NO_WRITER));
     }
 
     #[test]
@@ -485,7 +485,7 @@ mod tests {
         assert!(may(&mut model, first), "old");
         assert!(!may(&mut model, failed.writer), "it was old a moment ago");
         write(&mut model, Kind::Discard);
-        assert!(may(&mut model, NOBODY), "discarded");
+        assert!(may(&mut model, NO_WRITER), "discarded");
         assert!(!may(&mut model, first), "it was zero a moment ago");
     }
 

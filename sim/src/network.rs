@@ -2,13 +2,13 @@
 //!
 //! Connections are TCP as programs see it: ordered bytes in bounded buffers,
 //! acknowledged, sent again with growing time-outs, closed by FIN or RST. What
-//! packets meet on their way is up to the seed and to whoever cuts links.
+//! packets meet on their way is up to the seed and to the task that cuts links.
 //!
 //! Invariants:
 //! - a packet that is on its way arrives whatever becomes of its sender; it is
 //!   dropped if the way is cut when it is sent, or its receiver has no power;
-//! - a host without power sends nothing, and forgets its connections: nobody is
-//!   told;
+//! - a host without power sends nothing, and forgets its connections without a
+//!   FIN or RST;
 //! - nothing here depends on anything but the seed and the order of calls.
 
 mod part;
@@ -137,7 +137,7 @@ impl Net {
         }
     }
 
-    /// Cuts the way from one host to another, or mends it.
+    /// Cuts the way from one host to another, or restores it.
     pub fn cut(&self, from: IpAddr, to: IpAddr, cut: bool) {
         let mut state = self.state();
         let changed = if cut { state.cuts.insert((from, to)) } else { state.cuts.remove(&(from, to)) };
@@ -361,7 +361,7 @@ impl State {
         if end.phase != Phase::Open {
             return;
         }
-        // Nobody is going to read it.
+        // The program has closed its end: data is answered with RST.
         if !end.owned && end.offered && !bytes.is_empty() {
             let (local, remote) = (end.local, end.remote);
             self.ends.remove(&id);

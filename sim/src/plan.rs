@@ -73,7 +73,7 @@ pub struct Plan {
     pub latency: Duration,
     /// Whether whole stripes go through the journal, too.
     pub journal_all: bool,
-    /// Whether more may break than redundancy mends: then errors are
+    /// Whether more may break than redundancy covers: then errors are
     /// allowed, and wrong content is not.
     pub beyond: bool,
     /// Lives of the array, each but the last ended by a crash.
@@ -278,7 +278,7 @@ impl fmt::Display for Plan {
             self.unit >> 10,
             self.rows,
             if self.journal_all { ", all through the journal" } else { "" },
-            if self.beyond { ", more broken than it mends" } else { "" },
+            if self.beyond { ", more broken than redundancy covers" } else { "" },
             self.block,
             if self.volatile { "volatile cache" } else { "no cache" },
             self.latency,

@@ -18,8 +18,8 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long an array may take to open: a journal is replayed, and somebody
-/// else's heartbeat waited for.
+/// How long an array may take to open: a journal is replayed, and the heartbeat
+/// of another owner waited for.
 const OPENS: Duration = Duration::from_secs(3600);
 /// Lives, in percent, that end with a stop in the middle of the load.
 const STOPS: u32 = 25;
@@ -41,7 +41,7 @@ pub struct Done {
 /// every event on standard error.
 ///
 /// # Errors
-/// Whatever must not be: content that nobody may see, an error within
+/// Whatever must not be: content that the model does not allow, an error within
 /// redundancy, an operation that hangs, a panic.
 pub fn run(plan: &Plan, subject: &(dyn Subject + Sync), loud: bool) -> Result<Done, Failure> {
     guarded(plan, || Simulation::new(plan, subject, loud).run())

@@ -52,8 +52,8 @@ pub trait Running {
         async { Ok(()) }.boxed_local()
     }
 
-    /// Has everything compared and mended; gives how many blocks are lost, or did
-    /// not fit together.
+    /// Scrubs the array with repair; gives how many blocks are lost, or did not
+    /// match.
     fn scrub(&self) -> Asked<'_, u64> {
         async { Ok(0) }.boxed_local()
     }
@@ -293,7 +293,7 @@ impl Subject for Arrayed {
                     {
                         settings.degraded = true;
                     }
-                    // And tries again, who knows that nobody else has it.
+                    // The operator knows that no other host has it, and retries.
                     Err(ArrayError::InUse(_)) if refused < 2 => refused += 1,
                     Err(e) => return Err(e.to_string()),
                 }

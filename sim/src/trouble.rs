@@ -64,9 +64,9 @@ pub(crate) struct Ward {
     pub(crate) repaired: Cell<Option<usize>>,
     /// Places that the array misses, and why, when it was last looked at.
     seen: RefCell<Vec<(usize, String)>>,
-    /// More was hurt than redundancy mends.
+    /// More was hurt than redundancy covers.
     pub(crate) beyond: Rc<Cell<bool>>,
-    /// Somebody who is hurt has lost what was cached.
+    /// A disk that is hurt has lost its cache.
     forgetful: Cell<bool>,
 }
 
@@ -289,7 +289,7 @@ async fn absence(ward: &Ward, load: &Load, array: &dyn Running, place: usize, ra
     }
 }
 
-/// A disk that hangs for too long is given up by whoever connects to it.
+/// The initiator gives up a disk that hangs for too long.
 async fn try_for_a_while(disk: Disk) {
     let since = disk.hangs_since();
     sleep(TRIED).await;
@@ -334,7 +334,7 @@ pub(crate) async fn heal(ward: &Ward, load: &Load, array: &dyn Running) {
     }
     ward.all_back();
     load.world.tell(format_args!("heal"));
-    // The array may not have noticed yet that somebody was away.
+    // The array may not have noticed yet that a member was away.
     sleep(NOTICED).await;
     match timeout(HEALS, replace_until_healed(ward, load, array)).await {
         Ok(Ok(())) => {}

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 /// How long a server may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long somebody else's trial may take.
+/// How long a trial of a peer may take.
 const LIMIT: Duration = Duration::from_secs(30);
 /// How many things GridFTP and the others do at once, as is usual.
 const AT_ONCE: &str = "4";
@@ -121,7 +121,7 @@ fn is_installed(program: &str) -> bool {
 }
 
 impl Copier {
-    /// Starts a server of somebody's, and waits until it listens.
+    /// Starts the server of a peer, and waits until it listens.
     pub(crate) fn start(who: Who, setup: &Setup, root: &Path) -> Result<Copier> {
         Copier::start_with(who, setup, root, &[])
     }
@@ -307,8 +307,8 @@ impl Copier {
 /// A file of names for [`among_names`].
 const HOSTS: &str = "hosts";
 
-/// What begins a command line in a place where addresses have names: GridFTP asks for
-/// that of its own, and nobody answers in a namespace.
+/// What begins a command line in a place where addresses have names: GridFTP looks up
+/// the name of its own address, and a namespace has no name server.
 fn named(place: &Place, setup: &Setup, config: &Path) -> Result<Command> {
     let own = fs::read_to_string("/proc/sys/kernel/hostname")?;
     let [here, there] = [setup.load.address, setup.target.address];

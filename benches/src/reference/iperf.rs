@@ -14,8 +14,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// iperf3 3.12 now and then does not end where segments are lost: it is ended
-/// so much after its time, and asked again, so often at most. The server of the
-/// time before may serve nobody any more.
+/// so much after its time, and run again, so often at most. Each retry starts a new
+/// server, since the one before may not serve any more.
 const PATIENCE: Duration = Duration::from_secs(15);
 const ATTEMPTS: u32 = 4;
 /// What a number of bytes may take, whatever the link.

@@ -112,7 +112,7 @@ impl Hosts<'_> {
         self.given_up = true;
         self.hand_over();
         self.use_it(&next).await?;
-        // What comes back of it is not of the array any more, and nobody is given it.
+        // The witness that comes back is not of the array any more: no host opens it.
         self.disks[witness].come_back();
         self.contend_after_stop(next).await
     }

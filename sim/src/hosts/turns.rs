@@ -35,7 +35,7 @@ impl Hosts<'_> {
         self.world.tell(format_args!("the host is cut off"));
         owner.cut();
         if self.random.chance(20) {
-            // Nobody notices.
+            // Shorter than the other hosts need to notice.
             sleep(Duration::from_millis(self.random.below(CUT_OFF))).await;
             owner.connect(false);
             return Ok(owner);
@@ -151,9 +151,9 @@ impl Hosts<'_> {
         self.contend().await
     }
 
-    /// By a person's word two hosts have half of the members each, one after the
-    /// other, and both write. Nobody takes that for one array: it goes on with the
-    /// first half, and the others are given back by force.
+    /// With `--degraded` two hosts open half of the members each, one after the
+    /// other, and both write. No host assembles both halves as one array: it
+    /// continues with the first half, and the other members are added by force.
     pub(super) async fn apart(&mut self, owner: Owner) -> Result<Owner, String> {
         self.heal(&owner).await?;
         self.stop(&owner).await?;

@@ -67,7 +67,7 @@ impl BlockIo for Part {
         IoFuture::new(async move {
             flush.await?;
             let generation = Part::seen(&*io, &site);
-            // A flush that began after the loss, and nobody could know of that.
+            // A flush that began after the loss succeeds, and no generation shows the loss.
             if losses > 0 && share.losses.get() == losses && share.doubtful.get() == Some(generation) {
                 let why = format!(
                     "the target has lost its power since a change was acknowledged, and flush succeeds in the same \

@@ -59,7 +59,7 @@ pub enum Planted {
     /// A write that was under way when the connection was lost is taken for
     /// done.
     ForgetsAtReconnect,
-    /// Nobody sees that there was another connection.
+    /// The generation does not change with a new connection.
     NoGeneration,
 }
 

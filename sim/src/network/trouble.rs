@@ -85,7 +85,7 @@ pub(super) struct Site {
     pub(super) planted: Planted,
     pub(super) shares: Vec<Rc<Share>>,
     pub(super) target: Cell<Option<Host>>,
-    /// Somebody is doing something to the target.
+    /// A task pauses or restarts the target: no other may at the same time.
     busy: Cell<bool>,
     pub(super) counts: Cell<Counts>,
     pub(super) failure: Rc<RefCell<Option<String>>>,

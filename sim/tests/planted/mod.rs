@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrong {
-    /// A flush is done at once, and is none.
+    /// A flush succeeds at once without flushing.
     NoFlush,
     /// FUA is left out.
     NoFua,

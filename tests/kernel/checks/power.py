@@ -81,7 +81,7 @@ def cut(bench, way, number, moments):
 
 
 def survives(bench, fs, way):
-    # A target that is reached on one port, whoever the guest is.
+    # The target keeps its port for every guest.
     target = bench.target(f"disk=file:{bench.new_file('disk.img')},size=512MiB", port=free_port())
     way = way(bench, fs, target)
     moments = random.Random(f"{SEED} {fs} {way.name}")

@@ -1,4 +1,4 @@
-"""A bad night: the target dies, the cable is pulled, and nobody sees an I/O error."""
+"""A bad night: the target dies, the cable is pulled, and no program sees an I/O error."""
 
 from peer.suite import check, free_port, require
 

@@ -67,7 +67,7 @@ repair() {
     esac
 }
 
-# is_idle: whether no longhaul runs; nobody waits for those that have ended in the background.
+# is_idle: whether no longhaul runs; zombies of background jobs do not count.
 is_idle() {
     local pid
     for pid in $(pgrep -x longhaul); do

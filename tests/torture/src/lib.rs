@@ -2,8 +2,8 @@
 //!
 //! [`fsx`] does everything that can be done to one file and compares it with
 //! memory; [`stress`] does it to trees of files, several at a time; [`records`]
-//! writes what is durable one by one, for somebody to cut the power. All of
-//! them are made from a seed: what a run did is known without having seen it.
+//! makes records durable one by one, for tests that cut the power. All loads
+//! are made from a seed: what a run did is known without having seen it.
 //!
 //! `fsx` and `fsstress` of the xfstests project are the models; none of their
 //! code is in here.

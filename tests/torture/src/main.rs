@@ -35,7 +35,7 @@ fn main() -> Result<()> {
         }
         ("records", &[seed]) => {
             let mut out = std::io::stdout();
-            // Whoever reads it has gone: then it is enough.
+            // A failed print ends the load: its reader has closed the pipe.
             records::write(path, seed, |number| writeln!(out, "durable {number}").is_ok())?;
         }
         ("records-check", &[seed, last]) => records::check(path, seed, last)?,

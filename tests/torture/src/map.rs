@@ -8,7 +8,7 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{NonNull, null_mut};
 
-/// Mapped memory: of a file that nobody shortens meanwhile, or of nothing.
+/// Mapped memory: of a file that is not truncated meanwhile, or anonymous.
 ///
 /// Invariant: `at` is the beginning of `len` bytes, mapped to be read and
 /// written, until this is dropped.
@@ -51,8 +51,8 @@ impl Deref for Map {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: see the invariant; whoever has a file mapped is the only one
-        // to use it.
+        // SAFETY: see the invariant; no other thread or process uses a mapped
+        // file.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }

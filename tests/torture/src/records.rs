@@ -1,4 +1,4 @@
-//! Records that are made durable one by one, for somebody to cut the power.
+//! Records that are made durable one by one, for tests that cut the power.
 //!
 //! Three ways in which programs keep what must not be lost:
 //! - a log that grows (append, `fsync`);
@@ -24,7 +24,7 @@ const ROOM: u64 = 48 << 10;
 /// Number and length, before each record.
 const HEAD: u64 = 16;
 const _: () = assert!(HEAD + BODY_MAX <= ROOM);
-/// Files of a load that nobody makes durable, and bytes of each.
+/// Files of a load that is never made durable, and bytes of each.
 const NOISE: u64 = 12;
 const NOISE_MAX: u64 = 300_000;
 
@@ -46,7 +46,7 @@ fn whole(seed: u64, bytes: &[u8]) -> Option<u64> {
 
 /// Writes records below `dir`, which is made, until `told` says that it is
 /// enough; `told` gets the number of each one that is durable. Meanwhile other
-/// files change that nobody makes durable.
+/// files change that are never made durable.
 ///
 /// # Errors
 /// Something cannot be written.

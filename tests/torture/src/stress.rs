@@ -157,7 +157,7 @@ fn fight(shared: &Path, random: &mut Random) -> Result<()> {
     };
     match result.map_err(|e| (e.kind(), e)) {
         Ok(()) => Ok(()),
-        // What somebody else did to it meanwhile, and no more than that.
+        // Errors that another worker's change meanwhile explains, and no others.
         Err((
             ErrorKind::NotFound
             | ErrorKind::AlreadyExists
@@ -209,7 +209,7 @@ fn compare(place: &Path, model: &Model) -> Result<usize> {
 fn walk(place: &Path, below: &str, found: &mut Vec<String>) -> Result<()> {
     for entry in fs::read_dir(place.join(below))? {
         let entry = entry?;
-        let name = entry.file_name().into_string().ok().context("a name that nobody gave")?;
+        let name = entry.file_name().into_string().ok().context("a name that the load did not give")?;
         let path = if below.is_empty() { name } else { format!("{below}/{name}") };
         if entry.file_type()?.is_dir() {
             walk(place, &path, found)?;

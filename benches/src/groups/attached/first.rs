@@ -59,7 +59,7 @@ const NBD: [(Side, &str); 4] = [
     (Side::Here, "mkfs.xfs -q @/disk"),
     (Side::Here, "mount -o loop @/disk @/mnt"),
 ];
-/// Whoever is next finds the port free.
+/// Waits for the end, so that the next server finds the port free.
 const STOP: (Side, &str) =
     (Side::Far, "pid=$(cat @/pid); kill $pid; while kill -0 $pid 2> /dev/null; do sleep .01; done");
 
@@ -185,7 +185,7 @@ fn shell(setup: &Setup, side: Side, step: &str, work: &Path) -> Result<()> {
         .replace("BYTES", &SIZE.to_string())
         .replace('@', &work.display().to_string());
     let mut command = there.command("sh");
-    // A place of its own: what others have attached is none of its business.
+    // Directories of its own, so that it does not see other attached devices.
     command.args(["-ec", &text]).env("XDG_RUNTIME_DIR", work).env("XDG_CONFIG_HOME", work);
     let said = fs::File::create(work.join("said"))?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);

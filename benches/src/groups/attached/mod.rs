@@ -137,8 +137,8 @@ fn commands(setup: &Setup, rtt: Duration, more: &str) -> Vec<String> {
     ]
 }
 
-/// A command for a person to run on the client. `ip netns exec` has mounts of
-/// its own, which nobody else sees.
+/// A command for a person to run on the client. `ip netns exec` would make a mount
+/// namespace, whose mounts other processes do not see.
 fn client(command: &str) -> String {
     format!("nsenter --net=/run/netns/link-client {command}")
 }

@@ -39,7 +39,7 @@ impl Place {
         let dir = tempfile::Builder::new().prefix("longhaul-benches-").tempdir_in(&setup.dir);
         let dir = dir.with_context(|| format!("cannot make a directory in {}", setup.dir.display()))?;
         fs::create_dir(dir.path().join("there"))?;
-        // A server that is somebody else has to get there.
+        // A server that runs as another user has to reach it.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755))?;
         Ok(Place { dir })
     }
@@ -88,8 +88,8 @@ fn write_noise(path: &Path, len: u64, state: &mut u64) -> Result<()> {
     Ok(())
 }
 
-/// Somebody else's copy that takes longer is not repeated, and is ended when it
-/// takes longer still: a hundred such copies would take a day.
+/// A peer's copy that takes longer is not repeated, and is ended when it takes
+/// longer still: a hundred such copies would take a day.
 const SLOW: Duration = Duration::from_secs(15);
 const LIMIT: Duration = Duration::from_secs(90);
 
