@@ -155,7 +155,7 @@ fn one_of_several_that_is_not_there_is_listed_and_nothing_is_removed_for_it() {
 }
 
 #[test]
-fn what_says_that_it_is_empty_and_is_not_is_listed() {
+fn files_of_wrong_size_zero_are_reported() {
     let dir = tempfile::tempdir().expect("a directory");
     let untold = Path::new("/proc/self/status");
     if fs::metadata(untold).map_or(true, |meta| meta.len() > 0) || fs::read(untold).is_err() {
@@ -340,7 +340,7 @@ fn owners_and_set_uid_bits_are_kept_where_wanted_and_else_not() {
     let names = ["small", "large", "link", "d"];
     for name in names {
         if std::os::unix::fs::lchown(source.join(name), Some(1234), Some(2345)).is_err() {
-            longhaul_skip::skip!("who runs this may not give files away");
+            longhaul_skip::skip!("this user may not change owners of files");
             return;
         }
         if name != "link" {
@@ -417,7 +417,7 @@ fn sync_carries_metadata_alone() {
         longhaul_skip::skip_part!("the file system has no extended attributes");
         return;
     }
-    assert_eq!(counts(options(Compare::Mtime)).3, 0, "nobody asked for them");
+    assert_eq!(counts(options(Compare::Mtime)).3, 0, "no attributes were requested");
     assert_eq!(counts(Options { xattrs: true, ..options(Compare::Mtime) }).3, 2);
     let has = |name: &str| rustix::fs::getxattr(copy.join(name), "user.a", &mut [0; 8]).is_ok();
     assert_eq!((has("mode"), has("same")), (true, false), "one came, and one went");
@@ -456,7 +456,7 @@ fn a_file_with_too_many_attributes_fails_alone() {
 }
 
 #[test]
-fn what_two_sources_have_is_copied_once_and_told() {
+fn a_name_in_two_sources_is_copied_once_and_reported() {
     let dir = tempfile::tempdir().expect("a directory");
     let copy = dir.path().join("copy");
     for (name, content) in [("a", "1"), ("b", "2")] {

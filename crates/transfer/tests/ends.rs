@@ -158,7 +158,7 @@ fn agents_copy_to_each_other_where_they_may() {
     assert_same(&one.join("tree"), &two.join("copy"));
     assert_eq!((summary.counts.files, monitor.now().counts.files), (209, 209));
 
-    // What is missing over there, who may not be sent from, and who is not there.
+    // A missing source, an agent that may not send onward, and an unreachable agent.
     let kind = |from: &Agent, path: &str, to: longhaul_transfer::Endpoint| {
         let spec = common::spec(at(from, path), to);
         match copy(&spec, &settings, &monitor) {
@@ -174,7 +174,7 @@ fn agents_copy_to_each_other_where_they_may() {
 }
 
 #[test]
-fn what_goes_between_two_agents_does_not_come_here() {
+fn third_party_data_bypasses_the_client() {
     let dir = tempfile::tempdir().expect("a directory");
     let (one, two) = (dir.path().join("one"), dir.path().join("two"));
     fs::create_dir_all(&two).expect("made");

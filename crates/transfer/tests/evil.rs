@@ -1,4 +1,4 @@
-//! Agents that send what nobody asked for.
+//! Hostile agents that send names the client did not request.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn who_asks_for_one_file_is_given_no_other() {
+fn a_pull_of_one_file_accepts_no_other() {
     let first = |name: &str| EntryKind::HardLink(RelPath::new(name.as_bytes()).expect("a good name"));
     let directory = |name| Entry { mode: 0o777, ..entry(name, EntryKind::Directory, 0) };
     let evil: Vec<(&str, bool, Vec<Frame>)> = vec![
@@ -52,9 +52,9 @@ fn who_asks_for_one_file_is_given_no_other() {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).expect("set");
         let agent = FakeAgent::sends(frames);
         let result = pull(&from(&agent, path, dir.path(), recursive));
-        let told = agent.end();
+        let answer = agent.end();
         assert!(matches!(&result, Err(CopyError::Session(SessionError::Violation(_)))), "{path}: {result:?}");
-        assert!(matches!(&told, Some(Frame::Refuse(r)) if r.kind == RefusalKind::Protocol), "{told:?}");
+        assert!(matches!(&answer, Some(Frame::Refuse(r)) if r.kind == RefusalKind::Protocol), "{answer:?}");
         assert_eq!(names(dir.path()), ["secret"], "{path}");
         let mode = fs::metadata(dir.path()).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o700, "the directory stays as it was");

@@ -256,18 +256,20 @@ fn an_agent_lets_senders_decide_owners_and_privileges_only_where_it_is_to() {
         peer.send(Frame::Hello(Box::new(hello)));
         assert!(matches!(peer.hear(), Some(Frame::Welcome(_))));
         // What even an agent that is not root could set: its own user, set-user-ID.
-        let told = |name: &str, kind: EntryKind, size: u64| {
+        let announced = |name: &str, kind: EntryKind, size: u64| {
             let list = ((*b"system.posix_acl_access").into(), list_of_one_more().into());
             let xattrs = if lists.is_ok() { vec![list] } else { Vec::new() };
             Entry { mode: 0o6775, uid: own, gid: group, xattrs, ..entry(name, kind, size) }
         };
         let mut batch = Batch::default();
-        batch.push(&told("directory", EntryKind::Directory, 0), &Content::None, &[]);
-        let shell = told("small", EntryKind::File, 4);
+        batch.push(&announced("directory", EntryKind::Directory, 0), &Content::None, &[]);
+        let shell = announced("small", EntryKind::File, 4);
         let content = Content::Inline { len: 4, digest: Hash::Quick.of(b"evil") };
         batch.push(&shell, &content, b"evil");
         peer.send(Frame::Batch(batch.into_body()));
-        large(&told("large", EntryKind::File, 4), 1, b"evil").into_iter().for_each(|frame| peer.send(frame));
+        large(&announced("large", EntryKind::File, 4), 1, b"evil")
+            .into_iter()
+            .for_each(|frame| peer.send(frame));
         peer.send(Frame::End { whole: true });
         let (troubles, end) = peer.end();
         assert!(matches!(end, Some(Frame::Finished(_))), "{end:?}");
@@ -286,7 +288,7 @@ fn an_agent_lets_senders_decide_owners_and_privileges_only_where_it_is_to() {
 }
 
 #[test]
-fn who_has_no_key_or_another_one_gets_nothing() {
+fn clients_without_the_key_get_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
     fs::write(dir.path().join("f"), "1").expect("written");
     let key = Key::random().expect("a key");
@@ -395,7 +397,7 @@ fn a_full_disk_ends_the_copy_and_says_so() {
 }
 
 #[test]
-fn what_is_not_a_file_is_told_and_the_rest_is_copied() {
+fn special_files_are_reported_and_the_rest_is_copied() {
     let (dir, agent) = served();
     let source = dir.path().join("source");
     fs::create_dir(&source).expect("made");
@@ -448,12 +450,12 @@ fn a_hello_may_name_as_much_as_fits_it_and_costs_no_more() {
 }
 
 #[test]
-fn who_has_shown_no_key_is_promised_no_memory() {
+fn clients_without_the_key_get_no_memory() {
     let dir = tempfile::tempdir().expect("a directory");
     let key = Key::random().expect("a key");
     let keyed = agent_with(dir.path(), |config| config.key = Some(key.clone()));
     let header = |kind: u8, body: u32| [&[kind, 0, 0, 0][..], &body.to_le_bytes()].concat();
-    // A batch, an answer and a handshake with bodies that never come: nobody waits.
+    // Headers of a batch, an answer and a handshake whose bodies never arrive.
     for (agent, kind) in [(&keyed, 5), (&keyed, 7), (&keyed, 14), (&agent(dir.path()), 5)] {
         let mut peer = Peer::connect(agent);
         peer.raw(&header(kind, 2 << 20));
@@ -468,7 +470,7 @@ fn who_has_shown_no_key_is_promised_no_memory() {
 }
 
 #[test]
-fn who_hears_no_answers_is_heard_no_more() {
+fn a_sender_that_reads_no_answers_is_not_read_from() {
     let (_dir, agent) = served();
     let mut peer = Peer::welcomed(&agent, "");
     peer.0.set_write_timeout(Some(Duration::from_secs(3))).expect("set");
@@ -486,7 +488,7 @@ fn who_hears_no_answers_is_heard_no_more() {
 }
 
 #[test]
-fn who_says_nothing_keeps_neither_a_place_nor_a_lock() {
+fn a_silent_peer_keeps_neither_a_session_nor_a_lock() {
     let dir = tempfile::tempdir().expect("a directory");
     let agent = agent_with(dir.path(), |config| config.patience = Duration::from_millis(500));
     let mut silent = Peer::welcomed(&agent, "");
@@ -538,7 +540,7 @@ fn nothing_takes_the_place_of_a_device_or_a_pipe() {
 }
 
 #[test]
-fn who_swaps_a_directory_for_a_link_meanwhile_gets_nothing_outside() {
+fn a_directory_swapped_for_a_link_leads_nowhere_outside() {
     let (dir, agent) = served();
     let (root, outside) = (dir.path().join("root"), dir.path().join("outside"));
     let source = dir.path().join("source");

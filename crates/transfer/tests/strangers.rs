@@ -1,4 +1,4 @@
-//! Connections to an agent by those who have no key and want nothing.
+//! Connections to an agent from clients without the key, or without a request.
 
 mod common;
 
@@ -123,7 +123,7 @@ fn the_oldest_of_many_is_told_why_it_has_to_leave() {
     let agent = agent_with(dir.path(), |config| config.key = Key::random().ok());
     let mut first = Peer::connect(&agent);
     let _others: Vec<Peer> = (0..600).map(|_| Peer::connect(&agent)).collect();
-    let Some(Frame::Refuse(refusal)) = first.hear() else { panic!("it was told nothing") };
+    let Some(Frame::Refuse(refusal)) = first.hear() else { panic!("no refusal was received") };
     assert_eq!(refusal.kind, RefusalKind::Busy);
     let message = refusal.message;
     assert!(message.contains("the agent is busy") && message.contains("wait for a greeting"), "{message}");

@@ -149,7 +149,7 @@ fn an_unfinished_file_of_somebody_elses_making_is_not_believed() {
 }
 
 #[test]
-fn what_a_run_before_has_written_is_verified_from_the_medium_as_well() {
+fn blocks_of_an_earlier_run_are_verified_from_the_device_too() {
     let dir = tempfile::tempdir().expect("a directory");
     let (options, file) = (Options { verify: true, ..Options::default() }, large(1));
     block(&writer(dir.path(), 1, options), &file, 0).expect("written");
@@ -252,7 +252,7 @@ fn a_file_takes_the_place_of_a_full_directory_where_that_is_to_go() {
 }
 
 #[test]
-fn what_a_run_before_left_of_a_file_that_has_changed_goes() {
+fn unfinished_files_of_changed_sources_are_removed() {
     let dir = tempfile::tempdir().expect("a directory");
     let before = writer(dir.path(), 1, Options::default());
     block(&before, &large(1), 0).expect("written");
@@ -273,7 +273,7 @@ fn what_a_run_before_left_of_a_file_that_has_changed_goes() {
 }
 
 #[test]
-fn what_was_written_by_another_checksum_is_not_compared_by_it() {
+fn blocks_recorded_with_another_checksum_are_sent_again() {
     let dir = tempfile::tempdir().expect("a directory");
     block(&writer(dir.path(), 1, Options::default()), &large(1), 0).expect("written");
     let tree = Tree::open(dir.path()).expect("open");
@@ -357,7 +357,7 @@ fn small_files_are_verified_from_the_medium() {
 }
 
 #[test]
-fn what_comes_again_is_remembered_once_and_all_within_a_bound() {
+fn deferred_entries_are_stored_once_and_within_a_limit() {
     let mut last = Deferred::default();
     let xattrs = || vec![((*b"user.x").into(), vec![1; 60_000].into_boxed_slice())];
     for kind in [EntryKind::Directory, EntryKind::HardLink(RelPath::root())] {
@@ -382,7 +382,7 @@ fn what_comes_again_is_remembered_once_and_all_within_a_bound() {
 }
 
 #[test]
-fn of_a_file_of_any_size_what_is_there_is_told() {
+fn the_bitmap_of_present_blocks_is_bounded_for_any_size() {
     const HUGE: u64 = 4 << 40;
     let dir = tempfile::tempdir().expect("a directory");
     let tree = Tree::open(dir.path()).expect("open");

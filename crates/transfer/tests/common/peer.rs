@@ -1,5 +1,4 @@
-//! The other end of a connection, which says what it likes: a peer of an agent, or
-//! an agent that is none.
+//! A peer that sends arbitrary frames: a client of an agent, or a hostile agent.
 
 use longhaul_engine::Buf;
 use longhaul_transfer::Agent;
@@ -50,7 +49,7 @@ impl Peer {
         Some(Frame::decode(header, &head, Buf::copy_of(&body)).expect("a frame"))
     }
 
-    /// What it is told last; troubles come before that.
+    /// The last frame received, after any reports of failures.
     pub fn end(&mut self) -> (Vec<String>, Option<Frame>) {
         let mut troubles = Vec::new();
         loop {
@@ -119,7 +118,7 @@ pub fn bare(entry: &Entry) -> Frame {
     Frame::Batch(batch.into_body())
 }
 
-/// An agent that sends what it likes to whoever asks for something.
+/// A hostile agent that sends arbitrary entries to a client that requests something.
 pub struct FakeAgent {
     pub address: SocketAddr,
     thread: JoinHandle<Option<Frame>>,
@@ -170,7 +169,7 @@ impl FakeAgent {
         FakeAgent { address, thread }
     }
 
-    /// What it was told last.
+    /// The last frame received.
     pub fn end(self) -> Option<Frame> {
         self.thread.join().expect("it ran to its end")
     }
