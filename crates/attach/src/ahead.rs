@@ -26,7 +26,7 @@ use std::ops::Range;
 /// Bytes of a cell: enough for the costs of a command not to matter, and a
 /// small part of what fills a long path.
 pub(crate) const CELL: u64 = 256 << 10;
-/// Streams that are told apart; a file system that reads more files at once
+/// Streams that are distinguished; a file system that reads more files at once
 /// fills the path without read-ahead.
 const STREAMS: usize = 32;
 /// How far reads of one stream may be out of order, in bytes: what a kernel

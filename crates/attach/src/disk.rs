@@ -87,13 +87,13 @@ struct Behind {
 pub(crate) struct Losses(Arc<AtomicU64>);
 
 impl Losses {
-    /// A handle from now on: it is told of losses that come.
+    /// A new handle: it gets the errors of later losses.
     pub(crate) fn handle(&self) -> Told {
         Told(AtomicU64::new(self.0.load(Relaxed)))
     }
 }
 
-/// Losses that one handle was told of.
+/// Number of losses whose error one handle has got.
 #[derive(Debug)]
 pub struct Told(AtomicU64);
 
@@ -140,7 +140,7 @@ impl Disk {
             return Ok(Buf::copy_of(&[]));
         }
         let advice = self.io.advice().unwrap_or(Advice::LOCAL);
-        // Readers who fill the path by themselves would only be held up.
+        // Readers that fill the path by themselves would only be held up.
         let most = advice.read_ahead.saturating_sub(self.asked.get()).min(self.ahead_limit);
         let mut ahead = self.ahead.borrow_mut().handle_read(&(offset..offset + len), most);
         let _asked = Asked::new(&self.asked, len);
@@ -310,7 +310,7 @@ impl Disk {
         Ok(())
     }
 
-    /// What was acknowledged is lost: each handle is told.
+    /// An acknowledged write is lost: each handle gets the error.
     fn lose(&self, e: IoError) {
         tracing::error!("{}: what was written is lost: {e}", self.device.info().name);
         self.behind.lost.0.fetch_add(1, Relaxed);
@@ -424,7 +424,7 @@ impl Disk {
         self.tell(told)
     }
 
-    /// Tells a handle of losses that it was not told of.
+    /// The error of the losses that this handle has not seen yet.
     fn tell(&self, told: &Told) -> IoResult<()> {
         let lost = self.behind.lost.0.load(Relaxed);
         if told.0.swap(lost, Relaxed) == lost {

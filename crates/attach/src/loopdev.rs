@@ -21,7 +21,7 @@ const READ_ONLY: u32 = 1;
 const AUTOCLEAR: u32 = 4;
 const DIRECT_IO: u32 = 16;
 
-/// A scheduler that serves who has waited longest, and how much may wait for it.
+/// A scheduler that serves the oldest I/O first, and how many I/Os may wait for it.
 const FAIR: &str = "mq-deadline";
 const WAITING: &str = "1024";
 

@@ -69,7 +69,7 @@ pub trait Requests: Send + Sync {
     /// Starts a request.
     fn start(&self, request: Request, done: Done);
 
-    /// A handle whose flushes are told of writes that are lost from now on.
+    /// A handle whose flushes report writes that are lost from now on.
     fn handle(&self) -> Arc<Told>;
 
     /// Waits for the answer to a request; not on an engine's thread.
@@ -89,7 +89,7 @@ fn gone() -> IoError {
 
 /// A device with an engine thread of its own.
 ///
-/// Dropping it ends what is under way: who wants it all to be durable sends
+/// Dropping it ends what is under way: to have it all durable, send
 /// [`Request::Flush`] first.
 pub struct Served {
     device: Arc<dyn BlockDevice>,

@@ -11,8 +11,8 @@ pub struct Advice {
     pub read: u64,
     /// Bytes of writes to keep in flight.
     pub write: u64,
-    /// Bytes of one I/O at which the device is at its best: what a caller who
-    /// has more to move at a time should cut it into.
+    /// Bytes of one I/O at which the device is at its best: a caller that has
+    /// more to move at a time should cut it into such I/Os.
     pub io_size: u32,
     /// Bytes to read ahead of a sequential reader: what is in flight for it,
     /// and what waits for it. Nothing, if it is 0.

@@ -19,7 +19,7 @@ use std::sync::mpsc as std_mpsc;
 /// Bytes copied and handed over at a time: large enough for full speed.
 const PIECE: usize = 1 << 20;
 /// Pieces of one call under way at a time. 16 MiB cover 10 Gb/s at 13 ms of
-/// round trip; who needs more calls from several threads, or asynchronously.
+/// round trip; for more, call from several threads, or asynchronously.
 const WINDOW: usize = 16;
 
 /// Starts an operation on the engine thread.

@@ -1,5 +1,5 @@
-//! Changes that a device has acknowledged and not made durable: kept by who
-//! depends on them, to be sent again when the device may have lost them.
+//! Changes that a device has acknowledged and not made durable: kept by its
+//! user, to be resent when the device may have lost them.
 //!
 //! Invariants:
 //! - of each byte the latest change is kept, and no other: what is sent again
@@ -171,7 +171,7 @@ impl Unflushed {
         self.next
     }
 
-    /// What was noted before `mark` is durable, or told to be lost.
+    /// The changes that were noted before `mark` are durable, or reported as lost.
     pub fn flushed(&mut self, mark: u64) {
         self.changes.retain(|_, kept| kept.number >= mark);
     }

@@ -46,7 +46,7 @@ pub enum Ended {
 }
 
 /// Receives until the connection ends, with a staging area of up to `staging`
-/// bytes: it is small until a receive fills it. Then the transmit loop is told to end too.
+/// bytes: it is small until a receive fills it. Then the transmit loop ends too.
 pub async fn receive<D: Driver>(shared: &Shared<D::Queue>, driver: &D, staging: usize) -> Ended {
     let msg = RecvMsg::new(staging.min(STAGING_FIRST));
     let mut loop_ = Receive { shared, driver, msg, most: staging, staged: 0, bulk: false };

@@ -3,8 +3,8 @@
 //! Invariants:
 //! - a [`BufMut`] is the only handle on its window of memory; a [`Buf`] may be
 //!   cloned and is read-only: no `&mut` ever overlaps another reference;
-//! - the pool never hands out more than its limit; who comes first is served
-//!   first, so a large request is not starved by small ones;
+//! - the pool never hands out more than its limit; it serves requests first come,
+//!   first served, so a large one is not starved by small ones;
 //! - memory given back is kept for reuse, and counts against the limit until
 //!   it is released to the system.
 

@@ -4,8 +4,8 @@
 //! Invariants:
 //! - a call is done once: what comes for it afterwards changes nothing;
 //! - the memory of a call is in one place at a time: with the call while it
-//!   waits, with the queue that has sent it until that has ended, or with who
-//!   asked.
+//!   waits, with the queue that has sent it until that has ended, or with the
+//!   caller.
 
 use longhaul_block::IoError;
 use longhaul_engine::Memory;

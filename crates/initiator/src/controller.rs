@@ -149,7 +149,7 @@ impl Controller {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state, and wakes who waits for that.
+    /// Changes the state, and wakes the tasks that wait for a change.
     fn change<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let result = f(&mut state);

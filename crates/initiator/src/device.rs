@@ -20,7 +20,7 @@ use std::sync::Arc;
 const MAX_IO: u32 = 1 << 30;
 
 /// A remote namespace. Threads that open it get I/O queues of their own; all
-/// who open it on one thread share those, and what is kept in flight on them.
+/// opens on one thread share those, and what is kept in flight on them.
 pub struct RemoteDevice {
     controller: Arc<Controller>,
     nsid: u32,

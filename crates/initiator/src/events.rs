@@ -22,7 +22,8 @@ pub(crate) fn subscribe(id: &IdentifyController) -> (u32, u8) {
     (wanted, id.aerl.saturating_add(1).min(AER_MAX))
 }
 
-/// Asks for events and tells of them. Returns why that ended.
+/// Sends Asynchronous Event Requests and reports the events. Returns why that
+/// ended.
 pub(crate) async fn watch_events(
     admin: Rc<Admin>,
     controller: Weak<Controller>,
@@ -77,7 +78,7 @@ async fn watch_one(admin: Rc<Admin>, controller: Weak<Controller>) -> String {
 }
 
 /// Finds out what an event is about (reading the log page that it names
-/// re-arms it) and tells the listeners.
+/// re-arms it) and notifies the listeners.
 async fn report(admin: &Admin, controller: &Controller, event: AsyncEvent) -> Result<()> {
     if event.kind != AsyncEventType::Notice {
         tracing::warn!("{}: asynchronous event {event:?}", admin.endpoint.name);

@@ -27,7 +27,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// connection.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
-/// Writes that wait for so long are told of.
+/// Writes that wait for so long are logged.
 const TELL: Duration = Duration::from_secs(1);
 
 /// A session that is lost, and the command that was sent to end what is left
@@ -50,7 +50,7 @@ pub(crate) async fn complete(
     resets: Vec<Reset>,
 ) {
     for (session, pending) in resets {
-        // An identifier is given away again when who had it is gone.
+        // A target reuses the identifier of a controller that is gone.
         let replaced = session.info.cntlid == cntlid;
         let ended = async {
             let by_target = match pending {

@@ -150,7 +150,7 @@ pub enum ControllerEvent {
     Reconnecting {
         /// Why it was lost, or the last attempt failed.
         reason: String,
-        /// The attempt, from 1. Not every later one is told.
+        /// The attempt, from 1. Not every later one is reported.
         attempt: u32,
     },
     /// There is a connection again; I/O goes on.

@@ -164,7 +164,7 @@ impl Lane {
         lane.open_gate();
     }
 
-    /// The lane, for who must not keep it.
+    /// A handle that does not keep the lane open.
     pub(crate) fn downgrade(&self) -> std::rc::Weak<Inner> {
         Rc::downgrade(&self.0)
     }

@@ -1,4 +1,4 @@
-//! What tells a connection that is slow from one that is dead.
+//! Distinguishes a slow connection from a dead one.
 //!
 //! - TCP knows: what was sent is not acknowledged although it was sent again
 //!   and again. The kernel over there acknowledges, however busy the target.

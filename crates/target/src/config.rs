@@ -1,4 +1,4 @@
-//! What a target is told.
+//! The configuration of a target.
 
 use crate::memory::Memory;
 use longhaul_engine::Config as EngineConfig;

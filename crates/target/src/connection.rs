@@ -541,7 +541,7 @@ impl Driver for Served {
         (s.source, s.bytes) = (None, None);
         let charge = s.charge.take();
         drop(slots);
-        // Wakes who waits for it.
+        // Wakes the next request that waits for memory.
         drop(charge);
     }
 

@@ -106,7 +106,7 @@ impl Written {
     }
 
     /// A write has ended in `e`. One with FUA looks for failures of earlier
-    /// writes too, as a flush does, and is then the only one that is told.
+    /// writes too, as a flush does, and is then the only command that fails.
     pub(crate) fn failed_write(&self, e: &IoError, fua: bool) {
         if fua {
             self.failures.add(e);

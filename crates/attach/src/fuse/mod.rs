@@ -113,7 +113,7 @@ impl FuseFile {
         self.finish()
     }
 
-    /// Takes it out of sight; who has it open keeps it until it closes it.
+    /// Unmounts it lazily; open files of it stay usable until they are closed.
     ///
     /// # Errors
     /// It cannot be unmounted.
@@ -143,7 +143,7 @@ impl FuseFile {
     ///
     /// # Errors
     /// Something could not be made durable, or could not since the beginning
-    /// and this was not told.
+    /// and no flush has reported it.
     pub fn flush(&self) -> Result<(), AttachError> {
         self.requests.wait(Request::Flush(Arc::clone(&self.told)))?;
         Ok(())

@@ -242,8 +242,8 @@ impl Filesystem for File {
         self.requests.start(Request::Write { offset, data, fua }, Box::new(done));
     }
 
-    /// Of each `close`: who writes a file without `fsync` learns here what
-    /// went wrong, as on a network's file system.
+    /// Called at each `close`: a program that does not call `fsync` gets the error
+    /// of a lost write here, as on NFS.
     fn flush(&self, _: &fuser::Request, _: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         self.start(Request::Drain(self.handle(fh)), reply);
     }

@@ -59,7 +59,7 @@ pub struct KernelDevice {
     /// Nothing when it has gone.
     served: Option<Box<dyn Served>>,
     requests: Arc<dyn Requests>,
-    /// Is told of every loss since the beginning.
+    /// Gets the error of every loss since the beginning.
     told: Arc<Told>,
 }
 
@@ -115,7 +115,7 @@ impl KernelDevice {
     ///
     /// # Errors
     /// Something could not be made durable, or could not since the beginning
-    /// and this was not told.
+    /// and no flush has reported it.
     pub fn flush(&self) -> Result<(), AttachError> {
         self.requests.wait(Request::Flush(Arc::clone(&self.told)))?;
         Ok(())
@@ -126,7 +126,7 @@ impl KernelDevice {
         self.served.is_none()
     }
 
-    /// Takes the link away; who has the device keeps it.
+    /// Removes the link; programs that have the device open keep it.
     pub fn hide(&mut self) {
         if std::mem::take(&mut self.linked) {
             let _ = std::fs::remove_file(&self.path);

@@ -249,7 +249,7 @@ fn admit(shared: &Arc<Shared>, socket: File) {
 }
 
 impl Shared {
-    /// Hangs up in both directions, on who is there.
+    /// Shuts down all connections in both directions.
     fn cut(&self) {
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         for socket in connections.1.values() {
@@ -266,7 +266,7 @@ impl Shared {
     }
 }
 
-/// What a client is told that a device can do.
+/// The transmission flags of a device.
 pub(crate) fn flags_of(device: &DeviceInfo) -> u16 {
     handshake::flags_of(device)
 }

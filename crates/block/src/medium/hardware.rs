@@ -1,4 +1,4 @@
-//! What tells this machine from a clone of it.
+//! Identities of the hardware that distinguish this machine from a clone of it.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - `tail` is next to nothing that is under way: a block is written by one
 //!   operation at a time, so none can overtake another;
-//! - the first error is kept until it is told, and told once;
+//! - the first error is kept until a call returns it, and returned once;
 //! - bytes under way are at most what the device advises, and one chunk;
 //! - what a device that may forget has and was not flushed is kept, and sent
 //!   again when its generation has changed. It is at most [`KEPT`], and a chunk:

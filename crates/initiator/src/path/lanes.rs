@@ -278,7 +278,7 @@ impl Lanes {
         self.controller.away_since()
     }
 
-    /// How much one of those who share them is to keep in flight.
+    /// How much each sharer is to keep in flight.
     pub(crate) fn advice_each(&self) -> Advice {
         share(self.advice(), self.sharers.count())
     }

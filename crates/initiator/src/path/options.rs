@@ -48,7 +48,7 @@ impl Default for PathOptions {
 pub struct PathReport {
     /// What was measured, and what is kept in flight.
     pub plan: Plan,
-    /// What callers are told.
+    /// The advice that callers get.
     pub advice: Advice,
     /// Round trip as TCP sees it at the moment, queues and all.
     pub smoothed: Duration,

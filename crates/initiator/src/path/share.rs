@@ -1,11 +1,11 @@
-//! Who shares the connections of a thread: everybody who has opened the device
-//! on it.
+//! The users that share the connections of a thread: every open of the device on
+//! it.
 //!
 //! Invariants:
 //! - a sharer is busy exactly while it has commands under way;
-//! - who was busy in the last round counts, so that one that waits for the
-//!   answer before it asks again is not forgotten in between; who only has it
-//!   open does not, but for the first round of many who may all begin at once.
+//! - a sharer that was busy in the last round counts, so that one that waits for
+//!   each answer before its next request counts throughout; a sharer that is only
+//!   open does not, except in the first round, when all may begin at once.
 
 use super::{Lanes, Reports};
 use crate::controller::Controller;

@@ -10,7 +10,7 @@ const GBIT: f64 = 125e6;
 /// What a connection has in flight at first.
 const INITIAL_WINDOW: f64 = 90e3;
 
-/// A path, and those who use it for reads.
+/// A path, and the users that read over it.
 struct Path {
     rate: f64,
     rtt: f64,
