@@ -1,4 +1,4 @@
-//! Arrays as devices: where their members are, and who runs them.
+//! Arrays as devices: records of their members, and the processes that run them.
 //!
 //! Members know what they are, but not where: a *record* of each array that
 //! was made or assembled on this host says that, in the *registry* of the user
@@ -12,8 +12,8 @@ mod record;
 mod registry;
 mod running;
 
-pub(crate) use control::{Client, Reply, Request};
-pub(crate) use record::{Care, Record};
+pub(crate) use control::{ArrayClient, Reply, Request};
+pub(crate) use record::{ArrayRecord, Care};
 pub(crate) use registry::Registry;
 pub(crate) use running::{Running, labels, look, open_members};
 

@@ -1,15 +1,14 @@
-//! What is attached on this host, by one person: a record of each, kept by
-//! the process that serves it.
+//! Devices attached on this host by one user. The process that serves one keeps a record of it.
 //!
 //! Invariants:
-//! - who serves an attachment holds the lock of its record, and nobody else
-//!   writes it: a record without a holder is what a killed process left;
-//! - who attaches a device holds its lock, alone if it is to be written, so
-//!   two never write to one device from this host.
+//! - the process that serves an attachment locks its record, and only that process writes it:
+//!   an unlocked record was left by a process that was killed;
+//! - the process that attaches a device locks the device, exclusively unless it is read-only,
+//!   so that no two processes of this host write to one device.
 
 mod control;
 
-pub(crate) use control::{Asked, Server, ask};
+pub(crate) use control::{DetachRequest, DetachServer, request_detach};
 
 use crate::exit::{Exit, Failure};
 use crate::runtime;
@@ -23,7 +22,7 @@ use uuid::Uuid;
 
 /// An attached device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct Attachment {
     /// Where it appears: a file, or the directory that it is mounted at.
     pub(crate) path: PathBuf,
     /// As a person names them.
@@ -76,7 +75,7 @@ fn open(path: &Path) -> Result<File, Failure> {
 
 /// Opens a file and locks it, unless somebody has: the one that has this name
 /// then, since whoever held it before may have removed it meanwhile.
-fn alone(path: &Path) -> Result<Option<File>, Failure> {
+fn lock_exclusively(path: &Path) -> Result<Option<File>, Failure> {
     loop {
         let file = open(path)?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -91,14 +90,14 @@ fn alone(path: &Path) -> Result<Option<File>, Failure> {
 
 /// A record in the hands of whoever serves it; it goes when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldRecord {
     record: PathBuf,
     file: File,
 }
 
-impl Held {
+impl HeldRecord {
     /// Writes what has changed of the record.
-    pub(crate) fn write(&mut self, record: &Record) -> Result<(), Failure> {
+    pub(crate) fn write(&mut self, record: &Attachment) -> Result<(), Failure> {
         let text = json!({
             "path": record.path, "devices": record.devices, "via": record.via, "size": record.size,
             "read_only": record.read_only, "pid": record.pid, "trouble": record.trouble,
@@ -110,28 +109,28 @@ impl Held {
     }
 }
 
-impl Record {
+impl Attachment {
     /// One word for how the devices are.
     pub(crate) fn health(&self) -> &str {
         self.trouble.as_deref().map_or("healthy", |why| why.split(':').next().unwrap_or_default())
     }
 
     /// Keeps the record for as long as what is returned lives.
-    pub(crate) fn hold(&self) -> Result<Held, Failure> {
+    pub(crate) fn hold(&self) -> Result<HeldRecord, Failure> {
         let record = record_of(&self.path);
-        let Some(file) = alone(&record)? else {
+        let Some(file) = lock_exclusively(&record)? else {
             let why = format!("{}: something is attached there already", self.path.display());
             return Err(Failure::new(Exit::Refused, why));
         };
-        let mut held = Held { record, file };
+        let mut held = HeldRecord { record, file };
         held.write(self)?;
         Ok(held)
     }
 
-    fn parse(text: &str) -> Option<Record> {
+    fn parse(text: &str) -> Option<Attachment> {
         let value: Value = serde_json::from_str(text).ok()?;
         let devices = value["devices"].as_array()?.iter().map(|name| name.as_str().map(str::to_owned));
-        Some(Record {
+        Some(Attachment {
             path: value["path"].as_str()?.into(),
             devices: devices.collect::<Option<_>>()?,
             via: value["via"].as_str()?.to_owned(),
@@ -142,17 +141,17 @@ impl Record {
         })
     }
 
-    fn read(path: &Path) -> Option<(Record, bool)> {
+    fn read(path: &Path) -> Option<(Attachment, bool)> {
         let mut file = File::open(path).ok()?;
         // Who can have the lock sees that nobody serves it.
         let lives = flock(&file, FlockOperation::NonBlockingLockShared).is_err();
         let mut text = String::new();
         file.read_to_string(&mut text).ok()?;
-        Some((Record::parse(&text)?, lives))
+        Some((Attachment::parse(&text)?, lives))
     }
 
     /// All that is attached, and whether somebody still serves it.
-    pub(crate) fn all() -> Vec<(Record, bool)> {
+    pub(crate) fn all() -> Vec<(Attachment, bool)> {
         let entries = std::fs::read_dir(runtime::directory()).into_iter().flatten().flatten();
         let named = |path: &Path| {
             let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -161,15 +160,15 @@ impl Record {
         let mut all: Vec<_> = entries
             .map(|entry| entry.path())
             .filter(|path| named(path))
-            .filter_map(|path| Record::read(&path))
+            .filter_map(|path| Attachment::read(&path))
             .collect();
         all.sort_by(|a, b| a.0.path.cmp(&b.0.path));
         all
     }
 
     /// What is attached at `path`.
-    pub(crate) fn find(path: &Path) -> Option<(Record, bool)> {
-        Record::read(&record_of(path))
+    pub(crate) fn find(path: &Path) -> Option<(Attachment, bool)> {
+        Attachment::read(&record_of(path))
     }
 
     /// Forgets what a killed process left.
@@ -180,7 +179,7 @@ impl Record {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldRecord {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.record);
     }
@@ -188,14 +187,19 @@ impl Drop for Held {
 
 /// A device that nobody else on this host writes to.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub(crate) struct DeviceLock {
     _file: File,
 }
 
-impl Lock {
+impl DeviceLock {
     /// Takes the lock of the device with this identity, for `path`; one who
     /// only reads shares it with others who do.
-    pub(crate) fn take(identity: &str, read_only: bool, name: &str, path: &Path) -> Result<Lock, Failure> {
+    pub(crate) fn take(
+        identity: &str,
+        read_only: bool,
+        name: &str,
+        path: &Path,
+    ) -> Result<DeviceLock, Failure> {
         let mut file = open(&file("device", identity, "lock"))?;
         let how = if read_only {
             FlockOperation::NonBlockingLockShared
@@ -215,7 +219,7 @@ impl Lock {
         // For whoever is refused; of several readers the last one is named.
         let _ = file.set_len(0).and_then(|()| file.seek(SeekFrom::Start(0)));
         let _ = writeln!(file, "{}", path.display());
-        Ok(Lock { _file: file })
+        Ok(DeviceLock { _file: file })
     }
 }
 
@@ -226,13 +230,13 @@ mod tests {
     #[test]
     fn records_are_read_back_and_others_are_not() {
         let text = r#"{"path":"/x","devices":["mem:1GiB"],"via":"fuse","size":5,"read_only":true,"pid":7}"#;
-        let record = Record::parse(text).expect("a record");
+        let record = Attachment::parse(text).expect("a record");
         assert_eq!((record.path.as_path(), record.size, record.pid), (Path::new("/x"), 5, 7));
         assert!(record.read_only);
         for text in
             ["", "{}", r#"{"path":"/x","devices":[1],"via":"fuse","size":5,"read_only":true,"pid":7}"#]
         {
-            assert_eq!(Record::parse(text), None, "{text}");
+            assert_eq!(Attachment::parse(text), None, "{text}");
         }
     }
 
@@ -244,7 +248,7 @@ mod tests {
         // One holder after the other removes it, as they do when they end.
         let holder = || {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                if let Some(file) = alone(&path).expect("opened") {
+                if let Some(file) = lock_exclusively(&path).expect("opened") {
                     std::fs::remove_file(&path).expect("ours alone");
                     drop(file);
                 }

@@ -1,4 +1,4 @@
-//! Arguments that all verbs share, and the list of verbs.
+//! The command line: the verbs, and the arguments that all of them share.
 
 use crate::{screen, verbs};
 use clap::{Parser, Subcommand};
@@ -7,21 +7,21 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Storage that is far away: serve it, reach it, measure it.
+/// Remote block storage over NVMe/TCP: serve it, use it, measure it.
 #[derive(Debug, Parser)]
 #[command(name = "longhaul", version, max_term_width = 100, propagate_version = true)]
 #[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 partly done, 4 content mismatch, \
-    5 could not reach, 6 refused, 7 timed out, 8 nothing to do (with --exit-code).")]
+    5 unreachable, 6 refused, 7 timed out, 8 nothing to do (with --exit-code).")]
 pub(crate) struct Cli {
-    /// Print NDJSON events on stdout, and what people read on stderr
+    /// Print NDJSON events on stdout, and messages on stderr
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
-    /// Say more on stderr (-v info, -vv debug, -vvv everything)
+    /// Log more on stderr (-v info, -vv debug, -vvv trace)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 
-    /// Print the settings of the verb and where each comes from, and do nothing
+    /// Print the settings of the verb and the source of each, then exit
     #[arg(long, global = true)]
     pub(crate) show_config: bool,
 
@@ -33,29 +33,29 @@ pub(crate) struct Cli {
 pub(crate) enum Verb {
     /// Serve files, block devices and memory over NVMe/TCP
     Target(verbs::target::Args),
-    /// List what a target offers
+    /// List the exports of a target
     Discover(verbs::discover::Args),
     /// Show a remote namespace and the path to it
     Info(verbs::info::Args),
-    /// Put load on a device, in fio's words
+    /// Measure a device under load, with fio's options
     Bench(verbs::bench::Args),
-    /// Make arrays of devices, and look after them
+    /// Create and manage arrays of devices
     Array(Box<verbs::array::Args>),
-    /// Copy files and directories, at the speed of the link
+    /// Copy files and directories between machines
     Cp(verbs::cp::CpArgs),
-    /// Make a directory what another one is
+    /// Synchronize a directory with another one
     Sync(verbs::cp::SyncArgs),
-    /// Serve a directory to cp and sync
+    /// Serve a directory to cp and sync on other machines
     Agent(verbs::agent::Args),
-    /// Make a device a local file that can be mounted
+    /// Attach a device as a local file or block device
     Attach(Box<verbs::attach::Args>),
-    /// Take an attached device away
+    /// Detach a device
     Detach(verbs::attach::Detach),
-    /// List what is attached and mounted, and what connections.conf lists besides
+    /// List attached devices and mounts, and connections.conf entries not connected
     List(verbs::connections::Args),
-    /// Attach and mount what connections.conf lists, as at boot
+    /// Attach and mount all entries of connections.conf, as at boot
     ConnectAll(verbs::connections::Args),
-    /// Detach and unmount what connections.conf lists
+    /// Detach and unmount all entries of connections.conf
     DisconnectAll(verbs::connections::Args),
     /// Serve devices to NBD clients
     Nbd(Box<verbs::attach::nbd::Args>),
@@ -63,49 +63,49 @@ pub(crate) enum Verb {
     Mkfs(Box<verbs::attach::mkfs::Args>),
     /// Mount the file system on a device
     Mount(Box<verbs::attach::mount::Args>),
-    /// Unmount what was mounted, and take the device away
+    /// Unmount a file system, and detach its device
     Umount(verbs::attach::mount::Umount),
-    /// Show the whole thing at work on this machine
+    /// Run a demonstration on this machine
     Demo(verbs::demo::Args),
-    /// Make data sets to test with
+    /// Create data sets for tests
     Dataset(verbs::dataset::Args),
-    /// Measure what a network path carries
+    /// Measure the throughput of a network path
     Netbench(Box<verbs::netbench::Args>),
-    /// Make a page with figures of results
+    /// Create a page with figures from results
     Report(verbs::report::Args),
-    /// Name what keeps a copy from being faster
+    /// Find the bottleneck of a copy
     Diagnose(Box<verbs::diagnose::Args>),
-    /// Run a published experiment again
+    /// Reproduce a published experiment
     Study(verbs::study::Args),
-    /// Settings of this machine for long paths
+    /// Tune the network settings of this machine for long paths
     Tune(verbs::tune::Args),
-    /// Emulate a long link, between namespaces
+    /// Emulate long links between network namespaces
     Wan(Box<verbs::wan::Args>),
     /// Print a completion script for a shell, or write it to a directory
     Completions {
         /// The shell
         shell: clap_complete::Shell,
-        /// Where to write the script, under the name that the shell looks for
+        /// Directory to write the script to, under the name that the shell looks up
         #[arg(long)]
         dir: Option<PathBuf>,
     },
-    /// Print the manual page, or write all of them to a directory
+    /// Print the manual page, or write one for each verb to a directory
     Man {
-        /// Where to write a page for each verb
+        /// Directory to write the pages to
         #[arg(long)]
         dir: Option<PathBuf>,
     },
 }
 
 impl Cli {
-    /// Whether events are wanted, or a result as JSON.
+    /// Whether stdout carries JSON: events, or a result in fio's layout.
     pub(crate) fn is_json(&self) -> bool {
         self.json || matches!(&self.verb, Verb::Bench(args) if args.is_json())
     }
 
-    /// Sets up the log on stderr: warnings, or what -v or `LONGHAUL_LOG` say. Time and
-    /// colours are for terminals, and the time for the log of a process in the
-    /// background, which nobody else adds it to.
+    /// Sets up the log on stderr: warnings, or the level of -v or `LONGHAUL_LOG`. Terminals
+    /// get colours and times; the log of a background process gets times, since no service
+    /// manager adds them.
     pub(crate) fn log(&self) {
         let level = ["warn", "info", "debug", "trace"][usize::from(self.verbose.min(3))];
         let wanted = std::env::var("LONGHAUL_LOG").ok().and_then(|text| text.parse::<Targets>().ok());

@@ -1,34 +1,34 @@
-//! Exit codes of the command-line contract.
+//! Exit codes of the program, a contract with scripts.
 
 use crate::output::Output;
 use longhaul_block::IoError;
 use std::fmt;
 use std::process::ExitCode;
 
-/// How a run ended. The numbers are a promise to scripts.
+/// How a run ended. Scripts rely on the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {
-    /// Did not work, for a reason that has no number of its own.
+    /// An error without a code of its own.
     Failed = 1,
-    /// The arguments make no sense.
+    /// Invalid arguments or configuration.
     Usage = 2,
     /// Done, but not all of it.
     Partly = 3,
     /// Content differs from what was written.
     Mismatch = 4,
-    /// The far side could not be reached.
+    /// The remote side could not be reached, or the connection to it was lost.
     Unreachable = 5,
-    /// The far side refused.
+    /// The operation was refused, by the remote side or to protect data.
     Refused = 6,
-    /// It took too long.
+    /// A timeout expired.
     TimedOut = 7,
-    /// There was nothing to do, and the caller asked for a code of its own for that.
+    /// There was nothing to do, and `--exit-code` asked for this code in that case.
     Nothing = 8,
 }
 
 impl Exit {
-    /// The code of this number; a failure, if there is none.
+    /// The exit code `number`; [`Exit::Failed`] for an unknown one.
     pub(crate) fn of(number: Option<u64>) -> Exit {
         let all = [
             Exit::Usage,
@@ -49,12 +49,12 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// An error with the exit code that it ends the program with.
+/// An error, and the exit code that the program ends with.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
     pub(crate) message: String,
-    /// The result on stdout is whole, and says it too: no event comes behind.
+    /// The result on stdout already reports the failure, so that no `error` event follows it.
     pub(crate) in_result: bool,
 }
 
@@ -83,16 +83,16 @@ impl From<IoError> for Failure {
     }
 }
 
-/// Whether nothing to do is told by the exit code.
+/// Whether the exit code reports that there was nothing to do.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct NothingToDo {
-    /// Exit with 8 if there was nothing to do (without it, that is 0)
+    /// Exit with 8 instead of 0 if there was nothing to do
     #[arg(long)]
     exit_code: bool,
 }
 
 impl NothingToDo {
-    /// There was nothing to do: the result, which has its summary already, is whole.
+    /// Ends a run that had nothing to do, and whose summary was written.
     pub(crate) fn nothing(self, message: impl fmt::Display, output: Output) -> Outcome {
         if self.exit_code {
             return Err(Failure { in_result: true, ..Failure::new(Exit::Nothing, message) });

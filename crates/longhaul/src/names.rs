@@ -1,6 +1,6 @@
-//! What people name: exports, hosts, devices.
+//! Parsing and opening of exports and devices by name.
 
-use crate::arrays::{self, Record, Running};
+use crate::arrays::{self, ArrayRecord, Running};
 use crate::exit::{Exit, Failure};
 use crate::words::engines;
 use longhaul_array::Health;
@@ -39,30 +39,29 @@ impl From<Error> for Failure {
     }
 }
 
-/// What is behind an export.
+/// The device of an export.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// A back end of this machine.
+    /// A local back end: a file, a block device, memory.
     Backend(BackendSpec),
-    /// What is opened by its name: an array, or a namespace of another target, by URI.
+    /// An array (`array:NAME`), or a namespace of another target, by URI.
     Named(String),
 }
 
 /// `NAME=BACKEND[,option…]`: a namespace to export.
 #[derive(Clone, Debug)]
 pub(crate) struct Export {
-    /// What people call the subsystem.
+    /// Name of the subsystem.
     pub(crate) name: String,
-    /// What is behind it.
     pub(crate) source: Source,
-    /// NQN of the subsystem, if it is not to be made from the name.
+    /// NQN of the subsystem, where it is not derived from the name.
     nqn: Option<String>,
-    /// The identity that the namespace is to have.
+    /// UUID of the namespace, where the user sets it.
     pub(crate) uuid: Option<Uuid>,
-    /// What is there is served, whatever was served there before.
+    /// Serve the medium as a new disk, even if another namespace was served from it before.
     pub(crate) create: bool,
-    /// NQNs of the hosts that may connect to the subsystem; none: as the
-    /// target says for all.
+    /// NQNs of the hosts that may connect to the subsystem; empty: the allow-list of the
+    /// target applies.
     pub(crate) allow_hosts: Vec<String>,
 }
 
@@ -74,9 +73,9 @@ impl FromStr for Export {
             s.split_once('=').ok_or("the form is NAME=BACKEND, such as scratch=file:/srv/scratch")?;
         let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if name.is_empty() || !name.chars().all(good) {
-            return Err(format!("'{name}' is no name: letters, digits, '-', '_' and '.' make one"));
+            return Err(format!("'{name}' is not a name: use letters, digits, '-', '_' and '.'"));
         }
-        // Options of the export itself; all others are the back end's.
+        // Options of the export itself; all others belong to the back end.
         let (mut nqn, mut uuid, mut create) = (None, None, false);
         let mut allow_hosts = Vec::new();
         let mut backend = Vec::new();
@@ -108,7 +107,7 @@ impl FromStr for Export {
 }
 
 impl Export {
-    /// Opens what is behind it.
+    /// Opens the device of the export.
     pub(crate) fn open(&self, opener: &Opener) -> Result<Device, Failure> {
         let named = |e: &dyn std::fmt::Display| format!("{}: {e}", self.name);
         match &self.source {
@@ -120,8 +119,8 @@ impl Export {
         }
     }
 
-    /// The subsystem's NQN: globally unique, since it has the identity of
-    /// this installation in it.
+    /// The subsystem's NQN. A derived one contains the identity of this installation, so that
+    /// it is globally unique.
     pub(crate) fn nqn(&self) -> String {
         let made = || {
             let installation = crate::state::installation().simple();
@@ -130,7 +129,7 @@ impl Export {
         self.nqn.clone().unwrap_or_else(made)
     }
 
-    /// Where the medium is, if it is a file or block device of this machine.
+    /// Path of the medium, if it is a local file or block device.
     pub(crate) fn path(&self) -> Option<&Path> {
         use longhaul_block::Backend;
         match &self.source {
@@ -142,57 +141,57 @@ impl Export {
         }
     }
 
-    /// Whether hosts may not write to it.
+    /// Whether the export is read-only.
     pub(crate) fn is_read_only(&self) -> bool {
         matches!(&self.source, Source::Backend(spec) if spec.read_only)
     }
 }
 
-/// Options of every verb that reaches a remote device.
+/// Options of all verbs that connect to remote devices.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct InitiatorArgs {
-    /// Protect PDU headers by CRC32C
+    /// Protect PDU headers with CRC32C
     #[arg(long)]
     hdr_digest: bool,
-    /// Protect PDU data by CRC32C
+    /// Protect PDU data with CRC32C
     #[arg(long)]
     data_digest: bool,
     /// Entries of each I/O queue
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=4096))]
     queue_size: Option<u16>,
-    /// Keep-alive time-out (0 switches it off)
+    /// Keep-alive timeout (0 disables it)
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     keep_alive: Option<Duration>,
-    /// How long one step of connecting may take [default: 10s]
+    /// Timeout of each step of connection setup [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     connect_timeout: Option<Duration>,
-    /// How long I/O waits for a connection that is lost, before it fails (0: not
-    /// at all, -1: for ever) [default: 600s]
+    /// How long I/O waits for a lost connection before it fails (0: fails at
+    /// once, -1: waits for ever) [default: 600s]
     #[arg(long, alias = "ctrl-loss-tmo", value_name = "TIME", value_parser = parse_loss, allow_negative_numbers = true)]
-    ctrl_loss_timeout: Option<Loss>,
-    /// How long a command may take once those before it are done, until it is
-    /// aborted and tried again (0: for ever) [default: 60s]
+    ctrl_loss_timeout: Option<LossTimeout>,
+    /// How long a command may take after those before it completed, until it is
+    /// aborted and retried (0: no limit) [default: 60s]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     io_timeout: Option<Duration>,
-    /// NQN that this host calls itself
+    /// NQN of this host
     #[arg(long, value_name = "NQN")]
     hostnqn: Option<String>,
-    /// Congestion control, by the kernel's name (bbr, cubic, …)
+    /// TCP congestion control, by the kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
-    /// Bytes to keep in flight on a path [default: what fills it, as measured]
+    /// Bytes to keep in flight on a path [default: measured]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     in_flight: Option<u64>,
-    /// The most that measuring may choose for that [default: 256MiB]
+    /// Upper bound of the measured --in-flight [default: 256MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     in_flight_max: Option<u64>,
-    /// Connections of each thread that uses a path [default: as measured]
+    /// Connections of each thread that uses a path [default: measured]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=128))]
     connections: Option<u16>,
-    /// Bytes at which an I/O is split into commands [default: as measured]
+    /// Size of the commands that a larger I/O is split into [default: measured]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     io_size: Option<u64>,
-    /// Bytes to read ahead of a sequential reader [default: as measured]
+    /// Bytes to read ahead of a sequential reader [default: measured]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     read_ahead: Option<u64>,
     #[command(flatten)]
@@ -213,19 +212,19 @@ impl EngineArgs {
     }
 }
 
-/// How long to wait for a connection that is lost; without it, for ever.
+/// How long I/O waits for a lost connection; `None`: for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Loss(Option<Duration>);
+pub(crate) struct LossTimeout(Option<Duration>);
 
-/// A time, a number of seconds, or -1 for ever: as in `nvme-cli`.
-fn parse_loss(text: &str) -> Result<Loss, String> {
+/// Parses a time, a number of seconds, or -1 for ever, as `nvme-cli` does.
+fn parse_loss(text: &str) -> Result<LossTimeout, String> {
     match text.parse::<i64>() {
-        Ok(-1) => Ok(Loss(None)),
+        Ok(-1) => Ok(LossTimeout(None)),
         Ok(seconds) => {
             let seconds = u64::try_from(seconds).map_err(|_| "it is a time, or -1 for ever".to_owned())?;
-            Ok(Loss(Some(Duration::from_secs(seconds))))
+            Ok(LossTimeout(Some(Duration::from_secs(seconds))))
         }
-        Err(_) => parse_time(text).map(|time| Loss(Some(time))),
+        Err(_) => parse_time(text).map(|time| LossTimeout(Some(time))),
     }
 }
 
@@ -250,7 +249,7 @@ impl InitiatorArgs {
             queue_size: self.queue_size.unwrap_or(defaults.queue_size),
             kato: self.keep_alive.unwrap_or(defaults.kato),
             connect_timeout: self.connect_timeout.unwrap_or(defaults.connect_timeout),
-            ctrl_loss: self.ctrl_loss_timeout.map_or(defaults.ctrl_loss, |Loss(limit)| limit),
+            ctrl_loss: self.ctrl_loss_timeout.map_or(defaults.ctrl_loss, |LossTimeout(limit)| limit),
             io_timeout: self.io_timeout.unwrap_or(defaults.io_timeout),
             hostnqn: self.hostnqn.clone().unwrap_or(defaults.hostnqn),
             congestion: self.congestion.clone(),
@@ -260,12 +259,12 @@ impl InitiatorArgs {
         }
     }
 
-    /// How long I/O waits for a connection that is lost; nothing: for ever.
+    /// How long I/O waits for a lost connection; `None`: for ever.
     pub(crate) fn ctrl_loss(&self) -> Option<Duration> {
         self.options().ctrl_loss
     }
 
-    /// Tuning of a path: what is set by hand.
+    /// The settings of a path that the user fixed; the tuner chooses the others.
     fn path(&self) -> PathOptions {
         let defaults = PathOptions::default();
         let most = u64::from(u32::MAX);
@@ -279,18 +278,17 @@ impl InitiatorArgs {
         }
     }
 
-    /// Connects to a remote namespace that one thread will open.
+    /// Connects to a remote namespace for use by one thread.
     pub(crate) fn connect(&self, uri: &str) -> Result<Arc<RemoteDevice>, Failure> {
         self.opener().connect(uri)
     }
 
-    /// What opens devices with these options.
+    /// An opener of devices with these options.
     pub(crate) fn opener(&self) -> Opener {
         Opener { options: self.options(), threads: 1 }
     }
 
-    /// Opens what `name` names, as [`Opener::open`] does. `threads` will open
-    /// what it is at the same time.
+    /// Opens the device `name`, as [`Opener::open`] does, for use by `threads` at a time.
     pub(crate) fn open(&self, name: &str, threads: u16) -> Result<Device, Failure> {
         Opener { threads, ..self.opener() }.open(name)
     }
@@ -300,17 +298,17 @@ impl InitiatorArgs {
 #[derive(Clone, Debug)]
 pub(crate) struct Opener {
     pub(crate) options: Options,
-    /// Threads that will open the same device at the same time.
+    /// Threads that use one device at the same time.
     threads: u16,
 }
 
 impl Opener {
-    /// With the engine that was asked for, and else as usual.
+    /// An opener with this engine and default options.
     pub(crate) fn new(engine: longhaul_engine::Config) -> Opener {
         Opener { options: Options { engine, ..Options::default() }, threads: 1 }
     }
 
-    /// For so many threads that use a device at the same time.
+    /// The same opener, for devices that `threads` use at the same time.
     pub(crate) fn for_threads(self, threads: usize) -> Opener {
         Opener { threads: u16::try_from(threads).unwrap_or(u16::MAX), ..self }
     }
@@ -329,15 +327,14 @@ impl Opener {
         Ok(RemoteDevice::connect_blocking(&uri, options)?)
     }
 
-    /// Opens a device that is to join an array. The calling engine's thread
-    /// goes on meanwhile.
-    pub(crate) async fn open_apart(&self, name: &str) -> Result<Arc<dyn BlockDevice>, Failure> {
+    /// Opens a device that is to join an array, on a thread of its own: the thread of the
+    /// calling engine serves its other tasks meanwhile.
+    pub(crate) async fn open_in_background(&self, name: &str) -> Result<Arc<dyn BlockDevice>, Failure> {
         let (opener, name) = (self.clone(), name.to_owned());
         longhaul_engine::blocking(move || opener.open(&name).map(|device| device.block())).await
     }
 
-    /// Opens what `name` names: a URI, an array, a back end (`mem:1GiB`), or
-    /// a path.
+    /// Opens the device `name`: a URI, an array, a back end (`mem:1GiB`), or a path.
     pub(crate) fn open(&self, name: &str) -> Result<Device, Failure> {
         if name.contains("://") {
             if !name.starts_with(SCHEME) {
@@ -349,9 +346,9 @@ impl Opener {
             return Ok(Device::Remote(self.connect(name)?));
         }
         if let Some(array) = name.strip_prefix(arrays::SCHEME) {
-            // Its members are opened by its own thread alone.
+            // Only the array's own thread uses its members.
             let opener = Opener { threads: 1, ..self.clone() };
-            return Ok(Device::Array(Box::new(Running::open(&Record::find(array)?, &opener)?)));
+            return Ok(Device::Array(Box::new(Running::open(&ArrayRecord::find(array)?, &opener)?)));
         }
         let spec = match BackendSpec::parse(name) {
             Ok(spec) => spec,
@@ -362,18 +359,15 @@ impl Opener {
     }
 }
 
-/// A device that was named.
+/// An open device.
 pub(crate) enum Device {
-    /// Of this machine.
     Local(Arc<dyn BlockDevice>),
-    /// Of another one.
     Remote(Arc<RemoteDevice>),
-    /// Several as one; it is stopped when this is dropped.
+    /// An array, which is stopped on drop.
     Array(Box<Running>),
 }
 
 impl Device {
-    /// As everything that stores blocks.
     pub(crate) fn block(&self) -> Arc<dyn BlockDevice> {
         match self {
             Device::Local(device) => Arc::clone(device),
@@ -384,12 +378,12 @@ impl Device {
 }
 
 impl Device {
-    /// What is wrong with it now, in words that begin with one word and a colon
-    /// (`unreachable`, `degraded`, …); nothing, if all is well.
+    /// What is wrong with the device now, as `CONDITION: DETAIL` with a condition of one
+    /// word (`unreachable`, `degraded`, …); `None` for a healthy device.
     pub(crate) fn trouble(&self) -> Option<String> {
         match self {
             Device::Local(_) => None,
-            // Where it is given up for good, I/O fails and nothing is waited for.
+            // A connection that is given up for good is not retried: I/O fails at once.
             Device::Remote(device) => device.outage().map(|Outage { why, for_good }| {
                 format!("{}: {why}", if for_good { "failed" } else { "unreachable" })
             }),

@@ -1,4 +1,4 @@
-//! Arguments that are one of some words, which shells complete.
+//! Parsers of arguments with a fixed set of values, which shell completions offer.
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::error::Error;
@@ -10,8 +10,7 @@ use std::ffi::OsStr;
 use std::marker::PhantomData;
 use std::str::FromStr;
 
-/// Parses what [`FromStr`] takes, whose errors say what is wrong, and offers words to
-/// completions.
+/// Parses by [`FromStr`], whose errors are precise, and offers `words` to completions.
 #[derive(Clone, Debug)]
 pub(crate) struct OneOf<T> {
     words: Vec<&'static str>,
@@ -39,27 +38,27 @@ where
     }
 }
 
-/// Patterns of a load.
+/// Values of `bench --rw`.
 pub(crate) fn patterns() -> OneOf<Rw> {
     OneOf::new(Rw::ALL.map(Rw::name))
 }
 
-/// Layouts of an array.
+/// Values of `array create --layout`.
 pub(crate) fn layouts() -> OneOf<Layout> {
     OneOf::new(Layout::ALL.map(Layout::name))
 }
 
-/// What devices that know nothing of each other can be joined by.
+/// Layouts that need no superblock on the devices.
 pub(crate) fn joins() -> OneOf<Layout> {
     OneOf::new([Layout::Stripe.name()])
 }
 
-/// Data sets.
+/// Names of data sets.
 pub(crate) fn data_sets() -> OneOf<String> {
     OneOf::new(dataset::DatasetKind::ALL.map(dataset::DatasetKind::name))
 }
 
-/// Engines.
+/// Names of I/O engines.
 pub(crate) fn engines() -> OneOf<longhaul_engine::Kind> {
     OneOf::new(["auto", "uring", "epoll"])
 }

@@ -48,7 +48,7 @@ fn arguments_that_make_no_sense() {
     fails(&["frobnicate"], 2, &["'frobnicate'"]);
     fails(&["target"], 2, &["--export <NAME=BACKEND>"]);
     fails(&export("x"), 2, &["the form is NAME=BACKEND"]);
-    fails(&export("a/b=mem:1MiB"), 2, &["'a/b' is no name"]);
+    fails(&export("a/b=mem:1MiB"), 2, &["'a/b' is not a name"]);
     fails(&export("x=tape:/dev/st0"), 2, &["'tape:/dev/st0' is not a back end", "file:PATH"]);
     fails(&export("x=mem:0"), 2, &["the size is zero"]);
     fails(&export("x=mem:1MiB,colour=red"), 2, &["'colour' is not an option"]);

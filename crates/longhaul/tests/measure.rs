@@ -167,7 +167,7 @@ fn a_page_is_made_of_what_can_be_read() {
     assert!(ran.code == Some(3) && ran.stderr.contains("bad.json is cut off"), "{ran:?}");
     assert_eq!(ran.events().pop().expect("a summary")["unreadable"], 1);
     let ran = longhaul(&["report", text(&bad), "--output", text(&page)]);
-    assert!(ran.code == Some(2) && ran.stderr.contains("there is no page"), "{ran:?}");
+    assert!(ran.code == Some(2) && ran.stderr.contains("no page was written"), "{ran:?}");
 }
 
 /// The files of a machine's settings, below a directory.

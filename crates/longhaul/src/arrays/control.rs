@@ -1,10 +1,10 @@
-//! Asking whoever runs an array.
+//! The control socket of an array: requests to the process that runs it.
 //!
 //! One request a connection, a line of JSON; the answer is a line of JSON:
 //! `{"ok":…}` or `{"error":{"exit":…,"message":…}}`. The socket belongs to the
 //! user whose registry has the array: its directory lets no other user in.
 
-use super::record::Record;
+use super::record::ArrayRecord;
 use super::registry::Registry;
 use crate::exit::{Exit, Failure};
 use crate::names::Opener;
@@ -45,7 +45,7 @@ pub(crate) enum Request {
         rate: Option<u64>,
     },
     /// Answers when a member has everything.
-    Filled {
+    Rebuilt {
         index: usize,
     },
 }
@@ -59,7 +59,7 @@ impl Request {
             Request::Status => json!({ "do": "status" }),
             Request::Stop => json!({ "do": "stop" }),
             Request::Scrub { rate } => json!({ "do": "scrub", "rate": rate }),
-            Request::Filled { index } => json!({ "do": "filled", "index": index }),
+            Request::Rebuilt { index } => json!({ "do": "filled", "index": index }),
             Request::Rate { rate } => json!({ "do": "rate", "rate": rate }),
             Request::AddSpare { device, force } => {
                 json!({ "do": "add-spare", "device": device, "force": force })
@@ -79,7 +79,7 @@ impl Request {
             "status" => Request::Status,
             "stop" => Request::Stop,
             "scrub" => Request::Scrub { rate: value["rate"].as_u64() },
-            "filled" => Request::Filled { index: index()? },
+            "filled" => Request::Rebuilt { index: index()? },
             "rate" => Request::Rate { rate: value["rate"].as_u64() },
             "add-spare" => Request::AddSpare { device: device()?, force },
             "replace" => Request::Replace { index: index()?, device: device()?, force },
@@ -101,7 +101,7 @@ impl Request {
                 }
                 Ok(show::scrub(&array.scrub().await?))
             }
-            Request::Filled { index } => {
+            Request::Rebuilt { index } => {
                 array.wait_filled(index).await?;
                 Ok(show::status(&array.status().await?))
             }
@@ -110,11 +110,11 @@ impl Request {
                 Ok(json!({}))
             }
             Request::AddSpare { device, force } => {
-                array.add_spare(opener.open_apart(&device).await?, force).await?;
+                array.add_spare(opener.open_in_background(&device).await?, force).await?;
                 Ok(json!({}))
             }
             Request::Replace { index, device, force } => {
-                array.replace(index, opener.open_apart(&device).await?, force).await?;
+                array.replace(index, opener.open_in_background(&device).await?, force).await?;
                 Ok(json!({}))
             }
         }
@@ -122,13 +122,17 @@ impl Request {
 }
 
 /// Answers requests for one array.
-pub(crate) struct Server {
+pub(crate) struct ArrayServer {
     path: PathBuf,
     registry: Registry,
 }
 
-impl Server {
-    pub(crate) fn start(record: Record, array: Arc<ArrayDevice>, opener: Opener) -> Result<Server, Failure> {
+impl ArrayServer {
+    pub(crate) fn start(
+        record: ArrayRecord,
+        array: Arc<ArrayDevice>,
+        opener: Opener,
+    ) -> Result<ArrayServer, Failure> {
         let registry = record.registry;
         let path = registry.socket(record.uuid);
         let wrong = |e: std::io::Error| Failure::failed(format!("{}: {e}", path.display()));
@@ -151,11 +155,11 @@ impl Server {
                 });
             }
         });
-        Ok(Server { path, registry })
+        Ok(ArrayServer { path, registry })
     }
 }
 
-impl Drop for Server {
+impl Drop for ArrayServer {
     fn drop(&mut self) {
         let _ = self.registry.with_rights(|| std::fs::remove_file(&self.path));
     }
@@ -177,22 +181,22 @@ fn answer(stream: UnixStream, array: &ArrayDevice, opener: &Opener) {
         Ok(value) => json!({ "ok": value }),
         Err(failure) => json!({ "error": { "exit": failure.exit as u8, "message": failure.message } }),
     };
-    // Who has gone does not need an answer.
+    // The client may have disconnected meanwhile, and needs no answer then.
     let _ = writeln!(&stream, "{reply}");
 }
 
 /// Asks the process that runs an array on this host.
-pub(crate) struct Client;
+pub(crate) struct ArrayClient;
 
 /// How long the process that runs an array may take to accept a connection and to
 /// answer a request for its status, and how often it is asked for that while it does
 /// something that takes longer: it answers from memory.
 const ANSWERS: Duration = Duration::from_secs(10);
 
-impl Client {
+impl ArrayClient {
     /// The answer, or nothing if no process runs the array here. One that does not
     /// answer ([`ANSWERS`]) gives [`Exit::TimedOut`].
-    pub(crate) fn ask(array: &Record, request: &Request) -> Option<Reply> {
+    pub(crate) fn ask(array: &ArrayRecord, request: &Request) -> Option<Reply> {
         let path = array.registry.socket(array.uuid);
         let stream = match connect(&path, &array.registry) {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return None,
@@ -200,10 +204,10 @@ impl Client {
             Err(e) => return Some(Err(Failure::failed(format!("{}: {e}", path.display())))),
             Ok(stream) => stream,
         };
-        Some(Client::exchange(array, &path, &stream, request))
+        Some(ArrayClient::exchange(array, &path, &stream, request))
     }
 
-    fn exchange(array: &Record, path: &Path, mut stream: &UnixStream, request: &Request) -> Reply {
+    fn exchange(array: &ArrayRecord, path: &Path, mut stream: &UnixStream, request: &Request) -> Reply {
         stream.set_read_timeout(Some(ANSWERS)).map_err(Failure::failed)?;
         stream.set_write_timeout(Some(ANSWERS)).map_err(Failure::failed)?;
         writeln!(stream, "{}", request.to_json()).map_err(Failure::failed)?;
@@ -215,10 +219,12 @@ impl Client {
                     return Err(silent(path));
                 }
                 // A scrub takes hours: the process is asked whether it is still there.
-                ErrorKind::WouldBlock | ErrorKind::TimedOut => match Client::ask(array, &Request::Status) {
-                    Some(Err(failure)) if failure.exit == Exit::TimedOut => return Err(failure),
-                    _ => {}
-                },
+                ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                    match ArrayClient::ask(array, &Request::Status) {
+                        Some(Err(failure)) if failure.exit == Exit::TimedOut => return Err(failure),
+                        _ => {}
+                    }
+                }
                 ErrorKind::Interrupted => {}
                 _ => return Err(Failure::failed(e)),
             }
@@ -269,7 +275,7 @@ mod tests {
             Request::Stop,
             Request::Scrub { rate: None },
             Request::Scrub { rate: Some(1 << 20) },
-            Request::Filled { index: 2 },
+            Request::Rebuilt { index: 2 },
             Request::Rate { rate: None },
             Request::Rate { rate: Some(1 << 20) },
             Request::AddSpare { device: device.clone(), force: true },

@@ -4,9 +4,9 @@
 //! - the file is whole at every moment: it is written beside, made durable, and
 //!   renamed;
 //! - a file that cannot be read or written stops no array: members and witness
-//!   decide, and this is a second line. It is told once.
+//!   decide, and this is a second line. It is reported once.
 
-use super::record::Record;
+use super::record::ArrayRecord;
 use super::registry::Registry;
 use longhaul_array::{Known, Memory};
 use longhaul_engine::blocking;
@@ -20,24 +20,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where that is kept of an array.
-pub(super) fn path(array: &Record) -> PathBuf {
+pub(super) fn path(array: &ArrayRecord) -> PathBuf {
     array.registry.directory().join(format!("{}.known", array.uuid))
 }
 
 /// What is kept of one array.
-pub(crate) struct Kept {
+pub(crate) struct LastKnown {
     path: PathBuf,
     registry: Registry,
-    told: Arc<AtomicBool>,
+    reported: Arc<AtomicBool>,
 }
 
-impl Kept {
-    pub(crate) fn of(array: &Record) -> Kept {
-        Kept { path: path(array), registry: array.registry.clone(), told: Arc::default() }
+impl LastKnown {
+    pub(crate) fn of(array: &ArrayRecord) -> LastKnown {
+        LastKnown { path: path(array), registry: array.registry.clone(), reported: Arc::default() }
     }
 }
 
-impl Memory for Kept {
+impl Memory for LastKnown {
     fn recall(&self) -> Option<Known> {
         let read = self.registry.with_rights(|| std::fs::read_to_string(&self.path)).and_then(|read| read);
         let text = match read {
@@ -56,10 +56,11 @@ impl Memory for Kept {
     }
 
     fn keep(&self, known: Known) -> Pin<Box<dyn Future<Output = ()>>> {
-        let (path, registry, told) = (self.path.clone(), self.registry.clone(), Arc::clone(&self.told));
+        let (path, registry, reported) =
+            (self.path.clone(), self.registry.clone(), Arc::clone(&self.reported));
         Box::pin(blocking(move || {
             if let Err(e) = registry.with_rights(|| write(&path, &known)).and_then(|written| written)
-                && !told.swap(true, Ordering::Relaxed)
+                && !reported.swap(true, Ordering::Relaxed)
             {
                 tracing::warn!("{}: cannot record what is known of the array: {e}", path.display());
             }
@@ -103,7 +104,7 @@ mod tests {
     fn what_is_known_is_read_back_and_what_is_damaged_is_passed_over() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("below").join("a.known");
-        let kept = Kept { path: path.clone(), registry: Registry::own(), told: Arc::default() };
+        let kept = LastKnown { path: path.clone(), registry: Registry::own(), reported: Arc::default() };
         assert_eq!(kept.recall(), None);
         let known = Known {
             generation: 7,

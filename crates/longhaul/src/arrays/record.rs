@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 /// An array, and the devices that may be its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct ArrayRecord {
     pub(crate) uuid: Uuid,
     pub(crate) name: String,
     /// As a person names them.
@@ -25,25 +25,24 @@ pub(crate) struct Record {
 /// How a person wants an array to be looked after.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Care {
-    /// Bytes per second that rebuild and scrub read of each member at most
+    /// Most bytes per second that rebuild and scrub read from each member
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) rebuild_rate: Option<u64>,
-    /// Bytes per second that scrub reads of each member at most
+    /// Most bytes per second that scrub reads from each member
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) scrub_rate: Option<u64>,
-    /// Scrub by itself, so long after the last time
+    /// Scrub automatically, this long after the last scrub
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) scrub_every: Option<Duration>,
-    /// Time that a member may be out of reach until a spare takes its place
-    /// [default: 60s]
+    /// How long a member may be offline before a spare replaces it [default: 60s]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) spare_grace: Option<Duration>,
-    /// Reads that may be raced by reconstruction when they are late, of a
-    /// hundred [default: 5]
+    /// Most reads that are hedged (reconstructed from the other members when one
+    /// is slow), in percent [default: 5]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(..=100))]
     pub(crate) hedge: Option<u32>,
-    /// Write whole stripes through the journal as well: a crash and the loss of a
-    /// member in the same moment then leave nothing undefined, at twice the bytes
+    /// Journal full-stripe writes too: a crash together with the loss of a member
+    /// then leaves no data undefined, at twice the bytes written
     #[arg(long)]
     pub(crate) journal_all: bool,
 }
@@ -76,12 +75,12 @@ impl Care {
     }
 }
 
-impl Record {
+impl ArrayRecord {
     /// Finds the record that `name` (a name or a UUID) means.
-    pub(crate) fn find(name: &str) -> Result<Record, Failure> {
-        let all = Record::all()?;
+    pub(crate) fn find(name: &str) -> Result<ArrayRecord, Failure> {
+        let all = ArrayRecord::all()?;
         let uuid = name.parse::<Uuid>().ok();
-        let is_it = |record: &&Record| record.name == name || Some(record.uuid) == uuid;
+        let is_it = |record: &&ArrayRecord| record.name == name || Some(record.uuid) == uuid;
         let mut found = all.iter().filter(is_it);
         match (found.next(), found.next()) {
             (Some(record), None) => Ok(record.clone()),
@@ -95,10 +94,10 @@ impl Record {
 
     /// All records that can be named, by name. Of an array that is in two registries it is
     /// the one in one's own.
-    pub(crate) fn all() -> Result<Vec<Record>, Failure> {
-        let mut all: Vec<Record> = Vec::new();
+    pub(crate) fn all() -> Result<Vec<ArrayRecord>, Failure> {
+        let mut all: Vec<ArrayRecord> = Vec::new();
         for registry in Registry::all() {
-            for record in Record::all_in(&registry)? {
+            for record in ArrayRecord::all_in(&registry)? {
                 if !all.iter().any(|known| known.uuid == record.uuid) {
                     all.push(record);
                 }
@@ -108,7 +107,7 @@ impl Record {
         Ok(all)
     }
 
-    fn all_in(registry: &Registry) -> Result<Vec<Record>, Failure> {
+    fn all_in(registry: &Registry) -> Result<Vec<ArrayRecord>, Failure> {
         let directory = registry.directory();
         let read = || {
             let entries = match std::fs::read_dir(directory) {
@@ -120,7 +119,7 @@ impl Record {
                 let path = entry.map_err(|e| wrong(directory, e))?.path();
                 if path.extension().is_some_and(|ext| ext == "json") {
                     let text = std::fs::read_to_string(&path).map_err(|e| wrong(&path, e))?;
-                    let record = Record::parse(&text, registry);
+                    let record = ArrayRecord::parse(&text, registry);
                     all.push(record.ok_or_else(|| wrong(&path, "not a record of an array"))?);
                 }
             }
@@ -129,10 +128,10 @@ impl Record {
         registry.with_rights(read).map_err(|e| wrong(directory, e))?
     }
 
-    fn parse(text: &str, registry: &Registry) -> Option<Record> {
+    fn parse(text: &str, registry: &Registry) -> Option<ArrayRecord> {
         let value: Value = serde_json::from_str(text).ok()?;
         let devices = value["devices"].as_array()?.iter().map(|name| name.as_str().map(str::to_owned));
-        Some(Record {
+        Some(ArrayRecord {
             uuid: value["uuid"].as_str()?.parse().ok()?,
             name: value["name"].as_str()?.to_owned(),
             devices: devices.collect::<Option<_>>()?,
@@ -184,8 +183,8 @@ impl Record {
 }
 
 /// No array of this name can be named: where it may be instead.
-fn unknown(name: &str, all: &[Record], is_it: impl Fn(&&Record) -> bool) -> Failure {
-    let of_machine = Record::all_in(&Registry::of_machine()).unwrap_or_default();
+fn unknown(name: &str, all: &[ArrayRecord], is_it: impl Fn(&&ArrayRecord) -> bool) -> Failure {
+    let of_machine = ArrayRecord::all_in(&Registry::of_machine()).unwrap_or_default();
     if of_machine.iter().any(|record| is_it(&record)) {
         return Failure::usage(format!("array {name} is root's on this host: run this with sudo"));
     }
@@ -215,7 +214,7 @@ mod tests {
         let text = r#"{"uuid":"00000000-0000-0000-0000-000000000007","name":"a","devices":["/x"],"rebuild_rate":5,
                 "scrub_every":2.5,"hedge":0,"journal_all":true}"#;
         let registry = Registry::own();
-        let record = Record::parse(text, &registry).expect("a record");
+        let record = ArrayRecord::parse(text, &registry).expect("a record");
         assert_eq!((record.uuid, record.care.rebuild_rate), (Uuid::from_u128(7), Some(5)));
         assert_eq!(
             (record.care.scrub_every, record.care.spare_grace),
@@ -227,7 +226,7 @@ mod tests {
         for text in
             ["", "{}", r#"{"uuid":"x","name":"a","devices":[]}"#, r#"{"uuid":7,"name":"a","devices":[1]}"#]
         {
-            assert_eq!(Record::parse(text, &registry), None, "{text}");
+            assert_eq!(ArrayRecord::parse(text, &registry), None, "{text}");
         }
     }
 }

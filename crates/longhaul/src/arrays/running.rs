@@ -1,8 +1,8 @@
 //! An array that this process runs.
 
-use super::control::{Client, Request, Server};
-use super::kept::Kept;
-use super::record::Record;
+use super::control::{ArrayClient, ArrayServer, Request};
+use super::kept::LastKnown;
+use super::record::ArrayRecord;
 use crate::exit::{Exit, Failure};
 use crate::names::Opener;
 use longhaul_array::{ArrayDevice, ArrayError, Label, Memory, Options, Status, assemble_with, survey};
@@ -21,34 +21,34 @@ const SEEK: Duration = Duration::from_secs(10);
 /// A running array, until it is dropped or stopped.
 pub(crate) struct Running {
     /// What is asked for over the control socket ends before the array does.
-    server: Option<Server>,
+    server: Option<ArrayServer>,
     device: Arc<ArrayDevice>,
     thread: Thread,
     stopped: AtomicBool,
     /// Its members as they were named and found.
     members: Vec<(String, DeviceInfo)>,
     /// Ends the search for devices that are missing, when dropped.
-    _seeking: Sender<()>,
+    _search_end: Sender<()>,
 }
 
 /// The devices of an array, as far as it has to look for them.
-struct Sought {
+struct MissingMembers {
     array: Uuid,
     /// Names that could not be opened, or did not say what they are.
     missing: Vec<String>,
     /// What the others have said that they are.
     known: HashMap<String, Uuid>,
-    /// Names of which it was told why they cannot be used.
-    told: HashSet<String>,
+    /// Names of which it was reported why they cannot be used.
+    reported: HashSet<String>,
 }
 
-impl Sought {
+impl MissingMembers {
     /// Names to open anew for members that need it: theirs, and those of which
     /// nothing is known, such as what was added since.
     fn names(&self, forsaken: &[Uuid]) -> Vec<String> {
         let mut names = self.missing.clone();
         if !forsaken.is_empty()
-            && let Ok(record) = Record::find(&self.array.to_string())
+            && let Ok(record) = ArrayRecord::find(&self.array.to_string())
         {
             let may_be = |name: &String| self.known.get(name).is_none_or(|uuid| forsaken.contains(uuid));
             names.extend(record.devices.into_iter().filter(may_be));
@@ -61,8 +61,8 @@ impl Sought {
 
 /// Offers an array its devices that were out of reach when it was started, or for
 /// so long that they were given up, once they are back.
-fn seek(
-    mut sought: Sought,
+fn search_members(
+    mut search: MissingMembers,
     array: &Arc<ArrayDevice>,
     thread: longhaul_engine::Handle,
     opener: Opener,
@@ -75,25 +75,25 @@ fn seek(
             let forsaken = thread.spawn(move || async move { asked.unattached_members().await }).wait();
             // The array has ended.
             let Ok(Ok(forsaken)) = forsaken else { return };
-            for name in sought.names(&forsaken) {
+            for name in search.names(&forsaken) {
                 let Ok(device) = opener.open(&name) else { continue };
                 let (Some(array), device) = (array.upgrade(), device.block()) else { return };
                 let offered = thread.spawn(move || async move { array.offer(device).await }).wait();
                 let Ok(offered) = offered else { return };
                 match &offered {
                     Ok(taken) => {
-                        sought.told.remove(&name);
+                        search.reported.remove(&name);
                         if *taken {
                             tracing::info!("{name} is back");
                         }
                     }
                     // Once, however often it is tried.
-                    Err(e) if sought.told.insert(name.clone()) => tracing::warn!("{name}: {e}"),
+                    Err(e) if search.reported.insert(name.clone()) => tracing::warn!("{name}: {e}"),
                     Err(_) => {}
                 }
                 // What has failed may go well the next time; what is refused does not.
                 if !matches!(offered, Err(ArrayError::Io(_) | ArrayError::Device { .. })) {
-                    sought.missing.retain(|missing| *missing != name);
+                    search.missing.retain(|missing| *missing != name);
                 }
             }
         }
@@ -101,7 +101,7 @@ fn seek(
     until
 }
 
-/// Opens devices at the same time. What cannot be opened is told, and left
+/// Opens devices at the same time. What cannot be opened is reported, and left
 /// out.
 pub(crate) fn open_members(names: &[String], opener: &Opener) -> Vec<(String, Arc<dyn BlockDevice>)> {
     let open = |name: &String| match opener.open(name) {
@@ -129,7 +129,7 @@ pub(crate) fn labels(
 }
 
 /// How the array of a record is, without running it: nothing is written.
-pub(crate) fn look(record: &Record, opener: &Opener) -> Result<Status, Failure> {
+pub(crate) fn look(record: &ArrayRecord, opener: &Opener) -> Result<Status, Failure> {
     let members = open_members(&record.devices, opener);
     if members.is_empty() {
         return Err(unusable(record));
@@ -144,21 +144,21 @@ pub(crate) fn look(record: &Record, opener: &Opener) -> Result<Status, Failure> 
     Ok(looked.map_err(Failure::failed)??)
 }
 
-fn unusable(record: &Record) -> Failure {
+fn unusable(record: &ArrayRecord) -> Failure {
     let why = format!("none of the {} devices of array {} can be used", record.devices.len(), record.name);
     Failure::new(Exit::Unreachable, why)
 }
 
 impl Running {
     /// Runs the array of a record.
-    pub(crate) fn open(record: &Record, opener: &Opener) -> Result<Running, Failure> {
+    pub(crate) fn open(record: &ArrayRecord, opener: &Opener) -> Result<Running, Failure> {
         Running::open_as(record, opener, false)
     }
 
     /// The same; `degraded` if a person has said that it is to begin though members
     /// that are not there may have gone on without the others.
-    pub(crate) fn open_as(record: &Record, opener: &Opener, degraded: bool) -> Result<Running, Failure> {
-        if let Some(reply) = Client::ask(record, &Request::Status) {
+    pub(crate) fn open_as(record: &ArrayRecord, opener: &Opener, degraded: bool) -> Result<Running, Failure> {
+        if let Some(reply) = ArrayClient::ask(record, &Request::Status) {
             if let Err(failure) = reply
                 && failure.exit == Exit::TimedOut
             {
@@ -190,8 +190,8 @@ impl Running {
         if ours.is_empty() {
             return Err(unusable(record));
         }
-        let sought = Sought { array: record.uuid, missing, known, told: HashSet::new() };
-        let mut running = Running::start(record, ours, sought, opener, degraded)?;
+        let search = MissingMembers { array: record.uuid, missing, known, reported: HashSet::new() };
+        let mut running = Running::start(record, ours, search, opener, degraded)?;
         running.members = found;
         Ok(running)
     }
@@ -203,9 +203,9 @@ impl Running {
     }
 
     fn start(
-        record: &Record,
+        record: &ArrayRecord,
         devices: Vec<Arc<dyn BlockDevice>>,
-        sought: Sought,
+        search: MissingMembers,
         opener: &Opener,
         degraded: bool,
     ) -> Result<Running, Failure> {
@@ -213,21 +213,21 @@ impl Running {
         // A member that is needed is waited for as long as its initiator tries.
         let needed_timeout = opener.options.ctrl_loss.unwrap_or(Duration::MAX);
         let options = Options { needed_timeout, degraded, ..record.care.options() };
-        let memory: Arc<dyn Memory> = Arc::new(Kept::of(record));
+        let memory: Arc<dyn Memory> = Arc::new(LastKnown::of(record));
         let assemble =
             move || async move { assemble_with(&devices, options, Uuid::new_v4(), Some(memory)).await };
         let assembled = thread.handle().spawn(assemble).wait();
         let device = assembled.map_err(Failure::failed)??;
-        let server = match Server::start(record.clone(), Arc::clone(&device), opener.clone()) {
+        let server = match ArrayServer::start(record.clone(), Arc::clone(&device), opener.clone()) {
             Ok(server) => Some(server),
             Err(e) => {
                 tracing::warn!("array {}: nobody can ask for its status: {}", record.name, e.message);
                 None
             }
         };
-        let seeking = seek(sought, &device, thread.handle(), opener.clone());
+        let search_end = search_members(search, &device, thread.handle(), opener.clone());
         let (stopped, members) = (AtomicBool::new(false), Vec::new());
-        Ok(Running { server, device, thread, stopped, members, _seeking: seeking })
+        Ok(Running { server, device, thread, stopped, members, _search_end: search_end })
     }
 
     pub(crate) fn device(&self) -> &Arc<ArrayDevice> {

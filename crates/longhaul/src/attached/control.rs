@@ -17,7 +17,7 @@ const REQUEST_MAX: u64 = 64;
 
 /// Somebody asks for the end.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct DetachRequest {
     stream: UnixStream,
     /// It is to go out of sight at once.
     pub(crate) lazily: bool,
@@ -26,25 +26,28 @@ pub(crate) struct Asked {
 const DETACH: &str = "detach";
 const LAZILY: &str = "detach lazily";
 
-impl Asked {
+impl DetachRequest {
     /// Answers.
     pub(crate) fn answer(mut self, result: &Result<(), Failure>) {
         let reply = match result {
             Ok(()) => json!({ "ok": {} }),
             Err(failure) => json!({ "error": { "exit": failure.exit as u8, "message": failure.message } }),
         };
-        // Who has gone does not need an answer.
+        // The client may have disconnected meanwhile, and needs no answer then.
         let _ = writeln!(self.stream, "{reply}");
     }
 }
 
 /// Listens for requests.
 #[derive(Debug)]
-pub(crate) struct Server(PathBuf);
+pub(crate) struct DetachServer(PathBuf);
 
-impl Server {
+impl DetachServer {
     /// Listens for what is attached at `path`, whose record the caller holds.
-    pub(crate) fn start(path: &Path, asked: impl Fn(Asked) + Send + 'static) -> Result<Server, Failure> {
+    pub(crate) fn start(
+        path: &Path,
+        asked: impl Fn(DetachRequest) + Send + 'static,
+    ) -> Result<DetachServer, Failure> {
         let socket = socket_of(path);
         let _ = std::fs::remove_file(&socket);
         let failed = |e: std::io::Error| Failure::failed(format!("{}: {e}", socket.display()));
@@ -58,16 +61,16 @@ impl Server {
                     let line = line.trim();
                     if read.is_ok() && [DETACH, LAZILY].contains(&line) {
                         let lazily = line == LAZILY;
-                        asked(Asked { stream, lazily });
+                        asked(DetachRequest { stream, lazily });
                     }
                 }
             })
             .map_err(failed)?;
-        Ok(Server(socket))
+        Ok(DetachServer(socket))
     }
 }
 
-impl Drop for Server {
+impl Drop for DetachServer {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
@@ -75,7 +78,11 @@ impl Drop for Server {
 
 /// Asks whoever serves what is attached at `path` to end it; nothing, if
 /// nobody does. Without an answer within `limit` it fails as [`Exit::TimedOut`].
-pub(crate) fn ask(path: &Path, lazily: bool, limit: Option<Duration>) -> Option<Result<(), Failure>> {
+pub(crate) fn request_detach(
+    path: &Path,
+    lazily: bool,
+    limit: Option<Duration>,
+) -> Option<Result<(), Failure>> {
     let socket = socket_of(path);
     let mut stream = match UnixStream::connect(&socket) {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return None,
@@ -95,7 +102,7 @@ pub(crate) fn ask(path: &Path, lazily: bool, limit: Option<Duration>) -> Option<
         Err(e) => return Some(Err(Failure::failed(e))),
         Ok(_) => {}
     }
-    let gone = || Failure::failed("whoever served it has gone without an answer; see its log");
+    let gone = || Failure::failed("the process that serves it ended without an answer; see its log");
     let Ok(reply) = serde_json::from_str::<Value>(&line) else { return Some(Err(gone())) };
     if reply.get("ok").is_some() {
         return Some(Ok(()));

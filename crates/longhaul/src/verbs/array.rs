@@ -19,20 +19,20 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum ArrayVerb {
-    /// Make an array of devices; what was on them is gone
+    /// Create an array; the data on its devices is lost
     Create(Create),
-    /// Find out what devices make, recover from a crash, and make it known here
+    /// Assemble an existing array from its devices, and register it on this host
     Assemble(Assemble),
-    /// List the arrays that are known here
+    /// List the arrays that are registered on this host
     #[command(alias = "ls")]
     List,
-    /// Show how an array is
+    /// Show the state of an array
     Status(Named),
-    /// Put a device in the place of a member, and fill it
+    /// Replace a member by another device, and rebuild it
     Replace(Replace),
-    /// Add a device that takes the place of a member when one is lost
+    /// Add a spare, which replaces a member that fails
     AddSpare(AddSpare),
-    /// Read and compare everything, and mend what is wrong
+    /// Read and verify all data, and repair what is wrong
     Scrub(Scrub),
     /// Stop an array that runs on this host
     Stop(Stop),
@@ -46,31 +46,30 @@ Example:
         --spare nvme+tcp://dtn4/a
   longhaul bench array:scratch --rw write --bs 1m --runtime 10s")]
 struct Create {
-    /// What to call it
+    /// Name of the array
     name: String,
-    /// A member, by URI, path or back end; once for each
+    /// A member: a URI, path or back end; repeated for each
     #[arg(long = "device", value_name = "DEVICE", required = true)]
     devices: Vec<String>,
-    /// A device that waits for a place
+    /// A spare; repeated for each
     #[arg(long = "spare", value_name = "DEVICE")]
     spares: Vec<String>,
-    /// A small device (132KiB or more) that records which members have everything:
-    /// of two halves of the array, only the one that has it goes on by itself
+    /// A small device (132KiB or more) that records which members are current: of
+    /// two halves of the array, only the one with the witness runs without the other
     #[arg(long, value_name = "DEVICE")]
     witness: Option<String>,
     /// stripe, mirror, stripe+mirror, parity or double-parity
     #[arg(long, value_name = "KIND", value_parser = layouts(), hide_possible_values = true)]
     layout: Layout,
-    /// Bytes on one member before the next [default: what the devices prefer
-    /// and their paths suit, 256KiB at least]
+    /// Bytes of a stripe on one member [default: suited to the devices and
+    /// their paths, at least 256KiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     stripe_unit: Option<u64>,
     #[command(flatten)]
     care: Care,
-    /// Overwrite what is on the devices (a file system, a partition table, a
-    /// volume), also if they are members of an array that does not run. That array
-    /// loses them, and all that it needs them for: only you can know that it is
-    /// not needed
+    /// Overwrite devices that hold data (a file system, a partition table, a
+    /// volume), or that are members of an array that is not running, which loses
+    /// them
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -79,15 +78,14 @@ struct Create {
 
 #[derive(Debug, clap::Args)]
 struct Assemble {
-    /// A member or spare, in any order; once for each
+    /// A member or spare, in any order; repeated for each
     #[arg(long = "device", value_name = "DEVICE", required = true)]
     devices: Vec<String>,
     /// The witness, if the array has one
     #[arg(long, value_name = "DEVICE")]
     witness: Option<String>,
-    /// Begin though members that are not given may have gone on without the others;
-    /// what was written to them alone is lost then. A witness that is not given is
-    /// given up
+    /// Assemble although members that are not given may hold newer data, which is
+    /// lost then. A witness that is not given is removed from the array
     #[arg(long)]
     degraded: bool,
     #[command(flatten)]
@@ -114,7 +112,7 @@ struct Stop {
 
 #[derive(Debug, clap::Args)]
 struct Scrub {
-    /// Bytes per second that are read of each member at most
+    /// Most bytes per second read from each member
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     rate: Option<u64>,
     #[command(flatten)]
@@ -125,17 +123,17 @@ struct Scrub {
 struct Replace {
     /// The array: its name or UUID
     array: String,
-    /// The member to replace, by its number in the status
+    /// Member to replace, by its number in the status
     #[arg(long, value_name = "N")]
     member: usize,
-    /// What takes its place
+    /// Device that replaces it
     #[arg(long, value_name = "DEVICE")]
     device: String,
-    /// Bytes per second that are read of each member at most
+    /// Most bytes per second read from each member
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     rebuild_rate: Option<u64>,
-    /// Overwrite what is on the device, also if it is a member of another array
-    /// that does not run, which loses it
+    /// Overwrite a device that holds data, or that is a member of another array
+    /// that is not running, which loses it
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -149,8 +147,8 @@ struct AddSpare {
     /// The spare
     #[arg(long, value_name = "DEVICE")]
     device: String,
-    /// Overwrite what is on the device, also if it is a member of another array
-    /// that does not run, which loses it
+    /// Overwrite a device that holds data, or that is a member of another array
+    /// that is not running, which loses it
     #[arg(long)]
     force: bool,
     #[command(flatten)]

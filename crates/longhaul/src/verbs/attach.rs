@@ -9,7 +9,7 @@ mod open;
 mod serve;
 mod via;
 
-use crate::attached::{Record, absolute, ask, log_of};
+use crate::attached::{Attachment, absolute, log_of, request_detach};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use comfy_table::Table;
@@ -26,11 +26,11 @@ use via::Via;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The device appears as one file, which losetup and mount -o loop take; longhaul
-mount does all of it. By ublk, nbd or nvme it is a block device, and PATH a link
-to it: that needs root. Without --via it is ublk where this machine has it, and
-else the file; what was taken is said. A process in the background serves it
-until longhaul detach, or SIGTERM.
+With fuse, the device appears as one file, which losetup and mount -o loop
+accept (longhaul mount does both). With ublk, nbd or nvme it is a block device,
+and PATH is a symbolic link to it: this needs root. Without --via it is ublk
+where this machine has it, else fuse; the choice is printed. A background
+process serves the device until longhaul detach, or SIGTERM.
 
 Examples:
   longhaul attach nvme+tcp://dtn1/scratch --at /tmp/scratch
@@ -41,22 +41,22 @@ pub(crate) struct Args {
     /// The device; several are joined by --layout
     #[arg(value_name = "DEVICE", required_unless_present = "list")]
     devices: Vec<String>,
-    /// Where the device appears: a path that is free
+    /// Path where the device appears, which must not exist
     #[arg(long, value_name = "PATH", required_unless_present = "list")]
     at: Option<PathBuf>,
-    /// How
+    /// Front end of the kernel
     #[arg(long, value_name = "WAY", default_value = "auto")]
     via: Via,
-    /// Attach a member of an array by itself, to write to it
+    /// Attach a member of an array by itself, writable
     #[arg(long)]
     force: bool,
-    /// List what is attached
+    /// List attached devices
     #[arg(long, conflicts_with_all = ["devices", "at"])]
     list: bool,
-    /// Let others than you use the file (a file it is then, without --via)
+    /// Let other users access the file (implies fuse, without --via)
     #[arg(long)]
     allow_other: bool,
-    /// Serve the device in this process, until SIGTERM
+    /// Serve the device in the foreground, until SIGTERM
     #[arg(long)]
     foreground: bool,
     #[command(flatten)]
@@ -66,10 +66,10 @@ pub(crate) struct Args {
 /// Arguments of `detach`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Detach {
-    /// Where the device is attached
+    /// Path where the device is attached
     path: PathBuf,
-    /// Take it out of sight at once, though it is in use or its device does not answer;
-    /// what was written goes to the device once that is possible, or is lost
+    /// Remove PATH at once, even if it is in use or the device does not respond; unflushed writes
+    /// go to the device when it responds again, or are lost
     #[arg(long)]
     lazy: bool,
 }
@@ -81,7 +81,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     let at = args.at.as_deref().ok_or_else(|| Failure::usage("--at PATH says where"))?;
     let path = absolute(at)?;
     fuse::check(&path)?;
-    if let Some((_, true)) = Record::find(&path) {
+    if let Some((_, true)) = Attachment::find(&path) {
         return Err(Failure::new(Exit::Refused, format!("{}: attached already", path.display())));
     }
     if !args.foreground && !background::is_this() {
@@ -112,7 +112,7 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
     background::leave();
     let requests = &opened.requests;
     let info = requests.info();
-    let mut record = Record {
+    let mut record = Attachment {
         path: path.to_owned(),
         devices: args.devices.clone(),
         via: args.via.name().into(),
@@ -207,7 +207,7 @@ impl Args {
 
 /// Lists what is attached; `missing` are the places and devices of what should be, and is not.
 pub(crate) fn list(missing: &[(PathBuf, Vec<String>)], output: Output) -> Outcome {
-    let all = Record::all();
+    let all = Attachment::all();
     let mut table = Table::new();
     table
         .load_preset(comfy_table::presets::NOTHING)
@@ -280,9 +280,9 @@ fn waits(path: &Path, trouble: &str) -> Failure {
 fn detach_at(path: &Path, lazily: bool, output: Output) -> Outcome {
     // A process that waits for its device does not answer; what it has recorded of it is
     // a moment old, so it is asked all the same.
-    let trouble = Record::find(path).and_then(|(record, _)| record.trouble);
+    let trouble = Attachment::find(path).and_then(|(record, _)| record.trouble);
     let unreachable = trouble.filter(|why| !lazily && is_waited_for(why));
-    match ask(path, lazily, unreachable.as_ref().map(|_| ANSWERS)) {
+    match request_detach(path, lazily, unreachable.as_ref().map(|_| ANSWERS)) {
         Some(Err(failure)) if failure.exit == Exit::TimedOut => {
             return Err(unreachable.map_or(failure, |why| waits(path, &why)));
         }
@@ -295,7 +295,7 @@ fn detach_at(path: &Path, lazily: bool, output: Output) -> Outcome {
 
 /// Takes away what a killed process left.
 fn clear(path: &Path, lazily: bool) -> Outcome {
-    let known = Record::find(path);
+    let known = Attachment::find(path);
     if let Some((record, true)) = &known {
         let why = format!("process {} serves it and does not listen; end it with SIGTERM", record.pid);
         return Err(Failure::failed(format!("{}: {why}", path.display())));
@@ -335,7 +335,7 @@ fn clear(path: &Path, lazily: bool) -> Outcome {
         if std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() == 0) {
             let _ = std::fs::remove_file(path);
         }
-        Record::forget(path);
+        Attachment::forget(path);
     }
     Ok(())
 }

@@ -21,19 +21,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// I/O that takes so long after the end of the window is told of.
+/// I/O under way this long after the end of the measurement is reported.
 const OVERTIME: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A device is nvme+tcp://HOST/SUBNQN[?nsid=N], a path, or file:PATH, block:PATH,
-mem:SIZE, null:SIZE. Writing destroys what is there: a device with a signature
-that is known (a file system, a partition table, a volume, a member of an
-array) is refused without --force. With --json, stdout has fio's own JSON
-layout. At the end of --runtime no I/O begins any more, and what is under way
-is waited for: over a connection that is lost for up to --ctrl-loss-timeout.
-Ctrl-C ends a load with exit code 3; I/O that does not end within 2 s (at once,
-with a second Ctrl-C) is given up then, with exit code 1.
+mem:SIZE, null:SIZE. Writing destroys data on the device: one with a known
+signature (a file system, a partition table, a volume, a member of an array) is
+refused without --force. With --json, stdout has fio's JSON layout. At the end
+of --runtime no new I/O is submitted, and I/O in flight is waited for: on a lost
+connection for up to --ctrl-loss-timeout. Ctrl-C ends a load with exit code 3;
+I/O that does not complete within 2 s (or before a second Ctrl-C) is given up,
+with exit code 1.
 
 Example:
   longhaul bench nvme+tcp://dtn1/scratch --rw randread --bs 4k --iodepth 32 \\
@@ -44,26 +44,24 @@ Example:
       --output before.json
   longhaul bench --compare before.json after.json")]
 pub(crate) struct Args {
-    /// The devices; several are loaded at the same time
+    /// Devices; several are loaded at the same time
     #[arg(value_name = "DEVICE", required_unless_present = "compare")]
     devices: Vec<String>,
-    /// Run nothing: print the ratio of the second result to the first, number
-    /// by number, with its confidence interval
+    /// Compare two results instead of running a load: print the ratio of each value
+    /// in the second to that in the first, with its confidence interval
     #[arg(long, value_names = ["A.json", "B.json"], num_args = 2, conflicts_with = "devices")]
     compare: Option<Vec<PathBuf>>,
-    /// How often to run the load: the spread between runs is what a comparison
-    /// needs
+    /// Number of runs; --compare needs several, for the spread between runs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     runs: u16,
     /// Write the result (as --json prints it) to a file
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Join the devices to one before the load: stripe, which keeps nothing
-    /// on them that says so
+    /// Join the devices before the load: stripe, which writes no superblock to them
     #[arg(long, value_name = "LAYOUT", value_parser = joins(), hide_possible_values = true)]
     layout: Option<Layout>,
-    /// Bytes on one device before the next [default: what the devices prefer,
-    /// 256KiB at least]
+    /// Bytes of a stripe on one device [default: suited to the devices, at least
+    /// 256KiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, requires = "layout")]
     stripe_unit: Option<u64>,
     /// read, write, randread, randwrite, rw, randrw, trim or randtrim
@@ -75,48 +73,48 @@ pub(crate) struct Args {
     /// Size of one I/O
     #[arg(long, alias = "blocksize", value_name = "SIZE", default_value = "4k", value_parser = parse_bytes)]
     bs: u64,
-    /// I/Os under way at a time, for each job, or auto: what fills the path
-    /// to the device [default: auto in sequential order, 1 in random order]
+    /// I/Os in flight of each job, or auto: as many as fill the path to the device
+    /// [default: auto in sequential order, 1 in random order]
     #[arg(long, value_name = "N|auto", value_parser = parse_depth)]
     iodepth: Option<Depth>,
-    /// async: iodepth I/Os at a time; sync: blocking calls through the
-    /// file-like API, one after another, which reads ahead and writes behind
+    /// async: iodepth I/Os at a time; sync: blocking calls through the file API,
+    /// with read-ahead and write-behind
     #[arg(long, value_name = "KIND", value_enum, default_value = "async")]
-    ioengine: Calls,
+    ioengine: IoEngine,
     /// Jobs for each device
     #[arg(long, value_name = "N", default_value_t = 1)]
     numjobs: u32,
-    /// Threads that the jobs share, each with queues of its own, but no more
-    /// than the target grants queues [default: one a job; as many as processors
-    /// for more than 64 jobs in all]
+    /// Threads that the jobs share, each with its own queues, limited by the queues
+    /// that the target grants [default: one for each job; one for each CPU for more
+    /// than 64 jobs in all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
-    /// Where to begin
+    /// Where on the device the load begins
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_bytes)]
     offset: u64,
-    /// How much further on each job begins than the one before, so that each
-    /// has a region of its own (0: all have the same)
+    /// Distance between the beginnings of successive jobs, so that each has its own
+    /// region (0: all jobs share one)
     #[arg(long, alias = "offset_increment", value_name = "SIZE", default_value = "0", value_parser = parse_bytes)]
     offset_increment: u64,
-    /// How much of the device a job uses [default: the increment, or all from
-    /// the offset]
+    /// Size of the region of a job [default: the increment, or the device from the
+    /// offset on]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     size: Option<u64>,
-    /// How long to measure [default: until size is done once]
+    /// How long to measure [default: one pass over the region]
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     runtime: Option<Duration>,
-    /// Begin again where size is done before --runtime is over [default: true]
+    /// Repeat the region until --runtime is over [default: true]
     #[arg(long, alias = "time_based", requires = "runtime", value_name = "BOOL", num_args = 0..=1,
         require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
     time_based: Option<bool>,
-    /// How long to run before measuring
+    /// How long to run before the measurement
     #[arg(long, aliases = ["ramp_time", "ramp-time"], value_name = "TIME", default_value = "0s",
         value_parser = parse_seconds)]
     ramp: Duration,
-    /// Check content: each block carries its address, generation and checksum
+    /// Verify content: each block has its address, generation and checksum
     #[arg(long, value_name = "METHOD", value_parser = ["crc32c"])]
     verify: Option<String>,
-    /// Decides order, mix and content
+    /// Seed of order, mix and content
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Flush after every N writes
@@ -126,10 +124,10 @@ pub(crate) struct Args {
     #[arg(long, alias = "end_fsync", value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", value_parser = BoolishValueParser::new())]
     end_fsync: Option<bool>,
-    /// Write over a device with a file system, a partition table or the like on it
+    /// Overwrite a device with a known signature, such as a file system
     #[arg(long)]
     force: bool,
-    /// One result for all jobs
+    /// Report all jobs as one
     #[arg(long, alias = "group_reporting", value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", value_parser = BoolishValueParser::new())]
     group_reporting: Option<bool>,
@@ -143,23 +141,23 @@ pub(crate) struct Args {
     initiator: InitiatorArgs,
 }
 
-/// How I/O is done.
+/// Values of `--ioengine`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Calls {
+enum IoEngine {
     #[value(aliases = ["libaio", "io_uring"])]
     Async,
     #[value(alias = "psync")]
     Sync,
 }
 
-/// How the result is printed, in fio's words.
+/// Values of `--output-format`, as in fio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
     Normal,
     Json,
 }
 
-/// How many I/Os are under way.
+/// Values of `--iodepth`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Depth {
     Fixed(u32),
@@ -173,18 +171,18 @@ fn parse_depth(text: &str) -> Result<Depth, String> {
     }
 }
 
-/// A time; a number alone is seconds, as in fio.
+/// Parses a time; a number without a unit is seconds, as in fio.
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     if text.bytes().all(|b| b.is_ascii_digit()) { parse_time(&format!("{text}s")) } else { parse_time(text) }
 }
 
 impl Args {
-    /// Whether the result is JSON, by fio's flag.
+    /// Whether fio's flag asks for a result in JSON.
     pub(crate) fn is_json(&self) -> bool {
         self.output_format == Some(Format::Json)
     }
 
-    /// The devices to load: those that are named, or what they are joined to.
+    /// The devices to load: those given, or their stripe with `--layout`.
     fn join(&self, devices: Vec<Arc<dyn BlockDevice>>) -> Result<Vec<Arc<dyn BlockDevice>>, Failure> {
         match self.layout {
             None => Ok(devices),
@@ -194,14 +192,14 @@ impl Args {
                 Ok(vec![Arc::new(Stripe::new(devices, unit).map_err(Failure::usage)?)])
             }
             Some(layout) => Err(Failure::usage(format!(
-                "--layout {layout} is not for devices that know nothing of each other: use stripe"
+                "--layout {layout} needs superblocks on the devices: use stripe, or longhaul array create"
             ))),
         }
     }
 
     fn job(&self) -> Job {
-        // Who reads or writes a whole device wants it done; who picks blocks
-        // at random wants to know how long one takes, unless they say.
+        // By default, sequential loads measure throughput, and random ones the latency of
+        // single I/Os.
         let usual = if self.rw.is_random() { Depth::Fixed(1) } else { Depth::Auto };
         let (iodepth, iodepth_auto) = match self.iodepth.unwrap_or(usual) {
             Depth::Fixed(depth) => (depth, false),
@@ -214,7 +212,7 @@ impl Args {
             bs: self.bs,
             iodepth,
             iodepth_auto,
-            sync: self.ioengine == Calls::Sync,
+            sync: self.ioengine == IoEngine::Sync,
             numjobs: self.numjobs,
             offset: self.offset,
             offset_increment: self.offset_increment,

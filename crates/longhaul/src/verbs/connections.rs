@@ -1,10 +1,10 @@
-//! `longhaul list`, `connect-all` and `disconnect-all`: devices and file systems that a file
-//! lists, so that they come back at boot.
+//! `longhaul list`, `connect-all` and `disconnect-all`: devices and file systems listed in
+//! `connections.conf`, which are attached and mounted at boot.
 //!
-//! A line of the file is what a person would type behind `longhaul`: one `attach` or `mount`.
-//! Each is run as a process of its own, as if it was typed.
+//! A line of the file holds the arguments of one `longhaul attach` or `longhaul mount`. Each
+//! runs in a process of its own.
 
-use crate::attached::{Record, absolute};
+use crate::attached::{Attachment, absolute};
 use crate::cli::{Cli, Verb};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
@@ -15,17 +15,17 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The file of the machine.
+/// The default file.
 const FILE: &str = "/etc/longhaul/connections.conf";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Each line of the file is an attach or a mount, as it would be typed:
+Each line of the file is an attach or a mount, as on the command line:
   attach nvme+tcp://dtn1/scratch --at /run/scratch
   mount array:scratch /mnt/scratch --ctrl-loss-timeout -1
-Behind a # is a comment; quotes are those of a shell.")]
+A # begins a comment; quoting is that of a shell.")]
 pub(crate) struct Args {
-    /// The file that lists the connections
+    /// File that lists the connections
     #[arg(long, value_name = "FILE", default_value = FILE)]
     config: PathBuf,
 }
@@ -33,9 +33,9 @@ pub(crate) struct Args {
 /// A line of the file.
 #[derive(Debug)]
 struct Connection {
-    /// In the file, from 1.
+    /// Line number, from 1.
     line: usize,
-    /// As they are typed behind `longhaul`.
+    /// Arguments of `longhaul`.
     words: Vec<String>,
     devices: Vec<String>,
     path: PathBuf,
@@ -43,12 +43,12 @@ struct Connection {
 }
 
 impl Connection {
-    /// Whether the device is there; what a killed process left is not.
-    fn is_there(&self) -> bool {
-        absolute(&self.path).ok().and_then(|path| Record::find(&path)).is_some_and(|(_, lives)| lives)
+    /// Whether a process serves the device; the record of a killed process does not count.
+    fn is_connected(&self) -> bool {
+        absolute(&self.path).ok().and_then(|path| Attachment::find(&path)).is_some_and(|(_, lives)| lives)
     }
 
-    /// Runs the program with these arguments; what it said where that fails.
+    /// Runs the program with these arguments. A failure has the message of the child process.
     fn run(&self, words: &[&str]) -> Outcome {
         let program = std::env::current_exe().map_err(Failure::failed)?;
         let ran = Command::new(program).args(words).stdin(Stdio::null()).output().map_err(Failure::failed)?;
@@ -62,7 +62,7 @@ impl Connection {
     }
 }
 
-/// Reads the file; `None` if there is none.
+/// Reads the file; `None` if it does not exist.
 fn read(file: &Path) -> Result<Option<Vec<Connection>>, Failure> {
     let text = match std::fs::read_to_string(file) {
         Ok(text) => text,
@@ -109,7 +109,7 @@ fn parse(text: &str) -> Result<Vec<Connection>, String> {
 /// `longhaul list`.
 pub(crate) fn list(args: &Args, output: Output) -> Outcome {
     let listed = read(&args.config)?.unwrap_or_default();
-    let missing = listed.into_iter().filter(|connection| !connection.is_there());
+    let missing = listed.into_iter().filter(|connection| !connection.is_connected());
     let missing: Vec<_> = missing.map(|connection| (connection.path, connection.devices)).collect();
     attach::list(&missing, output)
 }
@@ -117,8 +117,8 @@ pub(crate) fn list(args: &Args, output: Output) -> Outcome {
 /// `longhaul connect-all`.
 pub(crate) fn connect_all(args: &Args, output: Output) -> Outcome {
     let all = required(args)?;
-    let (there, missing): (Vec<_>, Vec<_>) = all.into_iter().partition(Connection::is_there);
-    // At the same time: one that is out of reach does not keep the others waiting.
+    let (there, missing): (Vec<_>, Vec<_>) = all.into_iter().partition(Connection::is_connected);
+    // In parallel, so that an unreachable device does not delay the others.
     let results: Vec<Outcome> = std::thread::scope(|scope| {
         let run = |connection: &Connection| {
             connection.run(&connection.words.iter().map(String::as_str).collect::<Vec<_>>())
@@ -135,8 +135,8 @@ pub(crate) fn connect_all(args: &Args, output: Output) -> Outcome {
 /// `longhaul disconnect-all`.
 pub(crate) fn disconnect_all(args: &Args, output: Output) -> Outcome {
     let all = required(args)?;
-    let (mut there, gone): (Vec<_>, Vec<_>) = all.into_iter().partition(Connection::is_there);
-    // What was listed later may lie on what was before.
+    let (mut there, gone): (Vec<_>, Vec<_>) = all.into_iter().partition(Connection::is_connected);
+    // In reverse order: a later mount may lie below an earlier one.
     there.reverse();
     let end = |connection: &Connection| {
         let verb = if connection.is_mount { "umount" } else { "detach" };
@@ -148,12 +148,13 @@ pub(crate) fn disconnect_all(args: &Args, output: Output) -> Outcome {
 
 fn required(args: &Args) -> Result<Vec<Connection>, Failure> {
     let file = args.config.display();
-    let why =
-        || Failure::usage(format!("there is no {file}: list in it, a line each, what to attach and mount"));
+    let why = || {
+        Failure::usage(format!("{file} does not exist: create it, with an attach or a mount in each line"))
+    };
     read(&args.config)?.ok_or_else(why)
 }
 
-/// Tells what came of each.
+/// Reports the result of each connection.
 fn finish(
     file: &Path,
     done: &str,

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most threads of a stage.
+/// Upper bound of --readers and --writers.
 const THREADS: u64 = 256;
 
 /// Parses a number of threads.
@@ -32,104 +32,103 @@ pub(crate) fn threads() -> RangedU64ValueParser<u16> {
     RangedU64ValueParser::new().range(1..=THREADS)
 }
 
-/// A number that is fixed, or found by measuring.
+/// A fixed number, or one that the tuner finds.
 pub(crate) fn concurrency(number: Option<u16>) -> Concurrency {
     number.map_or(Concurrency::Measured, |number| Concurrency::Fixed(number.into()))
 }
 
-/// Lets this process have as many files open as it may: many large files may
-/// be under way at the same time.
+/// Raises the limit of open files to its maximum, since many files are copied at a time.
 pub(crate) fn raise_descriptors() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // Where it stays as it was, fewer files are possible.
+    // With the old limit a copy still works, with fewer files at a time.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-SRC and DST are paths, HOST:PATH over ssh (which starts an agent there; data
-goes over connections of its own, encrypted with a key for this copy), or
-lh://HOST:PORT/PATH at a running `longhaul agent`. With both ends elsewhere,
-the data goes from one to the other and not through this machine. In place of a
-path, `zero:SIZE`, `zero:FILESxSIZE` and
-`dataset:NAME[,scale=SIZE][,files=N][,seed=N]` are data that is made while it
-is sent, and `null:` is where it is checked and thrown away: HOST:null: and
-lh://HOST/null: too, and `machine:` is a file with what a machine is doing. A
-directory DST gets the sources in it; one that does not exist becomes the copy.
-Modes and times are kept; symbolic links are copied, not followed. A copy that
-was cut off is taken up again where it was when the same command is run again.
+SRC and DST are paths, HOST:PATH (over ssh, which starts an agent there; data
+uses separate connections, encrypted with a key for this copy), or
+lh://HOST:PORT/PATH (at a running `longhaul agent`). If both are remote, data
+goes directly between them (a third-party copy). In place of a source path,
+`zero:SIZE`, `zero:FILESxSIZE` and
+`dataset:NAME[,scale=SIZE][,files=N][,seed=N]` are synthetic sources, and
+`machine:` is a file with load statistics of the machine. `null:` as DST
+verifies the data and discards it. After HOST: and lh://HOST/ these names work
+too. If DST is an existing directory, the sources are copied into it; otherwise
+DST becomes the copy. Modes and times are kept; symbolic links are copied, not
+followed. An interrupted copy is resumed when the same command is run again.
 
 Examples:
   longhaul cp -r results me@dtn2:incoming
   longhaul cp -r results lh://dtn2:7400/incoming
   longhaul cp -r lh://dtn2:7400/incoming/results .")]
 pub(crate) struct CpArgs {
-    /// What to copy
+    /// Files and directories to copy
     #[arg(required = true, value_name = "SRC")]
     sources: Vec<OsString>,
-    /// Where to
+    /// Destination
     #[arg(required = true, value_name = "DST")]
     destination: OsString,
-    /// Copy directories, with all that is in them
+    /// Copy directories recursively
     #[arg(short, long)]
     recursive: bool,
     #[command(flatten)]
     common: Common,
 }
 
-/// Flags that users of `rsync` and `cp` type without a thought.
+/// Flags for compatibility with `rsync` and `cp`.
 #[derive(Debug, clap::Args)]
-struct Habits {
-    /// Change nothing, and say what would be done with which file
+struct CompatFlags {
+    /// Change nothing, and print what would be done with each file
     #[arg(short = 'n', long, conflicts_with = "output")]
     dry_run: bool,
-    /// As with rsync: --recursive, and --owner where root runs this
+    /// As in rsync: --recursive, and --owner for root
     #[arg(short, long)]
     archive: bool,
-    /// As with rsync and cp: modes and times are kept anyway
+    /// No effect (as in rsync and cp): modes and times are always kept
     #[arg(short, long, alias = "perms")]
     preserve: bool,
-    /// As with rsync: there is a live line on a terminal anyway
+    /// No effect (as in rsync): a terminal always shows progress
     #[arg(long)]
     progress: bool,
-    /// As with rsync: a copy that was cut off is taken up again anyway
+    /// No effect (as in rsync): interrupted copies are always resumed
     #[arg(long)]
     partial: bool,
-    /// As with rsync: --partial --progress
+    /// No effect (as in rsync): --partial --progress
     #[arg(short = 'P')]
     partial_progress: bool,
 }
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Makes DST what SRC is: copies what DST does not have, or has otherwise. What
-counts as otherwise:
-  exists    nothing, if there is a file of that name
-  size      another size
-  mtime     another size or another time of change
-  checksum  other content (both sides read all files of the same size)
-What need not be sent gets the mode of SRC (with --owner and -X owners and
-attributes too; with checksum its time as well). SRC and DST are directories,
-HOST:PATH over ssh, or lh://HOST:PORT/PATH at a running `longhaul agent`; with
-both elsewhere, data goes between them. Where nothing is to be done, the exit
-status is 0, or 8 with --exit-code.
+Copies the files of SRC that DST does not have or that differ. --level says
+which existing files differ:
+  exists    none
+  size      those of another size
+  mtime     those of another size or modification time
+  checksum  those of other content (both sides read all files of equal size)
+Files that do not differ get the mode of SRC (with --owner and -X also owners
+and attributes; with checksum also the modification time). SRC and DST are
+directories, HOST:PATH over ssh, or lh://HOST:PORT/PATH at a running `longhaul
+agent`; if both are remote, data goes directly between them. If there is nothing
+to do, the exit status is 0, or 8 with --exit-code.
 
 Example:
   longhaul sync /data/run7 lh://dtn2:7400/run7 --delete")]
 pub(crate) struct SyncArgs {
-    /// The directory to read
+    /// Source directory
     #[arg(value_name = "SRC")]
     source: OsString,
-    /// The directory to change
+    /// Destination directory
     #[arg(value_name = "DST")]
     destination: OsString,
-    /// What makes a file another one
+    /// How files are compared
     #[arg(long, value_enum, default_value_t = Level::Mtime)]
     level: Level,
-    /// Remove what SRC does not have; not if anything of SRC could not be read
+    /// Delete files in DST that SRC does not have; not if anything in SRC could not be read
     #[arg(long)]
     delete: bool,
-    /// As with rsync: directories are copied with all that is in them anyway
+    /// No effect (as in rsync): sync is always recursive
     #[arg(short, long)]
     recursive: bool,
     #[command(flatten)]
@@ -138,7 +137,7 @@ pub(crate) struct SyncArgs {
     common: Common,
 }
 
-/// What makes a file another one.
+/// How files are compared.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Level {
     Exists,
@@ -147,17 +146,17 @@ enum Level {
     Checksum,
 }
 
-/// Checksums.
+/// Values of `--checksum`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Checksum {
-    /// XXH3-128: finds accidents
+    /// XXH3-128: detects corruption
     Xxh3,
-    /// BLAKE3: finds intent as well
+    /// BLAKE3: detects corruption and tampering
     Blake3,
 }
 
 impl Checksum {
-    /// Its name on the command line.
+    /// The name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Checksum::Xxh3 => "xxh3",
@@ -166,23 +165,23 @@ impl Checksum {
     }
 }
 
-/// When data is made durable.
+/// Values of `--fsync`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Fsync {
-    /// When the system likes to
+    /// No fsync: the kernel writes data back in its own time
     None,
-    /// Everything, before the copy is called done
+    /// All files, before the copy is reported as done
     End,
-    /// Every file, before it appears under its name
+    /// Each file, before it gets its final name
     File,
 }
 
-/// Which way data goes where ssh starts the agent.
+/// How data travels to and from an agent that ssh started.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Way {
-    /// Over connections of its own, or through ssh if ports are closed
+enum DataVia {
+    /// Over separate connections, or through ssh if the ports are closed
     Auto,
-    /// Over connections of its own
+    /// Over separate connections
     Direct,
     /// Through ssh: one stream, encrypted twice
     Ssh,
@@ -191,18 +190,19 @@ enum Way {
 #[derive(Debug, clap::Args)]
 struct Common {
     #[command(flatten)]
-    habits: Habits,
-    /// Leave out what matches: the last name of a path, or as many as GLOB has; with a slash before
-    /// it the whole path in the copy (`/SRC/a` for `cp -r SRC`, `/a` for sync and `SRC/.`)
+    compat: CompatFlags,
+    /// Exclude files that match: GLOB is compared with as many trailing names of a path as it has;
+    /// with a leading slash, with the whole path in the copy (`/SRC/a` for `cp -r SRC`, `/a` for
+    /// sync and `SRC/.`)
     #[arg(long, value_name = "GLOB")]
     exclude: Vec<String>,
-    /// Take what matches, whatever --exclude says
+    /// Include files that match, even if --exclude matches too
     #[arg(long, value_name = "GLOB")]
     include: Vec<String>,
-    /// Send what is listed in FILE alone, a path below SRC in each line; `-` for standard input
+    /// Copy only the files listed in FILE, one path below SRC a line; `-` for standard input
     #[arg(long, value_name = "FILE")]
     files_from: Option<PathBuf>,
-    /// In the list, zero bytes end the paths
+    /// Paths in the list end with a zero byte instead of a newline
     #[arg(long, requires = "files_from")]
     from0: bool,
     /// Keep owner and group (as root)
@@ -211,66 +211,65 @@ struct Common {
     /// Carry extended attributes and access control lists
     #[arg(short = 'X', long)]
     xattrs: bool,
-    /// Checksum of everything that is sent
+    /// Checksum of all data sent
     #[arg(long, value_enum, default_value_t = Checksum::Xxh3)]
     checksum: Checksum,
-    /// Read everything again once it is written
+    /// Read all files again after they are written, and compare
     #[arg(long)]
     verify_after: bool,
-    /// List all files of the copy in the file NAME in DST (in the directory that the copy makes),
-    /// for `b3sum --check NAME` there;
-    /// checksums are BLAKE3 then
+    /// Write a manifest of the copy to the file NAME in DST (in the directory that the copy
+    /// creates), for `b3sum --check NAME` there; implies --checksum blake3
     #[arg(long, value_name = "NAME")]
     manifest: Option<OsString>,
-    /// When data is made durable
+    /// When data is flushed to stable storage
     #[arg(long, value_enum, default_value_t = Fsync::End)]
     fsync: Fsync,
-    /// Send no faster than this: `200Mbit`, in decimal bits a second
+    /// Rate limit, such as `200Mbit`, in decimal bits per second
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     bwlimit: Option<u64>,
-    /// Connections that carry data [default: as many as help]
+    /// Data connections [default: measured]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: Option<u16>,
-    /// Threads that read, here or where ssh starts the agent [default: as many as help]
+    /// Threads that read, here or at the agent that ssh starts [default: measured]
     #[arg(long, value_name = "N", value_parser = threads())]
     readers: Option<u16>,
-    /// Threads that write, here or where ssh starts the agent [default: as many as help]
+    /// Threads that write, here or at the agent that ssh starts [default: measured]
     #[arg(long, value_name = "N", value_parser = threads())]
     writers: Option<u16>,
-    /// How much of what was read on this machine may wait to be sent; 0 reads no block before
-    /// the one before it is being sent [default: 32 blocks]
+    /// Most data read on this machine that waits to be sent; 0 reads a block only once the one
+    /// before it is being sent [default: 32 blocks]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     read_ahead: Option<u64>,
-    /// Encrypt, with the key of the agent
+    /// Encrypt, with the key of the agent in FILE
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// The ssh program for HOST:PATH, and arguments for it
+    /// The ssh program for HOST:PATH, and its arguments
     #[arg(long, value_name = "COMMAND", default_value = "ssh")]
     ssh: String,
-    /// What this program is called on HOST
+    /// Name of this program on HOST
     #[arg(long, value_name = "COMMAND", default_value = "longhaul")]
     remote_program: String,
-    /// Place this program, of the same version, in your cache on HOST
-    /// (~/.cache/longhaul/VERSION-HASH) and run that; needs nothing there
+    /// Copy this program to the cache directory on HOST (~/.cache/longhaul/VERSION-HASH) and run
+    /// it from there; nothing has to be installed on HOST
     #[arg(long, conflicts_with = "remote_program")]
     remote_install: bool,
-    /// The program to place [default: this one, if it is static or the C library of HOST fits, or
+    /// Program to copy [default: this one, if it is static or HOST has a compatible C library, else
     /// longhaul-ARCH-unknown-linux-musl beside it]
     #[arg(long, value_name = "FILE", requires = "remote_install")]
     remote_install_from: Option<PathBuf>,
-    /// Ports for data connections to HOST [default: any]
+    /// Range of ports for data connections to HOST [default: any]
     #[arg(long, value_name = "FROM-TO", value_parser = port_range)]
     port_range: Option<(u16, u16)>,
-    /// Which way the data goes to and from HOST
-    #[arg(long, value_enum, default_value_t = Way::Auto)]
-    via: Way,
-    /// How long connecting may take
+    /// How data travels to and from HOST
+    #[arg(long, value_enum, default_value_t = DataVia::Auto)]
+    via: DataVia,
+    /// Timeout of connection setup
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_time)]
     connect_timeout: Duration,
-    /// How long the other side may leave what was sent to it unanswered
+    /// How long the other side may leave sent data unacknowledged
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_time)]
     timeout: Duration,
-    /// Congestion control of the side that sends, by its kernel's name (bbr, cubic, …)
+    /// TCP congestion control of the sender, by its kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
     /// Write the result to a file, for `bench --compare` and `report`
@@ -300,15 +299,15 @@ impl Common {
                 Fsync::End => Durability::End,
                 Fsync::File => Durability::File,
             },
-            owner: self.owner || self.habits.archive && rustix::process::geteuid().is_root(),
-            dry_run: self.habits.dry_run,
+            owner: self.owner || self.compat.archive && rustix::process::geteuid().is_root(),
+            dry_run: self.compat.dry_run,
             verify: self.verify_after,
             xattrs: self.xattrs,
             ..Options::default()
         }
     }
 
-    /// What to copy: of the rest of the command line, and of these options.
+    /// The specification of the copy, from these options and the given ends.
     fn spec(
         &self,
         sources: Vec<Endpoint>,
@@ -322,14 +321,14 @@ impl Common {
             recursive: true,
             filters: self.filters()?,
             files: self.files()?,
-            // A limit below 8 bits a second is none.
+            // A rate of 0 means no limit, so that limits below 8 bits a second are rounded up.
             rate: self.bwlimit.map_or(0, |bits| (bits / 8).max(1)),
             manifest: self.manifest.as_ref().map(|name| name.as_bytes().to_vec()).unwrap_or_default(),
             options: self.options(),
         })
     }
 
-    /// The paths in the list, if there is one.
+    /// The paths in the file of `--files-from`; empty without it.
     fn files(&self) -> Result<Vec<Vec<u8>>, Failure> {
         let Some(path) = &self.files_from else { return Ok(Vec::new()) };
         let mut list = Vec::new();
@@ -345,13 +344,13 @@ impl Common {
         }
     }
 
-    /// Programs that may be placed on other machines: this one, and static ones beside it.
+    /// Programs that may be copied to other machines: this one, and static ones beside it.
     fn offer(&self) -> Result<Offer, Failure> {
         let programs = match &self.remote_install_from {
             Some(path) => vec![path.clone()],
             None => {
                 let own = std::env::current_exe().map_err(|e| {
-                    Failure::failed(format_args!("cannot find this program, to place it: {e}"))
+                    Failure::failed(format_args!("cannot find the file of this program, to copy it: {e}"))
                 })?;
                 let beside = ["x86_64", "aarch64"]
                     .map(|arch| own.with_file_name(format!("longhaul-{arch}-unknown-linux-musl")));
@@ -369,16 +368,16 @@ impl Common {
                 ports: self.port_range,
                 install: self.remote_install.then(|| self.offer()).transpose()?,
                 via: match self.via {
-                    Way::Auto => Via::Any,
-                    Way::Direct => Via::Direct,
-                    Way::Ssh => Via::Ssh,
+                    DataVia::Auto => Via::Any,
+                    DataVia::Direct => Via::Direct,
+                    DataVia::Ssh => Via::Ssh,
                 },
             },
             key: key(self.key_file.as_deref(), Key::load)?,
             streams: concurrency(self.streams),
             readers: concurrency(self.readers),
             writers: concurrency(self.writers),
-            // More than there can be is no bound.
+            // Saturated: a limit above the address space is the same as no limit.
             read_ahead: self.read_ahead.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX / 2)),
             connect: self.connect_timeout,
             silence: self.timeout.max(Duration::from_secs(1)),
@@ -423,7 +422,7 @@ fn endpoint(text: &OsString) -> Result<Endpoint, Failure> {
 pub(crate) fn cp(args: CpArgs, output: Output) -> Outcome {
     let sources = args.sources.iter().map(endpoint).collect::<Result<_, _>>()?;
     let mut spec = args.common.spec(sources, endpoint(&args.destination)?, Placement::Guess)?;
-    spec.recursive = args.recursive || args.common.habits.archive;
+    spec.recursive = args.recursive || args.common.compat.archive;
     run(&spec, ("cp", &args.common), output).map(drop)
 }
 

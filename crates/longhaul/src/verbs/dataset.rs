@@ -20,36 +20,36 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum DatasetVerb {
-    /// Make a data set in a directory
+    /// Create a data set in a directory
     Make(Make),
 }
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Data sets:
-  real    59,589 files, 1 TB: log-normal sizes, as production transfers have
-          them (median 1 MB and sigma 2.38 are assumptions: the source gives no
-          numbers)
+  real    59,589 files, 1 TB: log-normal sizes, as in production transfers
+          (a median of 1 MB and a sigma of 2.38 are assumptions: the source
+          gives no numbers)
   big     the same bytes in 128 equal files
   l380    19,260 files in 211 directories, 4.4 TB (its sigma of 2 is an
           assumption)
   small   files of 4 KiB
   equal   equal files, of --scale bytes in all
-The content does not compress, and is the same for the same seed. A smaller
-scale has fewer files, never smaller ones.")]
+The content is incompressible, and depends on the seed alone. A smaller scale
+has fewer files, not smaller ones.")]
 pub(crate) struct Make {
     /// real, big, l380, small or equal
     #[arg(value_parser = data_sets(), hide_possible_values = true)]
     name: String,
-    /// Where to make it; the directory must be empty or not exist
+    /// Directory to create it in, which must be empty or not exist
     dir: PathBuf,
-    /// Bytes in all
+    /// Total size
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     scale: Option<u64>,
-    /// Files in all
+    /// Number of files
     #[arg(long, value_name = "N")]
     files: Option<u64>,
-    /// Decides sizes, names and content
+    /// Seed of sizes, names and content
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }

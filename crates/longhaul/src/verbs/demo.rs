@@ -1,9 +1,9 @@
-//! `longhaul demo`: the main job on real input, on this machine alone.
+//! `longhaul demo`: a demonstration on one machine.
 //!
-//! Two targets, each behind a relay that adds a round trip; a data set is written to them,
-//! read back and compared, in rounds, and in each round as much goes over plain TCP through the
-//! same kind of relay, counted in the same way. Then a tree of small files goes over one such
-//! link, by `longhaul cp` and by scp.
+//! Two targets run behind relays that add a round trip. In each round, a data set is written to
+//! them, read back and compared, and plain TCP through the same kind of relay is measured in
+//! the same way, as the anchor. Then a tree of small files is copied over such a link, by
+//! `longhaul cp` and by scp.
 
 mod copy;
 mod files;
@@ -40,30 +40,30 @@ use window::Window;
 const TARGETS: usize = 2;
 /// Block size of their namespaces in bytes.
 const BLOCK: u32 = 4096;
-/// The tree of small files, of which an equal number of bytes is in each.
+/// Number of files and total size of the tree of small files, which have equal sizes.
 const SMALL_FILES: u64 = 200;
 const SMALL_BYTES: u64 = 25 << 20;
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Everything stays on this machine: memory, the temporary directory, and
-loopback. No root is needed. Rates are counted once what fills the path is
-found, on both sides alike.")]
+Uses memory, the temporary directory and loopback of this machine only, and
+needs no root. Rates are measured after the ramp-up, for Longhaul and plain TCP
+alike.")]
 pub(crate) struct Args {
-    /// Copy the files of this directory, instead of a data set made for it
+    /// Copy the files of this directory instead of a generated data set
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Size of the data set that is made (sizes of files as in production transfers)
+    /// Size of the generated data set (file sizes as in production transfers)
     #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_bytes)]
     scale: u64,
-    /// Round-trip time of the way to the targets
+    /// Round-trip time to the targets
     #[arg(long, value_name = "TIME", default_value = "15ms", value_parser = parse_time)]
     rtt: Duration,
-    /// Rate of the link to each target, or 0 for what this machine can do
+    /// Rate of the link to each target, or 0 for no limit
     #[arg(long, value_name = "RATE", default_value = "2Gbit", value_parser = parse_rate)]
     rate: u64,
-    /// How often everything is measured
+    /// Number of rounds
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: u16,
     #[command(flatten)]
@@ -71,12 +71,12 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The way to one target.
+    /// The link to one target.
     fn link(&self) -> Link {
         Link { rate: (self.rate > 0).then_some(self.rate), ..Link::round_trip(self.rtt) }
     }
 
-    /// The same in words.
+    /// Description of the link.
     fn link_name(&self) -> String {
         let rate = if self.rate > 0 { format_rate(self.rate as f64) } else { "no limit of rate".into() };
         format!("{} ms of round trip, {rate}", self.rtt.as_secs_f64() * 1e3)
@@ -102,44 +102,44 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
         Some(_) => source,
         None => Source::make("demo-small", "equal", small, output)?,
     };
-    let line = Line::new(output);
+    let line = ProgressLine::new(output);
     let trees = trees::measure(&small, args, &|words| line.say(words))?;
     drop(line);
     tell::tell(&phases, (files, bytes), &trees, (args, window), output);
     Ok(())
 }
 
-/// Writes, reads and verifies in rounds, each direction beside plain TCP.
+/// Writes, reads and verifies in rounds, and measures plain TCP in each direction.
 fn rates(source: &Source, window: Window, args: &Args, output: Output) -> Result<[Phase; 2], Failure> {
-    let stage = Stage::set(args, source.space_for_each(TARGETS))?;
-    let copier = Copier::new(source, &stage.devices, args.engine.config())?;
+    let testbed = Testbed::start(args, source.space_for_each(TARGETS))?;
+    let copier = Copier::new(source, &testbed.devices, args.engine.config())?;
     let mut phases = ["write", "read"].map(|name| Phase { name, ours: Vec::new(), plain: Vec::new() });
-    let line = Line::new(output);
+    let line = ProgressLine::new(output);
     for round in 1..=args.rounds {
-        let told = |what: &str| line.follow(format!("round {round} of {}: {what}", args.rounds));
-        let plain = |way, told: &mut dyn FnMut(u64)| {
-            plain::measure(&|| args.link(), TARGETS, way, window, &args.engine.config(), told)
+        let progress = |stage: &str| line.follow(format!("round {round} of {}: {stage}", args.rounds));
+        let plain = |way, progress: &mut dyn FnMut(u64)| {
+            plain::measure(&|| args.link(), TARGETS, way, window, &args.engine.config(), progress)
                 .map_err(|e| Failure::failed(format_args!("plain TCP: {e}")))
         };
         let [write, read] = &mut phases;
-        write.ours.push(copier.write(window, &mut told("write"))?);
-        write.plain.push(plain(Way::There, &mut told("plain TCP there"))?);
-        let (counted, wrong) = copier.read_and_verify(window, &mut told("read and verify"))?;
+        write.ours.push(copier.write(window, &mut progress("write"))?);
+        write.plain.push(plain(Way::There, &mut progress("plain TCP there"))?);
+        let (counted, wrong) = copier.read_and_verify(window, &mut progress("read and verify"))?;
         if let Some(first) = wrong.first() {
             let message = format!("{} pieces differ, first: {first}", wrong.len());
             return Err(Failure::new(Exit::Mismatch, message));
         }
         read.ours.push(counted);
-        read.plain.push(plain(Way::Back, &mut told("plain TCP back"))?);
+        read.plain.push(plain(Way::Back, &mut progress("plain TCP back"))?);
     }
     Ok(phases)
 }
 
-/// The live line; hidden where there is no terminal, and gone when it is dropped.
-struct Line(ProgressBar);
+/// The progress line: hidden without a terminal, and removed on drop.
+struct ProgressLine(ProgressBar);
 
-impl Line {
-    fn new(output: Output) -> Line {
+impl ProgressLine {
+    fn new(output: Output) -> ProgressLine {
         let bar = if output.is_live() {
             crate::screen::add(ProgressBar::new_spinner())
         } else {
@@ -147,7 +147,7 @@ impl Line {
         };
         let style = ProgressStyle::with_template("{spinner} {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-        Line(bar)
+        ProgressLine(bar)
     }
 
     fn say(&self, words: &str) {
@@ -155,7 +155,7 @@ impl Line {
         self.0.tick();
     }
 
-    /// Says `what`, and how fast the bytes go that it is told of.
+    /// Shows `what` with the current rate; the returned function takes the bytes moved so far.
     fn follow(&self, what: String) -> impl FnMut(u64) {
         self.say(&what);
         let mut pace = Pace::new(Instant::now(), 0);
@@ -168,23 +168,23 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }
 }
 
-/// Targets and relays; they end when it is dropped.
-struct Stage {
+/// The targets, the relays in front of them, and the devices reached through those.
+struct Testbed {
     devices: Vec<Arc<dyn BlockDevice>>,
     _relays: Vec<Relay>,
     _targets: Vec<Target>,
 }
 
-impl Stage {
-    /// Starts targets with `size` bytes each, and reaches them through relays.
-    fn set(args: &Args, size: u64) -> Result<Stage, Failure> {
-        let mut stage = Stage { devices: Vec::new(), _relays: Vec::new(), _targets: Vec::new() };
+impl Testbed {
+    /// Starts targets with `size` bytes each, and connects to them through relays.
+    fn start(args: &Args, size: u64) -> Result<Testbed, Failure> {
+        let mut testbed = Testbed { devices: Vec::new(), _relays: Vec::new(), _targets: Vec::new() };
         for i in 1..=TARGETS {
             let config = Config {
                 listen: vec![LOOPBACK],
@@ -203,10 +203,10 @@ impl Stage {
             let uri = format!("nvme+tcp://{}/{nqn}", relay.local_addr());
             let uri = uri.parse().map_err(longhaul_initiator::Error::Uri)?;
             let options = Options { engine: args.engine.config(), ..Options::default() };
-            stage.devices.push(RemoteDevice::connect_blocking(&uri, options)?);
-            stage._relays.push(relay);
-            stage._targets.push(target);
+            testbed.devices.push(RemoteDevice::connect_blocking(&uri, options)?);
+            testbed._relays.push(relay);
+            testbed._targets.push(target);
         }
-        Ok(stage)
+        Ok(testbed)
     }
 }

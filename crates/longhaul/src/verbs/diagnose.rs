@@ -1,11 +1,11 @@
-//! `longhaul diagnose`: what keeps a copy from being faster.
+//! `longhaul diagnose`: finds the bottleneck of a copy.
 //!
-//! It climbs a ladder of copies, each with another stage left out: files to
-//! nothing (read), nothing to nothing over the path (network), nothing to files
-//! (write), and files to files (the whole), each with few and with many files.
-//! Then the whole with more and with fewer at the same time, and what the slowest
-//! stage gives reason to ask ([`probe`]). [`longhaul_report::model`] makes costs of
-//! them, and [`longhaul_report::cause`] names the cause.
+//! It runs a ladder of copies, each with other stages left out: files to `null:` (read), a
+//! synthetic source to `null:` over the path (network), a synthetic source to files (write),
+//! and files to files (whole), each with few and with many files. Then it varies the
+//! concurrency of the whole copy, and probes the slowest stage ([`probe`]).
+//! [`longhaul_report::model`] computes costs from the times, and [`longhaul_report::cause`]
+//! names the cause.
 
 mod child;
 mod hosts;
@@ -28,47 +28,47 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Copies data that it makes, in SRC/longhaul-diagnose-PID and
-DST/longhaul-diagnose-PID, and removes it at the end (at a destination on
-another machine, an empty directory is left). SRC is a directory of this
-machine; DST is as cp has it. Nothing else is read, changed or set: what is to
-be changed of a machine is printed as a command.
+Copies generated data, in SRC/longhaul-diagnose-PID and
+DST/longhaul-diagnose-PID, and removes it at the end (on a remote destination,
+an empty directory remains). SRC is a local directory; DST is a destination as
+for cp. No other file is read, and no setting is changed: a remedy that changes
+a machine is printed as a command.
 
 Example:
   longhaul diagnose /data lh://dtn2:7400/incoming --try")]
 pub(crate) struct Args {
-    /// Where files are to be read
+    /// Local directory to read from
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Where they are to be written
+    /// Directory to write to, local or remote
     #[arg(value_name = "DST")]
     destination: OsString,
-    /// Bytes of each copy [default: 64 MiB, and more where that takes less than 2 s or 20 round
+    /// Bytes of each copy [default: 64 MiB, or more if that takes less than 2 s or 20 round
     /// trips]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     bytes: Option<u64>,
-    /// Most files of a copy
+    /// Largest number of files in a copy
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(16..=1_000_000))]
     files: u32,
-    /// Copies of each kind
+    /// Runs of each copy
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=100))]
     runs: u16,
-    /// Threads that read and that write, in the copy that is asked about
+    /// Threads that read, and threads that write, of the copy to diagnose
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = super::cp::threads())]
     threads: u16,
-    /// Its connections
+    /// Data connections of that copy
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: u16,
-    /// Its checksum
+    /// Checksum of that copy
     #[arg(long, value_enum, default_value_t = super::cp::Checksum::Xxh3)]
     checksum: super::cp::Checksum,
-    /// Its congestion control, by the kernel's name [default: as the machine has it]
+    /// TCP congestion control of that copy, by the kernel's name [default: that of the machine]
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
-    /// Encrypt, with the key of the agent
+    /// Encrypt, with the key of the agent in FILE
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Apply the remedy, if it is one of the copy's own, and say what it brought
+    /// Apply the remedy if it is a setting of the copy, and measure its effect
     #[arg(long = "try")]
     try_it: bool,
     /// Write the result to a file
@@ -76,50 +76,48 @@ pub(crate) struct Args {
     output: Option<PathBuf>,
 }
 
-/// Bytes of a copy, to begin with.
+/// Initial size of a copy in bytes.
 const BYTES: u64 = 64 << 20;
-/// Seconds that a copy is to take at least: of a shorter one, its begin and its end are
-/// most.
+/// Shortest copy in seconds: setup and end dominate a shorter one.
 const LONG: f64 = 2.0;
-/// How often copies are made larger for that, and by how much at most.
+/// How often the size of copies is raised to reach that, and the largest factor each time.
 const LARGER: (usize, f64) = (4, 32.0);
-/// The fewest files of a copy: enough for every thread and connection.
+/// Fewest files of a copy: enough for every thread and connection.
 const FEW: u32 = 8;
-/// Numbers of threads and of connections that are tried.
+/// Numbers of threads and of connections in the sweep of concurrency.
 const TRIED: [u16; 3] = [1, 4, 16];
-/// Runs of which the best counts, where one is compared with another: what else a
-/// machine does only ever costs.
+/// Copies are compared by the best of this many runs, since other load on a machine only
+/// adds time.
 const BEST_OF: usize = 2;
-/// Rounds in which the copy is made as it is and with a remedy, before that is promised
-/// and when it is applied.
+/// Pairs of copies, without and with a remedy, that measure its effect.
 const ROUNDS: usize = 3;
 
-/// How much longer than the network alone writing behind it has to take before it
-/// is the writing that limits: where packets are lost, runs differ by as much.
+/// The write stage limits only if it takes this many times as long as the network stage:
+/// with packet loss, runs differ by as much.
 const BEHIND: f64 = 1.5;
 
-/// What the ladder brought.
+/// Results of the ladder.
 #[derive(Default)]
 struct Climbed {
     seen: Option<Seen>,
     fits: Vec<(Rung, Fit)>,
     split: Option<Split>,
     cells: Vec<Cell>,
-    /// What each of their copies took.
+    /// Times of the copies of each cell.
     runs: Vec<Run>,
-    /// What the lines through them say.
+    /// Parameters of the fits through them.
     fitted: Vec<Cell>,
-    /// Questions that found no answer, and remedies that did not help.
+    /// Failed probes, and remedies that did not help.
     notes: Vec<String>,
-    /// Least round trip in seconds, and the most bits a second that got through.
+    /// Shortest round trip in seconds, and highest throughput in bits per second.
     path: (Option<f64>, f64),
 }
 
-/// What the remedy was to bring and what it brought, as factors.
+/// Predicted and measured speed-up of a remedy, as factors.
 struct Attempt {
     predicted: Option<f64>,
     achieved: Option<f64>,
-    /// What to enter where, if it is not the copy's to do.
+    /// Command to run, if the remedy is not a setting of the copy.
     command: Option<String>,
 }
 

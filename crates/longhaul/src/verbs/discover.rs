@@ -8,7 +8,7 @@ use serde_json::json;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where the target listens, or a URI of one of its devices [default port: 4420; discovery
+    /// Address of the target, or a URI of one of its devices [default port: 4420; discovery
     /// controllers also use 8009]
     #[arg(value_name = "HOST[:PORT]|URI")]
     host: String,
@@ -17,7 +17,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
-    // Of a URI it is the host that is asked.
+    // Only the host of a URI matters.
     let host = args.host.strip_prefix(SCHEME).and_then(|rest| rest.strip_prefix("://")).unwrap_or(&args.host);
     let host = host.split(['/', '?']).next().unwrap_or(host);
     let (host, port) = parse_authority(host).map_err(|e| {
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
         let mut table = comfy_table::Table::new();
         table.load_preset(comfy_table::presets::NOTHING).set_header(["TYPE", "URI"]);
         for record in &log.records {
-            // What cannot be opened here is named by all that is known of it.
+            // Transports without a URI (RDMA, Fibre Channel) are shown by their fields.
             let uri = record.uri().unwrap_or_else(|| {
                 format!("{} {}:{} {}", record.transport_name(), record.traddr, record.trsvcid, record.subnqn)
             });

@@ -13,20 +13,20 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of one I/O when the path is measured.
+/// I/O size of the path measurement in bytes.
 const MEASURE_IO: u64 = 1 << 20;
-/// Measuring takes at least this long, and at most: several doublings of
-/// connections at 200 ms of round trip.
+/// Shortest and longest measurement of a path. The longest allows several doublings of the
+/// number of connections at a round trip of 200 ms.
 const MEASURE_MIN: Duration = Duration::from_secs(3);
 const MEASURE_MAX: Duration = Duration::from_secs(30);
-/// Bytes that are read at most: seven seconds at 10 Gb/s.
+/// Most bytes that a measurement reads: seven seconds at 10 Gb/s.
 const MEASURE_BYTES: u64 = 8 << 30;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The namespace: nvme+tcp://HOST[:PORT]/SUBNQN[?nsid=N]
     uri: String,
-    /// Measure the path to it, by reading for some seconds
+    /// Measure the path to it, by reading for several seconds
     #[arg(long)]
     path: bool,
     #[command(flatten)]
@@ -129,8 +129,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     Ok(())
 }
 
-/// How long it took until the controller and the queues that were asked for at
-/// once were ready.
+/// The time until the controller and its first I/O queues were ready.
 fn setup_json(up: &SetUp) -> Value {
     json!({
         "setup_us": up.total.as_micros() as u64, "controller_us": up.controller.as_micros() as u64,
@@ -138,7 +137,7 @@ fn setup_json(up: &SetUp) -> Value {
     })
 }
 
-/// A path that was measured.
+/// Result of a path measurement.
 struct Measured {
     report: PathReport,
     bytes: u64,
@@ -168,7 +167,7 @@ impl Measured {
     }
 }
 
-/// Reads until what fills the path is known, or it has taken long enough.
+/// Reads until the tuner has settled, or one of the `MEASURE_` limits is reached.
 fn measure(device: &Arc<RemoteDevice>, args: &Args) -> Result<Measured, Failure> {
     let info = device.info();
     let block = u64::from(info.block_size);

@@ -19,20 +19,20 @@ use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Measures what a network path carries by plain TCP, as iperf3 does: a server at
-one end, this at the other. Bytes count where they arrive, and TCP_INFO of each
-stream is looked at as time goes on. Whoever reaches the server can have it
-send and receive: let it run no longer than it is needed.
+Measures the throughput of plain TCP on a network path, as iperf3 does, with a
+server at one end and a client at the other. Bytes are counted where they
+arrive, and TCP_INFO of each stream is sampled. Every client that can connect to
+the server can make it send and receive: run it no longer than needed.
 
 Examples:
   longhaul netbench --listen 192.0.2.7:7411
   longhaul netbench dtn2 --streams 4 --direction both --runs 5 \\
       --output network.json")]
 pub(crate) struct Args {
-    /// The server, as HOST[:PORT]
+    /// Server, as HOST[:PORT]
     #[arg(value_name = "HOST", required_unless_present = "listen", conflicts_with = "listen")]
     server: Option<String>,
-    /// Be the server, on this address
+    /// Run the server, on this address
     #[arg(long, value_name = "ADDR:PORT", value_parser = addresses::listen::<PORT>)]
     listen: Option<Listen>,
     /// send (to the server), receive (from it) or both at the same time
@@ -44,23 +44,23 @@ pub(crate) struct Args {
     /// How long to measure
     #[arg(short = 't', long, value_name = "TIME", default_value = "10s", value_parser = parse_time)]
     time: Duration,
-    /// How long to run before measuring
+    /// How long to run before the measurement
     #[arg(short = 'O', long, value_name = "TIME", default_value = "2s", value_parser = parse_time)]
     ramp: Duration,
-    /// Time between looks at the streams
+    /// Sampling interval of the streams
     #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = parse_time)]
     interval: Duration,
-    /// Bytes given to the kernel at once
+    /// Bytes of one send or receive call
     #[arg(short, long, value_name = "SIZE", default_value = "128KiB", value_parser = parse_bytes)]
     length: u64,
-    /// Let the receiving kernel drop what has come in place of copying it: what the
-    /// network could do if the receiver cost nothing
+    /// Let the receiving kernel discard data instead of copying it (MSG_TRUNC), which
+    /// excludes the cost of the receiver
     #[arg(short = 'Z', long)]
     zero_copy: bool,
-    /// Congestion control of both ends, by the kernel's name (bbr, cubic, …)
+    /// TCP congestion control of both ends, by the kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
-    /// How often to measure
+    /// Number of runs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     runs: u16,
     /// Write the result (as --json prints it) to a file

@@ -1,13 +1,12 @@
-//! `longhaul study`: published experiments, run again.
+//! `longhaul study`: published experiments, reproduced.
 //!
-//! A study is a list of [`Wanted`] numbers, in the order in which they are
-//! measured. What was measured is written to the result as soon as it is there,
-//! so that an interrupted study goes on where it was.
+//! A study is a list of [`Wanted`] values in the order of their measurement. Each run is
+//! written to the result as soon as it ends, so that an interrupted study can be resumed.
 //!
 //! Invariants:
-//! - the result on the disk is whole at any moment, and holds numbers of one
-//!   study with one set of conditions only;
-//! - a number that this machine cannot have is in the result, with the reason.
+//! - the result on disk is complete JSON at any moment, and has values of one study under one
+//!   set of conditions only;
+//! - a value that cannot be measured on this machine is in the result, with the reason.
 
 mod fabrics;
 mod kept;
@@ -36,21 +35,21 @@ use std::time::Duration;
                    XFS, and XFS over six striped devices, 0.15 and 15 ms away
                    (NVMe/TCP with journaling file systems); data in the
                    capsule; log buffers
-  fabrics          1 to 6 drives here and there, block and ext4, random and
-                   sequential (NVMe-oF over fabrics), after a look at the
-                   network
-  transfer         what a file costs to copy (data-transfer bottlenecks): the
+  fabrics          1 to 6 drives, local and remote, block device and ext4,
+                   random and sequential (NVMe-oF over fabrics), after a
+                   measurement of the network
+  transfer         the cost of a file in a copy (data-transfer bottlenecks): the
                    same bytes in more and more files, from storage, over the
-                   path and to storage alone; more at the same time; read ahead
-                   or not; data sets
-  all              one after another, a result each
+                   path and to storage alone; more concurrency; with and
+                   without read-ahead; data sets
+  all              one after another, with a result each
 
 Links are emulated on this machine (which takes root), at --scale of their
-rates, unless --target names devices (and for transfer, a directory of an
-agent: lh://HOST/DIR). For fabrics, devices of this machine may be named, too.
-wan-filesystems and fabrics write to what is named, and make file systems on
-it: that takes --overwrite. What was measured is written at once: the same
-command goes on after an interruption.
+rates, unless --target names devices (for transfer, a directory of an agent:
+lh://HOST/DIR). For fabrics, devices of this machine are possible, too.
+wan-filesystems and fabrics write to the devices, and create file systems on
+them, which takes --overwrite. Each run is saved when it ends: after an
+interruption, the same command resumes the study.
 
 Examples:
   sudo longhaul study --quick --report report.html
@@ -61,42 +60,43 @@ Examples:
   longhaul study transfer --target lh://dtn1:7400/incoming
   longhaul report study-striping.json")]
 pub(crate) struct Args {
-    /// Which one
+    /// Study to run
     #[arg(value_name = "NAME", default_value = "all")]
-    study: Name,
-    /// Minutes in place of hours: shorter windows, fewer runs, a smaller scale
+    study: StudyName,
+    /// Minutes instead of hours: shorter runs, fewer of them, a smaller scale
     #[arg(long)]
     quick: bool,
-    /// Measure on these devices (or this agent) in place of emulated links
+    /// Measure on these devices (or this agent) instead of emulated links
     #[arg(long, value_name = "URI")]
     target: Vec<String>,
-    /// Destroy what the devices that are named have on them
+    /// Overwrite the devices of --target
     #[arg(long)]
     overwrite: bool,
-    /// Share of the published rates that emulated links have, and of the bytes that transfer copies
-    /// [default: what suits the study and this machine]
+    /// Share of the published rates on emulated links, and of the bytes that transfer copies
+    /// [default: suited to the study and this machine]
     #[arg(long, value_name = "SHARE", value_parser = share)]
     scale: Option<f64>,
-    /// Runs of each number [default: as published, or 2 or 3 with --quick]
+    /// Runs of each value [default: as published, or 2 or 3 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     runs: Option<u16>,
-    /// Length of a run [default: 10s or 20s, or 1s or 2s with --quick]
+    /// Duration of a run [default: 10s or 20s, or 1s or 2s with --quick]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     runtime: Option<Duration>,
-    /// The result, or with all the directory for their results [default: study-NAME.json, or here]
+    /// Result file, or with `all` a directory for the results [default: study-NAME.json, or the
+    /// current directory]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Make a page with figures of the results at the end
+    /// Create a page with figures of the results at the end
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Begin anew, whatever the result has
+    /// Start over, and replace an existing result
     #[arg(long)]
     fresh: bool,
 }
 
-/// What can be asked for.
+/// Values of `NAME`.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Name {
+enum StudyName {
     Striping,
     WanFilesystems,
     Fabrics,
@@ -123,25 +123,25 @@ impl Study {
         }
     }
 
-    /// Whether it copies files, and does not load devices.
+    /// Whether the study copies files instead of loading devices.
     fn copies(self) -> bool {
         self == Study::Transfer
     }
 
-    /// Whether it writes to devices.
+    /// Whether the study writes to devices.
     fn overwrites(self) -> bool {
         matches!(self, Study::WanFilesystems | Study::Fabrics)
     }
 }
 
-impl Name {
+impl StudyName {
     fn studies(self) -> &'static [Study] {
         match self {
-            Name::Striping => &[Study::Striping],
-            Name::WanFilesystems => &[Study::WanFilesystems],
-            Name::Fabrics => &[Study::Fabrics],
-            Name::Transfer => &[Study::Transfer],
-            Name::All => &[Study::Striping, Study::WanFilesystems, Study::Fabrics, Study::Transfer],
+            StudyName::Striping => &[Study::Striping],
+            StudyName::WanFilesystems => &[Study::WanFilesystems],
+            StudyName::Fabrics => &[Study::Fabrics],
+            StudyName::Transfer => &[Study::Transfer],
+            StudyName::All => &[Study::Striping, Study::WanFilesystems, Study::Fabrics, Study::Transfer],
         }
     }
 }
@@ -304,7 +304,7 @@ fn targets(study: Study, all: &[String], several: bool) -> Result<Option<Vec<Str
 fn path(args: &Args, study: Study) -> Result<PathBuf, Failure> {
     let name = format!("study-{}.json", study.name());
     match (&args.output, args.study) {
-        (Some(dir), Name::All) => {
+        (Some(dir), StudyName::All) => {
             let wrong = |e| Failure::failed(format!("cannot make {}: {e}", dir.display()));
             std::fs::create_dir_all(dir).map_err(wrong)?;
             Ok(dir.join(name))

@@ -27,56 +27,56 @@ Back ends:
   array:NAME               an array that is known on this host (longhaul array)
   nvme+tcp://HOST/SUBNQN   a namespace of another target, passed on
 Options after a back end: ro, block=512|4096, delay=TIME, rate=RATE,
-error=SHARE, uuid=UUID, nqn=NQN, create (serve what is there as a new disk,
-whatever was served from there before).
-The same NAME again adds a namespace to the same subsystem.
+error=SHARE, uuid=UUID, nqn=NQN, allow-host=HOSTNQN, create (serve the medium
+as a new disk, even if another namespace was served from it before).
+A further export of the same NAME adds a namespace to the same subsystem.
 
-SIGHUP looks at the sizes again and tells hosts; SIGTERM lets I/O end, flushes,
-and exits 0.
+SIGHUP reads the sizes of the devices again and notifies hosts of changes;
+SIGTERM completes the I/O under way, flushes, and exits 0.
 
 Example:
   longhaul target --listen 0.0.0.0:4420 \\
       --export scratch=file:/srv/scratch,size=100GiB")]
 pub(crate) struct Args {
-    /// Address and port to serve on (:PORT for all IPv4 addresses; without :PORT it is 4420); several
-    /// make several ports
+    /// Address and port to listen on (:PORT for all IPv4 addresses; default port: 4420); may be
+    /// repeated
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:4420", value_parser = addresses::listen::<IO_PORT>)]
     listen: Vec<Listen>,
-    /// What to serve, and as what
+    /// Device to serve, and its name; may be repeated
     #[arg(long, value_name = "NAME=BACKEND", required = true)]
     export: Vec<Export>,
-    /// Where to serve discovery besides: ADDR:PORT, or none [default: port 8009 of the first
-    /// --listen address, if it is free]
+    /// Further address of the discovery controller: ADDR:PORT, or none [default: port 8009 of the
+    /// first --listen address, if it is free]
     #[arg(long, value_name = "ADDR:PORT")]
     discovery: Option<String>,
-    /// Data of a write that may come with its command, without a second round trip
+    /// Largest in-capsule data of a write, which saves a round trip
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_bytes)]
     in_capsule: u64,
-    /// Bound of the memory in use
+    /// Upper bound of memory for I/O
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
     memory: u64,
-    /// Threads [default: one for each processor, at most 8]
+    /// Threads [default: one for each CPU, at most 8]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Let only this host in, but for exports with an allow-host= of their own; may be given again
+    /// Allow only this host, except for exports with their own allow-host=; may be repeated
     #[arg(long, value_name = "HOSTNQN")]
     allow_host: Vec<String>,
-    /// Do not grant header digests
+    /// Refuse header digests
     #[arg(long)]
     no_hdr_digest: bool,
-    /// Do not grant data digests
+    /// Refuse data digests
     #[arg(long)]
     no_data_digest: bool,
-    /// I/O queues of one controller
+    /// Most I/O queues of a controller
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     max_queues: u16,
-    /// Entries of a queue
+    /// Most entries of a queue
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(2..=4096))]
     max_queue_size: u16,
-    /// Connections in all; one address may have half of them, one host a quarter
+    /// Most connections; one address may use half of them, one host a quarter
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(8..))]
     max_connections: u32,
-    /// Congestion control, by the kernel's name (bbr, cubic, …)
+    /// TCP congestion control, by the kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
     #[command(flatten)]
@@ -124,7 +124,7 @@ impl Args {
     }
 }
 
-/// Lets hosts into the subsystem `nqn`, beside those of its other exports.
+/// Adds hosts to the allow-list of the subsystem `nqn`.
 fn allow(access: &mut BTreeMap<String, HostAccess>, nqn: &str, hosts: &[String]) {
     if hosts.is_empty() {
         return;
@@ -143,24 +143,24 @@ impl From<Error> for Failure {
 }
 
 pub(crate) fn run(args: Args, output: Output) -> Outcome {
-    // From here on a signal is an event, also before all is ready.
+    // Registered before the devices are opened, so that no signal ends the process half-way.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(Failure::failed)?;
     check_congestion(args.congestion.as_deref())?;
-    // Devices first: nobody is to find a target without its exports. Arrays
-    // among them are stopped when nobody reaches them any more.
+    // Devices are opened before the target starts, so that no host finds it without its
+    // exports, and arrays are stopped after it, when no host can reach them any more.
     let threads = args.threads.unwrap_or(Config::default().threads);
     let mut opener = Opener::new(args.engine.config()).for_threads(threads);
-    // To other targets it is an initiator itself.
+    // The connections to other targets, whose namespaces are re-exported, use it too.
     opener.options.congestion.clone_from(&args.congestion);
     let exports = open(&args.export, &opener)?;
     let target = {
         let mut config = args.config()?;
-        for (export, Opened { nqn, .. }) in args.export.iter().zip(&exports) {
+        for (export, OpenExport { nqn, .. }) in args.export.iter().zip(&exports) {
             allow(&mut config.hosts_of, nqn, &export.allow_hosts);
         }
         let target = Target::start(config)?;
         let mut shown = Vec::new();
-        for Opened { name, nqn, uuid, device, .. } in &exports {
+        for OpenExport { name, nqn, uuid, device, .. } in &exports {
             let device = device.block();
             let info = device.info();
             let nsid = target.export(nqn, name, device, *uuid)?;
@@ -202,46 +202,46 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
 }
 
 /// An export whose device is open.
-struct Opened {
+struct OpenExport {
     name: String,
     nqn: String,
     uuid: Uuid,
     device: Device,
-    /// Of a file or block device.
+    /// The medium, for a file or block device.
     place: Option<Place>,
 }
 
-/// Opens what is to be exported, and finds out what it is. All of it is checked before any of it
-/// is created or changed.
-fn open(exports: &[Export], opener: &Opener) -> Result<Vec<Opened>, Failure> {
+/// Opens the devices of all exports and determines their UUIDs. All exports are checked before
+/// any medium is created or changed.
+fn open(exports: &[Export], opener: &Opener) -> Result<Vec<OpenExport>, Failure> {
     let mut subsystems: BTreeMap<String, u32> = BTreeMap::new();
     let mut checked = Vec::new();
     for export in exports {
         let nqn = export.nqn();
-        // Namespaces are numbered in the order of the exports of a name.
+        // Namespaces of a subsystem are numbered in the order of its exports.
         let nsid = subsystems.entry(nqn.clone()).and_modify(|nsid| *nsid += 1).or_insert(1);
         let place = served::check(export, &nqn, *nsid)?;
         checked.push((export, nqn, place));
     }
-    let mut opened: Vec<Opened> = Vec::new();
+    let mut opened: Vec<OpenExport> = Vec::new();
     for (export, nqn, mut place) in checked {
         let device = export.open(opener)?;
         let uuid = match &mut place {
             Some(place) => place.identify(&*device.block())?,
-            // Memory is another namespace every time, since its content is.
+            // Memory gets a new UUID in each run, since its content does not survive.
             None => export.uuid.or(device.block().info().uuid).unwrap_or_else(Uuid::new_v4),
         };
-        let is_same = |other: &Opened| {
+        let is_same = |other: &OpenExport| {
             place.as_ref().zip(other.place.as_ref()).is_some_and(|(one, two)| one.is_same(two))
         };
         if let Some(other) = opened.iter().find(|other| other.uuid == uuid && !is_same(other)) {
             return Err(Failure::usage(format!(
-                "exports {} and {} have the same UUID {uuid} and are different media, which hosts would join \
-                 to one disk: give one of them another uuid=, or leave it out",
+                "exports {} and {} have the same UUID {uuid} but different media, which hosts would take for \
+                 two paths to one disk: give one of them another uuid=, or leave it out",
                 other.name, export.name
             )));
         }
-        opened.push(Opened { name: export.name.clone(), nqn, uuid, device, place });
+        opened.push(OpenExport { name: export.name.clone(), nqn, uuid, device, place });
     }
     Ok(opened)
 }
@@ -261,8 +261,8 @@ fn ready(target: &Target, exports: &[Value], output: Output) {
     }
 }
 
-/// The shortest URI of an export: its name is found by discovery, and the only namespace of a
-/// subsystem needs no number.
+/// The shortest URI of an export: discovery resolves its name to an NQN, and a subsystem with
+/// one namespace needs no `nsid`.
 fn short(at: SocketAddr, name: &str, nqn: &str, (nsid, alone): (u32, bool)) -> String {
     let host = match at.port() {
         IO_PORT if at.is_ipv4() => at.ip().to_string(),

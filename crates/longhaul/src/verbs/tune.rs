@@ -1,10 +1,9 @@
-//! `longhaul tune`: settings of this machine that decide how far TCP gets on a
-//! long path.
+//! `longhaul tune`: the settings of this machine that limit TCP on a long path.
 //!
 //! Invariants:
-//! - nothing is changed but by `apply` and `restore`;
-//! - what a setting was is on disk before it is changed, and stays there until
-//!   it was put back;
+//! - only `apply` and `restore` change settings;
+//! - the old value of a setting is on disk before the setting is changed, and stays there
+//!   until it is restored;
 //! - a limit is never lowered.
 
 mod advice;
@@ -28,27 +27,27 @@ Examples:
   sudo longhaul tune restore")]
 pub(crate) struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: TuneVerb,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
-    /// Print the settings, what is advised for a path, and why
+enum TuneVerb {
+    /// Print the settings, the values advised for a path, and the reasons
     Show(Options),
-    /// Print those that are otherwise than advised
+    /// Print the settings that differ from the advice
     Diff(Options),
-    /// Change those, and keep what they were
+    /// Change the settings that differ, and save their old values
     Apply(Options),
-    /// Put back what was before
+    /// Restore the saved values
     Restore(Root),
 }
 
 #[derive(Debug, clap::Args)]
 struct Options {
-    /// What the path carries
+    /// Rate of the path
     #[arg(long, value_name = "RATE", default_value = "10Gbit", value_parser = rate)]
     rate: u64,
-    /// Its round trip
+    /// Round-trip time of the path
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = time)]
     rtt: Duration,
     #[command(flatten)]
@@ -74,10 +73,10 @@ fn time(text: &str) -> Result<Duration, String> {
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     match &args.verb {
-        Verb::Show(options) => show(options, false, output),
-        Verb::Diff(options) => show(options, true, output),
-        Verb::Apply(options) => apply(options, output),
-        Verb::Restore(root) => restore(root, output),
+        TuneVerb::Show(options) => show(options, false, output),
+        TuneVerb::Diff(options) => show(options, true, output),
+        TuneVerb::Apply(options) => apply(options, output),
+        TuneVerb::Restore(root) => restore(root, output),
     }
 }
 

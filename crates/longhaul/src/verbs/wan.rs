@@ -20,10 +20,11 @@ use std::sync::Arc;
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "\
-Makes network namespaces joined by links that behave as if they were long, for
-real TCP. Needs root. COMMAND runs at the client, its exit status is passed on;
-without one the links stay until SIGINT or SIGTERM. Server i has address
-10.77.i.2. With --json, what COMMAND prints goes to standard error.
+Creates network namespaces joined by links with a planted delay, rate, queue
+and loss, for the TCP of the kernel. Needs root. COMMAND runs in the namespace
+of the client, and its exit status is passed on; without one the links stay
+until SIGINT or SIGTERM. Server i has address 10.77.i.2. With --json, the output
+of COMMAND goes to standard error.
 
 Examples:
   longhaul wan --rtt 15ms --rate 1Gbit --loss 0.1% -- ping -c 3 10.77.1.2
@@ -41,23 +42,23 @@ pub(crate) struct Args {
     /// One client, and N servers (NAME-server1 …) each behind a link of its own
     #[arg(long, value_name = "N")]
     star: Option<usize>,
-    /// Largest IP packet
+    /// Largest IP packet in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 9000)]
     mtu: u32,
-    /// How far TCP's buffers may grow in the namespaces, or 0 for what this machine has set
+    /// Limit of TCP buffers in the namespaces, or 0 for that of this machine
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
     tcp_buffers: u64,
-    /// Memory for packets under way, all links together
+    /// Memory for packets in flight, of all links together
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_bytes)]
     memory: u64,
-    /// Decides loss, jitter, reordering and duplicates [default: another one each time]
+    /// Seed of loss, jitter, reordering and duplicates [default: random]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// What carries the packets: tun, netem, or auto: netem where the kernel has it and it can do
-    /// what is asked
+    /// Packet emulation: tun, netem, or auto (netem where the kernel has it and it supports the
+    /// conditions)
     #[arg(long, value_name = "KIND", default_value = "auto")]
     via: Via,
-    /// What to run at the client
+    /// Command to run in the namespace of the client
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }

@@ -1,7 +1,7 @@
 //! Making arrays, and finding them again.
 
 use super::{Assemble, Create, show};
-use crate::arrays::{Record, Registry, Request, Running, labels, open_members};
+use crate::arrays::{ArrayRecord, Registry, Request, Running, labels, open_members};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::Device;
 use crate::output::Output;
@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 pub(super) fn create(args: Create, output: Output) -> Outcome {
     let opener = args.initiator.opener();
-    let known = Record::all()?.into_iter().find(|record| record.name == args.name);
+    let known = ArrayRecord::all()?.into_iter().find(|record| record.name == args.name);
     if let Some(known) = &known {
         // Who takes all of its devices away makes it anew.
         let is_given = |device| {
@@ -56,7 +56,7 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
     };
     let uuid = made.map_err(Failure::failed)??;
     let devices = args.devices.iter().chain(&args.spares).chain(&args.witness).cloned().collect();
-    let record = Record { uuid, name: args.name, devices, care: args.care, registry: Registry::own() };
+    let record = ArrayRecord { uuid, name: args.name, devices, care: args.care, registry: Registry::own() };
     record.save()?;
     if let Some(known) = known {
         known.forget()?;
@@ -77,13 +77,13 @@ pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
     }
     let devices: Vec<Arc<dyn BlockDevice>> = members.iter().map(|(_, device)| Arc::clone(device)).collect();
     let found = labels(&devices, &opener.config())?;
-    let known = Record::all()?;
-    let mut record: Option<Record> = None;
+    let known = ArrayRecord::all()?;
+    let mut record: Option<ArrayRecord> = None;
     for ((name, _), label) in members.iter().zip(found) {
         let Some(label) = label? else {
             return Err(longhaul_array::ArrayError::NoMember(name.clone()).into());
         };
-        let record = record.get_or_insert_with(|| Record {
+        let record = record.get_or_insert_with(|| ArrayRecord {
             uuid: label.array,
             name: label.name.clone(),
             devices: given.clone(),

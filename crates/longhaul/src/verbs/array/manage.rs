@@ -1,8 +1,8 @@
-//! What is asked of an array: of whoever runs it on this host, or else of one
-//! that is run for the purpose.
+//! Requests to an array: to the process that runs it on this host, or else to one that is run
+//! in this process for the request.
 
 use super::{AddSpare, Named, Replace, Scrub, Stop, show};
-use crate::arrays::{Client, Record, Reply, Request, Running, look};
+use crate::arrays::{ArrayClient, ArrayRecord, Reply, Request, Running, look};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{InitiatorArgs, Opener};
 use crate::output::Output;
@@ -17,7 +17,7 @@ use std::time::Duration;
 const TICK: Duration = Duration::from_secs(1);
 
 /// How far something is of a status: the share that is done, and words.
-type Look = fn(&Value) -> Option<(f64, String)>;
+type ProgressOf = fn(&Value) -> Option<(f64, String)>;
 
 /// Whoever runs an array.
 enum Runner {
@@ -28,7 +28,7 @@ enum Runner {
 }
 
 struct Managed {
-    record: Record,
+    record: ArrayRecord,
     runner: Runner,
 }
 
@@ -36,8 +36,8 @@ impl Managed {
     /// Finds who runs the array, or runs it.
     fn open(name: &str, initiator: &InitiatorArgs) -> Result<Managed, Failure> {
         let name = name.strip_prefix(crate::arrays::SCHEME).unwrap_or(name);
-        let record = Record::find(name)?;
-        match Client::ask(&record, &Request::Status) {
+        let record = ArrayRecord::find(name)?;
+        match ArrayClient::ask(&record, &Request::Status) {
             Some(Err(failure)) if failure.exit == Exit::TimedOut => return Err(failure),
             Some(_) => return Ok(Managed { record, runner: Runner::Other }),
             None => {}
@@ -49,8 +49,8 @@ impl Managed {
 
     fn ask(&self, request: Request) -> Reply {
         match &self.runner {
-            Runner::Other => Client::ask(&self.record, &request)
-                .unwrap_or_else(|| Err(Failure::failed("whoever ran the array has gone"))),
+            Runner::Other => ArrayClient::ask(&self.record, &request)
+                .unwrap_or_else(|| Err(Failure::failed("the process that ran the array has ended"))),
             Runner::This(this) => {
                 let opener = this.1.clone();
                 this.0.wait(move |device| async move { request.run(&device, &opener).await })?
@@ -59,7 +59,7 @@ impl Managed {
     }
 
     /// Asks, and shows the status until there is an answer.
-    fn follow(&self, request: Request, look: Look, output: Output) -> Reply {
+    fn follow(&self, request: Request, progress_of: ProgressOf, output: Output) -> Reply {
         let (done, answer) = channel();
         let line = Line::new();
         std::thread::scope(|scope| {
@@ -71,7 +71,7 @@ impl Managed {
                     Err(RecvTimeoutError::Timeout) => {
                         let status = self.ask(Request::Status)?;
                         output.event("progress", status.clone());
-                        if let Some((share, words)) = look(&status) {
+                        if let Some((share, words)) = progress_of(&status) {
                             line.show(Some(share), words);
                         }
                     }
@@ -91,10 +91,10 @@ impl Managed {
 
 pub(super) fn status(args: &Named, output: Output) -> Outcome {
     let name = args.array.strip_prefix(crate::arrays::SCHEME).unwrap_or(&args.array);
-    let record = Record::find(name)?;
-    // Who only asks does not run it: that would be written to its members, and
-    // leave those behind that are out of reach from here alone.
-    let (mut status, running) = match Client::ask(&record, &Request::Status) {
+    let record = ArrayRecord::find(name)?;
+    // A status does not run the array: that would write to its members, and make those stale
+    // that only this host cannot reach.
+    let (mut status, running) = match ArrayClient::ask(&record, &Request::Status) {
         Some(reply) => (reply?, true),
         None => (show::status(&look(&record, &args.initiator.opener())?), false),
     };
@@ -115,13 +115,13 @@ pub(super) fn status(args: &Named, output: Output) -> Outcome {
 }
 
 pub(super) fn list(output: Output) -> Outcome {
-    let all = Record::all()?;
+    let all = ArrayRecord::all()?;
     let mut table = Table::new();
     table.load_preset(NOTHING).set_header(["NAME", "UUID", "DEVICES", "RUNS", "RECORDED FOR"]);
     for record in &all {
         let (name, uuid) = (&record.name, record.uuid.to_string());
         // One that does not answer runs nevertheless.
-        let answer = Client::ask(record, &Request::Status);
+        let answer = ArrayClient::ask(record, &Request::Status);
         let runs = answer.is_some();
         let health =
             answer.and_then(Result::ok).and_then(|status| Some(status["health"].as_str()?.to_owned()));
@@ -157,7 +157,7 @@ pub(super) fn replace(args: Replace, output: Output) -> Outcome {
     array.ask(Request::Replace { index: args.member, device, force: args.force })?;
     array.record.add(&args.device);
     array.record.save()?;
-    let status = array.follow(Request::Filled { index: args.member }, show::filling, output)?;
+    let status = array.follow(Request::Rebuilt { index: args.member }, show::rebuild_progress, output)?;
     array.end()?;
     show::summary(&status, output);
     lost(&status)
@@ -187,10 +187,10 @@ pub(super) fn add_spare(args: AddSpare, output: Output) -> Outcome {
 
 pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
     let array = Managed::open(&args.named.array, &args.named.initiator)?;
-    let report = array.follow(Request::Scrub { rate: args.rate }, show::scrubbing, output)?;
+    let report = array.follow(Request::Scrub { rate: args.rate }, show::scrub_progress, output)?;
     array.end()?;
     output.event("summary", report.clone());
-    show::scrubbed(&report, output);
+    show::scrub_summary(&report, output);
     if report["finished"] != true {
         return Err(Failure {
             in_result: true,
@@ -220,12 +220,12 @@ pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
 
 pub(super) fn stop(args: &Stop, output: Output) -> Outcome {
     let name = args.named.array.strip_prefix(crate::arrays::SCHEME).unwrap_or(&args.named.array);
-    let record = Record::find(name)?;
+    let record = ArrayRecord::find(name)?;
     let summary = |ran: bool| {
         let uuid = record.uuid.to_string();
         output.event("summary", json!({ "uuid": uuid, "name": record.name, "ran": ran }));
     };
-    match Client::ask(&record, &Request::Stop) {
+    match ArrayClient::ask(&record, &Request::Stop) {
         None => {
             summary(false);
             let message = format!("nothing to do: array {} does not run on this host", record.name);

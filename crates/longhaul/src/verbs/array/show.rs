@@ -126,7 +126,7 @@ pub(super) fn summary(status: &Value, output: Output) {
     for spare in status["spares"].as_array().into_iter().flatten() {
         output.line(format_args!("  spare: {}", text(spare)));
     }
-    if let Some((_, words)) = filling(status) {
+    if let Some((_, words)) = rebuild_progress(status) {
         output.line(words);
     }
     for range in status["lost"].as_array().into_iter().flatten() {
@@ -135,7 +135,7 @@ pub(super) fn summary(status: &Value, output: Output) {
 }
 
 /// How far a member is rebuilt: the share that is done, and words.
-pub(super) fn filling(status: &Value) -> Option<(f64, String)> {
+pub(super) fn rebuild_progress(status: &Value) -> Option<(f64, String)> {
     let now = &status["filling"];
     let (done, total) = (now["done_bytes"].as_u64()?, now["total_bytes"].as_u64()?);
     let rate = now["bytes_per_second"].as_f64().unwrap_or(0.0);
@@ -152,7 +152,7 @@ pub(super) fn filling(status: &Value) -> Option<(f64, String)> {
 }
 
 /// How far a scrub is: the share that is done, and words.
-pub(super) fn scrubbing(status: &Value) -> Option<(f64, String)> {
+pub(super) fn scrub_progress(status: &Value) -> Option<(f64, String)> {
     let now = &status["scrub"];
     let (done, all) = (now["stripes_done"].as_u64()?, now["stripes"].as_u64()?);
     let words = format!("scrubbing: {done}/{all} stripes, {} blocks repaired", now["mended"]);
@@ -160,7 +160,7 @@ pub(super) fn scrubbing(status: &Value) -> Option<(f64, String)> {
 }
 
 /// What a scrub has found, in words.
-pub(super) fn scrubbed(report: &Value, output: Output) {
+pub(super) fn scrub_summary(report: &Value, output: Output) {
     if output.is_json() {
         return;
     }
@@ -208,9 +208,11 @@ mod tests {
         let scrub =
             json!({ "scrub": { "stripes_done": 20_130_000, "stripes": 20_130_001, "mended": 12_345 } });
         // The bar and the share before it take 20 columns.
-        for (share, words) in [super::filling(&filling), scrubbing(&scrub)].into_iter().flatten() {
+        for (share, words) in
+            [super::rebuild_progress(&filling), scrub_progress(&scrub)].into_iter().flatten()
+        {
             assert!((0.0..=1.0).contains(&share) && words.len() <= 80 - 20, "{words}");
         }
-        assert_eq!(super::filling(&json!({ "filling": null })), None);
+        assert_eq!(super::rebuild_progress(&json!({ "filling": null })), None);
     }
 }

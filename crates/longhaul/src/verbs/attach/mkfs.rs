@@ -1,6 +1,6 @@
 //! `longhaul mkfs`.
 
-use super::open::{DeviceArgs, Opened};
+use super::open::{DeviceArgs, OpenDevice};
 use super::serve::{self, Event};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
@@ -23,8 +23,8 @@ const HIDDEN: &str = "mkfs-";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Journal and alignment are chosen by the shape of the device and its distance,
-and printed. What was on the device is discarded.
+Journal size and alignment are chosen from the stripes of the device and its
+round trip, and printed. All data on the device is discarded.
 
 Example:
   longhaul mkfs --fs xfs nvme+tcp://dtn1/scratch
@@ -36,10 +36,10 @@ pub(crate) struct Args {
     /// xfs or ext4
     #[arg(long, value_name = "KIND")]
     fs: Kind,
-    /// Name of the file system
+    /// Label of the file system
     #[arg(long, value_name = "NAME")]
     label: Option<String>,
-    /// Overwrite what is on the device
+    /// Overwrite a device that holds data
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -146,7 +146,7 @@ fn make(
         std::thread::Builder::new().name("longhaul-mkfs".into()).spawn(ended).map_err(Failure::failed)?;
     for event in events {
         match event {
-            Event::Signal(SIGHUP) | Event::Asked(_) => {}
+            Event::Signal(SIGHUP) | Event::Detach(_) => {}
             Event::Ended => break,
             Event::Signal(_) => {
                 // It cannot be waited for: the device may be out of reach.
@@ -162,7 +162,7 @@ fn make(
     thread.join().unwrap_or_else(|_| Err(Failure::failed("a thread of mkfs panicked")))
 }
 
-fn refuse(name: &str, content: Content, opened: &Opened) -> Result<Failure, Failure> {
+fn refuse(name: &str, content: Content, opened: &OpenDevice) -> Result<Failure, Failure> {
     let what = match content {
         Content::FileSystem(kind, size) => format!("an {kind} file system of {}", format_size(size)),
         _ => match opened.signature()? {
@@ -192,7 +192,7 @@ fn discard(requests: &dyn Requests, output: Output) -> Outcome {
     Ok(())
 }
 
-fn tell(args: &Args, arguments: &[String], opened: &Opened, round_trip: f64, output: Output) {
+fn tell(args: &Args, arguments: &[String], opened: &OpenDevice, round_trip: f64, output: Output) {
     let options = args.device.layout_words(opened);
     // What follows the devices is the directory: options go before them.
     let mount = format!("longhaul mount{options} {} DIR", args.devices.join(" "));

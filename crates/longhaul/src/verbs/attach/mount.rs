@@ -5,11 +5,11 @@
 //! nothing but that the file: so whoever unmounts it, with whatever tool, ends
 //! it all. Where it is on a block device of the kernel, we look for that.
 
-use super::open::{DeviceArgs, Opened};
+use super::open::{DeviceArgs, OpenDevice};
 use super::serve::{self, Attached, Event, Service};
 use super::via::{self, Stopped, Via};
 use super::{background, detach_at, tell_why};
-use crate::attached::{Record, absolute, log_of};
+use crate::attached::{Attachment, absolute, log_of};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::runtime;
@@ -50,9 +50,9 @@ pub(super) fn hidden(dir: &Path) -> PathBuf {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Needs root, for the loop device and the mount: use sudo, which finds the arrays
-that you have made. A process in the background serves the device until longhaul
-umount, or umount.
+Needs root, for the loop device and the mount: under sudo, the arrays that you
+created are found. A background process serves the device until longhaul umount,
+or umount.
 
 Examples:
   sudo longhaul mount nvme+tcp://dtn1/scratch /mnt/scratch
@@ -62,16 +62,16 @@ pub(crate) struct Args {
     /// The device; several are joined by --layout
     #[arg(value_name = "DEVICE", required = true, num_args = 1..)]
     devices: Vec<String>,
-    /// Where to mount it: a directory
+    /// Directory to mount it at
     #[arg(value_name = "DIR", required = true)]
     dir: PathBuf,
-    /// More options of the file system, as for mount(8)
+    /// Further mount options, as for mount(8)
     #[arg(short, long, value_name = "OPTIONS")]
     options: Option<String>,
-    /// How the device is attached; a loop device is put on what is a file
+    /// How the device is attached; fuse adds a loop device
     #[arg(long, value_name = "WAY", default_value = "auto")]
     via: Via,
-    /// Serve the device in this process, until SIGTERM
+    /// Serve the device in the foreground, until SIGTERM
     #[arg(long)]
     foreground: bool,
     #[command(flatten)]
@@ -88,10 +88,10 @@ impl Args {
 /// Arguments of `umount`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Umount {
-    /// Where it is mounted
+    /// Directory where it is mounted
     dir: PathBuf,
-    /// Take it out of sight at once, though it is in use or its device does not answer;
-    /// what was written goes to the device once that is possible, or is lost
+    /// Unmount at once, even if it is in use or the device does not respond; unflushed writes go
+    /// to the device when it responds again, or are lost
     #[arg(short, long)]
     lazy: bool,
 }
@@ -118,7 +118,7 @@ pub(crate) fn umount(args: &Umount, output: Output) -> Outcome {
 /// A directory that something can be mounted at.
 fn directory(dir: &Path) -> Result<PathBuf, Failure> {
     let dir = absolute(dir)?;
-    match Record::find(&dir) {
+    match Attachment::find(&dir) {
         Some((_, true)) => {
             return Err(Failure::new(Exit::Refused, format!("{}: mounted already", dir.display())));
         }
@@ -145,7 +145,7 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
     let (kind, options) = options(args, &opened)?;
     let info = opened.requests.info();
     let ways = args.via.ways(false);
-    let mut record = Record {
+    let mut record = Attachment {
         path: dir.to_owned(),
         devices: args.devices.clone(),
         via: listed(args.via),
@@ -210,7 +210,7 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
 }
 
 /// What is on the device, and how it is mounted.
-fn options(args: &Args, opened: &Opened) -> Result<(Kind, String), Failure> {
+fn options(args: &Args, opened: &OpenDevice) -> Result<(Kind, String), Failure> {
     let (name, size) = (args.devices.join(" "), opened.requests.info().size);
     let kind = match opened.content()? {
         Content::FileSystem(kind, needs) if needs > size => {
@@ -259,7 +259,7 @@ impl Mounting<'_> {
     /// On a loop device on a file that only that has.
     fn through_file(
         &self,
-        opened: &Opened,
+        opened: &OpenDevice,
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<Mounted, Stopped> {
         let hidden = hidden(self.dir);
@@ -283,7 +283,7 @@ impl Mounting<'_> {
     }
 
     /// On a block device of the kernel.
-    fn through_kernel(&self, opened: &Opened, way: Way) -> Result<Mounted, Stopped> {
+    fn through_kernel(&self, opened: &OpenDevice, way: Way) -> Result<Mounted, Stopped> {
         let device = KernelDevice::new(opened.requests.clone(), &hidden(self.dir), way)?;
         let path = device.device().map(Path::to_owned).unwrap_or_default();
         self.mount(&path)?;

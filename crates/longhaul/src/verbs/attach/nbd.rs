@@ -1,6 +1,6 @@
 //! `longhaul nbd`.
 
-use super::open::{Opened, UseArgs};
+use super::open::{OpenDevice, UseArgs};
 use super::serve::{self, Event};
 use crate::addresses::{self, Listen, reachable};
 use crate::exit::{Failure, Outcome};
@@ -17,22 +17,22 @@ const PORT: u16 = 10809;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Any NBD client reaches the devices: qemu, qemu-img, nbdinfo, nbdcopy,
-nbd-client. Nothing is encrypted, and nobody is asked who they are: use
-loopback, a Unix socket or a trusted network.
+Works with any NBD client: qemu, qemu-img, nbdinfo, nbdcopy, nbd-client. There
+is neither encryption nor authentication: use loopback, a Unix socket or a
+trusted network.
 
 Examples:
   longhaul nbd --export scratch=nvme+tcp://dtn1/scratch --unix /tmp/scratch.sock
   nbdinfo 'nbd+unix:///scratch?socket=/tmp/scratch.sock'
   longhaul nbd --export scratch=array:scratch --listen 127.0.0.1:10809")]
 pub(crate) struct Args {
-    /// What to serve, and as what
+    /// Device to serve, and its name; may be repeated
     #[arg(long, value_name = "NAME=DEVICE", required = true)]
     export: Vec<Named>,
-    /// Address and port to serve on [default: 127.0.0.1:10809, unless --unix]
+    /// Address and port to listen on [default: 127.0.0.1:10809, unless --unix]
     #[arg(long, value_name = "ADDR:PORT", value_parser = addresses::listen::<PORT>)]
     listen: Vec<Listen>,
-    /// Socket to serve on
+    /// Unix socket to listen on
     #[arg(long, value_name = "PATH")]
     unix: Option<PathBuf>,
     #[command(flatten)]
@@ -63,7 +63,7 @@ impl FromStr for Named {
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     // From here on a signal is an event, also before all is ready.
     let (_events_in, events) = serve::events()?;
-    let mut opened: Vec<Opened> = Vec::new();
+    let mut opened: Vec<OpenDevice> = Vec::new();
     let mut exports: Vec<Export> = Vec::new();
     for named in &args.export {
         if exports.iter().any(|export| export.name == named.name) {

@@ -1,6 +1,6 @@
 //! The device that is to be attached: one, or several joined.
 
-use crate::attached::Lock;
+use crate::attached::DeviceLock;
 use crate::exit::Failure;
 use crate::names::{Device, InitiatorArgs, parse_bytes};
 use crate::words::joins;
@@ -24,12 +24,12 @@ const PROBES: u64 = 5;
 /// How several devices make one, and how it is used.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DeviceArgs {
-    /// Join several devices to one: stripe, which keeps nothing on them that
-    /// says so (for other layouts see longhaul array)
+    /// Join several devices: stripe, which writes no superblock to them (for
+    /// other layouts see longhaul array)
     #[arg(long, value_name = "LAYOUT", value_parser = joins(), hide_possible_values = true)]
     layout: Option<Layout>,
-    /// Bytes on one device before the next [default: what the devices prefer,
-    /// 256KiB at least]
+    /// Bytes of a stripe on one device [default: suited to the devices, at least
+    /// 256KiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, requires = "layout")]
     stripe_unit: Option<u64>,
     #[command(flatten)]
@@ -39,10 +39,10 @@ pub(crate) struct DeviceArgs {
 /// How a device is used.
 #[derive(Debug, clap::Args)]
 pub(crate) struct UseArgs {
-    /// Refuse all changes; the device may then be attached several times
+    /// Refuse all writes; the device may then be attached several times
     #[arg(long)]
     read_only: bool,
-    /// Memory for what is read ahead and written behind
+    /// Memory for read-ahead and write-behind
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
     memory: u64,
     #[command(flatten)]
@@ -50,19 +50,19 @@ pub(crate) struct UseArgs {
 }
 
 /// A device that front ends can serve. Its parts end in their order.
-pub(crate) struct Opened {
+pub(crate) struct OpenDevice {
     /// What front ends ask.
     pub(crate) requests: Arc<dyn Requests>,
     /// Stripe unit and members with data, where there are stripes.
     stripe: Option<(u64, u64)>,
     /// Arrays among them are stopped with it.
     devices: Vec<Device>,
-    _locks: Vec<Lock>,
+    _locks: Vec<DeviceLock>,
 }
 
 impl UseArgs {
     /// Opens the device of this name.
-    pub(crate) fn open(&self, name: &str, path: &Path) -> Result<Opened, Failure> {
+    pub(crate) fn open(&self, name: &str, path: &Path) -> Result<OpenDevice, Failure> {
         self.open_as(&[name.to_owned()], path, |mut devices| match devices.pop() {
             Some(device) => Ok((device.block(), None)),
             None => Err(Failure::usage("no device was named")),
@@ -76,21 +76,21 @@ impl UseArgs {
         names: &[String],
         path: &Path,
         join: impl FnOnce(Vec<&Device>) -> Result<(Arc<dyn BlockDevice>, Option<(u64, u64)>), Failure>,
-    ) -> Result<Opened, Failure> {
+    ) -> Result<OpenDevice, Failure> {
         let devices = names.iter().map(|name| self.initiator.open(name, 1)).collect::<Result<Vec<_>, _>>()?;
         let mut locks = Vec::new();
         for (name, device) in names.iter().zip(&devices) {
             let info = device.block().info();
             let read_only = self.read_only || info.read_only;
             if let Some(identity) = identity(name, &info) {
-                locks.push(Lock::take(&identity, read_only, name, path)?);
+                locks.push(DeviceLock::take(&identity, read_only, name, path)?);
             }
             let Device::Array(array) = device else { continue };
             for (member, info) in array.members() {
                 // The array writes to them in any case, what it knows of itself.
                 if let Some(identity) = identity(member, info) {
                     let name = format!("{member}, a member of {name},");
-                    locks.push(Lock::take(&identity, info.read_only, &name, path)?);
+                    locks.push(DeviceLock::take(&identity, info.read_only, &name, path)?);
                 }
             }
         }
@@ -100,13 +100,13 @@ impl UseArgs {
         }
         let config = self.initiator.opener().config();
         let requests: Arc<dyn Requests> = Arc::new(Served::open(device, config, self.memory)?);
-        Ok(Opened { requests, stripe, devices, _locks: locks })
+        Ok(OpenDevice { requests, stripe, devices, _locks: locks })
     }
 }
 
 impl DeviceArgs {
     /// Opens the devices with these names, to appear at `path`.
-    pub(crate) fn open(&self, names: &[String], path: &Path) -> Result<Opened, Failure> {
+    pub(crate) fn open(&self, names: &[String], path: &Path) -> Result<OpenDevice, Failure> {
         self.using.open_as(names, path, |devices| {
             let device = self.join(devices.iter().map(|device| device.block()).collect())?;
             let stripe = self.stripe(&devices, &device.info())?;
@@ -152,13 +152,13 @@ impl DeviceArgs {
     /// The flags that say how `opened` is joined, to be typed again. Nothing
     /// on the devices says it, and what they prefer may change: so the stripe
     /// unit is among them also when it was not given.
-    pub(crate) fn layout_words(&self, opened: &Opened) -> String {
+    pub(crate) fn layout_words(&self, opened: &OpenDevice) -> String {
         let unit = opened.stripe.map(|(unit, _)| format!(" --stripe-unit {unit}")).unwrap_or_default();
         self.layout.map(|layout| format!(" --layout {layout}{unit}")).unwrap_or_default()
     }
 }
 
-impl Opened {
+impl OpenDevice {
     /// What is wrong with the devices now, as [`Device::trouble`] says it.
     pub(crate) fn trouble(&self) -> Option<String> {
         let found: Vec<String> = self.devices.iter().filter_map(Device::trouble).collect();

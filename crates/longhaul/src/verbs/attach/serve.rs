@@ -2,7 +2,7 @@
 
 mod local;
 
-use crate::attached::{Asked, Held, Record, Server};
+use crate::attached::{Attachment, DetachRequest, DetachServer, HeldRecord};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 pub(crate) use local::Attached;
@@ -23,7 +23,7 @@ const SIGNALS: usize = 2;
 /// What happens to an attachment.
 pub(crate) enum Event {
     Signal(i32),
-    Asked(Asked),
+    Detach(DetachRequest),
     /// Nobody can reach the file any more.
     Ended,
 }
@@ -56,11 +56,11 @@ pub(crate) fn events() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
 }
 
 /// Starts to listen for requests to detach what is at `path`.
-pub(crate) fn listen(path: &Path, tell: &Sender<Event>) -> Result<Server, Failure> {
+pub(crate) fn listen(path: &Path, tell: &Sender<Event>) -> Result<DetachServer, Failure> {
     let tell = tell.clone();
-    Server::start(path, move |asked| {
+    DetachServer::start(path, move |asked| {
         // If nobody takes it, it is dropped, and whoever asked sees that.
-        let _ = tell.send(Event::Asked(asked));
+        let _ = tell.send(Event::Detach(asked));
     })
 }
 
@@ -89,15 +89,15 @@ pub(crate) struct Service<'a> {
     /// Whether somebody else has ended that use.
     pub(crate) released: Box<dyn Fn() -> bool + 'a>,
     /// What others are told of it.
-    pub(crate) record: Record,
-    pub(crate) held: &'a mut Held,
+    pub(crate) record: Attachment,
+    pub(crate) held: &'a mut HeldRecord,
     pub(crate) output: Output,
 }
 
 impl Service<'_> {
     /// Serves until the end. Who asked for it, if somebody did, is left in
     /// `by`: to be answered when all that is held has been given back.
-    pub(crate) fn run(mut self, events: &Receiver<Event>, by: &mut Option<Asked>) -> Outcome {
+    pub(crate) fn run(mut self, events: &Receiver<Event>, by: &mut Option<DetachRequest>) -> Outcome {
         let mut told = false;
         loop {
             match events.recv_timeout(LOOK) {
@@ -125,13 +125,13 @@ impl Service<'_> {
                         return Ok(());
                     }
                 }
-                Ok(Event::Asked(asked)) if asked.lazily => {
+                Ok(Event::Detach(asked)) if asked.lazily => {
                     // What was written and is not durable stays with this process, which
                     // ends when that is done or lost.
                     told = true;
                     asked.answer(&self.hide());
                 }
-                Ok(Event::Asked(asked)) => {
+                Ok(Event::Detach(asked)) => {
                     if let Some(why) = (self.trouble)().filter(|why| super::is_waited_for(why)) {
                         asked.answer(&Err(super::waits(self.path, &why)));
                         continue;

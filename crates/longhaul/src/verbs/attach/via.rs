@@ -6,12 +6,11 @@ use longhaul_attach::{AttachError, kernel};
 /// How a device becomes a local one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Via {
-    /// The first that this machine has, and that you may use: ublk, fuse, nbd,
-    /// nvme
+    /// The first that this machine has and permits: ublk, fuse, nbd, nvme
     Auto,
-    /// One file, served by FUSE: everywhere, and without root
+    /// A file served by FUSE; needs no root
     Fuse,
-    /// A block device of the kernel's NVMe/TCP host, on a target on loopback
+    /// A block device of the kernel's NVMe/TCP host, over loopback
     Nvme,
     /// A block device of the kernel's NBD client
     Nbd,

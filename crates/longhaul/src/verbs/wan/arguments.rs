@@ -1,4 +1,4 @@
-//! Conditions of a link as people write them.
+//! Command-line arguments for the conditions of a link.
 
 use crate::exit::Failure;
 use crate::names::{parse_bytes, parse_time};
@@ -6,37 +6,37 @@ use longhaul_block::units::{parse_rate, parse_share};
 use longhaul_wan::{Change, Direction, Queue};
 use std::time::Duration;
 
-/// Conditions: in the beginning, or to change to.
+/// Conditions of a link: initial ones, or those to change to.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConditionArgs {
-    /// Round-trip time, half of it each way
+    /// Round-trip time, half of it in each direction
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) rtt: Option<Duration>,
-    /// Rate each way, IP headers included, or 0 for no limit
+    /// Rate in each direction, IP headers included, or 0 for no limit
     #[arg(long, value_name = "RATE", value_parser = rate)]
     rate: Option<u64>,
-    /// Share of packets lost, each way
+    /// Share of packets lost in each direction
     #[arg(long, value_name = "SHARE", value_parser = share)]
     loss: Option<f64>,
-    /// The delay wanders within plus and minus this, without reordering
+    /// Variation of the delay, plus and minus, without reordering
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     jitter: Option<Duration>,
-    /// Queue before the link: a size, a time, a number of bandwidth-delay products (0.1bdp), or auto
+    /// Queue of the link: a size, a time, bandwidth-delay products (0.1bdp), or auto
     #[arg(long, value_name = "QUEUE", value_parser = queue)]
     queue: Option<Queue>,
-    /// Share of packets held back, so that later ones overtake them
+    /// Share of packets delayed, so that later ones overtake them
     #[arg(long, value_name = "SHARE", value_parser = share)]
     reorder: Option<f64>,
-    /// How long they are held back [default: 1ms]
+    /// Delay of reordered packets [default: 1ms]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     reorder_by: Option<Duration>,
-    /// Share of packets that arrive twice
+    /// Share of packets duplicated
     #[arg(long, value_name = "SHARE", value_parser = share)]
     duplicate: Option<f64>,
-    /// How much later the second one arrives [default: 1ms]
+    /// Delay of the duplicate after the original [default: 1ms]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     duplicate_after: Option<Duration>,
-    /// Swallow packets above this many bytes without a word, or 0 for none
+    /// Drop larger packets without an ICMP error (a PMTU black hole), or 0 for none
     #[arg(long, value_name = "BYTES")]
     black_hole: Option<u32>,
 }
@@ -67,18 +67,18 @@ Examples:
   longhaul wan set wan --cut --direction back
   longhaul wan set wan --restore")]
 pub(crate) struct SetArgs {
-    /// The path to change
+    /// Path to change
     pub(crate) name: String,
-    /// One link only, by its number from 1
+    /// Change one link only, by its number from 1
     #[arg(long, value_name = "I")]
     pub(crate) link: Option<usize>,
-    /// One direction only: there (client to server) or back
+    /// Change one direction only: there (client to server) or back
     #[arg(long, value_name = "WAY", value_parser = direction)]
     direction: Option<Direction>,
-    /// Cut the link: nothing passes, and what was on its way is lost
+    /// Cut the link: packets under way are lost, and none pass
     #[arg(long, conflicts_with = "restore")]
     cut: bool,
-    /// Let it carry again
+    /// Restore a link that was cut
     #[arg(long)]
     restore: bool,
     #[command(flatten)]
@@ -98,9 +98,9 @@ impl SetArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatusArgs {
-    /// The path to show [default: all]
+    /// Path to show [default: all]
     pub(crate) name: Option<String>,
-    /// Count from nothing again
+    /// Reset the counters
     #[arg(long)]
     pub(crate) reset: bool,
 }
