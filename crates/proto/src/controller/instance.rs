@@ -10,7 +10,7 @@ use longhaul_wire::completion::Status;
 /// one for each controller that a host may have lost in a row.
 pub const RESET_LIMIT: u8 = 4;
 
-/// What tells a controller from all that had its identifier before.
+/// Distinguishes a controller from all that had its identifier before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
     /// Controller Instance Uniquifier, never 0.
@@ -80,7 +80,7 @@ impl Controller {
             let this = Instance { ciu: fields.ciu, cirn: fields.cirn };
             return match self.instance == Some(this) {
                 true => Status::INVALID_FIELD.dnr().into(),
-                // An identifier is given away again when who had it is gone.
+                // The identifier was reused: the controller that had it is gone.
                 false => Action::Complete(Reply::ok(CrossControllerReset::DONE.into())),
             };
         }

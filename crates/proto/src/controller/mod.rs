@@ -99,7 +99,7 @@ pub struct Controller {
     keep_alive: KeepAlive,
     /// Abort commands that the driver is busy with.
     aborts: u8,
-    /// Which life of the controller this is, if that is told.
+    /// Which instance of the controller this is, if the target reports it.
     instance: Option<Instance>,
     /// Cross-Controller Resets that the driver is busy with.
     resets: u8,

@@ -102,7 +102,7 @@ impl Controller {
         }
     }
 
-    /// Says that a change is done: CSTS tells the host.
+    /// Notes that a change is done: CSTS shows it to the host.
     pub fn change_done(&mut self, change: Change) {
         match change {
             Change::Enabled => {}

@@ -33,7 +33,7 @@ impl HostAccess {
 }
 
 /// A subsystem as its controllers show it. The driver makes a new one when
-/// something changes, and tells the controllers what did.
+/// something changes, and notifies the controllers of the change.
 #[derive(Clone, Debug)]
 pub struct SubsystemView {
     /// Its NQN.
@@ -97,12 +97,12 @@ pub struct DiscoveryContent {
     pub records: Vec<DiscoveryRecord>,
 }
 
-/// An entry of the discovery log, and who may see it.
+/// An entry of the discovery log, and the hosts that see it.
 #[derive(Clone, Debug)]
 pub struct DiscoveryRecord {
     /// The entry (see [`discovery_entry`](super::discovery_entry)).
     pub entry: DiscoveryEntry,
-    /// The hosts that are told of it.
+    /// The hosts whose discovery log has it.
     pub hosts: HostAccess,
 }
 

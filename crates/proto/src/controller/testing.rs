@@ -58,7 +58,7 @@ pub(super) fn namespace(nsid: u32, blocks: u64, block_shift: u8) -> NamespaceVie
     }
 }
 
-/// A discovery subsystem that tells of [`SUBNQN`] and of one for another host.
+/// A discovery subsystem that lists [`SUBNQN`] and one for another host.
 pub(super) fn discovery_subsystem() -> SubsystemView {
     let entry = |nqn: &str| {
         let addr = "192.0.2.7:4420".parse().expect("an address");

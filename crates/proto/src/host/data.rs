@@ -30,7 +30,7 @@ impl HostQueue {
         }
         s.cqe = Some(cqe);
         if !s.last_queued {
-            // The controller has given up on the rest; the driver is told
+            // The controller has given up on the rest; the driver gets the event
             // when what was queued is on its way.
             s.last_queued = true;
             self.tx.payload(slot, 0, 0, true, false);

@@ -47,7 +47,7 @@ enum State {
 /// Calling order, per turn of the driver's loop:
 /// 1. [`submit`](Self::submit) after [`Event::Ready`], while there is room.
 ///    The slot names the command and its memory from then on.
-/// 2. [`want`](Self::want) tells what to receive. For [`Want::Payload`] the
+/// 2. [`want`](Self::want) says what to receive. For [`Want::Payload`] the
 ///    driver receives into the command's memory (with a staging buffer
 ///    behind it) and reports with [`handle_payload`](Self::handle_payload);
 ///    everything else goes through [`handle`](Self::handle), which stops
@@ -264,7 +264,7 @@ impl HostQueue {
         self.tx.backlogged(BACKLOG_MAX) || self.state == State::Closed
     }
 
-    /// Takes input, and tells how many bytes of it were consumed: all, unless
+    /// Takes input, and returns how many bytes of it were consumed: all, unless
     /// [`want`](Self::want) is something else than bytes now.
     pub fn handle(&mut self, input: &[u8]) -> usize {
         let mut rest = input;

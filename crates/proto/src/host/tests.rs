@@ -84,7 +84,7 @@ impl Bench {
         self.end.queue.cid(slot)
     }
 
-    /// `bad` ends the connection, and this is what the controller is told.
+    /// `bad` ends the connection, and the controller gets this H2CTermReq.
     #[track_caller]
     fn refused(&mut self, bad: &[u8], fes: Fes, fei: u32) {
         self.end.receive(bad);

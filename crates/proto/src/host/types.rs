@@ -1,4 +1,4 @@
-//! What a driver tells a [`HostQueue`](super::HostQueue), and is told.
+//! The configuration, commands and events of a [`HostQueue`](super::HostQueue).
 
 use longhaul_wire::completion::Cqe;
 

@@ -207,7 +207,7 @@ impl Pair {
         self.now
     }
 
-    /// Runs until nothing is in flight, and tells how many round trips of the
+    /// Runs until nothing is in flight, and returns how many round trips of the
     /// link that took (rounded; bandwidth counts too, if it is limited).
     pub fn run(&mut self) -> u32 {
         let start = self.now;

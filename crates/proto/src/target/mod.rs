@@ -66,7 +66,7 @@ enum Incoming {
 /// batches out.
 ///
 /// Calling order, per turn of the driver's loop:
-/// 1. [`want`](Self::want) tells what to receive. For [`Want::Payload`] the
+/// 1. [`want`](Self::want) says what to receive. For [`Want::Payload`] the
 ///    driver receives into the command's memory (with a staging buffer
 ///    behind it) and reports with [`handle_payload`](Self::handle_payload);
 ///    everything else goes through [`handle`](Self::handle), which stops
@@ -259,7 +259,7 @@ impl TargetQueue {
         self.free.last().copied()
     }
 
-    /// Takes input, and tells how many bytes of it were consumed: all, unless
+    /// Takes input, and returns how many bytes of it were consumed: all, unless
     /// [`want`](Self::want) is something else than bytes now.
     pub fn handle(&mut self, input: &[u8]) -> usize {
         let mut rest = input;

@@ -100,7 +100,7 @@ impl Bench {
         Cqe::read(&out[8..]).expect("an entry")
     }
 
-    /// `bad` ends the connection, and this is what the host is told.
+    /// `bad` ends the connection, and the host gets this C2HTermReq.
     #[track_caller]
     fn refused(&mut self, bad: &[u8], fes: Fes, fei: u32) {
         self.end.receive(bad);

@@ -1,4 +1,4 @@
-//! What a driver tells a [`TargetQueue`](super::TargetQueue), and is told.
+//! The configuration and events of a [`TargetQueue`](super::TargetQueue).
 
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::Status;

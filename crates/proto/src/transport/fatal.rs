@@ -3,7 +3,7 @@
 use longhaul_wire::pdu::{Fes, InvalidField};
 use std::fmt;
 
-/// What the peer did wrong, as a TermReq tells it.
+/// The fatal error of the peer, as a TermReq reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Fatal error status.
@@ -56,7 +56,7 @@ impl fmt::Display for Fault {
 /// Why a queue is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
-    /// The peer broke the protocol; it is told so by the last PDU to be sent.
+    /// The peer broke the protocol; the last PDU sent, a TermReq, reports it.
     #[error("the peer broke the protocol: {0}")]
     Fault(Fault),
     /// The peer says that this end broke the protocol.
