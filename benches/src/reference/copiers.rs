@@ -1,7 +1,7 @@
 //! Programs that copy trees of files to another machine: ours, and those that
 //! others use, where they are installed. Each is started as its documentation has
-//! it for speed, and tried once: who does not copy a small tree is left out, by
-//! name and with the reason.
+//! it for speed, and tried once: a program that does not copy a small tree is left
+//! out, by name and with the reason.
 
 use crate::process::{self, Guard, Usage};
 use crate::setup::{Place, Setup};
@@ -98,7 +98,8 @@ pub(crate) struct Copied {
     pub(crate) memory: [u64; 2],
 }
 
-/// Who of `others` is there and can copy, behind ours; and who is not, in words.
+/// Our copier and those of `others` that are installed and can copy; and of each
+/// of the rest its name and the reason.
 pub(crate) fn all(setup: &Setup, root: &Path, others: &[Who]) -> Result<(Vec<Copier>, Vec<String>)> {
     let mut copiers = vec![Copier::start(Who::Longhaul, setup, root)?];
     let mut absent = Vec::new();

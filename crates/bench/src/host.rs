@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// A machine. What could not be read is missing, and told in
+/// A machine. What could not be read is missing, and listed in
 /// [`unread`](Host::unread).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -26,11 +26,11 @@ pub struct Host {
     pub governor: Option<String>,
     /// Load average of the last minute.
     pub load_average: f64,
-    /// Congestion control that sockets have unless told otherwise.
+    /// Default congestion control of sockets.
     pub congestion: String,
     /// Those that may be asked for.
     pub congestion_available: Vec<String>,
-    /// Queueing discipline that interfaces have unless told otherwise.
+    /// Default queueing discipline of interfaces.
     pub qdisc: String,
     /// Least, first and largest receive buffer of TCP, in bytes.
     pub tcp_rmem: Vec<u64>,

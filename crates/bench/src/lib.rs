@@ -2,7 +2,7 @@
 //!
 //! A [`Job`] says what to do in fio's words, [`run`] does it on
 //! [`BlockDevice`](longhaul_block::BlockDevice)s, and [`Results::to_fio`]
-//! tells of it in fio's JSON layout. [`Repeated`] does it several times and
+//! reports it in fio's JSON layout. [`Repeated`] does it several times and
 //! makes the whole document: fio's layout, and a [`record`] of what the
 //! numbers depend on and whether they count.
 

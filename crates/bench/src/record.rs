@@ -344,7 +344,7 @@ pub struct Question {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pair {
-    /// What tells this pair from the others: a device, a number of files.
+    /// Distinguishes this pair from the others: a device, a number of files.
     pub label: String,
     /// Name of the cell that is compared.
     pub of: String,

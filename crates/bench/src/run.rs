@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant, SystemTime};
 
-/// How often progress is told.
+/// Interval of progress reports.
 pub const TICK: Duration = Duration::from_millis(250);
 /// When a load was stopped and nothing has ended for so long, what is under way
-/// is given up: more than any path and disk take, little for who waits.
+/// is given up: more than any path and disk take, and short for an operator.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why a load was not begun.
@@ -83,7 +83,7 @@ impl Stop {
     }
 }
 
-/// What a job tells while it runs. On its own cache lines, since one thread
+/// Counters of a running job. On its own cache lines, since one thread
 /// writes and another reads.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -192,7 +192,7 @@ pub fn run(
             let name = format!("bench-calls-{index}");
             std::thread::Builder::new().name(name).spawn(move || setup.run_calls(&handle, &tell, started))?;
         } else {
-            // The task tells its end itself; the handle on it is not needed.
+            // The task reports its end over the channel; its handle is not needed.
             drop(handle.spawn(move || setup.run(tell, started)));
         }
         starts.push(start);

@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 use std::fmt;
 use std::time::Duration;
 
-/// The longest latency told apart, in nanoseconds: an hour. Longer ones count
+/// The longest latency that is resolved, in nanoseconds: an hour. Longer ones count
 /// as this long (the exact maximum is kept beside).
 const LONGEST: u64 = 3_600_000_000_000;
 

@@ -1,4 +1,4 @@
-//! Content that tells where it belongs, and what is wrong if it is elsewhere.
+//! Content that records its address, and what is wrong if it is elsewhere.
 //!
 //! A block is written as sectors of 512 bytes. Each begins with a stamp of 32
 //! bytes, little-endian, and goes on with bytes that depend on the stamp:

@@ -28,8 +28,8 @@ pub const SLOW_FILE: f64 = 0.002;
 /// Seconds that one file takes one thread above which it is not for want of
 /// threads: a disk seeks in less.
 pub const SLOW_OPERATION: f64 = 0.01;
-/// Seconds that asking for a file's metadata takes above which those who answer
-/// are slow: a round trip within a site and a seek are less.
+/// Seconds of a metadata operation on a file above which the metadata server is
+/// slow: a round trip within a site and a seek are less.
 pub const SLOW_LOOKUP: f64 = 0.005;
 /// Congestion controls that slow down for each loss as Reno does, but grow back
 /// faster on a long path.

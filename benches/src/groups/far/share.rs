@@ -14,7 +14,8 @@ use std::time::Duration;
 const RATE: u64 = 1_000_000_000;
 const ROUND_TRIPS: [Duration; 2] = [Duration::from_millis(15), Duration::from_millis(100)];
 
-/// Those who meet need some hundred round trips to come to their shares.
+/// Connections that start to share a link need some hundred round trips to
+/// converge.
 const MEETING: Duration = Duration::from_secs(5);
 const WINDOW: Duration = Duration::from_secs(6);
 

@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 
-/// How often progress is told.
+/// Interval of progress reports.
 const TICK: Duration = Duration::from_millis(250);
 /// How long a server may take to say what it has seen.
 const REPORT: Duration = Duration::from_secs(30);
@@ -63,7 +63,7 @@ pub struct Measured {
     pub round_trip: Option<Duration>,
 }
 
-/// Measures a path; blocks the calling thread. `progress` is told the time since
+/// Measures a path; blocks the calling thread. `progress` gets the time since
 /// the beginning, and the bytes received and sent so far.
 ///
 /// # Errors

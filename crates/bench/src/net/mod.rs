@@ -3,7 +3,7 @@
 //!
 //! Every stream is a connection and a task on an engine. One more connection
 //! carries what both ends agree on, in lines of JSON ([`control`]): the client
-//! says what to do, both ends measure, and the server tells its half at the
+//! says what to do, both ends measure, and the server sends its half at the
 //! end. Bytes are counted where they arrive.
 //!
 //! Invariants:

@@ -114,7 +114,7 @@ fn strangers_and_silence_do_no_harm() {
         peer.set_read_timeout(Some(SET_UP)).expect("set");
         assert!(matches!(peer.read(&mut [0; 16]), Ok(0) | Err(_)), "nothing is said to it");
     }
-    // Another version is told so.
+    // A client of another version gets a refusal that says so.
     let old = connect();
     control::say(&old, &Opening::Control { version: 99, token: 1, plan: short() }).expect("said");
     match control::hear::<Answer>(&old, 1 << 16, SET_UP).expect("heard") {

@@ -23,8 +23,8 @@ const LOST: f64 = 0.2;
 /// from which on they are the remedy.
 const CROWD: f64 = 0.4;
 /// How many threads of a copy want a processor at a time, on average, if it does
-/// nothing else: who waits for one in between, but mostly for a disk or a network,
-/// is not slower for that.
+/// nothing else: a thread that waits for one now and then, but mostly for a disk or
+/// a network, is not slower for that.
 const WANTED: f64 = 0.7;
 /// Share of what the best congestion control brings that one brings which slows
 /// down for losses as well, from which on losses are not what slows the copy down.

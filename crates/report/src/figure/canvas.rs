@@ -7,8 +7,8 @@ use std::fmt::Write;
 pub(super) const FONT: f64 = 12.0;
 const LETTER: f64 = 6.9;
 
-/// Light and dark colours of series: told apart also by people who see fewer
-/// colours (after Okabe and Ito), and by their marks.
+/// Light and dark colours of series: distinct also for colour-blind readers
+/// (after Okabe and Ito), and by their marks.
 const COLOURS: [(&str, &str); 8] = [
     ("#0072b2", "#4da3e0"),
     ("#c25400", "#f08a4b"),

@@ -10,7 +10,7 @@ use crate::figure::Scale;
 use crate::read::{Better, Cell, Document, Question};
 use crate::stats::{Interval, ratio};
 
-/// Numbers that are told one by one where nothing is compared.
+/// Numbers that are listed one by one where nothing is compared.
 const PLAIN_MOST: usize = 8;
 /// A ratio within this of 1 is no difference worth a word, however narrow its interval.
 const ALIKE: f64 = 0.05;
