@@ -183,7 +183,7 @@ fn host_all(digests: u8) -> Vec<u8> {
 fn host_early_ends() -> Vec<u8> {
     use host_queue::op::{C2H_DATA, FEED, PAYLOAD_SENT, R2T, RESPONSE, SUBMIT, TRANSMIT};
     let mut out = host_setup(0);
-    // Answered before all of its data; then data that nobody asked for.
+    // Answered before all of its data; then data without an R2T.
     out.extend([SUBMIT, 1, 0xAF, TRANSMIT, R2T, 0, 9, 0, 1, FEED, 0, 0, RESPONSE, 0, 1, 0, FEED, 0, 0]);
     out.extend([TRANSMIT, PAYLOAD_SENT, 0, SUBMIT, 0, 0x9F, TRANSMIT, C2H_DATA, 0, 4, 0xFE, FEED, 0, 0]);
     out.extend([C2H_DATA, 0, 0, 0xFE, FEED, 0, 0, TRANSMIT]);

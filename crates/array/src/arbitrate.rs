@@ -164,7 +164,7 @@ impl Core {
         report: &mut ScrubReport,
     ) {
         let own = units.iter().find(|(of, _)| *of == member).map(|(_, blocks)| &blocks[block]);
-        report.mended += 1;
+        report.repaired += 1;
         // A block that does not match its checksum was counted when it was read.
         let outvoted = matches!(own, Some(VerifiedBlock::Right(_)));
         if outvoted {
@@ -177,7 +177,7 @@ impl Core {
         }
         self.members[member].count(|counts| {
             counts.mismatches += u64::from(outvoted || matches!(own, Some(VerifiedBlock::Wrong)));
-            counts.mended += 1;
+            counts.repaired += 1;
         });
     }
 

@@ -45,7 +45,7 @@ pub struct MemberCounts {
     /// Blocks whose content did not match their checksum.
     pub mismatches: u64,
     /// Blocks that were repaired from redundancy.
-    pub mended: u64,
+    pub repaired: u64,
     /// Reads that failed.
     pub read_errors: u64,
     /// Hedged reads of this member.

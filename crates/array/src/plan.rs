@@ -191,7 +191,7 @@ impl Core {
                     plan.writes.clear();
                     return self.write_beside_lost(row, segment, plan).await.map(|()| (None, None));
                 }
-                self.members[*member].count(|counts| counts.mended += segment.len / crate::geometry::BLOCK);
+                self.members[*member].count(|counts| counts.repaired += segment.len / crate::geometry::BLOCK);
                 let piece = Piece { role: Role::Data(i), at: segment.at, bytes };
                 plan.writes.push(MemberWrite { member: *member, piece });
             }

@@ -295,7 +295,7 @@ impl Core {
         }
         self.count(|counts| counts.reconstructed += 1);
         let writes = bad.into_iter().filter(|member| self.holds(*member, row)).map(|member| {
-            self.members[member].count(|counts| counts.mended += len / BLOCK);
+            self.members[member].count(|counts| counts.repaired += len / BLOCK);
             let piece = Piece { role: Role::Data(unit), at, bytes: bytes.clone() };
             MemberWrite { member, piece }
         });

@@ -41,7 +41,7 @@ pub struct ScrubReport {
     /// Unreadable blocks by member.
     pub unreadable: Vec<u64>,
     /// Blocks that were repaired.
-    pub mended: u64,
+    pub repaired: u64,
     /// Blocks that matched their checksums, but were found wrong and repaired: P and Q together
     /// locate them, or the majority of the copies differs.
     pub inconsistent: u64,
@@ -111,29 +111,29 @@ impl Core {
     /// Verifies superblocks, bitmaps, journals and checksum pages of the members, and rewrites
     /// damaged blocks from memory. Returns their number.
     async fn scrub_metadata(self: &Rc<Self>) -> IoResult<u64> {
-        let mut mended = self.scrub_superblocks().await?;
+        let mut repaired = self.scrub_superblocks().await?;
         for member in &self.members {
             if member.is_usable() {
-                mended += self.intent.scrub(self, member).await?;
+                repaired += self.intent.scrub(self, member).await?;
             }
             if member.is_usable() && self.geometry.journal > 0 {
                 match member.read_around(JOURNAL_AT, self.geometry.journal).await {
                     Ok(ring) if ring.unreadable.is_empty() => {}
                     Ok(ring) => {
                         self.journal.pass(self).await?;
-                        mended += self.journal.clear(self, member.index, &ring.unreadable).await?;
+                        repaired += self.journal.clear(self, member.index, &ring.unreadable).await?;
                     }
                     Err(e) => self.lose(member.index, &e).await?,
                 }
             }
             if member.is_usable() {
                 match self.sums.scrub(member).await {
-                    Ok(pages) => mended += pages,
+                    Ok(pages) => repaired += pages,
                     Err(e) => self.lose(member.index, &e).await?,
                 }
             }
         }
-        Ok(mended)
+        Ok(repaired)
     }
 
     /// Scrubs one stripe: blocks that do not match their checksums are repaired from those that do.
@@ -195,7 +195,7 @@ impl Core {
         }
         let before = writes.len();
         writes.retain(|placed| !doubtful.contains(&placed.piece.at));
-        report.mended -= (before - writes.len()) as u64;
+        report.repaired -= (before - writes.len()) as u64;
         Ok(())
     }
 
@@ -303,10 +303,10 @@ impl Core {
                 let role = self.geometry.role(row, *member);
                 let is_wrong = !matches!(blocks[block], VerifiedBlock::Right(_));
                 if let Some(bytes) = should(role).filter(|_| is_wrong) {
-                    report.mended += 1;
+                    report.repaired += 1;
                     self.members[*member].count(|counts| {
                         counts.mismatches += u64::from(matches!(blocks[block], VerifiedBlock::Wrong));
-                        counts.mended += 1;
+                        counts.repaired += 1;
                     });
                     writes.push(MemberWrite { member: *member, piece: Piece { role, at, bytes } });
                 }
@@ -347,7 +347,7 @@ impl ScrubReport {
         let add = |all: &mut [u64], some: &[u64]| all.iter_mut().zip(some).for_each(|(a, b)| *a += b);
         add(&mut self.wrong, &row.wrong);
         add(&mut self.unreadable, &row.unreadable);
-        self.mended += row.mended;
+        self.repaired += row.repaired;
         self.inconsistent += row.inconsistent;
         self.disagreeing += row.disagreeing;
         self.unsettled += row.unsettled;

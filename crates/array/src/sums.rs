@@ -292,7 +292,7 @@ impl Sums {
     /// Returns their number.
     pub(crate) async fn scrub(&self, member: &Member) -> MemberResult<u64> {
         let (mut first, end) = (0, self.geometry.sums_len() / BLOCK);
-        let mut mended = 0;
+        let mut repaired = 0;
         while first < end {
             let count = SCRUB_PAGES.min(end - first);
             let idle = |number: u64| {
@@ -318,13 +318,13 @@ impl Sums {
                     None if unreadable => self.loaded(member, number).await?,
                     None => continue,
                 };
-                mended += 1;
+                repaired += 1;
                 let made = page.made.get();
                 self.store(member, number, page, made).await?;
             }
             first += count;
         }
-        Ok(mended)
+        Ok(repaired)
     }
 }
 

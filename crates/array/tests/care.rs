@@ -281,7 +281,7 @@ fn scrubs_run_at_their_interval_and_rate() {
         assert!(rig.array.status().await.expect("status").scrub.is_none(), "not yet");
         sleep(Duration::from_secs(120)).await;
         let scrub = rig.array.status().await.expect("status").scrub.expect("scrubbed");
-        assert_eq!((scrub.finished, scrub.wrong[2], scrub.mended), (true, 1, 1), "{scrub:?}");
+        assert_eq!((scrub.finished, scrub.wrong[2], scrub.repaired), (true, 1, 1), "{scrub:?}");
         let rate = (geometry.rows * geometry.unit) as f64 / scrub.elapsed.as_secs_f64();
         assert!(rate < 1.3 * f64::from(1 << 20), "{rate} bytes per second");
     });

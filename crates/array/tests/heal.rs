@@ -142,14 +142,14 @@ fn corruption_is_found_on_read_reported_and_repaired() {
             let find = |m: usize| rig.disks[m].find(data_at, &block[..64]).map(|at| (m, at));
             let (member, at) = (0..4).find_map(find).expect("it is somewhere");
             rig.disks[member].flip(at + 100);
-            let mended = async || {
+            let repaired = async || {
                 let status = rig.array.status().await.expect("status");
-                (status.members[member].counts.mismatches, status.members[member].counts.mended)
+                (status.members[member].counts.mismatches, status.members[member].counts.repaired)
             };
             let scrub = rig.array.scrub().await.expect("scrubbed");
             assert!(scrub.finished);
-            assert_eq!((scrub.wrong[member], scrub.mended, scrub.lost), (1, 1, 0), "{layout} {scrub:?}");
-            assert_eq!(mended().await, (1, 1));
+            assert_eq!((scrub.wrong[member], scrub.repaired, scrub.lost), (1, 1, 0), "{layout} {scrub:?}");
+            assert_eq!(repaired().await, (1, 1));
             rig.model.check(&*rig.io).await.expect("read");
             let again = rig.array.scrub().await.expect("scrubbed");
             assert_eq!((again.wrong.iter().sum::<u64>(), again.inconsistent), (0, 0));
@@ -172,7 +172,7 @@ fn reads_repair_wrong_blocks() {
             rig.model.check(&*rig.io).await.expect("read");
             let status = rig.array.status().await.expect("status");
             let counts: Vec<_> = status.members.iter().map(|member| member.counts).collect();
-            assert!(counts[1].mended > 0 && counts[0].mismatches == 0, "{layout}: {counts:?}");
+            assert!(counts[1].repaired > 0 && counts[0].mismatches == 0, "{layout}: {counts:?}");
             let scrub = rig.array.scrub().await.expect("scrubbed");
             assert_eq!(scrub.lost, 0);
             rig.disks[0].unreachable.store(true, SeqCst);

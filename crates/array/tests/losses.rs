@@ -344,7 +344,7 @@ fn a_member_that_lost_writes_is_identified_by_redundancy() {
             let scrub = rig.scrub().await;
             let mut wrong = vec![0; width];
             wrong[victim] = 1;
-            let found = (scrub.inconsistent, scrub.mended, scrub.disagreeing, scrub.lost);
+            let found = (scrub.inconsistent, scrub.repaired, scrub.disagreeing, scrub.lost);
             assert_eq!((&scrub.wrong, found), (&wrong, (1, 1, 0, 0)), "{layout} {victim}: {scrub:?}");
             for unit in 0..rig.geometry().await.stripe() / UNIT {
                 assert_eq!(rig.read(unit * UNIT + BLOCK).await.expect("read"), 11 + unit as u8, "{layout}");
@@ -398,7 +398,7 @@ fn ambiguous_blocks_are_reported_and_left_alone() {
             let before = content();
             for _ in 0..2 {
                 let scrub = rig.scrub().await;
-                let found = (scrub.disagreeing, scrub.inconsistent, scrub.mended, scrub.lost);
+                let found = (scrub.disagreeing, scrub.inconsistent, scrub.repaired, scrub.lost);
                 assert_eq!(found, (1, 0, 0, 0), "{layout}: {scrub:?}");
                 let told: Vec<(u64, u64)> = scrub.disagreements.iter().map(|e| (e.offset, e.len)).collect();
                 assert_eq!(told, [range], "{layout}");
@@ -439,7 +439,7 @@ fn a_region_with_writes_under_way_is_not_arbitrated() {
             }
         };
         let (scrub, ()) = futures_util::join!(rig.scrub(), writes);
-        assert_eq!((scrub.disagreeing, scrub.unsettled, scrub.mended), (0, 1, 0), "{scrub:?}");
+        assert_eq!((scrub.disagreeing, scrub.unsettled, scrub.repaired), (0, 1, 0), "{scrub:?}");
         sleep(Duration::from_secs(5)).await;
         let scrub = rig.scrub().await;
         assert_eq!((scrub.disagreeing, scrub.unsettled), (1, 0), "{scrub:?}");

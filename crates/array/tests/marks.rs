@@ -146,7 +146,7 @@ async fn check(layout: Layout) {
         let data_at = geometry.end() - geometry.rows * geometry.unit;
         watch.disks[1].flip(data_at + 2 * geometry.unit + 7);
         let scrub = array.scrub().await.expect("scrubbed");
-        assert!(scrub.mended > 0 && watch.changes("a repair by a scrub") > 0, "{layout}: {scrub:?}");
+        assert!(scrub.repaired > 0 && watch.changes("a repair by a scrub") > 0, "{layout}: {scrub:?}");
         idle(&array).await;
         watch.disks[1].flip(data_at + 2 * geometry.unit + 7);
         model.check(&*io).await.expect("read");

@@ -215,7 +215,11 @@ fn a_member_that_was_rolled_back_is_rebuilt() {
                 model.check(&*io).await.expect("read");
                 array.wait_healthy().await.expect("filled");
                 let report = array.scrub().await.expect("scrubbed");
-                assert_eq!((report.lost, report.mended, report.disagreeing), (0, 0, 0), "{case}: {report:?}");
+                assert_eq!(
+                    (report.lost, report.repaired, report.disagreeing),
+                    (0, 0, 0),
+                    "{case}: {report:?}"
+                );
                 disks[0].unreachable.store(true, SeqCst);
                 model.check(&*io).await.unwrap_or_else(|e| panic!("{case}: {e}"));
             });

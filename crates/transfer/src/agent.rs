@@ -541,7 +541,7 @@ impl AgentState {
         let grant = if self.config.allow_owner { Grant::FileIdentity } else { Grant::Content };
         blocking(move || match direction {
             Direction::Push if read_only && !synthetic::is_null_sink(&request.destination) => {
-                Err(Refusal::new(RefusalKind::NotAllowed, "the agent does not let anybody write"))
+                Err(Refusal::new(RefusalKind::NotAllowed, "the agent is read-only"))
             }
             Direction::Push => writer(&root, &request, false, grant).map(PreparedSession::Receive),
             Direction::Pull => plan(&root, &request, readers).map(PreparedSession::Send),

@@ -247,9 +247,9 @@ fn extended_attributes_are_carried_where_wanted() {
 /// An access control list as Linux keeps it: version 2, and entries of tag,
 /// permissions and identity (`linux/posix_acl_xattr.h`).
 fn acl(mask: u16) -> Vec<u8> {
-    const NOBODY: u32 = u32::MAX;
+    const NO_ID: u32 = u32::MAX;
     let entries =
-        [(0x01, 6, NOBODY), (0x02, 4, 1234), (0x04, 4, NOBODY), (0x10, mask, NOBODY), (0x20, 0, NOBODY)];
+        [(0x01, 6, NO_ID), (0x02, 4, 1234), (0x04, 4, NO_ID), (0x10, mask, NO_ID), (0x20, 0, NO_ID)];
     let mut bytes = 2u32.to_le_bytes().to_vec();
     for (tag, permissions, id) in entries {
         bytes.extend(u16::to_le_bytes(tag));

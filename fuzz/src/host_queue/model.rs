@@ -109,7 +109,7 @@ impl Controller {
             return assert_eq!(data.length.get() as usize, pdu.data.len());
         }
         let at = self.r2ts.iter().position(|r| (r.cid, r.ttag, r.offset) == (cid, ttag, data.offset.get()));
-        let Some(at) = at else { panic!("data that nobody asked for: {data:?}") };
+        let Some(at) = at else { panic!("data without an R2T: {data:?}") };
         let r2t = &mut self.r2ts[at];
         let len = data.length.get();
         assert!(len as usize == pdu.data.len() && len > 0 && len <= r2t.left, "as much as was asked for");

@@ -159,7 +159,7 @@ impl FakeAgent {
             for frame in says(*hello) {
                 let (head, body) = frame.encode();
                 let body = body.map_or(Vec::new(), |body| body.to_vec());
-                // Whoever has heard enough goes.
+                // The other end may close once it has what it waited for.
                 if peer.0.write_all(&[head, body].concat()).is_err() {
                     break;
                 }

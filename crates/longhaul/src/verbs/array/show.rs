@@ -35,7 +35,7 @@ pub(crate) fn scrub(report: &ScrubReport) -> Value {
     json!({
         "finished": report.finished, "stripes_done": report.stripes.0, "stripes": report.stripes.1,
         "wrong_blocks": report.wrong, "unreadable_blocks": report.unreadable,
-        "mended": report.mended, "inconsistent": report.inconsistent, "lost": report.lost,
+        "mended": report.repaired, "inconsistent": report.inconsistent, "lost": report.lost,
         "disagreeing": report.disagreeing, "disagreements": extents(&report.disagreements),
         "unsettled": report.unsettled, "waiting": report.waiting,
         "own_blocks": report.own,
@@ -55,7 +55,7 @@ pub(crate) fn status(status: &Status) -> Value {
             value["device"] = json!(member.device);
             value["reason"] = json!(member.reason);
             value["mismatches"] = json!(member.counts.mismatches);
-            value["mended"] = json!(member.counts.mended);
+            value["mended"] = json!(member.counts.repaired);
             value["read_errors"] = json!(member.counts.read_errors);
             value["hedged"] = json!(member.counts.hedged);
             value
