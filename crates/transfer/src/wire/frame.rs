@@ -1,6 +1,7 @@
 //! Frames, and batches of entries in them.
 
 use super::codec::{Fields, Malformed, Put};
+use super::codes::Coded;
 use super::entry::{Content, Digest, Entry};
 use super::hello::{Hello, Refusal, Welcome};
 use super::name::RelPath;
@@ -30,9 +31,6 @@ pub enum Op {
 }
 
 impl Op {
-    const ALL: [Op; 8] =
-        [Op::Scan, Op::Read, Op::Changed, Op::Write, Op::Metadata, Op::Verify, Op::Delete, Op::Skip];
-
     /// Its name in messages and records.
     pub fn name(self) -> &'static str {
         match self {
@@ -73,8 +71,6 @@ pub enum Action {
 }
 
 impl Action {
-    const ALL: [Action; 4] = [Action::Send, Action::Make, Action::Metadata, Action::Delete];
-
     /// Its name in messages and records.
     pub fn name(self) -> &'static str {
         match self {
@@ -109,8 +105,6 @@ pub enum Stage {
 }
 
 impl Stage {
-    const ALL: [Stage; 4] = [Stage::Scan, Stage::Read, Stage::Send, Stage::Write];
-
     /// Its name in messages and records.
     pub fn name(self) -> &'static str {
         match self {
@@ -133,16 +127,10 @@ pub enum Limit {
     Silence,
 }
 
-impl Limit {
-    const ALL: [Limit; 6] = [
-        Limit::Stage(Stage::Scan),
-        Limit::Stage(Stage::Read),
-        Limit::Stage(Stage::Send),
-        Limit::Stage(Stage::Write),
-        Limit::Rate,
-        Limit::Silence,
-    ];
+/// The number of a [`Frame::Limit`] that says that nothing limits the copy.
+const NO_LIMIT: u8 = 0;
 
+impl Limit {
     /// Its name in messages and records.
     pub fn name(self) -> &'static str {
         match self {
@@ -423,26 +411,25 @@ impl Frame {
                 CLOSE
             }
             Frame::Trouble(trouble) => {
-                head.u8(Op::ALL.iter().position(|op| *op == trouble.op).unwrap_or(0) as u8);
+                head.u8(trouble.op.code());
                 head.bytes(trouble.path.as_bytes());
                 head.words(&trouble.message);
                 TROUBLE
             }
             Frame::Planned(planned) => {
-                head.u8(Action::ALL.iter().position(|action| *action == planned.action).unwrap_or(0) as u8);
+                head.u8(planned.action.code());
                 head.bytes(planned.path.as_bytes());
                 PLANNED
             }
             Frame::Tuned(tuned) => {
-                head.u8(Stage::ALL.iter().position(|stage| *stage == tuned.stage).unwrap_or(0) as u8);
+                head.u8(tuned.stage.code());
                 head.u16(tuned.from);
                 head.u16(tuned.to);
                 head.words(&tuned.why);
                 TUNED
             }
             Frame::Limit(limit) => {
-                let place = limit.and_then(|limit| Limit::ALL.iter().position(|one| *one == limit));
-                head.u8(place.map_or(0, |place| place as u8 + 1));
+                head.u8(limit.map_or(NO_LIMIT, Limit::code));
                 LIMIT
             }
             Frame::Progress(counts) => {
@@ -496,23 +483,20 @@ impl Frame {
             }
             CLOSE => Frame::Close(Close { file: from.u64()?, blocks: from.u32()?, good: from.u8()? == 1 }),
             TROUBLE => {
-                let op = *Op::ALL.get(usize::from(from.u8()?)).ok_or(Malformed::Value("operation"))?;
+                let op = Op::decode_code(&mut from)?;
                 Frame::Trouble(Trouble { op, path: RelPath::new(from.bytes()?)?, message: from.words()? })
             }
             PLANNED => {
-                let action = *Action::ALL.get(usize::from(from.u8()?)).ok_or(Malformed::Value("action"))?;
+                let action = Action::decode_code(&mut from)?;
                 Frame::Planned(Planned { action, path: RelPath::new(from.bytes()?)? })
             }
             TUNED => {
-                let stage = *Stage::ALL.get(usize::from(from.u8()?)).ok_or(Malformed::Value("stage"))?;
+                let stage = Stage::decode_code(&mut from)?;
                 Frame::Tuned(Tuned { stage, from: from.u16()?, to: from.u16()?, why: from.words()? })
             }
             LIMIT => Frame::Limit(match from.u8()? {
-                0 => None,
-                place => {
-                    let limit = Limit::ALL.get(usize::from(place) - 1);
-                    Some(*limit.ok_or(Malformed::Value("limit"))?)
-                }
+                NO_LIMIT => None,
+                code => Some(Limit::of_code(code).ok_or(Malformed::Value(Limit::NAME))?),
             }),
             PROGRESS => Frame::Progress(Counts::decode(from)?),
             SCANNED => {

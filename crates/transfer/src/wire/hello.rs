@@ -1,6 +1,7 @@
 //! The beginning of a session: the request, and its grant or refusal.
 
 use super::codec::{Fields, Malformed, Put};
+use super::codes::Coded;
 use super::entry::{Digest, Entry};
 use super::{BLOCK, BODY_MAX};
 use crate::noise::Key;
@@ -242,7 +243,7 @@ impl Onward {
 
     fn decode(from: &mut Fields<'_>) -> Result<Onward, Malformed> {
         let (host, port, streams) = (from.text()?, from.u16()?, from.u16()?);
-        let key = if flag(from)? { Some(Key::from_bytes(from.array()?)) } else { None };
+        let key = if bool::decode_code(from)? { Some(Key::from_bytes(from.array()?)) } else { None };
         Ok(Onward { host, port, streams, key })
     }
 }
@@ -300,20 +301,6 @@ pub enum RefusalKind {
     TimedOut,
 }
 
-impl RefusalKind {
-    const ALL: [RefusalKind; 9] = [
-        RefusalKind::NotAllowed,
-        RefusalKind::Version,
-        RefusalKind::NoSuchPath,
-        RefusalKind::Busy,
-        RefusalKind::Protocol,
-        RefusalKind::Storage,
-        RefusalKind::Unreachable,
-        RefusalKind::Failed,
-        RefusalKind::TimedOut,
-    ];
-}
-
 /// The refusal to begin or continue a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -330,48 +317,36 @@ impl Refusal {
     }
 
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
-        to.u8(RefusalKind::ALL.iter().position(|kind| *kind == self.kind).unwrap_or(0) as u8);
+        to.u8(self.kind.code());
         to.words(&self.message);
     }
 
     pub(crate) fn decode(mut from: Fields<'_>) -> Result<Refusal, Malformed> {
-        let kind = from.u8()?;
-        let kind = RefusalKind::ALL.get(usize::from(kind)).copied().unwrap_or(RefusalKind::Failed);
+        let kind = RefusalKind::of_code(from.u8()?).unwrap_or(RefusalKind::Failed);
         Ok(Refusal { kind, message: from.words()? })
     }
 }
 
-/// Decodes one of `all` by its index.
-fn choice<T: Copy>(from: &mut Fields<'_>, all: &[T], what: &'static str) -> Result<T, Malformed> {
-    all.get(usize::from(from.u8()?)).copied().ok_or(Malformed::Value(what))
-}
-
-fn flag(from: &mut Fields<'_>) -> Result<bool, Malformed> {
-    choice(from, &[false, true], "flag")
-}
-
 impl Options {
     fn encode(self, to: &mut Vec<u8>) {
-        to.u8(self.hash as u8);
-        to.u8(self.compare as u8);
-        to.u8(self.durability as u8);
+        to.u8(self.hash.code());
+        to.u8(self.compare.code());
+        to.u8(self.durability.code());
         for flag in [self.owner, self.delete, self.dry_run, self.verify, self.xattrs] {
             to.u8(flag.into());
         }
     }
 
     fn decode(from: &mut Fields<'_>) -> Result<Options, Malformed> {
-        let compare = [Compare::Nothing, Compare::Exists, Compare::Size, Compare::Mtime, Compare::Checksum];
-        let durability = [Durability::None, Durability::End, Durability::File];
         Ok(Options {
-            hash: choice(from, &[Hash::Quick, Hash::Strong], "checksum")?,
-            compare: choice(from, &compare, "comparison")?,
-            durability: choice(from, &durability, "durability")?,
-            owner: flag(from)?,
-            delete: flag(from)?,
-            dry_run: flag(from)?,
-            verify: flag(from)?,
-            xattrs: flag(from)?,
+            hash: Hash::decode_code(from)?,
+            compare: Compare::decode_code(from)?,
+            durability: Durability::decode_code(from)?,
+            owner: bool::decode_code(from)?,
+            delete: bool::decode_code(from)?,
+            dry_run: bool::decode_code(from)?,
+            verify: bool::decode_code(from)?,
+            xattrs: bool::decode_code(from)?,
         })
     }
 }
@@ -379,7 +354,7 @@ impl Options {
 impl Request {
     fn encode(&self, to: &mut Vec<u8>) {
         to.bytes(&self.destination);
-        to.u8(self.place as u8);
+        to.u8(self.place.code());
         to.u64(self.key);
         self.options.encode(to);
         to.u8(self.recursive.into());
@@ -407,16 +382,16 @@ impl Request {
     fn decode(from: &mut Fields<'_>) -> Result<Request, Malformed> {
         Ok(Request {
             destination: from.bytes()?.to_vec(),
-            place: choice(from, &[Placement::Guess, Placement::Into, Placement::Contents], "place")?,
+            place: Placement::decode_code(from)?,
             key: from.u64()?,
             options: Options::decode(from)?,
-            recursive: flag(from)?,
+            recursive: bool::decode_code(from)?,
             sources: (0..from.u16()?).map(|_| from.bytes().map(<[u8]>::to_vec)).collect::<Result<_, _>>()?,
             filters: (0..from.u16()?).map(|_| from.text()).collect::<Result<_, _>>()?,
             files: (0..from.u32()?).map(|_| from.bytes().map(<[u8]>::to_vec)).collect::<Result<_, _>>()?,
             rate: from.u64()?,
-            tune_streams: flag(from)?,
-            onward: if flag(from)? { Some(Onward::decode(from)?) } else { None },
+            tune_streams: bool::decode_code(from)?,
+            onward: if bool::decode_code(from)? { Some(Onward::decode(from)?) } else { None },
             manifest: from.bytes()?.to_vec(),
             congestion: from.text()?,
         })
@@ -446,7 +421,7 @@ impl Hello {
         head.u16(self.newest);
         head.put(&self.session);
         head.u16(self.streams);
-        head.u8(self.direction as u8);
+        head.u8(self.direction.code());
         self.request.encode(body);
     }
 
@@ -459,8 +434,7 @@ impl Hello {
         let (oldest, newest) = (head.u16()?, head.u16()?);
         let session = head.array()?;
         let streams = head.u16()?;
-        let direction =
-            choice(&mut head, &[Direction::Push, Direction::Pull, Direction::Onward], "direction")?;
+        let direction = Direction::decode_code(&mut head)?;
         let mut hello = Hello { oldest, newest, session, streams, direction, request: Request::default() };
         if hello.negotiate().is_ok() {
             let mut body = Fields(body);
@@ -482,8 +456,8 @@ impl Welcome {
     pub(crate) fn decode(mut from: Fields<'_>) -> Result<Welcome, Malformed> {
         Ok(Welcome {
             version: from.u16()?,
-            resume: flag(&mut from)?,
-            by_content: flag(&mut from)?,
+            resume: bool::decode_code(&mut from)?,
+            by_content: bool::decode_code(&mut from)?,
             congestion: from.words()?,
         })
     }

@@ -15,6 +15,7 @@
 //! is the same in every version; the answer names the version to use, or refuses.
 
 mod codec;
+mod codes;
 mod entry;
 mod frame;
 mod hello;
