@@ -37,7 +37,7 @@ fn place() -> tempfile::TempDir {
     dir
 }
 
-/// Starts an agent, and pushes the program to it as the user nobody, with everything
+/// Starts an agent, and pushes the program to it as the user `nobody`, with every option
 /// that a client may ask for; the exit status.
 fn push_as_nobody(dir: &Path, more: &[&str], key: &[&str]) -> (Target, Option<i32>) {
     let root = dir.join("root");
@@ -46,14 +46,14 @@ fn push_as_nobody(dir: &Path, more: &[&str], key: &[&str]) -> (Target, Option<i3
     let to = agent.ready["uri"].as_str().expect("a URI").to_owned();
     let from = dir.join("source/shell");
     let mut client = command(&[&["cp", "--owner", "-X", text(&from), &to][..], key].concat());
-    // The program itself may be where nobody may not look it up.
+    // The user `nobody` may have no access to the current directory.
     client.uid(NOBODY).gid(NOBODY).current_dir("/");
     let code = finish(client.spawn().expect("started")).code;
     (agent, code)
 }
 
 #[test]
-fn an_agent_of_roots_is_not_open_to_every_local_user() {
+fn an_agent_of_root_is_not_open_to_every_local_user() {
     if !is_root() {
         return;
     }
@@ -72,12 +72,12 @@ fn an_agent_of_roots_is_not_open_to_every_local_user() {
 }
 
 #[test]
-fn nobody_makes_no_program_that_runs_as_root() {
+fn an_unprivileged_client_creates_no_setuid_root_program() {
     if !is_root() {
         return;
     }
     let shell = |dir: &Path| fs::symlink_metadata(dir.join("root/shell")).expect("it is there");
-    // The agent is nobody itself, and keeps no owners.
+    // The agent runs as `nobody` itself, and keeps no owners.
     let dir = place();
     let (agent, code) = push_as_nobody(dir.path(), &["--insecure"], &[]);
     let meta = shell(dir.path());
@@ -87,8 +87,8 @@ fn nobody_makes_no_program_that_runs_as_root() {
         let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
         line.split_whitespace().collect::<Vec<_>>().join(" ")
     };
-    let nobody = [NOBODY.to_string().as_str(); 4].join(" ");
-    assert_eq!(field("Uid:"), nobody, "real, effective, saved and of the file system");
+    let ids = [NOBODY.to_string().as_str(); 4].join(" ");
+    assert_eq!(field("Uid:"), ids, "real, effective, saved and of the file system");
     let rights = u64::from_str_radix(&field("CapEff:"), 16).expect("a mask");
     assert_eq!(rights, 0, "no capability is left");
     // It stays root, and keeps no owners all the same.
@@ -96,7 +96,7 @@ fn nobody_makes_no_program_that_runs_as_root() {
     let (_agent, code) = push_as_nobody(dir.path(), &["--insecure", "--user", "root"], &[]);
     let meta = shell(dir.path());
     assert_eq!((code, meta.uid(), meta.mode() & 0o7777), (Some(3), 0, 0o755));
-    // Who has the key of one that is to keep them is trusted with that.
+    // A client with the key of an agent that keeps owners may set them.
     let dir = place();
     let key = dir.path().join("key");
     fs::write(&key, format!("{}\n", "5a".repeat(32))).expect("written");

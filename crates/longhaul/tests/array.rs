@@ -31,7 +31,7 @@ fn a_stripe_over_two_targets_keeps_what_it_is_given() {
     let jobs = result["jobs"].as_array().expect("jobs");
     assert_eq!(jobs.len(), 1, "one device, one job: {jobs:?}");
     assert_eq!(jobs[0]["write"]["io_bytes"], 16 << 20);
-    // It is there for who joins them again, and not for who swaps them.
+    // The content is found with the members in the same order, and not with them swapped.
     let read = |devices: [&str; 2]| {
         let load = ["--layout", "stripe", "--stripe-unit", "64k", "--bs", "512k", "--verify", "crc32c"];
         longhaul(&[&["bench"], &devices[..], &load[..]].concat()).code
@@ -89,7 +89,7 @@ fn damage(path: &str, from: u64) {
 }
 
 #[test]
-fn an_array_of_files_is_made_loaded_scrubbed_and_mended() {
+fn an_array_of_files_is_created_loaded_scrubbed_and_repaired() {
     let home = Home::new();
     let members = home.files(&["a", "b", "c", "d"]);
     home.create("scratch", "parity", &members);
@@ -172,8 +172,8 @@ fn a_member_that_was_out_of_reach_is_let_in() {
     assert_eq!(home.run(&read).code, Some(0));
 }
 
-/// Nobody waits as long for a member that is simply gone as for one that might
-/// answer any moment.
+/// A member whose target refuses connections is given up sooner than one that
+/// may answer any moment.
 #[test]
 fn a_target_that_is_killed_is_given_up_within_seconds() {
     let home = Home::new();
@@ -207,7 +207,7 @@ fn a_target_that_is_killed_is_given_up_within_seconds() {
     assert_eq!(longhaul(&["bench", &uri, "--bs", "64k", "--verify", "crc32c"]).code, Some(0));
 }
 
-/// One whose initiator has given it up is connected to anew.
+/// The array opens a member again after its initiator ended its retries.
 #[test]
 fn a_member_comes_back_after_its_initiator_has_given_it_up() {
     let home = Home::new();
@@ -228,7 +228,7 @@ fn a_member_comes_back_after_its_initiator_has_given_it_up() {
     assert_eq!(longhaul(&load).code, Some(0));
     let absent = || home.summary(&["array", "status", "vol"], 3)["members"][1]["condition"] == "absent";
     until("it is absent", absent);
-    // Three seconds later nobody tries any more.
+    // After `ctrl-loss-tmo` (3 s) the initiator does not retry any more.
     std::thread::sleep(std::time::Duration::from_secs(6));
     assert!(absent());
     let args = ["target", "--listen", &addr, "--discovery", "none", "--json", "--export", &exports[1]];
@@ -276,9 +276,9 @@ fn a_spare_takes_the_place_of_a_killed_target_under_load() {
     assert_eq!(longhaul(&["bench", &uri, "--bs", "64k", "--verify", "crc32c"]).code, Some(0));
 }
 
-/// Two hosts that each see one half do not make two histories by asking.
+/// Two hosts that each see one half can both ask for the status: the halves do not diverge.
 #[test]
-fn who_only_asks_changes_nothing() {
+fn array_status_writes_to_no_member() {
     let home = Home::new();
     let members = ["a", "b"].map(|name| {
         let file = std::fs::File::create(home.path(name)).expect("made");
@@ -354,12 +354,8 @@ fn what_makes_no_array_is_refused() {
     let taken = ["array", "create", "y", "--layout", "mirror", "--device", &a, "--device", &b];
     fails(&taken, 6, "is a member of array x");
     assert_eq!(home.run(&[&taken[..], &["--force"]].concat()).code, Some(0));
-    fails(
-        &["array", "status", "nobody"],
-        2,
-        "no array nobody is known to this user on this host (known: x, y)",
-    );
-    // A second array of that name is none, also by force; the same one anew is.
+    fails(&["array", "status", "z"], 2, "no array z is known to this user on this host (known: x, y)");
+    // A second array of a known name is refused, also with `--force`; the same one can be created anew.
     let [c, d] = ["c", "d"].map(|name| home.files(&[name]).remove(0));
     let second = ["array", "create", "y", "--layout", "mirror", "--device", &c, "--device", &d, "--force"];
     fails(&second, 2, "an array called y is known here already");
@@ -428,7 +424,7 @@ fn a_mirror_does_not_begin_from_the_member_that_missed_flushed_writes() {
 }
 
 #[test]
-fn a_process_that_is_stopped_keeps_nobody_who_asks_it_waiting_for_ever() {
+fn a_command_that_asks_a_stopped_process_times_out() {
     let home = Home::new();
     let targets = ["a", "b"].map(|name| Target::start(&[&format!("m={}", home.files(&[name])[0])], &[]));
     let uris = targets.each_ref().map(|target| target.uri(0));
@@ -447,9 +443,9 @@ fn a_process_that_is_stopped_keeps_nobody_who_asks_it_waiting_for_ever() {
     until("it answers again", || home.run(&["array", "status", "vol"]).code == Some(0));
 }
 
-/// A half that has the witness goes on by itself, also on a host that knows nothing.
+/// The half that wrote with the witness starts by itself, also on a host without records of the array.
 #[test]
-fn a_witness_lets_the_half_that_went_on_begin() {
+fn a_witness_lets_the_half_that_was_written_start() {
     let home = Home::new();
     let member = |name: &str| {
         let file = std::fs::File::create(home.path(name)).expect("made");

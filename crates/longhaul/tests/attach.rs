@@ -17,7 +17,7 @@ const MIB: u64 = 1 << 20;
 struct Place(TempDir);
 
 impl Place {
-    /// Or a reason on standard error why there is none here.
+    /// `None`, with the reason on standard error, where FUSE is missing.
     fn new() -> Option<Place> {
         if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
             longhaul_skip::skip!("needs FUSE: /dev/fuse: {e}");
@@ -177,7 +177,7 @@ fn sigterm_ends_it_with_everything_written() {
     let mut back = vec![0; MIB as usize];
     writer(&again).read_exact_at(&mut back, 5 * MIB).expect("read");
     assert!(back == pattern(MIB as usize, 3));
-    // Taken away by somebody else's umount, it ends as well.
+    // The attachment ends also when another process unmounts the file.
     assert!(Command::new("umount").arg(&again).status().expect("umount").success());
     until("its record is gone", || place.attached().is_empty());
     target.stop();
@@ -194,7 +194,7 @@ fn what_a_killed_process_leaves_is_named_and_cleared() {
     file.sync_all().expect("durable");
     kill("-KILL", &pid);
     until("its end", || has_ended(&pid));
-    assert!(file.write_at(&[0; 4096], 0).is_err(), "nobody is there to write it");
+    assert!(file.write_at(&[0; 4096], 0).is_err(), "no process serves the write");
     drop(file);
     // The kernel gives up the lock of its record a moment after its program.
     until("its lock is free", || place.attached()[0]["served"] == false);
@@ -215,8 +215,8 @@ fn what_the_kernel_does_not_know_to_be_dead_is_cleared_as_well() {
     let Some(place) = Place::new() else { return };
     let at = place.path("disk");
     let pid = place.attach("mem:64MiB", &at, &[]);
-    // Who finds the record here sees that nobody holds it, as just after a
-    // SIGKILL; and the file answers, as it may then.
+    // The copied record has no lock, as just after a SIGKILL, while the file
+    // still answers, as it may then.
     let other = tempfile::tempdir().expect("directory");
     let (from, to) = (place.path("longhaul"), other.path().join("longhaul"));
     fs::create_dir(&to).expect("made");
@@ -327,7 +327,7 @@ fn a_second_signal_ends_it_in_use_with_what_was_acknowledged() {
     signal(&attached.child, "TERM");
     assert_eq!(attached.event("summary")["clean"], false);
     assert_eq!(attached.child.wait().expect("ended").code(), Some(3));
-    assert!(file.read_at(&mut [0; 512], 0).is_err(), "nobody is there to read it");
+    assert!(file.read_at(&mut [0; 512], 0).is_err(), "no process serves the read");
     assert!(
         fs::read(&backing).expect("read")[3 * MIB as usize..][..MIB as usize] == pattern(MIB as usize, 6)
     );
@@ -335,7 +335,7 @@ fn a_second_signal_ends_it_in_use_with_what_was_acknowledged() {
 }
 
 #[test]
-fn a_device_that_shrinks_is_told_of_and_keeps_what_it_has() {
+fn a_device_that_shrinks_is_reported_and_keeps_its_content() {
     let Some(place) = Place::new() else { return };
     let dir = tempfile::tempdir().expect("directory");
     let backing = dir.path().join("backing");
@@ -361,7 +361,7 @@ fn a_device_that_shrinks_is_told_of_and_keeps_what_it_has() {
     target.stop();
 }
 
-/// The kernel's own ways, and what of this machine tells whether it has them.
+/// Kernel interfaces: the name for `--via`, the device file that exists if the kernel has it, how to load it.
 const KERNEL_WAYS: [(&str, &str, &str); 3] = [
     ("nvme", "/dev/nvme-fabrics", "modprobe nvme-tcp"),
     ("nbd", "/dev/nbd0", "modprobe nbd"),
@@ -402,7 +402,7 @@ fn a_way_that_the_kernel_has_makes_a_block_device_and_one_that_it_has_not_is_nam
     target.stop();
 }
 
-/// What somebody does who is not root; `$1` is the program.
+/// What an unprivileged user does; `$1` is the program, `$2` the directory.
 const UNPRIVILEGED: &str = r#"
 cd "$2"
 "$1" attach mem:64MiB --at disk
@@ -425,7 +425,7 @@ echo whole
 "#;
 
 #[test]
-fn who_is_not_root_attaches_through_the_helper() {
+fn an_unprivileged_user_attaches_through_the_helper() {
     let Some(place) = Place::new() else { return };
     let dir = tempfile::tempdir().expect("directory");
     let device = dir.path().join("fuse");
@@ -472,8 +472,8 @@ fn fio_finds_what_it_has_written() {
 
 /// How far two ways to measure the same may be apart.
 const APART: f64 = 0.10;
-/// How far fio may be below what the device is limited to: else it is who has
-/// the processors that is measured.
+/// How far fio may be below the rate limit of the device: further below, the
+/// processors limit the rate, and the comparison means nothing.
 const BELOW: f64 = 0.05;
 /// Rounds that count before the two are compared, and rounds in all.
 const COUNTED: usize = 3;

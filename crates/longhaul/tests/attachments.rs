@@ -118,7 +118,7 @@ fn members_of_an_attached_array_are_not_attached() {
 }
 
 #[test]
-fn who_serves_a_file_does_not_wait_for_memory_that_it_would_free() {
+fn a_fuse_server_does_not_wait_for_memory_that_it_would_free() {
     let Some(place) = Place::new() else { return };
     let status = fs::read_to_string("/proc/self/status").expect("read");
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).expect("capabilities");
@@ -234,7 +234,7 @@ fn a_file_system_has_the_shape_of_the_array_that_it_is_on() {
             assert!(said.contains(wanted), "{fs}: no '{wanted}' in: {said}");
         }
         place.good(&["umount", text(&at)]);
-        // Whoever asks the file is told the whole stripe.
+        // `stat` reports the stripe as the block size of the file.
         let disk = place.path("disk");
         let args = ["attach", "array:x", "--at", text(&disk), "--via", "fuse", "--json"];
         assert_eq!(place.good(&args).events()[0]["optimal_io"], 256 << 10);

@@ -294,8 +294,6 @@ fn sigterm_drains_under_load() {
     assert!(ran.stderr.contains("connection lost") || ran.stderr.contains("cannot reach"), "{ran:?}");
 }
 
-/// The target is killed and started again, twice: the load goes on, its
-/// content is right, and people are told.
 /// Whether a file was written to after `since`.
 fn written(path: &Path, since: SystemTime) -> bool {
     path.metadata().and_then(|m| m.modified()).is_ok_and(|modified| modified > since)
@@ -539,8 +537,7 @@ fn names(value: &serde_json::Value, at: &str) -> std::collections::BTreeSet<Stri
     }
 }
 
-/// Content that somebody changed behind the target's back is told, with its
-/// address.
+/// Content that was changed in the backing file is reported with its offset.
 #[test]
 fn verify_finds_what_was_changed_behind_the_target() {
     let dir = tempfile::tempdir().expect("directory");

@@ -110,11 +110,11 @@ impl Service {
         (0..STRANGERS).map(|_| TcpStream::connect(&self.addr).expect("the kernel takes it")).collect()
     }
 
-    /// Strangers who say nothing take the places of each other.
+    /// Silent connections replace each other: a new one makes the target close the oldest.
     fn serves_beside_strangers(&self) {
         let mut strangers = self.strangers();
         self.serves();
-        // Others came for them: the oldest has left.
+        // The target has closed the oldest one.
         let _ = strangers[0].read_to_end(&mut Vec::new());
         self.serves();
         assert!(self.lines().len() <= LINES_MAX, "{}", self.lines().join("\n"));

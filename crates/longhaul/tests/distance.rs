@@ -96,7 +96,7 @@ fn sixty_four_queues_are_ready_within_six_round_trips_of_a_relay() {
     assert_eq!(relay.stats().connections % 65, 0);
 }
 
-/// An emulated link, or a reason on standard error why there is none here.
+/// An emulated link of `rate` bit/s; `None`, with the reason on standard error, where it cannot be made.
 fn link(rtt: Duration, rate: u64) -> Option<Wan> {
     match Wan::start(Plan::new(Plan::unique_name("d"), Conditions::new(rtt, Some(rate)))) {
         Ok(wan) => Some(wan),
@@ -129,7 +129,7 @@ fn sixty_four_queues_are_ready_within_six_round_trips_of_a_link() {
 }
 
 #[test]
-fn what_was_set_up_is_told_to_people_too() {
+fn the_connection_setup_is_printed_without_json_too() {
     let target = Served::start(Command::new(PROGRAM), Ipv4Addr::LOCALHOST.into(), "disk=mem:1MiB");
     let ran = longhaul(&["info", &target.uri]);
     assert!(ran.stdout.contains("ms, 4 round trips"), "{ran:?}");

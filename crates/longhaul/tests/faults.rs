@@ -31,7 +31,7 @@ const MADE: u32 = 20;
 /// How far a predicted gain may be from the achieved one.
 const NEAR: f64 = 0.25;
 /// Share of the predictions that are to be so near. Each is compared with another
-/// measurement: two ratios of medians of three copies, which a machine tells to 10 %
+/// measurement: two ratios of medians of three copies, which a machine measures to 10 %
 /// each if it has little else to do. Nine of ten are within 25 % then if all predictions
 /// are right, and of a dozen fewer than three of four hardly ever (once in 100 runs).
 const CAME_TRUE: f64 = 0.75;
@@ -44,8 +44,8 @@ const COPY: (Duration, Duration, u32) = (Duration::from_secs(600), Duration::fro
 /// What a fault came to.
 struct Outcome {
     summary: Value,
-    /// What mending it brought, where `diagnose` itself cannot.
-    mended: Option<f64>,
+    /// Ratio of the times with and without the fault, where `diagnose` itself tried no remedy.
+    speedup: Option<f64>,
 }
 
 /// A fault: its name, the causes that are right, and how it is made; or why it
@@ -264,9 +264,9 @@ fn value<'a>(options: &[&'a str], name: &str) -> &'a str {
     at.and_then(|at| options.get(at + 1)).copied().unwrap_or("4")
 }
 
-/// Copies from one slow file system to another. Without the fault they are as `mended`
-/// says, for a remedy that is not the copy's own.
-fn storage(slow: [Slow; 2], mended: [Slow; 2], more: &[&str]) -> Result<Outcome, String> {
+/// Copies from one slow file system to another. `repaired` are their delays without the
+/// fault, for a remedy that is not an option of the copy.
+fn storage(slow: [Slow; 2], repaired: [Slow; 2], more: &[&str]) -> Result<Outcome, String> {
     let (place, options) = (Place::new(), options(more));
     let mounted = place.mount(slow)?;
     let (from, to) = (place.at("slow-source"), place.at("slow-destination"));
@@ -274,7 +274,7 @@ fn storage(slow: [Slow; 2], mended: [Slow; 2], more: &[&str]) -> Result<Outcome,
     let summary = summary(&run(program(), &args, DIAGNOSE));
     drop(mounted);
     if summary["tried"]["achieved"].is_number() {
-        return Ok(Outcome { summary, mended: None });
+        return Ok(Outcome { summary, speedup: None });
     }
     // The same copy, with the fault and without it.
     let from = from.join(place.make(&options));
@@ -284,11 +284,11 @@ fn storage(slow: [Slow; 2], mended: [Slow; 2], more: &[&str]) -> Result<Outcome,
         drop(mounted);
         Ok::<_, String>(seconds)
     };
-    let (before, after) = (time(slow, "before")?, time(mended, "after")?);
-    Ok(Outcome { summary, mended: times(before, after) })
+    let (before, after) = (time(slow, "before")?, time(repaired, "after")?);
+    Ok(Outcome { summary, speedup: times(before, after) })
 }
 
-/// How many times as fast it became.
+/// The speed-up: the time before, divided by the time after.
 fn times(before: Option<f64>, after: Option<f64>) -> Option<f64> {
     Some(before? / after?)
 }
@@ -326,13 +326,13 @@ fn sysctl(at: &longhaul_wan::Namespace, name: &str, value: &str) {
     at.run(write).expect("within").expect("a setting of the namespace");
 }
 
-/// Copies over an emulated link that `spoil` makes slow; `mend` does what the
-/// remedy says, where that is not the copy's to do.
+/// Copies over an emulated link that `spoil` makes slow; `repair` removes the fault,
+/// where the remedy is not an option of the copy.
 fn link(
     rtt: Duration,
     rate: Option<u64>,
     spoil: impl FnOnce(&Wan),
-    mend: Option<fn(&Wan)>,
+    repair: Option<fn(&Wan)>,
     more: &[&str],
 ) -> Result<Outcome, String> {
     let plan = Plan {
@@ -361,12 +361,12 @@ fn link(
     let options = options(more);
     let args = [&["diagnose", text(&from), &uri][..], &options].concat();
     let summary = summary(&run(here(), &args, DIAGNOSE));
-    let Some(mend) = mend else { return Ok(Outcome { summary, mended: None }) };
+    let Some(repair) = repair else { return Ok(Outcome { summary, speedup: None }) };
     let from = from.join(place.make(&options));
     let copy = |name: &str| seconds(here, &options, text(&from), &format!("{uri}{name}"), &[]);
     let before = copy("before");
-    mend(&wan);
-    Ok(Outcome { summary, mended: times(before, copy("after")) })
+    repair(&wan);
+    Ok(Outcome { summary, speedup: times(before, copy("after")) })
 }
 
 /// Seconds of a copy with these options of `diagnose`, in the middle of three; nothing
@@ -444,7 +444,7 @@ fn hog() -> Result<Outcome, String> {
     let copy = |name: &str| seconds(program, &options, text(&from), text(&to.join(name)), &[]);
     let before = copy("before");
     drop(hogs);
-    Ok(Outcome { summary, mended: times(before, copy("after")) })
+    Ok(Outcome { summary, speedup: times(before, copy("after")) })
 }
 
 /// Copies to an agent that has a processor of its own, which others take.
@@ -469,10 +469,10 @@ fn hog_at_destination() -> Result<Outcome, String> {
     let copy = |name: &str| seconds(|| on(&near), &options, text(&from), &format!("{uri}{name}"), &[]);
     let before = copy("before");
     drop(hogs);
-    Ok(Outcome { summary, mended: times(before, copy("after")) })
+    Ok(Outcome { summary, speedup: times(before, copy("after")) })
 }
 
-/// Copies to an agent on this machine, over a network that is none.
+/// Copies to an agent on this machine, over loopback.
 fn local_agent(key: Option<&Path>, more: &[&str]) -> Result<Outcome, String> {
     let (place, options) = (Place::new(), options(more));
     let (from, to) = (place.at("source"), place.at("destination"));
@@ -483,12 +483,12 @@ fn local_agent(key: Option<&Path>, more: &[&str]) -> Result<Outcome, String> {
     let (_agent, uri) = start(&secret);
     let args = [&["diagnose", text(&from), &uri][..], &options].concat();
     let summary = summary(&run(program(), &args, DIAGNOSE));
-    let Some(key) = key else { return Ok(Outcome { summary, mended: None }) };
+    let Some(key) = key else { return Ok(Outcome { summary, speedup: None }) };
     let (_open, open) = start(&["--insecure"]);
     let from = from.join(place.make(&options));
     let copy = |to: &str, more: &[&str]| seconds(program, &options, text(&from), to, more);
     let before = copy(&format!("{uri}before"), &["--key-file", text(key)]);
-    Ok(Outcome { summary, mended: times(before, copy(&format!("{open}after"), &[])) })
+    Ok(Outcome { summary, speedup: times(before, copy(&format!("{open}after"), &[])) })
 }
 
 /// Copies with a checksum that takes long, where there is a quicker one.
@@ -524,7 +524,7 @@ impl Promise {
         let (first, tried) = (&outcome.summary["findings"][0], &outcome.summary["tried"]);
         Promise {
             predicted: first["gain"].as_f64(),
-            achieved: tried["achieved"].as_f64().or(outcome.mended),
+            achieved: tried["achieved"].as_f64().or(outcome.speedup),
             at_least: first["at_least"] == true,
         }
     }
@@ -632,7 +632,7 @@ fn what_was_measured_is_kept_whatever_comes() {
     let place = Place::new();
     let (from, to, result) = (place.at("source"), place.at("destination"), place.at("result.json"));
     let small = ["--json", "--runs", "1", "--bytes", "1MiB", "--files", "16", "--output", text(&result)];
-    // It is told to end.
+    // A signal ends it.
     let mut child =
         command(&[&["diagnose", text(&from), text(&to)][..], &small].concat()).spawn().expect("started");
     measured_reading(&mut child);
@@ -642,7 +642,7 @@ fn what_was_measured_is_kept_whatever_comes() {
     for dir in [&from, &to] {
         assert_eq!(fs::read_dir(dir).expect("read").count(), 0, "something is left in {}", dir.display());
     }
-    // The other end goes away.
+    // The agent ends.
     let (agent, uri) = agent(command(&[]), &["--listen", "127.0.0.1:0", "--root", text(&to), "--insecure"]);
     let mut child =
         command(&[&["diagnose", text(&from), &uri][..], &small].concat()).spawn().expect("started");
@@ -671,15 +671,15 @@ fn slow_opens_are_named_and_hidden_by_more_readers() {
 }
 
 #[test]
-fn a_machine_tells_another_what_it_does() {
+fn an_agent_reports_the_use_of_its_machine() {
     let place = Place::new();
     let (_agent, uri) =
         agent(command(&[]), &["--listen", "127.0.0.1:0", "--root", text(&place.at("source")), "--insecure"]);
-    let into = place.at("told");
+    let into = place.at("report");
     let ran = common::longhaul(&["cp", "-r", &format!("{uri}machine:"), text(&into)]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    let told = fs::read_to_string(into.join("machine")).expect("told");
+    let report = fs::read_to_string(into.join("machine")).expect("readable");
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("readable");
-    assert!(told.starts_with(&format!("machine {}", boot.trim())), "{told}");
-    assert!(told.contains("\nown_s ") && told.contains(".busy_s "), "{told}");
+    assert!(report.starts_with(&format!("machine {}", boot.trim())), "{report}");
+    assert!(report.contains("\nown_s ") && report.contains(".busy_s "), "{report}");
 }

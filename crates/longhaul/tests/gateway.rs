@@ -55,7 +55,7 @@ fn a_flush_of_an_exported_stripe_fails_once_after_a_member_lost_its_cache() {
     drop(killed);
     let back = bed.target(&export("a"), &addr);
     one.flush().expect_err("a member may have lost what was acknowledged");
-    one.flush().expect("it was told");
+    one.flush().expect("the lost cache was reported once");
     one.write_at(&vec![3; 4 << 20], 0).expect("written anew");
     one.flush().expect("durable");
     two.flush().expect("it has written nothing");
@@ -92,7 +92,7 @@ fn a_remote_namespace_is_passed_on() {
     drop((far, direct));
     let back = bed.target(&export, &addr);
     near.flush().expect_err("the far target may have lost what was acknowledged");
-    near.flush().expect("it was told");
+    near.flush().expect("the lost cache was reported once");
     drop(near);
     gateway.stop();
     drop(back);

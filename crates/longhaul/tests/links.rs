@@ -16,8 +16,8 @@ const MS: Duration = Duration::from_millis(1);
 /// The identity of the namespace over all lives of a target.
 const UUID: &str = "uuid=7d2a1f60-0000-4000-8000-000000000007";
 
-/// A network with `servers` behind links of their own, or a reason on standard
-/// error why there is none here.
+/// An emulated network with `servers` servers, each behind a link of its own;
+/// `None`, with the reason on standard error, where it cannot be set up.
 fn wan(servers: usize) -> Option<Wan> {
     let conditions = Conditions::new(10 * MS, Some(200_000_000));
     let plan = Plan { star: Some(servers), ..Plan::new(Plan::unique_name("p"), conditions) };
@@ -62,7 +62,7 @@ fn serve(wan: &Wan, link: usize, export: &str, more: &[&str]) -> Running {
     running
 }
 
-/// A run whose standard error is read as it comes.
+/// A `bench` process whose standard error is read by a thread as it is written.
 struct Bench {
     child: Running,
     said: std::sync::Arc<std::sync::Mutex<String>>,
@@ -246,8 +246,8 @@ fn a_namespace_that_has_become_another_is_named() {
     }
 }
 
-/// Somebody else's target has taken the address: what is looked for may come
-/// back.
+/// A target with another subsystem has taken the address. The initiator keeps
+/// retrying, since the subsystem may come back.
 #[test]
 fn a_subsystem_that_is_not_there_any_more_is_named_and_waited_for() {
     let Some(wan) = wan(1) else { return };
@@ -270,8 +270,8 @@ fn a_subsystem_that_is_not_there_any_more_is_named_and_waited_for() {
     verified(&bench.finish());
 }
 
-/// What does not end with the time is waited for, which is told; Ctrl-C gives
-/// it up.
+/// Requests that are outstanding at the end of the run are waited for, with a
+/// message; Ctrl-C cancels the wait.
 #[test]
 fn a_load_whose_link_is_dead_says_what_it_waits_for_and_ends_by_ctrl_c() {
     let Some(wan) = wan(1) else { return };
@@ -314,7 +314,7 @@ fn ctrl_c_ends_a_load_with_its_results() {
     assert!(result["jobs"][0]["write"]["total_ios"].as_u64().expect("a number") > 0);
 }
 
-/// A copy to a far agent that goes on until it is stopped.
+/// Starts an agent behind the link, and a copy of 1000 GiB to it; returns once data flows.
 fn endless(wan: &Wan, root: &Path, timeout: &str) -> (Running, Running, mpsc::Receiver<Value>) {
     let listen = format!("{}:7400", wan.server_address(1));
     let user = common::own_user();
@@ -344,7 +344,7 @@ fn a_copy_gives_a_path_up_that_is_dead_and_not_a_side_that_is_busy() {
     assert!(copy.0.try_wait().expect("waited").is_none(), "the other side was only busy");
     signal(&agent.0, "CONT");
     std::thread::sleep(Duration::from_secs(2));
-    assert!(copy.0.try_wait().expect("waited").is_none(), "it goes on");
+    assert!(copy.0.try_wait().expect("waited").is_none(), "the copy continues");
     wan.set(1, &Change::cut()).expect("cut");
     let cut = Instant::now();
     let cell = std::cell::RefCell::new(&mut copy.0);

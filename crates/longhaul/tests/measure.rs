@@ -242,7 +242,7 @@ fn settings_that_cannot_be_kept_are_not_changed() {
         for verb in ["apply", "restore"] {
             let ran = longhaul(&["tune", verb, "--root", text(dir.path())]);
             assert!(
-                ran.code == Some(1) && ran.stderr.contains("it has what settings were"),
+                ran.code == Some(1) && ran.stderr.contains("it records the earlier settings"),
                 "{bad}: {ran:?}"
             );
             assert_eq!(fs::read_to_string(dir.path().join(PROBING)).expect("read"), "0\n");
@@ -372,7 +372,7 @@ fn record(path: &Path) -> Value {
     result["longhaul"].take()
 }
 
-/// The cells of a result whose name has a part.
+/// The cells of the result in `path` with `part` in their name.
 fn cells(path: &Path, part: &str) -> Vec<Value> {
     let cells = record(path)["cells"].as_array().expect("cells").clone();
     cells.into_iter().filter(|cell| cell["name"].as_str().is_some_and(|name| name.contains(part))).collect()

@@ -85,19 +85,19 @@ fn a_full_disk_fails_the_write_that_does_not_fit_and_nothing_else() {
     let uri = target.uri(0);
     let device = Blocking::open(longhaul_initiator::open(&uri).expect("connected")).expect("opened");
     let block = vec![0x5a; MIB as usize];
-    device.write_at(&block, 0).expect("there is room for one");
+    device.write_at(&block, 0).expect("space for one block");
 
     let ran = longhaul(&["bench", &uri, "--rw", "write", "--bs", "1m", "--size", "64m"]);
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     assert!(ran.stderr.contains("no space left"), "{}", ran.stderr);
 
-    // What was acknowledged is there, reads go on, and so do writes as soon
-    // as there is room again.
+    // Acknowledged data is there, reads are served, and writes are served again
+    // once space is free.
     let mut back = vec![0; MIB as usize];
     device.read_at(&mut back, 60 * MIB).expect("reads of what was never written");
     device.write_at(&block, 0).expect("writes to space that is allocated");
     device.discard(MIB, 63 * MIB).expect("discarded");
-    device.write_at(&block, 40 * MIB).expect("there is room again");
+    device.write_at(&block, 40 * MIB).expect("space is free again");
     device.read_at(&mut back, 40 * MIB).expect("read");
     assert_eq!(back, block);
     drop(device);

@@ -22,7 +22,7 @@ fn peak(target: &Target) -> u64 {
 
 /// 128 connections with 128 writes of 128 KiB each, then with as many reads
 /// as this process has memory for: eight and more times what the target may
-/// use. All are done, nobody is disconnected, and the bound holds.
+/// use. All complete, no connection is closed, and the bound holds.
 #[test]
 fn a_load_of_many_times_the_bound_is_done_within_it() {
     let dir = tempfile::tempdir().expect("directory");

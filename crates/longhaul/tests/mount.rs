@@ -205,7 +205,7 @@ fn a_third_signal_ends_it_though_the_link_is_cut() {
 }
 
 #[test]
-fn a_device_that_shrinks_under_a_file_system_is_told_of() {
+fn a_device_that_shrinks_under_a_file_system_is_reported() {
     for fs in FILE_SYSTEMS {
         let Some(rig) = Rig::new(fs) else { return };
         rig.mount();
@@ -215,7 +215,7 @@ fn a_device_that_shrinks_under_a_file_system_is_told_of() {
         rig.shrink(508 << 20);
         let logs = || fs::read_dir(rig.dir.path().join("longhaul")).expect("there").flatten();
         let text_of = |entry: fs::DirEntry| fs::read_to_string(entry.path()).unwrap_or_default();
-        until("it is told", || logs().any(|entry| text_of(entry).contains("has shrunk")));
+        until("the log has it", || logs().any(|entry| text_of(entry).contains("has shrunk")));
         assert!(fs::read(rig.at().join(&name)).expect("read") == content(&name));
         rig.umount();
         let ran = rig.run(&["mount", &rig.uri(), text(&rig.at())]);
@@ -344,7 +344,7 @@ fn a_dead_device_is_named_and_unmounted_lazily() {
     assert_eq!(rig.attached()[0]["health"], "healthy");
     write(&at, "durable").expect("written");
     rig.kill_target();
-    until("the loss is told", || rig.attached()[0]["health"] == "unreachable");
+    until("the health is unreachable", || rig.attached()[0]["health"] == "unreachable");
     let why = rig.attached()[0]["trouble"].as_str().expect("a reason").to_owned();
     assert!(why.contains("no connection to") && why.contains(":4420 for"), "{why}");
     let ran = rig.run(&["umount", text(&at)]);

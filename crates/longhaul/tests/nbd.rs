@@ -269,7 +269,7 @@ fn bad_requests_are_refused_one_by_one() {
 }
 
 #[test]
-fn who_does_not_speak_the_protocol_is_hung_up_and_others_go_on() {
+fn a_client_that_breaks_the_protocol_is_disconnected_and_others_are_served() {
     let server = Server::start(&["d=mem:1MiB"], &[]);
     let mut good = server.connect();
     enter(&mut good);
@@ -300,7 +300,7 @@ fn who_does_not_speak_the_protocol_is_hung_up_and_others_go_on() {
     assert_eq!(error(&mut good), 0);
     let mut data = [1; 512];
     good.read_exact(&mut data).expect("data");
-    assert_eq!(data, [0; 512], "half a write is none");
+    assert_eq!(data, [0; 512], "half a write is not done");
     drop(good);
     server.stop();
 }

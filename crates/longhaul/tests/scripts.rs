@@ -1,4 +1,4 @@
-//! What scripts rely on: how every run ends, and names that can be told apart.
+//! What scripts rely on: exit statuses, events, and file names that are escaped without ambiguity.
 
 mod common;
 
@@ -26,7 +26,7 @@ fn every_end_is_an_event() {
         let (event, message) = (&events[0], events[0]["message"].as_str().unwrap_or_default());
         assert_eq!((&event["event"], &event["exit"]), (&"error".into(), &2.into()), "{ran:?}");
         assert!(message.contains(needle) && !message.starts_with("error:"), "no '{needle}' in {message}");
-        assert!(ran.stderr.contains(needle), "people are told as well: {ran:?}");
+        assert!(ran.stderr.contains(needle), "standard error has it as well: {ran:?}");
     }
     // What a command behind `--` is given is its own.
     let ran = longhaul(&["wan", "--rtt", "soon", "--", "longhaul", "--json"]);
@@ -38,7 +38,7 @@ fn every_end_is_an_event() {
 }
 
 #[test]
-fn what_is_left_out_is_not_looked_at_and_names_can_be_told_apart() {
+fn excluded_files_are_not_opened_and_names_are_escaped() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| text(&dir.path().join(name)).to_owned();
     fs::create_dir_all(path("s/d")).expect("made");
@@ -128,7 +128,7 @@ fn the_limit_that_holds_is_named() {
         if let Some(stopped) = stop {
             signal(stopped, "CONT");
         }
-        assert!(found, "no limit '{needle}' was told of {args:?}");
+        assert!(found, "no limit '{needle}' was reported for {args:?}");
     };
     let (agent, uri) = agent(dir.path(), &[]);
     let to = format!("{uri}x");

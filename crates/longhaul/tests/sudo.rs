@@ -69,7 +69,7 @@ SUDO_UID=65533 "$longhaul" target --listen 127.0.0.1:4420 --discovery none --exp
 target=$!
 until grep -q ready ready; do kill -0 $target; sleep 0.1; done
 ada array status vol --json > said
-grep -q '"running":true' said || fail "the user does not see who runs it"
+grep -q '"running":true' said || fail "the user does not see that it runs"
 ada array list > said
 grep -q '^ *vol .* healthy ' said || fail "the list does not say that it runs"
 ada array stop vol > said 2>&1 || fail "stop"

@@ -91,7 +91,7 @@ impl Rng {
 }
 
 /// Bytes that need not be sent again: files that have appeared, and blocks in
-/// the journal of those that have not. Waits until nobody writes any more.
+/// the journal of those that have not. Waits until no process writes the journal.
 fn present(dir: &Path) -> u64 {
     let (mut bytes, mut open) = (0, vec![dir.to_owned()]);
     let (mut unfinished, mut records) = (HashSet::new(), HashSet::new());
@@ -99,7 +99,7 @@ fn present(dir: &Path) -> u64 {
     let beside = fs::read_dir(dir.parent().expect("a parent")).expect("read");
     let journals = beside.map(|entry| entry.expect("an entry").path());
     for journal in journals.filter(|path| path.to_string_lossy().contains(".longhaul-journal-")) {
-        // Who writes has it locked.
+        // The receiver holds the lock while it writes.
         let Ok(mut file) = fs::File::open(journal) else { continue };
         file.lock().expect("locked");
         let mut journal = Vec::new();
@@ -274,16 +274,16 @@ fn a_copy_that_is_taken_up_does_not_mix_two_contents() {
     assert!(left.stdout.is_empty(), "{}", String::from_utf8_lossy(&left.stdout));
 }
 
-/// It is who sends that it matters to, whichever side asks.
+/// The option sets the congestion control of the sender, on either side of the copy.
 #[test]
-fn congestion_control_is_that_of_who_sends() {
+fn congestion_control_is_set_at_the_sender() {
     let dir = tempfile::tempdir().expect("a directory");
     fs::write(dir.path().join("f"), "1").expect("written");
     let agent = Agent::start("127.0.0.1:0", dir.path());
     let there = |name: &str| format!("lh://{}/{name}", agent.addr());
     let here = |name: &str| text(&dir.path().join(name)).to_owned();
     let used = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").expect("the system's own");
-    // Every kernel has it, and lets everybody use it.
+    // Every kernel has Reno, and lets every user set it.
     let other = "reno";
     let copy = |from: &str, to: &str, name: &str| longhaul(&["cp", "--json", "--congestion", name, from, to]);
     for (from, to) in [(there("f"), here("pulled")), (here("f"), there("pushed"))] {
@@ -389,7 +389,7 @@ fn a_dry_run_names_what_it_would_do_from_wherever_it_is_asked() {
 }
 
 #[test]
-fn directories_that_let_nobody_write_are_updated_and_stay_so() {
+fn read_only_directories_are_updated_and_stay_read_only() {
     let dir = tempfile::tempdir().expect("a directory");
     let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
     fs::create_dir_all(source.join("fixed/deep")).expect("made");
@@ -402,7 +402,7 @@ fn directories_that_let_nobody_write_are_updated_and_stay_so() {
     mode(&copy, 0o777);
     let fix = |to| ["fixed/deep", "fixed"].map(|name| mode(&source.join(name), to));
     fix(0o555);
-    // Who is root may write everywhere: be nobody, from a copy that nobody can run.
+    // Root may write everywhere: run as `nobody`, from a copy of the program which that user can execute.
     let program = dir.path().join("longhaul");
     fs::copy(env!("CARGO_BIN_EXE_longhaul"), &program).expect("copied");
     let sync = || {
@@ -420,7 +420,7 @@ fn directories_that_let_nobody_write_are_updated_and_stay_so() {
         longhaul_skip::skip!("setpriv is not there");
         return;
     };
-    // Who made the directory it goes to may be another: its own mode stays.
+    // The directory above the copies may belong to another user: its mode is not changed.
     let stderr = |ran: &std::process::Output| String::from_utf8_lossy(&ran.stderr).into_owned();
     assert!(copy.join("fixed/deep/f").exists(), "{}", stderr(&first));
     fix(0o755);
@@ -522,7 +522,7 @@ fn ports_that_are_taken_or_closed_are_found_out() {
     let run = |to: &str, more: &[&str]| {
         longhaul(&[&["cp", "-r", text(&source), &format!("far:{to}")], more, &how].concat())
     };
-    // A port that somebody has, with one behind it that nobody has: that is taken.
+    // The first port of the range is in use, the second one is free: the agent takes the second.
     let (taken, port) = loop {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
         let port = taken.local_addr().expect("bound").port();
@@ -533,7 +533,7 @@ fn ports_that_are_taken_or_closed_are_found_out() {
     let ran = run("second", &["--port-range", &format!("{port}-{}", port + 1), "--via", "direct"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_same(&source, &dir.path().join("second"));
-    // None is left.
+    // No port of the range is free.
     let ran = run("none", &["--port-range", &format!("{port}-{port}")]);
     assert_eq!(ran.code, Some(5), "{ran:?}");
     drop(taken);
@@ -546,7 +546,7 @@ fn ports_that_are_taken_or_closed_are_found_out() {
     assert_eq!(events.last().expect("a summary")["through_ssh"], true);
     assert!(events.iter().any(|event| event["event"] == "note"), "{events:?}");
     assert_eq!(run("direct", &["--via", "direct"]).code, Some(5));
-    // Under that name somebody takes connections, and drops them.
+    // Another process takes the connections to that port, and closes them.
     let other = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
     let port = other.local_addr().expect("bound").port();
     std::thread::spawn(move || other.incoming().for_each(drop));
@@ -598,7 +598,7 @@ fn ssh_may_ask_and_its_shells_may_talk() {
     let how = ["--ssh", text(&ssh), "--remote-program", env!("CARGO_BIN_EXE_longhaul")];
     let run =
         |more: &[&str]| longhaul(&[&["cp", "-r", "--json", text(&source), "far:copy"], more, &how].concat());
-    // Somebody takes 3 s for a password; then the shells of that machine say hello.
+    // A password prompt takes 3 s; then the login shell of that machine prints a greeting.
     says("sleep 3; echo; echo 'Welcome to far'; printf 'no end of line: '");
     let began = Instant::now();
     let ran = run(&["--writers", "3", "--timeout", "10s"]);
@@ -612,7 +612,7 @@ fn ssh_may_ask_and_its_shells_may_talk() {
     assert!(events.iter().filter(early).count() as f64 <= seconds + 1.0, "{events:?}");
     let call = fs::read_to_string(dir.path().join("call")).expect("called");
     assert!(call.contains("--writers 3") && call.contains("ServerAliveInterval=4"), "{call}");
-    // What comes in place of the agent is told.
+    // The output that comes in place of the agent's greeting is in the error.
     says("printf '\\033[2Jthis account is closed\\n'; exit 1");
     let ran = run(&[]);
     assert_eq!(ran.code, Some(5), "{ran:?}");
@@ -651,7 +651,7 @@ fn what_a_copy_says_of_itself_is_there() {
 }
 
 #[test]
-fn who_is_sent_to_from_elsewhere_may_be_lost() {
+fn a_third_party_copy_reports_that_its_receiver_was_lost() {
     let dir = tempfile::tempdir().expect("a directory");
     let (_agent, from) = common::agent(dir.path(), &["--onward"]);
     let (lost, to) = common::agent(dir.path(), &[]);
@@ -665,7 +665,7 @@ fn who_is_sent_to_from_elsewhere_may_be_lost() {
     let mut child = command(&arguments).spawn().expect("started");
     let events = common::follow(child.stdout.take().expect("piped"));
     let moves = |event: serde_json::Value| event["event"] == "progress" && event["bytes"].as_u64() > Some(0);
-    while !moves(events.recv_timeout(common::PATIENCE).expect("it goes on")) {}
+    while !moves(events.recv_timeout(common::PATIENCE).expect("progress")) {}
     drop(lost);
     let ran = finish(child);
     assert_eq!(ran.code, Some(5), "{ran:?}");
@@ -749,7 +749,7 @@ fn exit_codes_say_what_happened() {
 }
 
 #[test]
-fn who_reads_what_is_said_may_go_and_the_copy_goes_on() {
+fn a_copy_continues_after_the_reader_of_its_output_has_gone() {
     let dir = tempfile::tempdir().expect("a directory");
     let source = dir.path().join("source");
     make_tree(&source);
@@ -759,7 +759,7 @@ fn who_reads_what_is_said_may_go_and_the_copy_goes_on() {
         let mut command = command(&[&["sync", text(&source), text(&to)], more].concat());
         set(&mut command);
         let mut child = command.spawn().expect("started");
-        // Nobody reads what it says, whatever it is.
+        // The reading end of both pipes is closed.
         drop((child.stdout.take(), child.stderr.take()));
         let ran = finish(child);
         (ran.code, to)
@@ -774,7 +774,7 @@ fn who_reads_what_is_said_may_go_and_the_copy_goes_on() {
     assert_same(&source, &to);
     let made = Command::new("mkfifo").arg(source.join("pipe")).status();
     assert!(made.is_ok_and(|status| status.success()));
-    // The trouble is told before all is copied.
+    // The message on the named pipe is written before all is copied, into a closed pipe.
     for (name, more) in [("words", &[][..]), ("events", &["--json"])] {
         let (code, to) = run(name, more, &|_| {});
         assert_eq!(code, Some(3), "{name}");
@@ -802,7 +802,7 @@ fn files_that_may_not_be_read_are_listed_and_the_rest_is_copied() {
     let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("set");
     mode(&source.join("secret"), 0o000);
     mode(&source.join("closed"), 0o000);
-    // Who is root may read everything: be nobody, from a copy that nobody can run.
+    // Root may read everything: run as `nobody`, from a copy of the program which that user can execute.
     mode(dir.path(), 0o755);
     mode(&copy, 0o777);
     let program = dir.path().join("longhaul");

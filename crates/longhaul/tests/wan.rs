@@ -185,7 +185,7 @@ fn the_command_ends_with_a_path_that_is_killed() {
     path.child.kill().expect("killed");
     path.child.wait().expect("waited");
     let process = format!("/proc/{}/stat", pid.trim());
-    // Gone, or a zombie that nobody waits for.
+    // Gone, or a zombie: its parent was killed and cannot reap it.
     until("the command ends", || !std::fs::read_to_string(&process).is_ok_and(|stat| !stat.contains(") Z")));
     until("the guard cleans up", || path.is_gone());
 }

@@ -321,7 +321,7 @@ fn check_content(args: &Args, named: &[Device]) -> Outcome {
                 return Err(Failure::new(Exit::Refused, why));
             }
             Ok(_) => {}
-            // The load tells how the device fails.
+            // The load itself fails with the error of the device.
             Err(e) => tracing::warn!("{name}: what is on it cannot be read ({e})"),
         }
     }

@@ -161,7 +161,7 @@ struct Settings {
     runtime: Duration,
 }
 
-/// How a study is run unless it is told otherwise.
+/// Default settings of a study.
 #[derive(Clone, Copy, Debug)]
 struct Usual {
     scale: f64,
@@ -359,7 +359,7 @@ fn go<E: Experiment>(
                 pace.tell(study.name(), &found.cells, output);
                 let measured = experiment.measure(case, &settings, kept.cells(), &mut found);
                 if stop.is_set() {
-                    // The load was told, too, and has measured half of it.
+                    // Ctrl-C stopped the load as well: its samples are incomplete.
                     break;
                 }
                 if let Err(failure) = measured {
@@ -414,7 +414,7 @@ impl Done {
 
     fn outcome(&self) -> Outcome {
         if self.numbers < self.wanted {
-            let message = "interrupted; the same command goes on where it was";
+            let message = "interrupted; the same command resumes the study";
             return Err(Failure { in_result: true, ..Failure::new(Exit::Partly, message) });
         }
         Ok(())

@@ -110,7 +110,7 @@ impl Target {
         Target::spawn(command(&args))
     }
 
-    /// Starts what tells events as a target does, and waits until it is ready.
+    /// Starts a program that prints JSON events as a target does, and waits for its `ready` event.
     pub fn spawn(mut command: Command) -> Target {
         let mut child = command.stderr(Stdio::inherit()).spawn().expect("started");
         let events = follow(child.stdout.take().expect("a pipe"));

@@ -29,7 +29,7 @@ fn skip(why: impl std::fmt::Display) -> Option<Rig> {
 }
 
 impl Rig {
-    /// Or a reason on standard error why there is none here.
+    /// `None`, with the reason on standard error, where FUSE, loop devices or the link are missing.
     pub fn new(fs: &str) -> Option<Rig> {
         for device in ["/dev/fuse", "/dev/loop-control"] {
             if let Err(e) = OpenOptions::new().read(true).write(true).open(device) {
@@ -89,7 +89,7 @@ impl Rig {
         }
     }
 
-    /// Makes the device shorter, and tells the target of it.
+    /// Truncates the exported file to `size` bytes, and makes the target look at it again (SIGHUP).
     pub fn shrink(&self, size: u64) {
         let disk = OpenOptions::new().write(true).open(self.dir.path().join("disk")).expect("opened");
         disk.set_len(size).expect("cut");
@@ -164,8 +164,7 @@ impl Rig {
         assert!(clean, "{fs}: {said}");
     }
 
-    /// Lets the file system's journal be replayed, as whoever mounts it next
-    /// does.
+    /// Mounts and unmounts the file system, which replays its journal.
     pub fn replay(&self) {
         self.mount();
         self.umount();
@@ -178,7 +177,7 @@ impl Drop for Rig {
             kill_and_wait(&attached["pid"].to_string());
         }
         self.kill_target();
-        // Also what a test that failed has left: nobody serves it any more.
+        // A test that failed may leave mounts, whose device no process serves any more.
         for at in mounts_below(self.dir.path()) {
             let _ = Command::new("umount").arg("-l").arg(at).output();
         }

@@ -21,8 +21,8 @@ pub fn fake_ssh(dir: &Path, name: &str, listens: &str) -> PathBuf {
     ssh
 }
 
-/// A server of ssh that serves on its standard input whoever has its key: an option of
-/// `cp` that reaches it as "far", or why there is none.
+/// Prepares an `sshd` that serves one connection on its standard input, with a key of its own.
+/// Returns the option of `cp` that reaches it as "far", or why `sshd` cannot be used here.
 pub fn sshd(dir: &Path) -> Result<String, String> {
     let server = Path::new("/usr/sbin/sshd");
     if !server.exists() {

@@ -105,7 +105,7 @@ fn print(comparison: &Comparison, output: Output) {
         let said = match &cell.verdict {
             Verdict::Better => "better".into(),
             Verdict::Worse => "worse".into(),
-            Verdict::Same => "no difference to be told".into(),
+            Verdict::Same => "no significant difference".into(),
             Verdict::Unknown => "too few runs for an interval: use --runs 3 or more".into(),
             Verdict::NoRatio => "a sample is not above zero: no ratio".into(),
             Verdict::Void(why) => format!("does not count: {why}"),

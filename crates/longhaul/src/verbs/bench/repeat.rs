@@ -34,9 +34,9 @@ pub(super) fn run(
         let link = Link::here();
         let watch = Watch::start();
         let mut looks = Looks::default();
-        let (line, mut told) = (Line::new(), false);
+        let (line, mut warned) = (Line::new(), false);
         let mut progress = |now: &Live| {
-            if overtime(args, now) >= OVERTIME && !std::mem::replace(&mut told, true) {
+            if overtime(args, now) >= OVERTIME && !std::mem::replace(&mut warned, true) {
                 say(format_args!("longhaul: {}", waits(args)));
             }
             looks.look(watch.elapsed(), named);

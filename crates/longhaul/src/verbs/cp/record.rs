@@ -9,7 +9,7 @@ use longhaul_transfer::wire::{Durability, Hash};
 use longhaul_transfer::{CopySpec, Endpoint, Monitor, Stage, Summary};
 use std::time::Duration;
 
-/// A copy under way, as it will be told.
+/// Measurements that begin with a copy, for its record in the result.
 pub(super) struct Recording {
     watch: Watch,
     link: Option<Link>,
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(codes(900, Way::NotFromHere, &none, 0), [Code::TooShort]);
         assert_eq!(codes(1500, over, &none, 0), [Code::TooShort, Code::Retransmitting]);
         assert_eq!(codes(2500, over, &none, 0), [Code::Retransmitting]);
-        // An emulated link that loses packets, of whose round trip no socket told.
+        // An emulated link that loses packets, and no socket with a measured round trip.
         let lossy = Expect { round_trip: Some(100 * MS), retransmitted: 0.9, ..none };
         assert_eq!(codes(2500, Way::Over(None), &lossy, 0), []);
         assert_eq!(codes(1500, Way::Over(None), &lossy, 0), [Code::TooShort]);

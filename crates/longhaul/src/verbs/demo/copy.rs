@@ -59,8 +59,8 @@ impl Copier {
         })
     }
 
-    /// Writes all files, and goes on from the first one until `window` is over; flushes, and
-    /// remembers their checksums.
+    /// Writes all files, again from the first one until `window` is over; flushes, and keeps
+    /// their checksums.
     pub(super) fn write(&self, window: Window, tell: &mut dyn FnMut(u64)) -> Result<Counted, Failure> {
         let each = |pass: Rc<Pass>, piece| async move { pass.write(piece).await };
         let (counted, (sums, _)) = self.run(window, tell, Vec::new(), each)?;

@@ -1,8 +1,8 @@
 //! What is counted of a load: both sides of a comparison are measured here, the same way.
 //!
-//! A load runs from before the window until it is told to stop. What it moves in the window is
-//! counted, so that neither connecting nor finding out what fills the path counts, nor what is
-//! still under way at the end.
+//! A load starts before the window and runs until it is stopped. Only bytes that it moves in the
+//! window are counted: connecting and the start of TCP do not count, nor do bytes that are still in
+//! flight at the end.
 
 use longhaul_bench::watch::Watch;
 use std::sync::Arc;
@@ -124,10 +124,10 @@ mod tests {
             }
             load.moved.load(Relaxed)
         });
-        let mut told = Vec::new();
-        let counted = window.count(&flow, 0, &ended, &mut |moved| told.push(moved)).expect("counted");
+        let mut reported = Vec::new();
+        let counted = window.count(&flow, 0, &ended, &mut |moved| reported.push(moved)).expect("counted");
         let moved = thread.join().expect("ended") as f64;
-        assert!(told.len() > 5 && told.is_sorted(), "{told:?}");
+        assert!(reported.len() > 5 && reported.is_sorted(), "{reported:?}");
         // Over the whole time it would be less than over the window.
         assert!(counted.rate > moved / began.elapsed().as_secs_f64(), "{counted:?}");
         // Nor does what comes before all was moved once.

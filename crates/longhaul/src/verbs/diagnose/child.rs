@@ -64,10 +64,10 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // What was read until then is what there is.
+            // After a read error the output read so far is used.
             let _ = pipe.read_to_end(&mut bytes);
         }
-        // Who has given up waiting wants it no more.
+        // After a timeout the receiver is gone, and the output is dropped.
         let _ = tx.send(bytes);
     });
     rx

@@ -140,7 +140,7 @@ pub(super) fn both(here: &Look, own: f64, threads: &Value, there: Option<&Look>,
 fn used(look: &Look, own: f64, threads: Threads, seconds: f64) -> Use {
     let busy = look.numbers("processor.", ".busy_s");
     let others = (busy.iter().sum::<f64>() - own).max(0.0);
-    // Who waits does so for whoever has the processors: others, or the copy itself.
+    // A thread of the copy waits for other processes or for other threads of the copy, by their shares.
     let of_others = others / (others + own).max(1e-9);
     let seconds = seconds.max(1e-9);
     // The look may have taken longer than the copy, the others all the while.

@@ -46,14 +46,14 @@ impl Rung {
         }
     }
 
-    /// What it does, for who waits.
+    /// The progress message.
     pub(super) fn says(self) -> &'static str {
         match self {
             Rung::Read => "reading files, and nothing else",
-            Rung::Network => "sending nothing that was read, to be thrown away",
-            Rung::Write => "writing files that nobody read",
+            Rung::Network => "sending a synthetic source, which the destination discards",
+            Rung::Write => "writing files from a synthetic source",
             Rung::Whole => "copying files",
-            Rung::Local => "making data and throwing it away",
+            Rung::Local => "generating data and discarding it",
         }
     }
 }
@@ -139,15 +139,15 @@ pub(super) struct Ladder {
     /// Nothing, where the destination is.
     nowhere: OsString,
     local: bool,
-    /// Copies over ssh are encrypted without being told.
+    /// Copies over ssh are encrypted without an option.
     ssh: bool,
     bytes: u64,
     /// The copy that took longest, and its files.
     longest: Option<(Duration, u32)>,
     key_file: Option<PathBuf>,
-    /// What tells how the machine of the destination is.
-    teller: Option<OsString>,
-    /// Whether it is asked, before and after a copy.
+    /// The file in which the agent of the destination describes its machine (`machine:`).
+    machine: Option<OsString>,
+    /// Whether that file is read before and after a copy.
     pub(super) asks: bool,
     stop: Stop,
     made: Vec<u32>,
@@ -172,7 +172,7 @@ impl Ladder {
             program: program()?,
             near,
             far: below(&text, &endpoint, &name).into(),
-            teller: (!local).then(|| at(&endpoint, "machine:").into()),
+            machine: (!local).then(|| at(&endpoint, "machine:").into()),
             asks: false,
             nowhere: at(&endpoint, "null:").into(),
             local,
@@ -204,8 +204,8 @@ impl Ladder {
         self.key_file.clone().or_else(|| self.ssh.then(|| self.near.join("key")))
     }
 
-    /// Makes copies so many times as large, if there is room; the bytes that they have
-    /// then.
+    /// Multiplies the bytes of later copies by `times`, bounded by the free space of the
+    /// file systems. Returns the new number of bytes, or `None` if it would not rise.
     pub(super) fn enlarge(&mut self, times: f64) -> Option<u64> {
         let room = |dir: &Path| {
             let found = rustix::fs::statvfs(dir).ok()?;
@@ -365,8 +365,8 @@ impl Ladder {
         }
         let result = self.near.join("copy.json");
         command.arg("--output").arg(&result).arg("--").arg(from).arg(to);
-        let teller = self.teller.as_deref().filter(|_| self.asks);
-        let there = teller.map(|teller| self.ask(teller)).transpose()?;
+        let machine = self.machine.as_deref().filter(|_| self.asks);
+        let there = machine.map(|machine| self.ask(machine)).transpose()?;
         let watch = Watch::start();
         let devices = self.devices();
         let (here, own, segments) = (Look::here(), children(), Segments::look());
@@ -375,8 +375,8 @@ impl Ladder {
         let segments = Segments::look().zip(segments).map(|(now, before)| now.since(&before));
         let (busy, watched) = (self.devices(), watch.end());
         let here = Look::here().since(&here);
-        let there = match (teller, there) {
-            (Some(teller), Some(before)) => Some(self.ask(teller)?.since(&before)),
+        let there = match (machine, there) {
+            (Some(machine), Some(before)) => Some(self.ask(machine)?.since(&before)),
             _ => None,
         };
         let summary = summary(&out)?;
@@ -413,16 +413,16 @@ impl Ladder {
         (longest * LIMIT * (files / of.max(1)).max(1)).max(LIMIT_MIN)
     }
 
-    /// What the machine of the destination says of itself.
-    fn ask(&self, teller: &OsStr) -> Result<Look, Failure> {
+    /// Reads the counters of the machine of the destination.
+    fn ask(&self, machine: &OsStr) -> Result<Look, Failure> {
         let into = self.near.join("there");
         let mut command = self.command("cp", &["--recursive", "--streams", "1", "--"]);
-        command.arg(teller).arg(&into);
+        command.arg(machine).arg(&into);
         self.finish(&mut command, 0)?;
-        let told = fs::read_to_string(into.join("machine")).map_err(Failure::failed)?;
-        // The next one is not to be taken for there already.
+        let text = fs::read_to_string(into.join("machine")).map_err(Failure::failed)?;
+        // A copy does not replace the file of the one before.
         fs::remove_dir_all(&into).map_err(Failure::failed)?;
-        Ok(Look::parse(&told))
+        Ok(Look::parse(&text))
     }
 
     /// Runs a program that moves so many files to its end; its standard output.
@@ -501,11 +501,11 @@ pub(super) fn lookup(dir: &Path) -> Option<f64> {
 
 impl Drop for Ladder {
     fn drop(&mut self) {
-        // Where it cannot be removed, its name says whose it is.
+        // A directory that cannot be removed is recognized by its name, which has the process ID.
         if self.local {
             let _ = fs::remove_dir_all(Path::new(&self.far));
         } else {
-            // Also if all is to end: this is how it does.
+            // An interrupted run removes its copies as well.
             self.stop = Stop::new();
             self.remove_copies();
         }
@@ -547,7 +547,7 @@ mod tests {
         };
         let lossy = Watched { retransmitted: Some(0.01), ..Watched::default() };
         assert_eq!(codes(lossy, 2.0, Some(0.01)), [Code::Retransmitting]);
-        // Within a machine it is somebody else's.
+        // Without a path to the destination, the retransmissions are of other connections.
         assert_eq!(codes(lossy, 2.0, None), []);
         assert_eq!(codes(Watched::default(), 0.3, None), [Code::TooShort]);
         assert_eq!(codes(Watched::default(), 2.0, Some(0.2)), [Code::TooShort]);

@@ -96,7 +96,7 @@ fn controls(
         for (how, times) in all.iter().zip(&mut times) {
             match ladder.copy(Rung::Whole, files, how) {
                 Ok(took) => times.push(took.seconds),
-                // What this user may not have is none of those that help.
+                // A setting that needs privileges this user lacks is not a candidate.
                 Err(e) if how == now || ladder.stopped() => return Err(e),
                 Err(_) => {}
             }
@@ -211,10 +211,10 @@ impl LocalAgent {
         std::thread::spawn(move || {
             let mut line = String::new();
             if let Some(out) = out {
-                // Nothing, if it has ended.
+                // The line stays empty if the agent has ended.
                 let _ = BufReader::new(out).read_line(&mut line);
             }
-            // Who has given up waiting wants it no more.
+            // After a timeout the receiver is gone, and the line is dropped.
             let _ = tx.send(line);
         });
         let line = first.recv_timeout(STARTS).unwrap_or_default();

@@ -26,7 +26,7 @@ struct Profile(PathBuf);
 
 impl Drop for Profile {
     fn drop(&mut self) {
-        // Where it cannot be removed, its name says whose it was.
+        // A directory that cannot be removed is recognized by its name, which has the process ID.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -238,7 +238,7 @@ fn unfit(settings: &Settings, known: &[Cell]) -> Option<String> {
         let cells = known.iter().filter(|cell| cell.name.starts_with(&format!("network {way}")));
         let Some(best) = cells.flat_map(|cell| &cell.samples).copied().reduce(f64::max) else {
             return Some(format!(
-                "what plain TCP gets {way} could not be measured, so nobody knows what limits"
+                "the throughput of plain TCP {way} could not be measured, so the limit is not known"
             ));
         };
         let share = best / rate;
@@ -605,7 +605,7 @@ mod tests {
         let why = unfit(&settings, &network(0.96, 0.5)).expect("one way");
         assert!(why.contains("from the target got 50 %"), "{why}");
         let named = Settings { targets: vec!["nvme+tcp://a/b".into()], ..settings };
-        assert_eq!(unfit(&named, &[]), None, "nobody knows what that network should carry");
+        assert_eq!(unfit(&named, &[]), None, "the rate of a named target's network is not known");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! behind each. Servers and loads are runs of this same program.
 //!
 //! Invariants:
-//! - a [`Server`] does not hear the Ctrl-C that ends the study: it is ended by
-//!   who started it, after what is on it;
+//! - a [`Server`] does not receive the Ctrl-C that ends the study: dropping it ends the
+//!   process, after its clients have ended;
 //! - what the emulator counts during a load is of that load alone.
 
 use super::Found;
@@ -24,7 +24,7 @@ use std::time::Duration;
 
 /// Links, if there are any, until it is dropped.
 pub(super) struct Rig {
-    // Before what it tells of.
+    // Dropped before the links that it reports.
     _control: Option<Control>,
     wan: Option<Arc<Wan>>,
     rtt: Duration,
@@ -329,7 +329,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Where it cannot be removed, its name says whose it is.
+        // A directory that cannot be removed is recognized by its name, which has the process ID.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

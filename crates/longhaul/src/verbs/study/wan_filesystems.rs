@@ -55,12 +55,12 @@ const RAMP: &str = "500ms";
 const STREAMS: &str = "4";
 const DRIVE_DEPTH: &str = "32";
 
-/// How it differs from what is usual here.
+/// Differences from the default setup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Variant {
-    /// What the target is told.
+    /// Size of in-capsule data, an option of the target.
     in_capsule: Option<&'static str>,
-    /// How it is mounted.
+    /// Mount option.
     option: Option<&'static str>,
     /// Whether congestion control is that of this machine.
     own_congestion: bool,
@@ -368,8 +368,8 @@ fn of_drive(write: bool, settings: &Settings, found: &mut Found) -> Outcome {
     Rig::here().load(&args, &[&format!("{rw} bandwidth")], found)
 }
 
-/// The round trip, what the target is told of the capsule, and whether congestion control
-/// is this machine's.
+/// What needs a new testbed: the round trip, the target's size of in-capsule data, and
+/// whether congestion control is this machine's.
 type Key = (Option<Duration>, Option<&'static str>, bool);
 
 /// Devices, and what is on them.

@@ -140,7 +140,7 @@ pub(super) fn advise(machine: &Machine, path: Path) -> Vec<Setting> {
     add(
         "net.ipv4.tcp_slow_start_after_idle",
         &|_| Some("0".into()),
-        "a connection that paused goes on at its rate",
+        "a connection that was idle continues at its rate",
     );
     add(
         "net.ipv4.tcp_no_metrics_save",

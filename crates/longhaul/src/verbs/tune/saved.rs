@@ -35,7 +35,7 @@ impl Saved {
         let path = root.join(FILE);
         let wrong = |what: &dyn std::fmt::Display| {
             Failure::failed(format!(
-                "{}: {what}; it has what settings were: mend it, or remove it to forget them",
+                "{}: {what}; it records the earlier settings: repair it, or remove it to forget them",
                 path.display()
             ))
         };

@@ -6,8 +6,8 @@ use longhaul_wan::{Conditions, Lateness, Queue, Way, WayStatistics};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// When 99 % of packets are later than this share of the round-trip time, or
-/// than [`LATE_FLOOR`], people are told.
+/// If the 99th percentile of lateness exceeds this share of the round-trip time, and
+/// [`LATE_FLOOR`], a warning is printed.
 const LATE_SHARE: f64 = 0.02;
 /// Lateness that disturbs no experiment.
 const LATE_FLOOR: Duration = Duration::from_micros(100);
@@ -64,7 +64,7 @@ fn way(way: &Way, n: &WayStatistics) -> Value {
     })
 }
 
-/// A line a link: who, where, and what it is like.
+/// A line for each link: its ends, their addresses, and its conditions.
 pub(super) fn conditions(status: &Status) -> Vec<String> {
     let links = status.conditions.iter().zip(&status.servers).enumerate();
     links

@@ -334,9 +334,9 @@ impl Bed {
 impl Drop for Bed {
     fn drop(&mut self) {
         let Some(named) = self.named.as_deref().filter(|_| self.copies > 0) else { return };
-        // A copy that failed or was interrupted left what it had, and the agent may
-        // still be writing what had arrived. Where it cannot be removed, its name says
-        // whose it is.
+        // A copy that failed or was interrupted leaves files, and the agent may still
+        // be writing some. A directory that cannot be removed is recognized by its name,
+        // which has the process ID.
         for _ in 0..SWEEPS {
             if !matches!(self.sweep(named), Ok(1..)) {
                 return;
