@@ -101,7 +101,7 @@ fn one_that_fails_keeps_no_other_back_and_is_named() {
     assert_eq!(place.run(&["detach", text(&at)]).code, Some(0));
     fs::remove_file(place.path("connections.conf")).expect("removed");
     let ran = place.all("connect-all");
-    assert!(ran.code == Some(2) && ran.stderr.contains("there is no "), "{ran:?}");
+    assert!(ran.code == Some(2) && ran.stderr.contains("does not exist"), "{ran:?}");
 }
 
 #[test]
