@@ -124,7 +124,7 @@ impl Service {
     fn waits_for_descriptors(&self) {
         self.take_descriptors();
         let strangers = self.strangers();
-        let said = || self.lines().iter().any(|line| line.contains("accepted"));
+        let said = || self.lines().iter().any(|line| line.contains("accept"));
         until("a line that says what is missing", said);
         let (before, began) = (self.cpu(), Instant::now());
         std::thread::sleep(WATCH);
