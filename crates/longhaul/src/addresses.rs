@@ -1,4 +1,4 @@
-//! Addresses to listen on, as people write them, and how other machines name them.
+//! Addresses to listen on, as given on the command line, and as other machines reach them.
 
 use crate::exit::Failure;
 use rustix::io::Errno;
@@ -6,41 +6,41 @@ use rustix::net::sockopt::set_tcp_congestion;
 use rustix::net::{AddressFamily, SocketType, socket};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
-/// An address far away (RFC 5737), to ask the kernel which of this machine's it would use.
+/// A documentation address (RFC 5737), for the kernel to choose a source address for.
 const FAR_V4: &str = "192.0.2.1:9";
-/// The same of IPv6 (RFC 3849).
+/// A documentation address of IPv6 (RFC 3849).
 const FAR_V6: &str = "[2001:db8::1]:9";
 
-/// Where to listen, as it was written.
+/// Where to listen, as given; names are not resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Listen {
-    /// An address or a name; all IPv4 addresses where it is empty.
+    /// An address or a name; empty for all IPv4 addresses.
     host: String,
     port: u16,
 }
 
 /// Parses where to listen: `ADDR:PORT`, `NAME:PORT`, `:PORT` for all IPv4 addresses, or one of
-/// the first two without `:PORT` for the usual one. Nothing is looked up: a file of settings is
-/// checked by verbs that do not listen, too.
+/// the first two without `:PORT` for the default one. Names are not resolved here: verbs that do
+/// not listen parse the addresses in a configuration file, too.
 ///
 /// # Errors
-/// It is none of these.
-pub(crate) fn listen<const USUAL: u16>(text: &str) -> Result<Listen, String> {
+/// The text has none of these forms, or the port is out of range.
+pub(crate) fn listen<const DEFAULT_PORT: u16>(text: &str) -> Result<Listen, String> {
     if let Ok(address) = text.parse::<SocketAddr>() {
         return Ok(Listen { host: address.ip().to_string(), port: address.port() });
     }
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
     if let Ok(ip) = bare.parse::<IpAddr>() {
-        return Ok(Listen { host: ip.to_string(), port: USUAL });
+        return Ok(Listen { host: ip.to_string(), port: DEFAULT_PORT });
     }
-    let form = || format!("the form is ADDR:PORT, NAME:PORT or :PORT, such as 0.0.0.0:{USUAL}");
+    let form = || format!("the form is ADDR:PORT, NAME:PORT or :PORT, such as 0.0.0.0:{DEFAULT_PORT}");
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) => {
             let why = |_| format!("'{port}' is not a port (0 to 65535); {}", form());
             (host, port.parse().map_err(why)?)
         }
         None if text.is_empty() => return Err(form()),
-        None => (text, USUAL),
+        None => (text, DEFAULT_PORT),
     };
     if host.contains([':', '/', '[', ']']) {
         return Err(format!("'{host}' is neither an address nor a name; {}", form()));
@@ -49,10 +49,10 @@ pub(crate) fn listen<const USUAL: u16>(text: &str) -> Result<Listen, String> {
 }
 
 impl Listen {
-    /// The address: of a name the first one, IPv4 before IPv6.
+    /// Resolves the address. Of a name it is the first one, IPv4 before IPv6.
     ///
     /// # Errors
-    /// The name has none.
+    /// The name cannot be resolved.
     pub(crate) fn resolve(&self) -> Result<SocketAddr, Failure> {
         let Listen { host, port } = self;
         if host.is_empty() {
@@ -70,31 +70,32 @@ impl Listen {
     }
 }
 
-/// How other machines name what listens on `address`: where that is every address of this
-/// machine, the one that the kernel sends from.
+/// The address at which other machines reach a listener on `address`: for the wildcard address,
+/// the source address that the kernel chooses for the default route.
 pub(crate) fn reachable(address: SocketAddr) -> SocketAddr {
     if !address.ip().is_unspecified() {
         return address;
     }
     let (any, far) = if address.is_ipv4() { ("0.0.0.0:0", FAR_V4) } else { ("[::]:0", FAR_V6) };
     let from = |any: &str, far: &str| {
-        // Nothing is sent: to connect such a socket is to look for a route.
+        // `connect` on a UDP socket sends nothing: it looks up the route.
         let socket = UdpSocket::bind(any).ok()?;
         socket.connect(far).ok()?;
         Some(socket.local_addr().ok()?.ip())
     };
     let loopback =
         if address.is_ipv4() { IpAddr::from([127, 0, 0, 1]) } else { IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]) };
-    // Who listens on all IPv6 addresses is reached by IPv4 as a rule.
+    // A listener on all IPv6 addresses also accepts IPv4, unless `bindv6only` is set.
     let found = from(any, far).or_else(|| from("0.0.0.0:0", FAR_V4).filter(|_| address.is_ipv6()));
     SocketAddr::new(found.unwrap_or(loopback), address.port())
 }
 
-/// Checks that this process may use a congestion control, before it serves connections that
-/// could not.
+/// Checks that this process may use a congestion control, so that a verb fails at its start and
+/// not at its first connection.
 ///
 /// # Errors
-/// The kernel has none of that name, or it takes root; with those that it has.
+/// The kernel has no congestion control of that name, or only root may use it; the message lists
+/// those that can be used.
 pub(crate) fn check_congestion(name: Option<&str>) -> Result<(), Failure> {
     let Some(name) = name else { return Ok(()) };
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None);
@@ -109,7 +110,7 @@ pub(crate) fn check_congestion(name: Option<&str>) -> Result<(), Failure> {
     let why = match tried {
         Err(Errno::NOENT) => format!("the kernel has none of that name; it has {}", listed("available")),
         Err(Errno::PERM) => format!("only root may use it; every user may use {}", listed("allowed")),
-        // What else is wrong is for the first connection to say.
+        // Other errors are reported by the first connection.
         _ => return Ok(()),
     };
     Err(Failure::usage(format!("--congestion {name}: {why}")))
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_people_write_them() {
+    fn addresses_names_and_ports_are_parsed() {
         let good = [
             ("10.0.0.5:4499", "10.0.0.5:4499"),
             ("10.0.0.5", "10.0.0.5:4420"),
@@ -150,19 +151,19 @@ mod tests {
     }
 
     #[test]
-    fn every_address_is_named_by_one_that_others_can_use() {
+    fn a_wildcard_address_is_reached_by_a_specific_one() {
         for (all, one) in [("0.0.0.0:7", "127.0.0.1:7"), ("10.1.2.3:7", "10.1.2.3:7"), ("[::1]:7", "[::1]:7")]
         {
             let named = reachable(all.parse().expect("an address"));
             assert!(!named.ip().is_unspecified() && named.port() == 7);
-            // A machine with a network has another one than loopback.
+            // With a network, it is not the loopback address.
             assert!(named.to_string() == one || all == "0.0.0.0:7", "{all}: {named}");
         }
         assert!(!reachable("[::]:7".parse().expect("an address")).ip().is_unspecified());
     }
 
     #[test]
-    fn a_congestion_control_that_the_kernel_has_not_is_refused_with_those_that_it_has() {
+    fn an_unknown_congestion_control_is_refused_with_a_list_of_known_ones() {
         let known = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").expect("a name");
         assert!(check_congestion(Some(known.trim())).is_ok() && check_congestion(None).is_ok());
         let why = check_congestion(Some("foo")).expect_err("none of that name").message;

@@ -1,5 +1,5 @@
-//! Runs of this same program: what is measured so is what a person would have
-//! run.
+//! Self-exec of this program for measurements, so that the measured command is the one that a user
+//! runs.
 
 use crate::exit::Failure;
 use longhaul_bench::record::{Run, Validity};
@@ -8,55 +8,54 @@ use longhaul_transfer::Endpoint;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// What begins the sentence that a run ends with.
-const SAYS: &str = "longhaul: ";
+/// Prefix of the message of a failure on stderr.
+const MESSAGE_PREFIX: &str = "longhaul: ";
 
-/// This program.
+/// The path of this program.
 pub(crate) fn program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(|e| Failure::failed(format!("cannot find this program: {e}")))
 }
 
-/// Why a run has failed, of all that it said on standard error.
+/// The message of a failed run, from its stderr.
 pub(crate) fn reason(stderr: &[u8]) -> String {
-    let said = String::from_utf8_lossy(stderr);
-    let last = said.lines().rfind(|line| line.starts_with(SAYS)).unwrap_or("it said nothing");
-    last.trim_start_matches(SAYS).to_owned()
+    let text = String::from_utf8_lossy(stderr);
+    let last = text.lines().rfind(|line| line.starts_with(MESSAGE_PREFIX)).unwrap_or("it printed no message");
+    last.trim_start_matches(MESSAGE_PREFIX).to_owned()
 }
 
-/// The last event of a run.
+/// The `summary` event of a run, from its stdout.
 pub(crate) fn summary(out: &[u8]) -> Result<Value, Failure> {
     let lines = String::from_utf8_lossy(out);
     let mut events = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let summary = events.rfind(|event| event["event"] == "summary");
-    summary.ok_or_else(said_nothing)
+    summary.ok_or_else(no_result)
 }
 
-/// Seconds that a copy took, by its summary.
+/// The duration of a copy in seconds, from its `summary` event.
 pub(crate) fn seconds(summary: &Value) -> Result<f64, Failure> {
-    summary["seconds"].as_f64().ok_or_else(said_nothing)
+    summary["seconds"].as_f64().ok_or_else(no_result)
 }
 
-/// What a copy took, by the result that it has written (`--output`), and whether
-/// it counts, by who watched it.
+/// The measured run from the result file of a copy (`--output`), with the `validity` that the
+/// caller determined.
 pub(crate) fn run(result: &Path, validity: &Validity) -> Result<Run, Failure> {
-    let told = std::fs::read(result).map_err(|e| Failure::failed(format!("{}: {e}", result.display())))?;
-    let told: schema::Output = serde_json::from_slice(&told).map_err(Failure::failed)?;
-    let run = told.longhaul.and_then(|record| record.runs.into_iter().next()).ok_or_else(said_nothing)?;
+    let text = std::fs::read(result).map_err(|e| Failure::failed(format!("{}: {e}", result.display())))?;
+    let output: schema::Output = serde_json::from_slice(&text).map_err(Failure::failed)?;
+    let run = output.longhaul.and_then(|record| record.runs.into_iter().next()).ok_or_else(no_result)?;
     Ok(Run { validity: validity.clone(), ..run })
 }
 
-fn said_nothing() -> Failure {
-    Failure::failed("a copy said nothing of what it took")
+fn no_result() -> Failure {
+    Failure::failed("a copy printed no result")
 }
 
-/// A path that is no file, such as `null:` or `machine:`, at the machine of an
-/// endpoint; as `cp` takes it.
+/// The argument of `cp` for a path such as `null:` or `machine:` at the machine of `endpoint`.
 pub(crate) fn at(endpoint: &Endpoint, path: &str) -> String {
-    let mut there = endpoint.clone();
+    let mut replaced = endpoint.clone();
     let (Endpoint::Local(own) | Endpoint::Ssh { path: own, .. } | Endpoint::Agent { path: own, .. }) =
-        &mut there;
+        &mut replaced;
     *own = path.as_bytes().to_vec();
-    there.to_string()
+    replaced.to_string()
 }
 
 #[cfg(test)]
@@ -64,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_file_is_at_the_machine_of_an_endpoint() {
+    fn a_device_path_replaces_the_path_of_an_endpoint() {
         let null = |text: &str| at(&Endpoint::parse(text.as_ref()).expect(text), "null:");
         assert_eq!(null("lh://dtn1:7400/incoming/x"), "lh://dtn1:7400/null:");
         assert_eq!(null("lh://[::1]:7401"), "lh://[::1]:7401/null:");
@@ -73,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_summary_of_a_run_says_what_it_took() {
+    fn the_duration_is_that_of_the_last_summary() {
         let out = b"{\"event\":\"progress\",\"seconds\":1}\nhello\n{\"event\":\"summary\",\"seconds\":2.5}\n";
         assert_eq!(seconds(&summary(out).expect("a summary")).ok(), Some(2.5));
         assert!(summary(b"{\"event\":\"progress\"}\n").is_err());

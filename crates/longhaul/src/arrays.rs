@@ -1,27 +1,26 @@
 //! Arrays as devices: records of their members, and the processes that run them.
 //!
-//! Members know what they are, but not where: a *record* of each array that
-//! was made or assembled on this host says that, in the *registry* of the user
-//! that did it; root has that of the user that called `sudo` as well. Whoever runs an array (a
-//! target, a load) answers questions on a socket, so that `array status` and
-//! the like reach it.
+//! A superblock identifies a member, but does not say by which name it is opened. The *record* of
+//! each array that was created or assembled on this host has those names, in the *registry* of the
+//! user that did it; root also sees the registry of the user that called `sudo`. The process that
+//! runs an array (a target, a load) serves a control socket for `array status` and the like.
 
 mod control;
-mod kept;
+mod last_known;
 mod record;
 mod registry;
 mod running;
 
 pub(crate) use control::{ArrayClient, Reply, Request};
-pub(crate) use record::{ArrayRecord, Care};
+pub(crate) use record::{ArrayRecord, ArraySettings};
 pub(crate) use registry::Registry;
-pub(crate) use running::{Running, labels, look, open_members};
+pub(crate) use running::{Running, open_members, read_labels, read_status};
 
 use crate::exit::{Exit, Failure};
 use longhaul_array::ArrayError;
 use longhaul_block::IoError;
 
-/// How device names of arrays begin.
+/// Prefix of device names that mean an array.
 pub(crate) const SCHEME: &str = "array:";
 
 impl From<ArrayError> for Failure {

@@ -23,42 +23,41 @@ use uuid::Uuid;
 /// An attached device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Attachment {
-    /// Where it appears: a file, or the directory that it is mounted at.
+    /// The file that appears, or the directory that the file system is mounted at.
     pub(crate) path: PathBuf,
-    /// As a person names them.
+    /// Device names as given on the command line.
     pub(crate) devices: Vec<String>,
-    /// `fuse`, or what a file system is mounted through.
+    /// The front end, such as `fuse`; with `+loop` or `+mount` for a mounted file system.
     pub(crate) via: String,
     pub(crate) size: u64,
     pub(crate) read_only: bool,
     pub(crate) pid: u32,
-    /// What is wrong with the devices, as the process that serves it saw it last: a word
-    /// and a colon, and more words.
+    /// The last fault of the devices that the serving process saw, as `WORD: details`.
     pub(crate) trouble: Option<String>,
 }
 
-/// A name for files about `what` in the directory of this run.
-fn file(kind: &str, what: &str, extension: &str) -> PathBuf {
-    let id = Uuid::new_v5(&Uuid::NAMESPACE_URL, what.as_bytes());
+/// A path in the runtime directory, the same for the same `key` in all processes.
+fn runtime_file(kind: &str, key: &str, extension: &str) -> PathBuf {
+    let id = Uuid::new_v5(&Uuid::NAMESPACE_URL, key.as_bytes());
     runtime::directory().join(format!("{kind}-{}.{extension}", id.simple()))
 }
 
-/// The log of the process that serves what is attached at `path`.
+/// The log of the process that serves the attachment at `path`.
 pub(crate) fn log_of(path: &Path) -> PathBuf {
-    file("attach", &path.to_string_lossy(), "log")
+    runtime_file("attach", &path.to_string_lossy(), "log")
 }
 
-/// Where the process that serves it is asked.
+/// The control socket of the process that serves the attachment at `path`.
 fn socket_of(path: &Path) -> PathBuf {
-    file("attach", &path.to_string_lossy(), "sock")
+    runtime_file("attach", &path.to_string_lossy(), "sock")
 }
 
 fn record_of(path: &Path) -> PathBuf {
-    file("attach", &path.to_string_lossy(), "json")
+    runtime_file("attach", &path.to_string_lossy(), "json")
 }
 
-/// The path that a person means, whether it is there or not: without what is
-/// mounted over it having to answer.
+/// The absolute path of a file that need not exist. Only its parent directory is looked up:
+/// a file system that is mounted at `path` may not respond.
 pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     let wrong = |e: &dyn std::fmt::Display| Failure::usage(format!("{}: {e}", path.display()));
     let name = path.file_name().ok_or_else(|| wrong(&"not the name of a file"))?;
@@ -73,8 +72,8 @@ fn open(path: &Path) -> Result<File, Failure> {
     options.open(path).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))
 }
 
-/// Opens a file and locks it, unless somebody has: the one that has this name
-/// then, since whoever held it before may have removed it meanwhile.
+/// Opens and locks a file; `None` while another process has the lock. The last holder may have
+/// removed the file between open and lock, so the lock counts only if the name still has that inode.
 fn lock_exclusively(path: &Path) -> Result<Option<File>, Failure> {
     loop {
         let file = open(path)?;
@@ -88,7 +87,7 @@ fn lock_exclusively(path: &Path) -> Result<Option<File>, Failure> {
     }
 }
 
-/// A record in the hands of whoever serves it; it goes when this is dropped.
+/// The locked record of an attachment that this process serves; removed on drop.
 #[derive(Debug)]
 pub(crate) struct HeldRecord {
     record: PathBuf,
@@ -96,7 +95,7 @@ pub(crate) struct HeldRecord {
 }
 
 impl HeldRecord {
-    /// Writes what has changed of the record.
+    /// Replaces the content of the record.
     pub(crate) fn write(&mut self, record: &Attachment) -> Result<(), Failure> {
         let text = json!({
             "path": record.path, "devices": record.devices, "via": record.via, "size": record.size,
@@ -110,12 +109,12 @@ impl HeldRecord {
 }
 
 impl Attachment {
-    /// One word for how the devices are.
+    /// `healthy`, or the first word of the fault.
     pub(crate) fn health(&self) -> &str {
         self.trouble.as_deref().map_or("healthy", |why| why.split(':').next().unwrap_or_default())
     }
 
-    /// Keeps the record for as long as what is returned lives.
+    /// Creates and locks the record, until the returned handle is dropped.
     pub(crate) fn hold(&self) -> Result<HeldRecord, Failure> {
         let record = record_of(&self.path);
         let Some(file) = lock_exclusively(&record)? else {
@@ -143,14 +142,14 @@ impl Attachment {
 
     fn read(path: &Path) -> Option<(Attachment, bool)> {
         let mut file = File::open(path).ok()?;
-        // Who can have the lock sees that nobody serves it.
+        // The serving process holds the lock exclusively.
         let lives = flock(&file, FlockOperation::NonBlockingLockShared).is_err();
         let mut text = String::new();
         file.read_to_string(&mut text).ok()?;
         Some((Attachment::parse(&text)?, lives))
     }
 
-    /// All that is attached, and whether somebody still serves it.
+    /// All attachments of this user, and whether a process still serves each.
     pub(crate) fn all() -> Vec<(Attachment, bool)> {
         let entries = std::fs::read_dir(runtime::directory()).into_iter().flatten().flatten();
         let named = |path: &Path| {
@@ -166,12 +165,12 @@ impl Attachment {
         all
     }
 
-    /// What is attached at `path`.
+    /// The attachment at `path`, and whether a process still serves it.
     pub(crate) fn find(path: &Path) -> Option<(Attachment, bool)> {
         Attachment::read(&record_of(path))
     }
 
-    /// Forgets what a killed process left.
+    /// Removes the files that a killed process left.
     pub(crate) fn forget(path: &Path) {
         for file in [record_of(path), socket_of(path), log_of(path)] {
             let _ = std::fs::remove_file(file);
@@ -185,28 +184,28 @@ impl Drop for HeldRecord {
     }
 }
 
-/// A device that nobody else on this host writes to.
+/// A lock on a device, against writes by other processes of this host.
 #[derive(Debug)]
 pub(crate) struct DeviceLock {
     _file: File,
 }
 
 impl DeviceLock {
-    /// Takes the lock of the device with this identity, for `path`; one who
-    /// only reads shares it with others who do.
+    /// Locks the device with this identity, for the attachment at `path`; read-only attachments
+    /// share the lock.
     pub(crate) fn take(
         identity: &str,
         read_only: bool,
         name: &str,
         path: &Path,
     ) -> Result<DeviceLock, Failure> {
-        let mut file = open(&file("device", identity, "lock"))?;
-        let how = if read_only {
+        let mut file = open(&runtime_file("device", identity, "lock"))?;
+        let operation = if read_only {
             FlockOperation::NonBlockingLockShared
         } else {
             FlockOperation::NonBlockingLockExclusive
         };
-        if flock(&file, how).is_err() {
+        if flock(&file, operation).is_err() {
             let mut holder = String::new();
             let _ = file.read_to_string(&mut holder);
             let holder = if holder.is_empty() { "elsewhere" } else { holder.trim() };
@@ -216,7 +215,7 @@ impl DeviceLock {
             );
             return Err(Failure::new(Exit::Refused, why));
         }
-        // For whoever is refused; of several readers the last one is named.
+        // For the message of a process that is refused; of several readers the last one is named.
         let _ = file.set_len(0).and_then(|()| file.seek(SeekFrom::Start(0)));
         let _ = writeln!(file, "{}", path.display());
         Ok(DeviceLock { _file: file })
@@ -241,11 +240,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_locked_is_what_has_the_name() {
+    fn a_lock_is_held_on_the_inode_that_has_the_name() {
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("record");
         let stop = std::sync::atomic::AtomicBool::new(false);
-        // One holder after the other removes it, as they do when they end.
+        // Each holder removes the file when it ends, as `HeldRecord` does.
         let holder = || {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 if let Some(file) = lock_exclusively(&path).expect("opened") {
@@ -259,13 +258,13 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(300));
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
             for thread in threads {
-                thread.join().expect("nobody removed what another one held");
+                thread.join().expect("no holder removed the file of another one");
             }
         });
     }
 
     #[test]
-    fn paths_are_made_absolute_without_a_look_at_them() {
+    fn paths_are_made_absolute_without_being_looked_up() {
         let dir = tempfile::tempdir().expect("directory");
         let real = dir.path().canonicalize().expect("there");
         assert_eq!(absolute(&dir.path().join("disk")).expect("a path"), real.join("disk"));

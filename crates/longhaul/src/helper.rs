@@ -1,6 +1,7 @@
-//! `mount.longhaul`: what `mount -t longhaul` and `/etc/fstab` call (mount(8), external helpers).
+//! `mount.longhaul`: the helper that `mount -t longhaul` calls, also for `/etc/fstab` (mount(8),
+//! external helpers).
 //!
-//! It is this program by another name, and turns what `mount` says into `longhaul mount`.
+//! It is a link to this program, and translates the arguments of `mount` to `longhaul mount`.
 
 use crate::cli::Cli;
 use clap::{ArgAction, CommandFactory};
@@ -9,36 +10,36 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
-/// The name by which `mount` finds it.
+/// The name that `mount` looks for.
 const NAME: &str = "mount.longhaul";
-/// What this program calls itself when it calls itself.
+/// `argv[0]` of a self-exec.
 pub(crate) const SELF: &str = "longhaul";
-/// Options for `mount` itself and for what reads `/etc/fstab`.
-const NOT_OURS: [&str; 15] = [
+/// Options for `mount` itself and for readers of `/etc/fstab`, such as systemd.
+const MOUNT_OPTIONS: [&str; 15] = [
     "defaults", "rw", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "noowner", "group",
     "nogroup", "nofail", "_netdev", "loop",
 ];
-/// Exit codes of mount(8): a call that makes no sense, and a mount that failed.
-const BAD_CALL: u8 = 1;
-const FAILED: u8 = 32;
+/// Exit statuses of mount(8): incorrect invocation, and mount failure.
+const BAD_INVOCATION: u8 = 1;
+const MOUNT_FAILURE: u8 = 32;
 
-/// Whether the program was called by that name.
+/// Whether the program was called as `mount.longhaul`.
 pub(crate) fn is_called() -> bool {
     let called = std::env::args_os().next();
     called.is_some_and(|path| Path::new(&path).file_name() == Some(OsStr::new(NAME)))
 }
 
-/// Mounts what `mount` has asked for.
+/// Runs `longhaul mount` with the translated arguments, and returns an exit status of mount(8).
 pub(crate) fn run() -> ExitCode {
-    let asked: Vec<String> =
+    let args: Vec<String> =
         std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
-    let call = match translate(&asked) {
+    let call = match translate(&args) {
         Ok(call) => call,
         Err(why) => {
             crate::output::say(format_args!(
                 "{NAME}: {why}; it is for mount -t longhaul DEVICE DIR, and /etc/fstab"
             ));
-            return BAD_CALL.into();
+            return BAD_INVOCATION.into();
         }
     };
     if call.fake {
@@ -48,48 +49,51 @@ pub(crate) fn run() -> ExitCode {
         let mut command = Command::new(program);
         command.arg0(SELF).args(&call.words).stdin(Stdio::null());
         if !call.verbose {
-            // As with any other file system, nothing is said where all is well.
+            // Silent on success, as the helpers of other file systems are.
             command.stdout(Stdio::null());
         }
         command.status()
     });
     match ran {
         Ok(status) if status.success() => ExitCode::SUCCESS,
-        Ok(status) if status.code() == Some(2) => BAD_CALL.into(),
-        Ok(_) => FAILED.into(),
+        Ok(status) if status.code() == Some(2) => BAD_INVOCATION.into(),
+        Ok(_) => MOUNT_FAILURE.into(),
         Err(e) => {
             crate::output::say(format_args!("{NAME}: cannot run this program again: {e}"));
-            FAILED.into()
+            MOUNT_FAILURE.into()
         }
     }
 }
 
-/// What to run.
+/// A translated call of the helper.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Call {
+struct MountCall {
+    /// Arguments of `longhaul`.
     words: Vec<String>,
-    /// Nothing is to be done.
+    /// Only check the arguments (`-f`).
     fake: bool,
     verbose: bool,
 }
 
 /// `DEVICE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`.
-fn translate(asked: &[String]) -> Result<Call, String> {
-    let (mut call, mut places, mut flags, mut rest) = (Call::default(), Vec::new(), Vec::new(), Vec::new());
-    let mut asked = asked.iter();
-    while let Some(word) = asked.next() {
+fn translate(args: &[String]) -> Result<MountCall, String> {
+    let mut call = MountCall::default();
+    let (mut positional, mut flags, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+    let mut args = args.iter();
+    while let Some(word) = args.next() {
         match word.as_str() {
-            "-o" => options(asked.next().ok_or("-o needs options")?, &mut flags, &mut rest),
-            "-t" => drop(asked.next()),
+            "-o" => options(args.next().ok_or("-o needs options")?, &mut flags, &mut rest),
+            "-t" => drop(args.next()),
             "-N" => return Err("other mount namespaces are not supported: use nsenter".into()),
             flag if flag.starts_with('-') => {
                 call.fake |= flag.contains('f');
                 call.verbose |= flag.contains('v');
             }
-            place => places.push(place.to_owned()),
+            word => positional.push(word.to_owned()),
         }
     }
-    let [device, dir] = places.try_into().map_err(|_| "a device and a directory are needed".to_owned())?;
+    let [device, dir] =
+        positional.try_into().map_err(|_| "a device and a directory are needed".to_owned())?;
     call.words = [vec!["mount".to_owned()], flags].concat();
     if !rest.is_empty() {
         call.words.push(format!("--options={}", rest.join(",")));
@@ -98,7 +102,7 @@ fn translate(asked: &[String]) -> Result<Call, String> {
     Ok(call)
 }
 
-/// Sorts options: flags of `longhaul mount`, by their names, and the file system's own.
+/// Splits mount options into `flags` of `longhaul mount` and the `rest`, for the file system.
 fn options(text: &str, flags: &mut Vec<String>, rest: &mut Vec<String>) {
     let mut command = Cli::command();
     command.build();
@@ -112,11 +116,13 @@ fn options(text: &str, flags: &mut Vec<String>, rest: &mut Vec<String>) {
     for option in text.split(',').filter(|option| !option.is_empty()) {
         let (name, value) =
             option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
-        let is_theirs =
-            NOT_OURS.contains(&name) || name.starts_with("x-") || name.starts_with("X-") || name == "comment";
+        let is_ignored = MOUNT_OPTIONS.contains(&name)
+            || name.starts_with("x-")
+            || name.starts_with("X-")
+            || name == "comment";
         match (flag(name), value) {
             _ if name == "ro" => flags.push("--read-only".into()),
-            _ if is_theirs => {}
+            _ if is_ignored => {}
             (Some(arg), None) if matches!(arg.get_action(), ArgAction::SetTrue) => {
                 flags.push(format!("--{name}"))
             }
@@ -130,12 +136,12 @@ fn options(text: &str, flags: &mut Vec<String>, rest: &mut Vec<String>) {
 mod tests {
     use super::*;
 
-    fn words(asked: &[&str]) -> Result<Call, String> {
-        translate(&asked.iter().map(|&word| word.to_owned()).collect::<Vec<_>>())
+    fn words(args: &[&str]) -> Result<MountCall, String> {
+        translate(&args.iter().map(|&word| word.to_owned()).collect::<Vec<_>>())
     }
 
     #[test]
-    fn what_mount_says_becomes_what_a_person_would_type() {
+    fn mount_options_become_flags_of_longhaul_mount() {
         let options = "rw,_netdev,nofail,x-systemd.automount,noatime,via=fuse,data-digest,ctrl-loss-timeout=-1,logbsize=32k";
         let call = words(&["array:x", "/mnt", "-n", "-v", "-o", options]).expect("a call");
         let typed = [

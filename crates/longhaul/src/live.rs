@@ -1,9 +1,9 @@
-//! Rates and times to go of live lines, which are right from the first moment on or not shown.
+//! Rates and remaining times of progress lines. Until they can be estimated they are not shown.
 //!
 //! Invariants:
-//! - a rate is that of the last [`WINDOW`], and there is none in the first [`FIRST`];
-//! - a time to go is shown while the rate is steady only: TCP's slow start and a stalled path
-//!   have none.
+//! - a rate is that of the last [`RATE_WINDOW`], and is unknown in the first [`RATE_DELAY`];
+//! - a remaining time is known only while the rate is steady: not in TCP's slow start, nor on a
+//!   stalled path.
 
 use crate::exit::Failure;
 use crate::output::Output;
@@ -12,75 +12,76 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// What a rate is of: long enough for several round trips and for bursts of the disk.
-const WINDOW: Duration = Duration::from_secs(3);
-/// Before that, what was done says nothing of the rate: the connections are starting.
-const FIRST: Duration = Duration::from_secs(1);
-/// What a time to go is from: short changes do not move it.
-const LONG: Duration = Duration::from_secs(30);
-/// How much work has to be known before there is a time to go.
-const ENOUGH: Duration = Duration::from_secs(2);
-/// A rate is steady if those of the older and the newer half of [`LONG`] differ by no more
+/// Window of the rate: several round trips, and longer than bursts of a disk.
+const RATE_WINDOW: Duration = Duration::from_secs(3);
+/// Time after the start without a rate, while the connections are in slow start.
+const RATE_DELAY: Duration = Duration::from_secs(1);
+/// Window of the remaining time, which short changes of the rate do not affect.
+const ETA_WINDOW: Duration = Duration::from_secs(30);
+/// Time after the start without a remaining time.
+const ETA_DELAY: Duration = Duration::from_secs(2);
+/// A rate is steady if those of the older and the newer half of [`ETA_WINDOW`] differ by no more
 /// than this factor.
-const STEADY: f64 = 1.5;
-/// Looks that are closer together than this are one, which bounds their number.
-const APART: Duration = Duration::from_millis(100);
+const STEADY_FACTOR: f64 = 1.5;
+/// Shortest time between samples, which bounds their number.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How fast something goes: fed with how much is done, again and again.
+/// Estimates rate and remaining time from samples of the work done.
 #[derive(Clone, Debug)]
 pub(crate) struct Pace {
-    /// What was done when; the first is the beginning, or [`LONG`] ago.
-    looks: VecDeque<(Instant, u64)>,
+    /// Times and work done; from the start, or the last sample older than [`ETA_WINDOW`].
+    samples: VecDeque<(Instant, u64)>,
 }
 
 impl Pace {
-    /// At `now`, `done` of it was done before.
+    /// An estimator that starts at `now`, when `done` units are done already.
     pub(crate) fn new(now: Instant, done: u64) -> Pace {
-        Pace { looks: VecDeque::from([(now, done)]) }
+        Pace { samples: VecDeque::from([(now, done)]) }
     }
 
-    /// At `now`, `done` is done; `false` if that is too soon after the look before to count.
+    /// Adds a sample; `false` if it was ignored, less than [`SAMPLE_INTERVAL`] after the last one.
     pub(crate) fn look(&mut self, now: Instant, done: u64) -> bool {
-        if self.looks.back().is_some_and(|(at, _)| now.saturating_duration_since(*at) < APART) {
+        if self.samples.back().is_some_and(|(at, _)| now.saturating_duration_since(*at) < SAMPLE_INTERVAL) {
             return false;
         }
-        self.looks.push_back((now, done));
-        // The window begins at a look: one that is older than it stays.
-        while self.looks.get(1).is_some_and(|(at, _)| now.saturating_duration_since(*at) >= LONG) {
-            self.looks.pop_front();
+        self.samples.push_back((now, done));
+        // One sample older than the window stays, as its beginning.
+        while self.samples.get(1).is_some_and(|(at, _)| now.saturating_duration_since(*at) >= ETA_WINDOW) {
+            self.samples.pop_front();
         }
         true
     }
 
-    /// Units a second in the last [`WINDOW`].
+    /// Units a second in the last [`RATE_WINDOW`]; `None` in the first [`RATE_DELAY`].
     pub(crate) fn rate(&self) -> Option<f64> {
-        let (now, _) = *self.looks.back()?;
-        let (from, _) = *self.looks.front()?;
-        (now.duration_since(from) >= FIRST).then(|| self.between(now.checked_sub(WINDOW), Some(now)))
+        let (now, _) = *self.samples.back()?;
+        let (from, _) = *self.samples.front()?;
+        (now.duration_since(from) >= RATE_DELAY)
+            .then(|| self.between(now.checked_sub(RATE_WINDOW), Some(now)))
     }
 
-    /// The time that `left` units take, at the steady rate so far.
+    /// The time that `left` more units take; `None` while the rate is not steady.
     pub(crate) fn left(&self, left: u64) -> Option<Duration> {
-        let ((from, first), (now, last)) = (*self.looks.front()?, *self.looks.back()?);
+        let ((from, first), (now, last)) = (*self.samples.front()?, *self.samples.back()?);
         let time = now.duration_since(from);
-        if time < ENOUGH {
+        if time < ETA_DELAY {
             return None;
         }
         let middle = Some(from + time / 2);
         let halves = [self.between(None, middle), self.between(middle, Some(now))];
         let rate = last.saturating_sub(first) as f64 / time.as_secs_f64();
         let (least, most) = (halves[0].min(halves[1]), halves[0].max(halves[1]));
-        let steady = least > 0.0 && most <= STEADY * least;
+        let steady = least > 0.0 && most <= STEADY_FACTOR * least;
         steady.then(|| Duration::from_secs_f64((left as f64 / rate).min(1e9)))
     }
 
-    /// Units a second between the last look at or before `from`, or the first of all, and
-    /// the last one at or before `to`.
+    /// Units a second between the last samples at or before `from` and `to`; the first sample
+    /// where all are later.
     fn between(&self, from: Option<Instant>, to: Option<Instant>) -> f64 {
         let at = |when: Option<Instant>| {
-            let looks = self.looks.iter().rev();
-            let found = when.and_then(|when| looks.clone().find(|(at, _)| *at <= when));
-            found.or(self.looks.front()).copied()
+            let newest_first = self.samples.iter().rev();
+            let found = when.and_then(|when| newest_first.clone().find(|(at, _)| *at <= when));
+            found.or(self.samples.front()).copied()
         };
         let (Some((from, before)), Some((to, done))) = (at(from), at(to)) else { return 0.0 };
         match to.saturating_duration_since(from).as_secs_f64() {
@@ -90,7 +91,7 @@ impl Pace {
     }
 }
 
-/// A time to go for people; empty if it is not known.
+/// A remaining time as text; empty if it is unknown.
 pub(crate) fn eta(left: Option<Duration>) -> String {
     let Some(left) = left else { return String::new() };
     let seconds = left.as_secs_f64().round() as u64;
@@ -101,18 +102,18 @@ pub(crate) fn eta(left: Option<Duration>) -> String {
     }
 }
 
-/// A bar with a rate and a time to go; hidden where there is no terminal.
+/// A progress bar with a rate and a remaining time; hidden where stderr is not a terminal.
 #[derive(Debug)]
 pub(crate) struct Bar {
     bar: ProgressBar,
     pace: Pace,
     total: u64,
-    /// How a rate of bytes is written.
+    /// Formats a rate in bytes a second.
     format: fn(f64) -> String,
 }
 
 impl Bar {
-    /// Of `total` bytes of work with this name; `format` writes bytes a second.
+    /// A bar of `total` bytes; `name` precedes it, and `format` formats a rate in bytes a second.
     pub(crate) fn new(
         output: Output,
         name: &'static str,
@@ -126,7 +127,7 @@ impl Bar {
         Ok(Bar { bar, pace: Pace::new(Instant::now(), 0), total, format })
     }
 
-    /// So many bytes are done in all; `more` is said behind the rate.
+    /// Sets the number of bytes done; `more` is appended to the rate.
     pub(crate) fn set(&mut self, done: u64, more: impl FnOnce() -> String) {
         if !self.pace.look(Instant::now(), done) {
             return;
@@ -137,7 +138,7 @@ impl Bar {
         self.bar.set_position(done);
     }
 
-    /// Takes it from the screen.
+    /// Clears the bar.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }
@@ -149,7 +150,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Feeds a pace five times a second with what `done` says of the time in seconds.
+    /// Adds five samples a second: `done` gives the bytes done at a time in seconds.
     fn fed(seconds: f64, done: impl Fn(f64) -> f64) -> Pace {
         let began = Instant::now();
         let mut pace = Pace::new(began, 0);
@@ -184,26 +185,26 @@ mod tests {
         let stalled = |at: f64| steady(at.min(2.0));
         assert_eq!(fed(8.0, stalled).left(100 * MIB), None);
         assert_eq!(fed(8.0, stalled).rate(), Some(0.0), "the window has moved on");
-        // Long ago does not count: twice as fast for the last half minute.
+        // Only the window counts: the rate has doubled for longer than that.
         let faster = |at: f64| steady(at) + steady((at - 100.0).max(0.0));
         assert_eq!(fed(140.0, faster).left(100 * MIB).map(|left| left.as_secs_f64().round()), Some(5.0));
     }
 
     #[test]
-    fn looks_are_bounded_in_number() {
+    fn the_number_of_samples_is_bounded() {
         let began = Instant::now();
         let mut pace = Pace::new(began, 0);
         for tick in 0..100_000 {
             pace.look(began + Duration::from_millis(tick), tick);
         }
-        assert!(pace.looks.len() <= 302, "{}", pace.looks.len());
+        assert!(pace.samples.len() <= 302, "{}", pace.samples.len());
         assert_eq!(pace.rate().map(f64::round), Some(1000.0));
     }
 
     #[test]
     fn times_are_written_for_people() {
-        let said = |seconds| eta(Some(Duration::from_secs(seconds)));
-        assert_eq!((said(0), said(119), eta(None)), (" ETA 0 s".into(), " ETA 119 s".into(), String::new()));
-        assert_eq!((said(1290), said(7300)), (" ETA 22 min".into(), " ETA 2 h".into()));
+        let text = |seconds| eta(Some(Duration::from_secs(seconds)));
+        assert_eq!((text(0), text(119), eta(None)), (" ETA 0 s".into(), " ETA 119 s".into(), String::new()));
+        assert_eq!((text(1290), text(7300)), (" ETA 22 min".into(), " ETA 2 h".into()));
     }
 }

@@ -1,7 +1,7 @@
-//! Words for people on stderr, NDJSON events for programs on stdout.
+//! Text for operators on stderr, NDJSON events for programs on stdout.
 //!
-//! Invariant: whoever reads either may go at any time, or have no room left. That
-//! ends no work, and no exit code becomes another one by it.
+//! Invariant: a closed pipe or a full disk behind either stream does not end the work, and a
+//! closed pipe does not change the exit code.
 
 use crate::exit::{Failure, Outcome};
 use crate::screen;
@@ -11,10 +11,10 @@ use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Why stdout takes nothing any more.
-static GONE: OnceLock<io::Error> = OnceLock::new();
+/// The first error of a write to stdout; set once, and nothing is written after it.
+static STDOUT_ERROR: OnceLock<io::Error> = OnceLock::new();
 
-/// Where a verb's output goes.
+/// The output of a verb: text, or events with `--json`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
     json: bool,
@@ -29,12 +29,12 @@ impl Output {
         self.json
     }
 
-    /// Whether a live line makes sense.
+    /// Whether progress lines are shown: stderr is a terminal.
     pub(crate) fn is_live(self) -> bool {
         screen::is_seen()
     }
 
-    /// One event, if events are wanted.
+    /// Writes an event to stdout, with `--json` only.
     pub(crate) fn event(self, name: &str, fields: Value) {
         if !self.json {
             return;
@@ -44,32 +44,31 @@ impl Output {
         if let Value::Object(fields) = fields {
             event.extend(fields);
         }
-        self.raw(&Value::Object(event).to_string());
+        self.write_stdout(&Value::Object(event).to_string());
     }
 
-    /// A line of the result: to stdout, unless events are wanted there.
+    /// Writes a line of the result to stdout; with `--json` to stderr.
     pub(crate) fn line(self, text: impl std::fmt::Display) {
         if self.json {
             say(text);
         } else {
-            self.raw(&text.to_string());
+            self.write_stdout(&text.to_string());
         }
     }
 
-    /// The whole result, as one document on stdout.
+    /// Writes a document, such as a manual page, to stdout, with `--json` too.
     pub(crate) fn document(self, text: &str) {
-        self.raw(text);
+        self.write_stdout(text);
     }
 
-    /// A note for people.
+    /// Writes a note to stderr.
     pub(crate) fn note(self, text: impl std::fmt::Display) {
         say(text);
     }
 
-    /// After the first line that could not be written no other is: what is behind
-    /// a gap would be read as if there was none.
-    fn raw(self, text: &str) {
-        if GONE.get().is_some() {
+    /// Writes a line to stdout, unless an earlier one failed: a reader could not see the gap.
+    fn write_stdout(self, text: &str) {
+        if STDOUT_ERROR.get().is_some() {
             return;
         }
         let written = screen::aside(|| {
@@ -77,11 +76,11 @@ impl Output {
             writeln!(out, "{text}").and_then(|()| out.flush())
         });
         if let Err(e) = written {
-            let _ = GONE.set(e);
+            let _ = STDOUT_ERROR.set(e);
         }
     }
 
-    /// Says why the program ends, unless the result says it.
+    /// Reports a failure as the message on stderr, and as an `error` event unless the result has it.
     pub(crate) fn failure(self, failure: &Failure) {
         let Failure { exit, message, in_result } = failure;
         if !in_result {
@@ -90,29 +89,29 @@ impl Output {
         say(format_args!("longhaul: {message}"));
     }
 
-    /// Ends the program from whatever thread this is.
+    /// Reports a failure and exits, from any thread.
     pub(crate) fn abort(self, failure: &Failure) -> ! {
         screen::end();
         self.failure(failure);
         std::process::exit(failure.exit as i32)
     }
 
-    /// What a run has come to whose work came to `outcome`. A result that could not
-    /// be written is a failure; a reader that has gone (`| head`) has what it wanted.
+    /// The outcome of the program, given that of its work: a result that could not be written is a
+    /// failure, except into a closed pipe (`| head`), whose reader needs no more.
     pub(crate) fn end(self, outcome: Outcome) -> Outcome {
-        match GONE.get().filter(|e| e.kind() != ErrorKind::BrokenPipe) {
+        match STDOUT_ERROR.get().filter(|e| e.kind() != ErrorKind::BrokenPipe) {
             Some(e) => outcome.and(Err(Failure::failed(format_args!("cannot write to stdout: {e}")))),
             None => outcome,
         }
     }
 }
 
-/// A line on stderr, if anybody is there.
+/// Writes a line to stderr; errors are ignored.
 pub(crate) fn say(text: impl std::fmt::Display) {
     let _ = screen::aside(|| writeln!(io::stderr(), "{text}"));
 }
 
-/// Writes a result to a file.
+/// Writes a result document to a file.
 pub(crate) fn save(path: &Path, document: &schema::Output) -> Outcome {
     longhaul_bench::record::save(path, document)
         .map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))

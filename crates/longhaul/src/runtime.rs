@@ -1,4 +1,4 @@
-//! Where processes of one user find each other.
+//! The runtime directory: sockets, locks and records by which processes of one user find each other.
 
 use crate::exit::Failure;
 use crate::user::User;
@@ -6,32 +6,31 @@ use rustix::process::{geteuid, getuid};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Root's, which is the same whether `sudo` or a login made it root.
-const ROOTS: &str = "/run/longhaul";
-/// Where a login makes a directory for each user.
+/// The runtime directory of root, the same under `sudo` as after a login.
+const OF_ROOT: &str = "/run/longhaul";
+/// Parent of the directories that a login creates for each user.
 const LOGINS: &str = "/run/user";
 
-/// The directory: the user's own.
+/// The runtime directory of this process's user; it need not exist.
 pub(crate) fn directory() -> PathBuf {
     let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     let is_root = getuid().is_root();
     match given {
-        // `sudo` may leave that of the user that called it.
+        // Under `sudo` the variable may be that of the calling user.
         Some(path) if !is_root || !path.starts_with(LOGINS) => path.join("longhaul"),
-        _ if is_root => ROOTS.into(),
-        _ => usual(getuid().as_raw()),
+        _ if is_root => OF_ROOT.into(),
+        _ => default_directory(getuid().as_raw()),
     }
 }
 
-/// The directory of another user, unless that user's processes have a variable that says
-/// otherwise.
+/// The runtime directory of another user; `XDG_RUNTIME_DIR` of that user's processes is not known.
 pub(crate) fn directory_of(user: &User) -> PathBuf {
-    usual(user.uid())
+    default_directory(user.uid())
 }
 
-/// That of a login also where the variable is not set, as in a job of cron: the processes
-/// of one user find each other however they were started.
-fn usual(uid: u32) -> PathBuf {
+/// The directory of a user without `XDG_RUNTIME_DIR`. A cron job has no such variable, so the
+/// directory that a login creates is used where it exists.
+fn default_directory(uid: u32) -> PathBuf {
     let login = Path::new(LOGINS).join(uid.to_string());
     if std::fs::metadata(&login).is_ok_and(|meta| meta.is_dir() && meta.uid() == uid) {
         return login.join("longhaul");
@@ -39,12 +38,15 @@ fn usual(uid: u32) -> PathBuf {
     std::env::temp_dir().join(format!("longhaul-{uid}"))
 }
 
-/// Makes the user's own, so that no other user may look into it.
+/// Creates the runtime directory, accessible to its user only.
 pub(crate) fn make() -> Result<(), Failure> {
     make_at(&directory())
 }
 
-/// Makes such a directory for the user with whose rights this thread runs.
+/// Creates a runtime directory for the user whose rights this thread has.
+///
+/// # Errors
+/// It cannot be created, or another user owns it.
 pub(crate) fn make_at(path: &Path) -> Result<(), Failure> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     let checked = made.and_then(|()| std::fs::symlink_metadata(path)).and_then(|meta| {

@@ -1,47 +1,47 @@
-//! The line on a terminal that shows how far something is.
+//! Progress lines on a terminal.
 //!
-//! Invariant: all that is written to the terminal goes through [`aside`], which takes
-//! the line away first: nothing is ever written behind or into it.
+//! Invariant: all output to the terminal goes through [`aside`], which clears the progress lines
+//! first, so that no output is mixed with them.
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::sync::{LazyLock, Once};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// All lines of this process; standard error has room for them if it is a terminal.
+/// All progress lines of this process; drawn on stderr if it is a terminal.
 static ALL: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
-/// Steps of a bar.
+/// Resolution of a progress bar.
 const STEPS: u64 = 1000;
 
-/// Whether people look at standard error.
+/// Whether stderr is a terminal.
 pub(crate) fn is_seen() -> bool {
     io::stderr().is_terminal()
 }
 
-/// Whether colours are for the terminal: <https://no-color.org>.
+/// Whether to colour output to the terminal: <https://no-color.org>.
 pub(crate) fn has_colours() -> bool {
     is_seen() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Does something that writes to the terminal, with the line out of its way.
+/// Runs `write`, which writes to the terminal, with the progress lines cleared.
 pub(crate) fn aside<T>(write: impl FnOnce() -> T) -> T {
     if is_seen() { ALL.suspend(write) } else { write() }
 }
 
-/// Gives a bar that others move its place on the terminal.
+/// Adds a bar that the caller updates; hidden where stderr is not a terminal.
 pub(crate) fn add(bar: ProgressBar) -> ProgressBar {
     if is_seen() { ALL.add(bar) } else { ProgressBar::hidden() }
 }
 
-/// The program ends: no line comes back.
+/// Clears the progress lines for good, before the program exits.
 pub(crate) fn end() {
-    // Where there is none to clear, there is none that could come back either.
+    // An error leaves the lines on the terminal; the program ends all the same.
     let _ = ALL.clear();
     ALL.set_draw_target(ProgressDrawTarget::hidden());
 }
 
-/// A line; it goes when it is dropped.
+/// A progress line; cleared on drop.
 #[derive(Debug)]
 pub(crate) struct Line {
     bar: ProgressBar,
@@ -49,16 +49,16 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// One that has nothing to say yet.
+    /// A line that is not shown before [`Self::show`].
     pub(crate) fn new() -> Line {
         let bar = ProgressBar::hidden();
         bar.set_length(STEPS);
         Line { bar, styled: [Once::new(), Once::new()] }
     }
 
-    /// Says how far it is: in words, cut to the width of the terminal, behind a bar if
-    /// the share that is done is known.
-    pub(crate) fn show(&self, share: Option<f64>, words: impl Into<String>) {
+    /// Shows `text`, cut to the width of the terminal; after a bar if the share done, from 0 to 1,
+    /// is known.
+    pub(crate) fn show(&self, share: Option<f64>, text: impl Into<String>) {
         if !is_seen() {
             return;
         }
@@ -72,11 +72,11 @@ impl Line {
             }
         });
         if self.bar.is_hidden() {
-            // The first time: before, nothing is drawn over what others may ask.
+            // Added at the first call: an empty line could be drawn over a password prompt.
             ALL.add(self.bar.clone());
         }
         self.bar.set_position((share.unwrap_or(0.0).clamp(0.0, 1.0) * STEPS as f64) as u64);
-        self.bar.set_message(words.into());
+        self.bar.set_message(text.into());
         self.bar.tick();
     }
 }
@@ -87,7 +87,7 @@ impl Drop for Line {
     }
 }
 
-/// Standard error, for the log.
+/// A log writer to stderr that clears the progress lines.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stderr;
 
@@ -101,7 +101,7 @@ impl<'a> MakeWriter<'a> for Stderr {
 
 impl Write for Stderr {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        // A record of the log comes as one.
+        // The subscriber writes each log record with a single call.
         aside(|| io::stderr().write_all(text))?;
         Ok(text.len())
     }

@@ -1,9 +1,9 @@
 //! Users of this machine, and running with the rights of one of them.
 //!
-//! An agent that root starts serves strangers: as rsync's daemon does
-//! (`rsyncd.conf(5)`, `uid`), it becomes an unprivileged user once it has opened what
-//! only root may open. A verb that root runs by `sudo` uses the records of the user that
-//! called `sudo`, with that user's rights.
+//! An agent started by root serves clients of other machines: like rsync's daemon
+//! (`rsyncd.conf(5)`, `uid`), it switches to an unprivileged user once it has opened the files
+//! that need root. A verb run through `sudo` uses the records of the calling user, with that
+//! user's rights.
 
 use crate::exit::Failure;
 use rustix::process::{Gid, Uid, geteuid, getgid, getuid};
@@ -14,18 +14,18 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The user without rights of its own, and its number where no user database has it.
-const NOBODY: &str = "nobody";
-const NOBODY_ID: u32 = 65_534;
+/// The unprivileged user, and its UID where no user database has it.
+const UNPRIVILEGED: &str = "nobody";
+const UNPRIVILEGED_ID: u32 = 65_534;
 
 /// A user and its first group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct User {
-    /// As it was named.
+    /// The name, or the text of the number that was given instead.
     pub(crate) name: String,
     uid: u32,
     gid: u32,
-    /// Without one where no user database has the user.
+    /// The home directory; `None` where no user database has the user.
     home: Option<PathBuf>,
 }
 
@@ -36,25 +36,26 @@ impl User {
         User { name: uid.to_string(), uid, gid: getgid().as_raw(), home: None }
     }
 
-    /// The unprivileged one.
-    pub(crate) fn nobody() -> User {
-        let found = find(NOBODY).ok().flatten();
-        found.unwrap_or(User { name: NOBODY.into(), uid: NOBODY_ID, gid: NOBODY_ID, home: None })
+    /// The unprivileged user, `nobody`.
+    pub(crate) fn unprivileged() -> User {
+        let (name, id) = (UNPRIVILEGED, UNPRIVILEGED_ID);
+        let found = find(name).ok().flatten();
+        found.unwrap_or_else(|| User { name: name.into(), uid: id, gid: id, home: None })
     }
 
-    /// By its name, or as `UID` or `UID:GID`.
+    /// The user with this name, `UID` or `UID:GID`.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// No user has that name.
     pub(crate) fn named(name: &str) -> Result<User, Failure> {
-        if let Some(user) = numbered(name) {
+        if let Some(user) = by_number(name) {
             return Ok(user);
         }
         let found = find(name).map_err(|e| Failure::failed(format_args!("/etc/passwd: {e}")))?;
         found.ok_or_else(|| Failure::usage(format_args!("--user {name}: there is no user of that name")))
     }
 
-    /// The user that called `sudo`, `doas` or `pkexec`, where root runs this for another one.
+    /// The user that called `sudo`, `doas` or `pkexec`; `None` unless this process runs as root.
     pub(crate) fn caller() -> Option<User> {
         if !geteuid().is_root() {
             return None;
@@ -64,7 +65,7 @@ impl User {
         find(&named?).ok().flatten().filter(|user| !user.is_root())
     }
 
-    /// The number of the user.
+    /// The UID.
     pub(crate) fn uid(&self) -> u32 {
         self.uid
     }
@@ -74,17 +75,17 @@ impl User {
         self.home.as_deref()
     }
 
-    /// Does `work` with this user's rights to files, on a thread of its own: what root did
-    /// in a directory of the user could otherwise be led elsewhere by a link, and would
-    /// belong to root.
+    /// Runs `work` with this user's rights to files, on a thread of its own. With root's rights, a
+    /// symbolic link in a directory of the user could redirect writes to any file, and new files
+    /// would belong to root.
     ///
     /// # Errors
     /// This process may not take the user's rights.
     pub(crate) fn with_rights<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
         let run = move || {
-            // The kernel keeps these for each thread. The real user stays root, so that the
-            // user cannot send this process a signal meanwhile.
+            // Credentials are per thread in the kernel. The real UID stays root's, so that the
+            // user cannot send signals to this process meanwhile.
             set_thread_groups(&[gid])?;
             set_thread_res_gid(None, gid, None)?;
             set_thread_res_uid(None, uid, None)?;
@@ -101,13 +102,13 @@ impl User {
         self.uid == 0
     }
 
-    /// Makes this process run as the user, for good. No other thread may run: the
-    /// kernel keeps these numbers for each thread (`setresuid(2)`, C library/kernel
-    /// differences), and threads that start later inherit them.
+    /// Switches this process to the user, permanently. No other thread may run: credentials are
+    /// per thread in the kernel (`setresuid(2)`, C library/kernel differences), and threads
+    /// started later inherit them.
     ///
     /// # Errors
-    /// Other threads run, or this process may not become that user.
-    pub(crate) fn become_it(&self) -> io::Result<()> {
+    /// Other threads run, or this process may not switch to that user.
+    pub(crate) fn switch_to(&self) -> io::Result<()> {
         if (getuid().as_raw(), geteuid().as_raw()) == (self.uid, self.uid) {
             return Ok(());
         }
@@ -116,11 +117,11 @@ impl User {
             return Err(io::Error::other(format!("{threads} threads run already")));
         }
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
-        // The groups first: the right to change them goes with the user.
+        // Groups first: with the UID, this process loses the right to change them.
         set_thread_groups(&[gid])?;
         set_thread_res_gid(gid, gid, gid)?;
         set_thread_res_uid(uid, uid, uid)?;
-        // What could be taken back would be no protection.
+        // Verifies that the saved UID was dropped as well.
         if !self.is_root() && set_thread_res_uid(None, Uid::ROOT, None).is_ok() {
             return Err(io::Error::other("the rights of root can be taken back"));
         }
@@ -128,10 +129,11 @@ impl User {
     }
 }
 
-/// Fails where this process may not do what only root may: before anything else is done.
+/// Checks for `CAP_SYS_ADMIN`, so that a verb that needs it fails before it changes anything.
+/// `what` and `for_what` are for the message: the verb, and the step that needs root.
 ///
 /// # Errors
-/// `what` needs root, `for what`; with what to do.
+/// This process lacks the capability.
 pub(crate) fn needs_root(what: &str, for_what: &str) -> Result<(), Failure> {
     let may = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
     match (may, geteuid().is_root()) {
@@ -146,38 +148,38 @@ pub(crate) fn needs_root(what: &str, for_what: &str) -> Result<(), Failure> {
     }
 }
 
-/// A user by number. Without a group, the user database says which.
-fn numbered(text: &str) -> Option<User> {
+/// A user given as `UID` or `UID:GID`; without `GID`, the group from the user database.
+fn by_number(text: &str) -> Option<User> {
     let (uid, gid) = text.split_once(':').map_or((text, None), |(uid, gid)| (uid, Some(gid)));
     let uid: u32 = uid.parse().ok()?;
-    let known = || find(text).ok().flatten().map(|user| user.gid);
+    let first_group = || find(text).ok().flatten().map(|user| user.gid);
     let gid = match gid {
         Some(gid) => gid.parse().ok()?,
-        None => known().unwrap_or(uid),
+        None => first_group().unwrap_or(uid),
     };
     Some(User { name: text.to_owned(), uid, gid, home: None })
 }
 
-/// Looks a user up by name or number: in `/etc/passwd`, and where it is not there, in
-/// what else the system has (`getent(1)`).
+/// Looks a user up by name or UID: in `/etc/passwd`, then in the other user databases of the
+/// system (`getent(1)`).
 fn find(name: &str) -> io::Result<Option<User>> {
     let table = std::fs::read_to_string("/etc/passwd")?;
-    if let Some(user) = in_table(&table, name) {
+    if let Some(user) = in_passwd(&table, name) {
         return Ok(Some(user));
     }
-    let asked = Command::new("getent").args(["passwd", "--", name]).stdin(Stdio::null()).output();
-    Ok(asked.ok().and_then(|answer| in_table(&String::from_utf8_lossy(&answer.stdout), name)))
+    let output = Command::new("getent").args(["passwd", "--", name]).stdin(Stdio::null()).output();
+    Ok(output.ok().and_then(|output| in_passwd(&String::from_utf8_lossy(&output.stdout), name)))
 }
 
-/// A line of `passwd(5)`: name, password, user, group, what people call it, home, shell.
-fn in_table(table: &str, name: &str) -> Option<User> {
+/// Finds a user in text in the format of `passwd(5)`: name, password, UID, GID, comment, home, shell.
+fn in_passwd(table: &str, name: &str) -> Option<User> {
     table.lines().find_map(|line| {
         let mut fields = line.split(':');
         let (first, uid) = (fields.next()?, fields.nth(1)?);
         let gid = fields.next()?.parse().ok()?;
         let home = fields.nth(1).filter(|home| home.starts_with('/')).map(PathBuf::from);
-        let is_it = first == name || uid == name;
-        is_it.then(|| Some(User { name: first.to_owned(), uid: uid.parse().ok()?, gid, home })).flatten()
+        let matches = first == name || uid == name;
+        matches.then(|| Some(User { name: first.to_owned(), uid: uid.parse().ok()?, gid, home })).flatten()
     })
 }
 
@@ -188,12 +190,12 @@ mod tests {
     #[test]
     fn users_are_found_by_name_and_number() {
         let table = "root:x:0:0:root:/root:/bin/sh\nbroken\nnobody:x:65534:65533:n:/x:/sh\n";
-        let nobody = Some(User { name: "nobody".into(), uid: 65534, gid: 65533, home: Some("/x".into()) });
-        assert_eq!((in_table(table, "nobody"), in_table(table, "65534")), (nobody.clone(), nobody));
-        assert_eq!(in_table(table, "nob"), None);
-        assert_eq!(numbered("12:34"), Some(User { name: "12:34".into(), uid: 12, gid: 34, home: None }));
-        assert_eq!((numbered("bob"), numbered("12:x"), numbered("-1")), (None, None, None));
+        let user = Some(User { name: "nobody".into(), uid: 65534, gid: 65533, home: Some("/x".into()) });
+        assert_eq!((in_passwd(table, "nobody"), in_passwd(table, "65534")), (user.clone(), user));
+        assert_eq!(in_passwd(table, "nob"), None);
+        assert_eq!(by_number("12:34"), Some(User { name: "12:34".into(), uid: 12, gid: 34, home: None }));
+        assert_eq!((by_number("bob"), by_number("12:x"), by_number("-1")), (None, None, None));
         assert!(User::named("no such user").is_err());
-        assert!(!User::nobody().is_root());
+        assert!(!User::unprivileged().is_root());
     }
 }

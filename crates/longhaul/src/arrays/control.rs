@@ -1,6 +1,6 @@
 //! The control socket of an array: requests to the process that runs it.
 //!
-//! One request a connection, a line of JSON; the answer is a line of JSON:
+//! One request a connection, a line of JSON; the reply is a line of JSON:
 //! `{"ok":…}` or `{"error":{"exit":…,"message":…}}`. The socket belongs to the
 //! user whose registry has the array: its directory lets no other user in.
 
@@ -24,7 +24,7 @@ use std::time::Duration;
 /// Longest request in bytes: a device name and some flags.
 const REQUEST_MAX: u64 = 64 << 10;
 
-/// What can be asked for.
+/// A request to the process that runs an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Status,
@@ -44,13 +44,13 @@ pub(crate) enum Request {
     Rate {
         rate: Option<u64>,
     },
-    /// Answers when a member has everything.
+    /// Waits until the rebuild or resync of a member is complete.
     Rebuilt {
         index: usize,
     },
 }
 
-/// An answer: what was asked for.
+/// The result of a request, as JSON.
 pub(crate) type Reply = Result<Value, Failure>;
 
 impl Request {
@@ -87,7 +87,7 @@ impl Request {
         })
     }
 
-    /// Does it.
+    /// Carries out the request.
     pub(crate) async fn run(self, array: &ArrayDevice, opener: &Opener) -> Reply {
         match self {
             Request::Status => Ok(show::status(&array.status().await?)),
@@ -121,7 +121,7 @@ impl Request {
     }
 }
 
-/// Answers requests for one array.
+/// The control socket of one array; removed on drop.
 pub(crate) struct ArrayServer {
     path: PathBuf,
     registry: Registry,
@@ -138,15 +138,15 @@ impl ArrayServer {
         let wrong = |e: std::io::Error| Failure::failed(format!("{}: {e}", path.display()));
         let listen = || {
             runtime::make_at(registry.runtime())?;
-            // One that is left over from a crash: the array's own fence says that
-            // no other process runs it.
+            // A socket left over from a crash: the fence of the array ensures that no other
+            // process runs it.
             let _ = std::fs::remove_file(&path);
             UnixListener::bind(&path).map_err(wrong)
         };
         let listener = registry.with_rights(listen).map_err(wrong)??;
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                // A thread each: a scrub takes hours, and a status does not wait.
+                // A thread for each request: a scrub takes hours, and must not delay a status.
                 let Ok(stream) = stream else { return };
                 let (array, opener) = (Arc::downgrade(&array), opener.clone());
                 std::thread::spawn(move || {
@@ -185,17 +185,17 @@ fn answer(stream: UnixStream, array: &ArrayDevice, opener: &Opener) {
     let _ = writeln!(&stream, "{reply}");
 }
 
-/// Asks the process that runs an array on this host.
+/// Sends requests to the process that runs an array on this host.
 pub(crate) struct ArrayClient;
 
-/// How long the process that runs an array may take to accept a connection and to
-/// answer a request for its status, and how often it is asked for that while it does
-/// something that takes longer: it answers from memory.
-const ANSWERS: Duration = Duration::from_secs(10);
+/// Timeout for connecting to the process that runs an array, and for its reply to a status
+/// request, which it makes from memory. During longer requests the status is requested at this
+/// interval, to detect a stopped process.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl ArrayClient {
-    /// The answer, or nothing if no process runs the array here. One that does not
-    /// answer ([`ANSWERS`]) gives [`Exit::TimedOut`].
+    /// The reply; `None` if no process runs the array here. A process that does not reply within
+    /// [`REPLY_TIMEOUT`] gives [`Exit::TimedOut`].
     pub(crate) fn ask(array: &ArrayRecord, request: &Request) -> Option<Reply> {
         let path = array.registry.socket(array.uuid);
         let stream = match connect(&path, &array.registry) {
@@ -208,8 +208,8 @@ impl ArrayClient {
     }
 
     fn exchange(array: &ArrayRecord, path: &Path, mut stream: &UnixStream, request: &Request) -> Reply {
-        stream.set_read_timeout(Some(ANSWERS)).map_err(Failure::failed)?;
-        stream.set_write_timeout(Some(ANSWERS)).map_err(Failure::failed)?;
+        stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(Failure::failed)?;
+        stream.set_write_timeout(Some(REPLY_TIMEOUT)).map_err(Failure::failed)?;
         writeln!(stream, "{}", request.to_json()).map_err(Failure::failed)?;
         let mut line = Vec::new();
         let mut from = BufReader::new(stream);
@@ -218,7 +218,7 @@ impl ArrayClient {
                 ErrorKind::WouldBlock | ErrorKind::TimedOut if *request == Request::Status => {
                     return Err(silent(path));
                 }
-                // A scrub takes hours: the process is asked whether it is still there.
+                // A scrub takes hours: a status request shows whether the process still responds.
                 ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                     match ArrayClient::ask(array, &Request::Status) {
                         Some(Err(failure)) if failure.exit == Exit::TimedOut => return Err(failure),
@@ -239,8 +239,8 @@ impl ArrayClient {
     }
 }
 
-/// Connects, for as long as [`ANSWERS`]: a process that is stopped accepts nothing,
-/// and the queue of its socket fills.
+/// Connects within [`REPLY_TIMEOUT`]: `connect` blocks once the listen queue of a stopped process
+/// is full, and has no timeout of its own.
 fn connect(path: &Path, registry: &Registry) -> std::io::Result<UnixStream> {
     let (done, connected) = channel();
     let (path, registry) = (path.to_owned(), registry.clone());
@@ -248,7 +248,7 @@ fn connect(path: &Path, registry: &Registry) -> std::io::Result<UnixStream> {
         let stream = registry.with_rights(|| UnixStream::connect(path)).and_then(|stream| stream);
         drop(done.send(stream));
     });
-    connected.recv_timeout(ANSWERS).unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+    connected.recv_timeout(REPLY_TIMEOUT).unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
 }
 
 fn silent(path: &Path) -> Failure {
@@ -256,9 +256,9 @@ fn silent(path: &Path) -> Failure {
         Exit::TimedOut,
         format!(
             "the process that runs the array on this host has not answered on {} in {} s: it may be stopped; let \
-             it go on, or end it, and try again",
+             it continue, or end it, and try again",
             path.display(),
-            ANSWERS.as_secs()
+            REPLY_TIMEOUT.as_secs()
         ),
     )
 }

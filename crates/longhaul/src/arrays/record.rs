@@ -1,4 +1,4 @@
-//! Where the members of this host's arrays are.
+//! Records of arrays: the names of their devices, and their settings on this host.
 
 use super::registry::Registry;
 use crate::exit::Failure;
@@ -15,16 +15,16 @@ use uuid::Uuid;
 pub(crate) struct ArrayRecord {
     pub(crate) uuid: Uuid,
     pub(crate) name: String,
-    /// As a person names them.
+    /// Device names as given on the command line.
     pub(crate) devices: Vec<String>,
-    pub(crate) care: Care,
-    /// Where this is kept.
+    pub(crate) settings: ArraySettings,
+    /// The registry that holds this record.
     pub(crate) registry: Registry,
 }
 
-/// How a person wants an array to be looked after.
+/// Settings of rebuild, scrub, spares and hedged reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-pub(crate) struct Care {
+pub(crate) struct ArraySettings {
     /// Most bytes per second that rebuild and scrub read from each member
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) rebuild_rate: Option<u64>,
@@ -47,10 +47,10 @@ pub(crate) struct Care {
     pub(crate) journal_all: bool,
 }
 
-impl Care {
-    fn parse(value: &Value) -> Care {
+impl ArraySettings {
+    fn parse(value: &Value) -> ArraySettings {
         let time = |name: &str| value[name].as_f64().and_then(|s| Duration::try_from_secs_f64(s).ok());
-        Care {
+        ArraySettings {
             rebuild_rate: value["rebuild_rate"].as_u64(),
             scrub_rate: value["scrub_rate"].as_u64(),
             scrub_every: time("scrub_every"),
@@ -60,23 +60,26 @@ impl Care {
         }
     }
 
-    /// Options of an array that is run this way.
+    /// The options to assemble the array with.
     pub(crate) fn options(&self) -> Options {
-        let usual = Options::default();
+        let default = Options::default();
         Options {
             rebuild_rate: self.rebuild_rate,
             scrub_rate: self.scrub_rate,
             scrub_every: self.scrub_every,
-            spare_grace: self.spare_grace.unwrap_or(usual.spare_grace),
-            hedge_percent: self.hedge.unwrap_or(usual.hedge_percent),
+            spare_grace: self.spare_grace.unwrap_or(default.spare_grace),
+            hedge_percent: self.hedge.unwrap_or(default.hedge_percent),
             journal_all: self.journal_all,
-            ..usual
+            ..default
         }
     }
 }
 
 impl ArrayRecord {
-    /// Finds the record that `name` (a name or a UUID) means.
+    /// Finds a record by the name or the UUID of the array.
+    ///
+    /// # Errors
+    /// No array of the visible registries has the name, or more than one.
     pub(crate) fn find(name: &str) -> Result<ArrayRecord, Failure> {
         let all = ArrayRecord::all()?;
         let uuid = name.parse::<Uuid>().ok();
@@ -92,8 +95,8 @@ impl ArrayRecord {
         }
     }
 
-    /// All records that can be named, by name. Of an array that is in two registries it is
-    /// the one in one's own.
+    /// The records of all visible registries, sorted by name. Of an array in two registries, the
+    /// record in the user's own one.
     pub(crate) fn all() -> Result<Vec<ArrayRecord>, Failure> {
         let mut all: Vec<ArrayRecord> = Vec::new();
         for registry in Registry::all() {
@@ -135,20 +138,20 @@ impl ArrayRecord {
             uuid: value["uuid"].as_str()?.parse().ok()?,
             name: value["name"].as_str()?.to_owned(),
             devices: devices.collect::<Option<_>>()?,
-            care: Care::parse(&value),
+            settings: ArraySettings::parse(&value),
             registry: registry.clone(),
         })
     }
 
-    /// Keeps it; an earlier one of the same array is replaced as a whole.
+    /// Writes the record; an earlier one of the same array is replaced atomically.
     pub(crate) fn save(&self) -> Result<(), Failure> {
         let directory = self.registry.directory();
         let text = json!({
             "uuid": self.uuid.to_string(), "name": self.name, "devices": self.devices,
-            "rebuild_rate": self.care.rebuild_rate, "scrub_rate": self.care.scrub_rate,
-            "scrub_every": self.care.scrub_every.map(|time| time.as_secs_f64()),
-            "spare_grace": self.care.spare_grace.map(|time| time.as_secs_f64()),
-            "hedge": self.care.hedge, "journal_all": self.care.journal_all,
+            "rebuild_rate": self.settings.rebuild_rate, "scrub_rate": self.settings.scrub_rate,
+            "scrub_every": self.settings.scrub_every.map(|time| time.as_secs_f64()),
+            "spare_grace": self.settings.spare_grace.map(|time| time.as_secs_f64()),
+            "hedge": self.settings.hedge, "journal_all": self.settings.journal_all,
         });
         let (path, new) = (self.path(), directory.join(format!("{}.new", self.uuid)));
         let write = || {
@@ -159,9 +162,9 @@ impl ArrayRecord {
         self.registry.with_rights(write).map_err(|e| wrong(directory, e))?
     }
 
-    /// The array is no more.
+    /// Removes the record of an array that does not exist any more.
     pub(crate) fn forget(&self) -> Result<(), Failure> {
-        let (path, known) = (self.path(), super::kept::path(self));
+        let (path, known) = (self.path(), super::last_known::path(self));
         let remove = || {
             let _ = std::fs::remove_file(known);
             std::fs::remove_file(&path)
@@ -174,7 +177,7 @@ impl ArrayRecord {
         self.registry.directory().join(format!("{}.json", self.uuid))
     }
 
-    /// Adds a device, if it is not there yet.
+    /// Adds a device name, unless the record has it.
     pub(crate) fn add(&mut self, device: &str) {
         if !self.devices.iter().any(|known| known == device) {
             self.devices.push(device.to_owned());
@@ -182,7 +185,7 @@ impl ArrayRecord {
     }
 }
 
-/// No array of this name can be named: where it may be instead.
+/// The error for a name that no visible registry has, with where the array may be instead.
 fn unknown(name: &str, all: &[ArrayRecord], is_it: impl Fn(&&ArrayRecord) -> bool) -> Failure {
     let of_machine = ArrayRecord::all_in(&Registry::of_machine()).unwrap_or_default();
     if of_machine.iter().any(|record| is_it(&record)) {
@@ -190,12 +193,12 @@ fn unknown(name: &str, all: &[ArrayRecord], is_it: impl Fn(&&ArrayRecord) -> boo
     }
     let known: Vec<&str> = all.iter().map(|record| record.name.as_str()).collect();
     let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-    let whose = match User::caller() {
+    let visible_to = match User::caller() {
         Some(user) => format!("to root or {}", user.name),
         None => "to this user".into(),
     };
     Failure::usage(format!(
-        "no array {name} is known {whose} on this host (known: {known}). Arrays are recorded for the user \
+        "no array {name} is known {visible_to} on this host (known: {known}). Arrays are recorded for the user \
          that makes them, and root has those of the user that calls sudo: run this as that user, or with sudo \
          from there; longhaul array assemble --device … makes an array known that was made elsewhere"
     ))
@@ -215,12 +218,12 @@ mod tests {
                 "scrub_every":2.5,"hedge":0,"journal_all":true}"#;
         let registry = Registry::own();
         let record = ArrayRecord::parse(text, &registry).expect("a record");
-        assert_eq!((record.uuid, record.care.rebuild_rate), (Uuid::from_u128(7), Some(5)));
+        assert_eq!((record.uuid, record.settings.rebuild_rate), (Uuid::from_u128(7), Some(5)));
         assert_eq!(
-            (record.care.scrub_every, record.care.spare_grace),
+            (record.settings.scrub_every, record.settings.spare_grace),
             (Some(Duration::from_millis(2500)), None)
         );
-        let options = record.care.options();
+        let options = record.settings.options();
         assert_eq!((options.hedge_percent, options.journal_all), (0, true));
         assert_eq!(record.devices, ["/x"]);
         for text in

@@ -1,7 +1,7 @@
-//! Where arrays are recorded: for each user, and root's for the machine.
+//! Registries of arrays: one for each user; root's is the machine's.
 //!
-//! Invariant: what root does in the registry of another user it does with that user's
-//! rights, so all of it belongs to that user.
+//! Invariant: root accesses the registry of another user with that user's rights, so that all
+//! files in it belong to that user.
 
 use crate::runtime;
 use crate::state;
@@ -10,33 +10,37 @@ use std::io;
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
-/// Where records are, below a state directory.
-const BELOW: &str = "arrays";
+/// Directory of the records, in the state directory.
+const SUBDIRECTORY: &str = "arrays";
 
-/// The records of one user, and where the processes that run those arrays are reached.
+/// The records of one user's arrays, and the control sockets of the processes that run them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Registry {
     directory: PathBuf,
     runtime: PathBuf,
-    /// The user, where root uses the records of another one.
+    /// The owner, where root uses the registry of another user.
     user: Option<User>,
 }
 
 impl Registry {
-    /// That of the user that runs this.
+    /// The registry of the user of this process.
     pub(crate) fn own() -> Registry {
-        Registry { directory: state::directory().join(BELOW), runtime: runtime::directory(), user: None }
+        Registry {
+            directory: state::directory().join(SUBDIRECTORY),
+            runtime: runtime::directory(),
+            user: None,
+        }
     }
 
-    /// Root's, as other users see it.
+    /// The registry of root, for lookups by other users.
     pub(super) fn of_machine() -> Registry {
-        Registry { directory: Path::new(state::SYSTEM).join(BELOW), ..Registry::own() }
+        Registry { directory: Path::new(state::SYSTEM).join(SUBDIRECTORY), ..Registry::own() }
     }
 
-    /// All whose arrays can be named: one's own, and with `sudo` that of the user that called it.
+    /// The visible registries: the user's own, and with `sudo` that of the calling user.
     pub(super) fn all() -> Vec<Registry> {
         let of_caller = User::caller().and_then(|user| {
-            let directory = state::directory_of(&user)?.join(BELOW);
+            let directory = state::directory_of(&user)?.join(SUBDIRECTORY);
             Some(Registry { directory, runtime: runtime::directory_of(&user), user: Some(user) })
         });
         let own = Registry::own();
@@ -49,25 +53,25 @@ impl Registry {
         &self.directory
     }
 
-    /// Where the process that runs an array is asked.
+    /// Path of the control socket of an array.
     pub(super) fn socket(&self, array: Uuid) -> PathBuf {
         self.runtime.join(format!("array-{}.sock", array.simple()))
     }
 
-    /// The directory of that socket, which may have to be made.
+    /// The directory of the control sockets; it need not exist.
     pub(super) fn runtime(&self) -> &Path {
         &self.runtime
     }
 
-    /// The user, where root uses the records of another one.
+    /// The name of the owner, where root uses the registry of another user.
     pub(crate) fn user(&self) -> Option<&str> {
         self.user.as_ref().map(|user| user.name.as_str())
     }
 
-    /// Does `work` with the rights of the user whose records these are.
+    /// Runs `work` with the rights of the registry's owner.
     ///
     /// # Errors
-    /// This process may not take them.
+    /// This process may not take these rights.
     pub(super) fn with_rights<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         match &self.user {
             None => Ok(work()),

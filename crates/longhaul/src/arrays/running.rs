@@ -1,7 +1,7 @@
 //! An array that this process runs.
 
 use super::control::{ArrayClient, ArrayServer, Request};
-use super::kept::LastKnown;
+use super::last_known::LastKnown;
 use super::record::ArrayRecord;
 use crate::exit::{Exit, Failure};
 use crate::names::Opener;
@@ -15,42 +15,42 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 use uuid::Uuid;
 
-/// How often devices that could not be opened, or were given up, are tried again.
-const SEEK: Duration = Duration::from_secs(10);
+/// Interval at which devices that could not be opened, or were given up, are tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A running array, until it is dropped or stopped.
+/// An array that this process runs, until it is dropped or stopped.
 pub(crate) struct Running {
-    /// What is asked for over the control socket ends before the array does.
+    /// Dropped before the array is stopped, so that no request reaches a stopped array.
     server: Option<ArrayServer>,
     device: Arc<ArrayDevice>,
     thread: Thread,
     stopped: AtomicBool,
-    /// Its members as they were named and found.
+    /// Members found at the start: the name that each was opened by, and its properties.
     members: Vec<(String, DeviceInfo)>,
-    /// Ends the search for devices that are missing, when dropped.
+    /// Ends the thread of [`search_members`] when dropped.
     _search_end: Sender<()>,
 }
 
-/// The devices of an array, as far as it has to look for them.
+/// The devices that an array needs and has not opened.
 struct MissingMembers {
     array: Uuid,
-    /// Names that could not be opened, or did not say what they are.
+    /// Names that could not be opened, or whose superblock could not be read.
     missing: Vec<String>,
-    /// What the others have said that they are.
+    /// Member UUIDs of the other names, from their superblocks.
     known: HashMap<String, Uuid>,
-    /// Names of which it was reported why they cannot be used.
+    /// Names whose error was reported, which is done once.
     reported: HashSet<String>,
 }
 
 impl MissingMembers {
-    /// Names to open anew for members that need it: theirs, and those of which
-    /// nothing is known, such as what was added since.
-    fn names(&self, forsaken: &[Uuid]) -> Vec<String> {
+    /// Names to open again for the members `unattached`: their own, and those of unknown members,
+    /// such as devices that were added since the start.
+    fn names(&self, unattached: &[Uuid]) -> Vec<String> {
         let mut names = self.missing.clone();
-        if !forsaken.is_empty()
+        if !unattached.is_empty()
             && let Ok(record) = ArrayRecord::find(&self.array.to_string())
         {
-            let may_be = |name: &String| self.known.get(name).is_none_or(|uuid| forsaken.contains(uuid));
+            let may_be = |name: &String| self.known.get(name).is_none_or(|uuid| unattached.contains(uuid));
             names.extend(record.devices.into_iter().filter(may_be));
             names.sort_unstable();
             names.dedup();
@@ -59,8 +59,8 @@ impl MissingMembers {
     }
 }
 
-/// Offers an array its devices that were out of reach when it was started, or for
-/// so long that they were given up, once they are back.
+/// Starts a thread that offers an array the devices that were unreachable when it was started, or
+/// were given up later, once they can be opened. Dropping the result ends the thread.
 fn search_members(
     mut search: MissingMembers,
     array: &Arc<ArrayDevice>,
@@ -70,12 +70,12 @@ fn search_members(
     let (until, ended) = channel();
     let array = Arc::downgrade(array);
     std::thread::spawn(move || {
-        while ended.recv_timeout(SEEK) == Err(RecvTimeoutError::Timeout) {
-            let Some(asked) = array.upgrade() else { return };
-            let forsaken = thread.spawn(move || async move { asked.unattached_members().await }).wait();
-            // The array has ended.
-            let Ok(Ok(forsaken)) = forsaken else { return };
-            for name in search.names(&forsaken) {
+        while ended.recv_timeout(RETRY_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            let Some(running) = array.upgrade() else { return };
+            let unattached = thread.spawn(move || async move { running.unattached_members().await }).wait();
+            // An error means that the array has ended.
+            let Ok(Ok(unattached)) = unattached else { return };
+            for name in search.names(&unattached) {
                 let Ok(device) = opener.open(&name) else { continue };
                 let (Some(array), device) = (array.upgrade(), device.block()) else { return };
                 let offered = thread.spawn(move || async move { array.offer(device).await }).wait();
@@ -87,11 +87,11 @@ fn search_members(
                             tracing::info!("{name} is back");
                         }
                     }
-                    // Once, however often it is tried.
+                    // Reported once, not at each retry.
                     Err(e) if search.reported.insert(name.clone()) => tracing::warn!("{name}: {e}"),
                     Err(_) => {}
                 }
-                // What has failed may go well the next time; what is refused does not.
+                // I/O errors may be transient and are retried; a refusal is final.
                 if !matches!(offered, Err(ArrayError::Io(_) | ArrayError::Device { .. })) {
                     search.missing.retain(|missing| *missing != name);
                 }
@@ -101,8 +101,7 @@ fn search_members(
     until
 }
 
-/// Opens devices at the same time. What cannot be opened is reported, and left
-/// out.
+/// Opens devices in parallel. Those that cannot be opened are logged and left out.
 pub(crate) fn open_members(names: &[String], opener: &Opener) -> Vec<(String, Arc<dyn BlockDevice>)> {
     let open = |name: &String| match opener.open(name) {
         Ok(device) => Some((name.clone(), device.block())),
@@ -117,8 +116,8 @@ pub(crate) fn open_members(names: &[String], opener: &Opener) -> Vec<(String, Ar
     })
 }
 
-/// Reads what devices say of themselves.
-pub(crate) fn labels(
+/// Reads the superblocks of devices; `None` for a device that has no superblock.
+pub(crate) fn read_labels(
     devices: &[Arc<dyn BlockDevice>],
     config: &Config,
 ) -> Result<Vec<Result<Option<Label>, ArrayError>>, Failure> {
@@ -128,8 +127,8 @@ pub(crate) fn labels(
     found.map_err(Failure::failed)
 }
 
-/// How the array of a record is, without running it: nothing is written.
-pub(crate) fn look(record: &ArrayRecord, opener: &Opener) -> Result<Status, Failure> {
+/// Reads the status of an array from its members without running it: nothing is written.
+pub(crate) fn read_status(record: &ArrayRecord, opener: &Opener) -> Result<Status, Failure> {
     let members = open_members(&record.devices, opener);
     if members.is_empty() {
         return Err(unusable(record));
@@ -137,11 +136,11 @@ pub(crate) fn look(record: &ArrayRecord, opener: &Opener) -> Result<Status, Fail
     let devices: Vec<Arc<dyn BlockDevice>> = members.into_iter().map(|(_, device)| device).collect();
     let thread = Thread::start("longhaul-array", opener.config()).map_err(Failure::failed)?;
     let array = record.uuid;
-    let looked = thread
+    let status = thread
         .handle()
         .spawn(move || async move { longhaul_array::look(&devices, array, None).await })
         .wait();
-    Ok(looked.map_err(Failure::failed)??)
+    Ok(status.map_err(Failure::failed)??)
 }
 
 fn unusable(record: &ArrayRecord) -> Failure {
@@ -150,13 +149,12 @@ fn unusable(record: &ArrayRecord) -> Failure {
 }
 
 impl Running {
-    /// Runs the array of a record.
+    /// Assembles and runs the array of a record.
     pub(crate) fn open(record: &ArrayRecord, opener: &Opener) -> Result<Running, Failure> {
         Running::open_as(record, opener, false)
     }
 
-    /// The same; `degraded` if a person has said that it is to begin though members
-    /// that are not there may have gone on without the others.
+    /// As [`Self::open`]; with `degraded`, also if missing members may hold newer data.
     pub(crate) fn open_as(record: &ArrayRecord, opener: &Opener, degraded: bool) -> Result<Running, Failure> {
         if let Some(reply) = ArrayClient::ask(record, &Request::Status) {
             if let Err(failure) = reply
@@ -173,7 +171,7 @@ impl Running {
         let (mut ours, mut missing, mut known) = (Vec::new(), record.devices.clone(), HashMap::new());
         let mut found = Vec::new();
         missing.retain(|name| !members.iter().any(|(opened, _)| opened == name));
-        for ((name, device), label) in members.iter().zip(labels(&devices, &opener.config())?) {
+        for ((name, device), label) in members.iter().zip(read_labels(&devices, &opener.config())?) {
             match label {
                 Ok(Some(label)) if label.array == record.uuid && label.current => {
                     known.insert(name.clone(), label.member);
@@ -196,8 +194,7 @@ impl Running {
         Ok(running)
     }
 
-    /// The members that were there when it was started, by the names that a
-    /// person gave them.
+    /// The members found at the start: the name that each was opened by, and its properties.
     pub(crate) fn members(&self) -> &[(String, DeviceInfo)] {
         &self.members
     }
@@ -210,9 +207,9 @@ impl Running {
         degraded: bool,
     ) -> Result<Running, Failure> {
         let thread = Thread::start("longhaul-array", opener.config()).map_err(Failure::failed)?;
-        // A member that is needed is waited for as long as its initiator tries.
+        // The array waits for a member that it needs as long as the initiator tries to connect.
         let needed_timeout = opener.options.ctrl_loss.unwrap_or(Duration::MAX);
-        let options = Options { needed_timeout, degraded, ..record.care.options() };
+        let options = Options { needed_timeout, degraded, ..record.settings.options() };
         let memory: Arc<dyn Memory> = Arc::new(LastKnown::of(record));
         let assemble =
             move || async move { assemble_with(&devices, options, Uuid::new_v4(), Some(memory)).await };
@@ -221,7 +218,11 @@ impl Running {
         let server = match ArrayServer::start(record.clone(), Arc::clone(&device), opener.clone()) {
             Ok(server) => Some(server),
             Err(e) => {
-                tracing::warn!("array {}: nobody can ask for its status: {}", record.name, e.message);
+                tracing::warn!(
+                    "array {}: cannot serve its control socket, so longhaul array status cannot reach it: {}",
+                    record.name,
+                    e.message
+                );
                 None
             }
         };
@@ -234,20 +235,21 @@ impl Running {
         &self.device
     }
 
-    /// Runs something that waits, from a thread without an engine.
+    /// Runs an asynchronous call on the array's engine and blocks until it is done; for threads
+    /// without an engine.
     pub(crate) fn wait<T, F>(
         &self,
-        ask: impl FnOnce(Arc<ArrayDevice>) -> F + Send + 'static,
+        call: impl FnOnce(Arc<ArrayDevice>) -> F + Send + 'static,
     ) -> Result<T, Failure>
     where
         T: Send + 'static,
         F: Future<Output = T> + 'static,
     {
         let device = Arc::clone(&self.device);
-        self.thread.handle().spawn(move || ask(device)).wait().map_err(Failure::failed)
+        self.thread.handle().spawn(move || call(device)).wait().map_err(Failure::failed)
     }
 
-    /// Stops it in order.
+    /// Stops the array cleanly; a second call does nothing.
     pub(crate) fn stop(&self) -> Result<(), Failure> {
         if self.stopped.swap(true, Ordering::SeqCst) {
             return Ok(());

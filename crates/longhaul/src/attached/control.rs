@@ -1,8 +1,8 @@
 //! Asking the process that serves an attachment to end it.
 //!
-//! One request a connection: a line, `detach`, or `detach lazily`: out of sight at once,
-//! and ended when nothing is under way any more. The answer is a line of JSON,
-//! `{"ok":…}` or `{"error":{"exit":…,"message":…}}`, when it is done.
+//! One request a connection: the line `detach`, or `detach lazily`, which removes the path at
+//! once and ends the process when no I/O is under way. The reply is a line of JSON,
+//! `{"ok":…}` or `{"error":{"exit":…,"message":…}}`, when the request is done.
 
 use super::socket_of;
 use crate::exit::{Exit, Failure};
@@ -15,11 +15,11 @@ use std::time::Duration;
 /// Longest request in bytes.
 const REQUEST_MAX: u64 = 64;
 
-/// Somebody asks for the end.
+/// A request to detach, and the connection for its reply.
 #[derive(Debug)]
 pub(crate) struct DetachRequest {
     stream: UnixStream,
-    /// It is to go out of sight at once.
+    /// Remove the path at once, and end later.
     pub(crate) lazily: bool,
 }
 
@@ -27,7 +27,7 @@ const DETACH: &str = "detach";
 const LAZILY: &str = "detach lazily";
 
 impl DetachRequest {
-    /// Answers.
+    /// Sends the reply, and closes the connection.
     pub(crate) fn answer(mut self, result: &Result<(), Failure>) {
         let reply = match result {
             Ok(()) => json!({ "ok": {} }),
@@ -38,15 +38,16 @@ impl DetachRequest {
     }
 }
 
-/// Listens for requests.
+/// The control socket of an attachment; removed on drop.
 #[derive(Debug)]
 pub(crate) struct DetachServer(PathBuf);
 
 impl DetachServer {
-    /// Listens for what is attached at `path`, whose record the caller holds.
+    /// Listens on the socket of the attachment at `path`, and calls `on_request` on a thread of its
+    /// own. The caller holds the record, so a socket that exists is left over.
     pub(crate) fn start(
         path: &Path,
-        asked: impl Fn(DetachRequest) + Send + 'static,
+        on_request: impl Fn(DetachRequest) + Send + 'static,
     ) -> Result<DetachServer, Failure> {
         let socket = socket_of(path);
         let _ = std::fs::remove_file(&socket);
@@ -61,7 +62,7 @@ impl DetachServer {
                     let line = line.trim();
                     if read.is_ok() && [DETACH, LAZILY].contains(&line) {
                         let lazily = line == LAZILY;
-                        asked(DetachRequest { stream, lazily });
+                        on_request(DetachRequest { stream, lazily });
                     }
                 }
             })
@@ -76,8 +77,8 @@ impl Drop for DetachServer {
     }
 }
 
-/// Asks whoever serves what is attached at `path` to end it; nothing, if
-/// nobody does. Without an answer within `limit` it fails as [`Exit::TimedOut`].
+/// Asks the process that serves the attachment at `path` to end it; `None` if no process listens.
+/// Without a reply within `limit` it fails as [`Exit::TimedOut`].
 pub(crate) fn request_detach(
     path: &Path,
     lazily: bool,

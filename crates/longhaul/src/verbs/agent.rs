@@ -58,7 +58,7 @@ pub(crate) struct Args {
     /// Allow third-party copies: send to any other agent that a client names
     #[arg(long)]
     onward: bool,
-    /// Run as this user (a name, UID or UID:GID) once the directory is open [default: nobody, if
+    /// Run as this user (a name, UID or UID:GID) once the directory is open [default: `nobody`, if
     /// started by root without --allow-owner]
     #[arg(long, value_name = "NAME", conflicts_with = "one_time")]
     user: Option<String>,
@@ -129,7 +129,7 @@ fn check_access(args: &Args, is_root: bool) -> Result<(), Failure> {
     if is_root {
         return Err(Failure::usage(format_args!(
             "root starts this, and every user of this machine can connect to {listen}: give a --key-file, or \
-             --insecure to let all of them access the files with the rights of the user nobody (or --user NAME)"
+             --insecure to let all of them access the files with the rights of the user 'nobody' (or --user NAME)"
         )));
     }
     Ok(())
@@ -139,7 +139,7 @@ fn check_access(args: &Args, is_root: bool) -> Result<(), Failure> {
 fn user(args: &Args, own: User) -> Result<User, Failure> {
     match &args.user {
         Some(name) => User::named(name),
-        None if own.is_root() && !args.one_time && !args.allow_owner => Ok(User::nobody()),
+        None if own.is_root() && !args.one_time && !args.allow_owner => Ok(User::unprivileged()),
         None => Ok(own),
     }
 }
@@ -174,7 +174,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     })
     .map_err(Failure::failed)?;
     let named = |e| Failure::failed(format_args!("cannot become the user {}: {e}", user.name));
-    user.become_it().map_err(named)?;
+    user.switch_to().map_err(named)?;
     let agent = bound.start().map_err(|e| {
         let hint = if args.user.is_none() { "; --user NAME runs this as another user" } else { "" };
         Failure::failed(format_args!("as the user {}: {e}{hint}", user.name))

@@ -4,7 +4,7 @@ mod make;
 mod manage;
 pub(crate) mod show;
 
-use crate::arrays::Care;
+use crate::arrays::ArraySettings;
 use crate::exit::{NothingToDo, Outcome};
 use crate::names::{InitiatorArgs, parse_bytes};
 use crate::output::Output;
@@ -27,7 +27,7 @@ enum ArrayVerb {
     #[command(alias = "ls")]
     List,
     /// Show the state of an array
-    Status(Named),
+    Status(ArrayArgs),
     /// Replace a member by another device, and rebuild it
     Replace(Replace),
     /// Add a spare, which replaces a member that fails
@@ -66,7 +66,7 @@ struct Create {
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     stripe_unit: Option<u64>,
     #[command(flatten)]
-    care: Care,
+    settings: ArraySettings,
     /// Overwrite devices that hold data (a file system, a partition table, a
     /// volume), or that are members of an array that is not running, which loses
     /// them
@@ -89,13 +89,13 @@ struct Assemble {
     #[arg(long)]
     degraded: bool,
     #[command(flatten)]
-    care: Care,
+    settings: ArraySettings,
     #[command(flatten)]
     initiator: InitiatorArgs,
 }
 
 #[derive(Debug, clap::Args)]
-struct Named {
+struct ArrayArgs {
     /// The array: its name or UUID
     array: String,
     #[command(flatten)]
@@ -107,7 +107,7 @@ struct Stop {
     #[command(flatten)]
     nothing: NothingToDo,
     #[command(flatten)]
-    named: Named,
+    array: ArrayArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -116,7 +116,7 @@ struct Scrub {
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     rate: Option<u64>,
     #[command(flatten)]
-    named: Named,
+    array: ArrayArgs,
 }
 
 #[derive(Debug, clap::Args)]

@@ -19,7 +19,7 @@ use longhaul_attach::{keep_out_of_reclaim, users};
 use longhaul_block::units::format_size;
 use open::DeviceArgs;
 use serde_json::{Value, json};
-use serve::{Attached, Event, Service};
+use serve::{Event, FrontEnd, Service};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use via::Via;
@@ -87,18 +87,18 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     if !args.foreground && !background::is_this() {
         let log = log_of(&path);
         let ready = background::start(&log, output)?;
-        tell(&ready, output);
+        print_ready(&ready, output);
         return Ok(());
     }
     serve(&args, &path, output)
 }
 
 fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
-    // From here on a signal is an event, also before all is ready.
-    let (events_in, events) = serve::events()?;
-    let ways = args.via.ways(args.allow_other);
-    // The kernel may free memory through this device, also where it is a file
-    // with a loop device on it: the threads that come do not wait for that.
+    // From here on a signal is an event, also while the device is being opened.
+    let (event_sender, events) = serve::events()?;
+    let candidates = args.via.candidates(args.allow_other);
+    // The kernel may write back to this device, or to a loop device on it, to free memory: the
+    // threads that serve the device inherit the setting, and must not wait for such writes.
     keep_out_of_reclaim();
     let opened = args.device.open(&args.devices, path)?;
     if !args.force && !opened.requests.info().read_only && opened.signature()?.is_array_member() {
@@ -122,39 +122,39 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
         trouble: None,
     };
     let mut held = record.hold()?;
-    let server = serve::listen(path, &events_in)?;
-    let ((file, device), passed_over) = via::first(ways, |way| {
-        record.via = way.name().into();
+    let server = serve::listen(path, &event_sender)?;
+    let ((front_end, device), passed_over) = via::first_available(candidates, |via| {
+        record.via = via.name().into();
         held.write(&record)?;
-        let (file, device): (Box<dyn Attached>, _) = match way.kernel() {
+        let (front_end, device): (Box<dyn FrontEnd>, _) = match via.kernel() {
             None => {
                 let options = FuseOptions { name: args.devices.join("+"), allow_other: args.allow_other };
-                let tell = events_in.clone();
-                let ended = move || drop(tell.send(Event::Ended));
+                let sender = event_sender.clone();
+                let ended = move || drop(sender.send(Event::Ended));
                 (Box::new(FuseFile::new(requests.clone(), path, &options, ended)?), path.to_owned())
             }
-            Some(way) => {
-                let made = KernelDevice::new(requests.clone(), path, way)?;
-                let device = made.device().unwrap_or(path).to_owned();
-                (Box::new(made), device)
+            Some(driver) => {
+                let kernel_device = KernelDevice::new(requests.clone(), path, driver)?;
+                let device = kernel_device.device().unwrap_or(path).to_owned();
+                (Box::new(kernel_device), device)
             }
         };
-        Ok((file, device))
+        Ok((front_end, device))
     })?;
     let ready = json!({
         "event": "ready", "path": path, "via": record.via, "device": device, "pid": record.pid,
         "size": info.size, "block_size": info.block_size, "optimal_io": info.optimal_io,
         "read_only": info.read_only, "passed_over": passed_over,
     });
-    tell(&ready, output);
+    print_ready(&ready, output);
     if background::is_this() {
-        // Nobody reads standard output any more.
+        // The starting process reads standard output only until the `ready` event.
         output = Output::new(false);
     }
     let release = Box::new(|_| Ok(()));
     let released = Box::new(|| false);
     let service = Service {
-        file,
+        front_end,
         path,
         requests: &**requests,
         trouble: Box::new(|| opened.trouble()),
@@ -164,20 +164,20 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
         held: &mut held,
         output,
     };
-    let mut asked = None;
-    let result = service.run(&events, &mut asked);
+    let mut detach_request = None;
+    let result = service.run(&events, &mut detach_request);
     background::finish(&log_of(path), &result);
-    // Who asked may attach it again at once.
+    // Released before the reply, so that `longhaul detach` can be followed by an attach at once.
     drop((server, held, opened));
-    if let Some(asked) = asked {
-        asked.answer(&result);
+    if let Some(request) = detach_request {
+        request.answer(&result);
     }
     output.event("summary", json!({ "clean": result.is_ok() }));
     result
 }
 
-/// Says that it is there.
-fn tell(ready: &Value, output: Output) {
+/// Prints the `ready` event, or its text.
+fn print_ready(ready: &Value, output: Output) {
     output.event("ready", ready.clone());
     if !output.is_json() {
         let text = |name: &str| ready[name].as_str().unwrap_or_default().to_owned();
@@ -185,27 +185,27 @@ fn tell(ready: &Value, output: Output) {
         let (path, device) = (text("path"), text("device"));
         let at = if device == path { path } else { format!("{path} -> {device}") };
         output.line(format_args!("ready {at} ({size}, via {})", text("via")));
-        tell_why(ready);
+        log_passed_over(ready);
     }
 }
 
-/// Says with `-v` why it is not by a way that would have been better: what was taken works,
-/// and there is nothing to do.
-fn tell_why(ready: &Value) {
+/// Logs, with `-v` only, why preferred front ends were passed over: the chosen one works, so the
+/// operator need not act.
+fn log_passed_over(ready: &Value) {
     for why in ready["passed_over"].as_array().into_iter().flatten() {
         tracing::info!("not by {}", why.as_str().unwrap_or_default());
     }
 }
 
 impl Args {
-    /// Where it is to appear in the background, and of what.
+    /// Path and devices of an attach in the background; `None` for other uses of the verb.
     pub(crate) fn place(&self) -> Option<(PathBuf, Vec<String>)> {
         let at = self.at.clone().filter(|_| !self.foreground)?;
         Some((at, self.devices.clone()))
     }
 }
 
-/// Lists what is attached; `missing` are the places and devices of what should be, and is not.
+/// Lists attachments; `missing` are paths and devices of configured ones that are not attached.
 pub(crate) fn list(missing: &[(PathBuf, Vec<String>)], output: Output) -> Outcome {
     let all = Attachment::all();
     let mut table = Table::new();
@@ -257,17 +257,16 @@ pub(crate) fn detach(args: &Detach, output: Output) -> Outcome {
     detach_at(&absolute(&args.path)?, args.lazy, output)
 }
 
-/// How long a process may take to answer whose device was unreachable a moment ago.
-const ANSWERS: Duration = Duration::from_secs(5);
+/// Timeout for the reply of a process whose device was unreachable when it last wrote its record.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Whether I/O waits for a device in this trouble: requests under way, and data that was
-/// written and is not durable.
+/// Whether requests under way and unflushed writes wait for the device to be reachable again.
 fn is_waited_for(trouble: &str) -> bool {
     trouble.starts_with("unreachable")
 }
 
-/// Why a device in this trouble is not taken away.
-fn waits(path: &Path, trouble: &str) -> Failure {
+/// The error of a detach while I/O waits for an unreachable device.
+fn unreachable_device(path: &Path, trouble: &str) -> Failure {
     let path = path.display();
     let message = format!(
         "cannot take {path} away now: its device is {trouble}. Try again when it is back, or add --lazy: then \
@@ -278,13 +277,13 @@ fn waits(path: &Path, trouble: &str) -> Failure {
 }
 
 fn detach_at(path: &Path, lazily: bool, output: Output) -> Outcome {
-    // A process that waits for its device does not answer; what it has recorded of it is
-    // a moment old, so it is asked all the same.
+    // A process that waits for its device does not reply. Its record may be out of date, so the
+    // request is sent all the same, with a timeout.
     let trouble = Attachment::find(path).and_then(|(record, _)| record.trouble);
     let unreachable = trouble.filter(|why| !lazily && is_waited_for(why));
-    match request_detach(path, lazily, unreachable.as_ref().map(|_| ANSWERS)) {
+    match request_detach(path, lazily, unreachable.as_ref().map(|_| REPLY_TIMEOUT)) {
         Some(Err(failure)) if failure.exit == Exit::TimedOut => {
-            return Err(unreachable.map_or(failure, |why| waits(path, &why)));
+            return Err(unreachable.map_or(failure, |why| unreachable_device(path, &why)));
         }
         Some(result) => result?,
         None => clear(path, lazily)?,
@@ -293,25 +292,25 @@ fn detach_at(path: &Path, lazily: bool, output: Output) -> Outcome {
     Ok(())
 }
 
-/// Takes away what a killed process left.
+/// Removes the mount, device, files and record that a killed process left.
 fn clear(path: &Path, lazily: bool) -> Outcome {
     let known = Attachment::find(path);
     if let Some((record, true)) = &known {
         let why = format!("process {} serves it and does not listen; end it with SIGTERM", record.pid);
         return Err(Failure::failed(format!("{}: {why}", path.display())));
     }
-    // A file system whose device has gone does not even say that its root is
-    // a directory.
+    // The type of attachment is taken from the record: a file system whose device is gone fails
+    // even a `stat` of its root.
     let via = known.as_ref().map_or("", |(record, _)| record.via.as_str());
     let is_mount = mount::is_mount(via);
     if is_mount && users::is_mounted(path) {
-        // What it had not written is lost; the journal keeps the rest whole.
+        // Dirty pages of the file system are lost; its journal keeps it consistent.
         fuse::unmount(path, lazily)?;
     }
     let was_there = match via.split('+').next() {
         Some("nvme" | "nbd" | "ublk") if is_mount => kernel::clear(&mount::hidden(path))?,
         Some("nvme" | "nbd" | "ublk") => kernel::clear(path)?,
-        // Killed between attaching and mounting, it left what is hidden.
+        // A process killed between attaching and mounting leaves the hidden file.
         _ if is_mount => {
             let hidden = mount::hidden(path);
             let was_there = fuse::clear(&hidden, true)?;
@@ -327,11 +326,11 @@ fn clear(path: &Path, lazily: bool) -> Outcome {
         )));
     }
     if known.is_some() && !is_mount && users::is_mounted(path) {
-        let why = "still mounted, by somebody else; umount it first";
+        let why = "still mounted, by another process; umount it first";
         return Err(Failure::failed(format!("{}: {why}", path.display())));
     }
     if known.is_some() {
-        // The empty file below was ours as well, if it is one.
+        // `attach` created the empty file that the mount had covered.
         if std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() == 0) {
             let _ = std::fs::remove_file(path);
         }

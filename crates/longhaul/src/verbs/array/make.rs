@@ -1,7 +1,7 @@
-//! Making arrays, and finding them again.
+//! `longhaul array create` and `assemble`.
 
 use super::{Assemble, Create, show};
-use crate::arrays::{ArrayRecord, Registry, Request, Running, labels, open_members};
+use crate::arrays::{ArrayRecord, Registry, Request, Running, open_members, read_labels};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::Device;
 use crate::output::Output;
@@ -16,7 +16,7 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
     let opener = args.initiator.opener();
     let known = ArrayRecord::all()?.into_iter().find(|record| record.name == args.name);
     if let Some(known) = &known {
-        // Who takes all of its devices away makes it anew.
+        // With --force and all of its devices the array is created anew; else the name is taken.
         let is_given = |device| {
             args.devices.contains(device)
                 || args.spares.contains(device)
@@ -42,8 +42,8 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
         None => {
             let devices = devices.clone();
             let measured = thread.handle().spawn(move || async move { measure(&devices).await }).wait();
-            let under_way = measured.map_err(Failure::failed)??;
-            suited_unit(&infos).max(under_way.map_or(0, path_unit))
+            let in_flight = measured.map_err(Failure::failed)??;
+            suited_unit(&infos).max(in_flight.map_or(0, path_unit))
         }
     };
     let shape = Shape { name: args.name.clone(), layout: args.layout, unit, force: args.force };
@@ -56,7 +56,8 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
     };
     let uuid = made.map_err(Failure::failed)??;
     let devices = args.devices.iter().chain(&args.spares).chain(&args.witness).cloned().collect();
-    let record = ArrayRecord { uuid, name: args.name, devices, care: args.care, registry: Registry::own() };
+    let (name, settings, registry) = (args.name, args.settings, Registry::own());
+    let record = ArrayRecord { uuid, name, devices, settings, registry };
     record.save()?;
     if let Some(known) = known {
         known.forget()?;
@@ -76,7 +77,7 @@ pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
         return Err(Failure::new(Exit::Unreachable, "none of the devices can be opened"));
     }
     let devices: Vec<Arc<dyn BlockDevice>> = members.iter().map(|(_, device)| Arc::clone(device)).collect();
-    let found = labels(&devices, &opener.config())?;
+    let found = read_labels(&devices, &opener.config())?;
     let known = ArrayRecord::all()?;
     let mut record: Option<ArrayRecord> = None;
     for ((name, _), label) in members.iter().zip(found) {
@@ -87,8 +88,8 @@ pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
             uuid: label.array,
             name: label.name.clone(),
             devices: given.clone(),
-            care: args.care.clone(),
-            // Where it is known already, so that what is known of it stays in one place.
+            settings: args.settings.clone(),
+            // The registry that has a record of the array, so that there is one record only.
             registry: known
                 .iter()
                 .find(|known| known.uuid == label.array)

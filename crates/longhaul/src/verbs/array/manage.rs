@@ -1,8 +1,8 @@
-//! Requests to an array: to the process that runs it on this host, or else to one that is run
-//! in this process for the request.
+//! Requests to an array: to the process that runs it on this host, or else in this process, which
+//! runs the array for the request.
 
-use super::{AddSpare, Named, Replace, Scrub, Stop, show};
-use crate::arrays::{ArrayClient, ArrayRecord, Reply, Request, Running, look};
+use super::{AddSpare, ArrayArgs, Replace, Scrub, Stop, show};
+use crate::arrays::{ArrayClient, ArrayRecord, Reply, Request, Running, read_status};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{InitiatorArgs, Opener};
 use crate::output::Output;
@@ -13,17 +13,17 @@ use serde_json::{Value, json};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// How often progress is told.
-const TICK: Duration = Duration::from_secs(1);
+/// Interval of progress events.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How far something is of a status: the share that is done, and words.
+/// Reads the progress of an operation from a status: the share done, from 0 to 1, and its text.
 type ProgressOf = fn(&Value) -> Option<(f64, String)>;
 
-/// Whoever runs an array.
+/// The process that runs an array.
 enum Runner {
-    /// Another process of this host.
+    /// Another process of this host, reached through its control socket.
     Other,
-    /// This one.
+    /// This process.
     This(Box<(Running, Opener)>),
 }
 
@@ -33,7 +33,7 @@ struct Managed {
 }
 
 impl Managed {
-    /// Finds who runs the array, or runs it.
+    /// Finds the process that runs the array, or else runs it in this one.
     fn open(name: &str, initiator: &InitiatorArgs) -> Result<Managed, Failure> {
         let name = name.strip_prefix(crate::arrays::SCHEME).unwrap_or(name);
         let record = ArrayRecord::find(name)?;
@@ -58,14 +58,14 @@ impl Managed {
         }
     }
 
-    /// Asks, and shows the status until there is an answer.
+    /// Sends a request, and reports progress until its reply.
     fn follow(&self, request: Request, progress_of: ProgressOf, output: Output) -> Reply {
         let (done, answer) = channel();
         let line = Line::new();
         std::thread::scope(|scope| {
             scope.spawn(move || drop(done.send(self.ask(request))));
             loop {
-                match answer.recv_timeout(TICK) {
+                match answer.recv_timeout(PROGRESS_INTERVAL) {
                     Ok(reply) => return reply,
                     Err(RecvTimeoutError::Disconnected) => return Err(Failure::failed("it ended early")),
                     Err(RecvTimeoutError::Timeout) => {
@@ -80,7 +80,7 @@ impl Managed {
         })
     }
 
-    /// The end of the array, if it was run for the purpose.
+    /// Stops the array if this process runs it.
     fn end(self) -> Outcome {
         match self.runner {
             Runner::Other => Ok(()),
@@ -89,14 +89,14 @@ impl Managed {
     }
 }
 
-pub(super) fn status(args: &Named, output: Output) -> Outcome {
+pub(super) fn status(args: &ArrayArgs, output: Output) -> Outcome {
     let name = args.array.strip_prefix(crate::arrays::SCHEME).unwrap_or(&args.array);
     let record = ArrayRecord::find(name)?;
-    // A status does not run the array: that would write to its members, and make those stale
-    // that only this host cannot reach.
+    // The array is not run for a status: that would write to its members, and would mark those
+    // stale that are unreachable from this host only.
     let (mut status, running) = match ArrayClient::ask(&record, &Request::Status) {
         Some(reply) => (reply?, true),
-        None => (show::status(&look(&record, &args.initiator.opener())?), false),
+        None => (show::status(&read_status(&record, &args.initiator.opener())?), false),
     };
     status["running"] = json!(running);
     show::summary(&status, output);
@@ -120,7 +120,7 @@ pub(super) fn list(output: Output) -> Outcome {
     table.load_preset(NOTHING).set_header(["NAME", "UUID", "DEVICES", "RUNS", "RECORDED FOR"]);
     for record in &all {
         let (name, uuid) = (&record.name, record.uuid.to_string());
-        // One that does not answer runs nevertheless.
+        // A process that does not reply in time runs the array nevertheless.
         let answer = ArrayClient::ask(record, &Request::Status);
         let runs = answer.is_some();
         let health =
@@ -160,10 +160,10 @@ pub(super) fn replace(args: Replace, output: Output) -> Outcome {
     let status = array.follow(Request::Rebuilt { index: args.member }, show::rebuild_progress, output)?;
     array.end()?;
     show::summary(&status, output);
-    lost(&status)
+    check_lost(&status)
 }
 
-fn lost(status: &Value) -> Outcome {
+fn check_lost(status: &Value) -> Outcome {
     match status["lost_bytes"].as_u64() {
         None | Some(0) => Ok(()),
         Some(bytes) => {
@@ -186,7 +186,7 @@ pub(super) fn add_spare(args: AddSpare, output: Output) -> Outcome {
 }
 
 pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
-    let array = Managed::open(&args.named.array, &args.named.initiator)?;
+    let array = Managed::open(&args.array.array, &args.array.initiator)?;
     let report = array.follow(Request::Scrub { rate: args.rate }, show::scrub_progress, output)?;
     array.end()?;
     output.event("summary", report.clone());
@@ -208,7 +208,7 @@ pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
             Exit::Mismatch,
             format!(
                 "{blocks} blocks match their checksums but not each other: a member has lost writes, and \
-                 nobody but you can know which. Nothing was changed. Compare the ranges that are listed with \
+                 the array cannot determine which. Nothing was changed. Compare the ranges that are listed with \
                  what should be there; then replace the member that is to blame (longhaul array replace), or \
                  write those ranges anew as a whole"
             ),
@@ -219,7 +219,7 @@ pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
 }
 
 pub(super) fn stop(args: &Stop, output: Output) -> Outcome {
-    let name = args.named.array.strip_prefix(crate::arrays::SCHEME).unwrap_or(&args.named.array);
+    let name = args.array.array.strip_prefix(crate::arrays::SCHEME).unwrap_or(&args.array.array);
     let record = ArrayRecord::find(name)?;
     let summary = |ran: bool| {
         let uuid = record.uuid.to_string();

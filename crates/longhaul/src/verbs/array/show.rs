@@ -1,4 +1,4 @@
-//! An array in JSON, and in words.
+//! Status, progress and scrub report of an array, as JSON and as text.
 
 use crate::live::eta;
 use crate::output::Output;
@@ -83,7 +83,7 @@ pub(crate) fn status(status: &Status) -> Value {
     })
 }
 
-/// The status as the result of the program.
+/// Reports the status as the result of the verb.
 pub(super) fn summary(status: &Value, output: Output) {
     output.event("summary", status.clone());
     if output.is_json() {
@@ -134,7 +134,7 @@ pub(super) fn summary(status: &Value, output: Output) {
     }
 }
 
-/// How far a member is rebuilt: the share that is done, and words.
+/// Progress of a rebuild: the share done, from 0 to 1, and its text.
 pub(super) fn rebuild_progress(status: &Value) -> Option<(f64, String)> {
     let now = &status["filling"];
     let (done, total) = (now["done_bytes"].as_u64()?, now["total_bytes"].as_u64()?);
@@ -151,7 +151,7 @@ pub(super) fn rebuild_progress(status: &Value) -> Option<(f64, String)> {
     Some((done as f64 / total.max(1) as f64, words))
 }
 
-/// How far a scrub is: the share that is done, and words.
+/// Progress of a scrub: the share done, from 0 to 1, and its text.
 pub(super) fn scrub_progress(status: &Value) -> Option<(f64, String)> {
     let now = &status["scrub"];
     let (done, all) = (now["stripes_done"].as_u64()?, now["stripes"].as_u64()?);
@@ -159,7 +159,7 @@ pub(super) fn scrub_progress(status: &Value) -> Option<(f64, String)> {
     Some((done as f64 / all.max(1) as f64, words))
 }
 
-/// What a scrub has found, in words.
+/// Prints the result of a scrub, unless events are printed.
 pub(super) fn scrub_summary(report: &Value, output: Output) {
     if output.is_json() {
         return;
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown_while_it_goes_on_fits_a_terminal() {
+    fn progress_lines_fit_a_terminal_of_80_columns() {
         let (tib, days) = (1u64 << 40, 86_400.0);
         let filling = json!({ "filling": {
             "member": 63, "done_bytes": 7 * tib / 2, "total_bytes": 77 * tib / 5, "bytes_per_second": 2.34e9,
@@ -207,7 +207,7 @@ mod tests {
         }});
         let scrub =
             json!({ "scrub": { "stripes_done": 20_130_000, "stripes": 20_130_001, "mended": 12_345 } });
-        // The bar and the share before it take 20 columns.
+        // The bar and the percentage take 20 columns.
         for (share, words) in
             [super::rebuild_progress(&filling), scrub_progress(&scrub)].into_iter().flatten()
         {

@@ -1,8 +1,7 @@
-//! A process of its own for what goes on when the verb is done.
+//! The background process that serves a device after the verb has returned.
 //!
-//! It is the same program with the same arguments, and a variable that says
-//! what it is: what it tells until it is ready is passed on, and then it is
-//! alone.
+//! It is a self-exec with the same arguments and an environment variable. The starting process
+//! reads its events until `ready` or `error`, reports them, and exits.
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
@@ -14,43 +13,45 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Set for the process in the background, which starts none itself: it tells
-/// its log, and nobody else, what happens after it was ready.
+/// Set for the background process, so that it does not start another one. After `ready` it writes
+/// to its log only.
 const VARIABLE: &str = "LONGHAUL_IN_BACKGROUND";
 
-/// Whether this is the process in the background.
+/// Whether this is the background process.
 pub(crate) fn is_this() -> bool {
     std::env::var_os(VARIABLE).is_some()
 }
 
-/// Leaves the terminal that it was started from.
+/// Detaches the background process from its terminal and its working directory.
 pub(super) fn leave() {
     if is_this() {
-        // It fails for the leader of a group, and then there is nothing to
-        // leave; and no directory is to be in use because of it.
+        // `setsid` fails for the leader of a process group, which has no terminal to leave. The
+        // working directory would keep its file system busy.
         let _ = rustix::process::setsid();
         let _ = std::env::set_current_dir("/");
     }
 }
 
-/// The process in the background ends: its log stays only if it has to say
-/// something.
+/// Removes the log when the background process ends without an error.
 pub(super) fn finish(log: &Path, result: &Outcome) {
     if is_this() && result.is_ok() {
         let _ = std::fs::remove_file(log);
     }
 }
 
-/// Starts it, and waits until it is ready: what it said then.
+/// Starts the background process and waits for its `ready` event, which is returned.
+///
+/// # Errors
+/// The failure of the background process, or that it could not be started.
 pub(super) fn start(log: &Path, output: Output) -> Result<Value, Failure> {
     crate::runtime::make()?;
     let failed = |e: std::io::Error| Failure::failed(format!("cannot go to the background: {e}"));
     let mut options = OpenOptions::new();
     let stderr = options.create(true).write(true).truncate(true).mode(0o600).open(log).map_err(failed)?;
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    // By whatever name it was called.
+    // Also if this process was started as `mount.longhaul`.
     command.arg0(crate::helper::SELF);
-    // Before the verb: behind it, a `--` may make a device of it.
+    // Before the verb: after a `--` in the arguments it would be taken for a device.
     if !output.is_json() {
         command.arg("--json");
     }
@@ -63,7 +64,7 @@ pub(super) fn start(log: &Path, output: Output) -> Result<Value, Failure> {
             Some("ready") => return Ok(event),
             Some("error") => {
                 let message = event["message"].as_str().unwrap_or("it failed");
-                // It is told here and now.
+                // The caller reports the error, so the log is not needed.
                 let _ = std::fs::remove_file(log);
                 return Err(Failure::new(Exit::of(event["exit"].as_u64()), message));
             }

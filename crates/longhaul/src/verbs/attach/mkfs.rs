@@ -18,8 +18,8 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use uuid::Uuid;
 
-/// Begins the name of the file that mkfs is given, in the runtime directory.
-const HIDDEN: &str = "mkfs-";
+/// Prefix of the name of the file that `mkfs` works on, in the runtime directory.
+const HIDDEN_PREFIX: &str = "mkfs-";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -48,9 +48,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     runtime::make()?;
-    clear_others();
-    // The file is there for as long as this runs, and nobody else looks for it.
-    let path = runtime::directory().join(format!("{HIDDEN}{}", Uuid::new_v4().simple()));
+    clear_leftovers();
+    // A file of this process alone, with a random name, removed at its end.
+    let path = runtime::directory().join(format!("{HIDDEN_PREFIX}{}", Uuid::new_v4().simple()));
     let opened = args.device.open(&args.devices, &path)?;
     if opened.requests.info().read_only {
         return Err(Failure::new(Exit::Refused, "the device is read-only"));
@@ -67,36 +67,38 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
         .map_err(|why| Failure::failed(format!("{name} has {}: {why}", format_size(shape.size))))?;
     let program = program(args.fs)?;
     let options = FuseOptions { name, allow_other: false };
-    // From here on there is something to take away: a signal is an event.
-    let (events_in, events) = serve::events()?;
+    // From here on there is a mount to clean up: a signal is an event.
+    let (event_sender, events) = serve::events()?;
     let mut file = FuseFile::new(opened.requests.clone(), &path, &options, || {})?;
-    // The same without doing it: nothing of what is there goes before the tool has
-    // agreed to what is asked of it.
-    let dry = if args.fs == Kind::Xfs { "-N" } else { "-n" };
-    let commands = [vec![dry.to_owned()], Vec::new()].map(|more| {
+    // A dry run first: the data on the device is discarded only once mkfs accepts its arguments.
+    let dry_run = if args.fs == Kind::Xfs { "-N" } else { "-n" };
+    let commands = [vec![dry_run.to_owned()], Vec::new()].map(|more| {
         let mut command = Command::new(&program);
         command.args(more).args(&arguments).arg(&path);
         command
     });
-    make(&opened.requests, commands, (events_in, &events), output)?;
+    make(&opened.requests, commands, (event_sender, &events), output)?;
     file.detach()?;
-    tell(args, &arguments, &opened, shape.round_trip.as_secs_f64() * 1e3, output);
+    print_summary(args, &arguments, &opened, shape.round_trip.as_secs_f64() * 1e3, output);
     Ok(())
 }
 
-/// Takes away what was left by others that were killed.
-fn clear_others() {
+/// Removes the files of killed `longhaul mkfs` processes.
+fn clear_leftovers() {
     for entry in std::fs::read_dir(runtime::directory()).into_iter().flatten().flatten() {
         let path = entry.path();
-        let is_one = entry.file_name().to_string_lossy().starts_with(HIDDEN);
-        // One that lives is left alone, and is no concern of this one.
-        if is_one && fuse::clear(&path, false).is_ok_and(|was_there| was_there) {
+        let is_hidden_file = entry.file_name().to_string_lossy().starts_with(HIDDEN_PREFIX);
+        // `clear` leaves the file of a running process alone.
+        if is_hidden_file && fuse::clear(&path, false).is_ok_and(|was_there| was_there) {
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// What makes such a file system, if this machine has it.
+/// The program that creates file systems of this kind.
+///
+/// # Errors
+/// It cannot be run on this machine; with the package to install.
 fn program(kind: Kind) -> Result<String, Failure> {
     let program = format!("mkfs.{kind}");
     let tried = Command::new(&program).arg("-V").stdin(Stdio::null()).output();
@@ -107,12 +109,12 @@ fn program(kind: Kind) -> Result<String, Failure> {
     Ok(program)
 }
 
-/// Tries the first command, discards what is there and makes the file system with the
-/// second, unless a signal comes.
+/// Runs the first command (a dry run), discards the device and runs the second one, which creates
+/// the file system. A signal kills the command.
 fn make(
     requests: &Arc<dyn Requests>,
-    [mut tried, mut command]: [Command; 2],
-    (tell, events): (Sender<Event>, &Receiver<Event>),
+    [mut dry_run, mut command]: [Command; 2],
+    (sender, events): (Sender<Event>, &Receiver<Event>),
     output: Output,
 ) -> Outcome {
     let child = Arc::new(Mutex::new(None));
@@ -127,19 +129,19 @@ fn make(
         if made.status.success() {
             return Ok(());
         }
-        let said = String::from_utf8_lossy(&made.stderr);
-        let why = if said.trim().is_empty() { made.status.to_string() } else { said.trim().to_owned() };
+        let stderr = String::from_utf8_lossy(&made.stderr);
+        let why = if stderr.trim().is_empty() { made.status.to_string() } else { stderr.trim().to_owned() };
         Err(Failure::failed(format!("{program}: {why}")))
     };
     let mut work = move || -> Outcome {
-        run(&mut tried)?;
+        run(&mut dry_run)?;
         discard(&*requests, output)?;
         run(&mut command)
     };
     let ended = move || {
         let result = work();
-        // Nobody listens after a signal.
-        let _ = tell.send(Event::Ended);
+        // The receiver is gone after a signal.
+        let _ = sender.send(Event::Ended);
         result
     };
     let thread =
@@ -149,7 +151,7 @@ fn make(
             Event::Signal(SIGHUP) | Event::Detach(_) => {}
             Event::Ended => break,
             Event::Signal(_) => {
-                // It cannot be waited for: the device may be out of reach.
+                // Killed, and its thread not joined: the device may be unreachable.
                 if let Some(pid) = *child.lock().unwrap_or_else(PoisonError::into_inner) {
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
                 }
@@ -166,7 +168,7 @@ fn refuse(name: &str, content: Content, opened: &OpenDevice) -> Result<Failure, 
     let what = match content {
         Content::FileSystem(kind, size) => format!("an {kind} file system of {}", format_size(size)),
         _ => match opened.signature()? {
-            // It is further inside.
+            // `content` found it beyond the edges that signatures are read from.
             signature::Content::Nothing => "data of an unknown kind".into(),
             found => found.to_string(),
         },
@@ -174,7 +176,7 @@ fn refuse(name: &str, content: Content, opened: &OpenDevice) -> Result<Failure, 
     Ok(Failure::new(Exit::Refused, format!("{name} has {what} on it: --force overwrites it")))
 }
 
-/// Gives back what was on the device, where it can.
+/// Discards the whole device where it supports that, and zeroes its edges.
 fn discard(requests: &dyn Requests, output: Output) -> Outcome {
     let len = requests.info().size;
     match requests.wait(Request::Discard { offset: 0, len }) {
@@ -182,8 +184,8 @@ fn discard(requests: &dyn Requests, output: Output) -> Outcome {
         Err(IoError::Unsupported(_)) => output.note("the device does not give space back"),
         Err(e) => return Err(e.into()),
     }
-    // A device that discards nothing still has what was there, and no tool is
-    // to find an old file system next to the new one.
+    // Without discard the old data stays on the device: zeroed edges have no signature of an old
+    // file system beside the new one.
     let flags = longhaul_block::ZeroFlags { may_deallocate: true, fua: false };
     let edge = len.min(EDGE);
     for offset in [0, len - edge] {
@@ -192,9 +194,9 @@ fn discard(requests: &dyn Requests, output: Output) -> Outcome {
     Ok(())
 }
 
-fn tell(args: &Args, arguments: &[String], opened: &OpenDevice, round_trip: f64, output: Output) {
-    let options = args.device.layout_words(opened);
-    // What follows the devices is the directory: options go before them.
+fn print_summary(args: &Args, arguments: &[String], opened: &OpenDevice, round_trip: f64, output: Output) {
+    let options = args.device.layout_flags(opened);
+    // Options precede the devices, since the argument after them is the directory.
     let mount = format!("longhaul mount{options} {} DIR", args.devices.join(" "));
     output.event(
         "summary",

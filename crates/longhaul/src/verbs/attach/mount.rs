@@ -1,14 +1,14 @@
 //! `longhaul mount` and `longhaul umount`: attach, a loop device on the file,
 //! and the file system on that.
 //!
-//! Once the file system is mounted nothing but it holds the loop device, and
-//! nothing but that the file: so whoever unmounts it, with whatever tool, ends
-//! it all. Where it is on a block device of the kernel, we look for that.
+//! Once mounted, only the file system holds the loop device, and only the loop device holds the
+//! file: an unmount by any tool ends the attachment. For a block device of the kernel, the serving
+//! process polls whether the file system is still mounted.
 
 use super::open::{DeviceArgs, OpenDevice};
-use super::serve::{self, Attached, Event, Service};
-use super::via::{self, Stopped, Via};
-use super::{background, detach_at, tell_why};
+use super::serve::{self, Event, FrontEnd, Service};
+use super::via::{self, FrontEndError, Via};
+use super::{background, detach_at, log_passed_over};
 use crate::attached::{Attachment, absolute, log_of};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
@@ -29,20 +29,20 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use uuid::Uuid;
 
-/// How these are listed.
-fn listed(via: Via) -> String {
+/// The `via` of a mount in its record.
+fn recorded_via(via: Via) -> String {
     match via {
         Via::Fuse => "fuse+loop".into(),
         kernel => format!("{}+mount", kernel.name()),
     }
 }
 
-/// Whether what is listed so is a mounted file system.
+/// Whether a record with this `via` is of a mounted file system.
 pub(super) fn is_mount(via: &str) -> bool {
     via.contains('+')
 }
 
-/// Where the device of the file system at `dir` is, for nobody to look at.
+/// Path of the file or link of the device below the mount at `dir`, in the runtime directory.
 pub(super) fn hidden(dir: &Path) -> PathBuf {
     let id = Uuid::new_v5(&Uuid::NAMESPACE_URL, dir.as_os_str().as_encoded_bytes());
     runtime::directory().join(format!("mount-{}", id.simple()))
@@ -79,7 +79,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Where it is to be mounted in the background, and of what.
+    /// Directory and devices of a mount in the background; `None` in the foreground.
     pub(crate) fn place(&self) -> Option<(PathBuf, Vec<String>)> {
         (!self.foreground).then(|| (self.dir.clone(), self.devices.clone()))
     }
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let dir = directory(&args.dir)?;
     if !args.foreground && !background::is_this() {
         let ready = background::start(&log_of(&dir), output)?;
-        tell(&ready, output);
+        print_ready(&ready, output);
         return Ok(());
     }
     serve(args, &dir, output)
@@ -115,7 +115,7 @@ pub(crate) fn umount(args: &Umount, output: Output) -> Outcome {
     detach_at(&dir, args.lazy, output)
 }
 
-/// A directory that something can be mounted at.
+/// The absolute path of an existing directory without an attachment.
 fn directory(dir: &Path) -> Result<PathBuf, Failure> {
     let dir = absolute(dir)?;
     match Attachment::find(&dir) {
@@ -136,29 +136,29 @@ fn directory(dir: &Path) -> Result<PathBuf, Failure> {
 }
 
 fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
-    // From here on a signal is an event, also before all is ready.
-    let (events_in, events) = serve::events()?;
-    // The threads that come have it from this one.
+    // From here on a signal is an event, also while the device is being opened.
+    let (event_sender, events) = serve::events()?;
+    // Before the threads that serve the device are started: they inherit the setting.
     keep_out_of_reclaim();
     let opened = args.device.open(&args.devices, dir)?;
     background::leave();
     let (kind, options) = options(args, &opened)?;
     let info = opened.requests.info();
-    let ways = args.via.ways(false);
+    let candidates = args.via.candidates(false);
     let mut record = Attachment {
         path: dir.to_owned(),
         devices: args.devices.clone(),
-        via: listed(args.via),
+        via: recorded_via(args.via),
         size: info.size,
         read_only: info.read_only,
         pid: std::process::id(),
         trouble: None,
     };
     let mut held = record.hold()?;
-    let server = serve::listen(dir, &events_in)?;
-    // Made before the first write of the mount: its flush tells of all losses.
-    let told = opened.requests.handle();
-    let durable = || opened.requests.wait(Request::Flush(Arc::clone(&told))).map(drop);
+    let server = serve::listen(dir, &event_sender)?;
+    // A flush reports writes lost since its handle was made, so the handle precedes the mount.
+    let handle = opened.requests.handle();
+    let durable = || opened.requests.wait(Request::Flush(Arc::clone(&handle))).map(drop);
     let mounting = Mounting {
         durable: &durable,
         name: args.devices.join("+"),
@@ -168,48 +168,49 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
         shared: RefCell::default(),
         dir,
     };
-    let ((file, device), passed_over) = via::first(ways, |way| {
-        record.via = listed(way);
+    let ((front_end, device), passed_over) = via::first_available(candidates, |via| {
+        record.via = recorded_via(via);
         held.write(&record)?;
-        let tell = events_in.clone();
-        match way.kernel() {
-            None => mounting.through_file(&opened, move || drop(tell.send(Event::Ended))),
-            Some(way) => mounting.through_kernel(&opened, way),
+        let sender = event_sender.clone();
+        match via.kernel() {
+            None => mounting.through_file(&opened, move || drop(sender.send(Event::Ended))),
+            Some(driver) => mounting.through_kernel(&opened, driver),
         }
     })?;
     let (options, shared) = (mounting.options.into_inner(), mounting.shared.into_inner());
-    let journal_left = options.split(',').any(|option| option == without_journal(kind));
+    let journal_left = options.split(',').any(|option| option == no_replay_option(kind));
     let ready = json!({
         "path": dir, "via": record.via, "pid": record.pid, "size": info.size, "read_only": info.read_only,
         "fs": kind.name(), "options": options, "journal_left": journal_left,
         "device": device, "passed_over": passed_over,
-        // As it was called before there were others.
-        "loop": (record.via == listed(Via::Fuse)).then_some(&device),
+        // The field's name from before the block devices of the kernel.
+        "loop": (record.via == recorded_via(Via::Fuse)).then_some(&device),
     });
-    tell(&ready, output);
+    print_ready(&ready, output);
     if background::is_this() {
-        // Nobody reads standard output any more.
+        // The starting process reads standard output only until the `ready` event.
         output = Output::new(false);
     }
     let release = Box::new(|lazily| Ok(unmount_served(dir, lazily)?));
     let released = Box::new(|| !users::is_mounted(dir));
     let requests = &*opened.requests;
     let trouble = Box::new(|| opened.trouble());
+    let held = &mut held;
     let service =
-        Service { file, path: dir, requests, trouble, release, released, record, held: &mut held, output };
-    let mut asked = None;
-    let result = service.run(&events, &mut asked);
+        Service { front_end, path: dir, requests, trouble, release, released, record, held, output };
+    let mut detach_request = None;
+    let result = service.run(&events, &mut detach_request);
     background::finish(&log_of(dir), &result);
-    // Who asked may mount it again at once.
+    // Released before the reply, so that `longhaul umount` can be followed by a mount at once.
     drop((server, held, opened, shared));
-    if let Some(asked) = asked {
-        asked.answer(&result);
+    if let Some(request) = detach_request {
+        request.answer(&result);
     }
     output.event("summary", json!({ "clean": result.is_ok() }));
     result
 }
 
-/// What is on the device, and how it is mounted.
+/// The kind of the file system on the device, and its mount options.
 fn options(args: &Args, opened: &OpenDevice) -> Result<(Kind, String), Failure> {
     let (name, size) = (args.devices.join(" "), opened.requests.info().size);
     let kind = match opened.content()? {
@@ -239,31 +240,31 @@ fn options(args: &Args, opened: &OpenDevice) -> Result<(Kind, String), Failure> 
 
 /// A file system about to be mounted.
 struct Mounting<'a> {
-    /// Makes durable what was written since before the mount.
+    /// Flushes the device; fails if a write since the mount began was lost.
     durable: &'a dyn Fn() -> IoResult<()>,
-    /// For people.
+    /// The devices, for messages.
     name: String,
     info: &'a DeviceInfo,
     kind: Kind,
-    /// What it is mounted with in the end.
+    /// The mount options; `mount` adds the one that skips the journal.
     options: RefCell<String>,
-    /// How the loop device was scheduled before.
+    /// Restores the scheduling of the loop device when dropped.
     shared: RefCell<Option<Shared>>,
     dir: &'a Path,
 }
 
-/// What serves a mounted file system, and the block device that it is on.
-type Mounted = (Box<dyn Attached>, PathBuf);
+/// The front end below a mounted file system, and its block device.
+type Mounted = (Box<dyn FrontEnd>, PathBuf);
 
 impl Mounting<'_> {
-    /// On a loop device on a file that only that has.
+    /// Mounts a loop device on a FUSE file, which is hidden once the loop device has it open.
     fn through_file(
         &self,
         opened: &OpenDevice,
         ended: impl FnOnce() + Send + 'static,
-    ) -> Result<Mounted, Stopped> {
+    ) -> Result<Mounted, FrontEndError> {
         let hidden = hidden(self.dir);
-        // Of one that was killed while it did this.
+        // A process killed during these steps leaves the hidden file.
         fuse::clear(&hidden, true)?;
         let fuse = FuseOptions { name: self.name.clone(), allow_other: false };
         let mut file = FuseFile::new(opened.requests.clone(), &hidden, &fuse, ended)?;
@@ -277,21 +278,21 @@ impl Mounting<'_> {
         *self.shared.borrow_mut() = shared;
         let path = device.path().to_owned();
         drop(device);
-        // Only the loop device has it now.
+        // Only the loop device has the file open now.
         file.hide()?;
         Ok((Box::new(file), path))
     }
 
-    /// On a block device of the kernel.
-    fn through_kernel(&self, opened: &OpenDevice, way: Way) -> Result<Mounted, Stopped> {
-        let device = KernelDevice::new(opened.requests.clone(), &hidden(self.dir), way)?;
+    /// Mounts a block device of the kernel.
+    fn through_kernel(&self, opened: &OpenDevice, driver: Way) -> Result<Mounted, FrontEndError> {
+        let device = KernelDevice::new(opened.requests.clone(), &hidden(self.dir), driver)?;
         let path = device.device().map(Path::to_owned).unwrap_or_default();
         self.mount(&path)?;
         Ok((Box::new(device), path))
     }
 
-    /// A journal that was not replayed cannot be on a device that is only
-    /// read: it is mounted without then, and that is said.
+    /// Mounts `device`. A read-only device whose journal needs a replay cannot be mounted normally:
+    /// it is mounted without the journal, with a warning.
     fn mount(&self, device: &Path) -> Outcome {
         let plain = self.options.borrow().clone();
         let failed = match self.mount_with(device, &plain) {
@@ -299,8 +300,8 @@ impl Mounting<'_> {
             Err(failed) => return Err(self.with_cause(failed)),
             Ok(()) => return self.check(),
         };
-        let without = format!("{plain},{}", without_journal(self.kind));
-        // Why the plain mount failed says more.
+        let without = format!("{plain},{}", no_replay_option(self.kind));
+        // The error of the first attempt names the cause.
         self.mount_with(device, &without).map_err(|_| failed)?;
         tracing::warn!(
             "{}: its journal has changes that were not made yet, and the device is read-only: it shows \
@@ -312,8 +313,8 @@ impl Mounting<'_> {
         Ok(())
     }
 
-    /// Why a mount failed, with the device's error if there is one: the kernel
-    /// says only that its writes failed.
+    /// Adds the error of the device, if there is one, to that of a failed mount: the kernel reports
+    /// only that its writes failed.
     fn with_cause(&self, failed: Failure) -> Failure {
         match (self.durable)() {
             Ok(()) => failed,
@@ -321,16 +322,15 @@ impl Mounting<'_> {
         }
     }
 
-    /// A file system may be mounted though what the recovery of its journal
-    /// wrote is lost: a write is taken before the device below has it, and the
-    /// kernel does not ask again. So all of it is made durable, and a file
-    /// system that is not usable is unmounted.
+    /// Checks a mount by making all its writes durable, and unmounts it if that fails. Journal
+    /// replay writes are acknowledged by write-behind, so a mount can succeed although they are
+    /// lost, and the kernel does not repeat them.
     fn check(&self) -> Outcome {
-        // `sync` is another process: this one must not wait for the file system
-        // whose device it serves.
+        // `sync` in a child process: this process serves the device, and would deadlock if it
+        // waited for the file system.
         let mut sync = Command::new("sync");
         let ran = sync.env("LC_ALL", "C").arg("-f").arg(self.dir).stdin(Stdio::null()).output();
-        // What the device says is the cause, and comes first.
+        // An error of the device is the cause of any error of `sync`.
         let (exit, why) = match ((self.durable)(), ran) {
             (Err(e), _) => (Failure::from(e.clone()).exit, format!("what it wrote is lost: {e}")),
             (Ok(()), Ok(ran)) if !ran.status.success() => {
@@ -369,15 +369,15 @@ impl Mounting<'_> {
     }
 }
 
-/// The option that leaves the journal alone.
-fn without_journal(kind: Kind) -> &'static str {
+/// The mount option that skips the replay of the journal.
+fn no_replay_option(kind: Kind) -> &'static str {
     match kind {
         Kind::Xfs => "norecovery",
         Kind::Ext4 => "noload",
     }
 }
 
-fn tell(ready: &Value, output: Output) {
+fn print_ready(ready: &Value, output: Output) {
     output.event("ready", ready.clone());
     if !output.is_json() {
         let text = |name: &str| ready[name].as_str().unwrap_or_default().to_owned();
@@ -390,7 +390,7 @@ fn tell(ready: &Value, output: Output) {
             text("via"),
             text("options")
         ));
-        tell_why(ready);
+        log_passed_over(ready);
         if ready["journal_left"] == true {
             output.note("its journal was not replayed: mount it once without --read-only to have it whole");
         }

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// The protocol's own port.
+/// The port that IANA assigned to NBD.
 const PORT: u16 = 10809;
 
 #[derive(Debug, clap::Args)]
@@ -28,7 +28,7 @@ Examples:
 pub(crate) struct Args {
     /// Device to serve, and its name; may be repeated
     #[arg(long, value_name = "NAME=DEVICE", required = true)]
-    export: Vec<Named>,
+    export: Vec<NamedExport>,
     /// Address and port to listen on [default: 127.0.0.1:10809, unless --unix]
     #[arg(long, value_name = "ADDR:PORT", value_parser = addresses::listen::<PORT>)]
     listen: Vec<Listen>,
@@ -41,19 +41,19 @@ pub(crate) struct Args {
 
 /// `NAME=DEVICE`.
 #[derive(Clone, Debug)]
-struct Named {
+struct NamedExport {
     name: String,
     device: String,
 }
 
-impl FromStr for Named {
+impl FromStr for NamedExport {
     type Err = String;
 
-    fn from_str(s: &str) -> Result<Named, String> {
+    fn from_str(s: &str) -> Result<NamedExport, String> {
         match s.split_once('=') {
-            // A name of the protocol has 4096 bytes at most.
+            // The protocol limits a name to 4096 bytes.
             Some((name, device)) if !device.is_empty() && name.len() <= 4096 => {
-                Ok(Named { name: name.to_owned(), device: device.to_owned() })
+                Ok(NamedExport { name: name.to_owned(), device: device.to_owned() })
             }
             _ => Err("the form is NAME=DEVICE, such as scratch=nvme+tcp://dtn1/scratch".into()),
         }
@@ -61,8 +61,8 @@ impl FromStr for Named {
 }
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
-    // From here on a signal is an event, also before all is ready.
-    let (_events_in, events) = serve::events()?;
+    // From here on a signal is an event, also while the devices are being opened.
+    let (_event_sender, events) = serve::events()?;
     let mut opened: Vec<OpenDevice> = Vec::new();
     let mut exports: Vec<Export> = Vec::new();
     for named in &args.export {
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
             );
         }
     }
-    ready(&nbd, args, output);
+    print_ready(&nbd, args, output);
     for event in &events {
         if !matches!(event, Event::Signal(SIGHUP)) {
             break;
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     }
     output.event("stopping", json!({}));
     let cut = nbd.cut();
-    // Another signal does not wait for clients.
+    // A second signal disconnects the clients instead of waiting for them.
     std::thread::spawn(move || {
         if events.iter().any(|event| !matches!(event, Event::Signal(SIGHUP))) {
             cut();
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     Ok(())
 }
 
-fn ready(nbd: &Nbd, args: &Args, output: Output) {
+fn print_ready(nbd: &Nbd, args: &Args, output: Output) {
     let mut uris = Vec::new();
     for named in &args.export {
         uris.extend(nbd.addresses().iter().map(|address| match address {

@@ -13,15 +13,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A device that likes I/O of this size at least has a shape that a file
-/// system should know of.
-const STRIPE_LEAST: u32 = 64 << 10;
-/// What file systems take for a unit of one: whole blocks of theirs.
-const STRIPE_OF: u32 = 4096;
-/// Reads that measure the distance; the fastest one tells.
+/// Smallest optimal I/O size, in bytes, that is passed to a file system as a stripe unit.
+const STRIPE_UNIT_MIN: u32 = 64 << 10;
+/// File systems take stripe units that are a multiple of their block size, in bytes.
+const STRIPE_UNIT_ALIGNMENT: u32 = 4096;
+/// Reads that measure the round trip; the fastest one counts.
 const PROBES: u64 = 5;
 
-/// How several devices make one, and how it is used.
+/// How devices are joined and used.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DeviceArgs {
     /// Join several devices: stripe, which writes no superblock to them (for
@@ -49,19 +48,19 @@ pub(crate) struct UseArgs {
     initiator: InitiatorArgs,
 }
 
-/// A device that front ends can serve. Its parts end in their order.
+/// A device that front ends can serve. Fields are dropped in this order: locks last.
 pub(crate) struct OpenDevice {
-    /// What front ends ask.
+    /// The request queue of the device.
     pub(crate) requests: Arc<dyn Requests>,
-    /// Stripe unit and members with data, where there are stripes.
+    /// Stripe unit in bytes, and data units in a stripe.
     stripe: Option<(u64, u64)>,
-    /// Arrays among them are stopped with it.
+    /// The opened devices; arrays among them are stopped when dropped.
     devices: Vec<Device>,
     _locks: Vec<DeviceLock>,
 }
 
 impl UseArgs {
-    /// Opens the device of this name.
+    /// Opens the device of this name, to appear at `path`.
     pub(crate) fn open(&self, name: &str, path: &Path) -> Result<OpenDevice, Failure> {
         self.open_as(&[name.to_owned()], path, |mut devices| match devices.pop() {
             Some(device) => Ok((device.block(), None)),
@@ -69,8 +68,8 @@ impl UseArgs {
         })
     }
 
-    /// Opens devices, to appear at `path`, as what `join` makes of them: a
-    /// device, and its stripes.
+    /// Opens devices, to appear at `path`, as the one that `join` makes of them; `join` returns it
+    /// with its stripe unit and data units.
     fn open_as(
         &self,
         names: &[String],
@@ -87,7 +86,7 @@ impl UseArgs {
             }
             let Device::Array(array) = device else { continue };
             for (member, info) in array.members() {
-                // The array writes to them in any case, what it knows of itself.
+                // An array writes its superblocks even if it is attached read-only.
                 if let Some(identity) = identity(member, info) {
                     let name = format!("{member}, a member of {name},");
                     locks.push(DeviceLock::take(&identity, info.read_only, &name, path)?);
@@ -133,7 +132,7 @@ impl DeviceArgs {
         self.stripe_unit.unwrap_or_else(|| suited_unit(&infos))
     }
 
-    /// Stripe unit, and units of data in a stripe.
+    /// Stripe unit in bytes, and data units in a stripe; `None` for a device without stripes.
     fn stripe(&self, devices: &[&Device], info: &DeviceInfo) -> Result<Option<(u64, u64)>, Failure> {
         if self.layout.is_some() {
             let blocks: Vec<_> = devices.iter().map(|device| device.block()).collect();
@@ -144,34 +143,35 @@ impl DeviceArgs {
             let data = geometry.data_units() as u64;
             return Ok((data > 1).then_some((geometry.unit, data)));
         }
-        // What some disks say is no size of anything: 65,535 sectors.
-        let is_one = info.optimal_io >= STRIPE_LEAST && info.optimal_io.is_multiple_of(STRIPE_OF);
-        Ok(is_one.then_some((u64::from(info.optimal_io), 1)))
+        // Some disks report 65,535 sectors, which is not a stripe unit.
+        let size = info.optimal_io;
+        let is_stripe_unit = size >= STRIPE_UNIT_MIN && size.is_multiple_of(STRIPE_UNIT_ALIGNMENT);
+        Ok(is_stripe_unit.then_some((u64::from(size), 1)))
     }
 
-    /// The flags that say how `opened` is joined, to be typed again. Nothing
-    /// on the devices says it, and what they prefer may change: so the stripe
-    /// unit is among them also when it was not given.
-    pub(crate) fn layout_words(&self, opened: &OpenDevice) -> String {
+    /// The flags that join the devices of `opened` in the same way again. A stripe without
+    /// superblock is not recorded on the devices, and their optimal I/O size may change, so the
+    /// stripe unit is included even if it was not given.
+    pub(crate) fn layout_flags(&self, opened: &OpenDevice) -> String {
         let unit = opened.stripe.map(|(unit, _)| format!(" --stripe-unit {unit}")).unwrap_or_default();
         self.layout.map(|layout| format!(" --layout {layout}{unit}")).unwrap_or_default()
     }
 }
 
 impl OpenDevice {
-    /// What is wrong with the devices now, as [`Device::trouble`] says it.
+    /// The present faults of the devices, as [`Device::trouble`] returns them.
     pub(crate) fn trouble(&self) -> Option<String> {
         let found: Vec<String> = self.devices.iter().filter_map(Device::trouble).collect();
         (!found.is_empty()).then(|| found.join("; "))
     }
 
-    /// What is on it.
+    /// The file system on the device.
     pub(crate) fn content(&self) -> Result<Content, Failure> {
         let read = |offset, len| self.requests.wait(Request::Read { offset, len });
         Ok(Content::of(self.requests.info().size, read)?)
     }
 
-    /// What is on it, by its signatures.
+    /// The content of the device by the signatures at its edges.
     pub(crate) fn signature(&self) -> Result<signature::Content, Failure> {
         let size = self.requests.info().size;
         let len = signature::EDGE.min(size);
@@ -179,7 +179,7 @@ impl OpenDevice {
         Ok(signature::Content::of(size, &read(0)?, &read(size - len)?))
     }
 
-    /// What a file system has to know of it.
+    /// Size, stripes and round trip of the device, which file systems are tuned to.
     pub(crate) fn shape(&self) -> Result<Shape, Failure> {
         let info = self.requests.info();
         let len = u64::from(info.block_size);
@@ -194,8 +194,8 @@ impl OpenDevice {
     }
 }
 
-/// What is the same however a device is named; nothing for memory, which is
-/// another one every time.
+/// The identity of a device, the same for all its names; `None` for memory, which is a new device
+/// at each open.
 fn identity(name: &str, info: &DeviceInfo) -> Option<String> {
     if name.starts_with("mem:") || name.starts_with("null:") {
         return None;
@@ -203,7 +203,7 @@ fn identity(name: &str, info: &DeviceInfo) -> Option<String> {
     if let Some(uuid) = info.uuid {
         return Some(uuid.to_string());
     }
-    // What it was opened as, without what else was given: a path, or a whole URI.
+    // The name that the device was opened by, without options: a path, or a URI.
     let path = std::fs::canonicalize(&info.name);
     Some(path.map_or_else(|_| info.name.clone(), |path| path.display().to_string()))
 }
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
     use longhaul_block::BackendSpec;
 
-    fn of(name: &str, opened_as: &str) -> Option<String> {
+    fn identity_of(name: &str, opened_as: &str) -> Option<String> {
         let device = BackendSpec::parse("mem:1MiB").expect("a name").open().expect("a device");
         identity(name, &DeviceInfo { name: opened_as.into(), uuid: None, ..device.info() })
     }
@@ -226,10 +226,11 @@ mod tests {
             std::fs::write(path(name), "").expect("written");
         }
         std::os::unix::fs::symlink(path("a,b"), path("link")).expect("made");
-        assert_eq!(of("a,,b", &path("a,b")), of("file:link,rate=1Gbit", &path("link")));
-        assert_ne!(of("a,,b", &path("a,b")), of("a,,c", &path("a,c")));
+        let linked = identity_of("file:link,rate=1Gbit", &path("link"));
+        assert_eq!(identity_of("a,,b", &path("a,b")), linked);
+        assert_ne!(identity_of("a,,b", &path("a,b")), identity_of("a,,c", &path("a,c")));
         let uri = "nvme+tcp://10.0.0.1:4420/nqn.2026-11.io.longhaul:x?nsid=1";
-        assert_eq!(of("nvme+tcp://10.0.0.1/x", uri), of(uri, uri));
-        assert_eq!(of("mem:1MiB", "mem:1MiB"), None);
+        assert_eq!(identity_of("nvme+tcp://10.0.0.1/x", uri), identity_of(uri, uri));
+        assert_eq!(identity_of("mem:1MiB", "mem:1MiB"), None);
     }
 }

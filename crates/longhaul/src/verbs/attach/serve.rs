@@ -1,11 +1,11 @@
-//! Serving an attached device until its end, whoever brings it about.
+//! Serving an attached device until a signal, a detach request or its last user ends it.
 
-mod local;
+mod front_end;
 
 use crate::attached::{Attachment, DetachRequest, DetachServer, HeldRecord};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
-pub(crate) use local::Attached;
+pub(crate) use front_end::FrontEnd;
 use longhaul_attach::{AttachError, Requests, users};
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -14,53 +14,53 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// How often the size is looked at.
-const LOOK: Duration = Duration::from_secs(1);
-/// Signals to end that are taken as such: the first one asks, the second one
-/// insists. What they bring about may have to wait for the device.
-const SIGNALS: usize = 2;
+/// Interval at which size and faults of the device are checked.
+const POLL: Duration = Duration::from_secs(1);
+/// Signals to end that are handled as events: the first detaches when the device is idle, the
+/// second at once. Both flush, and so may wait for the device; a further one kills the process.
+const SIGNALS_MAX: usize = 2;
 
-/// What happens to an attachment.
+/// An event in the life of an attachment.
 pub(crate) enum Event {
     Signal(i32),
     Detach(DetachRequest),
-    /// Nobody can reach the file any more.
+    /// The front end has ended: the file cannot be opened any more, and has no users.
     Ended,
 }
 
-/// Events of this process: signals from now on, and what others send. A third
-/// signal to end is no event: it ends the process, whatever that waits for.
+/// The event queue of this process, with signals from now on. A third signal to end is not queued:
+/// it exits at once, even if a flush waits for the device.
 pub(crate) fn events() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
-    let (tell, events) = channel();
+    let (sender, events) = channel();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(Failure::failed)?;
-    let signalled = tell.clone();
+    let signal_sender = sender.clone();
     std::thread::Builder::new()
         .name("longhaul-sig".into())
         .spawn(move || {
-            let mut told = 0;
+            let mut received = 0;
             for signal in signals.forever() {
-                told += usize::from(signal != SIGHUP);
-                if told > SIGNALS {
+                received += usize::from(signal != SIGHUP);
+                if received > SIGNALS_MAX {
                     crate::output::say(
                         "ended by a third signal: what was not durable is lost, as in a power cut",
                     );
                     std::process::exit(Exit::Partly as i32);
                 }
-                if signalled.send(Event::Signal(signal)).is_err() {
+                if signal_sender.send(Event::Signal(signal)).is_err() {
                     return;
                 }
             }
         })
         .map_err(Failure::failed)?;
-    Ok((tell, events))
+    Ok((sender, events))
 }
 
-/// Starts to listen for requests to detach what is at `path`.
-pub(crate) fn listen(path: &Path, tell: &Sender<Event>) -> Result<DetachServer, Failure> {
-    let tell = tell.clone();
-    DetachServer::start(path, move |asked| {
-        // If nobody takes it, it is dropped, and whoever asked sees that.
-        let _ = tell.send(Event::Detach(asked));
+/// Starts to listen for requests to detach the attachment at `path`.
+pub(crate) fn listen(path: &Path, sender: &Sender<Event>) -> Result<DetachServer, Failure> {
+    let sender = sender.clone();
+    DetachServer::start(path, move |request| {
+        // Without a receiver the request is dropped, which closes its connection.
+        let _ = sender.send(Event::Detach(request));
     })
 }
 
@@ -75,95 +75,97 @@ impl From<AttachError> for Failure {
     }
 }
 
-/// What is served, and what of it can be taken away.
+/// A served attachment: its front end, its device and its record.
 pub(crate) struct Service<'a> {
-    pub(crate) file: Box<dyn Attached>,
-    /// Where people see it.
+    pub(crate) front_end: Box<dyn FrontEnd>,
+    /// The path of the attachment, as in its record and messages.
     pub(crate) path: &'a Path,
     pub(crate) requests: &'a dyn Requests,
-    /// What is wrong with the devices now.
+    /// The present fault of the devices, as [`super::open::OpenDevice::trouble`] returns it.
     pub(crate) trouble: Box<dyn Fn() -> Option<String> + 'a>,
-    /// Ends the use that this process began itself (a mount), or lazily takes
-    /// it out of sight.
+    /// Unmounts the file system that this process mounted, lazily if the argument is set; does
+    /// nothing for an attached device.
     pub(crate) release: Box<dyn FnMut(bool) -> Result<(), Failure> + 'a>,
-    /// Whether somebody else has ended that use.
+    /// Whether another process, such as `umount`, has unmounted that file system.
     pub(crate) released: Box<dyn Fn() -> bool + 'a>,
-    /// What others are told of it.
+    /// The record that other processes read.
     pub(crate) record: Attachment,
     pub(crate) held: &'a mut HeldRecord,
     pub(crate) output: Output,
 }
 
 impl Service<'_> {
-    /// Serves until the end. Who asked for it, if somebody did, is left in
-    /// `by`: to be answered when all that is held has been given back.
+    /// Serves until the end. A detach request that caused it is left in `by`, for the caller to
+    /// answer once locks and record are released.
     pub(crate) fn run(mut self, events: &Receiver<Event>, by: &mut Option<DetachRequest>) -> Outcome {
-        let mut told = false;
+        let mut ending = false;
         loop {
-            match events.recv_timeout(LOOK) {
+            match events.recv_timeout(POLL) {
                 Err(RecvTimeoutError::Timeout) => {
-                    self.look();
-                    if let Some(result) = self.look_for_the_end(told) {
+                    self.update_record();
+                    if let Some(result) = self.detach_if_idle(ending) {
                         return result;
                     }
                 }
-                // Of a way that was given up for another one.
-                Ok(Event::Ended) if !self.file.ends_by_itself() => {}
-                // A terminal that goes away takes nobody's device along.
+                // Sent by a front end that was started and then passed over.
+                Ok(Event::Ended) if !self.front_end.ends_by_itself() => {}
+                // A closed terminal does not detach the device.
                 Ok(Event::Signal(SIGHUP)) => {}
-                Err(RecvTimeoutError::Disconnected) | Ok(Event::Ended) => return Ok(self.file.finish()?),
-                Ok(Event::Signal(_)) if told => {
-                    // Dropping the file cuts its users off; what they were
-                    // told is written is made durable first.
+                Err(RecvTimeoutError::Disconnected) | Ok(Event::Ended) => {
+                    return Ok(self.front_end.finish()?);
+                }
+                Ok(Event::Signal(_)) if ending => {
+                    // Dropping the front end fails all later I/O; acknowledged writes are made
+                    // durable first.
                     let why = format!("{}: ended while it was in use", self.path.display());
-                    self.file.flush()?;
+                    self.front_end.flush()?;
                     return Err(Failure::new(Exit::Partly, why));
                 }
                 Ok(Event::Signal(_)) => {
-                    told = true;
+                    ending = true;
                     if self.stop()? {
                         return Ok(());
                     }
                 }
-                Ok(Event::Detach(asked)) if asked.lazily => {
-                    // What was written and is not durable stays with this process, which
-                    // ends when that is done or lost.
-                    told = true;
-                    asked.answer(&self.hide());
+                Ok(Event::Detach(request)) if request.lazily => {
+                    // This process keeps the unflushed writes, and ends when they are durable
+                    // or lost.
+                    ending = true;
+                    request.answer(&self.hide());
                 }
-                Ok(Event::Detach(asked)) => {
+                Ok(Event::Detach(request)) => {
                     if let Some(why) = (self.trouble)().filter(|why| super::is_waited_for(why)) {
-                        asked.answer(&Err(super::waits(self.path, &why)));
+                        request.answer(&Err(super::unreachable_device(self.path, &why)));
                         continue;
                     }
                     let result = self.end();
-                    // Whatever went wrong, who still uses it keeps it.
-                    if result.is_ok() || self.file.has_ended() {
-                        *by = Some(asked);
+                    // After an error that left the device attached, its users keep it.
+                    if result.is_ok() || self.front_end.has_ended() {
+                        *by = Some(request);
                         return result;
                     }
-                    asked.answer(&result);
+                    request.answer(&result);
                 }
             }
         }
     }
 
-    /// Ends it, if nobody uses it.
+    /// Unmounts and detaches; refused while a process uses the device.
     fn end(&mut self) -> Outcome {
         (self.release)(false)?;
-        self.file.detach().map_err(|e| match e {
-            // Where people know it to be.
+        self.front_end.detach().map_err(|e| match e {
+            // The path of the attachment, not that of a hidden file below a mount.
             AttachError::Busy { by, .. } => AttachError::Busy { path: self.path.to_owned(), by }.into(),
             e => e.into(),
         })
     }
 
-    /// Ends if nobody uses it; else it goes out of sight, and its users keep
-    /// it. Whether it has ended.
+    /// Ends if no process uses the device; else removes its path, and its users keep it. Returns
+    /// whether it has ended.
     fn stop(&mut self) -> Result<bool, Failure> {
         match self.end() {
             Ok(()) => Ok(true),
-            Err(failure) if self.file.has_ended() => Err(failure),
+            Err(failure) if self.front_end.has_ended() => Err(failure),
             Err(failure) => {
                 let by = users::of(self.path);
                 self.output.event("waiting", json!({ "users": by }));
@@ -179,31 +181,30 @@ impl Service<'_> {
         }
     }
 
-    /// Takes it out of sight; its users keep it.
+    /// Removes the path; open descriptors and lazily unmounted file systems stay usable.
     fn hide(&mut self) -> Outcome {
         (self.release)(true)?;
-        Ok(self.file.hide()?)
+        Ok(self.front_end.hide()?)
     }
 
-    /// Ends what does not end by itself, once nobody is to use it any more
-    /// and nobody does.
-    fn look_for_the_end(&mut self, told: bool) -> Option<Outcome> {
-        if self.file.ends_by_itself() || !(told || (self.released)()) {
+    /// Detaches a front end that does not report its last user, once it is `ending` or unmounted
+    /// and no process uses it; `None` while it is in use.
+    fn detach_if_idle(&mut self, ending: bool) -> Option<Outcome> {
+        if self.front_end.ends_by_itself() || !(ending || (self.released)()) {
             return None;
         }
-        match self.file.detach() {
+        match self.front_end.detach() {
             Err(AttachError::Busy { .. }) => None,
             other => Some(other.map_err(Failure::from)),
         }
     }
 
-    /// Tells of a size that has changed, and keeps what is wrong with the devices where
-    /// others find it.
-    fn look(&mut self) {
+    /// Updates size and fault of the device in the record, and reports a changed size.
+    fn update_record(&mut self) {
         let trouble = (self.trouble)();
         if trouble != self.record.trouble {
             self.record.trouble = trouble;
-            self.keep();
+            self.write_record();
         }
         let (before, now) = (self.record.size, self.requests.info().size);
         if now == before {
@@ -219,11 +220,10 @@ impl Service<'_> {
         self.output.event("resized", json!({ "size": now }));
         self.output.note(format_args!("{path}: {now} bytes now, {before} before"));
         self.record.size = now;
-        self.keep();
+        self.write_record();
     }
 
-    /// Writes what has changed of the record.
-    fn keep(&mut self) {
+    fn write_record(&mut self) {
         if let Err(failure) = self.held.write(&self.record) {
             tracing::warn!("{}: {}", self.path.display(), failure.message);
         }

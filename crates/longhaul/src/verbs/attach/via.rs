@@ -1,9 +1,9 @@
-//! The ways in which a device becomes a local one, and which of them is taken.
+//! The front ends (`--via`), and which of them `auto` takes.
 
 use crate::exit::Failure;
 use longhaul_attach::{AttachError, kernel};
 
-/// How a device becomes a local one.
+/// A front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Via {
     /// The first that this machine has and permits: ublk, fuse, nbd, nvme
@@ -18,36 +18,35 @@ pub(super) enum Via {
     Ublk,
 }
 
-/// The order of `auto`. ublk copies each byte once and leaves out the loop
-/// device; FUSE is there nearly everywhere, tells of its end, and is what was
-/// measured; the other two move each byte through a socket besides, and the
-/// kernel's NVMe host has limits of its own on how long it waits.
-const BEST_FIRST: [Via; 4] = [Via::Ublk, Via::Fuse, Via::Nbd, Via::Nvme];
+/// The order of `auto`. ublk copies each byte once and needs no loop device. FUSE is available on
+/// nearly every host, and reports its unmount. NBD and NVMe also copy each byte through a socket,
+/// and the kernel's NVMe host has timeouts of its own.
+const AUTO_ORDER: [Via; 4] = [Via::Ublk, Via::Fuse, Via::Nbd, Via::Nvme];
 
-/// Why a way was not gone to its end.
+/// Why an attempt to attach through one front end failed.
 #[derive(Debug)]
-pub(super) enum Stopped {
-    /// It is not to be had here: another one may be.
-    NotHere(AttachError),
-    /// No other way would help.
-    For(Failure),
+pub(super) enum FrontEndError {
+    /// This host lacks the front end: the next one is tried.
+    Unavailable(AttachError),
+    /// The other front ends would fail as well.
+    Failed(Failure),
 }
 
-impl From<AttachError> for Stopped {
-    fn from(e: AttachError) -> Stopped {
+impl From<AttachError> for FrontEndError {
+    fn from(e: AttachError) -> FrontEndError {
         match e {
             AttachError::NoFuse(_)
             | AttachError::NoKernel(_)
             | AttachError::NoLoop(_)
-            | AttachError::System { .. } => Stopped::NotHere(e),
-            e => Stopped::For(e.into()),
+            | AttachError::System { .. } => FrontEndError::Unavailable(e),
+            e => FrontEndError::Failed(e.into()),
         }
     }
 }
 
-impl From<Failure> for Stopped {
-    fn from(failure: Failure) -> Stopped {
-        Stopped::For(failure)
+impl From<Failure> for FrontEndError {
+    fn from(failure: Failure) -> FrontEndError {
+        FrontEndError::Failed(failure)
     }
 }
 
@@ -62,11 +61,11 @@ impl Via {
         }
     }
 
-    /// What is tried, one after the other, where only a file will do or not.
-    pub(super) fn ways(self, only_file: bool) -> &'static [Via] {
+    /// The front ends to try, in this order; with `only_file` only those that make a file.
+    pub(super) fn candidates(self, only_file: bool) -> &'static [Via] {
         match self {
             Via::Auto if only_file => &[Via::Fuse],
-            Via::Auto => &BEST_FIRST,
+            Via::Auto => &AUTO_ORDER,
             Via::Fuse => &[Via::Fuse],
             Via::Nvme => &[Via::Nvme],
             Via::Nbd => &[Via::Nbd],
@@ -74,7 +73,7 @@ impl Via {
         }
     }
 
-    /// The kernel's way, if it is one.
+    /// The driver of the kernel, for front ends that use one.
     pub(super) fn kernel(self) -> Option<kernel::Way> {
         match self {
             Via::Auto | Via::Fuse => None,
@@ -85,29 +84,31 @@ impl Via {
     }
 }
 
-/// Goes the first of `ways` that is to be had: what came of it, and why those
-/// before it were not. Where none is, the error is why it cannot be a file: that
-/// way is there nearly everywhere, and the others need a module of the kernel that
-/// few machines have loaded.
-pub(super) fn first<T>(
-    ways: &[Via],
-    mut go: impl FnMut(Via) -> Result<T, Stopped>,
+/// Attaches through the first of `candidates` that is available. Returns the attachment, and why
+/// the candidates before it are not available.
+///
+/// # Errors
+/// The failure of an available front end. If none is available, the error of FUSE where it is a
+/// candidate: the others need kernel modules that few hosts have loaded.
+pub(super) fn first_available<T>(
+    candidates: &[Via],
+    mut attach: impl FnMut(Via) -> Result<T, FrontEndError>,
 ) -> Result<(T, Vec<String>), Failure> {
-    let mut not = Vec::new();
+    let mut passed_over = Vec::new();
     let mut cause = None;
-    for &via in ways {
-        match go(via) {
-            Ok(made) => return Ok((made, not)),
-            Err(Stopped::For(failure)) => return Err(failure),
-            Err(Stopped::NotHere(e)) => {
-                not.push(format!("{}: {e}", via.name()));
+    for &via in candidates {
+        match attach(via) {
+            Ok(attached) => return Ok((attached, passed_over)),
+            Err(FrontEndError::Failed(failure)) => return Err(failure),
+            Err(FrontEndError::Unavailable(e)) => {
+                passed_over.push(format!("{}: {e}", via.name()));
                 if via == Via::Fuse || cause.is_none() {
                     cause = Some(e);
                 }
             }
         }
     }
-    for why in &not {
+    for why in &passed_over {
         tracing::info!("not by {why}");
     }
     Err(cause.map_or_else(|| Failure::failed("there is no way to attach it"), Failure::from))
@@ -118,36 +119,38 @@ mod tests {
     use super::*;
     use crate::exit::Exit;
 
-    fn not_here(via: Via) -> Stopped {
+    fn unavailable(via: Via) -> FrontEndError {
         AttachError::NoKernel(format!("no {}", via.name())).into()
     }
 
     #[test]
-    fn the_best_way_that_works_is_taken_and_it_is_known_why_not_another() {
-        let go = |via| if via == Via::Nbd { Ok(via) } else { Err(not_here(via)) };
-        let (made, not) = first(Via::Auto.ways(false), go).expect("one works");
-        assert_eq!((made, not.len()), (Via::Nbd, 2));
-        assert!(not[0].starts_with("ublk: ") && not[1].ends_with("no fuse"), "{not:?}");
-        let failure = first::<()>(Via::Auto.ways(false), |via| Err(not_here(via))).expect_err("none works");
+    fn auto_takes_the_first_available_front_end_and_reports_those_before_it() {
+        let attach = |via| if via == Via::Nbd { Ok(via) } else { Err(unavailable(via)) };
+        let auto = Via::Auto.candidates(false);
+        let (attached, passed_over) = first_available(auto, attach).expect("nbd is available");
+        assert_eq!((attached, passed_over.len()), (Via::Nbd, 2));
+        assert!(passed_over[0].starts_with("ublk: "), "{passed_over:?}");
+        assert!(passed_over[1].ends_with("no fuse"), "{passed_over:?}");
+        let failure = first_available::<()>(auto, |via| Err(unavailable(via))).expect_err("none works");
         assert!(failure.message.ends_with("no fuse"), "one cause: {}", failure.message);
     }
 
     #[test]
-    fn a_way_that_was_asked_for_is_the_only_one() {
+    fn a_front_end_given_by_name_is_the_only_candidate() {
         let mut tried = Vec::new();
-        let failure = first::<()>(Via::Nvme.ways(false), |via| {
+        let failure = first_available::<()>(Via::Nvme.candidates(false), |via| {
             tried.push(via);
-            Err(not_here(via))
+            Err(unavailable(via))
         });
         assert_eq!(tried, [Via::Nvme]);
-        assert!(failure.expect_err("it is not here").message.contains("no nvme"));
-        assert_eq!(Via::Auto.ways(true), [Via::Fuse]);
+        assert!(failure.expect_err("unavailable").message.contains("no nvme"));
+        assert_eq!(Via::Auto.candidates(true), [Via::Fuse]);
     }
 
     #[test]
-    fn what_no_other_way_would_mend_ends_it() {
+    fn an_error_of_an_available_front_end_is_final() {
         let mut tried = 0;
-        let failure = first::<()>(Via::Auto.ways(false), |_| {
+        let failure = first_available::<()>(Via::Auto.candidates(false), |_| {
             tried += 1;
             Err(Failure::usage("the path is taken").into())
         });

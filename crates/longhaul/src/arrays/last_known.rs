@@ -1,10 +1,9 @@
-//! What this host has last known of an array: a file beside its record.
+//! The generation and active members that this host last saw of an array: a file beside its record.
 //!
 //! Invariants:
-//! - the file is whole at every moment: it is written beside, made durable, and
-//!   renamed;
-//! - a file that cannot be read or written stops no array: members and witness
-//!   decide, and this is a second line. It is reported once.
+//! - the file is replaced atomically: written under another name, made durable, renamed;
+//! - an array runs also if the file cannot be read or written, since members and witness decide
+//!   and the file is an additional check. A failure to write is logged once.
 
 use super::record::ArrayRecord;
 use super::registry::Registry;
@@ -19,12 +18,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Where that is kept of an array.
+/// Path of the file of an array.
 pub(super) fn path(array: &ArrayRecord) -> PathBuf {
     array.registry.directory().join(format!("{}.known", array.uuid))
 }
 
-/// What is kept of one array.
+/// The file of one array.
 pub(crate) struct LastKnown {
     path: PathBuf,
     registry: Registry,
@@ -101,11 +100,12 @@ mod tests {
     use uuid::Uuid;
 
     #[test]
-    fn what_is_known_is_read_back_and_what_is_damaged_is_passed_over() {
+    fn a_record_is_read_back_and_a_damaged_one_is_ignored() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("below").join("a.known");
-        let kept = LastKnown { path: path.clone(), registry: Registry::own(), reported: Arc::default() };
-        assert_eq!(kept.recall(), None);
+        let last_known =
+            LastKnown { path: path.clone(), registry: Registry::own(), reported: Arc::default() };
+        assert_eq!(last_known.recall(), None);
         let known = Known {
             generation: 7,
             session: Uuid::from_u128(1),
@@ -113,8 +113,8 @@ mod tests {
             active: vec![Uuid::from_u128(2), Uuid::from_u128(3)],
         };
         write(&path, &known).expect("written");
-        assert_eq!(kept.recall(), Some(known));
+        assert_eq!(last_known.recall(), Some(known));
         std::fs::write(&path, "{}").expect("damaged");
-        assert_eq!(kept.recall(), None);
+        assert_eq!(last_known.recall(), None);
     }
 }

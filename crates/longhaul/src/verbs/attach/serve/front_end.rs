@@ -1,33 +1,32 @@
-//! What is attached, however it is.
+//! The front ends, for the code that serves an attachment.
 
 use longhaul_attach::AttachError;
 use longhaul_attach::fuse::FuseFile;
 use longhaul_attach::kernel::KernelDevice;
 
-/// A device that has become a local one.
-pub(crate) trait Attached {
-    /// Takes it away, with all that was written durable; refused while
-    /// somebody uses it. [`Self::has_ended`] tells whether an error left it
-    /// there.
+/// A device that is attached to this host, as a file or as a block device.
+pub(crate) trait FrontEnd {
+    /// Flushes and removes the device; refused while a process uses it. After an error,
+    /// [`Self::has_ended`] shows whether the device is still attached.
     fn detach(&mut self) -> Result<(), AttachError>;
 
-    /// Takes it out of sight; its users keep it.
+    /// Removes the path; processes that have the device open keep it.
     fn hide(&mut self) -> Result<(), AttachError>;
 
-    /// Makes what was written durable; told of every loss since the beginning.
+    /// Makes all writes durable; fails if any write since the attach was lost.
     fn flush(&self) -> Result<(), AttachError>;
 
-    /// Makes what was written durable when nobody can reach it any more.
+    /// Makes all writes durable once the device has no path and no users.
     fn finish(&mut self) -> Result<(), AttachError>;
 
-    /// Whether nobody can reach it any more.
+    /// Whether the device has neither a path nor users any more.
     fn has_ended(&self) -> bool;
 
-    /// Whether it tells when its last user has gone.
+    /// Whether [`super::Event::Ended`] is sent when the last user has closed the device.
     fn ends_by_itself(&self) -> bool;
 }
 
-impl Attached for FuseFile {
+impl FrontEnd for FuseFile {
     fn flush(&self) -> Result<(), AttachError> {
         FuseFile::flush(self)
     }
@@ -53,7 +52,7 @@ impl Attached for FuseFile {
     }
 }
 
-impl Attached for KernelDevice {
+impl FrontEnd for KernelDevice {
     fn flush(&self) -> Result<(), AttachError> {
         KernelDevice::flush(self)
     }
