@@ -14,16 +14,16 @@ use tempfile::TempDir;
 const MIB: u64 = 1 << 20;
 
 /// A place for files, and for what processes know of each other.
-struct Place(TempDir);
+struct Home(TempDir);
 
-impl Place {
+impl Home {
     /// `None`, with the reason on standard error, where FUSE is missing.
-    fn new() -> Option<Place> {
+    fn new() -> Option<Home> {
         if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
             longhaul_skip::skip!("needs FUSE: /dev/fuse: {e}");
             return None;
         }
-        Some(Place(tempfile::tempdir().expect("directory")))
+        Some(Home(tempfile::tempdir().expect("directory")))
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -70,7 +70,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Home {
     fn drop(&mut self) {
         for attached in self.attached() {
             kill_and_wait(&attached["pid"].to_string());
@@ -100,12 +100,12 @@ fn mem() -> Target {
 
 #[test]
 fn a_device_is_a_file_and_keeps_what_is_written() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     let dir = tempfile::tempdir().expect("directory");
     let backing = dir.path().join("backing");
     let target = Target::start(&[&format!("d=file:{},size=64MiB", backing.display())], &[]);
-    let at = place.path("disk");
-    place.attach(&target.uri(0), &at, &[]);
+    let at = home.path("disk");
+    home.attach(&target.uri(0), &at, &[]);
     assert_eq!(fs::metadata(&at).expect("there").len(), 64 * MIB);
 
     let content = pattern(5 * MIB as usize + 777, 1);
@@ -134,19 +134,19 @@ fn a_device_is_a_file_and_keeps_what_is_written() {
     let full = file.write_at(&[0; 16], 64 * MIB).expect_err("past the end");
     assert_eq!(full.raw_os_error(), Some(28), "{full}");
     drop(file);
-    place.good(&["detach", text(&at)]);
-    assert!(!at.exists() && place.attached().is_empty());
+    home.good(&["detach", text(&at)]);
+    assert!(!at.exists() && home.attached().is_empty());
     target.stop();
 }
 
 #[test]
 fn a_device_in_use_is_not_detached_and_its_user_is_named() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     let target = mem();
-    let at = place.path("disk");
-    let pid = place.attach(&target.uri(0), &at, &[]);
+    let at = home.path("disk");
+    let pid = home.attach(&target.uri(0), &at, &[]);
     let file = writer(&at);
-    let ran = place.run(&["detach", text(&at)]);
+    let ran = home.run(&["detach", text(&at)]);
     assert_eq!(ran.code, Some(6), "{}", ran.stderr);
     assert!(ran.stderr.contains(&std::process::id().to_string()), "{}", ran.stderr);
     file.write_all_at(&pattern(8192, 2), 0).expect("it is still there");
@@ -164,31 +164,31 @@ fn a_device_in_use_is_not_detached_and_its_user_is_named() {
 
 #[test]
 fn sigterm_ends_it_with_everything_written() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     let target = mem();
-    let (at, again) = (place.path("disk"), place.path("again"));
-    let pid = place.attach(&target.uri(0), &at, &[]);
+    let (at, again) = (home.path("disk"), home.path("again"));
+    let pid = home.attach(&target.uri(0), &at, &[]);
     writer(&at).write_all_at(&pattern(MIB as usize, 3), 5 * MIB).expect("written");
     kill("-TERM", &pid);
     until("its end", || has_ended(&pid));
-    assert!(!at.exists() && place.attached().is_empty());
+    assert!(!at.exists() && home.attached().is_empty());
 
-    place.attach(&target.uri(0), &again, &[]);
+    home.attach(&target.uri(0), &again, &[]);
     let mut back = vec![0; MIB as usize];
     writer(&again).read_exact_at(&mut back, 5 * MIB).expect("read");
     assert!(back == pattern(MIB as usize, 3));
     // The attachment ends also when another process unmounts the file.
     assert!(Command::new("umount").arg(&again).status().expect("umount").success());
-    until("its record is gone", || place.attached().is_empty());
+    until("its record is gone", || home.attached().is_empty());
     target.stop();
 }
 
 #[test]
 fn what_a_killed_process_leaves_is_named_and_cleared() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     let target = mem();
-    let at = place.path("disk");
-    let pid = place.attach(&target.uri(0), &at, &[]);
+    let at = home.path("disk");
+    let pid = home.attach(&target.uri(0), &at, &[]);
     let file = writer(&at);
     file.write_all_at(&pattern(8192, 4), 0).expect("written");
     file.sync_all().expect("durable");
@@ -197,28 +197,28 @@ fn what_a_killed_process_leaves_is_named_and_cleared() {
     assert!(file.write_at(&[0; 4096], 0).is_err(), "no process serves the write");
     drop(file);
     // The kernel gives up the lock of its record a moment after its program.
-    until("its lock is free", || place.attached()[0]["served"] == false);
-    let ran = place.run(&["attach", &target.uri(0), "--at", text(&at)]);
+    until("its lock is free", || home.attached()[0]["served"] == false);
+    let ran = home.run(&["attach", &target.uri(0), "--at", text(&at)]);
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     assert!(ran.stderr.contains("longhaul detach"), "{}", ran.stderr);
-    place.good(&["detach", text(&at)]);
-    assert!(!at.exists() && place.attached().is_empty());
+    home.good(&["detach", text(&at)]);
+    assert!(!at.exists() && home.attached().is_empty());
 
-    place.attach(&target.uri(0), &at, &[]);
+    home.attach(&target.uri(0), &at, &[]);
     assert_eq!(fs::read(&at).expect("read")[..8192], pattern(8192, 4));
-    place.good(&["detach", text(&at)]);
+    home.good(&["detach", text(&at)]);
     target.stop();
 }
 
 #[test]
 fn what_the_kernel_does_not_know_to_be_dead_is_cleared_as_well() {
-    let Some(place) = Place::new() else { return };
-    let at = place.path("disk");
-    let pid = place.attach("mem:64MiB", &at, &[]);
+    let Some(home) = Home::new() else { return };
+    let at = home.path("disk");
+    let pid = home.attach("mem:64MiB", &at, &[]);
     // The copied record has no lock, as just after a SIGKILL, while the file
     // still answers, as it may then.
     let other = tempfile::tempdir().expect("directory");
-    let (from, to) = (place.path("longhaul"), other.path().join("longhaul"));
+    let (from, to) = (home.path("longhaul"), other.path().join("longhaul"));
     fs::create_dir(&to).expect("made");
     for entry in fs::read_dir(from).expect("there").flatten() {
         let name = entry.file_name();
@@ -226,7 +226,7 @@ fn what_the_kernel_does_not_know_to_be_dead_is_cleared_as_well() {
             fs::copy(entry.path(), to.join(name)).expect("copied");
         }
     }
-    let mut detach = place.command(&["detach", text(&at)]);
+    let mut detach = home.command(&["detach", text(&at)]);
     let ran = finish(detach.env("XDG_RUNTIME_DIR", other.path()).spawn().expect("started"));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(mounts_below(&at).is_empty(), "it was forgotten, and is still there");
@@ -235,9 +235,9 @@ fn what_the_kernel_does_not_know_to_be_dead_is_cleared_as_well() {
 
 #[test]
 fn a_write_that_is_to_be_durable_tells_of_its_own_loss() {
-    let Some(place) = Place::new() else { return };
-    let at = place.path("disk");
-    place.attach("mem:16MiB,error=1:ops=write", &at, &[]);
+    let Some(home) = Home::new() else { return };
+    let at = home.path("disk");
+    home.attach("mem:16MiB,error=1:ops=write", &at, &[]);
     let file = writer(&at);
     file.write_all_at(&[1; 4096], 0).expect("taken");
     file.sync_all().expect_err("lost");
@@ -246,59 +246,59 @@ fn a_write_that_is_to_be_durable_tells_of_its_own_loss() {
         let file = OpenOptions::new().write(true).custom_flags(flag.bits() as i32).open(&at).expect("opened");
         file.write_all_at(&[1; 4096], 0).expect_err("it cannot be durable");
     }
-    place.run(&["detach", text(&at)]);
+    home.run(&["detach", text(&at)]);
 }
 
 #[test]
 fn only_readers_share_a_device() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     let target = mem();
-    let (one, two) = (place.path("one"), place.path("two"));
-    place.attach(&target.uri(0), &one, &[]);
+    let (one, two) = (home.path("one"), home.path("two"));
+    home.attach(&target.uri(0), &one, &[]);
     let uri = target.uri(0);
     for more in [&[][..], &["--read-only"]] {
         let args = [&["attach", &uri, "--at", text(&two)], more].concat();
-        let ran = place.run(&args);
+        let ran = home.run(&args);
         assert_eq!(ran.code, Some(6), "{}", ran.stderr);
         assert!(ran.stderr.contains(text(&one)), "{}", ran.stderr);
         assert!(!two.exists(), "nothing half attached is left behind");
     }
-    place.good(&["detach", text(&one)]);
-    place.attach(&target.uri(0), &one, &["--read-only"]);
-    place.attach(&target.uri(0), &two, &["--read-only"]);
+    home.good(&["detach", text(&one)]);
+    home.attach(&target.uri(0), &one, &["--read-only"]);
+    home.attach(&target.uri(0), &two, &["--read-only"]);
     assert!(OpenOptions::new().write(true).open(&two).is_err());
     assert_eq!(fs::read(&two).expect("read").len() as u64, 64 * MIB);
-    assert_eq!(place.attached().len(), 2);
+    assert_eq!(home.attached().len(), 2);
     target.stop();
 }
 
 #[test]
 fn what_cannot_be_attached_is_named() {
-    let Some(place) = Place::new() else { return };
-    let (full, dir) = (place.path("full"), place.path("dir"));
+    let Some(home) = Home::new() else { return };
+    let (full, dir) = (home.path("full"), home.path("dir"));
     fs::write(&full, "content").expect("written");
     fs::create_dir(&dir).expect("made");
     let wrong = |args: &[&str], code, words: &str| {
-        let ran = place.run(args);
+        let ran = home.run(args);
         assert_eq!(ran.code, Some(code), "{args:?}: {}", ran.stderr);
         assert!(ran.stderr.contains(words), "{args:?}: {}", ran.stderr);
     };
     wrong(&["attach", "mem:1MiB", "--at", text(&full)], 2, "a file that is not empty");
     wrong(&["attach", "mem:1MiB", "--at", text(&dir)], 2, "a directory");
     wrong(&["attach", "mem:1MiB", "--at", "/nonexistent/x"], 2, "/nonexistent");
-    wrong(&["attach", "mem:1MiB", "mem:1MiB", "--at", text(&place.path("x"))], 2, "--layout");
+    wrong(&["attach", "mem:1MiB", "mem:1MiB", "--at", text(&home.path("x"))], 2, "--layout");
     wrong(&["attach", "mem:1MiB"], 2, "--at");
-    wrong(&["attach", "nvme+tcp://127.0.0.1:1/x", "--at", text(&place.path("x"))], 5, "refused");
-    wrong(&["detach", text(&place.path("x"))], 1, "nothing is attached");
+    wrong(&["attach", "nvme+tcp://127.0.0.1:1/x", "--at", text(&home.path("x"))], 5, "refused");
+    wrong(&["detach", text(&home.path("x"))], 1, "nothing is attached");
     assert_eq!(fs::read(&full).expect("read"), b"content");
-    assert!(!place.path("x").exists() && place.attached().is_empty());
+    assert!(!home.path("x").exists() && home.attached().is_empty());
 }
 
 #[test]
 fn several_devices_are_one_and_it_can_stay_in_the_foreground() {
-    let Some(place) = Place::new() else { return };
-    let at = place.path("disk");
-    let mut attached = place.foreground(&["mem:8MiB", "mem:8MiB", "--layout", "stripe"], &at);
+    let Some(home) = Home::new() else { return };
+    let at = home.path("disk");
+    let mut attached = home.foreground(&["mem:8MiB", "mem:8MiB", "--layout", "stripe"], &at);
     assert_eq!(attached.ready["size"], 16 * MIB);
     let content = pattern(3 * MIB as usize, 5);
     let file = writer(&at);
@@ -314,12 +314,12 @@ fn several_devices_are_one_and_it_can_stay_in_the_foreground() {
 
 #[test]
 fn a_second_signal_ends_it_in_use_with_what_was_acknowledged() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     let dir = tempfile::tempdir().expect("directory");
     let backing = dir.path().join("backing");
     let target = Target::start(&[&format!("d=file:{},size=64MiB", backing.display())], &[]);
-    let at = place.path("disk");
-    let mut attached = place.foreground(&[&target.uri(0)], &at);
+    let at = home.path("disk");
+    let mut attached = home.foreground(&[&target.uri(0)], &at);
     let file = writer(&at);
     signal(&attached.child, "TERM");
     assert!(attached.event("waiting")["users"].is_array());
@@ -336,19 +336,19 @@ fn a_second_signal_ends_it_in_use_with_what_was_acknowledged() {
 
 #[test]
 fn a_device_that_shrinks_is_reported_and_keeps_its_content() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     let dir = tempfile::tempdir().expect("directory");
     let backing = dir.path().join("backing");
     let target = Target::start(&[&format!("d=file:{},size=64MiB", backing.display())], &[]);
-    let at = place.path("disk");
-    let attached = place.foreground(&[&target.uri(0)], &at);
+    let at = home.path("disk");
+    let attached = home.foreground(&[&target.uri(0)], &at);
     let file = writer(&at);
     file.write_all_at(&pattern(8192, 7), 4096).expect("written");
     file.sync_all().expect("durable");
     File::options().write(true).open(&backing).expect("opened").set_len(32 * MIB).expect("cut");
     signal(&target.child, "HUP");
     assert_eq!(attached.event("resized")["size"], 32 * MIB);
-    let listed = place.good(&["attach", "--list", "--json"]).events();
+    let listed = home.good(&["attach", "--list", "--json"]).events();
     assert_eq!(listed[0]["size"], 32 * MIB, "{listed:?}");
     let full = file.write_at(&[1; 4096], 40 * MIB).expect_err("past the end");
     assert_eq!(full.raw_os_error(), Some(28), "{full}");
@@ -356,7 +356,7 @@ fn a_device_that_shrinks_is_reported_and_keeps_its_content() {
     file.read_exact_at(&mut back, 4096).expect("read");
     assert_eq!(back, pattern(8192, 7));
     drop(file);
-    place.good(&["detach", text(&at)]);
+    home.good(&["detach", text(&at)]);
     assert_eq!(target.event("resized")["size"], 32 * MIB);
     target.stop();
 }
@@ -370,34 +370,34 @@ const KERNEL_WAYS: [(&str, &str, &str); 3] = [
 
 #[test]
 fn a_way_that_the_kernel_has_makes_a_block_device_and_one_that_it_has_not_is_named() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     let target = mem();
     let uri = target.uri(0);
     for (way, control, hint) in KERNEL_WAYS {
-        let at = place.path(way);
+        let at = home.path(way);
         if let Err(e) = OpenOptions::new().read(true).write(true).open(control) {
             longhaul_skip::skip_part!("{way} itself: {control}: {e}");
-            let ran = place.run(&["attach", &uri, "--at", text(&at), "--via", way]);
+            let ran = home.run(&["attach", &uri, "--at", text(&at), "--via", way]);
             assert_eq!(ran.code, Some(1), "{}", ran.stderr);
             let named = ran.stderr.contains(hint) || ran.stderr.contains("only root");
             assert!(named && ran.stderr.contains(control), "{}", ran.stderr);
-            assert!(fs::symlink_metadata(&at).is_err() && place.attached().is_empty(), "something is left");
+            assert!(fs::symlink_metadata(&at).is_err() && home.attached().is_empty(), "something is left");
             continue;
         }
-        place.attach(&uri, &at, &["--via", way]);
+        home.attach(&uri, &at, &["--via", way]);
         let file = writer(&at);
         file.write_all_at(&pattern(MIB as usize, 8), 4096).expect("written");
-        let ran = place.run(&["detach", text(&at)]);
+        let ran = home.run(&["detach", text(&at)]);
         assert_eq!(ran.code, Some(6), "in use: {}", ran.stderr);
         drop(file);
-        place.good(&["detach", text(&at)]);
-        assert!(fs::symlink_metadata(&at).is_err() && place.attached().is_empty());
+        home.good(&["detach", text(&at)]);
+        assert!(fs::symlink_metadata(&at).is_err() && home.attached().is_empty());
         // The device itself has it, whatever the way.
-        place.attach(&uri, &at, &[]);
+        home.attach(&uri, &at, &[]);
         let mut back = vec![0; MIB as usize];
         writer(&at).read_exact_at(&mut back, 4096).expect("read");
         assert!(back == pattern(MIB as usize, 8), "{way}");
-        place.good(&["detach", text(&at)]);
+        home.good(&["detach", text(&at)]);
     }
     target.stop();
 }
@@ -426,7 +426,7 @@ echo whole
 
 #[test]
 fn an_unprivileged_user_attaches_through_the_helper() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     let dir = tempfile::tempdir().expect("directory");
     let device = dir.path().join("fuse");
     // As on machines where everybody may use FUSE, for this process alone.
@@ -447,15 +447,15 @@ fn an_unprivileged_user_attaches_through_the_helper() {
         return;
     }
     assert!(ran.code == Some(0) && ran.stdout.ends_with("whole\n"), "{ran:?}");
-    drop(place);
+    drop(home);
 }
 
 #[test]
 fn fio_finds_what_it_has_written() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     let target = mem();
-    let at = place.path("disk");
-    place.attach(&target.uri(0), &at, &[]);
+    let at = home.path("disk");
+    home.attach(&target.uri(0), &at, &[]);
     let load = ["--rw=randwrite", "--bsrange=4k-256k", "--size=64m", "--iodepth=16", "--direct=1"];
     let checks =
         ["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--verify_state_save=0", "--fsync=50"];
@@ -466,7 +466,7 @@ fn fio_finds_what_it_has_written() {
         return;
     };
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-    place.good(&["detach", text(&at)]);
+    home.good(&["detach", text(&at)]);
     target.stop();
 }
 
@@ -493,15 +493,15 @@ fn median(mut all: Vec<f64>) -> f64 {
 
 #[test]
 fn fio_and_bench_measure_the_same_on_the_same_device() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     if let Err(e) = Command::new("fio").arg("--version").output() {
         longhaul_skip::skip!("fio: {e}");
         return;
     }
     for (bs, limit) in [("4k", 2e6), ("16k", 4e6)] {
         let target = Target::start(&[&format!("d=mem:4GiB,rate={}bit", limit * 8.0)], &[]);
-        let at = place.path("disk");
-        place.attach(&target.uri(0), &at, &[]);
+        let at = home.path("disk");
+        home.attach(&target.uri(0), &at, &[]);
         let mut ratios = Vec::new();
         for _ in 0..ROUNDS {
             let mut fio = Command::new("fio");
@@ -513,7 +513,7 @@ fn fio_and_bench_measure_the_same_on_the_same_device() {
             let theirs = rate(&ran.stdout);
             let load =
                 ["--rw", "randread", "--bs", bs, "--iodepth", "32", "--runtime", "1s", "--ramp", "500ms"];
-            let ran = place.good(&[&["bench", text(&at), "--json"], &load[..]].concat());
+            let ran = home.good(&[&["bench", text(&at), "--json"], &load[..]].concat());
             let ours = rate(ran.stdout.as_bytes());
             let counts = theirs >= limit * (1.0 - BELOW);
             let not = if counts { "" } else { ", which does not count" };
@@ -531,15 +531,15 @@ fn fio_and_bench_measure_the_same_on_the_same_device() {
             let ratio = median(ratios.clone());
             assert!((ratio - 1.0).abs() <= APART, "{bs}: bench measures of what fio does {ratios:.3?}");
         }
-        place.good(&["detach", text(&at)]);
+        home.good(&["detach", text(&at)]);
         target.stop();
     }
 }
 
 #[test]
 fn mkfs_overwrites_nothing_unasked_and_nothing_in_vain() {
-    let Some(place) = Place::new() else { return };
-    let disk = place.path("image");
+    let Some(home) = Home::new() else { return };
+    let disk = home.path("image");
     let size = 64 * MIB;
     let device = format!("file:{},size=64MiB", disk.display());
     let mkfs = ["mkfs", "--fs", "ext4", &device];
@@ -553,25 +553,25 @@ fn mkfs_overwrites_nothing_unasked_and_nothing_in_vain() {
         file.set_len(size).expect("sized");
         file.write_all_at(magic, at).expect("written");
         let is_there = || fs::read(&disk).expect("read")[at as usize..].starts_with(magic);
-        let ran = place.run(&mkfs);
+        let ran = home.run(&mkfs);
         assert_eq!(ran.code, Some(6), "{what}: {}", ran.stderr);
         assert!(ran.stderr.contains("--force") && is_there(), "{what}: {}", ran.stderr);
         // Told to, but without the program that does it.
-        let mut forced = place.command(&[&mkfs[..], &["--force"]].concat());
+        let mut forced = home.command(&[&mkfs[..], &["--force"]].concat());
         let ran = finish(forced.env("PATH", "/nonexistent").spawn().expect("started"));
         assert_eq!(ran.code, Some(1), "{what}: {}", ran.stderr);
         assert!(ran.stderr.contains("e2fsprogs") && is_there(), "{what}: {}", ran.stderr);
         if Command::new("mkfs.ext4").arg("-V").output().is_ok() {
-            place.good(&[&mkfs[..], &["--force"]].concat());
+            home.good(&[&mkfs[..], &["--force"]].concat());
             assert!(!is_there(), "{what}: two say what they are");
         }
     }
     if Command::new("mkfs.xfs").arg("-V").output().is_ok() {
         // It takes labels of twelve characters.
-        let (disk, magic) = (place.path("labelled"), b"what is there already");
+        let (disk, magic) = (home.path("labelled"), b"what is there already");
         fs::write(&disk, magic).expect("written");
         let device = format!("file:{},size=320MiB", disk.display());
-        let ran = place.run(&["mkfs", "--fs", "xfs", "--force", "--label", "thirteen-long", &device]);
+        let ran = home.run(&["mkfs", "--fs", "xfs", "--force", "--label", "thirteen-long", &device]);
         assert_eq!(ran.code, Some(1), "{}", ran.stderr);
         assert!(fs::read(&disk).expect("read").starts_with(magic), "{}", ran.stderr);
     }
@@ -579,56 +579,56 @@ fn mkfs_overwrites_nothing_unasked_and_nothing_in_vain() {
 
 #[test]
 fn the_mount_line_of_mkfs_says_how_devices_are_joined() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     if Command::new("mkfs.ext4").arg("-V").output().is_err() {
         longhaul_skip::skip!("needs mkfs.ext4");
         return;
     }
-    let devices = ["a", "b"].map(|name| format!("file:{},size=64MiB", place.path(name).display()));
-    let ran = place.good(&["mkfs", "--json", "--fs", "ext4", "--layout", "stripe", &devices[0], &devices[1]]);
+    let devices = ["a", "b"].map(|name| format!("file:{},size=64MiB", home.path(name).display()));
+    let ran = home.good(&["mkfs", "--json", "--fs", "ext4", "--layout", "stripe", &devices[0], &devices[1]]);
     let summary = ran.events().pop().expect("a summary");
     let line = summary["mount"].as_str().expect("a line");
     let options = "longhaul mount --layout stripe --stripe-unit 262144 ";
     assert!(line.starts_with(options) && line.ends_with(" DIR"), "{line}");
     // It is understood as it stands.
-    let dir = place.path("dir");
+    let dir = home.path("dir");
     let words = line.split(' ').skip(1).map(|word| if word == "DIR" { text(&dir) } else { word });
-    place.good(&words.chain(["--show-config"]).collect::<Vec<_>>());
+    home.good(&words.chain(["--show-config"]).collect::<Vec<_>>());
 }
 
 #[test]
 fn mkfs_that_is_interrupted_leaves_nothing() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     if Command::new("mkfs.xfs").arg("-V").output().is_err() {
         longhaul_skip::skip!("needs mkfs.xfs");
         return;
     }
     // A minute for its log.
-    let device = format!("file:{},size=512MiB,rate=8Mbit", place.path("image").display());
+    let device = format!("file:{},size=512MiB,rate=8Mbit", home.path("image").display());
     let start = |before: &[String]| {
-        let child = place.command(&["mkfs", "--force", "--fs", "xfs", &device]).spawn().expect("started");
+        let child = home.command(&["mkfs", "--force", "--fs", "xfs", &device]).spawn().expect("started");
         let is_there = |at: Vec<String>| at.len() == 1 && at != before;
-        until("it is under way", || is_there(mounts_below(place.0.path())));
+        until("it is under way", || is_there(mounts_below(home.0.path())));
         child
     };
     // Killed, it leaves what the next one takes away.
     let mut killed = start(&[]);
     killed.kill().expect("killed");
     killed.wait().expect("ended");
-    let left = mounts_below(place.0.path());
+    let left = mounts_below(home.0.path());
     assert_eq!(left.len(), 1);
     let child = start(&left);
     signal(&child, "INT");
     let ran = finish(child);
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     assert!(ran.stderr.contains("interrupted"), "{}", ran.stderr);
-    let hidden = fs::read_dir(place.path("longhaul")).expect("there").flatten();
+    let hidden = fs::read_dir(home.path("longhaul")).expect("there").flatten();
     assert_eq!(hidden.filter(|e| e.file_name().to_string_lossy().starts_with("mkfs-")).count(), 0);
 }
 
 /// Runs the program where `/dev` has these devices and no others, or a reason
 /// why that cannot be.
-fn with_devices(place: &Place, devices: &[(&str, &str)], args: &[&str]) -> Result<Ran, String> {
+fn with_devices(home: &Home, devices: &[(&str, &str)], args: &[&str]) -> Result<Ran, String> {
     let dev = tempfile::tempdir().expect("directory");
     for (name, number) in devices {
         let made =
@@ -641,7 +641,7 @@ fn with_devices(place: &Place, devices: &[(&str, &str)], args: &[&str]) -> Resul
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", "mount --bind \"$0\" /dev && exec \"$@\""]).arg(dev.path());
     command.arg(env!("CARGO_BIN_EXE_longhaul")).args(args).stdin(Stdio::null());
-    command.env("XDG_CONFIG_HOME", "/nonexistent").env("XDG_RUNTIME_DIR", place.0.path());
+    command.env("XDG_CONFIG_HOME", "/nonexistent").env("XDG_RUNTIME_DIR", home.0.path());
     let started = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let ran = finish(started.map_err(|e| format!("unshare: {e}"))?);
     let reason = ["unshare: ", "mount: /dev", "sh: "].iter().any(|why| ran.stderr.starts_with(why));
@@ -650,12 +650,12 @@ fn with_devices(place: &Place, devices: &[(&str, &str)], args: &[&str]) -> Resul
 
 #[test]
 fn without_fuse_or_loop_devices_that_is_said_and_nothing_is_left() {
-    let Some(place) = Place::new() else { return };
-    let (at, disk) = (place.path("disk"), place.path("image"));
+    let Some(home) = Home::new() else { return };
+    let (at, disk) = (home.path("disk"), home.path("image"));
     let device = format!("file:{},size=64MiB", disk.display());
     let null = ("null", "1 3");
     let wrong =
-        |devices: &[(&str, &str)], args: &[&str], words: &[&str]| match with_devices(&place, devices, args) {
+        |devices: &[(&str, &str)], args: &[&str], words: &[&str]| match with_devices(&home, devices, args) {
             Err(why) => longhaul_skip::skip_part!("needs root: {why}"),
             Ok(ran) => {
                 assert_eq!(ran.code, Some(1), "{args:?}: {}", ran.stderr);
@@ -663,7 +663,7 @@ fn without_fuse_or_loop_devices_that_is_said_and_nothing_is_left() {
                 for word in words {
                     assert!(ran.stderr.contains(word), "{args:?}: no {word}: {}", ran.stderr);
                 }
-                assert!(place.attached().is_empty() && mounts_below(place.0.path()).is_empty());
+                assert!(home.attached().is_empty() && mounts_below(home.0.path()).is_empty());
                 assert!(fs::symlink_metadata(&at).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound));
             }
         };
@@ -680,11 +680,11 @@ fn without_fuse_or_loop_devices_that_is_said_and_nothing_is_left() {
         fs::read(&disk).expect("read") == pattern(64 * MIB as usize, 3),
         "nothing was made, and it is gone"
     );
-    if place.run(&["mkfs", "--fs", "ext4", "--force", &device]).code != Some(0) {
+    if home.run(&["mkfs", "--fs", "ext4", "--force", &device]).code != Some(0) {
         longhaul_skip::skip_part!("needs mkfs.ext4");
         return;
     }
-    let dir = place.path("dir");
+    let dir = home.path("dir");
     fs::create_dir(&dir).expect("made");
     let fuse = ("fuse", "10 229");
     wrong(&[null, fuse], &["mount", &device, text(&dir)], &["loop device", "modprobe loop"]);
@@ -692,9 +692,9 @@ fn without_fuse_or_loop_devices_that_is_said_and_nothing_is_left() {
 
 #[test]
 fn the_best_way_is_taken_and_said() {
-    let Some(place) = Place::new() else { return };
-    let at = place.path("disk");
-    let ready = place.good(&["attach", "mem:16MiB", "--at", text(&at), "--json"]).events().remove(0);
+    let Some(home) = Home::new() else { return };
+    let at = home.path("disk");
+    let ready = home.good(&["attach", "mem:16MiB", "--at", text(&at), "--json"]).events().remove(0);
     if Path::new("/dev/ublk-control").exists() {
         longhaul_skip::skip!("this machine has ublk: {ready}");
         return;
@@ -702,21 +702,21 @@ fn the_best_way_is_taken_and_said() {
     assert_eq!(ready["via"], "fuse");
     let why = ready["passed_over"][0].as_str().expect("a reason");
     assert!(why.starts_with("ublk: ") && why.contains("/dev/ublk-control"), "{why}");
-    assert_eq!(place.attached()[0]["via"], "fuse");
-    place.good(&["detach", text(&at)]);
-    let ran = place.good(&["attach", "mem:16MiB", "--at", text(&at)]);
+    assert_eq!(home.attached()[0]["via"], "fuse");
+    home.good(&["detach", text(&at)]);
+    let ran = home.good(&["attach", "mem:16MiB", "--at", text(&at)]);
     assert!(ran.stdout.ends_with("(16 MiB, via fuse)\n"), "{}", ran.stdout);
     assert_eq!(ran.stderr, "", "there is nothing to do about it");
-    place.good(&["detach", text(&at)]);
-    let ran = place.good(&["attach", "mem:16MiB", "-v", "--at", text(&at)]);
+    home.good(&["detach", text(&at)]);
+    let ran = home.good(&["attach", "mem:16MiB", "-v", "--at", text(&at)]);
     assert!(ran.stderr.contains("not by ublk: "), "{}", ran.stderr);
-    place.good(&["detach", text(&at)]);
+    home.good(&["detach", text(&at)]);
     // Where only a file will do nothing else is tried; nor where it was said.
     for more in [["--allow-other", "--foreground"], ["--via=fuse", "--foreground"]] {
         let mut args = vec!["attach", "mem:16MiB", "--json", "--at", text(&at)];
         args.extend(more);
-        let attached = Target::spawn(place.command(&args));
+        let attached = Target::spawn(home.command(&args));
         assert_eq!(attached.ready["passed_over"], Value::Array(Vec::new()), "{more:?}");
-        place.good(&["detach", text(&at)]);
+        home.good(&["detach", text(&at)]);
     }
 }

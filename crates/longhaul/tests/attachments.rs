@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::rig::{FILE_SYSTEMS, Rig};
+use common::testbed::{FILE_SYSTEMS, Testbed};
 use common::{Ran, Target, finish, text, until};
 use longhaul_wan::Change;
 use std::fs::{self, File, OpenOptions};
@@ -16,15 +16,15 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A place for files, and for what processes know of each other.
-struct Place(TempDir);
+struct Home(TempDir);
 
-impl Place {
-    fn new() -> Option<Place> {
+impl Home {
+    fn new() -> Option<Home> {
         if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
             longhaul_skip::skip!("needs FUSE: /dev/fuse: {e}");
             return None;
         }
-        Some(Place(tempfile::tempdir().expect("directory")))
+        Some(Home(tempfile::tempdir().expect("directory")))
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -52,7 +52,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Home {
     fn drop(&mut self) {
         for attached in self.run(&["attach", "--list", "--json"]).events() {
             if let Some(path) = attached["path"].as_str() {
@@ -65,69 +65,69 @@ impl Drop for Place {
 
 #[test]
 fn devices_behind_a_double_dash_are_attached_by_one_process() {
-    let Some(place) = Place::new() else { return };
-    let at = place.path("disk");
+    let Some(home) = Home::new() else { return };
+    let at = home.path("disk");
     // A process that starts itself again would go on for ever: it gets an end.
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "60", env!("CARGO_BIN_EXE_longhaul"), "attach", "--via", "fuse", "--at"]);
     command.args([text(&at), "--", "mem:8MiB"]).env("XDG_CONFIG_HOME", "/nonexistent");
     command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
     command.stderr(std::process::Stdio::piped());
-    let ran = place.at_home(command);
+    let ran = home.at_home(command);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert_eq!(fs::metadata(&at).expect("there").len(), 8 << 20);
-    place.good(&["detach", text(&at)]);
+    home.good(&["detach", text(&at)]);
 }
 
 #[test]
 fn what_was_detached_can_be_attached_again_at_once() {
-    let Some(place) = Place::new() else { return };
-    let members = ["a", "b"].map(|name| format!("file:{},size=32MiB", place.path(name).display()));
-    place.array(members.each_ref().map(String::as_str));
-    let at = place.path("disk");
+    let Some(home) = Home::new() else { return };
+    let members = ["a", "b"].map(|name| format!("file:{},size=32MiB", home.path(name).display()));
+    home.array(members.each_ref().map(String::as_str));
+    let at = home.path("disk");
     for n in 0..10 {
-        let ran = place.run(&["attach", "array:x", "--via", "fuse", "--at", text(&at)]);
+        let ran = home.run(&["attach", "array:x", "--via", "fuse", "--at", text(&at)]);
         assert_eq!(ran.code, Some(0), "{n}: {}", ran.stderr);
-        place.good(&["detach", text(&at)]);
+        home.good(&["detach", text(&at)]);
     }
 }
 
 #[test]
 fn members_of_an_attached_array_are_not_attached() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     let target = Target::start(&["a=mem:32MiB", "b=mem:32MiB"], &[]);
     let members = [target.uri(0), target.uri(1)];
-    place.array(members.each_ref().map(String::as_str));
-    let (whole, part) = (place.path("whole"), place.path("part"));
-    place.good(&["attach", "array:x", "--via", "fuse", "--at", text(&whole)]);
+    home.array(members.each_ref().map(String::as_str));
+    let (whole, part) = (home.path("whole"), home.path("part"));
+    home.good(&["attach", "array:x", "--via", "fuse", "--at", text(&whole)]);
     let member = ["attach", &members[1], "--via", "fuse", "--at", text(&part)];
     for more in [&[][..], &["--read-only"]] {
-        let ran = place.run(&[&member, more].concat());
+        let ran = home.run(&[&member, more].concat());
         assert_eq!(ran.code, Some(6), "{}", ran.stderr);
         assert!(ran.stderr.contains(text(&whole)), "{}", ran.stderr);
     }
-    place.good(&["detach", text(&whole)]);
-    let ran = place.run(&member);
+    home.good(&["detach", text(&whole)]);
+    let ran = home.run(&member);
     assert!(ran.code == Some(6) && ran.stderr.contains("--force"), "{}", ran.stderr);
-    place.good(&[&member[..], &["--force"]].concat());
-    let ran = place.run(&["attach", "array:x", "--via", "fuse", "--at", text(&whole)]);
+    home.good(&[&member[..], &["--force"]].concat());
+    let ran = home.run(&["attach", "array:x", "--via", "fuse", "--at", text(&whole)]);
     assert_eq!(ran.code, Some(6), "{}", ran.stderr);
     assert!(ran.stderr.contains("a member of array:x"), "{}", ran.stderr);
-    place.good(&["detach", text(&part)]);
+    home.good(&["detach", text(&part)]);
     target.stop();
 }
 
 #[test]
 fn a_fuse_server_does_not_wait_for_memory_that_it_would_free() {
-    let Some(place) = Place::new() else { return };
+    let Some(home) = Home::new() else { return };
     let status = fs::read_to_string("/proc/self/status").expect("read");
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).expect("capabilities");
     if u64::from_str_radix(effective.trim(), 16).expect("a number") & 1 << 24 == 0 {
         longhaul_skip::skip!("needs CAP_SYS_RESOURCE");
         return;
     }
-    let at = place.path("disk");
-    let ran = place.good(&["attach", "mem:8MiB", "--via", "fuse", "--at", text(&at), "--json"]);
+    let at = home.path("disk");
+    let ran = home.good(&["attach", "mem:8MiB", "--via", "fuse", "--at", text(&at), "--json"]);
     let pid = ran.events()[0]["pid"].to_string();
     for thread in fs::read_dir(format!("/proc/{pid}/task")).expect("threads").flatten() {
         let stat = fs::read_to_string(thread.path().join("stat")).expect("read");
@@ -138,37 +138,40 @@ fn a_fuse_server_does_not_wait_for_memory_that_it_would_free() {
         let is_signals = stat.contains("(longhaul-sig)");
         assert!(is_signals || flags & 0x0008_0000 != 0, "{stat}");
     }
-    place.good(&["detach", text(&at)]);
+    home.good(&["detach", text(&at)]);
 }
 
 #[test]
 fn a_file_system_is_mounted_twice_to_be_read_also_with_a_journal_to_replay() {
     for fs in FILE_SYSTEMS {
-        let Some(rig) = Rig::new(fs) else { return };
-        let pid = rig.mount();
-        let mut file = File::create(rig.at().join("file")).expect("created");
+        let Some(testbed) = Testbed::new(fs) else { return };
+        let pid = testbed.mount();
+        let mut file = File::create(testbed.at().join("file")).expect("created");
         file.write_all(b"content").and_then(|()| file.sync_all()).expect("durable");
         drop(file);
         // Its journal is left as it is.
         assert!(Command::new("kill").args(["-KILL", &pid]).status().expect("kill").success());
-        until("it is unmounted", || rig.run(&["umount", text(&rig.at())]).code == Some(0));
+        until("it is unmounted", || testbed.run(&["umount", text(&testbed.at())]).code == Some(0));
         let mount = |at: &str| {
-            rig.good(&["mount", &rig.uri(), at, "--read-only", "--via", "fuse", "--json"]).events().remove(0)
+            testbed
+                .good(&["mount", &testbed.uri(), at, "--read-only", "--via", "fuse", "--json"])
+                .events()
+                .remove(0)
         };
-        let other = rig.dir.path().join("other");
+        let other = testbed.dir.path().join("other");
         fs::create_dir(&other).expect("made");
-        let ready = mount(text(&rig.at()));
+        let ready = mount(text(&testbed.at()));
         assert_eq!(ready["journal_left"], true, "{ready}");
-        rig.good(&["umount", text(&rig.at())]);
+        testbed.good(&["umount", text(&testbed.at())]);
 
-        rig.replay();
-        for at in [&rig.at(), &other] {
+        testbed.replay();
+        for at in [&testbed.at(), &other] {
             let ready = mount(text(at));
             assert_eq!(ready["journal_left"], false, "{ready}");
             assert_eq!(fs::read(at.join("file")).expect("read"), b"content");
         }
-        for at in [&rig.at(), &other] {
-            rig.good(&["umount", text(at)]);
+        for at in [&testbed.at(), &other] {
+            testbed.good(&["umount", text(at)]);
         }
     }
 }
@@ -185,12 +188,13 @@ fn dd(args: &[&str]) -> f64 {
 #[test]
 fn one_dd_gets_most_of_the_link_in_bounded_memory() {
     const RATE: u64 = 100_000_000;
-    let Some(rig) = Rig::new("ext4") else { return };
+    let Some(testbed) = Testbed::new("ext4") else { return };
     let path = Change { rtt: Some(Duration::from_millis(15)), rate: Some(RATE), ..Change::default() };
-    rig.wan.set(1, &path).expect("set");
-    let disk = rig.dir.path().join("disk-here");
-    let args = ["attach", &rig.uri(), "--at", text(&disk), "--via", "fuse", "--memory", "64MiB", "--json"];
-    let pid = rig.good(&args).events()[0]["pid"].to_string();
+    testbed.wan.set(1, &path).expect("set");
+    let disk = testbed.dir.path().join("disk-here");
+    let args =
+        ["attach", &testbed.uri(), "--at", text(&disk), "--via", "fuse", "--memory", "64MiB", "--json"];
+    let pid = testbed.good(&args).events()[0]["pid"].to_string();
     let written = dd(&["if=/dev/zero", &format!("of={}", disk.display()), "conv=notrunc,fsync"]);
     let read = dd(&[&format!("if={}", disk.display()), "of=/dev/null"]);
     // Most of it: the machine may be busy. What it comes to alone is in
@@ -203,25 +207,24 @@ fn one_dd_gets_most_of_the_link_in_bounded_memory() {
     let peak: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
     // What was allowed, what the kernel may have under way, and the program.
     assert!(peak <= (64 + 128 + 64) << 10, "{peak} KiB");
-    rig.good(&["detach", text(&disk)]);
+    testbed.good(&["detach", text(&disk)]);
 }
 
 #[test]
 fn a_file_system_has_the_shape_of_the_array_that_it_is_on() {
     for fs in FILE_SYSTEMS {
         // Where one can be made, one can be mounted.
-        let Some(_) = Rig::new(fs) else { return };
-        let Some(place) = Place::new() else { return };
+        let Some(_) = Testbed::new(fs) else { return };
+        let Some(home) = Home::new() else { return };
         let members =
-            [0, 1, 2, 3].map(|n| format!("file:{},size=256MiB", place.path(&n.to_string()).display()));
+            [0, 1, 2, 3].map(|n| format!("file:{},size=256MiB", home.path(&n.to_string()).display()));
         let mut args = vec!["array", "create", "x", "--layout", "stripe", "--stripe-unit", "64k"];
         args.extend(members.iter().flat_map(|member| ["--device", member]));
-        place.good(&args);
-        place.good(&["mkfs", "--fs", fs, "array:x"]);
-        let at = place.path("mnt");
+        home.good(&args);
+        home.good(&["mkfs", "--fs", fs, "array:x"]);
+        let at = home.path("mnt");
         fs::create_dir(&at).expect("made");
-        let ready =
-            place.good(&["mount", "array:x", text(&at), "--via", "fuse", "--json"]).events().remove(0);
+        let ready = home.good(&["mount", "array:x", text(&at), "--via", "fuse", "--json"]).events().remove(0);
         let device = ready["device"].as_str().expect("a device").to_owned();
         let (program, args, wanted) = match fs {
             "xfs" => ("xfs_info", vec![text(&at)], ["sunit=16 ", "swidth=64 blks"]),
@@ -233,41 +236,41 @@ fn a_file_system_has_the_shape_of_the_array_that_it_is_on() {
         for wanted in wanted {
             assert!(said.contains(wanted), "{fs}: no '{wanted}' in: {said}");
         }
-        place.good(&["umount", text(&at)]);
+        home.good(&["umount", text(&at)]);
         // `stat` reports the stripe as the block size of the file.
-        let disk = place.path("disk");
+        let disk = home.path("disk");
         let args = ["attach", "array:x", "--at", text(&disk), "--via", "fuse", "--json"];
-        assert_eq!(place.good(&args).events()[0]["optimal_io"], 256 << 10);
+        assert_eq!(home.good(&args).events()[0]["optimal_io"], 256 << 10);
         assert_eq!(fs::metadata(&disk).expect("there").blksize(), 256 << 10);
-        place.good(&["detach", text(&disk)]);
+        home.good(&["detach", text(&disk)]);
     }
 }
 
 #[test]
 fn a_link_that_stays_cut_fails_and_what_was_durable_is_there_after_another_mount() {
     for fs in FILE_SYSTEMS {
-        let Some(rig) = Rig::new(fs) else { return };
-        let (uri, at) = (rig.uri(), rig.at());
+        let Some(testbed) = Testbed::new(fs) else { return };
+        let (uri, at) = (testbed.uri(), testbed.at());
         let patience = ["--keep-alive", "1s", "--ctrl-loss-timeout", "3s", "--via", "fuse"];
-        rig.good(&[&["mount", &uri, text(&at)], &patience[..]].concat());
+        testbed.good(&[&["mount", &uri, text(&at)], &patience[..]].concat());
         let write = |name: &str| {
             let mut file = File::create(at.join(name))?;
             file.write_all(name.as_bytes())?;
             file.sync_all()
         };
         write("before").expect("durable");
-        rig.wan.set(1, &Change::cut()).expect("cut");
+        testbed.wan.set(1, &Change::cut()).expect("cut");
         let failed = write("meanwhile").expect_err("the link is cut");
         // I/O error, or a file system that has become read-only.
         assert!(matches!(failed.raw_os_error(), Some(5 | 30)), "{fs}: {failed}");
-        rig.wan.set(1, &Change::restore()).expect("back");
+        testbed.wan.set(1, &Change::restore()).expect("back");
         // It may say that something was lost, and is gone.
-        rig.run(&["umount", text(&at)]);
-        rig.is_gone();
-        rig.replay();
-        rig.check(fs);
-        rig.mount();
+        testbed.run(&["umount", text(&at)]);
+        testbed.is_gone();
+        testbed.replay();
+        testbed.check(fs);
+        testbed.mount();
         assert_eq!(fs::read(at.join("before")).expect("read"), b"before");
-        rig.umount();
+        testbed.umount();
     }
 }

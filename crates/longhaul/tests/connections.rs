@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-struct Place(TempDir);
+struct Home(TempDir);
 
-impl Place {
-    fn new() -> Option<Place> {
+impl Home {
+    fn new() -> Option<Home> {
         if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
             longhaul_skip::skip!("needs FUSE: /dev/fuse: {e}");
             return None;
         }
-        Some(Place(tempfile::tempdir().expect("directory")))
+        Some(Home(tempfile::tempdir().expect("directory")))
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -39,7 +39,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Home {
     fn drop(&mut self) {
         for at in mounts_below(&self.path("")) {
             let _ = self.run(&["umount", &at]);
@@ -49,9 +49,9 @@ impl Drop for Place {
 
 #[test]
 fn what_is_listed_comes_back_and_goes() {
-    let Some(place) = Place::new() else { return };
-    let (a, b) = (place.path("a"), place.path("b"));
-    place.lists(&format!(
+    let Some(home) = Home::new() else { return };
+    let (a, b) = (home.path("a"), home.path("b"));
+    home.lists(&format!(
         "# two devices\nattach mem:16MiB --at {} --via fuse\nattach mem:32MiB --at '{}' --via fuse\n",
         a.display(),
         b.display()
@@ -60,68 +60,68 @@ fn what_is_listed_comes_back_and_goes() {
         assert_eq!(ran.code, Some(code), "{ran:?}");
         ran.events().into_iter().rfind(|event| event["event"] == "summary").expect("a summary")
     };
-    let listed = summary(&place.all("list"), 0);
+    let listed = summary(&home.all("list"), 0);
     assert_eq!((&listed["attached"], &listed["missing"]), (&0.into(), &2.into()));
-    let connected = summary(&place.all("connect-all"), 0);
+    let connected = summary(&home.all("connect-all"), 0);
     assert_eq!((&connected["connected"], &connected["already"]), (&2.into(), &0.into()));
     assert_eq!(
         (fs::metadata(&a).expect("there").len(), fs::metadata(&b).expect("there").len()),
         (16 << 20, 32 << 20)
     );
     // One that has gone comes back alone.
-    assert_eq!(place.run(&["detach", text(&a)]).code, Some(0));
-    let listed = summary(&place.all("list"), 0);
+    assert_eq!(home.run(&["detach", text(&a)]).code, Some(0));
+    let listed = summary(&home.all("list"), 0);
     assert_eq!((&listed["attached"], &listed["missing"]), (&1.into(), &1.into()));
-    let connected = summary(&place.all("connect-all"), 0);
+    let connected = summary(&home.all("connect-all"), 0);
     assert_eq!((&connected["connected"], &connected["already"]), (&1.into(), &1.into()));
-    let gone = summary(&place.all("disconnect-all"), 0);
+    let gone = summary(&home.all("disconnect-all"), 0);
     assert_eq!((&gone["disconnected"], &gone["failed"]), (&2.into(), &0.into()));
     assert!(!a.exists() && !b.exists());
 }
 
 #[test]
 fn one_that_fails_keeps_no_other_back_and_is_named() {
-    let Some(place) = Place::new() else { return };
-    let at = place.path("disk");
-    place.lists(&format!(
+    let Some(home) = Home::new() else { return };
+    let at = home.path("disk");
+    home.lists(&format!(
         "attach nvme+tcp://127.0.0.1:1/x --at {}\nattach mem:16MiB --at {} --via fuse\n",
-        place.path("away").display(),
+        home.path("away").display(),
         at.display()
     ));
-    let ran = place.all("connect-all");
+    let ran = home.all("connect-all");
     assert_eq!(ran.code, Some(3), "{ran:?}");
     assert!(
         ran.stderr.contains("connections.conf, line 1: ") && ran.stderr.contains("127.0.0.1:1"),
         "{ran:?}"
     );
     assert!(at.exists());
-    place.lists(&format!("attach mem:16MiB --at {}\nnonsense\n", at.display()));
-    let ran = place.all("disconnect-all");
+    home.lists(&format!("attach mem:16MiB --at {}\nnonsense\n", at.display()));
+    let ran = home.all("disconnect-all");
     assert!(ran.code == Some(2) && ran.stderr.contains("connections.conf, line 2: "), "{ran:?}");
-    assert_eq!(place.run(&["detach", text(&at)]).code, Some(0));
-    fs::remove_file(place.path("connections.conf")).expect("removed");
-    let ran = place.all("connect-all");
+    assert_eq!(home.run(&["detach", text(&at)]).code, Some(0));
+    fs::remove_file(home.path("connections.conf")).expect("removed");
+    let ran = home.all("connect-all");
     assert!(ran.code == Some(2) && ran.stderr.contains("does not exist"), "{ran:?}");
 }
 
 #[test]
 fn mount_finds_the_helper_and_gets_its_own_exit_codes() {
-    let Some(place) = Place::new() else { return };
-    let helper = place.path("mount.longhaul");
+    let Some(home) = Home::new() else { return };
+    let helper = home.path("mount.longhaul");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_longhaul"), &helper).expect("linked");
     let call = |args: &[&str]| {
         let mut command = Command::new(&helper);
-        command.args(args).env("XDG_CONFIG_HOME", "/nonexistent").env("XDG_RUNTIME_DIR", place.0.path());
-        command.env("XDG_STATE_HOME", place.path("state")).stdin(Stdio::null());
+        command.args(args).env("XDG_CONFIG_HOME", "/nonexistent").env("XDG_RUNTIME_DIR", home.0.path());
+        command.env("XDG_STATE_HOME", home.path("state")).stdin(Stdio::null());
         finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started"))
     };
     assert_eq!(call(&["only-a-device"]).code, Some(1));
     assert_eq!(call(&["/nonexistent/disk", "/nonexistent/dir", "-f"]).code, Some(0), "nothing is done");
-    let (device, dir) = (format!("file:{},size=64MiB", place.path("image").display()), place.path("dir"));
+    let (device, dir) = (format!("file:{},size=64MiB", home.path("image").display()), home.path("dir"));
     fs::create_dir(&dir).expect("made");
-    let failed = call(&[&format!("file:{}", place.path("none").display()), text(&dir)]);
+    let failed = call(&[&format!("file:{}", home.path("none").display()), text(&dir)]);
     assert!(failed.code == Some(32) && !failed.stderr.is_empty(), "{failed:?}");
-    if place.run(&["mkfs", "--fs", "ext4", &device]).code != Some(0)
+    if home.run(&["mkfs", "--fs", "ext4", &device]).code != Some(0)
         || !Path::new("/dev/loop-control").exists()
     {
         longhaul_skip::skip!("needs mkfs.ext4 and a loop device");

@@ -18,11 +18,11 @@ const KINDS: [(&str, u64, &[u8]); 4] = [
     ("md array", SIZE - 8192, b"\xfc\x4e\x2b\xa9"),
 ];
 
-struct Bed(TempDir);
+struct Testbed(TempDir);
 
-impl Bed {
-    fn new() -> Bed {
-        Bed(tempfile::tempdir().expect("a directory"))
+impl Testbed {
+    fn new() -> Testbed {
+        Testbed(tempfile::tempdir().expect("a directory"))
     }
 
     fn disk(&self, name: &str, content: Option<(u64, &[u8])>) -> PathBuf {
@@ -51,14 +51,14 @@ fn refused(ran: &common::Ran, disk: &Path, kind: &str) {
 
 #[test]
 fn an_array_takes_no_device_with_content_without_force() {
-    let bed = Bed::new();
-    let (a, b) = (bed.disk("a", None), bed.disk("b", None));
+    let testbed = Testbed::new();
+    let (a, b) = (testbed.disk("a", None), testbed.disk("b", None));
     let create = |name: &str, disk: &Path, force: &[&str]| {
         let args = ["create", name, "--layout", "mirror", "--device", text(&a), "--device", text(disk)];
-        bed.array(&[&args[..], force].concat())
+        testbed.array(&[&args[..], force].concat())
     };
     for (kind, at, bytes) in KINDS {
-        let disk = bed.disk("used", Some((at, bytes)));
+        let disk = testbed.disk("used", Some((at, bytes)));
         let before = fs::read(&disk).expect("read");
         refused(&create("x", &disk, &[]), &disk, kind);
         assert!(fs::read(&disk).expect("read") == before, "{kind}: nothing was written");
@@ -66,47 +66,47 @@ fn an_array_takes_no_device_with_content_without_force() {
     assert_eq!(create("x", &b, &[]).code, Some(0));
 
     // The same for those that join it later.
-    let disk = bed.disk("used", Some((0, b"XFSB")));
-    refused(&bed.array(&["add-spare", "x", "--device", text(&disk)]), &disk, "XFS");
-    refused(&bed.array(&["replace", "x", "--member", "1", "--device", text(&disk)]), &disk, "XFS");
+    let disk = testbed.disk("used", Some((0, b"XFSB")));
+    refused(&testbed.array(&["add-spare", "x", "--device", text(&disk)]), &disk, "XFS");
+    refused(&testbed.array(&["replace", "x", "--member", "1", "--device", text(&disk)]), &disk, "XFS");
     assert!(fs::read(&disk).expect("read").starts_with(b"XFSB"), "nothing was written");
-    let forced = bed.array(&["add-spare", "x", "--device", text(&disk), "--force"]);
+    let forced = testbed.array(&["add-spare", "x", "--device", text(&disk), "--force"]);
     assert_eq!(forced.code, Some(0), "{}", forced.stderr);
 }
 
 #[test]
 fn a_load_that_writes_takes_no_device_with_a_signature_without_force() {
-    let bed = Bed::new();
+    let testbed = Testbed::new();
     let bench = |disk: &Path, rw: &str, force: &[&str]| {
         let args = ["bench", text(disk), "--rw", rw, "--bs", "64k", "--size", "1m"];
         longhaul(&[&args[..], force].concat())
     };
     for (kind, at, bytes) in KINDS {
-        let disk = bed.disk("used", Some((at, bytes)));
+        let disk = testbed.disk("used", Some((at, bytes)));
         let before = fs::read(&disk).expect("read");
         refused(&bench(&disk, "randwrite", &[]), &disk, kind);
         assert!(fs::read(&disk).expect("read") == before, "{kind}: nothing was written");
         assert_eq!(bench(&disk, "read", &[]).code, Some(0), "{kind}: reading harms nothing");
     }
-    let disk = bed.disk("used", Some((0, b"XFSB")));
+    let disk = testbed.disk("used", Some((0, b"XFSB")));
     assert_eq!(bench(&disk, "write", &["--force"]).code, Some(0));
     // What a load leaves behind stops no other.
     assert_eq!(bench(&disk, "randrw", &[]).code, Some(0));
-    let member = bed.array(&[
+    let member = testbed.array(&[
         "create",
         "x",
         "--layout",
         "mirror",
         "--device",
-        text(&bed.disk("a", None)),
+        text(&testbed.disk("a", None)),
         "--device",
-        text(&bed.disk("b", None)),
+        text(&testbed.disk("b", None)),
     ]);
     assert_eq!(member.code, Some(0), "{}", member.stderr);
-    let disk = bed.0.path().join("a");
+    let disk = testbed.0.path().join("a");
     refused(&bench(&disk, "write", &[]), &disk, "Longhaul array");
     // Nor is a member attached by itself, where anything is.
-    let at = bed.0.path().join("at");
+    let at = testbed.0.path().join("at");
     let attached = longhaul(&["attach", text(&disk), "--at", text(&at), "--foreground", "--via", "fuse"]);
     refused(&attached, &disk, "member of an array");
 }

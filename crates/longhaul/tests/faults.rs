@@ -220,17 +220,17 @@ fn program() -> Command {
 }
 
 /// Where files are read and written.
-struct Place {
+struct Directories {
     dir: TempDir,
 }
 
-impl Place {
-    fn new() -> Place {
-        let place = Place { dir: tempfile::tempdir().expect("directory") };
+impl Directories {
+    fn new() -> Directories {
+        let dirs = Directories { dir: tempfile::tempdir().expect("directory") };
         for name in ["source", "destination", "slow-source", "slow-destination"] {
-            fs::create_dir(place.at(name)).expect("made");
+            fs::create_dir(dirs.at(name)).expect("made");
         }
-        place
+        dirs
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -267,9 +267,9 @@ fn value<'a>(options: &[&'a str], name: &str) -> &'a str {
 /// Copies from one slow file system to another. `repaired` are their delays without the
 /// fault, for a remedy that is not an option of the copy.
 fn storage(slow: [Slow; 2], repaired: [Slow; 2], more: &[&str]) -> Result<Outcome, String> {
-    let (place, options) = (Place::new(), options(more));
-    let mounted = place.mount(slow)?;
-    let (from, to) = (place.at("slow-source"), place.at("slow-destination"));
+    let (dirs, options) = (Directories::new(), options(more));
+    let mounted = dirs.mount(slow)?;
+    let (from, to) = (dirs.at("slow-source"), dirs.at("slow-destination"));
     let args = [&["diagnose", text(&from), text(&to)][..], &options].concat();
     let summary = summary(&run(program(), &args, DIAGNOSE));
     drop(mounted);
@@ -277,9 +277,9 @@ fn storage(slow: [Slow; 2], repaired: [Slow; 2], more: &[&str]) -> Result<Outcom
         return Ok(Outcome { summary, speedup: None });
     }
     // The same copy, with the fault and without it.
-    let from = from.join(place.make(&options));
+    let from = from.join(dirs.make(&options));
     let time = |slow, name: &str| {
-        let mounted = place.mount(slow)?;
+        let mounted = dirs.mount(slow)?;
         let seconds = seconds(program, &options, text(&from), text(&to.join(name)), &[]);
         drop(mounted);
         Ok::<_, String>(seconds)
@@ -352,8 +352,8 @@ fn link(
         sysctl(namespace, "tcp_no_metrics_save", "1");
     }
     spoil(&wan);
-    let place = Place::new();
-    let (from, to) = (place.at("source"), place.at("destination"));
+    let dirs = Directories::new();
+    let (from, to) = (dirs.at("source"), dirs.at("destination"));
     let listen = format!("{}:7400", wan.server_address(1));
     let there = wan.server(1).command(env!("CARGO_BIN_EXE_longhaul"));
     let (_agent, uri) = agent(there, &["--listen", &listen, "--root", text(&to), "--insecure"]);
@@ -362,7 +362,7 @@ fn link(
     let args = [&["diagnose", text(&from), &uri][..], &options].concat();
     let summary = summary(&run(here(), &args, DIAGNOSE));
     let Some(repair) = repair else { return Ok(Outcome { summary, speedup: None }) };
-    let from = from.join(place.make(&options));
+    let from = from.join(dirs.make(&options));
     let copy = |name: &str| seconds(here, &options, text(&from), &format!("{uri}{name}"), &[]);
     let before = copy("before");
     repair(&wan);
@@ -436,11 +436,11 @@ fn hog() -> Result<Outcome, String> {
     let processors = processors();
     let list = processors.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     let hogs = hogs(4 * processors.len(), &list)?;
-    let (place, options) = (Place::new(), options(&["--bytes", "256MiB"]));
-    let (from, to) = (place.at("source"), place.at("destination"));
+    let (dirs, options) = (Directories::new(), options(&["--bytes", "256MiB"]));
+    let (from, to) = (dirs.at("source"), dirs.at("destination"));
     let args = [&["diagnose", text(&from), text(&to)][..], &options].concat();
     let summary = summary(&run(program(), &args, DIAGNOSE));
-    let from = from.join(place.make(&options));
+    let from = from.join(dirs.make(&options));
     let copy = |name: &str| seconds(program, &options, text(&from), text(&to.join(name)), &[]);
     let before = copy("before");
     drop(hogs);
@@ -459,13 +459,13 @@ fn hog_at_destination() -> Result<Outcome, String> {
         command.args(["-c", processor, env!("CARGO_BIN_EXE_longhaul")]);
         command
     };
-    let (place, options) = (Place::new(), options(&["--bytes", "256MiB"]));
-    let (from, to) = (place.at("source"), place.at("destination"));
+    let (dirs, options) = (Directories::new(), options(&["--bytes", "256MiB"]));
+    let (from, to) = (dirs.at("source"), dirs.at("destination"));
     let (_agent, uri) = agent(on(&far), &["--listen", "127.0.0.1:0", "--root", text(&to), "--insecure"]);
     let hogs = hogs(4, &far)?;
     let args = [&["diagnose", text(&from), &uri][..], &options].concat();
     let summary = summary(&run(on(&near), &args, DIAGNOSE));
-    let from = from.join(place.make(&options));
+    let from = from.join(dirs.make(&options));
     let copy = |name: &str| seconds(|| on(&near), &options, text(&from), &format!("{uri}{name}"), &[]);
     let before = copy("before");
     drop(hogs);
@@ -474,8 +474,8 @@ fn hog_at_destination() -> Result<Outcome, String> {
 
 /// Copies to an agent on this machine, over loopback.
 fn local_agent(key: Option<&Path>, more: &[&str]) -> Result<Outcome, String> {
-    let (place, options) = (Place::new(), options(more));
-    let (from, to) = (place.at("source"), place.at("destination"));
+    let (dirs, options) = (Directories::new(), options(more));
+    let (from, to) = (dirs.at("source"), dirs.at("destination"));
     let start = |secret: &[&str]| {
         agent(program(), &[&["--listen", "127.0.0.1:0", "--root", text(&to)][..], secret].concat())
     };
@@ -485,7 +485,7 @@ fn local_agent(key: Option<&Path>, more: &[&str]) -> Result<Outcome, String> {
     let summary = summary(&run(program(), &args, DIAGNOSE));
     let Some(key) = key else { return Ok(Outcome { summary, speedup: None }) };
     let (_open, open) = start(&["--insecure"]);
-    let from = from.join(place.make(&options));
+    let from = from.join(dirs.make(&options));
     let copy = |to: &str, more: &[&str]| seconds(program, &options, text(&from), to, more);
     let before = copy(&format!("{uri}before"), &["--key-file", text(key)]);
     Ok(Outcome { summary, speedup: times(before, copy(&format!("{open}after"), &[])) })
@@ -629,8 +629,8 @@ fn kept(mut child: Child, path: &Path) -> Value {
 
 #[test]
 fn what_was_measured_is_kept_whatever_comes() {
-    let place = Place::new();
-    let (from, to, result) = (place.at("source"), place.at("destination"), place.at("result.json"));
+    let dirs = Directories::new();
+    let (from, to, result) = (dirs.at("source"), dirs.at("destination"), dirs.at("result.json"));
     let small = ["--json", "--runs", "1", "--bytes", "1MiB", "--files", "16", "--output", text(&result)];
     // A signal ends it.
     let mut child =
@@ -672,10 +672,10 @@ fn slow_opens_are_named_and_hidden_by_more_readers() {
 
 #[test]
 fn an_agent_reports_the_use_of_its_machine() {
-    let place = Place::new();
+    let dirs = Directories::new();
     let (_agent, uri) =
-        agent(command(&[]), &["--listen", "127.0.0.1:0", "--root", text(&place.at("source")), "--insecure"]);
-    let into = place.at("report");
+        agent(command(&[]), &["--listen", "127.0.0.1:0", "--root", text(&dirs.at("source")), "--insecure"]);
+    let into = dirs.at("report");
     let ran = common::longhaul(&["cp", "-r", &format!("{uri}machine:"), text(&into)]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let report = fs::read_to_string(into.join("machine")).expect("readable");

@@ -7,9 +7,9 @@ use longhaul_block::Blocking;
 use std::path::PathBuf;
 use tempfile::TempDir;
 
-struct Bed(TempDir);
+struct Testbed(TempDir);
 
-impl Bed {
+impl Testbed {
     fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
@@ -28,17 +28,17 @@ impl Bed {
 /// flush behind it.
 #[test]
 fn a_flush_of_an_exported_stripe_fails_once_after_a_member_lost_its_cache() {
-    let bed = Bed(tempfile::tempdir().expect("a directory"));
-    let export = |name: &str| format!("{name}=file:{},size=32MiB", text(&bed.path(name)));
-    let far = ["a", "b"].map(|name| bed.target(&export(name), "127.0.0.1:0"));
+    let testbed = Testbed(tempfile::tempdir().expect("a directory"));
+    let export = |name: &str| format!("{name}=file:{},size=32MiB", text(&testbed.path(name)));
+    let far = ["a", "b"].map(|name| testbed.target(&export(name), "127.0.0.1:0"));
     let uris = [far[0].uri(0), far[1].uri(0)];
     let mut create =
         command(&["array", "create", "x", "--layout", "stripe", "--device", &uris[0], "--device", &uris[1]]);
-    create.env("XDG_STATE_HOME", bed.path("state")).env("XDG_RUNTIME_DIR", bed.0.path());
+    create.env("XDG_STATE_HOME", testbed.path("state")).env("XDG_RUNTIME_DIR", testbed.0.path());
     let made = finish(create.spawn().expect("started"));
     assert_eq!(made.code, Some(0), "{}", made.stderr);
 
-    let gateway = bed.target("v=array:x", "127.0.0.1:0");
+    let gateway = testbed.target("v=array:x", "127.0.0.1:0");
     let hosts = [(); 2].map(|()| {
         let device = longhaul_initiator::open(&gateway.uri(0)).expect("connected");
         Blocking::open(device).expect("opened")
@@ -53,7 +53,7 @@ fn a_flush_of_an_exported_stripe_fails_once_after_a_member_lost_its_cache() {
     let addr = killed.addr();
     kill_and_wait(&killed.child.id().to_string());
     drop(killed);
-    let back = bed.target(&export("a"), &addr);
+    let back = testbed.target(&export("a"), &addr);
     one.flush().expect_err("a member may have lost what was acknowledged");
     one.flush().expect("the lost cache was reported once");
     one.write_at(&vec![3; 4 << 20], 0).expect("written anew");
@@ -68,10 +68,10 @@ fn a_flush_of_an_exported_stripe_fails_once_after_a_member_lost_its_cache() {
 /// there is an error of the next flush here.
 #[test]
 fn a_remote_namespace_is_passed_on() {
-    let bed = Bed(tempfile::tempdir().expect("a directory"));
-    let export = format!("far=file:{},size=16MiB", text(&bed.path("far")));
-    let far = bed.target(&export, "127.0.0.1:0");
-    let gateway = bed.target(&format!("near={}", far.uri(0)), "127.0.0.1:0");
+    let testbed = Testbed(tempfile::tempdir().expect("a directory"));
+    let export = format!("far=file:{},size=16MiB", text(&testbed.path("far")));
+    let far = testbed.target(&export, "127.0.0.1:0");
+    let gateway = testbed.target(&format!("near={}", far.uri(0)), "127.0.0.1:0");
     assert_eq!(gateway.ready["exports"][0]["uuid"], far.ready["exports"][0]["uuid"]);
     let open = |target: &Target| {
         Blocking::open(longhaul_initiator::open(&target.uri(0)).expect("connected")).expect("opened")
@@ -90,7 +90,7 @@ fn a_remote_namespace_is_passed_on() {
     let addr = far.addr();
     kill_and_wait(&far.child.id().to_string());
     drop((far, direct));
-    let back = bed.target(&export, &addr);
+    let back = testbed.target(&export, &addr);
     near.flush().expect_err("the far target may have lost what was acknowledged");
     near.flush().expect("the lost cache was reported once");
     drop(near);

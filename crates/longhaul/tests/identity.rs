@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-struct Bed(TempDir);
+struct Testbed(TempDir);
 
-impl Bed {
-    fn new() -> Bed {
-        Bed(tempfile::tempdir().expect("a directory"))
+impl Testbed {
+    fn new() -> Testbed {
+        Testbed(tempfile::tempdir().expect("a directory"))
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -57,10 +57,10 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn the_identity_is_that_of_the_medium_and_not_made_of_the_exports_text() {
-    let bed = Bed::new();
-    let path = bed.path("disk");
+    let testbed = Testbed::new();
+    let path = testbed.path("disk");
     let path = text(&path);
-    let first = bed.serve(&format!("x=file:{path},size=16MiB"));
+    let first = testbed.serve(&format!("x=file:{path},size=16MiB"));
     for text in [
         format!("file:{path}"),
         format!("file:{path},buffered"),
@@ -68,26 +68,26 @@ fn the_identity_is_that_of_the_medium_and_not_made_of_the_exports_text() {
         format!("file:{path},size=32MiB"),
         format!("file:{path},block=512"),
     ] {
-        assert_eq!(bed.serve(&format!("x={text}")), first, "{text}");
+        assert_eq!(testbed.serve(&format!("x={text}")), first, "{text}");
     }
     // Another name is another subsystem with the same medium.
-    let other = bed.serve(&format!("y=file:{path}"));
+    let other = testbed.serve(&format!("y=file:{path}"));
     assert!(other.0 == first.0 && other.1 != first.1, "{other:?}");
 }
 
 #[test]
 fn an_empty_or_missing_file_in_the_place_of_one_with_content_is_refused_without_create() {
-    let bed = Bed::new();
-    let (srv, away, path) = (bed.path("srv"), bed.path("away"), bed.path("srv/disk"));
+    let testbed = Testbed::new();
+    let (srv, away, path) = (testbed.path("srv"), testbed.path("away"), testbed.path("srv/disk"));
     fs::create_dir(&srv).expect("made");
     let export = format!("x=file:{},size=16MiB", text(&path));
-    let (uuid, _) = bed.serve(&export);
+    let (uuid, _) = testbed.serve(&export);
 
     // As when a file system is not mounted.
     fs::rename(&srv, &away).expect("moved");
     fs::create_dir(&srv).expect("made");
     let refused = |what: &str| {
-        let ran = finish(bed.target("state", &[&export]).spawn().expect("started"));
+        let ran = finish(testbed.target("state", &[&export]).spawn().expect("started"));
         assert_eq!(ran.code, Some(6), "{what}: {}", ran.stderr);
         for part in [uuid.as_str(), text(&path), "16 MiB", "ago", "create"] {
             assert!(ran.stderr.contains(part), "{what}: '{part}' is not in {}", ran.stderr);
@@ -101,55 +101,55 @@ fn an_empty_or_missing_file_in_the_place_of_one_with_content_is_refused_without_
     refused("another disk");
 
     // On demand it is served, as another disk.
-    let (created, _) = bed.serve(&format!("{export},create"));
+    let (created, _) = testbed.serve(&format!("{export},create"));
     assert_ne!(created, uuid);
-    assert_eq!(bed.serve(&export).0, created);
+    assert_eq!(testbed.serve(&export).0, created);
 
     // The first one is known, and may come back.
     fs::remove_dir_all(&srv).expect("removed");
     fs::rename(&away, &srv).expect("moved back");
-    assert_eq!(bed.serve(&export).0, uuid);
+    assert_eq!(testbed.serve(&export).0, uuid);
 }
 
 #[test]
 fn a_restored_file_keeps_its_identity_where_it_is_given() {
-    let bed = Bed::new();
-    let (path, copied) = (bed.path("disk"), bed.path("copy"));
+    let testbed = Testbed::new();
+    let (path, copied) = (testbed.path("disk"), testbed.path("copy"));
     let export = format!("x=file:{}", text(&path));
-    let (uuid, _) = bed.serve(&format!("{export},size=16MiB"));
+    let (uuid, _) = testbed.serve(&format!("{export},size=16MiB"));
     copy(&path, &copied);
     fs::rename(&copied, &path).expect("replaced");
-    let ran = finish(bed.target("state", &[&export]).spawn().expect("started"));
+    let ran = finish(testbed.target("state", &[&export]).spawn().expect("started"));
     assert_eq!(ran.code, Some(6), "{}", ran.stderr);
     assert!(ran.stderr.contains(&format!("uuid={uuid}")), "{}", ran.stderr);
-    assert_eq!(bed.serve(&format!("{export},uuid={uuid}")).0, uuid);
-    assert_eq!(bed.serve(&export).0, uuid, "it was kept");
+    assert_eq!(testbed.serve(&format!("{export},uuid={uuid}")).0, uuid);
+    assert_eq!(testbed.serve(&export).0, uuid, "it was kept");
 }
 
 #[test]
 fn a_file_that_was_never_written_to_may_be_made_anew() {
-    let bed = Bed::new();
-    let path = bed.path("disk");
+    let testbed = Testbed::new();
+    let path = testbed.path("disk");
     let export = format!("x=file:{},size=16MiB", text(&path));
-    bed.start(&[&export]).stop();
+    testbed.start(&[&export]).stop();
     fs::remove_file(&path).expect("removed");
-    bed.start(&[&export]).stop();
+    testbed.start(&[&export]).stop();
     // Whether the target was ended by force is not known to have left it so.
-    drop(bed.start(&[&export]));
+    drop(testbed.start(&[&export]));
     fs::remove_file(&path).expect("removed");
-    let ran = finish(bed.target("state", &[&export]).spawn().expect("started"));
+    let ran = finish(testbed.target("state", &[&export]).spawn().expect("started"));
     assert_eq!(ran.code, Some(6), "{}", ran.stderr);
 }
 
 #[test]
 fn different_media_never_have_one_identity() {
-    let bed = Bed::new();
+    let testbed = Testbed::new();
     for name in ["one", "two", "three"] {
-        fs::create_dir(bed.path(name)).expect("made");
+        fs::create_dir(testbed.path(name)).expect("made");
     }
     let at = |state: &str, directory: &str| {
-        let mut target = bed.target(state, &["x=file:disk,size=16MiB"]);
-        target.current_dir(bed.path(directory));
+        let mut target = testbed.target(state, &["x=file:disk,size=16MiB"]);
+        target.current_dir(testbed.path(directory));
         Target::spawn(target)
     };
     // Two installations, and two directories of one, at the same time and in the same words.
@@ -162,8 +162,8 @@ fn different_media_never_have_one_identity() {
     }
 
     // A copy with all its attributes, beside the original.
-    copy(&bed.path("one/disk"), &bed.path("copy"));
-    let target = bed.start(&["x=file:one/disk", "y=file:copy"]);
+    copy(&testbed.path("one/disk"), &testbed.path("copy"));
+    let target = testbed.start(&["x=file:one/disk", "y=file:copy"]);
     assert_eq!(of(&target, 0, "uuid"), uuids[0]);
     assert_ne!(of(&target, 1, "uuid"), uuids[0]);
     target.stop();
@@ -171,7 +171,7 @@ fn different_media_never_have_one_identity() {
     // By mistake.
     let same = format!("uuid={}", uuids[0]);
     let exports = [format!("x=file:one/disk,{same}"), format!("y=mem:16MiB,{same}")];
-    let ran = finish(bed.target("state", &[&exports[0], &exports[1]]).spawn().expect("started"));
+    let ran = finish(testbed.target("state", &[&exports[0], &exports[1]]).spawn().expect("started"));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     assert!(ran.stderr.contains("x and y"), "{}", ran.stderr);
 }

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::rig::{FILE_SYSTEMS, Rig, is_mounted};
+use common::testbed::{FILE_SYSTEMS, Testbed, is_mounted};
 use common::{has_ended, kill_and_wait, text, until};
 use longhaul_wan::Change;
 use std::fs::{self, File};
@@ -29,14 +29,14 @@ fn write(dir: &Path, name: &str) -> std::io::Result<()> {
 }
 
 /// Checks the file system on the device, as it is, and then its files.
-fn check(rig: &Rig, fs: &str, files: &[String]) {
-    rig.check(fs);
-    rig.mount();
+fn check(testbed: &Testbed, fs: &str, files: &[String]) {
+    testbed.check(fs);
+    testbed.mount();
     for name in files {
-        let found = fs::read(rig.at().join(name)).expect(name);
+        let found = fs::read(testbed.at().join(name)).expect(name);
         assert!(found == content(name), "{fs}: {name} is not what it was");
     }
-    rig.umount();
+    testbed.umount();
 }
 
 fn names(count: usize) -> Vec<String> {
@@ -52,8 +52,8 @@ fn writer(dir: PathBuf, count: usize) -> std::thread::JoinHandle<Vec<String>> {
 
 #[test]
 fn a_thousand_writers_have_their_turn_on_a_loop_device() {
-    let Some(rig) = Rig::new("xfs") else { return };
-    let ready = rig.mounted();
+    let Some(testbed) = Testbed::new("xfs") else { return };
+    let ready = testbed.mounted();
     let Some(device) = ready["loop"].as_str().map(PathBuf::from) else {
         longhaul_skip::skip!("mounted through {}, which is no loop device", ready["via"]);
         return;
@@ -68,293 +68,293 @@ fn a_thousand_writers_have_their_turn_on_a_loop_device() {
     }
     assert!(scheduler().contains("[mq-deadline]"), "{}", scheduler());
     assert_eq!(waiting().trim(), "1024");
-    rig.umount();
+    testbed.umount();
 }
 
 #[test]
 fn unmounted_it_is_whole() {
     for fs in FILE_SYSTEMS {
-        let Some(rig) = Rig::new(fs) else { return };
-        rig.mount();
+        let Some(testbed) = Testbed::new(fs) else { return };
+        testbed.mount();
         let files = names(12);
         for name in &files {
             // Without fsync: that is what unmounting is for.
-            fs::write(rig.at().join(name), content(name)).expect("written");
+            fs::write(testbed.at().join(name), content(name)).expect("written");
         }
-        let busy = File::open(rig.at().join(&files[0])).expect("opened");
-        let ran = rig.run(&["umount", text(&rig.at())]);
+        let busy = File::open(testbed.at().join(&files[0])).expect("opened");
+        let ran = testbed.run(&["umount", text(&testbed.at())]);
         assert_eq!(ran.code, Some(6), "{}", ran.stderr);
         assert!(ran.stderr.contains("in use"), "{}", ran.stderr);
         drop(busy);
-        rig.umount();
-        check(&rig, fs, &files);
+        testbed.umount();
+        check(&testbed, fs, &files);
         // Unmounted by others it ends as well.
-        rig.mount();
-        assert!(Command::new("umount").arg(rig.at()).status().expect("umount").success());
-        rig.is_gone();
+        testbed.mount();
+        assert!(Command::new("umount").arg(testbed.at()).status().expect("umount").success());
+        testbed.is_gone();
     }
 }
 
 #[test]
 fn sigterm_unmounts_it_and_waits_for_its_users() {
     for fs in FILE_SYSTEMS {
-        let Some(rig) = Rig::new(fs) else { return };
-        let pid = rig.mount();
+        let Some(testbed) = Testbed::new(fs) else { return };
+        let pid = testbed.mount();
         let files = names(4);
         for name in &files {
-            fs::write(rig.at().join(name), content(name)).expect("written");
+            fs::write(testbed.at().join(name), content(name)).expect("written");
         }
-        let mut busy = File::options().append(true).open(rig.at().join(&files[0])).expect("opened");
+        let mut busy = File::options().append(true).open(testbed.at().join(&files[0])).expect("opened");
         assert!(Command::new("kill").args(["-TERM", &pid]).status().expect("kill").success());
-        until("it is out of sight", || !is_mounted(&rig.at()));
+        until("it is out of sight", || !is_mounted(&testbed.at()));
         busy.write_all(b"more").expect("its user keeps it");
         busy.set_len(content(&files[0]).len() as u64).expect("its user keeps it");
         busy.sync_all().expect("durable");
         drop(busy);
-        rig.is_gone();
-        check(&rig, fs, &files);
+        testbed.is_gone();
+        check(&testbed, fs, &files);
     }
 }
 
 #[test]
 fn unmounted_lazily_by_others_its_users_keep_it() {
     for fs in FILE_SYSTEMS {
-        let Some(rig) = Rig::new(fs) else { return };
-        rig.mount();
+        let Some(testbed) = Testbed::new(fs) else { return };
+        testbed.mount();
         let name = names(1).remove(0);
-        let mut file = File::create(rig.at().join(&name)).expect("made");
-        assert!(Command::new("umount").arg("-l").arg(rig.at()).status().expect("umount").success());
-        let ran = rig.run(&["umount", text(&rig.at())]);
+        let mut file = File::create(testbed.at().join(&name)).expect("made");
+        assert!(Command::new("umount").arg("-l").arg(testbed.at()).status().expect("umount").success());
+        let ran = testbed.run(&["umount", text(&testbed.at())]);
         assert_eq!(ran.code, Some(6), "{fs}: {}", ran.stderr);
         assert!(ran.stderr.contains("in use"), "{}", ran.stderr);
         file.write_all(&content(&name)).expect("its user keeps it");
         file.sync_all().expect("durable");
         drop(file);
-        rig.is_gone();
-        check(&rig, fs, &[name]);
+        testbed.is_gone();
+        check(&testbed, fs, &[name]);
     }
 }
 
 #[test]
 fn what_is_written_to_be_durable_outlives_its_process() {
-    let Some(rig) = Rig::new("ext4") else { return };
-    let at = rig.dir.path().join("raw");
+    let Some(testbed) = Testbed::new("ext4") else { return };
+    let at = testbed.dir.path().join("raw");
     for flag in [rustix::fs::OFlags::DSYNC, rustix::fs::OFlags::SYNC] {
-        let ran = rig.good(&["attach", &rig.uri(), "--at", text(&at), "--json"]);
+        let ran = testbed.good(&["attach", &testbed.uri(), "--at", text(&at), "--json"]);
         let pid = ran.events().remove(0)["pid"].to_string();
         let file = File::options().write(true).custom_flags(flag.bits() as i32).open(&at).expect("opened");
         let content: Vec<u8> = (0..4 << 20).map(|i: u32| (i / 512 * 31 + i + flag.bits()) as u8).collect();
         file.write_all_at(&content, 32 << 20).expect("written");
-        rig.wan.set(1, &Change::cut()).expect("cut");
+        testbed.wan.set(1, &Change::cut()).expect("cut");
         kill_and_wait(&pid);
-        rig.wan.set(1, &Change::restore()).expect("back");
-        let kept = fs::read(rig.dir.path().join("disk")).expect("read");
+        testbed.wan.set(1, &Change::restore()).expect("back");
+        let kept = fs::read(testbed.dir.path().join("disk")).expect("read");
         assert!(kept[32 << 20..][..content.len()] == content, "{flag:?}");
         drop(file);
-        rig.good(&["detach", text(&at)]);
+        testbed.good(&["detach", text(&at)]);
     }
 }
 
 #[test]
 fn what_is_mounted_elsewhere_as_well_ends_with_that() {
-    let Some(rig) = Rig::new("ext4") else { return };
-    let pid = rig.mount();
-    let other = rig.dir.path().join("other");
+    let Some(testbed) = Testbed::new("ext4") else { return };
+    let pid = testbed.mount();
+    let other = testbed.dir.path().join("other");
     fs::create_dir(&other).expect("made");
-    let bind = Command::new("mount").arg("--bind").args([&rig.at(), &other]).status();
+    let bind = Command::new("mount").arg("--bind").args([&testbed.at(), &other]).status();
     assert!(bind.expect("mount").success());
     let files = names(3);
     write(&other, &files[0]).expect("written");
     for name in &files[1..] {
         // The first one takes it out of sight.
-        let ran = rig.run(&["umount", text(&rig.at())]);
+        let ran = testbed.run(&["umount", text(&testbed.at())]);
         assert_eq!(ran.code, Some(6), "{}", ran.stderr);
-        assert!(ran.stderr.contains("elsewhere") && !is_mounted(&rig.at()), "{}", ran.stderr);
+        assert!(ran.stderr.contains("elsewhere") && !is_mounted(&testbed.at()), "{}", ran.stderr);
         write(&other, name).expect("its users keep it");
     }
     assert!(Command::new("kill").args(["-TERM", &pid]).status().expect("kill").success());
-    let ran = rig.run(&["umount", text(&rig.at())]);
+    let ran = testbed.run(&["umount", text(&testbed.at())]);
     assert_eq!(ran.code, Some(6), "it does not end by a signal: {}", ran.stderr);
     write(&other, &files[0]).expect("its users keep it");
     assert!(Command::new("umount").arg(&other).status().expect("umount").success());
-    rig.is_gone();
-    check(&rig, "ext4", &files);
+    testbed.is_gone();
+    check(&testbed, "ext4", &files);
 }
 
 #[test]
 fn a_third_signal_ends_it_though_the_link_is_cut() {
     for fs in FILE_SYSTEMS {
-        let Some(rig) = Rig::new(fs) else { return };
-        let pid = rig.mount();
+        let Some(testbed) = Testbed::new(fs) else { return };
+        let pid = testbed.mount();
         let files = names(2);
         for name in &files {
-            write(&rig.at(), name).expect("written");
+            write(&testbed.at(), name).expect("written");
         }
-        fs::write(rig.at().join("lost"), content("lost")).expect("in the page cache");
-        rig.wan.set(1, &Change::cut()).expect("cut");
+        fs::write(testbed.at().join("lost"), content("lost")).expect("in the page cache");
+        testbed.wan.set(1, &Change::cut()).expect("cut");
         until("its end", || {
             let _ = Command::new("kill").args(["-TERM", &pid]).output();
             has_ended(&pid)
         });
-        rig.wan.set(1, &Change::restore()).expect("back");
-        until("it is unmounted", || rig.run(&["umount", text(&rig.at())]).code == Some(0));
-        rig.is_gone();
-        rig.replay();
-        check(&rig, fs, &files);
+        testbed.wan.set(1, &Change::restore()).expect("back");
+        until("it is unmounted", || testbed.run(&["umount", text(&testbed.at())]).code == Some(0));
+        testbed.is_gone();
+        testbed.replay();
+        check(&testbed, fs, &files);
     }
 }
 
 #[test]
 fn a_device_that_shrinks_under_a_file_system_is_reported() {
     for fs in FILE_SYSTEMS {
-        let Some(rig) = Rig::new(fs) else { return };
-        rig.mount();
+        let Some(testbed) = Testbed::new(fs) else { return };
+        testbed.mount();
         let name = names(1).remove(0);
-        write(&rig.at(), &name).expect("written");
+        write(&testbed.at(), &name).expect("written");
         // Only its end goes, where there is nothing yet.
-        rig.shrink(508 << 20);
-        let logs = || fs::read_dir(rig.dir.path().join("longhaul")).expect("there").flatten();
+        testbed.shrink(508 << 20);
+        let logs = || fs::read_dir(testbed.dir.path().join("longhaul")).expect("there").flatten();
         let text_of = |entry: fs::DirEntry| fs::read_to_string(entry.path()).unwrap_or_default();
         until("the log has it", || logs().any(|entry| text_of(entry).contains("has shrunk")));
-        assert!(fs::read(rig.at().join(&name)).expect("read") == content(&name));
-        rig.umount();
-        let ran = rig.run(&["mount", &rig.uri(), text(&rig.at())]);
+        assert!(fs::read(testbed.at().join(&name)).expect("read") == content(&name));
+        testbed.umount();
+        let ran = testbed.run(&["mount", &testbed.uri(), text(&testbed.at())]);
         assert_eq!(ran.code, Some(1), "{}", ran.stderr);
         assert!(ran.stderr.contains("has become smaller"), "{}", ran.stderr);
-        rig.is_gone();
+        testbed.is_gone();
     }
 }
 
 #[test]
 fn a_killed_process_loses_nothing_that_was_durable() {
     for fs in FILE_SYSTEMS {
-        let Some(rig) = Rig::new(fs) else { return };
-        let pid = rig.mount();
-        let writing = writer(rig.at(), 1000);
-        until("some files are written", || rig.at().join("file-5").exists());
+        let Some(testbed) = Testbed::new(fs) else { return };
+        let pid = testbed.mount();
+        let writing = writer(testbed.at(), 1000);
+        until("some files are written", || testbed.at().join("file-5").exists());
         assert!(Command::new("kill").args(["-KILL", &pid]).status().expect("kill").success());
         let durable = writing.join().expect("no panic");
         assert!(durable.len() >= 4 && durable.len() < 1000, "{}", durable.len());
-        until("it is unmounted", || rig.run(&["umount", text(&rig.at())]).code == Some(0));
-        rig.is_gone();
-        rig.replay();
-        check(&rig, fs, &durable);
+        until("it is unmounted", || testbed.run(&["umount", text(&testbed.at())]).code == Some(0));
+        testbed.is_gone();
+        testbed.replay();
+        check(&testbed, fs, &durable);
     }
 }
 
 #[test]
 fn a_link_that_is_cut_and_returns_is_waited_for() {
     for fs in FILE_SYSTEMS {
-        let Some(rig) = Rig::new(fs) else { return };
-        rig.mount();
-        let writing = writer(rig.at(), 30);
-        until("some files are written", || rig.at().join("file-3").exists());
-        rig.wan.set(1, &Change::cut()).expect("cut");
+        let Some(testbed) = Testbed::new(fs) else { return };
+        testbed.mount();
+        let writing = writer(testbed.at(), 30);
+        until("some files are written", || testbed.at().join("file-3").exists());
+        testbed.wan.set(1, &Change::cut()).expect("cut");
         std::thread::sleep(Duration::from_secs(4));
-        rig.wan.set(1, &Change::restore()).expect("back");
+        testbed.wan.set(1, &Change::restore()).expect("back");
         let durable = writing.join().expect("no panic");
         assert_eq!(durable.len(), 30, "{fs}: I/O failed");
-        rig.umount();
-        check(&rig, fs, &durable);
+        testbed.umount();
+        check(&testbed, fs, &durable);
     }
 }
 
 #[test]
 fn a_target_that_restarts_is_waited_for() {
     for fs in FILE_SYSTEMS {
-        let Some(mut rig) = Rig::new(fs) else { return };
-        rig.mount();
-        let writing = writer(rig.at(), 30);
-        until("some files are written", || rig.at().join("file-3").exists());
-        rig.kill_target();
+        let Some(mut testbed) = Testbed::new(fs) else { return };
+        testbed.mount();
+        let writing = writer(testbed.at(), 30);
+        until("some files are written", || testbed.at().join("file-3").exists());
+        testbed.kill_target();
         std::thread::sleep(Duration::from_secs(1));
-        rig.serve();
+        testbed.serve();
         let durable = writing.join().expect("no panic");
         assert_eq!(durable.len(), 30, "{fs}: I/O failed");
-        rig.umount();
-        check(&rig, fs, &durable);
+        testbed.umount();
+        check(&testbed, fs, &durable);
     }
 }
 
 #[test]
 fn a_mount_whose_recovery_finds_no_room_is_refused() {
     for fs in FILE_SYSTEMS {
-        let Some(mut rig) = Rig::new(fs) else { return };
-        let pid = rig.mount();
+        let Some(mut testbed) = Testbed::new(fs) else { return };
+        let pid = testbed.mount();
         let files = names(6);
         for name in &files {
-            write(&rig.at(), name).expect("written");
+            write(&testbed.at(), name).expect("written");
         }
         // Its journal has what is durable, and is to be replayed.
         assert!(Command::new("kill").args(["-KILL", &pid]).status().expect("kill").success());
-        until("it is unmounted", || rig.run(&["umount", text(&rig.at())]).code == Some(0));
-        rig.is_gone();
-        rig.kill_target();
-        let disk = rig.dir.path().join("disk");
+        until("it is unmounted", || testbed.run(&["umount", text(&testbed.at())]).code == Some(0));
+        testbed.is_gone();
+        testbed.kill_target();
+        let disk = testbed.dir.path().join("disk");
         let full = format!("file:{},error=1:ops=write+zero:kind=nospace", disk.display());
-        let ran = rig.run(&["mount", &full, text(&rig.at()), "--via", "fuse"]);
+        let ran = testbed.run(&["mount", &full, text(&testbed.at()), "--via", "fuse"]);
         assert_eq!(ran.code, Some(1), "{fs}: {}{}", ran.stdout, ran.stderr);
         assert!(ran.stderr.contains("no space left"), "{fs}: the cause is named: {}", ran.stderr);
-        assert!(!is_mounted(&rig.at()), "{fs}: it is not left there");
-        rig.is_gone();
+        assert!(!is_mounted(&testbed.at()), "{fs}: it is not left there");
+        testbed.is_gone();
         // With room again nothing is lost.
-        rig.serve();
-        rig.replay();
-        check(&rig, fs, &files);
+        testbed.serve();
+        testbed.replay();
+        check(&testbed, fs, &files);
     }
 }
 
 #[test]
 fn what_cannot_be_mounted_is_named_and_nothing_is_left() {
-    let Some(rig) = Rig::new("ext4") else { return };
-    let (at, uri) = (rig.at(), rig.uri());
+    let Some(testbed) = Testbed::new("ext4") else { return };
+    let (at, uri) = (testbed.at(), testbed.uri());
     let wrong = |args: &[&str], code, words: &str| {
-        let ran = rig.run(args);
+        let ran = testbed.run(args);
         assert_eq!(ran.code, Some(code), "{args:?}: {}", ran.stderr);
         assert!(ran.stderr.contains(words), "{args:?}: {}", ran.stderr);
-        assert!(rig.attached().is_empty());
+        assert!(testbed.attached().is_empty());
     };
     wrong(&["mount", "mem:16MiB", text(&at)], 1, "longhaul mkfs");
     wrong(&["mount", &uri, "/nonexistent/dir"], 2, "/nonexistent");
-    wrong(&["mount", &uri, text(&rig.dir.path().join("disk"))], 2, "not a directory");
+    wrong(&["mount", &uri, text(&testbed.dir.path().join("disk"))], 2, "not a directory");
     wrong(&["mount", &uri, text(&at), "-o", "nonsense"], 1, "mount");
     wrong(&["mkfs", "--fs", "ext4", &uri], 6, "--force");
     wrong(&["mkfs", "--fs", "xfs", "mem:16MiB"], 1, "XFS needs");
     wrong(&["umount", text(&at)], 1, "nothing is attached");
     // A device that is smaller than what is on it.
-    let small = rig.dir.path().join("small");
-    fs::copy(rig.dir.path().join("disk"), &small).expect("copied");
+    let small = testbed.dir.path().join("small");
+    fs::copy(testbed.dir.path().join("disk"), &small).expect("copied");
     File::options().write(true).open(&small).expect("opened").set_len(64 << 20).expect("cut");
     wrong(&["mount", text(&small), text(&at)], 1, "smaller");
-    rig.mount();
-    let ran = rig.run(&["mount", &uri, text(&at)]);
+    testbed.mount();
+    let ran = testbed.run(&["mount", &uri, text(&at)]);
     assert_eq!(ran.code, Some(6), "{}", ran.stderr);
-    let ran = rig.run(&["mkfs", "--fs", "ext4", &uri, "--force"]);
+    let ran = testbed.run(&["mkfs", "--fs", "ext4", &uri, "--force"]);
     assert_eq!(ran.code, Some(6), "{}", ran.stderr);
-    rig.umount();
+    testbed.umount();
 }
 
 /// A target that is gone: what is mounted says so, `umount` says why it does not wait,
 /// and takes the file system out of sight where it is asked to.
 #[test]
 fn a_dead_device_is_named_and_unmounted_lazily() {
-    let Some(mut rig) = Rig::new("ext4") else { return };
-    let (uri, at) = (rig.uri(), rig.at());
-    rig.good(&["mount", &uri, text(&at), "--via", "fuse", "--keep-alive", "1s"]);
-    assert_eq!(rig.attached()[0]["health"], "healthy");
+    let Some(mut testbed) = Testbed::new("ext4") else { return };
+    let (uri, at) = (testbed.uri(), testbed.at());
+    testbed.good(&["mount", &uri, text(&at), "--via", "fuse", "--keep-alive", "1s"]);
+    assert_eq!(testbed.attached()[0]["health"], "healthy");
     write(&at, "durable").expect("written");
-    rig.kill_target();
-    until("the health is unreachable", || rig.attached()[0]["health"] == "unreachable");
-    let why = rig.attached()[0]["trouble"].as_str().expect("a reason").to_owned();
+    testbed.kill_target();
+    until("the health is unreachable", || testbed.attached()[0]["health"] == "unreachable");
+    let why = testbed.attached()[0]["trouble"].as_str().expect("a reason").to_owned();
     assert!(why.contains("no connection to") && why.contains(":4420 for"), "{why}");
-    let ran = rig.run(&["umount", text(&at)]);
+    let ran = testbed.run(&["umount", text(&at)]);
     let named = ran.stderr.contains("no connection to") && ran.stderr.contains("--lazy");
     assert!(ran.code == Some(5) && named, "{ran:?}");
     assert!(is_mounted(&at), "nothing was done");
-    rig.good(&["umount", "--lazy", text(&at)]);
+    testbed.good(&["umount", "--lazy", text(&at)]);
     assert!(!is_mounted(&at));
     // The process ends when its device is back, with all that was written.
-    rig.serve();
-    rig.is_gone();
-    check(&rig, "ext4", &["durable".to_owned()]);
+    testbed.serve();
+    testbed.is_gone();
+    check(&testbed, "ext4", &["durable".to_owned()]);
 }

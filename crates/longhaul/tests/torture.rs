@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::rig::{FILE_SYSTEMS, Rig};
+use common::testbed::{FILE_SYSTEMS, Testbed};
 use common::text;
 use longhaul_torture::fsx::Fsx;
 use longhaul_torture::stress::Plan;
@@ -37,11 +37,11 @@ fn seed() -> u64 {
 #[test]
 fn one_file_is_what_was_done_to_it() {
     for fs in FILE_SYSTEMS {
-        let Some(rig) = Rig::new(fs) else { return };
-        rig.mount();
+        let Some(testbed) = Testbed::new(fs) else { return };
+        testbed.mount();
         let mut runs: Vec<Fsx> = Vec::new();
         for n in 0..2 {
-            let path = rig.at().join(format!("file-{n}"));
+            let path = testbed.at().join(format!("file-{n}"));
             let mut fsx = Fsx::new(&path, seed() * 100 + n).expect("a file");
             fsx.run(length(STEPS)).unwrap_or_else(|e| panic!("{fs}: {e:?}"));
             // Both file systems do all there is, so that all is tested.
@@ -50,30 +50,30 @@ fn one_file_is_what_was_done_to_it() {
         }
         let content: Vec<Vec<u8>> = runs.iter().map(|fsx| fsx.content().to_vec()).collect();
         drop(runs);
-        rig.umount();
-        rig.check(fs);
-        rig.mount();
+        testbed.umount();
+        testbed.check(fs);
+        testbed.mount();
         for (n, content) in content.iter().enumerate() {
-            let found = fs::read(rig.at().join(format!("file-{n}"))).expect("read");
+            let found = fs::read(testbed.at().join(format!("file-{n}"))).expect("read");
             assert!(found == *content, "{fs}: file-{n} is not what it was, seed {}", seed());
         }
-        rig.umount();
+        testbed.umount();
     }
 }
 
 #[test]
 fn trees_are_what_was_done_to_them() {
     for fs in FILE_SYSTEMS {
-        let Some(rig) = Rig::new(fs) else { return };
-        rig.mount();
+        let Some(testbed) = Testbed::new(fs) else { return };
+        testbed.mount();
         let plan = Plan { workers: WORKERS, changes: length(CHANGES), seed: seed() };
-        plan.run(&rig.at()).unwrap_or_else(|e| panic!("{fs}: {e:?}"));
-        rig.umount();
-        rig.check(fs);
-        rig.mount();
-        let files = plan.check(&rig.at()).unwrap_or_else(|e| panic!("{fs}: {e:?}"));
+        plan.run(&testbed.at()).unwrap_or_else(|e| panic!("{fs}: {e:?}"));
+        testbed.umount();
+        testbed.check(fs);
+        testbed.mount();
+        let files = plan.check(&testbed.at()).unwrap_or_else(|e| panic!("{fs}: {e:?}"));
         assert!(files > 100, "{fs}: only {files} files");
-        rig.umount();
+        testbed.umount();
     }
 }
 
@@ -98,28 +98,28 @@ fn fio(path: &Path, more: &[&str]) -> bool {
 
 #[test]
 fn fio_finds_what_it_wrote_on_the_raw_device() {
-    let Some(rig) = Rig::new("ext4") else { return };
-    let disk = rig.dir.path().join("raw");
-    rig.good(&["attach", &rig.uri(), "--at", text(&disk)]);
+    let Some(testbed) = Testbed::new("ext4") else { return };
+    let disk = testbed.dir.path().join("raw");
+    testbed.good(&["attach", &testbed.uri(), "--at", text(&disk)]);
     for direct in ["--direct=1", "--direct=0"] {
         if !fio(&disk, &[direct, "--offset=8m"]) {
             break;
         }
     }
-    rig.good(&["detach", text(&disk)]);
+    testbed.good(&["detach", text(&disk)]);
 }
 
 #[test]
 fn fio_finds_what_it_wrote_in_files() {
     for fs in FILE_SYSTEMS {
-        let Some(rig) = Rig::new(fs) else { return };
-        rig.mount();
+        let Some(testbed) = Testbed::new(fs) else { return };
+        testbed.mount();
         for direct in ["--direct=1", "--direct=0"] {
-            if !fio(&rig.at().join("file"), &[direct, "--fallocate=none"]) {
+            if !fio(&testbed.at().join("file"), &[direct, "--fallocate=none"]) {
                 break;
             }
         }
-        rig.umount();
-        rig.check(fs);
+        testbed.umount();
+        testbed.check(fs);
     }
 }

@@ -19,7 +19,7 @@ use crate::live::Pace;
 use crate::names::{EngineArgs, parse_bytes, parse_rate, parse_time};
 use crate::output::Output;
 use copy::Copier;
-use files::Source;
+use files::DataSet;
 use indicatif::{ProgressBar, ProgressStyle};
 use longhaul_block::units::{format_rate, format_size};
 use longhaul_block::{BlockDevice, MemDevice};
@@ -27,7 +27,7 @@ use longhaul_initiator::{Options, RemoteDevice};
 use longhaul_target::{Config, Target};
 use longhaul_transfer::dataset::Scale;
 use longhaul_wan::{Link, Relay};
-use plain::Way;
+use plain::StreamDirection;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -85,8 +85,8 @@ impl Args {
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let source = match &args.data {
-        Some(dir) => Source::of(dir)?,
-        None => Source::make("demo", "real", Scale::bytes(args.scale), output)?,
+        Some(dir) => DataSet::of(dir)?,
+        None => DataSet::make("demo", "real", Scale::bytes(args.scale), output)?,
     };
     let (files, bytes) = (source.files.len(), source.bytes());
     if bytes == 0 {
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let small = Scale { files: Some(SMALL_FILES), bytes: Some(SMALL_BYTES) };
     let small = match &args.data {
         Some(_) => source,
-        None => Source::make("demo-small", "equal", small, output)?,
+        None => DataSet::make("demo-small", "equal", small, output)?,
     };
     let line = ProgressLine::new(output);
     let trees = trees::measure(&small, args, &|words| line.say(words))?;
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
 }
 
 /// Writes, reads and verifies in rounds, and measures plain TCP in each direction.
-fn rates(source: &Source, window: Window, args: &Args, output: Output) -> Result<[Phase; 2], Failure> {
+fn rates(source: &DataSet, window: Window, args: &Args, output: Output) -> Result<[Phase; 2], Failure> {
     let testbed = Testbed::start(args, source.space_for_each(TARGETS))?;
     let copier = Copier::new(source, &testbed.devices, args.engine.config())?;
     let mut phases = ["write", "read"].map(|name| Phase { name, ours: Vec::new(), plain: Vec::new() });
@@ -123,14 +123,14 @@ fn rates(source: &Source, window: Window, args: &Args, output: Output) -> Result
         };
         let [write, read] = &mut phases;
         write.ours.push(copier.write(window, &mut progress("write"))?);
-        write.plain.push(plain(Way::There, &mut progress("plain TCP there"))?);
+        write.plain.push(plain(StreamDirection::There, &mut progress("plain TCP there"))?);
         let (counted, wrong) = copier.read_and_verify(window, &mut progress("read and verify"))?;
         if let Some(first) = wrong.first() {
             let message = format!("{} pieces differ, first: {first}", wrong.len());
             return Err(Failure::new(Exit::Mismatch, message));
         }
         read.ours.push(counted);
-        read.plain.push(plain(Way::Back, &mut progress("plain TCP back"))?);
+        read.plain.push(plain(StreamDirection::Back, &mut progress("plain TCP back"))?);
     }
     Ok(phases)
 }

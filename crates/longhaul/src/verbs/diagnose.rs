@@ -17,7 +17,7 @@ use crate::exit::{Exit, Failure, Outcome};
 use crate::names::parse_bytes;
 use crate::output::{Output, save};
 use crate::verbs::line;
-use ladder::{How, Ladder, Rung, Took};
+use ladder::{CopyResult, CopySettings, Ladder, Rung};
 use longhaul_bench::record::{Better, Cell, Place, ROUND_TRIPS_MIN, Record, Run, Validity};
 use longhaul_bench::schema;
 use longhaul_report::cause::{self, Change, Finding, GAIN_MIN, HostSeen, Remedy, Seen, Sweep, Tried};
@@ -98,7 +98,7 @@ const BEHIND: f64 = 1.5;
 
 /// Results of the ladder.
 #[derive(Default)]
-struct Climbed {
+struct LadderResults {
     seen: Option<Seen>,
     fits: Vec<(Rung, Fit)>,
     split: Option<Split>,
@@ -114,14 +114,14 @@ struct Climbed {
 }
 
 /// Predicted and measured speed-up of a remedy, as factors.
-struct Attempt {
+struct RemedyTrial {
     predicted: Option<f64>,
     achieved: Option<f64>,
     /// Command to run, if the remedy is not a setting of the copy.
     command: Option<String>,
 }
 
-impl Climbed {
+impl LadderResults {
     /// What an answer is, or a note that there is none; it ends only if all is to.
     fn note<T>(
         &mut self,
@@ -145,26 +145,26 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     super::bench::stop_on_interrupt(&stop, output)?;
     let mut ladder = Ladder::new(args, stop)?;
     tell_unread_counters(output);
-    let mut climbed = Climbed::default();
-    let (findings, tried, failure) = match find(args, &mut ladder, &mut climbed, output) {
+    let mut results = LadderResults::default();
+    let (findings, tried, failure) = match find(args, &mut ladder, &mut results, output) {
         Ok((findings, tried)) => (findings, tried, None),
         // Nothing was measured that could be kept.
-        Err(failure) if climbed.cells.is_empty() => return Err(failure),
+        Err(failure) if results.cells.is_empty() => return Err(failure),
         Err(failure) => (Vec::new(), None, Some(failure)),
     };
     let mut record = Record::new("diagnose", format!("copies to {}", args.destination.to_string_lossy()));
-    record.cells.clone_from(&climbed.cells);
-    record.conditions.0 = tell::conditions(&climbed, &findings, tried.as_ref());
+    record.cells.clone_from(&results.cells);
+    record.conditions.0 = tell::conditions(&results, &findings, tried.as_ref());
     record.conditions.0.extend(failure.iter().map(|failure| ("ended early".into(), failure.message.clone())));
     record.judge();
     // Of the copies: where a file costs next to nothing, that is all noise.
     let validity = record.validity.clone();
-    record.cells.append(&mut climbed.fitted);
-    record.runs = std::mem::take(&mut climbed.runs);
+    record.cells.append(&mut results.fitted);
+    record.runs = std::mem::take(&mut results.runs);
     record.judge();
     let document = schema::Output { longhaul: Some(record), ..schema::Output::now() };
     let saved = args.output.as_ref().map_or(Ok(()), |path| save(path, &document));
-    tell::tell(&climbed, &findings, tried.as_ref(), &validity, output);
+    tell::tell(&results, &findings, tried.as_ref(), &validity, output);
     saved?;
     let Some(failure) = failure else { return Ok(()) };
     let kept =
@@ -184,10 +184,10 @@ pub(super) fn tell_unread_counters(output: Output) {
 fn find(
     args: &Args,
     ladder: &mut Ladder,
-    climbed: &mut Climbed,
+    results: &mut LadderResults,
     output: Output,
-) -> Result<(Vec<Finding>, Option<Attempt>), Failure> {
-    let now = How {
+) -> Result<(Vec<Finding>, Option<RemedyTrial>), Failure> {
+    let now = CopySettings {
         readers: args.threads,
         writers: args.threads,
         streams: args.streams,
@@ -201,13 +201,13 @@ fn find(
         if args.bytes.is_none() {
             enlarge(ladder, &now, output)?;
         }
-        climb(args, ladder, &now, climbed, output)?;
-        confirmed(args, ladder, &now, climbed, output)?
+        climb(args, ladder, &now, results, output)?;
+        confirmed(args, ladder, &now, results, output)?
     };
     let tried = match findings.first() {
         Some(first) if args.try_it => {
-            let tried = attempt(args, ladder, first, &now, climbed.path);
-            climbed.note("what the remedy brings", tried, ladder)?
+            let tried = attempt(args, ladder, first, &now, results.path);
+            results.note("what the remedy brings", tried, ladder)?
         }
         _ => None,
     };
@@ -216,7 +216,7 @@ fn find(
 
 /// Makes copies so large that they say something: a path may carry what would be enough
 /// elsewhere within a moment.
-fn enlarge(ladder: &mut Ladder, now: &How, output: Output) -> Result<(), Failure> {
+fn enlarge(ladder: &mut Ladder, now: &CopySettings, output: Output) -> Result<(), Failure> {
     let (times, most) = LARGER;
     for _ in 0..times {
         let took = ladder.copy(Rung::Whole, FEW, now)?;
@@ -239,13 +239,13 @@ fn too_short(seconds: f64, round_trip: Option<f64>) -> Option<f64> {
 fn confirmed(
     args: &Args,
     ladder: &mut Ladder,
-    now: &How,
-    climbed: &mut Climbed,
+    now: &CopySettings,
+    results: &mut LadderResults,
     output: Output,
 ) -> Result<Vec<Finding>, Failure> {
     let mut known: Vec<(Change, f64)> = Vec::new();
     loop {
-        let Some(seen) = &mut climbed.seen else { return Ok(Vec::new()) };
+        let Some(seen) = &mut results.seen else { return Ok(Vec::new()) };
         let mut findings = cause::diagnose(seen);
         for finding in &mut findings {
             let Remedy::Copy(change) = &finding.remedy else { continue };
@@ -265,7 +265,7 @@ fn confirmed(
             failed => {
                 seen.without(&change);
                 let why = failed.map_or_else(|e| e.message, |gain| format!("{gain:.2} times as fast"));
-                climbed.notes.push(format!("{words} did not help when it was tried again: {why}"));
+                results.notes.push(format!("{words} did not help when it was tried again: {why}"));
             }
         }
     }
@@ -273,7 +273,7 @@ fn confirmed(
 
 /// How many times as fast the copy is with a change, one beside the other so that both
 /// see the same machine: of medians, which one bad run does not move.
-fn versus(args: &Args, ladder: &mut Ladder, now: &How, change: &Change) -> Result<f64, Failure> {
+fn versus(args: &Args, ladder: &mut Ladder, now: &CopySettings, change: &Change) -> Result<f64, Failure> {
     let mut then = now.clone();
     match change {
         Change::Threads(n) => then = now.threads(small(*n)),
@@ -323,27 +323,33 @@ fn counts(args: &Args) -> [u32; 3] {
 }
 
 /// Copies of one kind and number of files.
-struct Runs {
+struct CopyRuns {
     rung: Rung,
     files: u32,
-    took: Vec<Took>,
+    took: Vec<CopyResult>,
 }
 
-impl Runs {
+impl CopyRuns {
     /// The best one: what else a machine does only ever costs.
-    fn best(&self) -> Option<&Took> {
+    fn best(&self) -> Option<&CopyResult> {
         self.took.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))
     }
 }
 
 /// The best of the copies of a kind.
-fn best(all: &[Runs], rung: Rung, files: u32) -> Option<&Took> {
+fn best(all: &[CopyRuns], rung: Rung, files: u32) -> Option<&CopyResult> {
     all.iter().find(|runs| runs.rung == rung && runs.files == files)?.best()
 }
 
-fn climb(args: &Args, ladder: &mut Ladder, now: &How, climbed: &mut Climbed, output: Output) -> Outcome {
+fn climb(
+    args: &Args,
+    ladder: &mut Ladder,
+    now: &CopySettings,
+    results: &mut LadderResults,
+    output: Output,
+) -> Outcome {
     let files = args.files;
-    let mut all: Vec<Runs> = Vec::new();
+    let mut all: Vec<CopyRuns> = Vec::new();
     for rung in Rung::FITTED {
         if rung == Rung::Network && ladder.is_local() {
             continue;
@@ -353,45 +359,45 @@ fn climb(args: &Args, ladder: &mut Ladder, now: &How, climbed: &mut Climbed, out
         ladder.asks = rung == Rung::Whole;
         let mut copies = Vec::new();
         for files in counts(args) {
-            let (at, mut took) = (climbed.cells.len(), Vec::new());
+            let (at, mut took) = (results.cells.len(), Vec::new());
             for _ in 0..args.runs {
                 let one = ladder.copy(rung, files, now)?;
                 // At once: it is kept whatever becomes of the next one.
-                if climbed.cells.len() == at {
-                    climbed.cells.push(cell(rung, files));
+                if results.cells.len() == at {
+                    results.cells.push(cell(rung, files));
                 }
-                climbed.cells[at].push(one.seconds, &one.run.validity);
-                climbed.runs.push(Run { of: climbed.cells[at].name.clone(), ..one.run.clone() });
+                results.cells[at].push(one.seconds, &one.run.validity);
+                results.runs.push(Run { of: results.cells[at].name.clone(), ..one.run.clone() });
                 took.push(one);
             }
             copies.extend(took.iter().map(|took| took.as_copy(files)));
-            all.push(Runs { rung, files, took });
+            all.push(CopyRuns { rung, files, took });
         }
-        climbed.fits.push((rung, fit(&copies, Noise::Proportional).map_err(Failure::failed)?));
-        climbed.fitted.extend(fitted(rung, &all));
+        results.fits.push((rung, fit(&copies, Noise::Proportional).map_err(Failure::failed)?));
+        results.fitted.extend(fitted(rung, &all));
     }
     ladder.asks = false;
     output.note("more and fewer at the same time");
     let asked = threads(ladder, files, now);
-    let (threads, alone) = climbed.note("other numbers of threads", asked, ladder)?.unwrap_or_default();
+    let (threads, alone) = results.note("other numbers of threads", asked, ladder)?.unwrap_or_default();
     let mut streams = Sweep::default();
     if !ladder.is_local() {
         let asked = sweep(args.streams, |streams| {
-            Ok(ladder.copy(Rung::Whole, files, &How { streams, ..now.clone() })?.seconds)
+            Ok(ladder.copy(Rung::Whole, files, &CopySettings { streams, ..now.clone() })?.seconds)
         });
-        streams = climbed.note("other numbers of connections", asked, ladder)?.unwrap_or_default();
+        streams = results.note("other numbers of connections", asked, ladder)?.unwrap_or_default();
     }
-    let of = |rung: Rung| climbed.fits.iter().find(|(one, _)| *one == rung).map(|(_, fit)| *fit);
+    let of = |rung: Rung| results.fits.iter().find(|(one, _)| *one == rung).map(|(_, fit)| *fit);
     let whole = of(Rung::Whole).ok_or_else(|| Failure::failed("nothing was copied"))?;
     let stages = [of(Rung::Read), of(Rung::Network), of(Rung::Write)];
     let t0 = |stage: Option<Fit>| stage.map_or(Interval { value: 0.0, low: 0.0, high: 0.0 }, |fit| fit.t0);
     // Writing at another machine is seen through the network, and counts without it.
     let write = if ladder.is_local() { t0(stages[2]) } else { without(t0(stages[2]), t0(stages[1])) };
-    climbed.split = Some(split(t0(stages[0]), t0(stages[1]), write, whole.t0));
+    results.split = Some(split(t0(stages[0]), t0(stages[1]), write, whole.t0));
     let network = best(&all, Rung::Network, counts(args)[0]);
     let round_trip = network.and_then(|took| took.round_trip);
-    let bits = |took: &Took| took.bytes as f64 * 8.0 / took.seconds;
-    climbed.path = (round_trip, all.iter().filter_map(Runs::best).map(bits).fold(0.0, f64::max));
+    let bits = |took: &CopyResult| took.bytes as f64 * 8.0 / took.seconds;
+    results.path = (round_trip, all.iter().filter_map(CopyRuns::best).map(bits).fold(0.0, f64::max));
     let bytes = ladder.bytes(files) as f64;
     let copy = best(&all, Rung::Whole, files);
     let hosts = copy.map_or([HostSeen::default(); 2], |took| took.hosts.map(|host| host.seen()));
@@ -411,8 +417,8 @@ fn climb(args: &Args, ladder: &mut Ladder, now: &How, climbed: &mut Climbed, out
         agent_writes: !ladder.is_local(),
     };
     output.note("what the slowest stage gives reason to ask");
-    probe::ask(args, ladder, now, (network, copy), &mut seen, climbed)?;
-    climbed.seen = Some(seen);
+    probe::ask(args, ladder, now, (network, copy), &mut seen, results)?;
+    results.seen = Some(seen);
     Ok(())
 }
 
@@ -436,10 +442,14 @@ fn without(all: Interval, part: Interval) -> Interval {
 /// Other numbers of threads; where they help, the best of those that read and of
 /// those that write without the other. An agent has threads of its own that write,
 /// which the copy has no say in.
-fn threads(ladder: &mut Ladder, files: u32, now: &How) -> Result<(Sweep, [Option<f64>; 2]), Failure> {
+fn threads(
+    ladder: &mut Ladder,
+    files: u32,
+    now: &CopySettings,
+) -> Result<(Sweep, [Option<f64>; 2]), Failure> {
     let local = ladder.is_local();
-    let mut whole = |how: &How| Ok::<_, Failure>(ladder.copy(Rung::Whole, files, how)?.seconds);
-    let reading = |readers| How { readers, ..now.clone() };
+    let mut whole = |how: &CopySettings| Ok::<_, Failure>(ladder.copy(Rung::Whole, files, how)?.seconds);
+    let reading = |readers| CopySettings { readers, ..now.clone() };
     let of = |threads| if local { now.threads(threads) } else { reading(threads) };
     let threads = sweep(now.readers, |threads| whole(&of(threads)))?;
     let Some((best, _)) = threads.gain() else { return Ok((threads, [None; 2])) };
@@ -447,7 +457,7 @@ fn threads(ladder: &mut Ladder, files: u32, now: &How) -> Result<(Sweep, [Option
         return Ok((threads, [Some(best.seconds), None]));
     }
     let n = small(best.value);
-    let alone = [reading(n), How { writers: n, ..now.clone() }];
+    let alone = [reading(n), CopySettings { writers: n, ..now.clone() }];
     let alone = in_turn(BEST_OF, &alone, whole)?;
     Ok((threads, alone.map(|times| Some(quickest(&times)))))
 }
@@ -490,9 +500,9 @@ fn cell(rung: Rung, files: u32) -> Cell {
 
 /// What a file costs, and how fast the bytes go: of the copies of each round, so that
 /// they have a spread as all numbers do.
-fn fitted(rung: Rung, all: &[Runs]) -> [Cell; 2] {
+fn fitted(rung: Rung, all: &[CopyRuns]) -> [Cell; 2] {
     let [mut t0, mut rate] = line::cells(rung.name());
-    let all: Vec<&Runs> = all.iter().filter(|runs| runs.rung == rung).collect();
+    let all: Vec<&CopyRuns> = all.iter().filter(|runs| runs.rung == rung).collect();
     for round in 0..all.iter().map(|runs| runs.took.len()).min().unwrap_or(0) {
         let round = || all.iter().map(|runs| (runs.files, &runs.took[round]));
         let copies: Vec<Copy> = round().map(|(files, took)| took.as_copy(files)).collect();
@@ -515,9 +525,9 @@ fn attempt(
     args: &Args,
     ladder: &mut Ladder,
     finding: &Finding,
-    now: &How,
+    now: &CopySettings,
     path: (Option<f64>, f64),
-) -> Result<Attempt, Failure> {
+) -> Result<RemedyTrial, Failure> {
     let (achieved, command) = match &finding.remedy {
         Remedy::Copy(change) => (Some(versus(args, ladder, now, change)?), None),
         Remedy::Tune(end) => (None, Some(format!("at the {end}: {}", tell::tune_command(path)))),
@@ -527,7 +537,7 @@ fn attempt(
         }
         Remedy::People => (None, None),
     };
-    Ok(Attempt { predicted: finding.gain, achieved, command })
+    Ok(RemedyTrial { predicted: finding.gain, achieved, command })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `longhaul study`: published experiments, reproduced.
 //!
-//! A study is a list of [`Wanted`] values in the order of their measurement. Each run is
+//! A study is a list of [`PlanEntry`] values in the order of their measurement. Each run is
 //! written to the result as soon as it ends, so that an interrupted study can be resumed.
 //!
 //! Invariants:
@@ -8,10 +8,10 @@
 //!   set of conditions only;
 //! - a value that cannot be measured on this machine is in the result, with the reason.
 
+mod device;
 mod fabrics;
-mod kept;
-mod place;
-mod rig;
+mod links;
+mod result;
 mod striping;
 mod transfer;
 mod wan_filesystems;
@@ -19,9 +19,9 @@ mod wan_filesystems;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::parse_time;
 use crate::output::Output;
-use kept::{Kept, Pace};
 use longhaul_bench::Stop;
 use longhaul_bench::record::{Cell, Code, Question, Run, Validity};
+use result::{StudyProgress, StudyResult};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -163,7 +163,7 @@ struct Settings {
 
 /// Default settings of a study.
 #[derive(Clone, Copy, Debug)]
-struct Usual {
+struct Defaults {
     scale: f64,
     runs: u16,
     runtime: Duration,
@@ -186,12 +186,12 @@ fn suited_scale(published: f64, quick: bool) -> f64 {
 /// A published experiment, with what it is measured on.
 trait Experiment: Default {
     /// How numbers are measured.
-    type Case;
+    type Measurement;
 
-    fn usual(quick: bool) -> Usual;
+    fn usual(quick: bool) -> Defaults;
 
     /// All numbers, in their order.
-    fn plan(settings: &Settings) -> Vec<Wanted<Self::Case>>;
+    fn plan(settings: &Settings) -> Vec<PlanEntry<Self::Measurement>>;
 
     /// What the numbers are compared for.
     fn questions(_: &Settings) -> Vec<Question> {
@@ -201,16 +201,16 @@ trait Experiment: Default {
     /// Measures the numbers of a case. `known` are those that are there.
     fn measure(
         &mut self,
-        case: &Self::Case,
+        case: &Self::Measurement,
         settings: &Settings,
         known: &[Cell],
-        found: &mut Found,
+        found: &mut Results,
     ) -> Outcome;
 }
 
 /// What a measurement has so far.
 #[derive(Debug, Default)]
-struct Found {
+struct Results {
     /// The numbers that are wanted of it.
     cells: Vec<Cell>,
     /// What it took, run by run.
@@ -218,11 +218,11 @@ struct Found {
 }
 
 /// Numbers that a study wants, and measures together.
-struct Wanted<Case> {
+struct PlanEntry<Measurement> {
     /// Their places and what was published; nothing measured yet.
     cells: Vec<Cell>,
     /// How; or what this machine has not that it takes.
-    how: Result<Case, String>,
+    how: Result<Measurement, String>,
 }
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
@@ -249,12 +249,12 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
         };
         let path = path(args, *study)?;
         let done = match study {
-            Study::Striping => go::<striping::Striping>(*study, args, targets, &path, &stop, output),
+            Study::Striping => run_study::<striping::Striping>(*study, args, targets, &path, &stop, output),
             Study::WanFilesystems => {
-                go::<wan_filesystems::WanFilesystems>(*study, args, targets, &path, &stop, output)
+                run_study::<wan_filesystems::WanFilesystems>(*study, args, targets, &path, &stop, output)
             }
-            Study::Fabrics => go::<fabrics::Fabrics>(*study, args, targets, &path, &stop, output),
-            Study::Transfer => go::<transfer::Transfer>(*study, args, targets, &path, &stop, output),
+            Study::Fabrics => run_study::<fabrics::Fabrics>(*study, args, targets, &path, &stop, output),
+            Study::Transfer => run_study::<transfer::Transfer>(*study, args, targets, &path, &stop, output),
         };
         match done {
             Ok(done) => {
@@ -315,14 +315,14 @@ fn path(args: &Args, study: Study) -> Result<PathBuf, Failure> {
 }
 
 /// Runs a study as far as it gets.
-fn go<E: Experiment>(
+fn run_study<E: Experiment>(
     study: Study,
     args: &Args,
     targets: Vec<String>,
     path: &Path,
     stop: &Stop,
     output: Output,
-) -> Result<Done, Failure> {
+) -> Result<StudyTotals, Failure> {
     let usual = E::usual(args.quick);
     let settings = Settings {
         quick: args.quick,
@@ -333,7 +333,8 @@ fn go<E: Experiment>(
     };
     let wanted = E::plan(&settings);
     let order = wanted.iter().flat_map(|one| &one.cells).map(|cell| cell.name.clone()).collect();
-    let mut kept = Kept::begin(study.name(), path, (order, E::questions(&settings)), &settings, args.fresh)?;
+    let mut result =
+        StudyResult::begin(study.name(), path, (order, E::questions(&settings)), &settings, args.fresh)?;
     if settings.scale < 1.0 && settings.targets.is_empty() {
         output.note(format_args!(
             "{}: emulated links have {} of the published rates (--scale)",
@@ -341,23 +342,23 @@ fn go<E: Experiment>(
             settings.scale
         ));
     }
-    let is_missing = |one: &&Wanted<E::Case>| !one.cells.iter().all(|cell| kept.has(&cell.name));
-    let missing: Vec<&Wanted<E::Case>> = wanted.iter().filter(is_missing).collect();
+    let is_missing = |one: &&PlanEntry<E::Measurement>| !one.cells.iter().all(|cell| result.has(&cell.name));
+    let missing: Vec<&PlanEntry<E::Measurement>> = wanted.iter().filter(is_missing).collect();
     let measured =
-        |all: &mut dyn Iterator<Item = &Wanted<E::Case>>| all.filter(|one| one.how.is_ok()).count();
+        |all: &mut dyn Iterator<Item = &PlanEntry<E::Measurement>>| all.filter(|one| one.how.is_ok()).count();
     let all = measured(&mut wanted.iter());
-    let mut pace = Pace::new(all, measured(&mut missing.iter().copied()));
+    let mut pace = StudyProgress::new(all, measured(&mut missing.iter().copied()));
     let mut experiment = E::default();
     for one in missing {
         if stop.is_set() {
             break;
         }
-        let mut found = Found { cells: one.cells.clone(), runs: Vec::new() };
+        let mut found = Results { cells: one.cells.clone(), runs: Vec::new() };
         match &one.how {
             Err(why) => void(&mut found.cells, Code::NotAvailable, why),
             Ok(case) => {
                 pace.tell(study.name(), &found.cells, output);
-                let measured = experiment.measure(case, &settings, kept.cells(), &mut found);
+                let measured = experiment.measure(case, &settings, result.cells(), &mut found);
                 if stop.is_set() {
                     // Ctrl-C stopped the load as well: its samples are incomplete.
                     break;
@@ -372,13 +373,13 @@ fn go<E: Experiment>(
                 }
             }
         }
-        kept.add(found)?;
+        result.add(found)?;
     }
     drop(experiment);
-    let numbers = kept.cells().len();
-    let void = kept.cells().iter().filter(|cell| !cell.validity.valid).count();
-    let failed = kept.cells().iter().filter(|cell| is_void_for(cell, Code::Failed)).count();
-    Ok(Done { numbers, void, failed, wanted: wanted.iter().map(|one| one.cells.len()).sum() })
+    let numbers = result.cells().len();
+    let void = result.cells().iter().filter(|cell| !cell.validity.valid).count();
+    let failed = result.cells().iter().filter(|cell| is_void_for(cell, Code::Failed)).count();
+    Ok(StudyTotals { numbers, void, failed, wanted: wanted.iter().map(|one| one.cells.len()).sum() })
 }
 
 fn void(cells: &mut [Cell], code: Code, why: &str) {
@@ -391,17 +392,17 @@ fn is_void_for(cell: &Cell, code: Code) -> bool {
 }
 
 /// How far a study got.
-struct Done {
+struct StudyTotals {
     numbers: usize,
     wanted: usize,
     void: usize,
     failed: usize,
 }
 
-impl Done {
+impl StudyTotals {
     /// For people; and for programs, what the summary has.
     fn tell(&self, path: &Path, output: Output) -> Value {
-        let Done { numbers, wanted, void, failed } = self;
+        let StudyTotals { numbers, wanted, void, failed } = self;
         if !output.is_json() {
             output
                 .line(format_args!("{}: {numbers} of {wanted} numbers, {void} do not count", path.display()));

@@ -14,7 +14,7 @@ use crate::output::Output;
 use advice::{Machine, Path, Setting, advise};
 use comfy_table::Table;
 use longhaul_block::units::{format_rate, parse_duration, parse_rate};
-use saved::Saved;
+use saved::SavedSettings;
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -39,7 +39,7 @@ enum TuneVerb {
     /// Change the settings that differ, and save their old values
     Apply(Options),
     /// Restore the saved values
-    Restore(Root),
+    Restore(RootOptions),
 }
 
 #[derive(Debug, clap::Args)]
@@ -51,11 +51,11 @@ struct Options {
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = time)]
     rtt: Duration,
     #[command(flatten)]
-    root: Root,
+    root: RootOptions,
 }
 
 #[derive(Debug, clap::Args)]
-struct Root {
+struct RootOptions {
     #[command(flatten)]
     nothing: NothingToDo,
     /// The root directory of the machine
@@ -127,7 +127,7 @@ fn apply(options: &Options, output: Output) -> Outcome {
         output.event("summary", json!({ "changed": [], "failed": 0 }));
         return options.root.nothing.nothing("all settings are as advised: nothing is changed", output);
     }
-    let mut saved = Saved::load(&options.root.root)?;
+    let mut saved = SavedSettings::load(&options.root.root)?;
     saved.keep(&different);
     saved.store()?;
     let (mut done, mut failed) = (Vec::new(), Vec::new());
@@ -163,8 +163,8 @@ fn unchanged<'a>(
         .map(|setting| setting.name.as_str())
 }
 
-fn restore(root: &Root, output: Output) -> Outcome {
-    let mut saved = Saved::load(&root.root)?;
+fn restore(root: &RootOptions, output: Output) -> Outcome {
+    let mut saved = SavedSettings::load(&root.root)?;
     if saved.settings.is_empty() {
         output.event("summary", json!({ "restored": [], "failed": 0 }));
         let message = "nothing was changed by 'longhaul tune apply': nothing to put back";
@@ -225,7 +225,7 @@ mod tests {
             why: String::new(),
         };
         let all = ["refused", "rounded", "gone"].map(setting);
-        let mut saved = Saved::load(dir.path()).expect("nothing saved");
+        let mut saved = SavedSettings::load(dir.path()).expect("nothing saved");
         saved.keep(&all);
         // The kernel took none of them as they were written.
         fs::write(dir.path().join("proc/sys/refused"), "10\n").expect("written");

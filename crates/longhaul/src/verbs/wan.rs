@@ -33,7 +33,7 @@ Examples:
   longhaul wan set far --link 1 --cut")]
 pub(crate) struct Args {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    verb: Option<WanVerb>,
     #[command(flatten)]
     conditions: ConditionArgs,
     /// Name of the path: its namespaces are NAME-client and NAME-server
@@ -64,7 +64,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum WanVerb {
     /// Change a running path: any condition, cut, restore
     Set(SetArgs),
     /// Show running paths and what went through
@@ -84,8 +84,8 @@ impl From<Error> for Failure {
 
 pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     match &args.verb {
-        Some(Verb::Set(set)) => set_path(set, output),
-        Some(Verb::Status(status)) => show_paths(status, output),
+        Some(WanVerb::Set(set)) => set_path(set, output),
+        Some(WanVerb::Status(status)) => show_paths(status, output),
         None => emulate(args, output),
     }
 }

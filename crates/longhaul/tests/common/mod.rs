@@ -2,8 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
-pub mod rig;
 pub mod ssh;
+pub mod testbed;
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};

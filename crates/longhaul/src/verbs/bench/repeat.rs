@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How often connections are looked at.
-const LOOK: Duration = Duration::from_secs(1);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// Looks kept of one run: an hour and more; later ones say nothing new.
-const LOOKS: usize = 4096;
+const SAMPLES_MAX: usize = 4096;
 
 /// Runs the load as often as was asked for. A run that cannot be made does not
 /// undo those before it: they are given back with what went wrong.
@@ -33,13 +33,13 @@ pub(super) fn run(
     for number in 1..=args.runs {
         let link = Link::here();
         let watch = Watch::start();
-        let mut looks = Looks::default();
+        let mut sampler = TcpSampler::default();
         let (line, mut warned) = (Line::new(), false);
         let mut progress = |now: &Live| {
             if overtime(args, now) >= OVERTIME && !std::mem::replace(&mut warned, true) {
                 say(format_args!("longhaul: {}", waits(args)));
             }
-            looks.look(watch.elapsed(), named);
+            sampler.look(watch.elapsed(), named);
             let run = if args.runs > 1 { format!("run {number}/{} ", args.runs) } else { String::new() };
             line.show(share(now), format!("{run}{}", live_line(now, args.rw)));
         };
@@ -53,7 +53,7 @@ pub(super) fn run(
             Err(e) if runs.is_empty() => return Err(e.into()),
             Err(e) => return Ok((runs, Some(e.into()))),
         };
-        runs.push(results, &watched, &expect, looks.samples, stop.is_set());
+        runs.push(results, &watched, &expect, sampler.samples, stop.is_set());
         if stop.is_set() {
             break;
         }
@@ -97,17 +97,17 @@ pub(super) fn conditions(named: &[Device]) -> Vec<(String, String)> {
 
 /// What the connections were like as time went on.
 #[derive(Default)]
-struct Looks {
+struct TcpSampler {
     samples: Vec<TcpSample>,
     next: Duration,
 }
 
-impl Looks {
+impl TcpSampler {
     fn look(&mut self, at: Duration, named: &[Device]) {
-        if at < self.next || self.samples.len() >= LOOKS {
+        if at < self.next || self.samples.len() >= SAMPLES_MAX {
             return;
         }
-        self.next = at + LOOK;
+        self.next = at + SAMPLE_INTERVAL;
         for device in named {
             if let Device::Remote(device) = device
                 && let Some(report) = device.path()

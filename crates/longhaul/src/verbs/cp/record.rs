@@ -17,7 +17,7 @@ pub(super) struct Recording {
 
 /// Where the data went.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum DataPath {
     /// It stayed within this machine, or never came here.
     NotFromHere,
     /// Over a path from or to this machine, with the round trip of its sockets.
@@ -42,8 +42,8 @@ impl Recording {
         let elsewhere = |endpoint: &Endpoint| !matches!(endpoint, Endpoint::Local(_));
         let onward = spec.sources.iter().any(elsewhere) && elsewhere(&spec.destination);
         let way = match summary.streams > 0 && !onward {
-            true => Way::Over(sockets.and_then(|info| info.min_rtt)),
-            false => Way::NotFromHere,
+            true => DataPath::Over(sockets.and_then(|info| info.min_rtt)),
+            false => DataPath::NotFromHere,
         };
         let link = self.link.as_ref().map_or_else(Expect::default, Link::expect);
         let validity = judge(&watched, summary, way, &link);
@@ -60,15 +60,15 @@ impl Recording {
 }
 
 /// Whether it counts: `link` is what the emulated link is like, if there is one.
-fn judge(watched: &Watched, summary: &Summary, way: Way, link: &Expect) -> Validity {
+fn judge(watched: &Watched, summary: &Summary, way: DataPath, link: &Expect) -> Validity {
     let window = summary.elapsed;
     let mut validity = match way {
-        Way::Over(measured) => {
+        DataPath::Over(measured) => {
             let round_trip = measured.or(link.round_trip);
             watched.judge(&Expect { window, round_trip, ..*link })
         }
         // What this machine sends again is no affair of such a copy.
-        Way::NotFromHere => {
+        DataPath::NotFromHere => {
             Watched { retransmitted: None, ..*watched }.judge(&Expect { window, ..Expect::default() })
         }
     };
@@ -79,7 +79,7 @@ fn judge(watched: &Watched, summary: &Summary, way: Way, link: &Expect) -> Valid
     validity
 }
 
-fn conditions(spec: &CopySpec, summary: &Summary, monitor: &Monitor, way: Way) -> Vec<(String, String)> {
+fn conditions(spec: &CopySpec, summary: &Summary, monitor: &Monitor, way: DataPath) -> Vec<(String, String)> {
     let sources: Vec<String> = spec.sources.iter().map(ToString::to_string).collect();
     let options = spec.options;
     let mut all = vec![
@@ -108,7 +108,7 @@ fn conditions(spec: &CopySpec, summary: &Summary, monitor: &Monitor, way: Way) -
     if let Some(congestion) = &summary.congestion {
         add("congestion control of sockets", congestion.clone());
     }
-    if let Way::Over(Some(rtt)) = way {
+    if let DataPath::Over(Some(rtt)) = way {
         add("round trip", format!("{:.3} ms", rtt.as_secs_f64() * 1e3));
     }
     if spec.rate > 0 {
@@ -185,15 +185,15 @@ mod tests {
             validity.reasons.iter().map(|reason| reason.code).collect::<Vec<_>>()
         };
         let none = Expect::default();
-        let over = Way::Over(Some(100 * MS));
-        assert_eq!(codes(1500, Way::NotFromHere, &none, 0), []);
-        assert_eq!(codes(900, Way::NotFromHere, &none, 0), [Code::TooShort]);
+        let over = DataPath::Over(Some(100 * MS));
+        assert_eq!(codes(1500, DataPath::NotFromHere, &none, 0), []);
+        assert_eq!(codes(900, DataPath::NotFromHere, &none, 0), [Code::TooShort]);
         assert_eq!(codes(1500, over, &none, 0), [Code::TooShort, Code::Retransmitting]);
         assert_eq!(codes(2500, over, &none, 0), [Code::Retransmitting]);
         // An emulated link that loses packets, and no socket with a measured round trip.
         let lossy = Expect { round_trip: Some(100 * MS), retransmitted: 0.9, ..none };
-        assert_eq!(codes(2500, Way::Over(None), &lossy, 0), []);
-        assert_eq!(codes(1500, Way::Over(None), &lossy, 0), [Code::TooShort]);
-        assert_eq!(codes(2500, Way::NotFromHere, &none, 3), [Code::Failed]);
+        assert_eq!(codes(2500, DataPath::Over(None), &lossy, 0), []);
+        assert_eq!(codes(1500, DataPath::Over(None), &lossy, 0), [Code::TooShort]);
+        assert_eq!(codes(2500, DataPath::NotFromHere, &none, 3), [Code::Failed]);
     }
 }

@@ -21,16 +21,16 @@ const EVENTS: Duration = Duration::from_secs(1);
 
 /// What went wrong, by number.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Troubles {
+pub(super) struct ProgressReport {
     /// Content that is not what was sent.
     pub(super) mismatch: u64,
     /// What the threads did meanwhile.
-    pub(super) threads: Threads,
+    pub(super) threads: ThreadUse,
 }
 
 /// What the threads of a copy did.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Threads {
+pub(super) struct ThreadUse {
     /// Of the one that wanted a processor most: share of the time in which it had
     /// one.
     pub(super) busiest: f64,
@@ -44,29 +44,29 @@ pub(super) struct Threads {
 
 /// Looks at threads again and again: they end before the copy does.
 #[derive(Default)]
-struct Looks(HashMap<u32, (f64, f64)>);
+struct ThreadSampler(HashMap<u32, (f64, f64)>);
 
-impl Looks {
+impl ThreadSampler {
     fn look(&mut self) {
         self.0.extend(host::threads().into_iter().map(|(id, ran, waited)| (id, (ran, waited))));
     }
 
     /// Of a time of so long.
-    fn shares(&self, time: Duration) -> Threads {
+    fn shares(&self, time: Duration) -> ThreadUse {
         let most = self.0.values().copied().max_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1)));
         let (ran, waited) = most.unwrap_or_default();
         let share = |seconds: f64| (seconds / time.as_secs_f64().max(1e-9)).min(1.0);
         let of_ended = host::ended();
         let now = host::threads().into_iter().map(|(_, ran, waited)| (ran, waited));
         let (ran_s, waited_s) = now.fold(of_ended, |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        Threads { busiest: share(ran), waited: share(waited), ran_s, waited_s }
+        ThreadUse { busiest: share(ran), waited: share(waited), ran_s, waited_s }
     }
 }
 
 /// Shows how far a copy is, until it is stopped.
 pub(super) struct Progress {
     stop: Sender<()>,
-    thread: JoinHandle<Troubles>,
+    thread: JoinHandle<ProgressReport>,
 }
 
 impl Progress {
@@ -76,20 +76,20 @@ impl Progress {
         Progress { stop, thread }
     }
 
-    pub(super) fn stop(self) -> Troubles {
+    pub(super) fn stop(self) -> ProgressReport {
         drop(self.stop);
         self.thread.join().unwrap_or_default()
     }
 }
 
-fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles {
+fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> ProgressReport {
     let live_line = Line::new();
     let (mut live, mut last_event) = (false, Instant::now());
-    let mut pace = Paces::new(Instant::now());
-    let (mut troubles, mut looks) = (Troubles::default(), Looks::default());
+    let mut pace = CopyRates::new(Instant::now());
+    let (mut troubles, mut sampler) = (ProgressReport::default(), ThreadSampler::default());
     loop {
         let end = stopped.recv_timeout(LIVE) != Err(RecvTimeoutError::Timeout);
-        looks.look();
+        sampler.look();
         for trouble in monitor.take_troubles() {
             if trouble.op == Op::Skip {
                 let (path, why) = (&trouble.message, "the names of unfinished copies begin so");
@@ -118,12 +118,12 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> Troubles 
         }
         if end {
             drop(live_line);
-            troubles.threads = looks.shares(monitor.began().map(|at| at.elapsed()).unwrap_or_default());
+            troubles.threads = sampler.shares(monitor.began().map(|at| at.elapsed()).unwrap_or_default());
             return troubles;
         }
         let Some(began) = monitor.began() else { continue };
         if !std::mem::replace(&mut live, true) {
-            pace = Paces::new(began);
+            pace = CopyRates::new(began);
             last_event = began;
         }
         let now = monitor.now();
@@ -191,14 +191,14 @@ fn limit(now: &Snapshot) -> Option<String> {
 }
 
 /// How fast a copy goes: its bytes, and its work, which is of files too.
-struct Paces {
+struct CopyRates {
     bytes: Pace,
     work: Pace,
 }
 
-impl Paces {
-    fn new(began: Instant) -> Paces {
-        Paces { bytes: Pace::new(began, 0), work: Pace::new(began, 0) }
+impl CopyRates {
+    fn new(began: Instant) -> CopyRates {
+        CopyRates { bytes: Pace::new(began, 0), work: Pace::new(began, 0) }
     }
 
     fn look(&mut self, at: Instant, now: &Snapshot) {
@@ -229,7 +229,7 @@ fn work(files: u64, bytes: u64) -> u64 {
     files.saturating_mul(FILE_WORK).saturating_add(bytes)
 }
 
-fn line(now: &Snapshot, pace: &Paces) -> String {
+fn line(now: &Snapshot, pace: &CopyRates) -> String {
     let counts = now.counts;
     let of = |done: String, all: String| if now.scan_done { format!("{done}/{all}") } else { done };
     let files = of((counts.files + counts.same).to_string(), now.scanned_files.to_string());
@@ -248,7 +248,7 @@ fn share(now: &Snapshot) -> Option<f64> {
     (now.scan_done && all > 0.0).then(|| done / all)
 }
 
-fn event(now: &Snapshot, pace: &Paces, elapsed: Duration) -> Value {
+fn event(now: &Snapshot, pace: &CopyRates, elapsed: Duration) -> Value {
     let counts = now.counts;
     let mean = rate(counts.bytes, elapsed);
     json!({
@@ -277,7 +277,7 @@ fn sockets(monitor: &Monitor) -> Option<Value> {
 pub(super) fn summary(
     summary: &Summary,
     monitor: &Monitor,
-    threads: Threads,
+    threads: ThreadUse,
     spec: &CopySpec,
     output: Output,
 ) {
@@ -348,9 +348,9 @@ mod tests {
     use super::*;
 
     /// Ten seconds in which `counts` were done at an even pace.
-    fn even(counts: Counts) -> Paces {
+    fn even(counts: Counts) -> CopyRates {
         let began = Instant::now();
-        let mut pace = Paces::new(began);
+        let mut pace = CopyRates::new(began);
         for second in 1..=10 {
             let Counts { files, bytes, .. } = counts;
             let counts = Counts { files: files * second / 10, bytes: bytes * second / 10, ..counts };
@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(left(&tiny), Some(40.0), "empty files take their time");
         let same = Counts { files: 0, bytes: 0, same: 100, skipped: 100 << 20, ..counts };
         assert_eq!(left(&Snapshot { counts: same, ..now }), Some(0.0), "all of it was there");
-        let said = line(&now, &Paces::new(Instant::now()));
+        let said = line(&now, &CopyRates::new(Instant::now()));
         assert!(!said.contains("ETA") && !said.contains("b/s"), "in the first second: {said}");
     }
 }

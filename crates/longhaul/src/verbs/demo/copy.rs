@@ -1,7 +1,7 @@
 //! Files to devices and back, many pieces at a time.
 
-use super::files::{File, Piece, Source};
-use super::window::{Counted, Flow, Window};
+use super::files::{DataSet, File, Piece};
+use super::window::{Flow, MeasuredRate, Window};
 use crate::exit::Failure;
 use longhaul_block::{BlockDevice, BlockIo, WriteFlags};
 use longhaul_engine::{BufMut, BufPool, Config, Handle, Thread, fs, spawn};
@@ -40,11 +40,11 @@ struct Pass {
 }
 
 /// What a pass came to: the checksums, and the pieces that differ.
-type Passed = (Vec<u128>, Vec<String>);
+type PassResult = (Vec<u128>, Vec<String>);
 
 impl Copier {
     pub(super) fn new(
-        source: &Source,
+        source: &DataSet,
         devices: &[Arc<dyn BlockDevice>],
         config: Config,
     ) -> Result<Copier, Failure> {
@@ -61,7 +61,7 @@ impl Copier {
 
     /// Writes all files, again from the first one until `window` is over; flushes, and keeps
     /// their checksums.
-    pub(super) fn write(&self, window: Window, tell: &mut dyn FnMut(u64)) -> Result<Counted, Failure> {
+    pub(super) fn write(&self, window: Window, tell: &mut dyn FnMut(u64)) -> Result<MeasuredRate, Failure> {
         let each = |pass: Rc<Pass>, piece| async move { pass.write(piece).await };
         let (counted, (sums, _)) = self.run(window, tell, Vec::new(), each)?;
         *self.sums.lock().unwrap_or_else(PoisonError::into_inner) = sums;
@@ -74,7 +74,7 @@ impl Copier {
         &self,
         window: Window,
         tell: &mut dyn FnMut(u64),
-    ) -> Result<(Counted, Vec<String>), Failure> {
+    ) -> Result<(MeasuredRate, Vec<String>), Failure> {
         let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let each = |pass: Rc<Pass>, piece| async move { pass.verify(piece).await };
         let (counted, (_, wrong)) = self.run(window, tell, sums, each)?;
@@ -87,7 +87,7 @@ impl Copier {
         tell: &mut dyn FnMut(u64),
         sums: Vec<u128>,
         each: F,
-    ) -> Result<(Counted, Passed), Failure>
+    ) -> Result<(MeasuredRate, PassResult), Failure>
     where
         F: Fn(Rc<Pass>, usize) -> Fut + Copy + Send + 'static,
         Fut: Future<Output = Result<(), Failure>> + 'static,

@@ -1,6 +1,6 @@
 //! The files to copy.
 
-use super::temporary::Temporary;
+use super::temporary::TemporaryDir;
 use crate::exit::Failure;
 use crate::output::Output;
 use longhaul_transfer::dataset::{DatasetSpec, Scale, make};
@@ -20,10 +20,10 @@ pub(super) struct File {
 }
 
 /// Files of a directory, possibly a temporary one that goes with this.
-pub(super) struct Source {
+pub(super) struct DataSet {
     pub(super) dir: PathBuf,
     pub(super) files: Vec<File>,
-    _temporary: Option<Temporary>,
+    _temporary: Option<TemporaryDir>,
 }
 
 /// A piece of a file, and where it lies on which device.
@@ -46,10 +46,10 @@ impl Piece {
     }
 }
 
-impl Source {
+impl DataSet {
     /// The regular files below a directory.
-    pub(super) fn of(dir: &Path) -> Result<Source, Failure> {
-        let mut source = Source { dir: dir.to_owned(), files: Vec::new(), _temporary: None };
+    pub(super) fn of(dir: &Path) -> Result<DataSet, Failure> {
+        let mut source = DataSet { dir: dir.to_owned(), files: Vec::new(), _temporary: None };
         source.scan(dir)?;
         source.files.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(source)
@@ -72,10 +72,10 @@ impl Source {
     }
 
     /// The data set called `set`, at this scale, in a new temporary directory with this name.
-    pub(super) fn make(name: &str, set: &str, scale: Scale, output: Output) -> Result<Source, Failure> {
-        let temporary = Temporary::make(name)?;
+    pub(super) fn make(name: &str, set: &str, scale: Scale, output: Output) -> Result<DataSet, Failure> {
+        let temporary = TemporaryDir::make(name)?;
         let dir = temporary.path().to_owned();
-        let mut source = Source { dir: dir.clone(), files: Vec::new(), _temporary: Some(temporary) };
+        let mut source = DataSet { dir: dir.clone(), files: Vec::new(), _temporary: Some(temporary) };
         let spec = DatasetSpec::parse(set, scale).map_err(Failure::usage)?;
         output.note("making a data set");
         make(&dir, &spec.plan(), &|_| {}).map_err(Failure::failed)?;

@@ -1,6 +1,6 @@
 //! Plain TCP through the same kind of relay: one stream for each target, all at the same time.
 
-use super::window::{Counted, Flow, Window};
+use super::window::{Flow, MeasuredRate, Window};
 use longhaul_engine::Config;
 use longhaul_wan::{Link, Relay};
 use std::io::{self, Read, Write};
@@ -13,7 +13,7 @@ const CALL: usize = 1 << 20;
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum StreamDirection {
     There,
     Back,
 }
@@ -22,11 +22,11 @@ pub(super) enum Way {
 pub(super) fn measure(
     link: &dyn Fn() -> Link,
     streams: usize,
-    way: Way,
+    way: StreamDirection,
     window: Window,
     engine: &Config,
     tell: &mut dyn FnMut(u64),
-) -> io::Result<Counted> {
+) -> io::Result<MeasuredRate> {
     let flow = Arc::new(Flow::default());
     let (open, ended) = channel();
     let (mut relays, mut threads) = (Vec::new(), Vec::new());
@@ -37,7 +37,7 @@ pub(super) fn measure(
         relays.push(relay);
         near.set_nodelay(true)?;
         let (far, _) = listener.accept()?;
-        let (from, to) = if way == Way::There { (near, far) } else { (far, near) };
+        let (from, to) = if way == StreamDirection::There { (near, far) } else { (far, near) };
         threads.push(start(from, &flow, &open, send)?);
         threads.push(start(to, &flow, &open, receive)?);
     }

@@ -2,7 +2,7 @@
 //! they are what they are.
 
 use super::trees::Trees;
-use super::window::{Counted, Window};
+use super::window::{MeasuredRate, Window};
 use super::{Args, TARGETS};
 use crate::output::Output;
 use longhaul_bench::published::transfer::{RTT, T0};
@@ -51,12 +51,12 @@ impl Spread {
 /// One direction, round by round.
 pub(super) struct Phase {
     pub(super) name: &'static str,
-    pub(super) ours: Vec<Counted>,
-    pub(super) plain: Vec<Counted>,
+    pub(super) ours: Vec<MeasuredRate>,
+    pub(super) plain: Vec<MeasuredRate>,
 }
 
 /// A phase in numbers.
-struct Compared {
+struct PhaseSummary {
     name: &'static str,
     ours: Spread,
     plain: Spread,
@@ -67,12 +67,12 @@ struct Compared {
 }
 
 impl Phase {
-    fn compared(&self) -> Option<Compared> {
-        let spread = |of: &dyn Fn(&Counted) -> f64, all: &[Counted]| {
+    fn compared(&self) -> Option<PhaseSummary> {
+        let spread = |of: &dyn Fn(&MeasuredRate) -> f64, all: &[MeasuredRate]| {
             Spread::of(&all.iter().map(of).collect::<Vec<_>>())
         };
         let ratios: Vec<f64> = self.ours.iter().zip(&self.plain).map(|(a, b)| a.rate / b.rate).collect();
-        Some(Compared {
+        Some(PhaseSummary {
             name: self.name,
             ours: spread(&|c| c.rate, &self.ours)?,
             plain: spread(&|c| c.rate, &self.plain)?,
@@ -85,7 +85,7 @@ impl Phase {
 }
 
 /// Why a ratio is what it is.
-fn why(c: &Compared, rate: u64) -> String {
+fn why(c: &PhaseSummary, rate: u64) -> String {
     let cpu = format!(
         "processors: {:.0} % for it ({:.0} % for plain TCP), {:.0} % for other programs",
         c.own_cpu * 100.0,
@@ -117,7 +117,7 @@ pub(super) fn tell(
     (args, window): (&Args, Window),
     output: Output,
 ) {
-    let compared: Vec<Compared> = phases.iter().filter_map(Phase::compared).collect();
+    let compared: Vec<PhaseSummary> = phases.iter().filter_map(Phase::compared).collect();
     let mut summary = json!({
         "files": files, "bytes": bytes, "rtt_ms": args.rtt.as_secs_f64() * 1e3, "rate": args.rate,
         "rounds": args.rounds, "seconds": window.steady.as_secs_f64(), "verified": true,
@@ -197,7 +197,7 @@ mod tests {
     use clap::Parser as _;
 
     #[derive(clap::Parser)]
-    struct Line {
+    struct DemoCommand {
         #[command(flatten)]
         args: Args,
     }
@@ -206,7 +206,7 @@ mod tests {
     fn small_files_are_compared_with_scp_or_with_what_was_published() {
         let spread = |seconds| Spread::of(&[seconds]).expect("a number");
         let mut trees = Trees { files: 200, bytes: 25 << 20, ours: spread(0.2), scp: Ok(spread(12.0)) };
-        let args = Line::try_parse_from(["demo"]).expect("no arguments").args;
+        let args = DemoCommand::try_parse_from(["demo"]).expect("no arguments").args;
         let said = of_trees(&trees, &args);
         assert!(
             said.contains("scp 12.00 s (12.00 to 12.00), 60.0 times as long: 4.0 round trips for each"),
@@ -236,14 +236,14 @@ mod tests {
     #[test]
     fn a_ratio_has_its_reason() {
         let rate = 2_000_000_000;
-        let counted = |share: f64, own_cpu| Counted { rate: share * 5e8, own_cpu, others_cpu: 0.05 };
+        let counted = |share: f64, own_cpu| MeasuredRate { rate: share * 5e8, own_cpu, others_cpu: 0.05 };
         let of = |ours, cpu| {
             let (ours, plain) = (vec![counted(ours, cpu)], vec![counted(1.0, 0.3)]);
             why(&Phase { name: "write", ours, plain }.compared().expect("numbers"), rate)
         };
         assert!(of(0.99, 0.9).starts_with("write: the links limit both: 99.0 % of them"));
         assert!(of(0.6, 0.9).contains("the processors limit it"));
-        let busy = Counted { rate: 3e8, own_cpu: 0.2, others_cpu: 0.8 };
+        let busy = MeasuredRate { rate: 3e8, own_cpu: 0.2, others_cpu: 0.8 };
         let phase = Phase { name: "write", ours: vec![busy], plain: vec![counted(1.0, 0.3)] };
         assert!(why(&phase.compared().expect("numbers"), rate).contains("other programs have most"));
         assert!(of(0.6, 0.3).contains("neither the links nor the processors"));

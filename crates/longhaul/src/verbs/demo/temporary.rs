@@ -12,11 +12,11 @@ static THERE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// A new directory, removed when this is dropped.
 #[derive(Debug)]
-pub(super) struct Temporary(PathBuf);
+pub(super) struct TemporaryDir(PathBuf);
 
-impl Temporary {
+impl TemporaryDir {
     /// In the directory for temporary files, with this in its name.
-    pub(super) fn make(name: &str) -> Result<Temporary, Failure> {
+    pub(super) fn make(name: &str) -> Result<TemporaryDir, Failure> {
         let path = std::env::temp_dir().join(format!("longhaul-{name}-{}", std::process::id()));
         let fail = |e| Failure::failed(format!("cannot make {}: {e}", path.display()));
         let mut there = THERE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -25,7 +25,7 @@ impl Temporary {
         }
         fs::create_dir(&path).map_err(fail)?;
         there.push(path.clone());
-        Ok(Temporary(path))
+        Ok(TemporaryDir(path))
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -33,7 +33,7 @@ impl Temporary {
     }
 }
 
-impl Drop for Temporary {
+impl Drop for TemporaryDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

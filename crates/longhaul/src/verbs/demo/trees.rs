@@ -1,9 +1,9 @@
 //! A tree of small files over one of the links: by `longhaul cp` and, where OpenSSH is
 //! installed, by `scp`. Both encrypt, and neither has to log in within the time.
 
-use super::files::Source;
+use super::files::DataSet;
 use super::scp::Scp;
-use super::temporary::Temporary;
+use super::temporary::TemporaryDir;
 use super::{Args, LOOPBACK, Spread};
 use crate::exit::Failure;
 use longhaul_transfer::wire::{Durability, Options, Placement};
@@ -33,8 +33,8 @@ pub(super) struct Trees {
 }
 
 /// Copies the files of `source` in rounds, ours and scp's in turn.
-pub(super) fn measure(source: &Source, args: &Args, tell: &dyn Fn(&str)) -> Result<Trees, Failure> {
-    let temporary = Temporary::make("demo-copies")?;
+pub(super) fn measure(source: &DataSet, args: &Args, tell: &dyn Fn(&str)) -> Result<Trees, Failure> {
+    let temporary = TemporaryDir::make("demo-copies")?;
     let to = temporary.path();
     let key = Key::random().map_err(Failure::failed)?;
     let agent = Agent::start(AgentConfig {

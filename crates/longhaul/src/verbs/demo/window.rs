@@ -48,7 +48,7 @@ pub(super) struct Window {
 
 /// What was counted.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Counted {
+pub(super) struct MeasuredRate {
     /// Bytes a second.
     pub(super) rate: f64,
     /// Share of this machine's processors that this process took.
@@ -72,7 +72,7 @@ impl Window {
         whole: u64,
         ended: &Receiver<()>,
         tell: &mut dyn FnMut(u64),
-    ) -> Option<Counted> {
+    ) -> Option<MeasuredRate> {
         let began = Instant::now();
         let mut first = None;
         loop {
@@ -93,7 +93,7 @@ impl Window {
             flow.stop();
             let (watched, seconds) = (watch.end(), (now - *from).as_secs_f64());
             let all = std::thread::available_parallelism().map_or(1, usize::from) as f64 * seconds;
-            return Some(Counted {
+            return Some(MeasuredRate {
                 rate: (moved - *before) as f64 / seconds,
                 own_cpu: (watched.cpu.user_s + watched.cpu.system_s) / all,
                 others_cpu: watched.cpu.others_s.unwrap_or(0.0) / all,

@@ -11,7 +11,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// What became of a program.
 #[derive(Debug)]
-pub(super) enum Fate {
+pub(super) enum ChildOutcome {
     /// It ended: how, what it wrote, and what it said of errors.
     Ended(ExitStatus, Vec<u8>, Vec<u8>),
     /// It took longer than it was given, and was killed.
@@ -21,7 +21,7 @@ pub(super) enum Fate {
 }
 
 /// Runs a program for no longer than `limit`, and only until all is to stop.
-pub(super) fn run(command: &mut Command, limit: Duration, stop: &Stop) -> io::Result<Fate> {
+pub(super) fn run(command: &mut Command, limit: Duration, stop: &Stop) -> io::Result<ChildOutcome> {
     let began = Instant::now();
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (out, err) = (collect(child.stdout.take()), collect(child.stderr.take()));
@@ -41,15 +41,15 @@ pub(super) fn run(command: &mut Command, limit: Duration, stop: &Stop) -> io::Re
             && said.is_some()
             && let Some(status) = child.try_wait()?
         {
-            return Ok(Fate::Ended(status, written.unwrap_or_default(), said.unwrap_or_default()));
+            return Ok(ChildOutcome::Ended(status, written.unwrap_or_default(), said.unwrap_or_default()));
         }
         if stop.is_set() {
             end(&mut child);
-            return Ok(Fate::Stopped);
+            return Ok(ChildOutcome::Stopped);
         }
         if began.elapsed() > limit {
             end(&mut child);
-            return Ok(Fate::Late);
+            return Ok(ChildOutcome::Late);
         }
         if written.is_some() && said.is_some() {
             // It has closed both, and is about to end.
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn what_ends_says_how() {
         let ran = run(&mut shell("echo out; echo err >&2; exit 3"), Duration::from_secs(60), &Stop::new());
-        let Ok(Fate::Ended(status, out, err)) = ran else { panic!("{ran:?}") };
+        let Ok(ChildOutcome::Ended(status, out, err)) = ran else { panic!("{ran:?}") };
         assert_eq!((status.code(), &*out, &*err), (Some(3), &b"out\n"[..], &b"err\n"[..]));
     }
 
@@ -107,15 +107,15 @@ mod tests {
     fn what_does_not_end_is_ended() {
         let began = Instant::now();
         let late = run(&mut shell("exec sleep 600"), Duration::from_millis(100), &Stop::new());
-        assert!(matches!(late, Ok(Fate::Late)), "{late:?}");
+        assert!(matches!(late, Ok(ChildOutcome::Late)), "{late:?}");
         // It closes what it writes to, and stays.
         let silent = shell("exec sleep 600 >/dev/null 2>&1");
         let late = run(&mut { silent }, Duration::from_millis(100), &Stop::new());
-        assert!(matches!(late, Ok(Fate::Late)), "{late:?}");
+        assert!(matches!(late, Ok(ChildOutcome::Late)), "{late:?}");
         let stop = Stop::new();
         stop.stop();
         let stopped = run(&mut shell("exec sleep 600"), Duration::from_secs(600), &stop);
-        assert!(matches!(stopped, Ok(Fate::Stopped)), "{stopped:?}");
+        assert!(matches!(stopped, Ok(ChildOutcome::Stopped)), "{stopped:?}");
         assert!(began.elapsed() < Duration::from_secs(60), "it was waited for");
     }
 

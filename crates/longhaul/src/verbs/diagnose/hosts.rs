@@ -22,20 +22,20 @@ const VANISH: f64 = 0.15;
 
 /// What a machine said of itself, at a moment or (as a difference) of a while.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Look(BTreeMap<String, String>);
+pub(super) struct HostCounters(BTreeMap<String, String>);
 
-impl Look {
+impl HostCounters {
     /// At this machine.
-    pub(super) fn here() -> Look {
-        Look::parse(&host::look())
+    pub(super) fn here() -> HostCounters {
+        HostCounters::parse(&host::look())
     }
 
-    pub(super) fn parse(told: &str) -> Look {
-        Look(host::parse(told))
+    pub(super) fn parse(told: &str) -> HostCounters {
+        HostCounters(host::parse(told))
     }
 
     /// What has happened since an earlier look. Settings are those of now.
-    pub(super) fn since(&self, before: &Look) -> Look {
+    pub(super) fn since(&self, before: &HostCounters) -> HostCounters {
         let past = |(name, value): (&String, &String)| {
             let (now, then) = (value.parse::<f64>().ok(), before.number(name));
             let passed =
@@ -43,7 +43,7 @@ impl Look {
             (name.clone(), passed.map_or(value.clone(), |passed| passed.max(0.0).to_string()))
         };
         // What was not there before has begun since.
-        Look(self.0.iter().map(past).collect())
+        HostCounters(self.0.iter().map(past).collect())
     }
 
     fn number(&self, name: &str) -> Option<f64> {
@@ -63,7 +63,7 @@ impl Look {
 
     /// Whether two looks are at the same machine, and at some of the same processors
     /// of it.
-    fn shares_processors(&self, other: &Look) -> bool {
+    fn shares_processors(&self, other: &HostCounters) -> bool {
         let busy = |name: &&String| name.starts_with("processor.") && name.ends_with(".busy_s");
         self.0.get("machine") == other.0.get("machine")
             && self.0.keys().filter(busy).any(|name| other.0.contains_key(name))
@@ -81,7 +81,7 @@ impl Look {
 
 /// What a machine did during a copy.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Use {
+pub(super) struct HostUse {
     pub(super) busiest: f64,
     pub(super) wanted: f64,
     pub(super) lost: f64,
@@ -90,7 +90,7 @@ pub(super) struct Use {
     pub(super) device: Option<f64>,
 }
 
-impl Use {
+impl HostUse {
     pub(super) fn seen(&self) -> HostSeen {
         HostSeen {
             busiest: self.busiest,
@@ -106,7 +106,7 @@ impl Use {
 
 /// What the threads of the copy on a machine did.
 #[derive(Clone, Copy, Debug)]
-struct Threads {
+struct ThreadTimes {
     /// Share of the time in which the busiest one had a processor.
     busiest: f64,
     /// Seconds in which they had processors, all together.
@@ -117,27 +117,33 @@ struct Threads {
 
 /// What both machines did in a copy of so many seconds. `own` are the seconds of
 /// processor time that it took here, `threads` what it says of its threads.
-pub(super) fn both(here: &Look, own: f64, threads: &Value, there: Option<&Look>, seconds: f64) -> [Use; 2] {
+pub(super) fn both(
+    here: &HostCounters,
+    own: f64,
+    threads: &Value,
+    there: Option<&HostCounters>,
+    seconds: f64,
+) -> [HostUse; 2] {
     // Both ends may be on the same processors: what one takes from the other is
     // the copy's then.
     let same = there.is_some_and(|there| here.shares_processors(there));
     let far_own = there.and_then(|there| there.number("own_s")).unwrap_or_default();
     let said = |name: &str| threads[name].as_f64().unwrap_or_default();
     let of_copy = if same { own + far_own } else { own };
-    let all = Threads { busiest: said("busiest"), ran: said("ran_s"), waited: said("waited_s") };
+    let all = ThreadTimes { busiest: said("busiest"), ran: said("ran_s"), waited: said("waited_s") };
     let near = used(here, of_copy, all, seconds);
-    let Some(there) = there else { return [near, Use::default()] };
+    let Some(there) = there else { return [near, HostUse::default()] };
     // Those that are still there, and those that have ended.
     let sum = |begins: &str, ends: &str| there.numbers(begins, ends).into_iter().sum::<f64>();
     let [ran, waited] = [".ran_s", ".waited_s"].map(|name| sum("thread.", name) + sum("ended", name));
     let most = there.numbers("thread.", ".ran_s").into_iter().fold(0.0, f64::max);
-    let all = Threads { busiest: (most / seconds.max(1e-9)).min(1.0), ran, waited };
+    let all = ThreadTimes { busiest: (most / seconds.max(1e-9)).min(1.0), ran, waited };
     let of_copy = if same { of_copy } else { far_own };
     [near, used(there, of_copy, all, seconds)]
 }
 
 /// `own` are the seconds of processor time of the copy on that machine.
-fn used(look: &Look, own: f64, threads: Threads, seconds: f64) -> Use {
+fn used(look: &HostCounters, own: f64, threads: ThreadTimes, seconds: f64) -> HostUse {
     let busy = look.numbers("processor.", ".busy_s");
     let others = (busy.iter().sum::<f64>() - own).max(0.0);
     // A thread of the copy waits for other processes or for other threads of the copy, by their shares.
@@ -148,7 +154,7 @@ fn used(look: &Look, own: f64, threads: Threads, seconds: f64) -> Use {
     // A pipeline waits with many threads for the same processors: what it lost is no
     // more than what the others had of each.
     let had = others / busy.len().max(1) as f64 / time;
-    Use {
+    HostUse {
         busiest: threads.busiest,
         wanted: (threads.ran + threads.waited) / seconds,
         lost: had.min(threads.waited * of_others / seconds).min(1.0),
@@ -262,14 +268,14 @@ mod tests {
         thread.9.ran_s 0.2\nthread.9.waited_s 0.1\n";
 
     /// The look at a machine, with lines in place of others.
-    fn changed(look: &Look, lines: &[(&str, &str)]) -> Look {
+    fn changed(look: &HostCounters, lines: &[(&str, &str)]) -> HostCounters {
         let lines = lines.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        Look(look.0.clone().into_iter().chain(lines).collect())
+        HostCounters(look.0.clone().into_iter().chain(lines).collect())
     }
 
     #[test]
     fn lost_is_what_others_had_while_the_copy_waited() {
-        let look = Look::parse(AFTER).since(&Look::parse(BEFORE));
+        let look = HostCounters::parse(AFTER).since(&HostCounters::parse(BEFORE));
         let threads = json!({ "busiest": 0.3, "ran_s": 3.0, "waited_s": 4.0 });
         // 12 s in all, of which the copy took 3: three quarters are of others.
         let [near, far] = both(&look, 3.0, &threads, None, 10.0);
@@ -295,7 +301,7 @@ mod tests {
         // the copy took 1, and 2 s of the other.
         let one = |keep: &str| {
             let others = |name: &String| !name.starts_with("processor.") || name.contains(keep);
-            Look(look.0.clone().into_iter().filter(|(name, _)| others(name)).collect())
+            HostCounters(look.0.clone().into_iter().filter(|(name, _)| others(name)).collect())
         };
         let [_, far] = both(&one(".1."), 2.0, &threads, Some(&one(".0.")), 10.0);
         assert!((far.lost - 8.1 / 10.0 * 0.9).abs() < 1e-9, "{far:?}");
@@ -304,7 +310,7 @@ mod tests {
     #[test]
     fn any_processor_may_save_power_or_serve_all_interrupts() {
         let seen = |lines: &[(&str, &str)]| {
-            let look = changed(&Look::parse(AFTER).since(&Look::parse(BEFORE)), lines);
+            let look = changed(&HostCounters::parse(AFTER).since(&HostCounters::parse(BEFORE)), lines);
             let [near, _] = both(&look, 0.0, &Value::Null, None, 10.0);
             (near.saves_power, near.interrupts)
         };
@@ -327,7 +333,7 @@ mod tests {
 
     #[test]
     fn what_began_meanwhile_counts_from_zero() {
-        let look = Look::parse(AFTER).since(&Look::parse(BEFORE));
+        let look = HostCounters::parse(AFTER).since(&HostCounters::parse(BEFORE));
         assert_eq!(look.number("thread.9.ran_s"), Some(0.2));
         assert_eq!(look.number("up_s"), Some(10.0));
         assert_eq!(look.0["machine"], "a");

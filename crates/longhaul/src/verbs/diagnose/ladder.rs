@@ -2,8 +2,8 @@
 //! person would have run.
 
 use super::Args;
-use super::child::{self, Fate};
-use super::hosts::{self, Look, Segments, Use, children, device_busy};
+use super::child::{self, ChildOutcome};
+use super::hosts::{self, HostCounters, HostUse, Segments, children, device_busy};
 use crate::again::{self, at, program, reason, seconds, summary};
 use crate::exit::{Exit, Failure};
 use longhaul_bench::Stop;
@@ -60,7 +60,7 @@ impl Rung {
 
 /// How a copy is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct How {
+pub(super) struct CopySettings {
     pub(super) readers: u16,
     pub(super) writers: u16,
     pub(super) streams: u16,
@@ -72,16 +72,16 @@ pub(super) struct How {
     pub(super) rate: Option<u64>,
 }
 
-impl How {
+impl CopySettings {
     /// With so many threads that read, and as many that write.
-    pub(super) fn threads(&self, threads: u16) -> How {
-        How { readers: threads, writers: threads, ..self.clone() }
+    pub(super) fn threads(&self, threads: u16) -> CopySettings {
+        CopySettings { readers: threads, writers: threads, ..self.clone() }
     }
 }
 
 /// What a copy took.
 #[derive(Clone, Debug)]
-pub(super) struct Took {
+pub(super) struct CopyResult {
     pub(super) seconds: f64,
     /// Bytes that it was of.
     pub(super) bytes: u64,
@@ -92,12 +92,12 @@ pub(super) struct Took {
     /// The congestion control that it had.
     pub(super) congestion: Option<String>,
     /// What the machines did meanwhile: this one, and that of the destination.
-    pub(super) hosts: [Use; 2],
+    pub(super) hosts: [HostUse; 2],
     /// What it says of itself, and whether it counts as a number.
     pub(super) run: Run,
 }
 
-impl Took {
+impl CopyResult {
     /// As the model has it.
     pub(super) fn as_copy(&self, files: u32) -> longhaul_report::model::Copy {
         let (files, bytes) = (files.into(), self.bytes as f64);
@@ -242,7 +242,7 @@ impl Ladder {
 
     /// Makes a copy, and removes what it wrote: it is not to be in the way of the next
     /// one.
-    pub(super) fn copy(&mut self, rung: Rung, files: u32, how: &How) -> Result<Took, Failure> {
+    pub(super) fn copy(&mut self, rung: Rung, files: u32, how: &CopySettings) -> Result<CopyResult, Failure> {
         let took = self.copy_and_keep(rung, files, how)?;
         if matches!(rung, Rung::Write | Rung::Whole) {
             self.remove_copies();
@@ -262,7 +262,12 @@ impl Ladder {
     }
 
     /// Makes a copy.
-    pub(super) fn copy_and_keep(&mut self, rung: Rung, files: u32, how: &How) -> Result<Took, Failure> {
+    pub(super) fn copy_and_keep(
+        &mut self,
+        rung: Rung,
+        files: u32,
+        how: &CopySettings,
+    ) -> Result<CopyResult, Failure> {
         let from = match rung {
             Rung::Read | Rung::Whole => self.source(files)?.into_os_string(),
             Rung::Network | Rung::Write | Rung::Local => self.zeroes(files),
@@ -283,7 +288,12 @@ impl Ladder {
     }
 
     /// Sends zeroes to an agent on this machine.
-    pub(super) fn sent_to(&mut self, uri: &str, key: Option<&Path>, how: &How) -> Result<Took, Failure> {
+    pub(super) fn sent_to(
+        &mut self,
+        uri: &str,
+        key: Option<&Path>,
+        how: &CopySettings,
+    ) -> Result<CopyResult, Failure> {
         let files = super::FEW;
         let key = std::mem::replace(&mut self.key_file, key.map(Path::to_owned));
         let zeroes = self.zeroes(files);
@@ -355,7 +365,13 @@ impl Ladder {
         command
     }
 
-    fn cp(&mut self, from: &OsStr, to: &OsStr, files: u32, how: &How) -> Result<Took, Failure> {
+    fn cp(
+        &mut self,
+        from: &OsStr,
+        to: &OsStr,
+        files: u32,
+        how: &CopySettings,
+    ) -> Result<CopyResult, Failure> {
         let [readers, writers, streams] = [how.readers, how.writers, how.streams].map(|n| n.to_string());
         let mut command = self.command("cp", &["--recursive", "--json", "--checksum", how.checksum]);
         command.args(["--readers", &readers, "--writers", &writers, "--streams", &streams]);
@@ -369,12 +385,12 @@ impl Ladder {
         let there = machine.map(|machine| self.ask(machine)).transpose()?;
         let watch = Watch::start();
         let devices = self.devices();
-        let (here, own, segments) = (Look::here(), children(), Segments::look());
+        let (here, own, segments) = (HostCounters::here(), children(), Segments::look());
         let out = self.finish(&mut command, files)?;
         let own = children() - own;
         let segments = Segments::look().zip(segments).map(|(now, before)| now.since(&before));
         let (busy, watched) = (self.devices(), watch.end());
-        let here = Look::here().since(&here);
+        let here = HostCounters::here().since(&here);
         let there = match (machine, there) {
             (Some(machine), Some(before)) => Some(self.ask(machine)?.since(&before)),
             _ => None,
@@ -390,7 +406,7 @@ impl Ladder {
             host.device = ms.map(|ms| (ms / 1e3 / seconds.max(1e-9)).min(1.0));
         }
         let round_trip = summary["sockets"]["round_trip_least"].as_f64();
-        Ok(Took {
+        Ok(CopyResult {
             seconds,
             bytes: self.bytes(files),
             // Without counters no loss is seen, as was said at the start.
@@ -414,7 +430,7 @@ impl Ladder {
     }
 
     /// Reads the counters of the machine of the destination.
-    fn ask(&self, machine: &OsStr) -> Result<Look, Failure> {
+    fn ask(&self, machine: &OsStr) -> Result<HostCounters, Failure> {
         let into = self.near.join("there");
         let mut command = self.command("cp", &["--recursive", "--streams", "1", "--"]);
         command.arg(machine).arg(&into);
@@ -422,7 +438,7 @@ impl Ladder {
         let text = fs::read_to_string(into.join("machine")).map_err(Failure::failed)?;
         // A copy does not replace the file of the one before.
         fs::remove_dir_all(&into).map_err(Failure::failed)?;
-        Ok(Look::parse(&text))
+        Ok(HostCounters::parse(&text))
     }
 
     /// Runs a program that moves so many files to its end; its standard output.
@@ -431,9 +447,9 @@ impl Ladder {
         let (status, out, said) = match child::run(command, limit, &self.stop).map_err(Failure::failed)? {
             // A signal from a terminal is for the copy, too.
             _ if self.stop.is_set() => return Err(Failure::failed("interrupted")),
-            Fate::Ended(status, out, said) => (status, out, said),
-            Fate::Stopped => return Err(Failure::failed("interrupted")),
-            Fate::Late => {
+            ChildOutcome::Ended(status, out, said) => (status, out, said),
+            ChildOutcome::Stopped => return Err(Failure::failed("interrupted")),
+            ChildOutcome::Late => {
                 let (seconds, what) = (limit.as_secs(), child::words(command));
                 let why = format!("a copy took longer than {seconds} s and was ended: {what}");
                 return Err(Failure::new(Exit::TimedOut, why));

@@ -1,8 +1,8 @@
 //! Questions that only some copies give reason to ask: each costs time, and an
 //! answer that changes nothing is not worth it.
 
-use super::ladder::{How, Ladder, Rung, Took, lookup};
-use super::{Args, BEST_OF, Climbed, FEW, in_turn, quickest, slowest};
+use super::ladder::{CopyResult, CopySettings, Ladder, Rung, lookup};
+use super::{Args, BEST_OF, FEW, LadderResults, in_turn, quickest, slowest};
 use crate::exit::Failure;
 use longhaul_bench::host::Host;
 use longhaul_bench::record::{Better, Cell};
@@ -33,41 +33,41 @@ const STARTS: Duration = Duration::from_secs(60);
 pub(super) fn ask(
     args: &Args,
     ladder: &mut Ladder,
-    now: &How,
-    (network, copy): (Option<&Took>, Option<&Took>),
+    now: &CopySettings,
+    (network, copy): (Option<&CopyResult>, Option<&CopyResult>),
     seen: &mut Seen,
-    climbed: &mut Climbed,
+    results: &mut LadderResults,
 ) -> Result<(), Failure> {
     let files = args.files;
     let asked = lookups(files, ladder, now, seen);
-    climbed.note("how long it takes to say what a file is", asked, ladder)?;
+    results.note("how long it takes to say what a file is", asked, ladder)?;
     let time = |fit: &Option<Fit>| fit.map_or(0.0, |fit| fit.predict(seen.files, seen.bytes));
     let longest = seen.stages.iter().map(time).fold(0.0, f64::max);
     if let Some(network) = network
         && time(&seen.stages[1]) >= MATTERS * longest
     {
         let asked = controls(ladder, files, now, network);
-        seen.congestion = climbed.note("other congestion controls", asked, ladder)?.flatten();
+        seen.congestion = results.note("other congestion controls", asked, ladder)?.flatten();
         if network.sockets.retransmitted > LOSS {
             let rate = (network.bytes as f64 * 4.0 / network.seconds) as u64;
-            let how = How { rate: Some(rate.max(8)), ..now.clone() };
+            let how = CopySettings { rate: Some(rate.max(8)), ..now.clone() };
             let half = ladder.copy(Rung::Network, FEW, &how);
-            let half = climbed.note("half the rate", half, ladder)?;
+            let half = results.note("half the rate", half, ladder)?;
             if let (Some(sockets), Some(half)) = (&mut seen.sockets, half) {
                 sockets.at_half_rate = Some(half.sockets.retransmitted);
             }
         }
     }
-    let asked = checksums(ladder, files, now, &mut climbed.cells);
-    seen.checksum = climbed.note("checksums", asked, ladder)?.flatten();
+    let asked = checksums(ladder, files, now, &mut results.cells);
+    seen.checksum = results.note("checksums", asked, ladder)?.flatten();
     let whole = copy.map_or(f64::INFINITY, |copy| copy.seconds);
-    let asked = encryption(ladder, (network, whole), now, seen, &mut climbed.cells);
-    seen.encryption = climbed.note("encryption", asked, ladder)?.flatten();
+    let asked = encryption(ladder, (network, whole), now, seen, &mut results.cells);
+    seen.encryption = results.note("encryption", asked, ladder)?.flatten();
     Ok(())
 }
 
 /// How long it takes to say what a file is, where each takes long.
-fn lookups(files: u32, ladder: &mut Ladder, now: &How, seen: &mut Seen) -> Result<(), Failure> {
+fn lookups(files: u32, ladder: &mut Ladder, now: &CopySettings, seen: &mut Seen) -> Result<(), Failure> {
     let slow = seen.stages.map(|stage| stage.is_some_and(|fit| fit.t0.value >= SLOW_FILE));
     if slow[0] {
         seen.hosts[0].lookup = lookup(&ladder.near(files));
@@ -84,13 +84,13 @@ fn lookups(files: u32, ladder: &mut Ladder, now: &How, seen: &mut Seen) -> Resul
 fn controls(
     ladder: &mut Ladder,
     files: u32,
-    now: &How,
-    network: &Took,
+    now: &CopySettings,
+    network: &CopyResult,
 ) -> Result<Option<Congestion>, Failure> {
     let Some(name) = network.congestion.clone() else { return Ok(None) };
     let others = Host::here().congestion_available.into_iter().filter(|other| *other != name);
-    let other = |name| How { congestion: Some(name), ..now.clone() };
-    let all: Vec<How> = std::iter::once(now.clone()).chain(others.map(other)).collect();
+    let other = |name| CopySettings { congestion: Some(name), ..now.clone() };
+    let all: Vec<CopySettings> = std::iter::once(now.clone()).chain(others.map(other)).collect();
     let mut times = vec![Vec::new(); all.len()];
     for _ in 0..BEST_OF {
         for (how, times) in all.iter().zip(&mut times) {
@@ -109,7 +109,7 @@ fn controls(
     Ok(Some(Congestion { now: name, seconds, others }))
 }
 
-fn timed(cells: &mut Vec<Cell>, name: &str, took: &Took) {
+fn timed(cells: &mut Vec<Cell>, name: &str, took: &CopyResult) {
     let mut cell = Cell::new(name, "s", Better::Lower);
     cell.push(took.seconds, &took.run.validity);
     cells.push(cell);
@@ -120,7 +120,7 @@ fn timed(cells: &mut Vec<Cell>, name: &str, took: &Took) {
 fn checksums(
     ladder: &mut Ladder,
     files: u32,
-    now: &How,
+    now: &CopySettings,
     cells: &mut Vec<Cell>,
 ) -> Result<Option<Pair>, Failure> {
     let rungs = if ladder.is_local() { &[Rung::Local][..] } else { &[Rung::Local, Rung::Network] };
@@ -128,7 +128,7 @@ fn checksums(
     for rung in rungs {
         let mut took = [0.0; 2];
         for (took, checksum) in took.iter_mut().zip(["xxh3", "blake3"]) {
-            let copy = ladder.copy(*rung, FEW, &How { checksum, ..now.clone() })?;
+            let copy = ladder.copy(*rung, FEW, &CopySettings { checksum, ..now.clone() })?;
             timed(cells, &format!("{}, checksum {checksum}", rung.name()), &copy);
             *took = copy.seconds;
         }
@@ -137,7 +137,7 @@ fn checksums(
     if now.checksum != "blake3" || !costs {
         return Ok(None);
     }
-    let both = [now.clone(), How { checksum: "xxh3", ..now.clone() }];
+    let both = [now.clone(), CopySettings { checksum: "xxh3", ..now.clone() }];
     let [with, without] = in_turn(BEST_OF, &both, |how| Ok(ladder.copy(Rung::Whole, files, how)?.seconds))?;
     // What overlaps is noise.
     let less = slowest(&without) < quickest(&with);
@@ -149,8 +149,8 @@ fn checksums(
 /// it is what limits the copy.
 fn encryption(
     ladder: &mut Ladder,
-    (network, whole): (Option<&Took>, f64),
-    now: &How,
+    (network, whole): (Option<&CopyResult>, f64),
+    now: &CopySettings,
     seen: &Seen,
     cells: &mut Vec<Cell>,
 ) -> Result<Option<Pair>, Failure> {
@@ -177,13 +177,13 @@ fn encryption(
 struct LocalAgent {
     child: Child,
     uri: String,
-    _root: Root,
+    _root: EmptyDir,
 }
 
 /// An empty directory of its own.
-struct Root(std::path::PathBuf);
+struct EmptyDir(std::path::PathBuf);
 
-impl Drop for Root {
+impl Drop for EmptyDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir(&self.0);
     }
@@ -191,7 +191,7 @@ impl Drop for Root {
 
 impl LocalAgent {
     fn start(key: Option<&Path>) -> Result<LocalAgent, Failure> {
-        let root = Root(std::env::temp_dir().join(format!("longhaul-nowhere-{}", std::process::id())));
+        let root = EmptyDir(std::env::temp_dir().join(format!("longhaul-nowhere-{}", std::process::id())));
         std::fs::create_dir(&root.0).map_err(Failure::failed)?;
         let mut command = Command::new(crate::again::program()?);
         command.args(["agent", "--listen", "127.0.0.1:0", "--json", "--read-only", "--root"]).arg(&root.0);

@@ -1,7 +1,7 @@
 //! What was found, for people and for programs.
 
 use super::ladder::Rung;
-use super::{Attempt, Climbed};
+use super::{LadderResults, RemedyTrial};
 use crate::output::Output;
 use longhaul_bench::record::{Code, Validity};
 use longhaul_report::cause::Finding;
@@ -23,9 +23,9 @@ pub(super) fn tune_command((round_trip, bits): (Option<f64>, f64)) -> String {
 
 /// What a record says besides its numbers.
 pub(super) fn conditions(
-    climbed: &Climbed,
+    results: &LadderResults,
     findings: &[Finding],
-    tried: Option<&Attempt>,
+    tried: Option<&RemedyTrial>,
 ) -> Vec<(String, String)> {
     let factor = |gain: Option<f64>| gain.map(|gain| format!("{gain:.3}"));
     let mut all: Vec<(&str, Option<String>)> = Vec::new();
@@ -38,9 +38,9 @@ pub(super) fn conditions(
     all.push(("achieved gain", tried.and_then(|tried| factor(tried.achieved))));
     let all = all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
     let all =
-        all.chain(climbed.fits.iter().map(|(rung, fit)| (format!("{}, all copies", rung.name()), line(fit))));
-    let all = all.chain(climbed.split.iter().map(|split| ("stages of a file".to_owned(), stages(split))));
-    let notes = climbed.notes.iter().enumerate();
+        all.chain(results.fits.iter().map(|(rung, fit)| (format!("{}, all copies", rung.name()), line(fit))));
+    let all = all.chain(results.split.iter().map(|split| ("stages of a file".to_owned(), stages(split))));
+    let notes = results.notes.iter().enumerate();
     all.chain(notes.map(|(at, note)| (format!("note {}", at + 1), note.clone()))).collect()
 }
 
@@ -70,9 +70,9 @@ fn bounds(split: &Split) -> &'static str {
 }
 
 pub(super) fn tell(
-    climbed: &Climbed,
+    results: &LadderResults,
     findings: &[Finding],
-    tried: Option<&Attempt>,
+    tried: Option<&RemedyTrial>,
     validity: &Validity,
     output: Output,
 ) {
@@ -88,24 +88,24 @@ pub(super) fn tell(
             "at_least": f.is_bound(), "evidence": f.evidence,
         })
     };
-    let shares = climbed.split.as_ref().map(|split| {
+    let shares = results.split.as_ref().map(|split| {
         let stages: serde_json::Map<String, Value> =
             Stage::ALL.iter().zip(split.shares).map(|(s, share)| (s.name().into(), share.into())).collect();
         json!({ "shares": stages, "overlap": split.overlap, "bounds": bounds(split) })
     });
     let attempt =
-        |t: &Attempt| json!({ "predicted": t.predicted, "achieved": t.achieved, "command": t.command });
+        |t: &RemedyTrial| json!({ "predicted": t.predicted, "achieved": t.achieved, "command": t.command });
     output.event(
         "summary",
         json!({
-            "fits": climbed.fits.iter().map(fit).collect::<Vec<_>>(), "split": shares,
-            "seen": climbed.seen.as_ref().map(|seen| format!("{seen:?}")),
+            "fits": results.fits.iter().map(fit).collect::<Vec<_>>(), "split": shares,
+            "seen": results.seen.as_ref().map(|seen| format!("{seen:?}")),
             "findings": findings.iter().map(finding).collect::<Vec<_>>(), "tried": tried.map(attempt),
-            "notes": climbed.notes, "validity": validity,
+            "notes": results.notes, "validity": validity,
         }),
     );
     if !output.is_json() {
-        people(climbed, findings, tried, output);
+        people(results, findings, tried, output);
         let mut told: Vec<Code> = Vec::new();
         for reason in &validity.reasons {
             if !told.contains(&reason.code) {
@@ -116,8 +116,8 @@ pub(super) fn tell(
     }
 }
 
-fn people(climbed: &Climbed, findings: &[Finding], tried: Option<&Attempt>, output: Output) {
-    for (rung, fit) in &climbed.fits {
+fn people(results: &LadderResults, findings: &[Finding], tried: Option<&RemedyTrial>, output: Output) {
+    for (rung, fit) in &results.fits {
         let each = Scale::of("s", fit.t0.value.abs());
         let rate = if fit.rate.value.is_finite() {
             Scale::of("B/s", fit.rate.value).with_unit(fit.rate.value)
@@ -132,7 +132,7 @@ fn people(climbed: &Climbed, findings: &[Finding], tried: Option<&Attempt>, outp
             each.number(fit.t0.high),
         ));
     }
-    if let Some(split) = &climbed.split {
+    if let Some(split) = &results.split {
         output.line(match split.bounds {
             Bounds::Held => format!(
                 "a file of the whole takes between its longest stage ({}) and their sum: {:.0} % of what could overlap does",
@@ -146,13 +146,13 @@ fn people(climbed: &Climbed, findings: &[Finding], tried: Option<&Attempt>, outp
             Bounds::AboveSum => "a file of the whole takes more than all stages one after the other: they disturb each other".into(),
         });
     }
-    for note in &climbed.notes {
+    for note in &results.notes {
         output.note(note);
     }
     if let Some(first) = findings.first() {
         output.line(first);
     }
-    let Some(Attempt { predicted, achieved, command }) = tried else { return };
+    let Some(RemedyTrial { predicted, achieved, command }) = tried else { return };
     let times =
         |gain: &Option<f64>| gain.map_or("not known".into(), |gain| format!("{gain:.2} times as fast"));
     output.line(match (achieved, command) {

@@ -4,12 +4,12 @@
 //! network is looked at first. Then what the study names as future work: several
 //! clients of one target, each on a host (a namespace) of its own.
 
-use super::place::{Kind, Place};
-use super::rig::{Rig, Scratch, Server};
-use super::{Experiment, Found, Settings, Usual, Wanted, suited_scale};
+use super::device::{AttachedDevice, DeviceFormat};
+use super::links::{Links, Scratch, Server};
+use super::{Defaults, Experiment, PlanEntry, Results, Settings, suited_scale};
 use crate::exit::{Failure, Outcome};
 use longhaul_bench::published::{Statement, fabrics as said, filesystems};
-use longhaul_bench::record::{Better, Cell, Code, Place as Spot, Question};
+use longhaul_bench::record::{Better, Cell, Code, Place, Question};
 use longhaul_initiator::Uri;
 use longhaul_wan::Conditions;
 use std::path::Path;
@@ -57,17 +57,17 @@ const ANY_ADDRESS: &str = "0.0.0.0:4420";
 
 /// Where drives are, and what is on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct On {
+pub(super) struct DriveSetup {
     remote: bool,
     ext4: bool,
 }
 
-impl On {
-    const ALL: [On; 4] = [
-        On { remote: false, ext4: false },
-        On { remote: false, ext4: true },
-        On { remote: true, ext4: false },
-        On { remote: true, ext4: true },
+impl DriveSetup {
+    const ALL: [DriveSetup; 4] = [
+        DriveSetup { remote: false, ext4: false },
+        DriveSetup { remote: false, ext4: true },
+        DriveSetup { remote: true, ext4: false },
+        DriveSetup { remote: true, ext4: true },
     ];
 
     fn name(self) -> &'static str {
@@ -82,11 +82,11 @@ impl On {
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Case {
+pub(super) enum FabricMeasurement {
     /// The network alone: streams, to the target or from it.
     Network(u16, bool),
     /// So many drives under one of [`LOADS`].
-    Drives(On, usize, usize),
+    Drives(DriveSetup, usize, usize),
     /// All drives under one of [`LOADS`] by so many clients.
     Clients(usize, usize),
 }
@@ -101,7 +101,7 @@ enum Site {
 
 /// The experiment, and what it is measured on.
 #[derive(Default)]
-pub(super) struct Fabrics(Option<Bed>);
+pub(super) struct Fabrics(Option<FabricsTestbed>);
 
 /// The drives that were named: those of this machine, or the others.
 fn named(settings: &Settings, remote: bool) -> Vec<String> {
@@ -109,14 +109,14 @@ fn named(settings: &Settings, remote: bool) -> Vec<String> {
 }
 
 impl Experiment for Fabrics {
-    type Case = Case;
+    type Measurement = FabricMeasurement;
 
-    fn usual(quick: bool) -> Usual {
+    fn usual(quick: bool) -> Defaults {
         let (runs, seconds) = if quick { (2, 1) } else { (5, 20) };
-        Usual { scale: suited_scale(RATE, quick), runs, runtime: Duration::from_secs(seconds) }
+        Defaults { scale: suited_scale(RATE, quick), runs, runtime: Duration::from_secs(seconds) }
     }
 
-    fn plan(settings: &Settings) -> Vec<Wanted<Case>> {
+    fn plan(settings: &Settings) -> Vec<PlanEntry<FabricMeasurement>> {
         let mut all = Vec::new();
         for streams in [1, 4] {
             for away in [true, false] {
@@ -124,7 +124,7 @@ impl Experiment for Fabrics {
             }
         }
         let drives = if settings.quick { &DRIVES_QUICK[..] } else { &DRIVES };
-        for on in On::ALL {
+        for on in DriveSetup::ALL {
             for &number in drives {
                 for load in 0..LOADS.len() {
                     all.push(on_drives(on, number, load, settings));
@@ -140,7 +140,7 @@ impl Experiment for Fabrics {
                 for (load, &(_, rw, _)) in LOADS.iter().enumerate() {
                     let mut cell = cell(fabric, number, load);
                     cell.cite(elsewhere(fabric, number, rw));
-                    all.push(Wanted { cells: vec![cell], how: Err(without_rdma(fabric)) });
+                    all.push(PlanEntry { cells: vec![cell], how: Err(without_rdma(fabric)) });
                 }
             }
         }
@@ -150,7 +150,7 @@ impl Experiment for Fabrics {
     fn questions(settings: &Settings) -> Vec<Question> {
         let drives = if settings.quick { &DRIVES_QUICK[..] } else { &DRIVES };
         let (Some(&least), Some(&most)) = (drives.first(), drives.last()) else { return Vec::new() };
-        let [local, local_ext4, tcp, tcp_ext4] = On::ALL.map(On::name);
+        let [local, local_ext4, tcp, tcp_ext4] = DriveSetup::ALL.map(DriveSetup::name);
         let pairs = |question: Question, drives: &[usize], of: (&str, usize), to: (&str, usize)| {
             let mut question = question;
             for (load, (name, ..)) in LOADS.iter().enumerate() {
@@ -203,23 +203,29 @@ impl Experiment for Fabrics {
         all
     }
 
-    fn measure(&mut self, case: &Case, settings: &Settings, known: &[Cell], found: &mut Found) -> Outcome {
+    fn measure(
+        &mut self,
+        case: &FabricMeasurement,
+        settings: &Settings,
+        known: &[Cell],
+        found: &mut Results,
+    ) -> Outcome {
         let site = match case {
-            Case::Clients(..) => Site::Clients,
-            Case::Drives(On { remote: false, .. }, ..) => Site::Local,
-            Case::Drives(..) | Case::Network(..) => Site::Remote,
+            FabricMeasurement::Clients(..) => Site::Clients,
+            FabricMeasurement::Drives(DriveSetup { remote: false, .. }, ..) => Site::Local,
+            FabricMeasurement::Drives(..) | FabricMeasurement::Network(..) => Site::Remote,
         };
-        if self.0.as_ref().is_none_or(|bed| bed.site != site) {
+        if self.0.as_ref().is_none_or(|testbed| testbed.site != site) {
             // Both have the same drives.
             self.0 = None;
-            self.0 = Some(Bed::start(site, settings)?);
+            self.0 = Some(FabricsTestbed::start(site, settings)?);
         }
-        let Some(bed) = &mut self.0 else { return Err(Failure::failed("there are no drives")) };
+        let Some(testbed) = &mut self.0 else { return Err(Failure::failed("there are no drives")) };
         match *case {
-            Case::Network(streams, away) => bed.network(streams, away, settings, found),
-            Case::Clients(clients, load) => bed.clients(clients, load, settings, found),
-            Case::Drives(on, drives, load) => {
-                bed.drives(on.ext4, drives, load, settings, found)?;
+            FabricMeasurement::Network(streams, away) => testbed.network(streams, away, settings, found),
+            FabricMeasurement::Clients(clients, load) => testbed.clients(clients, load, settings, found),
+            FabricMeasurement::Drives(on, drives, load) => {
+                testbed.drives(on.ext4, drives, load, settings, found)?;
                 if let Some(why) = unfit(settings, known).filter(|_| on.remote) {
                     found.cells.iter_mut().for_each(|cell| cell.validity.mark(Code::LateLink, why.clone()));
                 }
@@ -253,11 +259,11 @@ fn way(away: bool) -> &'static str {
     if away { "to the target" } else { "from the target" }
 }
 
-fn network(streams: u16, away: bool, settings: &Settings) -> Wanted<Case> {
+fn network(streams: u16, away: bool, settings: &Settings) -> PlanEntry<FabricMeasurement> {
     let (x, of) = (way(away), if streams == 1 { "stream" } else { "streams" });
     let series = format!("{streams} {of}");
     let mut cell = Cell::new(format!("network {x}, {series}"), "bit/s", Better::Higher);
-    cell.place = Some(Spot {
+    cell.place = Some(Place {
         figure: "The network alone".into(),
         series,
         x: x.into(),
@@ -266,10 +272,10 @@ fn network(streams: u16, away: bool, settings: &Settings) -> Wanted<Case> {
     });
     let has_path = settings.targets.is_empty() || !named(settings, true).is_empty();
     let how = match has_path {
-        true => Ok(Case::Network(streams, away)),
+        true => Ok(FabricMeasurement::Network(streams, away)),
         false => Err("no drive of another machine was named".into()),
     };
-    Wanted { cells: vec![cell], how }
+    PlanEntry { cells: vec![cell], how }
 }
 
 /// The name of a number of drives under a load.
@@ -288,12 +294,12 @@ fn unit(load: usize) -> &'static str {
 }
 
 /// All drives under a load by so many clients.
-fn by_clients(clients: usize, load: usize, settings: &Settings) -> Wanted<Case> {
+fn by_clients(clients: usize, load: usize, settings: &Settings) -> PlanEntry<FabricMeasurement> {
     let mut cell = Cell::new(of_clients(clients, load), unit(load), Better::Higher);
     let (_, rw, bs) = LOADS[load];
     let way = if rw.ends_with("read") { "reads" } else { "writes" };
     let what = if bs <= 4096 { "random blocks of 4 KiB" } else { "sequential blocks of 128 KiB" };
-    cell.place = Some(Spot {
+    cell.place = Some(Place {
         figure: format!("Several clients of one target: {what}"),
         series: way.into(),
         x: clients.to_string(),
@@ -301,16 +307,16 @@ fn by_clients(clients: usize, load: usize, settings: &Settings) -> Wanted<Case> 
         x_label: "Clients, each with six drives and a link".into(),
     });
     let how = match settings.targets.is_empty() {
-        true => Ok(Case::Clients(clients, load)),
+        true => Ok(FabricMeasurement::Clients(clients, load)),
         false => Err("other clients of the devices that were named cannot be started from here".into()),
     };
-    Wanted { cells: vec![cell], how }
+    PlanEntry { cells: vec![cell], how }
 }
 
 fn cell(series: &str, drives: usize, load: usize) -> Cell {
     let figure = LOADS[load].0;
     let mut cell = Cell::new(name_of(series, drives, load), unit(load), Better::Higher);
-    cell.place = Some(Spot {
+    cell.place = Some(Place {
         figure: figure.into(),
         series: series.into(),
         x: drives.to_string(),
@@ -320,24 +326,29 @@ fn cell(series: &str, drives: usize, load: usize) -> Cell {
     cell
 }
 
-fn on_drives(on: On, drives: usize, load: usize, settings: &Settings) -> Wanted<Case> {
+fn on_drives(
+    on: DriveSetup,
+    drives: usize,
+    load: usize,
+    settings: &Settings,
+) -> PlanEntry<FabricMeasurement> {
     let mut cell = cell(on.name(), drives, load);
     // The figures of local drives are of block devices.
     cell.cite(match on {
-        On { remote: true, .. } => Some(&said::TCP_WORDS),
-        On { remote: false, ext4: false } => Some(&said::LINEAR),
-        On { remote: false, ext4: true } => None,
+        DriveSetup { remote: true, .. } => Some(&said::TCP_WORDS),
+        DriveSetup { remote: false, ext4: false } => Some(&said::LINEAR),
+        DriveSetup { remote: false, ext4: true } => None,
     });
     let there = named(settings, on.remote).len();
     let how = if !settings.targets.is_empty() && there < drives {
         let whose = if on.remote { "of another machine" } else { "of this machine" };
         Err(format!("this takes {drives} drives {whose}, and --target names {there}"))
     } else if on.ext4 {
-        Kind::Ext4.missing().map_or(Ok(()), Err)
+        DeviceFormat::Ext4.missing().map_or(Ok(()), Err)
     } else {
         Ok(())
     };
-    Wanted { cells: vec![cell], how: how.map(|()| Case::Drives(on, drives, load)) }
+    PlanEntry { cells: vec![cell], how: how.map(|()| FabricMeasurement::Drives(on, drives, load)) }
 }
 
 /// What was found of another fabric.
@@ -359,23 +370,23 @@ fn without_rdma(fabric: &str) -> String {
 }
 
 /// Drives, and what is on them.
-struct Bed {
+struct FabricsTestbed {
     site: Site,
     drives: Vec<String>,
     // In this order: what is on the drives, the target that has them, the link.
-    places: Vec<Place>,
+    places: Vec<AttachedDevice>,
     /// What the files that are there were made for.
     laid_out: usize,
     _servers: Vec<Server>,
-    rig: Rig,
+    links: Links,
     /// The server of the network's own measurement.
     network: Option<String>,
     scratch: Scratch,
     _memory: Option<Scratch>,
 }
 
-impl Bed {
-    fn start(site: Site, settings: &Settings) -> Result<Bed, Failure> {
+impl FabricsTestbed {
+    fn start(site: Site, settings: &Settings) -> Result<FabricsTestbed, Failure> {
         let remote = site != Site::Local;
         let scratch = Scratch::make("fabrics")?;
         if !settings.targets.is_empty() {
@@ -383,14 +394,14 @@ impl Bed {
             let network = drives.first().filter(|_| remote).and_then(|uri| uri.parse::<Uri>().ok());
             let network =
                 network.map(|uri| if uri.host.contains(':') { format!("[{}]", uri.host) } else { uri.host });
-            let (places, rig) = (Vec::new(), Rig::here());
-            return Ok(Bed {
+            let (places, links) = (Vec::new(), Links::here());
+            return Ok(FabricsTestbed {
                 site,
                 drives,
                 places,
                 laid_out: 0,
                 _servers: Vec::new(),
-                rig,
+                links,
                 network,
                 scratch,
                 _memory: None,
@@ -404,12 +415,12 @@ impl Bed {
         let drive =
             |number: &usize| format!("file:{dir}/drive{number},size={size},buffered,rate={rate:.0}bit");
         let mut drives: Vec<String> = DRIVES.iter().map(drive).collect();
-        let (mut servers, mut network, mut rig) = (Vec::new(), None, Rig::here());
+        let (mut servers, mut network, mut links) = (Vec::new(), None, Links::here());
         let conditions = Conditions::new(RTT, Some((RATE * settings.scale) as u64));
         if site == Site::Clients {
             // The target is in the middle, and a client behind each link.
-            rig = Rig::emulated(CLIENTS_MOST, conditions)?;
-            let mut command = rig.command()?;
+            links = Links::emulated(CLIENTS_MOST, conditions)?;
+            let mut command = links.command()?;
             command.args(["target", "--discovery", "none", "--listen", ANY_ADDRESS]);
             for (number, drive) in (1..).zip(&drives) {
                 command.args(["--export", &format!("drive{number}={drive}")]);
@@ -419,8 +430,8 @@ impl Bed {
             drives = exports.iter().filter_map(|export| export["uri"].as_str().map(str::to_owned)).collect();
             servers = vec![target];
         } else if remote {
-            rig = Rig::emulated(1, conditions)?;
-            let (mut command, address) = rig.behind(1)?;
+            links = Links::emulated(1, conditions)?;
+            let (mut command, address) = links.behind(1)?;
             command.args(["target", "--discovery", "none", "--listen", &format!("{address}:4420")]);
             for (number, drive) in (1..).zip(&drives) {
                 command.args(["--export", &format!("drive{number}={drive}")]);
@@ -428,19 +439,19 @@ impl Bed {
             let target = Server::start(command)?;
             let exports = target.ready["exports"].as_array().map(Vec::as_slice).unwrap_or_default();
             drives = exports.iter().filter_map(|export| export["uri"].as_str().map(str::to_owned)).collect();
-            let (mut command, address) = rig.behind(1)?;
+            let (mut command, address) = links.behind(1)?;
             command.args(["netbench", "--listen", &format!("{address}:7411")]);
             servers = vec![target, Server::start(command)?];
             network = Some(address);
         }
         let places = Vec::new();
-        Ok(Bed {
+        Ok(FabricsTestbed {
             site,
             drives,
             places,
             laid_out: 0,
             _servers: servers,
-            rig,
+            links,
             network,
             scratch,
             _memory: Some(memory),
@@ -448,7 +459,7 @@ impl Bed {
     }
 
     /// What the network carries by itself.
-    fn network(&self, streams: u16, away: bool, settings: &Settings, found: &mut Found) -> Outcome {
+    fn network(&self, streams: u16, away: bool, settings: &Settings, found: &mut Results) -> Outcome {
         let Some(server) = &self.network else { return Err(Failure::failed("there is no network")) };
         let (direction, number) = match away {
             true => ("send", "throughput to server"),
@@ -459,11 +470,11 @@ impl Bed {
         let args = ["netbench", server, "--direction", direction, "--streams", &streams, "--time", &time];
         let more = ["--ramp", RAMP, "--interval", "500ms", "--runs", &runs];
         let args: Vec<String> = args.into_iter().chain(more).map(str::to_owned).collect();
-        self.rig.load(&args, &[number], found)
+        self.links.load(&args, &[number], found)
     }
 
     /// All drives under a load by so many clients at the same time.
-    fn clients(&self, clients: usize, load: usize, settings: &Settings, found: &mut Found) -> Outcome {
+    fn clients(&self, clients: usize, load: usize, settings: &Settings, found: &mut Results) -> Outcome {
         let size = if settings.quick { LOADED_QUICK } else { LOADED };
         let (_, rw, bs) = LOADS[load];
         let way = if rw.ends_with("read") { "read" } else { "write" };
@@ -472,7 +483,7 @@ impl Bed {
         let runtime = format!("{}ms", settings.runtime.as_millis());
         let mut loads = Vec::new();
         for link in 1..=clients {
-            let address = self.rig.client_address(link).unwrap_or_default();
+            let address = self.links.client_address(link).unwrap_or_default();
             let devices = self.drives.iter().map(|uri| {
                 uri.parse::<Uri>()
                     .map_or_else(|_| uri.clone(), |there| uri.replacen(&there.host, &address, 1))
@@ -483,7 +494,7 @@ impl Bed {
             args.extend(words.into_iter().chain(["--ramp", RAMP, "--runtime", &runtime]).map(str::to_owned));
             loads.push((link, args));
         }
-        self.rig.loads(&loads, &what, settings.runs, found)
+        self.links.loads(&loads, &what, settings.runs, found)
     }
 
     /// So many drives under a load.
@@ -493,7 +504,7 @@ impl Bed {
         number: usize,
         load: usize,
         settings: &Settings,
-        found: &mut Found,
+        found: &mut Results,
     ) -> Outcome {
         let size = if settings.quick { LOADED_QUICK } else { LOADED };
         let (_, rw, bs) = LOADS[load];
@@ -514,7 +525,7 @@ impl Bed {
         let words = ["--rw", rw, "--bs", &bs, "--size", &size, "--iodepth", DEPTH, "--group-reporting"];
         let more = ["--ramp", RAMP, "--runtime", &runtime, "--runs", &runs];
         args.extend(words.into_iter().chain(more).map(str::to_owned));
-        self.rig.load(&args, &[&what], found)
+        self.links.load(&args, &[&what], found)
     }
 
     /// A file on each of so many drives, with a file system that is made when it
@@ -523,17 +534,17 @@ impl Bed {
         for at in self.places.len()..number {
             let path = self.scratch.path().join(format!("drive{at}"));
             let drive = self.drives.get(at..=at).unwrap_or_default();
-            self.places.push(Place::new(&self.rig, &path, Kind::Ext4, drive, &[])?);
+            self.places.push(AttachedDevice::new(&self.links, &path, DeviceFormat::Ext4, drive, &[])?);
         }
-        let file = |place: &Place| {
+        let file = |place: &AttachedDevice| {
             format!("file:{}/load,size={size}", place.path.to_string_lossy().replace(',', ",,"))
         };
         let files: Vec<String> = self.places.iter().take(number).map(file).collect();
         if self.laid_out < number {
             let fresh = &files[self.laid_out..];
-            let mut command = self.rig.command()?;
+            let mut command = self.links.command()?;
             command.arg("bench").args(fresh).args(["--rw", "write", "--bs", "128k", "--end-fsync"]);
-            self.rig.finish(command.args(["--size", &size.to_string()]))?;
+            self.links.finish(command.args(["--size", &size.to_string()]))?;
             self.laid_out = number;
         }
         Ok(files)
@@ -549,7 +560,7 @@ mod tests {
         Settings { quick, targets: Vec::new(), scale: 0.01, runs: 1, runtime }
     }
 
-    fn all(quick: bool, targets: &[&str]) -> Vec<Wanted<Case>> {
+    fn all(quick: bool, targets: &[&str]) -> Vec<PlanEntry<FabricMeasurement>> {
         let targets = targets.iter().map(|uri| (*uri).to_owned()).collect();
         Fabrics::plan(&Settings { targets, ..settings(quick) })
     }
@@ -562,7 +573,7 @@ mod tests {
             assert_eq!(all.len(), 4 + 6 * drives * 4 + clients * 4);
             super::super::tests::assert_cited::<Fabrics>(&settings(quick));
             let of = |name: &str| {
-                let is = |one: &&Wanted<Case>| {
+                let is = |one: &&PlanEntry<FabricMeasurement>| {
                     one.cells[0].place.as_ref().is_some_and(|place| place.series == name)
                 };
                 all.iter().filter(is).collect::<Vec<_>>()
@@ -583,8 +594,8 @@ mod tests {
     #[test]
     fn the_network_comes_first() {
         let all = all(true, &[]);
-        assert!(all[..4].iter().all(|one| matches!(one.how, Ok(Case::Network(..)))));
-        assert!(!all[4..].iter().any(|one| matches!(one.how, Ok(Case::Network(..)))));
+        assert!(all[..4].iter().all(|one| matches!(one.how, Ok(FabricMeasurement::Network(..)))));
+        assert!(!all[4..].iter().any(|one| matches!(one.how, Ok(FabricMeasurement::Network(..)))));
     }
 
     #[test]
@@ -612,7 +623,7 @@ mod tests {
     fn named_drives_are_as_many_as_they_are() {
         let all = all(false, &["mem:1MiB", "mem:2MiB", "nvme+tcp://a/b"]);
         let measured = |remote: bool| {
-            let is = |one: &&Wanted<Case>| matches!(one.how, Ok(Case::Drives(on, ..)) if on == On { remote, ext4: false });
+            let is = |one: &&PlanEntry<FabricMeasurement>| matches!(one.how, Ok(FabricMeasurement::Drives(on, ..)) if on == DriveSetup { remote, ext4: false });
             all.iter().filter(is).count()
         };
         assert_eq!((measured(false), measured(true)), (2 * 4, 4));

@@ -3,8 +3,8 @@
 //! client had is not said: here each server has a link of its own, or all share the
 //! one port of the client, where they answer at once (incast).
 
-use super::rig::{Rig, Server};
-use super::{Experiment, Found, Settings, Usual, Wanted};
+use super::links::{Links, Server};
+use super::{Defaults, Experiment, PlanEntry, Results, Settings};
 use crate::exit::{Failure, Outcome};
 use longhaul_bench::published::{Statement, striping as said};
 use longhaul_bench::record::{Better, Cell, Code, LeftOut, Place, Question, Validity};
@@ -100,7 +100,7 @@ impl Ports {
 
 /// What is measured for a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Case {
+pub(super) struct StripingMeasurement {
     ports: Ports,
     /// Of each link, in bits per second; nothing on devices that were named.
     rate: Option<u64>,
@@ -110,25 +110,30 @@ pub(super) struct Case {
 
 /// The experiment, and what it is measured on.
 #[derive(Default)]
-pub(super) struct Striping(Option<Bed>);
+pub(super) struct Striping(Option<StripingTestbed>);
 
-struct Bed {
+struct StripingTestbed {
     key: (Option<u64>, Ports),
     uris: Vec<String>,
     // In this order: the servers end before their links do.
     _servers: Vec<Server>,
-    rig: Rig,
+    links: Links,
 }
 
-impl Bed {
-    fn start(key: (Option<u64>, Ports), settings: &Settings) -> Result<Bed, Failure> {
+impl StripingTestbed {
+    fn start(key: (Option<u64>, Ports), settings: &Settings) -> Result<StripingTestbed, Failure> {
         let (Some(bits), ports) = key else {
-            return Ok(Bed { key, uris: settings.targets.clone(), _servers: Vec::new(), rig: Rig::here() });
+            return Ok(StripingTestbed {
+                key,
+                uris: settings.targets.clone(),
+                _servers: Vec::new(),
+                links: Links::here(),
+            });
         };
         let conditions = Conditions::new(RTT, Some(bits));
-        let rig = match ports {
-            Ports::Each => Rig::emulated(MOST, conditions)?,
-            Ports::One => Rig::behind_a_port(conditions, PORT_BUFFER)?,
+        let links = match ports {
+            Ports::Each => Links::emulated(MOST, conditions)?,
+            Ports::One => Links::behind_a_port(conditions, PORT_BUFFER)?,
         };
         let (mut servers, mut uris) = (Vec::new(), Vec::new());
         for server in 1..=MOST {
@@ -136,36 +141,36 @@ impl Bed {
                 Ports::Each => (server, 4420),
                 Ports::One => (1, 4419 + server),
             };
-            let (mut command, address) = rig.behind(link)?;
+            let (mut command, address) = links.behind(link)?;
             let listen = format!("{address}:{port}");
             command.args(["target", "--discovery", "none", "--listen", &listen, "--export", MEMORY]);
             let server = Server::start(command)?;
             uris.extend(server.ready["exports"][0]["uri"].as_str().map(str::to_owned));
             servers.push(server);
         }
-        Ok(Bed { key, uris, _servers: servers, rig })
+        Ok(StripingTestbed { key, uris, _servers: servers, links })
     }
 }
 
 impl Experiment for Striping {
-    type Case = Case;
+    type Measurement = StripingMeasurement;
 
-    fn usual(quick: bool) -> Usual {
+    fn usual(quick: bool) -> Defaults {
         match quick {
-            true => Usual { scale: 0.5, runs: 2, runtime: Duration::from_secs(1) },
-            false => Usual { scale: 1.0, runs: 10, runtime: Duration::from_secs(10) },
+            true => Defaults { scale: 0.5, runs: 2, runtime: Duration::from_secs(1) },
+            false => Defaults { scale: 1.0, runs: 10, runtime: Duration::from_secs(10) },
         }
     }
 
-    fn plan(settings: &Settings) -> Vec<Wanted<Case>> {
+    fn plan(settings: &Settings) -> Vec<PlanEntry<StripingMeasurement>> {
         let mut all = Vec::new();
         if !settings.targets.is_empty() {
             for servers in 1..=settings.targets.len() {
                 for (unit, name) in UNITS {
                     let cells = cells("these devices", Ports::Each, servers, name);
-                    all.push(Wanted {
+                    all.push(PlanEntry {
                         cells,
-                        how: Ok(Case { ports: Ports::Each, rate: None, servers, unit }),
+                        how: Ok(StripingMeasurement { ports: Ports::Each, rate: None, servers, unit }),
                     });
                 }
             }
@@ -202,18 +207,24 @@ impl Experiment for Striping {
         all
     }
 
-    fn measure(&mut self, case: &Case, settings: &Settings, _: &[Cell], found: &mut Found) -> Outcome {
+    fn measure(
+        &mut self,
+        case: &StripingMeasurement,
+        settings: &Settings,
+        _: &[Cell],
+        found: &mut Results,
+    ) -> Outcome {
         let key = (case.rate, case.ports);
-        if self.0.as_ref().is_none_or(|bed| bed.key != key) {
+        if self.0.as_ref().is_none_or(|testbed| testbed.key != key) {
             // The old one goes first: both together would be too much.
             self.0 = None;
-            self.0 = Some(Bed::start(key, settings)?);
+            self.0 = Some(StripingTestbed::start(key, settings)?);
         }
-        let Some(bed) = &self.0 else { return Err(Failure::failed("there are no links")) };
+        let Some(testbed) = &self.0 else { return Err(Failure::failed("there are no links")) };
         let (unit, runs) = (case.unit.to_string(), settings.runs.to_string());
         let runtime = format!("{}ms", settings.runtime.as_millis());
         let mut args = vec!["bench"];
-        args.extend(bed.uris.iter().take(case.servers).map(String::as_str));
+        args.extend(testbed.uris.iter().take(case.servers).map(String::as_str));
         if case.servers > 1 {
             args.extend(["--layout", "stripe", "--stripe-unit", &unit]);
         }
@@ -230,7 +241,7 @@ impl Experiment for Striping {
             &runs,
         ]);
         let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
-        bed.rig.load(&args, &["read bandwidth", "CPU"], found)?;
+        testbed.links.load(&args, &["read bandwidth", "CPU"], found)?;
         if case.ports == Ports::One {
             found.cells.iter_mut().for_each(count_with_losses);
         }
@@ -280,7 +291,7 @@ fn wanted(
     servers: usize,
     (unit, name): (u64, &str),
     settings: &Settings,
-) -> Wanted<Case> {
+) -> PlanEntry<StripingMeasurement> {
     let mut cells = cells(transport.name, ports, servers, name);
     let scale = settings.scale;
     if unit == UNITS[0].0 {
@@ -291,8 +302,8 @@ fn wanted(
         cells[0].cite(offload(servers, unit));
     }
     let scaled = |rate: u64| Some((rate as f64 * scale) as u64);
-    let how = transport.link.map(|rate| Case { ports, rate: scaled(rate), servers, unit });
-    Wanted { cells, how: how.map_err(str::to_owned) }
+    let how = transport.link.map(|rate| StripingMeasurement { ports, rate: scaled(rate), servers, unit });
+    PlanEntry { cells, how: how.map_err(str::to_owned) }
 }
 
 /// Lets runs count whose only flaw is that segments were sent again: at one port, what
@@ -360,7 +371,8 @@ mod tests {
             (first.cells[0].published[0].value - 0.927e6).abs() < 1.0
                 && first.cells[0].published[0].source.contains("times 0.1")
         );
-        let case = Case { ports: Ports::Each, rate: Some(10_000_000), servers: 1, unit: 1 << 20 };
+        let case =
+            StripingMeasurement { ports: Ports::Each, rate: Some(10_000_000), servers: 1, unit: 1 << 20 };
         assert!(first.how == Ok(case));
     }
 

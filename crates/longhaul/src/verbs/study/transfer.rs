@@ -9,20 +9,20 @@
 //! over a path was as long as any window is to be; and all other copies have to be
 //! that long themselves. Within this machine nothing has to get going.
 
-mod bed;
 mod plain;
 mod planted;
 mod sets;
+mod testbed;
 
-use super::{Experiment, Found, Settings, Usual, Wanted, suited_scale};
+use super::{Defaults, Experiment, PlanEntry, Results, Settings, suited_scale};
 use crate::exit::{Failure, Outcome};
 use crate::verbs::line;
-use bed::{Bed, Length};
 use longhaul_bench::published::{Statement, transfer as said};
 use longhaul_bench::record::{Better, Cell, Code, Place, Question, ROUND_TRIPS_MIN, Validity, WINDOW_MIN};
 use longhaul_report::model::{Copy, Noise, fit};
 use sets::Sets;
 use std::time::Duration;
+use testbed::{MinLength, TransferTestbed};
 
 const RATE: f64 = said::RATE.value();
 const RTT: Duration = Duration::from_millis(45);
@@ -51,7 +51,7 @@ const BYTES_OF_SMALL: u64 = 4096;
 
 /// A copy, with stages left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rung {
+pub(super) enum CopyStages {
     /// Files to nothing.
     Read,
     /// Nothing to nothing over the path.
@@ -64,16 +64,17 @@ pub(super) enum Rung {
     Whole,
 }
 
-impl Rung {
-    const ALL: [Rung; 5] = [Rung::Read, Rung::Network, Rung::Write, Rung::Nothing, Rung::Whole];
+impl CopyStages {
+    const ALL: [CopyStages; 5] =
+        [CopyStages::Read, CopyStages::Network, CopyStages::Write, CopyStages::Nothing, CopyStages::Whole];
 
     fn name(self) -> &'static str {
         match self {
-            Rung::Read => "read",
-            Rung::Network => "network",
-            Rung::Write => "write",
-            Rung::Nothing => "no storage, no network",
-            Rung::Whole => "whole",
+            CopyStages::Read => "read",
+            CopyStages::Network => "network",
+            CopyStages::Write => "write",
+            CopyStages::Nothing => "no storage, no network",
+            CopyStages::Whole => "whole",
         }
     }
 
@@ -81,27 +82,27 @@ impl Rung {
     /// end is another machine.
     fn crosses(self, named: bool) -> bool {
         match self {
-            Rung::Network | Rung::Whole => true,
-            Rung::Write => named,
-            Rung::Read | Rung::Nothing => false,
+            CopyStages::Network | CopyStages::Whole => true,
+            CopyStages::Write => named,
+            CopyStages::Read | CopyStages::Nothing => false,
         }
     }
 
     /// Published seconds a file.
     fn published(self) -> Option<&'static Statement> {
         match self {
-            Rung::Read => Some(&said::O_R),
-            Rung::Network => Some(&said::O_N),
-            Rung::Write => Some(&said::O_W),
-            Rung::Nothing => None,
-            Rung::Whole => Some(&said::T0),
+            CopyStages::Read => Some(&said::O_R),
+            CopyStages::Network => Some(&said::O_N),
+            CopyStages::Write => Some(&said::O_W),
+            CopyStages::Nothing => None,
+            CopyStages::Whole => Some(&said::T0),
         }
     }
 }
 
 /// How much at the same time, and how far ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tune {
+pub(super) struct Concurrency {
     /// Readers, connections and writers; as many as help, if it is not said.
     at_once: Option<u16>,
     /// Connections, where they are fewer.
@@ -110,22 +111,22 @@ pub(super) struct Tune {
     ahead: bool,
 }
 
-impl Tune {
+impl Concurrency {
     /// As many as help, as it comes.
-    const USUAL: Tune = Tune { at_once: None, streams: None, ahead: true };
+    const USUAL: Concurrency = Concurrency { at_once: None, streams: None, ahead: true };
 }
 
-const ONE: Tune = Tune { at_once: Some(1), ..Tune::USUAL };
+const ONE: Concurrency = Concurrency { at_once: Some(1), ..Concurrency::USUAL };
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Case {
+pub(super) enum TransferMeasurement {
     /// Seconds of copies that a line goes through.
-    Point(Rung, u32),
+    Point(CopyStages, u32),
     /// Seconds of whole copies, and of processors.
-    Copy(u32, Tune),
+    Copy(u32, Concurrency),
     /// The line through the copies of a kind.
-    Line(Rung),
+    Line(CopyStages),
     /// With the published costs of files planted.
     Planted(planted::Planted),
     /// Of the data sets.
@@ -139,44 +140,44 @@ pub(super) fn is_agent(uri: &str) -> bool {
 
 /// The experiment, and what it is measured on.
 #[derive(Default)]
-pub(super) struct Transfer(Option<Bed>);
+pub(super) struct Transfer(Option<TransferTestbed>);
 
 impl Experiment for Transfer {
-    type Case = Case;
+    type Measurement = TransferMeasurement;
 
-    fn usual(quick: bool) -> Usual {
+    fn usual(quick: bool) -> Defaults {
         let runs = if quick { 2 } else { 5 };
         let runtime = Duration::from_secs(if quick { 2 } else { 10 });
-        Usual { scale: suited_scale(RATE, quick), runs, runtime }
+        Defaults { scale: suited_scale(RATE, quick), runs, runtime }
     }
 
-    fn plan(settings: &Settings) -> Vec<Wanted<Case>> {
+    fn plan(settings: &Settings) -> Vec<PlanEntry<TransferMeasurement>> {
         let files = counts(settings);
         let most = files[files.len() - 1];
         let mut all = Vec::new();
-        for rung in Rung::ALL {
+        for rung in CopyStages::ALL {
             for &files in files {
-                let case = Case::Point(rung, files);
-                all.push(Wanted { cells: vec![of_copy(rung, files, settings)], how: Ok(case) });
+                let case = TransferMeasurement::Point(rung, files);
+                all.push(PlanEntry { cells: vec![of_copy(rung, files, settings)], how: Ok(case) });
             }
         }
-        for rung in Rung::ALL {
-            all.push(Wanted { cells: of_line(rung, settings), how: Ok(Case::Line(rung)) });
+        for rung in CopyStages::ALL {
+            all.push(PlanEntry { cells: of_line(rung, settings), how: Ok(TransferMeasurement::Line(rung)) });
         }
         let at_once = if settings.quick { &AT_ONCE_QUICK[..] } else { &AT_ONCE };
         for at_once in at_once.iter().copied().map(Some).chain([None]) {
-            let case = Case::Copy(most, Tune { at_once, ..Tune::USUAL });
-            all.push(Wanted { cells: of_number(at_once, settings), how: Ok(case) });
+            let case = TransferMeasurement::Copy(most, Concurrency { at_once, ..Concurrency::USUAL });
+            all.push(PlanEntry { cells: of_number(at_once, settings), how: Ok(case) });
         }
-        all.extend(planted::plan(settings, Case::Planted));
-        all.extend(sets::plan(settings, Case::Sets));
+        all.extend(planted::plan(settings, TransferMeasurement::Planted));
+        all.extend(sets::plan(settings, TransferMeasurement::Sets));
         all
     }
 
     fn questions(settings: &Settings) -> Vec<Question> {
         let mut whole = Question::new("1,000 files, against one", [&said::T0]);
         let files = counts(settings);
-        for rung in Rung::ALL {
+        for rung in CopyStages::ALL {
             whole = whole.pair(rung.name(), name_of(rung, files[files.len() - 1]), name_of(rung, files[0]));
         }
         let mut all = vec![whole];
@@ -185,29 +186,42 @@ impl Experiment for Transfer {
         all
     }
 
-    fn measure(&mut self, case: &Case, settings: &Settings, known: &[Cell], found: &mut Found) -> Outcome {
-        if let Case::Line(rung) = case {
+    fn measure(
+        &mut self,
+        case: &TransferMeasurement,
+        settings: &Settings,
+        known: &[Cell],
+        found: &mut Results,
+    ) -> Outcome {
+        if let TransferMeasurement::Line(rung) = case {
             return line(*rung, settings, known, &mut found.cells);
         }
-        if let Case::Planted(planted) = case {
+        if let TransferMeasurement::Planted(planted) = case {
             return planted::measure(*planted, &mut self.0, settings, known, found);
         }
-        if let Case::Sets(Sets::Sizes(set, size)) = case {
+        if let TransferMeasurement::Sets(Sets::Sizes(set, size)) = case {
             found.cells[0].push(sets::up_to(set, *size)?, &Validity::default());
             return Ok(());
         }
         if self.0.is_none() {
-            self.0 = Some(Bed::start(settings)?);
+            self.0 = Some(TransferTestbed::start(settings)?);
         }
-        let Some(bed) = &mut self.0 else { return Err(Failure::failed("there is nothing to copy to")) };
-        let mut copies =
-            |rung, files, how| (0..settings.runs).try_for_each(|_| bed.copy(rung, files, how, &mut *found));
+        let Some(testbed) = &mut self.0 else { return Err(Failure::failed("there is nothing to copy to")) };
+        let mut copies = |rung, files, how| {
+            (0..settings.runs).try_for_each(|_| testbed.copy(rung, files, how, &mut *found))
+        };
         match case {
-            Case::Point(rung, files) => copies(*rung, *files, (ONE, Length::Any)),
-            Case::Copy(files, tune) => copies(Rung::Whole, *files, (*tune, Length::Enough)),
-            Case::Sets(Sets::Whole(name)) => bed.set(name, settings, found),
-            Case::Sets(Sets::Stage(name, stage, tool)) => bed.stage((name, *stage, *tool), settings, found),
-            Case::Line(_) | Case::Planted(_) | Case::Sets(_) => Ok(()),
+            TransferMeasurement::Point(rung, files) => copies(*rung, *files, (ONE, MinLength::Any)),
+            TransferMeasurement::Copy(files, tune) => {
+                copies(CopyStages::Whole, *files, (*tune, MinLength::Enough))
+            }
+            TransferMeasurement::Sets(Sets::Whole(name)) => testbed.set(name, settings, found),
+            TransferMeasurement::Sets(Sets::Stage(name, stage, tool)) => {
+                testbed.stage((name, *stage, *tool), settings, found)
+            }
+            TransferMeasurement::Line(_) | TransferMeasurement::Planted(_) | TransferMeasurement::Sets(_) => {
+                Ok(())
+            }
         }
     }
 }
@@ -238,11 +252,11 @@ fn size(files: u32, settings: &Settings) -> u64 {
     ((bytes(settings) / f64::from(files)) as u64).max(1)
 }
 
-fn name_of(rung: Rung, files: u32) -> String {
+fn name_of(rung: CopyStages, files: u32) -> String {
     format!("{}, {files} files", rung.name())
 }
 
-fn of_copy(rung: Rung, files: u32, settings: &Settings) -> Cell {
+fn of_copy(rung: CopyStages, files: u32, settings: &Settings) -> Cell {
     let mut cell = Cell::new(name_of(rung, files), "s", Better::Lower);
     let number = Some(f64::from(files));
     let figure = "The same bytes in more and more files, one at a time";
@@ -250,7 +264,7 @@ fn of_copy(rung: Rung, files: u32, settings: &Settings) -> Cell {
     // The bytes are fewer as the links are slower, and then take as long; what
     // a file costs is the path's.
     let alike = settings.targets.is_empty() || (!settings.quick && settings.scale == 1.0);
-    if rung == Rung::Whole && alike {
+    if rung == CopyStages::Whole && alike {
         let more = bytes(settings) / (BYTES * settings.scale);
         let value = f64::from(files) * T0 + OF_BYTES * more;
         let more = if more == 1.0 { String::new() } else { format!(" and {more} times the bytes") };
@@ -261,10 +275,10 @@ fn of_copy(rung: Rung, files: u32, settings: &Settings) -> Cell {
 }
 
 /// What a file costs, and the rate of the bytes.
-fn of_line(rung: Rung, settings: &Settings) -> Vec<Cell> {
+fn of_line(rung: CopyStages, settings: &Settings) -> Vec<Cell> {
     let [mut t0, mut rate] = line::cells(rung.name());
     t0.published.extend(rung.published().map(|statement| statement.scaled(1.0, "")));
-    if rung == Rung::Whole {
+    if rung == CopyStages::Whole {
         let (scale, scaled) = match settings.scale {
             scale if scale < 1.0 && settings.targets.is_empty() => {
                 (scale, format!("times {scale}, as the links are"))
@@ -296,7 +310,7 @@ fn place(figure: &str, series: &str, x: &str, x_number: Option<f64>, x_label: &s
 }
 
 /// A line for each round of copies: so t0 and R have a spread as all numbers do.
-fn line(rung: Rung, settings: &Settings, known: &[Cell], cells: &mut [Cell]) -> Outcome {
+fn line(rung: CopyStages, settings: &Settings, known: &[Cell], cells: &mut [Cell]) -> Outcome {
     let times = |files: &u32| {
         let name = name_of(rung, *files);
         let cell = known.iter().find(|cell| cell.name == name);
@@ -380,7 +394,7 @@ mod tests {
         let settings = settings(true, &[]);
         let mut known = Vec::new();
         for files in FILES_QUICK {
-            let mut cell = Cell::new(name_of(Rung::Whole, files), "s", Better::Lower);
+            let mut cell = Cell::new(name_of(CopyStages::Whole, files), "s", Better::Lower);
             // Each round has a line of its own.
             for t0 in [0.05, 0.06] {
                 let bytes = (size(files, &settings) * u64::from(files)) as f64;
@@ -388,18 +402,18 @@ mod tests {
             }
             known.push(cell);
         }
-        let mut cells = of_line(Rung::Whole, &settings);
-        line(Rung::Whole, &settings, &known, &mut cells).expect("a line");
+        let mut cells = of_line(CopyStages::Whole, &settings);
+        line(CopyStages::Whole, &settings, &known, &mut cells).expect("a line");
         let is = |cell: &Cell, all: [f64; 2]| {
             cell.samples.iter().zip(all).all(|(found, planted)| (found / planted - 1.0).abs() < 1e-6)
         };
         assert!(is(&cells[0], [0.05, 0.06]) && is(&cells[1], [1e8, 1e8]), "{cells:?}");
         known.pop();
-        let mut cells = of_line(Rung::Whole, &settings);
-        line(Rung::Whole, &settings, &known, &mut cells).expect("one that does not count");
+        let mut cells = of_line(CopyStages::Whole, &settings);
+        line(CopyStages::Whole, &settings, &known, &mut cells).expect("one that does not count");
         assert!(is(&cells[0], [0.05, 0.06]), "{cells:?}");
         known.pop();
-        assert!(line(Rung::Whole, &settings, &known, &mut cells).is_err(), "copies are missing");
+        assert!(line(CopyStages::Whole, &settings, &known, &mut cells).is_err(), "copies are missing");
     }
 
     #[test]
@@ -431,8 +445,8 @@ mod tests {
             assert!(cells[0].validity.valid && cells[0].samples.len() == 1, "{cells:?}");
             cells.pop().expect("R").validity.reasons.first().map(|reason| reason.code)
         };
-        assert_eq!(judged(Rung::Network, 0.5), Some(Code::TooShort));
-        assert_eq!(judged(Rung::Network, 1.5), None);
-        assert_eq!(judged(Rung::Read, 0.5), None, "within this machine nothing has to get going");
+        assert_eq!(judged(CopyStages::Network, 0.5), Some(Code::TooShort));
+        assert_eq!(judged(CopyStages::Network, 1.5), None);
+        assert_eq!(judged(CopyStages::Read, 0.5), None, "within this machine nothing has to get going");
     }
 }

@@ -7,12 +7,12 @@
 
 mod ask;
 
-use super::place::{Kind, Load, Place};
-use super::rig::{Rig, Scratch, Server};
-use super::{Experiment, Found, Settings, Usual, Wanted, suited_scale};
+use super::device::{AttachedDevice, DeviceFormat, Load};
+use super::links::{Links, Scratch, Server};
+use super::{Defaults, Experiment, PlanEntry, Results, Settings, suited_scale};
 use crate::exit::{Failure, Outcome};
 use longhaul_bench::published::filesystems as said;
-use longhaul_bench::record::{Better, Cell, EVENTS, Place as Spot, Question};
+use longhaul_bench::record::{Better, Cell, EVENTS, Place, Question};
 use longhaul_wan::Conditions;
 use std::time::Duration;
 
@@ -38,11 +38,11 @@ const SIZE_QUICK: &str = "512MiB";
 /// Devices of the stripe.
 const STRIPED: usize = said::STRIPED.value() as usize;
 /// What a workload is on, in the order of the tables.
-const DEVICES: [(said::On, &str, Kind); 4] = [
-    (said::On::Raw, "raw", Kind::Raw),
-    (said::On::Ext4, "ext4", Kind::Ext4),
-    (said::On::Xfs, "XFS", Kind::Xfs),
-    (said::On::Striped, "XFS, striped", Kind::Xfs),
+const DEVICES: [(said::On, &str, DeviceFormat); 4] = [
+    (said::On::Raw, "raw", DeviceFormat::Raw),
+    (said::On::Ext4, "ext4", DeviceFormat::Ext4),
+    (said::On::Xfs, "XFS", DeviceFormat::Xfs),
+    (said::On::Striped, "XFS, striped", DeviceFormat::Xfs),
 ];
 /// Data in the capsule as published; Longhaul's default is more.
 const IN_CAPSULE: [&str; 2] = ["8KiB", "16KiB"];
@@ -106,7 +106,7 @@ impl Variant {
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Case {
+pub(super) enum FilesystemMeasurement {
     /// What the network alone carries: to the target, or from it.
     Network(Duration, bool),
     /// What a drive moves without a network, written or read.
@@ -121,14 +121,14 @@ pub(super) struct Workload {
     /// Of the link; nothing on devices that were named.
     rtt: Option<Duration>,
     variant: Variant,
-    on: On,
+    on: DeviceSetup,
     load: Load,
 }
 
 /// What is on which devices, and how it is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct On {
-    kind: Kind,
+struct DeviceSetup {
+    kind: DeviceFormat,
     striped: bool,
     option: Option<&'static str>,
     own_congestion: bool,
@@ -137,7 +137,7 @@ struct On {
 /// The experiment, and what it is measured on.
 #[derive(Default)]
 pub(super) struct WanFilesystems {
-    bed: Option<Bed>,
+    testbed: Option<FilesystemTestbed>,
 }
 
 /// The variants, each with what it is at the target.
@@ -163,14 +163,14 @@ fn distances(settings: &Settings) -> Vec<Option<Duration>> {
 }
 
 impl Experiment for WanFilesystems {
-    type Case = Case;
+    type Measurement = FilesystemMeasurement;
 
-    fn usual(quick: bool) -> Usual {
+    fn usual(quick: bool) -> Defaults {
         let (runs, seconds) = if quick { (2, 1) } else { (5, 10) };
-        Usual { scale: suited_scale(RATE, quick), runs, runtime: Duration::from_secs(seconds) }
+        Defaults { scale: suited_scale(RATE, quick), runs, runtime: Duration::from_secs(seconds) }
     }
 
-    fn plan(settings: &Settings) -> Vec<Wanted<Case>> {
+    fn plan(settings: &Settings) -> Vec<PlanEntry<FilesystemMeasurement>> {
         let mut all = Vec::new();
         if settings.targets.is_empty() {
             all.extend([false, true].map(|write| drive(write, settings)));
@@ -197,23 +197,29 @@ impl Experiment for WanFilesystems {
         ask::questions(settings)
     }
 
-    fn measure(&mut self, case: &Case, settings: &Settings, _: &[Cell], found: &mut Found) -> Outcome {
+    fn measure(
+        &mut self,
+        case: &FilesystemMeasurement,
+        settings: &Settings,
+        _: &[Cell],
+        found: &mut Results,
+    ) -> Outcome {
         let (rtt, variant) = match case {
-            Case::Drive(write) => return of_drive(*write, settings, found),
-            Case::Network(rtt, _) => (Some(*rtt), Variant::USUAL),
-            Case::Load(Workload { rtt, variant, .. }) => (*rtt, *variant),
+            FilesystemMeasurement::Drive(write) => return of_drive(*write, settings, found),
+            FilesystemMeasurement::Network(rtt, _) => (Some(*rtt), Variant::USUAL),
+            FilesystemMeasurement::Load(Workload { rtt, variant, .. }) => (*rtt, *variant),
         };
         let key = (rtt, variant.in_capsule, variant.own_congestion);
-        if self.bed.as_ref().is_none_or(|bed| bed.key != key) {
+        if self.testbed.as_ref().is_none_or(|testbed| testbed.key != key) {
             // The old one goes first: both together would be too much.
-            self.bed = None;
-            self.bed = Some(Bed::start(key, settings)?);
+            self.testbed = None;
+            self.testbed = Some(FilesystemTestbed::start(key, settings)?);
         }
-        let Some(bed) = &mut self.bed else { return Err(Failure::failed("there is no device")) };
+        let Some(testbed) = &mut self.testbed else { return Err(Failure::failed("there is no device")) };
         match case {
-            Case::Network(_, away) => bed.network(*away, settings, found),
-            Case::Load(workload) => bed.measure(workload, settings, found),
-            Case::Drive(_) => Ok(()),
+            FilesystemMeasurement::Network(_, away) => testbed.network(*away, settings, found),
+            FilesystemMeasurement::Load(workload) => testbed.measure(workload, settings, found),
+            FilesystemMeasurement::Drive(_) => Ok(()),
         }
     }
 }
@@ -254,7 +260,7 @@ fn name_of(
 fn cell(name: String, unit: &str, figure: &str, series: &str, x: &str, x_label: &str) -> Cell {
     let better = if matches!(unit, "B/s" | "bit/s") { Better::Higher } else { Better::Lower };
     let mut cell = Cell::new(name, unit, better);
-    cell.place = Some(Spot {
+    cell.place = Some(Place {
         figure: figure.into(),
         series: series.into(),
         x: x.into(),
@@ -269,31 +275,31 @@ fn scaled(settings: &Settings) -> String {
     if settings.scale < 1.0 { format!("times {}, as the links are", settings.scale) } else { String::new() }
 }
 
-fn network(rtt: Duration, away: bool, settings: &Settings) -> Wanted<Case> {
+fn network(rtt: Duration, away: bool, settings: &Settings) -> PlanEntry<FilesystemMeasurement> {
     let (way, far) = (if away { "to the target" } else { "from the target" }, distance(Some(rtt)));
     let figure = "What the network carries: 4 connections, CUBIC";
     let mut cell = cell(format!("network {way}, {far}"), "bit/s", figure, way, &far, "Round trip");
     cell.published.push(said::CAPACITY.scaled(settings.scale, &scaled(settings)));
-    Wanted { cells: vec![cell], how: Ok(Case::Network(rtt, away)) }
+    PlanEntry { cells: vec![cell], how: Ok(FilesystemMeasurement::Network(rtt, away)) }
 }
 
-fn drive(write: bool, settings: &Settings) -> Wanted<Case> {
+fn drive(write: bool, settings: &Settings) -> PlanEntry<FilesystemMeasurement> {
     let rw = rw(write);
     let figure = "What a drive moves without a network";
     let mut cell = cell(format!("drive: {rw}"), "B/s", figure, "in calls of 64 KiB", rw, "Sequential");
     cell.published.push(said::DRIVE.scaled(settings.scale / 8.0, &scaled(settings)));
-    Wanted { cells: vec![cell], how: Ok(Case::Drive(write)) }
+    PlanEntry { cells: vec![cell], how: Ok(FilesystemMeasurement::Drive(write)) }
 }
 
 /// A workload on a device.
 fn grid(
     rtt: Option<Duration>,
     variant: Variant,
-    (place, device, kind): (said::On, &str, Kind),
+    (place, device, kind): (said::On, &str, DeviceFormat),
     workload: usize,
     write: bool,
     settings: &Settings,
-) -> Wanted<Case> {
+) -> PlanEntry<FilesystemMeasurement> {
     let load = load(workload, write, settings);
     let (far, rw) = (distance(rtt), rw(write));
     let x = format!("{} ({})", load.files, load.name);
@@ -340,15 +346,15 @@ fn grid(
         _ => missing(kind, place == said::On::Striped, settings),
     };
     let option = variant.option;
-    let how = how.map(|on| On { option, own_congestion: variant.own_congestion, ..on });
-    Wanted { cells, how: how.map(|on| Case::Load(Workload { rtt, variant, on, load })) }
+    let how = how.map(|on| DeviceSetup { option, own_congestion: variant.own_congestion, ..on });
+    PlanEntry { cells, how: how.map(|on| FilesystemMeasurement::Load(Workload { rtt, variant, on, load })) }
 }
 
-fn missing(kind: Kind, striped: bool, settings: &Settings) -> Result<On, String> {
+fn missing(kind: DeviceFormat, striped: bool, settings: &Settings) -> Result<DeviceSetup, String> {
     if striped && settings.targets.len() == 1 {
         return Err("a stripe takes two devices or more: name them with --target".into());
     }
-    kind.missing().map_or(Ok(On { kind, striped, option: None, own_congestion: false }), Err)
+    kind.missing().map_or(Ok(DeviceSetup { kind, striped, option: None, own_congestion: false }), Err)
 }
 
 /// A drive as the target has them: memory, at the rate of a drive.
@@ -358,44 +364,53 @@ fn drive_of(settings: &Settings) -> String {
 }
 
 /// What a drive moves by itself.
-fn of_drive(write: bool, settings: &Settings, found: &mut Found) -> Outcome {
+fn of_drive(write: bool, settings: &Settings, found: &mut Results) -> Outcome {
     let (drive, rw) = (drive_of(settings), if write { "write" } else { "read" });
     let (bs, runs) = (BS.to_string(), settings.runs.to_string());
     let runtime = format!("{}ms", settings.runtime.as_millis());
     let words = ["bench", &drive, "--rw", rw, "--bs", &bs, "--iodepth", DRIVE_DEPTH];
     let more = ["--ramp", RAMP, "--runtime", &runtime, "--runs", &runs];
     let args: Vec<String> = words.into_iter().chain(more).map(str::to_owned).collect();
-    Rig::here().load(&args, &[&format!("{rw} bandwidth")], found)
+    Links::here().load(&args, &[&format!("{rw} bandwidth")], found)
 }
 
 /// What needs a new testbed: the round trip, the target's size of in-capsule data, and
 /// whether congestion control is this machine's.
-type Key = (Option<Duration>, Option<&'static str>, bool);
+type TestbedKey = (Option<Duration>, Option<&'static str>, bool);
 
 /// Devices, and what is on them.
-struct Bed {
-    key: Key,
+struct FilesystemTestbed {
+    key: TestbedKey,
     // In this order: the place, the target that it is on, and the link.
-    place: Option<(On, Place)>,
+    place: Option<(DeviceSetup, AttachedDevice)>,
     uris: Vec<String>,
     /// Where the network's own measurement is served.
     network: Option<String>,
     _servers: Vec<Server>,
-    rig: Rig,
+    links: Links,
     scratch: Scratch,
     places: u32,
 }
 
-impl Bed {
-    fn start(key: Key, settings: &Settings) -> Result<Bed, Failure> {
+impl FilesystemTestbed {
+    fn start(key: TestbedKey, settings: &Settings) -> Result<FilesystemTestbed, Failure> {
         let scratch = Scratch::make("wan-filesystems")?;
         let Some(rtt) = key.0 else {
-            let (uris, rig) = (settings.targets.clone(), Rig::here());
+            let (uris, links) = (settings.targets.clone(), Links::here());
             let (network, servers) = (None, Vec::new());
-            return Ok(Bed { key, place: None, uris, network, _servers: servers, rig, scratch, places: 0 });
+            return Ok(FilesystemTestbed {
+                key,
+                place: None,
+                uris,
+                network,
+                _servers: servers,
+                links,
+                scratch,
+                places: 0,
+            });
         };
-        let rig = Rig::emulated(1, Conditions::new(rtt, Some((RATE * settings.scale) as u64)))?;
-        let (mut command, address) = rig.behind(1)?;
+        let links = Links::emulated(1, Conditions::new(rtt, Some((RATE * settings.scale) as u64)))?;
+        let (mut command, address) = links.behind(1)?;
         command.args(["target", "--discovery", "none", "--listen", &format!("{address}:4420")]);
         command.args(key.1.iter().flat_map(|size| ["--in-capsule", size]));
         command.args(congestion(key.2));
@@ -405,14 +420,23 @@ impl Bed {
         let target = Server::start(command)?;
         let exports = target.ready["exports"].as_array().map(Vec::as_slice).unwrap_or_default();
         let uris = exports.iter().filter_map(|export| export["uri"].as_str().map(str::to_owned)).collect();
-        let (mut command, address) = rig.behind(1)?;
+        let (mut command, address) = links.behind(1)?;
         command.args(["netbench", "--listen", &format!("{address}:7411")]);
         let servers = vec![target, Server::start(command)?];
-        Ok(Bed { key, place: None, uris, network: Some(address), _servers: servers, rig, scratch, places: 0 })
+        Ok(FilesystemTestbed {
+            key,
+            place: None,
+            uris,
+            network: Some(address),
+            _servers: servers,
+            links,
+            scratch,
+            places: 0,
+        })
     }
 
     /// What the network carries by itself.
-    fn network(&self, away: bool, settings: &Settings, found: &mut Found) -> Outcome {
+    fn network(&self, away: bool, settings: &Settings, found: &mut Results) -> Outcome {
         let Some(server) = &self.network else { return Err(Failure::failed("there is no network")) };
         let (direction, number) = match away {
             true => ("send", "throughput to server"),
@@ -422,10 +446,10 @@ impl Bed {
         let words = ["netbench", server, "--direction", direction, "--streams", STREAMS, "--time", &time];
         let more = ["--ramp", RAMP, "--interval", "250ms", "--runs", &runs, "--congestion", CUBIC];
         let args: Vec<String> = words.into_iter().chain(more).map(str::to_owned).collect();
-        self.rig.load(&args, &[number], found)
+        self.links.load(&args, &[number], found)
     }
 
-    fn measure(&mut self, case: &Workload, settings: &Settings, found: &mut Found) -> Outcome {
+    fn measure(&mut self, case: &Workload, settings: &Settings, found: &mut Results) -> Outcome {
         if self.place.as_ref().is_none_or(|(on, _)| *on != case.on) {
             // They are on the same devices.
             self.place = None;
@@ -435,16 +459,16 @@ impl Bed {
             let path = self.scratch.path().join(self.places.to_string());
             let mut more = congestion(case.on.own_congestion);
             more.extend(case.on.option.iter().flat_map(|option| ["-o", option]));
-            self.place = Some((case.on, Place::new(&self.rig, &path, case.on.kind, uris, &more)?));
+            self.place = Some((case.on, AttachedDevice::new(&self.links, &path, case.on.kind, uris, &more)?));
         }
         let Some((_, place)) = &self.place else { return Err(Failure::failed("there is no device")) };
         place.trim()?;
         if !case.load.write {
-            case.load.lay_out(&self.rig, place)?;
+            case.load.lay_out(&self.links, place)?;
         }
         let drives = if case.on.striped { STRIPED } else { 1 };
         let rate = case.rtt.map(|_| said::DRIVE.value() * settings.scale * drives as f64);
-        case.load.run((&self.rig, rate), place, settings, found)
+        case.load.run((&self.links, rate), place, settings, found)
     }
 }
 
@@ -462,7 +486,7 @@ mod tests {
         Settings { quick, targets, scale: 0.01, runs: 1, runtime: Duration::from_secs(1) }
     }
 
-    fn all(settings: &Settings) -> Vec<Wanted<Case>> {
+    fn all(settings: &Settings) -> Vec<PlanEntry<FilesystemMeasurement>> {
         let all = WanFilesystems::plan(settings);
         let mut names: Vec<String> =
             all.iter().flat_map(|one| &one.cells).map(|cell| cell.name.clone()).collect();
@@ -488,7 +512,7 @@ mod tests {
             let base = all.len() - 6 - 2 * capsule - logs - of("congestion control");
             assert_eq!(base, 2 * 4 * 2 * if quick { 3 } else { 4 });
             for one in &all {
-                if let Ok(Case::Load(Workload { load, .. })) = &one.how {
+                if let Ok(FilesystemMeasurement::Load(Workload { load, .. })) = &one.how {
                     let most = if quick { BYTES_QUICK } else { BYTES };
                     assert!(
                         load.size() * load.files <= most && load.size().is_multiple_of(load.bs),
@@ -498,11 +522,13 @@ mod tests {
             }
             super::super::tests::assert_cited::<WanFilesystems>(&settings(quick, &[]));
             let of = |what: &longhaul_bench::published::Statement| {
-                let usual = |one: &&Wanted<Case>| {
+                let usual = |one: &&PlanEntry<FilesystemMeasurement>| {
                     let is = |load: &Workload| load.variant == Variant::USUAL;
-                    one.how.as_ref().map_or(true, |case| matches!(case, Case::Load(load) if is(load)))
+                    one.how
+                        .as_ref()
+                        .map_or(true, |case| matches!(case, FilesystemMeasurement::Load(load) if is(load)))
                 };
-                let is = |one: &&Wanted<Case>| {
+                let is = |one: &&PlanEntry<FilesystemMeasurement>| {
                     usual(one) && one.cells[0].found.split("; ").any(|words| words == what.what)
                 };
                 all.iter().filter(is).map(|one| one.cells[0].name.as_str()).collect::<Vec<_>>()
@@ -528,7 +554,9 @@ mod tests {
     fn what_named_devices_cannot_do_is_said() {
         let all = all(&settings(true, &["nvme+tcp://a/b"]));
         let why = |part: &str| {
-            let of = |one: &&Wanted<Case>| one.how.as_ref().is_err_and(|why| why.contains(part));
+            let of = |one: &&PlanEntry<FilesystemMeasurement>| {
+                one.how.as_ref().is_err_and(|why| why.contains(part))
+            };
             all.iter().filter(of).count()
         };
         assert_eq!(why("a stripe takes two devices"), 2 * 3);

@@ -15,7 +15,7 @@ const VERSION: u64 = 1;
 
 /// An earlier value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Old {
+pub(super) struct EarlierValue {
     pub(super) file: String,
     pub(super) value: String,
 }
@@ -23,15 +23,15 @@ pub(super) struct Old {
 /// Earlier values, by setting. The first one that was kept stays: applying
 /// twice does not forget what was there at first.
 #[derive(Clone, Debug)]
-pub(super) struct Saved {
+pub(super) struct SavedSettings {
     path: PathBuf,
-    pub(super) settings: BTreeMap<String, Old>,
+    pub(super) settings: BTreeMap<String, EarlierValue>,
     /// What was in it when it was read.
-    before: BTreeMap<String, Old>,
+    before: BTreeMap<String, EarlierValue>,
 }
 
-impl Saved {
-    pub(super) fn load(root: &Path) -> Result<Saved, Failure> {
+impl SavedSettings {
+    pub(super) fn load(root: &Path) -> Result<SavedSettings, Failure> {
         let path = root.join(FILE);
         let wrong = |what: &dyn std::fmt::Display| {
             Failure::failed(format!(
@@ -42,7 +42,7 @@ impl Saved {
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == ErrorKind::NotFound => {
-                return Ok(Saved { path, settings: BTreeMap::new(), before: BTreeMap::new() });
+                return Ok(SavedSettings { path, settings: BTreeMap::new(), before: BTreeMap::new() });
             }
             Err(e) => return Err(wrong(&e)),
         };
@@ -60,15 +60,15 @@ impl Saved {
             if !known || file.split('/').any(|part| part == "..") {
                 return Err(wrong(&format_args!("'{file}' is not the file of a setting")));
             }
-            settings.insert(name.clone(), Old { file: file.into(), value: value.into() });
+            settings.insert(name.clone(), EarlierValue { file: file.into(), value: value.into() });
         }
-        Ok(Saved { path, before: settings.clone(), settings })
+        Ok(SavedSettings { path, before: settings.clone(), settings })
     }
 
     /// Keeps what `settings` are now, unless an earlier value is kept.
     pub(super) fn keep(&mut self, settings: &[Setting]) {
         for setting in settings {
-            let old = || Old { file: setting.file.clone(), value: setting.is.clone() };
+            let old = || EarlierValue { file: setting.file.clone(), value: setting.is.clone() };
             self.settings.entry(setting.name.clone()).or_insert_with(old);
         }
     }
@@ -98,8 +98,9 @@ impl Saved {
                 _ => Ok(()),
             };
         }
-        let old =
-            |(name, old): (&String, &Old)| (name.clone(), json!({ "file": old.file, "value": old.value }));
+        let old = |(name, old): (&String, &EarlierValue)| {
+            (name.clone(), json!({ "file": old.file, "value": old.value }))
+        };
         let settings: serde_json::Map<String, Value> = self.settings.iter().map(old).collect();
         let text = json!({ "version": VERSION, "settings": settings }).to_string();
         let beside = self.path.with_extension("new");

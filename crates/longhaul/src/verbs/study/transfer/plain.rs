@@ -23,14 +23,14 @@ const END: u64 = u64::MAX;
 
 /// What is copied: files of a directory, or as many zeroes.
 #[derive(Clone, Debug)]
-pub(super) enum From {
+pub(super) enum CopySource {
     Files(Vec<PathBuf>),
     Zeroes { files: u32, bytes: u64 },
 }
 
-impl From {
+impl CopySource {
     /// All files of a tree, in the order of their names.
-    pub(super) fn tree(dir: &Path) -> io::Result<From> {
+    pub(super) fn tree(dir: &Path) -> io::Result<CopySource> {
         let (mut waiting, mut files) = (vec![dir.to_owned()], Vec::new());
         while let Some(dir) = waiting.pop() {
             for entry in std::fs::read_dir(dir)? {
@@ -39,31 +39,31 @@ impl From {
             }
         }
         files.sort();
-        Ok(From::Files(files))
+        Ok(CopySource::Files(files))
     }
 
     fn count(&self) -> u64 {
         match self {
-            From::Files(files) => files.len() as u64,
-            From::Zeroes { files, .. } => u64::from(*files),
+            CopySource::Files(files) => files.len() as u64,
+            CopySource::Zeroes { files, .. } => u64::from(*files),
         }
     }
 
     /// One of them, opened, and its bytes.
     fn open(&self, number: u64) -> io::Result<(Box<dyn Read>, u64)> {
         match self {
-            From::Files(files) => {
+            CopySource::Files(files) => {
                 let file = File::open(&files[number as usize])?;
                 let bytes = file.metadata()?.len();
                 Ok((Box::new(file), bytes))
             }
-            From::Zeroes { bytes, .. } => Ok((Box::new(io::repeat(0)), *bytes)),
+            CopySource::Zeroes { bytes, .. } => Ok((Box::new(io::repeat(0)), *bytes)),
         }
     }
 }
 
 /// Reads all and drops it, one file after the other.
-pub(super) fn read(from: &From) -> io::Result<Duration> {
+pub(super) fn read(from: &CopySource) -> io::Result<Duration> {
     let began = Instant::now();
     for number in 0..from.count() {
         let (mut file, bytes) = from.open(number)?;
@@ -73,7 +73,7 @@ pub(super) fn read(from: &From) -> io::Result<Duration> {
 }
 
 /// Writes as many zeroes to `to`, one file after the other.
-pub(super) fn write(from: &From, to: &Path) -> io::Result<Duration> {
+pub(super) fn write(from: &CopySource, to: &Path) -> io::Result<Duration> {
     let began = Instant::now();
     for number in 0..from.count() {
         let (mut zeroes, bytes) = from.open(number)?;
@@ -83,7 +83,7 @@ pub(super) fn write(from: &From, to: &Path) -> io::Result<Duration> {
 }
 
 /// Copies over the first link: into files of `to`, or nowhere.
-pub(super) fn send(wan: &Wan, from: &From, to: Option<&Path>) -> Result<Duration, Failure> {
+pub(super) fn send(wan: &Wan, from: &CopySource, to: Option<&Path>) -> Result<Duration, Failure> {
     let address = wan.server_address(1);
     let listener = wan.server(1).run(|| TcpListener::bind((address, 0)))?.map_err(Failure::failed)?;
     let there = listener.local_addr().map_err(Failure::failed)?;
@@ -102,7 +102,7 @@ pub(super) fn send(wan: &Wan, from: &From, to: Option<&Path>) -> Result<Duration
     copied.map_err(|e| Failure::failed(format!("cannot copy one file after the other: {e}")))
 }
 
-fn one_by_one(mut stream: TcpStream, from: &From) -> io::Result<Duration> {
+fn one_by_one(mut stream: TcpStream, from: &CopySource) -> io::Result<Duration> {
     stream.set_nodelay(true)?;
     let began = Instant::now();
     for number in 0..from.count() {
@@ -157,7 +157,7 @@ fn pass(from: &mut impl Read, bytes: u64, to: &mut impl Write) -> io::Result<()>
 mod tests {
     use super::*;
 
-    fn received(from: &From, to: &Path) -> Duration {
+    fn received(from: &CopySource, to: &Path) -> Duration {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let there = listener.local_addr().expect("an address");
         std::thread::scope(|scope| {
@@ -178,17 +178,17 @@ mod tests {
         for (name, content) in ["a", "below/b", "c"].into_iter().zip(&contents) {
             std::fs::write(from.join(name), content).expect("written");
         }
-        received(&From::tree(&from).expect("read"), &to);
+        received(&CopySource::tree(&from).expect("read"), &to);
         for (number, content) in contents.iter().enumerate() {
             assert!(std::fs::read(to.join(number.to_string())).expect("arrived") == *content, "{number}");
         }
-        assert!(read(&From::tree(&from).expect("read")).is_ok());
+        assert!(read(&CopySource::tree(&from).expect("read")).is_ok());
     }
 
     #[test]
     fn zeroes_are_written_in_as_many_files() {
         let dir = tempfile::tempdir().expect("a directory");
-        write(&From::Zeroes { files: 3, bytes: 10 }, dir.path()).expect("written");
+        write(&CopySource::Zeroes { files: 3, bytes: 10 }, dir.path()).expect("written");
         let sizes = std::fs::read_dir(dir.path()).expect("read").flatten();
         assert_eq!(sizes.map(|entry| entry.metadata().expect("there").len()).collect::<Vec<_>>(), [10; 3]);
     }

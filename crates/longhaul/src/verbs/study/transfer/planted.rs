@@ -7,12 +7,12 @@
 //! source is halved, and that of the destination is at closing: Linux lets one file at a
 //! time be created in a directory, so that what creating costs would be hidden by nothing.
 
-use super::plain::{self, From};
-use super::{AT_ONCE, Bed, Copy, Noise, Rung, Tune, bytes, fit, place};
+use super::plain::{self, CopySource};
+use super::{AT_ONCE, Concurrency, Copy, CopyStages, Noise, TransferTestbed, bytes, fit, place};
 use crate::exit::{Failure, Outcome};
 use crate::slowfs::{Slow, SlowFs};
 use crate::verbs::line;
-use crate::verbs::study::{Found, Settings, Wanted};
+use crate::verbs::study::{PlanEntry, Results, Settings};
 use longhaul_bench::published::transfer as said;
 use longhaul_bench::record::{Better, Cell, Question, Validity};
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ const AT_ONCE_LABEL: &str = "Readers, connections, writers";
 
 /// Which program, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum How {
+pub(in super::super) enum CopyMode {
     /// One thing after the other.
     OneByOne,
     /// Longhaul with one of each, which reads no block before the one before is sent.
@@ -51,36 +51,40 @@ pub(in super::super) enum How {
 const ENOUGH: u16 = 64;
 const ENOUGH_STREAMS: u16 = 4;
 
-impl How {
-    const ALL: [How; 4] = [How::OneByOne, How::OneOfEach, How::Many, How::AsHelps];
+impl CopyMode {
+    const ALL: [CopyMode; 4] = [CopyMode::OneByOne, CopyMode::OneOfEach, CopyMode::Many, CopyMode::AsHelps];
 
     fn name(self) -> &'static str {
         match self {
-            How::OneByOne => "one after another",
-            How::OneOfEach => "one of each, not read ahead",
-            How::Many => "64 readers and writers",
-            How::AsHelps => "as many as help",
+            CopyMode::OneByOne => "one after another",
+            CopyMode::OneOfEach => "one of each, not read ahead",
+            CopyMode::Many => "64 readers and writers",
+            CopyMode::AsHelps => "as many as help",
         }
     }
 
     /// The stages that are measured alone, and the whole: what begins with few and finds out
     /// is another thing in each stage.
-    fn rungs(self) -> &'static [Rung] {
-        if self == How::AsHelps { &RUNGS[3..] } else { &RUNGS }
+    fn rungs(self) -> &'static [CopyStages] {
+        if self == CopyMode::AsHelps { &RUNGS[3..] } else { &RUNGS }
     }
 
-    fn tune(self) -> Tune {
+    fn tune(self) -> Concurrency {
         match self {
-            How::OneByOne | How::OneOfEach => Tune { at_once: Some(1), streams: None, ahead: false },
-            How::Many => Tune { at_once: Some(ENOUGH), streams: Some(ENOUGH_STREAMS), ahead: true },
-            How::AsHelps => Tune::USUAL,
+            CopyMode::OneByOne | CopyMode::OneOfEach => {
+                Concurrency { at_once: Some(1), streams: None, ahead: false }
+            }
+            CopyMode::Many => {
+                Concurrency { at_once: Some(ENOUGH), streams: Some(ENOUGH_STREAMS), ahead: true }
+            }
+            CopyMode::AsHelps => Concurrency::USUAL,
         }
     }
 
     fn files(self, quick: bool) -> &'static [u32] {
         match (self, quick) {
-            (How::Many | How::AsHelps, true) => &MANY_QUICK,
-            (How::Many | How::AsHelps, false) => &MANY,
+            (CopyMode::Many | CopyMode::AsHelps, true) => &MANY_QUICK,
+            (CopyMode::Many | CopyMode::AsHelps, false) => &MANY,
             (_, true) => &FEW_QUICK,
             (_, false) => &FEW,
         }
@@ -88,32 +92,32 @@ impl How {
 }
 
 /// Stages of a planted copy.
-const RUNGS: [Rung; 4] = [Rung::Read, Rung::Network, Rung::Write, Rung::Whole];
+const RUNGS: [CopyStages; 4] = [CopyStages::Read, CopyStages::Network, CopyStages::Write, CopyStages::Whole];
 
 /// What is measured with planted costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Planted {
     /// A copy of so many files.
-    Copy(How, Rung, u32),
+    Copy(CopyMode, CopyStages, u32),
     /// The line through those.
-    Line(How, Rung),
+    Line(CopyMode, CopyStages),
     /// The longest stage, and the sum of all.
-    Bounds(How),
+    Bounds(CopyMode),
     /// With so many at once, read ahead or not.
     Swept(u32, u16, bool),
     /// One stage with so many at once.
-    Stage(Rung, u16),
+    Stage(CopyStages, u16),
 }
 
-fn name_of(how: How, rung: Rung, files: u32) -> String {
+fn name_of(how: CopyMode, rung: CopyStages, files: u32) -> String {
     format!("planted costs, {}: {}, {files} files", how.name(), rung.name())
 }
 
-fn line_of(how: How, rung: Rung) -> String {
+fn line_of(how: CopyMode, rung: CopyStages) -> String {
     format!("planted costs, {}: {}", how.name(), rung.name())
 }
 
-fn bound_of(how: How, which: &str) -> String {
+fn bound_of(how: CopyMode, which: &str) -> String {
     format!("planted costs, {}: {which}", how.name())
 }
 
@@ -147,12 +151,15 @@ fn missing(settings: &Settings) -> Result<(), String> {
     }
 }
 
-pub(super) fn plan<Case>(settings: &Settings, case: impl Fn(Planted) -> Case) -> Vec<Wanted<Case>> {
+pub(super) fn plan<Measurement>(
+    settings: &Settings,
+    case: impl Fn(Planted) -> Measurement,
+) -> Vec<PlanEntry<Measurement>> {
     let mut all = Vec::new();
     let mut push = |cells, planted| {
-        all.push(Wanted { cells, how: missing(settings).map(|()| case(planted)) });
+        all.push(PlanEntry { cells, how: missing(settings).map(|()| case(planted)) });
     };
-    for how in How::ALL {
+    for how in CopyMode::ALL {
         for &rung in how.rungs() {
             for &files in how.files(settings.quick) {
                 push(vec![of_copy(how, rung, files, settings)], Planted::Copy(how, rung, files));
@@ -172,7 +179,7 @@ pub(super) fn plan<Case>(settings: &Settings, case: impl Fn(Planted) -> Case) ->
             }
         }
     }
-    for rung in [Rung::Read, Rung::Network, Rung::Write] {
+    for rung in [CopyStages::Read, CopyStages::Network, CopyStages::Write] {
         for &number in at_once(settings) {
             push(of_stage(rung, number, settings), Planted::Stage(rung, number));
         }
@@ -180,12 +187,13 @@ pub(super) fn plan<Case>(settings: &Settings, case: impl Fn(Planted) -> Case) ->
     all
 }
 
-fn of_copy(how: How, rung: Rung, files: u32, settings: &Settings) -> Cell {
+fn of_copy(how: CopyMode, rung: CopyStages, files: u32, settings: &Settings) -> Cell {
     let mut cell = Cell::new(name_of(how, rung, files), "s", Better::Lower);
     let series = format!("{}: {}", rung.name(), how.name());
-    let figure = if rung == Rung::Whole { FIGURE.into() } else { format!("{FIGURE}, {} alone", rung.name()) };
+    let figure =
+        if rung == CopyStages::Whole { FIGURE.into() } else { format!("{FIGURE}, {} alone", rung.name()) };
     cell.place = Some(place(&figure, &series, &files.to_string(), Some(f64::from(files)), "Files"));
-    if rung == Rung::Whole && how == How::OneByOne {
+    if rung == CopyStages::Whole && how == CopyMode::OneByOne {
         let more = bytes(settings) / (said::BYTES.value() * settings.scale);
         let value = f64::from(files) * said::T0.value() + said::OF_BYTES.value() * more;
         let of = format!("the line T = 0.0665 N + 16.5 s at N = {files} and {more} times the bytes");
@@ -194,13 +202,13 @@ fn of_copy(how: How, rung: Rung, files: u32, settings: &Settings) -> Cell {
     cell
 }
 
-fn of_line(how: How, rung: Rung) -> Vec<Cell> {
+fn of_line(how: CopyMode, rung: CopyStages) -> Vec<Cell> {
     let [mut t0, rate] = line::cells(&line_of(how, rung));
     t0.published.extend(rung.published().map(|statement| statement.scaled(1.0, "")));
     vec![t0, rate]
 }
 
-fn of_bounds(how: How) -> Vec<Cell> {
+fn of_bounds(how: CopyMode) -> Vec<Cell> {
     [(LONGEST, &said::LEAST), (SUM, &said::SUM)]
         .map(|(which, statement)| {
             let mut cell = Cell::new(bound_of(how, which), "s", Better::Lower);
@@ -223,7 +231,7 @@ fn of_swept(files: u32, at_once: u16, ahead: bool) -> Vec<Cell> {
     vec![cell(name, "Time"), cell(processors, "Processor time")]
 }
 
-fn of_stage(rung: Rung, at_once: u16, settings: &Settings) -> Vec<Cell> {
+fn of_stage(rung: CopyStages, at_once: u16, settings: &Settings) -> Vec<Cell> {
     let (name, x) = (format!("planted costs, {} alone, {at_once} at once", rung.name()), at_once.to_string());
     let files = stage_files(settings);
     let mut cell = Cell::new(name, "s", Better::Lower);
@@ -246,13 +254,17 @@ pub(super) fn questions(settings: &Settings) -> Vec<Question> {
         Question::new("Planted costs: a file of the whole, against its longest stage", [&said::BOUNDS]);
     let mut sum =
         Question::new("Planted costs: a file of the whole, against the sum of the stages", [&said::BOUNDS]);
-    for how in How::ALL.into_iter().filter(|how| how.rungs() == RUNGS) {
-        longest = longest.pair(how.name(), file(how, Rung::Whole), bound_of(how, LONGEST));
-        sum = sum.pair(how.name(), file(how, Rung::Whole), bound_of(how, SUM));
+    for how in CopyMode::ALL.into_iter().filter(|how| how.rungs() == RUNGS) {
+        longest = longest.pair(how.name(), file(how, CopyStages::Whole), bound_of(how, LONGEST));
+        sum = sum.pair(how.name(), file(how, CopyStages::Whole), bound_of(how, SUM));
     }
     let mut hidden = Question::new("Planted costs: a file, against one after another", [&said::CONCURRENCY]);
-    for how in [How::OneOfEach, How::Many, How::AsHelps] {
-        hidden = hidden.pair(how.name(), file(how, Rung::Whole), file(How::OneByOne, Rung::Whole));
+    for how in [CopyMode::OneOfEach, CopyMode::Many, CopyMode::AsHelps] {
+        hidden = hidden.pair(
+            how.name(),
+            file(how, CopyStages::Whole),
+            file(CopyMode::OneByOne, CopyStages::Whole),
+        );
     }
     let mut ahead =
         Question::new("Planted costs: read ahead, against not", [&said::PREFETCH, &said::PREFETCH_LESS]);
@@ -274,16 +286,16 @@ pub(super) fn questions(settings: &Settings) -> Vec<Question> {
 }
 
 /// The directories of both ends, behind the layer.
-pub(super) struct Layer {
+pub(super) struct SlowLayer {
     // Unmounted before the directories go.
     _mounts: [SlowFs; 2],
     pub(super) source: PathBuf,
     pub(super) there: PathBuf,
 }
 
-impl Layer {
+impl SlowLayer {
     /// Shows `source` and `there` as slow as was published, below `scratch`.
-    pub(super) fn mount(scratch: &Path, source: &Path, there: &Path) -> Result<Layer, Failure> {
+    pub(super) fn mount(scratch: &Path, source: &Path, there: &Path) -> Result<SlowLayer, Failure> {
         let time = |seconds: f64| Duration::from_secs_f64(seconds);
         let half = time(said::O_R.value() / 2.0);
         let mount = |name: &str, directory: &Path, slow: Slow| {
@@ -299,45 +311,45 @@ impl Layer {
         let at_destination = Slow { close: time(said::O_W.value()), ..Slow::default() };
         let (one, source) = mount("slow-source", source, at_source)?;
         let (other, there) = mount("slow-there", there, at_destination)?;
-        Ok(Layer { _mounts: [one, other], source, there })
+        Ok(SlowLayer { _mounts: [one, other], source, there })
     }
 }
 
 pub(super) fn measure(
     planted: Planted,
-    bed: &mut Option<Bed>,
+    testbed: &mut Option<TransferTestbed>,
     settings: &Settings,
     known: &[Cell],
-    found: &mut Found,
+    found: &mut Results,
 ) -> Outcome {
     match planted {
         Planted::Line(how, rung) => return line_through(how, rung, settings, known, &mut found.cells),
         Planted::Bounds(how) => return bounds(how, known, &mut found.cells),
         _ => {}
     }
-    if bed.is_none() {
-        *bed = Some(Bed::start(settings)?);
+    if testbed.is_none() {
+        *testbed = Some(TransferTestbed::start(settings)?);
     }
-    let Some(bed) = bed else { return Err(Failure::failed("there is nothing to copy to")) };
+    let Some(testbed) = testbed else { return Err(Failure::failed("there is nothing to copy to")) };
     // Of what has many points, each is measured once where minutes have to do.
     let is_swept = matches!(planted, Planted::Swept(..) | Planted::Stage(..));
     let runs = if settings.quick && is_swept { 1 } else { settings.runs };
     for _ in 0..runs {
         match planted {
-            Planted::Copy(How::OneByOne, rung, files) => {
-                let seconds = one_by_one(bed, rung, files, settings)?;
+            Planted::Copy(CopyMode::OneByOne, rung, files) => {
+                let seconds = one_by_one(testbed, rung, files, settings)?;
                 found.cells[0].push(seconds, &Validity::default());
             }
             Planted::Copy(how, rung, files) => {
-                bed.planted(rung, files, how.tune(), found)?;
+                testbed.planted(rung, files, how.tune(), found)?;
             }
             Planted::Swept(files, number, ahead) => {
-                let tune = Tune { at_once: Some(number), ahead, ..Tune::USUAL };
-                bed.planted(Rung::Whole, files, tune, found)?;
+                let tune = Concurrency { at_once: Some(number), ahead, ..Concurrency::USUAL };
+                testbed.planted(CopyStages::Whole, files, tune, found)?;
             }
             Planted::Stage(rung, number) => {
-                let tune = Tune { at_once: Some(number), ..Tune::USUAL };
-                bed.planted(rung, stage_files(settings), tune, found)?;
+                let tune = Concurrency { at_once: Some(number), ..Concurrency::USUAL };
+                testbed.planted(rung, stage_files(settings), tune, found)?;
             }
             Planted::Line(..) | Planted::Bounds(..) => {}
         }
@@ -346,25 +358,38 @@ pub(super) fn measure(
 }
 
 /// Seconds of a copy by the program that does one thing after the other.
-fn one_by_one(bed: &mut Bed, rung: Rung, files: u32, settings: &Settings) -> Result<f64, Failure> {
-    let zeroes = From::Zeroes { files, bytes: ((bytes(settings) / f64::from(files)) as u64).max(1) };
+fn one_by_one(
+    testbed: &mut TransferTestbed,
+    rung: CopyStages,
+    files: u32,
+    settings: &Settings,
+) -> Result<f64, Failure> {
+    let zeroes = CopySource::Zeroes { files, bytes: ((bytes(settings) / f64::from(files)) as u64).max(1) };
     let from = match rung {
-        Rung::Read | Rung::Whole => From::tree(&bed.slow_source(files)?).map_err(Failure::failed)?,
+        CopyStages::Read | CopyStages::Whole => {
+            CopySource::tree(&testbed.slow_source(files)?).map_err(Failure::failed)?
+        }
         _ => zeroes,
     };
-    let there = bed.slow_there()?;
+    let there = testbed.slow_there()?;
     let took = match rung {
-        Rung::Read | Rung::Nothing => plain::read(&from).map_err(Failure::failed)?,
-        Rung::Write => plain::write(&from, &there).map_err(Failure::failed)?,
-        Rung::Network => plain::send(bed.links()?, &from, None)?,
-        Rung::Whole => plain::send(bed.links()?, &from, Some(&there))?,
+        CopyStages::Read | CopyStages::Nothing => plain::read(&from).map_err(Failure::failed)?,
+        CopyStages::Write => plain::write(&from, &there).map_err(Failure::failed)?,
+        CopyStages::Network => plain::send(testbed.links()?, &from, None)?,
+        CopyStages::Whole => plain::send(testbed.links()?, &from, Some(&there))?,
     };
-    bed.clear()?;
+    testbed.clear()?;
     Ok(took.as_secs_f64())
 }
 
 /// The line through the copies of each round.
-fn line_through(how: How, rung: Rung, settings: &Settings, known: &[Cell], cells: &mut [Cell]) -> Outcome {
+fn line_through(
+    how: CopyMode,
+    rung: CopyStages,
+    settings: &Settings,
+    known: &[Cell],
+    cells: &mut [Cell],
+) -> Outcome {
     let files = how.files(settings.quick);
     let samples = |files: &u32| {
         let name = name_of(how, rung, *files);
@@ -393,12 +418,12 @@ fn line_through(how: How, rung: Rung, settings: &Settings, known: &[Cell], cells
 }
 
 /// The longest of the stages and their sum, of each round.
-fn bounds(how: How, known: &[Cell], cells: &mut [Cell]) -> Outcome {
-    let of = |rung: Rung| {
+fn bounds(how: CopyMode, known: &[Cell], cells: &mut [Cell]) -> Outcome {
+    let of = |rung: CopyStages| {
         let name = format!("{}: a file", line_of(how, rung));
         known.iter().find(|cell| cell.name == name).map(|cell| cell.samples.as_slice()).unwrap_or_default()
     };
-    let stages = [Rung::Read, Rung::Network, Rung::Write].map(of);
+    let stages = [CopyStages::Read, CopyStages::Network, CopyStages::Write].map(of);
     let rounds = stages.iter().map(|samples| samples.len()).min().unwrap_or_default();
     if rounds == 0 {
         return Err(Failure::failed("a stage has no line"));
@@ -435,22 +460,22 @@ mod tests {
     fn the_line_and_the_bounds_are_those_of_the_copies() {
         let settings = settings(true, &[]);
         let mut known = Vec::new();
-        let planted = [(Rung::Read, 0.034), (Rung::Network, 0.045), (Rung::Write, 0.01)];
+        let planted = [(CopyStages::Read, 0.034), (CopyStages::Network, 0.045), (CopyStages::Write, 0.01)];
         for (rung, t0) in planted {
-            for &files in How::OneByOne.files(true) {
-                let mut cell = of_copy(How::OneByOne, rung, files, &settings);
+            for &files in CopyMode::OneByOne.files(true) {
+                let mut cell = of_copy(CopyMode::OneByOne, rung, files, &settings);
                 cell.push(f64::from(files) * t0 + bytes(&settings) / 1e8, &Validity::default());
                 known.push(cell);
             }
-            let mut cells = of_line(How::OneByOne, rung);
-            line_through(How::OneByOne, rung, &settings, &known, &mut cells).expect("a line");
+            let mut cells = of_line(CopyMode::OneByOne, rung);
+            line_through(CopyMode::OneByOne, rung, &settings, &known, &mut cells).expect("a line");
             assert!((cells[0].samples[0] / t0 - 1.0).abs() < 1e-6, "{cells:?}");
             known.extend(cells);
         }
-        let mut cells = of_bounds(How::OneByOne);
-        bounds(How::OneByOne, &known, &mut cells).expect("bounds");
+        let mut cells = of_bounds(CopyMode::OneByOne);
+        bounds(CopyMode::OneByOne, &known, &mut cells).expect("bounds");
         assert!((cells[0].samples[0] - 0.045).abs() < 1e-9 && (cells[1].samples[0] - 0.089).abs() < 1e-9);
-        assert!(bounds(How::AsHelps, &known, &mut cells).is_err(), "there is no such line");
+        assert!(bounds(CopyMode::AsHelps, &known, &mut cells).is_err(), "there is no such line");
     }
 
     #[test]

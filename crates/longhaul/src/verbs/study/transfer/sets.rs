@@ -1,9 +1,9 @@
 //! The data sets: how their sizes are distributed, each stage alone with `cp` and without
 //! any tool, and the whole.
 
-use super::plain::From;
-use super::{Bed, SETS, place};
-use crate::verbs::study::{Settings, Wanted};
+use super::plain::CopySource;
+use super::{SETS, TransferTestbed, place};
+use crate::verbs::study::{PlanEntry, Settings};
 use longhaul_bench::published::transfer as said;
 use longhaul_bench::record::{Better, Cell, Question, Validity};
 use longhaul_transfer::dataset::{DatasetSpec, Scale};
@@ -61,7 +61,10 @@ fn of_stages(settings: &Settings) -> &'static [&'static str] {
     if settings.quick { &QUICK } else { &SETS }
 }
 
-pub(super) fn plan<Case>(settings: &Settings, case: impl Fn(Sets) -> Case) -> Vec<Wanted<Case>> {
+pub(super) fn plan<Measurement>(
+    settings: &Settings,
+    case: impl Fn(Sets) -> Measurement,
+) -> Vec<PlanEntry<Measurement>> {
     let mut all = Vec::new();
     for set in VARIED {
         for size in SIZES {
@@ -70,7 +73,7 @@ pub(super) fn plan<Case>(settings: &Settings, case: impl Fn(Sets) -> Case) -> Ve
             let figure = "Sizes of the files of the data sets";
             cell.place =
                 Some(place(figure, set, &size.to_string(), Some(size as f64), "Files up to so many bytes"));
-            all.push(Wanted { cells: vec![cell], how: Ok(case(Sets::Sizes(set, size))) });
+            all.push(PlanEntry { cells: vec![cell], how: Ok(case(Sets::Sizes(set, size))) });
         }
     }
     for set in SETS {
@@ -92,12 +95,12 @@ pub(super) fn plan<Case>(settings: &Settings, case: impl Fn(Sets) -> Case) -> Ve
                     }
                     _ => Ok(case(Sets::Stage(set, stage, tool))),
                 };
-                all.push(Wanted { cells: vec![cell], how });
+                all.push(PlanEntry { cells: vec![cell], how });
             }
         }
         let mut cell = Cell::new(whole_name(set), "B/s", Better::Higher);
         cell.place = Some(place("Data sets", "as many at once as help", set, None, "Data set"));
-        all.push(Wanted { cells: vec![cell], how: Ok(case(Sets::Whole(set))) });
+        all.push(PlanEntry { cells: vec![cell], how: Ok(case(Sets::Whole(set))) });
     }
     all
 }
@@ -128,19 +131,24 @@ pub(super) fn up_to(set: &str, size: u64) -> Result<f64, crate::exit::Failure> {
 }
 
 /// Bytes a second of a stage without any tool.
-pub(super) fn without_tool(bed: &Bed, stage: Stage, set: &str, cell: &mut Cell) -> crate::exit::Outcome {
+pub(super) fn without_tool(
+    testbed: &TransferTestbed,
+    stage: Stage,
+    set: &str,
+    cell: &mut Cell,
+) -> crate::exit::Outcome {
     use crate::exit::Failure;
-    let (dir, (files, bytes)) = bed.set_of(set)?;
+    let (dir, (files, bytes)) = testbed.set_of(set)?;
     let took = match stage {
         Stage::Write => {
-            let zeroes = From::Zeroes { files, bytes: bytes / u64::from(files.max(1)) };
-            super::plain::write(&zeroes, &bed.there())
+            let zeroes = CopySource::Zeroes { files, bytes: bytes / u64::from(files.max(1)) };
+            super::plain::write(&zeroes, &testbed.there())
         }
-        _ => From::tree(&dir).and_then(|from| super::plain::read(&from)),
+        _ => CopySource::tree(&dir).and_then(|from| super::plain::read(&from)),
     };
     let took = took.map_err(Failure::failed)?;
     cell.push(bytes as f64 / took.as_secs_f64(), &Validity::default());
-    bed.clear()
+    testbed.clear()
 }
 
 #[cfg(test)]

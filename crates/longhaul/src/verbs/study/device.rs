@@ -3,8 +3,8 @@
 //!
 //! Invariant: a place is taken away before what it is on.
 
-use super::rig::{Rig, Server};
-use super::{Found, Settings};
+use super::links::{Links, Server};
+use super::{Results, Settings};
 use crate::again::program;
 use crate::exit::{Failure, Outcome};
 use longhaul_bench::record::Validity;
@@ -24,19 +24,19 @@ const RAMP_ROUND_TRIPS: u32 = 30;
 
 /// What is on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum DeviceFormat {
     /// Nothing: it is one file.
     Raw,
     Ext4,
     Xfs,
 }
 
-impl Kind {
+impl DeviceFormat {
     fn name(self) -> &'static str {
         match self {
-            Kind::Raw => "raw",
-            Kind::Ext4 => "ext4",
-            Kind::Xfs => "xfs",
+            DeviceFormat::Raw => "raw",
+            DeviceFormat::Ext4 => "ext4",
+            DeviceFormat::Xfs => "xfs",
         }
     }
 
@@ -49,7 +49,7 @@ impl Kind {
             return Some("this machine has no FUSE (/dev/fuse)".into());
         }
         match self {
-            Kind::Raw => None,
+            DeviceFormat::Raw => None,
             _ if !is_root => Some("to mount a file system takes root".into()),
             _ if !Path::new("/dev/loop-control").exists() => Some("this machine has no loop devices".into()),
             _ if !std::env::split_paths(&path).any(|dir| dir.join(&made_by).exists()) => {
@@ -61,46 +61,46 @@ impl Kind {
 }
 
 /// A file or a directory, and the process that serves it, until it is dropped.
-pub(super) struct Place {
-    pub(super) kind: Kind,
+pub(super) struct AttachedDevice {
+    pub(super) kind: DeviceFormat,
     /// The file that is the device, or where the file system is.
     pub(super) path: PathBuf,
     server: Server,
 }
 
-impl Place {
+impl AttachedDevice {
     /// Makes a file system on devices (as a stripe, if there are several) and
     /// mounts it with `more` at `path`; or attaches them there, if it is to be
     /// raw. What is on them is lost.
     pub(super) fn new(
-        rig: &Rig,
+        links: &Links,
         path: &Path,
-        kind: Kind,
+        kind: DeviceFormat,
         uris: &[String],
         more: &[&str],
-    ) -> Result<Place, Failure> {
+    ) -> Result<AttachedDevice, Failure> {
         let command = |verb: &str, options: &[&str]| -> Result<Command, Failure> {
-            let mut command = rig.command()?;
+            let mut command = links.command()?;
             command.arg(verb).args(["--ctrl-loss-timeout", LOSS_TIMEOUT]).args(options);
             command.args((uris.len() > 1).then_some(["--layout", "stripe"]).into_iter().flatten());
             command.args(uris);
             Ok(command)
         };
         let serve = match kind {
-            Kind::Raw => {
+            DeviceFormat::Raw => {
                 let mut serve = command("attach", &["--foreground", "--via", "fuse"])?;
                 serve.arg("--at").arg(path);
                 serve
             }
-            Kind::Ext4 | Kind::Xfs => {
-                rig.finish(&mut command("mkfs", &["--force", "--fs", kind.name()])?)?;
+            DeviceFormat::Ext4 | DeviceFormat::Xfs => {
+                links.finish(&mut command("mkfs", &["--force", "--fs", kind.name()])?)?;
                 fs::create_dir(path).map_err(Failure::failed)?;
                 let mut serve = command("mount", &[&["--foreground", "--via", "fuse"], more].concat())?;
                 serve.arg(path);
                 serve
             }
         };
-        Ok(Place { kind, path: path.to_owned(), server: Server::start(serve)? })
+        Ok(AttachedDevice { kind, path: path.to_owned(), server: Server::start(serve)? })
     }
 
     /// How often a connection was lost so far.
@@ -111,7 +111,7 @@ impl Place {
     /// Takes all files away, and gives their space back to the device.
     pub(super) fn trim(&self) -> Outcome {
         let failed = |e: rustix::io::Errno| Failure::failed(std::io::Error::from(e));
-        if self.kind == Kind::Raw {
+        if self.kind == DeviceFormat::Raw {
             let file = fs::OpenOptions::new().write(true).open(&self.path).map_err(Failure::failed)?;
             let size = file.metadata().map_err(Failure::failed)?.len();
             let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -133,16 +133,16 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for AttachedDevice {
     fn drop(&mut self) {
-        let verb = if self.kind == Kind::Raw { "detach" } else { "umount" };
+        let verb = if self.kind == DeviceFormat::Raw { "detach" } else { "umount" };
         let command = program().map(|program| {
             let mut command = Command::new(program);
             command.arg(verb).arg(&self.path);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()
         });
         // The process itself is ended next, whatever came of this.
-        if let (Ok(Ok(_)), false) = (command, self.kind == Kind::Raw) {
+        if let (Ok(Ok(_)), false) = (command, self.kind == DeviceFormat::Raw) {
             let _ = fs::remove_dir(&self.path);
         }
     }
@@ -168,10 +168,10 @@ impl Load {
         (self.bytes / self.files / self.bs).max(1) * self.bs
     }
 
-    fn args(&self, place: &Place, write: bool) -> Vec<String> {
+    fn args(&self, place: &AttachedDevice, write: bool) -> Vec<String> {
         let size = self.size();
         let mut args = vec!["bench".to_owned()];
-        if place.kind == Kind::Raw {
+        if place.kind == DeviceFormat::Raw {
             args.push(place.path.to_string_lossy().into_owned());
             args.extend(["--numjobs".into(), self.files.to_string(), "--offset-increment".into()]);
             args.push(size.to_string());
@@ -186,10 +186,10 @@ impl Load {
     }
 
     /// Writes all its files once, so that none has a hole.
-    pub(super) fn lay_out(&self, rig: &Rig, place: &Place) -> Outcome {
+    pub(super) fn lay_out(&self, links: &Links, place: &AttachedDevice) -> Outcome {
         let mut args = self.args(place, true);
         args.push("--end-fsync".into());
-        rig.finish(rig.command()?.args(&args)).map(drop)
+        links.finish(links.command()?.args(&args)).map(drop)
     }
 
     /// Loads for a while: bytes per second, seconds until a call was taken and
@@ -198,10 +198,10 @@ impl Load {
     /// `rate` is what the devices move in a second, in bits, where that is known.
     pub(super) fn run(
         &self,
-        (rig, rate): (&Rig, Option<f64>),
-        place: &Place,
+        (links, rate): (&Links, Option<f64>),
+        place: &AttachedDevice,
         settings: &Settings,
-        found: &mut Found,
+        found: &mut Results,
     ) -> Outcome {
         let before = place.lost();
         let rw = if self.write { "write" } else { "read" };
@@ -213,11 +213,11 @@ impl Load {
         let bytes = self.files * u64::from(self.depth) * self.bs;
         let of_devices =
             rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(bytes as f64 * 8.0 / rate));
-        let all = rig.time_of(bytes).max(of_devices);
-        args.extend(["--ramp".into(), ms(RAMP + RAMP_ROUND_TRIPS * rig.round_trip() + all)]);
+        let all = links.time_of(bytes).max(of_devices);
+        args.extend(["--ramp".into(), ms(RAMP + RAMP_ROUND_TRIPS * links.round_trip() + all)]);
         args.extend(["--runtime".into(), ms(settings.runtime.max(all * 3 / 2))]);
         args.extend(["--runs".into(), settings.runs.to_string()]);
-        rig.load(&args, &numbers.each_ref().map(String::as_str), found)?;
+        links.load(&args, &numbers.each_ref().map(String::as_str), found)?;
         if let Some(lost) = found.cells.get_mut(numbers.len()) {
             lost.push(place.lost() - before, &Validity::default());
         }

@@ -1,13 +1,13 @@
 //! What copies are made between: a directory on the disk and an agent, behind an
 //! emulated link or where it was said. Copies are runs of this same program.
 
-use super::planted::Layer;
+use super::planted::SlowLayer;
 use super::sets::{Stage, without_tool};
-use super::{BYTES_OF_SMALL, RATE, RTT, Rung, SET, SET_QUICK, Tune, bytes};
+use super::{BYTES_OF_SMALL, Concurrency, CopyStages, RATE, RTT, SET, SET_QUICK, bytes};
 use crate::again::{self, at, seconds, summary};
 use crate::exit::{Failure, Outcome};
-use crate::verbs::study::rig::{Rig, Scratch, Server, Way};
-use crate::verbs::study::{Found, Settings};
+use crate::verbs::study::links::{Links, Route, Scratch, Server};
+use crate::verbs::study::{Results, Settings};
 use longhaul_transfer::Endpoint;
 use longhaul_wan::Conditions;
 use longhaul_wan::Wan;
@@ -20,7 +20,7 @@ const SWEEPS: usize = 8;
 
 /// How long a copy is to be, to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Length {
+pub(super) enum MinLength {
     /// It is a point of a line: however short, what it took is what it costs.
     Any,
     /// As long as any window.
@@ -29,12 +29,12 @@ pub(super) enum Length {
 
 /// Both ends of the copies. What was copied to a place that was named is removed
 /// when it is dropped.
-pub(super) struct Bed {
+pub(super) struct TransferTestbed {
     // In this order: the agent ends before its link does, and what it serves is unmounted
     // before its directory goes.
     agent: Option<((Option<u16>, bool), Server)>,
-    layer: Option<Layer>,
-    rig: Rig,
+    layer: Option<SlowLayer>,
+    links: Links,
     scratch: Scratch,
     /// Where copies go to that was named, as `cp` has it.
     named: Option<String>,
@@ -43,28 +43,30 @@ pub(super) struct Bed {
     copies: u32,
 }
 
-impl Bed {
-    pub(super) fn start(settings: &Settings) -> Result<Bed, Failure> {
+impl TransferTestbed {
+    pub(super) fn start(settings: &Settings) -> Result<TransferTestbed, Failure> {
         let named = settings
             .targets
             .first()
             .map(|uri| format!("{}/longhaul-study-{}", uri.trim_end_matches('/'), std::process::id()));
-        let rig = match named {
-            Some(_) => Rig::here(),
-            None => Rig::emulated(1, Conditions::new(RTT, Some((RATE * settings.scale) as u64)))?,
+        let links = match named {
+            Some(_) => Links::here(),
+            None => Links::emulated(1, Conditions::new(RTT, Some((RATE * settings.scale) as u64)))?,
         };
         let scratch = Scratch::make("transfer")?;
         for dir in ["there", "empty", "sources"] {
             fs::create_dir(scratch.path().join(dir)).map_err(Failure::failed)?;
         }
         let bytes = bytes(settings);
-        let bed = Bed { agent: None, layer: None, rig, scratch, named, bytes, copies: 0 };
-        if let Some(named) = &bed.named {
+        let testbed = TransferTestbed { agent: None, layer: None, links, scratch, named, bytes, copies: 0 };
+        if let Some(named) = &testbed.named {
             // It becomes the directory that all others go into.
-            let empty = bed.scratch.path().join("empty");
-            bed.rig.finish(bed.rig.command()?.args(["cp", "--recursive"]).arg(empty).arg(named))?;
+            let empty = testbed.scratch.path().join("empty");
+            testbed
+                .links
+                .finish(testbed.links.command()?.args(["cp", "--recursive"]).arg(empty).arg(named))?;
         }
-        Ok(bed)
+        Ok(testbed)
     }
 
     pub(super) fn there(&self) -> PathBuf {
@@ -77,13 +79,13 @@ impl Bed {
 
     /// The links.
     pub(super) fn links(&self) -> Result<&Wan, Failure> {
-        self.rig.wan().ok_or_else(|| Failure::failed("there are no emulated links"))
+        self.links.wan().ok_or_else(|| Failure::failed("there are no emulated links"))
     }
 
     /// The layer that plants costs of files, mounted when it is first wanted.
-    fn layer(&mut self) -> Result<&Layer, Failure> {
+    fn layer(&mut self) -> Result<&SlowLayer, Failure> {
         if self.layer.is_none() {
-            self.layer = Some(Layer::mount(self.scratch.path(), &self.sources(), &self.there())?);
+            self.layer = Some(SlowLayer::mount(self.scratch.path(), &self.sources(), &self.there())?);
         }
         self.layer.as_ref().ok_or_else(|| Failure::failed("there is no layer"))
     }
@@ -121,7 +123,7 @@ impl Bed {
         if self.agent.as_ref().is_none_or(|(now, _)| *now != (at_once, slow)) {
             self.agent = None;
             let root = if slow { self.slow_there()? } else { self.there() };
-            let (mut command, address) = self.rig.behind(1)?;
+            let (mut command, address) = self.links.behind(1)?;
             command.args(["agent", "--insecure", "--listen", &format!("{address}:7400"), "--root"]);
             // Only this machine reaches the link, and the directory is this user's.
             command.arg(root).args(["--user", &rustix::process::geteuid().as_raw().to_string()]);
@@ -136,22 +138,28 @@ impl Bed {
     /// Makes a copy, and takes it away again.
     pub(super) fn copy(
         &mut self,
-        rung: Rung,
+        rung: CopyStages,
         files: u32,
-        (tune, length): (Tune, Length),
-        found: &mut Found,
+        (tune, length): (Concurrency, MinLength),
+        found: &mut Results,
     ) -> Outcome {
         let agent = self.agent(tune.at_once, false)?;
         let from = match rung {
-            Rung::Read | Rung::Whole => self.source(files)?.to_string_lossy().into_owned(),
-            Rung::Network | Rung::Write | Rung::Nothing => format!("zero:{files}x{}", self.size(files)),
+            CopyStages::Read | CopyStages::Whole => self.source(files)?.to_string_lossy().into_owned(),
+            CopyStages::Network | CopyStages::Write | CopyStages::Nothing => {
+                format!("zero:{files}x{}", self.size(files))
+            }
         };
         self.copies += 1;
         let to = match (rung, &self.named) {
-            (Rung::Read | Rung::Nothing, _) => "null:".into(),
-            (Rung::Network, _) => at(&Endpoint::parse(agent.as_ref()).map_err(Failure::usage)?, "null:"),
-            (Rung::Write, None) => self.there().join(self.copies.to_string()).to_string_lossy().into_owned(),
-            (Rung::Write | Rung::Whole, _) => format!("{agent}/{}", self.copies),
+            (CopyStages::Read | CopyStages::Nothing, _) => "null:".into(),
+            (CopyStages::Network, _) => {
+                at(&Endpoint::parse(agent.as_ref()).map_err(Failure::usage)?, "null:")
+            }
+            (CopyStages::Write, None) => {
+                self.there().join(self.copies.to_string()).to_string_lossy().into_owned()
+            }
+            (CopyStages::Write | CopyStages::Whole, _) => format!("{agent}/{}", self.copies),
         };
         let crosses = rung.crosses(self.named.is_some());
         self.timed([&from, &to], tune, (length, crosses), found, |seconds| seconds)
@@ -159,23 +167,31 @@ impl Bed {
 
     /// Makes a copy between the ends with planted costs, and takes it away again. However
     /// short: what it took is what it costs.
-    pub(super) fn planted(&mut self, rung: Rung, files: u32, tune: Tune, found: &mut Found) -> Outcome {
+    pub(super) fn planted(
+        &mut self,
+        rung: CopyStages,
+        files: u32,
+        tune: Concurrency,
+        found: &mut Results,
+    ) -> Outcome {
         let from = match rung {
-            Rung::Read | Rung::Whole => self.slow_source(files)?.to_string_lossy().into_owned(),
-            Rung::Network | Rung::Write | Rung::Nothing => format!("zero:{files}x{}", self.size(files)),
+            CopyStages::Read | CopyStages::Whole => self.slow_source(files)?.to_string_lossy().into_owned(),
+            CopyStages::Network | CopyStages::Write | CopyStages::Nothing => {
+                format!("zero:{files}x{}", self.size(files))
+            }
         };
         self.copies += 1;
         let copy = self.copies.to_string();
         let to = match rung {
-            Rung::Read | Rung::Nothing => "null:".into(),
-            Rung::Write => self.slow_there()?.join(copy).to_string_lossy().into_owned(),
-            Rung::Network => {
+            CopyStages::Read | CopyStages::Nothing => "null:".into(),
+            CopyStages::Write => self.slow_there()?.join(copy).to_string_lossy().into_owned(),
+            CopyStages::Network => {
                 let agent = self.agent(tune.at_once, true)?;
                 at(&Endpoint::parse(agent.as_ref()).map_err(Failure::usage)?, "null:")
             }
-            Rung::Whole => format!("{}/{copy}", self.agent(tune.at_once, true)?),
+            CopyStages::Whole => format!("{}/{copy}", self.agent(tune.at_once, true)?),
         };
-        self.timed([&from, &to], tune, (Length::Any, rung.crosses(false)), found, |seconds| seconds)
+        self.timed([&from, &to], tune, (MinLength::Any, rung.crosses(false)), found, |seconds| seconds)
     }
 
     /// The directory of a data set that was made, its files and its bytes.
@@ -215,11 +231,11 @@ impl Bed {
         &mut self,
         (name, stage, tool): (&str, Stage, bool),
         settings: &Settings,
-        found: &mut Found,
+        found: &mut Results,
     ) -> Outcome {
         self.make_set(name, settings)?;
         let (dir, (files, bytes)) = self.set_of(name)?;
-        let tune = Tune::USUAL;
+        let tune = Concurrency::USUAL;
         for _ in 0..settings.runs {
             if !tool {
                 without_tool(self, stage, name, &mut found.cells[0])?;
@@ -238,7 +254,7 @@ impl Bed {
                 }
             };
             let crosses = stage == Stage::Network;
-            let length = if crosses { Length::Enough } else { Length::Any };
+            let length = if crosses { MinLength::Enough } else { MinLength::Any };
             let rate = |seconds: f64| bytes as f64 / seconds;
             self.timed([&from, &to], tune, (length, crosses), found, rate)?;
         }
@@ -246,7 +262,7 @@ impl Bed {
     }
 
     /// Copies a data set as often as is wanted, with as much at once as helps.
-    pub(super) fn set(&mut self, name: &str, settings: &Settings, found: &mut Found) -> Outcome {
+    pub(super) fn set(&mut self, name: &str, settings: &Settings, found: &mut Results) -> Outcome {
         self.make_set(name, settings)?;
         let (dir, (_, bytes)) = self.set_of(name)?;
         let bytes = bytes as f64;
@@ -254,9 +270,9 @@ impl Bed {
         for _ in 0..settings.runs {
             self.copies += 1;
             let to = format!("{agent}/{}", self.copies);
-            let tune = Tune::USUAL;
+            let tune = Concurrency::USUAL;
             let from = dir.to_string_lossy();
-            self.timed([&from, &to], tune, (Length::Enough, true), found, |seconds| bytes / seconds)?;
+            self.timed([&from, &to], tune, (MinLength::Enough, true), found, |seconds| bytes / seconds)?;
         }
         fs::remove_dir_all(&dir).map_err(Failure::failed)
     }
@@ -266,8 +282,8 @@ impl Bed {
         if dir.exists() {
             return Ok(());
         }
-        let mut command = self.rig.command()?;
-        self.rig.finish(command.args(["dataset", "make", name, "--json"]).args(more).arg(dir)).map(drop)
+        let mut command = self.links.command()?;
+        self.links.finish(command.args(["dataset", "make", name, "--json"]).args(more).arg(dir)).map(drop)
     }
 
     /// Copies, and takes what its seconds come to into the first of the cells and
@@ -276,12 +292,12 @@ impl Bed {
     fn timed(
         &self,
         [from, to]: [&str; 2],
-        tune: Tune,
-        (length, crosses): (Length, bool),
-        found: &mut Found,
+        tune: Concurrency,
+        (length, crosses): (MinLength, bool),
+        found: &mut Results,
         number: impl Fn(f64) -> f64,
     ) -> Outcome {
-        let mut command = self.rig.command()?;
+        let mut command = self.links.command()?;
         command.args(["cp", "--recursive", "--json"]);
         if let Some(number) = tune.at_once.map(|number| number.to_string()) {
             let streams = tune.streams.map_or_else(|| number.clone(), |streams| streams.to_string());
@@ -292,15 +308,15 @@ impl Bed {
         }
         let result = self.scratch.path().join("copy.json");
         command.arg("--output").arg(&result).arg("--").arg(from).arg(to);
-        let (out, seen) = self.rig.watch(|| self.rig.finish(&mut command))?;
+        let (out, seen) = self.links.watch(|| self.links.finish(&mut command))?;
         let summary = summary(&out)?;
         let seconds = seconds(&summary)?;
         let time = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
         let way = match crosses {
-            true => Way::Over(summary["sockets"]["round_trip_least"].as_f64().map(time)),
-            false => Way::Within,
+            true => Route::Over(summary["sockets"]["round_trip_least"].as_f64().map(time)),
+            false => Route::Within,
         };
-        let validity = seen.judge((length == Length::Enough).then(|| time(seconds)), way);
+        let validity = seen.judge((length == MinLength::Enough).then(|| time(seconds)), way);
         found.runs.push(again::run(&result, &validity)?);
         let processors = seen.processors().unwrap_or(f64::NAN);
         for (cell, value) in found.cells.iter_mut().zip([number(seconds), processors]) {
@@ -312,8 +328,8 @@ impl Bed {
     /// Removes all that is at a place that was named; how much that was.
     fn sweep(&self, named: &str) -> Result<u64, Failure> {
         let empty = self.scratch.path().join("empty");
-        let mut command = self.rig.command()?;
-        let out = self.rig.finish(command.args(["sync", "--delete", "--json"]).arg(empty).arg(named))?;
+        let mut command = self.links.command()?;
+        let out = self.links.finish(command.args(["sync", "--delete", "--json"]).arg(empty).arg(named))?;
         Ok(summary(&out)?["deleted"].as_u64().unwrap_or_default())
     }
 
@@ -331,7 +347,7 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for TransferTestbed {
     fn drop(&mut self) {
         let Some(named) = self.named.as_deref().filter(|_| self.copies > 0) else { return };
         // A copy that failed or was interrupted leaves files, and the agent may still

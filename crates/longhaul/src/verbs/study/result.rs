@@ -1,6 +1,6 @@
 //! The result of a study as it grows, and how far it is.
 
-use super::{Found, Settings, is_void_for};
+use super::{Results, Settings, is_void_for};
 use crate::exit::{Failure, Outcome};
 use crate::output::{Output, save};
 use longhaul_bench::host::Host;
@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// What was measured, on the disk and here.
-pub(super) struct Kept {
+pub(super) struct StudyResult {
     path: PathBuf,
     record: Record,
     /// Names in the order in which they are wanted.
     order: Vec<String>,
 }
 
-impl Kept {
+impl StudyResult {
     /// The result to go on with, or a new one.
     pub(super) fn begin(
         name: &str,
@@ -27,7 +27,7 @@ impl Kept {
         (order, questions): (Vec<String>, Vec<Question>),
         settings: &Settings,
         fresh: bool,
-    ) -> Result<Kept, Failure> {
+    ) -> Result<StudyResult, Failure> {
         let mut record = Record { questions, ..Record::new("study", name) };
         record.conditions.0 = vec![
             (
@@ -41,9 +41,9 @@ impl Kept {
             ("quick".into(), if settings.quick { "yes" } else { "no" }.into()),
         ];
         if !fresh && path.exists() {
-            go_on(&mut record, path)?;
+            resume(&mut record, path)?;
         }
-        Ok(Kept { path: path.to_owned(), record, order })
+        Ok(StudyResult { path: path.to_owned(), record, order })
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -55,8 +55,8 @@ impl Kept {
     }
 
     /// Adds what was measured, and writes it; of the same name the new counts.
-    pub(super) fn add(&mut self, found: Found) -> Outcome {
-        let Found { mut cells, runs } = found;
+    pub(super) fn add(&mut self, found: Results) -> Outcome {
+        let Results { mut cells, runs } = found;
         let of = cells.first().map_or(String::new(), |cell| cell.name.clone());
         self.record.runs.retain(|run| run.of != of);
         self.record.runs.extend(runs.into_iter().map(|run| Run { of: of.clone(), ..run }));
@@ -74,7 +74,7 @@ impl Kept {
 }
 
 /// Takes over what a run before this one has measured.
-fn go_on(record: &mut Record, path: &Path) -> Outcome {
+fn resume(record: &mut Record, path: &Path) -> Outcome {
     // It says what is wrong with a file better than a parser does.
     Document::load(path)?;
     let text = std::fs::read_to_string(path).map_err(Failure::failed)?;
@@ -112,13 +112,13 @@ fn go_on(record: &mut Record, path: &Path) -> Outcome {
 }
 
 /// Something that numbers depend on: its name, and how it is.
-type Fact = (&'static str, fn(&Host) -> String);
+type HostProperty = (&'static str, fn(&Host) -> String);
 
 /// What numbers depend on that is not as it was, in words.
 fn difference(before: &Record, now: &Record) -> Vec<String> {
     let mut all = vec![("program", before.program.clone(), now.program.clone())];
     if let (Some(there), Some(here)) = (before.hosts.first(), now.hosts.first()) {
-        let facts: [Fact; 8] = [
+        let facts: [HostProperty; 8] = [
             ("host", |host| host.name.clone()),
             ("kernel", |host| host.kernel.clone()),
             ("processor", |host| host.processor.clone()),
@@ -136,17 +136,17 @@ fn difference(before: &Record, now: &Record) -> Vec<String> {
 }
 
 /// How far it is, and how long it will take.
-pub(super) struct Pace {
+pub(super) struct StudyProgress {
     began: Instant,
     done: usize,
     left: usize,
     all: usize,
 }
 
-impl Pace {
+impl StudyProgress {
     /// Of `all` measurements, `left` are to be made.
-    pub(super) fn new(all: usize, left: usize) -> Pace {
-        Pace { began: Instant::now(), done: 0, left, all }
+    pub(super) fn new(all: usize, left: usize) -> StudyProgress {
+        StudyProgress { began: Instant::now(), done: 0, left, all }
     }
 
     /// Before numbers are measured.

@@ -6,7 +6,7 @@
 //!   process, after its clients have ended;
 //! - what the emulator counts during a load is of that load alone.
 
-use super::Found;
+use super::Results;
 use crate::again::{program, reason};
 use crate::exit::Failure;
 use crate::verbs::emulated::between;
@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Links, if there are any, until it is dropped.
-pub(super) struct Rig {
+pub(super) struct Links {
     // Dropped before the links that it reports.
     _control: Option<Control>,
     wan: Option<Arc<Wan>>,
@@ -37,36 +37,36 @@ pub(super) struct Rig {
 const QUEUE_PRODUCTS: f64 = 3.0;
 const QUEUE_LEAST: u64 = 1 << 20;
 
-impl Rig {
+impl Links {
     /// Servers that share one port of the client, as a switch has it: its buffer, in
     /// bytes, loses what does not fit.
-    pub(super) fn behind_a_port(mut conditions: Conditions, buffer: u64) -> Result<Rig, Failure> {
+    pub(super) fn behind_a_port(mut conditions: Conditions, buffer: u64) -> Result<Links, Failure> {
         conditions.there.queue = Queue::Bytes(QUEUE_LEAST);
         conditions.back.queue = Queue::Bytes(buffer);
-        Rig::start(1, conditions)
+        Links::start(1, conditions)
     }
 
     /// So many servers, behind a link each, with a queue that loses nothing.
-    pub(super) fn emulated(servers: usize, mut conditions: Conditions) -> Result<Rig, Failure> {
+    pub(super) fn emulated(servers: usize, mut conditions: Conditions) -> Result<Links, Failure> {
         for way in [&mut conditions.there, &mut conditions.back] {
             way.queue = Queue::Products(QUEUE_PRODUCTS);
             way.queue = Queue::Bytes(way.queue_bytes().unwrap_or(0).max(QUEUE_LEAST));
         }
-        Rig::start(servers, conditions)
+        Links::start(servers, conditions)
     }
 
-    fn start(servers: usize, conditions: Conditions) -> Result<Rig, Failure> {
+    fn start(servers: usize, conditions: Conditions) -> Result<Links, Failure> {
         let (rtt, rate) = (conditions.rtt(), conditions.there.rate);
         let plan = Plan { star: Some(servers), ..Plan::new(Plan::unique_name("study"), conditions) };
         let wan = Arc::new(Wan::start(plan)?);
         // Loads ask it whether their link was on time.
         let control = Control::start(&wan)?;
-        Ok(Rig { _control: Some(control), wan: Some(wan), rtt, rate })
+        Ok(Links { _control: Some(control), wan: Some(wan), rtt, rate })
     }
 
     /// This machine, and what it reaches.
-    pub(super) fn here() -> Rig {
-        Rig { _control: None, wan: None, rtt: Duration::ZERO, rate: None }
+    pub(super) fn here() -> Links {
+        Links { _control: None, wan: None, rtt: Duration::ZERO, rate: None }
     }
 
     /// Round trip of the links; none where there are no links.
@@ -111,7 +111,7 @@ impl Rig {
         loads: &[(usize, Vec<String>)],
         number: &str,
         runs: u16,
-        into: &mut Found,
+        into: &mut Results,
     ) -> Result<(), Failure> {
         if let Some(wan) = &self.wan {
             wan.take_statistics()?;
@@ -146,7 +146,7 @@ impl Rig {
     }
 
     /// Runs a load, and takes numbers of its result by their names, and its runs.
-    pub(super) fn load(&self, args: &[String], numbers: &[&str], into: &mut Found) -> Result<(), Failure> {
+    pub(super) fn load(&self, args: &[String], numbers: &[&str], into: &mut Results) -> Result<(), Failure> {
         let ran = self.run(self.command()?.args(args).arg("--json"))?;
         let wrong = |what: &str| Failure::failed(format!("{what}: {}", reason(&ran.stderr)));
         let result: schema::Output =
@@ -170,7 +170,10 @@ impl Rig {
 
     /// Does something that is measured as a whole, and watches this machine
     /// meanwhile.
-    pub(super) fn watch<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<(T, Seen), Failure> {
+    pub(super) fn watch<T>(
+        &self,
+        work: impl FnOnce() -> Result<T, Failure>,
+    ) -> Result<(T, WatchedWork), Failure> {
         let before = self.wan.as_deref().map(Wan::statistics).transpose()?;
         let watch = Watch::start();
         let done = work()?;
@@ -182,7 +185,7 @@ impl Rig {
             (Some(wan), Some(before)) => Some(between(self.rtt, &before, &wan.statistics()?)),
             _ => None,
         };
-        Ok((done, Seen { watched: Watched { retransmitted, ..watched }, link }))
+        Ok((done, WatchedWork { watched: Watched { retransmitted, ..watched }, link }))
     }
 
     /// Runs a command of [`command`](Self::command) to its end, whatever it is.
@@ -205,27 +208,27 @@ impl Rig {
 }
 
 /// What was seen of something that was measured as a whole.
-pub(super) struct Seen {
+pub(super) struct WatchedWork {
     watched: Watched,
     link: Option<Emulated>,
 }
 
 /// Where it went.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Way {
+pub(super) enum Route {
     /// It stayed within this machine.
     Within,
     /// Over a path, with the round trip that its sockets measured.
     Over(Option<Duration>),
 }
 
-impl Seen {
+impl WatchedWork {
     /// Whether it counts. `window` is how long it was, where that is to have been
     /// long enough.
-    pub(super) fn judge(&self, window: Option<Duration>, way: Way) -> Validity {
+    pub(super) fn judge(&self, window: Option<Duration>, way: Route) -> Validity {
         let usual = Expect::default();
         let usual = Expect { window: window.unwrap_or(usual.window), ..usual };
-        let Way::Over(measured) = way else {
+        let Route::Over(measured) = way else {
             // Losses on a path are no affair of what uses none.
             return Watched { retransmitted: None, ..self.watched }.judge(&usual);
         };
@@ -343,9 +346,9 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn seen(link: Option<Emulated>) -> Seen {
+    fn seen(link: Option<Emulated>) -> WatchedWork {
         let cpu = Cpu { user_s: 1.0, system_s: 0.5, others_s: Some(3.0), stolen_s: None };
-        Seen { watched: Watched { retransmitted: Some(0.5), cpu, ..Watched::default() }, link }
+        WatchedWork { watched: Watched { retransmitted: Some(0.5), cpu, ..Watched::default() }, link }
     }
 
     fn codes(validity: &Validity) -> Vec<Code> {
@@ -354,10 +357,10 @@ mod tests {
 
     #[test]
     fn a_copy_is_judged_by_its_length_and_by_its_path() {
-        let over = Way::Over(Some(100 * MS));
+        let over = Route::Over(Some(100 * MS));
         let judged = |window: Option<u32>, way| codes(&seen(None).judge(window.map(|ms| ms * MS), way));
-        assert_eq!(judged(Some(900), Way::Within), [Code::TooShort], "nothing was sent again by it");
-        assert_eq!(judged(Some(1000), Way::Within), []);
+        assert_eq!(judged(Some(900), Route::Within), [Code::TooShort], "nothing was sent again by it");
+        assert_eq!(judged(Some(1000), Route::Within), []);
         assert_eq!(judged(Some(1000), over), [Code::TooShort, Code::Retransmitting], "ten round trips");
         assert_eq!(judged(Some(2000), over), [Code::Retransmitting]);
         // It may be short on purpose, and is not to be on a bad path even so.
@@ -366,7 +369,11 @@ mod tests {
         let link = Some(Emulated { round_trip: 45 * MS, late: Duration::ZERO, lost: 1 });
         let judged = codes(&seen(link).judge(Some(1000 * MS), over));
         assert_eq!(judged, [Code::Retransmitting, Code::LateLink]);
-        assert_eq!(codes(&seen(link).judge(Some(1000 * MS), Way::Within)), [], "the link had no part in it");
+        assert_eq!(
+            codes(&seen(link).judge(Some(1000 * MS), Route::Within)),
+            [],
+            "the link had no part in it"
+        );
     }
 
     #[test]
@@ -379,7 +386,7 @@ mod tests {
 
     #[test]
     fn what_a_real_host_sends_again_is_seen() {
-        let (_, seen) = Rig::here()
+        let (_, seen) = Links::here()
             .watch(|| {
                 let listener = TcpListener::bind("127.0.0.1:0").map_err(Failure::failed)?;
                 let address = listener.local_addr().map_err(Failure::failed)?;

@@ -17,20 +17,20 @@ pub const FILE_SYSTEMS: [&str; 2] = ["xfs", "ext4"];
 const SIZE: &str = "512MiB";
 
 /// A target behind a link, and the place where its device is mounted.
-pub struct Rig {
+pub struct Testbed {
     pub wan: Wan,
     pub dir: TempDir,
     target: Option<Child>,
 }
 
-fn skip(why: impl std::fmt::Display) -> Option<Rig> {
+fn skip(why: impl std::fmt::Display) -> Option<Testbed> {
     longhaul_skip::skip!("{why}");
     None
 }
 
-impl Rig {
+impl Testbed {
     /// `None`, with the reason on standard error, where FUSE, loop devices or the link are missing.
-    pub fn new(fs: &str) -> Option<Rig> {
+    pub fn new(fs: &str) -> Option<Testbed> {
         for device in ["/dev/fuse", "/dev/loop-control"] {
             if let Err(e) = OpenOptions::new().read(true).write(true).open(device) {
                 return skip(format_args!("{device}: {e}"));
@@ -49,11 +49,11 @@ impl Rig {
             Err(Error::Unavailable(why)) => return skip(why),
             Err(e) => panic!("{e}"),
         };
-        let mut rig = Rig { wan, dir: tempfile::tempdir().expect("directory"), target: None };
-        fs::create_dir(rig.at()).expect("made");
-        rig.serve();
-        rig.good(&["mkfs", "--fs", fs, &rig.uri()]);
-        Some(rig)
+        let mut testbed = Testbed { wan, dir: tempfile::tempdir().expect("directory"), target: None };
+        fs::create_dir(testbed.at()).expect("made");
+        testbed.serve();
+        testbed.good(&["mkfs", "--fs", fs, &testbed.uri()]);
+        Some(testbed)
     }
 
     /// Where the device is mounted.
@@ -171,7 +171,7 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
+impl Drop for Testbed {
     fn drop(&mut self) {
         for attached in self.attached() {
             kill_and_wait(&attached["pid"].to_string());
