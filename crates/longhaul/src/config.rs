@@ -1,11 +1,11 @@
 //! Configuration files: TOML, a table for each verb with its flags' names as
 //! keys.
 //!
-//! A file says what a person would else have to type. So its entries become
-//! flags, put before those of the command line, and one parser checks both:
+//! The entries of a file become flags before those of the command line, and one parser checks
+//! both:
 //!
-//! - a flag of the command line wins over every file, whole lists included;
-//! - the file of the person wins over that of the machine;
+//! - a flag of the command line overrides every file, whole lists included;
+//! - the file of the user overrides that of the machine;
 //! - every table and key of a file is checked, also of verbs not in use.
 
 use crate::cli::Cli;
@@ -22,31 +22,31 @@ use toml::{Table, Value};
 
 /// The file of the machine.
 const SYSTEM: &str = "/etc/longhaul/config.toml";
-/// The file of a person, below `XDG_CONFIG_HOME` or `~/.config`.
+/// The file of a user, in `XDG_CONFIG_HOME` or `~/.config`.
 const PERSONAL: &str = "longhaul/config.toml";
 /// Flags that only make sense on the command line.
 const NEVER: [&str; 3] = ["help", "version", "show-config"];
 
-/// The name of a flag while its values are checked by themselves.
-const ALONE: &str = "key-alone";
+/// Stand-alone name of a flag while a value in a file is checked.
+const CHECKED_KEY: &str = "key-alone";
 
-/// What files say for one verb: flag, flags as arguments, and the file.
+/// Settings of one verb from the files: for each key its arguments, and the file.
 type Settings = BTreeMap<String, (Vec<OsString>, PathBuf)>;
 
-/// The arguments of this run, with what files add to them. Ends the program
-/// where there is only something to show: help, version, configuration.
+/// Parses the command line together with the configuration files. Exits after help, version or
+/// the configuration were printed, and on arguments that are wrong.
 pub(crate) fn parse() -> Result<Cli, Failure> {
     let args: Vec<OsString> = std::env::args_os().collect();
     let mut command = Cli::command();
     command.build();
-    // Help is to be had whatever a file says.
+    // Help is printed even if a file has errors.
     if let Err(e) = command.clone().try_get_matches_from(&args)
         && !e.use_stderr()
     {
         e.exit();
     }
     let Some((verb, at)) = find_verb(&command, &args) else {
-        // The parser says what is wrong.
+        // Without a verb, the parser reports the error.
         return cli(&command.try_get_matches_from(args).unwrap_or_else(|e| end(&e)));
     };
     let files = files().into_iter().map(|path| read(&path)).collect::<Result<Vec<_>, _>>()?;
@@ -65,7 +65,7 @@ pub(crate) fn parse() -> Result<Cli, Failure> {
     }
     match command.clone().try_get_matches_from(all) {
         Ok(matches) => cli(&matches),
-        Err(e) => Err(blame(e, &settings)),
+        Err(e) => Err(with_file(e, &settings)),
     }
 }
 
@@ -73,26 +73,25 @@ fn cli(matches: &ArgMatches) -> Result<Cli, Failure> {
     Ok(Cli::from_arg_matches(matches).unwrap_or_else(|e| end(&e)))
 }
 
-/// Whether events are wanted on stdout, as far as that can be told before arguments
-/// are parsed.
+/// Whether `--json` is given; for errors that occur before the arguments are parsed.
 pub(crate) fn wants_json() -> bool {
     std::env::args_os().skip(1).take_while(|arg| arg != "--").any(|arg| arg == "--json")
 }
 
-/// Ends the program as the parser wants it: with help, or with what is wrong, as an
-/// event too.
+/// Exits with the parser's help or error; with `--json` the error is also an event.
 fn end(e: &clap::Error) -> ! {
     if e.use_stderr() {
         let text = e.to_string();
-        let said: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-        let message = said.join(" ");
+        let first_paragraph: Vec<&str> =
+            text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+        let message = first_paragraph.join(" ");
         let message = message.strip_prefix("error: ").unwrap_or(&message);
         Output::new(wants_json()).event("error", json!({ "exit": Exit::Usage as u8, "message": message }));
     }
     e.exit()
 }
 
-/// Where configuration may be, the more important later.
+/// Paths of the configuration files; a later one overrides an earlier one.
 fn files() -> Vec<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let home = || variable("HOME").map(|home| home.join(".config"));
@@ -113,8 +112,8 @@ fn read(path: &Path) -> Result<Option<(PathBuf, Table)>, Failure> {
     Ok(Some((path.to_owned(), table)))
 }
 
-/// The verb (with the verb below it, as in `dataset make`), and the place of
-/// its first argument. Only flags without a value stand before a verb.
+/// Finds the verb (with its own verb, as in `dataset make`), and the index of its first argument.
+/// Global flags, which precede the verb, take no values.
 fn find_verb<'a>(command: &'a Command, args: &[OsString]) -> Option<(Vec<(String, &'a Command)>, usize)> {
     let (mut found, mut here, mut at) = (Vec::new(), command, 0);
     for (i, arg) in args.iter().enumerate().skip(1) {
@@ -154,11 +153,11 @@ fn check(path: &Path, command: &Command, table: &Table, above: &[&str]) -> Resul
     Ok(())
 }
 
-/// Checks values as the flag does, whichever verb is in use.
+/// Checks a value with the parser of its flag, also for verbs not in use.
 fn check_value(path: &Path, command: &Command, key: &str, typed: &[OsString]) -> Result<(), Failure> {
     let Some(arg) = flag(command, key) else { return Ok(()) };
-    // By itself: what it needs or excludes is for the verb's own command line.
-    let mut alone = Arg::new(ALONE).long(ALONE).action(arg.get_action().clone());
+    // In a parser of its own: flags that it requires or excludes are checked for the verb in use.
+    let mut alone = Arg::new(CHECKED_KEY).long(CHECKED_KEY).action(arg.get_action().clone());
     alone = alone.value_parser(arg.get_value_parser().clone());
     alone = alone.value_names(arg.get_value_names().unwrap_or_default().to_vec());
     if let Some(count) = arg.get_num_args() {
@@ -167,20 +166,19 @@ fn check_value(path: &Path, command: &Command, key: &str, typed: &[OsString]) ->
     if let Some(delimiter) = arg.get_value_delimiter() {
         alone = alone.value_delimiter(delimiter);
     }
-    let parser = Command::new(ALONE).no_binary_name(true).arg(alone);
+    let parser = Command::new(CHECKED_KEY).no_binary_name(true).arg(alone);
     let renamed = typed.iter().map(|text| match text.to_str().and_then(|text| text.split_once('=')) {
-        Some((_, value)) => format!("--{ALONE}={value}").into(),
-        None => OsString::from(format!("--{ALONE}")),
+        Some((_, value)) => format!("--{CHECKED_KEY}={value}").into(),
+        None => OsString::from(format!("--{CHECKED_KEY}")),
     });
-    let refused = |e: clap::Error| wrong_value(path, key, &e);
-    parser.try_get_matches_from(renamed).map(drop).map_err(refused)
+    parser.try_get_matches_from(renamed).map(drop).map_err(|e| wrong_value(path, key, &e))
 }
 
-/// A value that a flag refuses, in the words of the parser.
+/// The error for a value that its flag rejects, with the parser's reason.
 fn wrong_value(path: &Path, key: &str, e: &clap::Error) -> Failure {
     let text = e.to_string();
     let reason = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
-    let reason = reason.replace(&format!("--{ALONE}"), &format!("--{key}"));
+    let reason = reason.replace(&format!("--{CHECKED_KEY}"), &format!("--{key}"));
     Failure::usage(format!("{}: key '{key}': {reason}", path.display()))
 }
 
@@ -224,7 +222,7 @@ fn settings_of(path: &Path, table: &Table, verb: &[(String, &Command)]) -> Resul
     Ok(settings)
 }
 
-/// A key and its value as a person would have typed them.
+/// A key and its value as arguments of the command line.
 fn flags(
     path: &Path,
     command: &Command,
@@ -272,8 +270,8 @@ fn is_given(command: &Command, key: &str, args: &[OsString]) -> bool {
     })
 }
 
-/// An error of the parser, with the file in it if that is to blame.
-fn blame(e: clap::Error, settings: &Settings) -> Failure {
+/// Adds the file to a parser error if the value came from one; exits on all other errors.
+fn with_file(e: clap::Error, settings: &Settings) -> Failure {
     let named = match e.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(text)) => text.trim_start_matches('-').split([' ', '=']).next(),
         _ => None,
@@ -285,14 +283,14 @@ fn blame(e: clap::Error, settings: &Settings) -> Failure {
     wrong_value(path, key, &e)
 }
 
-/// Prints the result of files and command line, then ends the program.
+/// Prints the settings that result from files and command line, then exits.
 fn show(
     command: &Command,
     verb: &[(String, &Command)],
     args: &[OsString],
     settings: &Settings,
 ) -> Result<Cli, Failure> {
-    // What is still missing is no fault here.
+    // Missing arguments are ignored: the settings are only printed.
     let matches = command.clone().ignore_errors(true).try_get_matches_from(args);
     let matches = matches.unwrap_or_else(|e| end(&e));
     let mut here = &matches;
@@ -320,7 +318,7 @@ fn show(
             .flatten()
             .map(|v| v.to_string_lossy().into_owned())
             .collect();
-        let value = shown(arg, here, &values);
+        let value = toml_value(arg, here, &values);
         match &value {
             Some(value) => text += &format!("\n{key} = {value}  # {source}"),
             None => text += &format!("\n# {key} is not set"),
@@ -334,8 +332,8 @@ fn show(
     std::process::exit(0)
 }
 
-/// The value of a flag, as a file would have it.
-fn shown(arg: &Arg, matches: &ArgMatches, values: &[String]) -> Option<Value> {
+/// The value of a flag in the form of a configuration file; `None` if it is not set.
+fn toml_value(arg: &Arg, matches: &ArgMatches, values: &[String]) -> Option<Value> {
     let id = arg.get_id().as_str();
     match arg.get_action() {
         ArgAction::SetTrue => Some(matches.get_flag(id).into()),

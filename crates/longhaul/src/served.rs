@@ -1,8 +1,9 @@
-//! Which media a target's exports served last, so that another one in the same place is noticed.
+//! Records of the media that a target's exports served last, so that another medium at the same
+//! path is detected.
 //!
 //! Invariants:
 //! - nothing is created, grown or written before the check has passed;
-//! - the record of an export is replaced after its medium was opened, and as a whole.
+//! - the record of an export is replaced atomically, after its medium was opened.
 
 use crate::exit::{Exit, Failure};
 use crate::names::Export;
@@ -15,20 +16,20 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
-/// Media of which an NQN remembers that it has served them: enough to know those of a subsystem
-/// that was put together anew, and bounded.
-const KNOWN_MOST: usize = 64;
+/// Most media that a subsystem's record holds: enough to recognise those of exports that were
+/// rearranged.
+const KNOWN_MAX: usize = 64;
 
-/// What an export served last.
+/// The medium that an export served last.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Last {
+struct LastMedium {
     uuid: Uuid,
     path: PathBuf,
     /// In bytes.
     size: u64,
-    /// Seconds since 1970 of when it was last known to be served.
+    /// When it was last known to be served, in seconds since 1970.
     when: u64,
-    /// Nothing had been written to it when the target ended.
+    /// It had no data when the target ended.
     empty: bool,
 }
 
@@ -43,17 +44,17 @@ pub(crate) struct Place {
     read_only: bool,
 }
 
-/// Checks that an export, to be namespace `nsid` of the subsystem `nqn`, is the medium that it was
-/// when it was served last. Nothing is changed. `None` for what has no medium of its own here:
-/// memory, and arrays, which have an identity themselves.
+/// Checks that an export, to be namespace `nsid` of the subsystem `nqn`, has the medium that it
+/// served last. Nothing is changed. `None` for exports without a medium on this host: memory, and
+/// arrays, whose superblocks identify them.
 ///
 /// # Errors
-/// Another medium is in its place, with what was served last and what is to be done.
+/// Another medium is at the path; the message names the one served last, and what to do.
 pub(crate) fn check(export: &Export, nqn: &str, nsid: u32) -> Result<Option<Place>, Failure> {
     let Some(path) = export.path() else { return Ok(None) };
     let path = std::path::absolute(path).map_err(|e| state::wrong(path, e))?;
-    let medium = look(&path)?;
-    let record = Record::load(nqn)?;
+    let medium = medium_at(&path)?;
+    let record = SubsystemRecord::load(nqn)?;
     let own = medium.as_ref().and_then(Medium::uuid);
     let uuid = export.uuid.or(own);
     if let Some(last) = record.last(nsid)
@@ -75,11 +76,11 @@ pub(crate) fn check(export: &Export, nqn: &str, nsid: u32) -> Result<Option<Plac
     Ok(Some(Place { nqn: nqn.to_owned(), nsid, path, uuid, medium, read_only: export.is_read_only() }))
 }
 
-fn look(path: &Path) -> Result<Option<Medium>, Failure> {
+fn medium_at(path: &Path) -> Result<Option<Medium>, Failure> {
     Medium::at(path, &state::directory().join("media"), state::hardware()).map_err(|e| state::wrong(path, e))
 }
 
-fn refusal(export: &Export, last: &Last, medium: Option<&Medium>) -> Failure {
+fn refusal(export: &Export, last: &LastMedium, medium: Option<&Medium>) -> Failure {
     let now = match medium {
         None => "there is nothing now".to_owned(),
         Some(medium) => {
@@ -112,7 +113,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// How long ago a time is, in the largest unit that fits.
+/// The time since `when` (seconds since 1970) as text, in the largest unit of which it has two.
 fn ago(when: u64) -> String {
     let seconds = now().saturating_sub(when);
     let units = [(86_400, "days"), (3600, "hours"), (60, "minutes")];
@@ -124,14 +125,14 @@ fn ago(when: u64) -> String {
 }
 
 impl Place {
-    /// The medium was opened as `device`: its identity, which is made and kept if it has none, and
-    /// the record that this export serves it.
+    /// Returns the identity of the medium that was opened as `device`, and records that this export
+    /// serves it. A medium without an identity gets a new one, which is stored if possible.
     ///
     /// # Errors
-    /// The medium has gone since it was opened, or the record cannot be kept.
+    /// The medium was removed or replaced since the check, or the record cannot be read.
     pub(crate) fn identify(&mut self, device: &dyn BlockDevice) -> Result<Uuid, Failure> {
-        // It may have been created since.
-        let mut medium = look(&self.path)?
+        // Looked up again: opening may have created the file.
+        let mut medium = medium_at(&self.path)?
             .ok_or_else(|| state::wrong(&self.path, "it was removed while it was opened"))?;
         if let Some(checked) = &self.medium
             && !checked.is_same(&medium)
@@ -139,8 +140,8 @@ impl Place {
             return Err(state::wrong(&self.path, "it was replaced while it was opened: try again"));
         }
         let uuid = self.uuid.unwrap_or_else(Uuid::new_v4);
-        let is_set = self.read_only && medium.uuid().is_some();
-        if !is_set && let Err(e) = medium.keep(uuid) {
+        let is_identified = self.read_only && medium.uuid().is_some();
+        if !is_identified && let Err(e) = medium.keep(uuid) {
             tracing::warn!(
                 "{}: its identity {uuid} cannot be kept ({e}): give uuid={uuid} with each start",
                 self.path.display()
@@ -151,12 +152,12 @@ impl Place {
         Ok(uuid)
     }
 
-    /// Whether both are the same file or device.
+    /// Whether both exports have the same file or block device.
     pub(crate) fn is_same(&self, other: &Place) -> bool {
         self.medium.as_ref().zip(other.medium.as_ref()).is_some_and(|(one, two)| one.is_same(two))
     }
 
-    /// The target has ended, and nothing is written any more.
+    /// Records, at the end of the target, when the medium was served last and whether it is empty.
     pub(crate) fn end(&self, device: &dyn BlockDevice) {
         let Some((uuid, medium)) = self.uuid.zip(self.medium.as_ref()) else { return };
         if let Err(failure) = self.save(uuid, device.info().size, medium.is_empty()) {
@@ -165,15 +166,15 @@ impl Place {
     }
 
     fn save(&self, uuid: Uuid, size: u64, empty: bool) -> Result<(), Failure> {
-        let mut record = Record::load(&self.nqn)?;
+        let mut record = SubsystemRecord::load(&self.nqn)?;
         record.known.retain(|known| *known != uuid);
         record.known.insert(0, uuid);
-        record.known.truncate(KNOWN_MOST);
-        let last = Last { uuid, path: self.path.clone(), size, when: now(), empty };
+        record.known.truncate(KNOWN_MAX);
+        let last = LastMedium { uuid, path: self.path.clone(), size, when: now(), empty };
         record.namespaces.insert(self.nsid.to_string(), last.to_json());
-        let kept = state::save(&Record::path(&self.nqn), &record.to_json(&self.nqn));
-        if let Err(failure) = kept {
-            // A target that can keep nothing serves all the same.
+        let saved = state::save(&SubsystemRecord::path(&self.nqn), &record.to_json(&self.nqn));
+        if let Err(failure) = saved {
+            // The record is an additional check: without it the target serves all the same.
             tracing::warn!(
                 "{}: another medium in the place of this one will not be noticed",
                 failure.message
@@ -183,33 +184,36 @@ impl Place {
     }
 }
 
-/// What the exports of one subsystem served.
+/// The media that the exports of one subsystem served.
 #[derive(Debug, Default)]
-struct Record {
+struct SubsystemRecord {
+    /// [`LastMedium`] as JSON, by namespace identifier.
     namespaces: Map<String, Value>,
-    /// The latest first.
+    /// All media served, the latest first.
     known: Vec<Uuid>,
 }
 
-impl Record {
+impl SubsystemRecord {
     fn path(nqn: &str) -> PathBuf {
         let name = Uuid::new_v5(&Uuid::NAMESPACE_OID, nqn.as_bytes()).simple();
         state::directory().join("exports").join(format!("{name}.json"))
     }
 
-    fn load(nqn: &str) -> Result<Record, Failure> {
-        let Some(mut value) = state::load(&Record::path(nqn))? else { return Ok(Record::default()) };
+    fn load(nqn: &str) -> Result<SubsystemRecord, Failure> {
+        let Some(mut value) = state::load(&SubsystemRecord::path(nqn))? else {
+            return Ok(SubsystemRecord::default());
+        };
         let known = value["known"].as_array().into_iter().flatten();
         let known = known.filter_map(|uuid| uuid.as_str()?.parse().ok()).collect();
         let namespaces = match value["namespaces"].take() {
             Value::Object(namespaces) => namespaces,
             _ => Map::new(),
         };
-        Ok(Record { namespaces, known })
+        Ok(SubsystemRecord { namespaces, known })
     }
 
-    fn last(&self, nsid: u32) -> Option<Last> {
-        Last::parse(self.namespaces.get(&nsid.to_string())?)
+    fn last(&self, nsid: u32) -> Option<LastMedium> {
+        LastMedium::parse(self.namespaces.get(&nsid.to_string())?)
     }
 
     fn to_json(&self, nqn: &str) -> Value {
@@ -218,9 +222,9 @@ impl Record {
     }
 }
 
-impl Last {
-    fn parse(value: &Value) -> Option<Last> {
-        Some(Last {
+impl LastMedium {
+    fn parse(value: &Value) -> Option<LastMedium> {
+        Some(LastMedium {
             uuid: value["uuid"].as_str()?.parse().ok()?,
             path: value["path"].as_str()?.into(),
             size: value["size"].as_u64()?,

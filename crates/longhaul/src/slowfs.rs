@@ -1,8 +1,7 @@
-//! A directory that is seen through a slow or an odd file system: what is asked for
-//! takes its time, as at a metadata server far away or on a disk that is busy; a
-//! disk has bad places; names are few or alike. It needs FUSE, and is served by
-//! threads of this process. Studies plant published costs of files with it, tests
-//! faults.
+//! A FUSE file system that passes a directory through with planted delays and faults: latency of
+//! a remote metadata server, the throughput of a busy disk, unreadable sectors, case folding and
+//! short names. Threads of this process serve it. Studies plant published per-file costs with
+//! it, tests plant faults.
 
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags,
@@ -19,60 +18,59 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-/// More than any copy asks for at the same time here.
+/// Threads that serve requests: more than any copy has requests in flight.
 const THREADS: usize = 72;
-/// What a disk says of a bad place (errno(3)).
+/// Errors of an unreadable sector and of a name that is too long (errno(3)).
 const EIO: i32 = 5;
-/// What is said of a name that is too long.
 const ENAMETOOLONG: i32 = 36;
-/// Nothing is remembered by the kernel: every question comes here.
-const NEVER: Duration = Duration::ZERO;
+/// Time for which the kernel caches names and attributes: none, so that every lookup is delayed.
+const NO_CACHING: Duration = Duration::ZERO;
 
-/// How slow it is.
+/// The planted delays and faults.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Slow {
-    /// Time that it takes to say what a name is.
+    /// Delay of looking up a name.
     pub(crate) lookup: Duration,
-    /// Time that it takes to open a file.
+    /// Delay of opening a file.
     pub(crate) open: Duration,
-    /// Time that it takes to create one.
+    /// Delay of creating a file.
     pub(crate) create: Duration,
-    /// Time that it takes to close one.
+    /// Delay of closing a file.
     pub(crate) close: Duration,
-    /// Time that each call that writes takes, beside others.
+    /// Delay of each write call; concurrent calls wait in parallel.
     pub(crate) settle: Duration,
-    /// Bytes a second that are read, of all files together.
+    /// Read throughput of all files together, in bytes a second.
     pub(crate) read: Option<u64>,
-    /// The same of what is written.
+    /// Write throughput of all files together, in bytes a second.
     pub(crate) write: Option<u64>,
-    /// Time that opening takes for each file that is being opened: a disk that
-    /// seeks between all of them, one after the other.
+    /// Delay of an open for each open in progress, one after the other: a disk that seeks between
+    /// the files.
     pub(crate) crowd: Duration,
-    /// From here on no file can be read.
+    /// Offset in every file from which reads fail with `EIO`.
     pub(crate) bad_from: Option<u64>,
-    /// Names that differ in upper and lower case alone are one.
+    /// Case folding: names that differ in case only are the same.
     pub(crate) folds: bool,
-    /// The longest name, in bytes.
+    /// Longest file name, in bytes.
     pub(crate) name_most: Option<usize>,
 }
 
-/// A directory, seen so. It is unmounted when this is dropped.
+/// A mounted file system; unmounted on drop.
 pub(crate) struct SlowFs {
     session: Option<fuser::BackgroundSession>,
     at: PathBuf,
 }
 
 impl SlowFs {
-    /// Shows `directory` at `at`, an empty directory.
+    /// Mounts `directory` with the delays and faults of `slow` at `at`, an empty directory.
     pub(crate) fn mount(directory: &Path, at: &Path, slow: Slow) -> io::Result<SlowFs> {
-        let fs = Through {
+        let fs = PassThrough {
             slow,
             paths: Mutex::new((HashMap::from([(1, directory.to_owned())]), HashMap::new())),
             files: Mutex::default(),
             next: AtomicU64::new(2),
-            disk: [Mutex::new(Instant::now()), Mutex::new(Instant::now())],
-            head: Mutex::default(),
-            crowd: AtomicUsize::new(0),
+            busy_until: [Mutex::new(Instant::now()), Mutex::new(Instant::now())],
+            disk_head: Mutex::default(),
+            opening: AtomicUsize::new(0),
         };
         let mut config = fuser::Config::default();
         config.n_threads = Some(THREADS);
@@ -93,20 +91,26 @@ impl Drop for SlowFs {
 
 type Paths = (HashMap<u64, PathBuf>, HashMap<PathBuf, u64>);
 
-/// The file system.
-struct Through {
+/// Requests are passed to a directory, after the planted delays.
+struct PassThrough {
     slow: Slow,
-    /// Paths by number, and numbers by path.
+    /// Paths by inode number, and inode numbers by path.
     paths: Mutex<Paths>,
+    /// Open files by handle.
     files: Mutex<HashMap<u64, Arc<File>>>,
+    /// The next inode number or file handle.
     next: AtomicU64,
-    /// When the disk has done what it was given, to read and to write.
-    disk: [Mutex<Instant>; 2],
-    /// There is one.
-    head: Mutex<()>,
-    /// Files that are being opened.
-    crowd: AtomicUsize,
+    /// When the emulated disk has completed all reads ([`READ`]) and writes ([`WRITE`]) so far.
+    busy_until: [Mutex<Instant>; 2],
+    /// Held while the emulated disk seeks.
+    disk_head: Mutex<()>,
+    /// Opens in progress.
+    opening: AtomicUsize,
 }
+
+/// Indices of [`PassThrough::busy_until`].
+const READ: usize = 0;
+const WRITE: usize = 1;
 
 fn pause(time: Duration) {
     if !time.is_zero() {
@@ -114,7 +118,7 @@ fn pause(time: Duration) {
     }
 }
 
-impl Through {
+impl PassThrough {
     fn path(&self, ino: INodeNo) -> io::Result<PathBuf> {
         let paths = self.paths.lock().expect("whole");
         paths.0.get(&u64::from(ino)).cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
@@ -127,13 +131,14 @@ impl Through {
         let directory = self.path(parent)?;
         let folded = |name: &OsStr| name.to_string_lossy().to_lowercase();
         let same = |entry: &fs::DirEntry| folded(&entry.file_name()) == folded(name);
-        let there = match self.slow.folds {
+        let existing = match self.slow.folds {
             true => fs::read_dir(&directory)?.flatten().find(same),
             false => None,
         };
-        Ok(there.map_or_else(|| directory.join(name), |entry| entry.path()))
+        Ok(existing.map_or_else(|| directory.join(name), |entry| entry.path()))
     }
 
+    /// The inode number of a path.
     fn number(&self, path: &Path) -> u64 {
         let mut paths = self.paths.lock().expect("whole");
         if let Some(number) = paths.1.get(path) {
@@ -145,7 +150,7 @@ impl Through {
         number
     }
 
-    /// A path has gone, or is another file's.
+    /// Removes a path that does not exist any more or now names another file; returns its number.
     fn forget(&self, path: &Path) -> Option<u64> {
         self.paths.lock().expect("whole").1.remove(path)
     }
@@ -167,28 +172,29 @@ impl Through {
         files.get(&handle.0).cloned().ok_or_else(|| io::Error::from_raw_os_error(9))
     }
 
-    /// Waits until the disk has moved so many bytes, behind all before.
-    fn move_bytes(&self, way: usize, rate: Option<u64>, bytes: usize) {
+    /// Waits until the emulated disk has transferred `bytes`, after all earlier transfers in this
+    /// direction ([`READ`] or [`WRITE`]).
+    fn transfer(&self, direction: usize, rate: Option<u64>, bytes: usize) {
         let Some(rate) = rate else { return };
         let until = {
-            let mut busy = self.disk[way].lock().expect("whole");
+            let mut busy = self.busy_until[direction].lock().expect("whole");
             *busy = (*busy).max(Instant::now()) + Duration::from_secs_f64(bytes as f64 / rate as f64);
             *busy
         };
         pause(until.saturating_duration_since(Instant::now()));
     }
 
-    /// What opening costs.
+    /// Waits for the delay of an open.
     fn seek(&self) {
         pause(self.slow.open);
         if self.slow.crowd.is_zero() {
             return;
         }
-        let others = self.crowd.fetch_add(1, Relaxed);
-        let head = self.head.lock().expect("whole");
+        let others = self.opening.fetch_add(1, Relaxed);
+        let head = self.disk_head.lock().expect("whole");
         pause(self.slow.crowd * u32::try_from(others + 1).unwrap_or(u32::MAX));
         drop(head);
-        self.crowd.fetch_sub(1, Relaxed);
+        self.opening.fetch_sub(1, Relaxed);
     }
 }
 
@@ -213,7 +219,7 @@ fn attributes(number: u64, metadata: &Metadata) -> FileAttr {
     }
 }
 
-/// Answers with what came of it.
+/// Replies with the value of `$result` through `$good`, or with its error.
 macro_rules! answer {
     ($reply:ident, $result:expr, $good:expr) => {
         match $result {
@@ -223,21 +229,21 @@ macro_rules! answer {
     };
 }
 
-impl Filesystem for Through {
+impl Filesystem for PassThrough {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         pause(self.slow.lookup);
         answer!(
             reply,
             self.below(parent, name).and_then(|path| self.attributes(&path)),
             |reply: ReplyEntry, attr| {
-                reply.entry(&NEVER, &attr, Generation(0));
+                reply.entry(&NO_CACHING, &attr, Generation(0));
             }
         );
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         answer!(reply, self.path(ino).and_then(|path| self.attributes(&path)), |reply: ReplyAttr, attr| {
-            reply.attr(&NEVER, &attr)
+            reply.attr(&NO_CACHING, &attr)
         });
     }
 
@@ -276,7 +282,7 @@ impl Filesystem for Through {
             }
             self.attributes(&path)
         };
-        answer!(reply, set(), |reply: ReplyAttr, attr| reply.attr(&NEVER, &attr));
+        answer!(reply, set(), |reply: ReplyAttr, attr| reply.attr(&NO_CACHING, &attr));
     }
 
     fn mkdir(&self, _: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
@@ -285,7 +291,7 @@ impl Filesystem for Through {
             fs::create_dir(&path)?;
             self.attributes(&path)
         };
-        answer!(reply, make(), |reply: ReplyEntry, attr| reply.entry(&NEVER, &attr, Generation(0)));
+        answer!(reply, make(), |reply: ReplyEntry, attr| reply.entry(&NO_CACHING, &attr, Generation(0)));
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -357,7 +363,7 @@ impl Filesystem for Through {
             Ok((self.attributes(&path)?, self.keep(file)))
         };
         answer!(reply, create(), |reply: ReplyCreate, (attr, handle)| {
-            reply.created(&NEVER, &attr, Generation(0), handle, FopenFlags::empty());
+            reply.created(&NO_CACHING, &attr, Generation(0), handle, FopenFlags::empty());
         });
     }
 
@@ -385,7 +391,7 @@ impl Filesystem for Through {
                 }
             }
             data.truncate(done);
-            self.move_bytes(0, self.slow.read, done);
+            self.transfer(READ, self.slow.read, done);
             Ok(data)
         };
         answer!(reply, read(), |reply: ReplyData, data: Vec<u8>| reply.data(&data));
@@ -406,14 +412,14 @@ impl Filesystem for Through {
         let write = || -> io::Result<_> {
             self.file(handle)?.write_all_at(data, offset)?;
             pause(self.slow.settle);
-            self.move_bytes(1, self.slow.write, data.len());
+            self.transfer(WRITE, self.slow.write, data.len());
             Ok(data.len() as u32)
         };
         answer!(reply, write(), |reply: ReplyWrite, written| reply.written(written));
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        // `close` waits for this, and not for `release`.
+        // The kernel waits for `flush` in close(2), and does not wait for `release`.
         pause(self.slow.close);
         reply.ok();
     }

@@ -1,4 +1,4 @@
-//! What this installation remembers: its state directory, and its own identity.
+//! The state directory of this installation, and its identity.
 
 use crate::exit::Failure;
 use crate::user::User;
@@ -9,31 +9,30 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use uuid::Uuid;
 
-/// Below the state directory of a user.
-const BELOW: &str = "longhaul";
-/// State directories, below the home directory of a user.
-const HOMES: &str = ".local/state";
-/// The machine's: root's, and of users without a home directory.
+/// Directory of Longhaul, in a user's state directory.
+const SUBDIRECTORY: &str = "longhaul";
+/// State directory of a user, in the home directory (XDG Base Directory Specification).
+const IN_HOME: &str = ".local/state";
+/// State directory of the machine: of root, and of users without a home directory.
 pub(crate) const SYSTEM: &str = "/var/lib/longhaul";
 
-/// The directory of this installation's state; it need not exist. Root's is the machine's,
-/// so that a service, which has no `HOME`, a login and `sudo`, which may leave the `HOME` of
-/// another user, have the same.
+/// The state directory; it need not exist. Root uses that of the machine, so that a service
+/// (without `HOME`), a login and `sudo` (possibly with the `HOME` of another user) share it.
 pub(crate) fn directory() -> PathBuf {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let is_root = rustix::process::getuid().is_root();
-    let home = || absolute("HOME").filter(|_| !is_root).map(|home| home.join(HOMES));
+    let home = || absolute("HOME").filter(|_| !is_root).map(|home| home.join(IN_HOME));
     let state = absolute("XDG_STATE_HOME").or_else(home);
-    state.map_or_else(|| SYSTEM.into(), |state| state.join(BELOW))
+    state.map_or_else(|| SYSTEM.into(), |state| state.join(SUBDIRECTORY))
 }
 
-/// That of another user, unless that user's processes have a variable that says otherwise.
-/// `None` where the user has no home directory.
+/// The state directory of another user; `XDG_STATE_HOME` of that user's processes is not known.
+/// `None` for a user without a home directory.
 pub(crate) fn directory_of(user: &User) -> Option<PathBuf> {
-    Some(user.home()?.join(HOMES).join(BELOW))
+    Some(user.home()?.join(IN_HOME).join(SUBDIRECTORY))
 }
 
-/// Replaces a file as a whole, durably; its directory is made.
+/// Replaces a file atomically and durably; creates its directory.
 pub(crate) fn save(path: &Path, text: &Value) -> Result<(), Failure> {
     write(path, text).map_err(|e| wrong(path, e))
 }
@@ -49,19 +48,19 @@ fn write(path: &Path, text: &Value) -> io::Result<()> {
     std::fs::File::open(directory)?.sync_all()
 }
 
-/// A name beside `path` that no other thread or process uses.
+/// A unique file name in the directory of `path`.
 fn temporary(path: &Path) -> PathBuf {
     path.with_extension(format!("new-{}", Uuid::new_v4().simple()))
 }
 
-/// Whether there is nothing to be read: also in a directory that is another user's, where nothing
-/// can have been kept either.
+/// Whether an error means that the file does not exist. So does a directory that this user may not
+/// access: no earlier run can have written to it.
 fn is_absent(e: &io::Error) -> bool {
     use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
     matches!(e.kind(), NotFound | NotADirectory | PermissionDenied)
 }
 
-/// A file as JSON; `None` if it does not exist.
+/// Reads a file as JSON; `None` if it does not exist.
 pub(crate) fn load(path: &Path) -> Result<Option<Value>, Failure> {
     match std::fs::read_to_string(path) {
         Ok(text) => serde_json::from_str(&text).map(Some).map_err(|e| wrong(path, e)),
@@ -74,15 +73,14 @@ pub(crate) fn wrong(path: &Path, e: impl std::fmt::Display) -> Failure {
     Failure::failed(format!("cannot use {}: {e}", path.display()))
 }
 
-/// The hardware of this machine.
+/// The hardware identity of this machine.
 pub(crate) fn hardware() -> &'static Hardware {
     static HARDWARE: OnceLock<Hardware> = OnceLock::new();
     HARDWARE.get_or_init(Hardware::of_this_machine)
 }
 
-/// The identity of this installation: random, made once and kept in the state directory. A clone
-/// of the machine is another installation, and makes its own. Where nothing can be kept it is
-/// another one in each process.
+/// The identity of this installation: random, created once and stored in the state directory. A
+/// clone of the machine creates its own. If it cannot be stored, each process has a new one.
 pub(crate) fn installation() -> Uuid {
     static ID: OnceLock<Uuid> = OnceLock::new();
     *ID.get_or_init(|| {
@@ -118,12 +116,12 @@ fn installation_in(directory: &Path, hardware: &Hardware) -> Result<Uuid, Failur
         return Ok(id);
     }
     make(&path, hardware).map_err(|e| wrong(&path, e))?;
-    // Another process may have made one first: that is the one.
+    // Read back: another process may have created the record first.
     let made = load(&path)?.and_then(|known| known["id"].as_str().and_then(|id| id.parse().ok()));
     made.ok_or_else(|| wrong(&path, "it was removed or damaged at this moment: try again"))
 }
 
-/// Makes the record, if it is not there yet.
+/// Creates the record, unless it exists.
 fn make(path: &Path, hardware: &Hardware) -> io::Result<()> {
     let new = temporary(path);
     write(&new, &record(Uuid::new_v4(), hardware))?;

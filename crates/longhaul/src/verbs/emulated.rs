@@ -1,5 +1,5 @@
-//! The emulated link that this process is behind, if it is behind one: what is
-//! measured over it depends on whether it was on time.
+//! The emulated link of the network namespace that this process runs in. A measurement over it is
+//! valid only if the emulator forwarded packets on time.
 
 use longhaul_bench::watch::{Emulated, Expect};
 use longhaul_block::units::format_rate;
@@ -9,44 +9,44 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-/// Where namespaces have their names.
-const NAMES: &str = "/run/netns";
-/// How much more than the link loses may be sent again: what was lost in a
-/// burst is repaired more than once.
-const LOSS: f64 = 3.0;
+/// Directory of named network namespaces (`ip-netns(8)`).
+const NAMESPACES: &str = "/run/netns";
+/// Retransmissions that are expected, as a multiple of the loss of the link: after a burst of
+/// losses TCP retransmits some segments more than once.
+const RETRANSMIT_FACTOR: f64 = 3.0;
 
-/// A link at the beginning of a run.
+/// An emulated link, with its counters at the beginning of a run.
 pub(crate) struct Link {
     name: String,
     before: Statistics,
 }
 
 impl Link {
-    /// The one whose client's end this process is in.
+    /// The link of this process's namespace, the client end; `None` if there is no such link.
     pub(crate) fn here() -> Option<Link> {
         let status = find()?;
         Some(Link { before: status.statistics, name: status.name })
     }
 
-    /// What a run over it should have been like.
+    /// The limits that a valid run over the link keeps, with the link's counters since its beginning.
     pub(crate) fn expect(&self) -> Expect {
         let Ok(status) = control::ask(&self.name, &Request::Status { reset: false }) else {
             return Expect::default();
         };
         let rtt = status.conditions.iter().map(longhaul_wan::Conditions::rtt).max();
-        let ways = || status.conditions.iter().flat_map(|link| [&link.there, &link.back]);
-        let loss = ways().map(|way| way.loss).fold(0.0, f64::max);
-        let usual = Expect::default();
+        let directions = status.conditions.iter().flat_map(|link| [&link.there, &link.back]);
+        let loss = directions.map(|direction| direction.loss).fold(0.0, f64::max);
+        let default = Expect::default();
         Expect {
             round_trip: rtt,
-            retransmitted: usual.retransmitted.max(LOSS * loss),
+            retransmitted: default.retransmitted.max(RETRANSMIT_FACTOR * loss),
             link: rtt.map(|round_trip| between(round_trip, &self.before, &status.statistics)),
-            ..usual
+            ..default
         }
     }
 }
 
-/// What a link of this round trip was like between two looks at its counters.
+/// Delays and losses of an emulated link between two readings of its counters.
 pub(crate) fn between(round_trip: Duration, before: &Statistics, after: &Statistics) -> Emulated {
     Emulated {
         round_trip,
@@ -55,7 +55,7 @@ pub(crate) fn between(round_trip: Duration, before: &Statistics, after: &Statist
     }
 }
 
-/// The link in words, for the conditions of a result.
+/// The link as a condition of a result: its name and its text.
 pub(crate) fn words() -> Option<(String, String)> {
     let status = find()?;
     let link = |conditions: &longhaul_wan::Conditions| {
@@ -73,11 +73,11 @@ pub(crate) fn words() -> Option<(String, String)> {
 fn find() -> Option<Status> {
     let here = fs::metadata("/proc/self/ns/net").ok()?;
     let same = |status: &Status| {
-        let there = fs::metadata(format!("{NAMES}/{}", status.client));
+        let there = fs::metadata(format!("{NAMESPACES}/{}", status.client));
         there.is_ok_and(|there| (there.ino(), there.dev()) == (here.ino(), here.dev()))
     };
-    let asked = control::names()
+    let all = control::names()
         .into_iter()
         .filter_map(|name| control::ask(&name, &Request::Status { reset: false }).ok());
-    asked.into_iter().find(same)
+    all.into_iter().find(same)
 }

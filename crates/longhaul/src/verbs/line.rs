@@ -1,11 +1,9 @@
-//! The two numbers of a line through the times of copies, T = N t0 + B / R: what a
-//! file costs, and how fast the bytes go. Each round of copies gives one of either,
-//! so that they have a spread as all numbers do.
+//! The result cells of the fit T = N t0 + B / R to the times of copies: per-file cost t0 and
+//! throughput R. Each round of copies gives one value of each, so that both have a spread.
 
 use longhaul_bench::record::{Better, Cell, Code, Place, Validity};
 
-/// What a file costs in seconds, and the rate of the bytes in bytes a second, of a
-/// kind of copy.
+/// The cells of t0 in seconds and of R in bytes a second, for a kind of copy.
 pub(crate) fn cells(copy: &str) -> [Cell; 2] {
     let number = |what: &str, unit: &str, better, figure: &str, series: &str| {
         let mut cell = Cell::new(format!("{copy}: {what}"), unit, better);
@@ -24,7 +22,7 @@ pub(crate) fn cells(copy: &str) -> [Cell; 2] {
     ]
 }
 
-/// Why the rate does not count where a round had none.
+/// The validity of R where the fit of a round has no slope: the time does not depend on the bytes.
 pub(crate) fn of_nothing() -> Validity {
     Validity::not(Code::TooNoisy, "the bytes cost nothing that could be told from the noise")
 }

@@ -1,4 +1,4 @@
-//! The verbs: a module each.
+//! The verbs of the command line, one module for each, and modules that several of them share.
 
 pub(crate) mod agent;
 pub(crate) mod array;
