@@ -616,7 +616,7 @@ fn ssh_may_ask_and_its_shells_may_talk() {
     says("printf '\\033[2Jthis account is closed\\n'; exit 1");
     let ran = run(&[]);
     assert_eq!(ran.code, Some(5), "{ran:?}");
-    assert!(ran.stderr.contains("came '\\x1b[2Jthis account is closed'"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("printed '\\x1b[2Jthis account is closed'"), "{}", ran.stderr);
 }
 
 #[test]
