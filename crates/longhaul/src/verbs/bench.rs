@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// I/O under way this long after the end of the measurement is reported.
+/// I/O in flight this long after the end of the measurement is reported.
 const OVERTIME: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
@@ -301,8 +301,7 @@ fn granted(devices: &[Device], threads: usize) -> Option<(usize, String)> {
     remote.min_by_key(|(queues, _)| *queues).filter(|(queues, _)| *queues < threads)
 }
 
-/// Refuses devices with a signature that is known on them. Data of an unknown kind, as an earlier
-/// load leaves it, stops no load.
+/// Refuses devices with a known signature. Unknown data, as of an earlier load, is overwritten.
 fn check_content(args: &Args, named: &[Device]) -> Outcome {
     let thread =
         Thread::start("longhaul-content", args.initiator.engine.config()).map_err(Failure::failed)?;
@@ -328,7 +327,7 @@ fn check_content(args: &Args, named: &[Device]) -> Outcome {
     Ok(())
 }
 
-/// Time since the end of the window for which I/O has been waited for.
+/// Time since the end of the window while I/O is still in flight.
 fn overtime(args: &Args, now: &Live) -> Duration {
     match args.runtime {
         Some(time) if now.phase == Phase::Drain => now.elapsed.saturating_sub(args.ramp + time),
@@ -336,7 +335,7 @@ fn overtime(args: &Args, now: &Live) -> Duration {
     }
 }
 
-/// What is waited for, and for how long.
+/// The message on I/O in flight after the end of the window.
 fn waits(args: &Args) -> String {
     let limit = match args.initiator.ctrl_loss() {
         Some(limit) => format!("for up to {} s since it was lost", limit.as_secs()),
@@ -348,13 +347,13 @@ fn waits(args: &Args) -> String {
     )
 }
 
-/// What a load has come to that was ended before its time.
+/// The outcome of a load that was interrupted.
 pub(super) fn interrupted() -> Failure {
     Failure::new(Exit::Partly, "interrupted: the result is of what was measured until then")
 }
 
-/// Says in the result how the run has ended, and writes it to a file where that is
-/// wanted. Whether or not that can be done, what was measured can be shown.
+/// Records in the result how the run ended, and writes it to the `--output` file, if any. An
+/// error of that file becomes the outcome, and is recorded as well.
 pub(super) fn saved(document: &mut schema::Output, path: Option<&Path>, outcome: Outcome) -> Outcome {
     end(document, &outcome);
     let Some(path) = path else { return outcome };
@@ -382,7 +381,7 @@ pub(super) fn stop_on_interrupt(stop: &Stop, output: Output) -> Outcome {
         if signals.next().is_some() {
             stop.stop();
         }
-        // The second one means it.
+        // The second signal ends the process at once.
         if signals.next().is_some() {
             output.abort(&Failure::failed("interrupted twice: what was under way is given up"));
         }
@@ -420,7 +419,7 @@ fn live_line(now: &Live, rw: Rw) -> String {
     format!("{phase} {time}{rates}")
 }
 
-/// What is done of the window, or of the bytes.
+/// Progress as a share of the window, or of the bytes.
 fn share(now: &Live) -> Option<f64> {
     let of = |done: f64, all: f64| (all > 0.0).then(|| done / all);
     match (now.remaining, now.total_bytes) {
@@ -459,7 +458,7 @@ fn print(results: &Results, output: Output) {
     }
 }
 
-/// What was chosen on the paths, and why.
+/// Numbers of connections that the tuner chose on the paths, and why.
 fn paths(devices: &[Device]) -> Vec<schema::Path> {
     let path = |device: &Device| {
         let Device::Remote(device) = device else { return None };
@@ -475,14 +474,14 @@ fn paths(devices: &[Device]) -> Vec<schema::Path> {
     devices.iter().filter_map(path).collect()
 }
 
-/// The same for people.
+/// The same as text.
 fn print_paths(devices: &[Device], joined: bool, results: &Results, output: Output) {
     if !results.job.iodepth_auto {
         return;
     }
     let numjobs = results.job.numjobs as usize;
     for (number, device) in devices.iter().enumerate() {
-        // Jobs are on the devices in turn, or all on what they are joined to.
+        // Jobs are assigned to the devices in turn, or all to their stripe.
         let first = if joined { 0 } else { number * numjobs };
         let depth = results.jobs.iter().skip(first).take(numjobs).map(|job| job.depth).max();
         if let Device::Remote(device) = device

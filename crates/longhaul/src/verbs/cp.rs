@@ -458,7 +458,7 @@ fn run(spec: &CopySpec, (verb, args): (&str, &Common), output: Output) -> Result
     let handle = signals.handle();
     std::thread::spawn(move || {
         if signals.forever().next().is_some() {
-            // Whatever is under way can end here: it is made to be cut off.
+            // Exiting here is safe: an interrupted copy can be resumed.
             let message = "interrupted; the same command takes it up again";
             output.abort(&Failure::new(Exit::Partly, message));
         }

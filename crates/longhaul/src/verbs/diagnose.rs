@@ -122,7 +122,7 @@ struct RemedyTrial {
 }
 
 impl LadderResults {
-    /// What an answer is, or a note that there is none; it ends only if all is to.
+    /// Returns the answer of a probe; `None`, with a note, if it failed; the error if the run was stopped.
     fn note<T>(
         &mut self,
         what: &str,
@@ -148,7 +148,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     let mut results = LadderResults::default();
     let (findings, tried, failure) = match find(args, &mut ladder, &mut results, output) {
         Ok((findings, tried)) => (findings, tried, None),
-        // Nothing was measured that could be kept.
+        // Without a cell there is no result to write.
         Err(failure) if results.cells.is_empty() => return Err(failure),
         Err(failure) => (Vec::new(), None, Some(failure)),
     };
@@ -157,7 +157,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     record.conditions.0 = tell::conditions(&results, &findings, tried.as_ref());
     record.conditions.0.extend(failure.iter().map(|failure| ("ended early".into(), failure.message.clone())));
     record.judge();
-    // Of the copies: where a file costs next to nothing, that is all noise.
+    // Judged from the copies alone: a fitted cost per file near zero is all noise.
     let validity = record.validity.clone();
     record.cells.append(&mut results.fitted);
     record.runs = std::mem::take(&mut results.runs);
@@ -172,15 +172,15 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     Err(Failure::new(Exit::Partly, format!("{}{}", failure.message, kept.unwrap_or_default())))
 }
 
-/// Says which counters of this machine cannot be read, if any: without them no run is
-/// known to have been free of losses.
+/// Prints which counters of this machine cannot be read, if any: without them losses on the
+/// path are not seen.
 pub(super) fn tell_unread_counters(output: Output) {
     if let Some(why) = hosts::Segments::unread() {
         output.note(format_args!("longhaul: {why}: losses on the path will not be seen"));
     }
 }
 
-/// Measures, and finds causes; with `--try` also what the remedy brings.
+/// Measures and finds causes; with `--try`, also measures the speed-up of the remedy.
 fn find(
     args: &Args,
     ladder: &mut Ladder,
@@ -214,8 +214,8 @@ fn find(
     Ok((findings, tried))
 }
 
-/// Makes copies so large that they say something: a path may carry what would be enough
-/// elsewhere within a moment.
+/// Enlarges the copies until they take long enough to be valid: a fast path carries the
+/// initial size within milliseconds.
 fn enlarge(ladder: &mut Ladder, now: &CopySettings, output: Output) -> Result<(), Failure> {
     let (times, most) = LARGER;
     for _ in 0..times {
@@ -227,15 +227,15 @@ fn enlarge(ladder: &mut Ladder, now: &CopySettings, output: Output) -> Result<()
     Ok(())
 }
 
-/// How many times as large a copy has to be that took so long.
+/// The factor by which a copy of this duration is too small; `None` if it is large enough.
 fn too_short(seconds: f64, round_trip: Option<f64>) -> Option<f64> {
     let least = LONG.max(round_trip.unwrap_or(0.0) * f64::from(ROUND_TRIPS_MIN));
-    // Somewhat more, since not all of the time is for bytes.
+    // 20 % more, since part of the time is setup.
     (seconds < least).then(|| 1.2 * least / seconds.max(1e-3))
 }
 
-/// Causes, of which the first one's remedy was tried if the copy can: what brings
-/// nothing is no remedy, and what it brought is what is promised.
+/// Findings, ranked. If the remedy of the first is an option of the copy, it is measured: its
+/// gain replaces the predicted one, and a remedy without gain is dropped.
 fn confirmed(
     args: &Args,
     ladder: &mut Ladder,
@@ -271,8 +271,8 @@ fn confirmed(
     }
 }
 
-/// How many times as fast the copy is with a change, one beside the other so that both
-/// see the same machine: of medians, which one bad run does not move.
+/// Speed-up of the copy by a change: the ratio of the medians of interleaved runs, so that
+/// other load on the machine affects both.
 fn versus(args: &Args, ladder: &mut Ladder, now: &CopySettings, change: &Change) -> Result<f64, Failure> {
     let mut then = now.clone();
     match change {
@@ -288,8 +288,7 @@ fn versus(args: &Args, ladder: &mut Ladder, now: &CopySettings, change: &Change)
     Ok(median(before) / median(after))
 }
 
-/// Runs of several kinds, one of each after the other and then again: what drifts
-/// meanwhile is in all of them.
+/// Times of interleaved runs of each of `kinds`, so that a drift of the machine affects all.
 fn in_turn<T, const N: usize>(
     rounds: usize,
     kinds: &[T; N],
@@ -317,12 +316,12 @@ fn median(mut times: Vec<f64>) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Few files, some, and many: as far apart from each other.
+/// Numbers of files of the copies: fewest, most, and their geometric mean.
 fn counts(args: &Args) -> [u32; 3] {
     [FEW, (FEW * args.files).isqrt(), args.files]
 }
 
-/// Copies of one kind and number of files.
+/// Copies of one rung with one number of files.
 struct CopyRuns {
     rung: Rung,
     files: u32,
@@ -330,13 +329,13 @@ struct CopyRuns {
 }
 
 impl CopyRuns {
-    /// The best one: what else a machine does only ever costs.
+    /// The fastest copy: other load on a machine only adds time.
     fn best(&self) -> Option<&CopyResult> {
         self.took.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))
     }
 }
 
-/// The best of the copies of a kind.
+/// The fastest copy of a rung with a number of files.
 fn best(all: &[CopyRuns], rung: Rung, files: u32) -> Option<&CopyResult> {
     all.iter().find(|runs| runs.rung == rung && runs.files == files)?.best()
 }
@@ -355,14 +354,14 @@ fn climb(
             continue;
         }
         output.note(format_args!("{}", rung.says()));
-        // Of the copy that is asked about, and not of the others, which it would slow down.
+        // Reading the counters of the agent's machine takes time: only the whole copy needs them.
         ladder.asks = rung == Rung::Whole;
         let mut copies = Vec::new();
         for files in counts(args) {
             let (at, mut took) = (results.cells.len(), Vec::new());
             for _ in 0..args.runs {
                 let one = ladder.copy(rung, files, now)?;
-                // At once: it is kept whatever becomes of the next one.
+                // Recorded at once, in case the next copy fails.
                 if results.cells.len() == at {
                     results.cells.push(cell(rung, files));
                 }
@@ -391,7 +390,7 @@ fn climb(
     let whole = of(Rung::Whole).ok_or_else(|| Failure::failed("nothing was copied"))?;
     let stages = [of(Rung::Read), of(Rung::Network), of(Rung::Write)];
     let t0 = |stage: Option<Fit>| stage.map_or(Interval { value: 0.0, low: 0.0, high: 0.0 }, |fit| fit.t0);
-    // Writing at another machine is seen through the network, and counts without it.
+    // The write stage on another machine includes the network, whose cost is subtracted.
     let write = if ladder.is_local() { t0(stages[2]) } else { without(t0(stages[2]), t0(stages[1])) };
     results.split = Some(split(t0(stages[0]), t0(stages[1]), write, whole.t0));
     let network = best(&all, Rung::Network, counts(args)[0]);
@@ -422,14 +421,14 @@ fn climb(
     Ok(())
 }
 
-/// Writing at another machine is seen through the network. What it takes no
-/// longer than that, it does not limit.
+/// The write stage, if it limits: on another machine it includes the network, and limits only
+/// if it takes clearly longer than that alone.
 fn limiting(write: Option<Fit>, network: Option<Fit>, files: f64, bytes: f64) -> Option<Fit> {
     let (write, Some(network)) = (write?, network) else { return write };
     (write.predict(files, bytes) > BEHIND * network.predict(files, bytes)).then_some(write)
 }
 
-/// What is left of one time without another one, and never less than nothing.
+/// The difference of two intervals, never below zero.
 fn without(all: Interval, part: Interval) -> Interval {
     let less = |from: f64, taken: f64| (from - taken).max(0.0);
     Interval {
@@ -439,9 +438,9 @@ fn without(all: Interval, part: Interval) -> Interval {
     }
 }
 
-/// Other numbers of threads; where they help, the best of those that read and of
-/// those that write without the other. An agent has threads of its own that write,
-/// which the copy has no say in.
+/// Sweep of the number of threads. If another number is faster, also the times with that
+/// number of readers only, and of writers only. The writers of an agent are not an option of
+/// the copy.
 fn threads(
     ladder: &mut Ladder,
     files: u32,
@@ -462,7 +461,7 @@ fn threads(
     Ok((threads, alone.map(|times| Some(quickest(&times)))))
 }
 
-/// Runs with what it is now, and with others, in turn.
+/// Interleaved runs with the current value and with those of [`TRIED`].
 fn sweep(now: u16, mut run: impl FnMut(u16) -> Result<f64, Failure>) -> Result<Sweep, Failure> {
     let mut values = TRIED.to_vec();
     if !values.contains(&now) {
@@ -498,8 +497,8 @@ fn cell(rung: Rung, files: u32) -> Cell {
     cell
 }
 
-/// What a file costs, and how fast the bytes go: of the copies of each round, so that
-/// they have a spread as all numbers do.
+/// Cells of the cost per file and of the rate: a fit through the copies of each round, so
+/// that they have a spread.
 fn fitted(rung: Rung, all: &[CopyRuns]) -> [Cell; 2] {
     let [mut t0, mut rate] = line::cells(rung.name());
     let all: Vec<&CopyRuns> = all.iter().filter(|runs| runs.rung == rung).collect();
@@ -520,7 +519,7 @@ fn fitted(rung: Rung, all: &[CopyRuns]) -> [Cell; 2] {
     [t0, rate]
 }
 
-/// Copies as before, and again as the remedy says; or says what to enter.
+/// Measures the remedy if it is an option of the copy; otherwise returns the command to run.
 fn attempt(
     args: &Args,
     ladder: &mut Ladder,
@@ -546,7 +545,7 @@ mod tests {
 
     #[test]
     fn drift_is_in_all_kinds_alike() {
-        // Each run takes longer than the one before it, whatever its kind.
+        // The times rise from run to run, for all kinds alike.
         let mut clock = 10.0;
         let mut run = |_: &&str| {
             clock += 1.0;
@@ -557,7 +556,7 @@ mod tests {
         assert!((median(b) / median(a) - 1.0).abs() < 0.1);
         let swept = sweep(4, |_| run(&"")).expect("no failure");
         assert!(swept.gain().is_none(), "{swept:?}");
-        // Where the number that is asked about came last, the first ones seemed better.
+        // If the current value ran last, the drift would make the others look faster.
         let swept = sweep(32, |value| Ok(if value == 32 { 2.0 } else { 1.0 })).expect("no failure");
         assert_eq!(swept.gain().map(|(best, _)| best.value), Some(1));
     }
@@ -566,7 +565,7 @@ mod tests {
     fn short_copies_are_made_longer() {
         assert_eq!(too_short(2.5, None), None);
         assert_eq!(too_short(2.5, Some(0.1)), None);
-        // 20 round trips of a path to the other side of the world.
+        // 20 round trips of 300 ms.
         assert!(too_short(2.5, Some(0.3)).is_some_and(|times| (times - 2.88).abs() < 1e-9));
         assert!(too_short(0.05, None).is_some_and(|times| (times - 48.0).abs() < 1e-9));
     }

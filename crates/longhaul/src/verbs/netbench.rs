@@ -163,7 +163,7 @@ fn ask(name: &str, args: &Args, output: Output) -> Outcome {
         let measured = match measured {
             Ok(measured) => measured,
             Err(e) if number == 1 => return Err(e.into()),
-            // The runs before it are worth having.
+            // The runs before the failure are reported.
             Err(e) => {
                 broken = Err(Failure::from(e));
                 break;
@@ -204,7 +204,7 @@ fn live_line(number: u16, runs: u16, now: (Duration, [u64; 2]), before: (Duratio
     text
 }
 
-/// A run for people.
+/// A run as text.
 fn line(number: u16, runs: u16, measured: &Measured, plan: &Plan) -> String {
     let mut words = Vec::new();
     for (rate, name) in measured.rates(plan).into_iter().zip(["to the server", "from the server"]) {

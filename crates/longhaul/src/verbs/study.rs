@@ -169,9 +169,9 @@ struct Defaults {
     runtime: Duration,
 }
 
-/// Bits per second that emulated links have for each processor, where what was
-/// published is more than any machine emulates, and the most that they have:
-/// beyond it the emulator is what is measured.
+/// Rates of emulated links in bits per second, where the published rate exceeds what a
+/// machine can emulate: for each processor (also with `--quick`), and the upper bound. At
+/// higher rates the emulator itself limits.
 const LINK_EACH: f64 = 500e6;
 const LINK_EACH_QUICK: f64 = 250e6;
 const LINK_MOST: f64 = 2e9;
@@ -183,22 +183,23 @@ fn suited_scale(published: f64, quick: bool) -> f64 {
     ((each * processors).min(LINK_MOST) / published).min(1.0)
 }
 
-/// A published experiment, with what it is measured on.
+/// A published experiment and the testbed that it runs on.
 trait Experiment: Default {
-    /// How numbers are measured.
+    /// Parameters of one measurement.
     type Measurement;
 
     fn usual(quick: bool) -> Defaults;
 
-    /// All numbers, in their order.
+    /// All measurements, in their order.
     fn plan(settings: &Settings) -> Vec<PlanEntry<Self::Measurement>>;
 
-    /// What the numbers are compared for.
+    /// Comparisons between the values.
     fn questions(_: &Settings) -> Vec<Question> {
         Vec::new()
     }
 
-    /// Measures the numbers of a case. `known` are those that are there.
+    /// Runs the measurement `case`, and adds its samples and runs to `found`. `known` are the
+    /// cells measured so far.
     fn measure(
         &mut self,
         case: &Self::Measurement,
@@ -208,20 +209,20 @@ trait Experiment: Default {
     ) -> Outcome;
 }
 
-/// What a measurement has so far.
+/// Results of one measurement.
 #[derive(Debug, Default)]
 struct Results {
-    /// The numbers that are wanted of it.
+    /// Its cells, with their samples.
     cells: Vec<Cell>,
-    /// What it took, run by run.
+    /// Processor time, sockets and validity of each run.
     runs: Vec<Run>,
 }
 
-/// Numbers that a study wants, and measures together.
+/// Cells that one measurement fills.
 struct PlanEntry<Measurement> {
-    /// Their places and what was published; nothing measured yet.
+    /// The cells with their figure and published values, without samples.
     cells: Vec<Cell>,
-    /// How; or what this machine has not that it takes.
+    /// The measurement, or the reason why this machine cannot run it.
     how: Result<Measurement, String>,
 }
 
@@ -263,7 +264,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
                 outcome = outcome.and(done.outcome());
             }
             Err(failure) if studies.len() == 1 => return Err(failure),
-            // The others are worth having.
+            // The other studies run all the same.
             Err(failure) => {
                 output.note(format_args!("longhaul: {}: {}", study.name(), failure.message));
                 outcome = outcome.and(Err(failure));
@@ -286,7 +287,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     outcome
 }
 
-/// The targets that are for a study; nothing if none of those that were named is.
+/// The `--target`s that suit a study; `None` if there are targets, and none suits it.
 fn targets(study: Study, all: &[String], several: bool) -> Result<Option<Vec<String>>, Failure> {
     let fits = |uri: &&String| transfer::is_agent(uri) == study.copies();
     let mine: Vec<String> = all.iter().filter(fits).cloned().collect();
@@ -300,7 +301,7 @@ fn targets(study: Study, all: &[String], several: bool) -> Result<Option<Vec<Str
     Ok((all.is_empty() || !mine.is_empty()).then_some(mine))
 }
 
-/// Where the result of a study is.
+/// The path of the result file of a study.
 fn path(args: &Args, study: Study) -> Result<PathBuf, Failure> {
     let name = format!("study-{}.json", study.name());
     match (&args.output, args.study) {
@@ -314,7 +315,7 @@ fn path(args: &Args, study: Study) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Runs a study as far as it gets.
+/// Runs the measurements of a study that its result lacks.
 fn run_study<E: Experiment>(
     study: Study,
     args: &Args,
@@ -364,8 +365,8 @@ fn run_study<E: Experiment>(
                     break;
                 }
                 if let Err(failure) = measured {
-                    // One number less is no reason to lose the others; what it was
-                    // measured on may be.
+                    // A failure makes only its own cells void. The next measurement
+                    // starts with a new testbed.
                     experiment = E::default();
                     let name = found.cells.first().map_or("", |cell| &cell.name);
                     output.note(format_args!("longhaul: {name}: {}", failure.message));
@@ -386,12 +387,12 @@ fn void(cells: &mut [Cell], code: Code, why: &str) {
     cells.iter_mut().for_each(|cell| cell.validity = Validity::not(code, why));
 }
 
-/// Whether this is among the reasons for which it does not count.
+/// Whether `code` is among the reasons why the cell is not valid.
 fn is_void_for(cell: &Cell, code: Code) -> bool {
     cell.validity.reasons.iter().any(|reason| reason.code == code)
 }
 
-/// How far a study got.
+/// Numbers of cells: measured, planned, not valid, and failed.
 struct StudyTotals {
     numbers: usize,
     wanted: usize,
@@ -400,7 +401,7 @@ struct StudyTotals {
 }
 
 impl StudyTotals {
-    /// For people; and for programs, what the summary has.
+    /// Prints the numbers, and returns them for the summary event.
     fn tell(&self, path: &Path, output: Output) -> Value {
         let StudyTotals { numbers, wanted, void, failed } = self;
         if !output.is_json() {
@@ -427,8 +428,8 @@ mod tests {
     use super::*;
     use longhaul_bench::published;
 
-    /// All that was published of these numbers is in the list of what was published,
-    /// with its place.
+    /// Asserts that every published value and statement in the plan is in the list of
+    /// published statements, with its source.
     pub(super) fn assert_cited<E: Experiment>(settings: &Settings) {
         let (wanted, questions) = (E::plan(settings), E::questions(settings));
         let names: Vec<&str> =

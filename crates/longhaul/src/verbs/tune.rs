@@ -137,8 +137,8 @@ fn apply(options: &Options, output: Output) -> Outcome {
             Err(e) => failed.push((setting, e)),
         }
     }
-    // What was not changed needs not be put back. What the kernel made something
-    // else of was changed.
+    // Settings that still have their old value need no restore. A value that the kernel
+    // rounded is a change, although the write counts as failed.
     saved.forget(unchanged(&machine, failed.iter().map(|(setting, _)| *setting)));
     saved.store()?;
     output.event(
@@ -153,7 +153,7 @@ fn apply(options: &Options, output: Output) -> Outcome {
     ended(&failed, done.len(), "changed")
 }
 
-/// The names of those settings that still are what they were.
+/// The names of settings that still have their old value.
 fn unchanged<'a>(
     machine: &Machine,
     settings: impl Iterator<Item = &'a Setting>,
@@ -194,7 +194,7 @@ fn restore(root: &RootOptions, output: Output) -> Outcome {
     ended(&failed, done.len(), "put back")
 }
 
-/// The exit code: all, some, or nothing was done.
+/// The exit status, by whether all, some or no settings could be written.
 fn ended(failed: &[(&Setting, std::io::Error)], done: usize, what: &str) -> Outcome {
     let Some((setting, e)) = failed.first() else { return Ok(()) };
     let hint = match e.kind() {
@@ -227,7 +227,7 @@ mod tests {
         let all = ["refused", "rounded", "gone"].map(setting);
         let mut saved = SavedSettings::load(dir.path()).expect("nothing saved");
         saved.keep(&all);
-        // The kernel took none of them as they were written.
+        // One write was refused, one rounded, and one file is missing.
         fs::write(dir.path().join("proc/sys/refused"), "10\n").expect("written");
         fs::write(dir.path().join("proc/sys/rounded"), "20\n").expect("written");
         saved.forget(unchanged(&machine, all.iter()));

@@ -106,7 +106,7 @@ fn show_paths(args: &StatusArgs, output: Output) -> Outcome {
     for name in names {
         match control::ask(&name, &Request::Status { reset: args.reset }) {
             Ok(status) => paths.push(status),
-            // Of those that were not named, what was left behind is no path.
+            // Without a name, a socket that a killed process left is skipped.
             Err(Error::NotRunning(_)) if args.name.is_none() => {}
             Err(e) => return Err(e.into()),
         }
@@ -142,7 +142,7 @@ fn emulate(args: &Args, output: Output) -> Outcome {
     if args.conditions.rtt.is_none() {
         return Err(Failure::usage("--rtt is needed: how long is the link, such as --rtt 15ms?"));
     }
-    // From here on a signal is an event: none leaves anything behind.
+    // From here on signals are handled, so that none ends the process before it cleans up.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGCHLD]).map_err(Failure::failed)?;
     let wan = Arc::new(Wan::start(args.plan()?)?);
     let control = Control::start(&wan)?;
@@ -160,7 +160,7 @@ fn emulate(args: &Args, output: Output) -> Outcome {
     drop(wan);
     summary(&status, exit, output);
     match exit {
-        // The status of the command is this program's, whatever it is.
+        // The exit status of the command becomes that of this program.
         Some(code) if code != 0 => std::process::exit(code),
         _ => Ok(()),
     }
@@ -185,7 +185,7 @@ fn summary(status: &Status, exit: Option<i32>, output: Output) {
     path["command_exit"] = exit.into();
     output.event("summary", path);
     for line in show::statistics(status) {
-        // Standard output is the command's where there is one.
+        // With a command, standard output belongs to it.
         if exit.is_some() { output.note(line) } else { output.line(line) }
     }
 }

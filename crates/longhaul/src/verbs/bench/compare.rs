@@ -31,8 +31,7 @@ pub(super) fn run(a: &Path, b: &Path, output: Output) -> Outcome {
     judge(&comparison).map_err(|failure| Failure { in_result: true, ..failure })
 }
 
-/// What the comparison comes to: a number that is worse is a failure, and one of which
-/// nothing can be said leaves the comparison in part undone.
+/// The exit status: failure if a value is worse, partial success if a value has no verdict.
 fn judge(comparison: &Comparison) -> Outcome {
     let all = comparison.cells.len();
     let names = |is: fn(&Verdict) -> bool| -> Vec<&str> {

@@ -1,4 +1,4 @@
-//! A load, run after run, and what was seen meanwhile.
+//! Repeated runs of a load, with samples of its connections.
 
 use super::{Args, OVERTIME, live_line, overtime, share, waits};
 use crate::exit::Failure;
@@ -16,13 +16,12 @@ use longhaul_report::stats::Summary;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often connections are looked at.
+/// Interval of samples of the connections.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
-/// Looks kept of one run: an hour and more; later ones say nothing new.
+/// Upper bound of samples of one run, which is reached after more than an hour.
 const SAMPLES_MAX: usize = 4096;
 
-/// Runs the load as often as was asked for. A run that cannot be made does not
-/// undo those before it: they are given back with what went wrong.
+/// Runs the load `--runs` times. If a run fails, returns those before it with the failure.
 pub(super) fn run(
     args: &Args,
     named: &[Device],
@@ -61,9 +60,8 @@ pub(super) fn run(
     Ok((runs, None))
 }
 
-/// What a run should have been like: as the emulated link has it, with the round
-/// trip that was measured to a device. What is attached or mounted has no round
-/// trip of its own, and goes over that link all the same.
+/// Conditions for a valid run: those of the emulated link, with the round trip measured to a
+/// device. Attached and mounted devices have no measured round trip, and use that of the link.
 fn expected(link: Expect, measured: Option<Duration>) -> Expect {
     Expect { round_trip: measured.or(link.round_trip), ..link }
 }
@@ -77,7 +75,7 @@ fn round_trip(named: &[Device]) -> Option<Duration> {
     named.iter().filter_map(of).max()
 }
 
-/// What the numbers depend on beside the load.
+/// Conditions that the results depend on besides the load.
 pub(super) fn conditions(named: &[Device]) -> Vec<(String, String)> {
     let congestion = named.iter().filter_map(|device| match device {
         Device::Remote(device) => Some(device.controller().congestion.clone()),
@@ -95,7 +93,7 @@ pub(super) fn conditions(named: &[Device]) -> Vec<(String, String)> {
     found
 }
 
-/// What the connections were like as time went on.
+/// Samples of the connections during a run.
 #[derive(Default)]
 struct TcpSampler {
     samples: Vec<TcpSample>,
@@ -118,7 +116,7 @@ impl TcpSampler {
     }
 }
 
-/// For people: the spread, and what does not count.
+/// Prints the spread of the runs, and which runs are not valid.
 pub(in crate::verbs) fn print(document: &schema::Output, output: Output) {
     let Some(record) = &document.longhaul else { return };
     for cell in record.cells.iter().filter(|cell| matches!(cell.unit.as_str(), "B/s" | "bit/s")) {
@@ -133,7 +131,7 @@ pub(in crate::verbs) fn print(document: &schema::Output, output: Output) {
             cell.name
         ));
     }
-    // Why one has failed is the error that the program ends with.
+    // The reason of a failed run is the error that the program ends with.
     let failed = |run: &&Run| run.validity.reasons.iter().any(|reason| reason.code == Code::Failed);
     for (number, run) in (1..).zip(&record.runs).filter(|(_, run)| !failed(run)) {
         for reason in &run.validity.reasons {

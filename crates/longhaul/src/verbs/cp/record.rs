@@ -1,4 +1,4 @@
-//! A copy as a result, as `bench` and `study` write theirs.
+//! The result file of a copy, in the format of `bench` and `study`.
 
 use crate::verbs::emulated::{self, Link};
 use longhaul_bench::record::{Better, Cell, Code, Record, TcpSample, Validity};
@@ -15,10 +15,10 @@ pub(super) struct Recording {
     link: Option<Link>,
 }
 
-/// Where the data went.
+/// The path of the data, as far as this machine can see it.
 #[derive(Clone, Copy, Debug)]
 enum DataPath {
-    /// It stayed within this machine, or never came here.
+    /// Within this machine, or between two others.
     NotFromHere,
     /// Over a path from or to this machine, with the round trip of its sockets.
     Over(Option<Duration>),
@@ -29,7 +29,7 @@ impl Recording {
         Recording { link: Link::here(), watch: Watch::start() }
     }
 
-    /// What was copied and what it took, by `verb`.
+    /// The result of a copy by `verb`.
     pub(super) fn document(
         &self,
         verb: &str,
@@ -59,7 +59,7 @@ impl Recording {
     }
 }
 
-/// Whether it counts: `link` is what the emulated link is like, if there is one.
+/// Validity of the copy. `link` has the conditions of the emulated link, if there is one.
 fn judge(watched: &Watched, summary: &Summary, way: DataPath, link: &Expect) -> Validity {
     let window = summary.elapsed;
     let mut validity = match way {
@@ -67,7 +67,7 @@ fn judge(watched: &Watched, summary: &Summary, way: DataPath, link: &Expect) -> 
             let round_trip = measured.or(link.round_trip);
             watched.judge(&Expect { window, round_trip, ..*link })
         }
-        // What this machine sends again is no affair of such a copy.
+        // This machine's retransmissions are of other connections.
         DataPath::NotFromHere => {
             Watched { retransmitted: None, ..*watched }.judge(&Expect { window, ..Expect::default() })
         }
@@ -149,7 +149,7 @@ fn cells(summary: &Summary, watched: &Watched, validity: &Validity) -> Vec<Cell>
     cells
 }
 
-/// In fio's words: all was written where it went to.
+/// The copy as a job of fio: all bytes count as writes.
 fn job(verb: &str, summary: &Summary) -> Job {
     let (bytes, seconds) = (summary.counts.bytes, summary.elapsed.as_secs_f64().max(1e-9));
     let runtime = u64::try_from(summary.elapsed.as_millis()).unwrap_or(u64::MAX);

@@ -1,4 +1,4 @@
-//! What people and programs see of a copy.
+//! Output of a copy: the live line, events and the summary.
 
 use crate::live::{self, Pace};
 use crate::output::Output;
@@ -14,35 +14,34 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often the live line and the events go on.
+/// Interval of updates of the live line.
 const LIVE: Duration = Duration::from_millis(200);
-/// How often there is an event: programs do not need a live line.
+/// Interval of progress events.
 const EVENTS: Duration = Duration::from_secs(1);
 
-/// What went wrong, by number.
+/// What the progress thread returns at its end.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ProgressReport {
-    /// Content that is not what was sent.
+    /// Number of files whose content differs from what was sent.
     pub(super) mismatch: u64,
-    /// What the threads did meanwhile.
+    /// Processor time of the threads.
     pub(super) threads: ThreadUse,
 }
 
-/// What the threads of a copy did.
+/// Processor time of the threads of a copy.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ThreadUse {
-    /// Of the one that wanted a processor most: share of the time in which it had
-    /// one.
+    /// Of the thread with the highest demand: share of the time in which it ran.
     pub(super) busiest: f64,
-    /// And in which it waited for one.
+    /// Share of the time in which that thread waited for a processor.
     pub(super) waited: f64,
-    /// Seconds in which they had processors, all together.
+    /// Seconds in which all threads together ran.
     pub(super) ran_s: f64,
-    /// And in which they waited for them.
+    /// Seconds in which they waited for a processor.
     pub(super) waited_s: f64,
 }
 
-/// Looks at threads again and again: they end before the copy does.
+/// Samples the processor time of threads, which end before the copy does.
 #[derive(Default)]
 struct ThreadSampler(HashMap<u32, (f64, f64)>);
 
@@ -51,7 +50,7 @@ impl ThreadSampler {
         self.0.extend(host::threads().into_iter().map(|(id, ran, waited)| (id, (ran, waited))));
     }
 
-    /// Of a time of so long.
+    /// Shares of `time`.
     fn shares(&self, time: Duration) -> ThreadUse {
         let most = self.0.values().copied().max_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1)));
         let (ran, waited) = most.unwrap_or_default();
@@ -63,7 +62,7 @@ impl ThreadSampler {
     }
 }
 
-/// Shows how far a copy is, until it is stopped.
+/// The thread that shows the progress of a copy.
 pub(super) struct Progress {
     stop: Sender<()>,
     thread: JoinHandle<ProgressReport>,
@@ -128,7 +127,7 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> ProgressR
         }
         let now = monitor.now();
         pace.look(Instant::now(), &now);
-        // Not before it has begun: nothing is drawn over what ssh asks.
+        // No line before the copy begins, since ssh may ask for a password until then.
         live_line.show(share(&now), line(&now, &pace));
         if last_event.elapsed() >= EVENTS {
             last_event = Instant::now();
@@ -137,7 +136,7 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> ProgressR
     }
 }
 
-/// What would be done, for people.
+/// An action of a dry run, as text.
 fn words(action: Action) -> &'static str {
     match action {
         Action::Send => "send",
@@ -151,7 +150,7 @@ fn number(one: &Chosen) -> Value {
     json!({ "stage": one.stage.name(), "side": side(one.far), "number": one.number, "why": one.why })
 }
 
-/// A change of a number, for programs.
+/// The event of a change by the tuner.
 fn moved(tuned: &Tuned, far: bool) -> Value {
     let (stage, side) = (tuned.stage.name(), side(far));
     json!({ "stage": stage, "side": side, "from": tuned.from, "to": tuned.to, "why": tuned.why })
@@ -161,7 +160,7 @@ fn side(far: bool) -> &'static str {
     if far { "there" } else { "here" }
 }
 
-/// What numbers were come to, and with what congestion control, for people.
+/// The numbers of streams, readers and writers chosen, and the congestion control, as text.
 fn chosen(all: &[Chosen], summary: &Summary) -> String {
     let used = all.iter().filter(|one| one.stage != Stage::Send || one.far || summary.streams > 0);
     let numbers = used.map(|one| {
@@ -181,7 +180,7 @@ fn rate(bytes: u64, time: Duration) -> f64 {
     bytes as f64 * 8.0 / time.as_secs_f64().max(1e-9)
 }
 
-/// What the rest waits for, for people.
+/// What limits the copy, as text.
 fn limit(now: &Snapshot) -> Option<String> {
     Some(match now.limit? {
         Limit::Stage(stage) => stage.name().to_owned(),
@@ -190,7 +189,7 @@ fn limit(now: &Snapshot) -> Option<String> {
     })
 }
 
-/// How fast a copy goes: its bytes, and its work, which is of files too.
+/// Rates of a copy: of its bytes, and of its work, which includes a cost per file.
 struct CopyRates {
     bytes: Pace,
     work: Pace,
@@ -206,12 +205,12 @@ impl CopyRates {
         self.work.look(at, work(now.counts.files, now.counts.bytes));
     }
 
-    /// Bits a second, lately.
+    /// Recent bits per second.
     fn rate(&self) -> Option<f64> {
         self.bytes.rate().map(|bytes| bytes * 8.0)
     }
 
-    /// The time until all is written: of what need not be sent nothing is left.
+    /// The remaining time. Files that need not be sent count as done.
     fn left(&self, now: &Snapshot) -> Option<Duration> {
         let Counts { files, bytes, same, failed, skipped, .. } = now.counts;
         let over = work(files.saturating_add(same).saturating_add(failed), bytes.saturating_add(skipped));
@@ -224,7 +223,7 @@ impl CopyRates {
     }
 }
 
-/// What files cost in bytes, and bytes.
+/// Work in bytes: each file costs as much as [`FILE_WORK`] bytes.
 fn work(files: u64, bytes: u64) -> u64 {
     files.saturating_mul(FILE_WORK).saturating_add(bytes)
 }
@@ -239,7 +238,7 @@ fn line(now: &Snapshot, pace: &CopyRates) -> String {
     format!("{files} files {bytes}{}{}{limit}", rates.unwrap_or_default(), live::eta(pace.left(now)))
 }
 
-/// What is done of all, once that is known: of bytes and files.
+/// The share of the work that is done, once the sources are scanned.
 fn share(now: &Snapshot) -> Option<f64> {
     let Counts { files, bytes, same, failed, skipped, .. } = now.counts;
     let work = |files: u64, bytes: u64| files.saturating_mul(FILE_WORK).saturating_add(bytes) as f64;
@@ -261,7 +260,7 @@ fn event(now: &Snapshot, pace: &CopyRates, elapsed: Duration) -> Value {
     })
 }
 
-/// What the kernel says of the connections, for programs.
+/// The kernel's statistics of the connections, for the summary event.
 fn sockets(monitor: &Monitor) -> Option<Value> {
     let info = monitor.sockets()?;
     let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
@@ -273,7 +272,7 @@ fn sockets(monitor: &Monitor) -> Option<Value> {
     }))
 }
 
-/// The result.
+/// Prints the summary.
 pub(super) fn summary(
     summary: &Summary,
     monitor: &Monitor,
@@ -287,7 +286,7 @@ pub(super) fn summary(
     let dry_run = spec.options.dry_run;
     let path = end.best.map(|best| best * 8.0);
     let share = path.map(|path| rate(end.carried, summary.elapsed) / path.max(1.0));
-    // From one far machine to another, only these know.
+    // Of a third-party copy only the two agents know the number of streams.
     let elsewhere = |end: &Endpoint| !matches!(end, Endpoint::Local(_));
     let third = elsewhere(&spec.destination) && spec.sources.iter().all(elsewhere);
     let streams = (!third).then_some(summary.streams);
@@ -347,7 +346,7 @@ pub(super) fn summary(
 mod tests {
     use super::*;
 
-    /// Ten seconds in which `counts` were done at an even pace.
+    /// Rates after ten seconds in which `counts` grew evenly.
     fn even(counts: Counts) -> CopyRates {
         let began = Instant::now();
         let mut pace = CopyRates::new(began);

@@ -1,4 +1,4 @@
-//! Files to devices and back, many pieces at a time.
+//! Copies of files to devices and back, with many pieces in flight.
 
 use super::files::{DataSet, File, Piece};
 use super::window::{Flow, MeasuredRate, Window};
@@ -11,26 +11,26 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Pieces under way for each device: 64 MiB, which is 34 Gb/s at 15 ms.
+/// Pieces in flight for each device: 64 MiB, enough for 34 Gb/s at 15 ms.
 const DEPTH: usize = 64;
 
-/// Copies between the files of a source and devices.
+/// Copies between the files of a data set and devices.
 pub(super) struct Copier {
     _thread: Thread,
     handle: Handle,
     devices: Vec<Arc<dyn BlockDevice>>,
     files: Arc<Vec<File>>,
     pieces: Arc<Vec<Piece>>,
-    /// Checksums of the pieces, as they were read from the files.
+    /// Checksums of the pieces, from the files.
     sums: Mutex<Vec<u128>>,
 }
 
-/// What the tasks of one pass share.
+/// State that the tasks of one pass share.
 struct Pass {
     io: Vec<Rc<dyn BlockIo>>,
     pieces: Arc<Vec<Piece>>,
     files: Arc<Vec<File>>,
-    /// The last file that was opened: pieces come file by file.
+    /// The last opened file and its index: pieces are in the order of the files.
     open: RefCell<Option<(usize, fs::File)>>,
     sums: RefCell<Vec<u128>>,
     wrong: RefCell<Vec<String>>,
@@ -39,7 +39,7 @@ struct Pass {
     flow: Arc<Flow>,
 }
 
-/// What a pass came to: the checksums, and the pieces that differ.
+/// Result of a pass: checksums of the pieces, and descriptions of those that differ.
 type PassResult = (Vec<u128>, Vec<String>);
 
 impl Copier {
@@ -68,8 +68,8 @@ impl Copier {
         Ok(counted)
     }
 
-    /// Reads everything back, again and again until `window` is over. Also gives the pieces
-    /// that differ.
+    /// Reads everything back, repeatedly until `window` is over. Also returns the pieces that
+    /// differ.
     pub(super) fn read_and_verify(
         &self,
         window: Window,
@@ -99,7 +99,7 @@ impl Copier {
         let (open, ended) = channel();
         let counts = Arc::clone(&flow);
         let work = self.handle.spawn(move || async move {
-            // Until the end, however it comes.
+            // Dropped when the task ends, also with an error, which ends the measurement.
             let _open = open;
             let mut io = Vec::new();
             for device in &devices {
@@ -145,7 +145,7 @@ impl Copier {
 }
 
 impl Pass {
-    /// The next piece: each of them once, and again until the time is over.
+    /// The next piece: all of them at least once, and again until the window is over.
     fn take(&self) -> Option<usize> {
         let next = self.next.get();
         if next >= self.pieces.len() && self.flow.has_to_stop() {
@@ -200,10 +200,10 @@ impl Pass {
     }
 }
 
-/// Both parts of what was one buffer; the second is padding, and zero.
+/// Rejoins the two parts of a buffer, of which the second is zeroed as padding.
 fn join(mut head: BufMut, mut tail: BufMut) -> BufMut {
     tail.fill(0);
-    // They come from one `split_off`, so that they always join.
+    // Both parts are from one `split_off`, so that `unsplit` cannot fail.
     let _ = head.unsplit(tail);
     head
 }

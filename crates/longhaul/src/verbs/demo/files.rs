@@ -1,4 +1,4 @@
-//! The files to copy.
+//! The data set of the demo, and its division into pieces.
 
 use super::temporary::TemporaryDir;
 use crate::exit::Failure;
@@ -7,9 +7,9 @@ use longhaul_transfer::dataset::{DatasetSpec, Scale, make};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Size of a piece: what one command carries.
+/// Bytes of a piece, which one command carries.
 pub(super) const PIECE: u64 = 1 << 20;
-/// Namespaces are whole blocks of this size.
+/// Alignment of pieces on a device in bytes: the block size of the namespaces.
 const ALIGN: u64 = 4096;
 
 /// A file and its size when it was found.
@@ -19,22 +19,22 @@ pub(super) struct File {
     pub(super) size: u64,
 }
 
-/// Files of a directory, possibly a temporary one that goes with this.
+/// Files of a directory, which is removed on drop if it is a temporary one.
 pub(super) struct DataSet {
     pub(super) dir: PathBuf,
     pub(super) files: Vec<File>,
     _temporary: Option<TemporaryDir>,
 }
 
-/// A piece of a file, and where it lies on which device.
+/// A piece of a file, and its location on a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     /// Index of the file.
     pub(super) file: usize,
-    /// First byte in the file, and how many.
+    /// Offset and length in the file, in bytes.
     pub(super) at: u64,
     pub(super) len: usize,
-    /// The device, and the first byte there.
+    /// Index of the device, and offset there in bytes.
     pub(super) device: usize,
     pub(super) offset: u64,
 }
@@ -88,7 +88,7 @@ impl DataSet {
         self.files.iter().map(|file| file.size).sum()
     }
 
-    /// The pieces of all files, one after the other on devices in turn.
+    /// The pieces of all files, distributed over the devices round-robin.
     pub(super) fn pieces(&self, devices: usize) -> Vec<Piece> {
         let mut ends = vec![0; devices];
         let mut pieces = Vec::new();
@@ -106,7 +106,7 @@ impl DataSet {
         pieces
     }
 
-    /// Bytes that each of so many devices needs.
+    /// Bytes that each of `devices` devices needs.
     pub(super) fn space_for_each(&self, devices: usize) -> u64 {
         let pieces = self.pieces(devices);
         let end = pieces.iter().map(|piece| piece.offset + piece.stored() as u64).max();

@@ -8,17 +8,17 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-/// Bytes of one call.
+/// Bytes of a read or write call.
 const CALL: usize = 1 << 20;
 
-/// Which way the bytes go.
+/// Direction of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamDirection {
     There,
     Back,
 }
 
-/// Moves bytes over `streams` streams, and counts what arrives.
+/// Sends data over `streams` streams, and measures the rate at which it arrives.
 pub(super) fn measure(
     link: &dyn Fn() -> Link,
     streams: usize,
@@ -51,7 +51,7 @@ pub(super) fn measure(
     counted.ok_or_else(|| failed.unwrap_or_else(|| io::Error::other("a stream ended early")))
 }
 
-/// One end of a stream; the measurement hears of its end.
+/// Starts the thread of one end of a stream, which reports an early end through `open`.
 fn start(
     stream: TcpStream,
     flow: &Arc<Flow>,
@@ -62,7 +62,7 @@ fn start(
     std::thread::Builder::new().name("plain-tcp".into()).spawn(move || {
         let ran = run(&mut stream, &flow);
         let wanted = flow.has_to_stop();
-        // What is in flight may be lost: it is not counted any more.
+        // Data in flight may be dropped, since the window is over.
         let _ = stream.shutdown(Shutdown::Both);
         if !wanted {
             let _ = open.send(());

@@ -1,5 +1,5 @@
-//! scp over one of the links, to an sshd that is started for it: each connection has one of its
-//! own, with keys made for this run, so that no configuration of the user or the machine counts.
+//! scp over one of the links, to an sshd process for each connection, with keys and a
+//! configuration of this run, so that those of the user and the machine have no effect.
 
 use super::LOOPBACK;
 use longhaul_wan::Relay;
@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Where it is installed; it has to be called by its whole path.
+/// Paths of sshd, which has to be started by its absolute path.
 const SSHD: [&str; 3] = ["/usr/sbin/sshd", "/usr/local/sbin/sshd", "/usr/lib/ssh/sshd"];
-/// What it answers a client's first bytes through, in any mode.
+/// The SFTP subsystem, built into sshd.
 const SFTP: &str = "internal-sftp";
 
 /// An sshd behind a link.
@@ -28,7 +28,7 @@ pub(super) struct Scp {
 }
 
 impl Scp {
-    /// Makes keys below `dir`, and reaches an sshd through what `link` starts.
+    /// Generates keys below `dir`, and starts the listener and the relay in front of it by `link`.
     pub(super) fn start(dir: &Path, link: &dyn Fn(SocketAddr) -> io::Result<Relay>) -> Result<Scp, String> {
         let sshd = SSHD.into_iter().find(|path| Path::new(path).exists());
         let sshd = sshd.ok_or("sshd is not installed")?;
@@ -55,12 +55,12 @@ impl Scp {
         let end = Arc::clone(&ended);
         std::thread::spawn(move || serve(&listener, sshd, &configured, &end));
         let scp = Scp { dir, relay, listener: address, ended };
-        // What does not work is found out before anything is measured.
+        // A test login: failures show before the measurement.
         scp.login()?;
         Ok(scp)
     }
 
-    /// Copies a tree below `to` and removes it again: the seconds without those of a login.
+    /// Copies a tree below `to`, and removes it again. Returns the seconds without those of a login.
     pub(super) fn copy(&self, from: &Path, to: &Path) -> Result<f64, String> {
         let login = self.login()?;
         let to = to.join("scp");
@@ -73,14 +73,14 @@ impl Scp {
         Ok(seconds.max(0.0))
     }
 
-    /// Seconds of a login that does nothing.
+    /// Seconds of a login that runs `true`.
     fn login(&self) -> Result<f64, String> {
         let began = Instant::now();
         run(self.client("ssh").arg(LOOPBACK.ip().to_string()).arg("true"))?;
         Ok(began.elapsed().as_secs_f64())
     }
 
-    /// ssh or scp, with these keys, to this sshd.
+    /// A command of ssh or scp with the keys and port of this sshd.
     fn client(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.args(["-F", "none", "-o"]).arg(format!("Port={}", self.relay.local_addr().port()));
@@ -101,12 +101,12 @@ impl Scp {
 impl Drop for Scp {
     fn drop(&mut self) {
         self.ended.store(true, Relaxed);
-        // The thread that serves looks at it with the next connection.
+        // A last connection wakes the thread, which then reads the flag.
         let _ = TcpStream::connect(self.listener);
     }
 }
 
-/// Starts an sshd for each connection, until the end.
+/// Starts an sshd for each connection, until `ended` is set.
 fn serve(listener: &TcpListener, sshd: &str, config: &Path, ended: &AtomicBool) {
     for stream in listener.incoming() {
         if ended.load(Relaxed) {
@@ -120,14 +120,14 @@ fn serve(listener: &TcpListener, sshd: &str, config: &Path, ended: &AtomicBool) 
             command.stdin(OwnedFd::from(stream)).stdout(output).spawn()
         });
         match started {
-            // It ends with its connection.
+            // sshd ends with its connection; the thread reaps it.
             Ok(mut child) => drop(std::thread::spawn(move || child.wait())),
             Err(e) => tracing::debug!("{sshd}: {e}"),
         }
     }
 }
 
-/// Runs a program; what it says is the error if it fails.
+/// Runs a program. If it fails, the error is the last line of its standard error.
 fn run(command: &mut Command) -> Result<(), String> {
     let name = command.get_program().display().to_string();
     let ran = command.stdin(Stdio::null()).output();

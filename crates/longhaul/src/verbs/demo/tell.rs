@@ -1,5 +1,4 @@
-//! What the demo says at its end: rates beside those of plain TCP, what they are of, and why
-//! they are what they are.
+//! The summary of the demo: rates compared with plain TCP, and what limits them.
 
 use super::trees::Trees;
 use super::window::{MeasuredRate, Window};
@@ -9,12 +8,12 @@ use longhaul_bench::published::transfer::{RTT, T0};
 use longhaul_block::units::{format_rate, format_size};
 use serde_json::{Value, json};
 
-/// From here on the link is what limits.
+/// Ratio to plain TCP from which on the link limits both.
 const FULL: f64 = 0.97;
-/// From this share of the processors on they do.
+/// Share of the processors in use from which on they limit.
 const BUSY: f64 = 0.85;
 
-/// Middle, least and most of some numbers.
+/// Median, minimum and maximum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Spread {
     pub(super) median: f64,
@@ -37,7 +36,7 @@ impl Spread {
         json!({ "median": self.median, "least": self.least, "most": self.most })
     }
 
-    /// Each as `format` writes it; a unit that all have is written once.
+    /// The three values as text; a common unit is written once.
     fn show(self, format: impl Fn(f64) -> String) -> String {
         let [median, least, most] = [self.median, self.least, self.most].map(format);
         let unit = median.rfind(' ').map_or("", |at| &median[at..]);
@@ -48,14 +47,14 @@ impl Spread {
     }
 }
 
-/// One direction, round by round.
+/// Rates of one direction, in the order of the rounds.
 pub(super) struct Phase {
     pub(super) name: &'static str,
     pub(super) ours: Vec<MeasuredRate>,
     pub(super) plain: Vec<MeasuredRate>,
 }
 
-/// A phase in numbers.
+/// Spreads and processor shares of a phase.
 struct PhaseSummary {
     name: &'static str,
     ours: Spread,
@@ -84,7 +83,7 @@ impl Phase {
     }
 }
 
-/// Why a ratio is what it is.
+/// What limits the rate of a phase, as text.
 fn why(c: &PhaseSummary, rate: u64) -> String {
     let cpu = format!(
         "processors: {:.0} % for it ({:.0} % for plain TCP), {:.0} % for other programs",
@@ -109,7 +108,7 @@ fn why(c: &PhaseSummary, rate: u64) -> String {
     format!("{}: {cause}\n  {cpu}", c.name)
 }
 
-/// The end of the demo, for people and for programs.
+/// Prints the summary.
 pub(super) fn tell(
     phases: &[Phase],
     (files, bytes): (usize, u64),
@@ -162,7 +161,7 @@ pub(super) fn tell(
     output.line(of_trees(trees, args));
 }
 
-/// Why one would want it: a tree of small files.
+/// The comparison with scp on a tree of small files.
 fn of_trees(trees: &Trees, args: &Args) -> String {
     let seconds = |seconds: f64| format!("{seconds:.2} s");
     let what = format!(

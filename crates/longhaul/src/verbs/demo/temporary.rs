@@ -1,4 +1,4 @@
-//! Directories that go with the demo, also where a signal ends it.
+//! Temporary directories, removed also if a signal ends the demo.
 
 use crate::exit::{Exit, Failure};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -7,15 +7,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Those that there are; a signal removes them.
+/// Existing directories, which the signal handler removes.
 static THERE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A new directory, removed when this is dropped.
+/// A temporary directory, removed on drop.
 #[derive(Debug)]
 pub(super) struct TemporaryDir(PathBuf);
 
 impl TemporaryDir {
-    /// In the directory for temporary files, with this in its name.
+    /// Creates a directory with `name` in its name below that for temporary files.
     pub(super) fn make(name: &str) -> Result<TemporaryDir, Failure> {
         let path = std::env::temp_dir().join(format!("longhaul-{name}-{}", std::process::id()));
         let fail = |e| Failure::failed(format!("cannot make {}: {e}", path.display()));
@@ -39,7 +39,7 @@ impl Drop for TemporaryDir {
     }
 }
 
-/// Cleans up before the program ends on a signal.
+/// Starts a thread that removes the directories and exits on a signal.
 fn remove_on_signal() -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(Failure::failed)?;
     std::thread::spawn(move || {

@@ -1,5 +1,5 @@
 //! A tree of small files over one of the links: by `longhaul cp` and, where OpenSSH is
-//! installed, by `scp`. Both encrypt, and neither has to log in within the time.
+//! installed, by `scp`. Both encrypt, and the times exclude scp's login.
 
 use super::files::DataSet;
 use super::scp::Scp;
@@ -17,22 +17,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Memory of the agent for data on its way to the disk.
+/// Memory of the agent for data in flight.
 const MEMORY: usize = 256 << 20;
-/// After so long, one round of scp is enough.
+/// Time of scp after which further rounds leave it out.
 const PATIENT: Duration = Duration::from_secs(20);
 
-/// What was measured.
+/// Results of both programs.
 pub(super) struct Trees {
     pub(super) files: usize,
     pub(super) bytes: u64,
     /// Seconds of `longhaul cp`.
     pub(super) ours: Spread,
-    /// Seconds of `scp`, or why there are none.
+    /// Seconds of `scp`, or why it could not be measured.
     pub(super) scp: Result<Spread, String>,
 }
 
-/// Copies the files of `source` in rounds, ours and scp's in turn.
+/// Copies the files of `source` in rounds, by Longhaul and scp in turn.
 pub(super) fn measure(source: &DataSet, args: &Args, tell: &dyn Fn(&str)) -> Result<Trees, Failure> {
     let temporary = TemporaryDir::make("demo-copies")?;
     let to = temporary.path();
@@ -69,7 +69,7 @@ pub(super) fn measure(source: &DataSet, args: &Args, tell: &dyn Fn(&str)) -> Res
             files: Vec::new(),
             rate: 0,
             manifest: Vec::new(),
-            // As scp does: the system writes to the disk when it likes to.
+            // No fsync, as with scp.
             options: Options { durability: Durability::None, ..Options::default() },
         };
         let began = Instant::now();
@@ -94,7 +94,7 @@ pub(super) fn measure(source: &DataSet, args: &Args, tell: &dyn Fn(&str)) -> Res
     })
 }
 
-/// Removes a copy, so that the next one has to make it again.
+/// Removes a copy, so that the next one does not find its files.
 pub(super) fn remove(copy: &Path) -> Result<(), Failure> {
     fs::remove_dir_all(copy).map_err(|e| Failure::failed(format!("cannot remove {}: {e}", copy.display())))
 }

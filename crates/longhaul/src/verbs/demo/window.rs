@@ -1,4 +1,4 @@
-//! What is counted of a load: both sides of a comparison are measured here, the same way.
+//! Measurement of a load's rate, used for both sides of a comparison.
 //!
 //! A load starts before the window and runs until it is stopped. Only bytes that it moves in the
 //! window are counted: connecting and the start of TCP do not count, nor do bytes that are still in
@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How often the counter is looked at.
+/// Interval of samples of the counter.
 const TICK: Duration = Duration::from_millis(50);
-/// The least time before the window and of the window, and the least number of round trips of
-/// either: enough for what is kept in flight to have settled.
+/// Shortest ramp and shortest window, each as a time and a number of round trips: enough for the
+/// bytes in flight to settle.
 const START: (Duration, u32) = (Duration::from_millis(1000), 60);
 const STEADY: (Duration, u32) = (Duration::from_millis(2000), 100);
 
-/// What a load and what looks at it share.
+/// State that a load shares with its measurement.
 #[derive(Debug, Default)]
 pub(super) struct Flow {
     moved: AtomicU64,
@@ -39,21 +39,21 @@ impl Flow {
     }
 }
 
-/// Times of a measurement.
+/// Durations of the ramp and of the window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
     pub(super) start: Duration,
     pub(super) steady: Duration,
 }
 
-/// What was counted.
+/// Rate and processor use in the window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MeasuredRate {
-    /// Bytes a second.
+    /// Bytes per second.
     pub(super) rate: f64,
-    /// Share of this machine's processors that this process took.
+    /// Share of this machine's processors that this process used.
     pub(super) own_cpu: f64,
-    /// And all others together, where the kernel says.
+    /// The share of all other processes; zero where the kernel does not report it.
     pub(super) others_cpu: f64,
 }
 
@@ -63,9 +63,9 @@ impl Window {
         Window { start: long(START), steady: long(STEADY) }
     }
 
-    /// Looks at a load, and stops it. What counts begins when it has moved `whole` bytes: all
-    /// of its data once, so that no memory is new any more. `ended` hears of its end, `tell` of
-    /// how much it has moved. Nothing if it ended early.
+    /// Measures a load, and stops it. The window begins after the ramp, and not before the load
+    /// has moved `whole` bytes, so that all of its memory is allocated. A message on `ended`
+    /// means that the load ended early: the result is `None`. `tell` takes the bytes so far.
     pub(super) fn count(
         self,
         flow: &Arc<Flow>,

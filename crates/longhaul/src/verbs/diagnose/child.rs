@@ -1,4 +1,4 @@
-//! Programs that are waited for, but not for ever.
+//! Child processes with a timeout.
 
 use longhaul_bench::Stop;
 use std::io::{self, Read};
@@ -6,26 +6,26 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// How often is looked whether all is to end.
+/// Interval of checks for the stop flag.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What became of a program.
+/// How a child process ended.
 #[derive(Debug)]
 pub(super) enum ChildOutcome {
-    /// It ended: how, what it wrote, and what it said of errors.
+    /// It exited: status, standard output and standard error.
     Ended(ExitStatus, Vec<u8>, Vec<u8>),
-    /// It took longer than it was given, and was killed.
+    /// It exceeded the time limit, and was killed.
     Late,
-    /// All was to end, and it was killed.
+    /// The run was stopped, and the child was killed.
     Stopped,
 }
 
-/// Runs a program for no longer than `limit`, and only until all is to stop.
+/// Runs a program to its end, or kills it after `limit` or when `stop` is set.
 pub(super) fn run(command: &mut Command, limit: Duration, stop: &Stop) -> io::Result<ChildOutcome> {
     let began = Instant::now();
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (out, err) = (collect(child.stdout.take()), collect(child.stderr.take()));
-    // Its output ends with it.
+    // Both pipes close when the child ends.
     let (mut written, mut said) = (None, None);
     loop {
         for (from, to) in [(&out, &mut written), (&err, &mut said)] {
@@ -52,13 +52,13 @@ pub(super) fn run(command: &mut Command, limit: Duration, stop: &Stop) -> io::Re
             return Ok(ChildOutcome::Late);
         }
         if written.is_some() && said.is_some() {
-            // It has closed both, and is about to end.
+            // Both pipes are closed: the child is about to exit.
             std::thread::sleep(LOOK / 50);
         }
     }
 }
 
-/// Reads to the end, elsewhere.
+/// Reads a pipe to its end in a thread.
 fn collect(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     let (tx, rx) = channel();
     std::thread::spawn(move || {
@@ -74,12 +74,12 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
 }
 
 fn end(child: &mut Child) {
-    // It may have ended by itself meanwhile.
+    // The child may have exited meanwhile.
     let _ = child.kill();
     let _ = child.wait();
 }
 
-/// A program and its arguments, for people.
+/// The command line of a program, without its directory.
 pub(super) fn words(command: &Command) -> String {
     let name = std::path::Path::new(command.get_program()).file_name().unwrap_or_default();
     let all = std::iter::once(name).chain(command.get_args()).map(|word| word.to_string_lossy());
@@ -108,7 +108,7 @@ mod tests {
         let began = Instant::now();
         let late = run(&mut shell("exec sleep 600"), Duration::from_millis(100), &Stop::new());
         assert!(matches!(late, Ok(ChildOutcome::Late)), "{late:?}");
-        // It closes what it writes to, and stays.
+        // The child closes its output and keeps running.
         let silent = shell("exec sleep 600 >/dev/null 2>&1");
         let late = run(&mut { silent }, Duration::from_millis(100), &Stop::new());
         assert!(matches!(late, Ok(ChildOutcome::Late)), "{late:?}");

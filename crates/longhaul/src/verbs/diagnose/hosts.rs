@@ -1,4 +1,4 @@
-//! What the machines and their sockets did during a copy.
+//! Counters of the machines and their sockets during a copy.
 
 use longhaul_report::cause::{HostSeen, Sockets};
 use longhaul_transfer::host;
@@ -8,24 +8,24 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// Share of a processor's time in which it does nothing but serve interrupts.
+/// Share of a processor's time spent in interrupts from which on they limit.
 const INTERRUPTS: f64 = 0.6;
-/// Share of it that the others may serve at most beside that one.
+/// Upper bound of the other processors' share, relative to that one.
 const IDLE: f64 = 0.3;
 
 /// The governor that keeps a processor at its lowest clock rate.
 const SAVES_POWER: &str = "powersave";
 
-/// Share of segments that are sent again where those with data vanish: TCP sends
-/// ten at first, and then one again and again.
+/// Share of retransmitted segments where full-size packets are dropped: TCP sends its initial
+/// window of ten, and then retransmits one.
 const VANISH: f64 = 0.15;
 
-/// What a machine said of itself, at a moment or (as a difference) of a while.
+/// Counters and settings of a machine by name, at a moment or as a difference over a time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HostCounters(BTreeMap<String, String>);
 
 impl HostCounters {
-    /// At this machine.
+    /// Those of this machine.
     pub(super) fn here() -> HostCounters {
         HostCounters::parse(&host::look())
     }
@@ -34,7 +34,7 @@ impl HostCounters {
         HostCounters(host::parse(told))
     }
 
-    /// What has happened since an earlier look. Settings are those of now.
+    /// The difference of counters to an earlier sample, with the current settings.
     pub(super) fn since(&self, before: &HostCounters) -> HostCounters {
         let past = |(name, value): (&String, &String)| {
             let (now, then) = (value.parse::<f64>().ok(), before.number(name));
@@ -42,7 +42,7 @@ impl HostCounters {
                 if name.ends_with("_s") { now.zip(then).map(|(now, then)| now - then) } else { None };
             (name.clone(), passed.map_or(value.clone(), |passed| passed.max(0.0).to_string()))
         };
-        // What was not there before has begun since.
+        // A counter that the earlier sample lacks began at zero.
         HostCounters(self.0.iter().map(past).collect())
     }
 
@@ -61,15 +61,14 @@ impl HostCounters {
         self.0.iter().any(|(name, value)| is_governor(name) && value == SAVES_POWER)
     }
 
-    /// Whether two looks are at the same machine, and at some of the same processors
-    /// of it.
+    /// Whether two samples are of the same machine, and have processors in common.
     fn shares_processors(&self, other: &HostCounters) -> bool {
         let busy = |name: &&String| name.starts_with("processor.") && name.ends_with(".busy_s");
         self.0.get("machine") == other.0.get("machine")
             && self.0.keys().filter(busy).any(|name| other.0.contains_key(name))
     }
 
-    /// One of its processors does nothing but serve interrupts, and the others few.
+    /// Whether one processor is busy with interrupts, while the others serve few.
     fn interrupts(&self) -> bool {
         let Some(time) = self.number("up_s").filter(|time| *time > 0.0) else { return false };
         let mut shares: Vec<f64> =
@@ -79,7 +78,7 @@ impl HostCounters {
     }
 }
 
-/// What a machine did during a copy.
+/// Use of a machine during a copy, as shares of the time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HostUse {
     pub(super) busiest: f64,
@@ -104,19 +103,19 @@ impl HostUse {
     }
 }
 
-/// What the threads of the copy on a machine did.
+/// Processor time of the copy's threads on a machine.
 #[derive(Clone, Copy, Debug)]
 struct ThreadTimes {
-    /// Share of the time in which the busiest one had a processor.
+    /// Share of the time in which the busiest thread ran.
     busiest: f64,
-    /// Seconds in which they had processors, all together.
+    /// Seconds in which all threads together ran.
     ran: f64,
-    /// And in which they waited for them.
+    /// Seconds in which they waited for a processor.
     waited: f64,
 }
 
-/// What both machines did in a copy of so many seconds. `own` are the seconds of
-/// processor time that it took here, `threads` what it says of its threads.
+/// Use of both machines by a copy of `seconds`. `own` is its processor time here in seconds,
+/// `threads` the object of that name in its summary.
 pub(super) fn both(
     here: &HostCounters,
     own: f64,
@@ -124,8 +123,7 @@ pub(super) fn both(
     there: Option<&HostCounters>,
     seconds: f64,
 ) -> [HostUse; 2] {
-    // Both ends may be on the same processors: what one takes from the other is
-    // the copy's then.
+    // Both ends may share processors: the time of either end is the copy's then.
     let same = there.is_some_and(|there| here.shares_processors(there));
     let far_own = there.and_then(|there| there.number("own_s")).unwrap_or_default();
     let said = |name: &str| threads[name].as_f64().unwrap_or_default();
@@ -133,7 +131,7 @@ pub(super) fn both(
     let all = ThreadTimes { busiest: said("busiest"), ran: said("ran_s"), waited: said("waited_s") };
     let near = used(here, of_copy, all, seconds);
     let Some(there) = there else { return [near, HostUse::default()] };
-    // Those that are still there, and those that have ended.
+    // Threads that still run, and those that have ended.
     let sum = |begins: &str, ends: &str| there.numbers(begins, ends).into_iter().sum::<f64>();
     let [ran, waited] = [".ran_s", ".waited_s"].map(|name| sum("thread.", name) + sum("ended", name));
     let most = there.numbers("thread.", ".ran_s").into_iter().fold(0.0, f64::max);
@@ -142,17 +140,17 @@ pub(super) fn both(
     [near, used(there, of_copy, all, seconds)]
 }
 
-/// `own` are the seconds of processor time of the copy on that machine.
+/// Use of one machine. `own` is the processor time of the copy there in seconds.
 fn used(look: &HostCounters, own: f64, threads: ThreadTimes, seconds: f64) -> HostUse {
     let busy = look.numbers("processor.", ".busy_s");
     let others = (busy.iter().sum::<f64>() - own).max(0.0);
     // A thread of the copy waits for other processes or for other threads of the copy, by their shares.
     let of_others = others / (others + own).max(1e-9);
     let seconds = seconds.max(1e-9);
-    // The look may have taken longer than the copy, the others all the while.
+    // The samples are further apart than the copy took, and other processes ran all the while.
     let time = look.number("up_s").unwrap_or_default().max(seconds);
-    // A pipeline waits with many threads for the same processors: what it lost is no
-    // more than what the others had of each.
+    // Many threads of the copy wait for the same processors: the time lost is at most the
+    // share of each processor that other processes had.
     let had = others / busy.len().max(1) as f64 / time;
     HostUse {
         busiest: threads.busiest,
@@ -164,35 +162,35 @@ fn used(look: &HostCounters, own: f64, threads: ThreadTimes, seconds: f64) -> Ho
     }
 }
 
-/// Milliseconds for which the device that a directory is on was busy so far; not
-/// where it is on none, or on several.
+/// Busy time of the block device of a directory in milliseconds; `None` where the file system
+/// has none, or several.
 pub(super) fn device_busy(dir: &Path) -> Option<f64> {
     let number = dir.metadata().ok()?.dev();
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     io_ticks(&fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).ok()?)
 }
 
-/// The tenth number of a block device's `stat` (Documentation/block/stat.rst).
+/// `io_ticks`, the tenth field of a block device's `stat` (Documentation/block/stat.rst).
 fn io_ticks(stat: &str) -> Option<f64> {
     stat.split_whitespace().nth(9)?.parse().ok()
 }
 
-/// Segments of TCP, of this network namespace so far.
+/// TCP segment counters of this network namespace.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Segments {
     sent: f64,
     again: f64,
-    /// Sent again though they had arrived, as the other side says (RFC 2883).
+    /// Spurious retransmissions: segments that the receiver reported as duplicates (DSACK, RFC 2883).
     needless: f64,
 }
 
 impl Segments {
-    /// Nothing, where the counters cannot be read.
+    /// `None` where the counters cannot be read.
     pub(super) fn look() -> Option<Segments> {
         Segments::below(Path::new("/")).ok()
     }
 
-    /// Which counters cannot be read, and why: without them no loss is seen.
+    /// Which counters cannot be read, and why.
     pub(super) fn unread() -> Option<String> {
         Segments::below(Path::new("/")).err()
     }
@@ -218,12 +216,12 @@ impl Segments {
         }
     }
 
-    /// Whether so many were sent again that hardly any can have arrived.
+    /// Whether so many segments were retransmitted that hardly any can have arrived.
     pub(super) fn vanish(&self) -> bool {
         self.again >= VANISH * self.sent.max(1.0)
     }
 
-    /// With what a copy says of its connections.
+    /// Combined with the copy's own statistics of its connections.
     pub(super) fn sockets(&self, said: &Value) -> Sockets {
         let share = |part: f64, whole: f64| if whole > 0.0 { (part / whole).min(1.0) } else { 0.0 };
         let busy = said["busy"].as_f64().unwrap_or_default();
@@ -238,7 +236,7 @@ impl Segments {
     }
 }
 
-/// A counter of `/proc/net`: a line of names, then one of values.
+/// A counter of a file in `/proc/net`, where a line of names precedes one of values.
 fn counter(text: &str, table: &str, name: &str) -> Option<f64> {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(table));
     let (names, values) = (lines.next()?, lines.next()?);
@@ -246,11 +244,11 @@ fn counter(text: &str, table: &str, name: &str) -> Option<f64> {
     values.split(' ').nth(at)?.parse().ok()
 }
 
-/// Processor seconds of programs that were run and have ended (`cutime` and
-/// `cstime` of proc(5), in hundredths of a second).
+/// Processor seconds of child processes that have ended (`cutime` and `cstime` of proc(5), in
+/// hundredths of a second).
 pub(super) fn children() -> f64 {
     let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name of the program may have spaces: what follows it has none.
+    // The name of the program may have spaces and parentheses: the fields follow the last one.
     let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
     let field = |at: usize| rest.split_whitespace().nth(at).and_then(|word| word.parse::<f64>().ok());
     (field(13).unwrap_or_default() + field(14).unwrap_or_default()) / 100.0
@@ -267,7 +265,7 @@ mod tests {
         processor.0.interrupts_s 8\nprocessor.1.interrupts_s 1.5\nthread.7.ran_s 1.5\nthread.7.waited_s 8\n\
         thread.9.ran_s 0.2\nthread.9.waited_s 0.1\n";
 
-    /// The look at a machine, with lines in place of others.
+    /// The counters with some replaced.
     fn changed(look: &HostCounters, lines: &[(&str, &str)]) -> HostCounters {
         let lines = lines.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         HostCounters(look.0.clone().into_iter().chain(lines).collect())
@@ -277,12 +275,12 @@ mod tests {
     fn lost_is_what_others_had_while_the_copy_waited() {
         let look = HostCounters::parse(AFTER).since(&HostCounters::parse(BEFORE));
         let threads = json!({ "busiest": 0.3, "ran_s": 3.0, "waited_s": 4.0 });
-        // 12 s in all, of which the copy took 3: three quarters are of others.
+        // 12 s in all, of which the copy took 3: three quarters are of other processes.
         let [near, far] = both(&look, 3.0, &threads, None, 10.0);
         assert!((near.lost - 0.3).abs() < 1e-9 && (near.busiest - 0.3).abs() < 1e-9, "{near:?}");
         assert!((near.wanted - 0.7).abs() < 1e-9, "{near:?}");
         assert!(near.interrupts && far.lost == 0.0, "{far:?}");
-        // Ten threads wait at once: the others had no more than 9 s of two processors.
+        // Ten threads wait at once: other processes had 9 s of two processors.
         let many = json!({ "busiest": 0.1, "ran_s": 3.0, "waited_s": 60.0 });
         let [near, _] = both(&look, 3.0, &many, None, 10.0);
         assert!((near.lost - 0.45).abs() < 1e-9, "{near:?}");
@@ -294,7 +292,7 @@ mod tests {
         let there = changed(&there, &[("ended.ran_s", "2"), ("ended.waited_s", "3")]);
         let [_, far] = both(&look, 3.0, &threads, Some(&there), 10.0);
         assert!((far.wanted - (0.5 + 0.2 + 8.1 + 5.0) / 10.0).abs() < 1e-9, "{far:?}");
-        // The same one: what the two ends take from each other is the copy's.
+        // The same machine: time that the ends take from each other is the copy's.
         let [near, far] = both(&look, 11.0, &threads, Some(&look), 10.0);
         assert!(near.lost == 0.0 && far.lost == 0.0, "{near:?} {far:?}");
         // The same machine, each end on a processor of its own: 10 s of one, of which
@@ -316,7 +314,7 @@ mod tests {
         };
         assert_eq!(seen(&[("processor.0.governor", "performance")]), (false, true));
         assert_eq!(seen(&[("processor.1.governor", "powersave")]), (true, true));
-        // One that the copy may not use, and says nothing else of.
+        // A processor outside the copy's affinity mask.
         assert_eq!(
             seen(&[("processor.0.interrupts_s", "1"), ("processor.9.interrupts_s", "8")]),
             (false, true)

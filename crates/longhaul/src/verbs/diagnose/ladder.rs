@@ -1,5 +1,5 @@
-//! The copies of the ladder: runs of this same program, so that each is what a
-//! person would have run.
+//! The copies of the ladder: processes of this program, with the options that a user would
+//! pass.
 
 use super::Args;
 use super::child::{self, ChildOutcome};
@@ -20,20 +20,20 @@ use std::time::{Duration, Instant};
 /// A copy of the ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rung {
-    /// Files to nothing.
+    /// Read: files to `null:`.
     Read,
-    /// Nothing to nothing, over the path.
+    /// Network: a synthetic source to `null:` at the destination.
     Network,
-    /// Nothing to files.
+    /// Write: a synthetic source to files.
     Write,
-    /// Files to files.
+    /// The whole copy: files to files.
     Whole,
-    /// Nothing to nothing, within this machine.
+    /// A synthetic source to `null:` on this machine.
     Local,
 }
 
 impl Rung {
-    /// Those that are fitted.
+    /// The rungs that a line is fitted to.
     pub(super) const FITTED: [Rung; 4] = [Rung::Read, Rung::Network, Rung::Write, Rung::Whole];
 
     pub(super) fn name(self) -> &'static str {
@@ -58,91 +58,89 @@ impl Rung {
     }
 }
 
-/// How a copy is made.
+/// Options of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CopySettings {
     pub(super) readers: u16,
     pub(super) writers: u16,
     pub(super) streams: u16,
-    /// By `cp`'s name for it.
+    /// Name of the checksum on `cp`'s command line.
     pub(super) checksum: &'static str,
-    /// By the kernel's name; as the machine has it without one.
+    /// TCP congestion control by its kernel name; `None` for the machine's default.
     pub(super) congestion: Option<String>,
-    /// The most bits a second.
+    /// Rate limit in bits per second.
     pub(super) rate: Option<u64>,
 }
 
 impl CopySettings {
-    /// With so many threads that read, and as many that write.
+    /// The same options with this many readers and writers.
     pub(super) fn threads(&self, threads: u16) -> CopySettings {
         CopySettings { readers: threads, writers: threads, ..self.clone() }
     }
 }
 
-/// What a copy took.
+/// Measurements of a copy.
 #[derive(Clone, Debug)]
 pub(super) struct CopyResult {
     pub(super) seconds: f64,
-    /// Bytes that it was of.
+    /// Bytes copied.
     pub(super) bytes: u64,
-    /// What the sockets said.
+    /// Statistics of its sockets.
     pub(super) sockets: Sockets,
-    /// Least round trip in seconds.
+    /// Shortest round trip in seconds.
     pub(super) round_trip: Option<f64>,
-    /// The congestion control that it had.
+    /// TCP congestion control of its sockets.
     pub(super) congestion: Option<String>,
-    /// What the machines did meanwhile: this one, and that of the destination.
+    /// Use of this machine and of the destination's.
     pub(super) hosts: [HostUse; 2],
-    /// What it says of itself, and whether it counts as a number.
+    /// The run in the copy's result, and its validity.
     pub(super) run: Run,
 }
 
 impl CopyResult {
-    /// As the model has it.
+    /// As the model of costs takes it.
     pub(super) fn as_copy(&self, files: u32) -> longhaul_report::model::Copy {
         let (files, bytes) = (files.into(), self.bytes as f64);
         longhaul_report::model::Copy { files, bytes, seconds: self.seconds }
     }
 }
 
-/// How much longer than the longest copy so far, for each of its files, another one
-/// may take before it is ended.
+/// Timeout of a copy, as a multiple of the time per file of the longest copy so far.
 const LIMIT: u32 = 20;
-/// The least that any may take.
+/// Shortest timeout of a copy.
 const LIMIT_MIN: Duration = Duration::from_secs(60);
-/// What the first one may take.
+/// Timeout of the first copy.
 const LIMIT_FIRST: Duration = Duration::from_secs(600);
-/// The most that a copy is enlarged to by itself.
+/// Largest size of a copy that `enlarge` chooses.
 const BYTES_MAX: u64 = 16 << 30;
-/// The part of the room on a file system that a copy may take: there are several at
+/// A copy takes at most this fraction of the free space of a file system, since several exist at
 /// the same time.
 const ROOM: u64 = 8;
 
-/// How long a copy may take that is to say whether anything gets through: several
-/// times what TCP waits before it sends again on the longest path.
+/// Timeout of the copy that detects a PMTU black hole: several retransmission timeouts of TCP on
+/// the longest path.
 const GETS_THROUGH: Duration = Duration::from_secs(10);
-/// What it sends: many full packets.
+/// Its source: several hundred packets of full size.
 const FULL_PACKETS: &str = "zero:1MiB";
-/// Threads that make the system forget what files hold: where opening one takes
-/// long, that is not to be measured here.
+/// Threads that evict files from the page cache, since opening a file may take long.
 const FORGETTING: usize = 16;
-/// How often is looked whether it has ended.
+/// Interval of checks whether it has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Both ends of the copies. What was made is removed when it is dropped.
+/// Both ends of the copies. Dropping it removes their directories.
 pub(super) struct Ladder {
     program: PathBuf,
-    /// Below the source.
+    /// Directory below the source.
     near: PathBuf,
-    /// Below the destination, as `cp` takes it.
+    /// Directory below the destination, as `cp` takes it.
     far: OsString,
-    /// Nothing, where the destination is.
+    /// `null:` at the destination.
     nowhere: OsString,
     local: bool,
     /// Copies over ssh are encrypted without an option.
     ssh: bool,
     bytes: u64,
-    /// The copy that took longest, and its files.
+    /// Time of the longest copy, and its number of files.
     longest: Option<(Duration, u32)>,
     key_file: Option<PathBuf>,
     /// The file in which the agent of the destination describes its machine (`machine:`).
@@ -184,7 +182,7 @@ impl Ladder {
             made: Vec::new(),
             copies: 0,
         };
-        // It becomes the directory that all others go into.
+        // The copy of the empty directory becomes the parent of all others.
         let empty = ladder.near.join("empty");
         fs::create_dir(&empty).map_err(Failure::failed)?;
         let mut command = ladder.command("cp", &[]);
@@ -193,13 +191,13 @@ impl Ladder {
         Ok(ladder)
     }
 
-    /// Whether all is to end.
+    /// Whether the run was interrupted.
     pub(super) fn stopped(&self) -> bool {
         self.stop.is_set()
     }
 
-    /// The key that copies are encrypted with, or one like it: copies over ssh have one
-    /// of their own each time.
+    /// The key file of the copies. For copies over ssh, which generate a key each time, the name
+    /// of a file that a local agent can create one in.
     pub(super) fn key(&self) -> Option<PathBuf> {
         self.key_file.clone().or_else(|| self.ssh.then(|| self.near.join("key")))
     }
@@ -218,30 +216,29 @@ impl Ladder {
             return None;
         }
         for files in self.made.drain(..) {
-            // What cannot be removed now is at the end.
+            // A failure is ignored here: `drop` tries again.
             let _ = fs::remove_dir_all(self.near.join(files.to_string()));
         }
         (self.bytes, self.longest) = (bytes, None);
         Some(bytes)
     }
 
-    /// Whether there is no network in between.
+    /// Whether the destination is on this machine.
     pub(super) fn is_local(&self) -> bool {
         self.local
     }
 
-    /// Bytes of a copy of so many files: a whole number each.
+    /// Bytes of a copy of `files` files of equal size.
     pub(super) fn bytes(&self, files: u32) -> u64 {
         (self.bytes / u64::from(files)).max(1) * u64::from(files)
     }
 
-    /// Below the source, where files are made.
+    /// The directory of the generated files.
     pub(super) fn near(&self, files: u32) -> PathBuf {
         self.near.join(files.to_string())
     }
 
-    /// Makes a copy, and removes what it wrote: it is not to be in the way of the next
-    /// one.
+    /// Runs a copy, and removes the files that it wrote, to free their space.
     pub(super) fn copy(&mut self, rung: Rung, files: u32, how: &CopySettings) -> Result<CopyResult, Failure> {
         let took = self.copy_and_keep(rung, files, how)?;
         if matches!(rung, Rung::Write | Rung::Whole) {
@@ -250,7 +247,7 @@ impl Ladder {
         Ok(took)
     }
 
-    /// Removes what copies wrote; what cannot be removed stays until the end.
+    /// Removes the files of copies. A failure is ignored: `drop` tries again.
     fn remove_copies(&self) {
         if self.local {
             let _ = fs::remove_dir_all(Path::new(&self.far).join(self.copies.to_string()));
@@ -261,7 +258,7 @@ impl Ladder {
         let _ = self.finish(&mut command, 0);
     }
 
-    /// Makes a copy.
+    /// Runs a copy, and leaves its files there.
     pub(super) fn copy_and_keep(
         &mut self,
         rung: Rung,
@@ -302,8 +299,7 @@ impl Ladder {
         took
     }
 
-    /// Seconds that it takes the destination to say what one of its files is: the
-    /// last copy of so many is compared with its source.
+    /// Seconds of a `stat` at the destination, from a comparison of the last copy with its source.
     pub(super) fn far_lookup(&mut self, files: u32) -> Result<f64, Failure> {
         let (source, mut last) = (self.source(files)?, self.far.clone());
         last.push(format!("/{}", self.copies));
@@ -313,7 +309,7 @@ impl Ladder {
         Ok(summary["seconds"].as_f64().unwrap_or_default() / f64::from(files.max(1)))
     }
 
-    /// Whether packets of full size get through; those of a few bytes did before.
+    /// Whether packets of full size arrive; the connection setup showed that small ones do.
     pub(super) fn full_packets_pass(&self) -> Result<bool, Failure> {
         let mut command = self.command("cp", &["--streams", "1", "--json", "--"]);
         command.arg(FULL_PACKETS).arg(&self.nowhere);
@@ -327,21 +323,21 @@ impl Ladder {
         let end = Instant::now() + GETS_THROUGH;
         while Instant::now() < end && !self.stop.is_set() {
             if child.try_wait().map_err(Failure::failed)?.is_some() {
-                // What else can go wrong, the copies say better.
+                // Any other failure shows, with its reason, in the copies of the ladder.
                 return Ok(true);
             }
             std::thread::sleep(LOOK);
         }
-        // It has not ended, or was not to: that it is killed is no error.
+        // The copy is stuck, or the run was stopped: killing it is no error.
         let _ = child.kill();
         let _ = child.wait();
-        // A path that is merely slow does not lose most of it.
-        // Where nothing counts what is lost, the copies have to show it.
+        // A slow path does not drop most packets. Without counters of retransmissions, the
+        // copies of the ladder show the loss.
         let lost = Segments::look().zip(before).map(|(now, before)| now.since(&before));
         Ok(self.stop.is_set() || !lost.is_some_and(|lost| lost.vanish()))
     }
 
-    /// Files to read, made when they are first wanted, and no longer in memory.
+    /// The directory of `files` files to read: generated on first use, evicted from the page cache.
     fn source(&mut self, files: u32) -> Result<PathBuf, Failure> {
         let dir = self.near(files);
         if !self.made.contains(&files) {
@@ -355,7 +351,7 @@ impl Ladder {
         Ok(dir)
     }
 
-    /// A run of this program with the key of the agent.
+    /// A command of this program with the key file of the agent.
     fn command(&self, verb: &str, more: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command
@@ -409,7 +405,7 @@ impl Ladder {
         Ok(CopyResult {
             seconds,
             bytes: self.bytes(files),
-            // Without counters no loss is seen, as was said at the start.
+            // Without counters losses are not seen: `tell_unread_counters` has said so.
             sockets: segments.unwrap_or_default().sockets(&summary["sockets"]),
             round_trip,
             congestion: summary["congestion"].as_str().map(str::to_owned),
@@ -418,12 +414,12 @@ impl Ladder {
         })
     }
 
-    /// For how long the devices of both ends were busy so far, where they are here.
+    /// Busy times of the devices of both ends in milliseconds, as far as they are on this machine.
     fn devices(&self) -> [Option<f64>; 2] {
         [device_busy(&self.near), self.local.then(|| device_busy(Path::new(&self.far))).flatten()]
     }
 
-    /// How long something that moves so many files may take.
+    /// Timeout of a command that copies `files` files.
     fn limit(&self, files: u32) -> Duration {
         let Some((longest, of)) = self.longest else { return LIMIT_FIRST };
         (longest * LIMIT * (files / of.max(1)).max(1)).max(LIMIT_MIN)
@@ -441,11 +437,11 @@ impl Ladder {
         Ok(HostCounters::parse(&text))
     }
 
-    /// Runs a program that moves so many files to its end; its standard output.
+    /// Runs a command that copies `files` files, and returns its standard output.
     fn finish(&self, command: &mut Command, files: u32) -> Result<Vec<u8>, Failure> {
         let limit = self.limit(files);
         let (status, out, said) = match child::run(command, limit, &self.stop).map_err(Failure::failed)? {
-            // A signal from a terminal is for the copy, too.
+            // A terminal sends its signal to the copy as well.
             _ if self.stop.is_set() => return Err(Failure::failed("interrupted")),
             ChildOutcome::Ended(status, out, said) => (status, out, said),
             ChildOutcome::Stopped => return Err(Failure::failed("interrupted")),
@@ -463,18 +459,17 @@ impl Ladder {
     }
 }
 
-/// Whether a copy counts as a number: what `bench` and `study` leave out for the same
-/// reasons.
+/// Validity of a copy, by the same rules as in `bench` and `study`.
 fn judge(watched: Watched, seconds: f64, round_trip: Option<f64>) -> Validity {
-    // Without a path, what this machine sends again is not of the copy.
+    // Without a path, retransmissions of this machine are of other connections.
     let retransmitted = watched.retransmitted.filter(|_| round_trip.is_some());
     let time = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
     let expect = Expect { window: time(seconds), round_trip: round_trip.map(time), ..Expect::default() };
     Watched { retransmitted, ..watched }.judge(&expect)
 }
 
-/// A name below a destination, as `cp` takes it. What comes behind the colon of
-/// `HOST:` begins at the home directory, and with a slash at the root.
+/// A name below a destination, as `cp` takes it. A path after the colon of `HOST:` is relative
+/// to the home directory, unless it begins with a slash.
 fn below(destination: &str, endpoint: &Endpoint, name: &str) -> String {
     match endpoint {
         Endpoint::Ssh { .. } if destination.ends_with(':') => format!("{destination}{name}"),
@@ -482,8 +477,8 @@ fn below(destination: &str, endpoint: &Endpoint, name: &str) -> String {
     }
 }
 
-/// Writes files to the disk, and lets the system forget what they hold: a copy of
-/// what is in memory says nothing of the storage. What cannot be forgotten stays.
+/// Flushes files, and evicts them from the page cache, so that a copy reads from the storage.
+/// Failures are ignored: the files stay cached.
 fn forget(dir: &Path) {
     let files: Vec<PathBuf> = walk(dir).collect();
     std::thread::scope(|scope| {
@@ -507,7 +502,7 @@ fn walk(dir: &Path) -> Box<dyn Iterator<Item = PathBuf>> {
     }))
 }
 
-/// Seconds that it takes this machine to say what a file below `dir` is.
+/// Mean seconds of a `stat` of a file below `dir`.
 pub(super) fn lookup(dir: &Path) -> Option<f64> {
     let files: Vec<PathBuf> = walk(dir).collect();
     let began = Instant::now();
@@ -540,7 +535,7 @@ mod tests {
             let endpoint = Endpoint::parse(OsStr::new(text)).expect("a destination");
             below(text, &endpoint, "x")
         };
-        // The home directory of HOST, and not its root.
+        // Relative to the home directory of HOST, not to its root.
         assert_eq!(
             (below("me@dtn1:"), below("dtn1:/"), below("dtn1:a/")),
             ("me@dtn1:x".into(), "dtn1:/x".into(), "dtn1:a/x".into())

@@ -1,5 +1,5 @@
-//! Questions that only some copies give reason to ask: each costs time, and an
-//! answer that changes nothing is not worth it.
+//! Probes of the slowest stage. Each takes time, and runs only if its result can change the
+//! findings.
 
 use super::ladder::{CopyResult, CopySettings, Ladder, Rung, lookup};
 use super::{Args, BEST_OF, FEW, LadderResults, in_turn, quickest, slowest};
@@ -14,22 +14,21 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// Share of the longest stage from which on the network is looked at.
+/// Share of the longest stage from which on the network is probed.
 const MATTERS: f64 = 0.5;
-/// Share of segments sent again from which on it is asked when that happens.
+/// Share of retransmitted segments from which on a copy at half the rate is measured.
 const LOSS: f64 = 0.001;
-/// Share of the time over the path that encryption takes on one machine alone,
-/// from which on it is what limits.
+/// Encryption limits if a copy with it on this machine takes this share of the time over the
+/// path.
 const BOUND: f64 = 0.7;
-/// How much longer it takes with a checksum or encryption than without before the
-/// copy itself is tried so.
+/// Ratio of the times with and without a checksum or encryption from which on its cost matters.
 const COSTS: f64 = 1.1;
 
-/// How long an agent on this machine may take to start.
+/// Timeout of the start of an agent on this machine.
 const STARTS: Duration = Duration::from_secs(60);
 
-/// Asks. `network` is the best copy of nothing over the path. A question that finds no
-/// answer is noted, and the others are asked all the same.
+/// Runs the probes. `network` and `copy` are the fastest copies of those rungs. A probe that
+/// fails leaves a note, and the others run.
 pub(super) fn ask(
     args: &Args,
     ladder: &mut Ladder,
@@ -66,21 +65,21 @@ pub(super) fn ask(
     Ok(())
 }
 
-/// How long it takes to say what a file is, where each takes long.
+/// Time of a `stat` at each end where a file costs much.
 fn lookups(files: u32, ladder: &mut Ladder, now: &CopySettings, seen: &mut Seen) -> Result<(), Failure> {
     let slow = seen.stages.map(|stage| stage.is_some_and(|fit| fit.t0.value >= SLOW_FILE));
     if slow[0] {
         seen.hosts[0].lookup = lookup(&ladder.near(files));
     }
     if slow[2] {
-        // What is there has to be of as many files.
+        // The comparison needs a copy of as many files at the destination.
         ladder.copy_and_keep(Rung::Whole, files, now)?;
         seen.hosts[1].lookup = Some(ladder.far_lookup(files)?);
     }
     Ok(())
 }
 
-/// The same copy with each other congestion control that this machine has.
+/// The same copy with every other congestion control of this machine.
 fn controls(
     ladder: &mut Ladder,
     files: u32,
@@ -115,8 +114,8 @@ fn timed(cells: &mut Vec<Cell>, name: &str, took: &CopyResult) {
     cells.push(cell);
 }
 
-/// With and without a strong checksum: on this machine, over the path, and the
-/// copy itself where that is what it has.
+/// Times with and without a strong checksum: on this machine, over the path, and of the copy
+/// itself if it has one.
 fn checksums(
     ladder: &mut Ladder,
     files: u32,
@@ -139,14 +138,14 @@ fn checksums(
     }
     let both = [now.clone(), CopySettings { checksum: "xxh3", ..now.clone() }];
     let [with, without] = in_turn(BEST_OF, &both, |how| Ok(ladder.copy(Rung::Whole, files, how)?.seconds))?;
-    // What overlaps is noise.
+    // Overlapping times are noise.
     let less = slowest(&without) < quickest(&with);
     Ok(less.then(|| Pair { with: quickest(&with), without: quickest(&without) }))
 }
 
-/// With and without encryption, to agents on this machine: the one at the other
-/// end has a key or has none. Where that alone takes about as long as the path,
-/// it is what limits the copy.
+/// Times with and without encryption, to agents on this machine, since the agent of the
+/// destination supports one of them only. Encryption limits if it takes about as long there as
+/// over the path.
 fn encryption(
     ladder: &mut Ladder,
     (network, whole): (Option<&CopyResult>, f64),
@@ -167,20 +166,20 @@ fn encryption(
     if with < COSTS * without || with < BOUND * network.seconds {
         return Ok(None);
     }
-    // Nothing else becomes faster by it, and the rest takes what it takes.
+    // Without encryption, the copy takes at least as long as its read stage.
     let rest = seen.stages[0].map_or(0.0, |read| read.predict(seen.files, seen.bytes));
     let least = rest.max(without);
     Ok(Some(Pair { with: whole, without: (whole - (with - without)).max(least) }))
 }
 
-/// An agent on this machine that keeps nothing; it ends when it is dropped.
+/// An agent on this machine that discards the data, killed on drop.
 struct LocalAgent {
     child: Child,
     uri: String,
     _root: EmptyDir,
 }
 
-/// An empty directory of its own.
+/// An empty directory, removed on drop.
 struct EmptyDir(std::path::PathBuf);
 
 impl Drop for EmptyDir {

@@ -1,4 +1,4 @@
-//! What was found, for people and for programs.
+//! Output of the findings, as text and as events.
 
 use super::ladder::Rung;
 use super::{LadderResults, RemedyTrial};
@@ -9,19 +9,18 @@ use longhaul_report::figure::Scale;
 use longhaul_report::model::{Bounds, Fit, Split, Stage};
 use serde_json::{Value, json};
 
-/// What a path is taken to carry at least where something else keeps it from
-/// showing it: what `tune` takes.
+/// Assumed rate of a path in bits per second, where the copies show less: the default of `tune`.
 const RATE: f64 = 10e9;
 
-/// The command that gives a machine the settings for this path: its least round
-/// trip in seconds, and the most bits a second that got through.
+/// The command that applies the settings for this path, given its shortest round trip in seconds
+/// and its highest throughput in bits per second.
 pub(super) fn tune_command((round_trip, bits): (Option<f64>, f64)) -> String {
     let gigabits = (2.0 * bits).max(RATE) / 1e9;
     let ms = round_trip.map_or(100.0, |seconds| (seconds * 1e3).ceil().max(1.0));
     format!("sudo longhaul tune apply --rate {:.0}Gbit --rtt {ms:.0}ms", gigabits.ceil())
 }
 
-/// What a record says besides its numbers.
+/// The conditions of the record.
 pub(super) fn conditions(
     results: &LadderResults,
     findings: &[Finding],
@@ -44,7 +43,7 @@ pub(super) fn conditions(
     all.chain(notes.map(|(at, note)| (format!("note {}", at + 1), note.clone()))).collect()
 }
 
-/// A line through all copies, with how well it is known.
+/// The parameters of a fit with their confidence intervals.
 fn line(fit: &Fit) -> String {
     let Fit { t0, rate, .. } = fit;
     format!(
@@ -53,7 +52,7 @@ fn line(fit: &Fit) -> String {
     )
 }
 
-/// What part of a file's cost is whose, and whether the whole is what they allow.
+/// Shares of the stages in the cost of a file, and whether the whole is within their bounds.
 fn stages(split: &Split) -> String {
     let share = |(stage, share): (&Stage, f64)| format!("{} {:.1} %", stage.name(), share * 100.0);
     let shares: Vec<String> = Stage::ALL.iter().zip(split.shares).map(share).collect();

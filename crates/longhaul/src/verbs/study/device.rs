@@ -1,7 +1,7 @@
-//! Devices as people have them: attached as a file, or with a file system that
-//! is mounted; and loads of many files at the same time on them.
+//! Devices of a study, attached as a file or with a mounted file system, and loads on many
+//! files at a time.
 //!
-//! Invariant: a place is taken away before what it is on.
+//! Invariant: a device is detached or unmounted before the target that serves it ends.
 
 use super::links::{Links, Server};
 use super::{Results, Settings};
@@ -14,18 +14,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// What the initiator says when a connection is lost.
+/// Log message of the initiator for a lost connection.
 const LOST: &str = "connection lost, attempt 1 to reconnect";
-/// How long I/O waits for a connection that is lost: a study is not to hang.
+/// Timeout of I/O on a lost connection, so that a study does not hang.
 const LOSS_TIMEOUT: &str = "60s";
-/// Load before a window, and round trips of it besides.
+/// Ramp before a window: a time, plus a number of round trips.
 const RAMP: Duration = Duration::from_millis(300);
 const RAMP_ROUND_TRIPS: u32 = 30;
 
-/// What is on a device.
+/// The format of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeviceFormat {
-    /// Nothing: it is one file.
+    /// No file system: the device is attached as one file.
     Raw,
     Ext4,
     Xfs,
@@ -40,7 +40,7 @@ impl DeviceFormat {
         }
     }
 
-    /// What this machine lacks for it.
+    /// Why this machine cannot use the format, if so.
     pub(super) fn missing(self) -> Option<String> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let made_by = format!("mkfs.{}", self.name());
@@ -60,18 +60,17 @@ impl DeviceFormat {
     }
 }
 
-/// A file or a directory, and the process that serves it, until it is dropped.
+/// An attached or mounted device and the process that serves it. Dropping it detaches or unmounts.
 pub(super) struct AttachedDevice {
     pub(super) kind: DeviceFormat,
-    /// The file that is the device, or where the file system is.
+    /// The file of the device, or the mount point.
     pub(super) path: PathBuf,
     server: Server,
 }
 
 impl AttachedDevice {
-    /// Makes a file system on devices (as a stripe, if there are several) and
-    /// mounts it with `more` at `path`; or attaches them there, if it is to be
-    /// raw. What is on them is lost.
+    /// Attaches the devices at `path`, or creates a file system on them and mounts it there
+    /// with the options `more`. Several devices are striped. Their content is lost.
     pub(super) fn new(
         links: &Links,
         path: &Path,
@@ -103,12 +102,12 @@ impl AttachedDevice {
         Ok(AttachedDevice { kind, path: path.to_owned(), server: Server::start(serve)? })
     }
 
-    /// How often a connection was lost so far.
+    /// Connections lost so far.
     fn lost(&self) -> f64 {
         self.server.has_said(LOST) as f64
     }
 
-    /// Takes all files away, and gives their space back to the device.
+    /// Removes all files, and discards their blocks on the device.
     pub(super) fn trim(&self) -> Outcome {
         let failed = |e: rustix::io::Errno| Failure::failed(std::io::Error::from(e));
         if self.kind == DeviceFormat::Raw {
@@ -141,21 +140,21 @@ impl Drop for AttachedDevice {
             command.arg(verb).arg(&self.path);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()
         });
-        // The process itself is ended next, whatever came of this.
+        // Dropping `server` ends the process even if this command failed.
         if let (Ok(Ok(_)), false) = (command, self.kind == DeviceFormat::Raw) {
             let _ = fs::remove_dir(&self.path);
         }
     }
 }
 
-/// Files at once, of one size, in calls of one size.
+/// Reads or writes of several files at a time, with one size of files and one of I/Os.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) name: &'static str,
     pub(super) files: u64,
-    /// Calls under way for each file.
+    /// I/Os in flight for each file.
     pub(super) depth: u32,
-    /// Bytes of a call.
+    /// Bytes of an I/O.
     pub(super) bs: u64,
     /// Bytes of all files together.
     pub(super) bytes: u64,
@@ -163,7 +162,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Bytes of one file: whole calls.
+    /// Bytes of one file: a multiple of the I/O size.
     pub(super) fn size(&self) -> u64 {
         (self.bytes / self.files / self.bs).max(1) * self.bs
     }
@@ -185,17 +184,16 @@ impl Load {
         args
     }
 
-    /// Writes all its files once, so that none has a hole.
+    /// Writes all files once, so that reads find no holes.
     pub(super) fn lay_out(&self, links: &Links, place: &AttachedDevice) -> Outcome {
         let mut args = self.args(place, true);
         args.push("--end-fsync".into());
         links.finish(links.command()?.args(&args)).map(drop)
     }
 
-    /// Loads for a while: bytes per second, seconds until a call was taken and
-    /// from then until it was done; and how often a connection was lost, if there
-    /// is a cell for that.
-    /// `rate` is what the devices move in a second, in bits, where that is known.
+    /// Runs the load, and fills the cells of `found`: bandwidth in B/s, mean submission
+    /// latency and mean completion latency in seconds, and the connections lost if there
+    /// is a fourth cell. `rate` is the rate of the devices in bits per second, if known.
     pub(super) fn run(
         &self,
         (links, rate): (&Links, Option<f64>),
@@ -209,7 +207,7 @@ impl Load {
             ["bandwidth", "submission latency mean", "completion latency mean"].map(|n| format!("{rw} {n}"));
         let mut args = self.args(place, self.write);
         let ms = |time: Duration| format!("{}ms", time.as_millis());
-        // What is under way at once may end together: a window holds that.
+        // All I/Os in flight may complete at once: the window is longer than they take.
         let bytes = self.files * u64::from(self.depth) * self.bs;
         let of_devices =
             rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(bytes as f64 * 8.0 / rate));

@@ -1,7 +1,7 @@
 //! The study of NVMe over fabrics (a poster; 100 Gb/s InfiniBand, RoCE and TCP;
 //! one target, one client, one to six drives, depth 32): local and remote, block
 //! devices and ext4, random blocks of 4 KiB and sequential ones of 128 KiB. The
-//! network is looked at first. Then what the study names as future work: several
+//! network is measured first, and last what the study names as future work: several
 //! clients of one target, each on a host (a namespace) of its own.
 
 use super::device::{AttachedDevice, DeviceFormat};
@@ -18,44 +18,44 @@ use std::time::Duration;
 const RATE: f64 = said::RATE.value();
 /// Round trip of a local network.
 const RTT: Duration = Duration::from_micros(200);
-/// What each drive moves in a second, in bits: the poster has no number, and its network
-/// is as fast as that of the study that has one.
+/// Rate of a drive in bits per second. The poster has none: this is the value of the
+/// file-system study, whose network is as fast.
 const DRIVE: f64 = filesystems::DRIVE.value();
-/// Share of an emulated link's rate that plain TCP gets at least, if the machine keeps up
-/// with it: its headers are a thirtieth.
+/// Least share of an emulated link's rate that plain TCP gets if the machine keeps up with the
+/// emulation: headers take about 3 %.
 const CARRIED: f64 = 0.85;
 const DRIVES: [usize; 6] = [1, 2, 3, 4, 5, 6];
 const DRIVES_QUICK: [usize; 2] = [1, 6];
-/// Bytes of a drive, and of the part or the file that is loaded (published: 16 GB).
+/// Bytes of a drive, and of its region or file under load (published: 16 GB).
 const SIZE: u64 = 2 << 30;
 const SIZE_QUICK: u64 = 256 << 20;
 const LOADED: u64 = 1 << 30;
 const LOADED_QUICK: u64 = 32 << 20;
-/// Clients at the same time, each with all drives.
+/// Numbers of clients, each with all drives.
 const CLIENTS: [usize; 3] = [1, 2, 4];
 const CLIENTS_QUICK: [usize; 2] = [1, 4];
 const CLIENTS_MOST: usize = 4;
 const DEPTH: &str = "32";
 const RAMP: &str = "300ms";
-/// The loads: what they are called, order and direction, bytes of a call.
+/// The loads: name, order and direction, bytes of an I/O.
 const LOADS: [(&str, &str, u64); 4] = [
     ("Random reads of 4 KiB", "randread", 4 << 10),
     ("Random writes of 4 KiB", "randwrite", 4 << 10),
     ("Sequential reads of 128 KiB", "read", 128 << 10),
     ("Sequential writes of 128 KiB", "write", 128 << 10),
 ];
-/// What the study had besides TCP.
+/// The fabrics of the study besides TCP.
 const ELSEWHERE: [&str; 2] = ["InfiniBand", ROCE];
 const ROCE: &str = "RoCE";
-/// The load of the figure that shows what is abnormal over `RoCE`, and the least number
-/// of drives of which that is said.
+/// The load for which the publication reports an anomaly over `RoCE`, and the fewest drives that
+/// show it.
 const ROCE_SLOW: (&str, usize) = ("write", 5);
-/// Memory as a place for files.
+/// A file system in memory.
 const MEMORY: &str = "/dev/shm";
-/// Where a target listens that is reached on several links.
+/// Listen address of a target that is reached over several links.
 const ANY_ADDRESS: &str = "0.0.0.0:4420";
 
-/// Where drives are, and what is on them.
+/// Location of the drives, and whether they have a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DriveSetup {
     remote: bool,
@@ -80,18 +80,18 @@ impl DriveSetup {
     }
 }
 
-/// What is measured.
+/// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FabricMeasurement {
-    /// The network alone: streams, to the target or from it.
+    /// The network alone: number of streams, and whether data goes to the target.
     Network(u16, bool),
-    /// So many drives under one of [`LOADS`].
+    /// A number of drives under one of [`LOADS`] (its index).
     Drives(DriveSetup, usize, usize),
-    /// All drives under one of [`LOADS`] by so many clients.
+    /// A number of clients, with all drives, under one of [`LOADS`] (its index).
     Clients(usize, usize),
 }
 
-/// Where drives are, and what reaches them.
+/// Location of the drives relative to their clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Site {
     Local,
@@ -99,11 +99,11 @@ enum Site {
     Clients,
 }
 
-/// The experiment, and what it is measured on.
+/// The experiment and its testbed.
 #[derive(Default)]
 pub(super) struct Fabrics(Option<FabricsTestbed>);
 
-/// The drives that were named: those of this machine, or the others.
+/// The drives of `--target`: those of other machines if `remote`, otherwise those of this one.
 fn named(settings: &Settings, remote: bool) -> Vec<String> {
     settings.targets.iter().filter(|uri| uri.contains("://") == remote).cloned().collect()
 }
@@ -216,7 +216,7 @@ impl Experiment for Fabrics {
             FabricMeasurement::Drives(..) | FabricMeasurement::Network(..) => Site::Remote,
         };
         if self.0.as_ref().is_none_or(|testbed| testbed.site != site) {
-            // Both have the same drives.
+            // Dropped before the new one starts, since they use the same drives.
             self.0 = None;
             self.0 = Some(FabricsTestbed::start(site, settings)?);
         }
@@ -235,8 +235,8 @@ impl Experiment for Fabrics {
     }
 }
 
-/// Why numbers of drives behind the emulated network are not those of such a network:
-/// plain TCP did not get what the link has.
+/// Why measurements over the emulated network are not valid: plain TCP did not reach the rate
+/// of the link.
 fn unfit(settings: &Settings, known: &[Cell]) -> Option<String> {
     let rate = RATE * settings.scale;
     [true, false].into_iter().filter(|_| settings.targets.is_empty()).find_map(|away| {
@@ -278,12 +278,12 @@ fn network(streams: u16, away: bool, settings: &Settings) -> PlanEntry<FabricMea
     PlanEntry { cells: vec![cell], how }
 }
 
-/// The name of a number of drives under a load.
+/// The name of the cell of a number of drives under a load.
 fn name_of(series: &str, drives: usize, load: usize) -> String {
     format!("{}, {series}, {drives} drives", LOADS[load].0)
 }
 
-/// The same of clients.
+/// The name of the cell of a number of clients under a load.
 fn of_clients(clients: usize, load: usize) -> String {
     format!("{}, {clients} clients", LOADS[load].0)
 }
@@ -293,7 +293,7 @@ fn unit(load: usize) -> &'static str {
     if LOADS[load].2 <= 4096 { "IOPS" } else { "B/s" }
 }
 
-/// All drives under a load by so many clients.
+/// The plan entry of a number of clients under a load.
 fn by_clients(clients: usize, load: usize, settings: &Settings) -> PlanEntry<FabricMeasurement> {
     let mut cell = Cell::new(of_clients(clients, load), unit(load), Better::Higher);
     let (_, rw, bs) = LOADS[load];
@@ -333,7 +333,7 @@ fn on_drives(
     settings: &Settings,
 ) -> PlanEntry<FabricMeasurement> {
     let mut cell = cell(on.name(), drives, load);
-    // The figures of local drives are of block devices.
+    // The published figures of local drives are of block devices.
     cell.cite(match on {
         DriveSetup { remote: true, .. } => Some(&said::TCP_WORDS),
         DriveSetup { remote: false, ext4: false } => Some(&said::LINEAR),
@@ -351,7 +351,7 @@ fn on_drives(
     PlanEntry { cells: vec![cell], how: how.map(|()| FabricMeasurement::Drives(on, drives, load)) }
 }
 
-/// What was found of another fabric.
+/// The published statement on another fabric.
 fn elsewhere(fabric: &str, drives: usize, rw: &str) -> Option<&'static Statement> {
     match fabric {
         ROCE if rw == ROCE_SLOW.0 && drives >= ROCE_SLOW.1 => Some(&said::ROCE_WRITES),
@@ -369,13 +369,13 @@ fn without_rdma(fabric: &str) -> String {
     }
 }
 
-/// Drives, and what is on them.
+/// The drives, their file systems, and the network to them.
 struct FabricsTestbed {
     site: Site,
     drives: Vec<String>,
-    // In this order: what is on the drives, the target that has them, the link.
+    // Fields are dropped in order: file systems, the target that exports the drives, the link.
     places: Vec<AttachedDevice>,
-    /// What the files that are there were made for.
+    /// Number of drives whose file is written.
     laid_out: usize,
     _servers: Vec<Server>,
     links: Links,
@@ -407,7 +407,7 @@ impl FabricsTestbed {
                 _memory: None,
             });
         }
-        // Drives are files in memory, as fast as drives are at this scale.
+        // Drives are files in memory, limited to the scaled rate of a drive.
         let memory =
             Scratch::below(Path::new(MEMORY), "fabrics").or_else(|_| Scratch::make("fabrics-drives"))?;
         let (rate, size) = (DRIVE * settings.scale, if settings.quick { SIZE_QUICK } else { SIZE });
@@ -418,7 +418,7 @@ impl FabricsTestbed {
         let (mut servers, mut network, mut links) = (Vec::new(), None, Links::here());
         let conditions = Conditions::new(RTT, Some((RATE * settings.scale) as u64));
         if site == Site::Clients {
-            // The target is in the middle, and a client behind each link.
+            // The target is in the namespace that all links share, with a client behind each link.
             links = Links::emulated(CLIENTS_MOST, conditions)?;
             let mut command = links.command()?;
             command.args(["target", "--discovery", "none", "--listen", ANY_ADDRESS]);
@@ -458,7 +458,7 @@ impl FabricsTestbed {
         })
     }
 
-    /// What the network carries by itself.
+    /// Measures plain TCP over the network.
     fn network(&self, streams: u16, away: bool, settings: &Settings, found: &mut Results) -> Outcome {
         let Some(server) = &self.network else { return Err(Failure::failed("there is no network")) };
         let (direction, number) = match away {
@@ -473,7 +473,7 @@ impl FabricsTestbed {
         self.links.load(&args, &[number], found)
     }
 
-    /// All drives under a load by so many clients at the same time.
+    /// Runs a load on all drives from `clients` clients at the same time.
     fn clients(&self, clients: usize, load: usize, settings: &Settings, found: &mut Results) -> Outcome {
         let size = if settings.quick { LOADED_QUICK } else { LOADED };
         let (_, rw, bs) = LOADS[load];
@@ -497,7 +497,7 @@ impl FabricsTestbed {
         self.links.loads(&loads, &what, settings.runs, found)
     }
 
-    /// So many drives under a load.
+    /// Runs a load on `number` drives.
     fn drives(
         &mut self,
         ext4: bool,
@@ -528,8 +528,7 @@ impl FabricsTestbed {
         self.links.load(&args, &[&what], found)
     }
 
-    /// A file on each of so many drives, with a file system that is made when it
-    /// is first wanted.
+    /// A file on each of `number` drives, whose file systems are created on first use.
     fn files(&mut self, number: usize, size: u64) -> Result<Vec<String>, Failure> {
         for at in self.places.len()..number {
             let path = self.scratch.path().join(format!("drive{at}"));

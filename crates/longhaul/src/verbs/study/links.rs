@@ -1,10 +1,10 @@
-//! What a study is measured on: this machine, or emulated links with a server
-//! behind each. Servers and loads are runs of this same program.
+//! The network of a study: this machine, or emulated links with a server behind each.
+//! Servers and loads are processes of this program.
 //!
 //! Invariants:
 //! - a [`Server`] does not receive the Ctrl-C that ends the study: dropping it ends the
 //!   process, after its clients have ended;
-//! - what the emulator counts during a load is of that load alone.
+//! - the emulator's counters cover one load only.
 
 use super::Results;
 use crate::again::{program, reason};
@@ -22,7 +22,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Links, if there are any, until it is dropped.
+/// Emulated links, or none on this machine's own network. Dropping it removes them.
 pub(super) struct Links {
     // Dropped before the links that it reports.
     _control: Option<Control>,
@@ -31,22 +31,22 @@ pub(super) struct Links {
     rate: Option<u64>,
 }
 
-/// What waits before a link: as much as TCP begins with beyond what the link
-/// holds, in bandwidth-delay products, and what a switch has at least. What a
-/// smaller queue loses would be all that is seen of short paths.
+/// Queue of a link: a number of bandwidth-delay products, for the burst of TCP's slow start,
+/// and at least the buffer of a switch, since a smaller queue would drop most of that burst
+/// on a short path.
 const QUEUE_PRODUCTS: f64 = 3.0;
 const QUEUE_LEAST: u64 = 1 << 20;
 
 impl Links {
-    /// Servers that share one port of the client, as a switch has it: its buffer, in
-    /// bytes, loses what does not fit.
+    /// Servers that share the switch port of the client, which has a buffer of `buffer` bytes
+    /// and drops packets that do not fit.
     pub(super) fn behind_a_port(mut conditions: Conditions, buffer: u64) -> Result<Links, Failure> {
         conditions.there.queue = Queue::Bytes(QUEUE_LEAST);
         conditions.back.queue = Queue::Bytes(buffer);
         Links::start(1, conditions)
     }
 
-    /// So many servers, behind a link each, with a queue that loses nothing.
+    /// `servers` servers, each behind a link with a queue large enough to drop nothing.
     pub(super) fn emulated(servers: usize, mut conditions: Conditions) -> Result<Links, Failure> {
         for way in [&mut conditions.there, &mut conditions.back] {
             way.queue = Queue::Products(QUEUE_PRODUCTS);
@@ -59,28 +59,28 @@ impl Links {
         let (rtt, rate) = (conditions.rtt(), conditions.there.rate);
         let plan = Plan { star: Some(servers), ..Plan::new(Plan::unique_name("study"), conditions) };
         let wan = Arc::new(Wan::start(plan)?);
-        // Loads ask it whether their link was on time.
+        // Loads read the lateness of their link there.
         let control = Control::start(&wan)?;
         Ok(Links { _control: Some(control), wan: Some(wan), rtt, rate })
     }
 
-    /// This machine, and what it reaches.
+    /// This machine's own network, without emulated links.
     pub(super) fn here() -> Links {
         Links { _control: None, wan: None, rtt: Duration::ZERO, rate: None }
     }
 
-    /// Round trip of the links; none where there are no links.
+    /// Round-trip time of the links; zero without links.
     pub(super) fn round_trip(&self) -> Duration {
         self.rtt
     }
 
-    /// How long so many bytes take on a link; no time where there are no links.
+    /// Transmission time of `bytes` on a link; zero without links.
     pub(super) fn time_of(&self, bytes: u64) -> Duration {
         let seconds = |rate: u64| bytes as f64 * 8.0 / rate as f64;
         self.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(seconds(rate)))
     }
 
-    /// This program, where loads run.
+    /// A command of this program in the namespace of the client.
     pub(super) fn command(&self) -> Result<Command, Failure> {
         Ok(match &self.wan {
             Some(wan) => wan.client().bound_command(program()?),
@@ -88,7 +88,7 @@ impl Links {
         })
     }
 
-    /// This program, behind a link (from 1), and its address there.
+    /// A command of this program in the namespace of server `link` (from 1), and that server's address.
     pub(super) fn behind(&self, link: usize) -> Result<(Command, String), Failure> {
         let Some(wan) = &self.wan else { return Err(Failure::failed("there are no links")) };
         Ok((wan.server(link).bound_command(program()?), wan.server_address(link).to_string()))
@@ -104,8 +104,8 @@ impl Links {
         self.wan.as_ref().map(|wan| wan.client_address(link).to_string())
     }
 
-    /// Runs a load behind each of some links at the same time, as often as is said, and
-    /// takes the sum of a number of each.
+    /// Runs loads behind several links at the same time, `runs` times, and pushes the sum of
+    /// their cells called `number` as a sample each time.
     pub(super) fn loads(
         &self,
         loads: &[(usize, Vec<String>)],
@@ -123,7 +123,7 @@ impl Links {
                 command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(Failure::failed)
             };
             let started: Vec<_> = loads.iter().map(start).collect();
-            // All are waited for, whatever came of one.
+            // All loads are waited for, also after one failed.
             let ended: Vec<_> =
                 started.into_iter().map(|child| child?.wait_with_output().map_err(Failure::failed)).collect();
             let (mut sum, mut validity) = (0.0, Validity::default());
@@ -145,7 +145,7 @@ impl Links {
         Ok(())
     }
 
-    /// Runs a load, and takes numbers of its result by their names, and its runs.
+    /// Runs a load, and copies the cells called `numbers` and the runs of its result to `into`.
     pub(super) fn load(&self, args: &[String], numbers: &[&str], into: &mut Results) -> Result<(), Failure> {
         let ran = self.run(self.command()?.args(args).arg("--json"))?;
         let wrong = |what: &str| Failure::failed(format!("{what}: {}", reason(&ran.stderr)));
@@ -168,8 +168,7 @@ impl Links {
         Ok(())
     }
 
-    /// Does something that is measured as a whole, and watches this machine
-    /// meanwhile.
+    /// Runs `work`, and records the counters of this machine and of the links meanwhile.
     pub(super) fn watch<T>(
         &self,
         work: impl FnOnce() -> Result<T, Failure>,
@@ -178,8 +177,8 @@ impl Links {
         let watch = Watch::start();
         let done = work()?;
         let watched = watch.end();
-        // The ends of emulated links are namespaces, which count what they send
-        // themselves: what this machine sent again is not theirs.
+        // The ends of emulated links are namespaces with counters of their own: this
+        // machine's retransmissions are not theirs.
         let retransmitted = watched.retransmitted.filter(|_| self.wan.is_none());
         let link = match (&self.wan, before) {
             (Some(wan), Some(before)) => Some(between(self.rtt, &before, &wan.statistics()?)),
@@ -188,7 +187,7 @@ impl Links {
         Ok((done, WatchedWork { watched: Watched { retransmitted, ..watched }, link }))
     }
 
-    /// Runs a command of [`command`](Self::command) to its end, whatever it is.
+    /// Runs a command of [`command`](Self::command) to its end, with any exit status.
     pub(super) fn run(&self, command: &mut Command) -> Result<std::process::Output, Failure> {
         if let Some(wan) = &self.wan {
             wan.take_statistics()?;
@@ -197,7 +196,7 @@ impl Links {
         command.output().map_err(Failure::failed)
     }
 
-    /// The same, if it succeeds; and its standard output.
+    /// Runs a command, and returns its standard output if it succeeds.
     pub(super) fn finish(&self, command: &mut Command) -> Result<Vec<u8>, Failure> {
         let ran = self.run(command)?;
         match ran.status.success() {
@@ -207,29 +206,29 @@ impl Links {
     }
 }
 
-/// What was seen of something that was measured as a whole.
+/// Counters of this machine and of the links while some work ran.
 pub(super) struct WatchedWork {
     watched: Watched,
     link: Option<Emulated>,
 }
 
-/// Where it went.
+/// The route of the data of some work.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Route {
-    /// It stayed within this machine.
+    /// Within this machine.
     Within,
-    /// Over a path, with the round trip that its sockets measured.
+    /// Over a path, with the round-trip time measured by its sockets.
     Over(Option<Duration>),
 }
 
 impl WatchedWork {
-    /// Whether it counts. `window` is how long it was, where that is to have been
-    /// long enough.
+    /// Judges the measurement. With a `window`, the time it took, a window that is too short
+    /// makes it invalid.
     pub(super) fn judge(&self, window: Option<Duration>, way: Route) -> Validity {
         let usual = Expect::default();
         let usual = Expect { window: window.unwrap_or(usual.window), ..usual };
         let Route::Over(measured) = way else {
-            // Losses on a path are no affair of what uses none.
+            // Work within this machine is not affected by losses on a path.
             return Watched { retransmitted: None, ..self.watched }.judge(&usual);
         };
         let round_trip = self.link.map(|link| link.round_trip).or(measured);
@@ -237,25 +236,25 @@ impl WatchedWork {
         self.watched.judge(&Expect { round_trip, link: self.link, ..usual })
     }
 
-    /// Seconds of all processors of this machine that it took: the emulated links
-    /// are threads of this process, and the ends are others.
+    /// Processor seconds of this machine: of this process, which emulates the links, and of
+    /// all others, which are the ends.
     pub(super) fn processors(&self) -> Option<f64> {
         let Cpu { user_s, system_s, others_s, .. } = self.watched.cpu;
         others_s.map(|others| others + user_s + system_s)
     }
 }
 
-/// A run of this program that serves, until it is dropped.
+/// A server process of this program, killed on drop.
 pub(super) struct Server {
     child: Child,
-    /// What it said when it was ready.
+    /// Its `ready` event.
     pub(super) ready: Value,
-    /// What it has said on standard error.
+    /// Its standard error so far.
     said: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Server {
-    /// Starts it, and waits until it serves.
+    /// Starts the process, and waits for its `ready` event.
     pub(super) fn start(mut command: Command) -> Result<Server, Failure> {
         command.arg("--json").process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -268,14 +267,14 @@ impl Server {
         if let Some(stdout) = stdout {
             let mut stdout = BufReader::new(stdout);
             stdout.read_line(&mut line).map_err(Failure::failed)?;
-            // Events that come later are of no interest, and are not to block it.
+            // Later events are discarded, so that the pipe does not fill up.
             std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
         }
         server.ready = serde_json::from_str(&line).unwrap_or_default();
         if server.ready["event"] == "ready" {
             return Ok(server);
         }
-        // It has ended, or is of no use: what it said last is why.
+        // The last line on standard error is the reason.
         let _ = server.child.kill();
         if let Some(listening) = listening {
             let _ = listening.join();
@@ -286,14 +285,14 @@ impl Server {
 }
 
 impl Server {
-    /// How often it has said that.
+    /// How often `words` are in its standard error.
     pub(super) fn has_said(&self, words: &str) -> usize {
         let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&said).matches(words).count()
     }
 }
 
-/// Keeps all that comes.
+/// Appends everything that is read to `into`.
 fn keep(mut from: impl Read, into: &Mutex<Vec<u8>>) {
     let mut piece = [0; 4096];
     while let Ok(n @ 1..) = from.read(&mut piece) {
@@ -303,14 +302,14 @@ fn keep(mut from: impl Read, into: &Mutex<Vec<u8>>) {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It has nothing to lose: what it serves was made for the study.
+        // SIGKILL loses nothing of use: the devices were created for the study.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A directory of this study's own, on the disk; what is in it goes with it.
-/// Nothing is mounted below it any more by then.
+/// A directory of this study, removed with its content on drop. File systems below it are
+/// unmounted before.
 pub(super) struct Scratch(std::path::PathBuf);
 
 impl Scratch {
@@ -363,9 +362,9 @@ mod tests {
         assert_eq!(judged(Some(1000), Route::Within), []);
         assert_eq!(judged(Some(1000), over), [Code::TooShort, Code::Retransmitting], "ten round trips");
         assert_eq!(judged(Some(2000), over), [Code::Retransmitting]);
-        // It may be short on purpose, and is not to be on a bad path even so.
+        // Without a window the length does not matter, but the path does.
         assert_eq!(judged(None, over), [Code::Retransmitting]);
-        // The link knows its round trip better than sockets do.
+        // The emulator's round-trip time takes precedence over the sockets'.
         let link = Some(Emulated { round_trip: 45 * MS, late: Duration::ZERO, lost: 1 });
         let judged = codes(&seen(link).judge(Some(1000 * MS), over));
         assert_eq!(judged, [Code::Retransmitting, Code::LateLink]);

@@ -1,4 +1,4 @@
-//! The result of a study as it grows, and how far it is.
+//! The result file of a study, and its progress.
 
 use super::{Results, Settings, is_void_for};
 use crate::exit::{Failure, Outcome};
@@ -11,16 +11,16 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// What was measured, on the disk and here.
+/// The result of a study, in memory and in its file.
 pub(super) struct StudyResult {
     path: PathBuf,
     record: Record,
-    /// Names in the order in which they are wanted.
+    /// Names of the cells, in the order of the plan.
     order: Vec<String>,
 }
 
 impl StudyResult {
-    /// The result to go on with, or a new one.
+    /// Loads the result to resume, or creates a new one.
     pub(super) fn begin(
         name: &str,
         path: &Path,
@@ -37,7 +37,7 @@ impl StudyResult {
             ("scale".into(), settings.scale.to_string()),
             ("runs".into(), settings.runs.to_string()),
             ("window".into(), format!("{} s", settings.runtime.as_secs_f64())),
-            // It chooses numbers, sizes and counts beside those above.
+            // `--quick` changes the plan, sizes and counts beyond the settings above.
             ("quick".into(), if settings.quick { "yes" } else { "no" }.into()),
         ];
         if !fresh && path.exists() {
@@ -54,7 +54,7 @@ impl StudyResult {
         &self.record.cells
     }
 
-    /// Adds what was measured, and writes it; of the same name the new counts.
+    /// Adds cells and runs, in place of earlier ones of the same name, and writes the file.
     pub(super) fn add(&mut self, found: Results) -> Outcome {
         let Results { mut cells, runs } = found;
         let of = cells.first().map_or(String::new(), |cell| cell.name.clone());
@@ -63,24 +63,24 @@ impl StudyResult {
         cells.iter_mut().for_each(Cell::judge);
         self.record.cells.retain(|old| !cells.iter().any(|new| new.name == old.name));
         self.record.cells.extend(cells);
-        // What was measured later since it had failed stands where it belongs.
+        // A cell that failed in an earlier run is measured late: the order of the plan is restored.
         let place = |cell: &Cell| self.order.iter().position(|name| *name == cell.name);
         self.record.cells.sort_by_key(place);
-        // The cells are judged already, and only the whole is new.
+        // The record is judged from its cells, which are judged above.
         self.record.judge();
         let document = schema::Output { longhaul: Some(self.record.clone()), ..schema::Output::now() };
         save(&self.path, &document)
     }
 }
 
-/// Takes over what a run before this one has measured.
+/// Copies the cells and runs of an interrupted study into `record`.
 fn resume(record: &mut Record, path: &Path) -> Outcome {
-    // It says what is wrong with a file better than a parser does.
+    // `Document::load` names what is wrong with a file better than the parser below.
     Document::load(path)?;
     let text = std::fs::read_to_string(path).map_err(Failure::failed)?;
     let before: schema::Output = serde_json::from_str(&text).map_err(Failure::usage)?;
     let before = before.longhaul.unwrap_or_default();
-    // What has rewritten the file may have put its names in another order.
+    // A tool that rewrote the file may have sorted the names.
     let sorted = |record: &Record| {
         let mut conditions = record.conditions.0.clone();
         conditions.sort();
@@ -101,7 +101,7 @@ fn resume(record: &mut Record, path: &Path) -> Outcome {
             others.join(", ")
         )));
     }
-    // What failed is tried again, and what was missing may be there by now.
+    // Failed cells are measured again; missing hardware or programs may be there now.
     let again = [Code::Failed, Code::NotAvailable];
     let stays = |cell: &Cell| !again.iter().any(|code| is_void_for(cell, *code));
     record.cells = before.cells.into_iter().filter(stays).collect();
@@ -111,10 +111,10 @@ fn resume(record: &mut Record, path: &Path) -> Outcome {
     Ok(())
 }
 
-/// Something that numbers depend on: its name, and how it is.
+/// A property of a host that results depend on: its name, and its value.
 type HostProperty = (&'static str, fn(&Host) -> String);
 
-/// What numbers depend on that is not as it was, in words.
+/// Properties of program and host that changed since the earlier run, in words.
 fn difference(before: &Record, now: &Record) -> Vec<String> {
     let mut all = vec![("program", before.program.clone(), now.program.clone())];
     if let (Some(there), Some(here)) = (before.hosts.first(), now.hosts.first()) {
@@ -135,7 +135,7 @@ fn difference(before: &Record, now: &Record) -> Vec<String> {
     all.into_iter().map(words).collect()
 }
 
-/// How far it is, and how long it will take.
+/// Progress of a study, with the remaining time.
 pub(super) struct StudyProgress {
     began: Instant,
     done: usize,
@@ -144,12 +144,12 @@ pub(super) struct StudyProgress {
 }
 
 impl StudyProgress {
-    /// Of `all` measurements, `left` are to be made.
+    /// `left` of `all` measurements remain.
     pub(super) fn new(all: usize, left: usize) -> StudyProgress {
         StudyProgress { began: Instant::now(), done: 0, left, all }
     }
 
-    /// Before numbers are measured.
+    /// Reports the measurement of `cells`, which begins.
     pub(super) fn tell(&mut self, study: &str, cells: &[Cell], output: Output) {
         let name = cells.first().map_or("", |cell| &cell.name);
         let at = self.all - self.left + self.done + 1;

@@ -1,7 +1,7 @@
 //! The experiment of the Network Storage Manager: a file of 250 MB, striped over
-//! 1 to 4 servers, read from their memory; mean of ten runs. How many ports its
-//! client had is not said: here each server has a link of its own, or all share the
-//! one port of the client, where they answer at once (incast).
+//! 1 to 4 servers, read from their memory; mean of ten runs. The publication does not
+//! say how many ports the client had: here each server has a link of its own, or all
+//! share one port of the client, where their answers collide (incast).
 
 use super::links::{Links, Server};
 use super::{Defaults, Experiment, PlanEntry, Results, Settings};
@@ -12,33 +12,33 @@ use longhaul_wan::Conditions;
 use std::time::Duration;
 
 const MOST: usize = 4;
-/// Stripe units: that of the published numbers, and the smaller ones that were tried
-/// because of TCP offload.
+/// Stripe units: that of the published values, and smaller ones that the publication tried
+/// for TCP offload.
 static UNITS: [(u64, &str); 3] = [(1 << 20, "1 MiB"), (128 << 10, "128 KiB"), (64 << 10, "64 KiB")];
-/// Memory that each server has to be read from.
+/// Export of each server: a RAM disk.
 const MEMORY: &str = "disk=mem:256MiB";
 /// Round trip of a local network.
 const RTT: Duration = Duration::from_micros(200);
 
-/// A transport: its link's rate in bits per second where it can be emulated, and
-/// what was published of 1 to 4 servers.
+/// A transport: the rate of its link in bits per second, or why it cannot be emulated, and the
+/// published throughput of 1 to 4 servers.
 struct Transport {
     name: &'static str,
     link: Result<u64, &'static str>,
     published: [Statement; MOST],
-    /// What was found of more servers, in words.
+    /// The published statement on more servers.
     growth: Option<&'static Statement>,
 }
 
 impl Transport {
-    /// Whether it is wanted so: what cannot be measured needs to be said once, and the
-    /// slower one has nothing to add where minutes have to do.
+    /// Whether the plan has this transport with these ports. A transport that cannot be
+    /// emulated is listed once, and `--quick` leaves the shared port of the slower one out.
     fn has(&self, ports: Ports, quick: bool) -> bool {
         ports == Ports::Each || self.link.is_ok_and(|rate| !quick || rate >= 1_000_000_000)
     }
 
-    /// Its stripe units: of the slower one that of the published numbers where minutes
-    /// have to do.
+    /// Its stripe units; with `--quick`, the slower transport has only that of the published
+    /// values.
     fn units(&self, quick: bool) -> &'static [(u64, &'static str)] {
         let is_slow = self.link.is_ok_and(|rate| rate < 1_000_000_000);
         if quick && is_slow { &UNITS[..1] } else { &UNITS }
@@ -73,8 +73,8 @@ const TRANSPORTS: [Transport; 4] = [
 ];
 const OFFLOAD: &str = "TCP offload";
 
-/// Buffer of the switch before the client's port, in bytes: that of a port of a small one.
-/// Four blocks of 1 MiB that arrive at once do not fit.
+/// Buffer of the client's switch port in bytes, as of a small switch: four blocks of 1 MiB
+/// that arrive at once do not fit.
 const PORT_BUFFER: u64 = 512 << 10;
 
 /// How many ports the client has.
@@ -89,7 +89,7 @@ enum Ports {
 impl Ports {
     const ALL: [Ports; 2] = [Ports::Each, Ports::One];
 
-    /// At the end of names.
+    /// Suffix of cell names.
     fn name(self) -> &'static str {
         match self {
             Ports::Each => "",
@@ -98,24 +98,24 @@ impl Ports {
     }
 }
 
-/// What is measured for a number.
+/// Parameters of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StripingMeasurement {
     ports: Ports,
-    /// Of each link, in bits per second; nothing on devices that were named.
+    /// Rate of each link in bits per second; `None` on devices of `--target`.
     rate: Option<u64>,
     servers: usize,
     unit: u64,
 }
 
-/// The experiment, and what it is measured on.
+/// The experiment and its testbed.
 #[derive(Default)]
 pub(super) struct Striping(Option<StripingTestbed>);
 
 struct StripingTestbed {
     key: (Option<u64>, Ports),
     uris: Vec<String>,
-    // In this order: the servers end before their links do.
+    // Fields are dropped in order: the servers end before their links are removed.
     _servers: Vec<Server>,
     links: Links,
 }
@@ -216,7 +216,7 @@ impl Experiment for Striping {
     ) -> Outcome {
         let key = (case.rate, case.ports);
         if self.0.as_ref().is_none_or(|testbed| testbed.key != key) {
-            // The old one goes first: both together would be too much.
+            // Dropped before the new one starts, so that they do not compete for memory and processors.
             self.0 = None;
             self.0 = Some(StripingTestbed::start(key, settings)?);
         }
@@ -249,12 +249,12 @@ impl Experiment for Striping {
     }
 }
 
-/// The name of a number.
+/// The name of a cell.
 fn name_of(transport: &str, ports: Ports, servers: usize, unit: &str) -> String {
     format!("{transport}{}, {servers} servers, {unit}", ports.name())
 }
 
-/// So many servers against one, for each size of blocks.
+/// Adds to `question` the pairs of `servers` servers and one, for each stripe unit.
 fn more(
     (transport, ports): (&str, Ports),
     units: &[(u64, &str)],
@@ -267,7 +267,7 @@ fn more(
     })
 }
 
-/// Throughput, and what it takes of the reader's processors.
+/// The cells of throughput, and of the reader's processor time.
 fn cells(transport: &str, ports: Ports, servers: usize, unit: &str) -> Vec<Cell> {
     let name = name_of(transport, ports, servers, unit);
     let place = |what: &str| Place {
@@ -284,7 +284,7 @@ fn cells(transport: &str, ports: Ports, servers: usize, unit: &str) -> Vec<Cell>
     vec![rate, cpu]
 }
 
-/// A number of a transport.
+/// The plan entry of a transport.
 fn wanted(
     transport: &Transport,
     ports: Ports,
@@ -306,8 +306,8 @@ fn wanted(
     PlanEntry { cells, how: how.map_err(str::to_owned) }
 }
 
-/// Lets runs count whose only flaw is that segments were sent again: at one port, what
-/// does not fit its buffer is lost, and what that costs is the question.
+/// Makes runs valid whose only flaw is retransmitted segments: with one client port, loss in
+/// its buffer is what the experiment measures.
 fn count_with_losses(cell: &mut Cell) {
     let all = std::mem::take(&mut cell.left_out);
     let is_loss = |run: &LeftOut| run.reasons.iter().all(|reason| reason.code == Code::Retransmitting);
@@ -319,7 +319,7 @@ fn count_with_losses(cell: &mut Cell) {
     cell.left_out = left_out;
 }
 
-/// What was found of TCP offload, in words.
+/// The published statement on TCP offload.
 fn offload(servers: usize, unit: u64) -> Option<&'static Statement> {
     match (unit >> 10, servers) {
         (1024, 3..) => Some(&said::CAUSE),

@@ -1,13 +1,13 @@
 //! The study of data-transfer bottlenecks (CCGRID 2019; 100 Gb/s, 45 ms): the
-//! same bytes in more and more files, and the line through the times, T = N·t0 +
-//! B/R, for the whole and for each stage alone; then more at the same time, the
-//! published costs of files planted at both ends, and its data sets.
+//! same bytes in more and more files, and a line fitted to the times, T = N·t0 +
+//! B/R, for the whole copy and for each stage alone; then higher concurrency, the
+//! published per-file costs planted at both ends, and the data sets.
 //!
-//! A point of the lines is a job from its first byte to its last, and may be
-//! short: with few files it is to be, and what it costs to get going is in R for
-//! all of them alike. So an R counts only if the shortest of its copies that went
-//! over a path was as long as any window is to be; and all other copies have to be
-//! that long themselves. Within this machine nothing has to get going.
+//! A copy that a line is fitted to may be short, as copies of few files are: the
+//! time of TCP's slow start is part of R in all of them. So R is valid only if the
+//! shortest of its copies over a path was as long as a window has to be. All other
+//! copies have to be that long themselves. Within this machine there is no slow
+//! start.
 
 mod plain;
 mod planted;
@@ -31,34 +31,34 @@ const BYTES: f64 = said::BYTES.value();
 /// Files of a copy.
 const FILES: [u32; 6] = [1, 10, 50, 100, 500, 1000];
 const FILES_QUICK: [u32; 4] = [1, 64, 256, 1000];
-/// The published line: seconds a file, and of the bytes.
+/// The published line: seconds per file, and seconds of the bytes.
 const T0: f64 = said::T0.value();
 const OF_BYTES: f64 = said::OF_BYTES.value();
-/// Files and connections at the same time.
+/// Numbers of readers, connections and writers.
 const AT_ONCE: [u16; 6] = [1, 2, 4, 8, 16, 32];
 const AT_ONCE_QUICK: [u16; 3] = [1, 4, 16];
-/// Numbers of files that a line is drawn through: of two no point is beside it.
+/// Fewest points of a fit: two points have no residual.
 const POINTS_MIN: usize = 3;
-/// How much longer than need be the bytes of a copy keep an emulated link busy.
+/// Safety margin of the time for which a copy keeps an emulated link busy.
 const MARGIN: f64 = 1.25;
-/// Bytes of a data set, and of a quick copy, over a path whose rate is not known:
-/// a second and more at 8 Gb/s.
+/// Bytes of a data set, and of a copy with `--quick`, over a path of unknown rate: at least a
+/// second at 8 Gb/s.
 const SET: u64 = 4 << 30;
 const SET_QUICK: u64 = 1 << 30;
 const SETS: [&str; 4] = ["real", "big", "l380", "small"];
 /// Bytes of a file of the set `small`.
 const BYTES_OF_SMALL: u64 = 4096;
 
-/// A copy, with stages left out.
+/// A copy of some of the stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyStages {
-    /// Files to nothing.
+    /// Files to `null:` on this machine.
     Read,
-    /// Nothing to nothing over the path.
+    /// A synthetic source to `null:` over the path.
     Network,
-    /// Nothing to files.
+    /// A synthetic source to files.
     Write,
-    /// Nothing to nothing within this machine.
+    /// A synthetic source to `null:` on this machine.
     Nothing,
     /// Files to files over the path.
     Whole,
@@ -78,8 +78,7 @@ impl CopyStages {
         }
     }
 
-    /// Whether it goes over the path; files are written through it where the other
-    /// end is another machine.
+    /// Whether the data crosses the path. With a `--target` (`named`), the write stage does, too.
     fn crosses(self, named: bool) -> bool {
         match self {
             CopyStages::Network | CopyStages::Whole => true,
@@ -88,7 +87,7 @@ impl CopyStages {
         }
     }
 
-    /// Published seconds a file.
+    /// Published seconds per file.
     fn published(self) -> Option<&'static Statement> {
         match self {
             CopyStages::Read => Some(&said::O_R),
@@ -100,45 +99,45 @@ impl CopyStages {
     }
 }
 
-/// How much at the same time, and how far ahead.
+/// Concurrency of a copy, and whether it reads ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Concurrency {
-    /// Readers, connections and writers; as many as help, if it is not said.
+    /// Readers, connections and writers; `None` to let the tuner choose.
     at_once: Option<u16>,
-    /// Connections, where they are fewer.
+    /// Connections, if not as many as readers.
     streams: Option<u16>,
-    /// Whether the next files are read while what was read waits to be sent.
+    /// Whether files are read before the blocks read so far are sent.
     ahead: bool,
 }
 
 impl Concurrency {
-    /// As many as help, as it comes.
+    /// The defaults of `cp`.
     const USUAL: Concurrency = Concurrency { at_once: None, streams: None, ahead: true };
 }
 
 const ONE: Concurrency = Concurrency { at_once: Some(1), ..Concurrency::USUAL };
 
-/// What is measured.
+/// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TransferMeasurement {
-    /// Seconds of copies that a line goes through.
+    /// Seconds of copies that a line is fitted to.
     Point(CopyStages, u32),
-    /// Seconds of whole copies, and of processors.
+    /// Seconds of whole copies, and their processor seconds.
     Copy(u32, Concurrency),
-    /// The line through the copies of a kind.
+    /// The fit through the copies of these stages.
     Line(CopyStages),
-    /// With the published costs of files planted.
+    /// Copies with planted per-file costs.
     Planted(planted::Planted),
-    /// Of the data sets.
+    /// Copies of the data sets.
     Sets(sets::Sets),
 }
 
-/// Whether `uri` is where files can be copied to.
+/// Whether `uri` is that of an agent.
 pub(super) fn is_agent(uri: &str) -> bool {
     uri.starts_with("lh://")
 }
 
-/// The experiment, and what it is measured on.
+/// The experiment and its testbed.
 #[derive(Default)]
 pub(super) struct Transfer(Option<TransferTestbed>);
 
@@ -230,8 +229,8 @@ fn counts(settings: &Settings) -> &'static [u32] {
     if settings.quick { &FILES_QUICK } else { &FILES }
 }
 
-/// Bytes of the copies: as published and scaled as the links are, or as many more
-/// as keep such a link busy for long enough.
+/// Bytes of a copy: the published number times the scale, or more if a link would not be busy
+/// for long enough.
 fn bytes(settings: &Settings) -> f64 {
     let all = match (settings.targets.is_empty(), settings.quick) {
         (true, _) => BYTES.max(RATE / 8.0 * enough(settings).as_secs_f64() * MARGIN),
@@ -241,13 +240,13 @@ fn bytes(settings: &Settings) -> f64 {
     all * settings.scale
 }
 
-/// How long what goes over the path is to be, to count; of a path that was named
-/// the round trip is known when it is measured.
+/// Shortest valid copy over the path. The round trip of a `--target` is known only once it is
+/// measured.
 fn enough(settings: &Settings) -> Duration {
     if settings.targets.is_empty() { WINDOW_MIN.max(RTT * ROUND_TRIPS_MIN) } else { WINDOW_MIN }
 }
 
-/// Bytes of one of so many files.
+/// Bytes of one of `files` files.
 fn size(files: u32, settings: &Settings) -> u64 {
     ((bytes(settings) / f64::from(files)) as u64).max(1)
 }
@@ -261,8 +260,8 @@ fn of_copy(rung: CopyStages, files: u32, settings: &Settings) -> Cell {
     let number = Some(f64::from(files));
     let figure = "The same bytes in more and more files, one at a time";
     cell.place = Some(place(figure, rung.name(), &files.to_string(), number, "Files"));
-    // The bytes are fewer as the links are slower, and then take as long; what
-    // a file costs is the path's.
+    // On scaled links the bytes are scaled as well, and take as long. The cost of a file
+    // depends on the path only.
     let alike = settings.targets.is_empty() || (!settings.quick && settings.scale == 1.0);
     if rung == CopyStages::Whole && alike {
         let more = bytes(settings) / (BYTES * settings.scale);
@@ -274,7 +273,7 @@ fn of_copy(rung: CopyStages, files: u32, settings: &Settings) -> Cell {
     cell
 }
 
-/// What a file costs, and the rate of the bytes.
+/// The cells of the cost per file and of the rate.
 fn of_line(rung: CopyStages, settings: &Settings) -> Vec<Cell> {
     let [mut t0, mut rate] = line::cells(rung.name());
     t0.published.extend(rung.published().map(|statement| statement.scaled(1.0, "")));
@@ -290,7 +289,7 @@ fn of_line(rung: CopyStages, settings: &Settings) -> Vec<Cell> {
     vec![t0, rate]
 }
 
-/// The time, and what it took of the processors, with so many at once.
+/// The cells of the time and of the processor time at this concurrency.
 fn of_number(at_once: Option<u16>, settings: &Settings) -> Vec<Cell> {
     let x = at_once.map_or("as many as help".into(), |number| number.to_string());
     let mut time = Cell::new(format!("{x} at once: time"), "s", Better::Lower);
@@ -309,7 +308,7 @@ fn place(figure: &str, series: &str, x: &str, x_number: Option<f64>, x_label: &s
     Place { figure: figure.into(), series: series.into(), x: x.into(), x_number, x_label: x_label.into() }
 }
 
-/// A line for each round of copies: so t0 and R have a spread as all numbers do.
+/// Fits a line to each round of copies, so that t0 and R have a spread.
 fn line(rung: CopyStages, settings: &Settings, known: &[Cell], cells: &mut [Cell]) -> Outcome {
     let times = |files: &u32| {
         let name = name_of(rung, *files);
@@ -318,7 +317,7 @@ fn line(rung: CopyStages, settings: &Settings, known: &[Cell], cells: &mut [Cell
         (*files, samples)
     };
     let mut copies: Vec<(u32, &[f64])> = counts(settings).iter().map(times).collect();
-    // A number of files of which no copy counts is said where it stands.
+    // The cell of a number of files without a valid copy has the reason.
     copies.retain(|(_, samples)| !samples.is_empty());
     if copies.len() < POINTS_MIN {
         return Err(Failure::failed(format!(
@@ -395,7 +394,7 @@ mod tests {
         let mut known = Vec::new();
         for files in FILES_QUICK {
             let mut cell = Cell::new(name_of(CopyStages::Whole, files), "s", Better::Lower);
-            // Each round has a line of its own.
+            // The rounds have different costs per file.
             for t0 in [0.05, 0.06] {
                 let bytes = (size(files, &settings) * u64::from(files)) as f64;
                 cell.push(f64::from(files) * t0 + bytes / 1e8, &Validity::default());

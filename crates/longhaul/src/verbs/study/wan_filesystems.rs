@@ -1,9 +1,9 @@
 //! The study of NVMe/TCP with journaling file systems over metropolitan and
-//! wide areas (2021; 100 Gb/s, six drives, mean of five runs): what the network
-//! carries and a drive moves by itself; then 1, 10, 100 and 1,000 files at once, on a
-//! raw device, on ext4, on XFS and on XFS over six striped devices, near and far; and
-//! the same with less data in the capsule, with smaller log buffers, and with the
-//! congestion control of this machine in place of CUBIC.
+//! wide areas (2021; 100 Gb/s, six drives, mean of five runs): the throughput of the
+//! network and of a drive alone; then 1, 10, 100 and 1,000 files at once, on a raw
+//! device, on ext4, on XFS and on XFS over six striped devices, at two distances; and
+//! the same with less in-capsule data, with smaller log buffers, and with the congestion
+//! control of this machine instead of CUBIC.
 
 mod ask;
 
@@ -20,37 +20,36 @@ const RATE: f64 = said::RATE.value();
 /// The study's distances.
 const NEAR: Duration = Duration::from_micros(150);
 const FAR: Duration = Duration::from_millis(15);
-/// Its workloads: files at once, and calls under way for each of them.
+/// Its workloads: name, files at once, and I/Os in flight for each file.
 const WORKLOADS: [(&str, u64, u32); 4] = [("A", 1, 32), ("B", 10, 8), ("C", 100, 2), ("D", 1000, 1)];
-/// The one that is left out where minutes have to do: between two others.
+/// The workload that `--quick` leaves out: it is between two others.
 const SLOW_ONLY: &str = "C";
-/// Those of variants where minutes have to do.
+/// The workloads of variants with `--quick`.
 const ENDS: [&str; 2] = ["A", "D"];
 const BS: u64 = 64 << 10;
-/// Calls of a thousand files where minutes have to do: all that are under way at once
-/// are a second of a drive.
+/// I/O size with a thousand files and `--quick`: all I/Os in flight take a drive one second.
 const BS_MANY_QUICK: u64 = 16 << 10;
 /// Bytes of all files of a workload, and of a device.
 const BYTES: u64 = 256 << 20;
 const BYTES_QUICK: u64 = 64 << 20;
 const SIZE: &str = "2GiB";
 const SIZE_QUICK: &str = "512MiB";
-/// Devices of the stripe.
+/// Number of striped devices.
 const STRIPED: usize = said::STRIPED.value() as usize;
-/// What a workload is on, in the order of the tables.
+/// Devices of the workloads, in the order of the published tables.
 const DEVICES: [(said::On, &str, DeviceFormat); 4] = [
     (said::On::Raw, "raw", DeviceFormat::Raw),
     (said::On::Ext4, "ext4", DeviceFormat::Ext4),
     (said::On::Xfs, "XFS", DeviceFormat::Xfs),
     (said::On::Striped, "XFS, striped", DeviceFormat::Xfs),
 ];
-/// Data in the capsule as published; Longhaul's default is more.
+/// Published sizes of in-capsule data; Longhaul's default is larger.
 const IN_CAPSULE: [&str; 2] = ["8KiB", "16KiB"];
-/// Log buffers of XFS as published by default; `longhaul mount` has the larger ones.
+/// Published default of XFS log buffers; `longhaul mount` uses larger ones.
 const SMALL_LOG: &str = "logbsize=32k";
 /// The congestion control of the publication.
 const CUBIC: &str = "cubic";
-/// Ramp and connections of a look at the network.
+/// Ramp and connections of the measurement of the network.
 const RAMP: &str = "500ms";
 const STREAMS: &str = "4";
 const DRIVE_DEPTH: &str = "32";
@@ -62,7 +61,7 @@ struct Variant {
     in_capsule: Option<&'static str>,
     /// Mount option.
     option: Option<&'static str>,
-    /// Whether congestion control is that of this machine.
+    /// Congestion control of this machine instead of the published one.
     own_congestion: bool,
 }
 
@@ -75,7 +74,7 @@ impl Variant {
         Variant { in_capsule: Some(size), ..Variant::USUAL }
     }
 
-    /// In names of numbers, after the device.
+    /// Suffix of the device in cell names.
     fn name(self) -> String {
         match self {
             Variant { in_capsule: Some(size), .. } => format!(", {size} in the capsule"),
@@ -85,7 +84,7 @@ impl Variant {
         }
     }
 
-    /// Whether workloads on this device are wanted so.
+    /// Whether the plan has this workload on this device in this variant.
     fn fits(self, on: said::On, workload: usize, (write, far): (bool, bool), quick: bool) -> bool {
         let name = WORKLOADS[workload].0;
         let is_xfs = matches!(on, said::On::Xfs | said::On::Striped);
@@ -104,28 +103,28 @@ impl Variant {
     }
 }
 
-/// What is measured.
+/// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FilesystemMeasurement {
-    /// What the network alone carries: to the target, or from it.
+    /// The network alone: its round trip, and whether data goes to the target.
     Network(Duration, bool),
-    /// What a drive moves without a network, written or read.
+    /// A drive without a network, written (`true`) or read.
     Drive(bool),
-    /// A workload.
+    /// A workload on a device.
     Load(Workload),
 }
 
 /// A workload on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Workload {
-    /// Of the link; nothing on devices that were named.
+    /// Round trip of the link; `None` on devices of `--target`.
     rtt: Option<Duration>,
     variant: Variant,
     on: DeviceSetup,
     load: Load,
 }
 
-/// What is on which devices, and how it is mounted.
+/// Format of the devices, and how they are mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct DeviceSetup {
     kind: DeviceFormat,
@@ -134,13 +133,13 @@ struct DeviceSetup {
     own_congestion: bool,
 }
 
-/// The experiment, and what it is measured on.
+/// The experiment and its testbed.
 #[derive(Default)]
 pub(super) struct WanFilesystems {
     testbed: Option<FilesystemTestbed>,
 }
 
-/// The variants, each with what it is at the target.
+/// The variants, ordered so that those with the same target are together.
 fn variants() -> Vec<Variant> {
     let mut all = vec![Variant::USUAL, Variant::LOG];
     if own_congestion() != CUBIC {
@@ -211,7 +210,7 @@ impl Experiment for WanFilesystems {
         };
         let key = (rtt, variant.in_capsule, variant.own_congestion);
         if self.testbed.as_ref().is_none_or(|testbed| testbed.key != key) {
-            // The old one goes first: both together would be too much.
+            // Dropped before the new one starts, so that they do not compete for memory and processors.
             self.testbed = None;
             self.testbed = Some(FilesystemTestbed::start(key, settings)?);
         }
@@ -240,12 +239,12 @@ fn rw(write: bool) -> &'static str {
     if write { "writes" } else { "reads" }
 }
 
-/// What is measured of a workload.
+/// Values of a workload.
 const THROUGHPUT: &str = "Throughput";
 const SUBMISSION: &str = "Submission latency";
 const COMPLETION: &str = "Completion latency";
 
-/// The name of a number of a workload.
+/// The name of a workload's cell.
 fn name_of(
     rtt: Option<Duration>,
     variant: Variant,
@@ -270,7 +269,7 @@ fn cell(name: String, unit: &str, figure: &str, series: &str, x: &str, x_label: 
     cell
 }
 
-/// Why a published number is not as published.
+/// How a published value was scaled.
 fn scaled(settings: &Settings) -> String {
     if settings.scale < 1.0 { format!("times {}, as the links are", settings.scale) } else { String::new() }
 }
@@ -357,13 +356,13 @@ fn missing(kind: DeviceFormat, striped: bool, settings: &Settings) -> Result<Dev
     kind.missing().map_or(Ok(DeviceSetup { kind, striped, option: None, own_congestion: false }), Err)
 }
 
-/// A drive as the target has them: memory, at the rate of a drive.
+/// Export of a drive: memory, limited to the scaled rate of a drive.
 fn drive_of(settings: &Settings) -> String {
     let size = if settings.quick { SIZE_QUICK } else { SIZE };
     format!("mem:{size},rate={:.0}bit", said::DRIVE.value() * settings.scale)
 }
 
-/// What a drive moves by itself.
+/// Measures a drive without a network.
 fn of_drive(write: bool, settings: &Settings, found: &mut Results) -> Outcome {
     let (drive, rw) = (drive_of(settings), if write { "write" } else { "read" });
     let (bs, runs) = (BS.to_string(), settings.runs.to_string());
@@ -378,13 +377,13 @@ fn of_drive(write: bool, settings: &Settings, found: &mut Results) -> Outcome {
 /// whether congestion control is this machine's.
 type TestbedKey = (Option<Duration>, Option<&'static str>, bool);
 
-/// Devices, and what is on them.
+/// The devices, what is mounted on them, and the network to them.
 struct FilesystemTestbed {
     key: TestbedKey,
-    // In this order: the place, the target that it is on, and the link.
+    // Fields are dropped in order: the mounted device, the target that exports it, the link.
     place: Option<(DeviceSetup, AttachedDevice)>,
     uris: Vec<String>,
-    /// Where the network's own measurement is served.
+    /// Address of the `netbench` server.
     network: Option<String>,
     _servers: Vec<Server>,
     links: Links,
@@ -435,7 +434,7 @@ impl FilesystemTestbed {
         })
     }
 
-    /// What the network carries by itself.
+    /// Measures plain TCP over the network.
     fn network(&self, away: bool, settings: &Settings, found: &mut Results) -> Outcome {
         let Some(server) = &self.network else { return Err(Failure::failed("there is no network")) };
         let (direction, number) = match away {
@@ -451,7 +450,7 @@ impl FilesystemTestbed {
 
     fn measure(&mut self, case: &Workload, settings: &Settings, found: &mut Results) -> Outcome {
         if self.place.as_ref().is_none_or(|(on, _)| *on != case.on) {
-            // They are on the same devices.
+            // Dropped before the new one is mounted, since both use the same devices.
             self.place = None;
             let devices = if case.on.striped { self.uris.len() } else { 1 };
             let uris = self.uris.get(..devices).unwrap_or_default();
@@ -472,7 +471,7 @@ impl FilesystemTestbed {
     }
 }
 
-/// Congestion control, for whatever takes it: as published, or what the machine has.
+/// The option for congestion control: the published one, or none for that of the machine.
 fn congestion(own: bool) -> Vec<&'static str> {
     if own { Vec::new() } else { vec!["--congestion", CUBIC] }
 }
@@ -502,11 +501,11 @@ mod tests {
         for quick in [false, true] {
             let all = all(&settings(quick, &[]));
             let of = |name: &str| all.iter().filter(|one| one.cells[0].name.contains(name)).count();
-            // Near and far, both ways; the base, then variants.
+            // Two distances in both directions; then the default variant and the others.
             assert_eq!((of("network "), of("drive: ")), (4, 2));
             let (capsule, logs) = (of("16KiB in the capsule"), of("log buffers"));
             assert_eq!(of("8KiB in the capsule"), capsule);
-            // Quick: the ends of the grid on XFS.
+            // `--quick` has the smallest and the largest workload on XFS.
             let expected = if quick { (2 * 2, 2) } else { (2 * 4 * 2 * 4, 2 * 2 * 2 * 4) };
             assert_eq!((capsule, logs), expected, "the whole grid, quick: {quick}");
             let base = all.len() - 6 - 2 * capsule - logs - of("congestion control");

@@ -1,16 +1,16 @@
-//! What each setting should be on a host at the end of a long path, and why.
+//! Advised values of settings on a host at the end of a long path, with reasons.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The most that a buffer of one socket may grow to: 2 GiB less a bit is what
-/// the kernel's counters hold.
+/// Upper bound of a socket buffer in bytes: slightly less than 2 GiB, which the kernel's counters
+/// can hold.
 const BUFFER_MAX: u64 = (2 << 30) - 4096;
-/// Buffers are never advised to be below what Linux allows today by default.
+/// Lower bound of advised buffers in bytes: the default limit of Linux.
 const BUFFER_MIN: u64 = 6 << 20;
 
-/// Where data is to go.
+/// The path that the advice is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Path {
     /// Bits per second.
@@ -20,9 +20,9 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// How far a socket's buffer should be able to grow, in bytes: twice the
-    /// bandwidth-delay product, since the kernel counts its own bookkeeping, and
-    /// since what was lost waits for its repair.
+    /// Advised limit of a socket buffer in bytes: twice the bandwidth-delay product, since the
+    /// kernel counts its overhead, and since data behind a lost segment waits for the
+    /// retransmission.
     fn buffer(&self) -> u64 {
         let product = (u128::from(self.rate) / 8).saturating_mul(self.rtt.as_nanos()) / 1_000_000_000;
         let twice = u64::try_from(product.saturating_mul(2)).unwrap_or(u64::MAX);
@@ -31,18 +31,18 @@ impl Path {
     }
 }
 
-/// One setting.
+/// A setting: its current and its advised value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Setting {
-    /// As sysctl(8) has it, or the governor's.
+    /// Its name as in sysctl(8), or that of the processors' governor.
     pub(super) name: String,
-    /// Its file, from the root directory.
+    /// Path of its file, relative to the root directory.
     pub(super) file: String,
-    /// Its value, with a space between parts.
+    /// Current value, with one space between parts.
     pub(super) is: String,
-    /// What it should be.
+    /// Advised value, in the same form.
     pub(super) advised: String,
-    /// Why.
+    /// Reason for the advised value.
     pub(super) why: String,
 }
 
@@ -52,7 +52,7 @@ impl Setting {
     }
 }
 
-/// The files of a machine.
+/// The files of a machine below its root directory.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
     root: PathBuf,
@@ -63,7 +63,7 @@ impl Machine {
         Machine { root: root.to_owned() }
     }
 
-    /// The value of a setting, with a space between parts.
+    /// Reads the value of a setting, with one space between parts; `None` if it cannot be read.
     pub(super) fn read(&self, file: &str) -> Option<String> {
         let text = std::fs::read_to_string(self.root.join(file)).ok()?;
         Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
@@ -71,18 +71,18 @@ impl Machine {
 
     pub(super) fn write(&self, setting: &Setting, value: &str) -> io::Result<()> {
         let path = self.root.join(&setting.file);
-        // The kernel takes a value in one write, and makes no files.
+        // The kernel takes a value in a single write, and the file has to exist.
         let mut file = std::fs::OpenOptions::new().write(true).truncate(true).open(path)?;
         io::Write::write_all(&mut file, format!("{value}\n").as_bytes())?;
         drop(file);
-        // It may take a value and make another one of it.
+        // The kernel may round a value.
         match self.read(&setting.file) {
             Some(found) if found == value => Ok(()),
             found => Err(io::Error::other(format!("the kernel made '{}' of it", found.unwrap_or_default()))),
         }
     }
 
-    /// A setting that was saved, to be made `value` again.
+    /// A saved setting, with its old value as the advised one.
     pub(super) fn named(&self, name: &str, file: &str, value: &str) -> Setting {
         Setting {
             name: name.into(),
@@ -93,7 +93,7 @@ impl Machine {
         }
     }
 
-    /// Governors, by processor.
+    /// The governors of the processors.
     fn governors(&self) -> Vec<(String, String)> {
         let cpus = std::fs::read_dir(self.root.join("sys/devices/system/cpu"));
         let names = cpus.into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -104,12 +104,12 @@ impl Machine {
     }
 }
 
-/// All settings that this machine has.
+/// The settings that exist on this machine.
 pub(super) fn advise(machine: &Machine, path: Path) -> Vec<Setting> {
     let mut all = Vec::new();
     let mut add = |name: &str, advised: &dyn Fn(&str) -> Option<String>, why: &str| {
         let file = format!("proc/sys/{}", name.replace('.', "/"));
-        // Namespaces do not have all of them.
+        // Network namespaces lack some settings.
         let Some(is) = machine.read(&file) else { return };
         let Some(advised) = advised(&is) else { return };
         all.push(Setting { name: name.into(), file, is, advised, why: why.into() });
@@ -157,7 +157,7 @@ pub(super) fn advise(machine: &Machine, path: Path) -> Vec<Setting> {
     all
 }
 
-/// Three sizes, of which the last is at least `most`.
+/// Raises the last of three sizes (minimum, default, maximum) to at least `most`.
 fn grown(is: &str, most: u64) -> Option<String> {
     let sizes: Vec<u64> = is.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
     let [least, first, now] = sizes[..] else { return None };

@@ -1,4 +1,4 @@
-//! What settings were before they were changed.
+//! The file of old values of changed settings.
 
 use super::advice::Setting;
 use crate::exit::Failure;
@@ -8,25 +8,24 @@ use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Where it is kept, from the root directory.
+/// Path of the file, relative to the root directory.
 const FILE: &str = "var/lib/longhaul/tune.json";
-/// Version of the file.
+/// Version of the file's format.
 const VERSION: u64 = 1;
 
-/// An earlier value.
+/// The old value of a setting, and the path of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct EarlierValue {
     pub(super) file: String,
     pub(super) value: String,
 }
 
-/// Earlier values, by setting. The first one that was kept stays: applying
-/// twice does not forget what was there at first.
+/// Old values by name of the setting. Applying twice keeps the first old value.
 #[derive(Clone, Debug)]
 pub(super) struct SavedSettings {
     path: PathBuf,
     pub(super) settings: BTreeMap<String, EarlierValue>,
-    /// What was in it when it was read.
+    /// The content of the file when it was read.
     before: BTreeMap<String, EarlierValue>,
 }
 
@@ -55,7 +54,7 @@ impl SavedSettings {
             let (Some(file), Some(value)) = (old["file"].as_str(), old["value"].as_str()) else {
                 return Err(wrong(&format_args!("'{name}' has no value")));
             };
-            // Written as root: it changes settings, and nothing else.
+            // Root writes these files: paths other than settings are refused.
             let known = file.starts_with("proc/sys/") || file.starts_with("sys/devices/system/cpu/");
             if !known || file.split('/').any(|part| part == "..") {
                 return Err(wrong(&format_args!("'{file}' is not the file of a setting")));
@@ -65,7 +64,7 @@ impl SavedSettings {
         Ok(SavedSettings { path, before: settings.clone(), settings })
     }
 
-    /// Keeps what `settings` are now, unless an earlier value is kept.
+    /// Adds the current values of `settings`, unless an older value is there.
     pub(super) fn keep(&mut self, settings: &[Setting]) {
         for setting in settings {
             let old = || EarlierValue { file: setting.file.clone(), value: setting.is.clone() };
@@ -73,8 +72,7 @@ impl SavedSettings {
         }
     }
 
-    /// Gives up what was kept for settings that then did not change, unless
-    /// they were changed by an earlier run.
+    /// Removes the old values of settings that did not change, unless an earlier run added them.
     pub(super) fn forget<'a>(&mut self, names: impl Iterator<Item = &'a str>) {
         for name in names {
             if !self.before.contains_key(name) {
@@ -83,7 +81,7 @@ impl SavedSettings {
         }
     }
 
-    /// Writes it as a whole, or removes it when there is nothing in it.
+    /// Replaces the file atomically, or removes it if there are no old values.
     pub(super) fn store(&self) -> Result<(), Failure> {
         let failed = |e: std::io::Error| {
             let hint = match e.kind() {
@@ -108,7 +106,7 @@ impl SavedSettings {
             fs::create_dir_all(self.path.parent().unwrap_or(Path::new("/")))?;
             let mut file = fs::File::create(&beside)?;
             file.write_all(text.as_bytes())?;
-            // On disk before a setting changes.
+            // Durable before a setting is changed.
             file.sync_all()?;
             fs::rename(&beside, &self.path)
         };

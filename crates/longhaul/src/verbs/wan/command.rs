@@ -39,8 +39,7 @@ pub(super) fn run(
     Err(Failure::failed("signals have ended"))
 }
 
-/// Lets the command have a signal that was meant for it too. From a terminal it
-/// has SIGINT already.
+/// Forwards a signal to the command. A terminal sends SIGINT to the command itself.
 fn pass_on(child: &Child, signal: i32) {
     let signal = match signal {
         SIGINT if std::io::stdin().is_terminal() => return,
@@ -49,7 +48,7 @@ fn pass_on(child: &Child, signal: i32) {
         _ => Signal::TERM,
     };
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        // It is not waited for yet, so that the number is still its own.
+        // The command is not reaped yet, so that its process ID is still valid.
         let _ = kill_process(pid, signal);
     }
 }

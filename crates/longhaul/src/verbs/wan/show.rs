@@ -1,4 +1,4 @@
-//! A path in words and in JSON.
+//! Output of an emulated path, as text and as JSON.
 
 use longhaul_block::units::{format_rate, format_size};
 use longhaul_wan::control::Status;
@@ -9,11 +9,10 @@ use std::time::Duration;
 /// If the 99th percentile of lateness exceeds this share of the round-trip time, and
 /// [`LATE_FLOOR`], a warning is printed.
 const LATE_SHARE: f64 = 0.02;
-/// Lateness that disturbs no experiment.
+/// Lateness that affects no experiment.
 const LATE_FLOOR: Duration = Duration::from_micros(100);
 
-/// Everything about a path. Times are in ms, but lateness in µs; rates in bits
-/// a second.
+/// Status of a path as JSON: times in ms, lateness in µs, rates in bits per second.
 pub(super) fn path(status: &Status) -> Value {
     let links = status.conditions.iter().zip(&status.servers).zip(&status.statistics.links).enumerate();
     let links: Vec<Value> = links
@@ -116,8 +115,8 @@ fn words(way: &Way) -> String {
     words.join(", ")
 }
 
-/// What went through, a line a direction, and a warning if the machine was too
-/// busy for it to mean anything.
+/// Counters of the links, a line for each direction, and a warning if packets were late because
+/// the machine was busy.
 pub(super) fn statistics(status: &Status) -> Vec<String> {
     let stats = &status.statistics;
     let mut lines = Vec::new();

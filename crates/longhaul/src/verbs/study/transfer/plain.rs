@@ -1,10 +1,9 @@
-//! Copies by a program that does one thing after the other, as the published tool did:
-//! what costs of files come to where nothing hides them. And storage by itself, read and
-//! written without any tool.
+//! Sequential copies, as by the published tool: one file at a time, without overlap, so that
+//! the full costs of files show. Also reads and writes of the storage without a copy tool.
 //!
-//! Over the link, both ends are asked for a file at the same time; the next one is asked
-//! for when the destination has closed it and said so. So a file costs opening it at the
-//! source, a round trip, and closing it at the destination, at least.
+//! Over the link, both ends open a file at the same time, and the sender begins the next one
+//! after the receiver has closed the file and acknowledged that. So a file costs at least an
+//! open at the source, a round trip, and a close at the destination.
 
 use crate::exit::Failure;
 use longhaul_wan::Wan;
@@ -14,14 +13,14 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Bytes of a call.
+/// Bytes of a read or write call.
 const CALL: usize = 1 << 20;
-/// Size of the header of a file: its number and its bytes.
+/// Bytes of a file's header: its number and its size, 8 bytes each.
 const HEADER: usize = 16;
 /// The number that ends a copy.
 const END: u64 = u64::MAX;
 
-/// What is copied: files of a directory, or as many zeroes.
+/// Source of a copy: files of a directory, or zeroes in `files` files of `bytes` bytes.
 #[derive(Clone, Debug)]
 pub(super) enum CopySource {
     Files(Vec<PathBuf>),
@@ -49,7 +48,7 @@ impl CopySource {
         }
     }
 
-    /// One of them, opened, and its bytes.
+    /// Opens a file by its number, and returns its size.
     fn open(&self, number: u64) -> io::Result<(Box<dyn Read>, u64)> {
         match self {
             CopySource::Files(files) => {
@@ -62,7 +61,7 @@ impl CopySource {
     }
 }
 
-/// Reads all and drops it, one file after the other.
+/// Reads and discards all files, one after the other.
 pub(super) fn read(from: &CopySource) -> io::Result<Duration> {
     let began = Instant::now();
     for number in 0..from.count() {
@@ -72,7 +71,7 @@ pub(super) fn read(from: &CopySource) -> io::Result<Duration> {
     Ok(began.elapsed())
 }
 
-/// Writes as many zeroes to `to`, one file after the other.
+/// Writes the files to the directory `to`, one after the other.
 pub(super) fn write(from: &CopySource, to: &Path) -> io::Result<Duration> {
     let began = Instant::now();
     for number in 0..from.count() {
@@ -82,7 +81,7 @@ pub(super) fn write(from: &CopySource, to: &Path) -> io::Result<Duration> {
     Ok(began.elapsed())
 }
 
-/// Copies over the first link: into files of `to`, or nowhere.
+/// Copies over the first link, into files in `to`, or discards the data.
 pub(super) fn send(wan: &Wan, from: &CopySource, to: Option<&Path>) -> Result<Duration, Failure> {
     let address = wan.server_address(1);
     let listener = wan.server(1).run(|| TcpListener::bind((address, 0)))?.map_err(Failure::failed)?;
@@ -91,8 +90,8 @@ pub(super) fn send(wan: &Wan, from: &CopySource, to: Option<&Path>) -> Result<Du
         let receiver = scope.spawn(|| receive(&listener, to));
         let sent =
             wan.client().run(|| TcpStream::connect(there))?.and_then(|stream| one_by_one(stream, from));
-        // A sender that fails closes the connection, and the receiver ends with it; one that
-        // never connected leaves it waiting.
+        // A sender that fails closes the connection, which ends the receiver. If the sender
+        // could not connect, the receiver still waits in `accept`.
         if sent.is_err() {
             let _ = wan.client().run(|| TcpStream::connect(there));
         }
@@ -106,7 +105,7 @@ fn one_by_one(mut stream: TcpStream, from: &CopySource) -> io::Result<Duration> 
     stream.set_nodelay(true)?;
     let began = Instant::now();
     for number in 0..from.count() {
-        // The destination opens its file while this end does.
+        // The receiver opens its file at the same time.
         stream.write_all(&number.to_be_bytes())?;
         let (mut file, bytes) = from.open(number)?;
         stream.write_all(&bytes.to_be_bytes())?;
@@ -140,7 +139,7 @@ fn receive(listener: &TcpListener, to: Option<&Path>) -> io::Result<()> {
     }
 }
 
-/// Moves so many bytes.
+/// Copies `bytes` bytes.
 fn pass(from: &mut impl Read, bytes: u64, to: &mut impl Write) -> io::Result<()> {
     let mut buffer = vec![0; CALL.min(bytes as usize).max(1)];
     let mut left = bytes;

@@ -1,11 +1,10 @@
-//! The published costs of files, planted: a source where closing a file and opening the
-//! next takes O_R, a destination where it takes O_W, both behind a layer that all copies
-//! pass through. A program that does one thing after the other has the published t0 then;
-//! Longhaul, with one reader and with as many as help, has to hide it.
+//! Planted per-file costs: a FUSE layer makes open and close at the source take O_R together,
+//! and close at the destination O_W. A sequential copy then has the published t0, which
+//! Longhaul has to hide by concurrency.
 //!
-//! How the published costs divide between opening and closing is not said. Here that of the
-//! source is halved, and that of the destination is at closing: Linux lets one file at a
-//! time be created in a directory, so that what creating costs would be hidden by nothing.
+//! The publication does not say how the costs divide between open and close. Here O_R is
+//! halved, and O_W is at close: Linux creates one file at a time in a directory, so that no
+//! concurrency could hide a cost of create.
 
 use super::plain::{self, CopySource};
 use super::{AT_ONCE, Concurrency, Copy, CopyStages, Noise, TransferTestbed, bytes, fit, place};
@@ -18,36 +17,36 @@ use longhaul_bench::record::{Better, Cell, Question, Validity};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Numbers of files where each of them costs its full time. None is much smaller than what
-/// the path holds: below that a round trip carries less than a window.
+/// Numbers of files of sequential copies. Their files are not much smaller than the
+/// bandwidth-delay product, so that a round trip carries a full window.
 const FEW: [u32; 4] = [4, 8, 16, 32];
 const FEW_QUICK: [u32; 3] = [8, 16, 32];
-/// And where that is hidden.
+/// Numbers of files of concurrent copies.
 const MANY: [u32; 4] = [1, 100, 500, 1000];
 const MANY_QUICK: [u32; 3] = [1, 256, 1000];
-/// Files of the copies with more at once.
+/// Numbers of files in the sweep of concurrency.
 const SWEPT: [u32; 3] = [10, 100, 1000];
 const SWEPT_QUICK: [u32; 2] = [16, 128];
-/// How many at once where minutes have to do.
+/// Concurrency with `--quick`.
 const ENDS: [u16; 2] = [1, 16];
 const FIGURE: &str = "Published costs of files planted: the same bytes in more and more files";
 const AT_ONCE_LABEL: &str = "Readers, connections, writers";
 
-/// Which program, and how.
+/// The program that copies, and its concurrency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum CopyMode {
-    /// One thing after the other.
+    /// The sequential copy of [`plain`].
     OneByOne,
-    /// Longhaul with one of each, which reads no block before the one before is sent.
+    /// Longhaul with one reader, connection and writer, without read-ahead.
     OneOfEach,
-    /// Longhaul with readers and writers enough to hide all costs.
+    /// Longhaul with enough readers and writers to hide all costs.
     Many,
-    /// Longhaul as it comes, with as many as help.
+    /// Longhaul with its defaults: the tuner chooses.
     AsHelps,
 }
 
-/// Readers and writers that hide 34 ms and 10.1 ms a file, at well under a millisecond for
-/// each; a few connections carry what they read.
+/// Readers and writers that hide 34 ms and 10.1 ms per file, down to well under a millisecond.
+/// A few connections carry the data.
 const ENOUGH: u16 = 64;
 const ENOUGH_STREAMS: u16 = 4;
 
@@ -63,8 +62,8 @@ impl CopyMode {
         }
     }
 
-    /// The stages that are measured alone, and the whole: what begins with few and finds out
-    /// is another thing in each stage.
+    /// The stages that are measured. With the tuner only the whole copy is, since the tuner
+    /// would choose differently for each stage alone.
     fn rungs(self) -> &'static [CopyStages] {
         if self == CopyMode::AsHelps { &RUNGS[3..] } else { &RUNGS }
     }
@@ -94,18 +93,18 @@ impl CopyMode {
 /// Stages of a planted copy.
 const RUNGS: [CopyStages; 4] = [CopyStages::Read, CopyStages::Network, CopyStages::Write, CopyStages::Whole];
 
-/// What is measured with planted costs.
+/// A measurement with planted costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Planted {
-    /// A copy of so many files.
+    /// A copy of some stages, with a number of files.
     Copy(CopyMode, CopyStages, u32),
-    /// The line through those.
+    /// The fit through those copies.
     Line(CopyMode, CopyStages),
     /// The longest stage, and the sum of all.
     Bounds(CopyMode),
-    /// With so many at once, read ahead or not.
+    /// Files, concurrency, and whether files are read ahead.
     Swept(u32, u16, bool),
-    /// One stage with so many at once.
+    /// One stage at this concurrency.
     Stage(CopyStages, u16),
 }
 
@@ -140,7 +139,7 @@ fn swept(settings: &Settings) -> &'static [u32] {
     if settings.quick { &SWEPT_QUICK } else { &SWEPT }
 }
 
-/// Why costs cannot be planted.
+/// Fails with the reason why costs cannot be planted.
 fn missing(settings: &Settings) -> Result<(), String> {
     if !settings.targets.is_empty() {
         return Err("costs of files are planted at both ends of an emulated link only".into());
@@ -285,16 +284,16 @@ pub(super) fn questions(settings: &Settings) -> Vec<Question> {
     vec![hidden, longest, sum, ahead, more]
 }
 
-/// The directories of both ends, behind the layer.
+/// The directories of both ends, mounted through the FUSE layer.
 pub(super) struct SlowLayer {
-    // Unmounted before the directories go.
+    // Dropped, and so unmounted, before the directories are removed.
     _mounts: [SlowFs; 2],
     pub(super) source: PathBuf,
     pub(super) there: PathBuf,
 }
 
 impl SlowLayer {
-    /// Shows `source` and `there` as slow as was published, below `scratch`.
+    /// Mounts `source` and `there` with the published delays below `scratch`.
     pub(super) fn mount(scratch: &Path, source: &Path, there: &Path) -> Result<SlowLayer, Failure> {
         let time = |seconds: f64| Duration::from_secs_f64(seconds);
         let half = time(said::O_R.value() / 2.0);
@@ -331,7 +330,7 @@ pub(super) fn measure(
         *testbed = Some(TransferTestbed::start(settings)?);
     }
     let Some(testbed) = testbed else { return Err(Failure::failed("there is nothing to copy to")) };
-    // Of what has many points, each is measured once where minutes have to do.
+    // With `--quick`, the many points of the sweeps are measured once each.
     let is_swept = matches!(planted, Planted::Swept(..) | Planted::Stage(..));
     let runs = if settings.quick && is_swept { 1 } else { settings.runs };
     for _ in 0..runs {
@@ -357,7 +356,7 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Seconds of a copy by the program that does one thing after the other.
+/// Seconds of a sequential copy.
 fn one_by_one(
     testbed: &mut TransferTestbed,
     rung: CopyStages,
@@ -382,7 +381,7 @@ fn one_by_one(
     Ok(took.as_secs_f64())
 }
 
-/// The line through the copies of each round.
+/// Fits a line to the copies of each round.
 fn line_through(
     how: CopyMode,
     rung: CopyStages,
@@ -417,7 +416,7 @@ fn line_through(
     Ok(())
 }
 
-/// The longest of the stages and their sum, of each round.
+/// The costs per file of each round: of the longest stage, and of all stages together.
 fn bounds(how: CopyMode, known: &[Cell], cells: &mut [Cell]) -> Outcome {
     let of = |rung: CopyStages| {
         let name = format!("{}: a file", line_of(how, rung));
@@ -448,8 +447,7 @@ mod tests {
 
     #[test]
     fn the_planted_costs_are_the_published_ones() {
-        // What one thing after the other comes to: the source opens, the last byte travels, the
-        // destination closes and answers.
+        // A sequential copy: open at the source, a round trip, close at the destination.
         let rtt = said::RTT.value();
         let expected = said::O_R.value() / 2.0 + rtt + said::O_W.value();
         assert!((expected / said::T0.value() - 1.0).abs() < 0.2, "{expected}: the published t0 within 20 %");

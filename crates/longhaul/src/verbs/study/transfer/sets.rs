@@ -8,11 +8,11 @@ use longhaul_bench::published::transfer as said;
 use longhaul_bench::record::{Better, Cell, Question, Validity};
 use longhaul_transfer::dataset::{DatasetSpec, Scale};
 
-/// Those whose stages are measured where minutes have to do: the published ones.
+/// Data sets whose stages are measured with `--quick`: the published ones.
 const QUICK: [&str; 2] = ["real", "big"];
-/// Those whose sizes differ.
+/// Data sets with files of different sizes.
 const VARIED: [&str; 2] = ["real", "l380"];
-/// Sizes at which the files up to there are counted, in bytes.
+/// Sizes in bytes at which the distribution is sampled.
 const SIZES: [u64; 8] =
     [1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 16_000_000_000];
 
@@ -34,14 +34,14 @@ impl Stage {
     }
 }
 
-/// What is measured of data sets.
+/// A measurement of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Sets {
     /// Share of the files up to a size.
     Sizes(&'static str, u64),
-    /// A stage alone, with `cp` or without.
+    /// A stage alone, with `cp` (`true`) or without a tool.
     Stage(&'static str, Stage, bool),
-    /// All of it.
+    /// The whole copy.
     Whole(&'static str),
 }
 
@@ -88,7 +88,7 @@ pub(super) fn plan<Measurement>(
                 let mut cell = Cell::new(stage_name(set, stage, tool), "B/s", Better::Higher);
                 let figure = format!("Each stage alone: data set {set}");
                 cell.place = Some(place(&figure, with(tool), stage.name(), None, "Stage"));
-                // At a named place there is no storage to be measured without a copy.
+                // The storage of a `--target` can only be measured through a copy.
                 let how = match (settings.targets.is_empty(), stage) {
                     (false, Stage::Write) => {
                         Err("the storage of the place that is named is another machine's".into())
@@ -122,7 +122,7 @@ pub(super) fn questions(settings: &Settings) -> Vec<Question> {
     vec![apart, network]
 }
 
-/// Share of the files of a data set at its full scale that have no more bytes.
+/// Share of the files of a data set, at its full scale, that have at most `size` bytes.
 pub(super) fn up_to(set: &str, size: u64) -> Result<f64, crate::exit::Failure> {
     let spec = DatasetSpec::parse(set, Scale::FULL).map_err(crate::exit::Failure::failed)?;
     let files = spec.plan().files;
@@ -130,7 +130,7 @@ pub(super) fn up_to(set: &str, size: u64) -> Result<f64, crate::exit::Failure> {
     Ok(fit as f64 / files.len().max(1) as f64)
 }
 
-/// Bytes a second of a stage without any tool.
+/// Measures a stage without a copy tool, in bytes per second.
 pub(super) fn without_tool(
     testbed: &TransferTestbed,
     stage: Stage,

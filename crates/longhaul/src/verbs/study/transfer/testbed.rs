@@ -1,5 +1,5 @@
-//! What copies are made between: a directory on the disk and an agent, behind an
-//! emulated link or where it was said. Copies are runs of this same program.
+//! The ends of the copies: a directory on the disk, and an agent behind an emulated link or
+//! at `--target`. Copies are processes of this program.
 
 use super::planted::SlowLayer;
 use super::sets::{Stage, without_tool};
@@ -15,28 +15,27 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often a place is swept at most, until nothing is found there any more.
+/// Upper bound of sweeps of the `--target`, which end when one finds nothing.
 const SWEEPS: usize = 8;
 
-/// How long a copy is to be, to count.
+/// Shortest duration of a valid copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MinLength {
-    /// It is a point of a line: however short, what it took is what it costs.
+    /// Any: the copy is a point of a fit.
     Any,
-    /// As long as any window.
+    /// That of a window.
     Enough,
 }
 
-/// Both ends of the copies. What was copied to a place that was named is removed
-/// when it is dropped.
+/// Both ends of the copies. Dropping it removes copies at `--target`.
 pub(super) struct TransferTestbed {
-    // In this order: the agent ends before its link does, and what it serves is unmounted
-    // before its directory goes.
+    // Fields are dropped in order: the agent ends before the link is removed, and the layer is
+    // unmounted before its directory is removed.
     agent: Option<((Option<u16>, bool), Server)>,
     layer: Option<SlowLayer>,
     links: Links,
     scratch: Scratch,
-    /// Where copies go to that was named, as `cp` has it.
+    /// The directory at `--target`, as `cp` takes it.
     named: Option<String>,
     /// Bytes of a copy.
     bytes: f64,
@@ -60,7 +59,7 @@ impl TransferTestbed {
         let bytes = bytes(settings);
         let testbed = TransferTestbed { agent: None, layer: None, links, scratch, named, bytes, copies: 0 };
         if let Some(named) = &testbed.named {
-            // It becomes the directory that all others go into.
+            // The copy of the empty directory becomes the parent of all others.
             let empty = testbed.scratch.path().join("empty");
             testbed
                 .links
@@ -77,12 +76,12 @@ impl TransferTestbed {
         self.scratch.path().join("sources")
     }
 
-    /// The links.
+    /// The emulated links; an error with `--target`.
     pub(super) fn links(&self) -> Result<&Wan, Failure> {
         self.links.wan().ok_or_else(|| Failure::failed("there are no emulated links"))
     }
 
-    /// The layer that plants costs of files, mounted when it is first wanted.
+    /// The layer that plants per-file costs, mounted on first use.
     fn layer(&mut self) -> Result<&SlowLayer, Failure> {
         if self.layer.is_none() {
             self.layer = Some(SlowLayer::mount(self.scratch.path(), &self.sources(), &self.there())?);
@@ -90,18 +89,18 @@ impl TransferTestbed {
         self.layer.as_ref().ok_or_else(|| Failure::failed("there is no layer"))
     }
 
-    /// So many files, as they are seen through the layer.
+    /// The directory of `files` generated files, seen through the layer.
     pub(super) fn slow_source(&mut self, files: u32) -> Result<PathBuf, Failure> {
         self.source(files)?;
         Ok(self.layer()?.source.join(files.to_string()))
     }
 
-    /// Where copies go to, seen through the layer.
+    /// The directory of copies, seen through the layer.
     pub(super) fn slow_there(&mut self) -> Result<PathBuf, Failure> {
         Ok(self.layer()?.there.clone())
     }
 
-    /// Has so many files to copy; where they are.
+    /// The directory of `files` generated files, created on first use.
     fn source(&self, files: u32) -> Result<PathBuf, Failure> {
         let dir = self.sources().join(files.to_string());
         let bytes = (self.size(files) * u64::from(files)).to_string();
@@ -109,13 +108,13 @@ impl TransferTestbed {
         Ok(dir)
     }
 
-    /// Bytes of one of so many files.
+    /// Bytes of one of `files` files.
     fn size(&self, files: u32) -> u64 {
         ((self.bytes / f64::from(files)) as u64).max(1)
     }
 
-    /// Has an agent behind the link that writes so many files at once, through the layer
-    /// or not; its URI.
+    /// The URI of an agent behind the link with `at_once` writers, whose directory is seen
+    /// through the layer if `slow`. An agent with other settings is replaced.
     fn agent(&mut self, at_once: Option<u16>, slow: bool) -> Result<String, Failure> {
         if let Some(named) = &self.named {
             return Ok(named.clone());
@@ -125,7 +124,7 @@ impl TransferTestbed {
             let root = if slow { self.slow_there()? } else { self.there() };
             let (mut command, address) = self.links.behind(1)?;
             command.args(["agent", "--insecure", "--listen", &format!("{address}:7400"), "--root"]);
-            // Only this machine reaches the link, and the directory is this user's.
+            // `--insecure` is safe: only this machine reaches the link.
             command.arg(root).args(["--user", &rustix::process::geteuid().as_raw().to_string()]);
             command.args(at_once.iter().flat_map(|n| ["--writers".to_owned(), n.to_string()]));
             self.agent = Some(((at_once, slow), Server::start(command)?));
@@ -135,7 +134,7 @@ impl TransferTestbed {
         Ok(uri.trim_end_matches('/').to_owned())
     }
 
-    /// Makes a copy, and takes it away again.
+    /// Runs a copy, and removes its files.
     pub(super) fn copy(
         &mut self,
         rung: CopyStages,
@@ -165,8 +164,7 @@ impl TransferTestbed {
         self.timed([&from, &to], tune, (length, crosses), found, |seconds| seconds)
     }
 
-    /// Makes a copy between the ends with planted costs, and takes it away again. However
-    /// short: what it took is what it costs.
+    /// Runs a copy of any duration between the ends with planted costs, and removes its files.
     pub(super) fn planted(
         &mut self,
         rung: CopyStages,
@@ -194,7 +192,7 @@ impl TransferTestbed {
         self.timed([&from, &to], tune, (MinLength::Any, rung.crosses(false)), found, |seconds| seconds)
     }
 
-    /// The directory of a data set that was made, its files and its bytes.
+    /// The directory of a data set, its number of files and its bytes.
     pub(super) fn set_of(&self, name: &str) -> Result<(PathBuf, (u32, u64)), Failure> {
         let dir = self.scratch.path().join(name);
         let (mut waiting, mut files, mut bytes) = (vec![dir.clone()], 0, 0);
@@ -212,7 +210,7 @@ impl TransferTestbed {
         Ok((dir, (files, bytes)))
     }
 
-    /// Makes a data set as large as is wanted, unless it is there.
+    /// Generates a data set of the size for these settings, unless it exists.
     fn make_set(&self, name: &str, settings: &Settings) -> Outcome {
         let bytes = match (settings.targets.is_empty(), settings.quick) {
             (true, _) => RATE * settings.scale / 8.0 * settings.runtime.as_secs_f64(),
@@ -225,8 +223,8 @@ impl TransferTestbed {
         self.data_set(name, &self.scratch.path().join(name), &more)
     }
 
-    /// One stage of a data set alone, with `cp` as it comes or without any tool. Files of one
-    /// size are sent and written, as many and as large in all.
+    /// Measures one stage of a data set alone, with `cp` or without a tool. The network and write
+    /// stages take as many files and bytes, of equal sizes.
     pub(super) fn stage(
         &mut self,
         (name, stage, tool): (&str, Stage, bool),
@@ -261,7 +259,7 @@ impl TransferTestbed {
         Ok(())
     }
 
-    /// Copies a data set as often as is wanted, with as much at once as helps.
+    /// Copies a data set in each run, with the defaults of `cp`.
     pub(super) fn set(&mut self, name: &str, settings: &Settings, found: &mut Results) -> Outcome {
         self.make_set(name, settings)?;
         let (dir, (_, bytes)) = self.set_of(name)?;
@@ -277,7 +275,7 @@ impl TransferTestbed {
         fs::remove_dir_all(&dir).map_err(Failure::failed)
     }
 
-    /// Makes a data set, unless it is there.
+    /// Generates a data set, unless it exists.
     fn data_set(&self, name: &str, dir: &Path, more: &[&str]) -> Outcome {
         if dir.exists() {
             return Ok(());
@@ -286,9 +284,8 @@ impl TransferTestbed {
         self.links.finish(command.args(["dataset", "make", name, "--json"]).args(more).arg(dir)).map(drop)
     }
 
-    /// Copies, and takes what its seconds come to into the first of the cells and
-    /// processor seconds into the second, if there is one; and what the copy itself
-    /// says of its processors and sockets.
+    /// Runs a copy. Pushes `number` of its seconds to the first cell, its processor seconds to
+    /// the second, if there is one, and adds the run of its result.
     fn timed(
         &self,
         [from, to]: [&str; 2],
@@ -325,7 +322,7 @@ impl TransferTestbed {
         self.clear()
     }
 
-    /// Removes all that is at a place that was named; how much that was.
+    /// Removes all copies at `--target`, and returns how many entries that were.
     fn sweep(&self, named: &str) -> Result<u64, Failure> {
         let empty = self.scratch.path().join("empty");
         let mut command = self.links.command()?;
@@ -333,7 +330,7 @@ impl TransferTestbed {
         Ok(summary(&out)?["deleted"].as_u64().unwrap_or_default())
     }
 
-    /// Takes away what was copied.
+    /// Removes the files of copies.
     pub(super) fn clear(&self) -> Outcome {
         if let Some(named) = &self.named {
             return self.sweep(named).map(|_| ());

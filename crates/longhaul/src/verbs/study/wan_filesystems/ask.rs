@@ -1,5 +1,4 @@
-//! What the numbers of the study are compared for: each statement of the publication
-//! that two numbers can answer.
+//! Comparisons of the study: one for each published statement about two values.
 
 use super::{
     COMPLETION, DEVICES, FAR, IN_CAPSULE, NEAR, THROUGHPUT, Variant, WORKLOADS, distances, name_of, rw, said,
@@ -10,14 +9,14 @@ use longhaul_bench::published::Statement;
 use longhaul_bench::record::Question;
 use std::time::Duration;
 
-/// Workloads by their place in [`WORKLOADS`].
+/// Workloads by their index in [`WORKLOADS`].
 const ONE: usize = 0;
 const TEN: usize = 1;
 const MANY: usize = 3;
 
-/// A number of a workload: where, which, on what, and how it varies.
+/// Identifies the cell of a workload.
 #[derive(Clone, Copy)]
-struct Number {
+struct WorkloadCell {
     rtt: Option<Duration>,
     variant: Variant,
     device: usize,
@@ -26,7 +25,7 @@ struct Number {
     what: &'static str,
 }
 
-impl Number {
+impl WorkloadCell {
     fn name(self) -> String {
         let device = DEVICES[self.device].1;
         name_of(self.rtt, self.variant, device, (self.workload, self.write), self.what)
@@ -45,12 +44,12 @@ impl Number {
     }
 }
 
-/// A question over all numbers that `pair` has both of.
+/// A comparison of the pairs in `all` whose cells are both in the plan; `None` without any.
 fn ask(
     title: &str,
     said: Option<&Statement>,
     quick: bool,
-    all: impl IntoIterator<Item = (Number, Number)>,
+    all: impl IntoIterator<Item = (WorkloadCell, WorkloadCell)>,
 ) -> Option<Question> {
     let mut question = Question::new(title, said);
     for (of, to) in all.into_iter().filter(|(of, to)| of.is_wanted(quick) && to.is_wanted(quick)) {
@@ -59,19 +58,19 @@ fn ask(
     (!question.pairs.is_empty()).then_some(question)
 }
 
-/// Devices, workloads and ways that a question goes over.
+/// The cells of all combinations of devices, workloads and directions.
 fn over(
     rtt: Option<Duration>,
     devices: &[usize],
     workloads: &[usize],
     ways: &[bool],
     what: &'static str,
-) -> Vec<Number> {
+) -> Vec<WorkloadCell> {
     let mut all = Vec::new();
     for &write in ways {
         for &workload in workloads {
             for &device in devices {
-                all.push(Number { rtt, variant: Variant::USUAL, device, workload, write, what });
+                all.push(WorkloadCell { rtt, variant: Variant::USUAL, device, workload, write, what });
             }
         }
     }
@@ -92,49 +91,49 @@ pub(super) fn questions(settings: &Settings) -> Vec<Question> {
         let of_far = |statement: &'static Statement| (rtt == Some(FAR)).then_some(statement);
         let at = rtt.map_or(String::new(), |rtt| format!(", {} ms away", rtt.as_secs_f64() * 1e3));
         let title = |words: &str| format!("{words}{at}");
-        let mut push = |words: &str, said: Option<&Statement>, numbers: Vec<(Number, Number)>| {
+        let mut push = |words: &str, said: Option<&Statement>, numbers: Vec<(WorkloadCell, WorkloadCell)>| {
             all.extend(ask(&title(words), said, quick, numbers));
         };
-        let with = |numbers: Vec<Number>, change: &dyn Fn(Number) -> Number| {
+        let with = |numbers: Vec<WorkloadCell>, change: &dyn Fn(WorkloadCell) -> WorkloadCell| {
             numbers.into_iter().map(|number| (number, change(number))).collect::<Vec<_>>()
         };
         let files = over(rtt, &[ext4, xfs], &workloads, &both, THROUGHPUT);
         push(
             "Files on ext4 and XFS, against the raw device",
             of_near(&said::NEAR_ALIKE),
-            with(files, &|n| Number { device: raw, ..n }),
+            with(files, &|n| WorkloadCell { device: raw, ..n }),
         );
         let several = over(rtt, &[striped], &[1, 2, 3], &[false], THROUGHPUT);
         push(
             "Several files read from six striped devices, against one",
             of_near(&said::NEAR_STRIPE_READS),
-            with(several, &|n| Number { device: xfs, ..n }),
+            with(several, &|n| WorkloadCell { device: xfs, ..n }),
         );
         let one = over(rtt, &every, &[ONE], &[true], THROUGHPUT);
         push(
             "One file written, against read",
             of_near(&said::NEAR_FEW_WRITES),
-            with(one, &|n| Number { write: false, ..n }),
+            with(one, &|n| WorkloadCell { write: false, ..n }),
         );
         let latency = over(rtt, &every, &workloads, &[true], COMPLETION);
         push(
             "Completion latency written, against read",
             of_near(&said::NEAR_WRITE_LATENCY),
-            with(latency, &|n| Number { write: false, ..n }),
+            with(latency, &|n| WorkloadCell { write: false, ..n }),
         );
         let many = over(rtt, &single, &[MANY], &[true], THROUGHPUT);
         let said = of_near(&said::NEAR_MANY_WRITES).or(of_far(&said::FAR_MANY_WRITES));
-        push("1,000 files written, against 10", said, with(many, &|n| Number { workload: TEN, ..n }));
+        push("1,000 files written, against 10", said, with(many, &|n| WorkloadCell { workload: TEN, ..n }));
         for (write, said) in [(false, &said::FAR_READS), (true, &said::FAR_WRITES)] {
             let several = over(rtt, &every, &[TEN], &[write], THROUGHPUT);
             let words = format!("10 files {}, against one", if write { "written" } else { "read" });
-            push(&words, of_far(said), with(several, &|n| Number { workload: ONE, ..n }));
+            push(&words, of_far(said), with(several, &|n| WorkloadCell { workload: ONE, ..n }));
         }
         let one = over(rtt, &[xfs], &[ONE], &[true], THROUGHPUT);
         push(
             "One file written to XFS, against ext4",
             of_far(&said::FAR_XFS),
-            with(one, &|n| Number { device: ext4, ..n }),
+            with(one, &|n| WorkloadCell { device: ext4, ..n }),
         );
         if !has_links {
             continue;
@@ -151,35 +150,39 @@ pub(super) fn questions(settings: &Settings) -> Vec<Question> {
             for what in [THROUGHPUT, COMPLETION] {
                 let numbers = over(rtt, devices, &workloads, &[write], what).into_iter();
                 let numbers =
-                    numbers.map(|n| Number { variant: Variant::capsule(IN_CAPSULE[1]), ..n }).collect();
+                    numbers.map(|n| WorkloadCell { variant: Variant::capsule(IN_CAPSULE[1]), ..n }).collect();
                 let on = if devices == [raw] { " on the raw device" } else { "" };
                 let words =
                     format!("16 KiB in the capsule, against 8: {} of {}{on}", what.to_lowercase(), rw(write));
                 push(
                     &words,
                     Some(said),
-                    with(numbers, &|n| Number { variant: Variant::capsule(IN_CAPSULE[0]), ..n }),
+                    with(numbers, &|n| WorkloadCell { variant: Variant::capsule(IN_CAPSULE[0]), ..n }),
                 );
             }
         }
         for what in [THROUGHPUT, COMPLETION] {
             let logs = over(rtt, &[xfs, striped], &workloads, &[true], what);
             let words = format!("Log buffers of 256 KiB, against 32: {} of writes", what.to_lowercase());
-            push(&words, of_far(&said::LOG_FAR), with(logs, &|n| Number { variant: Variant::LOG, ..n }));
+            push(
+                &words,
+                of_far(&said::LOG_FAR),
+                with(logs, &|n| WorkloadCell { variant: Variant::LOG, ..n }),
+            );
         }
         if variants().contains(&Variant::OWN) {
             let own = over(rtt, &every, &workloads, &both, THROUGHPUT).into_iter();
-            let own = own.map(|n| Number { variant: Variant::OWN, ..n }).collect();
+            let own = own.map(|n| WorkloadCell { variant: Variant::OWN, ..n }).collect();
             push(
                 "This machine's congestion control, against CUBIC",
                 None,
-                with(own, &|n| Number { variant: Variant::USUAL, ..n }),
+                with(own, &|n| WorkloadCell { variant: Variant::USUAL, ..n }),
             );
         }
     }
     if has_links {
         let one = over(Some(FAR), &every, &[ONE], &both, THROUGHPUT).into_iter();
-        let pairs = one.map(|n| (n, Number { rtt: Some(NEAR), ..n }));
+        let pairs = one.map(|n| (n, WorkloadCell { rtt: Some(NEAR), ..n }));
         all.extend(ask("One file 15 ms away, against 0.15 ms", Some(&said::FAR_ONE), quick, pairs));
     }
     all
