@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_read_back_and_others_are_not() {
+    fn valid_records_are_parsed_and_others_rejected() {
         let text = r#"{"path":"/x","devices":["mem:1GiB"],"via":"fuse","size":5,"read_only":true,"pid":7}"#;
         let record = Attachment::parse(text).expect("a record");
         assert_eq!((record.path.as_path(), record.size, record.pid), (Path::new("/x"), 5, 7));

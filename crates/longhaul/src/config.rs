@@ -31,7 +31,7 @@ const NEVER: [&str; 3] = ["help", "version", "show-config"];
 const CHECKED_KEY: &str = "key-alone";
 
 /// Settings of one verb from the files: for each key its arguments, and the file.
-type Settings = BTreeMap<String, (Vec<OsString>, PathBuf)>;
+type VerbSettings = BTreeMap<String, (Vec<OsString>, PathBuf)>;
 
 /// Parses the command line together with the configuration files. Exits after help, version or
 /// the configuration were printed, and on arguments that are wrong.
@@ -50,7 +50,7 @@ pub(crate) fn parse() -> Result<Cli, Failure> {
         return cli(&command.try_get_matches_from(args).unwrap_or_else(|e| end(&e)));
     };
     let files = files().into_iter().map(|path| read(&path)).collect::<Result<Vec<_>, _>>()?;
-    let mut settings = Settings::new();
+    let mut settings = VerbSettings::new();
     for (path, table) in files.iter().flatten() {
         check(path, &command, table, &[])?;
         settings.extend(settings_of(path, table, &verb)?);
@@ -203,18 +203,18 @@ fn flag<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| arg.get_long() == Some(key) && !NEVER.contains(&key))
 }
 
-fn settings_of(path: &Path, table: &Table, verb: &[(String, &Command)]) -> Result<Settings, Failure> {
+fn settings_of(path: &Path, table: &Table, verb: &[(String, &Command)]) -> Result<VerbSettings, Failure> {
     let mut here = table;
     let mut name = Vec::new();
     for (verb, _) in verb {
         name.push(verb.as_str());
         match here.get(verb) {
             Some(Value::Table(inner)) => here = inner,
-            _ => return Ok(Settings::new()),
+            _ => return Ok(VerbSettings::new()),
         }
     }
-    let Some((_, command)) = verb.last() else { return Ok(Settings::new()) };
-    let mut settings = Settings::new();
+    let Some((_, command)) = verb.last() else { return Ok(VerbSettings::new()) };
+    let mut settings = VerbSettings::new();
     for (key, value) in here.iter().filter(|(key, _)| flag(command, key).is_some()) {
         let name = format!("{}.{key}", name.join("."));
         settings.insert(key.clone(), (flags(path, command, &name, key, value)?, path.to_owned()));
@@ -271,7 +271,7 @@ fn is_given(command: &Command, key: &str, args: &[OsString]) -> bool {
 }
 
 /// Adds the file to a parser error if the value came from one; exits on all other errors.
-fn with_file(e: clap::Error, settings: &Settings) -> Failure {
+fn with_file(e: clap::Error, settings: &VerbSettings) -> Failure {
     let named = match e.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(text)) => text.trim_start_matches('-').split([' ', '=']).next(),
         _ => None,
@@ -288,7 +288,7 @@ fn show(
     command: &Command,
     verb: &[(String, &Command)],
     args: &[OsString],
-    settings: &Settings,
+    settings: &VerbSettings,
 ) -> Result<Cli, Failure> {
     // Missing arguments are ignored: the settings are only printed.
     let matches = command.clone().ignore_errors(true).try_get_matches_from(args);

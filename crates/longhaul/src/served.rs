@@ -35,7 +35,7 @@ struct LastMedium {
 
 /// An export of a file or block device, from before it is opened until the target ends.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ExportMedium {
     nqn: String,
     nsid: u32,
     path: PathBuf,
@@ -50,7 +50,7 @@ pub(crate) struct Place {
 ///
 /// # Errors
 /// Another medium is at the path; the message names the one served last, and what to do.
-pub(crate) fn check(export: &Export, nqn: &str, nsid: u32) -> Result<Option<Place>, Failure> {
+pub(crate) fn check(export: &Export, nqn: &str, nsid: u32) -> Result<Option<ExportMedium>, Failure> {
     let Some(path) = export.path() else { return Ok(None) };
     let path = std::path::absolute(path).map_err(|e| state::wrong(path, e))?;
     let medium = medium_at(&path)?;
@@ -73,7 +73,7 @@ pub(crate) fn check(export: &Export, nqn: &str, nsid: u32) -> Result<Option<Plac
             path.display()
         );
     }
-    Ok(Some(Place { nqn: nqn.to_owned(), nsid, path, uuid, medium, read_only: export.is_read_only() }))
+    Ok(Some(ExportMedium { nqn: nqn.to_owned(), nsid, path, uuid, medium, read_only: export.is_read_only() }))
 }
 
 fn medium_at(path: &Path) -> Result<Option<Medium>, Failure> {
@@ -98,7 +98,7 @@ fn refusal(export: &Export, last: &LastMedium, medium: Option<&Medium>) -> Failu
     let message = format!(
         "export {} is not served: at {} it served medium {} of {} last ({}), and {now}. Is a file system \
          not mounted, or a disk missing? If it is the same content, moved or restored, give the export \
-         uuid={}; to serve what is there as another disk, give it the option create",
+         uuid={}; to serve the new medium as another disk, give it the option create",
         export.name,
         last.path.display(),
         last.uuid,
@@ -124,7 +124,7 @@ fn ago(when: u64) -> String {
     format!("{count} {unit} ago")
 }
 
-impl Place {
+impl ExportMedium {
     /// Returns the identity of the medium that was opened as `device`, and records that this export
     /// serves it. A medium without an identity gets a new one, which is stored if possible.
     ///
@@ -153,7 +153,7 @@ impl Place {
     }
 
     /// Whether both exports have the same file or block device.
-    pub(crate) fn is_same(&self, other: &Place) -> bool {
+    pub(crate) fn is_same(&self, other: &ExportMedium) -> bool {
         self.medium.as_ref().zip(other.medium.as_ref()).is_some_and(|(one, two)| one.is_same(two))
     }
 
@@ -175,10 +175,7 @@ impl Place {
         let saved = state::save(&SubsystemRecord::path(&self.nqn), &record.to_json(&self.nqn));
         if let Err(failure) = saved {
             // The record is an additional check: without it the target serves all the same.
-            tracing::warn!(
-                "{}: another medium in the place of this one will not be noticed",
-                failure.message
-            );
+            tracing::warn!("{}: another medium at the same path will not be detected", failure.message);
         }
         Ok(())
     }

@@ -229,12 +229,12 @@ impl ArrayClient {
                 _ => return Err(Failure::failed(e)),
             }
         }
-        let gone = || Failure::failed("the process that ran the array has ended before it answered");
-        let reply: Value = serde_json::from_slice(&line).map_err(|_| gone())?;
+        let ended = || Failure::failed("the process that ran the array has ended before it answered");
+        let reply: Value = serde_json::from_slice(&line).map_err(|_| ended())?;
         if let Some(ok) = reply.get("ok") {
             return Ok(ok.clone());
         }
-        let message = reply["error"]["message"].as_str().ok_or_else(gone)?;
+        let message = reply["error"]["message"].as_str().ok_or_else(ended)?;
         Err(Failure::new(Exit::of(reply["error"]["exit"].as_u64()), message))
     }
 }

@@ -43,13 +43,16 @@ impl Memory for LastKnown {
             Ok(text) => text,
             Err(e) if e.kind() == ErrorKind::NotFound => return None,
             Err(e) => {
-                tracing::warn!("{}: cannot read what was last known of the array: {e}", self.path.display());
+                tracing::warn!("{}: cannot read the last known state of the array: {e}", self.path.display());
                 return None;
             }
         };
         let known = parse(&text);
         if known.is_none() {
-            tracing::warn!("{}: not what was last known of an array; it is passed over", self.path.display());
+            tracing::warn!(
+                "{}: not a record of the last known state of an array; it is ignored",
+                self.path.display()
+            );
         }
         known
     }
@@ -61,7 +64,7 @@ impl Memory for LastKnown {
             if let Err(e) = registry.with_rights(|| write(&path, &known)).and_then(|written| written)
                 && !reported.swap(true, Ordering::Relaxed)
             {
-                tracing::warn!("{}: cannot record what is known of the array: {e}", path.display());
+                tracing::warn!("{}: cannot write the last known state of the array: {e}", path.display());
             }
         }))
     }

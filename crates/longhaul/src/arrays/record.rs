@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_read_back_and_others_are_not() {
+    fn valid_records_are_parsed_and_others_rejected() {
         let text = r#"{"uuid":"00000000-0000-0000-0000-000000000007","name":"a","devices":["/x"],"rebuild_rate":5,
                 "scrub_every":2.5,"hedge":0,"journal_all":true}"#;
         let registry = Registry::own();

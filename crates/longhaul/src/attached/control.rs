@@ -103,12 +103,12 @@ pub(crate) fn request_detach(
         Err(e) => return Some(Err(Failure::failed(e))),
         Ok(_) => {}
     }
-    let gone = || Failure::failed("the process that serves it ended without an answer; see its log");
-    let Ok(reply) = serde_json::from_str::<Value>(&line) else { return Some(Err(gone())) };
+    let ended = || Failure::failed("the process that serves it ended without an answer; see its log");
+    let Ok(reply) = serde_json::from_str::<Value>(&line) else { return Some(Err(ended())) };
     if reply.get("ok").is_some() {
         return Some(Ok(()));
     }
     let message = reply["error"]["message"].as_str().map(str::to_owned);
     let exit = Exit::of(reply["error"]["exit"].as_u64());
-    Some(Err(message.map_or_else(gone, |message| Failure::new(exit, message))))
+    Some(Err(message.map_or_else(ended, |message| Failure::new(exit, message))))
 }

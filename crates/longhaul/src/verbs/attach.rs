@@ -199,7 +199,7 @@ fn log_passed_over(ready: &Value) {
 
 impl Args {
     /// Path and devices of an attach in the background; `None` for other uses of the verb.
-    pub(crate) fn place(&self) -> Option<(PathBuf, Vec<String>)> {
+    pub(crate) fn in_background(&self) -> Option<(PathBuf, Vec<String>)> {
         let at = self.at.clone().filter(|_| !self.foreground)?;
         Some((at, self.devices.clone()))
     }
@@ -321,7 +321,7 @@ fn clear(path: &Path, lazily: bool) -> Outcome {
     };
     if known.is_none() && !was_there {
         return Err(Failure::failed(format!(
-            "{}: nothing is attached there; longhaul attach --list says what is, and where",
+            "{}: nothing is attached there; longhaul attach --list shows all attachments",
             path.display()
         )));
     }

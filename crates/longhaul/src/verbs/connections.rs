@@ -55,10 +55,10 @@ impl Connection {
         if ran.status.success() {
             return Ok(());
         }
-        let said = String::from_utf8_lossy(&ran.stderr);
-        let said = said.trim().strip_prefix("longhaul: ").unwrap_or(said.trim()).to_owned();
+        let stderr = String::from_utf8_lossy(&ran.stderr);
+        let message = stderr.trim().strip_prefix("longhaul: ").unwrap_or(stderr.trim()).to_owned();
         let exit = ran.status.code().and_then(|code| u64::try_from(code).ok());
-        Err(Failure::new(Exit::of(exit), format!("line {}: {said}", self.line)))
+        Err(Failure::new(Exit::of(exit), format!("line {}: {message}", self.line)))
     }
 }
 
@@ -82,15 +82,15 @@ fn parse(text: &str) -> Result<Vec<Connection>, String> {
         }
         let typed = std::iter::once("longhaul".to_owned()).chain(words.clone());
         let cli = Cli::try_parse_from(typed).map_err(|e| {
-            let said = e.to_string();
-            wrong(said.lines().next().unwrap_or_default().trim_start_matches("error: "))
+            let message = e.to_string();
+            wrong(message.lines().next().unwrap_or_default().trim_start_matches("error: "))
         })?;
-        let (place, is_mount) = match &cli.verb {
-            Verb::Mount(args) => (args.place(), true),
-            Verb::Attach(args) => (args.place(), false),
+        let (connection, is_mount) = match &cli.verb {
+            Verb::Mount(args) => (args.in_background(), true),
+            Verb::Attach(args) => (args.in_background(), false),
             _ => (None, false),
         };
-        let Some((path, devices)) = place else {
+        let Some((path, devices)) = connection else {
             return Err(wrong(
                 "it is neither 'attach DEVICE --at PATH' nor 'mount DEVICE DIR', in the background",
             ));
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_as_they_are_typed() {
+    fn lines_are_parsed_like_the_command_line() {
         let text = "# comment\n\nattach nvme+tcp://dtn1/x --at /run/x --via fuse # another\n\
                     mount array:y '/mnt/with space' -o noatime --ctrl-loss-timeout -1\n";
         let all = parse(text).expect("connections");
@@ -217,8 +217,8 @@ mod tests {
             ("mount mem:1MiB '/mnt", "a quote is not closed"),
             ("mount mem:1MiB /a\nmount mem:2MiB /a", "line 2: /a is in line 1 already"),
         ] {
-            let said = parse(text).expect_err(text);
-            assert!(said.contains(why), "{text}: {said}");
+            let message = parse(text).expect_err(text);
+            assert!(message.contains(why), "{text}: {message}");
         }
     }
 }

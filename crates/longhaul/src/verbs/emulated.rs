@@ -71,10 +71,10 @@ pub(crate) fn words() -> Option<(String, String)> {
 }
 
 fn find() -> Option<Status> {
-    let here = fs::metadata("/proc/self/ns/net").ok()?;
+    let own = fs::metadata("/proc/self/ns/net").ok()?;
     let same = |status: &Status| {
-        let there = fs::metadata(format!("{NAMESPACES}/{}", status.client));
-        there.is_ok_and(|there| (there.ino(), there.dev()) == (here.ino(), here.dev()))
+        let client = fs::metadata(format!("{NAMESPACES}/{}", status.client));
+        client.is_ok_and(|client| (client.ino(), client.dev()) == (own.ino(), own.dev()))
     };
     let all = control::names()
         .into_iter()

@@ -4,7 +4,7 @@ use crate::addresses::{self, Listen, check_congestion, reachable};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{Device, EngineArgs, Export, Opener, parse_bytes};
 use crate::output::Output;
-use crate::served::{self, Place};
+use crate::served::{self, ExportMedium};
 use longhaul_initiator::IO_PORT;
 use longhaul_target::{Config, Error, HostAccess, Target, is_loopback};
 use serde_json::{Value, json};
@@ -208,7 +208,7 @@ struct OpenExport {
     uuid: Uuid,
     device: Device,
     /// The medium, for a file or block device.
-    place: Option<Place>,
+    place: Option<ExportMedium>,
 }
 
 /// Opens the devices of all exports and determines their UUIDs. All exports are checked before

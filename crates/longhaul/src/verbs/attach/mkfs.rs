@@ -155,8 +155,7 @@ fn make(
                 if let Some(pid) = *child.lock().unwrap_or_else(PoisonError::into_inner) {
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
                 }
-                let why =
-                    "interrupted: there is no file system on the device, and what was there may have gone";
+                let why = "interrupted: the device has no file system, and its previous data may be lost";
                 return Err(Failure::failed(why));
             }
         }
@@ -181,7 +180,9 @@ fn discard(requests: &dyn Requests, output: Output) -> Outcome {
     let len = requests.info().size;
     match requests.wait(Request::Discard { offset: 0, len }) {
         Ok(_) => {}
-        Err(IoError::Unsupported(_)) => output.note("the device does not give space back"),
+        Err(IoError::Unsupported(_)) => {
+            output.note("the device does not support discard: the space of its old data is not freed")
+        }
         Err(e) => return Err(e.into()),
     }
     // Without discard the old data stays on the device: zeroed edges have no signature of an old

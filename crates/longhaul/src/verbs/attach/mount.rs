@@ -80,7 +80,7 @@ pub(crate) struct Args {
 
 impl Args {
     /// Directory and devices of a mount in the background; `None` in the foreground.
-    pub(crate) fn place(&self) -> Option<(PathBuf, Vec<String>)> {
+    pub(crate) fn in_background(&self) -> Option<(PathBuf, Vec<String>)> {
         (!self.foreground).then(|| (self.dir.clone(), self.devices.clone()))
     }
 }
@@ -123,7 +123,7 @@ fn directory(dir: &Path) -> Result<PathBuf, Failure> {
             return Err(Failure::new(Exit::Refused, format!("{}: mounted already", dir.display())));
         }
         Some((_, false)) => {
-            let why = "what was mounted there lost its process; end it: longhaul umount";
+            let why = "the process of the earlier mount has ended; remove that mount: longhaul umount";
             return Err(Failure::usage(format!("{}: {why} {}", dir.display(), dir.display())));
         }
         None => {}
@@ -348,7 +348,7 @@ impl Mounting<'_> {
             exit,
             format!(
                 "{}: the {} file system of {} was mounted, and cannot be used: {why}. It is unmounted \
-                 again{left}; mount it when the cause is gone, and the journal makes it whole",
+                 again{left}; mount it again once the device works: the journal is replayed then",
                 self.dir.display(),
                 self.kind,
                 self.name

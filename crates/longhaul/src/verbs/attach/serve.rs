@@ -174,7 +174,7 @@ impl Service<'_> {
                     failure.message
                 ));
                 if let Err(failure) = self.hide() {
-                    self.output.note(format_args!("it stays in sight: {}", failure.message));
+                    self.output.note(format_args!("its path cannot be removed: {}", failure.message));
                 }
                 Ok(false)
             }
@@ -213,8 +213,8 @@ impl Service<'_> {
         let path = self.path.display();
         if now < before {
             tracing::error!(
-                "{path}: the device has shrunk from {before} to {now} bytes: I/O behind that fails; unmount what is \
-                 on it, give the device its size back, and check the file system"
+                "{path}: the device has shrunk from {before} to {now} bytes: I/O beyond its end fails; unmount its \
+                 file system, restore the size of the device, and check the file system"
             );
         }
         self.output.event("resized", json!({ "size": now }));

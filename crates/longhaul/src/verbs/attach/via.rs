@@ -111,7 +111,7 @@ pub(super) fn first_available<T>(
     for why in &passed_over {
         tracing::info!("not by {why}");
     }
-    Err(cause.map_or_else(|| Failure::failed("there is no way to attach it"), Failure::from))
+    Err(cause.map_or_else(|| Failure::failed("no front end was tried: --via names none"), Failure::from))
 }
 
 #[cfg(test)]
