@@ -1,4 +1,4 @@
-//! What strangers may do with an agent that root starts.
+//! What clients may do with an agent that root starts.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 
-/// The user without rights of its own, by number: it need not have a name.
+/// The ID of the unprivileged user, which need not have a name.
 const NOBODY: u32 = 65_534;
 
 /// Whether this runs as root; prints why a test is skipped if not.
@@ -91,7 +91,7 @@ fn an_unprivileged_client_creates_no_setuid_root_program() {
     assert_eq!(field("Uid:"), ids, "real, effective, saved and of the file system");
     let rights = u64::from_str_radix(&field("CapEff:"), 16).expect("a mask");
     assert_eq!(rights, 0, "no capability is left");
-    // It stays root, and keeps no owners all the same.
+    // The agent keeps running as root, and keeps no owners all the same.
     let dir = place();
     let (_agent, code) = push_as_nobody(dir.path(), &["--insecure", "--user", "root"], &[]);
     let meta = shell(dir.path());

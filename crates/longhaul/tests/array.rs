@@ -1,4 +1,4 @@
-//! Devices joined to one, as a stranger joins them.
+//! Stripes and arrays, as a user creates and operates them.
 
 mod common;
 
@@ -81,7 +81,7 @@ impl Home {
     }
 }
 
-/// Overwrites the data of a member behind everybody's back.
+/// Overwrites the data of a member file directly.
 fn damage(path: &str, from: u64) {
     use std::os::unix::fs::FileExt;
     let file = std::fs::OpenOptions::new().write(true).open(path).expect("a file");
@@ -122,7 +122,7 @@ fn a_member_that_is_gone_is_replaced() {
         (&"degraded".into(), &"absent".into())
     );
     let new = home.files(&["new"]).remove(0);
-    // With one data unit a stripe, the member that is gone could have gone on alone.
+    // With one data unit per stripe, the missing member could have been written to alone.
     let replace = ["array", "replace", "pool", "--member", "2", "--device", &new];
     let refused = home.run(&replace);
     assert!(refused.code == Some(6) && refused.stderr.contains("--degraded"), "{refused:?}");
@@ -130,7 +130,7 @@ fn a_member_that_is_gone_is_replaced() {
     home.summary(&[&["array", "assemble"], &left[..]].concat(), 0);
     let status = home.summary(&["array", "replace", "pool", "--member", "2", "--device", &new], 0);
     assert_eq!((&status["health"], &status["lost_bytes"]), (&"healthy".into(), &0.into()));
-    // Known by its members alone, in another order, on another host.
+    // Assembled on another host from its members, in another order.
     let other = Home::new();
     let devices = [&new, &members[1], &members[0]];
     let mut args =
@@ -145,7 +145,7 @@ fn a_member_that_is_gone_is_replaced() {
 #[test]
 fn a_member_that_was_out_of_reach_is_let_in() {
     let home = Home::new();
-    // Not made anew where they are missing.
+    // Without `size=`, so that a missing file is not created.
     let members = ["a", "b", "c"].map(|name| {
         let file = std::fs::File::create(home.path(name)).expect("made");
         file.set_len(16 << 20).expect("sized");
@@ -160,7 +160,7 @@ fn a_member_that_was_out_of_reach_is_let_in() {
     assert_eq!(longhaul(&load).code, Some(0));
     assert_eq!(home.summary(&["array", "status", "vol"], 3)["members"][1]["condition"], "absent");
     std::fs::rename(home.path("away"), home.path("b")).expect("moved");
-    // It is looked for every ten seconds, and then catches up.
+    // The array looks for it every ten seconds, and then resyncs it.
     let begun = std::time::Instant::now();
     while home.run(&["array", "status", "vol"]).code != Some(0) {
         assert!(begun.elapsed() < std::time::Duration::from_secs(120), "it does not come back");
@@ -194,8 +194,8 @@ fn a_target_that_is_killed_is_given_up_within_seconds() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let member = home.summary(&["array", "status", "vol"], 3)["members"][1].clone();
     assert_eq!(member["condition"], "absent", "{member}");
-    // Two seconds, a look, and what a busy machine needs: a member that might
-    // answer any moment is given ten.
+    // Two seconds, plus the interval of checks, with a margin for a busy machine. A member
+    // that may still answer is given up after ten.
     let reason = member["reason"].as_str().expect("a reason");
     let time = reason.strip_prefix("it has lost its connection ").and_then(|rest| rest.split(' ').next());
     let time: f64 = time.and_then(|time| time.parse().ok()).unwrap_or_else(|| panic!("{reason}"));
@@ -270,7 +270,7 @@ fn a_spare_takes_the_place_of_a_killed_target_under_load() {
     let ran = finish(running);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     until("it is filled", || status()["health"] == "healthy");
-    // What the spare has is right, without the help of another.
+    // The spare's data is right: it is needed to reconstruct that of a killed member.
     assert_eq!(longhaul(&load).code, Some(0));
     drop(targets.remove(0));
     assert_eq!(longhaul(&["bench", &uri, "--bs", "64k", "--verify", "crc32c"]).code, Some(0));
@@ -367,7 +367,7 @@ fn what_makes_no_array_is_refused() {
     fails(&["target", "--export", "v=array:y,ro"], 2, "an array or a remote namespace takes no options");
 }
 
-/// A mirror over two targets, B dies, and then all of it; B alone has what is old.
+/// A mirror over two targets: B is killed, later A and the host; B alone has old data.
 #[test]
 fn a_mirror_does_not_begin_from_the_member_that_missed_flushed_writes() {
     let home = Home::new();
@@ -408,7 +408,7 @@ fn a_mirror_does_not_begin_from_the_member_that_missed_flushed_writes() {
         refused.stderr.contains("does not begin") && refused.stderr.contains("--degraded"),
         "{refused:?}"
     );
-    // On another host, which has recorded nothing, as well.
+    // Also on another host, without records of the array.
     let other = Home::new();
     let refused = other.run(&["array", "assemble", "--device", &uris[1]]);
     assert!(refused.code == Some(6) && refused.stderr.contains("members 0 are not there"), "{refused:?}");

@@ -1,5 +1,5 @@
-//! Devices as local files: `longhaul attach` and `detach`. They need FUSE, and
-//! say so where they skip.
+//! Devices as local files: `longhaul attach` and `detach`. The tests need FUSE, and are
+//! skipped with a message elsewhere.
 
 mod common;
 
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 
-/// A place for files, and for what processes know of each other.
+/// A directory for files and for the program's runtime state.
 struct Home(TempDir);
 
 impl Home {
@@ -40,14 +40,14 @@ impl Home {
         finish(self.command(args).spawn().expect("started"))
     }
 
-    /// Runs what must work.
+    /// Runs the program, and expects success.
     fn good(&self, args: &[&str]) -> Ran {
         let ran = self.run(args);
         assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.stderr);
         ran
     }
 
-    /// Attaches a device in the background: its process.
+    /// Attaches a device in the background, and returns the ID of the process.
     fn attach(&self, uri: &str, at: &Path, more: &[&str]) -> String {
         let args = [&["attach", uri, "--at", text(at), "--json"], more].concat();
         let ran = self.good(&args);
@@ -118,7 +118,7 @@ fn a_device_is_a_file_and_keeps_what_is_written() {
     let kept = fs::read(&backing).expect("read");
     assert!(kept[4096 + 33..][..content.len()] == content);
 
-    // A hole reads as zeroes, and gives space back at the far end.
+    // A punched hole reads as zeroes, and frees space at the target.
     let before = fs::metadata(&backing).expect("there").blocks();
     let punched = Command::new("fallocate")
         .args(["--punch-hole", "--offset", "1MiB", "--length", "4MiB", text(&at)])
@@ -129,7 +129,7 @@ fn a_device_is_a_file_and_keeps_what_is_written() {
     assert!(back[..4 * MIB as usize].iter().all(|&b| b == 0));
     assert!(fs::metadata(&backing).expect("there").blocks() < before - 3 * MIB / 512);
 
-    // The end of the device is the end of the file.
+    // Reads end and writes fail at the end of the device.
     assert_eq!(file.read_at(&mut [0; 16], 64 * MIB).expect("read"), 0);
     let full = file.write_at(&[0; 16], 64 * MIB).expect_err("past the end");
     assert_eq!(full.raw_os_error(), Some(28), "{full}");
@@ -151,7 +151,7 @@ fn a_device_in_use_is_not_detached_and_its_user_is_named() {
     assert!(ran.stderr.contains(&std::process::id().to_string()), "{}", ran.stderr);
     file.write_all_at(&pattern(8192, 2), 0).expect("it is still there");
 
-    // SIGTERM takes it out of sight, and waits for its user.
+    // After SIGTERM the file is unlinked, and the process waits for its user.
     kill("-TERM", &pid);
     until("it is out of sight", || !at.exists());
     let mut back = vec![0; 8192];
@@ -196,7 +196,7 @@ fn what_a_killed_process_leaves_is_named_and_cleared() {
     until("its end", || has_ended(&pid));
     assert!(file.write_at(&[0; 4096], 0).is_err(), "no process serves the write");
     drop(file);
-    // The kernel gives up the lock of its record a moment after its program.
+    // The kernel releases the lock of the record shortly after the process has ended.
     until("its lock is free", || home.attached()[0]["served"] == false);
     let ran = home.run(&["attach", &target.uri(0), "--at", text(&at)]);
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
@@ -392,7 +392,7 @@ fn a_way_that_the_kernel_has_makes_a_block_device_and_one_that_it_has_not_is_nam
         drop(file);
         home.good(&["detach", text(&at)]);
         assert!(fs::symlink_metadata(&at).is_err() && home.attached().is_empty());
-        // The device itself has it, whatever the way.
+        // The data is on the device, with any interface.
         home.attach(&uri, &at, &[]);
         let mut back = vec![0; MIB as usize];
         writer(&at).read_exact_at(&mut back, 4096).expect("read");
@@ -429,7 +429,7 @@ fn an_unprivileged_user_attaches_through_the_helper() {
     let Some(home) = Home::new() else { return };
     let dir = tempfile::tempdir().expect("directory");
     let device = dir.path().join("fuse");
-    // As on machines where everybody may use FUSE, for this process alone.
+    // In this mount namespace every user may use FUSE.
     let everybody = "mknod -m 666 \"$3\" c 10 229 && mount --bind \"$3\" /dev/fuse && chown 65534 \"$2\" && \
         exec setpriv --reuid=65534 --regid=65534 --clear-groups sh -ec \"$0\" sh \"$1\" \"$2\"";
     let mut command = Command::new("unshare");
@@ -470,22 +470,22 @@ fn fio_finds_what_it_has_written() {
     target.stop();
 }
 
-/// How far two ways to measure the same may be apart.
+/// Largest relative difference of fio and `bench`.
 const APART: f64 = 0.10;
 /// How far fio may be below the rate limit of the device: further below, the
 /// processors limit the rate, and the comparison means nothing.
 const BELOW: f64 = 0.05;
-/// Rounds that count before the two are compared, and rounds in all.
+/// Valid rounds that are compared, and the most rounds in all.
 const COUNTED: usize = 3;
 const ROUNDS: usize = 12;
 
-/// Bytes per second that were read, as fio and `bench` say it.
+/// Read rate in bytes per second, from the output of fio or `bench`.
 fn rate(out: &[u8]) -> f64 {
     let result: Value = serde_json::from_slice(out).expect("fio's JSON");
     result["jobs"][0]["read"]["bw_bytes"].as_f64().expect("a rate")
 }
 
-/// The middle one.
+/// The median.
 fn median(mut all: Vec<f64>) -> f64 {
     all.sort_by(f64::total_cmp);
     all[all.len() / 2]
@@ -556,7 +556,7 @@ fn mkfs_overwrites_nothing_unasked_and_nothing_in_vain() {
         let ran = home.run(&mkfs);
         assert_eq!(ran.code, Some(6), "{what}: {}", ran.stderr);
         assert!(ran.stderr.contains("--force") && is_there(), "{what}: {}", ran.stderr);
-        // Told to, but without the program that does it.
+        // With `--force`, but without `mkfs.ext4`.
         let mut forced = home.command(&[&mkfs[..], &["--force"]].concat());
         let ran = finish(forced.env("PATH", "/nonexistent").spawn().expect("started"));
         assert_eq!(ran.code, Some(1), "{what}: {}", ran.stderr);
@@ -567,7 +567,7 @@ fn mkfs_overwrites_nothing_unasked_and_nothing_in_vain() {
         }
     }
     if Command::new("mkfs.xfs").arg("-V").output().is_ok() {
-        // It takes labels of twelve characters.
+        // XFS labels have at most twelve characters.
         let (disk, magic) = (home.path("labelled"), b"what is there already");
         fs::write(&disk, magic).expect("written");
         let device = format!("file:{},size=320MiB", disk.display());
@@ -590,7 +590,7 @@ fn the_mount_line_of_mkfs_says_how_devices_are_joined() {
     let line = summary["mount"].as_str().expect("a line");
     let options = "longhaul mount --layout stripe --stripe-unit 262144 ";
     assert!(line.starts_with(options) && line.ends_with(" DIR"), "{line}");
-    // It is understood as it stands.
+    // The printed command is valid.
     let dir = home.path("dir");
     let words = line.split(' ').skip(1).map(|word| if word == "DIR" { text(&dir) } else { word });
     home.good(&words.chain(["--show-config"]).collect::<Vec<_>>());
@@ -603,7 +603,7 @@ fn mkfs_that_is_interrupted_leaves_nothing() {
         longhaul_skip::skip!("needs mkfs.xfs");
         return;
     }
-    // A minute for its log.
+    // At this rate writing the log takes a minute.
     let device = format!("file:{},size=512MiB,rate=8Mbit", home.path("image").display());
     let start = |before: &[String]| {
         let child = home.command(&["mkfs", "--force", "--fs", "xfs", &device]).spawn().expect("started");
@@ -611,7 +611,7 @@ fn mkfs_that_is_interrupted_leaves_nothing() {
         until("it is under way", || is_there(mounts_below(home.0.path())));
         child
     };
-    // Killed, it leaves what the next one takes away.
+    // The mount that a killed run leaves is removed by the next one.
     let mut killed = start(&[]);
     killed.kill().expect("killed");
     killed.wait().expect("ended");
@@ -626,8 +626,8 @@ fn mkfs_that_is_interrupted_leaves_nothing() {
     assert_eq!(hidden.filter(|e| e.file_name().to_string_lossy().starts_with("mkfs-")).count(), 0);
 }
 
-/// Runs the program where `/dev` has these devices and no others, or a reason
-/// why that cannot be.
+/// Runs the program with only these devices in `/dev`, or returns the reason why that is not
+/// possible.
 fn with_devices(home: &Home, devices: &[(&str, &str)], args: &[&str]) -> Result<Ran, String> {
     let dev = tempfile::tempdir().expect("directory");
     for (name, number) in devices {
@@ -672,7 +672,7 @@ fn without_fuse_or_loop_devices_that_is_said_and_nothing_is_left() {
         &["attach", "mem:16MiB", "--at", text(&at), "--via", "fuse"],
         &["/dev/fuse", "modprobe fuse"],
     );
-    // One cause, of the way that works nearly everywhere, and what to do.
+    // One cause and its remedy, of the interface that works nearly everywhere.
     wrong(&[null], &["attach", "mem:16MiB", "--at", text(&at)], &["/dev/fuse", "modprobe fuse"]);
     fs::write(&disk, pattern(64 * MIB as usize, 3)).expect("written");
     wrong(&[null], &["mkfs", "--fs", "ext4", "--force", &device], &["/dev/fuse"]);
@@ -711,7 +711,7 @@ fn the_best_way_is_taken_and_said() {
     let ran = home.good(&["attach", "mem:16MiB", "-v", "--at", text(&at)]);
     assert!(ran.stderr.contains("not by ublk: "), "{}", ran.stderr);
     home.good(&["detach", text(&at)]);
-    // Where only a file will do nothing else is tried; nor where it was said.
+    // Options that need a file, and `--via=fuse`, exclude block devices.
     for more in [["--allow-other", "--foreground"], ["--via=fuse", "--foreground"]] {
         let mut args = vec!["attach", "mem:16MiB", "--json", "--at", text(&at)];
         args.extend(more);

@@ -1,6 +1,5 @@
-//! What attachments have to do with each other (the next one, other ones of the
-//! same device, file systems that are only read), and what they are like on a
-//! link. Each says where it skips what it needs.
+//! Attachments that follow each other, share a device or are read-only, and attachments
+//! over a link. The tests are skipped with a message where their needs are missing.
 
 mod common;
 
@@ -15,7 +14,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A place for files, and for what processes know of each other.
+/// A directory for files and for the program's state.
 struct Home(TempDir);
 
 impl Home {
@@ -67,7 +66,7 @@ impl Drop for Home {
 fn devices_behind_a_double_dash_are_attached_by_one_process() {
     let Some(home) = Home::new() else { return };
     let at = home.path("disk");
-    // A process that starts itself again would go on for ever: it gets an end.
+    // A timeout, in case the process starts itself again and again.
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "60", env!("CARGO_BIN_EXE_longhaul"), "attach", "--via", "fuse", "--at"]);
     command.args([text(&at), "--", "mem:8MiB"]).env("XDG_CONFIG_HOME", "/nonexistent");
@@ -131,10 +130,10 @@ fn a_fuse_server_does_not_wait_for_memory_that_it_would_free() {
     let pid = ran.events()[0]["pid"].to_string();
     for thread in fs::read_dir(format!("/proc/{pid}/task")).expect("threads").flatten() {
         let stat = fs::read_to_string(thread.path().join("stat")).expect("read");
-        // Behind the name: state, five numbers, flags; of those PF_MEMALLOC_NOIO.
+        // Fields after the name: state, five numbers, flags, which have PF_MEMALLOC_NOIO.
         let behind = stat.rsplit(") ").next().unwrap_or_default();
         let flags: u64 = behind.split(' ').nth(6).and_then(|flags| flags.parse().ok()).expect("flags");
-        // The one that waits for signals was there before, and does no I/O.
+        // The signal thread was started before the flag was set, and does no I/O.
         let is_signals = stat.contains("(longhaul-sig)");
         assert!(is_signals || flags & 0x0008_0000 != 0, "{stat}");
     }
@@ -149,7 +148,7 @@ fn a_file_system_is_mounted_twice_to_be_read_also_with_a_journal_to_replay() {
         let mut file = File::create(testbed.at().join("file")).expect("created");
         file.write_all(b"content").and_then(|()| file.sync_all()).expect("durable");
         drop(file);
-        // Its journal is left as it is.
+        // The journal is not replayed.
         assert!(Command::new("kill").args(["-KILL", &pid]).status().expect("kill").success());
         until("it is unmounted", || testbed.run(&["umount", text(&testbed.at())]).code == Some(0));
         let mount = |at: &str| {
@@ -176,7 +175,7 @@ fn a_file_system_is_mounted_twice_to_be_read_also_with_a_journal_to_replay() {
     }
 }
 
-/// What `dd` moved in bits per second.
+/// Throughput of `dd` in bits per second.
 fn dd(args: &[&str]) -> f64 {
     let began = Instant::now();
     let ran = Command::new("dd").args(["bs=128k", "count=400", "status=none"]).args(args).output();
@@ -197,15 +196,15 @@ fn one_dd_gets_most_of_the_link_in_bounded_memory() {
     let pid = testbed.good(&args).events()[0]["pid"].to_string();
     let written = dd(&["if=/dev/zero", &format!("of={}", disk.display()), "conv=notrunc,fsync"]);
     let read = dd(&[&format!("if={}", disk.display()), "of=/dev/null"]);
-    // Most of it: the machine may be busy. What it comes to alone is in
-    // docs/performance/file-systems.md.
+    // Half of the rate, since the machine may be busy. The throughput of an idle machine is
+    // in docs/performance/file-systems.md.
     for (what, rate) in [("written", written), ("read", read)] {
         assert!(rate >= 0.5 * RATE as f64, "{what} with {:.1} Mb/s", rate / 1e6);
     }
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("read");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
     let peak: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
-    // What was allowed, what the kernel may have under way, and the program.
+    // The limit, the requests that the kernel may have in flight, and the program itself.
     assert!(peak <= (64 + 128 + 64) << 10, "{peak} KiB");
     testbed.good(&["detach", text(&disk)]);
 }
@@ -213,7 +212,7 @@ fn one_dd_gets_most_of_the_link_in_bounded_memory() {
 #[test]
 fn a_file_system_has_the_shape_of_the_array_that_it_is_on() {
     for fs in FILE_SYSTEMS {
-        // Where one can be made, one can be mounted.
+        // Skips where file systems cannot be created and mounted.
         let Some(_) = Testbed::new(fs) else { return };
         let Some(home) = Home::new() else { return };
         let members =
@@ -264,7 +263,7 @@ fn a_link_that_stays_cut_fails_and_what_was_durable_is_there_after_another_mount
         // I/O error, or a file system that has become read-only.
         assert!(matches!(failed.raw_os_error(), Some(5 | 30)), "{fs}: {failed}");
         testbed.wan.set(1, &Change::restore()).expect("back");
-        // It may say that something was lost, and is gone.
+        // `umount` may fail, since writes were lost, but unmounts.
         testbed.run(&["umount", text(&at)]);
         testbed.is_gone();
         testbed.replay();

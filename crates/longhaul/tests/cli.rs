@@ -1,5 +1,5 @@
-//! The program as a stranger uses it: exit codes, one clear sentence on
-//! stderr, events on stdout, signals.
+//! The program as a user runs it: exit statuses, one clear sentence on stderr, events
+//! on stdout, signals.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::SystemTime;
 
-/// Runs and expects an exit code, and one sentence that has all `needles`.
+/// Runs the program, and expects an exit status and one sentence with all `needles`.
 fn fails(args: &[&str], code: i32, needles: &[&str]) -> Ran {
     let ran = longhaul(args);
     let said = format!("{args:?}: {ran:?}");
@@ -21,7 +21,7 @@ fn fails(args: &[&str], code: i32, needles: &[&str]) -> Ran {
     if let Some(sentence) = ran.stderr.strip_prefix("longhaul: ") {
         assert_eq!(sentence.lines().count(), 1, "{said}");
     } else {
-        // What the parser of arguments says.
+        // Errors of the argument parser.
         assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains("--help"), "{said}");
     }
     ran
@@ -154,7 +154,7 @@ fn targets_that_cannot_be_reached() {
     );
     fails(&["discover", "host.invalid"], 5, &["cannot resolve host 'host.invalid'"]);
 
-    // A port that was free a moment ago.
+    // A port without a listener.
     let addr = TcpListener::bind("127.0.0.1:0").expect("bound").local_addr().expect("address");
     let uri = format!("nvme+tcp://{addr}/x");
     for args in [&["info", &uri][..], &["bench", &uri], &["discover", &addr.to_string()]] {
@@ -164,18 +164,18 @@ fn targets_that_cannot_be_reached() {
     let event = ran.events().pop().expect("an event");
     assert_eq!((&event["event"], &event["exit"]), (&"error".into(), &5.into()), "{ran:?}");
 
-    // One that takes connections and says nothing.
+    // A server that accepts connections and sends nothing.
     let silent = TcpListener::bind("127.0.0.1:0").expect("bound");
     let addr = silent.local_addr().expect("address").to_string();
     let uri = format!("nvme+tcp://{addr}/x");
     fails(&["info", &uri, "--connect-timeout", "300ms"], 7, &[&addr, "did not answer", "--connect-timeout"]);
     fails(&["discover", &addr, "--connect-timeout", "300ms"], 7, &[&addr, "did not answer"]);
 
-    // One that speaks something else.
+    // A server of another protocol.
     let other = TcpListener::bind("127.0.0.1:0").expect("bound");
     let addr = other.local_addr().expect("address").to_string();
     let server = std::thread::spawn(move || {
-        // The queues of one run, and no more.
+        // A run makes two connections.
         for stream in other.incoming().take(2) {
             let _ = stream.expect("accepted").write_all(&[b'H'; 256]);
         }
@@ -250,7 +250,7 @@ fn the_events_of_a_session() {
     assert_eq!(summary["namespace"]["uuid"], exports[2]["uuid"]);
     let people = longhaul(&["info", &target.uri(1)]);
     assert!(people.code == Some(0) && people.stdout.contains("1 GiB in blocks of 512"), "{people:?}");
-    // What is printed can be copied, to `discover` as well.
+    // The printed URIs are valid arguments, also of `discover`.
     let uri = exports[1]["uri"].as_str().and_then(|uri| uri.split('?').next()).expect("a URI");
     let people = longhaul(&["discover", uri]);
     let printed = people.stdout.split_whitespace().find(|word| word.starts_with(uri)).expect(&people.stdout);
@@ -275,8 +275,8 @@ fn the_ready_line_is_for_people() {
     assert_eq!(finish(child).code, Some(0));
 }
 
-/// SIGTERM while I/O is under way: the target ends well, and the load fails
-/// soon, with the reason.
+/// SIGTERM while I/O is in flight: the target exits cleanly, and the load fails soon, with
+/// the reason.
 #[test]
 fn sigterm_drains_under_load() {
     let dir = tempfile::tempdir().expect("directory");
@@ -312,7 +312,7 @@ fn a_load_survives_a_target_that_is_restarted() {
         let since = SystemTime::now();
         until("the load", || written(&disk, since));
         drop(target);
-        // The kernel may still be busy with the end of the old one.
+        // The kernel may not have released the port of the killed target yet.
         until("the port to be free", || std::net::TcpListener::bind(&addr).is_ok());
         target = Target::start(&[&export], &["--listen", &addr]);
     }
@@ -375,7 +375,7 @@ fn sigint_ends_a_load_with_what_was_measured() {
     assert!(end.exit == 3 && end.message.contains("interrupted"), "{end:?}");
 }
 
-/// The names in a result are those of the sample, and it reads as fio's does.
+/// A result has the fields of the sample, in fio's layout.
 #[test]
 fn results_keep_their_layout() {
     let load = ["--rw", "randrw", "--size", "1MiB", "--iodepth", "4", "--verify", "crc32c", "--json"];
@@ -388,13 +388,13 @@ fn results_keep_their_layout() {
     assert!(job.read.clat_ns.percentile.get("99.000000").is_some());
     let sample: serde_json::Value = serde_json::from_str(include_str!("data/bench.json")).expect("JSON");
     let found: serde_json::Value = serde_json::from_str(&ran.stdout).expect("JSON");
-    // What fio does not have is in a place of its own, and depends on the machine.
+    // Fields beyond fio's are in `longhaul`, and depend on the machine.
     let mut found = names(&found, "");
     found.retain(|name| !name.starts_with("/longhaul"));
     assert_eq!(found, names(&sample, ""));
 }
 
-/// Each thread of a load needs an I/O queue, and a target grants so many of them.
+/// Each thread of a load needs an I/O queue, of which a target grants a limited number.
 #[test]
 fn threads_beyond_the_queues_of_a_target_share_them() {
     let target = Target::start(&["a=mem:64MiB"], &["--max-queues", "3"]);
@@ -438,7 +438,7 @@ fn fios_names_are_understood() {
         (Some("8192"), Some("1"), Some("1"))
     );
     assert_eq!(option("ramp_time"), Some("0.05"), "{:?}", result.jobs[0].job_options);
-    // Without a time of its own, a load ends with its size.
+    // Without `--runtime`, a load ends after one pass.
     let ran = longhaul(&[
         "bench",
         "mem:8MiB",
@@ -503,7 +503,7 @@ fn calls_of_a_file_are_a_load() {
     target.stop();
 }
 
-/// What a path was found to be, in words and in fields.
+/// `info --path` reports a path as a sentence and as fields.
 #[test]
 fn a_path_is_measured_by_reading() {
     let target = Target::start(&["a=mem:64MiB"], &[]);
@@ -520,7 +520,7 @@ fn a_path_is_measured_by_reading() {
     target.stop();
 }
 
-/// All names of a document, with where they are.
+/// The paths of all fields of a document.
 fn names(value: &serde_json::Value, at: &str) -> std::collections::BTreeSet<String> {
     match value {
         serde_json::Value::Object(fields) => fields
@@ -580,7 +580,7 @@ fn completions_and_manual_pages_come_out() {
         let ran = longhaul(&["completions", shell]);
         assert!(ran.code == Some(0) && ran.stdout.contains(needle), "{shell}: {}", ran.stderr);
     }
-    // Values that are one of some words are completed.
+    // Values of enumerations are completed.
     let bash = longhaul(&["completions", "bash"]).stdout;
     for words in [
         "read write randread randwrite rw randrw",
@@ -597,7 +597,7 @@ fn completions_and_manual_pages_come_out() {
     for page in ["longhaul.1", "longhaul-target.1", "longhaul-bench.1", "longhaul-dataset-make.1"] {
         assert!(dir.path().join(page).exists(), "{page}");
     }
-    // Directories are made.
+    // Missing directories are created.
     let below = dir.path().join("share/man/man1");
     assert_eq!(longhaul(&["man", "--dir", text(&below)]).code, Some(0));
     assert!(below.join("longhaul.1").exists());
@@ -606,14 +606,14 @@ fn completions_and_manual_pages_come_out() {
         assert_eq!(longhaul(&["completions", shell, "--dir", text(&below)]).code, Some(0));
         assert!(below.join(name).exists(), "{name}");
     }
-    // What is no directory cannot become one.
+    // A file in place of a directory is an error.
     let file = dir.path().join("longhaul.1/below");
     for args in [&["man"][..], &["completions", "bash"]] {
         fails(&[args, &["--dir", text(&file)]].concat(), 1, &[text(&file)]);
     }
 }
 
-/// A reader that goes away (`| head -1`) is no fault.
+/// A closed pipe (`| head -1`) is not an error.
 #[test]
 fn a_closed_pipe_is_no_fault() {
     let mut child = command(&["man"]).spawn().expect("started");

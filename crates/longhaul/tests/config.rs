@@ -5,7 +5,7 @@ mod common;
 use common::{Ran, command, finish, text};
 use std::path::PathBuf;
 
-/// Runs with this as the file of the person; the file too.
+/// Runs the program with `config` as the user's configuration file, and returns that file, too.
 fn with(config: &str, args: &[&str]) -> (Ran, PathBuf, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("directory");
     let path = dir.path().join("longhaul/config.toml");
@@ -38,10 +38,10 @@ fn a_file_gives_defaults_and_flags_win() {
     ] {
         assert!(ran.stdout.lines().any(|l| l == line), "no '{line}' in {}", ran.stdout);
     }
-    // What is shown reads as a file.
+    // The output of `--show-config` is a valid file.
     ran.stdout.parse::<toml::Table>().expect("TOML");
 
-    // A list on the command line replaces that of the file.
+    // A list on the command line replaces the list of the file.
     let (ran, ..) = with(config, &["target", "--show-config", "--export", "c=mem:1MiB"]);
     assert!(ran.stdout.contains("export = [\"c=mem:1MiB\"]  # command line"), "{ran:?}");
 
@@ -71,7 +71,7 @@ fn each_fault_names_file_and_key() {
         ("[target]\nno-hdr-digest = \"yes\"\n", "'target.no-hdr-digest' is either true or false"),
         ("[bench]\nname = \"x\"\niodepth =\n", "line 3"),
         ("[discover]\nqueue-size = 1\n", "key 'queue-size': invalid value '1'"),
-        // Also of verbs that are not in use.
+        // Also in sections of other verbs.
         ("[bench]\niodepth = \"many\"\n", "key 'iodepth': invalid value 'many'"),
         ("[bench]\nrw = \"sideways\"\n", "key 'rw': invalid value 'sideways'"),
         ("[target]\nlisten = \"dtn1:many\"\n", "key 'listen': invalid value 'dtn1:many'"),
@@ -84,7 +84,7 @@ fn each_fault_names_file_and_key() {
         assert!(ran.stderr.contains(needle) && ran.stderr.contains(text(&path)), "{config}: {ran:?}");
         assert_eq!(ran.stderr.lines().count(), 1, "{ran:?}");
     }
-    // Help is to be had all the same.
+    // `--help` works all the same.
     let (ran, ..) = with("[tagret]\n", &["target", "--help"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
 }

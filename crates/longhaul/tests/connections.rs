@@ -1,5 +1,5 @@
-//! Connections that a file lists, and `mount.longhaul`. They need FUSE, the second root and a
-//! loop device, and say so where they skip.
+//! Connections listed in a file, and `mount.longhaul`. The tests need FUSE, those of the second
+//! also root and a loop device, and are skipped with a message elsewhere.
 
 mod common;
 
@@ -29,7 +29,7 @@ impl Home {
         finish(command.env("XDG_RUNTIME_DIR", self.0.path()).spawn().expect("started"))
     }
 
-    /// Runs a verb of connections with the file of this place.
+    /// Runs a verb of connections with the file of this directory.
     fn all(&self, verb: &str) -> Ran {
         self.run(&[verb, "--json", "--config", text(&self.path("connections.conf"))])
     }
@@ -68,7 +68,7 @@ fn what_is_listed_comes_back_and_goes() {
         (fs::metadata(&a).expect("there").len(), fs::metadata(&b).expect("there").len()),
         (16 << 20, 32 << 20)
     );
-    // One that has gone comes back alone.
+    // Only the detached one is attached again.
     assert_eq!(home.run(&["detach", text(&a)]).code, Some(0));
     let listed = summary(&home.all("list"), 0);
     assert_eq!((&listed["attached"], &listed["missing"]), (&1.into(), &1.into()));
@@ -136,6 +136,6 @@ fn mount_finds_the_helper_and_gets_its_own_exit_codes() {
     let mounts = fs::read_to_string("/proc/self/mounts").expect("read");
     let line = mounts.lines().find(|line| line.contains(text(&dir))).expect("mounted");
     assert!(line.contains(" ext4 ") && line.contains("noatime"), "{line}");
-    // Whatever unmounts it ends it.
+    // The process ends when any program unmounts the file system.
     assert!(Command::new("umount").arg(&dir).status().expect("umount").success());
 }

@@ -1,4 +1,4 @@
-//! Whatever writes to a device says what is on it first.
+//! Verbs that write to a device refuse content that they find there.
 
 mod common;
 
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 const SIZE: u64 = 16 << 20;
 
-/// What tools leave on a device: a name, and bytes at places.
+/// Signatures of formats: name, offset and bytes.
 const KINDS: [(&str, u64, &[u8]); 4] = [
     ("XFS", 0, b"XFSB"),
     ("LVM", 512, b"LABELONE"),
@@ -65,7 +65,7 @@ fn an_array_takes_no_device_with_content_without_force() {
     }
     assert_eq!(create("x", &b, &[]).code, Some(0));
 
-    // The same for those that join it later.
+    // The same for devices that join the array later.
     let disk = testbed.disk("used", Some((0, b"XFSB")));
     refused(&testbed.array(&["add-spare", "x", "--device", text(&disk)]), &disk, "XFS");
     refused(&testbed.array(&["replace", "x", "--member", "1", "--device", text(&disk)]), &disk, "XFS");
@@ -90,7 +90,7 @@ fn a_load_that_writes_takes_no_device_with_a_signature_without_force() {
     }
     let disk = testbed.disk("used", Some((0, b"XFSB")));
     assert_eq!(bench(&disk, "write", &["--force"]).code, Some(0));
-    // What a load leaves behind stops no other.
+    // The data of an earlier load is not refused.
     assert_eq!(bench(&disk, "randrw", &[]).code, Some(0));
     let member = testbed.array(&[
         "create",
@@ -105,7 +105,7 @@ fn a_load_that_writes_takes_no_device_with_a_signature_without_force() {
     assert_eq!(member.code, Some(0), "{}", member.stderr);
     let disk = testbed.0.path().join("a");
     refused(&bench(&disk, "write", &[]), &disk, "Longhaul array");
-    // Nor is a member attached by itself, where anything is.
+    // A member of an array is not attached alone either.
     let at = testbed.0.path().join("at");
     let attached = longhaul(&["attach", text(&disk), "--at", text(&at), "--foreground", "--via", "fuse"]);
     refused(&attached, &disk, "member of an array");

@@ -1,4 +1,4 @@
-//! Services that have no descriptor left: strangers hold them, or the limit was lowered.
+//! Services without free descriptors: idle connections hold them, or the limit was lowered.
 
 mod common;
 
@@ -10,25 +10,25 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Descriptors of a service: few, and enough for one user.
+/// Limit of a service's descriptors: enough for one user.
 const DESCRIPTORS: u64 = 96;
-/// Connections of strangers: several times that.
+/// Number of idle connections: several times that.
 const STRANGERS: usize = 400;
-/// How long a service without descriptors is watched. Doing nothing has no event.
+/// How long a service without descriptors is watched, since waiting has no event.
 const WATCH: Duration = Duration::from_secs(1);
-/// Ticks of CPU time a second (`proc(5)`, _SC_CLK_TCK), and those that waiting may take: a
-/// listener that spins takes all of them.
+/// Ticks of CPU time per second (`proc(5)`, _SC_CLK_TCK), and the most that a waiting service
+/// takes: a busy loop would take all of them.
 const TICKS: u64 = 100;
 const TICKS_MAX: u64 = TICKS / 4;
-/// Lines of the log that one cause may fill in so short a time.
+/// Most log lines of one cause in that time.
 const LINES_MAX: usize = 30;
 
-/// A service, what it logs, and a user of it.
+/// A service, its log, and a client command.
 struct Service {
     process: Target,
     log: tempfile::NamedTempFile,
     addr: String,
-    /// Arguments of a run of the program that needs the service.
+    /// Arguments of a run of the program that uses the service.
     user: Vec<String>,
 }
 
@@ -82,7 +82,7 @@ impl Service {
         prlimit(Some(pid), Resource::Nofile, limit).expect("set");
     }
 
-    /// Lets it have no descriptor more than those that it has.
+    /// Lowers the limit to the descriptors in use.
     fn take_descriptors(&self) {
         let fds = Path::new("/proc").join(self.pid().to_string()).join("fd");
         let free = (0..).find(|fd| !fds.join(fd.to_string()).is_symlink());
@@ -120,7 +120,7 @@ impl Service {
         assert!(self.lines().len() <= LINES_MAX, "{}", self.lines().join("\n"));
     }
 
-    /// It waits while it has no descriptor, and serves as soon as there is one.
+    /// The service waits without free descriptors, and serves again once one is free.
     fn waits_for_descriptors(&self) {
         self.take_descriptors();
         let strangers = self.strangers();

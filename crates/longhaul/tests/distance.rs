@@ -1,6 +1,5 @@
-//! What distance costs, as people and scripts see it: on a relay that makes
-//! loopback longer, and on emulated links. What needs root says so where it
-//! skips.
+//! Round trips of connection setup, over a relay that delays loopback and over emulated
+//! links. Tests that need root are skipped with a message elsewhere.
 
 mod common;
 
@@ -14,17 +13,17 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const MS: Duration = Duration::from_millis(1);
-/// The most that setting up may take, in round trips.
+/// Upper bound of connection setup in round trips.
 const FLOOR: u32 = 6;
 
-/// A target that serves until this is dropped.
+/// A target process, ended on drop.
 struct Served {
     child: Child,
     uri: String,
 }
 
 impl Served {
-    /// Runs the program's target as `command` runs programs.
+    /// Starts a target with `command`, which runs the program in its namespace.
     fn start(mut command: Command, listen: IpAddr, export: &str) -> Served {
         let listen = format!("{}", SocketAddr::new(listen, 0));
         command.args(["target", "--json", "--listen", &listen, "--export", export]);
@@ -38,7 +37,7 @@ impl Served {
         Served { child, uri }
     }
 
-    /// Where it listens.
+    /// Its address.
     fn address(&self) -> SocketAddr {
         let rest = self.uri.strip_prefix("nvme+tcp://").expect("the scheme");
         rest.split('/').next().and_then(|addr| addr.parse().ok()).expect("an address")
@@ -63,8 +62,8 @@ fn sixty_four(mut command: Command, uri: &str) -> Value {
     ran.events().pop().expect("a summary")
 }
 
-/// 64 queues are ready within six round trips, on the best of some runs (the
-/// machine may be busy with something else), and as many as are counted.
+/// The best of several runs, since the machine may be busy, has 64 queues ready within six
+/// round trips, and reports that many connections.
 fn ready_in_time(rtt: Duration, mut run: impl FnMut() -> Value) {
     const RUNS: usize = 10;
     let mut seen = Vec::new();
@@ -92,7 +91,7 @@ fn sixty_four_queues_are_ready_within_six_round_trips_of_a_relay() {
     let relay = Relay::start(loopback, target.address(), Link::round_trip(RTT)).expect("relay");
     let uri = target.uri.replace(&target.address().to_string(), &relay.local_addr().to_string());
     ready_in_time(RTT, || sixty_four(Command::new(PROGRAM), &uri));
-    // Nothing was opened that was not needed.
+    // No connections besides those 65 were opened in any run.
     assert_eq!(relay.stats().connections % 65, 0);
 }
 
@@ -118,7 +117,7 @@ fn sixty_four_queues_are_ready_within_six_round_trips_of_a_link() {
     let Some(wan) = link(rtt, 300_000_000) else { return };
     let target = serve_behind(&wan, "disk=mem:64MiB");
     ready_in_time(rtt, || sixty_four(wan.client().bound_command(PROGRAM), &target.uri));
-    // The whole program, from its start to its end, without anything to read.
+    // The whole program, from start to exit.
     let begun = Instant::now();
     let mut command = wan.client().bound_command(PROGRAM);
     command.args(["info", &target.uri, "--json"]).env("XDG_CONFIG_HOME", "/nonexistent");
@@ -135,8 +134,7 @@ fn the_connection_setup_is_printed_without_json_too() {
     assert!(ran.stdout.contains("ms, 4 round trips"), "{ran:?}");
 }
 
-/// A thousand files' worth of jobs: everything is written, and found again,
-/// whatever they are called with.
+/// A load of a thousand jobs is written and verified with any number of threads.
 fn a_thousand_jobs(command: impl Fn() -> Command, uri: &str) {
     const JOBS: usize = 1000;
     const SIZE: u64 = 32 << 10;
@@ -168,8 +166,8 @@ fn a_thousand_jobs_on_loopback() {
     let relay = Relay::start(loopback, target.address(), Link::round_trip(MS)).expect("relay");
     let uri = target.uri.replace(&target.address().to_string(), &relay.local_addr().to_string());
     a_thousand_jobs(|| Command::new(PROGRAM), &uri);
-    // In each of four runs an admin queue, and at most sixteen for each thread,
-    // of which there is one a processor: nothing like one for each job.
+    // Each of four runs has an admin queue and at most sixteen I/O queues for each thread,
+    // with a thread per processor: far fewer than one per job.
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(64);
     let most = 4 * (1 + 16 * threads);
     assert!(relay.stats().connections <= most as u64, "{:?}", relay.stats());

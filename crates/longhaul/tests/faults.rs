@@ -1,10 +1,9 @@
-//! Real faults, end to end: a copy is made slow on purpose, and `diagnose` is to
-//! say why. Slow storage is a file system of ours (FUSE), slow networks are
-//! emulated links with settings of their own (root). What this machine cannot
-//! have is skipped with a reason.
+//! Injected faults, end to end: each makes a copy slow, and `diagnose` has to name the
+//! cause. Slow storage is a FUSE file system of this project, slow networks are emulated
+//! links (root). Faults that this machine cannot have are skipped with a reason.
 //!
-//! All of them take the better part of an hour: `cargo xtask faults [NAME…]` runs
-//! them and prints the table that `docs/measuring.md` has.
+//! All faults together take most of an hour: `cargo xtask faults [NAME…]` runs them and
+//! prints the table in `docs/measuring.md`.
 
 mod common;
 #[path = "../src/slowfs.rs"]
@@ -22,41 +21,41 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const MS: Duration = Duration::from_millis(1);
-/// Bits a second of emulated links.
+/// Rate of emulated links in bits per second.
 const RATE: u64 = 100_000_000;
-/// Share of the faults that are to be named: 18 of 20.
+/// Least share of the faults whose cause is named: 18 of 20.
 const NAMED: f64 = 0.9;
-/// Faults that are to be made where all can be (root, FUSE, emulated links).
+/// Least number of faults where all are possible (root, FUSE, emulated links).
 const MADE: u32 = 20;
-/// How far a predicted gain may be from the achieved one.
+/// Largest relative error of a predicted gain.
 const NEAR: f64 = 0.25;
-/// Share of the predictions that are to be so near. Each is compared with another
-/// measurement: two ratios of medians of three copies, which a machine measures to 10 %
-/// each if it has little else to do. Nine of ten are within 25 % then if all predictions
-/// are right, and of a dozen fewer than three of four hardly ever (once in 100 runs).
+/// Least share of the predictions within that error. Both sides of a comparison are ratios of
+/// medians of three copies, which an idle machine measures to 10 % each. If all predictions are
+/// right, nine of ten are within 25 % then, and of a dozen fewer than three of four in one of 100
+/// runs.
 const CAME_TRUE: f64 = 0.75;
-/// What one run of `diagnose` may take: it bounds each of its copies itself.
+/// Timeout of a run of `diagnose`, which bounds each of its copies itself.
 const DIAGNOSE: Duration = Duration::from_secs(20 * 60);
-/// What the first of several copies may take, and what any may; the others may take
-/// so many times as long as the first.
+/// Timeout of the first of several copies; of the others, a lower bound and a multiple of the
+/// time of the first.
 const COPY: (Duration, Duration, u32) = (Duration::from_secs(600), Duration::from_secs(60), 20);
 
-/// What a fault came to.
+/// Result of a fault.
 struct Outcome {
     summary: Value,
     /// Ratio of the times with and without the fault, where `diagnose` itself tried no remedy.
     speedup: Option<f64>,
 }
 
-/// A fault: its name, the causes that are right, and how it is made; or why it
-/// cannot be made here.
+/// A fault: its name, the codes of right causes, and the function that injects and diagnoses
+/// it, which fails with the reason where the fault is not possible.
 type Fault = (&'static str, &'static [&'static str], fn() -> Result<Outcome, String>);
 
 const FAULTS: &[Fault] = &[
     ("slow source open", &["slow-open"], || {
         storage([Slow { open: 80 * MS, ..Slow::default() }, Slow::default()], healthy(), &[])
     }),
-    // The other end takes some time as well: it is what limits once the fault is gone.
+    // The source is slow as well, so that it limits once the fault is removed.
     ("slow destination create", &["slow-create"], || {
         let open = Slow { open: 30 * MS, ..Slow::default() };
         let create = Slow { create: 30 * MS, ..Slow::default() };
@@ -118,7 +117,7 @@ const FAULTS: &[Fault] = &[
         link(20 * MS, Some(RATE), |wan| set(wan, reorder), None, CUBIC)
     }),
     ("long path with the wrong congestion control", &["congestion-control"], || {
-        // A queue that no slow start fills, and a loss now and then.
+        // A queue that slow start does not fill, and rare random loss.
         let queue = Some(Queue::Products(12.0));
         let some = |wan: &Wan| set(wan, Change { loss: Some(0.0004), queue, ..Change::default() });
         let reno = ["--congestion", "reno", "--bytes", "16MiB", "--streams", "2"];
@@ -158,10 +157,10 @@ const FAULTS: &[Fault] = &[
 ];
 
 const CUBIC: &[&str] = &["--congestion", "cubic"];
-/// What all have unless it is said otherwise, since the last of an option counts.
+/// Default options of `diagnose`.
 const USUAL: [&str; 8] = ["--json", "--try", "--runs", "1", "--bytes", "8MiB", "--files", "64"];
 
-/// The options, of which later ones take the place of earlier ones.
+/// The default options, with those in `more` replaced or added.
 fn options<'a>(more: &[&'a str]) -> Vec<&'a str> {
     let mut all: Vec<&str> = USUAL[..2].to_vec();
     for pair in USUAL[2..].chunks(2).chain(more.chunks(2)) {
@@ -173,12 +172,12 @@ fn options<'a>(more: &[&'a str]) -> Vec<&'a str> {
     all
 }
 
-/// Storage that is as fast as it can be.
+/// Delays of storage without a fault.
 fn healthy() -> [Slow; 2] {
     [Slow::default(); 2]
 }
 
-/// What `diagnose` said; or that it failed, which is not what it is to say.
+/// The summary of `diagnose`, or an object with its error.
 fn summary(ran: &Ran) -> Value {
     match ran.code {
         Some(0) => ran.events().pop().unwrap_or_default(),
@@ -186,7 +185,7 @@ fn summary(ran: &Ran) -> Value {
     }
 }
 
-/// Runs it to its end, which is to come within `limit`: there are many copies in it.
+/// Runs a command to its end, or fails after `limit`.
 fn run(mut command: Command, args: &[&str], limit: Duration) -> Ran {
     let began = Instant::now();
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -219,7 +218,7 @@ fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_longhaul"))
 }
 
-/// Where files are read and written.
+/// Directories of the files that are read and written.
 struct Directories {
     dir: TempDir,
 }
@@ -237,7 +236,7 @@ impl Directories {
         self.dir.path().join(name)
     }
 
-    /// Shows source and destination through slow file systems.
+    /// Mounts source and destination through slow file systems.
     fn mount(&self, [source, destination]: [Slow; 2]) -> Result<[SlowFs; 2], String> {
         let mount = |name: &str, slow| {
             SlowFs::mount(&self.at(name), &self.at(&format!("slow-{name}")), slow)
@@ -246,8 +245,8 @@ impl Directories {
         Ok([mount("source", source)?, mount("destination", destination)?])
     }
 
-    /// Makes the files of the copy that was asked about with these options; where they
-    /// are, below the source.
+    /// Generates the files of a copy with these options of `diagnose`, and returns their
+    /// directory below the source.
     fn make(&self, options: &[&str]) -> &'static str {
         let dir = self.at("source").join("data");
         let (files, bytes) = (value(options, "--files"), value(options, "--bytes"));
@@ -276,7 +275,7 @@ fn storage(slow: [Slow; 2], repaired: [Slow; 2], more: &[&str]) -> Result<Outcom
     if summary["tried"]["achieved"].is_number() {
         return Ok(Outcome { summary, speedup: None });
     }
-    // The same copy, with the fault and without it.
+    // The same copy with and without the fault.
     let from = from.join(dirs.make(&options));
     let time = |slow, name: &str| {
         let mounted = dirs.mount(slow)?;
@@ -347,8 +346,8 @@ fn link(
         Err(e) => panic!("{e}"),
     };
     for namespace in [wan.client(), wan.server(1)] {
-        // Otherwise Linux remembers of a path how far its packets overtook each other, and
-        // the threshold of slow start: one copy would change the next one.
+        // Otherwise Linux caches the reordering metric and the slow-start threshold of a
+        // path, and one copy would affect the next one.
         sysctl(namespace, "tcp_no_metrics_save", "1");
     }
     spoil(&wan);
@@ -369,8 +368,7 @@ fn link(
     Ok(Outcome { summary, speedup: times(before, copy("after")) })
 }
 
-/// Seconds of a copy with these options of `diagnose`, in the middle of three; nothing
-/// if it fails.
+/// Median seconds of three copies with these options of `diagnose`; `None` if one fails.
 fn seconds(
     command: impl Fn() -> Command,
     options: &[&str],
@@ -399,21 +397,21 @@ fn seconds(
     (all.len() == 3).then(|| all[1])
 }
 
-/// Lets the system forget what files hold, as `diagnose` does.
+/// Evicts files from the page cache, as `diagnose` does.
 fn forget(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
         if path.is_dir() {
             forget(&path);
         } else if let Ok(file) = fs::File::open(&path) {
-            // What cannot be forgotten stays.
+            // A failure is ignored: the file stays cached.
             let _ = file.sync_data();
             let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
         }
     }
 }
 
-/// Programs that take so many processors, of those that are named.
+/// Starts `number` processes that use the processors in `list` without pause.
 fn hogs(number: usize, on: &str) -> Result<Vec<Running>, String> {
     let spin =
         || Command::new("taskset").args(["-c", on, "sh", "-c", "while :; do :; done"]).spawn().map(Running);
@@ -431,7 +429,7 @@ fn processors() -> Vec<usize> {
     list.trim().split(',').flat_map(range).collect()
 }
 
-/// Copies within this machine, while others take its processors.
+/// Copies within this machine, while other processes use its processors.
 fn hog() -> Result<Outcome, String> {
     let processors = processors();
     let list = processors.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
@@ -447,7 +445,7 @@ fn hog() -> Result<Outcome, String> {
     Ok(Outcome { summary, speedup: times(before, copy("after")) })
 }
 
-/// Copies to an agent that has a processor of its own, which others take.
+/// Copies to an agent on a processor of its own, which other processes use as well.
 fn hog_at_destination() -> Result<Outcome, String> {
     let processors = processors();
     let [near, .., far] = &*processors else {
@@ -491,12 +489,12 @@ fn local_agent(key: Option<&Path>, more: &[&str]) -> Result<Outcome, String> {
     Ok(Outcome { summary, speedup: times(before, copy(&format!("{open}after"), &[])) })
 }
 
-/// Copies with a checksum that takes long, where there is a quicker one.
+/// Copies with a slow checksum, where a faster one exists.
 fn checksum() -> Result<Outcome, String> {
     let [strong, quick] = ["blake3", "xxh3"].map(|name| {
         seconds(program, &[], "zero:8x64MiB", "null:", &["--checksum", name]).unwrap_or(f64::NAN)
     });
-    // As large a part of a copy as `diagnose` looks at.
+    // `diagnose` ignores smaller differences.
     if strong < 1.3 * quick {
         return Err(format!(
             "the strong checksum costs this machine next to nothing ({strong:.2} s and {quick:.2} s)"
@@ -505,17 +503,17 @@ fn checksum() -> Result<Outcome, String> {
     local_agent(None, &["--checksum", "blake3", "--bytes", "96MiB", "--files", "16"])
 }
 
-/// Which faults were asked for: all, without names.
+/// Whether a fault is selected by `LONGHAUL_FAULTS`; without it, all are.
 fn wanted(name: &str) -> bool {
     let names = std::env::var("LONGHAUL_FAULTS").unwrap_or_default();
     names.is_empty() || names.split(',').any(|one| name.contains(one.trim()))
 }
 
-/// What was predicted and what was achieved; whether they are near each other.
+/// Predicted and achieved speed-up of a remedy.
 struct Promise {
     predicted: Option<f64>,
     achieved: Option<f64>,
-    /// It was to be at least that.
+    /// Whether the prediction is a lower bound.
     at_least: bool,
 }
 
@@ -529,7 +527,7 @@ impl Promise {
         }
     }
 
-    /// Nothing, where there is nothing to compare.
+    /// Whether the prediction was right; `None` without both values.
     fn came_true(&self) -> Option<bool> {
         let ratio = self.predicted? / self.achieved?;
         Some(ratio <= 1.0 + NEAR && (self.at_least || ratio >= 1.0 - NEAR))
@@ -554,7 +552,7 @@ fn faults_are_named() {
         let right = causes.contains(&code);
         named += u32::from(right);
         let promise = Promise::of(&outcome);
-        // What was promised of another cause is no prediction for this one.
+        // The gain predicted for a wrong cause says nothing about this fault.
         let near = promise.came_true().filter(|_| right);
         compared += u32::from(near.is_some());
         came_true += u32::from(near == Some(true));
@@ -565,7 +563,7 @@ fn faults_are_named() {
         let near = near.map_or("", |near| if near { "yes" } else { "**no**" });
         println!("| {name} | {found} | {least}{predicted} | {achieved} | {near} |");
         if !right || std::env::var_os("LONGHAUL_FAULTS_SEEN").is_some() {
-            // By lines of its own: the table stays one.
+            // On standard error, so that the table is not interrupted.
             let summary = &outcome.summary;
             eprintln!("{name}: {}\n{}", summary["findings"], summary["seen"]);
             eprintln!("{} {}", summary["notes"], summary["failed"].as_str().unwrap_or_default());
@@ -591,21 +589,21 @@ fn there_are_twenty_faults_and_a_promise_is_kept_or_not() {
     };
     assert_eq!((kept(2.4, 2.0, false), kept(1.6, 2.0, false)), (Some(true), Some(true)));
     assert_eq!((kept(2.6, 2.0, false), kept(1.4, 2.0, false)), (Some(false), Some(false)));
-    // More than the least is no failure.
+    // More than a lower bound is right.
     assert_eq!((kept(1.4, 9.0, true), kept(2.6, 2.0, true)), (Some(true), Some(false)));
     let nothing = Promise { predicted: None, achieved: Some(2.0), at_least: false };
     assert_eq!(nothing.came_true(), None);
 }
 
-/// Waits until `diagnose` says that it writes: reading was measured then.
+/// Waits until `diagnose` reports the write rung, after it has measured reading.
 fn measured_reading(child: &mut Child) {
     let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
     assert!(lines.any(|line| line.expect("UTF-8").starts_with("writing files")), "it never wrote");
-    // So that it can go on saying what it does.
+    // Drains the pipe, so that the program does not block on it.
     std::thread::spawn(move || lines.count());
 }
 
-/// What was kept of a run that did not come to its end.
+/// The record in the result of a run that ended early.
 fn kept(mut child: Child, path: &Path) -> Value {
     let limit = Instant::now() + common::PATIENCE;
     let code = loop {
@@ -650,7 +648,7 @@ fn what_was_measured_is_kept_whatever_comes() {
     drop(agent);
     let record = kept(child, &result);
     assert!(record["conditions"]["ended early"].as_str().is_some_and(|why| !why.is_empty()), "{record}");
-    // Copies of a moment are no numbers.
+    // Such short copies are not valid.
     let cells = record["cells"].as_array().expect("cells");
     let left_out = |cell: &Value| cell["left_out"][0]["reasons"][0]["code"] == "too-short";
     assert!(cells.iter().all(left_out), "{record}");

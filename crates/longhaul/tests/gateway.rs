@@ -1,4 +1,4 @@
-//! What a target serves that lies on other targets.
+//! Targets that export devices of other targets.
 
 mod common;
 
@@ -14,7 +14,7 @@ impl Testbed {
         self.0.path().join(name)
     }
 
-    /// A target on an address that it had before, or on a free one.
+    /// A target on the address `listen`, which may have port 0.
     fn target(&self, export: &str, listen: &str) -> Target {
         let args = ["target", "--listen", listen, "--discovery", "none", "--json", "--export", export];
         let mut command = command(&args);
@@ -23,9 +23,8 @@ impl Testbed {
     }
 }
 
-/// Two members of a stripe are files on other targets, which say that they have a volatile cache;
-/// one of these targets is killed, as by a power cut, and comes back, between a write and the
-/// flush behind it.
+/// A stripe has members on two other targets, which report a volatile write cache. One of them
+/// is killed, as by a power cut, and restarted between a write and the flush after it.
 #[test]
 fn a_flush_of_an_exported_stripe_fails_once_after_a_member_lost_its_cache() {
     let testbed = Testbed(tempfile::tempdir().expect("a directory"));
@@ -44,7 +43,7 @@ fn a_flush_of_an_exported_stripe_fails_once_after_a_member_lost_its_cache() {
         Blocking::open(device).expect("opened")
     });
     let [one, two] = &hosts;
-    // Whole stripes: both members have a part.
+    // Whole stripes, so that both members are written.
     one.write_at(&vec![1; 4 << 20], 0).expect("written");
     one.flush().expect("nothing has happened");
 
@@ -64,8 +63,8 @@ fn a_flush_of_an_exported_stripe_fails_once_after_a_member_lost_its_cache() {
     drop((back, kept));
 }
 
-/// A namespace is passed on: content, flush and identity are those of the far one, and a loss
-/// there is an error of the next flush here.
+/// A re-exported namespace has the content, flush and identity of the far one. A cache lost there
+/// is an error of the next flush here.
 #[test]
 fn a_remote_namespace_is_passed_on() {
     let testbed = Testbed(tempfile::tempdir().expect("a directory"));

@@ -1,5 +1,4 @@
-//! The identity of what a target serves belongs to the medium, and another medium in its place is
-//! noticed.
+//! The identity of an export belongs to its medium, and a medium that was swapped is refused.
 
 mod common;
 
@@ -33,7 +32,7 @@ impl Testbed {
         Target::spawn(self.target("state", exports))
     }
 
-    /// Serves one export, writes to it, and ends the target: the UUID and the NQN.
+    /// Serves one export, writes to it, ends the target, and returns UUID and NQN.
     fn serve(&self, export: &str) -> (String, String) {
         let target = self.start(&[export]);
         let device = longhaul_initiator::open(&target.uri(0)).expect("connected");
@@ -70,7 +69,7 @@ fn the_identity_is_that_of_the_medium_and_not_made_of_the_exports_text() {
     ] {
         assert_eq!(testbed.serve(&format!("x={text}")), first, "{text}");
     }
-    // Another name is another subsystem with the same medium.
+    // Another export name is another subsystem on the same medium.
     let other = testbed.serve(&format!("y=file:{path}"));
     assert!(other.0 == first.0 && other.1 != first.1, "{other:?}");
 }
@@ -100,12 +99,12 @@ fn an_empty_or_missing_file_in_the_place_of_one_with_content_is_refused_without_
     fs::write(&path, vec![1; 16 << 20]).expect("written");
     refused("another disk");
 
-    // On demand it is served, as another disk.
+    // With `create` it is served, as another disk.
     let (created, _) = testbed.serve(&format!("{export},create"));
     assert_ne!(created, uuid);
     assert_eq!(testbed.serve(&export).0, created);
 
-    // The first one is known, and may come back.
+    // The first medium is still known when it is back.
     fs::remove_dir_all(&srv).expect("removed");
     fs::rename(&away, &srv).expect("moved back");
     assert_eq!(testbed.serve(&export).0, uuid);
@@ -134,7 +133,7 @@ fn a_file_that_was_never_written_to_may_be_made_anew() {
     testbed.start(&[&export]).stop();
     fs::remove_file(&path).expect("removed");
     testbed.start(&[&export]).stop();
-    // Whether the target was ended by force is not known to have left it so.
+    // After SIGKILL the target has not recorded a clean end.
     drop(testbed.start(&[&export]));
     fs::remove_file(&path).expect("removed");
     let ran = finish(testbed.target("state", &[&export]).spawn().expect("started"));
@@ -152,7 +151,7 @@ fn different_media_never_have_one_identity() {
         target.current_dir(testbed.path(directory));
         Target::spawn(target)
     };
-    // Two installations, and two directories of one, at the same time and in the same words.
+    // Two state directories, and two directories of media with one state, with the same export.
     let (one, two, three) = (at("a", "one"), at("b", "two"), at("a", "three"));
     let uuids = [&one, &two, &three].map(|target| of(target, 0, "uuid"));
     assert!(uuids[0] != uuids[1] && uuids[0] != uuids[2] && uuids[1] != uuids[2], "{uuids:?}");
@@ -168,7 +167,7 @@ fn different_media_never_have_one_identity() {
     assert_ne!(of(&target, 1, "uuid"), uuids[0]);
     target.stop();
 
-    // By mistake.
+    // A UUID that was given twice is refused.
     let same = format!("uuid={}", uuids[0]);
     let exports = [format!("x=file:one/disk,{same}"), format!("y=mem:16MiB,{same}")];
     let ran = finish(testbed.target("state", &[&exports[0], &exports[1]]).spawn().expect("started"));

@@ -1,5 +1,5 @@
-//! The program at both ends of links at their worst: what a person sees. They
-//! need root and `/dev/net/tun`, and say so where they skip.
+//! Messages and results of the program at both ends of faulty links. The tests need root
+//! and `/dev/net/tun`, and are skipped with a message elsewhere.
 
 mod common;
 
@@ -13,7 +13,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 const MS: Duration = Duration::from_millis(1);
-/// The identity of the namespace over all lives of a target.
+/// The UUID of the namespace, the same after each restart of a target.
 const UUID: &str = "uuid=7d2a1f60-0000-4000-8000-000000000007";
 
 /// An emulated network with `servers` servers, each behind a link of its own;
@@ -86,7 +86,7 @@ impl Bench {
         self.said.lock().expect("no panic").clone()
     }
 
-    /// Waits until it has said this on standard error.
+    /// Waits until standard error has this text.
     fn says(&self, words: &str) {
         until(words, || self.said().contains(words));
     }
@@ -107,7 +107,7 @@ impl Bench {
     }
 }
 
-/// A load that runs: much has gone over the link since it was started.
+/// Starts a load, and waits until it has moved data over the link.
 fn running(wan: &Wan, link: usize, start: impl FnOnce() -> Bench) -> Bench {
     const MUCH: u64 = 8 << 20;
     let sent = || wan.statistics().expect("statistics").links[link - 1].there.bytes_out;
@@ -123,7 +123,7 @@ fn load<'a>(uri: &'a str, runtime: &'a str) -> Vec<&'a str> {
     [&load[..], &["--runtime", runtime, "--size", "32MiB", "--json"]].concat()
 }
 
-/// Every block was found as it was written, and no I/O failed.
+/// Asserts that every block was verified, and no I/O failed.
 fn verified(ran: &Ran) {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let result: serde_json::Value = serde_json::from_str(&ran.stdout).expect("fio's JSON");
@@ -182,7 +182,7 @@ fn a_name_that_leads_elsewhere_is_followed() {
     let dir = tempfile::tempdir().expect("directory");
     let (hosts, disk) = (dir.path().join("hosts"), dir.path().join("disk"));
     let lead_to = |link| {
-        // In its place: it is mounted.
+        // Written in place, since the file is bind-mounted.
         let line = format!("{} storage.test\n", wan.server_address(link));
         std::fs::write(&hosts, line).expect("written");
     };
@@ -202,7 +202,7 @@ fn a_name_that_leads_elsewhere_is_followed() {
     assert!(moved > 1 << 20, "the rest went to the other place: {moved} bytes");
 }
 
-/// Limits that have become smaller, in every way that there is.
+/// Limits that a restarted target has lowered.
 #[test]
 fn a_target_that_comes_back_with_smaller_limits_is_used_within_them() {
     let Some(wan) = wan(1) else { return };
@@ -292,7 +292,7 @@ fn a_load_whose_link_is_dead_says_what_it_waits_for_and_ends_by_ctrl_c() {
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     assert!(ran.code == Some(1) && ran.stderr.contains("was given up"), "{ran:?}");
 
-    // The same, but the link comes back.
+    // The same with a link that is restored.
     wan.set(1, &Change::restore()).expect("restored");
     let bench = begin();
     bench.says(waits);
@@ -300,12 +300,12 @@ fn a_load_whose_link_is_dead_says_what_it_waits_for_and_ends_by_ctrl_c() {
     verified(&bench.finish());
 }
 
-/// A load that is well ends by Ctrl-C with its results.
+/// Ctrl-C ends a load without failures with its results.
 #[test]
 fn ctrl_c_ends_a_load_with_its_results() {
     let args = ["bench", "mem:8MiB", "--rw", "write", "--bs", "4k", "--runtime", "60s", "--json"];
     let child = command(&args).spawn().expect("started");
-    // What it takes to start is less.
+    // Starting takes less processor time.
     until("the load", || ticks(&child) > 30);
     signal(&child, "INT");
     let ran = finish(child);
@@ -327,7 +327,7 @@ fn endless(wan: &Wan, root: &Path, timeout: &str) -> (Running, Running, mpsc::Re
     let args = ["cp", "--json", "--streams", "3", "--timeout", timeout, "zero:1000x1GiB", &to];
     let mut child = within(wan.client(), &args).spawn().expect("started");
     let events = follow(child.stdout.take().expect("a pipe"));
-    // Once there is a rate, data flows.
+    // Progress with bytes means that data flows.
     let progress = || events.recv_timeout(common::PATIENCE).expect("an event")["bytes"].as_u64();
     while progress().unwrap_or_default() == 0 {}
     (agent, Running(child), events)
@@ -338,7 +338,7 @@ fn a_copy_gives_a_path_up_that_is_dead_and_not_a_side_that_is_busy() {
     let Some(wan) = wan(1) else { return };
     let dir = tempfile::tempdir().expect("a directory");
     let (agent, mut copy, _events) = endless(&wan, dir.path(), "3s");
-    // Nothing is taken for much longer, but windows that stay closed are answered.
+    // The agent reads nothing for longer than the timeout, but its kernel answers window probes.
     signal(&agent.0, "STOP");
     std::thread::sleep(Duration::from_secs(10));
     assert!(copy.0.try_wait().expect("waited").is_none(), "the other side was only busy");

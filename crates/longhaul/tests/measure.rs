@@ -1,5 +1,5 @@
-//! Measuring as a stranger does it: results in files, compared, put on a page;
-//! networks, beside iperf3 where it is installed.
+//! Measurements as a user runs them: result files, comparisons and report pages; networks,
+//! compared with iperf3 where it is installed.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Real media: a file system that fills up, and a block device of the kernel.
-//! Both need root; elsewhere the tests say so and pass.
+//! Real media: a file system that fills up, and a block device of the kernel. Both need
+//! root, and are skipped with a message elsewhere.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn run(program: &str, args: &[&str]) -> Result<String, String> {
     }
 }
 
-/// A small file system of its own, unmounted in the end.
+/// A small file system, unmounted on drop.
 struct Mounted(TempDir);
 
 impl Mounted {
@@ -60,7 +60,7 @@ impl Loop {
         Ok(Loop { device, backing, _dir: dir })
     }
 
-    /// Bytes that the backing file takes on its disk.
+    /// Bytes allocated to the backing file.
     fn allocated(&self) -> u64 {
         fs::metadata(&self.backing).expect("backing file").blocks() * 512
     }
@@ -72,7 +72,7 @@ impl Drop for Loop {
     }
 }
 
-/// What a test needs, or nothing and the reason on stderr.
+/// The value, or `None` with the reason on stderr.
 fn need<T>(got: Result<T, String>) -> Option<T> {
     got.map_err(|reason| longhaul_skip::skip!("needs root: {reason}")).ok()
 }
@@ -131,7 +131,7 @@ fn a_block_device_is_served_and_gives_space_back() {
     device.flush().expect("flushed");
     let full = disk.allocated();
     assert!(full >= 64 * MIB, "{full} bytes hold 64 MiB");
-    // The medium itself has it, not only a cache in front.
+    // The data is on the medium, not only in a cache.
     let content = fs::read(&disk.backing).expect("read");
     assert!(content.chunks(MIB as usize).all(|chunk| chunk == block));
 

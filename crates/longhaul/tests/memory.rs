@@ -1,4 +1,4 @@
-//! The target's memory has one bound, and load beyond it waits.
+//! The target's memory is bounded, and commands beyond the bound wait.
 
 mod common;
 
@@ -13,7 +13,7 @@ const DEPTH: usize = 128;
 const BLOCK: usize = 128 << 10;
 const BOUND_KIB: u64 = 256 << 10;
 
-/// Peak of the resident set in KiB, as the kernel has counted it.
+/// Peak resident set in KiB.
 fn peak(target: &Target) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", target.child.id())).expect("read");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
@@ -42,7 +42,7 @@ fn a_load_of_many_times_the_bound_is_done_within_it() {
         let mut events = device.events();
         let source = Buf::copy_of(&vec![0x5a; BLOCK]);
         Engine::new(&Config::default()).expect("engine").block_on(async {
-            // Commands go to the connection with least to do: to each as many.
+            // Commands go to the least loaded connection, so that each has as many.
             let io = device.open().await.expect("opened");
             let end = longhaul_engine::now() + PATIENCE;
             while usize::from(device.set_up().queues) < CONNECTIONS {
@@ -65,7 +65,7 @@ fn a_load_of_many_times_the_bound_is_done_within_it() {
                 read.await.expect("read");
             }
             io.flush().await.expect("flushed");
-            // Every connection is still the one it was.
+            // No connection was replaced.
             assert!(events.try_recv().is_err(), "nothing has happened to the controller");
         });
         let peak = peak(&target);

@@ -1,7 +1,6 @@
-//! File systems on devices that are far away, and how they end: unmounted,
-//! stopped, killed, cut off for a while, with a target that restarts. Each ends
-//! with a clean check and what was written. They need root, FUSE, a loop device
-//! and `/dev/net/tun`, and say so where they skip.
+//! File systems on remote devices: unmounted, stopped, killed, cut off for a while, with a
+//! target that restarts. Each ends with a clean check and the durable files. The tests need
+//! root, FUSE, a loop device and `/dev/net/tun`, and are skipped with a message elsewhere.
 
 mod common;
 
@@ -15,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The content of a file, made from its name.
+/// The content of a file, computed from its name.
 fn content(name: &str) -> Vec<u8> {
     let seed = name.bytes().fold(7usize, |n, b| n.wrapping_mul(31).wrapping_add(usize::from(b)));
     (0..300_000 + seed % 900_000).map(|i| ((i / 512 * 31 + i + seed) % 251) as u8).collect()
@@ -43,7 +42,7 @@ fn names(count: usize) -> Vec<String> {
     (0..count).map(|n| format!("file-{n}")).collect()
 }
 
-/// Writes files until it cannot, or `until` that many; those that are durable.
+/// Writes up to `until` files, or until an error, and returns the names of durable ones.
 fn writer(dir: PathBuf, count: usize) -> std::thread::JoinHandle<Vec<String>> {
     std::thread::spawn(move || {
         names(count).into_iter().take_while(|name| write(&dir, name).is_ok()).collect()
@@ -78,7 +77,7 @@ fn unmounted_it_is_whole() {
         testbed.mount();
         let files = names(12);
         for name in &files {
-            // Without fsync: that is what unmounting is for.
+            // Without fsync, since unmounting flushes.
             fs::write(testbed.at().join(name), content(name)).expect("written");
         }
         let busy = File::open(testbed.at().join(&files[0])).expect("opened");
@@ -88,7 +87,7 @@ fn unmounted_it_is_whole() {
         drop(busy);
         testbed.umount();
         check(&testbed, fs, &files);
-        // Unmounted by others it ends as well.
+        // The process ends also when another one unmounts.
         testbed.mount();
         assert!(Command::new("umount").arg(testbed.at()).status().expect("umount").success());
         testbed.is_gone();
@@ -166,7 +165,7 @@ fn what_is_mounted_elsewhere_as_well_ends_with_that() {
     let files = names(3);
     write(&other, &files[0]).expect("written");
     for name in &files[1..] {
-        // The first one takes it out of sight.
+        // The first unmount detaches the mount lazily.
         let ran = testbed.run(&["umount", text(&testbed.at())]);
         assert_eq!(ran.code, Some(6), "{}", ran.stderr);
         assert!(ran.stderr.contains("elsewhere") && !is_mounted(&testbed.at()), "{}", ran.stderr);
@@ -211,7 +210,7 @@ fn a_device_that_shrinks_under_a_file_system_is_reported() {
         testbed.mount();
         let name = names(1).remove(0);
         write(&testbed.at(), &name).expect("written");
-        // Only its end goes, where there is nothing yet.
+        // The part that is cut off is still empty.
         testbed.shrink(508 << 20);
         let logs = || fs::read_dir(testbed.dir.path().join("longhaul")).expect("there").flatten();
         let text_of = |entry: fs::DirEntry| fs::read_to_string(entry.path()).unwrap_or_default();
@@ -285,7 +284,7 @@ fn a_mount_whose_recovery_finds_no_room_is_refused() {
         for name in &files {
             write(&testbed.at(), name).expect("written");
         }
-        // Its journal has what is durable, and is to be replayed.
+        // The journal has the durable files, and has to be replayed.
         assert!(Command::new("kill").args(["-KILL", &pid]).status().expect("kill").success());
         until("it is unmounted", || testbed.run(&["umount", text(&testbed.at())]).code == Some(0));
         testbed.is_gone();
@@ -297,7 +296,7 @@ fn a_mount_whose_recovery_finds_no_room_is_refused() {
         assert!(ran.stderr.contains("no space left"), "{fs}: the cause is named: {}", ran.stderr);
         assert!(!is_mounted(&testbed.at()), "{fs}: it is not left there");
         testbed.is_gone();
-        // With room again nothing is lost.
+        // With free space again nothing is lost.
         testbed.serve();
         testbed.replay();
         check(&testbed, fs, &files);
@@ -321,7 +320,7 @@ fn what_cannot_be_mounted_is_named_and_nothing_is_left() {
     wrong(&["mkfs", "--fs", "ext4", &uri], 6, "--force");
     wrong(&["mkfs", "--fs", "xfs", "mem:16MiB"], 1, "XFS needs");
     wrong(&["umount", text(&at)], 1, "nothing is attached");
-    // A device that is smaller than what is on it.
+    // A device that is smaller than its file system.
     let small = testbed.dir.path().join("small");
     fs::copy(testbed.dir.path().join("disk"), &small).expect("copied");
     File::options().write(true).open(&small).expect("opened").set_len(64 << 20).expect("cut");
@@ -334,8 +333,8 @@ fn what_cannot_be_mounted_is_named_and_nothing_is_left() {
     testbed.umount();
 }
 
-/// A target that is gone: what is mounted says so, `umount` says why it does not wait,
-/// and takes the file system out of sight where it is asked to.
+/// With a dead target, the list reports an unreachable device, `umount` fails with the reason,
+/// and `umount --lazy` detaches the file system.
 #[test]
 fn a_dead_device_is_named_and_unmounted_lazily() {
     let Some(mut testbed) = Testbed::new("ext4") else { return };
@@ -353,7 +352,7 @@ fn a_dead_device_is_named_and_unmounted_lazily() {
     assert!(is_mounted(&at), "nothing was done");
     testbed.good(&["umount", "--lazy", text(&at)]);
     assert!(!is_mounted(&at));
-    // The process ends when its device is back, with all that was written.
+    // The process writes everything back and ends once its device is reachable again.
     testbed.serve();
     testbed.is_gone();
     check(&testbed, "ext4", &["durable".to_owned()]);

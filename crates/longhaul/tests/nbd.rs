@@ -1,5 +1,4 @@
-//! `longhaul nbd` against other people's clients. They skip what is not
-//! installed, and say so.
+//! `longhaul nbd` with other clients. Clients that are not installed are skipped with a message.
 
 mod common;
 
@@ -254,7 +253,7 @@ fn bad_requests_are_refused_one_by_one() {
         socket.write_all(&bad).expect("sent");
         assert_eq!(error(&mut socket), expected, "{bad:?}");
     }
-    // A write that does not fit has its payload all the same.
+    // The payload of a write that does not fit is still read.
     socket.write_all(&[request(0, 1, MIB as u64 - 1, 2), vec![1, 2]].concat()).expect("sent");
     assert_eq!(error(&mut socket), 28);
     socket.write_all(&[request(0, 1, 5, 2), vec![1, 2], request(0, 0, 4, 4)].concat()).expect("sent");
@@ -291,7 +290,7 @@ fn a_client_that_breaks_the_protocol_is_disconnected_and_others_are_served() {
         socket.write_all(&bad).expect("sent");
         assert!(is_hung_up(&mut socket), "{bad:?}");
     }
-    // One that leaves in the middle of a write.
+    // A client that disconnects in the middle of a write.
     let mut socket = server.connect();
     enter(&mut socket);
     socket.write_all(&[request(0, 1, 0, 4096), vec![9; 100]].concat()).expect("sent");

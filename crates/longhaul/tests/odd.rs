@@ -1,5 +1,5 @@
-//! Copies from disks with bad places, and to file systems that do not have all
-//! names. They need FUSE.
+//! Copies from disks with bad sectors, and to file systems that refuse some names. The tests
+//! need FUSE.
 
 mod common;
 #[path = "../src/slowfs.rs"]
@@ -12,12 +12,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Bytes of a file that travels in blocks.
+/// Bytes of a file that is sent in blocks.
 const LARGE: usize = 3 << 20;
-/// And of one that travels with others.
+/// Bytes of a file that is sent in a batch with others.
 const SMALL: usize = 100 << 10;
 
-/// A source and a destination, one of them odd.
+/// A source and a destination, one of them behind a faulty file system.
 struct Ends {
     // Unmounted before the directory that it is in goes.
     _mounted: SlowFs,
@@ -25,7 +25,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// Both as directories; `odd` is seen through a file system like that.
+    /// Creates both directories, with `odd` behind a file system with the faults `how`.
     fn new(odd: &str, how: Slow) -> Option<Ends> {
         let dir = tempfile::tempdir().expect("a directory");
         for name in ["source", "copy", "odd"] {
@@ -50,7 +50,7 @@ impl Ends {
     }
 }
 
-/// Copies, and says what could not be copied; some could not.
+/// Runs a copy that fails in part, and returns what could not be copied.
 fn troubles(from: &Path, to: &str) -> Vec<(String, String)> {
     let ran = longhaul(&["cp", "-r", "--json", &format!("{}/.", text(from)), to]);
     assert_eq!(ran.code, Some(3), "{ran:?}");

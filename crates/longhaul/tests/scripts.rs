@@ -28,7 +28,7 @@ fn every_end_is_an_event() {
         assert!(message.contains(needle) && !message.starts_with("error:"), "no '{needle}' in {message}");
         assert!(ran.stderr.contains(needle), "standard error has it as well: {ran:?}");
     }
-    // What a command behind `--` is given is its own.
+    // Options after `--` belong to the command.
     let ran = longhaul(&["wan", "--rtt", "soon", "--", "longhaul", "--json"]);
     assert!(ran.code == Some(2) && ran.stdout.is_empty(), "{ran:?}");
     for args in [&["completions", "bash"][..], &["man"]] {
@@ -133,7 +133,7 @@ fn the_limit_that_holds_is_named() {
     let (agent, uri) = agent(dir.path(), &[]);
     let to = format!("{uri}x");
     limits(&["cp", "zero:1GiB", &to, "--bwlimit", "80Mbit", "--json"], None, "bwlimit");
-    // At the sender's side of a copy that is fetched, the same.
+    // The same on the sender's side of a download.
     let from = format!("{uri}zero:1GiB");
     limits(&["cp", &from, "null:", "--bwlimit", "80Mbit", "--json"], None, "bwlimit");
     limits(&["cp", "zero:64GiB", &format!("{uri}null:"), "--json"], Some(&agent.child), "other side");

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
-/// Copies a small file to `host` with this ssh.
+/// Copies a small file to `host` with this ssh program.
 fn copy(dir: &Path, ssh: &str, host: &str, more: &[&str]) -> Ran {
     let file = dir.join("file");
     fs::write(&file, "content").expect("written");
@@ -17,7 +17,7 @@ fn copy(dir: &Path, ssh: &str, host: &str, more: &[&str]) -> Ran {
     longhaul(&[&["cp", "--json", "--ssh", ssh, text(&file), &to], more].concat())
 }
 
-/// The message of a run that ended in this exit status, which is one line.
+/// The message of a run with this exit status, asserted to be one line.
 fn message(ran: &Ran, code: i32) -> String {
     assert_eq!(ran.code, Some(code), "{ran:?}");
     let events = ran.events();
@@ -28,7 +28,7 @@ fn message(ran: &Ran, code: i32) -> String {
     message
 }
 
-/// An ssh that writes `said` to its standard error and ends so.
+/// An ssh script that writes `said` to standard error and exits with a status.
 fn failing(dir: &Path, said: &str, status: i32) -> String {
     let ssh = dir.join("ssh");
     fs::write(dir.join("said"), format!("{said}\n")).expect("written");
@@ -242,7 +242,7 @@ fn a_program_is_placed_when_it_is_asked_for_and_checked_each_time() {
     fs::remove_dir_all(&cache).expect("removed");
     let other = dir.join("other");
     let mut image = own.clone();
-    // Its entry point leads nowhere.
+    // Its entry point is not valid.
     image[24..32].fill(0xff);
     fs::write(&other, &image).expect("written");
     let from = ["--remote-install", "--remote-install-from", text(&other)];
@@ -297,7 +297,7 @@ fn a_program_is_placed_through_a_real_ssh() {
         assert_eq!(fs::read(dir.join("copy")).expect("copied"), b"content");
         placed(&cache);
     }
-    // From one machine to another, both without the program.
+    // A third-party copy between machines without the program.
     let (from, to) =
         (format!("far:{}", text(&dir.join("copy"))), format!("far:{}", text(&dir.join("third"))));
     let ran = longhaul(&["cp", "--json", "--ssh", &ssh, "--remote-install", &from, &to]);

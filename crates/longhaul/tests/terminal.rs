@@ -1,4 +1,4 @@
-//! What people see on a terminal, and what a file gets that their output goes to.
+//! Output on a terminal, and to a file.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! `longhaul cp`, `sync` and `agent`, as a stranger runs them: killed at any
-//! moment, refused, and with files that cannot be copied.
+//! `longhaul cp`, `sync` and `agent` as a user runs them: killed at any moment, refused,
+//! and with files that cannot be copied.
 
 mod common;
 
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// Bytes of a block, as large files travel.
+/// Bytes of a block of a large file.
 const BLOCK: u64 = 1 << 20;
 
 /// A running agent; it is killed when dropped.
@@ -44,7 +44,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
     std::iter::repeat_with(&mut next).take(len).collect()
 }
 
-/// A few large files and many small ones; their bytes.
+/// Creates a few large files and many small ones, and returns their bytes.
 fn make_tree(dir: &Path) -> u64 {
     let mut total = 0;
     for i in 0..300u64 {
@@ -62,9 +62,9 @@ fn assert_same(one: &Path, other: &Path) {
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
 }
 
-/// Content of many blocks and of many small files, none of it zeroes; its bytes.
+/// Creates files of many blocks and many small files without zeroes, and returns their bytes.
 fn make_much(dir: &Path) -> u64 {
-    // The blocks of large files are whole, so that those in a journal can be counted.
+    // Large files are whole blocks, so that blocks in a journal can be counted.
     let sizes = (0..24).map(|_| 10 * BLOCK as usize).chain((0..2048).map(|_| 8 << 10));
     let mut total = 0;
     for (i, len) in sizes.enumerate() {
@@ -78,7 +78,7 @@ fn make_much(dir: &Path) -> u64 {
     total
 }
 
-/// Numbers that are always the same (splitmix64).
+/// A deterministic random number generator (splitmix64).
 struct Rng(u64);
 
 impl Rng {
@@ -90,12 +90,12 @@ impl Rng {
     }
 }
 
-/// Bytes that need not be sent again: files that have appeared, and blocks in
-/// the journal of those that have not. Waits until no process writes the journal.
+/// Bytes that need not be resent: complete files, and blocks in the journal of incomplete
+/// ones. Waits until no process writes the journal.
 fn present(dir: &Path) -> u64 {
     let (mut bytes, mut open) = (0, vec![dir.to_owned()]);
     let (mut unfinished, mut records) = (HashSet::new(), HashSet::new());
-    // It is beside what takes the name that was typed.
+    // The journal is beside the destination.
     let beside = fs::read_dir(dir.parent().expect("a parent")).expect("read");
     let journals = beside.map(|entry| entry.expect("an entry").path());
     for journal in journals.filter(|path| path.to_string_lossy().contains(".longhaul-journal-")) {
@@ -124,7 +124,7 @@ fn present(dir: &Path) -> u64 {
     bytes + records.iter().filter(|record| unfinished.contains(&record[..16])).count() as u64 * BLOCK
 }
 
-/// Waits for a while; whether a process still ran then. It is killed.
+/// Kills a process after a while, and returns whether it still ran.
 fn kill_after(child: &mut Child, time: Duration) -> bool {
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -141,16 +141,15 @@ fn kill_after(child: &mut Child, time: Duration) -> bool {
 /// Moments at which one of the sides is killed, in each direction.
 const KILLS: u64 = 10;
 
-/// Copies over a slow line, while one side or the other is killed at random moments.
-/// What was sent and did not bring anything may be a hundredth of the data for each
-/// of them.
+/// Copies over a slow link, while one side or the other is killed at random moments. Each
+/// kill may cost at most 1 % of the data.
 fn killed_and_resumed(pull: bool) {
     let dir = tempfile::tempdir().expect("a directory");
     let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
     let total = make_much(&source);
     let mut agent = Agent::start("127.0.0.1:0", dir.path());
     let addr = agent.addr();
-    // So long that the kills do not outlast it; little is under way at a time.
+    // Slow enough that all kills come before its end, with few bytes in flight.
     let link = Link { delay: Duration::from_millis(2), rate: Some(25_000_000), memory: 256 << 10 };
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let relay = Relay::start_with(&Config::default(), any, addr, link).expect("started");
@@ -169,7 +168,7 @@ fn killed_and_resumed(pull: bool) {
     for kill in 0..KILLS {
         let sent = carried();
         let mut client = command(&args).spawn().expect("started");
-        // One in five while they still greet each other; the others once data flows.
+        // One kill in five comes during the handshake, the others once data flows.
         if !rng.next().is_multiple_of(5) {
             common::until("data flows", || carried() > sent + BLOCK);
         }
@@ -184,7 +183,7 @@ fn killed_and_resumed(pull: bool) {
         }
         let now = present(&copy);
         assert!(now >= there, "kill {kill}: {there} bytes were there, and {now} are");
-        // Names and headers count too.
+        // Names and headers count as well.
         let again = (carried() - sent).saturating_sub(now - there);
         (there, worst, sum) = (now, worst.max(again), sum + again);
         // Of a single one, what waits for a processor or for the disk may be more.
@@ -241,7 +240,7 @@ fn a_copy_from_an_agent_outlives_both_sides() {
     killed_and_resumed(true);
 }
 
-/// Another content under the same size and time is not what was begun with.
+/// A copy is not resumed if the source has other content of the same size and time.
 #[test]
 fn a_copy_that_is_taken_up_does_not_mix_two_contents() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -313,7 +312,7 @@ fn sync_says_that_there_was_nothing_to_do() {
     let sync = |more: &[&str]| plain(&[&["--exit-code"], more].concat()).code;
     assert_eq!(sync(&[]), Some(0));
     assert_eq!((sync(&[]), sync(&["--dry-run"])), (Some(8), Some(8)));
-    // A script that is not to fail where nothing changed does not ask for that.
+    // Without `--exit-code`, a run without changes succeeds.
     let ran = plain(&[]);
     assert!(ran.code == Some(0) && ran.stderr.contains("nothing to do"), "{ran:?}");
     type Change = fn(&Path);
@@ -362,7 +361,7 @@ fn a_dry_run_names_what_it_would_do_from_wherever_it_is_asked() {
             .map(|event| {
                 (event["action"].as_str().unwrap_or_default(), event["path"].as_str().unwrap_or_default())
             })
-            // Whose time differs by chance.
+            // The directory itself: whether its time differs depends on chance.
             .filter(|(_, path)| *path != ".")
             .collect();
         planned.sort_unstable();
@@ -379,7 +378,7 @@ fn a_dry_run_names_what_it_would_do_from_wherever_it_is_asked() {
     let ran = longhaul(&["sync", "--level", "size", "--delete", "--dry-run", &here, &far.1]);
     assert!(ran.stdout.contains("would remove gone/file\n"), "{ran:?}");
     assert!(copy.join("gone/file").exists() && !copy.join("sub").exists());
-    // All of it, where there is nothing yet; and nothing comes of that.
+    // A missing destination needs all files, and a dry run does not create it.
     for to in [format!("{there}/a/new"), format!("{}/a/new", far.1)] {
         let ran = longhaul(&["sync", "--delete", "--dry-run", "--json", &here, &to]);
         assert_eq!(ran.code, Some(0), "{to}: {ran:?}");
@@ -452,8 +451,8 @@ fn a_copy_over_ssh_starts_its_own_agent() {
     let (source, home) = (dir.path().join("source"), dir.path().join("home"));
     make_tree(&source);
     fs::create_dir(&home).expect("made");
-    // What stands for ssh: it runs the command here, in the home directory of
-    // "the other machine", as ssh would there. It has no configuration to tell.
+    // A fake ssh: it runs the command on this machine, in the home directory of the "other
+    // machine", and has no `-G`.
     let ssh = dir.path().join("ssh");
     let script = format!(
         "#!/bin/sh\n[ \"$1\" = -G ] && exit 1\necho \"$@\" >> {0}/calls\n\
@@ -476,8 +475,8 @@ fn a_copy_over_ssh_starts_its_own_agent() {
     assert_same(&source, &home.join("third"));
     let calls = fs::read_to_string(dir.path().join("calls")).expect("called");
     assert!(calls.contains("agent --one-time") && calls.contains("--port-range 40000-60000"), "{calls}");
-    // Through ssh where it is asked for, and where no port can be reached: here
-    // the name of the "other machine" is one that leads nowhere.
+    // Data goes through ssh if that is requested, and if no port can be reached: the name of
+    // the "other machine" does not resolve here.
     let script = fs::read_to_string(&ssh).expect("read").replace("127.0.0.1", "host.invalid");
     fs::write(&ssh, script).expect("written");
     for (way, to) in [("ssh", "through"), ("auto", "fallback")] {
@@ -496,7 +495,7 @@ fn a_copy_over_ssh_starts_its_own_agent() {
     assert_eq!(direct.code, Some(5), "{direct:?}");
     let script = fs::read_to_string(&ssh).expect("read").replace("host.invalid", "127.0.0.1");
     fs::write(&ssh, script).expect("written");
-    // The key is in no argument: there is no long word of hexadecimal digits.
+    // The key is not in the arguments: none is a long hexadecimal number.
     let hex = |word: &str| word.len() >= 32 && word.chars().all(|c| c.is_ascii_hexdigit());
     assert!(!calls.split_whitespace().any(hex), "{calls}");
     let absent = longhaul(&[
@@ -537,7 +536,7 @@ fn ports_that_are_taken_or_closed_are_found_out() {
     let ran = run("none", &["--port-range", &format!("{port}-{port}")]);
     assert_eq!(ran.code, Some(5), "{ran:?}");
     drop(taken);
-    // The agent listens where it cannot be reached under the name that ssh has.
+    // The agent listens on an address that the name used by ssh does not have.
     fake_ssh(dir.path(), "127.0.0.1", "127.0.0.2");
     let ran = run("fallback", &[]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -578,7 +577,7 @@ fn ssh_itself_takes_copies_in_every_direction() {
         assert_eq!(ran.code, Some(0), "{to}: {ran:?}");
         assert_same(&source, &copies.join(to));
         let again = longhaul(&[&["sync", args[2], args[3]], &how[..], &["--via", "ssh"]].concat());
-        // Between two far machines nothing goes through this one.
+        // Third-party copies send no data through this machine.
         let expected = if to == "third" { [Some(0), Some(2)] } else { [Some(0); 2] };
         assert!(expected.contains(&again.code), "{to}: {again:?}");
     }
@@ -637,7 +636,7 @@ fn what_a_copy_says_of_itself_is_there() {
     let summary = events.last().expect("a summary");
     assert!(summary["path_share"].as_f64().is_some_and(|share| share > 0.1), "{summary}");
     assert!(summary["streams"].as_u64() > Some(0), "{summary}");
-    // Of the rate that was asked for; a frame on each connection goes at once.
+    // The rate limit, plus one frame on each connection that is sent at once.
     let streams = summary["streams"].as_u64().expect("a number") as f64;
     let at_once = 1.0 + streams * f64::from(1 << 20) / 35e6;
     let rate = summary["bits_per_second"].as_f64().expect("a rate");
@@ -677,7 +676,7 @@ fn where_a_firewall_drops_what_comes_the_data_goes_through_ssh() {
     let dir = tempfile::tempdir().expect("a directory");
     let source = dir.path().join("source");
     make_tree(&source);
-    // A network of its own, in which what goes to the other machine is lost.
+    // A network namespace that drops packets to the other machine.
     let lost = "ip link set lo up && ip link add gone type veth peer name end && ip link set end up \
                 && ip address add 192.0.2.2/24 dev gone && ip link set gone arp off up";
     let tried = Command::new("unshare").args(["--net", "sh", "-c", lost]).output();
@@ -842,7 +841,7 @@ fn peak(pid: u32) -> u64 {
 
 #[test]
 fn memory_does_not_grow_with_the_number_of_files() {
-    // Of many files a side may remember the directories, and nothing else.
+    // Memory may grow with the number of directories, but not with that of files.
     const FILES: u64 = 40_000;
     const DIRECTORIES: u64 = 4_000;
     const MEMORY: u64 = 64 << 20;
@@ -885,7 +884,7 @@ fn a_copy_is_a_result() {
     let cell = |result: &serde_json::Value, name: &str| {
         let cells = result["longhaul"]["cells"].as_array().expect("cells").clone();
         let cell = cells.into_iter().find(|cell| cell["name"] == name).expect(name);
-        // It may have been too short to count, and stands there all the same.
+        // A sample that was too short to be valid is in `left_out`.
         let value = cell["samples"][0].as_f64().or(cell["left_out"][0]["value"].as_f64());
         (value.expect("a value"), cell["unit"].as_str().unwrap_or_default().to_owned())
     };
@@ -910,7 +909,7 @@ fn a_copy_is_a_result() {
     assert!(record["runs"][0]["tcp"][0]["rtt_us"].as_f64().is_some_and(|rtt| rtt > 0.0), "{record}");
     let ran = longhaul(&["report", text(&file), "--output", text(&page)]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    // Something failed: the copy was not what was asked for, and does not count.
+    // A copy with failures is not valid.
     let fifo = source.join("pipe");
     assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
     let ran = longhaul(&["sync", text(&source), &uri, "--output", text(&file)]);
@@ -919,7 +918,7 @@ fn a_copy_is_a_result() {
     let reasons = result["longhaul"]["runs"][0]["validity"]["reasons"].as_array().expect("reasons").clone();
     assert!(reasons.iter().any(|reason| reason["code"] == "failed"), "{reasons:?}");
     assert_eq!(result["longhaul"]["conditions"]["files there already"], "300");
-    // Where there is nothing to tell, or nowhere to tell it.
+    // A dry run has no result, and the directory of the result may be missing.
     let ran = longhaul(&["sync", "--dry-run", text(&source), &uri, "--output", text(&file)]);
     assert!(ran.code == Some(2) && ran.stderr.contains("--output"), "{ran:?}");
     let ran = longhaul(&["cp", "zero:1MiB", "null:", "--output", "/nonexistent/a.json"]);

@@ -1,5 +1,5 @@
-//! `longhaul wan` as people and scripts use it. What needs root says so where
-//! it skips.
+//! `longhaul wan` as users and scripts run it. Tests that need root are skipped with a message
+//! elsewhere.
 
 mod common;
 
@@ -52,7 +52,7 @@ impl Running {
             && !control::socket(&self.name).exists()
     }
 
-    /// What `status` says of the first link.
+    /// The status of the first link.
     fn link(&self) -> Value {
         let ran = longhaul(&["wan", "status", &self.name, "--json"]);
         assert_eq!(ran.code, Some(0), "{ran:?}");

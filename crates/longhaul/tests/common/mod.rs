@@ -1,4 +1,4 @@
-//! The program as a stranger runs it.
+//! Runs the program as a user does, and helpers for its output and end.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
@@ -12,10 +12,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Longer than any run of a test that passes: a hang becomes a failure.
+/// Timeout of waits: longer than any step of a passing test, so that a hang becomes a failure.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Where the program keeps its state unless a test says otherwise.
+/// Directory of the program's state, unless a test sets another one.
 const STATE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/state");
 
 /// The program, away from the configuration and the state of this machine.
@@ -27,7 +27,7 @@ pub fn command(args: &[&str]) -> Command {
     command
 }
 
-/// What a run left behind.
+/// Exit status and output of a run.
 #[derive(Debug)]
 pub struct Ran {
     pub code: Option<i32>,
@@ -85,7 +85,7 @@ pub fn signal(child: &Child, name: &str) {
     assert!(sent.expect("kill").success());
 }
 
-/// Waits until `what` holds; fails with its name if it never does.
+/// Waits until a condition holds; fails with the name `what` at the timeout.
 pub fn until(what: &str, holds: impl Fn() -> bool) {
     let limit = Instant::now() + PATIENCE;
     while !holds() {
@@ -126,7 +126,7 @@ impl Target {
         event
     }
 
-    /// How to reach an export.
+    /// The URI of an export.
     pub fn uri(&self, export: usize) -> String {
         self.ready["exports"][export]["uri"].as_str().expect("a URI").to_owned()
     }
@@ -136,7 +136,7 @@ impl Target {
         self.ready["listen"][0].as_str().expect("an address").to_owned()
     }
 
-    /// Sends SIGTERM and expects a clean end.
+    /// Sends SIGTERM, and expects a clean exit.
     pub fn stop(mut self) {
         signal(&self.child, "TERM");
         self.event("stopping");
@@ -152,7 +152,7 @@ impl Drop for Target {
     }
 }
 
-/// The user that the tests run as: agents stay that, also if it is root.
+/// The user that the tests run as. Agents keep running as it, also if it is root.
 pub fn own_user() -> String {
     rustix::process::geteuid().as_raw().to_string()
 }
@@ -166,7 +166,7 @@ pub fn agent(root: &Path, more: &[&str]) -> (Target, String) {
     (agent, uri)
 }
 
-/// Events as they come.
+/// A channel of the JSON events on a pipe.
 pub fn follow(stdout: ChildStdout) -> mpsc::Receiver<Value> {
     let (tx, rx) = mpsc::channel();
     std::thread::spawn(move || {
@@ -182,10 +182,9 @@ pub fn follow(stdout: ChildStdout) -> mpsc::Receiver<Value> {
 
 /// Ends a process at once, and waits until it has ended.
 pub fn kill_and_wait(pid: &str) {
-    // Not by another program: what that closes when it begins waits for what
-    // is under way.
+    // Not by `kill(1)`: starting a program closes descriptors, which may block on I/O in flight.
     let id = pid.parse().ok().and_then(rustix::process::Pid::from_raw).expect("a process");
-    // It may have ended before.
+    // The process may have ended before.
     let _ = rustix::process::kill_process(id, rustix::process::Signal::KILL);
     until("the end of what was killed", || has_ended(pid));
 }

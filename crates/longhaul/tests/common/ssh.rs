@@ -1,4 +1,4 @@
-//! What stands for ssh, and a real one on loopback.
+//! A fake ssh, and a real one on loopback.
 
 use super::text;
 use std::fs;
@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What stands for ssh: it says where the "other machine" is, and runs the command
-/// here, which hears that it was reached at `listens`.
+/// Writes a fake ssh: `ssh -G` prints the host name `name`, and commands run on this machine, with
+/// `listens` as the server's address in `SSH_CONNECTION`.
 pub fn fake_ssh(dir: &Path, name: &str, listens: &str) -> PathBuf {
     let ssh = dir.join("ssh");
     let script = format!(

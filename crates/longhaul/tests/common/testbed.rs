@@ -1,4 +1,4 @@
-//! A target behind an emulated link, and the place where its device is mounted.
+//! A target behind an emulated link, and a mount point for its device.
 //! It needs root, FUSE, a loop device and `/dev/net/tun`.
 
 use super::{PATIENCE, Ran, finish, follow, kill_and_wait, mounts_below, signal, text, until};
@@ -11,12 +11,12 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const MS: Duration = Duration::from_millis(1);
-/// What devices are made to be.
+/// File systems of the devices.
 pub const FILE_SYSTEMS: [&str; 2] = ["xfs", "ext4"];
 /// XFS takes no less.
 const SIZE: &str = "512MiB";
 
-/// A target behind a link, and the place where its device is mounted.
+/// A target behind a link, and a mount point for its device.
 pub struct Testbed {
     pub wan: Wan,
     pub dir: TempDir,
@@ -66,7 +66,7 @@ impl Testbed {
         format!("nvme+tcp://{}/d", self.wan.server_address(1))
     }
 
-    /// Starts the target, once or again.
+    /// Starts the target, also after it ended.
     pub fn serve(&mut self) {
         let listen = format!("{}:4420", self.wan.server_address(1));
         let disk = self.dir.path().join("disk");
@@ -81,7 +81,7 @@ impl Testbed {
         self.target = Some(child);
     }
 
-    /// Ends the target as a crash does.
+    /// Kills the target, as in a crash.
     pub fn kill_target(&mut self) {
         if let Some(mut target) = self.target.take() {
             target.kill().expect("killed");
@@ -104,14 +104,14 @@ impl Testbed {
         finish(command.spawn().expect("started"))
     }
 
-    /// Runs what must work.
+    /// Runs the program on this side of the link, and expects success.
     pub fn good(&self, args: &[&str]) -> Ran {
         let ran = self.run(args);
         assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.stderr);
         ran
     }
 
-    /// Mounts the device: what is said of that.
+    /// Mounts the device, and returns the `ready` event.
     pub fn mounted(&self) -> Value {
         let ran = self.good(&["mount", &self.uri(), text(&self.at()), "--keep-alive", "1s", "--json"]);
         let ready: Value = ran.events().remove(0);
@@ -119,18 +119,18 @@ impl Testbed {
         ready
     }
 
-    /// Mounts the device: the process that serves it.
+    /// Mounts the device, and returns the ID of the process that serves it.
     pub fn mount(&self) -> String {
         self.mounted()["pid"].to_string()
     }
 
-    /// Unmounts the device; nothing is left.
+    /// Unmounts the device, and expects that no attachment is left.
     pub fn umount(&self) {
         self.good(&["umount", text(&self.at())]);
         self.is_gone();
     }
 
-    /// What is attached.
+    /// The list of attachments.
     pub fn attached(&self) -> Vec<Value> {
         let mut events = self.good(&["attach", "--list", "--json"]).events();
         events.pop();

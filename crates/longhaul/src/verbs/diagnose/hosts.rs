@@ -30,8 +30,8 @@ impl HostCounters {
         HostCounters::parse(&host::look())
     }
 
-    pub(super) fn parse(told: &str) -> HostCounters {
-        HostCounters(host::parse(told))
+    pub(super) fn parse(text: &str) -> HostCounters {
+        HostCounters(host::parse(text))
     }
 
     /// The difference of counters to an earlier sample, with the current settings.

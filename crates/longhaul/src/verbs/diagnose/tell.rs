@@ -105,10 +105,10 @@ pub(super) fn tell(
     );
     if !output.is_json() {
         people(results, findings, tried, output);
-        let mut told: Vec<Code> = Vec::new();
+        let mut noted: Vec<Code> = Vec::new();
         for reason in &validity.reasons {
-            if !told.contains(&reason.code) {
-                told.push(reason.code);
+            if !noted.contains(&reason.code) {
+                noted.push(reason.code);
                 output.note(format_args!("some copies do not count as numbers: {}", reason.detail));
             }
         }
