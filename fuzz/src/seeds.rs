@@ -270,14 +270,26 @@ fn transfers(all: &mut Vec<Seed>) {
     use longhaul_engine::Buf;
     use longhaul_transfer::session::{Item, Outgoing, Sender};
     use longhaul_transfer::wire::{
-        Action, Batch, Content, Counts, Digest, Direction, Entry, Frame, Hello, EntryKind, Op, Planned, Refusal,
-        RefusalKind, RelPath, Request, Scanned, Stage, Time, Trouble, Tuned, VERSION, Want, Welcome,
+        Action, Batch, Content, Counts, Digest, Direction, Entry, EntryKind, Frame, Hello, Limit, Op,
+        Planned, Refusal, RefusalKind, RelPath, Request, Scanned, Stage, Time, Trouble, Tuned, VERSION, Want,
+        Welcome,
     };
     use std::sync::Arc;
     let path = |name: &str| RelPath::new(name.as_bytes()).expect("a good name");
     let entry = |name: &str, kind: EntryKind, size: u64| {
         let (mtime, xattrs) = (Time { secs: 1, nanos: 2 }, vec![((*b"user.x").into(), (*b"value").into())]);
-        Entry { path: path(name), kind, mode: 0o644, uid: 1, gid: 2, mtime, ctime: mtime, size, sparse: true, xattrs }
+        Entry {
+            path: path(name),
+            kind,
+            mode: 0o644,
+            uid: 1,
+            gid: 2,
+            mtime,
+            ctime: mtime,
+            size,
+            sparse: true,
+            xattrs,
+        }
     };
     let stream = |settings: u8, frames: Vec<Frame>| {
         let mut bytes = vec![settings];
@@ -326,7 +338,8 @@ fn transfers(all: &mut Vec<Seed>) {
         Item::Close { file, blocks: 1, good: true },
         Item::Trouble(trouble.clone()),
         Item::Tuned(tuned.clone()),
-        Item::Limit(Some(Stage::Write)),
+        Item::Limit(Some(Limit::Stage(Stage::Write))),
+        Item::Limit(Some(Limit::Rate)),
         Item::Scanned(scanned),
     ];
     let mut frames = Vec::new();
@@ -336,12 +349,18 @@ fn transfers(all: &mut Vec<Seed>) {
     add(all, "transfer_frames", "sends-later", &stream(4, frames));
     let counts = Counts { files: 1, bytes: 5, ..Counts::default() };
     let answers = vec![
-        Frame::Welcome(Welcome { version: VERSION, resume: true, by_content: true, congestion: "cubic".into() }),
+        Frame::Welcome(Welcome {
+            version: VERSION,
+            resume: true,
+            by_content: true,
+            congestion: "cubic".into(),
+        }),
         Frame::Wanted { number: 0, wants: vec![Want { index: 1, have: [5].into() }] },
         Frame::Progress(counts),
         Frame::Trouble(trouble),
         Frame::Tuned(tuned),
         Frame::Limit(None),
+        Frame::Limit(Some(Limit::Silence)),
         Frame::Scanned(scanned),
         Frame::Planned(planned),
         Frame::Finished(counts),

@@ -7,9 +7,9 @@
 
 use longhaul_engine::Buf;
 use longhaul_transfer::Filter;
-use longhaul_transfer::session::{JobResult, WriteJob, QUESTIONS, Receiver, Sender};
+use longhaul_transfer::session::{JobResult, QUESTIONS, Receiver, Sender, WriteJob};
 use longhaul_transfer::wire::{
-    BODY_MAX, BatchReader, Content, Counts, Entry, Frame, HEAD_MAX, HEADER_LEN, Header, EntryKind,
+    BODY_MAX, BatchReader, Content, Counts, Entry, EntryKind, Frame, HEAD_MAX, HEADER_LEN, Header,
     XATTR_BYTES_MAX, XATTRS_MAX,
 };
 
@@ -75,7 +75,9 @@ fn work(job: WriteJob) -> JobResult {
             JobResult::Query { number, wants: Vec::new(), counts: Counts::default(), troubles: Vec::new() }
         }
         WriteJob::Block { file, data, .. } => JobResult::Block(file.number, Ok(data.len() as u64)),
-        WriteJob::Complete(file) => JobResult::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new()),
+        WriteJob::Complete(file) => {
+            JobResult::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new())
+        }
         WriteJob::Abandon(file) => JobResult::Abandoned(file.number),
         WriteJob::Settle { .. } => JobResult::Settled(Counts::default(), Vec::new()),
     }

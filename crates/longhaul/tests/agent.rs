@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 
 /// The ID of the unprivileged user, which need not have a name.
-const NOBODY: u32 = 65_534;
+const UID_NOBODY: u32 = 65_534;
 
 /// Whether this runs as root; prints why a test is skipped if not.
 fn is_root() -> bool {
@@ -47,7 +47,7 @@ fn push_as_nobody(dir: &Path, more: &[&str], key: &[&str]) -> (Target, Option<i3
     let from = dir.join("source/shell");
     let mut client = command(&[&["cp", "--owner", "-X", text(&from), &to][..], key].concat());
     // The user `nobody` may have no access to the current directory.
-    client.uid(NOBODY).gid(NOBODY).current_dir("/");
+    client.uid(UID_NOBODY).gid(UID_NOBODY).current_dir("/");
     let code = finish(client.spawn().expect("started")).code;
     (agent, code)
 }
@@ -81,13 +81,13 @@ fn an_unprivileged_client_creates_no_setuid_root_program() {
     let dir = place();
     let (agent, code) = push_as_nobody(dir.path(), &["--insecure"], &[]);
     let meta = shell(dir.path());
-    assert_eq!((code, meta.uid(), meta.mode() & 0o7777), (Some(3), NOBODY, 0o755));
+    assert_eq!((code, meta.uid(), meta.mode() & 0o7777), (Some(3), UID_NOBODY, 0o755));
     let status = fs::read_to_string(format!("/proc/{}/status", agent.child.id())).expect("readable");
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
         line.split_whitespace().collect::<Vec<_>>().join(" ")
     };
-    let ids = [NOBODY.to_string().as_str(); 4].join(" ");
+    let ids = [UID_NOBODY.to_string().as_str(); 4].join(" ");
     assert_eq!(field("Uid:"), ids, "real, effective, saved and of the file system");
     let rights = u64::from_str_radix(&field("CapEff:"), 16).expect("a mask");
     assert_eq!(rights, 0, "no capability is left");
@@ -101,7 +101,7 @@ fn an_unprivileged_client_creates_no_setuid_root_program() {
     let key = dir.path().join("key");
     fs::write(&key, format!("{}\n", "5a".repeat(32))).expect("written");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("set");
-    std::os::unix::fs::chown(&key, Some(NOBODY), Some(NOBODY)).expect("given");
+    std::os::unix::fs::chown(&key, Some(UID_NOBODY), Some(UID_NOBODY)).expect("given");
     let (_agent, code) = push_as_nobody(dir.path(), &["--allow-owner"], &["--key-file", text(&key)]);
     let meta = shell(dir.path());
     assert_eq!((code, meta.uid(), meta.mode() & 0o7777), (Some(0), 0, 0o6755));

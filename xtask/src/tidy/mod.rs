@@ -6,6 +6,7 @@ mod links;
 mod machine;
 mod merges;
 mod unwraps;
+mod words;
 
 use crate::citation;
 use crate::repo::{Finding, Repo};
@@ -20,7 +21,7 @@ pub(crate) fn run(repo: &Repo) -> Result<()> {
     for warning in long_files(repo) {
         println!("warning: {warning}");
     }
-    let checks: [(&str, Vec<Finding>); 7] = [
+    let checks: [(&str, Vec<Finding>); 8] = [
         ("layers", layers::check(repo)?),
         ("unwraps", unwraps::check(repo)),
         ("citations", citation::all(repo).1),
@@ -28,6 +29,7 @@ pub(crate) fn run(repo: &Repo) -> Result<()> {
         ("commands", commands::check(repo)?),
         ("machine", machine::check(repo)),
         ("merges", merges::check(repo)),
+        ("words", words::check(repo)?),
     ];
     let mut found = 0;
     for (name, findings) in &checks {
@@ -41,7 +43,7 @@ pub(crate) fn run(repo: &Repo) -> Result<()> {
         found += findings.len();
     }
     if found > 0 {
-        bail!("{found} to mend");
+        bail!("{found} to be changed");
     }
     Ok(())
 }
