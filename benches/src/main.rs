@@ -116,6 +116,8 @@ enum Group {
     Files,
     /// How long many queues take to be ready
     Queues,
+    /// What is said of links chosen at random
+    Paths,
     /// Two loads on one link
     Share,
     /// All over emulated long links
@@ -188,6 +190,7 @@ impl Group {
                 | Group::Files
                 | Group::Queues
                 | Group::Share
+                | Group::Paths
         )
     }
 
@@ -250,6 +253,7 @@ fn run(args: &Args) -> Result<()> {
         (Group::Cut, groups::far::cut::run),
         (Group::Files, groups::far::files::run),
         (Group::Queues, groups::far::queues::run),
+        (Group::Paths, groups::far::paths::run),
         (Group::Share, groups::far::share::run),
         (Group::Star, groups::arrays::star::run),
         (Group::Six, groups::arrays::six::run),

@@ -6,6 +6,7 @@ pub(crate) mod distance;
 pub(crate) mod files;
 pub(crate) mod latency;
 pub(crate) mod loss;
+pub(crate) mod paths;
 pub(crate) mod queues;
 pub(crate) mod share;
 
