@@ -8,6 +8,7 @@ mod again;
 mod arrays;
 mod attached;
 mod cli;
+mod complete;
 mod config;
 mod exit;
 mod helper;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
     if helper::is_called() {
         return helper::run();
     }
+    complete::answer();
     let cli = match config::parse() {
         Ok(cli) => cli,
         Err(failure) => return tell(&failure, Output::new(config::wants_json())),

@@ -88,6 +88,49 @@ fn damage(path: &str, from: u64) {
     file.write_all_at(&[0xEE; 1 << 20], from).expect("written");
 }
 
+/// Completion in a real shell, which asks the program for what exists on this host.
+#[test]
+fn bash_completes_arrays_and_values() {
+    if Command::new("bash").arg("--version").output().is_err() {
+        longhaul_skip::skip!("bash is not installed");
+        return;
+    }
+    let home = Home::new();
+    home.create("scratch", "mirror", &home.files(&["a", "b"]));
+    home.create("survey", "mirror", &home.files(&["c", "d"]));
+    let complete = |words: &[&str]| {
+        let line = words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
+        let (current, before) = (words[words.len() - 1], words[words.len() - 2]);
+        // As readline does it after TAB.
+        let script = format!(
+            "source <(longhaul completions bash); COMP_WORDS=({line}); COMP_CWORD={}; \
+             function=$(complete -p longhaul | grep -o '_[a-z_]*longhaul'); \
+             $function longhaul '{current}' '{before}'; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+            words.len() - 1
+        );
+        let path = std::env::var("PATH").unwrap_or_default();
+        let program = std::path::Path::new(env!("CARGO_BIN_EXE_longhaul")).parent().expect("a directory");
+        let mut shell = Command::new("bash");
+        shell.args(["-c", &script]).env("PATH", format!("{}:{path}", program.display()));
+        shell.env("XDG_STATE_HOME", home.path("state")).env("XDG_RUNTIME_DIR", home.path("run"));
+        let ran = shell.output().expect("bash");
+        String::from_utf8(ran.stdout)
+            .expect("UTF-8")
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(complete(&["longhaul", "array", "status", "s"]), ["scratch", "survey"]);
+    assert_eq!(complete(&["longhaul", "array", "stop", "su"]), ["survey"]);
+    assert_eq!(complete(&["longhaul", "bench", "array:sc"]), ["array:scratch"]);
+    assert_eq!(complete(&["longhaul", "bench", "--rw", "randr"]), ["randread", "randrw"]);
+    assert_eq!(
+        complete(&["longhaul", "array", "create", "x", "--layout", "str"]),
+        ["stripe", "stripe+mirror"]
+    );
+    assert_eq!(complete(&["longhaul", "dataset", "make", "l"]), ["l380"]);
+}
+
 #[test]
 fn an_array_of_files_is_created_loaded_scrubbed_and_repaired() {
     let home = Home::new();

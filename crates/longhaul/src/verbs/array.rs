@@ -5,6 +5,7 @@ mod manage;
 pub(crate) mod show;
 
 use crate::arrays::ArraySettings;
+use crate::complete;
 use crate::exit::{NothingToDo, Outcome};
 use crate::names::{InitiatorArgs, parse_bytes};
 use crate::output::Output;
@@ -49,7 +50,7 @@ struct Create {
     /// Name of the array
     name: String,
     /// A member: a URI, path or back end; repeated for each
-    #[arg(long = "device", value_name = "DEVICE", required = true)]
+    #[arg(long = "device", value_name = "DEVICE", required = true, add = complete::device())]
     devices: Vec<String>,
     /// A spare; repeated for each
     #[arg(long = "spare", value_name = "DEVICE")]
@@ -79,7 +80,7 @@ struct Create {
 #[derive(Debug, clap::Args)]
 struct Assemble {
     /// A member or spare, in any order; repeated for each
-    #[arg(long = "device", value_name = "DEVICE", required = true)]
+    #[arg(long = "device", value_name = "DEVICE", required = true, add = complete::device())]
     devices: Vec<String>,
     /// The witness, if the array has one
     #[arg(long, value_name = "DEVICE")]
@@ -97,6 +98,7 @@ struct Assemble {
 #[derive(Debug, clap::Args)]
 struct ArrayArgs {
     /// The array: its name or UUID
+    #[arg(add = complete::array())]
     array: String,
     #[command(flatten)]
     initiator: InitiatorArgs,
@@ -122,12 +124,13 @@ struct Scrub {
 #[derive(Debug, clap::Args)]
 struct Replace {
     /// The array: its name or UUID
+    #[arg(add = complete::array())]
     array: String,
     /// Member to replace, by its number in the status
     #[arg(long, value_name = "N")]
     member: usize,
     /// Device that replaces it
-    #[arg(long, value_name = "DEVICE")]
+    #[arg(long, value_name = "DEVICE", add = complete::device())]
     device: String,
     /// Most bytes per second read from each member
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
@@ -143,9 +146,10 @@ struct Replace {
 #[derive(Debug, clap::Args)]
 struct AddSpare {
     /// The array: its name or UUID
+    #[arg(add = complete::array())]
     array: String,
     /// The spare
-    #[arg(long, value_name = "DEVICE")]
+    #[arg(long, value_name = "DEVICE", add = complete::device())]
     device: String,
     /// Overwrite a device that holds data, or that is a member of another array
     /// that is not running, which loses it

@@ -10,6 +10,7 @@ mod serve;
 mod via;
 
 use crate::attached::{Attachment, absolute, log_of, request_detach};
+use crate::complete;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use comfy_table::Table;
@@ -39,7 +40,7 @@ Examples:
   longhaul detach /tmp/scratch")]
 pub(crate) struct Args {
     /// The device; several are joined by --layout
-    #[arg(value_name = "DEVICE", required_unless_present = "list")]
+    #[arg(value_name = "DEVICE", required_unless_present = "list", add = complete::device())]
     devices: Vec<String>,
     /// Path where the device appears, which must not exist
     #[arg(long, value_name = "PATH", required_unless_present = "list")]
@@ -67,6 +68,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Detach {
     /// Path where the device is attached
+    #[arg(add = complete::attached())]
     path: PathBuf,
     /// Remove PATH at once, even if it is in use or the device does not respond; unflushed writes
     /// go to the device when it responds again, or are lost

@@ -3,6 +3,7 @@
 mod compare;
 pub(super) mod repeat;
 
+use crate::complete;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{Device, InitiatorArgs, parse_bytes, parse_time};
 use crate::output::{Output, save, say};
@@ -45,7 +46,7 @@ Example:
   longhaul bench --compare before.json after.json")]
 pub(crate) struct Args {
     /// Devices; several are loaded at the same time
-    #[arg(value_name = "DEVICE", required_unless_present = "compare")]
+    #[arg(value_name = "DEVICE", required_unless_present = "compare", add = complete::device())]
     devices: Vec<String>,
     /// Compare two results instead of running a load: print the ratio of each value
     /// in the second to that in the first, with its confidence interval

@@ -2,6 +2,7 @@
 
 use super::open::{DeviceArgs, OpenDevice};
 use super::serve::{self, Event};
+use crate::complete;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::runtime;
@@ -31,7 +32,7 @@ Example:
   sudo longhaul mount nvme+tcp://dtn1/scratch /mnt/scratch")]
 pub(crate) struct Args {
     /// The device; several are joined by --layout
-    #[arg(value_name = "DEVICE", required = true)]
+    #[arg(value_name = "DEVICE", required = true, add = complete::device())]
     devices: Vec<String>,
     /// xfs or ext4
     #[arg(long, value_name = "KIND")]

@@ -10,6 +10,7 @@ use super::serve::{self, Event, FrontEnd, Service};
 use super::via::{self, FrontEndError, Via};
 use super::{background, detach_at, log_passed_over};
 use crate::attached::{Attachment, absolute, log_of};
+use crate::complete;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::runtime;
@@ -60,7 +61,7 @@ Examples:
   sudo longhaul umount /mnt/scratch")]
 pub(crate) struct Args {
     /// The device; several are joined by --layout
-    #[arg(value_name = "DEVICE", required = true, num_args = 1..)]
+    #[arg(value_name = "DEVICE", required = true, num_args = 1.., add = complete::device())]
     devices: Vec<String>,
     /// Directory to mount it at
     #[arg(value_name = "DIR", required = true)]
