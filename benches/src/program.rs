@@ -4,7 +4,7 @@
 use crate::process::{self, Guard};
 use crate::setup::Setup;
 use anyhow::{Context, Result, bail, ensure};
-use longhaul_bench::schema::Output;
+use longhaul_results::schema::Output;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -1,22 +1,20 @@
-//! Workloads, content verification and one result schema (fio's).
+//! Workloads, content verification and measurement of networks.
 //!
 //! A [`Job`] says what to do in fio's words, [`run`] does it on
 //! [`BlockDevice`](longhaul_block::BlockDevice)s, and [`Results::to_fio`]
 //! reports it in fio's JSON layout. [`Repeated`] does it several times and
-//! makes the whole document: fio's layout, and a [`record`] of what the
-//! numbers depend on and whether they count.
+//! makes the whole document: fio's layout, and a
+//! [`Record`](longhaul_results::record::Record) of what the numbers depend on
+//! and whether they count.
 
 mod calls;
-pub mod host;
 mod job;
 pub mod net;
 mod pattern;
 pub mod published;
-pub mod record;
 mod repeated;
 mod results;
 mod run;
-pub mod schema;
 mod stats;
 mod verify;
 pub mod watch;

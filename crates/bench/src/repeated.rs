@@ -1,10 +1,10 @@
 //! A load that is run several times, and the document about it.
 
-use crate::record::{Better, Cell, Code, Record, Run, TcpSample, middle};
 use crate::results::{JobResult, Results};
-use crate::schema::Output;
 use crate::stats::DirStats;
 use crate::watch::{Expect, Watched};
+use longhaul_results::record::{Better, Cell, Code, Record, Run, TcpSample, middle};
+use longhaul_results::schema::Output;
 
 /// The runs of one load.
 #[derive(Debug, Default)]
@@ -139,10 +139,10 @@ impl Repeated {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Validity;
     use crate::{Job, Rw, Stop, Threads, run};
     use longhaul_block::{BlockDevice, MemDevice};
     use longhaul_engine::Config;
+    use longhaul_results::record::Validity;
     use std::sync::Arc;
     use std::time::Duration;
 

@@ -1,11 +1,11 @@
 //! What a load came to, and how fio would write it.
 
 use crate::Job;
-use crate::schema::{self, Pairs};
 use crate::stats::{DirStats, Latencies, Samples};
 use crate::verify::{FaultKind, VerifyReport};
 use crate::worker::{Outcome, Record, Usage};
 use longhaul_block::{Advice, DeviceInfo, IoError};
+use longhaul_results::schema::{self, Pairs};
 use std::time::Duration;
 
 /// The percentiles that fio lists.
@@ -290,42 +290,9 @@ fn errno(error: &IoError) -> i32 {
     }
 }
 
-/// `Sat Nov 21 00:00:02 2026`, by the calendar algorithm of Howard Hinnant
-/// ("civil from days").
-pub(crate) fn utc(seconds: u64) -> String {
-    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
-    const MONTHS: [&str; 12] =
-        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let (days, time) = (seconds / 86_400, seconds % 86_400);
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    // Years of this calendar begin in March.
-    let year = era * 400 + year_of_era + u64::from(month >= 10);
-    format!(
-        "{} {} {day:2} {:02}:{:02}:{:02} {year}",
-        DAYS[(days % 7) as usize],
-        MONTHS[((month + 2) % 12) as usize],
-        time / 3600,
-        time / 60 % 60,
-        time % 60
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        assert_eq!(utc(0), "Thu Jan  1 00:00:00 1970");
-        assert_eq!(utc(951_782_399), "Mon Feb 28 23:59:59 2000");
-        assert_eq!(utc(951_782_400), "Tue Feb 29 00:00:00 2000");
-        assert_eq!(utc(1_795_219_202), "Sat Nov 21 00:00:02 2026");
-    }
 
     #[test]
     fn classes_hold_every_latency_once() {

@@ -1,7 +1,10 @@
 //! Watching the machine over a run: processor time, what TCP sent again, and
 //! whether the clock was set.
 
-use crate::record::{Code, Cpu, LATE_MAX, RETRANSMITTED_MAX, ROUND_TRIPS_MIN, Run, Validity, WINDOW_MIN};
+use longhaul_engine::net::TcpInfo;
+use longhaul_results::record::{
+    Code, Cpu, LATE_MAX, RETRANSMITTED_MAX, ROUND_TRIPS_MIN, Run, TcpSample, Validity, WINDOW_MIN,
+};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -115,6 +118,28 @@ impl Segments {
 
 fn read(root: &Path, path: &str) -> Option<String> {
     std::fs::read_to_string(root.join(path)).ok()
+}
+
+/// What the kernel reports of a connection, `at` so long after the start of the run.
+pub fn tcp_sample(at: Duration, stream: impl Into<String>, info: &TcpInfo) -> TcpSample {
+    let micros = |time: Duration| time.as_secs_f64() * 1e6;
+    let whole = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    TcpSample {
+        at_s: at.as_secs_f64(),
+        stream: stream.into(),
+        bytes: None,
+        rtt_us: micros(info.rtt),
+        min_rtt_us: info.min_rtt.map(micros),
+        cwnd: info.cwnd,
+        in_flight: info.in_flight,
+        retransmissions: info.retransmissions.into(),
+        delivery_rate: info.delivery_rate,
+        not_sent: info.not_sent.map(u64::from),
+        send_window: info.send_window.map(u64::from),
+        busy_us: info.busy.map(whole),
+        peer_window_limited_us: info.peer_window_limited.map(whole),
+        send_buffer_limited_us: info.send_buffer_limited.map(whole),
+    }
 }
 
 /// Processor time of this process so far: in the program, in the kernel.

@@ -1,12 +1,13 @@
 //! Our JSON beside fio's own (fio 3.33, `--output-format=json`).
 
-use longhaul_bench::{Job, Rw, Stop, Threads, run, schema};
+use longhaul_bench::{Job, Rw, Stop, Threads, run};
 use longhaul_block::MemDevice;
 use longhaul_engine::Config;
+use longhaul_results::schema;
 use serde_json::Value;
 use std::sync::Arc;
 
-const FIO: &str = include_str!("data/fio-3.33.json");
+const FIO: &str = include_str!("../../results/tests/data/fio-3.33.json");
 
 fn ours() -> Value {
     let device = Arc::new(MemDevice::new(1 << 20, 4096).expect("mapped"));

@@ -2,8 +2,8 @@
 //! runs.
 
 use crate::exit::Failure;
-use longhaul_bench::record::{Run, Validity};
-use longhaul_bench::schema;
+use longhaul_results::record::{Run, Validity};
+use longhaul_results::schema;
 use longhaul_transfer::Endpoint;
 use serde_json::Value;
 use std::path::{Path, PathBuf};

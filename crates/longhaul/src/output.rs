@@ -5,7 +5,7 @@
 
 use crate::exit::{Failure, Outcome};
 use crate::screen;
-use longhaul_bench::schema;
+use longhaul_results::schema;
 use serde_json::{Map, Value};
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
@@ -113,6 +113,6 @@ pub(crate) fn say(text: impl std::fmt::Display) {
 
 /// Writes a result document to a file.
 pub(crate) fn save(path: &Path, document: &schema::Output) -> Outcome {
-    longhaul_bench::record::save(path, document)
+    longhaul_results::record::save(path, document)
         .map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))
 }

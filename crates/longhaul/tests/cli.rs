@@ -369,7 +369,7 @@ fn sigint_ends_a_load_with_what_was_measured() {
     signal(&load, "INT");
     let ran = finish(load);
     assert_eq!(ran.code, Some(3), "{ran:?}");
-    let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
+    let result: longhaul_results::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
     assert!(result.jobs[0].write.total_ios > 0 && result.jobs[0].write.runtime < 50_000);
     let end = result.longhaul.and_then(|record| record.end).expect("how it ended");
     assert!(end.exit == 3 && end.message.contains("interrupted"), "{end:?}");
@@ -381,7 +381,7 @@ fn results_keep_their_layout() {
     let load = ["--rw", "randrw", "--size", "1MiB", "--iodepth", "4", "--verify", "crc32c", "--json"];
     let ran = longhaul(&[&["bench", "mem:8MiB"][..], &load].concat());
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
+    let result: longhaul_results::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
     assert_eq!(result.jobs.len(), 1);
     let job = &result.jobs[0];
     assert_eq!((job.read.total_ios + job.write.total_ios, job.error), (256, 0));
@@ -403,7 +403,7 @@ fn threads_beyond_the_queues_of_a_target_share_them() {
     for threads in [&[][..], &["--threads", "8"], &["--threads", "4"]] {
         let ran = longhaul(&[&["bench", &uri][..], &load, threads].concat());
         assert_eq!(ran.code, Some(0), "{threads:?}: {ran:?}");
-        let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("layout");
+        let result: longhaul_results::schema::Output = serde_json::from_str(&ran.stdout).expect("layout");
         assert_eq!(result.jobs.len(), 8);
         assert!(result.jobs.iter().all(|job| (job.read.total_ios, job.error) == (64, 0)), "{threads:?}");
         assert!(ran.stderr.contains("grants 3 I/O queues") && ran.stderr.contains("8 jobs share 3 threads"));
@@ -431,7 +431,7 @@ fn fios_names_are_understood() {
         "--output-format=json",
     ]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
+    let result: longhaul_results::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
     let option = |name: &str| result.jobs[0].job_options.get(name).map(String::as_str);
     assert_eq!(
         (option("bs"), option("end_fsync"), option("time_based")),
@@ -447,7 +447,7 @@ fn fios_names_are_understood() {
         "--time_based=0",
         "--output-format=json",
     ]);
-    let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
+    let result: longhaul_results::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
     assert_eq!(result.jobs[0].read.io_bytes, 8 << 20);
     // An error is JSON, too.
     let ran = longhaul(&["bench", "/nonexistent/disk", "--output-format=json"]);
@@ -462,7 +462,7 @@ fn a_load_of_discards_gives_space_back() {
     let target = Target::start(&[&format!("x=file:{}", path.display())], &[]);
     let ran = longhaul(&["bench", &target.uri(0), "--rw=trim", "--bs=64k", "--json"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
+    let result: longhaul_results::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
     let job = &result.jobs[0];
     assert_eq!((job.trim.io_bytes, job.write.io_bytes, job.read.io_bytes), (8 << 20, 0, 0));
     let cells = &result.longhaul.as_ref().expect("a record").cells;
@@ -486,7 +486,7 @@ fn calls_of_a_file_are_a_load() {
         let load = ["--ioengine", "sync", "--rw", rw, "--bs", "128k", "--end-fsync", "--json"];
         let ran = longhaul(&[&["bench", &uri][..], &load].concat());
         assert_eq!(ran.code, Some(0), "{ran:?}");
-        let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("layout");
+        let result: longhaul_results::schema::Output = serde_json::from_str(&ran.stdout).expect("layout");
         let job = &result.jobs[0];
         assert_eq!((job.read.total_ios + job.write.total_ios, job.error), (512, 0), "{rw}");
         assert_eq!(job.job_options.get("ioengine").map(String::as_str), Some("sync"));
@@ -495,7 +495,7 @@ fn calls_of_a_file_are_a_load() {
         let load = ["--ioengine", "sync", "--rw", rw, "--bs", "64k", "--verify", "crc32c", "--json"];
         let ran = longhaul(&[&["bench", &uri][..], &load].concat());
         assert_eq!(ran.code, Some(0), "{ran:?}");
-        let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("layout");
+        let result: longhaul_results::schema::Output = serde_json::from_str(&ran.stdout).expect("layout");
         let verify = result.jobs[0].verify.as_ref().expect("it was asked for");
         assert!(verify.checked_blocks >= 512, "{rw}: {verify:?}");
     }
@@ -566,7 +566,7 @@ fn verify_finds_what_was_changed_behind_the_target() {
     }
     let ran = longhaul(&[&read[..], &["--json"]].concat());
     assert_eq!(ran.code, Some(4));
-    let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("one document");
+    let result: longhaul_results::schema::Output = serde_json::from_str(&ran.stdout).expect("one document");
     let verify = result.jobs[0].verify.as_ref().expect("a verdict");
     assert_eq!(verify.faults.0.iter().map(|(_, n)| n).sum::<u64>(), 2);
     target.stop();

@@ -46,7 +46,7 @@ fn a_file_gives_defaults_and_flags_win() {
     assert!(ran.stdout.contains("export = [\"c=mem:1MiB\"]  # command line"), "{ran:?}");
 
     let (ran, ..) = with(config, &["bench", "mem:1MiB", "--json", "--bs", "4k"]);
-    let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
+    let result: longhaul_results::schema::Output = serde_json::from_str(&ran.stdout).expect("fio's layout");
     let options = &result.jobs[0].job_options;
     assert_eq!(options.get("iodepth").map(String::as_str), Some("7"), "{ran:?}");
     assert_eq!(options.get("bs").map(String::as_str), Some("4096"));

@@ -148,7 +148,7 @@ fn a_thousand_jobs(command: impl Fn() -> Command, uri: &str) {
             let ran = finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started"));
             assert_eq!(ran.code, Some(0), "{engine} {rw}: {}", ran.stderr);
             assert!(!ran.stderr.contains("connect"), "nothing was lost: {engine} {rw}: {}", ran.stderr);
-            let result: longhaul_bench::schema::Output = serde_json::from_str(&ran.stdout).expect("layout");
+            let result: longhaul_results::schema::Output = serde_json::from_str(&ran.stdout).expect("layout");
             assert_eq!(result.jobs.len(), JOBS);
             for job in &result.jobs {
                 let verify = job.verify.as_ref().expect("asked for");

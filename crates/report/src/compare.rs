@@ -1,7 +1,8 @@
 //! One result beside another.
 
-use crate::read::{Better, Cell, Document};
-use crate::stats::{Interval, Summary, ratio};
+use longhaul_results::Document;
+use longhaul_results::record::{Better, Cell};
+use longhaul_results::stats::{Interval, Summary, ratio};
 
 /// What a comparison says of a number.
 #[derive(Clone, Debug, PartialEq)]
@@ -112,7 +113,7 @@ fn differences(a: &Document, b: &Document) -> Vec<String> {
         }
     };
     look("program", &a.record.program, &b.record.program);
-    for (name, value) in &a.record.conditions {
+    for (name, value) in a.record.conditions.by_name() {
         if let Some(other) = b.record.conditions.get(name) {
             look(name, value, other);
         }
@@ -135,7 +136,8 @@ fn list(numbers: &[u64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::read::{Host, Reason, Record, Validity};
+    use longhaul_results::host::Host;
+    use longhaul_results::record::{Code, Reason, Record, Validity};
 
     fn document(cells: Vec<Cell>) -> Document {
         Document { record: Record { cells, ..Record::default() }, ..Document::default() }
@@ -181,7 +183,7 @@ mod tests {
     fn what_does_not_count_is_said() {
         let mut bad = cell("n", Better::Higher, &[1.0, 9.0]);
         let detail = "the 2 runs deviate by 80 %".to_owned();
-        bad.validity = Validity { valid: false, reasons: vec![Reason { code: "too-noisy".into(), detail }] };
+        bad.validity = Validity { valid: false, reasons: vec![Reason { code: Code::TooNoisy, detail }] };
         let good = cell("n", Better::Higher, &[5.0, 5.0]);
         let found = compare(&document(vec![good]), &document(vec![bad])).cells[0].verdict.clone();
         assert_eq!(found, Verdict::Void("the second: the 2 runs deviate by 80 %".into()));
@@ -191,8 +193,8 @@ mod tests {
     fn what_is_in_one_only_and_what_differs_is_listed() {
         let mut a = document(vec![cell("x", Better::Higher, &[1.0]), cell("y", Better::Higher, &[1.0])]);
         let mut b = document(vec![cell("y", Better::Higher, &[1.0]), cell("z", Better::Higher, &[1.0])]);
-        a.record.conditions.insert("iodepth".into(), "1".into());
-        b.record.conditions.insert("iodepth".into(), "32".into());
+        a.record.conditions.0.push(("iodepth".into(), "1".into()));
+        b.record.conditions.0.push(("iodepth".into(), "32".into()));
         let host = |congestion: &str| Host { congestion: congestion.into(), ..Host::default() };
         a.record.hosts.push(host("cubic"));
         b.record.hosts.push(host("bbr"));

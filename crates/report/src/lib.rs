@@ -1,13 +1,10 @@
-//! What results say: statistics, the per-file model, comparisons, figures and
-//! pages.
+//! What results say: the per-file model, comparisons, figures and pages.
 //!
-//! It reads what the other layers have written ([`Document`]), and nothing
+//! It reads what the other layers have written ([`Document`](longhaul_results::Document)), and nothing
 //! else: no clock, no network, no device.
 //!
 //! | module | is |
 //! |---|---|
-//! | [`read`] | results, and clear words about what is wrong with one |
-//! | [`stats`] | means, ratios and their confidence intervals |
 //! | [`compare`] | one result beside another |
 //! | [`model`] | T = N·t0 + B/R: what a file costs, and which stage of it |
 //! | [`cause`] | what keeps a copy from being faster, and what to do |
@@ -21,7 +18,3 @@ pub mod compare;
 pub mod figure;
 pub mod model;
 pub mod page;
-pub mod read;
-pub mod stats;
-
-pub use read::{Document, ReadError};

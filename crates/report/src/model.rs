@@ -7,7 +7,7 @@
 //! from copies of different N, or B, or both; [`split`] says which stage t0
 //! belongs to.
 
-use crate::stats::{Interval, margin};
+use longhaul_results::stats::{Interval, margin};
 
 /// A copy that was timed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -209,7 +209,24 @@ pub fn split(read: Interval, network: Interval, write: Interval, whole: Interval
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::tests::Random;
+
+    /// Random numbers that are the same every time: Marsaglia's xorshift.
+    struct Random(u64);
+
+    impl Random {
+        fn uniform(&mut self) -> f64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            ((self.0 >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+        }
+
+        /// Of the normal distribution (Box and Muller).
+        fn normal(&mut self) -> f64 {
+            let (u, v) = (self.uniform(), self.uniform());
+            (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
+        }
+    }
 
     const FILES: [f64; 6] = [1.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
 

@@ -4,8 +4,8 @@
 //! it skips. With `REPORT_PICTURES=DIR` it leaves its pictures there for people to
 //! look at.
 
-use longhaul_report::Document;
 use longhaul_report::page::report;
+use longhaul_results::Document;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 

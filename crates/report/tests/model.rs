@@ -2,7 +2,7 @@
 //! the intervals say.
 
 use longhaul_report::model::{Bounds, Copy, Fit, Noise, fit, split};
-use longhaul_report::stats::CONFIDENCE;
+use longhaul_results::stats::CONFIDENCE;
 
 /// Random numbers that are the same every time: Marsaglia's xorshift.
 struct Random(u64);

@@ -8,7 +8,7 @@ use crate::program::{self, Load, Target};
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result, bail, ensure};
-use longhaul_bench::schema::{Job, Output};
+use longhaul_results::schema::{Job, Output};
 use longhaul_wan::Conditions;
 use serde_json::Value;
 use std::process::Stdio;

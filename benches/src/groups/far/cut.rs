@@ -8,7 +8,7 @@ use crate::program::{self, Load, Target};
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
-use longhaul_bench::schema::Output;
+use longhaul_results::schema::Output;
 use longhaul_wan::{Change, Conditions};
 use std::process::Stdio;
 use std::thread::sleep;

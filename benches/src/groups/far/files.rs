@@ -9,7 +9,7 @@ use crate::reference::Iperf;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
-use longhaul_bench::schema::Output;
+use longhaul_results::schema::Output;
 use longhaul_wan::Conditions;
 use std::process::Stdio;
 use std::time::Duration;

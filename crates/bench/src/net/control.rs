@@ -1,7 +1,7 @@
 //! What both ends say to each other: a line of JSON each.
 
 use super::{Half, Plan};
-use crate::host::Host;
+use longhaul_results::host::Host;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

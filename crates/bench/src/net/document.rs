@@ -2,9 +2,9 @@
 
 use super::client::Measured;
 use super::{Half, Plan, Way};
-use crate::record::{Better, Cell, EVENTS, Record, Run, TcpSample, Validity, middle};
-use crate::schema::{Direction, Job, Output, Pairs};
 use crate::watch::{Expect, Watched};
+use longhaul_results::record::{Better, Cell, EVENTS, Record, Run, TcpSample, Validity, middle};
+use longhaul_results::schema::{Direction, Job, Output, Pairs};
 use std::time::Duration;
 
 /// The runs of one plan.
@@ -105,9 +105,9 @@ impl NetRuns {
         Output {
             jobs: shown.map(|at| self.job(&runs[at].0)).into_iter().collect(),
             longhaul: Some(record),
+            global_options: options(plan),
             ..Output::now()
         }
-        .with_options(plan)
     }
 
     fn conditions(&self) -> Pairs<String> {
@@ -197,24 +197,21 @@ impl NetRuns {
     }
 }
 
-impl Output {
-    /// What was asked for, where fio says it.
-    fn with_options(mut self, plan: &Plan) -> Output {
-        let options = [
-            ("ioengine".to_owned(), "net".to_owned()),
-            ("bs".to_owned(), plan.block.to_string()),
-            ("numjobs".to_owned(), plan.streams.to_string()),
-        ];
-        self.global_options = Pairs(options.to_vec());
-        self
-    }
+/// What was asked for, where fio says it.
+fn options(plan: &Plan) -> Pairs<String> {
+    let options = [
+        ("ioengine".to_owned(), "net".to_owned()),
+        ("bs".to_owned(), plan.block.to_string()),
+        ("numjobs".to_owned(), plan.streams.to_string()),
+    ];
+    Pairs(options.to_vec())
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::Received;
     use super::*;
-    use crate::record::Code;
+    use longhaul_results::record::Code;
 
     #[test]
     fn the_run_in_the_middle_is_shown() {

@@ -23,8 +23,8 @@ pub use client::{Measured, NetError, measure};
 pub use document::NetRuns;
 pub use server::{Server, ServerConfig};
 
-use crate::host::Host;
-use crate::record::{Cpu, TcpSample};
+use longhaul_results::host::Host;
+use longhaul_results::record::{Cpu, TcpSample};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 

@@ -3,11 +3,11 @@
 use super::control::{Answer, LINE_MAX, Opening, Say, hear, say};
 use super::stream::Stream;
 use super::{Half, Plan, SET_UP, VERSION};
-use crate::host::Host;
 use crate::watch::Watch;
 use futures_channel::oneshot;
 use longhaul_engine::net::TcpListener;
 use longhaul_engine::{Config, Remote, Thread};
+use longhaul_results::host::Host;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -2,10 +2,11 @@
 
 use super::{Plan, Received, Sent};
 use crate::pattern::mix;
-use crate::record::TcpSample;
+use crate::watch::tcp_sample;
 use futures_channel::oneshot;
 use longhaul_engine::net::{SocketOptions, TcpStream};
 use longhaul_engine::{Buf, BufMut, Memory, RecvMsg, SendMsg, sleep_until, spawn, timeout};
+use longhaul_results::record::TcpSample;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -161,7 +162,7 @@ async fn look(
         sleep_until(at).await;
         let Ok(info) = stream.info() else { return };
         let name = format!("{}", u32::from(index) + 1);
-        looks.borrow_mut().push(TcpSample::new(at.saturating_duration_since(start), name, &info));
+        looks.borrow_mut().push(tcp_sample(at.saturating_duration_since(start), name, &info));
         at += interval;
     }
 }

@@ -1,10 +1,10 @@
 //! NVMe over InfiniBand, RoCE and TCP, one to six drives. Its results are figures
 //! without numbers.
 
-use super::{Document, Statement};
+use longhaul_results::published::{Publication, Statement};
 
 /// The publication.
-pub static DOCUMENT: Document = Document {
+pub static DOCUMENT: Publication = Publication {
     short: "NVMe-oF poster",
     full: "Performance Analysis of Non-Volatile Memory Express Over Fabrics (NVMeoF) Using Infiniband and Ethernet \
            (poster)",

@@ -1,7 +1,7 @@
 //! NVMe/TCP under journaling file systems over metropolitan and wide areas. Its
 //! results are figures without numbers: what is stated here is its text.
 
-use super::{Document, Statement};
+use longhaul_results::published::{Publication, Statement};
 
 /// What a workload is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum On {
 }
 
 /// The publication.
-pub static DOCUMENT: Document = Document {
+pub static DOCUMENT: Publication = Publication {
     short: "NVMe/TCP file-system study",
     full: "S. Yu: Performance Evaluation of NVMe-over-TCP Using Journaling File Systems in International WAN, \
            Electronics 2021, 10(20), 2486",

@@ -1,9 +1,9 @@
 //! Reads striped over servers by the Network Storage Manager.
 
-use super::{Document, Statement};
+use longhaul_results::published::{Publication, Statement};
 
 /// The publication.
-pub static DOCUMENT: Document = Document {
+pub static DOCUMENT: Publication = Publication {
     short: "Network Storage Manager",
     full: "O. Aldaoud, H. Kettani, K. Guduru, Q. Malluhi: Storage Performance over Fast Ethernet, Giga Ethernet, \
            Giga Ethernet TOE and InfiniBand (Jackson State University, Qatar University)",

@@ -1,16 +1,16 @@
 //! What a file costs to transfer, and what hides it. The publication is at hand as
 //! its slides: places are their headings and the figures on them.
 
-use super::{Document, Statement};
+use longhaul_results::published::{Publication, Statement};
 
 /// The publication.
-pub static DOCUMENT: Document = Document {
+pub static DOCUMENT: Publication = Publication {
     short: "Transfer study",
     full: "Y. Liu, Z. Liu, R. Kettimuthu, N. S. V. Rao, Z. Chen, I. Foster: Data Transfer Between Scientific \
            Facilities – Bottleneck Analysis, Insights, and Optimizations, CCGRID 2019 (slides)",
 };
 /// The project whose data set it uses.
-pub static PETASCALE: Document = Document {
+pub static PETASCALE: Publication = Publication {
     short: "Petascale DTN project",
     full: "The Petascale DTN Project: High Performance Data Transfer for HPC Facilities; its benchmark data set",
 };

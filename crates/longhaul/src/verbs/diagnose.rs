@@ -18,11 +18,11 @@ use crate::names::parse_bytes;
 use crate::output::{Output, save};
 use crate::verbs::line;
 use ladder::{CopyResult, CopySettings, Ladder, Rung};
-use longhaul_bench::record::{Better, Cell, Place, ROUND_TRIPS_MIN, Record, Run, Validity};
-use longhaul_bench::schema;
 use longhaul_report::cause::{self, Change, Finding, GAIN_MIN, HostSeen, Remedy, Seen, Sweep, Tried};
 use longhaul_report::model::{Copy, Fit, Noise, Split, fit, split};
-use longhaul_report::stats::Interval;
+use longhaul_results::record::{Better, Cell, Place, ROUND_TRIPS_MIN, Record, Run, Validity};
+use longhaul_results::schema;
+use longhaul_results::stats::Interval;
 use std::ffi::OsString;
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
 //! The result cells of the fit T = N t0 + B / R to the times of copies: per-file cost t0 and
 //! throughput R. Each round of copies gives one value of each, so that both have a spread.
 
-use longhaul_bench::record::{Better, Cell, Code, Place, Validity};
+use longhaul_results::record::{Better, Cell, Code, Place, Validity};
 
 /// The cells of t0 in seconds and of R in bytes a second, for a kind of copy.
 pub(crate) fn cells(copy: &str) -> [Cell; 2] {

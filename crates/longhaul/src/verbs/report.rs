@@ -5,7 +5,7 @@ mod picture;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use longhaul_report::page::{Report, report};
-use longhaul_report::{Document, ReadError};
+use longhaul_results::{Document, ReadError};
 use serde_json::json;
 use std::io;
 use std::path::{Path, PathBuf};

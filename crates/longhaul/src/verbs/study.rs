@@ -20,7 +20,7 @@ use crate::exit::{Exit, Failure, Outcome};
 use crate::names::parse_time;
 use crate::output::Output;
 use longhaul_bench::Stop;
-use longhaul_bench::record::{Cell, Code, Question, Run, Validity};
+use longhaul_results::record::{Cell, Code, Question, Run, Validity};
 use result::{StudyProgress, StudyResult};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -447,7 +447,8 @@ mod tests {
                 );
             }
         }
-        let sources: Vec<String> = published::all().map(published::Statement::source).collect();
+        let sources: Vec<String> =
+            published::all().map(longhaul_results::published::Statement::source).collect();
         let mut said = 0;
         for cell in wanted.iter().flat_map(|one| &one.cells) {
             for one in &cell.published {

@@ -16,8 +16,8 @@ pub(crate) use canvas::escape;
 pub use canvas::style;
 pub use scale::Scale;
 
-use crate::stats::Interval;
 use canvas::{Anchor, Canvas, FONT, width};
+use longhaul_results::stats::Interval;
 
 /// Width for pages, in pixels.
 pub const WIDE: f64 = 720.0;

@@ -1,7 +1,7 @@
 //! All numbers as a table for other programs (RFC 4180).
 
-use crate::read::Document;
-use crate::stats::Summary;
+use longhaul_results::Document;
+use longhaul_results::stats::Summary;
 
 const HEADER: &str = "result,number,figure,series,x,x_label,unit,runs,mean,low,high,deviation,samples,left_out,\
                       published,source,found,counts,reason";

@@ -7,8 +7,9 @@
 use super::gather::{Entry, Gathered};
 use crate::compare::{Verdict, compare};
 use crate::figure::Scale;
-use crate::read::{Better, Cell, Document, Question};
-use crate::stats::{Interval, ratio};
+use longhaul_results::Document;
+use longhaul_results::record::{Better, Cell, Question};
+use longhaul_results::stats::{Interval, ratio};
 
 /// Numbers that are listed one by one where nothing is compared.
 const PLAIN_MOST: usize = 8;
@@ -270,7 +271,7 @@ fn plain(gathered: &[Gathered]) -> Vec<Finding> {
 mod tests {
     use super::super::gather::gather;
     use super::*;
-    use crate::read::{Pair, Place, Published, Record, Validity};
+    use longhaul_results::record::{Pair, Place, Published, Record, Validity};
 
     fn cell(name: &str, samples: &[f64]) -> Cell {
         let place = Place { figure: "F".into(), series: "s".into(), x: name.into(), ..Place::default() };

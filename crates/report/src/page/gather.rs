@@ -1,8 +1,9 @@
 //! Cells of several results, put into figures.
 
 use crate::figure::{Figure, Point, Series};
-use crate::read::{Better, Cell, Document, Place, Published};
-use crate::stats::{Interval, Summary};
+use longhaul_results::Document;
+use longhaul_results::record::{Better, Cell, Place, Published};
+use longhaul_results::stats::{Interval, Summary};
 
 /// A figure, and the numbers behind it.
 #[derive(Clone, Debug)]

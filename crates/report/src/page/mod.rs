@@ -12,8 +12,9 @@ pub use gather::{Entry, Gathered, gather};
 pub use timeline::{of_figure, timelines};
 
 use crate::figure::{Figure, NARROW, Scale, WIDE, escape, style};
-use crate::read::{Document, Host};
-use crate::stats::Interval;
+use longhaul_results::Document;
+use longhaul_results::host::Host;
+use longhaul_results::stats::Interval;
 use std::fmt::Write;
 use std::path::{Component, Path, PathBuf};
 
@@ -280,7 +281,7 @@ fn conditions(body: &mut String, document: &Document) {
     line("Written", &document.time);
     line("Command", &record.command.join(" "));
     line("Seed", &record.seed.map_or(String::new(), |seed| seed.to_string()));
-    for (name, value) in &record.conditions {
+    for (name, value) in record.conditions.by_name() {
         line(name, value);
     }
     for host in &record.hosts {

@@ -1,5 +1,7 @@
 use super::*;
-use crate::read::{Cell, LeftOut, Place, Published, Reason, Record, Run, TcpSample, Validity};
+use longhaul_results::record::{
+    Cell, Code, LeftOut, Place, Published, Reason, Record, Run, TcpSample, Validity,
+};
 use std::path::PathBuf;
 
 fn cell(series: &str, x: &str, samples: &[f64]) -> Cell {
@@ -40,8 +42,7 @@ fn sample() -> Document {
     let mut void = cell("XFS", "1000", &[]);
     void.left_out.push(LeftOut { value: 5e6, reasons: Vec::new() });
     let detail = "1.20 % of <segments> were sent again".to_owned();
-    void.validity =
-        Validity { valid: false, reasons: vec![Reason { code: "retransmitting".into(), detail }] };
+    void.validity = Validity { valid: false, reasons: vec![Reason { code: Code::Retransmitting, detail }] };
     let mut beside = cell("raw", "1000", &[2e8, 2.1e8]);
     beside.published.push(Published { value: 1e8, source: "A study, 2021".into() });
     let mut missing = cell("RoCE", "1", &[]);
@@ -86,15 +87,6 @@ fn a_page_has_everything_and_needs_nothing() {
         assert!(!html.contains(outside), "{outside}");
     }
     assert_eq!(html.matches("<svg").count(), 2, "wide and narrow");
-}
-
-/// A reason of each of many runs is told once.
-#[test]
-fn reasons_of_a_kind_are_counted() {
-    let reason = |code: &str, detail: &str| Reason { code: code.into(), detail: detail.into() };
-    let reasons = vec![reason("late-link", "1 ms"), reason("failed", "I/O"), reason("late-link", "2 ms")];
-    let validity = Validity { valid: false, reasons };
-    assert_eq!(validity.words(), "1 ms (and 1 more like it); I/O");
 }
 
 /// Numbers that only others have are written in a unit that fits them.

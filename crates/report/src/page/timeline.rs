@@ -2,7 +2,8 @@
 
 use super::gather::Gathered;
 use crate::figure::{Figure, Point, Series};
-use crate::read::{Document, Run};
+use longhaul_results::Document;
+use longhaul_results::record::Run;
 use std::collections::BTreeMap;
 
 /// Runs that are shown: more lines than this cannot be told apart.

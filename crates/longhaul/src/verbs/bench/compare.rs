@@ -5,7 +5,8 @@ use crate::output::Output;
 use comfy_table::Table;
 use longhaul_report::compare::{Compared, Comparison, Verdict, compare};
 use longhaul_report::figure::Scale;
-use longhaul_report::read::{Better, Document, ReadError};
+use longhaul_results::record::Better;
+use longhaul_results::{Document, ReadError};
 use serde_json::{Value, json};
 use std::path::Path;
 

@@ -6,13 +6,13 @@ use crate::names::Device;
 use crate::output::{Output, say};
 use crate::screen::Line;
 use crate::verbs::emulated::{self, Link};
-use longhaul_bench::record::{Code, Run, TcpSample};
-use longhaul_bench::schema;
-use longhaul_bench::watch::{Expect, Watch};
+use longhaul_bench::watch::{Expect, Watch, tcp_sample};
 use longhaul_bench::{Live, Repeated, Stop, Threads, run as run_load};
 use longhaul_block::BlockDevice;
 use longhaul_report::figure::Scale;
-use longhaul_report::stats::Summary;
+use longhaul_results::record::{Code, Run, TcpSample};
+use longhaul_results::schema;
+use longhaul_results::stats::Summary;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,7 +110,7 @@ impl TcpSampler {
             if let Device::Remote(device) = device
                 && let Some(report) = device.path()
             {
-                self.samples.push(TcpSample::new(at, device.info().name, &report.tcp));
+                self.samples.push(tcp_sample(at, device.info().name, &report.tcp));
             }
         }
     }

@@ -1,10 +1,10 @@
 //! The result file of a copy, in the format of `bench` and `study`.
 
 use crate::verbs::emulated::{self, Link};
-use longhaul_bench::record::{Better, Cell, Code, Record, TcpSample, Validity};
-use longhaul_bench::schema::{self, Direction, Job};
-use longhaul_bench::watch::{Expect, Watch, Watched};
+use longhaul_bench::watch::{Expect, Watch, Watched, tcp_sample};
 use longhaul_block::units::format_rate;
+use longhaul_results::record::{Better, Cell, Code, Record, Validity};
+use longhaul_results::schema::{self, Direction, Job};
 use longhaul_transfer::wire::{Durability, Hash};
 use longhaul_transfer::{CopySpec, Endpoint, Monitor, Stage, Summary};
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl Recording {
         record.conditions.0 = conditions(spec, summary, monitor, way);
         record.cells = cells(summary, &watched, &validity);
         let mut run = watched.run(validity);
-        run.tcp = sockets.iter().map(|info| TcpSample::new(watched.time, "a connection", info)).collect();
+        run.tcp = sockets.iter().map(|info| tcp_sample(watched.time, "a connection", info)).collect();
         record.runs = vec![run];
         record.shown_run = Some(0);
         record.judge();

@@ -7,9 +7,9 @@ use super::hosts::{self, HostCounters, HostUse, Segments, children, device_busy}
 use crate::again::{self, at, program, reason, seconds, summary};
 use crate::exit::{Exit, Failure};
 use longhaul_bench::Stop;
-use longhaul_bench::record::{Run, Validity};
 use longhaul_bench::watch::{Expect, Watch, Watched};
 use longhaul_report::cause::Sockets;
+use longhaul_results::record::{Run, Validity};
 use longhaul_transfer::Endpoint;
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -527,7 +527,7 @@ impl Drop for Ladder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use longhaul_bench::record::Code;
+    use longhaul_results::record::Code;
 
     #[test]
     fn what_is_made_is_below_the_destination() {

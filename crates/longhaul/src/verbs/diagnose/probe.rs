@@ -4,10 +4,10 @@
 use super::ladder::{CopyResult, CopySettings, Ladder, Rung, lookup};
 use super::{Args, BEST_OF, FEW, LadderResults, in_turn, quickest, slowest};
 use crate::exit::Failure;
-use longhaul_bench::host::Host;
-use longhaul_bench::record::{Better, Cell};
 use longhaul_report::cause::{Congestion, Pair, SLOW_FILE, Seen};
 use longhaul_report::model::Fit;
+use longhaul_results::host::Host;
+use longhaul_results::record::{Better, Cell};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

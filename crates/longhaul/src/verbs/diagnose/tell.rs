@@ -3,10 +3,10 @@
 use super::ladder::Rung;
 use super::{LadderResults, RemedyTrial};
 use crate::output::Output;
-use longhaul_bench::record::{Code, Validity};
 use longhaul_report::cause::Finding;
 use longhaul_report::figure::Scale;
 use longhaul_report::model::{Bounds, Fit, Split, Stage};
+use longhaul_results::record::{Code, Validity};
 use serde_json::{Value, json};
 
 /// Assumed rate of a path in bits per second, where the copies show less: the default of `tune`.

@@ -7,7 +7,7 @@ use super::links::{Links, Server};
 use super::{Results, Settings};
 use crate::again::program;
 use crate::exit::{Failure, Outcome};
-use longhaul_bench::record::Validity;
+use longhaul_results::record::Validity;
 use rustix::fs::{FallocateFlags, fallocate, syncfs};
 use std::fs;
 use std::path::{Path, PathBuf};

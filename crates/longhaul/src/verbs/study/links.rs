@@ -10,9 +10,9 @@ use super::Results;
 use crate::again::{program, reason};
 use crate::exit::Failure;
 use crate::verbs::emulated::between;
-use longhaul_bench::record::{Cpu, Run, Validity};
-use longhaul_bench::schema;
 use longhaul_bench::watch::{Emulated, Expect, Watch, Watched};
+use longhaul_results::record::{Cpu, Run, Validity};
+use longhaul_results::schema;
 use longhaul_wan::control::Control;
 use longhaul_wan::{Conditions, Plan, Queue, Wan};
 use serde_json::Value;
@@ -339,7 +339,7 @@ impl Drop for Scratch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use longhaul_bench::record::Code;
+    use longhaul_results::record::Code;
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
 

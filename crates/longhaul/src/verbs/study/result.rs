@@ -3,10 +3,10 @@
 use super::{Results, Settings, is_void_for};
 use crate::exit::{Failure, Outcome};
 use crate::output::{Output, save};
-use longhaul_bench::host::Host;
-use longhaul_bench::record::{Cell, Code, Question, Record, Run};
-use longhaul_bench::schema;
-use longhaul_report::Document;
+use longhaul_results::Document;
+use longhaul_results::host::Host;
+use longhaul_results::record::{Cell, Code, Question, Record, Run};
+use longhaul_results::schema;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -75,11 +75,7 @@ impl StudyResult {
 
 /// Copies the cells and runs of an interrupted study into `record`.
 fn resume(record: &mut Record, path: &Path) -> Outcome {
-    // `Document::load` names what is wrong with a file better than the parser below.
-    Document::load(path)?;
-    let text = std::fs::read_to_string(path).map_err(Failure::failed)?;
-    let before: schema::Output = serde_json::from_str(&text).map_err(Failure::usage)?;
-    let before = before.longhaul.unwrap_or_default();
+    let before = Document::load(path)?.record;
     // A tool that rewrote the file may have sorted the names.
     let sorted = |record: &Record| {
         let mut conditions = record.conditions.0.clone();

@@ -6,8 +6,9 @@
 use super::links::{Links, Server};
 use super::{Defaults, Experiment, PlanEntry, Results, Settings};
 use crate::exit::{Failure, Outcome};
-use longhaul_bench::published::{Statement, striping as said};
-use longhaul_bench::record::{Better, Cell, Code, LeftOut, Place, Question, Validity};
+use longhaul_bench::published::striping as said;
+use longhaul_results::published::Statement;
+use longhaul_results::record::{Better, Cell, Code, LeftOut, Place, Question, Validity};
 use longhaul_wan::Conditions;
 use std::time::Duration;
 

@@ -12,7 +12,7 @@ use super::links::{Links, Scratch, Server};
 use super::{Defaults, Experiment, PlanEntry, Results, Settings, suited_scale};
 use crate::exit::{Failure, Outcome};
 use longhaul_bench::published::filesystems as said;
-use longhaul_bench::record::{Better, Cell, EVENTS, Place, Question};
+use longhaul_results::record::{Better, Cell, EVENTS, Place, Question};
 use longhaul_wan::Conditions;
 use std::time::Duration;
 
@@ -151,7 +151,7 @@ fn variants() -> Vec<Variant> {
 
 /// The congestion control of this machine.
 fn own_congestion() -> String {
-    longhaul_bench::host::Host::here().congestion
+    longhaul_results::host::Host::here().congestion
 }
 
 fn distances(settings: &Settings) -> Vec<Option<Duration>> {
@@ -520,7 +520,7 @@ mod tests {
                 }
             }
             super::super::tests::assert_cited::<WanFilesystems>(&settings(quick, &[]));
-            let of = |what: &longhaul_bench::published::Statement| {
+            let of = |what: &longhaul_results::published::Statement| {
                 let usual = |one: &&PlanEntry<FilesystemMeasurement>| {
                     let is = |load: &Workload| load.variant == Variant::USUAL;
                     one.how

@@ -13,7 +13,7 @@ use crate::slowfs::{Slow, SlowFs};
 use crate::verbs::line;
 use crate::verbs::study::{PlanEntry, Results, Settings};
 use longhaul_bench::published::transfer as said;
-use longhaul_bench::record::{Better, Cell, Question, Validity};
+use longhaul_results::record::{Better, Cell, Question, Validity};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use super::plain::CopySource;
 use super::{SETS, TransferTestbed, place};
 use crate::verbs::study::{PlanEntry, Settings};
 use longhaul_bench::published::transfer as said;
-use longhaul_bench::record::{Better, Cell, Question, Validity};
+use longhaul_results::record::{Better, Cell, Question, Validity};
 use longhaul_transfer::dataset::{DatasetSpec, Scale};
 
 /// Data sets whose stages are measured with `--quick`: the published ones.

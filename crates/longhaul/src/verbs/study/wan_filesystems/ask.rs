@@ -5,8 +5,8 @@ use super::{
     variants,
 };
 use crate::verbs::study::Settings;
-use longhaul_bench::published::Statement;
-use longhaul_bench::record::Question;
+use longhaul_results::published::Statement;
+use longhaul_results::record::Question;
 use std::time::Duration;
 
 /// Workloads by their index in [`WORKLOADS`].

@@ -6,10 +6,10 @@
 //! other versions of fio are read, too.
 
 use crate::record::Record;
-use crate::results::utc;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::SystemTime;
 
@@ -265,6 +265,11 @@ impl<T> Pairs<T> {
         self.0.is_empty()
     }
 
+    /// The values, sorted by name; of two of one name the last.
+    pub fn by_name(&self) -> BTreeMap<&str, &T> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value)).collect()
+    }
+
     /// The value of `name`.
     pub fn get(&self, name: &str) -> Option<&T> {
         self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value)
@@ -300,5 +305,43 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
             }
         }
         deserializer.deserialize_map(Entries(std::marker::PhantomData))
+    }
+}
+
+/// `Sat Nov 21 00:00:02 2026`, by the calendar algorithm of Howard Hinnant
+/// ("civil from days").
+fn utc(seconds: u64) -> String {
+    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
+    const MONTHS: [&str; 12] =
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let (days, time) = (seconds / 86_400, seconds % 86_400);
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    // Years of this calendar begin in March.
+    let year = era * 400 + year_of_era + u64::from(month >= 10);
+    format!(
+        "{} {} {day:2} {:02}:{:02}:{:02} {year}",
+        DAYS[(days % 7) as usize],
+        MONTHS[((month + 2) % 12) as usize],
+        time / 3600,
+        time / 60 % 60,
+        time % 60
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(utc(0), "Thu Jan  1 00:00:00 1970");
+        assert_eq!(utc(951_782_399), "Mon Feb 28 23:59:59 2000");
+        assert_eq!(utc(951_782_400), "Tue Feb 29 00:00:00 2000");
+        assert_eq!(utc(1_795_219_202), "Sat Nov 21 00:00:02 2026");
     }
 }

@@ -1,17 +1,14 @@
-//! Results, as they are in files.
+//! Reads results from files.
 //!
-//! The layout is `longhaul_bench::record`'s, and fio's own. What a reader does
-//! not find is empty, and what it does not know is passed over; another
-//! version of the layout is refused.
+//! The layout is that of [`record`](crate::record), or fio's own. A field that the file does not have
+//! is empty, one that this program does not know is passed over, and another version of the layout is
+//! refused.
 
+use crate::record::{Better, Cell, Code, LeftOut, Reason, Record, SCHEMA, Validity};
 use serde::Deserialize;
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-
-/// The version of the layout that is read.
-pub const SCHEMA: u64 = 1;
 
 /// A larger file is not a result.
 const SIZE_MAX: u64 = 1 << 30;
@@ -95,251 +92,10 @@ pub struct Document {
     pub text: String,
 }
 
-/// What was measured, and where.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Record {
-    /// What was done.
-    pub kind: String,
-    /// What people call it.
-    pub name: String,
-    /// The program and its version.
-    pub program: String,
-    /// The command line.
-    pub command: Vec<String>,
-    /// What decided order and content.
-    pub seed: Option<u64>,
-    /// What the numbers depend on.
-    pub conditions: Conditions,
-    /// The machines.
-    pub hosts: Vec<Host>,
-    /// The runs.
-    pub runs: Vec<Run>,
-    /// What was measured.
-    pub cells: Vec<Cell>,
-    /// Which of the cells a question compares.
-    pub questions: Vec<Question>,
-    /// Whether the whole is what it seems.
-    pub validity: Validity,
-}
-
-/// Names and values, by name.
-pub type Conditions = BTreeMap<String, String>;
-
-/// A machine.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Host {
-    /// Its name.
-    pub name: String,
-    /// Kernel and version.
-    pub kernel: String,
-    /// Model of the processor.
-    pub processor: String,
-    /// Processors.
-    pub processors: u32,
-    /// It is a guest.
-    pub virtual_machine: bool,
-    /// Bytes of memory.
-    pub memory: u64,
-    /// How the clock rate is chosen.
-    pub governor: Option<String>,
-    /// Congestion control by default.
-    pub congestion: String,
-    /// Receive buffers of TCP.
-    pub tcp_rmem: Vec<u64>,
-    /// Send buffers.
-    pub tcp_wmem: Vec<u64>,
-    /// What could not be read.
-    pub unread: Vec<String>,
-}
-
-/// A run.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Run {
-    /// What it measured, in a document of several measurements.
-    pub of: String,
-    /// Seconds that it took.
-    pub seconds: f64,
-    /// Processor time.
-    pub cpu: Cpu,
-    /// Connections as time went on.
-    pub tcp: Vec<TcpSample>,
-    /// Whether it counts.
-    pub validity: Validity,
-}
-
-/// Seconds of processor time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Cpu {
-    /// In the program.
-    pub user_s: f64,
-    /// In the kernel.
-    pub system_s: f64,
-}
-
-/// A connection at a moment.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct TcpSample {
-    /// Seconds since the run began.
-    pub at_s: f64,
-    /// Which one.
-    pub stream: String,
-    /// Bytes that arrived since the sample before.
-    pub bytes: Option<u64>,
-    /// Smoothed round trip in microseconds.
-    pub rtt_us: f64,
-    /// Congestion window in bytes.
-    pub cwnd: u64,
-    /// Segments sent again so far.
-    pub retransmissions: u64,
-}
-
-/// Whether a number is what it seems.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Validity {
-    /// It is.
-    pub valid: bool,
-    /// Why not.
-    pub reasons: Vec<Reason>,
-}
-
-impl Default for Validity {
-    fn default() -> Validity {
-        Validity { valid: true, reasons: Vec::new() }
-    }
-}
-
-impl Validity {
-    /// The reasons as one text: the first of each kind, and how many more there
-    /// are, such as one of each run.
-    pub fn words(&self) -> String {
-        let mut kinds: Vec<(&Reason, usize)> = Vec::new();
-        for reason in &self.reasons {
-            match kinds.iter_mut().find(|(first, _)| first.code == reason.code) {
-                Some((_, more)) => *more += 1,
-                None => kinds.push((reason, 0)),
-            }
-        }
-        let words = kinds.into_iter().map(|(first, more)| match more {
-            0 => first.detail.clone(),
-            more => format!("{} (and {more} more like it)", first.detail),
-        });
-        words.collect::<Vec<_>>().join("; ")
-    }
-}
-
-/// Why a number does not count.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Reason {
-    /// For programs.
-    pub code: String,
-    /// For people.
-    pub detail: String,
-}
-
-/// Which way is better.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Better {
-    /// As a rate.
-    #[default]
-    Higher,
-    /// As a time.
-    Lower,
-}
-
-/// One number, measured several times.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Cell {
-    /// Its name, unique in the document.
-    pub name: String,
-    /// Unit.
-    pub unit: String,
-    /// Which way is better.
-    pub better: Better,
-    /// A value of each run that counts.
-    pub samples: Vec<f64>,
-    /// Values that do not.
-    pub left_out: Vec<LeftOut>,
-    /// Whether the samples are what they seem.
-    pub validity: Validity,
-    /// Its position in a figure.
-    pub place: Option<Place>,
-    /// What was published for it.
-    pub published: Vec<Published>,
-    /// What was published of it in words.
-    pub found: String,
-    /// Where that stands.
-    pub found_source: String,
-}
-
-/// A value that does not count.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct LeftOut {
-    /// The value.
-    pub value: f64,
-    /// Why.
-    pub reasons: Vec<Reason>,
-}
-
-/// A place in a figure.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Place {
-    /// Which figure.
-    pub figure: String,
-    /// Which line, or colour of bars.
-    pub series: String,
-    /// Where along the axis.
-    pub x: String,
-    /// The same as a number.
-    pub x_number: Option<f64>,
-    /// What the axis is.
-    pub x_label: String,
-}
-
-/// A question that ratios between cells answer.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Question {
-    /// What is compared with what.
-    pub title: String,
-    /// The pairs of cells.
-    pub pairs: Vec<Pair>,
-    /// What was published of it.
-    pub found: String,
-    /// Where that stands.
-    pub found_source: String,
-}
-
-/// Two cells of one unit: the ratio is that of `of` to `to`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Pair {
-    /// What tells this pair from the others.
-    pub label: String,
-    /// Name of the cell that is compared.
-    pub of: String,
-    /// Name of the cell that it is compared with.
-    pub to: String,
-}
-
-/// A published number.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Published {
-    /// In the unit of the cell.
-    pub value: f64,
-    /// Where.
-    pub source: String,
+/// The part of a file that is this program's own.
+#[derive(Deserialize)]
+struct Ours {
+    longhaul: Record,
 }
 
 impl Document {
@@ -377,7 +133,7 @@ impl Document {
             let Some(record) = from_fio(&value) else { return Err(ReadError::NotResults { path }) };
             return Ok(Document { path, record, time, text });
         };
-        if ours["schema"].as_u64() != Some(SCHEMA) {
+        if ours["schema"].as_u64() != Some(SCHEMA.into()) {
             let found = match &ours["schema"] {
                 Value::Null => "none".into(),
                 found => found.to_string(),
@@ -385,8 +141,9 @@ impl Document {
             let program = ours["program"].as_str().unwrap_or_default().to_owned();
             return Err(ReadError::Schema { path, found, program });
         }
-        match Record::deserialize(ours) {
-            Ok(record) => Ok(Document { path, record, time, text }),
+        // From the text again: a `Value` does not keep the order of names.
+        match serde_json::from_str(&text) {
+            Ok(Ours { longhaul: record }) => Ok(Document { path, record, time, text }),
             Err(e) => Err(ReadError::Malformed { path, what: e.to_string() }),
         }
     }
@@ -418,12 +175,12 @@ fn of_fio(jobs: &[Value], way: &str) -> Validity {
     let mut reasons = Vec::new();
     if let Some(job) = jobs.iter().find(|job| job["error"].as_i64().is_some_and(|code| code != 0)) {
         let detail = format!("a job of fio ended with error {}: {}", job["error"], job["jobname"]);
-        reasons.push(Reason { code: "failed".into(), detail });
+        reasons.push(Reason { code: Code::Failed, detail });
     }
     let longest = jobs.iter().filter_map(|job| job[way]["runtime"].as_f64()).reduce(f64::max);
     if let Some(ms) = longest.filter(|ms| *ms < 1000.0) {
         let detail = format!("fio moved data for {ms} ms, less than a second");
-        reasons.push(Reason { code: "too-short".into(), detail });
+        reasons.push(Reason { code: Code::TooShort, detail });
     }
     Validity { valid: reasons.is_empty(), reasons }
 }

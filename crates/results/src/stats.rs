@@ -24,7 +24,7 @@ impl Interval {
     }
 
     /// The value plus or minus its margin.
-    pub(crate) fn around(value: f64, margin: f64) -> Interval {
+    pub fn around(value: f64, margin: f64) -> Interval {
         Interval { value, low: value - margin, high: value + margin }
     }
 }
@@ -165,11 +165,11 @@ fn beta(a: f64, b: f64, x: f64) -> f64 {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
 
     /// Random numbers that are the same every time: Marsaglia's xorshift.
-    pub(crate) struct Random(pub(crate) u64);
+    struct Random(u64);
 
     impl Random {
         fn uniform(&mut self) -> f64 {
@@ -180,7 +180,7 @@ pub(crate) mod tests {
         }
 
         /// Of the normal distribution (Box and Muller).
-        pub(crate) fn normal(&mut self) -> f64 {
+        fn normal(&mut self) -> f64 {
             let (u, v) = (self.uniform(), self.uniform());
             (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
         }

@@ -15,8 +15,7 @@
 use crate::host::Host;
 use crate::published::Statement;
 use crate::schema::{Output, Pairs};
-use crate::stats::Samples;
-use longhaul_engine::net::TcpInfo;
+use crate::stats::Summary;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Write};
@@ -166,30 +165,6 @@ pub struct TcpSample {
     pub send_buffer_limited_us: Option<u64>,
 }
 
-impl TcpSample {
-    /// What the kernel says of a connection `at` so long after the start.
-    pub fn new(at: Duration, stream: impl Into<String>, info: &TcpInfo) -> TcpSample {
-        let micros = |time: Duration| time.as_secs_f64() * 1e6;
-        let whole = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        TcpSample {
-            at_s: at.as_secs_f64(),
-            stream: stream.into(),
-            bytes: None,
-            rtt_us: micros(info.rtt),
-            min_rtt_us: info.min_rtt.map(micros),
-            cwnd: info.cwnd,
-            in_flight: info.in_flight,
-            retransmissions: info.retransmissions.into(),
-            delivery_rate: info.delivery_rate,
-            not_sent: info.not_sent.map(u64::from),
-            send_window: info.send_window.map(u64::from),
-            busy_us: info.busy.map(whole),
-            peer_window_limited_us: info.peer_window_limited.map(whole),
-            send_buffer_limited_us: info.send_buffer_limited.map(whole),
-        }
-    }
-}
-
 /// Whether a number is what it seems.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -219,10 +194,30 @@ impl Validity {
         validity.mark(code, detail);
         validity
     }
+
+    /// The reasons as one text: the first of each code, and how many more there
+    /// are, such as one of each run.
+    pub fn words(&self) -> String {
+        let mut kinds: Vec<(&Reason, usize)> = Vec::new();
+        for reason in &self.reasons {
+            // Codes that this version does not know may differ.
+            let is_same = |first: &Reason| first.code == reason.code && first.code != Code::Other;
+            match kinds.iter_mut().find(|(first, _)| is_same(first)) {
+                Some((_, more)) => *more += 1,
+                None => kinds.push((reason, 0)),
+            }
+        }
+        let words = kinds.into_iter().map(|(first, more)| match more {
+            0 => first.detail.clone(),
+            more => format!("{} (and {more} more like it)", first.detail),
+        });
+        words.collect::<Vec<_>>().join("; ")
+    }
 }
 
 /// Why a number does not count.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Reason {
     /// For programs.
     pub code: Code,
@@ -231,7 +226,7 @@ pub struct Reason {
 }
 
 /// The kinds of reasons.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Code {
     /// The window was too short for the path or for itself.
@@ -252,7 +247,8 @@ pub enum Code {
     Stolen,
     /// It cannot be measured here.
     NotAvailable,
-    /// What a later program knows.
+    /// A code of a later version of this program.
+    #[default]
     #[serde(other)]
     Other,
 }
@@ -432,12 +428,11 @@ impl Cell {
             self.validity.reasons.dedup();
             return;
         }
-        let mut all = Samples::default();
-        self.samples.iter().for_each(|value| all.push(*value));
-        let noise = all.stddev() / all.mean.abs();
+        let all = Summary::of(&self.samples);
+        let noise = all.deviation / all.mean.abs();
         // Of rare events a few more or fewer are no noise of the measurement.
         if noise > NOISE_MAX && self.unit != EVENTS {
-            let (percent, most, runs) = (noise * 100.0, NOISE_MAX * 100.0, all.count);
+            let (percent, most, runs) = (noise * 100.0, NOISE_MAX * 100.0, all.n);
             self.validity.mark(
                 Code::TooNoisy,
                 format!("the {runs} runs deviate by {percent:.0} % of their mean, more than {most:.0} %"),
@@ -448,7 +443,7 @@ impl Cell {
 
 /// The run that stands for all: the one in the middle, of those that count if any
 /// does. Each is its rate, and whether it counts.
-pub(crate) fn middle(runs: impl IntoIterator<Item = (f64, bool)>) -> Option<usize> {
+pub fn middle(runs: impl IntoIterator<Item = (f64, bool)>) -> Option<usize> {
     let runs: Vec<(f64, bool)> = runs.into_iter().collect();
     let any = runs.iter().any(|(_, counts)| *counts);
     let mut order: Vec<usize> = (0..runs.len()).filter(|at| runs[*at].1 || !any).collect();
@@ -564,6 +559,18 @@ mod tests {
         assert_eq!(text, r#"{"valid":false,"reasons":[{"code":"late-link","detail":"late"}]}"#);
         let read: Reason = serde_json::from_str(r#"{"code":"moonlight","detail":"x"}"#).expect("read");
         assert_eq!(read.code, Code::Other);
+    }
+
+    /// A reason of each of many runs is told once; codes that this version does not know each stand
+    /// for themselves.
+    #[test]
+    fn reasons_of_a_kind_are_counted() {
+        let reason = |code, detail: &str| Reason { code, detail: detail.into() };
+        let late =
+            [reason(Code::LateLink, "1 ms"), reason(Code::Failed, "I/O"), reason(Code::LateLink, "2 ms")];
+        let later = [reason(Code::Other, "a new moon"), reason(Code::Other, "a full moon")];
+        let validity = Validity { valid: false, reasons: [&late[..], &later].concat() };
+        assert_eq!(validity.words(), "1 ms (and 1 more like it); I/O; a new moon; a full moon");
     }
 
     #[test]
