@@ -16,31 +16,5 @@ pub(crate) use record::{ArrayRecord, ArraySettings};
 pub(crate) use registry::Registry;
 pub(crate) use running::{Running, open_members, read_labels, read_status};
 
-use crate::exit::{Exit, Failure};
-use longhaul_array::ArrayError;
-use longhaul_block::IoError;
-
 /// Prefix of device names that mean an array.
 pub(crate) const SCHEME: &str = "array:";
-
-impl From<ArrayError> for Failure {
-    fn from(e: ArrayError) -> Failure {
-        let exit = match &e {
-            ArrayError::Layout(_) | ArrayError::Name(_) => Exit::Usage,
-            ArrayError::Taken { .. }
-            | ArrayError::TakenUnknown { .. }
-            | ArrayError::Content { .. }
-            | ArrayError::InUse(_)
-            | ArrayError::DeviceInUse { .. }
-            | ArrayError::Diverged { .. }
-            | ArrayError::Newer { .. }
-            | ArrayError::Outdated { .. }
-            | ArrayError::Refused(_) => Exit::Refused,
-            ArrayError::Io(IoError::Unreachable(_))
-            | ArrayError::Assemble(IoError::Unreachable(_))
-            | ArrayError::Device { source: IoError::Unreachable(_), .. } => Exit::Unreachable,
-            _ => Exit::Failed,
-        };
-        Failure::new(exit, e)
-    }
-}

@@ -1,12 +1,12 @@
 //! Completion in shells: the script asks this program, which knows what exists on this host.
 
 use crate::arrays::ArrayRecord;
-use crate::attached::Attachment;
 use crate::cli::Cli;
 use crate::exit::Failure;
 use clap::CommandFactory;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter};
 use clap_complete::{CompleteEnv, Shell};
+use longhaul_device::attached::Attachment;
 use std::ffi::OsStr;
 
 /// Names the shell in the environment of a request for completions.

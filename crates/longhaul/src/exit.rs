@@ -1,7 +1,9 @@
 //! Exit codes of the program, a contract with scripts.
 
 use crate::output::Output;
+use longhaul_array::ArrayError;
 use longhaul_block::IoError;
+use longhaul_device::ErrorKind;
 use std::fmt;
 use std::process::ExitCode;
 
@@ -70,16 +72,34 @@ impl Failure {
     pub(crate) fn failed(message: impl fmt::Display) -> Failure {
         Failure::new(Exit::Failed, message)
     }
+
+    /// The failure as the reply of a control socket has it.
+    pub(crate) fn to_reply(&self) -> longhaul_device::Error {
+        longhaul_device::Error::new(ErrorKind::of(Some(self.exit as u64)), &self.message)
+    }
+}
+
+impl From<longhaul_device::Error> for Failure {
+    fn from(e: longhaul_device::Error) -> Failure {
+        Failure::new(Exit::of(Some(e.kind() as u64)), e)
+    }
 }
 
 impl From<IoError> for Failure {
     fn from(e: IoError) -> Failure {
-        let exit = match e {
-            IoError::Integrity(_) => Exit::Mismatch,
-            IoError::Unreachable(_) => Exit::Unreachable,
-            _ => Exit::Failed,
-        };
-        Failure::new(exit, e)
+        longhaul_device::Error::from(e).into()
+    }
+}
+
+impl From<ArrayError> for Failure {
+    fn from(e: ArrayError) -> Failure {
+        longhaul_device::Error::from(e).into()
+    }
+}
+
+impl From<longhaul_initiator::Error> for Failure {
+    fn from(e: longhaul_initiator::Error) -> Failure {
+        longhaul_device::Error::from(e).into()
     }
 }
 

@@ -6,7 +6,6 @@
 mod addresses;
 mod again;
 mod arrays;
-mod attached;
 mod cli;
 mod complete;
 mod config;
@@ -15,7 +14,6 @@ mod helper;
 mod live;
 mod names;
 mod output;
-mod runtime;
 mod screen;
 mod served;
 mod slowfs;

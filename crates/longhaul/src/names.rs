@@ -1,7 +1,7 @@
 //! Parsing and opening of exports and devices by name.
 
 use crate::arrays::{self, ArrayRecord, Running};
-use crate::exit::{Exit, Failure};
+use crate::exit::Failure;
 use crate::words::engines;
 use longhaul_array::Health;
 use longhaul_block::units::parse_duration;
@@ -13,31 +13,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
-
-impl From<Error> for Failure {
-    fn from(e: Error) -> Failure {
-        let exit = match e {
-            Error::Uri(_) => Exit::Usage,
-            Error::Resolve { .. } | Error::Unreachable { .. } | Error::Incompatible { .. } => {
-                Exit::Unreachable
-            }
-            Error::TimedOut { .. } => Exit::TimedOut,
-            Error::Refused { .. } => Exit::Refused,
-            Error::NotFound(_) | Error::Local(_) => Exit::Failed,
-        };
-        let hint = match &e {
-            Error::Unreachable { reason, .. } if reason.contains("refused") => {
-                ": nothing listens there; check host and port, and whether the target runs"
-            }
-            Error::Resolve { .. } => "; check the name, or use an address",
-            Error::TimedOut { .. } => {
-                "; check whether it is an NVMe/TCP target, or allow more with --connect-timeout"
-            }
-            _ => "",
-        };
-        Failure::new(exit, format_args!("{e}{hint}"))
-    }
-}
 
 /// The device of an export.
 #[derive(Clone, Debug)]

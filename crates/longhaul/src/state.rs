@@ -1,36 +1,13 @@
-//! The state directory of this installation, and its identity.
+//! Files in the state directory, and the identity of this installation.
 
 use crate::exit::Failure;
-use crate::user::User;
 use longhaul_block::medium::Hardware;
+pub(crate) use longhaul_device::state::directory;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use uuid::Uuid;
-
-/// Directory of Longhaul, in a user's state directory.
-const SUBDIRECTORY: &str = "longhaul";
-/// State directory of a user, in the home directory (XDG Base Directory Specification).
-const IN_HOME: &str = ".local/state";
-/// State directory of the machine: of root, and of users without a home directory.
-pub(crate) const SYSTEM: &str = "/var/lib/longhaul";
-
-/// The state directory; it need not exist. Root uses that of the machine, so that a service
-/// (without `HOME`), a login and `sudo` (possibly with the `HOME` of another user) share it.
-pub(crate) fn directory() -> PathBuf {
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let is_root = rustix::process::getuid().is_root();
-    let home = || absolute("HOME").filter(|_| !is_root).map(|home| home.join(IN_HOME));
-    let state = absolute("XDG_STATE_HOME").or_else(home);
-    state.map_or_else(|| SYSTEM.into(), |state| state.join(SUBDIRECTORY))
-}
-
-/// The state directory of another user; `XDG_STATE_HOME` of that user's processes is not known.
-/// `None` for a user without a home directory.
-pub(crate) fn directory_of(user: &User) -> Option<PathBuf> {
-    Some(user.home()?.join(IN_HOME).join(SUBDIRECTORY))
-}
 
 /// Replaces a file atomically and durably; creates its directory.
 pub(crate) fn save(path: &Path, text: &Value) -> Result<(), Failure> {

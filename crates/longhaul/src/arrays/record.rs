@@ -3,8 +3,8 @@
 use super::registry::Registry;
 use crate::exit::Failure;
 use crate::names::{parse_bytes, parse_time};
-use crate::user::User;
 use longhaul_array::Options;
+use longhaul_device::User;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -3,9 +3,7 @@
 //! Invariant: root accesses the registry of another user with that user's rights, so that all
 //! files in it belong to that user.
 
-use crate::runtime;
-use crate::state;
-use crate::user::User;
+use longhaul_device::{User, runtime, state};
 use std::io;
 use std::path::{Path, PathBuf};
 use uuid::Uuid;

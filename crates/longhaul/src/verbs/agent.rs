@@ -4,7 +4,8 @@ use crate::addresses::{self, Listen, check_congestion, reachable};
 use crate::exit::{Failure, Outcome};
 use crate::names::{EngineArgs, parse_bytes};
 use crate::output::Output;
-use crate::user::User;
+use crate::user;
+use longhaul_device::User;
 use longhaul_target::is_loopback;
 use longhaul_transfer::{Agent, AgentConfig, Key, PATIENCE, carry};
 use serde_json::json;
@@ -136,10 +137,10 @@ fn check_access(args: &Args, is_root: bool) -> Result<(), Failure> {
 }
 
 /// The user to switch to.
-fn user(args: &Args, own: User) -> Result<User, Failure> {
+fn user_of(args: &Args, own: User) -> Result<User, Failure> {
     match &args.user {
-        Some(name) => User::named(name),
-        None if own.is_root() && !args.one_time && !args.allow_owner => Ok(User::unprivileged()),
+        Some(name) => user::named(name),
+        None if own.is_root() && !args.one_time && !args.allow_owner => Ok(user::unprivileged()),
         None => Ok(own),
     }
 }
@@ -148,7 +149,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     check_congestion(args.congestion.as_deref())?;
     let own = User::own();
     check_access(&args, own.is_root())?;
-    let user = user(&args, own)?;
+    let user = user_of(&args, own)?;
     // Registered before anything is opened, so that a signal always ends the agent in order.
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(Failure::failed)?;
     super::cp::raise_descriptors();
@@ -174,7 +175,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     })
     .map_err(Failure::failed)?;
     let named = |e| Failure::failed(format_args!("cannot become the user {}: {e}", user.name));
-    user.switch_to().map_err(named)?;
+    user::switch_to(&user).map_err(named)?;
     let agent = bound.start().map_err(|e| {
         let hint = if args.user.is_none() { "; --user NAME runs this as another user" } else { "" };
         Failure::failed(format_args!("as the user {}: {e}{hint}", user.name))

@@ -9,7 +9,6 @@ mod open;
 mod serve;
 mod via;
 
-use crate::attached::{Attachment, absolute, log_of, request_detach};
 use crate::complete;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
@@ -18,6 +17,8 @@ use longhaul_attach::fuse::{self, FuseFile, FuseOptions};
 use longhaul_attach::kernel::{self, KernelDevice};
 use longhaul_attach::{keep_out_of_reclaim, users};
 use longhaul_block::units::format_size;
+use longhaul_device::ErrorKind;
+use longhaul_device::attached::{Attachment, absolute, log_of, request_detach};
 use open::DeviceArgs;
 use serde_json::{Value, json};
 use serve::{Event, FrontEnd, Service};
@@ -172,7 +173,7 @@ fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
     // Released before the reply, so that `longhaul detach` can be followed by an attach at once.
     drop((server, held, opened));
     if let Some(request) = detach_request {
-        request.answer(&result);
+        serve::answer(request, &result);
     }
     output.event("summary", json!({ "clean": result.is_ok() }));
     result
@@ -284,8 +285,8 @@ fn detach_at(path: &Path, lazily: bool, output: Output) -> Outcome {
     let trouble = Attachment::find(path).and_then(|(record, _)| record.trouble);
     let unreachable = trouble.filter(|why| !lazily && is_waited_for(why));
     match request_detach(path, lazily, unreachable.as_ref().map(|_| REPLY_TIMEOUT)) {
-        Some(Err(failure)) if failure.exit == Exit::TimedOut => {
-            return Err(unreachable.map_or(failure, |why| unreachable_device(path, &why)));
+        Some(Err(e)) if e.kind() == ErrorKind::TimedOut => {
+            return Err(unreachable.map_or_else(|| e.into(), |why| unreachable_device(path, &why)));
         }
         Some(result) => result?,
         None => clear(path, lazily)?,

@@ -4,12 +4,12 @@
 //! A line of the file holds the arguments of one `longhaul attach` or `longhaul mount`. Each
 //! runs in a process of its own.
 
-use crate::attached::{Attachment, absolute};
 use crate::cli::{Cli, Verb};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::verbs::attach;
 use clap::Parser;
+use longhaul_device::attached::{Attachment, absolute};
 use serde_json::json;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

@@ -44,7 +44,7 @@ pub(super) fn finish(log: &Path, result: &Outcome) {
 /// # Errors
 /// The failure of the background process, or that it could not be started.
 pub(super) fn start(log: &Path, output: Output) -> Result<Value, Failure> {
-    crate::runtime::make()?;
+    longhaul_device::runtime::make()?;
     let failed = |e: std::io::Error| Failure::failed(format!("cannot start the background process: {e}"));
     let mut options = OpenOptions::new();
     let stderr = options.create(true).write(true).truncate(true).mode(0o600).open(log).map_err(failed)?;

@@ -9,11 +9,9 @@ use super::open::{DeviceArgs, OpenDevice};
 use super::serve::{self, Event, FrontEnd, Service};
 use super::via::{self, FrontEndError, Via};
 use super::{background, detach_at, log_passed_over};
-use crate::attached::{Attachment, absolute, log_of};
 use crate::complete;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
-use crate::runtime;
 use crate::user;
 use longhaul_attach::filesystem::{Content, Kind};
 use longhaul_attach::fuse::{self, FuseFile, FuseOptions, unmount_served};
@@ -21,6 +19,8 @@ use longhaul_attach::kernel::{KernelDevice, Way};
 use longhaul_attach::{LoopDevice, Request, Shared, keep_out_of_reclaim, users};
 use longhaul_block::units::format_size;
 use longhaul_block::{DeviceInfo, IoResult};
+use longhaul_device::attached::{Attachment, absolute, log_of};
+use longhaul_device::runtime;
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::fs::OpenOptions;
@@ -205,7 +205,7 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
     // Released before the reply, so that `longhaul umount` can be followed by a mount at once.
     drop((server, held, opened, shared));
     if let Some(request) = detach_request {
-        request.answer(&result);
+        serve::answer(request, &result);
     }
     output.event("summary", json!({ "clean": result.is_ok() }));
     result

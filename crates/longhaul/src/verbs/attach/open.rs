@@ -1,6 +1,5 @@
 //! The device that is to be attached: one, or several joined.
 
-use crate::attached::DeviceLock;
 use crate::exit::Failure;
 use crate::names::{Device, InitiatorArgs, parse_bytes};
 use crate::words::joins;
@@ -9,6 +8,7 @@ use longhaul_attach::filesystem::{Content, Shape};
 use longhaul_attach::{Request, Requests, Served};
 use longhaul_block::filter::{Filtered, ReadOnly};
 use longhaul_block::{BlockDevice, DeviceInfo, signature};
+use longhaul_device::attached::DeviceLock;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -2,11 +2,11 @@
 
 mod front_end;
 
-use crate::attached::{Attachment, DetachRequest, DetachServer, HeldRecord};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 pub(crate) use front_end::FrontEnd;
 use longhaul_attach::{AttachError, Requests, users};
+use longhaul_device::attached::{Attachment, DetachRequest, DetachServer, HeldRecord};
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -58,10 +58,16 @@ pub(crate) fn events() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
 /// Starts to listen for requests to detach the attachment at `path`.
 pub(crate) fn listen(path: &Path, sender: &Sender<Event>) -> Result<DetachServer, Failure> {
     let sender = sender.clone();
-    DetachServer::start(path, move |request| {
+    let server = DetachServer::start(path, move |request| {
         // Without a receiver the request is dropped, which closes its connection.
         let _ = sender.send(Event::Detach(request));
-    })
+    });
+    Ok(server?)
+}
+
+/// Replies to a request to detach.
+pub(super) fn answer(request: DetachRequest, result: &Outcome) {
+    request.answer(result.as_ref().copied().map_err(Failure::to_reply));
 }
 
 impl From<AttachError> for Failure {
@@ -131,11 +137,11 @@ impl Service<'_> {
                     // This process keeps the unflushed writes, and ends when they are durable
                     // or lost.
                     ending = true;
-                    request.answer(&self.hide());
+                    answer(request, &self.hide());
                 }
                 Ok(Event::Detach(request)) => {
                     if let Some(why) = (self.trouble)().filter(|why| super::is_waited_for(why)) {
-                        request.answer(&Err(super::unreachable_device(self.path, &why)));
+                        answer(request, &Err(super::unreachable_device(self.path, &why)));
                         continue;
                     }
                     let result = self.end();
@@ -144,7 +150,7 @@ impl Service<'_> {
                         *by = Some(request);
                         return result;
                     }
-                    request.answer(&result);
+                    answer(request, &result);
                 }
             }
         }
@@ -224,8 +230,8 @@ impl Service<'_> {
     }
 
     fn write_record(&mut self) {
-        if let Err(failure) = self.held.write(&self.record) {
-            tracing::warn!("{}: {}", self.path.display(), failure.message);
+        if let Err(e) = self.held.write(&self.record) {
+            tracing::warn!("{}: {e}", self.path.display());
         }
     }
 }

@@ -50,6 +50,12 @@ impl From<Failure> for FrontEndError {
     }
 }
 
+impl From<longhaul_device::Error> for FrontEndError {
+    fn from(e: longhaul_device::Error) -> FrontEndError {
+        FrontEndError::Failed(e.into())
+    }
+}
+
 impl Via {
     pub(super) fn name(self) -> &'static str {
         match self {

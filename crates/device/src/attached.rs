@@ -8,9 +8,9 @@
 
 mod control;
 
-pub(crate) use control::{DetachRequest, DetachServer, request_detach};
+pub use control::{DetachRequest, DetachServer, request_detach};
 
-use crate::exit::{Exit, Failure};
+use crate::error::{Error, ErrorKind, Result};
 use crate::runtime;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
@@ -22,18 +22,21 @@ use uuid::Uuid;
 
 /// An attached device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Attachment {
+pub struct Attachment {
     /// The file that appears, or the directory that the file system is mounted at.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
     /// Device names as given on the command line.
-    pub(crate) devices: Vec<String>,
+    pub devices: Vec<String>,
     /// The front end, such as `fuse`; with `+loop` or `+mount` for a mounted file system.
-    pub(crate) via: String,
-    pub(crate) size: u64,
-    pub(crate) read_only: bool,
-    pub(crate) pid: u32,
+    pub via: String,
+    /// In bytes.
+    pub size: u64,
+    /// All writes are refused.
+    pub read_only: bool,
+    /// The process that serves it.
+    pub pid: u32,
     /// The last fault of the devices that the serving process saw, as `WORD: details`.
-    pub(crate) trouble: Option<String>,
+    pub trouble: Option<String>,
 }
 
 /// A path in the runtime directory, the same for the same `key` in all processes.
@@ -43,7 +46,7 @@ fn runtime_file(kind: &str, key: &str, extension: &str) -> PathBuf {
 }
 
 /// The log of the process that serves the attachment at `path`.
-pub(crate) fn log_of(path: &Path) -> PathBuf {
+pub fn log_of(path: &Path) -> PathBuf {
     runtime_file("attach", &path.to_string_lossy(), "log")
 }
 
@@ -58,29 +61,32 @@ fn record_of(path: &Path) -> PathBuf {
 
 /// The absolute path of a file that need not exist. Only its parent directory is looked up:
 /// a file system that is mounted at `path` may not respond.
-pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    let wrong = |e: &dyn std::fmt::Display| Failure::usage(format!("{}: {e}", path.display()));
+///
+/// # Errors
+/// The path names no file, or its parent directory does not exist.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
+    let wrong = |e: &dyn std::fmt::Display| Error::invalid(format!("{}: {e}", path.display()));
     let name = path.file_name().ok_or_else(|| wrong(&"not the name of a file"))?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok(parent.canonicalize().map_err(|e| wrong(&e))?.join(name))
 }
 
-fn open(path: &Path) -> Result<File, Failure> {
+fn open(path: &Path) -> Result<File> {
     runtime::make()?;
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    options.open(path).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))
+    options.open(path).map_err(|e| Error::failed(format!("{}: {e}", path.display())))
 }
 
 /// Opens and locks a file; `None` while another process has the lock. The last holder may have
 /// removed the file between open and lock, so the lock counts only if the name still has that inode.
-fn lock_exclusively(path: &Path) -> Result<Option<File>, Failure> {
+fn lock_exclusively(path: &Path) -> Result<Option<File>> {
     loop {
         let file = open(path)?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Ok(None);
         }
-        let ours = file.metadata().map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
+        let ours = file.metadata().map_err(|e| Error::failed(format!("{}: {e}", path.display())))?;
         if std::fs::metadata(path).is_ok_and(|named| (named.dev(), named.ino()) == (ours.dev(), ours.ino())) {
             return Ok(Some(file));
         }
@@ -89,14 +95,17 @@ fn lock_exclusively(path: &Path) -> Result<Option<File>, Failure> {
 
 /// The locked record of an attachment that this process serves; removed on drop.
 #[derive(Debug)]
-pub(crate) struct HeldRecord {
+pub struct HeldRecord {
     record: PathBuf,
     file: File,
 }
 
 impl HeldRecord {
     /// Replaces the content of the record.
-    pub(crate) fn write(&mut self, record: &Attachment) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&mut self, record: &Attachment) -> Result<()> {
         let text = json!({
             "path": record.path, "devices": record.devices, "via": record.via, "size": record.size,
             "read_only": record.read_only, "pid": record.pid, "trouble": record.trouble,
@@ -104,22 +113,26 @@ impl HeldRecord {
         let written = self.file.set_len(0).and_then(|()| self.file.seek(SeekFrom::Start(0)));
         written
             .and_then(|_| self.file.write_all(format!("{text}\n").as_bytes()))
-            .map_err(|e| Failure::failed(format!("{}: {e}", self.record.display())))
+            .map_err(|e| Error::failed(format!("{}: {e}", self.record.display())))
     }
 }
 
 impl Attachment {
     /// `healthy`, or the first word of the fault.
-    pub(crate) fn health(&self) -> &str {
+    pub fn health(&self) -> &str {
         self.trouble.as_deref().map_or("healthy", |why| why.split(':').next().unwrap_or_default())
     }
 
     /// Creates and locks the record, until the returned handle is dropped.
-    pub(crate) fn hold(&self) -> Result<HeldRecord, Failure> {
+    ///
+    /// # Errors
+    /// Another process serves an attachment at this path ([`ErrorKind::Refused`]), or the file cannot
+    /// be written.
+    pub fn hold(&self) -> Result<HeldRecord> {
         let record = record_of(&self.path);
         let Some(file) = lock_exclusively(&record)? else {
             let why = format!("{}: something is attached there already", self.path.display());
-            return Err(Failure::new(Exit::Refused, why));
+            return Err(Error::new(ErrorKind::Refused, why));
         };
         let mut held = HeldRecord { record, file };
         held.write(self)?;
@@ -150,7 +163,7 @@ impl Attachment {
     }
 
     /// All attachments of this user, and whether a process still serves each.
-    pub(crate) fn all() -> Vec<(Attachment, bool)> {
+    pub fn all() -> Vec<(Attachment, bool)> {
         let entries = std::fs::read_dir(runtime::directory()).into_iter().flatten().flatten();
         let named = |path: &Path| {
             let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -166,12 +179,12 @@ impl Attachment {
     }
 
     /// The attachment at `path`, and whether a process still serves it.
-    pub(crate) fn find(path: &Path) -> Option<(Attachment, bool)> {
+    pub fn find(path: &Path) -> Option<(Attachment, bool)> {
         Attachment::read(&record_of(path))
     }
 
     /// Removes the files that a killed process left.
-    pub(crate) fn forget(path: &Path) {
+    pub fn forget(path: &Path) {
         for file in [record_of(path), socket_of(path), log_of(path)] {
             let _ = std::fs::remove_file(file);
         }
@@ -186,19 +199,17 @@ impl Drop for HeldRecord {
 
 /// A lock on a device, against writes by other processes of this host.
 #[derive(Debug)]
-pub(crate) struct DeviceLock {
+pub struct DeviceLock {
     _file: File,
 }
 
 impl DeviceLock {
     /// Locks the device with this identity, for the attachment at `path`; read-only attachments
     /// share the lock.
-    pub(crate) fn take(
-        identity: &str,
-        read_only: bool,
-        name: &str,
-        path: &Path,
-    ) -> Result<DeviceLock, Failure> {
+    ///
+    /// # Errors
+    /// The device is attached elsewhere ([`ErrorKind::Refused`]), or the lock cannot be created.
+    pub fn take(identity: &str, read_only: bool, name: &str, path: &Path) -> Result<DeviceLock> {
         let mut file = open(&runtime_file("device", identity, "lock"))?;
         let operation = if read_only {
             FlockOperation::NonBlockingLockShared
@@ -213,7 +224,7 @@ impl DeviceLock {
             let why = format!(
                 "{name} is attached {only}, at {holder}: detach it there, or attach it --read-only in both places"
             );
-            return Err(Failure::new(Exit::Refused, why));
+            return Err(Error::new(ErrorKind::Refused, why));
         }
         // For the message of a process that is refused; of several readers the last one is named.
         let _ = file.set_len(0).and_then(|()| file.seek(SeekFrom::Start(0)));

@@ -5,9 +5,9 @@
 //! `{"ok":…}` or `{"error":{"exit":…,"message":…}}`, when the request is done.
 
 use super::socket_of;
-use crate::exit::{Exit, Failure};
+use crate::error::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,10 +17,10 @@ const REQUEST_MAX: u64 = 64;
 
 /// A request to detach, and the connection for its reply.
 #[derive(Debug)]
-pub(crate) struct DetachRequest {
+pub struct DetachRequest {
     stream: UnixStream,
     /// Remove the path at once, and end later.
-    pub(crate) lazily: bool,
+    pub lazily: bool,
 }
 
 const DETACH: &str = "detach";
@@ -28,10 +28,10 @@ const LAZILY: &str = "detach lazily";
 
 impl DetachRequest {
     /// Sends the reply, and closes the connection.
-    pub(crate) fn answer(mut self, result: &Result<(), Failure>) {
+    pub fn answer(mut self, result: Result<()>) {
         let reply = match result {
             Ok(()) => json!({ "ok": {} }),
-            Err(failure) => json!({ "error": { "exit": failure.exit as u8, "message": failure.message } }),
+            Err(error) => json!({ "error": error.to_json() }),
         };
         // The client may have disconnected meanwhile, and needs no answer then.
         let _ = writeln!(self.stream, "{reply}");
@@ -40,18 +40,18 @@ impl DetachRequest {
 
 /// The control socket of an attachment; removed on drop.
 #[derive(Debug)]
-pub(crate) struct DetachServer(PathBuf);
+pub struct DetachServer(PathBuf);
 
 impl DetachServer {
     /// Listens on the socket of the attachment at `path`, and calls `on_request` on a thread of its
     /// own. The caller holds the record, so a socket that exists is left over.
-    pub(crate) fn start(
-        path: &Path,
-        on_request: impl Fn(DetachRequest) + Send + 'static,
-    ) -> Result<DetachServer, Failure> {
+    ///
+    /// # Errors
+    /// The socket cannot be created.
+    pub fn start(path: &Path, on_request: impl Fn(DetachRequest) + Send + 'static) -> Result<DetachServer> {
         let socket = socket_of(path);
         let _ = std::fs::remove_file(&socket);
-        let failed = |e: std::io::Error| Failure::failed(format!("{}: {e}", socket.display()));
+        let failed = |e: io::Error| Error::failed(format!("{}: {e}", socket.display()));
         let listener = UnixListener::bind(&socket).map_err(failed)?;
         std::thread::Builder::new()
             .name("longhaul-ctl".into())
@@ -78,16 +78,18 @@ impl Drop for DetachServer {
 }
 
 /// Asks the process that serves the attachment at `path` to end it; `None` if no process listens.
-/// Without a reply within `limit` it fails as [`Exit::TimedOut`].
-pub(crate) fn request_detach(
-    path: &Path,
-    lazily: bool,
-    limit: Option<Duration>,
-) -> Option<Result<(), Failure>> {
+/// Lazily, the path is removed at once.
+///
+/// # Errors
+/// The error of that process, or that it ended before it replied; [`ErrorKind::TimedOut`] without
+/// a reply within `limit`.
+pub fn request_detach(path: &Path, lazily: bool, limit: Option<Duration>) -> Option<Result<()>> {
     let socket = socket_of(path);
     let mut stream = match UnixStream::connect(&socket) {
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return None,
-        Err(e) => return Some(Err(Failure::failed(format!("{}: {e}", socket.display())))),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return None;
+        }
+        Err(e) => return Some(Err(Error::failed(format!("{}: {e}", socket.display())))),
         Ok(stream) => stream,
     };
     let mut line = String::new();
@@ -97,18 +99,16 @@ pub(crate) fn request_detach(
         .and_then(|()| writeln!(stream, "{request}"))
         .and_then(|()| BufReader::new(&stream).read_line(&mut line));
     match exchanged {
-        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-            return Some(Err(Failure::new(Exit::TimedOut, "the process that serves it does not answer")));
+        Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+            return Some(Err(Error::new(ErrorKind::TimedOut, "the process that serves it does not answer")));
         }
-        Err(e) => return Some(Err(Failure::failed(e))),
+        Err(e) => return Some(Err(Error::failed(e))),
         Ok(_) => {}
     }
-    let ended = || Failure::failed("the process that serves it ended without an answer; see its log");
+    let ended = || Error::failed("the process that serves it ended without an answer; see its log");
     let Ok(reply) = serde_json::from_str::<Value>(&line) else { return Some(Err(ended())) };
     if reply.get("ok").is_some() {
         return Some(Ok(()));
     }
-    let message = reply["error"]["message"].as_str().map(str::to_owned);
-    let exit = Exit::of(reply["error"]["exit"].as_u64());
-    Some(Err(message.map_or_else(ended, |message| Failure::new(exit, message))))
+    Some(Err(Error::parse(&reply["error"]).unwrap_or_else(ended)))
 }

@@ -1,6 +1,6 @@
 //! The runtime directory: sockets, locks and records by which processes of one user find each other.
 
-use crate::exit::Failure;
+use crate::error::{Error, Result};
 use crate::user::User;
 use rustix::process::{geteuid, getuid};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -12,7 +12,7 @@ const OF_ROOT: &str = "/run/longhaul";
 const LOGINS: &str = "/run/user";
 
 /// The runtime directory of this process's user; it need not exist.
-pub(crate) fn directory() -> PathBuf {
+pub fn directory() -> PathBuf {
     let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     let is_root = getuid().is_root();
     match given {
@@ -24,7 +24,7 @@ pub(crate) fn directory() -> PathBuf {
 }
 
 /// The runtime directory of another user; `XDG_RUNTIME_DIR` of that user's processes is not known.
-pub(crate) fn directory_of(user: &User) -> PathBuf {
+pub fn directory_of(user: &User) -> PathBuf {
     default_directory(user.uid())
 }
 
@@ -39,7 +39,10 @@ fn default_directory(uid: u32) -> PathBuf {
 }
 
 /// Creates the runtime directory, accessible to its user only.
-pub(crate) fn make() -> Result<(), Failure> {
+///
+/// # Errors
+/// It cannot be created, or another user owns it.
+pub fn make() -> Result<()> {
     make_at(&directory())
 }
 
@@ -47,7 +50,7 @@ pub(crate) fn make() -> Result<(), Failure> {
 ///
 /// # Errors
 /// It cannot be created, or another user owns it.
-pub(crate) fn make_at(path: &Path) -> Result<(), Failure> {
+pub fn make_at(path: &Path) -> Result<()> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     let checked = made.and_then(|()| std::fs::symlink_metadata(path)).and_then(|meta| {
         if !meta.is_dir() || meta.uid() != geteuid().as_raw() {
@@ -55,5 +58,5 @@ pub(crate) fn make_at(path: &Path) -> Result<(), Failure> {
         }
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
     });
-    checked.map_err(|e| Failure::failed(format!("{}: {e}", path.display())))
+    checked.map_err(|e| Error::failed(format!("{}: {e}", path.display())))
 }
