@@ -2,7 +2,7 @@
 
 use super::super::memory_backend;
 use super::{MB, client, commands};
-use crate::link::{self, Link};
+use crate::link::Link;
 use crate::program::{self, Target};
 use crate::reference::Iperf;
 use crate::report::{Samples, Section};
