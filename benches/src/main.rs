@@ -27,7 +27,7 @@ use std::time::Duration;
 
 /// Measure Longhaul against references in the same run.
 #[derive(Debug, Parser)]
-#[command(name = "longhaul-benches", max_term_width = 100)]
+#[command(name = "longhaul-benches", max_term_width = 80)]
 pub(crate) struct Args {
     /// What to measure
     #[arg(value_name = "GROUP", required = true)]

@@ -9,7 +9,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 /// Remote block storage over NVMe/TCP: serve it, use it, measure it.
 #[derive(Debug, Parser)]
-#[command(name = "longhaul", version, max_term_width = 100, propagate_version = true)]
+#[command(name = "longhaul", version, max_term_width = 80, propagate_version = true)]
 #[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 partly done, 4 content mismatch, \
     5 unreachable, 6 refused, 7 timed out, 8 nothing to do (with --exit-code).")]
 pub(crate) struct Cli {

@@ -275,6 +275,16 @@ fn a_program_is_placed_when_it_is_asked_for_and_checked_each_time() {
     let full = copy(dir, ssh, "far", &["--remote-install"]);
     assert!(message(&full, 5).contains("cannot place the program on far: cannot write to "), "{full:?}");
 
+    // The copies of `diagnose` are run with the same options.
+    let (from, to) = (dir.join("source"), format!("far:{}", text(dir)));
+    fs::create_dir(&from).expect("made");
+    let diagnose =
+        |how: &[&str]| longhaul(&[&["diagnose", "--json", "--ssh", ssh, text(&from), &to], how].concat());
+    let ran = diagnose(&["--remote-program", "no-such-program"]);
+    assert!(ran.stderr.contains("no-such-program"), "{ran:?}");
+    let ran = diagnose(&["--remote-install"]);
+    assert!(ran.stderr.contains("cannot place the program on far: cannot write to "), "{ran:?}");
+
     let both = copy(dir, ssh, "far", &["--remote-install", "--remote-program", "x"]);
     assert_eq!(both.code, Some(2), "{both:?}");
 }

@@ -48,7 +48,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["root", "insecure", "key_file"])]
     one_time: bool,
     /// Range of ports to listen on, with --one-time [default: any]
-    #[arg(long, value_name = "FROM-TO", requires = "one_time", value_parser = super::cp::port_range)]
+    #[arg(long, value_name = "FROM-TO", requires = "one_time", value_parser = super::cp::far::port_range)]
     port_range: Option<(u16, u16)>,
     /// Require this key of clients, and encrypt
     #[arg(long, value_name = "FILE", conflicts_with = "insecure")]

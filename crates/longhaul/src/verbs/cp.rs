@@ -1,5 +1,6 @@
 //! `longhaul cp` and `longhaul sync`.
 
+pub(crate) mod far;
 mod record;
 mod show;
 
@@ -8,10 +9,10 @@ use crate::names::{EngineArgs, parse_bytes, parse_rate, parse_time};
 use crate::output::{Output, save};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
+use far::FarArgs;
 use longhaul_transfer::wire::{Compare, Counts, Durability, Hash, Options, Placement, RefusalKind};
 use longhaul_transfer::{
-    Concurrency, CopyError, CopySpec, Endpoint, Filter, Key, Monitor, Offer, SessionError, Settings, Ssh,
-    Summary, Via, copy,
+    Concurrency, CopyError, CopySpec, Endpoint, Filter, Key, Monitor, SessionError, Settings, Summary, copy,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -176,17 +177,6 @@ enum Fsync {
     File,
 }
 
-/// How data travels to and from an agent that ssh started.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum DataVia {
-    /// Over separate connections, or through ssh if the ports are closed
-    Auto,
-    /// Over separate connections
-    Direct,
-    /// Through ssh: one stream, encrypted twice
-    Ssh,
-}
-
 #[derive(Debug, clap::Args)]
 struct Common {
     #[command(flatten)]
@@ -243,26 +233,8 @@ struct Common {
     /// Encrypt, with the key of the agent in FILE
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// The ssh program for HOST:PATH, and its arguments
-    #[arg(long, value_name = "COMMAND", default_value = "ssh")]
-    ssh: String,
-    /// Name of this program on HOST
-    #[arg(long, value_name = "COMMAND", default_value = "longhaul")]
-    remote_program: String,
-    /// Copy this program to the cache directory on HOST (~/.cache/longhaul/VERSION-HASH) and run
-    /// it from there; nothing has to be installed on HOST
-    #[arg(long, conflicts_with = "remote_program")]
-    remote_install: bool,
-    /// Program to copy [default: this one, if it is static or HOST has a compatible C library, else
-    /// longhaul-ARCH-unknown-linux-musl beside it]
-    #[arg(long, value_name = "FILE", requires = "remote_install")]
-    remote_install_from: Option<PathBuf>,
-    /// Range of ports for data connections to HOST [default: any]
-    #[arg(long, value_name = "FROM-TO", value_parser = port_range)]
-    port_range: Option<(u16, u16)>,
-    /// How data travels to and from HOST
-    #[arg(long, value_enum, default_value_t = DataVia::Auto)]
-    via: DataVia,
+    #[command(flatten)]
+    far: FarArgs,
     /// Timeout of connection setup
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_time)]
     connect_timeout: Duration,
@@ -344,35 +316,9 @@ impl Common {
         }
     }
 
-    /// Programs that may be copied to other machines: this one, and static ones beside it.
-    fn offer(&self) -> Result<Offer, Failure> {
-        let programs = match &self.remote_install_from {
-            Some(path) => vec![path.clone()],
-            None => {
-                let own = std::env::current_exe().map_err(|e| {
-                    Failure::failed(format_args!("cannot find the file of this program, to copy it: {e}"))
-                })?;
-                let beside = ["x86_64", "aarch64"]
-                    .map(|arch| own.with_file_name(format!("longhaul-{arch}-unknown-linux-musl")));
-                std::iter::once(own).chain(beside.into_iter().filter(|path| path.exists())).collect()
-            }
-        };
-        Ok(Offer { version: env!("CARGO_PKG_VERSION").into(), programs })
-    }
-
     fn settings(&self) -> Result<Settings, Failure> {
         Ok(Settings {
-            ssh: Ssh {
-                program: self.ssh.split_whitespace().map(str::to_owned).collect(),
-                remote_program: self.remote_program.clone(),
-                ports: self.port_range,
-                install: self.remote_install.then(|| self.offer()).transpose()?,
-                via: match self.via {
-                    DataVia::Auto => Via::Any,
-                    DataVia::Direct => Via::Direct,
-                    DataVia::Ssh => Via::Ssh,
-                },
-            },
+            ssh: self.far.ssh()?,
             key: key(self.key_file.as_deref(), Key::load)?,
             streams: concurrency(self.streams),
             readers: concurrency(self.readers),
@@ -395,14 +341,6 @@ fn listed(list: &[u8], end: u8) -> Vec<Vec<u8>> {
         path[..len].to_vec()
     };
     list.split(|b| *b == end).map(plain).filter(|path| !path.is_empty()).collect()
-}
-
-/// Parses `FROM-TO`.
-pub(crate) fn port_range(text: &str) -> Result<(u16, u16), String> {
-    let parsed = text.split_once('-').and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
-    parsed
-        .filter(|(from, to)| 0 < *from && from <= to)
-        .ok_or_else(|| "the form is FROM-TO, such as 50000-50100".into())
 }
 
 /// The key in a file, if there is to be one.

@@ -68,6 +68,8 @@ pub(crate) struct Args {
     /// Encrypt, with the key of the agent in FILE
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
+    #[command(flatten)]
+    far: super::cp::far::FarArgs,
     /// Apply the remedy if it is a setting of the copy, and measure its effect
     #[arg(long = "try")]
     try_it: bool,

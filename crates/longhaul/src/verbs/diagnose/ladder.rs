@@ -139,6 +139,8 @@ pub(super) struct Ladder {
     local: bool,
     /// Copies over ssh are encrypted without an option.
     ssh: bool,
+    /// Options of the copies that say how ssh reaches the destination.
+    far_options: Vec<OsString>,
     bytes: u64,
     /// Time of the longest copy, and its number of files.
     longest: Option<(Duration, u32)>,
@@ -175,6 +177,7 @@ impl Ladder {
             nowhere: at(&endpoint, "null:").into(),
             local,
             ssh: matches!(endpoint, Endpoint::Ssh { .. }),
+            far_options: args.far.words(),
             bytes: args.bytes.unwrap_or(super::BYTES),
             longest: None,
             key_file: args.key_file.clone(),
@@ -356,6 +359,7 @@ impl Ladder {
         let mut command = Command::new(&self.program);
         command
             .arg(verb)
+            .args(&self.far_options)
             .args(self.key_file.iter().flat_map(|key| [OsStr::new("--key-file"), key.as_os_str()]));
         command.args(more);
         command
