@@ -233,7 +233,8 @@ fn a_host_that_falls_silent_is_dropped_with_all_its_queues() {
 //= test: NVMe Base 2.1, Abort command: a command that is aborted completes with Command Abort Requested
 #[test]
 fn abort_aborts() {
-    let (target, _uri) = serve("mem:8MiB,delay=60s:ops=read");
+    // The target takes as long to stop: a read that was not aborted comes to its end.
+    let (target, _uri) = serve("mem:8MiB,delay=10s:ops=read");
     let addr = target.addresses()[0];
     let (mut admin, cntlid) = Raw::admin(addr, NQN, 0);
     let mut io = Raw::io(addr, NQN, 1, cntlid);

@@ -35,12 +35,22 @@ fn connect_from(source: [u8; 4], to: SocketAddr) -> std::io::Result<TcpStream> {
     Ok(socket.into())
 }
 
+/// Ends a flood when dropped, so that a test that fails does not wait for it without end.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Others go on while `flood` does, and hosts that come are let in. The flood returns when it is
 /// to end.
 fn beside(rig: &Rig, flood: impl Fn(&AtomicBool) + Sync) {
     let (over, begun) = (AtomicBool::new(false), Instant::now());
     std::thread::scope(|scope| {
         let strangers = scope.spawn(|| flood(&over));
+        let ending = Ending(&over);
         for n in 0..ROUNDS {
             rig.check();
             if n % 5 == 0 {
@@ -50,7 +60,7 @@ fn beside(rig: &Rig, flood: impl Fn(&AtomicBool) + Sync) {
             }
             assert!(begun.elapsed() < PATIENCE);
         }
-        over.store(true, Ordering::Relaxed);
+        drop(ending);
         strangers.join().expect("the flood goes on to its end");
     });
     rig.wait_for_connections(0);

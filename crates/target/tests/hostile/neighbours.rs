@@ -1,7 +1,7 @@
 //! Bad neighbours: what one host does must not be felt by another one.
 
 use crate::client::{BLOCK, Client, Host, Name, read, write};
-use crate::rig::{FILE, MEM, Rig};
+use crate::rig::{FILE, MEM, Rig, SHORT};
 use longhaul_block::BackendSpec;
 use longhaul_engine::Kind;
 use longhaul_target::{Config, Patience};
@@ -104,9 +104,9 @@ pub fn a_byte_now_and_then(kind: Kind) {
         stall_bytes: 1,
         data: Duration::from_secs(1),
         data_rate: u64::MAX,
-        ..Patience::default()
+        ..SHORT
     };
-    let slow = Patience { stall: Duration::from_secs(2), data: NEVER, ..Patience::default() };
+    let slow = Patience { stall: Duration::from_secs(2), data: NEVER, ..SHORT };
     for patience in [due, slow] {
         let Some(rig) = Rig::new(kind, |config| config.patience = patience) else { return };
         let mut host = Host::named(rig.addr, 32, 0, Name::other(1));
@@ -126,7 +126,7 @@ pub fn an_r2t_that_is_passed_over(kind: Kind) {
         stall_bytes: 1,
         data: Duration::from_secs(1),
         data_rate: u64::MAX,
-        ..Patience::default()
+        ..SHORT
     };
     let Some(rig) = Rig::new(kind, |config| config.patience = patience) else { return };
     let mut host = Host::named(rig.addr, 32, 0, Name::other(1));
@@ -143,7 +143,7 @@ pub fn an_r2t_that_is_passed_over(kind: Kind) {
 }
 
 pub fn half_a_capsule_for_ever(kind: Kind) {
-    let patience = Patience { stall: Duration::from_secs(2), ..Patience::default() };
+    let patience = Patience { stall: Duration::from_secs(2), ..SHORT };
     let Some(rig) = Rig::new(kind, |config| config.patience = patience) else { return };
     let mut host = Host::named(rig.addr, 32, 0, Name::other(1));
     let capsule = host.io.capsule(&read(MEM, 0, BLOCK), &[]);
@@ -158,7 +158,7 @@ pub fn half_a_capsule_for_ever(kind: Kind) {
 }
 
 pub fn a_controller_that_is_never_enabled(kind: Kind) {
-    let patience = Patience { enable: Duration::from_secs(1), ..Patience::default() };
+    let patience = Patience { enable: Duration::from_secs(1), ..SHORT };
     let Some(rig) = Rig::new(kind, |config| config.patience = patience) else { return };
     // A Keep Alive Timeout of none is for hosts that use their controller.
     let mut enabled = Host::named(rig.addr, 32, 0, Name::other(1));

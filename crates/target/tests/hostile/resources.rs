@@ -1,8 +1,9 @@
 //! Hosts that use up what others need.
 
 use crate::client::{BLOCK, Client, Host, connect_data, read, write};
-use crate::rig::{FILE, MEM, Rig};
+use crate::rig::{FILE, MEM, Rig, SHORT};
 use longhaul_engine::Kind;
+use longhaul_target::Config;
 use longhaul_wire::command::{ReadWrite, Sgl, Sqe, io};
 use longhaul_wire::completion::Cqe;
 use longhaul_wire::pdu::{CapsuleResp, CommonHeader, Format, IcReq, PduType};
@@ -87,7 +88,7 @@ pub fn a_thousand_ends_within_a_pdu(kind: Kind) {
 }
 
 pub fn half_a_header_for_ever(kind: Kind) {
-    let Some(rig) = Rig::new(kind, |_| {}) else { return };
+    let Some(rig) = Rig::new(kind, |config| config.patience = SHORT) else { return };
     let mut silent = Client::tcp(rig.addr);
     let mut half = Client::tcp(rig.addr);
     half.send(&IcReq::new(0, 0, 0).as_bytes()[..5]);
@@ -100,13 +101,20 @@ pub fn half_a_header_for_ever(kind: Kind) {
     rig.finish();
 }
 
+/// Little memory for queues of the host that the witnesses are as well: what those hold it may have
+/// to wait for, until their time is over.
+fn own_greed(config: &mut Config) {
+    config.memory = MEMORY;
+    config.patience = SHORT;
+}
+
 /// Queues of a host that has `n` I/O queues beside the first.
 fn more_queues(rig: &Rig, host: &Host, n: u16) -> Vec<Client> {
     host.more_queues(rig.addr, n, 128)
 }
 
 pub fn reads_that_are_never_taken(kind: Kind) {
-    let Some(rig) = Rig::new(kind, |config| config.memory = MEMORY) else { return };
+    let Some(rig) = Rig::new(kind, own_greed) else { return };
     for nsid in [MEM, FILE] {
         let host = rig.host();
         let mut greedy = more_queues(&rig, &host, 3);
@@ -124,7 +132,7 @@ pub fn reads_that_are_never_taken(kind: Kind) {
 }
 
 pub fn writes_that_never_send_their_data(kind: Kind) {
-    let Some(rig) = Rig::new(kind, |config| config.memory = MEMORY) else { return };
+    let Some(rig) = Rig::new(kind, own_greed) else { return };
     for nsid in [MEM, FILE] {
         let host = rig.host();
         let mut greedy = more_queues(&rig, &host, 3);
