@@ -11,7 +11,6 @@ mod calls;
 mod job;
 pub mod net;
 mod pattern;
-pub mod published;
 mod repeated;
 mod results;
 mod run;

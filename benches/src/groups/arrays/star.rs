@@ -9,7 +9,7 @@ use crate::program::Load;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result};
-use longhaul_bench::published::striping as said;
+use longhaul_lab::published::striping as said;
 use longhaul_results::published::Statement;
 use longhaul_wan::Conditions;
 use std::time::Duration;

@@ -9,7 +9,7 @@ use crate::link;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result};
-use longhaul_bench::published::filesystems as said;
+use longhaul_lab::published::filesystems as said;
 use std::time::Duration;
 
 /// The study's distances; 45 and 100 ms come with `--round-trips`.

@@ -7,7 +7,7 @@ use crate::link;
 use crate::report::Section;
 use crate::setup::Setup;
 use anyhow::{Context, Result};
-use longhaul_bench::published::filesystems as said;
+use longhaul_lab::published::filesystems as said;
 use std::time::Duration;
 
 const ROUND_TRIPS: [Duration; 2] = [Duration::from_micros(150), Duration::from_millis(15)];

@@ -4,7 +4,7 @@
 //! synthetic source to `null:` over the path (network), a synthetic source to files (write),
 //! and files to files (whole), each with few and with many files. Then it varies the
 //! concurrency of the whole copy, and probes the slowest stage ([`probe`]).
-//! [`longhaul_report::model`] computes costs from the times, and [`longhaul_report::cause`]
+//! [`longhaul_lab::model`] computes costs from the times, and [`longhaul_lab::cause`]
 //! names the cause.
 
 mod child;
@@ -16,10 +16,10 @@ mod tell;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::parse_bytes;
 use crate::output::{Output, save};
-use crate::verbs::line;
 use ladder::{CopyResult, CopySettings, Ladder, Rung};
-use longhaul_report::cause::{self, Change, Finding, GAIN_MIN, HostSeen, Remedy, Seen, Sweep, Tried};
-use longhaul_report::model::{Copy, Fit, Noise, Split, fit, split};
+use longhaul_lab::cause::{self, Change, Finding, GAIN_MIN, HostSeen, Remedy, Seen, Sweep, Tried};
+use longhaul_lab::line;
+use longhaul_lab::model::{Copy, Fit, Noise, Split, fit, split};
 use longhaul_results::record::{Better, Cell, Place, ROUND_TRIPS_MIN, Record, Run, Validity};
 use longhaul_results::schema;
 use longhaul_results::stats::Interval;

@@ -12,7 +12,6 @@ pub(crate) mod diagnose;
 pub(crate) mod discover;
 pub(crate) mod emulated;
 pub(crate) mod info;
-pub(crate) mod line;
 pub(crate) mod meta;
 pub(crate) mod netbench;
 pub(crate) mod report;

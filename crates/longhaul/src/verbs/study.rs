@@ -426,7 +426,7 @@ impl StudyTotals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use longhaul_bench::published;
+    use longhaul_lab::published;
 
     /// Asserts that every published value and statement in the plan is in the list of
     /// published statements, with its source.

@@ -4,8 +4,8 @@ use super::trees::Trees;
 use super::window::{MeasuredRate, Window};
 use super::{Args, TARGETS};
 use crate::output::Output;
-use longhaul_bench::published::transfer::{RTT, T0};
 use longhaul_block::units::{format_rate, format_size};
+use longhaul_lab::published::transfer::{RTT, T0};
 use serde_json::{Value, json};
 
 /// Ratio to plain TCP from which on the link limits both.

@@ -1,6 +1,6 @@
 //! Counters of the machines and their sockets during a copy.
 
-use longhaul_report::cause::{HostSeen, Sockets};
+use longhaul_lab::cause::{HostSeen, Sockets};
 use longhaul_transfer::host;
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -8,7 +8,7 @@ use crate::again::{self, at, program, reason, seconds, summary};
 use crate::exit::{Exit, Failure};
 use longhaul_bench::Stop;
 use longhaul_bench::watch::{Expect, Watch, Watched};
-use longhaul_report::cause::Sockets;
+use longhaul_lab::cause::Sockets;
 use longhaul_results::record::{Run, Validity};
 use longhaul_transfer::Endpoint;
 use std::ffi::{OsStr, OsString};
@@ -99,9 +99,9 @@ pub(super) struct CopyResult {
 
 impl CopyResult {
     /// As the model of costs takes it.
-    pub(super) fn as_copy(&self, files: u32) -> longhaul_report::model::Copy {
+    pub(super) fn as_copy(&self, files: u32) -> longhaul_lab::model::Copy {
         let (files, bytes) = (files.into(), self.bytes as f64);
-        longhaul_report::model::Copy { files, bytes, seconds: self.seconds }
+        longhaul_lab::model::Copy { files, bytes, seconds: self.seconds }
     }
 }
 

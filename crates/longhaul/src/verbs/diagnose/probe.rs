@@ -4,8 +4,8 @@
 use super::ladder::{CopyResult, CopySettings, Ladder, Rung, lookup};
 use super::{Args, BEST_OF, FEW, LadderResults, in_turn, quickest, slowest};
 use crate::exit::Failure;
-use longhaul_report::cause::{Congestion, Pair, SLOW_FILE, Seen};
-use longhaul_report::model::Fit;
+use longhaul_lab::cause::{Congestion, Pair, SLOW_FILE, Seen};
+use longhaul_lab::model::Fit;
 use longhaul_results::host::Host;
 use longhaul_results::record::{Better, Cell};
 use std::io::{BufRead, BufReader};

@@ -3,9 +3,9 @@
 use super::ladder::Rung;
 use super::{LadderResults, RemedyTrial};
 use crate::output::Output;
-use longhaul_report::cause::Finding;
+use longhaul_lab::cause::Finding;
+use longhaul_lab::model::{Bounds, Fit, Split, Stage};
 use longhaul_report::figure::Scale;
-use longhaul_report::model::{Bounds, Fit, Split, Stage};
 use longhaul_results::record::{Code, Validity};
 use serde_json::{Value, json};
 

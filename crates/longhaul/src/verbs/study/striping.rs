@@ -6,7 +6,7 @@
 use super::links::{Links, Server};
 use super::{Defaults, Experiment, PlanEntry, Results, Settings};
 use crate::exit::{Failure, Outcome};
-use longhaul_bench::published::striping as said;
+use longhaul_lab::published::striping as said;
 use longhaul_results::published::Statement;
 use longhaul_results::record::{Better, Cell, Code, LeftOut, Place, Question, Validity};
 use longhaul_wan::Conditions;

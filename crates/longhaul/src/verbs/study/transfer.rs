@@ -16,9 +16,9 @@ mod testbed;
 
 use super::{Defaults, Experiment, PlanEntry, Results, Settings, suited_scale};
 use crate::exit::{Failure, Outcome};
-use crate::verbs::line;
-use longhaul_bench::published::transfer as said;
-use longhaul_report::model::{Copy, Noise, fit};
+use longhaul_lab::line;
+use longhaul_lab::model::{Copy, Noise, fit};
+use longhaul_lab::published::transfer as said;
 use longhaul_results::published::Statement;
 use longhaul_results::record::{Better, Cell, Code, Place, Question, ROUND_TRIPS_MIN, Validity, WINDOW_MIN};
 use sets::Sets;

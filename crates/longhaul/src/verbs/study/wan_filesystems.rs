@@ -11,7 +11,7 @@ use super::device::{AttachedDevice, DeviceFormat, Load};
 use super::links::{Links, Scratch, Server};
 use super::{Defaults, Experiment, PlanEntry, Results, Settings, suited_scale};
 use crate::exit::{Failure, Outcome};
-use longhaul_bench::published::filesystems as said;
+use longhaul_lab::published::filesystems as said;
 use longhaul_results::record::{Better, Cell, EVENTS, Place, Question};
 use longhaul_wan::Conditions;
 use std::time::Duration;

@@ -4,7 +4,7 @@
 use super::plain::CopySource;
 use super::{SETS, TransferTestbed, place};
 use crate::verbs::study::{PlanEntry, Settings};
-use longhaul_bench::published::transfer as said;
+use longhaul_lab::published::transfer as said;
 use longhaul_results::record::{Better, Cell, Question, Validity};
 use longhaul_transfer::dataset::{DatasetSpec, Scale};
 

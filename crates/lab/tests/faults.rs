@@ -1,10 +1,10 @@
 //! Constructed faults, as measurements: each is to be named, with the remedy and
 //! with what it brings.
 
-use longhaul_report::cause::{
+use longhaul_lab::cause::{
     Cause, Change, Congestion, End, Finding, HostSeen, Pair, Remedy, Seen, Sockets, Sweep, Tried, diagnose,
 };
-use longhaul_report::model::{Copy, Fit, Noise, fit};
+use longhaul_lab::model::{Copy, Fit, Noise, fit};
 
 /// A stage that takes so much a file, and carries so many bytes a second.
 fn stage(t0: f64, rate: f64) -> Fit {

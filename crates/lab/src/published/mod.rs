@@ -33,7 +33,7 @@ pub fn all() -> impl Iterator<Item = &'static Statement> {
 pub fn page() -> String {
     let mut text = String::from(
         "# Published statements\n\nWhat code, results and documents of Longhaul cite of other publications, each \
-         with its place there. Findings are paraphrased. The list is that of `longhaul_bench::published`; a test \
+         with its place there. Findings are paraphrased. The list is that of `longhaul_lab::published`; a test \
          holds both alike.\n",
     );
     for (document, groups) in ALL {

@@ -1,7 +1,7 @@
 //! What was published is cited from one list, with its place: the list itself, the
 //! page that shows it, and documents that mention it.
 
-use longhaul_bench::published::{all, page};
+use longhaul_lab::published::{all, page};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -45,7 +45,7 @@ fn every_statement_has_its_document_and_its_place() {
     }
 }
 
-/// `LONGHAUL_WRITE_DOCS=1 cargo test -p longhaul-bench --test published` writes it.
+/// `LONGHAUL_WRITE_DOCS=1 cargo test -p longhaul-lab --test published` writes it.
 #[test]
 fn the_page_lists_the_same() {
     let path = repo().join("docs/published.md");

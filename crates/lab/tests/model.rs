@@ -1,7 +1,7 @@
 //! The model of a copy, over many seeds: what was planted comes back, as often as
 //! the intervals say.
 
-use longhaul_report::model::{Bounds, Copy, Fit, Noise, fit, split};
+use longhaul_lab::model::{Bounds, Copy, Fit, Noise, fit, split};
 use longhaul_results::stats::CONFIDENCE;
 
 /// Random numbers that are the same every time: Marsaglia's xorshift.

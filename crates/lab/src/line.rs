@@ -4,7 +4,7 @@
 use longhaul_results::record::{Better, Cell, Code, Place, Validity};
 
 /// The cells of t0 in seconds and of R in bytes a second, for a kind of copy.
-pub(crate) fn cells(copy: &str) -> [Cell; 2] {
+pub fn cells(copy: &str) -> [Cell; 2] {
     let number = |what: &str, unit: &str, better, figure: &str, series: &str| {
         let mut cell = Cell::new(format!("{copy}: {what}"), unit, better);
         cell.place = Some(Place {
@@ -23,6 +23,6 @@ pub(crate) fn cells(copy: &str) -> [Cell; 2] {
 }
 
 /// The validity of R where the fit of a round has no slope: the time does not depend on the bytes.
-pub(crate) fn of_nothing() -> Validity {
+pub fn of_nothing() -> Validity {
     Validity::not(Code::TooNoisy, "the bytes cost nothing that could be told from the noise")
 }
