@@ -589,6 +589,26 @@ impl TcpStream {
         self.limit_rate(1 << 48)
     }
 
+    /// Bounds what the kernel takes to send beyond the congestion window: sends wait while
+    /// so many bytes are not sent yet.
+    ///
+    /// # Errors
+    /// Of setsockopt(2).
+    pub fn limit_unsent(&self, bytes: u32) -> io::Result<()> {
+        let socket = self.socket()?;
+        // SAFETY: `bytes` is readable, and its size is told.
+        let rc = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_NOTSENT_LOWAT,
+                (&raw const bytes).cast(),
+                size_of_val(&bytes) as libc::socklen_t,
+            )
+        };
+        check(rc as isize).map(|_| ())
+    }
+
     /// Asks the kernel to send at most `bound` bytes a second on this connection.
     ///
     /// # Errors

@@ -312,6 +312,34 @@ fn an_engine_ends_tasks_that_others_are_waking() {
     }
 }
 
+/// Bytes that the kernel takes for a peer that does not read.
+async fn taken(limit: Option<u32>) -> usize {
+    const PIECE: usize = 16 << 10;
+    let (client, _server) = pair().await;
+    if let Some(bytes) = limit {
+        client.limit_unsent(bytes).expect("limited");
+    }
+    let mut taken = 0;
+    loop {
+        let mut msg = SendMsg::new();
+        msg.begin(vec![0; PIECE]);
+        msg.push_bytes(0, PIECE);
+        match timeout(Duration::from_millis(300), client.send(msg)).await {
+            Ok((sent, _)) => sent.expect("sent"),
+            Err(_) => return taken,
+        }
+        taken += PIECE;
+    }
+}
+
+#[test]
+fn the_kernel_takes_no_more_than_the_limit_beyond_the_window() {
+    on_each_driver(|engine| {
+        let (free, limited) = engine.block_on(async { (taken(None).await, taken(Some(32 << 10)).await) });
+        assert!(2 * limited < free, "{limited} B taken with a limit of 32 KiB, {free} B without");
+    });
+}
+
 #[test]
 fn connection_refused_is_an_error() {
     on_each_driver(|engine| {

@@ -184,7 +184,7 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
             "all sources have to be in one place: on this machine, or at one agent".into(),
         ));
     }
-    if settings.streams.most() > STREAMS.into() {
+    if settings.streams.most_streams() > STREAMS.into() {
         return Err(CopyError::Usage(format!("between 1 and {STREAMS} streams can be used")));
     }
     let mut settings = settings.clone();
@@ -210,7 +210,7 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
             let message = format!("the key of {} would go to the other agent in the clear", server.0);
             return Err(CopyError::Usage(message));
         }
-        let streams = settings.streams.most() as u16;
+        let streams = settings.streams.most_streams() as u16;
         request.onward = Some(Onward { host: server.0, port: server.1, streams, key });
         // The requester needs a control connection only.
         settings.streams = Concurrency::Fixed(1);

@@ -209,7 +209,7 @@ impl CopyTask {
         // Congestion control matters at the sender; an agent gets it in the request.
         let own = self.settings.congestion.clone().filter(|_| direction == Direction::Push);
         let options = SocketOptions { congestion: own };
-        let streams = self.settings.streams.most();
+        let streams = self.settings.streams.most_streams();
         connect_any(&addresses, streams, &options, limit).await.map_err(unreachable)
     }
 

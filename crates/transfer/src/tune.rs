@@ -22,12 +22,21 @@ const RAMP_MOST: u32 = 25;
 /// Per-file cost in bytes, which makes rates of small and large files comparable.
 pub const FILE_WORK: u64 = 32 << 10;
 
-/// Initial threads of a stage, and the most threads or connections.
+/// Initial threads of a stage, and the most.
 const START: usize = 4;
 const MOST: usize = 16;
 /// Initial connections. Each begins with a burst that may overflow the path's queue: with
 /// 4 to 16, 9 to 12 % of the segments were retransmitted.
 const STREAMS_START: usize = 1;
+/// The most connections: those that random losses slow down carry a small fixed rate each.
+const STREAMS_MOST: usize = 32;
+
+/// A sender's connection is given so much time's worth of content beyond its congestion
+/// window, within bounds. A connection that losses slow down would keep what the kernel has
+/// taken, and the end of the copy would wait for it.
+const UNSENT: Duration = Duration::from_millis(50);
+const UNSENT_LEAST: u64 = 512 << 10;
+const UNSENT_MOST: u64 = 64 << 20;
 
 /// How many threads or connections to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,10 +56,18 @@ impl Concurrency {
         }
     }
 
-    /// The greatest number.
+    /// The greatest number of threads.
     pub fn most(self) -> usize {
         match self {
             Concurrency::Measured => MOST,
+            Concurrency::Fixed(number) => number.max(1),
+        }
+    }
+
+    /// The greatest number of connections.
+    pub(crate) fn most_streams(self) -> usize {
+        match self {
+            Concurrency::Measured => STREAMS_MOST,
             Concurrency::Fixed(number) => number.max(1),
         }
     }
@@ -92,6 +109,37 @@ pub(crate) struct Connections {
     pub(crate) streams: Vec<Rc<TcpStream>>,
     /// Whether this side sends.
     pub(crate) sends: bool,
+}
+
+/// Bounds the content that waits in the kernel for each connection by the rate of the
+/// connection.
+struct UnsentLimits {
+    /// Bytes acknowledged at the last look.
+    acknowledged: Vec<u64>,
+    at: Instant,
+}
+
+impl UnsentLimits {
+    fn new(path: &Connections) -> UnsentLimits {
+        UnsentLimits { acknowledged: vec![0; path.streams.len()], at: now() }
+    }
+
+    fn adjust(&mut self, path: &Connections, at: Instant) {
+        if !path.sends {
+            return;
+        }
+        let elapsed = at.saturating_duration_since(self.at).max(Duration::from_millis(1));
+        self.at = at;
+        for (stream, before) in path.streams.iter().zip(&mut self.acknowledged) {
+            let Ok(info) = stream.info() else { continue };
+            let rate = info.acknowledged.saturating_sub(*before) as f64 / elapsed.as_secs_f64();
+            *before = info.acknowledged;
+            let bytes = (rate * UNSENT.as_secs_f64()) as u64;
+            if let Err(e) = stream.limit_unsent(bytes.clamp(UNSENT_LEAST, UNSENT_MOST) as u32) {
+                tracing::debug!("cannot bound what waits to be sent: {e}");
+            }
+        }
+    }
 }
 
 impl Connections {
@@ -153,11 +201,13 @@ pub(crate) async fn follow(
 ) {
     let mut choosers: Option<Vec<Option<Chooser>>> = None;
     let began = now();
+    let mut unsent = UnsentLimits::new(&path);
     let mut before: Vec<(f64, Instant)> = stages.iter().map(|stage| (work((stage.look)()), began)).collect();
     loop {
         sleep(PERIOD).await;
         let at = now();
         look();
+        unsent.adjust(&path, at);
         if let Some(carried) = path.carried() {
             monitor.carried(at, carried);
         }
