@@ -24,7 +24,7 @@ pub fn directory() -> PathBuf {
 }
 
 /// The runtime directory of another user; `XDG_RUNTIME_DIR` of that user's processes is not known.
-pub fn directory_of(user: &User) -> PathBuf {
+pub(crate) fn directory_of(user: &User) -> PathBuf {
     default_directory(user.uid())
 }
 
@@ -50,7 +50,7 @@ pub fn make() -> Result<()> {
 ///
 /// # Errors
 /// It cannot be created, or another user owns it.
-pub fn make_at(path: &Path) -> Result<()> {
+pub(crate) fn make_at(path: &Path) -> Result<()> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     let checked = made.and_then(|()| std::fs::symlink_metadata(path)).and_then(|meta| {
         if !meta.is_dir() || meta.uid() != geteuid().as_raw() {

@@ -8,7 +8,7 @@ const SUBDIRECTORY: &str = "longhaul";
 /// State directory of a user, in the home directory (XDG Base Directory Specification).
 const IN_HOME: &str = ".local/state";
 /// State directory of the machine: of root, and of users without a home directory.
-pub const SYSTEM: &str = "/var/lib/longhaul";
+pub(crate) const SYSTEM: &str = "/var/lib/longhaul";
 
 /// The state directory; it need not exist. Root uses that of the machine, so that a service
 /// (without `HOME`), a login and `sudo` (possibly with the `HOME` of another user) share it.
@@ -22,6 +22,6 @@ pub fn directory() -> PathBuf {
 
 /// The state directory of another user; `XDG_STATE_HOME` of that user's processes is not known.
 /// `None` for a user without a home directory.
-pub fn directory_of(user: &User) -> Option<PathBuf> {
+pub(crate) fn directory_of(user: &User) -> Option<PathBuf> {
     Some(user.home()?.join(IN_HOME).join(SUBDIRECTORY))
 }

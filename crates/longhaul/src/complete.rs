@@ -1,11 +1,11 @@
 //! Completion in shells: the script asks this program, which knows what exists on this host.
 
-use crate::arrays::ArrayRecord;
 use crate::cli::Cli;
 use crate::exit::Failure;
 use clap::CommandFactory;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter};
 use clap_complete::{CompleteEnv, Shell};
+use longhaul_device::arrays::ArrayRecord;
 use longhaul_device::attached::Attachment;
 use std::ffi::OsStr;
 

@@ -5,7 +5,6 @@
 
 mod addresses;
 mod again;
-mod arrays;
 mod cli;
 mod complete;
 mod config;

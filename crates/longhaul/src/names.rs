@@ -1,13 +1,11 @@
-//! Parsing and opening of exports and devices by name.
+//! Exports and options of devices, as given on the command line.
 
-use crate::arrays::{self, ArrayRecord, Running};
 use crate::exit::Failure;
 use crate::words::engines;
-use longhaul_array::Health;
+use longhaul_block::BackendSpec;
 use longhaul_block::units::parse_duration;
-use longhaul_block::{BackendSpec, BlockDevice};
-use longhaul_initiator::{Error, Options, Outage, PathOptions, RemoteDevice, SCHEME, Uri};
-use std::os::unix::fs::FileTypeExt;
+use longhaul_device::{Device, Opener, arrays};
+use longhaul_initiator::{Options, PathOptions, RemoteDevice, SCHEME};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -87,9 +85,9 @@ impl Export {
         let named = |e: &dyn std::fmt::Display| format!("{}: {e}", self.name);
         match &self.source {
             Source::Backend(spec) => spec.open().map(Device::Local).map_err(|e| Failure::failed(named(&e))),
-            Source::Named(device) => opener.open(device).map_err(|failure| {
-                let message = named(&failure.message);
-                Failure { message, ..failure }
+            Source::Named(device) => opener.open_blocking(device).map_err(|e| {
+                let message = named(&e);
+                Failure { message, ..e.into() }
             }),
         }
     }
@@ -255,142 +253,16 @@ impl InitiatorArgs {
 
     /// Connects to a remote namespace for use by one thread.
     pub(crate) fn connect(&self, uri: &str) -> Result<Arc<RemoteDevice>, Failure> {
-        self.opener().connect(uri)
+        Ok(self.opener().connect(uri)?)
     }
 
     /// An opener of devices with these options.
     pub(crate) fn opener(&self) -> Opener {
-        Opener { options: self.options(), threads: 1 }
+        Opener::new(self.options())
     }
 
-    /// Opens the device `name`, as [`Opener::open`] does, for use by `threads` at a time.
+    /// Opens the device `name`, for use by `threads` at a time.
     pub(crate) fn open(&self, name: &str, threads: u16) -> Result<Device, Failure> {
-        Opener { threads, ..self.opener() }.open(name)
+        Ok(self.opener().for_threads(threads.into()).open_blocking(name)?)
     }
-}
-
-/// Opens devices by name.
-#[derive(Clone, Debug)]
-pub(crate) struct Opener {
-    pub(crate) options: Options,
-    /// Threads that use one device at the same time.
-    threads: u16,
-}
-
-impl Opener {
-    /// An opener with this engine and default options.
-    pub(crate) fn new(engine: longhaul_engine::Config) -> Opener {
-        Opener { options: Options { engine, ..Options::default() }, threads: 1 }
-    }
-
-    /// The same opener, for devices that `threads` use at the same time.
-    pub(crate) fn for_threads(self, threads: usize) -> Opener {
-        Opener { threads: u16::try_from(threads).unwrap_or(u16::MAX), ..self }
-    }
-
-    /// The engine of threads that use the devices.
-    pub(crate) fn config(&self) -> longhaul_engine::Config {
-        self.options.engine.clone()
-    }
-
-    /// Connects to a remote namespace.
-    fn connect(&self, uri: &str) -> Result<Arc<RemoteDevice>, Failure> {
-        let uri: Uri = uri.parse().map_err(Error::Uri)?;
-        let mut options = self.options.clone();
-        let connections = options.path.connections.or(uri.options.connections).unwrap_or(1);
-        options.queues = self.threads.saturating_mul(connections);
-        Ok(RemoteDevice::connect_blocking(&uri, options)?)
-    }
-
-    /// Opens a device that is to join an array, on a thread of its own: the thread of the
-    /// calling engine serves its other tasks meanwhile.
-    pub(crate) async fn open_in_background(&self, name: &str) -> Result<Arc<dyn BlockDevice>, Failure> {
-        let (opener, name) = (self.clone(), name.to_owned());
-        longhaul_engine::blocking(move || opener.open(&name).map(|device| device.block())).await
-    }
-
-    /// Opens the device `name`: a URI, an array, a back end (`mem:1GiB`), or a path.
-    pub(crate) fn open(&self, name: &str) -> Result<Device, Failure> {
-        if name.contains("://") {
-            if !name.starts_with(SCHEME) {
-                let scheme = name.split("://").next().unwrap_or_default();
-                return Err(Failure::usage(format!(
-                    "'{scheme}://' is not a device: use {SCHEME}://HOST/SUBNQN"
-                )));
-            }
-            return Ok(Device::Remote(self.connect(name)?));
-        }
-        if let Some(array) = name.strip_prefix(arrays::SCHEME) {
-            // Only the array's own thread uses its members.
-            let opener = Opener { threads: 1, ..self.clone() };
-            return Ok(Device::Array(Box::new(Running::open(&ArrayRecord::find(array)?, &opener)?)));
-        }
-        let spec = match BackendSpec::parse(name) {
-            Ok(spec) => spec,
-            Err(e) if looks_like_backend(name) => return Err(Failure::usage(e)),
-            Err(_) => path_spec(name)?,
-        };
-        spec.open().map(Device::Local).map_err(Failure::failed)
-    }
-}
-
-/// An open device.
-pub(crate) enum Device {
-    Local(Arc<dyn BlockDevice>),
-    Remote(Arc<RemoteDevice>),
-    /// An array, which is stopped on drop.
-    Array(Box<Running>),
-}
-
-impl Device {
-    pub(crate) fn block(&self) -> Arc<dyn BlockDevice> {
-        match self {
-            Device::Local(device) => Arc::clone(device),
-            Device::Remote(device) => Arc::<RemoteDevice>::clone(device),
-            Device::Array(array) => Arc::<longhaul_array::ArrayDevice>::clone(array.device()),
-        }
-    }
-}
-
-impl Device {
-    /// What is wrong with the device now, as `CONDITION: DETAIL` with a condition of one
-    /// word (`unreachable`, `degraded`, …); `None` for a healthy device.
-    pub(crate) fn trouble(&self) -> Option<String> {
-        match self {
-            Device::Local(_) => None,
-            // A connection that is given up for good is not retried: I/O fails at once.
-            Device::Remote(device) => device.outage().map(|Outage { why, for_good }| {
-                format!("{}: {why}", if for_good { "failed" } else { "unreachable" })
-            }),
-            Device::Array(array) => {
-                let status = array.wait(|device| async move { device.status().await });
-                match status.map(|status| status.map_err(Failure::from)).and_then(|status| status) {
-                    Err(failure) => Some(format!("failed: {}", failure.message)),
-                    Ok(status) => match status.health {
-                        Health::Healthy => None,
-                        Health::Degraded => Some(format!("degraded: {}", status.detail)),
-                        Health::Halted => Some(format!("halted: {}", status.detail)),
-                    },
-                }
-            }
-        }
-    }
-}
-
-fn looks_like_backend(name: &str) -> bool {
-    ["file:", "block:", "mem:", "null:"].iter().any(|kind| name.starts_with(kind))
-}
-
-fn path_spec(name: &str) -> Result<BackendSpec, Failure> {
-    let path = Path::new(name);
-    let kind = match std::fs::metadata(path) {
-        Ok(meta) if meta.file_type().is_block_device() => "block",
-        Ok(_) => "file",
-        Err(e) => {
-            let form =
-                "a device is a path, file:PATH, mem:SIZE, null:SIZE, array:NAME or nvme+tcp://HOST/SUBNQN";
-            return Err(Failure::failed(format!("cannot open '{name}': {e}; {form}")));
-        }
-    };
-    BackendSpec::parse(&format!("{kind}:{}", name.replace(',', ",,"))).map_err(Failure::usage)
 }

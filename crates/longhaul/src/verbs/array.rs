@@ -2,15 +2,16 @@
 
 mod make;
 mod manage;
-pub(crate) mod show;
+mod show;
 
-use crate::arrays::ArraySettings;
 use crate::complete;
 use crate::exit::{NothingToDo, Outcome};
-use crate::names::{InitiatorArgs, parse_bytes};
+use crate::names::{InitiatorArgs, parse_bytes, parse_time};
 use crate::output::Output;
 use crate::words::layouts;
 use longhaul_array::Layout;
+use longhaul_device::arrays::ArraySettings;
+use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -67,7 +68,7 @@ struct Create {
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     stripe_unit: Option<u64>,
     #[command(flatten)]
-    settings: ArraySettings,
+    settings: SettingsArgs,
     /// Overwrite devices that hold data (a file system, a partition table, a
     /// volume), or that are members of an array that is not running, which loses
     /// them
@@ -75,6 +76,44 @@ struct Create {
     force: bool,
     #[command(flatten)]
     initiator: InitiatorArgs,
+}
+
+/// Settings of rebuild, scrub, spares and hedged reads.
+#[derive(Debug, clap::Args)]
+struct SettingsArgs {
+    /// Most bytes per second that rebuild and scrub read from each member
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    rebuild_rate: Option<u64>,
+    /// Most bytes per second that scrub reads from each member
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    scrub_rate: Option<u64>,
+    /// Scrub automatically, this long after the last scrub
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    scrub_every: Option<Duration>,
+    /// How long a member may be offline before a spare replaces it [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    spare_grace: Option<Duration>,
+    /// Most reads that are hedged (reconstructed from the other members when one
+    /// is slow), in percent [default: 5]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(..=100))]
+    hedge: Option<u32>,
+    /// Journal full-stripe writes too: a crash together with the loss of a member
+    /// then leaves no data undefined, at twice the bytes written
+    #[arg(long)]
+    journal_all: bool,
+}
+
+impl SettingsArgs {
+    fn settings(&self) -> ArraySettings {
+        ArraySettings {
+            rebuild_rate: self.rebuild_rate,
+            scrub_rate: self.scrub_rate,
+            scrub_every: self.scrub_every,
+            spare_grace: self.spare_grace,
+            hedge: self.hedge,
+            journal_all: self.journal_all,
+        }
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -90,7 +129,7 @@ struct Assemble {
     #[arg(long)]
     degraded: bool,
     #[command(flatten)]
-    settings: ArraySettings,
+    settings: SettingsArgs,
     #[command(flatten)]
     initiator: InitiatorArgs,
 }

@@ -5,7 +5,7 @@ pub(super) mod repeat;
 
 use crate::complete;
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::{Device, InitiatorArgs, parse_bytes, parse_time};
+use crate::names::{InitiatorArgs, parse_bytes, parse_time};
 use crate::output::{Output, save, say};
 use crate::words::{joins, patterns};
 use clap::ValueEnum;
@@ -15,6 +15,7 @@ use longhaul_array::{Layout, Stripe, suited_unit};
 use longhaul_bench::{BenchError, Job, JobResult, Live, OWN_THREADS_MAX, Phase, Results, Rw, Stop, Threads};
 use longhaul_block::units::{format_rate, format_size};
 use longhaul_block::{BlockDevice, DeviceInfo, IoError, signature};
+use longhaul_device::Device;
 use longhaul_engine::Thread;
 use longhaul_results::record::End;
 use longhaul_results::schema::{self, Direction};

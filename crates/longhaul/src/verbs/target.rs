@@ -2,10 +2,11 @@
 
 use crate::addresses::{self, Listen, check_congestion, reachable};
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::{Device, EngineArgs, Export, Opener, parse_bytes};
+use crate::names::{EngineArgs, Export, parse_bytes};
 use crate::output::Output;
 use crate::served::{self, ExportMedium};
-use longhaul_initiator::IO_PORT;
+use longhaul_device::{Device, Opener};
+use longhaul_initiator::{IO_PORT, Options};
 use longhaul_target::{Config, Error, HostAccess, Target, is_loopback};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -149,9 +150,10 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     // Devices are opened before the target starts, so that no host finds it without its
     // exports, and arrays are stopped after it, when no host can reach them any more.
     let threads = args.threads.unwrap_or(Config::default().threads);
-    let mut opener = Opener::new(args.engine.config()).for_threads(threads);
-    // The connections to other targets, whose namespaces are re-exported, use it too.
-    opener.options.congestion.clone_from(&args.congestion);
+    // The connections to other targets, whose namespaces are re-exported, have these options too.
+    let options =
+        Options { engine: args.engine.config(), congestion: args.congestion.clone(), ..Options::default() };
+    let opener = Opener::new(options).for_threads(threads);
     let exports = open(&args.export, &opener)?;
     let target = {
         let mut config = args.config()?;

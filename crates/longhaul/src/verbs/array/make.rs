@@ -1,12 +1,11 @@
 //! `longhaul array create` and `assemble`.
 
 use super::{Assemble, Create, show};
-use crate::arrays::{ArrayRecord, Registry, Request, Running, open_members, read_labels};
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::Device;
 use crate::output::Output;
 use longhaul_array::{Shape, measure, path_unit, suited_unit};
 use longhaul_block::{BlockDevice, DeviceInfo};
+use longhaul_device::arrays::{ArrayRecord, ArrayRequest, Registry, RunningArray, open_members, read_labels};
 use longhaul_engine::Thread;
 use serde_json::json;
 use std::sync::Arc;
@@ -31,7 +30,7 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
         }
     }
     let open = |names: &[String]| -> Result<Vec<Arc<dyn BlockDevice>>, Failure> {
-        names.iter().map(|name| opener.open(name).map(|device: Device| device.block())).collect()
+        names.iter().map(|name| Ok(opener.open_blocking(name)?.block())).collect()
     };
     let (devices, spares) = (open(&args.devices)?, open(&args.spares)?);
     let witness = open(args.witness.as_slice())?.pop();
@@ -56,7 +55,7 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
     };
     let uuid = made.map_err(Failure::failed)??;
     let devices = args.devices.iter().chain(&args.spares).chain(&args.witness).cloned().collect();
-    let (name, settings, registry) = (args.name, args.settings, Registry::own());
+    let (name, settings, registry) = (args.name, args.settings.settings(), Registry::own());
     let record = ArrayRecord { uuid, name, devices, settings, registry };
     record.save()?;
     if let Some(known) = known {
@@ -88,7 +87,7 @@ pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
             uuid: label.array,
             name: label.name.clone(),
             devices: given.clone(),
-            settings: args.settings.clone(),
+            settings: args.settings.settings(),
             // The registry that has a record of the array, so that there is one record only.
             registry: known
                 .iter()
@@ -102,10 +101,10 @@ pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
     }
     let Some(record) = record else { return Err(Failure::usage("no device was given")) };
     drop((members, devices));
-    let running = Running::open_as(&record, &opener, args.degraded)?;
+    let running = RunningArray::open_as(&record, &opener, args.degraded)?;
     let status = {
         let opener = opener.clone();
-        running.wait(move |device| async move { Request::Status.run(&device, &opener).await })??
+        running.wait(move |device| async move { ArrayRequest::Status.run(&device, &opener).await })??
     };
     running.stop()?;
     record.save()?;

@@ -2,13 +2,16 @@
 //! runs the array for the request.
 
 use super::{AddSpare, ArrayArgs, Replace, Scrub, Stop, show};
-use crate::arrays::{ArrayClient, ArrayRecord, Reply, Request, Running, read_status};
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::{InitiatorArgs, Opener};
+use crate::names::InitiatorArgs;
 use crate::output::Output;
 use crate::screen::Line;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
+use longhaul_device::arrays::{
+    ArrayClient, ArrayRecord, ArrayReply, ArrayRequest, RunningArray, SCHEME, read_status, status_json,
+};
+use longhaul_device::{Error, ErrorKind, Opener};
 use serde_json::{Value, json};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -24,7 +27,7 @@ enum Runner {
     /// Another process of this host, reached through its control socket.
     Other,
     /// This process.
-    This(Box<(Running, Opener)>),
+    This(Box<(RunningArray, Opener)>),
 }
 
 struct Managed {
@@ -35,22 +38,22 @@ struct Managed {
 impl Managed {
     /// Finds the process that runs the array, or else runs it in this one.
     fn open(name: &str, initiator: &InitiatorArgs) -> Result<Managed, Failure> {
-        let name = name.strip_prefix(crate::arrays::SCHEME).unwrap_or(name);
+        let name = name.strip_prefix(SCHEME).unwrap_or(name);
         let record = ArrayRecord::find(name)?;
-        match ArrayClient::ask(&record, &Request::Status) {
-            Some(Err(failure)) if failure.exit == Exit::TimedOut => return Err(failure),
+        match ArrayClient::ask(&record, &ArrayRequest::Status) {
+            Some(Err(e)) if e.kind() == ErrorKind::TimedOut => return Err(e.into()),
             Some(_) => return Ok(Managed { record, runner: Runner::Other }),
             None => {}
         }
         let opener = initiator.opener();
-        let running = Running::open(&record, &opener)?;
+        let running = RunningArray::open(&record, &opener)?;
         Ok(Managed { record, runner: Runner::This(Box::new((running, opener))) })
     }
 
-    fn ask(&self, request: Request) -> Reply {
+    fn ask(&self, request: ArrayRequest) -> ArrayReply {
         match &self.runner {
             Runner::Other => ArrayClient::ask(&self.record, &request)
-                .unwrap_or_else(|| Err(Failure::failed("the process that ran the array has ended"))),
+                .unwrap_or_else(|| Err(failed("the process that ran the array has ended"))),
             Runner::This(this) => {
                 let opener = this.1.clone();
                 this.0.wait(move |device| async move { request.run(&device, &opener).await })?
@@ -59,7 +62,7 @@ impl Managed {
     }
 
     /// Sends a request, and reports progress until its reply.
-    fn follow(&self, request: Request, progress_of: ProgressOf, output: Output) -> Reply {
+    fn follow(&self, request: ArrayRequest, progress_of: ProgressOf, output: Output) -> ArrayReply {
         let (done, answer) = channel();
         let line = Line::new();
         std::thread::scope(|scope| {
@@ -67,9 +70,9 @@ impl Managed {
             loop {
                 match answer.recv_timeout(PROGRESS_INTERVAL) {
                     Ok(reply) => return reply,
-                    Err(RecvTimeoutError::Disconnected) => return Err(Failure::failed("it ended early")),
+                    Err(RecvTimeoutError::Disconnected) => return Err(failed("it ended early")),
                     Err(RecvTimeoutError::Timeout) => {
-                        let status = self.ask(Request::Status)?;
+                        let status = self.ask(ArrayRequest::Status)?;
                         output.event("progress", status.clone());
                         if let Some((share, words)) = progress_of(&status) {
                             line.show(Some(share), words);
@@ -84,19 +87,23 @@ impl Managed {
     fn end(self) -> Outcome {
         match self.runner {
             Runner::Other => Ok(()),
-            Runner::This(this) => this.0.stop(),
+            Runner::This(this) => Ok(this.0.stop()?),
         }
     }
 }
 
+fn failed(message: &str) -> Error {
+    Error::new(ErrorKind::Failed, message)
+}
+
 pub(super) fn status(args: &ArrayArgs, output: Output) -> Outcome {
-    let name = args.array.strip_prefix(crate::arrays::SCHEME).unwrap_or(&args.array);
+    let name = args.array.strip_prefix(SCHEME).unwrap_or(&args.array);
     let record = ArrayRecord::find(name)?;
     // The array is not run for a status: that would write to its members, and would mark those
     // stale that are unreachable from this host only.
-    let (mut status, running) = match ArrayClient::ask(&record, &Request::Status) {
+    let (mut status, running) = match ArrayClient::ask(&record, &ArrayRequest::Status) {
         Some(reply) => (reply?, true),
-        None => (show::status(&read_status(&record, &args.initiator.opener())?), false),
+        None => (status_json(&read_status(&record, &args.initiator.opener())?), false),
     };
     status["running"] = json!(running);
     show::summary(&status, output);
@@ -121,7 +128,7 @@ pub(super) fn list(output: Output) -> Outcome {
     for record in &all {
         let (name, uuid) = (&record.name, record.uuid.to_string());
         // A process that does not reply in time runs the array nevertheless.
-        let answer = ArrayClient::ask(record, &Request::Status);
+        let answer = ArrayClient::ask(record, &ArrayRequest::Status);
         let runs = answer.is_some();
         let health =
             answer.and_then(Result::ok).and_then(|status| Some(status["health"].as_str()?.to_owned()));
@@ -151,13 +158,14 @@ pub(super) fn list(output: Output) -> Outcome {
 pub(super) fn replace(args: Replace, output: Output) -> Outcome {
     let mut array = Managed::open(&args.array, &args.initiator)?;
     if let Some(rate) = args.rebuild_rate {
-        array.ask(Request::Rate { rate: Some(rate) })?;
+        array.ask(ArrayRequest::Rate { rate: Some(rate) })?;
     }
     let device = args.device.clone();
-    array.ask(Request::Replace { index: args.member, device, force: args.force })?;
+    array.ask(ArrayRequest::Replace { index: args.member, device, force: args.force })?;
     array.record.add(&args.device);
     array.record.save()?;
-    let status = array.follow(Request::Rebuilt { index: args.member }, show::rebuild_progress, output)?;
+    let status =
+        array.follow(ArrayRequest::Rebuilt { index: args.member }, show::rebuild_progress, output)?;
     array.end()?;
     show::summary(&status, output);
     check_lost(&status)
@@ -176,10 +184,10 @@ fn check_lost(status: &Value) -> Outcome {
 
 pub(super) fn add_spare(args: AddSpare, output: Output) -> Outcome {
     let mut array = Managed::open(&args.array, &args.initiator)?;
-    array.ask(Request::AddSpare { device: args.device.clone(), force: args.force })?;
+    array.ask(ArrayRequest::AddSpare { device: args.device.clone(), force: args.force })?;
     array.record.add(&args.device);
     array.record.save()?;
-    let status = array.ask(Request::Status)?;
+    let status = array.ask(ArrayRequest::Status)?;
     array.end()?;
     show::summary(&status, output);
     Ok(())
@@ -187,7 +195,7 @@ pub(super) fn add_spare(args: AddSpare, output: Output) -> Outcome {
 
 pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
     let array = Managed::open(&args.array.array, &args.array.initiator)?;
-    let report = array.follow(Request::Scrub { rate: args.rate }, show::scrub_progress, output)?;
+    let report = array.follow(ArrayRequest::Scrub { rate: args.rate }, show::scrub_progress, output)?;
     array.end()?;
     output.event("summary", report.clone());
     show::scrub_summary(&report, output);
@@ -219,13 +227,13 @@ pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
 }
 
 pub(super) fn stop(args: &Stop, output: Output) -> Outcome {
-    let name = args.array.array.strip_prefix(crate::arrays::SCHEME).unwrap_or(&args.array.array);
+    let name = args.array.array.strip_prefix(SCHEME).unwrap_or(&args.array.array);
     let record = ArrayRecord::find(name)?;
     let summary = |ran: bool| {
         let uuid = record.uuid.to_string();
         output.event("summary", json!({ "uuid": uuid, "name": record.name, "ran": ran }));
     };
-    match ArrayClient::ask(&record, &Request::Stop) {
+    match ArrayClient::ask(&record, &ArrayRequest::Stop) {
         None => {
             summary(false);
             let message = format!("nothing to do: array {} does not run on this host", record.name);

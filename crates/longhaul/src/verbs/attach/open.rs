@@ -1,13 +1,14 @@
 //! The device that is to be attached: one, or several joined.
 
 use crate::exit::Failure;
-use crate::names::{Device, InitiatorArgs, parse_bytes};
+use crate::names::{InitiatorArgs, parse_bytes};
 use crate::words::joins;
 use longhaul_array::{Layout, Stripe, suited_unit};
 use longhaul_attach::filesystem::{Content, Shape};
 use longhaul_attach::{Request, Requests, Served};
 use longhaul_block::filter::{Filtered, ReadOnly};
 use longhaul_block::{BlockDevice, DeviceInfo, signature};
+use longhaul_device::Device;
 use longhaul_device::attached::DeviceLock;
 use std::path::Path;
 use std::sync::Arc;

@@ -2,13 +2,13 @@
 
 use super::{Args, OVERTIME, live_line, overtime, share, waits};
 use crate::exit::Failure;
-use crate::names::Device;
 use crate::output::{Output, say};
 use crate::screen::Line;
 use crate::verbs::emulated::{self, Link};
 use longhaul_bench::watch::{Expect, Watch, tcp_sample};
 use longhaul_bench::{Live, Repeated, Stop, Threads, run as run_load};
 use longhaul_block::BlockDevice;
+use longhaul_device::Device;
 use longhaul_report::figure::Scale;
 use longhaul_results::record::{Code, Run, TcpSample};
 use longhaul_results::schema;

@@ -1,10 +1,9 @@
 //! Records of arrays: the names of their devices, and their settings on this host.
 
 use super::registry::Registry;
-use crate::exit::Failure;
-use crate::names::{parse_bytes, parse_time};
+use crate::error::{Error, Result};
+use crate::user::User;
 use longhaul_array::Options;
-use longhaul_device::User;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,39 +11,34 @@ use uuid::Uuid;
 
 /// An array, and the devices that may be its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ArrayRecord {
-    pub(crate) uuid: Uuid,
-    pub(crate) name: String,
+pub struct ArrayRecord {
+    /// Identifies the array.
+    pub uuid: Uuid,
+    /// The name that the user gave it.
+    pub name: String,
     /// Device names as given on the command line.
-    pub(crate) devices: Vec<String>,
-    pub(crate) settings: ArraySettings,
+    pub devices: Vec<String>,
+    /// Settings of the array on this host.
+    pub settings: ArraySettings,
     /// The registry that holds this record.
-    pub(crate) registry: Registry,
+    pub registry: Registry,
 }
 
 /// Settings of rebuild, scrub, spares and hedged reads.
-#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-pub(crate) struct ArraySettings {
-    /// Most bytes per second that rebuild and scrub read from each member
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    pub(crate) rebuild_rate: Option<u64>,
-    /// Most bytes per second that scrub reads from each member
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    pub(crate) scrub_rate: Option<u64>,
-    /// Scrub automatically, this long after the last scrub
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
-    pub(crate) scrub_every: Option<Duration>,
-    /// How long a member may be offline before a spare replaces it [default: 60s]
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
-    pub(crate) spare_grace: Option<Duration>,
-    /// Most reads that are hedged (reconstructed from the other members when one
-    /// is slow), in percent [default: 5]
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(..=100))]
-    pub(crate) hedge: Option<u32>,
-    /// Journal full-stripe writes too: a crash together with the loss of a member
-    /// then leaves no data undefined, at twice the bytes written
-    #[arg(long)]
-    pub(crate) journal_all: bool,
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ArraySettings {
+    /// Most bytes per second that rebuild and scrub read from each member.
+    pub rebuild_rate: Option<u64>,
+    /// Most bytes per second that scrub reads from each member.
+    pub scrub_rate: Option<u64>,
+    /// Scrub automatically, this long after the last scrub.
+    pub scrub_every: Option<Duration>,
+    /// How long a member may be offline before a spare replaces it.
+    pub spare_grace: Option<Duration>,
+    /// Most reads that are hedged, in percent.
+    pub hedge: Option<u32>,
+    /// Journal full-stripe writes too.
+    pub journal_all: bool,
 }
 
 impl ArraySettings {
@@ -61,7 +55,7 @@ impl ArraySettings {
     }
 
     /// The options to assemble the array with.
-    pub(crate) fn options(&self) -> Options {
+    pub fn options(&self) -> Options {
         let default = Options::default();
         Options {
             rebuild_rate: self.rebuild_rate,
@@ -80,14 +74,14 @@ impl ArrayRecord {
     ///
     /// # Errors
     /// No array of the visible registries has the name, or more than one.
-    pub(crate) fn find(name: &str) -> Result<ArrayRecord, Failure> {
+    pub fn find(name: &str) -> Result<ArrayRecord> {
         let all = ArrayRecord::all()?;
         let uuid = name.parse::<Uuid>().ok();
         let is_it = |record: &&ArrayRecord| record.name == name || Some(record.uuid) == uuid;
         let mut found = all.iter().filter(is_it);
         match (found.next(), found.next()) {
             (Some(record), None) => Ok(record.clone()),
-            (Some(a), Some(b)) => Err(Failure::usage(format!(
+            (Some(a), Some(b)) => Err(Error::invalid(format!(
                 "arrays {} and {} are both called {name}: use the UUID",
                 a.uuid, b.uuid
             ))),
@@ -97,7 +91,10 @@ impl ArrayRecord {
 
     /// The records of all visible registries, sorted by name. Of an array in two registries, the
     /// record in the user's own one.
-    pub(crate) fn all() -> Result<Vec<ArrayRecord>, Failure> {
+    ///
+    /// # Errors
+    /// A registry cannot be read, or has a damaged record.
+    pub fn all() -> Result<Vec<ArrayRecord>> {
         let mut all: Vec<ArrayRecord> = Vec::new();
         for registry in Registry::all() {
             for record in ArrayRecord::all_in(&registry)? {
@@ -110,7 +107,7 @@ impl ArrayRecord {
         Ok(all)
     }
 
-    fn all_in(registry: &Registry) -> Result<Vec<ArrayRecord>, Failure> {
+    fn all_in(registry: &Registry) -> Result<Vec<ArrayRecord>> {
         let directory = registry.directory();
         let read = || {
             let entries = match std::fs::read_dir(directory) {
@@ -144,7 +141,10 @@ impl ArrayRecord {
     }
 
     /// Writes the record; an earlier one of the same array is replaced atomically.
-    pub(crate) fn save(&self) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// The registry cannot be written.
+    pub fn save(&self) -> Result<()> {
         let directory = self.registry.directory();
         let text = json!({
             "uuid": self.uuid.to_string(), "name": self.name, "devices": self.devices,
@@ -163,7 +163,10 @@ impl ArrayRecord {
     }
 
     /// Removes the record of an array that does not exist any more.
-    pub(crate) fn forget(&self) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// The registry cannot be written.
+    pub fn forget(&self) -> Result<()> {
         let (path, known) = (self.path(), super::last_known::path(self));
         let remove = || {
             let _ = std::fs::remove_file(known);
@@ -178,7 +181,7 @@ impl ArrayRecord {
     }
 
     /// Adds a device name, unless the record has it.
-    pub(crate) fn add(&mut self, device: &str) {
+    pub fn add(&mut self, device: &str) {
         if !self.devices.iter().any(|known| known == device) {
             self.devices.push(device.to_owned());
         }
@@ -186,10 +189,10 @@ impl ArrayRecord {
 }
 
 /// The error for a name that no visible registry has, with where the array may be instead.
-fn unknown(name: &str, all: &[ArrayRecord], is_it: impl Fn(&&ArrayRecord) -> bool) -> Failure {
+fn unknown(name: &str, all: &[ArrayRecord], is_it: impl Fn(&&ArrayRecord) -> bool) -> Error {
     let of_machine = ArrayRecord::all_in(&Registry::of_machine()).unwrap_or_default();
     if of_machine.iter().any(|record| is_it(&record)) {
-        return Failure::usage(format!("array {name} is root's on this host: run this with sudo"));
+        return Error::invalid(format!("array {name} is root's on this host: run this with sudo"));
     }
     let known: Vec<&str> = all.iter().map(|record| record.name.as_str()).collect();
     let known = if known.is_empty() { "none".into() } else { known.join(", ") };
@@ -197,15 +200,15 @@ fn unknown(name: &str, all: &[ArrayRecord], is_it: impl Fn(&&ArrayRecord) -> boo
         Some(user) => format!("to root or {}", user.name),
         None => "to this user".into(),
     };
-    Failure::usage(format!(
+    Error::invalid(format!(
         "no array {name} is known {visible_to} on this host (known: {known}). Arrays are recorded for the user \
          that makes them, and root has those of the user that calls sudo: run this as that user, or with sudo \
          from there; longhaul array assemble --device … makes an array known that was made elsewhere"
     ))
 }
 
-fn wrong(path: &Path, e: impl std::fmt::Display) -> Failure {
-    Failure::failed(format!("{}: {e}", path.display()))
+fn wrong(path: &Path, e: impl std::fmt::Display) -> Error {
+    Error::failed(format!("{}: {e}", path.display()))
 }
 
 #[cfg(test)]

@@ -6,15 +6,15 @@
 
 use super::record::ArrayRecord;
 use super::registry::Registry;
-use crate::exit::{Exit, Failure};
-use crate::names::Opener;
-use crate::verbs::array::show;
+use super::report::{scrub_json, status_json};
+use crate::error::{Error, ErrorKind, Result};
+use crate::opener::Opener;
+use crate::runtime;
 use futures_util::FutureExt;
 use longhaul_array::ArrayDevice;
-use longhaul_device::runtime;
 use longhaul_engine::{Config, Engine};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,94 +26,112 @@ const REQUEST_MAX: u64 = 64 << 10;
 
 /// A request to the process that runs an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
+pub enum ArrayRequest {
+    /// The status, as [`status_json`] has it.
     Status,
+    /// Stops the array.
     Stop,
+    /// Reads and verifies everything, and repairs what is wrong; the reply is that of
+    /// [`scrub_json`].
     Scrub {
+        /// Most bytes per second read from each member, from now on.
         rate: Option<u64>,
     },
+    /// Replaces a member, whose rebuild begins.
     Replace {
+        /// Number of the member in the status.
         index: usize,
+        /// Name of the device that replaces it.
         device: String,
+        /// Overwrite a device that holds data.
         force: bool,
     },
+    /// Adds a spare.
     AddSpare {
+        /// Name of the device.
         device: String,
+        /// Overwrite a device that holds data.
         force: bool,
     },
+    /// Limits rebuilds.
     Rate {
+        /// Most bytes per second read from each member; `None`: no limit.
         rate: Option<u64>,
     },
-    /// Waits until the rebuild or resync of a member is complete.
+    /// Waits until the rebuild or resync of a member is complete; the reply is the status.
     Rebuilt {
+        /// Number of the member in the status.
         index: usize,
     },
 }
 
 /// The result of a request, as JSON.
-pub(crate) type Reply = Result<Value, Failure>;
+pub type ArrayReply = Result<Value>;
 
-impl Request {
+impl ArrayRequest {
     fn to_json(&self) -> Value {
         match self {
-            Request::Status => json!({ "do": "status" }),
-            Request::Stop => json!({ "do": "stop" }),
-            Request::Scrub { rate } => json!({ "do": "scrub", "rate": rate }),
-            Request::Rebuilt { index } => json!({ "do": "filled", "index": index }),
-            Request::Rate { rate } => json!({ "do": "rate", "rate": rate }),
-            Request::AddSpare { device, force } => {
+            ArrayRequest::Status => json!({ "do": "status" }),
+            ArrayRequest::Stop => json!({ "do": "stop" }),
+            ArrayRequest::Scrub { rate } => json!({ "do": "scrub", "rate": rate }),
+            ArrayRequest::Rebuilt { index } => json!({ "do": "filled", "index": index }),
+            ArrayRequest::Rate { rate } => json!({ "do": "rate", "rate": rate }),
+            ArrayRequest::AddSpare { device, force } => {
                 json!({ "do": "add-spare", "device": device, "force": force })
             }
-            Request::Replace { index, device, force } => {
+            ArrayRequest::Replace { index, device, force } => {
                 json!({ "do": "replace", "index": index, "device": device, "force": force })
             }
         }
     }
 
-    fn parse(text: &str) -> Option<Request> {
+    fn parse(text: &str) -> Option<ArrayRequest> {
         let value: Value = serde_json::from_str(text).ok()?;
         let device = || value["device"].as_str().map(str::to_owned);
         let index = || usize::try_from(value["index"].as_u64()?).ok();
         let force = value["force"].as_bool().unwrap_or(false);
         Some(match value["do"].as_str()? {
-            "status" => Request::Status,
-            "stop" => Request::Stop,
-            "scrub" => Request::Scrub { rate: value["rate"].as_u64() },
-            "filled" => Request::Rebuilt { index: index()? },
-            "rate" => Request::Rate { rate: value["rate"].as_u64() },
-            "add-spare" => Request::AddSpare { device: device()?, force },
-            "replace" => Request::Replace { index: index()?, device: device()?, force },
+            "status" => ArrayRequest::Status,
+            "stop" => ArrayRequest::Stop,
+            "scrub" => ArrayRequest::Scrub { rate: value["rate"].as_u64() },
+            "filled" => ArrayRequest::Rebuilt { index: index()? },
+            "rate" => ArrayRequest::Rate { rate: value["rate"].as_u64() },
+            "add-spare" => ArrayRequest::AddSpare { device: device()?, force },
+            "replace" => ArrayRequest::Replace { index: index()?, device: device()?, force },
             _ => return None,
         })
     }
 
-    /// Carries out the request.
-    pub(crate) async fn run(self, array: &ArrayDevice, opener: &Opener) -> Reply {
+    /// Carries out the request; `opener` opens the devices that it names.
+    ///
+    /// # Errors
+    /// Those of the array, and of opening a device.
+    pub async fn run(self, array: &ArrayDevice, opener: &Opener) -> ArrayReply {
         match self {
-            Request::Status => Ok(show::status(&array.status().await?)),
-            Request::Stop => {
+            ArrayRequest::Status => Ok(status_json(&array.status().await?)),
+            ArrayRequest::Stop => {
                 array.stop().await?;
                 Ok(json!({}))
             }
-            Request::Scrub { rate } => {
+            ArrayRequest::Scrub { rate } => {
                 if rate.is_some() {
                     array.set_scrub_rate(rate).await?;
                 }
-                Ok(show::scrub(&array.scrub().await?))
+                Ok(scrub_json(&array.scrub().await?))
             }
-            Request::Rebuilt { index } => {
+            ArrayRequest::Rebuilt { index } => {
                 array.wait_filled(index).await?;
-                Ok(show::status(&array.status().await?))
+                Ok(status_json(&array.status().await?))
             }
-            Request::Rate { rate } => {
+            ArrayRequest::Rate { rate } => {
                 array.set_rebuild_rate(rate).await?;
                 Ok(json!({}))
             }
-            Request::AddSpare { device, force } => {
+            ArrayRequest::AddSpare { device, force } => {
                 array.add_spare(opener.open_in_background(&device).await?, force).await?;
                 Ok(json!({}))
             }
-            Request::Replace { index, device, force } => {
+            ArrayRequest::Replace { index, device, force } => {
                 array.replace(index, opener.open_in_background(&device).await?, force).await?;
                 Ok(json!({}))
             }
@@ -128,14 +146,10 @@ pub(crate) struct ArrayServer {
 }
 
 impl ArrayServer {
-    pub(crate) fn start(
-        record: ArrayRecord,
-        array: Arc<ArrayDevice>,
-        opener: Opener,
-    ) -> Result<ArrayServer, Failure> {
+    pub(crate) fn start(record: ArrayRecord, array: Arc<ArrayDevice>, opener: Opener) -> Result<ArrayServer> {
         let registry = record.registry;
         let path = registry.socket(record.uuid);
-        let wrong = |e: std::io::Error| Failure::failed(format!("{}: {e}", path.display()));
+        let wrong = |e: io::Error| Error::failed(format!("{}: {e}", path.display()));
         let listen = || {
             runtime::make_at(registry.runtime())?;
             // A socket left over from a crash: the fence of the array ensures that no other
@@ -170,23 +184,24 @@ fn answer(stream: UnixStream, array: &ArrayDevice, opener: &Opener) {
     if BufReader::new(Read::take(&stream, REQUEST_MAX)).read_line(&mut line).is_err() {
         return;
     }
-    let reply = match Request::parse(&line) {
-        None => Err(Failure::usage("not a request")),
+    let reply = match ArrayRequest::parse(&line) {
+        None => Err(Error::invalid("not a request")),
         Some(request) => match Engine::new(&Config::default()) {
             Ok(engine) => engine.block_on(request.run(array, opener).boxed_local()),
-            Err(e) => Err(Failure::failed(e)),
+            Err(e) => Err(Error::failed(e)),
         },
     };
     let reply = match reply {
         Ok(value) => json!({ "ok": value }),
-        Err(failure) => json!({ "error": { "exit": failure.exit as u8, "message": failure.message } }),
+        Err(error) => json!({ "error": error.to_json() }),
     };
     // The client may have disconnected meanwhile, and needs no answer then.
     let _ = writeln!(&stream, "{reply}");
 }
 
 /// Sends requests to the process that runs an array on this host.
-pub(crate) struct ArrayClient;
+#[derive(Clone, Copy, Debug)]
+pub struct ArrayClient;
 
 /// Timeout for connecting to the process that runs an array, and for its reply to a status
 /// request, which it makes from memory. During longer requests the status is requested at this
@@ -195,65 +210,71 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl ArrayClient {
     /// The reply; `None` if no process runs the array here. A process that does not reply within
-    /// [`REPLY_TIMEOUT`] gives [`Exit::TimedOut`].
-    pub(crate) fn ask(array: &ArrayRecord, request: &Request) -> Option<Reply> {
+    /// 10 s gives [`ErrorKind::TimedOut`].
+    pub fn ask(array: &ArrayRecord, request: &ArrayRequest) -> Option<ArrayReply> {
         let path = array.registry.socket(array.uuid);
         let stream = match connect(&path, &array.registry) {
-            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return None,
-            Err(e) if e.kind() == ErrorKind::TimedOut => return Some(Err(silent(&path))),
-            Err(e) => return Some(Err(Failure::failed(format!("{}: {e}", path.display())))),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                return None;
+            }
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => return Some(Err(silent(&path))),
+            Err(e) => return Some(Err(Error::failed(format!("{}: {e}", path.display())))),
             Ok(stream) => stream,
         };
         Some(ArrayClient::exchange(array, &path, &stream, request))
     }
 
-    fn exchange(array: &ArrayRecord, path: &Path, mut stream: &UnixStream, request: &Request) -> Reply {
-        stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(Failure::failed)?;
-        stream.set_write_timeout(Some(REPLY_TIMEOUT)).map_err(Failure::failed)?;
-        writeln!(stream, "{}", request.to_json()).map_err(Failure::failed)?;
+    fn exchange(
+        array: &ArrayRecord,
+        path: &Path,
+        mut stream: &UnixStream,
+        request: &ArrayRequest,
+    ) -> ArrayReply {
+        stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(Error::failed)?;
+        stream.set_write_timeout(Some(REPLY_TIMEOUT)).map_err(Error::failed)?;
+        writeln!(stream, "{}", request.to_json()).map_err(Error::failed)?;
         let mut line = Vec::new();
         let mut from = BufReader::new(stream);
         while let Err(e) = from.read_until(b'\n', &mut line) {
             match e.kind() {
-                ErrorKind::WouldBlock | ErrorKind::TimedOut if *request == Request::Status => {
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut if *request == ArrayRequest::Status => {
                     return Err(silent(path));
                 }
                 // A scrub takes hours: a status request shows whether the process still responds.
-                ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                    match ArrayClient::ask(array, &Request::Status) {
-                        Some(Err(failure)) if failure.exit == Exit::TimedOut => return Err(failure),
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                    match ArrayClient::ask(array, &ArrayRequest::Status) {
+                        Some(Err(error)) if error.kind() == ErrorKind::TimedOut => return Err(error),
                         _ => {}
                     }
                 }
-                ErrorKind::Interrupted => {}
-                _ => return Err(Failure::failed(e)),
+                io::ErrorKind::Interrupted => {}
+                _ => return Err(Error::failed(e)),
             }
         }
-        let ended = || Failure::failed("the process that ran the array has ended before it answered");
+        let ended = || Error::failed("the process that ran the array has ended before it answered");
         let reply: Value = serde_json::from_slice(&line).map_err(|_| ended())?;
         if let Some(ok) = reply.get("ok") {
             return Ok(ok.clone());
         }
-        let message = reply["error"]["message"].as_str().ok_or_else(ended)?;
-        Err(Failure::new(Exit::of(reply["error"]["exit"].as_u64()), message))
+        Err(Error::parse(&reply["error"]).unwrap_or_else(ended))
     }
 }
 
 /// Connects within [`REPLY_TIMEOUT`]: `connect` blocks once the listen queue of a stopped process
 /// is full, and has no timeout of its own.
-fn connect(path: &Path, registry: &Registry) -> std::io::Result<UnixStream> {
+fn connect(path: &Path, registry: &Registry) -> io::Result<UnixStream> {
     let (done, connected) = channel();
     let (path, registry) = (path.to_owned(), registry.clone());
     std::thread::spawn(move || {
         let stream = registry.with_rights(|| UnixStream::connect(path)).and_then(|stream| stream);
         drop(done.send(stream));
     });
-    connected.recv_timeout(REPLY_TIMEOUT).unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+    connected.recv_timeout(REPLY_TIMEOUT).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-fn silent(path: &Path) -> Failure {
-    Failure::new(
-        Exit::TimedOut,
+fn silent(path: &Path) -> Error {
+    Error::new(
+        ErrorKind::TimedOut,
         format!(
             "the process that runs the array on this host has not answered on {} in {} s: it may be stopped; let \
              it continue, or end it, and try again",
@@ -271,21 +292,21 @@ mod tests {
     fn requests_are_read_back() {
         let device = "nvme+tcp://h/x".to_owned();
         let all = [
-            Request::Status,
-            Request::Stop,
-            Request::Scrub { rate: None },
-            Request::Scrub { rate: Some(1 << 20) },
-            Request::Rebuilt { index: 2 },
-            Request::Rate { rate: None },
-            Request::Rate { rate: Some(1 << 20) },
-            Request::AddSpare { device: device.clone(), force: true },
-            Request::Replace { index: 3, device, force: false },
+            ArrayRequest::Status,
+            ArrayRequest::Stop,
+            ArrayRequest::Scrub { rate: None },
+            ArrayRequest::Scrub { rate: Some(1 << 20) },
+            ArrayRequest::Rebuilt { index: 2 },
+            ArrayRequest::Rate { rate: None },
+            ArrayRequest::Rate { rate: Some(1 << 20) },
+            ArrayRequest::AddSpare { device: device.clone(), force: true },
+            ArrayRequest::Replace { index: 3, device, force: false },
         ];
         for request in all {
-            assert_eq!(Request::parse(&request.to_json().to_string()), Some(request));
+            assert_eq!(ArrayRequest::parse(&request.to_json().to_string()), Some(request));
         }
         for text in ["", "{}", r#"{"do":"dance"}"#, r#"{"do":"replace","device":"x"}"#] {
-            assert_eq!(Request::parse(text), None, "{text}");
+            assert_eq!(ArrayRequest::parse(text), None, "{text}");
         }
     }
 }

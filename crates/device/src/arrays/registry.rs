@@ -3,7 +3,8 @@
 //! Invariant: root accesses the registry of another user with that user's rights, so that all
 //! files in it belong to that user.
 
-use longhaul_device::{User, runtime, state};
+use crate::user::User;
+use crate::{runtime, state};
 use std::io;
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
@@ -13,7 +14,7 @@ const SUBDIRECTORY: &str = "arrays";
 
 /// The records of one user's arrays, and the control sockets of the processes that run them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Registry {
+pub struct Registry {
     directory: PathBuf,
     runtime: PathBuf,
     /// The owner, where root uses the registry of another user.
@@ -22,7 +23,7 @@ pub(crate) struct Registry {
 
 impl Registry {
     /// The registry of the user of this process.
-    pub(crate) fn own() -> Registry {
+    pub fn own() -> Registry {
         Registry {
             directory: state::directory().join(SUBDIRECTORY),
             runtime: runtime::directory(),
@@ -62,7 +63,7 @@ impl Registry {
     }
 
     /// The name of the owner, where root uses the registry of another user.
-    pub(crate) fn user(&self) -> Option<&str> {
+    pub fn user(&self) -> Option<&str> {
         self.user.as_ref().map(|user| user.name.as_str())
     }
 

@@ -9,12 +9,14 @@ mod control;
 mod last_known;
 mod record;
 mod registry;
+mod report;
 mod running;
 
-pub(crate) use control::{ArrayClient, Reply, Request};
-pub(crate) use record::{ArrayRecord, ArraySettings};
-pub(crate) use registry::Registry;
-pub(crate) use running::{Running, open_members, read_labels, read_status};
+pub use control::{ArrayClient, ArrayReply, ArrayRequest};
+pub use record::{ArrayRecord, ArraySettings};
+pub use registry::Registry;
+pub use report::{scrub_json, status_json};
+pub use running::{RunningArray, open_members, read_labels, read_status};
 
 /// Prefix of device names that mean an array.
-pub(crate) const SCHEME: &str = "array:";
+pub const SCHEME: &str = "array:";

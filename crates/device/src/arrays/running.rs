@@ -1,10 +1,10 @@
 //! An array that this process runs.
 
-use super::control::{ArrayClient, ArrayServer, Request};
+use super::control::{ArrayClient, ArrayRequest, ArrayServer};
 use super::last_known::LastKnown;
 use super::record::ArrayRecord;
-use crate::exit::{Exit, Failure};
-use crate::names::Opener;
+use crate::error::{Error, ErrorKind, Result};
+use crate::opener::Opener;
 use longhaul_array::{ArrayDevice, ArrayError, Label, Memory, Options, Status, assemble_with, survey};
 use longhaul_block::{BlockDevice, DeviceInfo};
 use longhaul_engine::{Config, Thread};
@@ -19,7 +19,7 @@ use uuid::Uuid;
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// An array that this process runs, until it is dropped or stopped.
-pub(crate) struct Running {
+pub struct RunningArray {
     /// Dropped before the array is stopped, so that no request reaches a stopped array.
     server: Option<ArrayServer>,
     device: Arc<ArrayDevice>,
@@ -76,7 +76,7 @@ fn search_members(
             // An error means that the array has ended.
             let Ok(Ok(unattached)) = unattached else { return };
             for name in search.names(&unattached) {
-                let Ok(device) = opener.open(&name) else { continue };
+                let Ok(device) = opener.open_blocking(&name) else { continue };
                 let (Some(array), device) = (array.upgrade(), device.block()) else { return };
                 let offered = thread.spawn(move || async move { array.offer(device).await }).wait();
                 let Ok(offered) = offered else { return };
@@ -102,11 +102,11 @@ fn search_members(
 }
 
 /// Opens devices in parallel. Those that cannot be opened are logged and left out.
-pub(crate) fn open_members(names: &[String], opener: &Opener) -> Vec<(String, Arc<dyn BlockDevice>)> {
-    let open = |name: &String| match opener.open(name) {
+pub fn open_members(names: &[String], opener: &Opener) -> Vec<(String, Arc<dyn BlockDevice>)> {
+    let open = |name: &String| match opener.open_blocking(name) {
         Ok(device) => Some((name.clone(), device.block())),
-        Err(failure) => {
-            tracing::warn!("{name}: {}", failure.message);
+        Err(e) => {
+            tracing::warn!("{name}: {e}");
             None
         }
     };
@@ -117,53 +117,65 @@ pub(crate) fn open_members(names: &[String], opener: &Opener) -> Vec<(String, Ar
 }
 
 /// Reads the superblocks of devices; `None` for a device that has no superblock.
-pub(crate) fn read_labels(
+///
+/// # Errors
+/// No engine with this configuration can be started. What is wrong with a superblock is in its place.
+pub fn read_labels(
     devices: &[Arc<dyn BlockDevice>],
     config: &Config,
-) -> Result<Vec<Result<Option<Label>, ArrayError>>, Failure> {
-    let thread = Thread::start("longhaul-array", config.clone()).map_err(Failure::failed)?;
+) -> Result<Vec<std::result::Result<Option<Label>, ArrayError>>> {
+    let thread = Thread::start("longhaul-array", config.clone()).map_err(Error::failed)?;
     let devices = devices.to_vec();
     let found = thread.handle().spawn(move || async move { survey(&devices).await }).wait();
-    found.map_err(Failure::failed)
+    found.map_err(Error::failed)
 }
 
 /// Reads the status of an array from its members without running it: nothing is written.
-pub(crate) fn read_status(record: &ArrayRecord, opener: &Opener) -> Result<Status, Failure> {
+///
+/// # Errors
+/// None of the members can be opened, or they are not members of one array.
+pub fn read_status(record: &ArrayRecord, opener: &Opener) -> Result<Status> {
     let members = open_members(&record.devices, opener);
     if members.is_empty() {
         return Err(unusable(record));
     }
     let devices: Vec<Arc<dyn BlockDevice>> = members.into_iter().map(|(_, device)| device).collect();
-    let thread = Thread::start("longhaul-array", opener.config()).map_err(Failure::failed)?;
+    let thread = Thread::start("longhaul-array", opener.config()).map_err(Error::failed)?;
     let array = record.uuid;
     let status = thread
         .handle()
         .spawn(move || async move { longhaul_array::look(&devices, array, None).await })
         .wait();
-    Ok(status.map_err(Failure::failed)??)
+    Ok(status.map_err(Error::failed)??)
 }
 
-fn unusable(record: &ArrayRecord) -> Failure {
+fn unusable(record: &ArrayRecord) -> Error {
     let why = format!("none of the {} devices of array {} can be used", record.devices.len(), record.name);
-    Failure::new(Exit::Unreachable, why)
+    Error::new(ErrorKind::Unreachable, why)
 }
 
-impl Running {
+impl RunningArray {
     /// Assembles and runs the array of a record.
-    pub(crate) fn open(record: &ArrayRecord, opener: &Opener) -> Result<Running, Failure> {
-        Running::open_as(record, opener, false)
+    ///
+    /// # Errors
+    /// The array runs in another process of this host, or cannot be assembled.
+    pub fn open(record: &ArrayRecord, opener: &Opener) -> Result<RunningArray> {
+        RunningArray::open_as(record, opener, false)
     }
 
     /// As [`Self::open`]; with `degraded`, also if missing members may hold newer data.
-    pub(crate) fn open_as(record: &ArrayRecord, opener: &Opener, degraded: bool) -> Result<Running, Failure> {
-        if let Some(reply) = ArrayClient::ask(record, &Request::Status) {
-            if let Err(failure) = reply
-                && failure.exit == Exit::TimedOut
+    ///
+    /// # Errors
+    /// As for [`Self::open`].
+    pub fn open_as(record: &ArrayRecord, opener: &Opener, degraded: bool) -> Result<RunningArray> {
+        if let Some(reply) = ArrayClient::ask(record, &ArrayRequest::Status) {
+            if let Err(e) = reply
+                && e.kind() == ErrorKind::TimedOut
             {
-                return Err(failure);
+                return Err(e);
             }
             let why = format!("array {} runs on this host already, in another process", record.name);
-            return Err(Failure::new(Exit::Refused, why));
+            return Err(Error::new(ErrorKind::Refused, why));
         }
         let members = open_members(&record.devices, opener);
         let devices: Vec<Arc<dyn BlockDevice>> =
@@ -189,13 +201,13 @@ impl Running {
             return Err(unusable(record));
         }
         let search = MissingMembers { array: record.uuid, missing, known, reported: HashSet::new() };
-        let mut running = Running::start(record, ours, search, opener, degraded)?;
+        let mut running = RunningArray::start(record, ours, search, opener, degraded)?;
         running.members = found;
         Ok(running)
     }
 
     /// The members found at the start: the name that each was opened by, and its properties.
-    pub(crate) fn members(&self) -> &[(String, DeviceInfo)] {
+    pub fn members(&self) -> &[(String, DeviceInfo)] {
         &self.members
     }
 
@@ -205,8 +217,8 @@ impl Running {
         search: MissingMembers,
         opener: &Opener,
         degraded: bool,
-    ) -> Result<Running, Failure> {
-        let thread = Thread::start("longhaul-array", opener.config()).map_err(Failure::failed)?;
+    ) -> Result<RunningArray> {
+        let thread = Thread::start("longhaul-array", opener.config()).map_err(Error::failed)?;
         // The array waits for a member that it needs as long as the initiator tries to connect.
         let needed_timeout = opener.options.ctrl_loss.unwrap_or(Duration::MAX);
         let options = Options { needed_timeout, degraded, ..record.settings.options() };
@@ -214,43 +226,46 @@ impl Running {
         let assemble =
             move || async move { assemble_with(&devices, options, Uuid::new_v4(), Some(memory)).await };
         let assembled = thread.handle().spawn(assemble).wait();
-        let device = assembled.map_err(Failure::failed)??;
+        let device = assembled.map_err(Error::failed)??;
         let server = match ArrayServer::start(record.clone(), Arc::clone(&device), opener.clone()) {
             Ok(server) => Some(server),
             Err(e) => {
                 tracing::warn!(
-                    "array {}: cannot serve its control socket, so longhaul array status cannot reach it: {}",
+                    "array {}: cannot serve its control socket, so longhaul array status cannot reach it: {e}",
                     record.name,
-                    e.message
                 );
                 None
             }
         };
         let search_end = search_members(search, &device, thread.handle(), opener.clone());
         let (stopped, members) = (AtomicBool::new(false), Vec::new());
-        Ok(Running { server, device, thread, stopped, members, _search_end: search_end })
+        Ok(RunningArray { server, device, thread, stopped, members, _search_end: search_end })
     }
 
-    pub(crate) fn device(&self) -> &Arc<ArrayDevice> {
+    /// The array as a block device.
+    pub fn device(&self) -> &Arc<ArrayDevice> {
         &self.device
     }
 
     /// Runs an asynchronous call on the array's engine and blocks until it is done; for threads
     /// without an engine.
-    pub(crate) fn wait<T, F>(
-        &self,
-        call: impl FnOnce(Arc<ArrayDevice>) -> F + Send + 'static,
-    ) -> Result<T, Failure>
+    ///
+    /// # Errors
+    /// The array's engine has ended.
+    pub fn wait<T, F>(&self, call: impl FnOnce(Arc<ArrayDevice>) -> F + Send + 'static) -> Result<T>
     where
         T: Send + 'static,
         F: Future<Output = T> + 'static,
     {
         let device = Arc::clone(&self.device);
-        self.thread.handle().spawn(move || call(device)).wait().map_err(Failure::failed)
+        self.thread.handle().spawn(move || call(device)).wait().map_err(Error::failed)
     }
 
-    /// Stops the array cleanly; a second call does nothing.
-    pub(crate) fn stop(&self) -> Result<(), Failure> {
+    /// Stops the array cleanly; a second call does nothing. It blocks until the array has stopped.
+    ///
+    /// # Errors
+    /// Not everything could be made durable.
+    pub fn stop(&self) -> Result<()> {
         if self.stopped.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
@@ -258,11 +273,11 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningArray {
     fn drop(&mut self) {
         drop(self.server.take());
-        if let Err(failure) = self.stop() {
-            tracing::warn!("{}", failure.message);
+        if let Err(e) = self.stop() {
+            tracing::warn!("{e}");
         }
     }
 }

@@ -1,0 +1,73 @@
+//! An open device of any kind.
+
+use crate::arrays::RunningArray;
+use crate::error::{Error, Result};
+use longhaul_array::Health;
+use longhaul_block::BlockDevice;
+use longhaul_initiator::{Outage, RemoteDevice};
+use std::fmt;
+use std::sync::Arc;
+
+/// An open device.
+pub enum Device {
+    /// A local back end: a file, a block device, memory.
+    Local(Arc<dyn BlockDevice>),
+    /// A namespace of a target.
+    Remote(Arc<RemoteDevice>),
+    /// An array that this process runs, and stops when the device is dropped.
+    Array(Box<RunningArray>),
+}
+
+impl Device {
+    /// The device as what everything stores blocks on. An array ends with the [`Device`], and I/O to it
+    /// fails from then on.
+    pub fn block(&self) -> Arc<dyn BlockDevice> {
+        match self {
+            Device::Local(device) => Arc::clone(device),
+            Device::Remote(device) => Arc::<RemoteDevice>::clone(device),
+            Device::Array(array) => Arc::<longhaul_array::ArrayDevice>::clone(array.device()),
+        }
+    }
+
+    /// Closes the device. An array is stopped, so that another process can run it.
+    ///
+    /// # Errors
+    /// Not everything that an array wrote could be made durable.
+    pub async fn close(self) -> Result<()> {
+        match self {
+            Device::Local(_) | Device::Remote(_) => Ok(()),
+            // It waits for the thread of the array.
+            Device::Array(array) => longhaul_engine::blocking(move || array.stop()).await,
+        }
+    }
+
+    /// What is wrong with the device now, as `CONDITION: DETAIL` with a condition of one
+    /// word (`unreachable`, `degraded`, …); `None` for a healthy device.
+    /// It blocks until an array has replied.
+    pub fn trouble(&self) -> Option<String> {
+        match self {
+            Device::Local(_) => None,
+            // A connection that is given up for good is not retried: I/O fails at once.
+            Device::Remote(device) => device.outage().map(|Outage { why, for_good }| {
+                format!("{}: {why}", if for_good { "failed" } else { "unreachable" })
+            }),
+            Device::Array(array) => {
+                let status = array.wait(|device| async move { device.status().await });
+                match status.and_then(|status| status.map_err(Error::from)) {
+                    Err(e) => Some(format!("failed: {e}")),
+                    Ok(status) => match status.health {
+                        Health::Healthy => None,
+                        Health::Degraded => Some(format!("degraded: {}", status.detail)),
+                        Health::Halted => Some(format!("halted: {}", status.detail)),
+                    },
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Device").field(&self.block().info().name).finish()
+    }
+}

@@ -1,0 +1,117 @@
+//! Opening of devices by name.
+
+use crate::arrays::{self, ArrayRecord, RunningArray};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use longhaul_block::{BackendSpec, BlockDevice};
+use longhaul_initiator::{Options, RemoteDevice, SCHEME, Uri};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Opens devices by name.
+#[derive(Clone, Debug)]
+pub struct Opener {
+    /// Of connections to targets.
+    pub(crate) options: Options,
+    /// Threads that use one device at the same time.
+    threads: u16,
+}
+
+impl Opener {
+    /// An opener with these options, for devices that one thread uses at a time.
+    pub fn new(options: Options) -> Opener {
+        Opener { options, threads: 1 }
+    }
+
+    /// The same opener, for devices that `threads` use at the same time.
+    pub fn for_threads(self, threads: usize) -> Opener {
+        Opener { threads: u16::try_from(threads).unwrap_or(u16::MAX), ..self }
+    }
+
+    /// The engine of threads that use the devices.
+    pub fn config(&self) -> longhaul_engine::Config {
+        self.options.engine.clone()
+    }
+
+    /// Connects to a remote namespace.
+    ///
+    /// # Errors
+    /// The URI is invalid, or the target cannot be reached or refuses.
+    pub fn connect(&self, uri: &str) -> Result<Arc<RemoteDevice>> {
+        let uri: Uri = uri.parse().map_err(longhaul_initiator::Error::Uri)?;
+        let mut options = self.options.clone();
+        let connections = options.path.connections.or(uri.options.connections).unwrap_or(1);
+        options.queues = self.threads.saturating_mul(connections);
+        Ok(RemoteDevice::connect_blocking(&uri, options)?)
+    }
+
+    /// Opens a device that is to join an array, on a thread of its own: the thread of the
+    /// calling engine serves its other tasks meanwhile.
+    pub(crate) async fn open_in_background(&self, name: &str) -> Result<Arc<dyn BlockDevice>> {
+        let (opener, name) = (self.clone(), name.to_owned());
+        longhaul_engine::blocking(move || opener.open_blocking(&name).map(|device| device.block())).await
+    }
+
+    /// Opens the device `name`, as [`crate::open`] does. The calling engine serves its other tasks
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// As for [`crate::open`].
+    pub async fn open(&self, name: &str) -> Result<Device> {
+        let (opener, name) = (self.clone(), name.to_owned());
+        longhaul_engine::blocking(move || opener.open_blocking(&name)).await
+    }
+
+    /// As [`Self::open`], for threads without an engine.
+    ///
+    /// # Errors
+    /// As for [`crate::open`].
+    pub fn open_blocking(&self, name: &str) -> Result<Device> {
+        if name.contains("://") {
+            if !name.starts_with(SCHEME) {
+                let scheme = name.split("://").next().unwrap_or_default();
+                return Err(Error::invalid(format!(
+                    "'{scheme}://' is not a device: use {SCHEME}://HOST/SUBNQN"
+                )));
+            }
+            return Ok(Device::Remote(self.connect(name)?));
+        }
+        if let Some(array) = name.strip_prefix(arrays::SCHEME) {
+            // Only the array's own thread uses its members.
+            let opener = self.clone().for_threads(1);
+            let array = RunningArray::open(&ArrayRecord::find(array)?, &opener)?;
+            return Ok(Device::Array(Box::new(array)));
+        }
+        let spec = match BackendSpec::parse(name) {
+            Ok(spec) => spec,
+            Err(e) if looks_like_backend(name) => return Err(Error::invalid(e)),
+            Err(_) => path_spec(name)?,
+        };
+        spec.open().map(Device::Local).map_err(Error::failed)
+    }
+}
+
+impl Default for Opener {
+    fn default() -> Opener {
+        Opener::new(Options::default())
+    }
+}
+
+fn looks_like_backend(name: &str) -> bool {
+    ["file:", "block:", "mem:", "null:"].iter().any(|kind| name.starts_with(kind))
+}
+
+fn path_spec(name: &str) -> Result<BackendSpec> {
+    let path = Path::new(name);
+    let kind = match std::fs::metadata(path) {
+        Ok(meta) if meta.file_type().is_block_device() => "block",
+        Ok(_) => "file",
+        Err(e) => {
+            let form =
+                "a device is a path, file:PATH, mem:SIZE, null:SIZE, array:NAME or nvme+tcp://HOST/SUBNQN";
+            return Err(Error::failed(format!("cannot open '{name}': {e}; {form}")));
+        }
+    };
+    BackendSpec::parse(&format!("{kind}:{}", name.replace(',', ",,"))).map_err(Error::invalid)
+}
