@@ -7,8 +7,10 @@
 //!   so that no two processes of this host write to one device.
 
 mod control;
+mod lock;
 
 pub use control::{DetachRequest, DetachServer, request_detach};
+pub use lock::DeviceLock;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime;
@@ -194,42 +196,6 @@ impl Attachment {
 impl Drop for HeldRecord {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.record);
-    }
-}
-
-/// A lock on a device, against writes by other processes of this host.
-#[derive(Debug)]
-pub struct DeviceLock {
-    _file: File,
-}
-
-impl DeviceLock {
-    /// Locks the device with this identity, for the attachment at `path`; read-only attachments
-    /// share the lock.
-    ///
-    /// # Errors
-    /// The device is attached elsewhere ([`ErrorKind::Refused`]), or the lock cannot be created.
-    pub fn take(identity: &str, read_only: bool, name: &str, path: &Path) -> Result<DeviceLock> {
-        let mut file = open(&runtime_file("device", identity, "lock"))?;
-        let operation = if read_only {
-            FlockOperation::NonBlockingLockShared
-        } else {
-            FlockOperation::NonBlockingLockExclusive
-        };
-        if flock(&file, operation).is_err() {
-            let mut holder = String::new();
-            let _ = file.read_to_string(&mut holder);
-            let holder = if holder.is_empty() { "elsewhere" } else { holder.trim() };
-            let only = if read_only { "to be written" } else { "already" };
-            let why = format!(
-                "{name} is attached {only}, at {holder}: detach it there, or attach it --read-only in both places"
-            );
-            return Err(Error::new(ErrorKind::Refused, why));
-        }
-        // For the message of a process that is refused; of several readers the last one is named.
-        let _ = file.set_len(0).and_then(|()| file.seek(SeekFrom::Start(0)));
-        let _ = writeln!(file, "{}", path.display());
-        Ok(DeviceLock { _file: file })
     }
 }
 

@@ -80,19 +80,7 @@ impl UseArgs {
         let devices = names.iter().map(|name| self.initiator.open(name, 1)).collect::<Result<Vec<_>, _>>()?;
         let mut locks = Vec::new();
         for (name, device) in names.iter().zip(&devices) {
-            let info = device.block().info();
-            let read_only = self.read_only || info.read_only;
-            if let Some(identity) = identity(name, &info) {
-                locks.push(DeviceLock::take(&identity, read_only, name, path)?);
-            }
-            let Device::Array(array) = device else { continue };
-            for (member, info) in array.members() {
-                // An array writes its superblocks even if it is attached read-only.
-                if let Some(identity) = identity(member, info) {
-                    let name = format!("{member}, a member of {name},");
-                    locks.push(DeviceLock::take(&identity, info.read_only, &name, path)?);
-                }
-            }
+            locks.extend(DeviceLock::take_all(device, self.read_only, name, path)?);
         }
         let (mut device, stripe) = join(devices.iter().collect())?;
         if self.read_only && !device.info().read_only {
@@ -192,46 +180,5 @@ impl OpenDevice {
             round_trip = round_trip.min(began.elapsed());
         }
         Ok(Shape { size: info.size, block_size: info.block_size, stripe: self.stripe, round_trip })
-    }
-}
-
-/// The identity of a device, the same for all its names; `None` for memory, which is a new device
-/// at each open.
-fn identity(name: &str, info: &DeviceInfo) -> Option<String> {
-    if name.starts_with("mem:") || name.starts_with("null:") {
-        return None;
-    }
-    if let Some(uuid) = info.uuid {
-        return Some(uuid.to_string());
-    }
-    // The name that the device was opened by, without options: a path, or a URI.
-    let path = std::fs::canonicalize(&info.name);
-    Some(path.map_or_else(|_| info.name.clone(), |path| path.display().to_string()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use longhaul_block::BackendSpec;
-
-    fn identity_of(name: &str, opened_as: &str) -> Option<String> {
-        let device = BackendSpec::parse("mem:1MiB").expect("a name").open().expect("a device");
-        identity(name, &DeviceInfo { name: opened_as.into(), uuid: None, ..device.info() })
-    }
-
-    #[test]
-    fn a_device_is_the_same_however_it_is_named() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let path = |name: &str| dir.path().join(name).display().to_string();
-        for name in ["a,b", "a,c"] {
-            std::fs::write(path(name), "").expect("written");
-        }
-        std::os::unix::fs::symlink(path("a,b"), path("link")).expect("made");
-        let linked = identity_of("file:link,rate=1Gbit", &path("link"));
-        assert_eq!(identity_of("a,,b", &path("a,b")), linked);
-        assert_ne!(identity_of("a,,b", &path("a,b")), identity_of("a,,c", &path("a,c")));
-        let uri = "nvme+tcp://10.0.0.1:4420/nqn.2026-11.io.longhaul:x?nsid=1";
-        assert_eq!(identity_of("nvme+tcp://10.0.0.1/x", uri), identity_of(uri, uri));
-        assert_eq!(identity_of("mem:1MiB", "mem:1MiB"), None);
     }
 }
