@@ -82,6 +82,7 @@ pub use info::{ControllerEvent, ControllerInfo, NamespaceInfo, SetUp};
 pub use io::{Abort, RemoteIo};
 pub use options::Options;
 pub use path::{PathOptions, PathReport};
+pub use supervise::CONNECTION_LOST;
 pub use uri::{DISCOVERY_PORT, IO_PORT, SCHEME, Uri, UriError, UriOptions, parse_authority};
 
 use std::sync::Arc;

@@ -397,6 +397,10 @@ async fn attempt(
     Ok(made)
 }
 
+/// Words of the log before the first attempt to reconnect: they are there once for each disconnect, and
+/// programs that read the log of another process count them.
+pub const CONNECTION_LOST: &str = "connection lost, attempt 1 to reconnect";
+
 /// Tells of an attempt: of every one at first, then of ever fewer.
 fn report(weak: &Weak<Controller>, old: &Session, reason: &str, attempt: u32, useless: u32, wait: Duration) {
     let address = &old.info.address;
@@ -412,7 +416,8 @@ fn report(weak: &Weak<Controller>, old: &Session, reason: &str, attempt: u32, us
     };
     let reason = format!("{reason}{useless}");
     let wait = if wait.is_zero() { String::new() } else { format!(" in {} ms", wait.as_millis()) };
-    tracing::warn!("{address}: connection lost, attempt {attempt} to reconnect{wait}: {reason}");
+    let lost = CONNECTION_LOST.replace('1', &attempt.to_string());
+    tracing::warn!("{address}: {lost}{wait}: {reason}");
     if let Some(controller) = weak.upgrade() {
         controller.tell(&ControllerEvent::Reconnecting { reason, attempt });
     }

@@ -6,6 +6,7 @@
 //! | module | is |
 //! |---|---|
 //! | [`published`] | what publications say: every statement, with its place |
+//! | [`filesystems`], [`striping`] | workloads, devices and transports of two of the experiments |
 //! | [`model`] | T = N·t0 + B/R: what a file costs, and which stage of it |
 //! | [`line`] | the cells of such a fit |
 //! | [`cause`] | what keeps a copy from being faster, and what to do |
@@ -13,6 +14,8 @@
 #![forbid(unsafe_code)]
 
 pub mod cause;
+pub mod filesystems;
 pub mod line;
 pub mod model;
 pub mod published;
+pub mod striping;

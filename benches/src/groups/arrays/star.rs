@@ -10,6 +10,7 @@ use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result};
 use longhaul_lab::published::striping as said;
+use longhaul_lab::striping::{FAST_ETHERNET, GIGABIT_ETHERNET, Transport};
 use longhaul_results::published::Statement;
 use longhaul_wan::Conditions;
 use std::time::Duration;
@@ -18,20 +19,16 @@ use std::time::Duration;
 /// plain streams where the machine does not carry all links at once.
 const FLOOR: f64 = 0.95;
 
-const RATES: [u64; 2] = [100_000_000, 1_000_000_000];
+const RATES: [u64; 2] = [FAST_ETHERNET, GIGABIT_ETHERNET];
 const ROUND_TRIPS: [Duration; 2] = [Duration::from_micros(150), Duration::from_millis(15)];
 const SERVERS: [usize; 5] = [1, 2, 3, 4, 6];
 const SIZES: [u64; 3] = [64 << 10, 128 << 10, 1 << 20];
 
 /// Up to this rate all round trips are measured at the same time, each on a
 /// star of its own, and for longer: a window has to hold many I/Os.
-const SLOW: u64 = 100_000_000;
+const SLOW: u64 = FAST_ETHERNET;
 const WINDOW: Duration = Duration::from_secs(1);
 const WINDOW_SLOW: Duration = Duration::from_secs(2);
-
-/// What was published of 1 to 4 servers, by the rate of their links.
-const PUBLISHED: [(u64, [Statement; 4]); 2] =
-    [(RATES[0], said::FAST_ETHERNET), (RATES[1], said::GIGABIT_ETHERNET)];
 
 #[derive(Clone, Copy, Debug)]
 enum Subject {
@@ -162,7 +159,7 @@ fn add_row(section: &mut Section, row: &Row) {
 /// What the Network Storage Manager reached in the same place, as a share of the links of
 /// all servers and of one link: how many ports its client had is not said.
 fn published(rate: u64, rtt: Duration, servers: usize, rw: &str) -> String {
-    let found = PUBLISHED.iter().find(|(of, _)| *of == rate).and_then(|(_, rates)| rates.get(servers - 1));
+    let found = Transport::of_rate(rate).and_then(|transport| transport.published.get(servers - 1));
     let Some(found) = found.filter(|_| rtt == ROUND_TRIPS[0] && rw == "read") else { return "–".into() };
     let of_links = |statement: &Statement| {
         let one = statement.value() * 8.0 / rate as f64;

@@ -1,6 +1,6 @@
 //! The program's own load against fio's on the same attached device.
 
-use super::place::{Kind, Place};
+use super::place::Place;
 use super::{MB, RATE, Site, client, commands, repeat};
 use crate::link;
 use crate::program::{Load, load};
@@ -8,9 +8,10 @@ use crate::reference::fio;
 use crate::report::Section;
 use crate::setup::Setup;
 use anyhow::{Context, Result};
+use longhaul_lab::filesystems::{DeviceFormat, FAR, NEAR};
 use std::time::Duration;
 
-const ROUND_TRIPS: [Duration; 2] = [Duration::from_micros(150), Duration::from_millis(15)];
+const ROUND_TRIPS: [Duration; 2] = [NEAR, FAR];
 const DEPTH: u32 = 32;
 /// How far the two may be apart.
 const APART: f64 = 0.10;
@@ -51,7 +52,7 @@ fn measure(
     let begin = || {
         if rig.get().is_none() {
             let site = Site::start(setup, rtt, 1, &[])?;
-            let place = Place::new(&site, "disk", Kind::Raw, &site.target.uris, &[])?;
+            let place = Place::new(&site, "disk", DeviceFormat::Raw, &site.target.uris, &[])?;
             let _ = rig.set((place, site));
         }
         Ok(())

@@ -2,21 +2,21 @@
 //! wide areas (2021): 1, 10, 100 and 1,000 files at once, on a raw device, on
 //! ext4, on XFS and on XFS over six striped devices, near and far.
 
-use super::load::{Load, NUMBERS, Seen, WORKLOADS};
-use super::place::{Kind, Place};
+use super::load::{self, NUMBERS, Seen};
+use super::place::Place;
 use super::{MB, RATE, Site, client, commands, repeat};
 use crate::link;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result};
+use longhaul_lab::filesystems::{
+    BS, BYTES, DEVICES, DeviceFormat, FAR, Load, NEAR, On, STRIPED, WORKLOADS, throughput,
+};
 use longhaul_lab::published::filesystems as said;
 use std::time::Duration;
 
 /// The study's distances; 45 and 100 ms come with `--round-trips`.
-const ROUND_TRIPS: [Duration; 2] = [Duration::from_micros(150), Duration::from_millis(15)];
-const BS: u64 = 64 << 10;
-/// Devices of the stripe.
-const STRIPED: usize = 6;
+const ROUND_TRIPS: [Duration; 2] = [NEAR, FAR];
 
 /// What is loaded: nothing stands for the plain stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,13 +25,15 @@ enum Subject {
     Device(usize),
 }
 
-/// Devices in the order of the table; how many exports each takes.
-const DEVICES: [(&str, Kind, usize); 4] = [
-    ("raw", Kind::Raw, 1),
-    ("ext4", Kind::Ext4, 1),
-    ("XFS", Kind::Xfs, 1),
-    ("XFS on 6 striped", Kind::Xfs, STRIPED),
-];
+/// Name of a device in the table.
+fn name_of((on, name, _): (On, &'static str, DeviceFormat)) -> &'static str {
+    if on == On::Striped { "XFS on 6 striped" } else { name }
+}
+
+/// Exports that a device takes.
+fn exports_of((on, ..): (On, &str, DeviceFormat)) -> usize {
+    if on == On::Striped { STRIPED } else { 1 }
+}
 
 /// A site with all devices on it.
 struct Rig {
@@ -42,15 +44,15 @@ struct Rig {
 
 impl Rig {
     fn start(setup: &Setup, rtt: Duration) -> Result<Rig> {
-        let exports = DEVICES.iter().map(|(_, _, exports)| exports).sum();
+        let exports = DEVICES.into_iter().map(exports_of).sum();
         let site = Site::start(setup, rtt, exports, &[])?;
         let mut places = Vec::new();
         let mut uris = &site.target.uris[..];
-        for (number, (name, kind, exports)) in DEVICES.iter().enumerate() {
-            let (mine, rest) = uris.split_at(*exports);
+        for (number, device) in DEVICES.into_iter().enumerate() {
+            let (mine, rest) = uris.split_at(exports_of(device));
             uris = rest;
-            let place = Place::new(&site, &format!("device-{number}"), *kind, mine, &[]);
-            places.push(place.with_context(|| (*name).to_owned())?);
+            let place = Place::new(&site, &format!("device-{number}"), device.2, mine, &[]);
+            places.push(place.with_context(|| name_of(device).to_owned())?);
         }
         Ok(Rig { places, site })
     }
@@ -76,8 +78,8 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     for &rtt in setup.round_trips(&ROUND_TRIPS) {
         let mut rig = None;
         for write in [true, false] {
-            for (name, files, depth) in WORKLOADS {
-                let load = Load { name, files, depth, bs: BS, write };
+            for workload in WORKLOADS {
+                let load = workload.load(BS, BYTES, write);
                 measure(setup, rtt, &load, &mut rig, &mut section)?;
             }
         }
@@ -96,7 +98,7 @@ fn measure(
     let mut subjects = vec![Subject::Plain];
     subjects.extend((0..DEVICES.len()).map(Subject::Device));
     let place = format!("{}, {}", link::rate(RATE), link::round_trip(rtt));
-    let rw = if load.write { "write" } else { "read" };
+    let rw = load.rw();
     let case = format!("grid: {place}, {} {rw}", load.name);
     // Everything is started by the first case that was not kept.
     let rig = std::cell::RefCell::new(rig);
@@ -108,7 +110,7 @@ fn measure(
         let Some(Rig { places, site }) = &**rig else { return Ok(()) };
         for place in places.iter().filter(|_| !load.write) {
             place.trim()?;
-            load.lay_out(&site.setup, place)?;
+            load::lay_out(load, &site.setup, place)?;
         }
         Ok(())
     };
@@ -130,8 +132,8 @@ fn measure(
     section.keep(&case, "iperf3", "bytes/s", &plain[0]);
     let plain_row = [place.clone(), files(load), rw.into(), "iperf3".into(), plain[0].mean_and_spread(MB, 0)];
     section.row(plain_row.into_iter().chain(["–"; 6].map(String::from)).collect());
-    for ((name, _, _), seen) in DEVICES.iter().zip(devices) {
-        add_row(section, (&case, &place, rtt), load, name, seen, &plain[0]);
+    for (device, seen) in DEVICES.into_iter().zip(devices) {
+        add_row(section, (&case, &place, rtt), load, device, seen, &plain[0]);
     }
     Ok(())
 }
@@ -144,40 +146,33 @@ fn add_row(
     section: &mut Section,
     (case, place, rtt): (&str, &str, Duration),
     load: &Load,
-    device: &str,
+    device: (On, &'static str, DeviceFormat),
     seen: &[Samples],
     plain: &Samples,
 ) {
     let units: [&str; NUMBERS] = ["bytes/s", "s submission", "s completion", "errors", "disconnects"];
     for (unit, samples) in units.iter().zip(seen) {
-        section.keep(case, device, unit, samples);
+        section.keep(case, name_of(device), unit, samples);
     }
     let [rate, submission, completion, errors, disconnects] = seen else { return };
     section.row(vec![
         place.to_owned(),
         files(load),
-        if load.write { "write" } else { "read" }.into(),
-        device.to_owned(),
+        load.rw().into(),
+        name_of(device).to_owned(),
         rate.mean_and_spread(MB, 0),
         rate.ratio(plain).show_ratio(),
         submission.mean_and_spread(1e-6, 1),
         completion.mean_and_spread(1e-3, 2),
         format!("{}", errors.0.iter().sum::<f64>()),
         format!("{}", disconnects.0.iter().sum::<f64>()),
-        published(rtt, load, device),
+        published(rtt, load, device.0),
     ]);
 }
 
 /// What the study says of a cell; its numbers are figures, of another link.
-fn published(rtt: Duration, load: &Load, device: &str) -> String {
-    let on = match device {
-        "raw" => said::On::Raw,
-        "ext4" => said::On::Ext4,
-        "XFS" => said::On::Xfs,
-        _ => said::On::Striped,
-    };
-    let (near, far) = (rtt == ROUND_TRIPS[0], rtt == ROUND_TRIPS[1]);
-    let found = if near || far { said::throughput(far, load.files, load.write, on) } else { Vec::new() };
+fn published(rtt: Duration, load: &Load, on: On) -> String {
+    let found = throughput(rtt, load, on);
     match found[..] {
         [] => "–".into(),
         _ => found.iter().map(|statement| statement.what).collect::<Vec<_>>().join("; "),
@@ -215,6 +210,5 @@ fn notes(section: &mut Section, setup: &Setup) {
         client("longhaul mkfs --fs xfs nvme+tcp://10.77.1.2/bench"),
         client("longhaul mount nvme+tcp://10.77.1.2/bench /mnt"),
     ]);
-    let (name, files, depth) = WORKLOADS[3];
-    section.commands.push(Load { name, files, depth, bs: BS, write: false }.words(setup));
+    section.commands.push(load::words(&WORKLOADS[3].load(BS, BYTES, false), setup));
 }

@@ -1,16 +1,17 @@
 //! Data in the capsule: none, 8 KiB, 16 KiB, 1 MiB, under file systems.
 
-use super::load::{Load, NUMBERS, WORKLOADS};
-use super::place::{Kind, Place};
+use super::load::{self, NUMBERS};
+use super::place::Place;
 use super::{MB, RATE, Site, client, commands, repeat};
 use crate::link;
 use crate::report::Section;
 use crate::setup::Setup;
 use anyhow::{Context, Result};
+use longhaul_lab::filesystems::{BYTES, DeviceFormat, FAR, Load, NEAR, On, WORKLOADS, in_capsule};
 use longhaul_lab::published::filesystems as said;
 use std::time::Duration;
 
-const ROUND_TRIPS: [Duration; 2] = [Duration::from_micros(150), Duration::from_millis(15)];
+const ROUND_TRIPS: [Duration; 2] = [NEAR, FAR];
 const IN_CAPSULE: [&str; 4] = ["0", "8KiB", "16KiB", "1MiB"];
 /// Calls that fit in some of them, and that fit only in the last.
 const SIZES: [u64; 2] = [8 << 10, 64 << 10];
@@ -24,9 +25,9 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     let mut section = Section::new("inline", &header);
     for &rtt in setup.round_trips(&ROUND_TRIPS) {
         let rigs = std::cell::OnceCell::new();
-        for (name, files, depth) in [WORKLOADS[0], WORKLOADS[2]] {
+        for workload in [WORKLOADS[0], WORKLOADS[2]] {
             for bs in SIZES {
-                let load = Load { name, files, depth, bs, write: true };
+                let load = workload.load(bs, BYTES, true);
                 measure(setup, rtt, &load, &rigs, &mut section)?;
             }
         }
@@ -44,7 +45,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     section.commands.extend([
         client("longhaul mkfs --fs xfs nvme+tcp://10.77.1.2/bench"),
         client("longhaul mount nvme+tcp://10.77.1.2/bench /mnt"),
-        Load { name: "C", files: 100, depth: 2, bs: SIZES[0], write: true }.words(setup),
+        load::words(&WORKLOADS[2].load(SIZES[0], BYTES, true), setup),
     ]);
     Ok(section)
 }
@@ -53,7 +54,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
 fn start(setup: &Setup, rtt: Duration) -> Result<Vec<(Place, Site)>> {
     let one = |size: &&str| {
         let site = Site::start(setup, rtt, 1, &["--in-capsule", size])?;
-        Ok((Place::new(&site, "xfs", Kind::Xfs, &site.target.uris, &[])?, site))
+        Ok((Place::new(&site, "xfs", DeviceFormat::Xfs, &site.target.uris, &[])?, site))
     };
     IN_CAPSULE.iter().map(one).collect()
 }
@@ -85,8 +86,7 @@ fn measure(
         section.keep(&case, size, "bytes/s", &seen[0]);
         cells.extend([seen[0].mean_and_spread(MB, 0), seen[2].mean_and_spread(1e-3, 2)]);
     }
-    let (near, far) = (rtt == ROUND_TRIPS[0], rtt == ROUND_TRIPS[1]);
-    let found = (near || far).then(|| said::in_capsule(far, load.files, load.write, said::On::Xfs));
+    let found = in_capsule(rtt, load, On::Xfs);
     cells.push(found.map_or("–", |statement| statement.what).into());
     section.row(cells);
     Ok(())

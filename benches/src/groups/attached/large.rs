@@ -1,12 +1,13 @@
 //! One large file on XFS, read and written in order as `dd bs=128k` does,
 //! against a plain stream of as many bytes.
 
-use super::place::{Kind, Place, sync};
+use super::place::{Place, sync};
 use super::{MB, RATE, Site, client, commands, repeat};
 use crate::link;
 use crate::report::Section;
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
+use longhaul_lab::filesystems::DeviceFormat;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -54,7 +55,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
 
 fn start(setup: &Setup, rtt: Duration) -> Result<Rig> {
     let site = Site::start(setup, rtt, 1, &[])?;
-    let place = Place::new(&site, "xfs", Kind::Xfs, &site.target.uris, &[])?;
+    let place = Place::new(&site, "xfs", DeviceFormat::Xfs, &site.target.uris, &[])?;
     Ok(Rig { place, site })
 }
 

@@ -1,34 +1,16 @@
 //! Files read or written at the same time, by fio.
 
 use super::RATE;
-use super::place::{Kind, Place};
+use super::place::Place;
 use crate::process::Guard;
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
+use longhaul_lab::filesystems::{DeviceFormat, Load};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-
-/// Bytes of all files of a workload together.
-pub(super) const BYTES: u64 = 256 << 20;
-
-/// Files at once, of one size, in calls of one size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Load {
-    pub(super) name: &'static str,
-    pub(super) files: u64,
-    /// Calls under way for each file.
-    pub(super) depth: u32,
-    /// Bytes of a call.
-    pub(super) bs: u64,
-    pub(super) write: bool,
-}
-
-/// The workloads of the study: 1, 10, 100 and 1,000 files at once.
-pub(super) const WORKLOADS: [(&str, u64, u32); 4] =
-    [("A", 1, 32), ("B", 10, 8), ("C", 100, 2), ("D", 1000, 1)];
 
 /// What a load found.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,87 +51,77 @@ impl Seen {
     }
 }
 
-impl Load {
-    /// Bytes of one file: whole calls.
-    fn size(&self) -> u64 {
-        (BYTES / self.files / self.bs).max(1) * self.bs
+/// fio's command line, without when to stop.
+fn command(load: &Load, place: &Place) -> Command {
+    let mut command = Command::new("fio");
+    command.args(["--ioengine=libaio", "--direct=1", "--thread", "--group_reporting"]);
+    command.args(["--output-format=json", "--fallocate=none"]);
+    for (name, value) in [
+        ("name", load.name.to_owned()),
+        ("rw", load.rw().to_owned()),
+        ("bs", load.bs.to_string()),
+        ("iodepth", load.depth.to_string()),
+        ("numjobs", load.files.to_string()),
+        ("size", load.size().to_string()),
+    ] {
+        command.arg(format!("--{name}={value}"));
     }
+    if place.kind == DeviceFormat::Raw {
+        command.arg(format!("--filename={}", place.path.display()));
+        command.arg(format!("--offset_increment={}", load.size()));
+    } else {
+        command.arg(format!("--directory={}", place.path.display()));
+        command.arg(format!("--filename_format={}.$jobnum", load.name));
+    }
+    command
+}
 
-    fn rw(&self) -> &'static str {
-        if self.write { "write" } else { "read" }
-    }
+/// What a person runs.
+pub(super) fn words(load: &Load, setup: &Setup) -> String {
+    format!(
+        "fio --name={} --rw={} --bs={} --iodepth={} --numjobs={} --size={} --directory=/mnt --thread --direct=1 \
+         --ioengine=libaio --fallocate=none --group_reporting --time_based --runtime={}ms --ramp_time={}ms \
+         --write_bw_log=log --log_unix_epoch=1",
+        load.name,
+        load.rw(),
+        load.bs,
+        load.depth,
+        load.files,
+        load.size(),
+        (setup.runtime + lead(load)).as_millis(),
+        RAMP_SHOWN.as_millis()
+    )
+}
 
-    fn command(&self, place: &Place) -> Command {
-        let mut command = Command::new("fio");
-        command.args(["--ioengine=libaio", "--direct=1", "--thread", "--group_reporting"]);
-        command.args(["--output-format=json", "--fallocate=none"]);
-        for (name, value) in [
-            ("name", self.name.to_owned()),
-            ("rw", self.rw().to_owned()),
-            ("bs", self.bs.to_string()),
-            ("iodepth", self.depth.to_string()),
-            ("numjobs", self.files.to_string()),
-            ("size", self.size().to_string()),
-        ] {
-            command.arg(format!("--{name}={value}"));
-        }
-        if place.kind == Kind::Raw {
-            command.arg(format!("--filename={}", place.path.display()));
-            command.arg(format!("--offset_increment={}", self.size()));
-        } else {
-            command.arg(format!("--directory={}", place.path.display()));
-            command.arg(format!("--filename_format={}.$jobnum", self.name));
-        }
-        command
-    }
+/// Writes all its files once, so that none has a hole.
+pub(super) fn lay_out(load: &Load, setup: &Setup, place: &Place) -> Result<()> {
+    let load = Load { write: true, ..*load };
+    let seen = fio(setup, &mut command(&load, place), true)?;
+    ensure!(seen.errors == 0.0, "the files could not be written");
+    place.sync()
+}
 
-    /// What a person runs.
-    pub(super) fn words(&self, setup: &Setup) -> String {
-        format!(
-            "fio --name={} --rw={} --bs={} --iodepth={} --numjobs={} --size={} --directory=/mnt --thread --direct=1 \
-             --ioengine=libaio --fallocate=none --group_reporting --time_based --runtime={}ms --ramp_time={}ms \
-             --write_bw_log=log --log_unix_epoch=1",
-            self.name,
-            self.rw(),
-            self.bs,
-            self.depth,
-            self.files,
-            self.size(),
-            (setup.runtime + self.lead()).as_millis(),
-            RAMP_SHOWN.as_millis()
-        )
-    }
+/// What is not measured of a window: jobs begin one after the other, and each
+/// has ended some calls of its own before all have.
+fn lead(load: &Load) -> Duration {
+    let bits = load.in_flight() * 8;
+    STARTED * u32::try_from(load.files).unwrap_or(u32::MAX)
+        + 3 * Duration::from_secs_f64(bits as f64 / RATE as f64)
+}
 
-    /// Writes all its files once, so that none has a hole.
-    pub(super) fn lay_out(&self, setup: &Setup, place: &Place) -> Result<()> {
-        let load = Load { write: true, ..*self };
-        let seen = fio(setup, &mut load.command(place), true)?;
-        ensure!(seen.errors == 0.0, "the files could not be written");
-        place.sync()
+/// Loads for a while. Errors of the I/O are a finding.
+pub(super) fn run(load: &Load, setup: &Setup, place: &Place) -> Result<Seen> {
+    let ms = |time: Duration| format!("{}ms", time.as_millis());
+    let logs = tempfile::tempdir()?;
+    let mut command = command(load, place);
+    command.arg("--time_based").arg(format!("--runtime={}", ms(setup.runtime + lead(load))));
+    command.arg(format!("--ramp_time={}", ms(setup.ramp)));
+    command.arg(format!("--write_bw_log={}/log", logs.path().display())).arg("--log_unix_epoch=1");
+    let mut seen = fio(setup, &mut command, load.write)?;
+    if seen.errors == 0.0 {
+        seen.rate = together(&completions(logs.path())?)?;
     }
-
-    /// What is not measured of a window: jobs begin one after the other, and each
-    /// has ended some calls of its own before all have.
-    fn lead(&self) -> Duration {
-        let bits = self.files * u64::from(self.depth) * self.bs * 8;
-        STARTED * u32::try_from(self.files).unwrap_or(u32::MAX)
-            + 3 * Duration::from_secs_f64(bits as f64 / RATE as f64)
-    }
-
-    /// Loads for a while. Errors of the I/O are a finding.
-    pub(super) fn run(&self, setup: &Setup, place: &Place) -> Result<Seen> {
-        let ms = |time: Duration| format!("{}ms", time.as_millis());
-        let logs = tempfile::tempdir()?;
-        let mut command = self.command(place);
-        command.arg("--time_based").arg(format!("--runtime={}", ms(setup.runtime + self.lead())));
-        command.arg(format!("--ramp_time={}", ms(setup.ramp)));
-        command.arg(format!("--write_bw_log={}/log", logs.path().display())).arg("--log_unix_epoch=1");
-        let mut seen = fio(setup, &mut command, self.write)?;
-        if seen.errors == 0.0 {
-            seen.rate = together(&completions(logs.path())?)?;
-        }
-        Ok(seen)
-    }
+    Ok(seen)
 }
 
 /// Milliseconds since the epoch and bytes of each call that was completed, by
@@ -245,13 +217,5 @@ mod tests {
         assert_eq!(completions(dir.path()).expect("read"), [[(1_795_337_904_433, 65536)]]);
         fs::write(dir.path().join("log_bw.2.log"), "17953379044\n").expect("written");
         assert!(completions(dir.path()).is_err());
-    }
-
-    #[test]
-    fn all_files_of_a_workload_fit() {
-        for (name, files, depth) in WORKLOADS {
-            let load = Load { name, files, depth, bs: 64 << 10, write: false };
-            assert!(load.size() * files <= BYTES && load.size().is_multiple_of(load.bs), "{load:?}");
-        }
     }
 }

@@ -1,18 +1,18 @@
 //! XFS log buffers of 32 KiB and of 256 KiB, near and far.
 
-use super::load::{Load, WORKLOADS};
-use super::place::{Kind, Place, sync};
+use super::place::{Place, sync};
 use super::{MB, RATE, Site, client, commands, repeat};
 use crate::link;
 use crate::report::Section;
 use crate::setup::Setup;
 use anyhow::{Context, Result};
+use longhaul_lab::filesystems::{BS, BYTES, DeviceFormat, FAR, NEAR, SMALL_LOG, WORKLOADS};
 use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-const ROUND_TRIPS: [Duration; 2] = [Duration::from_micros(150), Duration::from_millis(15)];
-const BUFFERS: [&str; 2] = ["logbsize=32k", "logbsize=256k"];
+const ROUND_TRIPS: [Duration; 2] = [NEAR, FAR];
+const BUFFERS: [&str; 2] = [SMALL_LOG, "logbsize=256k"];
 /// Empty files that are made at once by so many threads: all of it is journal.
 const MADE: usize = 4000;
 const THREADS: usize = 8;
@@ -59,14 +59,13 @@ fn measure(setup: &Setup, rtt: Duration, section: &mut Section) -> Result<()> {
         let site = Site::start(setup, rtt, BUFFERS.len(), &[])?;
         let one = |(number, &option): (usize, &&str)| {
             let uri = &site.target.uris[number..=number];
-            Place::new(&site, option, Kind::Xfs, uri, &["-o", option])
+            Place::new(&site, option, DeviceFormat::Xfs, uri, &["-o", option])
         };
         let places = BUFFERS.iter().enumerate().map(one).collect::<Result<_>>()?;
         let _ = rig.set(Rig { places, site });
         Ok(())
     };
-    let (name, files, depth) = WORKLOADS[3];
-    let load = Load { name, files, depth, bs: 64 << 10, write: true };
+    let load = WORKLOADS[3].load(BS, BYTES, true);
     let found = repeat(setup, &case, &[0, 1], begin, |&number: &usize| {
         let Rig { places, site } = rig.get().context("nothing was started")?;
         let place = &places[number];

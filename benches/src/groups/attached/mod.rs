@@ -16,7 +16,8 @@ use crate::reference::Iperf;
 use crate::report::Samples;
 use crate::setup::Setup;
 use anyhow::{Context, Result};
-use load::{Load, Seen};
+use load::Seen;
+use longhaul_lab::filesystems::Load;
 use longhaul_wan::Conditions;
 use place::Place;
 use std::time::Duration;
@@ -74,7 +75,7 @@ impl Site {
     /// and then it counts.
     fn seen(&self, place: &Place, load: &Load) -> Result<Seen> {
         let before = place.disconnects()?;
-        let (mut seen, _) = self.link.mostly_on_time(|| load.run(&self.setup, place))?;
+        let (mut seen, _) = self.link.mostly_on_time(|| load::run(load, &self.setup, place))?;
         seen.disconnects = place.disconnects()? - before;
         Ok(seen)
     }

@@ -5,38 +5,17 @@ use crate::process::Guard;
 use crate::program::finish;
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
+use longhaul_lab::filesystems::DeviceFormat;
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 
-/// What the initiator says when a connection is lost.
-const LOST: &str = "connection lost, attempt 1 to reconnect";
-
-/// What is on a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Nothing: it is one file.
-    Raw,
-    Ext4,
-    Xfs,
-}
-
-impl Kind {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Kind::Raw => "raw",
-            Kind::Ext4 => "ext4",
-            Kind::Xfs => "xfs",
-        }
-    }
-}
-
 /// A file or a directory, and the process that serves it; it is taken away
 /// when dropped.
 pub(super) struct Place {
-    pub(super) kind: Kind,
+    pub(super) kind: DeviceFormat,
     /// The file that is the device, or where the file system is.
     pub(super) path: PathBuf,
     log: PathBuf,
@@ -48,7 +27,13 @@ pub(super) struct Place {
 impl Place {
     /// Makes a file system on devices of a site (as a stripe, if there are
     /// several) and mounts it with `more`; or attaches them, if it is to be raw.
-    pub(super) fn new(site: &Site, name: &str, kind: Kind, uris: &[String], more: &[&str]) -> Result<Place> {
+    pub(super) fn new(
+        site: &Site,
+        name: &str,
+        kind: DeviceFormat,
+        uris: &[String],
+        more: &[&str],
+    ) -> Result<Place> {
         let path = site.home.path().join(name);
         let log = site.home.path().join(format!("{name}.log"));
         let mut using: Vec<&str> = vec!["--congestion", &site.setup.congestion, "--engine", &site.engine];
@@ -61,7 +46,7 @@ impl Place {
             command.arg(verb).args(&using).arg("--json").args(options).args(uris);
             command
         };
-        let mut serve = if kind == Kind::Raw {
+        let mut serve = if kind == DeviceFormat::Raw {
             let mut serve = command("attach", &["--foreground", "--via", "fuse"]);
             serve.arg("--at").arg(&path);
             serve
@@ -85,12 +70,12 @@ impl Place {
 
     /// How often a connection was lost so far.
     pub(super) fn disconnects(&self) -> Result<f64> {
-        Ok(fs::read_to_string(&self.log)?.matches(LOST).count() as f64)
+        Ok(fs::read_to_string(&self.log)?.matches(longhaul_initiator::CONNECTION_LOST).count() as f64)
     }
 
     /// Takes all files away, and gives their space back to the target.
     pub(super) fn trim(&self) -> Result<()> {
-        if self.kind == Kind::Raw {
+        if self.kind == DeviceFormat::Raw {
             let mut command = Command::new("fallocate");
             command.args(["--punch-hole", "--offset", "0", "--length", &SIZE.to_string()]).arg(&self.path);
             return run(&mut command);
@@ -108,8 +93,8 @@ impl Place {
     /// Makes all of it durable, at once: a file after the other takes round trips for each.
     pub(super) fn sync(&self) -> Result<()> {
         match self.kind {
-            Kind::Raw => run(Command::new("sync").arg(&self.path)),
-            Kind::Ext4 | Kind::Xfs => sync(&self.path),
+            DeviceFormat::Raw => run(Command::new("sync").arg(&self.path)),
+            DeviceFormat::Ext4 | DeviceFormat::Xfs => sync(&self.path),
         }
     }
 }
@@ -128,7 +113,7 @@ fn run(command: &mut Command) -> Result<()> {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let verb = if self.kind == Kind::Raw { "detach" } else { "umount" };
+        let verb = if self.kind == DeviceFormat::Raw { "detach" } else { "umount" };
         let mut command = self.setup.load.command(&self.setup.program);
         command.arg(verb).arg(&self.path).stdout(Stdio::null());
         // The process itself is ended next, if this did not.

@@ -7,6 +7,7 @@ use super::links::{Links, Server};
 use super::{Results, Settings};
 use crate::again::program;
 use crate::exit::{Failure, Outcome};
+use longhaul_lab::filesystems::{DeviceFormat, Load};
 use longhaul_results::record::Validity;
 use rustix::fs::{FallocateFlags, fallocate, syncfs};
 use std::fs;
@@ -14,49 +15,28 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Log message of the initiator for a lost connection.
-const LOST: &str = "connection lost, attempt 1 to reconnect";
 /// Timeout of I/O on a lost connection, so that a study does not hang.
 const LOSS_TIMEOUT: &str = "60s";
 /// Ramp before a window: a time, plus a number of round trips.
 const RAMP: Duration = Duration::from_millis(300);
 const RAMP_ROUND_TRIPS: u32 = 30;
 
-/// The format of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DeviceFormat {
-    /// No file system: the device is attached as one file.
-    Raw,
-    Ext4,
-    Xfs,
-}
-
-impl DeviceFormat {
-    fn name(self) -> &'static str {
-        match self {
-            DeviceFormat::Raw => "raw",
-            DeviceFormat::Ext4 => "ext4",
-            DeviceFormat::Xfs => "xfs",
-        }
+/// Why this machine cannot use a format, if so.
+pub(super) fn missing(format: DeviceFormat) -> Option<String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let made_by = format!("mkfs.{}", format.name());
+    let is_root = rustix::process::geteuid().is_root();
+    if !Path::new("/dev/fuse").exists() {
+        return Some("this machine has no FUSE (/dev/fuse)".into());
     }
-
-    /// Why this machine cannot use the format, if so.
-    pub(super) fn missing(self) -> Option<String> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let made_by = format!("mkfs.{}", self.name());
-        let is_root = rustix::process::geteuid().is_root();
-        if !Path::new("/dev/fuse").exists() {
-            return Some("this machine has no FUSE (/dev/fuse)".into());
+    match format {
+        DeviceFormat::Raw => None,
+        _ if !is_root => Some("to mount a file system takes root".into()),
+        _ if !Path::new("/dev/loop-control").exists() => Some("this machine has no loop devices".into()),
+        _ if !std::env::split_paths(&path).any(|dir| dir.join(&made_by).exists()) => {
+            Some(format!("{made_by} is not installed"))
         }
-        match self {
-            DeviceFormat::Raw => None,
-            _ if !is_root => Some("to mount a file system takes root".into()),
-            _ if !Path::new("/dev/loop-control").exists() => Some("this machine has no loop devices".into()),
-            _ if !std::env::split_paths(&path).any(|dir| dir.join(&made_by).exists()) => {
-                Some(format!("{made_by} is not installed"))
-            }
-            _ => None,
-        }
+        _ => None,
     }
 }
 
@@ -104,7 +84,7 @@ impl AttachedDevice {
 
     /// Connections lost so far.
     fn lost(&self) -> f64 {
-        self.server.has_said(LOST) as f64
+        self.server.has_said(longhaul_initiator::CONNECTION_LOST) as f64
     }
 
     /// Removes all files, and discards their blocks on the device.
@@ -147,78 +127,57 @@ impl Drop for AttachedDevice {
     }
 }
 
-/// Reads or writes of several files at a time, with one size of files and one of I/Os.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Load {
-    pub(super) name: &'static str,
-    pub(super) files: u64,
-    /// I/Os in flight for each file.
-    pub(super) depth: u32,
-    /// Bytes of an I/O.
-    pub(super) bs: u64,
-    /// Bytes of all files together.
-    pub(super) bytes: u64,
-    pub(super) write: bool,
+/// The command line of a load: `write` says which way, whatever its own is.
+fn args(load: &Load, place: &AttachedDevice, write: bool) -> Vec<String> {
+    let size = load.size();
+    let mut args = vec!["bench".to_owned()];
+    if place.kind == DeviceFormat::Raw {
+        args.push(place.path.to_string_lossy().into_owned());
+        args.extend(["--numjobs".into(), load.files.to_string(), "--offset-increment".into()]);
+        args.push(size.to_string());
+    } else {
+        let dir = place.path.to_string_lossy().replace(',', ",,");
+        args.extend((0..load.files).map(|n| format!("file:{dir}/{}.{n},size={size}", load.name)));
+    }
+    args.extend(["--rw", if write { "write" } else { "read" }, "--group-reporting"].map(str::to_owned));
+    args.extend(["--bs".into(), load.bs.to_string(), "--iodepth".into(), load.depth.to_string()]);
+    args.extend(["--size".into(), size.to_string()]);
+    args
 }
 
-impl Load {
-    /// Bytes of one file: a multiple of the I/O size.
-    pub(super) fn size(&self) -> u64 {
-        (self.bytes / self.files / self.bs).max(1) * self.bs
-    }
+/// Writes all files once, so that reads find no holes.
+pub(super) fn lay_out(load: &Load, links: &Links, place: &AttachedDevice) -> Outcome {
+    let mut args = args(load, place, true);
+    args.push("--end-fsync".into());
+    links.finish(links.command()?.args(&args)).map(drop)
+}
 
-    fn args(&self, place: &AttachedDevice, write: bool) -> Vec<String> {
-        let size = self.size();
-        let mut args = vec!["bench".to_owned()];
-        if place.kind == DeviceFormat::Raw {
-            args.push(place.path.to_string_lossy().into_owned());
-            args.extend(["--numjobs".into(), self.files.to_string(), "--offset-increment".into()]);
-            args.push(size.to_string());
-        } else {
-            let dir = place.path.to_string_lossy().replace(',', ",,");
-            args.extend((0..self.files).map(|n| format!("file:{dir}/{}.{n},size={size}", self.name)));
-        }
-        args.extend(["--rw", if write { "write" } else { "read" }, "--group-reporting"].map(str::to_owned));
-        args.extend(["--bs".into(), self.bs.to_string(), "--iodepth".into(), self.depth.to_string()]);
-        args.extend(["--size".into(), size.to_string()]);
-        args
+/// Runs the load, and fills the cells of `found`: bandwidth in B/s, mean submission
+/// latency and mean completion latency in seconds, and the connections lost if there
+/// is a fourth cell. `rate` is the rate of the devices in bits per second, if known.
+pub(super) fn run(
+    load: &Load,
+    (links, rate): (&Links, Option<f64>),
+    place: &AttachedDevice,
+    settings: &Settings,
+    found: &mut Results,
+) -> Outcome {
+    let before = place.lost();
+    let rw = load.rw();
+    let numbers =
+        ["bandwidth", "submission latency mean", "completion latency mean"].map(|n| format!("{rw} {n}"));
+    let mut args = args(load, place, load.write);
+    let ms = |time: Duration| format!("{}ms", time.as_millis());
+    // All I/Os in flight may complete at once: the window is longer than they take.
+    let bytes = load.in_flight();
+    let of_devices = rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(bytes as f64 * 8.0 / rate));
+    let all = links.time_of(bytes).max(of_devices);
+    args.extend(["--ramp".into(), ms(RAMP + RAMP_ROUND_TRIPS * links.round_trip() + all)]);
+    args.extend(["--runtime".into(), ms(settings.runtime.max(all * 3 / 2))]);
+    args.extend(["--runs".into(), settings.runs.to_string()]);
+    links.load(&args, &numbers.each_ref().map(String::as_str), found)?;
+    if let Some(lost) = found.cells.get_mut(numbers.len()) {
+        lost.push(place.lost() - before, &Validity::default());
     }
-
-    /// Writes all files once, so that reads find no holes.
-    pub(super) fn lay_out(&self, links: &Links, place: &AttachedDevice) -> Outcome {
-        let mut args = self.args(place, true);
-        args.push("--end-fsync".into());
-        links.finish(links.command()?.args(&args)).map(drop)
-    }
-
-    /// Runs the load, and fills the cells of `found`: bandwidth in B/s, mean submission
-    /// latency and mean completion latency in seconds, and the connections lost if there
-    /// is a fourth cell. `rate` is the rate of the devices in bits per second, if known.
-    pub(super) fn run(
-        &self,
-        (links, rate): (&Links, Option<f64>),
-        place: &AttachedDevice,
-        settings: &Settings,
-        found: &mut Results,
-    ) -> Outcome {
-        let before = place.lost();
-        let rw = if self.write { "write" } else { "read" };
-        let numbers =
-            ["bandwidth", "submission latency mean", "completion latency mean"].map(|n| format!("{rw} {n}"));
-        let mut args = self.args(place, self.write);
-        let ms = |time: Duration| format!("{}ms", time.as_millis());
-        // All I/Os in flight may complete at once: the window is longer than they take.
-        let bytes = self.files * u64::from(self.depth) * self.bs;
-        let of_devices =
-            rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(bytes as f64 * 8.0 / rate));
-        let all = links.time_of(bytes).max(of_devices);
-        args.extend(["--ramp".into(), ms(RAMP + RAMP_ROUND_TRIPS * links.round_trip() + all)]);
-        args.extend(["--runtime".into(), ms(settings.runtime.max(all * 3 / 2))]);
-        args.extend(["--runs".into(), settings.runs.to_string()]);
-        links.load(&args, &numbers.each_ref().map(String::as_str), found)?;
-        if let Some(lost) = found.cells.get_mut(numbers.len()) {
-            lost.push(place.lost() - before, &Validity::default());
-        }
-        Ok(())
-    }
+    Ok(())
 }

@@ -4,11 +4,12 @@
 //! network is measured first, and last what the study names as future work: several
 //! clients of one target, each on a host (a namespace) of its own.
 
-use super::device::{AttachedDevice, DeviceFormat};
+use super::device::{AttachedDevice, missing};
 use super::links::{Links, Scratch, Server};
 use super::{Defaults, Experiment, PlanEntry, Results, Settings, suited_scale};
 use crate::exit::{Failure, Outcome};
 use longhaul_initiator::Uri;
+use longhaul_lab::filesystems::DeviceFormat;
 use longhaul_lab::published::{fabrics as said, filesystems};
 use longhaul_results::published::Statement;
 use longhaul_results::record::{Better, Cell, Code, Place, Question};
@@ -345,7 +346,7 @@ fn on_drives(
         let whose = if on.remote { "of another machine" } else { "of this machine" };
         Err(format!("this takes {drives} drives {whose}, and --target names {there}"))
     } else if on.ext4 {
-        DeviceFormat::Ext4.missing().map_or(Ok(()), Err)
+        missing(DeviceFormat::Ext4).map_or(Ok(()), Err)
     } else {
         Ok(())
     };

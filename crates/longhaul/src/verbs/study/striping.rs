@@ -6,73 +6,28 @@
 use super::links::{Links, Server};
 use super::{Defaults, Experiment, PlanEntry, Results, Settings};
 use crate::exit::{Failure, Outcome};
-use longhaul_lab::published::striping as said;
-use longhaul_results::published::Statement;
+use longhaul_lab::striping::{GIGABIT_ETHERNET, SERVERS, TRANSPORTS, Transport, UNITS};
 use longhaul_results::record::{Better, Cell, Code, LeftOut, Place, Question, Validity};
 use longhaul_wan::Conditions;
 use std::time::Duration;
 
-const MOST: usize = 4;
-/// Stripe units: that of the published values, and smaller ones that the publication tried
-/// for TCP offload.
-static UNITS: [(u64, &str); 3] = [(1 << 20, "1 MiB"), (128 << 10, "128 KiB"), (64 << 10, "64 KiB")];
 /// Export of each server: a RAM disk.
 const MEMORY: &str = "disk=mem:256MiB";
 /// Round trip of a local network.
 const RTT: Duration = Duration::from_micros(200);
 
-/// A transport: the rate of its link in bits per second, or why it cannot be emulated, and the
-/// published throughput of 1 to 4 servers.
-struct Transport {
-    name: &'static str,
-    link: Result<u64, &'static str>,
-    published: [Statement; MOST],
-    /// The published statement on more servers.
-    growth: Option<&'static Statement>,
+/// Whether the plan has this transport with these ports. A transport that cannot be emulated is
+/// listed once, and `--quick` leaves the shared port of the slower one out.
+fn has(transport: &Transport, ports: Ports, quick: bool) -> bool {
+    ports == Ports::Each || transport.link.is_ok_and(|rate| !quick || rate >= GIGABIT_ETHERNET)
 }
 
-impl Transport {
-    /// Whether the plan has this transport with these ports. A transport that cannot be
-    /// emulated is listed once, and `--quick` leaves the shared port of the slower one out.
-    fn has(&self, ports: Ports, quick: bool) -> bool {
-        ports == Ports::Each || self.link.is_ok_and(|rate| !quick || rate >= 1_000_000_000)
-    }
-
-    /// Its stripe units; with `--quick`, the slower transport has only that of the published
-    /// values.
-    fn units(&self, quick: bool) -> &'static [(u64, &'static str)] {
-        let is_slow = self.link.is_ok_and(|rate| rate < 1_000_000_000);
-        if quick && is_slow { &UNITS[..1] } else { &UNITS }
-    }
+/// The stripe units of a transport; with `--quick`, the slower one has only that of the published
+/// values.
+fn units(transport: &Transport, quick: bool) -> &'static [(u64, &'static str)] {
+    let is_slow = transport.link.is_ok_and(|rate| rate < GIGABIT_ETHERNET);
+    if quick && is_slow { &UNITS[..1] } else { &UNITS }
 }
-
-const TRANSPORTS: [Transport; 4] = [
-    Transport {
-        name: "Fast Ethernet",
-        link: Ok(100_000_000),
-        published: said::FAST_ETHERNET,
-        growth: Some(&said::FAST_GROWTH),
-    },
-    Transport {
-        name: "Gigabit Ethernet",
-        link: Ok(1_000_000_000),
-        published: said::GIGABIT_ETHERNET,
-        growth: Some(&said::GIGABIT_GROWTH),
-    },
-    Transport {
-        name: "IP over InfiniBand",
-        link: Err("this machine has no InfiniBand"),
-        published: said::IP_OVER_INFINIBAND,
-        growth: None,
-    },
-    Transport {
-        name: OFFLOAD,
-        link: Err("this machine has no network card that does TCP itself"),
-        published: said::OFFLOAD,
-        growth: None,
-    },
-];
-const OFFLOAD: &str = "TCP offload";
 
 /// Buffer of the client's switch port in bytes, as of a small switch: four blocks of 1 MiB
 /// that arrive at once do not fit.
@@ -133,11 +88,11 @@ impl StripingTestbed {
         };
         let conditions = Conditions::new(RTT, Some(bits));
         let links = match ports {
-            Ports::Each => Links::emulated(MOST, conditions)?,
+            Ports::Each => Links::emulated(SERVERS, conditions)?,
             Ports::One => Links::behind_a_port(conditions, PORT_BUFFER)?,
         };
         let (mut servers, mut uris) = (Vec::new(), Vec::new());
-        for server in 1..=MOST {
+        for server in 1..=SERVERS {
             let (link, port) = match ports {
                 Ports::Each => (server, 4420),
                 Ports::One => (1, 4419 + server),
@@ -178,9 +133,9 @@ impl Experiment for Striping {
             return all;
         }
         for transport in &TRANSPORTS {
-            for ports in Ports::ALL.into_iter().filter(|ports| transport.has(*ports, settings.quick)) {
-                for servers in 1..=MOST {
-                    for unit in transport.units(settings.quick) {
+            for ports in Ports::ALL.into_iter().filter(|ports| has(transport, *ports, settings.quick)) {
+                for servers in 1..=SERVERS {
+                    for unit in units(transport, settings.quick) {
                         all.push(wanted(transport, ports, servers, *unit, settings));
                     }
                 }
@@ -199,10 +154,10 @@ impl Experiment for Striping {
         }
         let mut all = Vec::new();
         for transport in TRANSPORTS.iter().filter(|transport| transport.link.is_ok()) {
-            for ports in Ports::ALL.into_iter().filter(|ports| transport.has(*ports, settings.quick)) {
+            for ports in Ports::ALL.into_iter().filter(|ports| has(transport, *ports, settings.quick)) {
                 let title = format!("Four servers, against one: {}{}", transport.name, ports.name());
                 let question = Question::new(title, transport.growth);
-                all.push(more((transport.name, ports), transport.units(settings.quick), MOST, question));
+                all.push(more((transport.name, ports), units(transport, settings.quick), SERVERS, question));
             }
         }
         all
@@ -299,9 +254,7 @@ fn wanted(
         let why = if scale < 1.0 { format!("times {scale}, as the links are") } else { String::new() };
         cells[0].published.push(transport.published[servers - 1].scaled(scale, &why));
     }
-    if transport.name == OFFLOAD {
-        cells[0].cite(offload(servers, unit));
-    }
+    cells[0].cite(transport.found(servers, unit));
     let scaled = |rate: u64| Some((rate as f64 * scale) as u64);
     let how = transport.link.map(|rate| StripingMeasurement { ports, rate: scaled(rate), servers, unit });
     PlanEntry { cells, how: how.map_err(str::to_owned) }
@@ -318,17 +271,6 @@ fn count_with_losses(cell: &mut Cell) {
         cell.validity = Validity::default();
     }
     cell.left_out = left_out;
-}
-
-/// The published statement on TCP offload.
-fn offload(servers: usize, unit: u64) -> Option<&'static Statement> {
-    match (unit >> 10, servers) {
-        (1024, 3..) => Some(&said::CAUSE),
-        (128, 3) => Some(&said::BLOCKS_128K[0]),
-        (128, 4) => Some(&said::BLOCKS_128K[1]),
-        (64, _) => Some(&said::BLOCKS_64K),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -7,46 +7,32 @@
 
 mod ask;
 
-use super::device::{AttachedDevice, DeviceFormat, Load};
+use super::device::{self, AttachedDevice};
 use super::links::{Links, Scratch, Server};
 use super::{Defaults, Experiment, PlanEntry, Results, Settings, suited_scale};
 use crate::exit::{Failure, Outcome};
+use longhaul_lab::filesystems::{
+    BS, BYTES, DEVICES, DeviceFormat, FAR, Load, NEAR, On, SMALL_LOG, STRIPED, WORKLOADS, in_capsule,
+    throughput,
+};
 use longhaul_lab::published::filesystems as said;
 use longhaul_results::record::{Better, Cell, EVENTS, Place, Question};
 use longhaul_wan::Conditions;
 use std::time::Duration;
 
 const RATE: f64 = said::RATE.value();
-/// The study's distances.
-const NEAR: Duration = Duration::from_micros(150);
-const FAR: Duration = Duration::from_millis(15);
-/// Its workloads: name, files at once, and I/Os in flight for each file.
-const WORKLOADS: [(&str, u64, u32); 4] = [("A", 1, 32), ("B", 10, 8), ("C", 100, 2), ("D", 1000, 1)];
 /// The workload that `--quick` leaves out: it is between two others.
 const SLOW_ONLY: &str = "C";
 /// The workloads of variants with `--quick`.
 const ENDS: [&str; 2] = ["A", "D"];
-const BS: u64 = 64 << 10;
 /// I/O size with a thousand files and `--quick`: all I/Os in flight take a drive one second.
 const BS_MANY_QUICK: u64 = 16 << 10;
-/// Bytes of all files of a workload, and of a device.
-const BYTES: u64 = 256 << 20;
+/// Bytes of all files of a workload with `--quick`, and of a device.
 const BYTES_QUICK: u64 = 64 << 20;
 const SIZE: &str = "2GiB";
 const SIZE_QUICK: &str = "512MiB";
-/// Number of striped devices.
-const STRIPED: usize = said::STRIPED.value() as usize;
-/// Devices of the workloads, in the order of the published tables.
-const DEVICES: [(said::On, &str, DeviceFormat); 4] = [
-    (said::On::Raw, "raw", DeviceFormat::Raw),
-    (said::On::Ext4, "ext4", DeviceFormat::Ext4),
-    (said::On::Xfs, "XFS", DeviceFormat::Xfs),
-    (said::On::Striped, "XFS, striped", DeviceFormat::Xfs),
-];
 /// Published sizes of in-capsule data; Longhaul's default is larger.
 const IN_CAPSULE: [&str; 2] = ["8KiB", "16KiB"];
-/// Published default of XFS log buffers; `longhaul mount` uses larger ones.
-const SMALL_LOG: &str = "logbsize=32k";
 /// The congestion control of the publication.
 const CUBIC: &str = "cubic";
 /// Ramp and connections of the measurement of the network.
@@ -85,19 +71,15 @@ impl Variant {
     }
 
     /// Whether the plan has this workload on this device in this variant.
-    fn fits(self, on: said::On, workload: usize, (write, far): (bool, bool), quick: bool) -> bool {
-        let name = WORKLOADS[workload].0;
-        let is_xfs = matches!(on, said::On::Xfs | said::On::Striped);
+    fn fits(self, on: On, workload: usize, (write, far): (bool, bool), quick: bool) -> bool {
+        let name = WORKLOADS[workload].name;
+        let is_xfs = matches!(on, On::Xfs | On::Striped);
         match self {
             Variant::USUAL => !quick || name != SLOW_ONLY,
-            Variant { option: Some(_), .. } if quick => {
-                on == said::On::Xfs && write && far && ENDS.contains(&name)
-            }
+            Variant { option: Some(_), .. } if quick => on == On::Xfs && write && far && ENDS.contains(&name),
             Variant { option: Some(_), .. } => is_xfs,
-            Variant { own_congestion: true, .. } if quick => {
-                on == said::On::Raw && far && ENDS.contains(&name)
-            }
-            _ if quick => on == said::On::Xfs && write && ENDS.contains(&name),
+            Variant { own_congestion: true, .. } if quick => on == On::Raw && far && ENDS.contains(&name),
+            _ if quick => on == On::Xfs && write && ENDS.contains(&name),
             _ => true,
         }
     }
@@ -224,10 +206,10 @@ impl Experiment for WanFilesystems {
 }
 
 fn load(workload: usize, write: bool, settings: &Settings) -> Load {
-    let (name, files, depth) = WORKLOADS[workload];
+    let one = WORKLOADS[workload];
     let bytes = if settings.quick { BYTES_QUICK } else { BYTES };
-    let bs = if settings.quick && files >= 1000 { BS_MANY_QUICK } else { BS };
-    Load { name, files, depth, bs, bytes, write }
+    let bs = if settings.quick && one.files >= 1000 { BS_MANY_QUICK } else { BS };
+    one.load(bs, bytes, write)
 }
 
 /// The distance in words.
@@ -252,7 +234,7 @@ fn name_of(
     (workload, write): (usize, bool),
     what: &str,
 ) -> String {
-    let (far, rw, name) = (distance(rtt), rw(write), WORKLOADS[workload].0);
+    let (far, rw, name) = (distance(rtt), rw(write), WORKLOADS[workload].name);
     format!("{far}, {name} {rw}, {device}{}: {what}", variant.name())
 }
 
@@ -294,7 +276,7 @@ fn drive(write: bool, settings: &Settings) -> PlanEntry<FilesystemMeasurement> {
 fn grid(
     rtt: Option<Duration>,
     variant: Variant,
-    (place, device, kind): (said::On, &str, DeviceFormat),
+    (place, device, kind): (On, &str, DeviceFormat),
     workload: usize,
     write: bool,
     settings: &Settings,
@@ -320,11 +302,11 @@ fn grid(
     if let Some(rtt) = rtt {
         match variant {
             Variant::USUAL => {
-                cells[0].cite(said::throughput(rtt == FAR, load.files, write, place));
+                cells[0].cite(throughput(rtt, &load, place));
                 cells[2].cite(said::completion(rtt == FAR, write));
             }
             Variant { in_capsule: Some(size), .. } if size == IN_CAPSULE[1] => {
-                cells[0].cite([said::in_capsule(rtt == FAR, load.files, write, place)]);
+                cells[0].cite(in_capsule(rtt, &load, place));
             }
             Variant { option: Some(_), .. } if rtt == FAR && write => cells[0].cite([&said::LOG_FAR]),
             _ => {}
@@ -342,7 +324,7 @@ fn grid(
         (None, Variant { own_congestion: true, .. }) => {
             Err("the target's congestion control is not this program's to choose".into())
         }
-        _ => missing(kind, place == said::On::Striped, settings),
+        _ => missing(kind, place == On::Striped, settings),
     };
     let option = variant.option;
     let how = how.map(|on| DeviceSetup { option, own_congestion: variant.own_congestion, ..on });
@@ -353,7 +335,7 @@ fn missing(kind: DeviceFormat, striped: bool, settings: &Settings) -> Result<Dev
     if striped && settings.targets.len() == 1 {
         return Err("a stripe takes two devices or more: name them with --target".into());
     }
-    kind.missing().map_or(Ok(DeviceSetup { kind, striped, option: None, own_congestion: false }), Err)
+    device::missing(kind).map_or(Ok(DeviceSetup { kind, striped, option: None, own_congestion: false }), Err)
 }
 
 /// Export of a drive: memory, limited to the scaled rate of a drive.
@@ -463,11 +445,11 @@ impl FilesystemTestbed {
         let Some((_, place)) = &self.place else { return Err(Failure::failed("there is no device")) };
         place.trim()?;
         if !case.load.write {
-            case.load.lay_out(&self.links, place)?;
+            device::lay_out(&case.load, &self.links, place)?;
         }
         let drives = if case.on.striped { STRIPED } else { 1 };
         let rate = case.rtt.map(|_| said::DRIVE.value() * settings.scale * drives as f64);
-        case.load.run((&self.links, rate), place, settings, found)
+        device::run(&case.load, (&self.links, rate), place, settings, found)
     }
 }
 

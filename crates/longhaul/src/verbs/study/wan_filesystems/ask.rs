@@ -38,7 +38,7 @@ impl WorkloadCell {
     }
 
     fn label(self) -> String {
-        let (_, files, _) = WORKLOADS[self.workload];
+        let files = WORKLOADS[self.workload].files;
         let of = if files == 1 { "1 file".into() } else { format!("{files} files") };
         format!("{of}, {}, {}", rw(self.write), DEVICES[self.device].1)
     }
