@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -16,11 +17,38 @@ pub const FILE_SYSTEMS: [&str; 2] = ["xfs", "ext4"];
 /// XFS takes no less.
 const SIZE: &str = "512MiB";
 
+/// Testbeds at a time, however many tests run: a program that another test starts has the open files
+/// of all tests until it is executed, and a file system with open files is in use.
+const AT_ONCE: usize = 2;
+static IN_USE: Mutex<usize> = Mutex::new(0);
+static FREED: Condvar = Condvar::new();
+
+/// The turn of one testbed.
+struct Turn;
+
+impl Turn {
+    fn wait() -> Turn {
+        let in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+        let in_use = FREED.wait_while(in_use, |in_use| *in_use == AT_ONCE);
+        *in_use.unwrap_or_else(PoisonError::into_inner) += 1;
+        Turn
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *IN_USE.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        FREED.notify_one();
+    }
+}
+
 /// A target behind a link, and a mount point for its device.
 pub struct Testbed {
     pub wan: Wan,
     pub dir: TempDir,
     target: Option<Child>,
+    /// Ends after all else.
+    _turn: Turn,
 }
 
 fn skip(why: impl std::fmt::Display) -> Option<Testbed> {
@@ -43,13 +71,15 @@ impl Testbed {
         if !known.contains(fs) && !Command::new("modprobe").arg(fs).status().is_ok_and(|s| s.success()) {
             return skip(format_args!("this kernel has no {fs}"));
         }
+        let turn = Turn::wait();
         let conditions = Conditions::new(10 * MS, Some(300_000_000));
         let wan = match Wan::start(Plan { star: Some(1), ..Plan::new(Plan::unique_name("m"), conditions) }) {
             Ok(wan) => wan,
             Err(Error::Unavailable(why)) => return skip(why),
             Err(e) => panic!("{e}"),
         };
-        let mut testbed = Testbed { wan, dir: tempfile::tempdir().expect("directory"), target: None };
+        let mut testbed =
+            Testbed { wan, dir: tempfile::tempdir().expect("directory"), target: None, _turn: turn };
         fs::create_dir(testbed.at()).expect("made");
         testbed.serve();
         testbed.good(&["mkfs", "--fs", fs, &testbed.uri()]);
