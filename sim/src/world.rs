@@ -42,7 +42,7 @@ impl Event {
 /// Events before which a crash is of interest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
-    /// A superblock is written (docs/array.md, "On the members").
+    /// A superblock is written (docs/array-safety.md, "On a member").
     Superblock,
     /// A range is zeroed.
     Zero,

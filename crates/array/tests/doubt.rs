@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const UNIT: u64 = 16 << 10;
 const SIZE: u64 = 3 << 20;
-/// Offset of a member's journal (docs/array.md, "On a member").
+/// Offset of a member's journal (docs/array-safety.md, "On a member").
 const JOURNAL_AT: u64 = 256 << 10;
 
 async fn open(disks: &[Arc<Disk>], options: Options) -> (Arc<ArrayDevice>, Rc<dyn BlockIo>) {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Offset of a member's journal (docs/array.md, "On a member").
+/// Offset of a member's journal (docs/array-safety.md, "On a member").
 const JOURNAL_AT: u64 = 256 << 10;
 
 impl Rig {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 /// Offset of a member's bitmap, bytes of a page before its bits, and bytes of a page, as
-/// docs/array.md describes the format.
+/// docs/array-safety.md describes the format.
 const INTENT_AT: u64 = 192 << 10;
 const HEAD: u64 = 32;
 const PAGE: u64 = 4096;

@@ -3,7 +3,7 @@
 //! links (root). Faults that this machine cannot have are skipped with a reason.
 //!
 //! All faults together take most of an hour: `cargo xtask faults [NAME…]` runs them and
-//! prints the table in `docs/measuring.md`.
+//! prints the table in `docs/diagnose.md`.
 
 mod common;
 #[path = "../src/slowfs.rs"]

@@ -25,7 +25,7 @@ const TAKEOVER: u64 = 20_000;
 const LEFT_BEHIND: Duration = Duration::from_secs(60);
 /// After a crash a member that was rolled back is known by its heartbeat if that
 /// ended three times the longest time-out of a member (30 s) before the others'
-/// ([arrays](../../docs/array.md#which-members-are-current)), and this is longer.
+/// ([arrays](../../docs/array-safety.md#which-members-are-current)), and this is longer.
 const ROLLED_BACK: Duration = Duration::from_secs(120);
 
 impl Hosts<'_> {

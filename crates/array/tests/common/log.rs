@@ -1,5 +1,5 @@
 //! Disks that log the operations of an array in order, and decode them: the formats are those of
-//! docs/array.md, read without the code that writes them.
+//! docs/array-safety.md, read without the code that writes them.
 
 use super::Disk;
 use super::disk::go;
