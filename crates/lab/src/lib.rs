@@ -8,7 +8,7 @@
 //! | [`published`] | what publications say: every statement, with its place |
 //! | [`filesystems`], [`striping`] | workloads, devices and transports of two of the experiments |
 //! | [`model`] | T = N·t0 + B/R: what a file costs, and which stage of it |
-//! | [`line`] | the cells of such a fit |
+//! | [`mod@line`] | the cells of such a fit |
 //! | [`cause`] | what keeps a copy from being faster, and what to do |
 
 #![forbid(unsafe_code)]
