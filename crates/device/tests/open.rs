@@ -128,7 +128,14 @@ async fn open_an_array() {
     let uuid = longhaul_array::create(&members, &[], &shape).await.expect("created");
     drop(members);
     let (settings, registry) = (ArraySettings::default(), Registry::own());
-    let record = ArrayRecord { uuid, name: shape.name, devices: names, settings, registry };
+    let record = ArrayRecord {
+        uuid,
+        name: shape.name,
+        devices: names,
+        members: Default::default(),
+        settings,
+        registry,
+    };
     record.save().expect("recorded");
     assert_eq!(ArrayRecord::all().expect("a registry"), [record]);
 

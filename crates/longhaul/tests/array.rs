@@ -173,6 +173,9 @@ fn a_member_that_is_gone_is_replaced() {
     home.summary(&[&["array", "assemble"], &left[..]].concat(), 0);
     let status = home.summary(&["array", "replace", "pool", "--member", "2", "--device", &new], 0);
     assert_eq!((&status["health"], &status["lost_bytes"]), (&"healthy".into(), &0.into()));
+    // The device of the member that was replaced is not looked for any more.
+    let read = home.run(&["bench", "array:pool", "--bs", "64k", "--verify", "crc32c"]);
+    assert!(read.code == Some(0) && !read.stderr.contains(&home.path("c")), "{read:?}");
     // Assembled on another host from its members, in another order.
     let other = Home::new();
     let devices = [&new, &members[1], &members[0]];

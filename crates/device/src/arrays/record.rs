@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::user::User;
 use longhaul_array::Options;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uuid::Uuid;
@@ -18,6 +19,9 @@ pub struct ArrayRecord {
     pub name: String,
     /// Device names as given on the command line.
     pub devices: Vec<String>,
+    /// The member that was last found on each of these devices, by the name of the device: says
+    /// which device a member was on that is not there any more.
+    pub members: BTreeMap<String, Uuid>,
     /// Settings of the array on this host.
     pub settings: ArraySettings,
     /// The registry that holds this record.
@@ -135,6 +139,7 @@ impl ArrayRecord {
             uuid: value["uuid"].as_str()?.parse().ok()?,
             name: value["name"].as_str()?.to_owned(),
             devices: devices.collect::<Option<_>>()?,
+            members: parse_members(&value["members"]),
             settings: ArraySettings::parse(&value),
             registry: registry.clone(),
         })
@@ -146,8 +151,11 @@ impl ArrayRecord {
     /// The registry cannot be written.
     pub fn save(&self) -> Result<()> {
         let directory = self.registry.directory();
+        let members: BTreeMap<_, _> =
+            self.members.iter().map(|(name, uuid)| (name, uuid.to_string())).collect();
         let text = json!({
             "uuid": self.uuid.to_string(), "name": self.name, "devices": self.devices,
+            "members": members,
             "rebuild_rate": self.settings.rebuild_rate, "scrub_rate": self.settings.scrub_rate,
             "scrub_every": self.settings.scrub_every.map(|time| time.as_secs_f64()),
             "spare_grace": self.settings.spare_grace.map(|time| time.as_secs_f64()),
@@ -186,6 +194,19 @@ impl ArrayRecord {
             self.devices.push(device.to_owned());
         }
     }
+
+    /// Removes the device that `member` was on, unless it is `but`.
+    pub fn remove_member(&mut self, member: Uuid, but: &str) {
+        let ArrayRecord { devices, members, .. } = self;
+        devices.retain(|name| name == but || members.get(name) != Some(&member));
+        members.retain(|name, _| devices.contains(name));
+    }
+}
+
+/// What is not a UUID is left out: it is found again when the array is next opened.
+fn parse_members(value: &Value) -> BTreeMap<String, Uuid> {
+    let members = value.as_object().into_iter().flatten();
+    members.filter_map(|(name, uuid)| Some((name.clone(), uuid.as_str()?.parse().ok()?))).collect()
 }
 
 /// The error for a name that no visible registry has, with where the array may be instead.
@@ -228,11 +249,27 @@ mod tests {
         );
         let options = record.settings.options();
         assert_eq!((options.hedge_percent, options.journal_all), (0, true));
-        assert_eq!(record.devices, ["/x"]);
+        assert_eq!((&record.devices[..], record.members.len()), (&["/x".to_owned()][..], 0));
         for text in
             ["", "{}", r#"{"uuid":"x","name":"a","devices":[]}"#, r#"{"uuid":7,"name":"a","devices":[1]}"#]
         {
             assert_eq!(ArrayRecord::parse(text, &registry), None, "{text}");
         }
+    }
+
+    #[test]
+    fn the_device_of_a_replaced_member_goes() {
+        let text = r#"{"uuid":"00000000-0000-0000-0000-000000000007","name":"a","devices":["/x","/y","/z"],
+                "members":{"/x":"00000000-0000-0000-0000-000000000001",
+                "/y":"00000000-0000-0000-0000-000000000002","/z":5}}"#;
+        let record = ArrayRecord::parse(text, &Registry::own()).expect("a record");
+        let without = |member: u128, but: &str| {
+            let mut record = record.clone();
+            record.remove_member(Uuid::from_u128(member), but);
+            record.devices
+        };
+        assert_eq!(without(2, "/new"), ["/x", "/z"]);
+        assert_eq!(without(2, "/y"), ["/x", "/y", "/z"], "another medium under the same name");
+        assert_eq!(without(5, "/new"), ["/x", "/y", "/z"], "nothing is known of it");
     }
 }

@@ -200,9 +200,16 @@ impl RunningArray {
         if ours.is_empty() {
             return Err(unusable(record));
         }
+        let mut updated = record.clone();
+        updated.members.extend(known.iter().map(|(name, member)| (name.clone(), *member)));
         let search = MissingMembers { array: record.uuid, missing, known, reported: HashSet::new() };
         let mut running = RunningArray::start(record, ours, search, opener, degraded)?;
         running.members = found;
+        if updated != *record
+            && let Err(e) = updated.save()
+        {
+            tracing::warn!("array {}: cannot record which member is on which device: {e}", record.name);
+        }
         Ok(running)
     }
 

@@ -8,6 +8,7 @@ use longhaul_block::{BlockDevice, DeviceInfo};
 use longhaul_device::arrays::{ArrayRecord, ArrayRequest, Registry, RunningArray, open_members, read_labels};
 use longhaul_engine::Thread;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -56,7 +57,7 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
     let uuid = made.map_err(Failure::failed)??;
     let devices = args.devices.iter().chain(&args.spares).chain(&args.witness).cloned().collect();
     let (name, settings, registry) = (args.name, args.settings.settings(), Registry::own());
-    let record = ArrayRecord { uuid, name, devices, settings, registry };
+    let record = ArrayRecord { uuid, name, devices, members: BTreeMap::new(), settings, registry };
     record.save()?;
     if let Some(known) = known {
         known.forget()?;
@@ -87,6 +88,7 @@ pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
             uuid: label.array,
             name: label.name.clone(),
             devices: given.clone(),
+            members: BTreeMap::new(),
             settings: args.settings.settings(),
             // The registry that has a record of the array, so that there is one record only.
             registry: known
@@ -98,6 +100,7 @@ pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
             let (device, name, array) = (name.clone(), label.name, label.array);
             return Err(longhaul_array::ArrayError::Foreign { device, name, array }.into());
         }
+        record.members.insert(name.clone(), label.member);
     }
     let Some(record) = record else { return Err(Failure::usage("no device was given")) };
     drop((members, devices));

@@ -47,6 +47,8 @@ impl Managed {
         }
         let opener = initiator.opener();
         let running = RunningArray::open(&record, &opener)?;
+        // With the members that were found on the devices.
+        let record = ArrayRecord::find(&record.uuid.to_string())?;
         Ok(Managed { record, runner: Runner::This(Box::new((running, opener))) })
     }
 
@@ -160,12 +162,18 @@ pub(super) fn replace(args: Replace, output: Output) -> Outcome {
     if let Some(rate) = args.rebuild_rate {
         array.ask(ArrayRequest::Rate { rate: Some(rate) })?;
     }
+    let before = array.ask(ArrayRequest::Status)?;
+    let replaced = before["members"][args.member]["uuid"].as_str().and_then(|uuid| uuid.parse().ok());
     let device = args.device.clone();
     array.ask(ArrayRequest::Replace { index: args.member, device, force: args.force })?;
     array.record.add(&args.device);
     array.record.save()?;
     let status =
         array.follow(ArrayRequest::Rebuilt { index: args.member }, show::rebuild_progress, output)?;
+    if let Some(member) = replaced {
+        array.record.remove_member(member, &args.device);
+        array.record.save()?;
+    }
     array.end()?;
     show::summary(&status, output);
     check_lost(&status)
