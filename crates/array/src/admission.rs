@@ -41,7 +41,7 @@ impl Core {
         let admission = &self.admission;
         if admission.closed.get() {
             let name = self.name.borrow();
-            return Err(IoError::Unreachable(format!("array {name}: it is being stopped")));
+            return Err(IoError::Offline(format!("array {name}: it is being stopped")));
         }
         admission.under_way.set(admission.under_way.get() + 1);
         Ok(Admitted(Rc::clone(self)))

@@ -245,7 +245,7 @@ impl Core {
     pub(crate) fn check_running(&self) -> IoResult<()> {
         match &*self.halted.borrow() {
             None => Ok(()),
-            Some(why) => Err(IoError::Unreachable(format!("array {}: {why}", self.name.borrow()))),
+            Some(why) => Err(IoError::Offline(format!("array {}: {why}", self.name.borrow()))),
         }
     }
 
@@ -267,7 +267,7 @@ impl Core {
             .filter(|member| !member.is_active())
             .map(|member| format!("member {} ({})", member.index, member.reason.borrow()))
             .collect();
-        IoError::Unreachable(format!(
+        IoError::Offline(format!(
             "array {}: more is missing than its redundancy of {}: {}",
             self.name.borrow(),
             self.geometry.redundancy(),

@@ -102,7 +102,7 @@ impl ArrayDevice {
         job: impl FnOnce(&Rc<Core>, oneshot::Sender<T>) + Send + 'static,
     ) -> IoResult<T> {
         let (answer, answered) = oneshot::channel();
-        let gone = || IoError::Unreachable("the array's thread has ended".into());
+        let gone = || IoError::Offline("the array's thread has ended".into());
         self.jobs.unbounded_send(Box::new(move |core| job(core, answer))).map_err(|_| gone())?;
         answered.await.map_err(|_| gone())
     }
@@ -314,7 +314,7 @@ impl RemoteIo {
             })
             .detach();
         });
-        let gone = || IoError::Unreachable("the array's thread has ended".into());
+        let gone = || IoError::Offline("the array's thread has ended".into());
         if self.jobs.unbounded_send(job).is_err() {
             return IoFuture::ready(Err(gone()));
         }

@@ -80,7 +80,7 @@ impl Core {
     /// Admits a change of the array's members.
     fn admit_change(self: &Rc<Self>) -> Result<Admitted, ArrayError> {
         self.admit().map_err(|e| match e {
-            IoError::Unreachable(why) => ArrayError::Refused(why),
+            IoError::Offline(why) => ArrayError::Refused(why),
             e => e.into(),
         })
     }
@@ -147,7 +147,7 @@ impl Core {
 
     async fn wait_filled(self: &Rc<Self>, index: usize) -> IoResult<()> {
         let Some(member) = self.members.get(index) else {
-            return Err(IoError::Unreachable(format!("there is no member {index}")));
+            return Err(IoError::Offline(format!("there is no member {index}")));
         };
         let gone = || matches!(member.condition.get(), Condition::Absent | Condition::Failed);
         loop {
@@ -162,7 +162,7 @@ impl Core {
             if is_lost || timeout(self.options.spare_grace, back).await.is_err() {
                 let name = member.name().unwrap_or_default();
                 let (condition, why) = (member.condition.get(), member.reason.borrow().clone());
-                return Err(IoError::Unreachable(format!(
+                return Err(IoError::Offline(format!(
                     "member {index} ({name}) is {condition:?}, and its rebuild has stopped: {why}"
                 )));
             }

@@ -75,7 +75,7 @@ impl MemberError {
 
 /// Whether an error says nothing about the member's content.
 pub(crate) fn is_absence(error: &IoError) -> bool {
-    matches!(error, IoError::Unreachable(_) | IoError::Aborted)
+    error.is_out_of_reach() || matches!(error, IoError::Aborted)
 }
 
 /// Result of an operation of a member.
@@ -349,7 +349,7 @@ impl Member {
     }
 
     pub(crate) fn gone(&self) -> IoError {
-        IoError::Unreachable(format!("member {} is offline", self.index))
+        IoError::Offline(format!("member {} is offline", self.index))
     }
 
     async fn within<T: Unpin + 'static>(

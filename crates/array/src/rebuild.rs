@@ -225,7 +225,7 @@ impl Core {
             let still = || !self.cannot_lose(index);
             self.lose_if(index, Condition::Failed, "it is replaced", still).await?;
             if member.is_active() {
-                return Err(IoError::Unreachable(self.why_needed(index)));
+                return Err(IoError::Offline(self.why_needed(index)));
             }
         }
         if member.name().as_deref() != Some(&*info.name) {

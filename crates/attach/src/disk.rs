@@ -8,7 +8,7 @@
 //!   device advises (and the memory given allows), and one write;
 //! - unflushed writes of a device that may forget are kept, and resent when its
 //!   generation has changed: before a flush ends, and before a read of them.
-//!   When they take half of the memory they are flushed;
+//!   When they take a quarter of the memory they are flushed;
 //! - a flush ends when all that was acknowledged before it is durable, or with
 //!   the error of what is not: each handle gets the error of each loss once.
 

@@ -84,7 +84,7 @@ pub trait Requests: Send + Sync {
 }
 
 fn gone() -> IoError {
-    IoError::Unreachable("the thread that serves the device has ended".into())
+    IoError::Offline("the thread that serves the device has ended".into())
 }
 
 /// A device with an engine thread of its own.

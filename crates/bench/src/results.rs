@@ -285,7 +285,7 @@ fn errno(error: &IoError) -> i32 {
         IoError::Integrity(_) => libc::EILSEQ,
         IoError::Aborted => libc::ECANCELED,
         IoError::Refused(_) => libc::EACCES,
-        IoError::Unreachable(_) => libc::ENOTCONN,
+        IoError::Unreachable(_) | IoError::Offline(_) => libc::ENOTCONN,
         IoError::Medium(_) => libc::EIO,
     }
 }

@@ -59,7 +59,7 @@ pub struct Blocking {
 struct Pending<T>(std_mpsc::Receiver<IoResult<T>>);
 
 fn gone() -> IoError {
-    IoError::Unreachable("the thread that serves the device has ended".into())
+    IoError::Offline("the thread that serves the device has ended".into())
 }
 
 impl<T> Pending<T> {

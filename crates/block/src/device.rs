@@ -112,6 +112,17 @@ pub enum IoError {
     /// The far side is out of reach.
     #[error("connection lost: {0}")]
     Unreachable(String),
+    /// The device does no I/O, though nothing is wrong with a connection: an array has halted,
+    /// a member is offline, the device was closed. Says which device and why.
+    #[error("{0}")]
+    Offline(String),
+}
+
+impl IoError {
+    /// Whether the device could not be asked, so that the error says nothing about its content.
+    pub fn is_out_of_reach(&self) -> bool {
+        matches!(self, IoError::Unreachable(_) | IoError::Offline(_))
+    }
 }
 
 impl From<std::io::Error> for IoError {

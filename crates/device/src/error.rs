@@ -85,9 +85,9 @@ impl Error {
 
 impl From<IoError> for Error {
     fn from(e: IoError) -> Error {
-        let kind = match e {
+        let kind = match &e {
             IoError::Integrity(_) => ErrorKind::Mismatch,
-            IoError::Unreachable(_) => ErrorKind::Unreachable,
+            e if e.is_out_of_reach() => ErrorKind::Unreachable,
             _ => ErrorKind::Failed,
         };
         Error::new(kind, e)
@@ -107,9 +107,11 @@ impl From<ArrayError> for Error {
             | ArrayError::Newer { .. }
             | ArrayError::Outdated { .. }
             | ArrayError::Refused(_) => ErrorKind::Refused,
-            ArrayError::Io(IoError::Unreachable(_))
-            | ArrayError::Assemble(IoError::Unreachable(_))
-            | ArrayError::Device { source: IoError::Unreachable(_), .. } => ErrorKind::Unreachable,
+            ArrayError::Io(e) | ArrayError::Assemble(e) | ArrayError::Device { source: e, .. }
+                if e.is_out_of_reach() =>
+            {
+                ErrorKind::Unreachable
+            }
             _ => ErrorKind::Failed,
         };
         Error::new(kind, e)
@@ -129,7 +131,7 @@ impl From<longhaul_initiator::Error> for Error {
             Remote::NotFound(_) | Remote::Local(_) => ErrorKind::Failed,
         };
         let hint = match &e {
-            Remote::Unreachable { reason, .. } if reason.contains("refused") => {
+            Remote::Unreachable { connect: Some(std::io::ErrorKind::ConnectionRefused), .. } => {
                 ": nothing listens there; check host and port, and whether the target runs"
             }
             Remote::Resolve { .. } => "; check the name, or use an address",

@@ -374,7 +374,7 @@ impl Controller {
             Phase::Over(e) => error::reason(e),
             _ => "the connection was closed".into(),
         };
-        Error::Unreachable { addr: self.info().address.clone(), reason }
+        Error::Unreachable { addr: self.info().address.clone(), reason, connect: None }
     }
 
     /// Fails once the controller is lost for good.

@@ -27,6 +27,8 @@ pub enum Error {
         addr: String,
         /// Why.
         reason: String,
+        /// The error of connect(2), where no connection was made.
+        connect: Option<std::io::ErrorKind>,
     },
     /// The far side took too long.
     #[error("{addr} did not answer {what} within {seconds} s{hint}")]

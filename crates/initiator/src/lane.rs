@@ -190,7 +190,7 @@ impl Inner {
         loop {
             let session = self.controller.session().await.map_err(|e| {
                 let addr = self.controller.info().address.clone();
-                Error::Unreachable { addr, reason: error::reason(&e) }
+                Error::Unreachable { addr, reason: error::reason(&e), connect: None }
             })?;
             match session.open_queue(&self.done_bytes).await {
                 Ok(opened) => return Ok((session, opened)),

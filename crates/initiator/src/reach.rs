@@ -40,7 +40,7 @@ pub(crate) async fn reach(endpoint: &Endpoint, socket: &SocketOptions) -> Result
                 Err(e) => {
                     failed += 1;
                     if failed >= endpoint.addrs.len() {
-                        return Err(endpoint.unreachable(e));
+                        return Err(endpoint.not_connected(&e));
                     }
                 }
             },

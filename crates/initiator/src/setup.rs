@@ -90,7 +90,12 @@ impl Endpoint {
     }
 
     pub(crate) fn unreachable(&self, reason: impl ToString) -> Error {
-        Error::Unreachable { addr: self.name.clone(), reason: reason.to_string() }
+        Error::Unreachable { addr: self.name.clone(), reason: reason.to_string(), connect: None }
+    }
+
+    /// connect(2) failed.
+    pub(crate) fn not_connected(&self, e: &std::io::Error) -> Error {
+        Error::Unreachable { addr: self.name.clone(), reason: e.to_string(), connect: Some(e.kind()) }
     }
 
     /// `future`, or the error that says what was waited for.

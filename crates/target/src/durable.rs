@@ -39,6 +39,7 @@ impl Failures {
             // Nothing was lost by these: the next flush covers the same writes.
             IoError::Aborted
             | IoError::Unreachable(_)
+            | IoError::Offline(_)
             | IoError::Unsupported(_)
             | IoError::ReadOnly
             | IoError::OutOfRange { .. }

@@ -87,7 +87,7 @@ fn status_of(e: &IoError, reading: bool) -> Status {
         IoError::NoSpace => Status::CAPACITY_EXCEEDED.dnr(),
         IoError::Unsupported(_) => Status::INVALID_OPCODE.dnr(),
         IoError::Aborted => Status::ABORT_REQUESTED,
-        IoError::Unreachable(_) => Status::INTERNAL_PATH_ERROR,
+        IoError::Unreachable(_) | IoError::Offline(_) => Status::INTERNAL_PATH_ERROR,
         IoError::Refused(_) => Status::INTERNAL_ERROR,
         IoError::Medium(_) | IoError::Integrity(_) if reading => Status::UNRECOVERED_READ,
         IoError::Medium(_) | IoError::Integrity(_) => Status::WRITE_FAULT,

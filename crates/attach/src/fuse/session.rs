@@ -77,6 +77,7 @@ fn errno(e: &IoError) -> Errno {
         IoError::Unsupported(_) => libc::EOPNOTSUPP,
         IoError::Refused(_)
         | IoError::Unreachable(_)
+        | IoError::Offline(_)
         | IoError::Medium(_)
         | IoError::Integrity(_)
         | IoError::Aborted => libc::EIO,

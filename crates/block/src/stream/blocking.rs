@@ -43,7 +43,7 @@ pub struct Stream {
 }
 
 fn gone() -> IoError {
-    IoError::Unreachable("the thread that serves the stream has ended".into())
+    IoError::Offline("the thread that serves the stream has ended".into())
 }
 
 fn to_io(e: IoError) -> io::Error {
@@ -53,7 +53,7 @@ fn to_io(e: IoError) -> io::Error {
         IoError::NoSpace => io::ErrorKind::StorageFull,
         IoError::Unsupported(_) => io::ErrorKind::Unsupported,
         IoError::Refused(_) => io::ErrorKind::PermissionDenied,
-        IoError::Unreachable(_) => io::ErrorKind::NotConnected,
+        IoError::Unreachable(_) | IoError::Offline(_) => io::ErrorKind::NotConnected,
         IoError::Medium(_) | IoError::Integrity(_) | IoError::Aborted => io::ErrorKind::Other,
     };
     io::Error::new(kind, e)

@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use longhaul_array::{Layout, Stripe, suited_unit};
 use longhaul_bench::{BenchError, Job, JobResult, Live, OWN_THREADS_MAX, Phase, Results, Rw, Stop, Threads};
 use longhaul_block::units::{format_rate, format_size};
-use longhaul_block::{BlockDevice, DeviceInfo, IoError, signature};
+use longhaul_block::{BlockDevice, DeviceInfo, signature};
 use longhaul_device::Device;
 use longhaul_engine::Thread;
 use longhaul_results::record::End;
@@ -234,7 +234,9 @@ impl From<BenchError> for Failure {
     fn from(e: BenchError) -> Failure {
         match e {
             BenchError::Option(_) => Failure::usage(e),
-            BenchError::Open { source: IoError::Unreachable(_), .. } => Failure::new(Exit::Unreachable, e),
+            BenchError::Open { ref source, .. } if source.is_out_of_reach() => {
+                Failure::new(Exit::Unreachable, e)
+            }
             e => Failure::failed(e),
         }
     }
