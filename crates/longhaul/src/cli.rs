@@ -32,55 +32,55 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Serve files, block devices and memory over NVMe/TCP
-    Target(verbs::target::Args),
+    Target(verbs::target::TargetArgs),
     /// List the exports of a target
-    Discover(verbs::discover::Args),
+    Discover(verbs::discover::DiscoverArgs),
     /// Show a remote namespace and the path to it
-    Info(verbs::info::Args),
+    Info(verbs::info::InfoArgs),
     /// Measure a device under load, with fio's options
-    Bench(verbs::bench::Args),
+    Bench(verbs::bench::BenchArgs),
     /// Create and manage arrays of devices
-    Array(Box<verbs::array::Args>),
+    Array(Box<verbs::array::ArrayVerbArgs>),
     /// Copy files and directories between machines
     Cp(verbs::cp::CpArgs),
     /// Synchronize a directory with another one
     Sync(verbs::cp::SyncArgs),
     /// Serve a directory to cp and sync on other machines
-    Agent(verbs::agent::Args),
+    Agent(verbs::agent::AgentArgs),
     /// Attach a device as a local file or block device
-    Attach(Box<verbs::attach::Args>),
+    Attach(Box<verbs::attach::AttachArgs>),
     /// Detach a device
     Detach(verbs::attach::Detach),
     /// List attached devices and mounts, and connections.conf entries not connected
-    List(verbs::connections::Args),
+    List(verbs::connections::ConnectionsArgs),
     /// Attach and mount all entries of connections.conf, as at boot
-    ConnectAll(verbs::connections::Args),
+    ConnectAll(verbs::connections::ConnectionsArgs),
     /// Detach and unmount all entries of connections.conf
-    DisconnectAll(verbs::connections::Args),
+    DisconnectAll(verbs::connections::ConnectionsArgs),
     /// Serve devices to NBD clients
-    Nbd(Box<verbs::attach::nbd::Args>),
+    Nbd(Box<verbs::attach::nbd::NbdArgs>),
     /// Make a file system on a device
-    Mkfs(Box<verbs::attach::mkfs::Args>),
+    Mkfs(Box<verbs::attach::mkfs::MkfsArgs>),
     /// Mount the file system on a device
-    Mount(Box<verbs::attach::mount::Args>),
+    Mount(Box<verbs::attach::mount::MountArgs>),
     /// Unmount a file system, and detach its device
     Umount(verbs::attach::mount::Umount),
     /// Run a demonstration on this machine
-    Demo(verbs::demo::Args),
+    Demo(verbs::demo::DemoArgs),
     /// Create data sets for tests
-    Dataset(verbs::dataset::Args),
+    Dataset(verbs::dataset::DatasetArgs),
     /// Measure the throughput of a network path
-    Netbench(Box<verbs::netbench::Args>),
+    Netbench(Box<verbs::netbench::NetbenchArgs>),
     /// Create a page with figures from results
-    Report(verbs::report::Args),
+    Report(verbs::report::ReportArgs),
     /// Find the bottleneck of a copy
-    Diagnose(Box<verbs::diagnose::Args>),
+    Diagnose(Box<verbs::diagnose::DiagnoseArgs>),
     /// Reproduce a published experiment
-    Study(verbs::study::Args),
+    Study(verbs::study::StudyArgs),
     /// Tune the network settings of this machine for long paths
-    Tune(verbs::tune::Args),
+    Tune(verbs::tune::TuneArgs),
     /// Emulate long links between network namespaces
-    Wan(Box<verbs::wan::Args>),
+    Wan(Box<verbs::wan::WanArgs>),
     /// Print a completion script for a shell, or write it to a directory
     Completions {
         /// The shell

@@ -36,7 +36,7 @@ with --allow-owner, which keeps root and requires a key.
 Example:
   longhaul agent --listen 192.0.2.7:7400 --root /srv/data \\
       --key-file ~/.config/longhaul/agent.key")]
-pub(crate) struct Args {
+pub(crate) struct AgentArgs {
     /// Address and port to listen on
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7400", value_parser = addresses::listen::<PORT>)]
     listen: Listen,
@@ -87,7 +87,7 @@ pub(crate) struct Args {
 }
 
 /// Candidate addresses to listen on: the agent takes the first free one.
-fn listen(args: &Args) -> Result<Vec<SocketAddr>, Failure> {
+fn listen(args: &AgentArgs) -> Result<Vec<SocketAddr>, Failure> {
     if !args.one_time {
         return Ok(vec![args.listen.resolve()?]);
     }
@@ -107,7 +107,7 @@ fn one_time_key() -> Result<Key, Failure> {
 }
 
 /// Refuses arguments that would give unauthenticated clients more rights than was asked for.
-fn check_access(args: &Args, is_root: bool) -> Result<(), Failure> {
+fn check_access(args: &AgentArgs, is_root: bool) -> Result<(), Failure> {
     // A client that starts this over ssh is authenticated by ssh, and sends a key.
     if args.one_time || args.key_file.is_some() {
         return Ok(());
@@ -137,7 +137,7 @@ fn check_access(args: &Args, is_root: bool) -> Result<(), Failure> {
 }
 
 /// The user to switch to.
-fn user_of(args: &Args, own: User) -> Result<User, Failure> {
+fn user_of(args: &AgentArgs, own: User) -> Result<User, Failure> {
     match &args.user {
         Some(name) => user::named(name),
         None if own.is_root() && !args.one_time && !args.allow_owner => Ok(user::unprivileged()),
@@ -145,7 +145,7 @@ fn user_of(args: &Args, own: User) -> Result<User, Failure> {
     }
 }
 
-pub(crate) fn run(args: Args, output: Output) -> Outcome {
+pub(crate) fn run(args: AgentArgs, output: Output) -> Outcome {
     check_congestion(args.congestion.as_deref())?;
     let own = User::own();
     check_access(&args, own.is_root())?;

@@ -14,7 +14,7 @@ use longhaul_device::arrays::ArraySettings;
 use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ArrayVerbArgs {
     #[command(subcommand)]
     verb: ArrayVerb,
 }
@@ -198,7 +198,7 @@ struct AddSpare {
     initiator: InitiatorArgs,
 }
 
-pub(crate) fn run(args: Args, output: Output) -> Outcome {
+pub(crate) fn run(args: ArrayVerbArgs, output: Output) -> Outcome {
     match args.verb {
         ArrayVerb::Create(args) => make::create(args, output),
         ArrayVerb::Assemble(args) => make::assemble(args, output),

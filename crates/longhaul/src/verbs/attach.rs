@@ -39,7 +39,7 @@ Examples:
   losetup --find --show --direct-io=on /tmp/scratch
   longhaul attach --list
   longhaul detach /tmp/scratch")]
-pub(crate) struct Args {
+pub(crate) struct AttachArgs {
     /// The device; several are joined by --layout
     #[arg(value_name = "DEVICE", required_unless_present = "list", add = complete::device())]
     devices: Vec<String>,
@@ -77,7 +77,7 @@ pub(crate) struct Detach {
     lazy: bool,
 }
 
-pub(crate) fn run(args: Args, output: Output) -> Outcome {
+pub(crate) fn run(args: AttachArgs, output: Output) -> Outcome {
     if args.list {
         return list(&[], output);
     }
@@ -96,7 +96,7 @@ pub(crate) fn run(args: Args, output: Output) -> Outcome {
     serve(&args, &path, output)
 }
 
-fn serve(args: &Args, path: &Path, mut output: Output) -> Outcome {
+fn serve(args: &AttachArgs, path: &Path, mut output: Output) -> Outcome {
     // From here on a signal is an event, also while the device is being opened.
     let (event_sender, events) = serve::events()?;
     let candidates = args.via.candidates(args.allow_other);
@@ -200,7 +200,7 @@ fn log_passed_over(ready: &Value) {
     }
 }
 
-impl Args {
+impl AttachArgs {
     /// Path and devices of an attach in the background; `None` for other uses of the verb.
     pub(crate) fn in_background(&self) -> Option<(PathBuf, Vec<String>)> {
         let at = self.at.clone().filter(|_| !self.foreground)?;

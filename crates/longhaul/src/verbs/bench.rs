@@ -45,7 +45,7 @@ Example:
   longhaul bench nvme+tcp://dtn1/scratch --bs 1m --runtime 10s --runs 5 \\
       --output before.json
   longhaul bench --compare before.json after.json")]
-pub(crate) struct Args {
+pub(crate) struct BenchArgs {
     /// Devices; several are loaded at the same time
     #[arg(value_name = "DEVICE", required_unless_present = "compare", add = complete::device())]
     devices: Vec<String>,
@@ -178,7 +178,7 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     if text.bytes().all(|b| b.is_ascii_digit()) { parse_time(&format!("{text}s")) } else { parse_time(text) }
 }
 
-impl Args {
+impl BenchArgs {
     /// Whether fio's flag asks for a result in JSON.
     pub(crate) fn is_json(&self) -> bool {
         self.output_format == Some(Format::Json)
@@ -242,7 +242,7 @@ impl From<BenchError> for Failure {
     }
 }
 
-pub(crate) fn run(args: Args, output: Output) -> Outcome {
+pub(crate) fn run(args: BenchArgs, output: Output) -> Outcome {
     if let Some([a, b]) = args.compare.as_deref() {
         return compare::run(a, b, output);
     }
@@ -306,7 +306,7 @@ fn granted(devices: &[Device], threads: usize) -> Option<(usize, String)> {
 }
 
 /// Refuses devices with a known signature. Unknown data, as of an earlier load, is overwritten.
-fn check_content(args: &Args, named: &[Device]) -> Outcome {
+fn check_content(args: &BenchArgs, named: &[Device]) -> Outcome {
     let thread =
         Thread::start("longhaul-content", args.initiator.engine.config()).map_err(Failure::failed)?;
     let devices: Vec<Arc<dyn BlockDevice>> = named.iter().map(Device::block).collect();
@@ -332,7 +332,7 @@ fn check_content(args: &Args, named: &[Device]) -> Outcome {
 }
 
 /// Time since the end of the window while I/O is still in flight.
-fn overtime(args: &Args, now: &Live) -> Duration {
+fn overtime(args: &BenchArgs, now: &Live) -> Duration {
     match args.runtime {
         Some(time) if now.phase == Phase::Drain => now.elapsed.saturating_sub(args.ramp + time),
         _ => Duration::ZERO,
@@ -340,7 +340,7 @@ fn overtime(args: &Args, now: &Live) -> Duration {
 }
 
 /// The message on I/O in flight after the end of the window.
-fn waits(args: &Args) -> String {
+fn waits(args: &BenchArgs) -> String {
     let limit = match args.initiator.ctrl_loss() {
         Some(limit) => format!("for up to {} s since it was lost", limit.as_secs()),
         None => "for ever".to_owned(),

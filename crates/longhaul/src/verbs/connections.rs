@@ -24,7 +24,7 @@ Each line of the file is an attach or a mount, as on the command line:
   attach nvme+tcp://dtn1/scratch --at /run/scratch
   mount array:scratch /mnt/scratch --ctrl-loss-timeout -1
 A # begins a comment; quoting is that of a shell.")]
-pub(crate) struct Args {
+pub(crate) struct ConnectionsArgs {
     /// File that lists the connections
     #[arg(long, value_name = "FILE", default_value = FILE)]
     config: PathBuf,
@@ -107,7 +107,7 @@ fn parse(text: &str) -> Result<Vec<Connection>, String> {
 }
 
 /// `longhaul list`.
-pub(crate) fn list(args: &Args, output: Output) -> Outcome {
+pub(crate) fn list(args: &ConnectionsArgs, output: Output) -> Outcome {
     let listed = read(&args.config)?.unwrap_or_default();
     let missing = listed.into_iter().filter(|connection| !connection.is_connected());
     let missing: Vec<_> = missing.map(|connection| (connection.path, connection.devices)).collect();
@@ -115,7 +115,7 @@ pub(crate) fn list(args: &Args, output: Output) -> Outcome {
 }
 
 /// `longhaul connect-all`.
-pub(crate) fn connect_all(args: &Args, output: Output) -> Outcome {
+pub(crate) fn connect_all(args: &ConnectionsArgs, output: Output) -> Outcome {
     let all = required(args)?;
     let (there, missing): (Vec<_>, Vec<_>) = all.into_iter().partition(Connection::is_connected);
     // In parallel, so that an unreachable device does not delay the others.
@@ -133,7 +133,7 @@ pub(crate) fn connect_all(args: &Args, output: Output) -> Outcome {
 }
 
 /// `longhaul disconnect-all`.
-pub(crate) fn disconnect_all(args: &Args, output: Output) -> Outcome {
+pub(crate) fn disconnect_all(args: &ConnectionsArgs, output: Output) -> Outcome {
     let all = required(args)?;
     let (mut there, gone): (Vec<_>, Vec<_>) = all.into_iter().partition(Connection::is_connected);
     // In reverse order: a later mount may lie below an earlier one.
@@ -146,7 +146,7 @@ pub(crate) fn disconnect_all(args: &Args, output: Output) -> Outcome {
     finish(&args.config, "disconnected", (gone.len(), &there), results, output)
 }
 
-fn required(args: &Args) -> Result<Vec<Connection>, Failure> {
+fn required(args: &ConnectionsArgs) -> Result<Vec<Connection>, Failure> {
     let file = args.config.display();
     let why = || {
         Failure::usage(format!("{file} does not exist: create it, with an attach or a mount in each line"))

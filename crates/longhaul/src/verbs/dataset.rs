@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct DatasetArgs {
     #[command(subcommand)]
     verb: DatasetVerb,
 }
@@ -54,7 +54,7 @@ pub(crate) struct Make {
     seed: u64,
 }
 
-pub(crate) fn run(args: Args, output: Output) -> Outcome {
+pub(crate) fn run(args: DatasetArgs, output: Output) -> Outcome {
     let DatasetVerb::Make(args) = args.verb;
     let scale = Scale { files: args.files, bytes: args.scale };
     let mut spec = DatasetSpec::parse(&args.name, scale).map_err(Failure::usage)?;

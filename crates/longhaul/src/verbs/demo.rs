@@ -50,7 +50,7 @@ const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0)
 Uses memory, the temporary directory and loopback of this machine only, and
 needs no root. Rates are measured after the ramp-up, for Longhaul and plain TCP
 alike.")]
-pub(crate) struct Args {
+pub(crate) struct DemoArgs {
     /// Copy the files of this directory instead of a generated data set
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
@@ -70,7 +70,7 @@ pub(crate) struct Args {
     engine: EngineArgs,
 }
 
-impl Args {
+impl DemoArgs {
     /// The link to one target.
     fn link(&self) -> Link {
         Link { rate: (self.rate > 0).then_some(self.rate), ..Link::round_trip(self.rtt) }
@@ -83,7 +83,7 @@ impl Args {
     }
 }
 
-pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+pub(crate) fn run(args: &DemoArgs, output: Output) -> Outcome {
     let source = match &args.data {
         Some(dir) => DataSet::of(dir)?,
         None => DataSet::make("demo", "real", Scale::bytes(args.scale), output)?,
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
 }
 
 /// Writes, reads and verifies in rounds, and measures plain TCP in each direction.
-fn rates(source: &DataSet, window: Window, args: &Args, output: Output) -> Result<[Phase; 2], Failure> {
+fn rates(source: &DataSet, window: Window, args: &DemoArgs, output: Output) -> Result<[Phase; 2], Failure> {
     let testbed = Testbed::start(args, source.space_for_each(TARGETS))?;
     let copier = Copier::new(source, &testbed.devices, args.engine.config())?;
     let mut phases = ["write", "read"].map(|name| Phase { name, ours: Vec::new(), plain: Vec::new() });
@@ -183,7 +183,7 @@ struct Testbed {
 
 impl Testbed {
     /// Starts targets with `size` bytes each, and connects to them through relays.
-    fn start(args: &Args, size: u64) -> Result<Testbed, Failure> {
+    fn start(args: &DemoArgs, size: u64) -> Result<Testbed, Failure> {
         let mut testbed = Testbed { devices: Vec::new(), _relays: Vec::new(), _targets: Vec::new() };
         for i in 1..=TARGETS {
             let config = Config {

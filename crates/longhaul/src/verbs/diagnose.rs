@@ -36,7 +36,7 @@ a machine is printed as a command.
 
 Example:
   longhaul diagnose /data lh://dtn2:7400/incoming --try")]
-pub(crate) struct Args {
+pub(crate) struct DiagnoseArgs {
     /// Local directory to read from
     #[arg(value_name = "SRC")]
     source: PathBuf,
@@ -142,7 +142,7 @@ impl LadderResults {
     }
 }
 
-pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+pub(crate) fn run(args: &DiagnoseArgs, output: Output) -> Outcome {
     let stop = longhaul_bench::Stop::new();
     super::bench::stop_on_interrupt(&stop, output)?;
     let mut ladder = Ladder::new(args, stop)?;
@@ -184,7 +184,7 @@ pub(super) fn tell_unread_counters(output: Output) {
 
 /// Measures and finds causes; with `--try`, also measures the speed-up of the remedy.
 fn find(
-    args: &Args,
+    args: &DiagnoseArgs,
     ladder: &mut Ladder,
     results: &mut LadderResults,
     output: Output,
@@ -239,7 +239,7 @@ fn too_short(seconds: f64, round_trip: Option<f64>) -> Option<f64> {
 /// Findings, ranked. If the remedy of the first is an option of the copy, it is measured: its
 /// gain replaces the predicted one, and a remedy without gain is dropped.
 fn confirmed(
-    args: &Args,
+    args: &DiagnoseArgs,
     ladder: &mut Ladder,
     now: &CopySettings,
     results: &mut LadderResults,
@@ -275,7 +275,12 @@ fn confirmed(
 
 /// Speed-up of the copy by a change: the ratio of the medians of interleaved runs, so that
 /// other load on the machine affects both.
-fn versus(args: &Args, ladder: &mut Ladder, now: &CopySettings, change: &Change) -> Result<f64, Failure> {
+fn versus(
+    args: &DiagnoseArgs,
+    ladder: &mut Ladder,
+    now: &CopySettings,
+    change: &Change,
+) -> Result<f64, Failure> {
     let mut then = now.clone();
     match change {
         Change::Threads(n) => then = now.threads(small(*n)),
@@ -319,7 +324,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 }
 
 /// Numbers of files of the copies: fewest, most, and their geometric mean.
-fn counts(args: &Args) -> [u32; 3] {
+fn counts(args: &DiagnoseArgs) -> [u32; 3] {
     [FEW, (FEW * args.files).isqrt(), args.files]
 }
 
@@ -343,7 +348,7 @@ fn best(all: &[CopyRuns], rung: Rung, files: u32) -> Option<&CopyResult> {
 }
 
 fn climb(
-    args: &Args,
+    args: &DiagnoseArgs,
     ladder: &mut Ladder,
     now: &CopySettings,
     results: &mut LadderResults,
@@ -523,7 +528,7 @@ fn fitted(rung: Rung, all: &[CopyRuns]) -> [Cell; 2] {
 
 /// Measures the remedy if it is an option of the copy; otherwise returns the command to run.
 fn attempt(
-    args: &Args,
+    args: &DiagnoseArgs,
     ladder: &mut Ladder,
     finding: &Finding,
     now: &CopySettings,

@@ -7,7 +7,7 @@ use longhaul_initiator::{IO_PORT, SCHEME, discover, parse_authority};
 use serde_json::json;
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct DiscoverArgs {
     /// Address of the target, or a URI of one of its devices [default port: 4420; discovery
     /// controllers also use 8009]
     #[arg(value_name = "HOST[:PORT]|URI")]
@@ -16,7 +16,7 @@ pub(crate) struct Args {
     initiator: InitiatorArgs,
 }
 
-pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+pub(crate) fn run(args: &DiscoverArgs, output: Output) -> Outcome {
     // Only the host of a URI matters.
     let host = args.host.strip_prefix(SCHEME).and_then(|rest| rest.strip_prefix("://")).unwrap_or(&args.host);
     let host = host.split(['/', '?']).next().unwrap_or(host);

@@ -23,7 +23,7 @@ const MEASURE_MAX: Duration = Duration::from_secs(30);
 const MEASURE_BYTES: u64 = 8 << 30;
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct InfoArgs {
     /// The namespace: nvme+tcp://HOST[:PORT]/SUBNQN[?nsid=N]
     uri: String,
     /// Measure the path to it, by reading for several seconds
@@ -33,7 +33,7 @@ pub(crate) struct Args {
     initiator: InitiatorArgs,
 }
 
-pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+pub(crate) fn run(args: &InfoArgs, output: Output) -> Outcome {
     let device = args.initiator.connect(&args.uri)?;
     let (controller, ns, info) = (device.controller(), device.namespace(), device.info());
     let round_trip = controller.round_trip;
@@ -168,7 +168,7 @@ impl Measured {
 }
 
 /// Reads until the tuner has settled, or one of the `MEASURE_` limits is reached.
-fn measure(device: &Arc<RemoteDevice>, args: &Args) -> Result<Measured, Failure> {
+fn measure(device: &Arc<RemoteDevice>, args: &InfoArgs) -> Result<Measured, Failure> {
     let info = device.info();
     let block = u64::from(info.block_size);
     let bs = MEASURE_IO.min(info.size / block * block).max(block);

@@ -28,7 +28,7 @@ Examples:
   longhaul netbench --listen 192.0.2.7:7411
   longhaul netbench dtn2 --streams 4 --direction both --runs 5 \\
       --output network.json")]
-pub(crate) struct Args {
+pub(crate) struct NetbenchArgs {
     /// Server, as HOST[:PORT]
     #[arg(value_name = "HOST", required_unless_present = "listen", conflicts_with = "listen")]
     server: Option<String>,
@@ -103,7 +103,7 @@ fn resolve(name: &str) -> Result<SocketAddr, Failure> {
     found.map_err(|e| none(&e))?.next().ok_or_else(|| none(&"it has no address"))
 }
 
-pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+pub(crate) fn run(args: &NetbenchArgs, output: Output) -> Outcome {
     match (&args.listen, &args.server) {
         (Some(listen), _) => serve(listen.resolve()?, args, output),
         (None, Some(server)) => {
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     }
 }
 
-fn serve(listen: SocketAddr, args: &Args, output: Output) -> Outcome {
+fn serve(listen: SocketAddr, args: &NetbenchArgs, output: Output) -> Outcome {
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(Failure::failed)?;
     super::cp::raise_descriptors();
     let server = Server::start(ServerConfig { listen, engine: args.engine.config() })
@@ -130,7 +130,7 @@ fn serve(listen: SocketAddr, args: &Args, output: Output) -> Outcome {
     Ok(())
 }
 
-fn ask(name: &str, args: &Args, output: Output) -> Outcome {
+fn ask(name: &str, args: &NetbenchArgs, output: Output) -> Outcome {
     let server = resolve(name)?;
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let plan = Plan {

@@ -21,7 +21,7 @@ Chrome. Results are written by bench, netbench, diagnose and study with
 
 Example:
   longhaul report before.json after.json -o report.html")]
-pub(crate) struct Args {
+pub(crate) struct ReportArgs {
     /// Result files
     #[arg(value_name = "RESULT", required = true)]
     results: Vec<PathBuf>,
@@ -58,7 +58,7 @@ pub(crate) fn page(path: &Path, results: &[PathBuf], title: &str) -> Outcome {
     files(path, &made).map(|_| ())
 }
 
-pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+pub(crate) fn run(args: &ReportArgs, output: Output) -> Outcome {
     // An unreadable result does not keep the others from the page.
     let (mut documents, mut bad) = (Vec::new(), Vec::new());
     for path in &args.results {

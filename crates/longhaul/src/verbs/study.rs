@@ -59,7 +59,7 @@ Examples:
       --overwrite
   longhaul study transfer --target lh://dtn1:7400/incoming
   longhaul report study-striping.json")]
-pub(crate) struct Args {
+pub(crate) struct StudyArgs {
     /// Study to run
     #[arg(value_name = "NAME", default_value = "all")]
     study: StudyName,
@@ -226,7 +226,7 @@ struct PlanEntry<Measurement> {
     how: Result<Measurement, String>,
 }
 
-pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+pub(crate) fn run(args: &StudyArgs, output: Output) -> Outcome {
     if args.target.is_empty()
         && let Some(why) = longhaul_wan::unavailable()
     {
@@ -302,7 +302,7 @@ fn targets(study: Study, all: &[String], several: bool) -> Result<Option<Vec<Str
 }
 
 /// The path of the result file of a study.
-fn path(args: &Args, study: Study) -> Result<PathBuf, Failure> {
+fn path(args: &StudyArgs, study: Study) -> Result<PathBuf, Failure> {
     let name = format!("study-{}.json", study.name());
     match (&args.output, args.study) {
         (Some(dir), StudyName::All) => {
@@ -318,7 +318,7 @@ fn path(args: &Args, study: Study) -> Result<PathBuf, Failure> {
 /// Runs the measurements of a study that its result lacks.
 fn run_study<E: Experiment>(
     study: Study,
-    args: &Args,
+    args: &StudyArgs,
     targets: Vec<String>,
     path: &Path,
     stop: &Stop,

@@ -38,7 +38,7 @@ SIGTERM completes the I/O under way, flushes, and exits 0.
 Example:
   longhaul target --listen 0.0.0.0:4420 \\
       --export scratch=file:/srv/scratch,size=100GiB")]
-pub(crate) struct Args {
+pub(crate) struct TargetArgs {
     /// Address and port to listen on (:PORT for all IPv4 addresses; default port: 4420); may be
     /// repeated
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:4420", value_parser = addresses::listen::<IO_PORT>)]
@@ -84,7 +84,7 @@ pub(crate) struct Args {
     engine: EngineArgs,
 }
 
-impl Args {
+impl TargetArgs {
     fn config(&self) -> Result<Config, Failure> {
         let number = |what: &str, value: u64| {
             usize::try_from(value)
@@ -143,7 +143,7 @@ impl From<Error> for Failure {
     }
 }
 
-pub(crate) fn run(args: Args, output: Output) -> Outcome {
+pub(crate) fn run(args: TargetArgs, output: Output) -> Outcome {
     // Registered before the devices are opened, so that no signal ends the process half-way.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(Failure::failed)?;
     check_congestion(args.congestion.as_deref())?;

@@ -25,7 +25,7 @@ Examples:
   longhaul tune diff --rate 100Gbit --rtt 45ms
   sudo longhaul tune apply --rate 100Gbit --rtt 45ms
   sudo longhaul tune restore")]
-pub(crate) struct Args {
+pub(crate) struct TuneArgs {
     #[command(subcommand)]
     verb: TuneVerb,
 }
@@ -71,7 +71,7 @@ fn time(text: &str) -> Result<Duration, String> {
     parse_duration(text).map_err(|e| e.to_string())
 }
 
-pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+pub(crate) fn run(args: &TuneArgs, output: Output) -> Outcome {
     match &args.verb {
         TuneVerb::Show(options) => show(options, false, output),
         TuneVerb::Diff(options) => show(options, true, output),

@@ -31,7 +31,7 @@ Examples:
   longhaul wan --rtt 100ms --rate 2Gbit --star 4 --name far &
   ip netns exec far-server1 iperf3 -s -D
   longhaul wan set far --link 1 --cut")]
-pub(crate) struct Args {
+pub(crate) struct WanArgs {
     #[command(subcommand)]
     verb: Option<WanVerb>,
     #[command(flatten)]
@@ -82,7 +82,7 @@ impl From<Error> for Failure {
     }
 }
 
-pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+pub(crate) fn run(args: &WanArgs, output: Output) -> Outcome {
     match &args.verb {
         Some(WanVerb::Set(set)) => set_path(set, output),
         Some(WanVerb::Status(status)) => show_paths(status, output),
@@ -122,7 +122,7 @@ fn show_paths(args: &StatusArgs, output: Output) -> Outcome {
     Ok(())
 }
 
-impl Args {
+impl WanArgs {
     fn plan(&self) -> Result<Plan, Failure> {
         let conditions = Conditions::default().with(&self.conditions.change())?;
         let memory = usize::try_from(self.memory).map_err(Failure::usage)?;
@@ -138,7 +138,7 @@ impl Args {
     }
 }
 
-fn emulate(args: &Args, output: Output) -> Outcome {
+fn emulate(args: &WanArgs, output: Output) -> Outcome {
     if args.conditions.rtt.is_none() {
         return Err(Failure::usage("--rtt is needed: how long is the link, such as --rtt 15ms?"));
     }
@@ -166,7 +166,7 @@ fn emulate(args: &Args, output: Output) -> Outcome {
     }
 }
 
-fn ready(status: &Status, args: &Args, output: Output) {
+fn ready(status: &Status, args: &WanArgs, output: Output) {
     output.event("ready", show::path(status));
     for line in show::conditions(status) {
         output.note(line);

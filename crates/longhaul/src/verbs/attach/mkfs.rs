@@ -30,7 +30,7 @@ round trip, and printed. All data on the device is discarded.
 Example:
   longhaul mkfs --fs xfs nvme+tcp://dtn1/scratch
   sudo longhaul mount nvme+tcp://dtn1/scratch /mnt/scratch")]
-pub(crate) struct Args {
+pub(crate) struct MkfsArgs {
     /// The device; several are joined by --layout
     #[arg(value_name = "DEVICE", required = true, add = complete::device())]
     devices: Vec<String>,
@@ -47,7 +47,7 @@ pub(crate) struct Args {
     device: DeviceArgs,
 }
 
-pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+pub(crate) fn run(args: &MkfsArgs, output: Output) -> Outcome {
     runtime::make()?;
     clear_leftovers();
     // A file of this process alone, with a random name, removed at its end.
@@ -196,7 +196,13 @@ fn discard(requests: &dyn Requests, output: Output) -> Outcome {
     Ok(())
 }
 
-fn print_summary(args: &Args, arguments: &[String], opened: &OpenDevice, round_trip: f64, output: Output) {
+fn print_summary(
+    args: &MkfsArgs,
+    arguments: &[String],
+    opened: &OpenDevice,
+    round_trip: f64,
+    output: Output,
+) {
     let options = args.device.layout_flags(opened);
     // Options precede the devices, since the argument after them is the directory.
     let mount = format!("longhaul mount{options} {} DIR", args.devices.join(" "));

@@ -59,7 +59,7 @@ Examples:
   sudo longhaul mount nvme+tcp://dtn1/scratch /mnt/scratch
   sudo longhaul mount array:scratch /mnt/scratch --read-only
   sudo longhaul umount /mnt/scratch")]
-pub(crate) struct Args {
+pub(crate) struct MountArgs {
     /// The device; several are joined by --layout
     #[arg(value_name = "DEVICE", required = true, num_args = 1.., add = complete::device())]
     devices: Vec<String>,
@@ -79,7 +79,7 @@ pub(crate) struct Args {
     device: DeviceArgs,
 }
 
-impl Args {
+impl MountArgs {
     /// Directory and devices of a mount in the background; `None` in the foreground.
     pub(crate) fn in_background(&self) -> Option<(PathBuf, Vec<String>)> {
         (!self.foreground).then(|| (self.dir.clone(), self.devices.clone()))
@@ -97,7 +97,7 @@ pub(crate) struct Umount {
     lazy: bool,
 }
 
-pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+pub(crate) fn run(args: &MountArgs, output: Output) -> Outcome {
     user::needs_root("longhaul mount", "to mount a file system")?;
     let dir = directory(&args.dir)?;
     if !args.foreground && !background::is_this() {
@@ -136,7 +136,7 @@ fn directory(dir: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
+fn serve(args: &MountArgs, dir: &Path, mut output: Output) -> Outcome {
     // From here on a signal is an event, also while the device is being opened.
     let (event_sender, events) = serve::events()?;
     // Before the threads that serve the device are started: they inherit the setting.
@@ -212,7 +212,7 @@ fn serve(args: &Args, dir: &Path, mut output: Output) -> Outcome {
 }
 
 /// The kind of the file system on the device, and its mount options.
-fn options(args: &Args, opened: &OpenDevice) -> Result<(Kind, String), Failure> {
+fn options(args: &MountArgs, opened: &OpenDevice) -> Result<(Kind, String), Failure> {
     let (name, size) = (args.devices.join(" "), opened.requests.info().size);
     let kind = match opened.content()? {
         Content::FileSystem(kind, needs) if needs > size => {

@@ -25,7 +25,7 @@ Examples:
   longhaul nbd --export scratch=nvme+tcp://dtn1/scratch --unix /tmp/scratch.sock
   nbdinfo 'nbd+unix:///scratch?socket=/tmp/scratch.sock'
   longhaul nbd --export scratch=array:scratch --listen 127.0.0.1:10809")]
-pub(crate) struct Args {
+pub(crate) struct NbdArgs {
     /// Device to serve, and its name; may be repeated
     #[arg(long, value_name = "NAME=DEVICE", required = true)]
     export: Vec<NamedExport>,
@@ -60,7 +60,7 @@ impl FromStr for NamedExport {
     }
 }
 
-pub(crate) fn run(args: &Args, output: Output) -> Outcome {
+pub(crate) fn run(args: &NbdArgs, output: Output) -> Outcome {
     // From here on a signal is an event, also while the devices are being opened.
     let (_event_sender, events) = serve::events()?;
     let mut opened: Vec<OpenDevice> = Vec::new();
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Outcome {
     Ok(())
 }
 
-fn print_ready(nbd: &Nbd, args: &Args, output: Output) {
+fn print_ready(nbd: &Nbd, args: &NbdArgs, output: Output) {
     let mut uris = Vec::new();
     for named in &args.export {
         uris.extend(nbd.addresses().iter().map(|address| match address {

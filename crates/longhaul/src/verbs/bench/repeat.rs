@@ -1,6 +1,6 @@
 //! Repeated runs of a load, with samples of its connections.
 
-use super::{Args, OVERTIME, live_line, overtime, share, waits};
+use super::{BenchArgs, OVERTIME, live_line, overtime, share, waits};
 use crate::exit::Failure;
 use crate::output::{Output, say};
 use crate::screen::Line;
@@ -23,7 +23,7 @@ const SAMPLES_MAX: usize = 4096;
 
 /// Runs the load `--runs` times. If a run fails, returns those before it with the failure.
 pub(super) fn run(
-    args: &Args,
+    args: &BenchArgs,
     named: &[Device],
     (devices, threads): (&[Arc<dyn BlockDevice>], &Threads),
     stop: &Stop,

@@ -2,7 +2,7 @@
 
 use super::trees::Trees;
 use super::window::{MeasuredRate, Window};
-use super::{Args, TARGETS};
+use super::{DemoArgs, TARGETS};
 use crate::output::Output;
 use longhaul_block::units::{format_rate, format_size};
 use longhaul_lab::published::transfer::{RTT, T0};
@@ -113,7 +113,7 @@ pub(super) fn tell(
     phases: &[Phase],
     (files, bytes): (usize, u64),
     trees: &Trees,
-    (args, window): (&Args, Window),
+    (args, window): (&DemoArgs, Window),
     output: Output,
 ) {
     let compared: Vec<PhaseSummary> = phases.iter().filter_map(Phase::compared).collect();
@@ -162,7 +162,7 @@ pub(super) fn tell(
 }
 
 /// The comparison with scp on a tree of small files.
-fn of_trees(trees: &Trees, args: &Args) -> String {
+fn of_trees(trees: &Trees, args: &DemoArgs) -> String {
     let seconds = |seconds: f64| format!("{seconds:.2} s");
     let what = format!(
         "{} files of {} together over one such link, encrypted\n  longhaul cp {}",
@@ -198,7 +198,7 @@ mod tests {
     #[derive(clap::Parser)]
     struct DemoCommand {
         #[command(flatten)]
-        args: Args,
+        args: DemoArgs,
     }
 
     #[test]

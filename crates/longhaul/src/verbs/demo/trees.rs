@@ -4,7 +4,7 @@
 use super::files::DataSet;
 use super::scp::Scp;
 use super::temporary::TemporaryDir;
-use super::{Args, LOOPBACK, Spread};
+use super::{DemoArgs, LOOPBACK, Spread};
 use crate::exit::Failure;
 use longhaul_transfer::wire::{Durability, Options, Placement};
 use longhaul_transfer::{
@@ -33,7 +33,7 @@ pub(super) struct Trees {
 }
 
 /// Copies the files of `source` in rounds, by Longhaul and scp in turn.
-pub(super) fn measure(source: &DataSet, args: &Args, tell: &dyn Fn(&str)) -> Result<Trees, Failure> {
+pub(super) fn measure(source: &DataSet, args: &DemoArgs, tell: &dyn Fn(&str)) -> Result<Trees, Failure> {
     let temporary = TemporaryDir::make("demo-copies")?;
     let to = temporary.path();
     let key = Key::random().map_err(Failure::failed)?;

@@ -1,7 +1,7 @@
 //! The copies of the ladder: processes of this program, with the options that a user would
 //! pass.
 
-use super::Args;
+use super::DiagnoseArgs;
 use super::child::{self, ChildOutcome};
 use super::hosts::{self, HostCounters, HostUse, Segments, children, device_busy};
 use crate::again::{self, at, program, reason, seconds, summary};
@@ -155,7 +155,7 @@ pub(super) struct Ladder {
 }
 
 impl Ladder {
-    pub(super) fn new(args: &Args, stop: Stop) -> Result<Ladder, Failure> {
+    pub(super) fn new(args: &DiagnoseArgs, stop: Stop) -> Result<Ladder, Failure> {
         if !args.source.is_dir() {
             let source = args.source.display();
             return Err(Failure::usage(format!(

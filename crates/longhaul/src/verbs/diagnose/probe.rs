@@ -2,7 +2,7 @@
 //! findings.
 
 use super::ladder::{CopyResult, CopySettings, Ladder, Rung, lookup};
-use super::{Args, BEST_OF, FEW, LadderResults, in_turn, quickest, slowest};
+use super::{BEST_OF, DiagnoseArgs, FEW, LadderResults, in_turn, quickest, slowest};
 use crate::exit::Failure;
 use longhaul_lab::cause::{Congestion, Pair, SLOW_FILE, Seen};
 use longhaul_lab::model::Fit;
@@ -30,7 +30,7 @@ const STARTS: Duration = Duration::from_secs(60);
 /// Runs the probes. `network` and `copy` are the fastest copies of those rungs. A probe that
 /// fails leaves a note, and the others run.
 pub(super) fn ask(
-    args: &Args,
+    args: &DiagnoseArgs,
     ladder: &mut Ladder,
     now: &CopySettings,
     (network, copy): (Option<&CopyResult>, Option<&CopyResult>),
