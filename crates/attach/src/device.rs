@@ -1,6 +1,6 @@
 //! What front ends are served, as a device again: for those that take one.
 
-use crate::disk::Told;
+use crate::disk::ErrorCursor;
 use crate::served::{Request, Requests};
 use futures_channel::oneshot;
 use longhaul_block::{
@@ -34,7 +34,7 @@ impl BlockDevice for Local {
 
 struct LocalIo {
     requests: Arc<dyn Requests>,
-    told: Arc<Told>,
+    told: Arc<ErrorCursor>,
 }
 
 impl LocalIo {

@@ -88,14 +88,14 @@ pub(crate) struct Losses(Arc<AtomicU64>);
 
 impl Losses {
     /// A new handle: it gets the errors of later losses.
-    pub(crate) fn handle(&self) -> Told {
-        Told(AtomicU64::new(self.0.load(Relaxed)))
+    pub(crate) fn handle(&self) -> ErrorCursor {
+        ErrorCursor(AtomicU64::new(self.0.load(Relaxed)))
     }
 }
 
 /// Number of losses whose error one handle has got.
 #[derive(Debug)]
-pub struct Told(AtomicU64);
+pub struct ErrorCursor(AtomicU64);
 
 impl Disk {
     /// Opens `device` on the calling thread, with so much memory.
@@ -419,27 +419,27 @@ impl Disk {
     }
 
     /// Waits until all that was acknowledged before is with the device.
-    pub(crate) async fn drain(&self, told: &Told) -> IoResult<()> {
+    pub(crate) async fn drain(&self, cursor: &ErrorCursor) -> IoResult<()> {
         self.order.settled(ALL).await;
-        self.tell(told)
+        self.new_loss(cursor)
     }
 
     /// The error of the losses that this handle has not seen yet.
-    fn tell(&self, told: &Told) -> IoResult<()> {
+    fn new_loss(&self, cursor: &ErrorCursor) -> IoResult<()> {
         let lost = self.behind.lost.0.load(Relaxed);
-        if told.0.swap(lost, Relaxed) == lost {
+        if cursor.0.swap(lost, Relaxed) == lost {
             return Ok(());
         }
         Err(self.behind.error.borrow().clone().unwrap_or(IoError::Aborted))
     }
 
     /// Waits until all that was acknowledged before is durable.
-    pub(crate) async fn flush(&self, told: &Told) -> IoResult<()> {
+    pub(crate) async fn flush(&self, cursor: &ErrorCursor) -> IoResult<()> {
         self.order.settled(ALL).await;
         let owes = self.device.info().volatile_cache || self.behind.kept.borrow().bytes() > 0;
         let result = if owes { self.make_durable().await } else { Ok(()) };
         // What is sent again may be lost as well.
-        self.tell(told)?;
+        self.new_loss(cursor)?;
         result
     }
 

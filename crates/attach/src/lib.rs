@@ -20,7 +20,7 @@ mod order;
 mod served;
 pub mod users;
 
-pub use disk::Told;
+pub use disk::ErrorCursor;
 pub use error::AttachError;
 pub use loopdev::{LoopDevice, Shared, keep_out_of_reclaim};
 pub use served::{Done, Request, Requests, Served};

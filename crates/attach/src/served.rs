@@ -6,7 +6,7 @@
 //! - requests of one thread take their places in the order in which it made
 //!   them.
 
-use crate::disk::{Disk, Losses, Told};
+use crate::disk::{Disk, ErrorCursor, Losses};
 use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures_util::StreamExt;
 use longhaul_block::{BlockDevice, DeviceInfo, IoError, IoResult, ZeroFlags};
@@ -51,9 +51,9 @@ pub enum Request {
         len: u64,
     },
     /// Answered when all that was acknowledged before is durable.
-    Flush(Arc<Told>),
+    Flush(Arc<ErrorCursor>),
     /// Answered when all that was acknowledged before is with the device.
-    Drain(Arc<Told>),
+    Drain(Arc<ErrorCursor>),
 }
 
 /// What is done with an answer: the bytes of a read, and else none. It is
@@ -70,7 +70,7 @@ pub trait Requests: Send + Sync {
     fn start(&self, request: Request, done: Done);
 
     /// A handle whose flushes report writes that are lost from now on.
-    fn handle(&self) -> Arc<Told>;
+    fn handle(&self) -> Arc<ErrorCursor>;
 
     /// Waits for the answer to a request; not on an engine's thread.
     ///
@@ -155,7 +155,7 @@ impl Requests for Served {
         let _ = self.inbox.unbounded_send((request, Answer(Some(done))));
     }
 
-    fn handle(&self) -> Arc<Told> {
+    fn handle(&self) -> Arc<ErrorCursor> {
         Arc::new(self.lost.handle())
     }
 }
@@ -174,11 +174,11 @@ async fn serve(disk: Rc<Disk>, mut requests: UnboundedReceiver<(Request, Answer)
             Request::Read { offset, len } => {
                 spawn(async move { answer.give(disk.read(offset, len).await) }).detach();
             }
-            Request::Flush(told) => {
-                spawn(async move { answer.give(disk.flush(&told).await.map(|()| nothing())) }).detach();
+            Request::Flush(cursor) => {
+                spawn(async move { answer.give(disk.flush(&cursor).await.map(|()| nothing())) }).detach();
             }
-            Request::Drain(told) => {
-                spawn(async move { answer.give(disk.drain(&told).await.map(|()| nothing())) }).detach();
+            Request::Drain(cursor) => {
+                spawn(async move { answer.give(disk.drain(&cursor).await.map(|()| nothing())) }).detach();
             }
             // A change takes its place here, before anything that comes later.
             Request::Write { offset, data, fua } => {

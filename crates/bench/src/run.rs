@@ -345,7 +345,7 @@ fn job_bytes(job: &Job, parts: impl Iterator<Item = Part>) -> Option<u64> {
     (!job.time_based).then(|| blocks.saturating_mul(job.bs))
 }
 
-enum Told {
+enum WorkerReport {
     Opened,
     Failed(String, IoError),
     Done(u64, Box<Outcome>),
@@ -373,15 +373,15 @@ fn sharers(jobs: usize, threads: usize, index: usize) -> u32 {
 impl Setup {
     /// Runs the job on its engine thread. A send fails only once the receiver has
     /// gone.
-    async fn run(self, tell: Sender<Told>, started: oneshot::Receiver<Instant>) {
+    async fn run(self, tell: Sender<WorkerReport>, started: oneshot::Receiver<Instant>) {
         let io = match self.device.open().await {
             Ok(io) => io,
             Err(e) => {
-                let _ = tell.send(Told::Failed(self.device.info().name, e));
+                let _ = tell.send(WorkerReport::Failed(self.device.info().name, e));
                 return;
             }
         };
-        if tell.send(Told::Opened).is_err() {
+        if tell.send(WorkerReport::Opened).is_err() {
             return;
         }
         let Ok(start) = started.await else { return };
@@ -390,27 +390,27 @@ impl Setup {
         let mut outcome = Rc::new(worker).run().await;
         // What the thread used, used all of its jobs.
         outcome.usage = outcome.usage.share(self.sharers);
-        let _ = tell.send(Told::Done(self.index, Box::new(outcome)));
+        let _ = tell.send(WorkerReport::Done(self.index, Box::new(outcome)));
     }
 }
 
 impl Setup {
     /// The job, on a thread of its own; its stream lives on the engine thread.
-    fn run_calls(self, handle: &Handle, tell: &Sender<Told>, started: oneshot::Receiver<Instant>) {
+    fn run_calls(self, handle: &Handle, tell: &Sender<WorkerReport>, started: oneshot::Receiver<Instant>) {
         let stream = match Stream::open_on(Arc::clone(&self.device), handle) {
             Ok(stream) => stream,
             Err(e) => {
-                let _ = tell.send(Told::Failed(self.device.info().name, e));
+                let _ = tell.send(WorkerReport::Failed(self.device.info().name, e));
                 return;
             }
         };
-        if tell.send(Told::Opened).is_err() {
+        if tell.send(WorkerReport::Opened).is_err() {
             return;
         }
         let Ok(Ok(start)) = handle.spawn(move || started).wait() else { return };
         let Setup { job, part, index, run, stop, counters, .. } = self;
         let outcome = Calls { job: &job, part, index, run, stream, stop, counters, start }.run();
-        let _ = tell.send(Told::Done(index, Box::new(outcome)));
+        let _ = tell.send(WorkerReport::Done(index, Box::new(outcome)));
     }
 }
 
@@ -419,18 +419,18 @@ fn watch(
     job: &Job,
     starts: Vec<oneshot::Sender<Instant>>,
     counters: &[Arc<Counters>],
-    told: &Receiver<Told>,
+    told: &Receiver<WorkerReport>,
     total: Option<u64>,
     (stop, progress): (&Stop, &mut dyn FnMut(&Live)),
 ) -> Result<Vec<Outcome>, BenchError> {
     let mut opened = 0;
     while opened < starts.len() {
         match told.recv_timeout(TICK) {
-            Ok(Told::Opened) => opened += 1,
-            Ok(Told::Failed(device, source)) => return Err(BenchError::Open { device, source }),
+            Ok(WorkerReport::Opened) => opened += 1,
+            Ok(WorkerReport::Failed(device, source)) => return Err(BenchError::Open { device, source }),
             Err(RecvTimeoutError::Timeout) if stop.is_set() => return Err(BenchError::GivenUp),
             Err(RecvTimeoutError::Timeout) => {}
-            Ok(Told::Done(..)) | Err(RecvTimeoutError::Disconnected) => return Err(BenchError::Lost),
+            Ok(WorkerReport::Done(..)) | Err(RecvTimeoutError::Disconnected) => return Err(BenchError::Lost),
         }
     }
     let start = Instant::now();
@@ -443,7 +443,7 @@ fn watch(
     let mut moved = (0, start);
     while outcomes.iter().any(Option::is_none) {
         match told.recv_timeout(next.saturating_duration_since(Instant::now())) {
-            Ok(Told::Done(index, outcome)) => outcomes[index as usize] = Some(*outcome),
+            Ok(WorkerReport::Done(index, outcome)) => outcomes[index as usize] = Some(*outcome),
             Ok(_) | Err(RecvTimeoutError::Disconnected) => return Err(BenchError::Lost),
             Err(RecvTimeoutError::Timeout) => {
                 let live = view.look(counters);

@@ -140,9 +140,9 @@ pub type IoResult<T> = Result<T, IoError>;
 
 /// An I/O operation under way. An operation begins when its method is called,
 /// not when this is first polled, and goes on to its end if this is dropped.
-pub struct IoFuture<T>(State<T>);
+pub struct IoFuture<T>(FutureState<T>);
 
-enum State<T> {
+enum FutureState<T> {
     Ready(Option<IoResult<T>>),
     Boxed(Pin<Box<dyn Future<Output = IoResult<T>>>>),
 }
@@ -150,19 +150,19 @@ enum State<T> {
 impl<T> IoFuture<T> {
     /// An operation that is done already.
     pub fn ready(result: IoResult<T>) -> IoFuture<T> {
-        IoFuture(State::Ready(Some(result)))
+        IoFuture(FutureState::Ready(Some(result)))
     }
 
     /// An operation that `future` tells the end of.
     pub fn new(future: impl Future<Output = IoResult<T>> + 'static) -> IoFuture<T> {
-        IoFuture(State::Boxed(Box::pin(future)))
+        IoFuture(FutureState::Boxed(Box::pin(future)))
     }
 
     /// The result, if the operation was done at once: saves a caller the
     /// bookkeeping of an operation under way.
     pub fn try_ready(self) -> Result<IoResult<T>, IoFuture<T>> {
         match self.0 {
-            State::Ready(Some(result)) => Ok(result),
+            FutureState::Ready(Some(result)) => Ok(result),
             state => Err(IoFuture(state)),
         }
     }
@@ -173,8 +173,8 @@ impl<T: Unpin> Future for IoFuture<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<IoResult<T>> {
         match &mut self.0 {
-            State::Ready(result) => Poll::Ready(result.take().expect("polled after it was done")),
-            State::Boxed(future) => future.as_mut().poll(cx),
+            FutureState::Ready(result) => Poll::Ready(result.take().expect("polled after it was done")),
+            FutureState::Boxed(future) => future.as_mut().poll(cx),
         }
     }
 }
@@ -182,8 +182,8 @@ impl<T: Unpin> Future for IoFuture<T> {
 impl<T> fmt::Debug for IoFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            State::Ready(_) => "IoFuture(done)",
-            State::Boxed(_) => "IoFuture(under way)",
+            FutureState::Ready(_) => "IoFuture(done)",
+            FutureState::Boxed(_) => "IoFuture(under way)",
         })
     }
 }

@@ -30,10 +30,10 @@ const ZERO_PIECE: usize = 1 << 20;
 
 /// A file or a block device.
 pub struct FileDevice {
-    inner: Arc<Inner>,
+    inner: Arc<FileInner>,
 }
 
-struct Inner {
+struct FileInner {
     /// Everything but the size, which may change.
     info: DeviceInfo,
     size: AtomicU64,
@@ -69,7 +69,7 @@ impl FileDevice {
     }
 }
 
-impl Inner {
+impl FileInner {
     fn info(&self) -> DeviceInfo {
         DeviceInfo { size: self.size.load(Relaxed), ..self.info.clone() }
     }
@@ -185,11 +185,11 @@ impl BlockDevice for FileDevice {
 }
 
 struct FileIo {
-    inner: Arc<Inner>,
+    inner: Arc<FileInner>,
 }
 
 impl FileIo {
-    fn start<T, F>(&self, checked: IoResult<()>, f: impl FnOnce(Arc<Inner>) -> F) -> IoFuture<T>
+    fn start<T, F>(&self, checked: IoResult<()>, f: impl FnOnce(Arc<FileInner>) -> F) -> IoFuture<T>
     where
         T: Unpin + 'static,
         F: Future<Output = IoResult<T>> + 'static,

@@ -63,22 +63,22 @@ fn set_congestion(socket: &SockRef<'_>, name: &str) -> io::Result<()> {
 ///
 /// On io_uring each operation shares the descriptor, so that its number stays
 /// taken until the kernel is done with it: see [`op`].
-struct Source {
+struct Registered {
     fd: Rc<OwnedFd>,
     /// Its place in the epoll driver; none on io_uring.
     key: Option<usize>,
 }
 
-impl Source {
+impl Registered {
     /// Makes the descriptor (blocking or not, as the driver wants it) known.
-    fn new(socket: Socket) -> io::Result<Source> {
+    fn new(socket: Socket) -> io::Result<Registered> {
         let fd = Rc::new(OwnedFd::from(socket));
         let key = with_core(|core| match &mut *core.driver.borrow_mut() {
             Driver::Uring(_) => Ok(None),
             Driver::Epoll(epoll) => epoll.register(fd.as_raw_fd()).map(Some),
             Driver::Simulated => Err(io::ErrorKind::Unsupported.into()),
         })?;
-        Ok(Source { fd, key })
+        Ok(Registered { fd, key })
     }
 
     fn raw(&self) -> RawFd {
@@ -127,7 +127,7 @@ impl Source {
     }
 }
 
-impl Drop for Source {
+impl Drop for Registered {
     fn drop(&mut self) {
         if let Some(key) = self.key {
             try_with_core(|core| {
@@ -193,7 +193,7 @@ impl FreeListener {
 
 /// A listening socket.
 pub struct TcpListener {
-    end: Free<Source, dyn Listening>,
+    end: Free<Registered, dyn Listening>,
 }
 
 impl TcpListener {
@@ -254,7 +254,7 @@ impl TcpListener {
         let end = match listener.into().0 {
             Free::Kernel(listener) => {
                 listener.set_nonblocking(true)?;
-                Free::Kernel(Source::new(listener.into())?)
+                Free::Kernel(Registered::new(listener.into())?)
             }
             Free::Simulated(listener) => Free::Simulated(listener),
         };
@@ -312,7 +312,7 @@ fn local_addr(fd: &OwnedFd) -> io::Result<SocketAddr> {
 
 /// A connected socket. One task receives and one sends, at the same time.
 pub struct TcpStream {
-    end: Free<Source, dyn Wire>,
+    end: Free<Registered, dyn Wire>,
 }
 
 impl TcpStream {
@@ -331,7 +331,7 @@ impl TcpStream {
         match socket.connect(&addr.into()) {
             Ok(()) => {}
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {
-                let source = Source::new(socket.try_clone()?)?;
+                let source = Registered::new(socket.try_clone()?)?;
                 loop {
                     source.ready(Interest::Writable).await?;
                     if let Some(e) = socket.take_error()? {
@@ -370,7 +370,7 @@ impl TcpStream {
     fn adopt(socket: Socket) -> io::Result<TcpStream> {
         // io_uring takes O_NONBLOCK as a wish not to wait for data.
         socket.set_nonblocking(crate::exec::kind() == crate::Kind::Epoll)?;
-        Ok(TcpStream { end: Free::Kernel(Source::new(socket)?) })
+        Ok(TcpStream { end: Free::Kernel(Registered::new(socket)?) })
     }
 
     /// The kernel's socket.

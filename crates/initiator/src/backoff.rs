@@ -22,7 +22,7 @@ const LAST_USELESS: Duration = Duration::from_secs(10);
 
 /// The time without a connection.
 #[derive(Debug)]
-pub(crate) struct Outage {
+pub(crate) struct Backoff {
     since: Instant,
     /// Attempts since then.
     attempts: u32,
@@ -34,15 +34,15 @@ pub(crate) struct Outage {
     last: Option<Instant>,
 }
 
-impl Outage {
-    pub(crate) fn new() -> Outage {
-        Outage { since: now(), attempts: 0, useless: 0, wait: Duration::ZERO, last: None }
+impl Backoff {
+    pub(crate) fn new() -> Backoff {
+        Backoff { since: now(), attempts: 0, useless: 0, wait: Duration::ZERO, last: None }
     }
 
     /// A connection is lost; `worked` tells whether it has done any work.
     pub(crate) fn begin(&mut self, worked: bool) {
         if worked {
-            *self = Outage::new();
+            *self = Backoff::new();
             return;
         }
         if self.useless == 0 {
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     /// Waits before attempts that fail at once.
-    fn waits(outage: &mut Outage, n: usize) -> Vec<u128> {
+    fn waits(outage: &mut Backoff, n: usize) -> Vec<u128> {
         let attempt = |_| {
             outage.last = None;
             outage.attempt().1.as_millis()
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_wait_for_an_answer_counts_as_backoff() {
-        let mut outage = Outage::new();
+        let mut outage = Backoff::new();
         outage.begin(true);
         outage.attempts = 10;
         outage.last = now().checked_sub(LAST / 4);
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn the_first_attempt_is_at_once_and_later_ones_are_never_far_apart() {
-        let mut outage = Outage::new();
+        let mut outage = Backoff::new();
         outage.begin(true);
         let waits = waits(&mut outage, 50);
         assert_eq!(waits[0], 0);
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn connections_of_no_use_are_made_ever_more_seldom() {
-        let mut outage = Outage::new();
+        let mut outage = Backoff::new();
         outage.begin(true);
         let since = outage.since();
         let mut first = Vec::new();

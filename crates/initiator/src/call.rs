@@ -59,7 +59,7 @@ pub(crate) enum Fate {
 pub(crate) struct Call {
     pub(crate) sqe: Sqe,
     pub(crate) fate: Fate,
-    /// Its place among the commands of its lane.
+    /// Its place among the commands of its I/O queue.
     pub(crate) seq: u64,
     /// Bytes that were submitted before it.
     pub(crate) ahead: u64,

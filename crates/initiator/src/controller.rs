@@ -34,13 +34,13 @@ pub(crate) struct Settings {
 /// See the module.
 pub(crate) struct Controller {
     pub(crate) settings: Arc<Settings>,
-    state: Mutex<State>,
+    state: Mutex<ControllerState>,
     /// Ends the task that keeps it connected when dropped.
     requests: mpsc::UnboundedSender<Request>,
 }
 
-struct State {
-    phase: Phase,
+struct ControllerState {
+    phase: ControllerPhase,
     /// Of the session, or of the last one.
     epoch: u64,
     info: Arc<ControllerInfo>,
@@ -55,7 +55,7 @@ struct State {
     /// Why the last attempt to reconnect was made.
     reason: String,
     /// I/O queues that want a connection.
-    lanes: usize,
+    io_queues: usize,
     /// Told of every change of the above.
     watchers: Vec<oneshot::Sender<()>>,
     listeners: Vec<mpsc::UnboundedSender<ControllerEvent>>,
@@ -70,7 +70,7 @@ pub struct Outage {
     pub for_good: bool,
 }
 
-enum Phase {
+enum ControllerPhase {
     Up(Arc<Session>),
     /// Since then.
     Down(Instant),
@@ -126,17 +126,17 @@ impl Controller {
         let first = First::open(endpoint, &settings, which).await?;
         let session = Arc::clone(&first.session);
         let (requests, inbox) = mpsc::unbounded();
-        let state = State {
+        let state = ControllerState {
             info: Arc::clone(&session.info),
             epoch: session.epoch,
-            phase: Phase::Up(session),
+            phase: ControllerPhase::Up(session),
             open: true,
             unfenced: Vec::new(),
             namespace: first.namespace.clone(),
             set_up: first.set_up,
             disconnects: 0,
             reason: String::new(),
-            lanes: 0,
+            io_queues: 0,
             watchers: Vec::new(),
             listeners: Vec::new(),
         };
@@ -145,12 +145,12 @@ impl Controller {
         Ok(controller)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ControllerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state, and wakes the tasks that wait for a change.
-    fn change<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, f: impl FnOnce(&mut ControllerState) -> T) -> T {
         let mut state = self.lock();
         let result = f(&mut state);
         let watchers = std::mem::take(&mut state.watchers);
@@ -162,7 +162,7 @@ impl Controller {
     }
 
     /// Waits until `f` finds something in the state.
-    async fn find<T>(&self, mut f: impl FnMut(&State) -> Option<T>) -> T {
+    async fn find<T>(&self, mut f: impl FnMut(&ControllerState) -> Option<T>) -> T {
         loop {
             let changed = {
                 let mut state = self.lock();
@@ -181,9 +181,9 @@ impl Controller {
     /// The session, as soon as there is one.
     pub(crate) async fn session(&self) -> std::result::Result<Arc<Session>, IoError> {
         self.find(|state| match &state.phase {
-            Phase::Up(session) => Some(Ok(Arc::clone(session))),
-            Phase::Over(e) => Some(Err(e.clone())),
-            Phase::Down(_) => None,
+            ControllerPhase::Up(session) => Some(Ok(Arc::clone(session))),
+            ControllerPhase::Over(e) => Some(Err(e.clone())),
+            ControllerPhase::Down(_) => None,
         })
         .await
     }
@@ -232,7 +232,7 @@ impl Controller {
             state.epoch = session.epoch;
             state.open = state.unfenced.is_empty();
             state.info = Arc::clone(&session.info);
-            state.phase = Phase::Up(Arc::clone(session));
+            state.phase = ControllerPhase::Up(Arc::clone(session));
             Ok(events)
         })
     }
@@ -241,7 +241,7 @@ impl Controller {
     pub(crate) fn down(&self, session: &Arc<Session>) {
         let fence = self.settings.options.fencing && session.was_used();
         self.change(|state| {
-            state.phase = Phase::Down(now());
+            state.phase = ControllerPhase::Down(now());
             state.disconnects += 1;
             state.open = false;
             if fence {
@@ -254,10 +254,12 @@ impl Controller {
     pub(crate) fn over(&self, reason: IoError) {
         let text = error::reason(&reason);
         let ended = self.change(|state| {
-            if matches!(state.phase, Phase::Over(_)) {
+            if matches!(state.phase, ControllerPhase::Over(_)) {
                 return false;
             }
-            if let Phase::Up(session) = std::mem::replace(&mut state.phase, Phase::Over(reason)) {
+            if let ControllerPhase::Up(session) =
+                std::mem::replace(&mut state.phase, ControllerPhase::Over(reason))
+            {
                 session.end(&text);
             }
             true
@@ -273,18 +275,18 @@ impl Controller {
     }
 
     /// I/O queues that want a connection.
-    pub(crate) fn lanes(&self) -> usize {
-        self.lock().lanes
+    pub(crate) fn io_queues(&self) -> usize {
+        self.lock().io_queues
     }
 
-    /// A lane comes.
+    /// An I/O queue is opened.
     pub(crate) fn enter(&self) {
-        self.lock().lanes += 1;
+        self.lock().io_queues += 1;
     }
 
-    /// A lane goes.
+    /// An I/O queue is closed.
     pub(crate) fn leave(&self) {
-        self.lock().lanes -= 1;
+        self.lock().io_queues -= 1;
     }
 
     /// What the controller is.
@@ -340,8 +342,8 @@ impl Controller {
     /// Since when it is lost, and being connected to again.
     pub(crate) fn away_since(&self) -> Option<Instant> {
         match self.lock().phase {
-            Phase::Down(since) => Some(since),
-            Phase::Up(_) | Phase::Over(_) => None,
+            ControllerPhase::Down(since) => Some(since),
+            ControllerPhase::Up(_) | ControllerPhase::Over(_) => None,
         }
     }
 
@@ -349,9 +351,9 @@ impl Controller {
     pub(crate) fn outage(&self) -> Option<Outage> {
         let state = self.lock();
         match &state.phase {
-            Phase::Up(_) => None,
-            Phase::Over(e) => Some(Outage { why: e.to_string(), for_good: true }),
-            Phase::Down(since) => {
+            ControllerPhase::Up(_) => None,
+            ControllerPhase::Over(e) => Some(Outage { why: e.to_string(), for_good: true }),
+            ControllerPhase::Down(since) => {
                 let seconds = longhaul_engine::now().saturating_duration_since(*since).as_secs();
                 let address = &state.info.address;
                 let why = format!("no connection to {address} for {seconds} s: {}", state.reason);
@@ -371,7 +373,7 @@ impl Controller {
 
     fn gone(&self) -> Error {
         let reason = match &self.lock().phase {
-            Phase::Over(e) => error::reason(e),
+            ControllerPhase::Over(e) => error::reason(e),
             _ => "the connection was closed".into(),
         };
         Error::Unreachable { addr: self.info().address.clone(), reason, connect: None }
@@ -379,7 +381,7 @@ impl Controller {
 
     /// Fails once the controller is lost for good.
     pub(crate) fn check(&self) -> Result<()> {
-        let over = matches!(self.lock().phase, Phase::Over(_));
+        let over = matches!(self.lock().phase, ControllerPhase::Over(_));
         if over { Err(self.gone()) } else { Ok(()) }
     }
 
@@ -435,8 +437,8 @@ impl Controller {
     }
 }
 
-impl State {
+impl ControllerState {
     fn is_up(&self, epoch: u64) -> bool {
-        self.epoch == epoch && matches!(self.phase, Phase::Up(_))
+        self.epoch == epoch && matches!(self.phase, ControllerPhase::Up(_))
     }
 }

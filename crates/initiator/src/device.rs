@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::info::{ControllerEvent, ControllerInfo, NamespaceInfo, SetUp, Which};
 use crate::io::RemoteIo;
 use crate::options::Options;
-use crate::path::{Lanes, PathReport, Reports};
+use crate::path::{ConnectionPool, PathReport, Reports};
 use crate::setup::Endpoint;
 use crate::uri::Uri;
 use futures_channel::mpsc;
@@ -150,9 +150,9 @@ impl RemoteDevice {
     /// The controller is lost for good, or has no queue left.
     pub async fn open_io(&self) -> Result<Rc<RemoteIo>> {
         let shift = self.namespace().block_size.ilog2();
-        let (lanes, sharer) = Lanes::join(&self.controller, shift, &self.paths).await?;
+        let (pool, sharer) = ConnectionPool::join(&self.controller, shift, &self.paths).await?;
         let ControllerInfo { oncs, max_zeroes, .. } = *self.controller();
-        Ok(Rc::new(RemoteIo { lanes, sharer, nsid: self.nsid, shift, oncs, max_zeroes }))
+        Ok(Rc::new(RemoteIo { pool, sharer, nsid: self.nsid, shift, oncs, max_zeroes }))
     }
 
     /// What was last measured on a path to it, and chosen for it, by any

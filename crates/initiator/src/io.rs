@@ -2,7 +2,7 @@
 
 use crate::call::{Data, Done};
 use crate::error::io_error;
-use crate::path::{Lanes, Sharer, Way};
+use crate::path::{ConnectionPool, Sharer, Way};
 use futures_util::future::try_join_all;
 use longhaul_block::{Advice, BlockIo, IoError, IoFuture, IoResult, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, Memory};
@@ -21,7 +21,7 @@ const ZEROES_BLOCKS_MAX: u64 = 1 << 16;
 /// [`RemoteDevice::open_io`](crate::RemoteDevice::open_io). It outlives its
 /// connection: what is under way when that is lost waits for the next one.
 pub struct RemoteIo {
-    pub(crate) lanes: Rc<Lanes>,
+    pub(crate) pool: Rc<ConnectionPool>,
     pub(crate) sharer: Rc<Sharer>,
     pub(crate) nsid: u32,
     /// Logical block size as a power of two.
@@ -34,7 +34,7 @@ pub struct RemoteIo {
 /// Aborts operations that were begun by [`RemoteIo::abortable`].
 #[derive(Clone)]
 pub struct Abort {
-    lanes: Weak<Lanes>,
+    pool: Weak<ConnectionPool>,
     commands: Range<u64>,
 }
 
@@ -45,8 +45,8 @@ impl Abort {
     /// where it was too late. A write that was aborted may have been done in
     /// part.
     pub async fn abort(&self) {
-        if let Some(lanes) = self.lanes.upgrade() {
-            lanes.abort(&self.commands).await;
+        if let Some(pool) = self.pool.upgrade() {
+            pool.abort(&self.commands).await;
         }
     }
 }
@@ -72,16 +72,16 @@ impl RemoteIo {
     /// Begins operations in `begin`, and gives what aborts them. (Dropping an
     /// [`IoFuture`] does not: the operation goes on to its end.)
     pub fn abortable<T>(&self, begin: impl FnOnce(&RemoteIo) -> T) -> (T, Abort) {
-        let first = self.lanes.next_seq();
+        let first = self.pool.next_seq();
         let result = begin(self);
-        let commands = first..self.lanes.next_seq();
-        (result, Abort { lanes: Rc::downgrade(&self.lanes), commands })
+        let commands = first..self.pool.next_seq();
+        (result, Abort { pool: Rc::downgrade(&self.pool), commands })
     }
 
     /// Bytes of one command: whole blocks.
     fn max_transfer(&self) -> usize {
         let block = 1 << self.shift;
-        (self.lanes.io_size() as usize & !(block - 1)).max(block)
+        (self.pool.io_size() as usize & !(block - 1)).max(block)
     }
 
     fn lba(&self, bytes: u64) -> u64 {
@@ -92,7 +92,7 @@ impl RemoteIo {
         let len = dst.len();
         let rw = ReadWrite::new(self.lba(offset), self.lba(len as u64) as u32);
         let sqe = rw.to_sqe(io::READ, self.nsid);
-        let pending = self.lanes.submit(&self.sharer, Way::Read, sqe, Data::Read(Memory::Buf(dst)));
+        let pending = self.pool.submit(&self.sharer, Way::Read, sqe, Data::Read(Memory::Buf(dst)));
         async move {
             let done = pending.await?;
             check(&done)?;
@@ -107,12 +107,12 @@ impl RemoteIo {
         let mut rw = ReadWrite::new(self.lba(offset), self.lba(src.len() as u64) as u32);
         rw.fua = fua;
         let sqe = rw.to_sqe(io::WRITE, self.nsid);
-        let pending = self.lanes.submit(&self.sharer, Way::Write, sqe, Data::Write(Memory::Shared(src)));
+        let pending = self.pool.submit(&self.sharer, Way::Write, sqe, Data::Write(Memory::Shared(src)));
         async move { check(&pending.await?) }
     }
 
     fn command(&self, sqe: Sqe, data: Data) -> impl Future<Output = IoResult<()>> + use<> {
-        let pending = self.lanes.submit_other(sqe, data);
+        let pending = self.pool.submit_other(sqe, data);
         async move { check(&pending.await?) }
     }
 }
@@ -124,20 +124,20 @@ fn pieces(len: usize, max: usize) -> impl Iterator<Item = usize> {
 
 impl BlockIo for RemoteIo {
     fn advice(&self) -> Option<Advice> {
-        Some(self.lanes.advice_each())
+        Some(self.pool.advice_each())
     }
 
     fn generation(&self) -> u64 {
-        self.lanes.disconnects()
+        self.pool.disconnects()
     }
 
     fn away_since(&self) -> Option<Instant> {
-        self.lanes.away_since()
+        self.pool.away_since()
     }
 
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
         let max = self.max_transfer();
-        let whole = Rc::clone(&self.lanes);
+        let whole = Rc::clone(&self.pool);
         if dst.is_empty() {
             return IoFuture::ready(Ok(dst));
         }
@@ -168,7 +168,7 @@ impl BlockIo for RemoteIo {
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
         let max = self.max_transfer();
-        let whole = Rc::clone(&self.lanes);
+        let whole = Rc::clone(&self.pool);
         if src.is_empty() {
             return IoFuture::ready(Ok(()));
         }
@@ -193,7 +193,7 @@ impl BlockIo for RemoteIo {
     }
 
     fn flush(&self) -> IoFuture<()> {
-        let whole = Rc::clone(&self.lanes);
+        let whole = Rc::clone(&self.pool);
         let flush = self.command(Sqe::flush(self.nsid), Data::None);
         IoFuture::new(async move {
             let _open = whole;
@@ -215,7 +215,7 @@ impl BlockIo for RemoteIo {
             commands.push(self.command(Sqe::deallocate(self.nsid, 1), data));
             done += piece;
         }
-        let whole = Rc::clone(&self.lanes);
+        let whole = Rc::clone(&self.pool);
         IoFuture::new(async move {
             let _open = whole;
             try_join_all(commands).await.map(drop)
@@ -237,7 +237,7 @@ impl BlockIo for RemoteIo {
             commands.push(self.command(rw.to_sqe(io::WRITE_ZEROES, self.nsid), Data::None));
             done += piece;
         }
-        let whole = Rc::clone(&self.lanes);
+        let whole = Rc::clone(&self.pool);
         IoFuture::new(async move {
             let _open = whole;
             try_join_all(commands).await.map(drop)

@@ -63,22 +63,22 @@ impl Prepared {
 }
 
 /// See the module. Threads share it.
-pub(crate) struct Pool(Arc<Mutex<State<Prepared>>>);
+pub(crate) struct Pool(Arc<Mutex<PreparedState<Prepared>>>);
 
-fn lock<T>(state: &Mutex<State<T>>) -> MutexGuard<'_, State<T>> {
+fn lock<T>(state: &Mutex<PreparedState<T>>) -> MutexGuard<'_, PreparedState<T>> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct State<T> {
+struct PreparedState<T> {
     ready: Vec<T>,
     /// What ends each of those under way, by its number.
     under_way: BTreeMap<usize, oneshot::Sender<()>>,
     waiting: VecDeque<oneshot::Sender<T>>,
 }
 
-impl<T> Default for State<T> {
-    fn default() -> State<T> {
-        State { ready: Vec::new(), under_way: BTreeMap::new(), waiting: VecDeque::new() }
+impl<T> Default for PreparedState<T> {
+    fn default() -> PreparedState<T> {
+        PreparedState { ready: Vec::new(), under_way: BTreeMap::new(), waiting: VecDeque::new() }
     }
 }
 
@@ -126,7 +126,7 @@ impl Pool {
     }
 }
 
-impl<T> State<T> {
+impl<T> PreparedState<T> {
     /// One that is ready, or else what will give the next, or nothing.
     fn take(&mut self) -> std::result::Result<T, Option<oneshot::Receiver<T>>> {
         if let Some(ready) = self.ready.pop() {
@@ -175,8 +175,8 @@ impl<T> State<T> {
 mod tests {
     use super::*;
 
-    fn begun(n: usize) -> (State<u8>, Vec<oneshot::Receiver<()>>) {
-        let mut state = State::default();
+    fn begun(n: usize) -> (PreparedState<u8>, Vec<oneshot::Receiver<()>>) {
+        let mut state = PreparedState::default();
         let cancelled = (0..n).map(|number| {
             let (cancel, cancelled) = oneshot::channel();
             state.under_way.insert(number, cancel);
@@ -186,7 +186,7 @@ mod tests {
         (state, cancelled)
     }
 
-    fn wait(state: &mut State<u8>) -> oneshot::Receiver<u8> {
+    fn wait(state: &mut PreparedState<u8>) -> oneshot::Receiver<u8> {
         state.take().expect_err("none is ready").expect("one is under way")
     }
 

@@ -45,7 +45,7 @@ pub(crate) struct Signs {
 }
 
 /// The state that the tasks of a queue share.
-struct Inner {
+struct QueueInner {
     shared: Shared<HostQueue>,
     slots: RefCell<Vec<Slot>>,
     waiting: RefCell<VecDeque<Waiting>>,
@@ -59,7 +59,7 @@ struct Inner {
     /// End when the last command is done.
     closing: Cell<bool>,
     signs: Signs,
-    /// Bytes of kept commands that are done, over all connections of a lane.
+    /// Bytes of kept commands that are done, over all connections of an I/O queue.
     done_bytes: Rc<Cell<u64>>,
     /// Commands completed.
     completed: Cell<u64>,
@@ -74,7 +74,7 @@ struct Inner {
 
 /// A queue. Dropping it ends the connection once all commands are done.
 pub(crate) struct Queue {
-    inner: Rc<Inner>,
+    inner: Rc<QueueInner>,
 }
 
 impl Queue {
@@ -86,7 +86,7 @@ impl Queue {
         signs: Signs,
         done_bytes: Rc<Cell<u64>>,
     ) -> Queue {
-        let inner = Rc::new(Inner {
+        let inner = Rc::new(QueueInner {
             shared: Shared::new(queue, stream),
             slots: RefCell::default(),
             waiting: RefCell::default(),
@@ -266,7 +266,7 @@ pub(crate) fn take_where(calls: &mut VecDeque<Waiting>, which: impl Fn(&Call) ->
     taken
 }
 
-impl Inner {
+impl QueueInner {
     fn begin(&self, waiting: Waiting) {
         let Waiting { call, data } = waiting;
         let (kind, memory) = match data {
@@ -395,7 +395,7 @@ fn kept(call: Rc<Call>, memory: Option<Memory>) -> Waiting {
     Waiting { call, data }
 }
 
-impl Driver for Inner {
+impl Driver for QueueInner {
     type Queue = HostQueue;
 
     fn take_destination(&self, slot: u16) -> Option<Memory> {

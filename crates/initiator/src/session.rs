@@ -41,11 +41,11 @@ pub(crate) struct Session {
     cqt: Duration,
     /// Connections of I/O queues that wait for a thread.
     prepared: Pool,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
 }
 
 #[derive(Default)]
-struct State {
+struct SessionState {
     /// I/O queue identifiers in use.
     qids: BTreeSet<u16>,
     /// The last one given out: the next is another one, since the controller
@@ -88,7 +88,7 @@ impl Session {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,7 +1,7 @@
 //! The task that keeps a controller connected: it serves the admin queue of a
 //! session, and when that is lost, makes another one.
 
-use crate::backoff::Outage;
+use crate::backoff::Backoff;
 use crate::call::Data;
 use crate::controller::{Controller, Request, Settings};
 use crate::error::{Error, Result};
@@ -64,7 +64,7 @@ struct Wanted {
     epoch: u64,
     namespace: Which,
     unfenced: Vec<Arc<Session>>,
-    lanes: usize,
+    io_queues: usize,
 }
 
 /// A session that was made again, and what was asked beside.
@@ -77,8 +77,8 @@ impl First {
     /// Makes the first session.
     pub(crate) async fn open(endpoint: Endpoint, settings: &Settings, namespace: Which) -> Result<First> {
         let path = &settings.options.path;
-        let lanes = settings.options.queues.max(path.connections.unwrap_or(0)).into();
-        let wanted = Wanted { epoch: 1, namespace, unfenced: Vec::new(), lanes };
+        let io_queues = settings.options.queues.max(path.connections.unwrap_or(0)).into();
+        let wanted = Wanted { epoch: 1, namespace, unfenced: Vec::new(), io_queues };
         let hasty = Cell::new(false);
         let made = match make(endpoint.clone(), settings, wanted.clone(), &hasty).await {
             // It may be one of those that do not refuse what comes early, but
@@ -103,7 +103,7 @@ async fn make(endpoint: Endpoint, settings: &Settings, wanted: Wanted, hasty: &C
     // cost no more round trips.
     //= NVMe-TCP 1.1, connection establishment: ICReq and ICResp belong to a connection, whatever queue it becomes
     let config = host_config(options, options.queue_size, None);
-    let prepared = Pool::begin(wanted.lanes.min(PREPARED_MAX), &endpoint, options, config);
+    let prepared = Pool::begin(wanted.io_queues.min(PREPARED_MAX), &endpoint, options, config);
     let (mut admin, cntlid) = Admin::open(endpoint.clone(), options, subnqn, &signs).await?;
     let most = NumberOfQueues { submission: NumberOfQueues::MAX, completion: NumberOfQueues::MAX };
     //= NVMe Base 2.1, Number of Queues feature: it is set before any I/O queue is created
@@ -150,7 +150,7 @@ pub(crate) async fn supervise(
     mut first: First,
     mut inbox: mpsc::UnboundedReceiver<Request>,
 ) {
-    let mut outage = Outage::new();
+    let mut outage = Backoff::new();
     let mut resets = Vec::new();
     let mut later = Vec::new();
     loop {
@@ -289,7 +289,7 @@ async fn reconnect(
     settings: &Settings,
     old: &Arc<Session>,
     lost: String,
-    outage: &mut Outage,
+    outage: &mut Backoff,
     inbox: &mut mpsc::UnboundedReceiver<Request>,
 ) -> Option<(Made, Vec<Request>)> {
     let mut later = Vec::new();
@@ -384,7 +384,7 @@ async fn attempt(
             epoch,
             namespace: Which::Nsid(controller.namespace_now().nsid),
             unfenced: controller.unfenced(),
-            lanes: controller.lanes(),
+            io_queues: controller.io_queues(),
         }
     };
     let mut made = make(endpoint.clone(), settings, wanted, &Cell::new(false)).await?;

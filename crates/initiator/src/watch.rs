@@ -8,7 +8,7 @@
 //!   more than a packet: see [`crate::black_hole`].
 
 use crate::black_hole;
-use crate::lane;
+use crate::io_queue::IoQueueInner;
 use crate::queue::Queue;
 use crate::session::Session;
 use longhaul_engine::net::Life;
@@ -79,7 +79,7 @@ const STALL_LARGE: (Duration, Duration) = (SILENCE, Duration::from_secs(10));
 const ASK: (Duration, u32) = (Duration::from_secs(1), 4);
 
 /// Watches a queue. Returns why it is to be given up.
-pub(crate) async fn watch(lane: &lane::Inner, queue: &Queue, session: &Session) -> String {
+pub(crate) async fn watch(io_queue: &IoQueueInner, queue: &Queue, session: &Session) -> String {
     let mut silence = Silence::default();
     let mut stall = Stall::new(queue);
     let mut tick: u32 = 1;
@@ -92,8 +92,8 @@ pub(crate) async fn watch(lane: &lane::Inner, queue: &Queue, session: &Session) 
             let named = if small { black_hole::there(&silent) } else { None };
             return named.unwrap_or_else(|| silent.to_string());
         }
-        stall.look(lane, queue, session.epoch);
-        if let Some(reason) = overdue(lane, queue, tick) {
+        stall.look(io_queue, queue, session.epoch);
+        if let Some(reason) = overdue(io_queue, queue, tick) {
             return reason;
         }
     }
@@ -112,7 +112,7 @@ impl Stall {
         Stall { progress: queue.progress(), moved: now(), asked: now(), asked_large: None }
     }
 
-    fn look(&mut self, lane: &lane::Inner, queue: &Queue, epoch: u64) {
+    fn look(&mut self, io_queue: &IoQueueInner, queue: &Queue, epoch: u64) {
         let progress = queue.progress();
         if progress != self.progress || queue.outstanding() == 0 {
             *self = Stall { asked: self.asked, ..Stall::new(queue) };
@@ -127,7 +127,7 @@ impl Stall {
         if large {
             self.asked_large = Some(now());
         }
-        lane.controller.probe(epoch, large);
+        io_queue.controller.probe(epoch, large);
     }
 }
 
@@ -135,13 +135,13 @@ impl Stall {
 /// of it is done, so that a long queue makes no command late. An aborted command
 /// is retried; one that does not end for as long again ends the connection, and
 /// the reason is returned.
-fn overdue(lane: &lane::Inner, queue: &Queue, tick: u32) -> Option<String> {
-    let limit = lane.controller.settings.options.io_timeout;
+fn overdue(io_queue: &IoQueueInner, queue: &Queue, tick: u32) -> Option<String> {
+    let limit = io_queue.controller.settings.options.io_timeout;
     if limit.is_zero() {
         return None;
     }
     let ticks = u32::try_from(limit.as_millis().div_ceil(TICK.as_millis())).unwrap_or(u32::MAX / 4);
-    let done = lane.done_bytes();
+    let done = io_queue.done_bytes();
     let mut reason = None;
     queue.each(|call, cid| {
         if call.due.get() == 0 && done >= call.ahead {
@@ -154,7 +154,7 @@ fn overdue(lane: &lane::Inner, queue: &Queue, tick: u32) -> Option<String> {
             reason = Some(format!("a {what} command has not ended for {seconds:.0} s, nor by Abort"));
         } else if late > ticks && !call.aborting.replace(true) {
             tracing::warn!("a command has not ended for {} s: it is aborted", limit.as_secs_f64());
-            let abort = lane.abort_on_wire(cid);
+            let abort = io_queue.abort_on_wire(cid);
             spawn(async move { _ = abort.await }).detach();
         }
     });

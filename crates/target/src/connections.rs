@@ -23,19 +23,19 @@ type Sender = mpsc::UnboundedSender<Message>;
 /// The connections of a target.
 pub(crate) struct Connections {
     limit: usize,
-    state: Mutex<State>,
+    state: Mutex<TableState>,
 }
 
 #[derive(Default)]
-struct State {
+struct TableState {
     next: u64,
     /// The oldest first.
-    all: BTreeMap<u64, Entry>,
+    all: BTreeMap<u64, ConnectionEntry>,
     origins: HashMap<Origin, usize>,
     hosts: HashMap<Peer, usize>,
 }
 
-struct Entry {
+struct ConnectionEntry {
     sender: Sender,
     origin: Origin,
     /// The host that it belongs to, from Connect on.
@@ -57,9 +57,9 @@ fn less<K: Eq + std::hash::Hash>(counts: &mut HashMap<K, usize>, key: &K) {
     }
 }
 
-impl State {
+impl TableState {
     fn remove(&mut self, id: u64) -> Option<Sender> {
-        let Entry { sender, origin, host } = self.all.remove(&id)?;
+        let ConnectionEntry { sender, origin, host } = self.all.remove(&id)?;
         less(&mut self.origins, &origin);
         if let Some(host) = host {
             less(&mut self.hosts, &host);
@@ -78,7 +78,8 @@ impl Connections {
         let mut state = lock(&self.state);
         let crowded = state.origins.get(&origin).is_some_and(|&n| n >= self.limit.div_ceil(ADDRESS_PARTS));
         if crowded || state.all.len() >= self.limit {
-            let gives_way = |entry: &Entry| entry.host.is_none() && (!crowded || entry.origin == origin);
+            let gives_way =
+                |entry: &ConnectionEntry| entry.host.is_none() && (!crowded || entry.origin == origin);
             let oldest = state.all.iter().find(|(_, entry)| gives_way(entry)).map(|(&id, _)| id)?;
             if let Some(sender) = state.remove(oldest) {
                 let _ = sender.unbounded_send(Message::Close);
@@ -87,7 +88,7 @@ impl Connections {
         let id = state.next;
         state.next += 1;
         *state.origins.entry(origin).or_default() += 1;
-        state.all.insert(id, Entry { sender, origin, host: None });
+        state.all.insert(id, ConnectionEntry { sender, origin, host: None });
         Some(Place { connections: Arc::clone(self), id })
     }
 

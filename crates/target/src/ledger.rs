@@ -59,16 +59,16 @@ pub(crate) struct Peer {
 /// What is shared, and who has how much of it.
 pub(crate) struct Ledger {
     limit: usize,
-    state: Mutex<State>,
+    state: Mutex<LedgerState>,
 }
 
 #[derive(Default)]
-struct State {
+struct LedgerState {
     used: usize,
     /// For each origin: accounts, and what they hold together.
     origins: Slab<(usize, usize)>,
     by_origin: HashMap<Origin, usize>,
-    accounts: Slab<Entry>,
+    accounts: Slab<HostEntry>,
     by_peer: HashMap<Peer, usize>,
     /// Accounts that wait, each once, in the order of their turns.
     line: VecDeque<usize>,
@@ -77,7 +77,7 @@ struct State {
 }
 
 /// What one host holds.
-struct Entry {
+struct HostEntry {
     peer: Peer,
     /// Place of its origin.
     origin: usize,
@@ -118,7 +118,7 @@ enum Verdict {
     HostBlocked,
 }
 
-impl State {
+impl LedgerState {
     fn verdict(&self, limit: usize, account: &Account, len: usize) -> Verdict {
         let entry = &self.accounts[account.id];
         let held = account.held.load(Ordering::Relaxed);
@@ -220,7 +220,7 @@ impl Ledger {
         Arc::new(Ledger { limit, state: Mutex::default() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LedgerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -230,11 +230,11 @@ impl Ledger {
         let id = match state.by_peer.get(peer) {
             Some(&id) => id,
             None => {
-                let State { origins, by_origin, .. } = &mut *state;
+                let LedgerState { origins, by_origin, .. } = &mut *state;
                 let origin = *by_origin.entry(peer.origin).or_insert_with(|| origins.insert((0, 0)));
                 origins[origin].0 += 1;
                 let waiting = VecDeque::new();
-                let entry = Entry { peer: peer.clone(), origin, users: 0, held: 0, waiting };
+                let entry = HostEntry { peer: peer.clone(), origin, users: 0, held: 0, waiting };
                 let id = state.accounts.insert(entry);
                 state.by_peer.insert(peer.clone(), id);
                 id
@@ -305,7 +305,7 @@ impl Drop for Account {
             return;
         }
         // Charges and waiters have handles of their own: there are none.
-        let Entry { peer, origin, .. } = state.accounts.remove(self.id);
+        let HostEntry { peer, origin, .. } = state.accounts.remove(self.id);
         state.by_peer.remove(&peer);
         state.line.retain(|&id| id != self.id);
         state.origins[origin].0 -= 1;

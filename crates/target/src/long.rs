@@ -56,16 +56,16 @@ fn slices(offset: u64, len: u64, unit: u64) -> impl Iterator<Item = (u64, u64)> 
 }
 
 #[derive(Clone, Copy)]
-enum Work {
+enum LongWork {
     Zero(ZeroFlags),
     Discard,
 }
 
-impl Work {
+impl LongWork {
     async fn slice(self, io: &dyn BlockIo, offset: u64, len: u64) -> Result<(), IoError> {
         match self {
-            Work::Zero(flags) => io.write_zeroes(offset, len, flags).await,
-            Work::Discard => match io.discard(offset, len).await {
+            LongWork::Zero(flags) => io.write_zeroes(offset, len, flags).await,
+            LongWork::Discard => match io.discard(offset, len).await {
                 // Deallocation is a hint; a device that cannot do it keeps
                 // the data.
                 Err(IoError::Unsupported(_)) => Ok(()),
@@ -91,17 +91,17 @@ impl Long {
             return self.io.write_zeroes(offset, len, flags).await;
         }
         let _turn = Rc::clone(&self.connection.shares().long).take(1).await;
-        self.work(Work::Zero(flags), vec![(offset, len)], MEMORY_SLICE, self.unit(DEVICE_SLICE)).await
+        self.work(LongWork::Zero(flags), vec![(offset, len)], MEMORY_SLICE, self.unit(DEVICE_SLICE)).await
     }
 
     pub(crate) async fn discard(self, ranges: Vec<(u64, u64)>) -> Result<(), IoError> {
         let _turn = Rc::clone(&self.connection.shares().long).take(1).await;
-        self.work(Work::Discard, ranges, MEMORY_DISCARD, self.unit(DEVICE_DISCARD)).await
+        self.work(LongWork::Discard, ranges, MEMORY_DISCARD, self.unit(DEVICE_DISCARD)).await
     }
 
     async fn work(
         &self,
-        work: Work,
+        work: LongWork,
         ranges: Vec<(u64, u64)>,
         memory_unit: u64,
         unit: u64,
@@ -123,7 +123,7 @@ impl Long {
     async fn elsewhere(
         &self,
         device: Arc<dyn BlockDevice>,
-        work: Work,
+        work: LongWork,
         ranges: Vec<(u64, u64)>,
         unit: u64,
     ) -> Result<(), IoError> {

@@ -13,10 +13,10 @@ const PERIOD: Duration = Duration::from_secs(10);
 
 /// Messages of one kind.
 #[derive(Debug, Default)]
-pub(crate) struct Quiet(Mutex<State>);
+pub(crate) struct Quiet(Mutex<QuietState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct QuietState {
     since: Option<Instant>,
     /// Messages in this period.
     count: u64,
@@ -34,7 +34,7 @@ impl Quiet {
         let over = state.since.is_none_or(|since| now >= since + PERIOD);
         let left_out = if over { state.count.saturating_sub(LINES) } else { 0 };
         if over {
-            *state = State { since: Some(now), count: 0 };
+            *state = QuietState { since: Some(now), count: 0 };
         }
         state.count += 1;
         let speaks = state.count <= LINES;

@@ -119,14 +119,14 @@ impl Drop for Mover {
     }
 }
 
-struct Lane {
+struct MoverLane {
     from: Arc<File>,
     to: Arc<File>,
     flow: Flow,
 }
 
 struct Worker {
-    lanes: Vec<Lane>,
+    lanes: Vec<MoverLane>,
     arena: Arena,
     wake: Arc<OwnedFd>,
     inbox: Receiver<Order>,
@@ -138,9 +138,9 @@ struct Worker {
 }
 
 impl Worker {
-    fn lane((route, seed): (Route, u64)) -> Lane {
+    fn lane((route, seed): (Route, u64)) -> MoverLane {
         let flow = Flow::new(shortened(route.way), seed);
-        Lane { from: route.from, to: route.to, flow }
+        MoverLane { from: route.from, to: route.to, flow }
     }
 
     fn now(&self) -> u64 {
@@ -193,7 +193,7 @@ impl Worker {
                     break;
                 }
                 let now = self.now();
-                let Lane { to, flow, .. } = &mut self.lanes[i];
+                let MoverLane { to, flow, .. } = &mut self.lanes[i];
                 let Some(parcel) = flow.take(now) else { break };
                 match rustix::io::write(&**to, self.arena.bytes(parcel.place)) {
                     Ok(_) => flow.delivered(&parcel, now),
@@ -210,7 +210,7 @@ impl Worker {
     fn collect(&mut self, lane: usize) {
         for _ in 0..BATCH {
             let now = self.now();
-            let Lane { from, flow, .. } = &mut self.lanes[lane];
+            let MoverLane { from, flow, .. } = &mut self.lanes[lane];
             match self.arena.space() {
                 Some(space) => match rustix::io::read(&**from, space) {
                     Ok(len) if len > packet::VNET => flow.arrive(&mut self.arena, now, len),

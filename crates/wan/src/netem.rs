@@ -48,7 +48,7 @@ pub(crate) fn unsupported(conditions: &Conditions) -> Option<&'static str> {
 
 /// A link's ends within the middle namespace.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct NetemLink {
     middle: Namespace,
     index: usize,
     mtu: u32,
@@ -56,7 +56,7 @@ pub(crate) struct Link {
     past: Mutex<[WayStatistics; 2]>,
 }
 
-impl Link {
+impl NetemLink {
     /// Joins client and server by a bridge in `middle`.
     pub(crate) fn make(
         middle: &Namespace,
@@ -64,7 +64,7 @@ impl Link {
         index: usize,
         mtu: u32,
         conditions: &Conditions,
-    ) -> Result<Link, Error> {
+    ) -> Result<NetemLink, Error> {
         let device = setup::device(index);
         let mut commands = vec![format!("link add br{index} mtu {mtu} type bridge")];
         for (port, end) in [format!("c{index}"), format!("s{index}")].iter().zip(ends) {
@@ -82,7 +82,7 @@ impl Link {
         for (namespace, end) in ends.iter().zip([End::Client, End::Server]) {
             setup::bring_up(namespace, index, end, mtu)?;
         }
-        let link = Link { middle: middle.clone(), index, mtu, past: Mutex::default() };
+        let link = NetemLink { middle: middle.clone(), index, mtu, past: Mutex::default() };
         link.set(true, None, &conditions.there)?;
         link.set(false, None, &conditions.back)?;
         Ok(link)

@@ -23,7 +23,7 @@ mod pipe;
 
 use longhaul_engine::net::{FreeStream, SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::{BufPool, Config, Task, Thread, sleep_until, spawn};
-use pipe::{End, Pipe};
+use pipe::{Pipe, PipeEnd};
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::rc::Rc;
@@ -148,14 +148,14 @@ struct Shared {
     target: SocketAddr,
     link: Link,
     pool: BufPool,
-    forward: Rc<pipe::Lane>,
-    back: Rc<pipe::Lane>,
+    forward: Rc<pipe::SharedWire>,
+    back: Rc<pipe::SharedWire>,
     counters: Arc<Counters>,
 }
 
 impl Shared {
     fn new(target: SocketAddr, link: Link, counters: Arc<Counters>) -> Shared {
-        let lane = || Rc::new(pipe::Lane::new(link.delay, link.rate));
+        let lane = || Rc::new(pipe::SharedWire::new(link.delay, link.rate));
         Shared { target, pool: BufPool::new(link.memory), forward: lane(), back: lane(), counters, link }
     }
 
@@ -198,7 +198,7 @@ impl Shared {
                 return sleep_until(handshake).await;
             }
         };
-        let pipe = |from: &Rc<TcpStream>, to: &Rc<TcpStream>, lane: &Rc<pipe::Lane>| {
+        let pipe = |from: &Rc<TcpStream>, to: &Rc<TcpStream>, lane: &Rc<pipe::SharedWire>| {
             Pipe::new(Rc::clone(from), Rc::clone(to), self.pool.clone(), Rc::clone(lane))
         };
         let there = pipe(&near, &far, &self.forward);
@@ -216,8 +216,8 @@ impl Shared {
 }
 
 /// After a failure neither direction has a use any more.
-fn cut(end: End, near: &TcpStream, far: &TcpStream) {
-    if end == End::Broken {
+fn cut(end: PipeEnd, near: &TcpStream, far: &TcpStream) {
+    if end == PipeEnd::Broken {
         for stream in [near, far] {
             // It fails on a connection that is gone already, as it should be.
             let _ = stream.shutdown(Shutdown::Both);

@@ -162,7 +162,7 @@ struct LinkState {
 enum Carrier {
     Tun(Mover),
     /// And when the statistics began.
-    Netem(Vec<netem::Link>, Mutex<Instant>),
+    Netem(Vec<netem::NetemLink>, Mutex<Instant>),
 }
 
 /// Makes namespaces and what is in them.
@@ -197,7 +197,7 @@ impl Builder {
     fn netem(&mut self, client: &Namespace, servers: &[Namespace]) -> Result<Carrier, Error> {
         let middle = self.namespace(&format!("{}-net", self.plan.name))?;
         let (mtu, conditions) = (self.plan.mtu, &self.plan.conditions);
-        let link = |(i, server)| netem::Link::make(&middle, [client, server], i, mtu, conditions);
+        let link = |(i, server)| netem::NetemLink::make(&middle, [client, server], i, mtu, conditions);
         let links = (1..).zip(servers).map(link).collect::<Result<_, _>>()?;
         Ok(Carrier::Netem(links, Mutex::new(Instant::now())))
     }
@@ -390,7 +390,7 @@ impl Wan {
 
     fn collect_netem(
         &self,
-        links: &[netem::Link],
+        links: &[netem::NetemLink],
         since: &Mutex<Instant>,
         reset: bool,
     ) -> Result<Statistics, Error> {

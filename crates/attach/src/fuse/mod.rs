@@ -6,7 +6,7 @@ mod session;
 pub(crate) use mount::unescape;
 pub use mount::{unmount, unmount_served};
 
-use crate::disk::Told;
+use crate::disk::ErrorCursor;
 use crate::error::AttachError;
 use crate::served::{Request, Requests};
 use mount::{Mounted, Plan, State};
@@ -41,7 +41,7 @@ pub struct FuseFile {
     requests: Arc<dyn Requests>,
     /// Gets the error of every loss since the beginning, also of those that
     /// other handles have seen.
-    told: Arc<Told>,
+    cursor: Arc<ErrorCursor>,
     session: Option<JoinHandle<io::Result<()>>>,
     /// Its other end is dropped when the kernel has released the file.
     reached: Receiver<()>,
@@ -62,7 +62,7 @@ impl FuseFile {
     ) -> Result<FuseFile, AttachError> {
         let path = place(path)?;
         let made = make(&path)?;
-        let told = requests.handle();
+        let cursor = requests.handle();
         let plan = Plan {
             name: &options.name,
             read_only: requests.info().read_only,
@@ -79,7 +79,7 @@ impl FuseFile {
         });
         match started {
             Ok((mounted, session)) => {
-                Ok(FuseFile { mounted, made, requests, told, session: Some(session), reached })
+                Ok(FuseFile { mounted, made, requests, cursor, session: Some(session), reached })
             }
             Err(e) => {
                 if made {
@@ -145,7 +145,7 @@ impl FuseFile {
     /// Something could not be made durable, or could not since the beginning
     /// and no flush has reported it.
     pub fn flush(&self) -> Result<(), AttachError> {
-        self.requests.wait(Request::Flush(Arc::clone(&self.told)))?;
+        self.requests.wait(Request::Flush(Arc::clone(&self.cursor)))?;
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use crate::disk::Told;
+use crate::disk::ErrorCursor;
 
 /// Bytes of one request: what a kernel with its usual limits (256 pages) sends.
 const REQUEST: u32 = 1 << 20;
@@ -31,7 +31,7 @@ const THREADS: usize = 4;
 /// The file.
 struct File {
     requests: Arc<dyn Requests>,
-    handles: Mutex<HashMap<u64, Arc<Told>>>,
+    handles: Mutex<HashMap<u64, Arc<ErrorCursor>>>,
     next: AtomicU64,
     mode: u16,
     owner: (u32, u32),
@@ -106,7 +106,7 @@ impl File {
         }
     }
 
-    fn handle(&self, fh: FileHandle) -> Arc<Told> {
+    fn handle(&self, fh: FileHandle) -> Arc<ErrorCursor> {
         let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
         handles.get(&fh.0).cloned().unwrap_or_else(|| self.requests.handle())
     }

@@ -10,7 +10,7 @@ mod nbd;
 mod nvme;
 mod ublk;
 
-use crate::disk::Told;
+use crate::disk::ErrorCursor;
 use crate::error::AttachError;
 use crate::fuse::{kind, place};
 use crate::served::{Request, Requests};
@@ -44,7 +44,7 @@ pub enum Way {
 }
 
 /// A device of the kernel, while it is there.
-trait Served: Send {
+trait KernelSide: Send {
     /// Such as `/dev/nvme0n1`.
     fn device(&self) -> &Path;
 
@@ -57,10 +57,10 @@ pub struct KernelDevice {
     path: PathBuf,
     linked: bool,
     /// Nothing when it has gone.
-    served: Option<Box<dyn Served>>,
+    served: Option<Box<dyn KernelSide>>,
     requests: Arc<dyn Requests>,
     /// Gets the error of every loss since the beginning.
-    told: Arc<Told>,
+    cursor: Arc<ErrorCursor>,
 }
 
 impl KernelDevice {
@@ -72,14 +72,14 @@ impl KernelDevice {
     pub fn new(requests: Arc<dyn Requests>, path: &Path, way: Way) -> Result<KernelDevice, AttachError> {
         let path = place(path)?;
         check(&path)?;
-        let told = requests.handle();
-        let served: Box<dyn Served> = match way {
+        let cursor = requests.handle();
+        let served: Box<dyn KernelSide> = match way {
             Way::Nvme => Box::new(nvme::Host::start(&requests)?),
             Way::Nbd => Box::new(nbd::Client::start(&requests)?),
             Way::Ublk => Box::new(ublk::Server::start(&requests)?),
         };
         let device = served.device().to_owned();
-        let mut made = KernelDevice { path, linked: false, served: Some(served), requests, told };
+        let mut made = KernelDevice { path, linked: false, served: Some(served), requests, cursor };
         symlink(device, &made.path).map_err(|e| AttachError::path(&made.path, e))?;
         made.linked = true;
         Ok(made)
@@ -117,7 +117,7 @@ impl KernelDevice {
     /// Something could not be made durable, or could not since the beginning
     /// and no flush has reported it.
     pub fn flush(&self) -> Result<(), AttachError> {
-        self.requests.wait(Request::Flush(Arc::clone(&self.told)))?;
+        self.requests.wait(Request::Flush(Arc::clone(&self.cursor)))?;
         Ok(())
     }
 

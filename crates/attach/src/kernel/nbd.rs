@@ -4,7 +4,7 @@
 
 #![allow(unsafe_code)]
 
-use super::{Served, appears, open};
+use super::{KernelSide, appears, open};
 use crate::error::AttachError;
 use crate::nbd::{flags_of, serve_connected};
 use crate::served::Requests;
@@ -39,7 +39,7 @@ pub(super) struct Client {
 
 /// What the kernel is to know of the device.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct NbdGeometry {
     block_size: u32,
     blocks: u64,
     flags: u16,
@@ -49,7 +49,7 @@ impl Client {
     pub(super) fn start(requests: &Arc<dyn Requests>) -> Result<Client, AttachError> {
         let info = requests.info();
         let blocks = info.size / u64::from(info.block_size);
-        let shape = Shape { block_size: info.block_size, blocks, flags: flags_of(&info) };
+        let shape = NbdGeometry { block_size: info.block_size, blocks, flags: flags_of(&info) };
         // Asked for first, so that a machine without any says so.
         open(Path::new("/dev/nbd0"), MODULE)?;
         for number in 0..DEVICES {
@@ -107,7 +107,7 @@ fn call(device: &File, what: libc::Ioctl, value: libc::c_ulong) -> io::Result<()
 
 /// Gives the kernel its side of the connection, and stays in the kernel until
 /// the device ends. All by one thread, as the kernel wants it.
-fn wait(device: &File, socket: UnixStream, shape: Shape, tell: &Sender<()>) -> io::Result<()> {
+fn wait(device: &File, socket: UnixStream, shape: NbdGeometry, tell: &Sender<()>) -> io::Result<()> {
     let number = libc::c_ulong::try_from(socket.as_raw_fd()).map_err(io::Error::other)?;
     call(device, SET_SOCK, number)?;
     let begin = || {
@@ -124,7 +124,7 @@ fn wait(device: &File, socket: UnixStream, shape: Shape, tell: &Sender<()>) -> i
     result
 }
 
-impl Served for Client {
+impl KernelSide for Client {
     fn device(&self) -> &Path {
         &self.device
     }

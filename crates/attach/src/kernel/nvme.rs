@@ -1,6 +1,6 @@
 //! The kernel's own NVMe/TCP host on a target of this process.
 
-use super::{Served, appears, open};
+use super::{KernelSide, appears, open};
 use crate::device::Local;
 use crate::error::AttachError;
 use crate::served::Requests;
@@ -100,7 +100,7 @@ pub(super) fn forget(device: &Path) -> Result<(), AttachError> {
     }
 }
 
-impl Served for Host {
+impl KernelSide for Host {
     fn device(&self) -> &Path {
         &self.device
     }

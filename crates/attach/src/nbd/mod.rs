@@ -10,7 +10,7 @@ mod handshake;
 mod transmission;
 mod wire;
 
-use crate::disk::Told;
+use crate::disk::ErrorCursor;
 use crate::error::AttachError;
 use crate::served::{Request, Requests};
 use longhaul_block::{DeviceInfo, IoResult};
@@ -60,16 +60,16 @@ enum Listener {
 
 /// A running server.
 pub struct Nbd {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     listeners: Vec<(OwnedFd, Option<PathBuf>)>,
     addresses: Vec<Address>,
 }
 
-struct Shared {
+struct ServerState {
     exports: Vec<Arc<Export>>,
     /// Of each export, told of every loss since the beginning: of some, no
     /// connection may be.
-    told: Vec<Arc<Told>>,
+    told: Vec<Arc<ErrorCursor>>,
     stopping: AtomicBool,
     /// Sockets of the connections, by number.
     connections: Mutex<(u64, HashMap<u64, File>)>,
@@ -85,7 +85,7 @@ impl Nbd {
         let exports: Vec<_> = exports.into_iter().map(Arc::new).collect();
         let told = exports.iter().map(|export| export.requests.handle()).collect();
         let (connections, fewer, stopping) = (Mutex::default(), Condvar::new(), AtomicBool::new(false));
-        let shared = Arc::new(Shared { exports, told, stopping, connections, fewer });
+        let shared = Arc::new(ServerState { exports, told, stopping, connections, fewer });
         let mut nbd = Nbd { shared, listeners: Vec::new(), addresses: Vec::new() };
         for address in addresses {
             let listener = listen(address)?;
@@ -132,7 +132,7 @@ impl Nbd {
         // What they have asked for may still be with the device.
         let connections = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.shared.fewer.wait_while(connections, some).unwrap_or_else(PoisonError::into_inner));
-        let flush = |(export, told): (&Arc<Export>, &Arc<Told>)| {
+        let flush = |(export, told): (&Arc<Export>, &Arc<ErrorCursor>)| {
             export.requests.wait(Request::Flush(Arc::clone(told))).map(drop)
         };
         // All of them, also when one fails.
@@ -198,7 +198,7 @@ fn clear(path: &Path) {
     }
 }
 
-fn accept(shared: &Arc<Shared>, listener: &Listener) {
+fn accept(shared: &Arc<ServerState>, listener: &Listener) {
     loop {
         let socket = match listener {
             Listener::Tcp(tcp) => tcp.accept().map(|(stream, _)| {
@@ -224,7 +224,7 @@ fn accept(shared: &Arc<Shared>, listener: &Listener) {
 }
 
 /// Serves a connection on a thread of its own, once there are few enough.
-fn admit(shared: &Arc<Shared>, socket: File) {
+fn admit(shared: &Arc<ServerState>, socket: File) {
     let Ok(kept) = socket.try_clone() else { return };
     let number = {
         let connections = shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
@@ -248,7 +248,7 @@ fn admit(shared: &Arc<Shared>, socket: File) {
     }
 }
 
-impl Shared {
+impl ServerState {
     /// Shuts down all connections in both directions.
     fn cut(&self) {
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
@@ -284,7 +284,7 @@ pub(crate) fn serve_connected(socket: File, requests: Arc<dyn Requests>) -> io::
     std::thread::Builder::new().name("longhaul-nbd-rx".into()).spawn(serve).map(drop)
 }
 
-fn converse(shared: &Shared, mut socket: File) -> io::Result<()> {
+fn converse(shared: &ServerState, mut socket: File) -> io::Result<()> {
     set_socket_timeout(&socket, Timeout::Recv, Some(HANDSHAKE))?;
     let Some(agreed) = handshake::negotiate(&mut socket, &shared.exports)? else { return Ok(()) };
     set_socket_timeout(&socket, Timeout::Recv, None)?;

@@ -8,7 +8,7 @@
 use super::REQUEST_MAX;
 use super::handshake::Agreed;
 use super::wire::{self, REQUEST_LEN, Request, allocation, chunk, cmd, error, error_of, flag};
-use crate::disk::Told;
+use crate::disk::ErrorCursor;
 use crate::served;
 use longhaul_block::{IoError, IoResult, ZeroFlags};
 use longhaul_engine::{Buf, BufMut};
@@ -130,7 +130,7 @@ fn start(
     agreed: &Agreed,
     request: Request,
     data: Option<Buf>,
-    told: &Arc<Told>,
+    told: &Arc<ErrorCursor>,
     replies: Sender<Reply>,
     share: Share,
 ) {
@@ -207,7 +207,7 @@ fn check(agreed: &Agreed, request: &Request) -> Result<(), (u32, String)> {
     Ok(())
 }
 
-fn translate(request: &Request, data: Option<Buf>, told: &Arc<Told>) -> served::Request {
+fn translate(request: &Request, data: Option<Buf>, told: &Arc<ErrorCursor>) -> served::Request {
     let (offset, len) = (request.offset, u64::from(request.len));
     let fua = request.flags & flag::FUA != 0;
     match request.kind {

@@ -52,7 +52,7 @@ const LARGE_PAGES: u8 = 2;
 
 /// What is known of the pages of a mapping.
 pub(super) struct Pages {
-    chunks: Vec<Chunk>,
+    chunks: Vec<PageChunk>,
     /// Bytes of a chunk: whole huge pages.
     chunk: usize,
     len: usize,
@@ -99,7 +99,7 @@ impl Writer {
 }
 
 #[derive(Default)]
-struct Chunk {
+struct PageChunk {
     /// Made with the first write, so that untouched memory costs nothing.
     written: OnceLock<Box<[AtomicU64]>>,
     pages: AtomicUsize,
@@ -110,7 +110,7 @@ impl Pages {
     /// Of `len` bytes that nothing was written to.
     pub(super) fn new(len: usize) -> Pages {
         let chunk = len.div_ceil(CHUNKS_MOST).next_multiple_of(HUGE);
-        let chunks = (0..len.div_ceil(chunk)).map(|_| Chunk::default()).collect();
+        let chunks = (0..len.div_ceil(chunk)).map(|_| PageChunk::default()).collect();
         Pages { chunks, chunk, len, writer: Writer::default() }
     }
 
@@ -213,7 +213,7 @@ impl Pages {
     }
 }
 
-impl Chunk {
+impl PageChunk {
     /// Whether the caller is the one to change its pages to huge ones.
     fn begin_change(&self) -> bool {
         self.state.compare_exchange(SMALL, ASKED, Relaxed, Relaxed).is_ok()

@@ -55,20 +55,20 @@ use writer::WriteSide;
 /// reading and writing mean.
 pub struct AsyncStream {
     /// Only a stream that is being dropped has none.
-    inner: Option<Inner>,
+    inner: Option<StreamInner>,
     position: u64,
     /// Bytes at `position` that were read already.
     here: Option<Buf>,
 }
 
-struct Inner {
+struct StreamInner {
     io: Rc<dyn BlockIo>,
     info: DeviceInfo,
     reads: ReadSide,
     writes: WriteSide,
 }
 
-impl Inner {
+impl StreamInner {
     /// Hands over what is pending and tells the log what went wrong.
     async fn finish(mut self) {
         let drained = self.writes.drain(&self.io, &self.info).await;
@@ -90,10 +90,10 @@ impl AsyncStream {
     /// A stream over an open device.
     pub fn new(io: Rc<dyn BlockIo>, info: DeviceInfo) -> AsyncStream {
         let (reads, writes) = (ReadSide::new(), WriteSide::new());
-        AsyncStream { inner: Some(Inner { io, info, reads, writes }), position: 0, here: None }
+        AsyncStream { inner: Some(StreamInner { io, info, reads, writes }), position: 0, here: None }
     }
 
-    fn inner(&mut self) -> &mut Inner {
+    fn inner(&mut self) -> &mut StreamInner {
         self.inner.as_mut().expect("only drop takes it")
     }
 
@@ -127,7 +127,7 @@ impl AsyncStream {
             return Ok(here.clone());
         }
         let position = self.position;
-        let Inner { io, info, reads, writes } = self.inner();
+        let StreamInner { io, info, reads, writes } = self.inner();
         if writes.is_pending() {
             writes.drain(io, info).await?;
         }
@@ -183,7 +183,7 @@ impl AsyncStream {
     pub async fn write(&mut self, bytes: &[u8]) -> IoResult<usize> {
         let position = self.position;
         self.here = None;
-        let Inner { io, info, reads, writes } = self.inner();
+        let StreamInner { io, info, reads, writes } = self.inner();
         // What was read ahead may be what is written now.
         reads.forget();
         let n = writes.write(io, info, position, bytes).await?;
@@ -208,7 +208,7 @@ impl AsyncStream {
     /// # Errors
     /// Earlier writes failed, or the flush did.
     pub async fn flush(&mut self) -> IoResult<()> {
-        let Inner { io, info, writes, .. } = self.inner();
+        let StreamInner { io, info, writes, .. } = self.inner();
         writes.flush(io, info).await
     }
 

@@ -14,18 +14,18 @@ use longhaul_engine::{BUF_MAX, Buf, BufMut};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-enum State {
+enum ChunkState {
     UnderWay(IoFuture<BufMut>),
     Here(Buf),
 }
 
-struct Chunk {
+struct StreamChunk {
     offset: u64,
     len: u64,
-    state: State,
+    state: ChunkState,
 }
 
-impl Chunk {
+impl StreamChunk {
     fn end(&self) -> u64 {
         self.offset + self.len
     }
@@ -34,7 +34,7 @@ impl Chunk {
 /// Reads ahead for one reader.
 pub(super) struct ReadSide {
     window: Window,
-    chunks: VecDeque<Chunk>,
+    chunks: VecDeque<StreamChunk>,
 }
 
 impl ReadSide {
@@ -66,16 +66,16 @@ impl ReadSide {
         self.drop_others(offset);
         self.fill(io, info, &advice, offset, len, ahead);
         let Some(chunk) = self.chunks.front_mut() else { return Ok(Buf::copy_of(&[])) };
-        if let State::UnderWay(read) = &mut chunk.state {
+        if let ChunkState::UnderWay(read) = &mut chunk.state {
             match read.await {
-                Ok(buf) => chunk.state = State::Here(buf.freeze()),
+                Ok(buf) => chunk.state = ChunkState::Here(buf.freeze()),
                 Err(e) => {
                     self.chunks.clear();
                     return Err(e);
                 }
             }
         }
-        let State::Here(buf) = &chunk.state else { return Ok(Buf::copy_of(&[])) };
+        let ChunkState::Here(buf) = &chunk.state else { return Ok(Buf::copy_of(&[])) };
         let begin = (offset - chunk.offset) as usize;
         let asked = begin.saturating_add(len as usize);
         let end = if self.window.is_sequential() { buf.len() } else { buf.len().min(asked) };
@@ -110,7 +110,7 @@ impl ReadSide {
     ) {
         let block = u64::from(info.block_size);
         let up = |at: u64| at.div_ceil(block) * block;
-        let mut at = self.chunks.back().map_or(offset / block * block, Chunk::end);
+        let mut at = self.chunks.back().map_or(offset / block * block, StreamChunk::end);
         let end = up(offset.saturating_add(ahead)).min(info.size);
         // Whole I/Os, so that the window moves on in pieces that are worth it;
         // a random reader's is what it asks for.
@@ -126,11 +126,11 @@ impl ReadSide {
             }
             let read = io.read(at, BufMut::zeroed(size as usize));
             let state = match read.try_ready() {
-                Ok(Ok(buf)) => State::Here(buf.freeze()),
-                Ok(Err(e)) => State::UnderWay(IoFuture::ready(Err(e))),
-                Err(read) => State::UnderWay(read),
+                Ok(Ok(buf)) => ChunkState::Here(buf.freeze()),
+                Ok(Err(e)) => ChunkState::UnderWay(IoFuture::ready(Err(e))),
+                Err(read) => ChunkState::UnderWay(read),
             };
-            self.chunks.push_back(Chunk { offset: at, len: size, state });
+            self.chunks.push_back(StreamChunk { offset: at, len: size, state });
             at += size;
         }
     }

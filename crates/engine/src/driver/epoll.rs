@@ -26,13 +26,13 @@ pub(crate) enum Interest {
 
 pub(crate) struct Epoll {
     fd: OwnedFd,
-    sources: Slab<Source>,
+    sources: Slab<Readiness>,
     events: Vec<libc::epoll_event>,
     signal: Arc<Signal>,
 }
 
 #[derive(Default)]
-struct Source {
+struct Readiness {
     ready: [bool; 2],
     waker: [Option<Waker>; 2],
 }
@@ -60,7 +60,7 @@ impl Epoll {
     }
 
     pub(crate) fn register(&mut self, fd: RawFd) -> io::Result<usize> {
-        let key = self.sources.insert(Source { ready: [true; 2], waker: [None, None] });
+        let key = self.sources.insert(Readiness { ready: [true; 2], waker: [None, None] });
         let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
         self.add(fd, events, key as u64).inspect_err(|_| {
             self.sources.remove(key);

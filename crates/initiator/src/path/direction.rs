@@ -70,7 +70,7 @@ const COST: f64 = 0.97;
 const COST_MAX: f64 = 0.9;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Phase {
+pub(super) enum TuningPhase {
     /// Doubling while the rate grows.
     Grow {
         stalled: u32,
@@ -80,8 +80,8 @@ pub(super) enum Phase {
 
 /// State of a direction.
 #[derive(Clone, Debug)]
-pub(super) struct Direction {
-    pub(super) phase: Phase,
+pub(super) struct DirectionState {
+    pub(super) phase: TuningPhase,
     pub(super) in_flight: f64,
     pub(super) gain: f64,
     /// Rates of the last rounds that count.
@@ -113,10 +113,10 @@ pub(super) struct Direction {
     full: VecDeque<(f64, f64)>,
 }
 
-impl Direction {
-    pub(super) fn new() -> Direction {
-        Direction {
-            phase: Phase::Grow { stalled: 0 },
+impl DirectionState {
+    pub(super) fn new() -> DirectionState {
+        DirectionState {
+            phase: TuningPhase::Grow { stalled: 0 },
             in_flight: (2 * FLOOR) as f64,
             gain: GAIN,
             rates: [0.0; MEMORY],
@@ -183,7 +183,7 @@ impl Direction {
 
     /// Looks for the end of the path again.
     pub(super) fn grow_again(&mut self) {
-        self.phase = Phase::Grow { stalled: 0 };
+        self.phase = TuningPhase::Grow { stalled: 0 };
         self.peak = self.rate();
         self.full.clear();
     }
@@ -249,36 +249,36 @@ impl Direction {
         let product = self.rate() * rtt;
         self.lost = if lost { LOSS_REMEMBERED } else { self.lost.saturating_sub(1) };
         match self.phase {
-            Phase::Grow { .. } if could_fill && rate > GROWTH * self.peak => {
-                self.phase = Phase::Grow { stalled: 0 };
+            TuningPhase::Grow { .. } if could_fill && rate > GROWTH * self.peak => {
+                self.phase = TuningPhase::Grow { stalled: 0 };
                 self.peak = rate;
                 let most = 4.0 * rate * rtt + 2.0 * FLOOR as f64;
                 self.in_flight = (2.0 * self.in_flight).min(most).max(self.in_flight);
             }
-            Phase::Grow { stalled }
+            TuningPhase::Grow { stalled }
                 if !paused && (could_fill || sample.in_flight as f64 >= self.hold(product, connections)) =>
             {
-                self.phase = Phase::Grow { stalled: stalled + 1 };
+                self.phase = TuningPhase::Grow { stalled: stalled + 1 };
                 if stalled + 1 >= STALLED {
-                    self.phase = Phase::Hold;
+                    self.phase = TuningPhase::Hold;
                     self.gain = if self.lost > 0 { GAIN_LOST } else { GAIN };
                     (self.since, self.wait, self.before) = (0, LET_GO_AFTER, None);
                 }
             }
-            Phase::Grow { .. } => {}
-            Phase::Hold if filled => {
+            TuningPhase::Grow { .. } => {}
+            TuningPhase::Hold if filled => {
                 // What waits for being asked for stands nowhere, and comes and
                 // goes together: less of it leaves the path empty in between.
                 let stands = queued || self.in_flight > STANDING * product;
                 self.choose_gain(stands && !sample.asked);
                 self.note(bytes as f64, took);
             }
-            Phase::Hold => {}
+            TuningPhase::Hold => {}
         }
         let hold = self.hold(product, connections);
         match self.phase {
-            Phase::Grow { .. } => self.in_flight = self.in_flight.max(hold),
-            Phase::Hold => self.in_flight = hold,
+            TuningPhase::Grow { .. } => self.in_flight = self.in_flight.max(hold),
+            TuningPhase::Hold => self.in_flight = hold,
         }
     }
 

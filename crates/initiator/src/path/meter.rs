@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Counters of a direction since the last look.
 #[derive(Default)]
-struct Direction {
+struct DirectionCounters {
     in_flight: Cell<u64>,
     completed: Cell<u64>,
     /// Bytes in flight, added up over completions, and how many these were.
@@ -24,7 +24,7 @@ struct Direction {
 /// Counters of one thread's I/O on a path.
 #[derive(Default)]
 pub(super) struct Meter {
-    ways: [Direction; 2],
+    ways: [DirectionCounters; 2],
     latency_min: Cell<Option<Duration>>,
     commands: Cell<u64>,
     ended: Cell<bool>,

@@ -1,13 +1,13 @@
 //! How a path is measured and filled: what to keep in flight, on how many
 //! connections.
 //!
-//! [`Tuner`] decides and does no I/O; `lanes` measures for it and does what it
+//! [`Tuner`] decides and does no I/O; `pool` measures for it and does what it
 //! says, for each thread that has opened a device.
 
 mod direction;
-mod lanes;
 mod meter;
 mod options;
+mod pool;
 mod share;
 mod sockets;
 mod tuner;
@@ -16,8 +16,8 @@ mod tuner_tests;
 mod types;
 
 pub use direction::FLOOR;
-pub(crate) use lanes::{Lanes, Reports};
 pub use options::{PathOptions, PathReport};
+pub(crate) use pool::{ConnectionPool, Reports};
 pub(crate) use share::Sharer;
 pub use sockets::{Buffer, Limit, SocketLimit, Sockets};
 pub use tuner::Tuner;

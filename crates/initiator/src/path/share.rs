@@ -7,7 +7,7 @@
 //!   each answer before its next request counts throughout; a sharer that is only
 //!   open does not, except in the first round, when all may begin at once.
 
-use super::{Lanes, Reports};
+use super::{ConnectionPool, Reports};
 use crate::controller::Controller;
 use crate::error::Result;
 use futures_util::FutureExt;
@@ -113,11 +113,11 @@ pub(super) fn share(all: Advice, n: u32) -> Advice {
     }
 }
 
-type Opening = LocalBoxFuture<'static, Result<Rc<Lanes>>>;
+type Opening = LocalBoxFuture<'static, Result<Rc<ConnectionPool>>>;
 
 /// What this thread has open, or is about to.
 enum Place {
-    Open(Weak<Lanes>),
+    Open(Weak<ConnectionPool>),
     Opening(WeakShared<Opening>),
 }
 
@@ -127,14 +127,14 @@ thread_local! {
 }
 
 enum Found {
-    Open(Rc<Lanes>),
+    Open(Rc<ConnectionPool>),
     Opening(Shared<Opening>),
 }
 
 impl Place {
     fn get(&self) -> Option<Found> {
         match self {
-            Place::Open(lanes) => lanes.upgrade().map(Found::Open),
+            Place::Open(pool) => pool.upgrade().map(Found::Open),
             Place::Opening(opening) => opening.upgrade().map(Found::Opening),
         }
     }
@@ -146,18 +146,18 @@ pub(super) async fn open_shared(
     controller: &Arc<Controller>,
     shift: u32,
     reports: &Arc<Reports>,
-) -> Result<Rc<Lanes>> {
+) -> Result<Rc<ConnectionPool>> {
     let key = Arc::as_ptr(reports);
     let found = PLACES.with_borrow_mut(|places| {
         places.retain(|(_, place)| place.get().is_some());
         places.iter().find(|(of, _)| *of == key).and_then(|(_, place)| place.get())
     });
     let opening = match found {
-        Some(Found::Open(lanes)) => return Ok(lanes),
+        Some(Found::Open(pool)) => return Ok(pool),
         Some(Found::Opening(opening)) => opening,
         None => {
             let (controller, reports) = (Arc::clone(controller), Arc::clone(reports));
-            let open = async move { Lanes::open(&controller, shift, reports).await };
+            let open = async move { ConnectionPool::open(&controller, shift, reports).await };
             let opening = open.boxed_local().shared();
             if let Some(weak) = opening.downgrade() {
                 PLACES.with_borrow_mut(|places| places.push((key, Place::Opening(weak))));
@@ -165,15 +165,15 @@ pub(super) async fn open_shared(
             opening
         }
     };
-    let lanes = opening.await?;
+    let pool = opening.await?;
     PLACES.with_borrow_mut(|places| {
         if let Some((_, place)) = places.iter_mut().find(|(of, _)| *of == key) {
-            *place = Place::Open(Rc::downgrade(&lanes));
+            *place = Place::Open(Rc::downgrade(&pool));
         } else {
-            places.push((key, Place::Open(Rc::downgrade(&lanes))));
+            places.push((key, Place::Open(Rc::downgrade(&pool))));
         }
     });
-    Ok(lanes)
+    Ok(pool)
 }
 
 #[cfg(test)]

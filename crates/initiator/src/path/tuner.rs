@@ -24,7 +24,7 @@
 //! - one experiment at a time: while connections are being judged, or the
 //!   round trip is, nothing else is tried.
 
-use super::direction::{Direction, FLOOR, GAIN, Phase};
+use super::direction::{DirectionState, FLOOR, GAIN, TuningPhase};
 use super::sockets::Limit;
 use super::types::{Limits, Plan, Sample, Way};
 use std::time::Duration;
@@ -133,7 +133,7 @@ enum Doubt {
 #[derive(Clone, Debug)]
 pub struct Tuner {
     limits: Limits,
-    ways: [Direction; 2],
+    ways: [DirectionState; 2],
     /// The least round trip in seconds.
     rtt: f64,
     /// The round trip that was last found to be queues.
@@ -168,7 +168,7 @@ impl Tuner {
         let rtt = rtt.as_secs_f64().max(1e-6);
         Tuner {
             limits,
-            ways: [Direction::new(), Direction::new()],
+            ways: [DirectionState::new(), DirectionState::new()],
             rtt,
             explained: rtt,
             doubt: Doubt::None,
@@ -205,7 +205,7 @@ impl Tuner {
         self.last = now;
         self.resuming = RESUMING;
         self.doubt = Doubt::None;
-        self.ways.iter_mut().for_each(Direction::handle_outage);
+        self.ways.iter_mut().for_each(DirectionState::handle_outage);
     }
 
     /// Takes what a round has shown.
@@ -220,7 +220,7 @@ impl Tuner {
         let seen = seen.map_or(self.rtt, |seen| seen.as_secs_f64()).max(1e-6);
         // A path that has become shorter may be shorter still: what is in
         // flight, right for the longer one, queues on it.
-        let holds = self.ways.iter().any(|way| way.phase == Phase::Hold);
+        let holds = self.ways.iter().any(|way| way.phase == TuningPhase::Hold);
         if seen < SHORTER * self.rtt && holds && !matches!(self.doubt, Doubt::Drain { .. } | Doubt::Refill(_))
         {
             self.doubt = Doubt::Drain { left: DRAIN_ROUNDS, least: seen };
@@ -256,7 +256,7 @@ impl Tuner {
     /// Whether the path is being drained, so that nothing else can be judged.
     fn look_at_round_trip(&mut self, seen: f64, lost: bool) -> bool {
         // As long as the rate is what it was, what is in flight is enough.
-        let fallen = self.ways.iter().any(Direction::has_fallen);
+        let fallen = self.ways.iter().any(DirectionState::has_fallen);
         let too_long = fallen && seen > DOUBT * self.explained + QUEUED_MIN;
         match self.doubt {
             Doubt::Drain { left: 0, least } => {
@@ -306,7 +306,7 @@ impl Tuner {
     /// short the queue is the next moment. TCP may just have begun: the average
     /// says nothing then.
     fn look_for_ceiling(&mut self, touched: bool) {
-        let rate: f64 = self.ways.iter().map(Direction::best).sum();
+        let rate: f64 = self.ways.iter().map(DirectionState::best).sum();
         let (seen, left) = self.ceiling;
         self.ceiling = match (touched, left) {
             (true, 0) => (rate, CEILING_REMEMBERED),
@@ -390,10 +390,10 @@ impl Tuner {
         if self.is_full() {
             return None;
         }
-        let held = |way: &Direction| {
+        let held = |way: &DirectionState| {
             let product = way.rate() * self.rtt;
             let (rate, average) = (way.rate(), way.average);
-            let steady = way.phase == Phase::Hold && average > STEADY * rate && rate > STEADY * average;
+            let steady = way.phase == TuningPhase::Hold && average > STEADY * rate && rate > STEADY * average;
             // A lossy path is never full, however small its product becomes;
             // but on a short one TCP repairs sooner than this can tell.
             let held_back = if way.lost > 0 { self.rtt > LOSSY_MIN } else { product > SOCKET_MIN };
@@ -427,7 +427,7 @@ impl Tuner {
             rate: [0, 1].map(|way| self.ways[way].rate()),
             carried: [0, 1].map(|way| self.ways[way].carried()),
             rtt: Duration::from_secs_f64(self.rtt),
-            full: [0, 1].map(|way| self.ways[way].phase == Phase::Hold),
+            full: [0, 1].map(|way| self.ways[way].phase == TuningPhase::Hold),
             limit: self.limit.or(self.hosts_limit().then_some(Limit::Hosts)),
             settled: self.is_settled(),
         }
@@ -438,13 +438,14 @@ impl Tuner {
         let used = || self.ways.iter().filter(|way| way.known > 0);
         let small = used().all(|way| way.rate() * self.rtt <= SOCKET_MIN);
         let tried = matches!(self.trial, Trial::None { wait } if wait > 0 || small);
-        let held = used().count() > 0 && used().all(|way| way.phase == Phase::Hold);
+        let held = used().count() > 0 && used().all(|way| way.phase == TuningPhase::Hold);
         held && !self.shown && self.connections == 1 && tried
     }
 
     fn is_settled(&self) -> bool {
         let used = || self.ways.iter().filter(|way| way.known > 0);
-        let quiet = |way: &Direction| way.phase == Phase::Hold && way.before.is_none() && way.is_even();
+        let quiet =
+            |way: &DirectionState| way.phase == TuningPhase::Hold && way.before.is_none() && way.is_even();
         let judged = used().count() > 0 && used().all(quiet);
         let tried = match self.trial {
             Trial::More { .. } | Trial::Less { .. } => false,
@@ -455,12 +456,12 @@ impl Tuner {
 
     /// The rate of both directions, in bytes per second.
     fn total(&self) -> f64 {
-        self.ways.iter().map(Direction::rate).sum()
+        self.ways.iter().map(DirectionState::rate).sum()
     }
 
     /// The same over a longer time.
     fn carried(&self) -> f64 {
-        self.ways.iter().map(Direction::carried).sum()
+        self.ways.iter().map(DirectionState::carried).sum()
     }
 
     /// Whether the network was seen to queue at about this rate.

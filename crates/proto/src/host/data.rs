@@ -4,7 +4,7 @@ use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::pdu::{CommonHeader, DATA_MAX, DataPdu, PduType, field, flags};
 
 use super::slot::Data;
-use super::{Event, HostQueue, State};
+use super::{Event, HostQueue, HostState};
 use crate::transport::Fault;
 
 impl HostQueue {
@@ -14,7 +14,7 @@ impl HostQueue {
         assert!(s.sending, "slot {slot} has no payload under way");
         s.sending = false;
         if let Some(cqe) = s.cqe.take()
-            && self.state != State::Closed
+            && self.state != HostState::Closed
         {
             self.report(slot, cqe);
         }
@@ -141,7 +141,7 @@ impl HostQueue {
 
     /// Queues the data that an R2T asked for.
     fn h2c_data(&mut self, slot: u16, ttag: u16, offset: u32, len: u32) {
-        debug_assert_eq!(self.state, State::Ready);
+        debug_assert_eq!(self.state, HostState::Ready);
         let format = self.params.to_controller();
         let s = &mut self.slots[usize::from(slot)];
         s.done += len;

@@ -34,7 +34,7 @@ use crate::transport::{
 use slot::{Data, Slot};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum HostState {
     /// Waits for ICResp.
     Connecting,
     Ready,
@@ -70,7 +70,7 @@ pub struct HostQueue {
     config: HostConfig,
     fabrics_in_capsule: u32,
     params: Params,
-    state: State,
+    state: HostState,
     rx: Deframer,
     tx: Tx,
     events: VecDeque<Event>,
@@ -100,7 +100,7 @@ impl HostQueue {
             config,
             fabrics_in_capsule: IN_CAPSULE_ADMIN,
             params: Params::default(),
-            state: State::Connecting,
+            state: HostState::Connecting,
             rx: Deframer::new(Role::Host),
             tx: Tx::default(),
             events: VecDeque::with_capacity(usize::from(depth) + 2),
@@ -155,7 +155,7 @@ impl HostQueue {
 
     /// Commands that can be submitted now.
     pub fn room(&self) -> usize {
-        if self.state != State::Ready {
+        if self.state != HostState::Ready {
             return 0;
         }
         let entries = self.config.entries;
@@ -177,7 +177,7 @@ impl HostQueue {
 
     /// Whether the queue has ended; see [`Event::Closed`].
     pub fn is_closed(&self) -> bool {
-        self.state == State::Closed
+        self.state == HostState::Closed
     }
 
     /// Queues a command; gives the slot that names it. Its identifier and
@@ -186,9 +186,9 @@ impl HostQueue {
     #[inline]
     pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<u16, SubmitError> {
         match self.state {
-            State::Connecting => return Err(SubmitError::NotReady),
-            State::Closed => return Err(SubmitError::Closed),
-            State::Ready => {}
+            HostState::Connecting => return Err(SubmitError::NotReady),
+            HostState::Closed => return Err(SubmitError::Closed),
+            HostState::Ready => {}
         }
         if self.room() == 0 {
             return Err(SubmitError::Full);
@@ -261,7 +261,7 @@ impl HostQueue {
 
     #[inline]
     fn blocked(&self) -> bool {
-        self.tx.backlogged(BACKLOG_MAX) || self.state == State::Closed
+        self.tx.backlogged(BACKLOG_MAX) || self.state == HostState::Closed
     }
 
     /// Takes input, and returns how many bytes of it were consumed: all, unless
@@ -315,7 +315,7 @@ impl HostQueue {
     }
 
     fn placed(&mut self, len: usize, bytes: Option<&[u8]>) {
-        if self.state == State::Closed {
+        if self.state == HostState::Closed {
             return;
         }
         if let Some(step) = self.rx.placed(len, bytes)
@@ -345,7 +345,7 @@ impl HostQueue {
     }
 
     fn close(&mut self, reason: CloseReason) {
-        self.state = State::Closed;
+        self.state = HostState::Closed;
         self.rx.stop();
         self.events.push_back(Event::Closed(reason));
     }

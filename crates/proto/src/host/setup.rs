@@ -2,7 +2,7 @@
 
 use longhaul_wire::pdu::{self, ALIGN_MAX, Fes, IcResp, PFV_1_0, field};
 
-use super::{Event, HostQueue, State};
+use super::{Event, HostQueue, HostState};
 use crate::transport::{Fault, Params};
 
 impl HostQueue {
@@ -37,7 +37,7 @@ impl HostQueue {
             maxr2t: self.config.maxr2t,
         };
         self.rx.establish(self.params.to_host());
-        self.state = State::Ready;
+        self.state = HostState::Ready;
         self.events.push_back(Event::Ready(self.params));
         Ok(())
     }

@@ -9,20 +9,20 @@ use zerocopy::{FromBytes, IntoBytes};
 
 const FIELD: Fes = Fes::InvalidHeaderField;
 
-struct Bench {
+struct HostBench {
     end: HostEnd,
     format: Format,
 }
 
-impl Bench {
-    fn unconnected(config: HostConfig) -> Bench {
+impl HostBench {
+    fn unconnected(config: HostConfig) -> HostBench {
         let mut end = HostEnd::new(HostQueue::new(config), 1);
         assert_eq!(IcReq::ref_from_bytes(&end.transmit()).expect("ICReq").hpda, config.hpda);
-        Bench { end, format: Format::default() }
+        HostBench { end, format: Format::default() }
     }
 
-    fn with(config: HostConfig) -> Bench {
-        let mut bench = Bench::unconnected(config);
+    fn with(config: HostConfig) -> HostBench {
+        let mut bench = HostBench::unconnected(config);
         let dgst = Params {
             header_digest: config.header_digest,
             data_digest: config.data_digest,
@@ -34,8 +34,8 @@ impl Bench {
         bench
     }
 
-    fn new() -> Bench {
-        Bench::with(HostConfig { entries: 4, ..HostConfig::default() })
+    fn new() -> HostBench {
+        HostBench::with(HostConfig { entries: 4, ..HostConfig::default() })
     }
 
     fn pdu(&self, pdu_type: PduType, flags: u8, rest: &[u8], data: &[u8]) -> Vec<u8> {
@@ -131,7 +131,7 @@ fn icresps_that_are_not_valid() {
     for (at, value, fes, fei) in cases {
         let mut bad = IcResp::new(0, 0, 4096).as_bytes().to_vec();
         bad[at] = value;
-        Bench::unconnected(HostConfig::default()).refused(&bad, fes, fei);
+        HostBench::unconnected(HostConfig::default()).refused(&bad, fes, fei);
     }
 }
 
@@ -139,13 +139,13 @@ fn icresps_that_are_not_valid() {
 //= test: NVMe-TCP 1.1, PDU Common Header
 #[test]
 fn pdus_out_of_turn_and_of_the_wrong_direction() {
-    let resp = Bench::new().resp(Cqe::new(0, Status::SUCCESS));
-    Bench::unconnected(HostConfig::default()).refused(&resp, Fes::SequenceError, 0);
-    Bench::new().refused(IcResp::new(0, 0, 4096).as_bytes(), Fes::SequenceError, 0);
+    let resp = HostBench::new().resp(Cqe::new(0, Status::SUCCESS));
+    HostBench::unconnected(HostConfig::default()).refused(&resp, Fes::SequenceError, 0);
+    HostBench::new().refused(IcResp::new(0, 0, 4096).as_bytes(), Fes::SequenceError, 0);
     for code in [0x00, 0x02, 0x04, 0x06, 0x08, 0xff] {
         let mut bad = resp.clone();
         bad[0] = code;
-        Bench::new().refused(&bad, FIELD, 0);
+        HostBench::new().refused(&bad, FIELD, 0);
     }
 }
 
@@ -153,13 +153,13 @@ fn pdus_out_of_turn_and_of_the_wrong_direction() {
 #[test]
 fn responses_to_nothing() {
     for cid in [0, 1, 0x1234, 0xffff] {
-        let mut bench = Bench::new();
+        let mut bench = HostBench::new();
         let live = bench.read();
         assert_ne!(live, cid);
         let bad = bench.resp(Cqe::new(cid, Status::SUCCESS));
         bench.refused(&bad, FIELD, 20);
     }
-    let mut bench = Bench::new();
+    let mut bench = HostBench::new();
     let cid = bench.read();
     let twice = bench.resp(Cqe::new(cid, Status::ABORT_REQUESTED).with_sqhd(1));
     bench.end.receive(&twice);
@@ -173,7 +173,7 @@ fn responses_to_nothing() {
 #[test]
 fn data_that_was_not_asked_for() {
     let data = [0; 4096];
-    type Make<'a> = &'a dyn Fn(&Bench, u16) -> Vec<u8>;
+    type Make<'a> = &'a dyn Fn(&HostBench, u16) -> Vec<u8>;
     let cases: [(Make<'_>, Fes, u32); 11] = [
         (&|b, c| b.c2h(c ^ 1, 0, &data, 0), FIELD, 8),
         (&|b, _| b.c2h(0xffff, 0, &data, 0), FIELD, 8),
@@ -192,12 +192,12 @@ fn data_that_was_not_asked_for() {
         ),
     ];
     for (make, fes, fei) in cases {
-        let mut bench = Bench::new();
+        let mut bench = HostBench::new();
         let cid = bench.read();
         let bad = make(&bench, cid);
         bench.refused(&bad, fes, fei);
     }
-    let mut bench = Bench::new();
+    let mut bench = HostBench::new();
     let cid = bench.write();
     let bad = bench.c2h(cid, 0, &data, 0);
     bench.refused(&bad, FIELD, 8);
@@ -207,7 +207,7 @@ fn data_that_was_not_asked_for() {
 //= test: NVMe-TCP 1.1, ICReq PDU
 #[test]
 fn r2ts_that_are_not_valid() {
-    type Make<'a> = &'a dyn Fn(&Bench, u16) -> Vec<u8>;
+    type Make<'a> = &'a dyn Fn(&HostBench, u16) -> Vec<u8>;
     let cases: [(Make<'_>, Fes, u32); 8] = [
         (&|b, c| b.r2t(c ^ 1, 0, 0, 16384), FIELD, 8),
         (&|b, c| b.r2t(c, 0, 0, 0), FIELD, 16),
@@ -219,12 +219,12 @@ fn r2ts_that_are_not_valid() {
         (&|b, c| [b.r2t(c, 0, 0, 16384), b.r2t(c, 1, 16384, 1)].concat(), Fes::DataOutOfRange, 0),
     ];
     for (make, fes, fei) in cases {
-        let mut bench = Bench::new();
+        let mut bench = HostBench::new();
         let cid = bench.write();
         let bad = make(&bench, cid);
         bench.refused(&bad, fes, fei);
     }
-    let mut bench = Bench::new();
+    let mut bench = HostBench::new();
     let cid = bench.read();
     let bad = bench.r2t(cid, 0, 0, 4096);
     bench.refused(&bad, FIELD, 8);
@@ -234,8 +234,8 @@ fn r2ts_that_are_not_valid() {
     bench.refused(&bad, FIELD, 8);
 }
 
-fn bench_in_capsule(bench: &mut Bench) -> u16 {
-    *bench = Bench::new();
+fn bench_in_capsule(bench: &mut HostBench) -> u16 {
+    *bench = HostBench::new();
     let slot = bench.end.write(0, vec![1; 512]).expect("room");
     bench.end.transmit();
     slot
@@ -243,7 +243,7 @@ fn bench_in_capsule(bench: &mut Bench) -> u16 {
 
 #[test]
 fn r2ts_one_after_the_other_are_fine() {
-    let mut bench = Bench::new();
+    let mut bench = HostBench::new();
     let cid = bench.write();
     for n in 0..4 {
         bench.end.receive(&bench.r2t(cid, n, u32::from(n) * 4096, 4096));
@@ -258,13 +258,13 @@ fn r2ts_one_after_the_other_are_fine() {
 
 #[test]
 fn success_without_the_data_is_a_lie() {
-    let mut bench = Bench::new();
+    let mut bench = HostBench::new();
     let cid = bench.write();
     let r2t = bench.r2t(cid, 0, 0, 4096);
     let bad = [r2t, bench.resp(Cqe::new(cid, Status::SUCCESS))].concat();
     bench.refused(&bad, Fes::SequenceError, 0);
     // An error is not: the rest is not wanted.
-    let mut bench = Bench::new();
+    let mut bench = HostBench::new();
     let cid = bench.write();
     bench.end.receive(&bench.r2t(cid, 0, 0, 4096));
     bench.end.receive(&bench.resp(Cqe::new(cid, Status::WRITE_FAULT).with_sqhd(1)));
@@ -275,7 +275,7 @@ fn success_without_the_data_is_a_lie() {
 
 #[test]
 fn a_completion_waits_for_its_memory() {
-    let mut bench = Bench::new();
+    let mut bench = HostBench::new();
     let slot = bench.end.write(0, vec![1; 512]).expect("room");
     let early = bench.resp(Cqe::new(bench.end.queue.cid(slot), Status::WRITE_PROTECTED).with_sqhd(1));
     bench.end.receive(&early);
@@ -285,7 +285,7 @@ fn a_completion_waits_for_its_memory() {
     assert_eq!(bench.end.done[0].cqe.status(), Status::WRITE_PROTECTED);
     assert_eq!(bench.end.queue.outstanding(), 0);
     // A second response is wrong even while the first is held back.
-    let mut bench = Bench::new();
+    let mut bench = HostBench::new();
     bench.end.write(0, vec![1; 512]).expect("room");
     bench.refused(&[early.clone(), early].concat(), FIELD, 20);
 }
@@ -293,7 +293,7 @@ fn a_completion_waits_for_its_memory() {
 //= test: NVMe Base 2.1, Command Identifier
 #[test]
 fn a_slot_is_not_used_again_before_its_completion_was_taken() {
-    let mut bench = Bench::new();
+    let mut bench = HostBench::new();
     let cid = bench.read();
     let queue = &mut bench.end.queue;
     let read = |queue: &mut HostQueue| queue.submit(Sqe::new(2), HostData::Read { len: 512 });
@@ -311,7 +311,7 @@ fn a_slot_is_not_used_again_before_its_completion_was_taken() {
 
 #[test]
 fn the_controller_ends_the_connection() {
-    let mut bench = Bench::new();
+    let mut bench = HostBench::new();
     let term = TermReq::new(PduType::C2HTermReq, Fes::SequenceError, 0, 0);
     bench.end.receive(term.as_bytes());
     assert_eq!(bench.end.closed, Some(CloseReason::Terminated { fes: 2, fei: 0 }));
@@ -323,7 +323,7 @@ fn the_controller_ends_the_connection() {
 #[test]
 fn digest_errors() {
     let config = HostConfig { header_digest: true, data_digest: true, entries: 4, ..HostConfig::default() };
-    let mut bench = Bench::with(config);
+    let mut bench = HostBench::with(config);
     let cid = bench.read();
     let mut bad = bench.c2h(cid, 0, &[1; 8192], flags::LAST_PDU | flags::SUCCESS);
     bad[1000] ^= 4;
@@ -342,7 +342,7 @@ fn digest_errors() {
 //= test: NVMe Base 2.1, Completion Queue Entry
 #[test]
 fn sqhd_gives_room() {
-    let mut bench = Bench::new();
+    let mut bench = HostBench::new();
     let cids = [(); 3].map(|()| bench.read());
     assert_eq!(bench.end.read(0, 512), Err(SubmitError::Full));
     // Answered, but its entry (or those before it) may not have been taken.
@@ -362,7 +362,7 @@ fn sqhd_gives_room() {
 fn flow_control_ends_when_both_agree() {
     for (asked, closed) in [(true, false), (false, true)] {
         let mut bench =
-            Bench::with(HostConfig { entries: 4, no_flow_control: asked, ..HostConfig::default() });
+            HostBench::with(HostConfig { entries: 4, no_flow_control: asked, ..HostConfig::default() });
         let cid = bench.read();
         bench.end.receive(&bench.resp(Cqe::new(cid, Status::ABORT_REQUESTED).with_sqhd(0xffff)));
         assert_eq!(bench.end.closed.is_some(), closed);
@@ -381,7 +381,7 @@ fn identifiers_differ_between_uses_and_are_never_ffff() {
     for entries in [2, 3, 4, 65, 4096] {
         let mut queue = HostQueue::new(HostConfig { entries, ..HostConfig::default() });
         queue.handle(IcResp::new(0, 0, 4096).as_bytes());
-        let bench = Bench::new();
+        let bench = HostBench::new();
         let (mut batch, mut before) = (Batch::default(), 0xffff);
         for _ in 0..70_000u32 {
             let slot = queue.submit(Sqe::new(0), HostData::None).expect("room");
@@ -398,7 +398,7 @@ fn identifiers_differ_between_uses_and_are_never_ffff() {
 
 #[test]
 fn nothing_is_submitted_before_icresp() {
-    let mut bench = Bench::unconnected(HostConfig::default());
+    let mut bench = HostBench::unconnected(HostConfig::default());
     assert_eq!(bench.end.read(0, 512), Err(SubmitError::NotReady));
     assert_eq!(bench.end.queue.room(), 0);
 }
@@ -406,7 +406,7 @@ fn nothing_is_submitted_before_icresp() {
 //= test: NVMe-TCP 1.1, Capsules
 #[test]
 fn fabrics_commands_carry_their_data_whatever_ioccsz_says() {
-    let mut bench = Bench::new();
+    let mut bench = HostBench::new();
     bench.end.queue.set_in_capsule(0);
     let data = HostData::Write { len: 1024 };
     bench.end.submit(Sqe::connect(1, 3, 0, 0), data, vec![0; 1024]).expect("room");
@@ -414,7 +414,7 @@ fn fabrics_commands_carry_their_data_whatever_ioccsz_says() {
     bench.end.submit(Sqe::new(1), data, vec![0; 1024]).expect("room");
     assert_eq!(bench.end.transmit().len(), 72);
 
-    let mut bench = Bench::new();
+    let mut bench = HostBench::new();
     bench.end.queue.set_fabrics_in_capsule(0);
     bench.end.submit(Sqe::connect(0, 3, 0, 0), data, vec![0; 1024]).expect("room");
     assert_eq!(bench.end.transmit().len(), 72, "but for a controller that takes none");

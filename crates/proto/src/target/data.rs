@@ -4,7 +4,7 @@ use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::pdu::{CommonHeader, DataPdu, PduType, field, flags};
 
 use super::slot::{Grant, R2T_BITS, R2T_WINDOW, Slot};
-use super::{Event, Incoming, State, TargetQueue};
+use super::{Event, Incoming, TargetQueue, TargetState};
 use crate::transport::{Deframer, Fault};
 
 impl TargetQueue {
@@ -18,7 +18,7 @@ impl TargetQueue {
     /// is received next.
     pub fn accept_payload(&mut self, slot: u16) {
         self.open_mut(slot);
-        if self.state == State::Closed {
+        if self.state == TargetState::Closed {
             return;
         }
         let held = matches!(self.incoming, Incoming::InCapsule(s) if s == slot) && self.rx.is_held();
@@ -38,7 +38,7 @@ impl TargetQueue {
         let window = R2T_WINDOW.min(self.params.maxr2t as usize);
         let s = &mut self.slots[usize::from(slot)];
         //= NVMe-TCP 1.1, ICReq PDU: at most MAXR2T R2Ts are outstanding for a command
-        while s.asked < s.len && self.state == State::Ready {
+        while s.asked < s.len && self.state == TargetState::Ready {
             let Some(k) = s.grants[..window].iter().position(|g| g.left == 0) else { break };
             let (offset, len) = (s.asked, self.config.r2t_bytes.min(s.len - s.asked));
             s.grants[k] = Grant { next: offset, left: len };
@@ -76,7 +76,7 @@ impl TargetQueue {
         s.sending |= len > 0;
         s.last_queued = last;
         let (cid, sending) = (s.cid, s.sending);
-        if self.state == State::Closed {
+        if self.state == TargetState::Closed {
             return;
         }
         let format = self.params.to_host();
@@ -100,7 +100,7 @@ impl TargetQueue {
     /// answer waits for data that R2Ts have asked for. No
     /// [`Event::DataComplete`] of this command is given any more.
     pub fn complete(&mut self, slot: u16, status: Status, result: u64) {
-        let live = self.state == State::Ready;
+        let live = self.state == TargetState::Ready;
         let s = self.open_mut(slot);
         let (outstanding, written) = (s.outstanding(), s.received > 0);
         if s.sending && !s.last_queued && live {

@@ -41,7 +41,7 @@ use sgl::DataKind;
 use slot::Slot;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum TargetState {
     /// Waits for ICReq.
     New,
     Ready,
@@ -98,7 +98,7 @@ pub struct TargetQueue {
     config: TargetConfig,
     params: Params,
     limits: QueueLimits,
-    state: State,
+    state: TargetState,
     rx: Deframer,
     tx: Tx,
     events: VecDeque<Event>,
@@ -135,7 +135,7 @@ impl TargetQueue {
             config,
             params: Params::default(),
             limits,
-            state: State::New,
+            state: TargetState::New,
             rx: Deframer::new(Role::Controller),
             tx: Tx::default(),
             events: VecDeque::new(),
@@ -229,7 +229,7 @@ impl TargetQueue {
 
     /// Whether the queue has ended; see [`Event::Closed`].
     pub fn is_closed(&self) -> bool {
-        self.state == State::Closed
+        self.state == TargetState::Closed
     }
 
     /// What to receive next.
@@ -240,7 +240,7 @@ impl TargetQueue {
     #[inline]
     fn blocked(&self) -> bool {
         let full = self.replies >= self.reply_limit || !self.has_slot();
-        (full && self.rx.at_start()) || self.tx.backlogged(RESPONSES_MAX) || self.state == State::Closed
+        (full && self.rx.at_start()) || self.tx.backlogged(RESPONSES_MAX) || self.state == TargetState::Closed
     }
 
     #[inline]
@@ -304,7 +304,7 @@ impl TargetQueue {
     }
 
     fn placed(&mut self, len: usize, bytes: Option<&[u8]>) {
-        if self.state == State::Closed {
+        if self.state == TargetState::Closed {
             return;
         }
         if let Some(step) = self.rx.placed(len, bytes)
@@ -334,7 +334,7 @@ impl TargetQueue {
     }
 
     fn close(&mut self, reason: CloseReason) {
-        self.state = State::Closed;
+        self.state = TargetState::Closed;
         self.rx.stop();
         self.events.push_back(Event::Closed(reason));
     }
@@ -439,7 +439,7 @@ impl TargetQueue {
     /// Queues a response capsule.
     #[inline]
     fn respond(&mut self, cqe: Cqe) {
-        if self.state == State::Closed {
+        if self.state == TargetState::Closed {
             return;
         }
         //= NVMe Base 2.1, Completion Queue Entry: SQHD is reserved without flow control, and FFFFh in Connect's response

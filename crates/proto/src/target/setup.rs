@@ -2,7 +2,7 @@
 
 use longhaul_wire::pdu::{self, ALIGN_MAX, Fes, IcReq, IcResp, PFV_1_0, field};
 
-use super::{Event, State, TargetQueue};
+use super::{Event, TargetQueue, TargetState};
 use crate::transport::{Fault, Params};
 
 impl TargetQueue {
@@ -29,7 +29,7 @@ impl TargetQueue {
         let resp = IcResp::new(self.config.cpda, self.params.dgst(), self.config.maxh2cdata);
         self.tx.header(&resp, false, 0);
         self.rx.establish(self.params.to_controller());
-        self.state = State::Ready;
+        self.state = TargetState::Ready;
         self.events.push_back(Event::Ready(self.params));
         Ok(())
     }

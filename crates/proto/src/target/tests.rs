@@ -15,19 +15,19 @@ const FLUSH: u8 = 0x00;
 
 const LIMITS: QueueLimits = QueueLimits { entries: 4, in_capsule: 4096, flow_control: true };
 
-struct Bench {
+struct TargetBench {
     end: TargetEnd,
     format: Format,
 }
 
-impl Bench {
-    fn unconnected(config: TargetConfig) -> Bench {
+impl TargetBench {
+    fn unconnected(config: TargetConfig) -> TargetBench {
         let end = TargetEnd::new(TargetQueue::new(config), LIMITS, Answers::ByHand, 1 << 20, 1);
-        Bench { end, format: Format::default() }
+        TargetBench { end, format: Format::default() }
     }
 
-    fn with(config: TargetConfig, dgst: u8) -> Bench {
-        let mut bench = Bench::unconnected(config);
+    fn with(config: TargetConfig, dgst: u8) -> TargetBench {
+        let mut bench = TargetBench::unconnected(config);
         bench.end.receive(IcReq::new(0, dgst, 0).as_bytes());
         let resp = bench.end.transmit();
         assert_eq!(IcResp::ref_from_bytes(&resp).expect("ICResp").dgst, dgst);
@@ -35,8 +35,8 @@ impl Bench {
         bench
     }
 
-    fn new() -> Bench {
-        Bench::with(TargetConfig { maxh2cdata: 4096, ..TargetConfig::default() }, 0)
+    fn new() -> TargetBench {
+        TargetBench::with(TargetConfig { maxh2cdata: 4096, ..TargetConfig::default() }, 0)
     }
 
     /// A PDU that is right, whose common header then is changed.
@@ -124,18 +124,18 @@ impl Bench {
 //= test: NVMe-TCP 1.1, Connection Establishment
 #[test]
 fn pdus_out_of_turn() {
-    let cmd = Bench::new().capsule(Sqe::new(FLUSH), &[]);
-    Bench::unconnected(TargetConfig::default()).refused(&cmd, Fes::SequenceError, 0);
-    Bench::new().refused(IcReq::new(0, 0, 0).as_bytes(), Fes::SequenceError, 0);
+    let cmd = TargetBench::new().capsule(Sqe::new(FLUSH), &[]);
+    TargetBench::unconnected(TargetConfig::default()).refused(&cmd, Fes::SequenceError, 0);
+    TargetBench::new().refused(IcReq::new(0, 0, 0).as_bytes(), Fes::SequenceError, 0);
 }
 
 //= test: NVMe-TCP 1.1, PDU Common Header
 #[test]
 fn types_that_are_unknown_or_of_the_wrong_direction() {
     for code in [0x01, 0x03, 0x05, 0x07, 0x08, 0x09, 0x0a, 0x80, 0xff] {
-        let mut bad = Bench::new().capsule(Sqe::new(FLUSH), &[]);
+        let mut bad = TargetBench::new().capsule(Sqe::new(FLUSH), &[]);
         bad[0] = code;
-        Bench::new().refused(&bad, Fes::InvalidHeaderField, 0);
+        TargetBench::new().refused(&bad, Fes::InvalidHeaderField, 0);
     }
 }
 
@@ -153,7 +153,7 @@ fn icreqs_that_are_not_valid() {
     for (at, value, fes, fei) in cases {
         let mut bad = IcReq::new(0, 0, 0).as_bytes().to_vec();
         bad[at] = value;
-        Bench::unconnected(TargetConfig::default()).refused(&bad, fes, fei);
+        TargetBench::unconnected(TargetConfig::default()).refused(&bad, fes, fei);
     }
 }
 
@@ -167,7 +167,7 @@ fn digests_are_granted_only_where_both_want_them() {
             cpda: 3,
             ..TargetConfig::default()
         };
-        let mut bench = Bench::unconnected(config);
+        let mut bench = TargetBench::unconnected(config);
         bench.end.receive(IcReq::new(5, ask, 6).as_bytes());
         let out = bench.end.transmit();
         let resp = IcResp::ref_from_bytes(&out).expect("ICResp");
@@ -180,19 +180,19 @@ fn digests_are_granted_only_where_both_want_them() {
 //= test: NVMe-TCP 1.1, PDU Header Digest
 #[test]
 fn header_digests() {
-    let good = Bench::with(TargetConfig::default(), 3).capsule(Sqe::new(FLUSH), &[]);
+    let good = TargetBench::with(TargetConfig::default(), 3).capsule(Sqe::new(FLUSH), &[]);
     for bit in [8 * 8, 8 * 40 + 3, 8 * 71 + 7, 8 * 72] {
         let mut bad = good.clone();
         bad[bit / 8] ^= 1 << (bit % 8);
         let received = u32::from_le_bytes(bad[72..76].try_into().expect("four bytes"));
-        Bench::with(TargetConfig::default(), 3).refused(&bad, Fes::HeaderDigestError, received);
+        TargetBench::with(TargetConfig::default(), 3).refused(&bad, Fes::HeaderDigestError, received);
     }
     let mut bad = good;
     bad[1] = 0;
-    Bench::with(TargetConfig::default(), 3).refused(&bad, Fes::InvalidHeaderField, 1);
-    let mut bad = Bench::new().capsule(Sqe::new(FLUSH), &[]);
+    TargetBench::with(TargetConfig::default(), 3).refused(&bad, Fes::InvalidHeaderField, 1);
+    let mut bad = TargetBench::new().capsule(Sqe::new(FLUSH), &[]);
     bad[1] = 1;
-    Bench::new().refused(&bad, Fes::InvalidHeaderField, 1);
+    TargetBench::new().refused(&bad, Fes::InvalidHeaderField, 1);
 }
 
 //= test: NVMe-TCP 1.1, PDU Data Offset
@@ -200,7 +200,7 @@ fn header_digests() {
 #[test]
 fn capsules_whose_lengths_are_wrong() {
     let sqe = Sqe::new(WRITE).with_sgl(Sgl::in_capsule(0, 64)).to_bytes();
-    let bench = || Bench::with(TargetConfig { cpda: 1, ..TargetConfig::default() }, 0);
+    let bench = || TargetBench::with(TargetConfig { cpda: 1, ..TargetConfig::default() }, 0);
     let bad =
         |change: &dyn Fn(&mut CommonHeader)| bench().pdu(PduType::CapsuleCmd, 0, &sqe, &[0; 64], change);
     bench().refused(&bad(&|h| h.hlen = 24), Fes::InvalidHeaderField, 2);
@@ -218,7 +218,7 @@ fn capsules_whose_lengths_are_wrong() {
 #[test]
 fn data_that_was_not_asked_for() {
     let field = Fes::InvalidHeaderField;
-    type Make<'a> = &'a dyn Fn(&Bench, u16) -> Vec<u8>;
+    type Make<'a> = &'a dyn Fn(&TargetBench, u16) -> Vec<u8>;
     let cases: [(Make<'_>, Fes, u32); 12] = [
         (&|b, t| b.h2c(7, t + 1, 0, &[0; 4096], false), field, 10),
         (&|b, _| b.h2c(7, 0xffff, 0, &[0; 4096], false), field, 10),
@@ -234,7 +234,7 @@ fn data_that_was_not_asked_for() {
         (&|b, t| b.h2c_len(7, t, 0, u32::MAX, &[0; 4], false), field, 16),
     ];
     for (make, fes, fei) in cases {
-        let mut bench = Bench::new();
+        let mut bench = TargetBench::new();
         let (_, ttag) = bench.granted(7);
         let bad = make(&bench, ttag);
         bench.refused(&bad, fes, fei);
@@ -243,13 +243,13 @@ fn data_that_was_not_asked_for() {
 
 #[test]
 fn data_behind_the_end_and_with_last_missing() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     let (_, ttag) = bench.granted(7);
     bench.end.receive(&bench.h2c(7, ttag, 0, &[0; 4096], false));
     let bad = bench.h2c(7, ttag, 4096, &[0; 4096], false);
     bench.refused(&bad, Fes::InvalidHeaderField, 1);
 
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     let (slot, ttag) = bench.granted(7);
     bench.end.receive(&bench.h2c(7, ttag, 0, &[1; 4096], false));
     bench.end.receive(&bench.h2c(7, ttag, 4096, &[2; 4096], true));
@@ -261,7 +261,7 @@ fn data_behind_the_end_and_with_last_missing() {
 //= test: NVMe Base 2.1, Submission Queue Flow Control
 #[test]
 fn more_commands_than_entries() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     for cid in 0..LIMITS.entries {
         bench.end.receive(&bench.capsule(Sqe::new(FLUSH).with_cid(cid), &[]));
     }

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 const MS: u64 = 1_000_000;
 
-struct Pipe {
+struct TestPipe {
     flow: Flow,
     arena: Arena,
 }
 
-impl Pipe {
-    fn new(way: Way) -> Pipe {
-        Pipe { flow: Flow::new(way, 1), arena: Arena::new(1 << 24) }
+impl TestPipe {
+    fn new(way: Way) -> TestPipe {
+        TestPipe { flow: Flow::new(way, 1), arena: Arena::new(1 << 24) }
     }
 
     /// A packet of 1000 bytes on the wire, with a number in it.
@@ -42,7 +42,7 @@ fn slow() -> Way {
 
 #[test]
 fn packets_arrive_when_they_are_due_and_not_before() {
-    let mut pipe = Pipe::new(slow());
+    let mut pipe = TestPipe::new(slow());
     (0..5).for_each(|i| pipe.put(0, i));
     assert_eq!(pipe.flow.next_due(), Some(11 * MS));
     assert!(pipe.get(11 * MS - 1).is_empty());
@@ -58,7 +58,7 @@ fn packets_arrive_when_they_are_due_and_not_before() {
 
 #[test]
 fn a_cut_loses_what_is_on_its_way() {
-    let mut pipe = Pipe::new(slow());
+    let mut pipe = TestPipe::new(slow());
     (0..5).for_each(|i| pipe.put(0, i));
     assert_eq!(pipe.get(12 * MS), [0, 1]);
     pipe.flow.change(&mut pipe.arena, 12 * MS, Way { cut: true, ..slow() });
@@ -72,7 +72,7 @@ fn a_cut_loses_what_is_on_its_way() {
 
 #[test]
 fn a_new_rate_holds_for_what_waits_and_not_for_what_flies() {
-    let mut pipe = Pipe::new(slow());
+    let mut pipe = TestPipe::new(slow());
     (0..9).for_each(|i| pipe.put(0, i));
     // Four are on their way at 4 ms; the others leave within half of the rest.
     pipe.flow.change(&mut pipe.arena, 4 * MS, Way { rate: Some(16_000_000), ..slow() });
@@ -84,7 +84,7 @@ fn a_new_rate_holds_for_what_waits_and_not_for_what_flies() {
 
 #[test]
 fn packets_keep_their_order_however_the_delay_changes() {
-    let mut pipe = Pipe::new(Way { rate: None, ..slow() });
+    let mut pipe = TestPipe::new(Way { rate: None, ..slow() });
     let mut seen = Vec::new();
     for i in 0..100u8 {
         let delay = Duration::from_millis(u64::from(i) * 37 % 11);
@@ -99,7 +99,7 @@ fn packets_keep_their_order_however_the_delay_changes() {
 #[test]
 fn held_packets_and_duplicates_arrive_behind_later_ones() {
     let by = Duration::from_millis(5);
-    let mut pipe = Pipe::new(Way { reorder: 1.0, reorder_by: by, rate: None, ..slow() });
+    let mut pipe = TestPipe::new(Way { reorder: 1.0, reorder_by: by, rate: None, ..slow() });
     pipe.put(0, 1);
     pipe.flow.change(&mut pipe.arena, 0, Way { duplicate: 1.0, duplicate_after: by, rate: None, ..slow() });
     pipe.put(2 * MS, 2);
@@ -110,7 +110,7 @@ fn held_packets_and_duplicates_arrive_behind_later_ones() {
 
 #[test]
 fn without_memory_packets_are_dropped_and_counted() {
-    let mut pipe = Pipe::new(Way { rate: None, ..slow() });
+    let mut pipe = TestPipe::new(Way { rate: None, ..slow() });
     pipe.arena = Arena::new(0);
     let mut sent = 0u64;
     while pipe.arena.space().is_some() {

@@ -34,16 +34,16 @@ const PACE: Duration = Duration::from_millis(1);
 const ROUTER: Duration = Duration::from_millis(50);
 
 /// One direction of the link, which all connections share.
-pub(super) struct Lane {
+pub(super) struct SharedWire {
     delay: Duration,
     rate: Option<u64>,
     /// When the wire is free again.
     free: Cell<Instant>,
 }
 
-impl Lane {
-    pub(super) fn new(delay: Duration, rate: Option<u64>) -> Lane {
-        Lane { delay, rate, free: Cell::new(Instant::now()) }
+impl SharedWire {
+    pub(super) fn new(delay: Duration, rate: Option<u64>) -> SharedWire {
+        SharedWire { delay, rate, free: Cell::new(Instant::now()) }
     }
 
     /// When `len` bytes that came at `now` have left for the wire, and when
@@ -67,7 +67,7 @@ impl Lane {
 
 /// How a direction ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum PipeEnd {
     /// The sender closed its side, and the receiver was told.
     Closed,
     /// A connection failed.
@@ -76,11 +76,11 @@ pub(super) enum End {
 
 enum Chunk {
     Data(Buf),
-    End(End),
+    End(PipeEnd),
 }
 
 #[derive(Default)]
-struct Queue {
+struct PipeQueue {
     chunks: RefCell<VecDeque<(Instant, Chunk)>>,
     /// Bytes queued or being sent.
     bytes: Cell<usize>,
@@ -90,7 +90,7 @@ struct Queue {
     closed: Cell<bool>,
 }
 
-impl Queue {
+impl PipeQueue {
     fn push(&self, due: Instant, chunk: Chunk) {
         if let Chunk::Data(data) = &chunk {
             self.bytes.set(self.bytes.get() + data.len());
@@ -111,7 +111,7 @@ impl Queue {
     }
 
     /// Takes the chunks that are due: into `msg`, or the end.
-    fn take(&self, msg: &mut SendMsg) -> Option<End> {
+    fn take(&self, msg: &mut SendMsg) -> Option<PipeEnd> {
         let now = Instant::now();
         let mut chunks = self.chunks.borrow_mut();
         let (mut count, mut len) = (0, 0);
@@ -140,17 +140,17 @@ pub(super) struct Pipe {
     from: Rc<TcpStream>,
     to: Rc<TcpStream>,
     pool: BufPool,
-    lane: Rc<Lane>,
-    queue: Rc<Queue>,
+    lane: Rc<SharedWire>,
+    queue: Rc<PipeQueue>,
 }
 
 impl Pipe {
-    pub(super) fn new(from: Rc<TcpStream>, to: Rc<TcpStream>, pool: BufPool, lane: Rc<Lane>) -> Pipe {
+    pub(super) fn new(from: Rc<TcpStream>, to: Rc<TcpStream>, pool: BufPool, lane: Rc<SharedWire>) -> Pipe {
         Pipe { from, to, pool, lane, queue: Rc::default() }
     }
 
     /// Carries everything, from `begin` on; counts what was handed over.
-    pub(super) async fn run(self, begin: Instant, count: &AtomicU64) -> End {
+    pub(super) async fn run(self, begin: Instant, count: &AtomicU64) -> PipeEnd {
         let Pipe { from, to, pool, lane, queue } = self;
         let receiver = Receiver { from, pool, lane, queue: Rc::clone(&queue), want: MIN_CHUNK, spare: None };
         let receiver = spawn(async move {
@@ -160,7 +160,7 @@ impl Pipe {
         let end = send(&to, &queue, count).await;
         queue.closed.set(true);
         queue.drained.notify();
-        if end == End::Closed {
+        if end == PipeEnd::Closed {
             receiver.await;
         }
         // A receiver that is still waiting goes with its task.
@@ -168,13 +168,13 @@ impl Pipe {
     }
 }
 
-async fn send(to: &TcpStream, queue: &Queue, count: &AtomicU64) -> End {
+async fn send(to: &TcpStream, queue: &PipeQueue, count: &AtomicU64) -> PipeEnd {
     let mut msg = SendMsg::new();
     loop {
         queue.ready().await;
         if let Some(end) = queue.take(&mut msg) {
-            if end == End::Closed && to.shutdown(Shutdown::Write).is_err() {
-                return End::Broken;
+            if end == PipeEnd::Closed && to.shutdown(Shutdown::Write).is_err() {
+                return PipeEnd::Broken;
             }
             return end;
         }
@@ -183,7 +183,7 @@ async fn send(to: &TcpStream, queue: &Queue, count: &AtomicU64) -> End {
         let (result, back) = to.send(msg).await;
         msg = back;
         if result.is_err() {
-            return End::Broken;
+            return PipeEnd::Broken;
         }
         // Gives the memory back.
         msg.take_bytes();
@@ -195,8 +195,8 @@ async fn send(to: &TcpStream, queue: &Queue, count: &AtomicU64) -> End {
 struct Receiver {
     from: Rc<TcpStream>,
     pool: BufPool,
-    lane: Rc<Lane>,
-    queue: Rc<Queue>,
+    lane: Rc<SharedWire>,
+    queue: Rc<PipeQueue>,
     /// Length of the next buffer: grows while buffers come back full.
     want: usize,
     /// What the last receive left of its buffer.
@@ -216,7 +216,7 @@ impl Receiver {
             let n = match result {
                 Ok(n) if n > 0 => n,
                 ended => {
-                    let end = if ended.is_ok() { End::Closed } else { End::Broken };
+                    let end = if ended.is_ok() { PipeEnd::Closed } else { PipeEnd::Broken };
                     let (_, due) = self.lane.times(0, now);
                     return self.queue.push(due, Chunk::End(end));
                 }
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn a_wire_carries_one_thing_after_the_other() {
         let ms = Duration::from_millis;
-        let lane = Lane::new(ms(10), Some(8_000_000));
+        let lane = SharedWire::new(ms(10), Some(8_000_000));
         let now = Instant::now() + ms(1);
         // 1000 bytes at a megabyte a second take a millisecond.
         assert_eq!(lane.times(1000, now), (now + ms(1), now + ms(11)));
@@ -274,13 +274,13 @@ mod tests {
         let later = now + ms(100);
         assert_eq!(lane.times(1000, later), (later + ms(1), later + ms(11)));
         assert_eq!(lane.chunk(), 1024, "no less");
-        assert_eq!(Lane::new(ms(1), Some(1_000_000_000)).chunk(), 125_000);
-        assert_eq!(Lane::new(ms(1), None).chunk(), MAX_CHUNK);
+        assert_eq!(SharedWire::new(ms(1), Some(1_000_000_000)).chunk(), 125_000);
+        assert_eq!(SharedWire::new(ms(1), None).chunk(), MAX_CHUNK);
     }
 
     #[test]
     fn only_what_is_due_is_taken_and_the_end_comes_last() {
-        let queue = Queue::default();
+        let queue = PipeQueue::default();
         let now = Instant::now();
         let later = now + Duration::from_secs(3600);
         let data = |n| Chunk::Data(Buf::copy_of(&vec![0; n]));
@@ -291,8 +291,8 @@ mod tests {
         assert_eq!((queue.take(&mut msg), msg.remaining(), queue.bytes.get()), (None, 30, 70));
         queue.chunks.borrow_mut().clear();
         queue.push(now, data(5));
-        queue.push(now, Chunk::End(End::Closed));
+        queue.push(now, Chunk::End(PipeEnd::Closed));
         assert_eq!((queue.take(&mut msg), msg.remaining()), (None, 5));
-        assert_eq!((queue.take(&mut msg), msg.remaining()), (Some(End::Closed), 0));
+        assert_eq!((queue.take(&mut msg), msg.remaining()), (Some(PipeEnd::Closed), 0));
     }
 }

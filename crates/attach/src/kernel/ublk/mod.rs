@@ -10,7 +10,7 @@
 mod queue;
 mod wire;
 
-use super::{Served, appears, open};
+use super::{KernelSide, appears, open};
 use crate::error::AttachError;
 use crate::served::Requests;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
@@ -107,7 +107,7 @@ impl Server {
     }
 }
 
-impl Served for Server {
+impl KernelSide for Server {
     fn device(&self) -> &Path {
         &self.device
     }

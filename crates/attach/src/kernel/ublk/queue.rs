@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::wire::{self, Descriptor, SECTOR_SHIFT, io_command, op};
-use crate::disk::Told;
+use crate::disk::ErrorCursor;
 use crate::served::{Request, Requests};
 use io_uring::{IoUring, opcode, squeue, types};
 use longhaul_block::{IoError, IoResult, ZeroFlags};
@@ -66,7 +66,7 @@ struct Queue<'a> {
     ring: IoUring,
     device: types::Fd,
     requests: &'a Arc<dyn Requests>,
-    told: Arc<Told>,
+    cursor: Arc<ErrorCursor>,
     answers: Arc<Answers>,
     descriptors: Mapped,
     buffers: Mapped,
@@ -128,7 +128,7 @@ impl<'a> Queue<'a> {
             ring: IoUring::new((u32::from(depth) + 1).next_power_of_two())?,
             device: types::Fd(device.as_raw_fd()),
             requests,
-            told: requests.handle(),
+            cursor: requests.handle(),
             answers: Arc::new(Answers::new()?),
             descriptors,
             buffers,
@@ -195,7 +195,7 @@ impl<'a> Queue<'a> {
                 let bytes = unsafe { std::slice::from_raw_parts(self.buffer(tag), len) };
                 Request::Write { offset, data: Buf::copy_of(bytes), fua }
             }
-            op::FLUSH => Request::Flush(Arc::clone(&self.told)),
+            op::FLUSH => Request::Flush(Arc::clone(&self.cursor)),
             op::DISCARD => Request::Discard { offset, len },
             op::WRITE_ZEROES => {
                 let may_deallocate = wanted.op_flags & wire::NO_UNMAP == 0;

@@ -6,7 +6,7 @@ use crate::transport::RESPONSES_MAX;
 
 #[test]
 fn the_host_ends_the_connection() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     let term = TermReq::new(PduType::H2CTermReq, Fes::DataOutOfRange, 5, 100);
     bench.end.receive(&[term.as_bytes(), &[0; 100]].concat());
     assert_eq!(bench.end.closed, Some(CloseReason::Terminated { fes: 4, fei: 5 }));
@@ -15,7 +15,7 @@ fn the_host_ends_the_connection() {
 
 #[test]
 fn a_property_command_takes_the_identifier_of_a_held_event_request() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     let event = Sqe::async_event_request().with_cid(5);
     bench.end.receive(&bench.capsule(event, &[]));
     let held = bench.end.pending.remove(0).slot;
@@ -50,7 +50,7 @@ fn a_property_command_takes_the_identifier_of_a_held_event_request() {
 //= test: NVMe Base 2.1, Command Identifier
 #[test]
 fn an_identifier_in_use_is_a_conflict() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     bench.end.receive(&bench.capsule(Sqe::new(FLUSH).with_cid(5), &[]));
     let sqe = Sqe::new(WRITE).with_cid(5).with_sgl(Sgl::in_capsule(0, 512));
     bench.end.receive(&bench.capsule(sqe, &[0; 512]));
@@ -68,7 +68,7 @@ fn an_identifier_in_use_is_a_conflict() {
 //= test: NVMe-TCP 1.1, Data transfer
 #[test]
 fn descriptors_are_refused_with_a_status() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     let cases = [
         (READ, Sgl::in_capsule(0, 512), 0, Status::SGL_TYPE),
         (WRITE, Sgl::in_capsule(8, 504), 512, Status::SGL_OFFSET),
@@ -89,7 +89,7 @@ fn descriptors_are_refused_with_a_status() {
 //= test: NVMe-TCP 1.1, PDU Data Digest
 #[test]
 fn a_data_digest_error_costs_the_command_only() {
-    let mut bench = Bench::with(TargetConfig::default(), 2);
+    let mut bench = TargetBench::with(TargetConfig::default(), 2);
     let sqe = Sqe::new(WRITE).with_cid(1).with_sgl(Sgl::in_capsule(0, 512));
     let mut bad = bench.capsule(sqe, &[1; 512]);
     bad[100] ^= 1;
@@ -114,7 +114,7 @@ fn a_data_digest_error_costs_the_command_only() {
 
 #[test]
 fn in_capsule_data_waits_for_memory() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     let sqe = Sqe::new(WRITE).with_cid(1).with_sgl(Sgl::in_capsule(0, 512));
     let next = bench.capsule(Sqe::new(FLUSH).with_cid(2), &[]);
     let stream = [bench.capsule(sqe, &[9; 512]), next.clone()].concat();
@@ -133,7 +133,7 @@ fn in_capsule_data_waits_for_memory() {
 //= test: NVMe-TCP 1.1, R2T PDU
 #[test]
 fn a_write_completed_early_waits_for_the_data_it_asked_for() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     let (slot, ttag) = bench.granted(7);
     bench.end.receive(&bench.h2c(7, ttag, 0, &[1; 4096], false)[..100]);
     bench.end.queue.complete(slot, Status::ABORT_REQUESTED, 0);
@@ -150,7 +150,7 @@ fn a_write_completed_early_waits_for_the_data_it_asked_for() {
 #[test]
 fn an_abort_that_overtakes_the_last_data() {
     let mut queue = TargetQueue::new(TargetConfig::default());
-    let bench = Bench::new();
+    let bench = TargetBench::new();
     queue.handle(IcReq::new(0, 0, 0).as_bytes());
     let sqe = Sqe::new(WRITE).with_sgl(Sgl::in_capsule(0, 512));
     queue.handle(&bench.capsule(sqe, &[1; 512]));
@@ -164,7 +164,7 @@ fn an_abort_that_overtakes_the_last_data() {
 
 #[test]
 fn a_read_that_fails_half_way_frees_its_memory() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     let sqe = Sqe::new(READ).with_cid(3).with_sgl(Sgl::transport(8192));
     bench.end.receive(&bench.capsule(sqe, &[]));
     let Pending { slot, .. } = bench.end.pending.remove(0);
@@ -181,7 +181,7 @@ fn a_read_that_fails_half_way_frees_its_memory() {
 
 #[test]
 fn slots_that_are_being_sent_hold_back_input() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     let entries = LIMITS.entries;
     for cid in 0..2 * entries {
         let sqe = Sqe::new(READ).with_cid(cid).with_sgl(Sgl::transport(512));
@@ -199,7 +199,7 @@ fn slots_that_are_being_sent_hold_back_input() {
 
 #[test]
 fn a_host_that_never_reads_is_not_answered_for_ever() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     bench.end.receive(&bench.capsule(Sqe::new(FLUSH).with_cid(1), &[]));
     let conflict = bench.capsule(Sqe::new(FLUSH).with_cid(1), &[]);
     for _ in 0..RESPONSES_MAX / 24 + 100 {
@@ -213,7 +213,7 @@ fn a_host_that_never_reads_is_not_answered_for_ever() {
 
 #[test]
 fn no_command_is_taken_while_replies_wait_to_be_sent() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     bench.end.queue.set_reply_limit(8192);
     let read = |n: u16| Sqe::new(READ).with_cid(n).with_sgl(Sgl::transport(4096));
     for n in 1..=3 {
@@ -238,7 +238,7 @@ fn no_command_is_taken_while_replies_wait_to_be_sent() {
 //= test: NVMe Base 2.1, Completion Queue Entry
 #[test]
 fn responses_carry_sqhd_with_flow_control_only() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     for n in 1..10u16 {
         bench.end.receive(&bench.capsule(Sqe::new(FLUSH).with_cid(n), &[]));
         let Pending { slot, .. } = bench.end.pending.remove(0);
@@ -255,7 +255,7 @@ fn responses_carry_sqhd_with_flow_control_only() {
 
 #[test]
 fn half_a_pdu_is_nothing_yet() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     let sqe = Sqe::new(READ).with_sgl(Sgl::transport(BLOCK as u32));
     let capsule = bench.capsule(sqe, &[]);
     for at in 0..capsule.len() - 1 {
@@ -268,7 +268,7 @@ fn half_a_pdu_is_nothing_yet() {
 
 #[test]
 fn limits_may_grow_while_commands_are_open() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     bench.end.receive(&bench.capsule(Sqe::new(FLUSH).with_cid(1), &[]));
     bench.end.queue.set_limits(QueueLimits { entries: 1024, ..LIMITS });
     for cid in 2..=1024 {
@@ -285,7 +285,7 @@ fn limits_may_grow_while_commands_are_open() {
 //= test: NVMe-TCP 1.1, Capsules
 #[test]
 fn fabrics_commands_carry_8192_bytes_on_every_queue() {
-    let mut bench = Bench::new();
+    let mut bench = TargetBench::new();
     bench.end.queue.set_limits(QueueLimits { in_capsule: 0, ..LIMITS });
     let connect = Sqe::connect(1, 3, 0, 0).with_sgl(Sgl::in_capsule(0, IN_CAPSULE_ADMIN));
     bench.end.receive(&bench.capsule(connect, &[0; IN_CAPSULE_ADMIN as usize]));

@@ -2,9 +2,9 @@
 //! that measures and tunes them.
 //!
 //! Invariants:
-//! - a command is on one lane from submission to completion, and counted in
+//! - a command is on one connection from submission to completion, and counted in
 //!   flight there for as long;
-//! - lanes are only added, and all of them end with the [`Lanes`];
+//! - connections are only added, and all of them end with the [`ConnectionPool`];
 //! - while nothing is in flight the task sleeps without a timer.
 
 use super::meter::Meter;
@@ -13,7 +13,7 @@ use super::{Limits, PathOptions, PathReport, Plan, Sample, Sockets, Tuner, Way};
 use crate::call::{Data, Done, Pending, Waiting};
 use crate::controller::Controller;
 use crate::error::{Error, Result};
-use crate::lane::Lane as Connection;
+use crate::io_queue::IoQueue;
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -48,16 +48,16 @@ impl Reports {
     }
 }
 
-struct Lane {
-    connection: Rc<Connection>,
+struct PooledConnection {
+    connection: Rc<IoQueue>,
     in_flight: Rc<Cell<u64>>,
     /// What the kernel said when the last round ended.
     before: Cell<TcpInfo>,
 }
 
 /// See the module.
-pub(crate) struct Lanes {
-    lanes: RefCell<Vec<Lane>>,
+pub(crate) struct ConnectionPool {
+    connections: RefCell<Vec<PooledConnection>>,
     controller: Arc<Controller>,
     /// Block size as a power of two.
     shift: u32,
@@ -78,7 +78,7 @@ pub(crate) struct Lanes {
 
 /// A command that is counted in flight until this is dropped.
 struct Flight {
-    lane: Rc<Cell<u64>>,
+    in_flight: Rc<Cell<u64>>,
     meter: Rc<Meter>,
     sharer: Rc<Sharer>,
     way: Way,
@@ -95,14 +95,14 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.lane.set(self.lane.get() - self.bytes);
+        self.in_flight.set(self.in_flight.get() - self.bytes);
         let latency = self.done.then(|| since(self.began));
         self.meter.end(self.way, self.bytes, latency);
         self.sharer.end();
     }
 }
 
-impl Lanes {
+impl ConnectionPool {
     /// Those of the calling thread, which all share who open the device on it:
     /// they, and a share in them.
     ///
@@ -112,11 +112,11 @@ impl Lanes {
         controller: &Arc<Controller>,
         shift: u32,
         reports: &Arc<Reports>,
-    ) -> Result<(Rc<Lanes>, Rc<Sharer>)> {
+    ) -> Result<(Rc<ConnectionPool>, Rc<Sharer>)> {
         controller.check()?;
-        let lanes = open_shared(controller, shift, reports).await?;
-        let sharer = Rc::new(Sharer::new(&lanes.sharers));
-        Ok((lanes, sharer))
+        let pool = open_shared(controller, shift, reports).await?;
+        let sharer = Rc::new(Sharer::new(&pool.sharers));
+        Ok((pool, sharer))
     }
 
     /// Begins with as many connections as were asked for by hand, all at once,
@@ -128,7 +128,7 @@ impl Lanes {
         controller: &Arc<Controller>,
         shift: u32,
         reports: Arc<Reports>,
-    ) -> Result<Rc<Lanes>> {
+    ) -> Result<Rc<ConnectionPool>> {
         let next_seq = Rc::default();
         let (info, options) = (controller.info(), &controller.settings.options.path);
         let n = options.connections.unwrap_or(1).clamp(1, info.queues.max(1));
@@ -139,8 +139,8 @@ impl Lanes {
         let commands = controller.settings.options.queue_size.clamp(2, entries.max(2)) - 1;
         let limits = Limits { in_flight: options.in_flight_max, connections: most };
         let tuner = Tuner::new(limits, info.round_trip.0, Duration::ZERO);
-        let lanes = Rc::new(Lanes {
-            lanes: RefCell::default(),
+        let pool = Rc::new(ConnectionPool {
+            connections: RefCell::default(),
             controller: Arc::clone(controller),
             shift,
             reports,
@@ -154,31 +154,31 @@ impl Lanes {
             sharers: Rc::default(),
             epoch: now(),
         });
-        lanes.push(first);
-        lanes.follow();
-        lanes.gather(others);
-        let weak = Rc::downgrade(&lanes);
-        let meter = Rc::clone(&lanes.meter);
+        pool.push(first);
+        pool.follow();
+        pool.gather(others);
+        let weak = Rc::downgrade(&pool);
+        let meter = Rc::clone(&pool.meter);
         spawn(async move { tune(weak, meter).await }).detach();
-        Ok(lanes)
+        Ok(pool)
     }
 
     fn options(&self) -> &PathOptions {
         &self.controller.settings.options.path
     }
 
-    fn push(self: &Rc<Self>, connection: Connection) {
+    fn push(self: &Rc<Self>, connection: IoQueue) {
         let weak = Rc::downgrade(self);
         connection.relieve(Box::new(move |held| match weak.upgrade() {
-            Some(lanes) => lanes.take_over(held),
+            Some(pool) => pool.take_over(held),
             None => held,
         }));
         let before = Cell::new(connection.tcp_info().unwrap_or_default());
         let connection = Rc::new(connection);
-        self.lanes.borrow_mut().push(Lane { connection, in_flight: Rc::default(), before });
+        self.connections.borrow_mut().push(PooledConnection { connection, in_flight: Rc::default(), before });
     }
 
-    /// Gives what a lane holds that gets no connection to one that has one.
+    /// Gives what a connection holds that gets no connection to one that has one.
     fn take_over(&self, held: Vec<Waiting>) -> Vec<Waiting> {
         let (connection, _) = self.least();
         if !connection.is_connected() {
@@ -197,12 +197,12 @@ impl Lanes {
 
     /// Aborts commands by their numbers. Ends when the target has answered.
     pub(crate) async fn abort(&self, which: &Range<u64>) {
-        let lanes = self.lanes.borrow().iter().map(|lane| lane.connection.downgrade()).collect::<Vec<_>>();
-        let each = lanes.iter().filter_map(Weak::upgrade).map(|lane| lane.abort(which.clone()));
+        let all = self.connections.borrow().iter().map(|one| one.connection.downgrade()).collect::<Vec<_>>();
+        let each = all.iter().filter_map(Weak::upgrade).map(|one| one.abort(which.clone()));
         futures_util::future::join_all(each).await;
     }
 
-    /// Submits a command that moves data, on the lane that has least to do.
+    /// Submits a command that moves data, on the connection that has least to do.
     pub(crate) fn submit(
         &self,
         sharer: &Rc<Sharer>,
@@ -214,13 +214,13 @@ impl Lanes {
             Data::Read(memory) | Data::Write(memory) => memory.len() as u64,
             Data::None => 0,
         };
-        let (connection, lane) = self.least();
-        lane.set(lane.get() + bytes);
+        let (connection, in_flight) = self.least();
+        in_flight.set(in_flight.get() + bytes);
         let asked = way == Way::Write && bytes > self.in_capsule.get();
         self.meter.begin(way, bytes, asked);
         sharer.begin();
         let (meter, sharer) = (Rc::clone(&self.meter), Rc::clone(sharer));
-        let mut flight = Flight { lane, meter, sharer, way, bytes, began: now(), done: false };
+        let mut flight = Flight { in_flight, meter, sharer, way, bytes, began: now(), done: false };
         let pending = connection.submit(sqe, data);
         async move {
             let _open = connection;
@@ -235,24 +235,23 @@ impl Lanes {
         self.least().0.submit(sqe, data)
     }
 
-    /// The lane with least to do, of those in use; one that is connected, if
+    /// The connection with least to do, of those in use; one that is connected, if
     /// any is.
-    fn least(&self) -> (Rc<Connection>, Rc<Cell<u64>>) {
-        let lanes = self.lanes.borrow();
-        let used = usize::from(self.plan.get().connections).clamp(1, lanes.len());
-        let key = |lane: &Lane| (!lane.connection.is_connected(), lane.in_flight.get());
-        let mut best = &lanes[0];
+    fn least(&self) -> (Rc<IoQueue>, Rc<Cell<u64>>) {
+        let all = self.connections.borrow();
+        let used = usize::from(self.plan.get().connections).clamp(1, all.len());
+        let key = |one: &PooledConnection| (!one.connection.is_connected(), one.in_flight.get());
+        let mut best = &all[0];
         if used > 1 || !best.connection.is_connected() {
             // Those out of use are better than none.
-            let used =
-                if lanes[..used].iter().any(|l| l.connection.is_connected()) { used } else { lanes.len() };
-            best = lanes[..used].iter().min_by_key(|lane| key(lane)).unwrap_or(best);
+            let used = if all[..used].iter().any(|l| l.connection.is_connected()) { used } else { all.len() };
+            best = all[..used].iter().min_by_key(|one| key(one)).unwrap_or(best);
         }
         (Rc::clone(&best.connection), Rc::clone(&best.in_flight))
     }
 
     fn max_transfer(&self) -> u32 {
-        self.lanes.borrow()[0].connection.max_transfer() as u32
+        self.connections.borrow()[0].connection.max_transfer() as u32
     }
 
     /// Bytes of one command: what leaves each connection several.
@@ -290,8 +289,8 @@ impl Lanes {
         let io_size = self.io_size();
         // Two more wait for the reader while the rest is on its way.
         let read_ahead = options.read_ahead.unwrap_or(read + 2 * u64::from(io_size));
-        let lanes = u32::try_from(self.lanes.borrow().len()).unwrap_or(u32::MAX);
-        Advice { read, write, io_size, read_ahead, commands: u32::from(self.commands).saturating_mul(lanes) }
+        let all = u32::try_from(self.connections.borrow().len()).unwrap_or(u32::MAX);
+        Advice { read, write, io_size, read_ahead, commands: u32::from(self.commands).saturating_mul(all) }
     }
 
     /// Takes the tuner's plan, with what was set by hand in its place.
@@ -316,8 +315,9 @@ impl Lanes {
     }
 
     /// Opens connections until there are as many as the plan says.
-    fn grow(self: &Rc<Lanes>) {
-        let missing = usize::from(self.plan.get().connections).saturating_sub(self.lanes.borrow().len());
+    fn grow(self: &Rc<ConnectionPool>) {
+        let missing =
+            usize::from(self.plan.get().connections).saturating_sub(self.connections.borrow().len());
         if missing == 0 || self.opening.replace(true) {
             return;
         }
@@ -326,42 +326,42 @@ impl Lanes {
     }
 
     /// Takes connections as they come.
-    fn gather(self: &Rc<Lanes>, mut opening: Opening) {
+    fn gather(self: &Rc<ConnectionPool>, mut opening: Opening) {
         let weak = Rc::downgrade(self);
         spawn(async move {
             let mut good = true;
             while let Some(connection) = opening.next().await {
-                let Some(lanes) = weak.upgrade() else { return };
+                let Some(pool) = weak.upgrade() else { return };
                 match connection {
-                    Ok(connection) => lanes.push(connection),
+                    Ok(connection) => pool.push(connection),
                     Err(e) => {
                         tracing::info!("no further connection: {e}");
                         good = false;
                     }
                 }
             }
-            let Some(lanes) = weak.upgrade() else { return };
+            let Some(pool) = weak.upgrade() else { return };
             // If one was refused, more will be.
-            lanes.opening.set(!good);
-            lanes.grow();
+            pool.opening.set(!good);
+            pool.grow();
         })
         .detach();
     }
 
     /// Ends a round.
-    fn round(self: &Rc<Lanes>) -> Duration {
-        let lanes = self.lanes.borrow();
-        if !lanes.iter().any(|lane| lane.connection.is_connected()) {
-            drop(lanes);
+    fn round(self: &Rc<ConnectionPool>) -> Duration {
+        let all = self.connections.borrow();
+        if !all.iter().any(|one| one.connection.is_connected()) {
+            drop(all);
             return self.without();
         }
-        let looks = lanes.iter().map(|lane| {
-            let now = lane.connection.tcp_info().unwrap_or_default();
-            (lane.before.replace(now), now)
+        let looks = all.iter().map(|one| {
+            let now = one.connection.tcp_info().unwrap_or_default();
+            (one.before.replace(now), now)
         });
         let looks: Vec<_> = looks.collect();
-        let connections = u16::try_from(lanes.len()).unwrap_or(u16::MAX);
-        drop(lanes);
+        let connections = u16::try_from(all.len()).unwrap_or(u16::MAX);
+        drop(all);
         // It may be another controller by now.
         self.in_capsule.set(self.controller.info().in_capsule);
         let tcp = TcpInfo::together(looks.iter().map(|(_, now)| now));
@@ -408,8 +408,8 @@ impl Lanes {
     /// Begins to measure.
     fn begin(&self) -> Duration {
         self.meter.take();
-        for lane in self.lanes.borrow().iter() {
-            lane.before.set(lane.connection.tcp_info().unwrap_or_default());
+        for one in self.connections.borrow().iter() {
+            one.before.set(one.connection.tcp_info().unwrap_or_default());
         }
         let mut tuner = self.tuner.borrow_mut();
         tuner.handle_idle(since(self.epoch));
@@ -417,14 +417,14 @@ impl Lanes {
     }
 }
 
-impl Drop for Lanes {
+impl Drop for ConnectionPool {
     fn drop(&mut self) {
         self.meter.close();
     }
 }
 
 /// Connections that are being opened.
-type Opening = FuturesUnordered<LocalBoxFuture<'static, Result<Connection>>>;
+type Opening = FuturesUnordered<LocalBoxFuture<'static, Result<IoQueue>>>;
 
 /// Begins to open `n` connections. If they are the `first`, that they are ready
 /// belongs to the device's being set up.
@@ -439,7 +439,7 @@ fn open_connections(
     let open = |_| {
         let (controller, next_seq) = (Arc::clone(controller), Rc::clone(next_seq));
         let open = async move {
-            let (connection, round_trips) = Connection::open(&controller, shift, next_seq).await?;
+            let (connection, round_trips) = IoQueue::open(&controller, shift, next_seq).await?;
             if first {
                 controller.queue_is_ready(since(begun), round_trips);
             }
@@ -451,7 +451,7 @@ fn open_connections(
 }
 
 /// The first that is there, and the others.
-async fn first_of(mut opening: Opening) -> Result<(Connection, Opening)> {
+async fn first_of(mut opening: Opening) -> Result<(IoQueue, Opening)> {
     let mut failed = None;
     while let Some(opened) = opening.next().await {
         match opened {
@@ -463,17 +463,17 @@ async fn first_of(mut opening: Opening) -> Result<(Connection, Opening)> {
 }
 
 /// Ends a round after another, as long as there is I/O.
-async fn tune(lanes: Weak<Lanes>, meter: Rc<Meter>) {
+async fn tune(pool: Weak<ConnectionPool>, meter: Rc<Meter>) {
     loop {
         meter.wait_for_work().await;
-        let Some(mut round) = lanes.upgrade().map(|lanes| lanes.begin()) else { return };
+        let Some(mut round) = pool.upgrade().map(|pool| pool.begin()) else { return };
         while meter.is_busy() {
             sleep(round).await;
-            let Some(lanes) = lanes.upgrade() else { return };
-            round = lanes.round();
+            let Some(pool) = pool.upgrade() else { return };
+            round = pool.round();
         }
-        if let Some(lanes) = lanes.upgrade() {
-            lanes.sharers.handle_idle();
+        if let Some(pool) = pool.upgrade() {
+            pool.sharers.handle_idle();
         }
     }
 }

@@ -47,13 +47,13 @@ enum Gate {
     Open,
 }
 
-/// See [`Lane::relieve`].
+/// See [`IoQueue::relieve`].
 type Relief = Box<dyn Fn(Vec<Waiting>) -> Vec<Waiting>>;
 
 /// See the module. Dropping it ends it once everything is done.
-pub(crate) struct Lane(Rc<Inner>);
+pub(crate) struct IoQueue(Rc<IoQueueInner>);
 
-pub(crate) struct Inner {
+pub(crate) struct IoQueueInner {
     pub(crate) controller: Arc<Controller>,
     /// Block size as a power of two.
     pub(crate) shift: u32,
@@ -67,8 +67,8 @@ pub(crate) struct Inner {
     /// The controller is lost for good.
     failed: RefCell<Option<IoError>>,
     next_seq: Rc<Cell<u64>>,
-    /// Takes the held calls if the controller grants this lane no queue, and
-    /// gives back those that no other lane can take.
+    /// Takes the held calls if the controller grants it no queue, and
+    /// gives back those that no other I/O queue can take.
     relief: RefCell<Option<Relief>>,
     submitted_bytes: Cell<u64>,
     done_bytes: Rc<Cell<u64>>,
@@ -76,9 +76,9 @@ pub(crate) struct Inner {
     wake: Notify,
 }
 
-impl Lane {
+impl IoQueue {
     /// Connects: it, and the round trips that took. `next_seq` numbers
-    /// commands; lanes may share it.
+    /// commands; I/O queues may share it.
     ///
     /// # Errors
     /// The first connection cannot be had; later ones are tried for.
@@ -86,8 +86,8 @@ impl Lane {
         controller: &Arc<Controller>,
         shift: u32,
         next_seq: Rc<Cell<u64>>,
-    ) -> Result<(Lane, u32)> {
-        let inner = Rc::new(Inner {
+    ) -> Result<(IoQueue, u32)> {
+        let inner = Rc::new(IoQueueInner {
             controller: Arc::clone(controller),
             shift,
             max_transfer: Cell::new(0),
@@ -107,25 +107,25 @@ impl Lane {
         controller.enter();
         inner.adopt(&session, queue, qid);
         spawn(Rc::clone(&inner).run(session)).detach();
-        Ok((Lane(inner), round_trips))
+        Ok((IoQueue(inner), round_trips))
     }
 
     /// Submits a command, now or as soon as that is possible.
     pub(crate) fn submit(&self, sqe: Sqe, data: Data) -> Pending {
-        let lane = &*self.0;
-        let (seq, ahead) = (lane.next_seq.get(), lane.submitted_bytes.get());
-        lane.next_seq.set(seq + 1);
-        lane.submitted_bytes.set(ahead + data.len() as u64);
+        let io_queue = &*self.0;
+        let (seq, ahead) = (io_queue.next_seq.get(), io_queue.submitted_bytes.get());
+        io_queue.next_seq.set(seq + 1);
+        io_queue.submitted_bytes.set(ahead + data.len() as u64);
         let call = Call::new(sqe, Fate::IsKept, seq, ahead);
         let waiting = Waiting { call: Rc::clone(&call), data };
-        if lane.gate.get() == Gate::Open
-            && let Some(queue) = &*lane.queue.borrow()
+        if io_queue.gate.get() == Gate::Open
+            && let Some(queue) = &*io_queue.queue.borrow()
         {
             if let Err((waiting, _)) = queue.push(waiting) {
-                lane.held.borrow_mut().push_back(waiting);
+                io_queue.held.borrow_mut().push_back(waiting);
             }
         } else {
-            lane.submit_slowly(waiting);
+            io_queue.submit_slowly(waiting);
         }
         Pending(call)
     }
@@ -146,44 +146,44 @@ impl Lane {
     }
 
     /// Has `relief` take over what is held whenever the controller grants this
-    /// lane no queue, where it would wait although others could do it.
+    /// one no queue, where it would wait although others could do it.
     pub(crate) fn relieve(&self, relief: Relief) {
         *self.0.relief.borrow_mut() = Some(relief);
     }
 
-    /// Takes over a command of another lane that was not acknowledged.
+    /// Takes over a command of another I/O queue that was not acknowledged.
     pub(crate) fn take_over(&self, waiting: Waiting) {
         let Waiting { call, data } = waiting;
-        let lane = &self.0;
-        let ahead = lane.submitted_bytes.get();
-        lane.submitted_bytes.set(ahead + data.len() as u64);
+        let io_queue = &self.0;
+        let ahead = io_queue.submitted_bytes.get();
+        io_queue.submitted_bytes.set(ahead + data.len() as u64);
         let ours = Call::new(call.sqe, Fate::IsKept, call.seq, ahead);
         let pending = Pending(Rc::clone(&ours));
         spawn(async move { call.finish(pending.await) }).detach();
-        lane.held.borrow_mut().push_back(Waiting { call: ours, data });
-        lane.open_gate();
+        io_queue.held.borrow_mut().push_back(Waiting { call: ours, data });
+        io_queue.open_gate();
     }
 
-    /// A handle that does not keep the lane open.
-    pub(crate) fn downgrade(&self) -> std::rc::Weak<Inner> {
+    /// A handle that does not keep the I/O queue open.
+    pub(crate) fn downgrade(&self) -> std::rc::Weak<IoQueueInner> {
         Rc::downgrade(&self.0)
     }
 }
 
-impl Drop for Lane {
+impl Drop for IoQueue {
     fn drop(&mut self) {
-        let lane = &self.0;
-        lane.closing.set(true);
-        if lane.held.borrow().is_empty()
-            && let Some(queue) = &*lane.queue.borrow()
+        let io_queue = &self.0;
+        io_queue.closing.set(true);
+        if io_queue.held.borrow().is_empty()
+            && let Some(queue) = &*io_queue.queue.borrow()
         {
             queue.close_when_done();
         }
-        lane.wake.notify();
+        io_queue.wake.notify();
     }
 }
 
-impl Inner {
+impl IoQueueInner {
     /// The first queue, as [`Session::open_queue`] gives it.
     async fn first(&self) -> Result<(Arc<Session>, (Queue, u16, u32))> {
         let mut tries = 1;
@@ -288,7 +288,7 @@ impl Inner {
         self.held.borrow_mut().push_back(waiting);
     }
 
-    /// Keeps the lane connected until its last user drops it, or the controller
+    /// Keeps the I/O queue connected until its last user drops it, or the controller
     /// is lost for good.
     async fn run(self: Rc<Self>, mut session: Arc<Session>) {
         loop {
@@ -347,7 +347,7 @@ impl Inner {
         error::reason(&reason)
     }
 
-    /// Connects to the next session; nothing if the lane is closing and holds no
+    /// Connects to the next session; nothing if the I/O queue is closing and holds no
     /// call.
     async fn next(&self, mut epoch: u64) -> Option<std::result::Result<Arc<Session>, IoError>> {
         let since = now();
