@@ -561,7 +561,7 @@ mod tests {
         assert_eq!(read.code, Code::Other);
     }
 
-    /// A reason of each of many runs is told once; codes that this version does not know each stand
+    /// A reason that many runs share is listed once; codes that this version does not know each stand
     /// for themselves.
     #[test]
     fn reasons_of_a_kind_are_counted() {
