@@ -595,18 +595,7 @@ impl TcpStream {
     /// # Errors
     /// Of setsockopt(2).
     pub fn limit_unsent(&self, bytes: u32) -> io::Result<()> {
-        let socket = self.socket()?;
-        // SAFETY: `bytes` is readable, and its size is told.
-        let rc = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_NOTSENT_LOWAT,
-                (&raw const bytes).cast(),
-                size_of_val(&bytes) as libc::socklen_t,
-            )
-        };
-        check(rc as isize).map(|_| ())
+        set_option(&self.socket()?, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, &bytes)
     }
 
     /// Asks the kernel to send at most `bound` bytes a second on this connection.
@@ -614,18 +603,7 @@ impl TcpStream {
     /// # Errors
     /// Of setsockopt(2); kernels before 4.20 cannot do it.
     pub fn limit_rate(&self, bound: u64) -> io::Result<()> {
-        let socket = self.socket()?;
-        // SAFETY: `bound` is readable, and its size is told.
-        let rc = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_MAX_PACING_RATE,
-                (&raw const bound).cast(),
-                size_of_val(&bound) as libc::socklen_t,
-            )
-        };
-        check(rc as isize).map(|_| ())
+        set_option(&self.socket()?, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bound)
     }
 
     /// Lets the peer send up to `bytes` before the kernel has seen how much
@@ -641,20 +619,30 @@ impl TcpStream {
         // Linux, since 4.18), and does not end the kernel's own sizing as
         // SO_RCVBUF does.
         for low in [bytes.min(i32::MAX as u32) as i32, 1] {
-            // SAFETY: `low` is readable, and its size is told.
-            let rc = unsafe {
-                libc::setsockopt(
-                    socket.as_raw_fd(),
-                    libc::SOL_SOCKET,
-                    libc::SO_RCVLOWAT,
-                    (&raw const low).cast(),
-                    size_of_val(&low) as libc::socklen_t,
-                )
-            };
-            check(rc as isize)?;
+            set_option(&socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &low)?;
         }
         Ok(())
     }
+}
+
+/// An integer option of setsockopt(2).
+trait IntegerOption: Copy {}
+impl IntegerOption for i32 {}
+impl IntegerOption for u32 {}
+impl IntegerOption for u64 {}
+
+fn set_option<T: IntegerOption>(socket: &SockRef<'_>, level: i32, name: i32, value: &T) -> io::Result<()> {
+    // SAFETY: `value` is an integer: readable, initialized, and of the size that is passed.
+    let rc = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            (&raw const *value).cast(),
+            size_of::<T>() as libc::socklen_t,
+        )
+    };
+    check(rc as isize).map(|_| ())
 }
 
 impl fmt::Debug for TcpStream {
