@@ -11,7 +11,10 @@ pub(crate) mod queues;
 pub(crate) mod share;
 
 use crate::link;
+use crate::program::{self, Target};
 use crate::setup::Setup;
+use anyhow::{Context, Result};
+use serde_json::Value;
 use std::time::Duration;
 
 /// Bits per second in Mb/s, from bytes per second.
@@ -46,4 +49,15 @@ fn commands(setup: &Setup, rate: u64, rtt: Duration, more: &str, target: &str) -
 /// A load for a person to run on the client's side.
 fn client(command: &str) -> String {
     format!("ip netns exec link-client {command}")
+}
+
+/// What `longhaul info URI --path --json` with these arguments tells, from the load's side.
+fn path_info(setup: &Setup, target: &Target, arguments: &[&str]) -> Result<Value> {
+    let mut command = setup.load.command(&setup.program);
+    command
+        .args(["info", &target.uri, "--path", "--json", "--congestion", &setup.congestion])
+        .args(arguments);
+    let text = program::finish(&mut command, setup)?;
+    let last = text.lines().last().context("info printed nothing")?;
+    serde_json::from_str(last).context("info's result")
 }

@@ -1,15 +1,14 @@
 //! What `info --path` says of links that were chosen at random, against iperf3.
 
 use super::super::memory_backend;
-use super::{MB, client, commands};
+use super::{MB, client, commands, path_info};
 use crate::link::Link;
-use crate::program::{self, Target};
+use crate::program::Target;
 use crate::reference::Iperf;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result};
 use longhaul_wan::{Conditions, Queue};
-use serde_json::Value;
 use std::time::Duration;
 
 /// How far from iperf3 the answer may be.
@@ -138,11 +137,7 @@ fn measure(setup: &Setup, link: &Link, case: &Case, section: &mut Section) -> Re
 }
 
 fn ask(setup: &Setup, target: &Target) -> Result<Answer> {
-    let mut command = setup.load.command(&setup.program);
-    command.args(["info", &target.uri, "--path", "--json", "--congestion", &setup.congestion]);
-    let text = program::finish(&mut command, setup)?;
-    let last = text.lines().last().context("info printed nothing")?;
-    let summary: Value = serde_json::from_str(last).context("info's result")?;
+    let summary = path_info(setup, target, &[])?;
     let path = &summary["path"]["measured"];
     let limit = &path["limit"];
     let cause = match path["full"].as_bool() {

@@ -1,14 +1,13 @@
 //! How long many queues to a far target take to be ready.
 
 use super::super::memory_backend;
-use super::{client, commands};
+use super::{client, commands, path_info};
 use crate::link::{self, Link};
-use crate::program::{self, Target};
+use crate::program::Target;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
 use longhaul_wan::Conditions;
-use serde_json::Value;
 use std::time::Duration;
 
 /// The most round trips that all of it may take.
@@ -51,12 +50,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
 
 /// Seconds until `queues` I/O queues are ready.
 fn ready(setup: &Setup, target: &Target, queues: u64) -> Result<f64> {
-    let mut command = setup.load.command(&setup.program);
-    command.args(["info", &target.uri, "--path", "--json", "--connections", &queues.to_string()]);
-    command.args(["--congestion", &setup.congestion]);
-    let text = program::finish(&mut command, setup)?;
-    let last = text.lines().last().context("info printed nothing")?;
-    let summary: Value = serde_json::from_str(last).context("info's result")?;
+    let summary = path_info(setup, target, &["--connections", &queues.to_string()])?;
     let up = &summary["setup"];
     ensure!(up["queues"].as_u64() == Some(queues), "{queues} queues were asked for: {up}");
     Ok(up["setup_us"].as_f64().context("no setup_us")? / 1e6)
