@@ -69,6 +69,9 @@ pub(crate) struct Args {
     /// Data sets of sets: big, real, mix, small [default: all]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     sets: Vec<String>,
+    /// Loads of distance beside iperf3: 1MiB, 128KiB, file [default: all]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    loads: Vec<String>,
     /// Directory on the disk to measure
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,

@@ -117,6 +117,8 @@ pub(crate) struct Setup {
     pub(crate) scale: f64,
     /// Data sets to copy; all if none is named.
     pub(crate) sets: Vec<String>,
+    /// Loads of `distance`; all if none is named.
+    pub(crate) loads: Vec<String>,
     /// Where files for measurements are made.
     pub(crate) dir: PathBuf,
     /// What was measured already.
@@ -149,6 +151,7 @@ impl Setup {
             servers: args.servers.clone(),
             scale: args.scale,
             sets: args.sets.clone(),
+            loads: args.loads.clone(),
             dir: args.dir.clone(),
         })
     }

@@ -7,7 +7,7 @@ use crate::program::{self, Load, Target};
 use crate::reference::Iperf;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use longhaul_wan::Conditions;
 use std::time::Duration;
 
@@ -69,12 +69,13 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     );
     // One file, long enough not to begin anew within a measurement.
     let setup = &Setup { size: setup.size.max(FILE), ..setup.clone() };
+    let subjects = subjects(setup)?;
     let mut cells = Vec::new();
     let mut void = 0;
     for &rate in setup.rates(&RATES) {
         for rtt in setup.round_trips(&ROUND_TRIPS) {
             let link = Link::start(Conditions::new(*rtt, Some(rate)), None)?;
-            measure(setup, &link, rate, &mut cells)?;
+            measure(setup, &link, rate, &subjects, &mut cells)?;
             void += link.void();
         }
     }
@@ -85,7 +86,26 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     Ok(section)
 }
 
-fn measure(setup: &Setup, link: &Link, rate: u64, cells: &mut Vec<Cell>) -> Result<()> {
+/// iperf3, and what `--loads` names.
+fn subjects(setup: &Setup) -> Result<Vec<Subject>> {
+    let name = |subject: &Subject| match subject {
+        Subject::Plain => "iperf3".to_owned(),
+        Subject::Block(bs) => longhaul_block::units::format_size(*bs).replace(' ', ""),
+        Subject::File => "file".to_owned(),
+    };
+    let unknown = setup.loads.iter().find(|load| !SUBJECTS.iter().skip(1).any(|s| name(s) == **load));
+    ensure!(unknown.is_none(), "--loads {}: distance has 1MiB, 128KiB and file", setup.loads.join(","));
+    let asked = |subject: &Subject| setup.loads.is_empty() || setup.loads.contains(&name(subject));
+    Ok(SUBJECTS.into_iter().filter(|s| *s == Subject::Plain || asked(s)).collect())
+}
+
+fn measure(
+    setup: &Setup,
+    link: &Link,
+    rate: u64,
+    subjects: &[Subject],
+    cells: &mut Vec<Cell>,
+) -> Result<()> {
     let setup = &link.setup(setup, 1);
     let engine = setup.engines.first().context("no engine to measure with")?;
     let target = Target::start(setup, engine, &memory_backend(setup), &[])?;
@@ -95,7 +115,7 @@ fn measure(setup: &Setup, link: &Link, rate: u64, cells: &mut Vec<Cell>) -> Resu
         let longer = if rw == "write" { FILE_RAMP * link.rtt() } else { Duration::ZERO };
         let patient = &Setup { ramp: setup.ramp + longer, ..setup.clone() };
         let case = format!("{}, {}, {rw}", link::rate(rate), link::round_trip(link.rtt()));
-        let measured = setup.interleave_kept(&format!("distance: {case}"), &SUBJECTS, |subject| {
+        let measured = setup.interleave_kept(&format!("distance: {case}"), subjects, |subject| {
             let measured = link.on_time(|| match *subject {
                 Subject::Plain => iperf.run(setup, rw == "write", 128 << 10),
                 Subject::Block(bs) => sequential(setup, engine, &target, rw, bs, &[]),
@@ -109,7 +129,13 @@ fn measure(setup: &Setup, link: &Link, rate: u64, cells: &mut Vec<Cell>) -> Resu
             );
             Ok(measured)
         })?;
-        let samples = measured.into_iter().map(Samples).collect();
+        let mut measured = subjects.iter().zip(measured).peekable();
+        let mut samples = vec![Samples(Vec::new()); SUBJECTS.len()];
+        for (place, subject) in samples.iter_mut().zip(SUBJECTS) {
+            if let Some((_, values)) = measured.next_if(|(s, _)| **s == subject) {
+                *place = Samples(values);
+            }
+        }
         cells.push(Cell { rate, rtt: link.rtt().as_secs_f64() * 1e3, rw, samples });
     }
     Ok(())
@@ -134,19 +160,20 @@ fn add_row(section: &mut Section, cell: &Cell) {
     }
     let [plain, large, small, file] = &cell.samples[..] else { return };
     let ratios = [large, small, file].map(|ours| ours.ratio(plain));
-    let met = if ratios[..2].iter().all(|r| r.median() >= FLOOR) { "yes" } else { "**no**" };
+    let met = ratios[..2].iter().filter(|r| !r.0.is_empty()).all(|r| r.median() >= FLOOR);
+    let cell_of = |samples: &Samples, text: String| if samples.0.is_empty() { "–".into() } else { text };
     section.row(vec![
         link,
         cell.rw.into(),
         plain.show(MB, 0),
-        large.show(MB, 0),
-        ratios[0].show_ratio(),
-        small.show(MB, 0),
-        ratios[1].show_ratio(),
-        met.into(),
-        file.show(MB, 0),
-        ratios[2].show_ratio(),
-        ratios[2].at_least(FILE_FLOOR).into(),
+        cell_of(large, large.show(MB, 0)),
+        cell_of(large, ratios[0].show_ratio()),
+        cell_of(small, small.show(MB, 0)),
+        cell_of(small, ratios[1].show_ratio()),
+        if met { "yes" } else { "**no**" }.into(),
+        cell_of(file, file.show(MB, 0)),
+        cell_of(file, ratios[2].show_ratio()),
+        cell_of(file, ratios[2].at_least(FILE_FLOOR).into()),
     ]);
 }
 
@@ -154,7 +181,7 @@ fn notes(section: &mut Section, setup: &Setup, cells: &[Cell], void: u32) {
     for &rate in setup.rates(&RATES) {
         let at = |rtt: f64, rw: &str, subject: usize| {
             let cell = cells.iter().find(|c| c.rate == rate && c.rw == rw && (c.rtt - rtt).abs() < 1e-9)?;
-            Some(cell.samples[subject].median())
+            Some(&cell.samples[subject]).filter(|s| !s.0.is_empty()).map(Samples::median)
         };
         let mut shares = Vec::new();
         for (subject, name) in [(1, "1 MiB"), (2, "128 KiB"), (3, "file API")] {
