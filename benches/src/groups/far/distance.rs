@@ -99,13 +99,7 @@ fn subjects(setup: &Setup) -> Result<Vec<Subject>> {
     Ok(SUBJECTS.into_iter().filter(|s| *s == Subject::Plain || asked(s)).collect())
 }
 
-fn measure(
-    setup: &Setup,
-    link: &Link,
-    rate: u64,
-    subjects: &[Subject],
-    cells: &mut Vec<Cell>,
-) -> Result<()> {
+fn measure(setup: &Setup, link: &Link, rate: u64, subjects: &[Subject], cells: &mut Vec<Cell>) -> Result<()> {
     let setup = &link.setup(setup, 1);
     let engine = setup.engines.first().context("no engine to measure with")?;
     let target = Target::start(setup, engine, &memory_backend(setup), &[])?;
