@@ -1,6 +1,6 @@
 //! Ends a session when one of its threads panics.
 
-use crate::source::SessionError;
+use crate::send::SessionError;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Runs a function if the thread panics while this value lives; the session would

@@ -16,83 +16,51 @@
 //!   unfinished files block by block.
 //! - Objects that cannot be copied are reported and skipped.
 //!
-//! | module | contents |
+//! | room | contents |
 //! |---|---|
-//! | [`wire`] | wire format: names, entries, frames |
+//! | [`wire`] | wire format: names, entries, frames, and the numbers of its codes |
 //! | [`session`] | both sides of the protocol, without I/O |
-//! | `scan`, `existence_query`, `read` | threads of the sender |
-//! | `write`, `journal`, `delete` | threads of the receiver |
-//! | `allow_list` | names that a receiver accepts |
-//! | `tree`, `root` | file operations that cannot leave a directory; resolution of paths |
-//! | `stamps`, `case_folding` | properties of the destination's file system |
-//! | `synthetic` | synthetic sources, and the null destination |
-//! | [`host`] | performance counters of a machine, for a remote reader |
-//! | `manifest` | list of checksums for `b3sum` |
-//! | `rate_limit` | limit of the sending rate |
-//! | `tuner`, `streams`, `limiter`, `tune`, `gate` | numbers of threads and connections, tuned by measurement |
-//! | `source`, `sink` | sender and receiver: queues, tasks and threads |
-//! | `link` | frames over a connection |
-//! | `noise` | encryption below the frames |
-//! | `pending` | connections to an agent before their greeting |
-//! | `peer_timeout` | timeout for silent peers |
-//! | `ssh` | an agent for one copy, started over ssh |
-//! | `third_party` | copies between two agents |
-//! | [`copy()`], [`Agent`] | the client, and the server |
+//! | `link` | frames over a connection; the noise layer, and the timeout for silent peers |
+//! | `tree` | directories that a path cannot leave: scan, names, filters, metadata |
+//! | `send` | the sender: existence queries, reader threads, rate limit |
+//! | `receive` | the receiver: writer threads, journal, manifest, allow-list |
+//! | `tune` | numbers of threads and connections, tuned by measurement; the concurrency gate |
+//! | `agent` | [`Agent`], the server; third-party copies |
+//! | `copy` | [`copy()`], the client; an agent for one copy, started over ssh |
 //! | [`dataset`] | data sets for tests and experiments |
+//!
+//! Beside the rooms, used by several: `queue` (between the stages), `guard` (panics of
+//! threads), `monitor` (progress), [`host`] (performance counters of a machine), and
+//! `synthetic` (synthetic sources).
 
 #![forbid(unsafe_code)]
 
 mod agent;
-mod allow_list;
-mod case_folding;
 mod copy;
-mod copy_task;
 pub mod dataset;
-mod delete;
-mod endpoint;
-mod existence_query;
-mod filter;
-mod gate;
 mod guard;
 pub mod host;
-mod journal;
-mod limiter;
 mod link;
-mod manifest;
 mod monitor;
-mod noise;
-mod output;
-mod peer_timeout;
-mod pending;
 mod queue;
-mod rate_limit;
-mod read;
-mod root;
-mod scan;
+mod receive;
+mod send;
 pub mod session;
-mod sink;
-mod source;
-mod ssh;
-mod stamps;
-mod streams;
 mod synthetic;
-mod third_party;
 mod tree;
 mod tune;
-mod tuner;
 pub mod wire;
-mod write;
 
 pub use agent::{Agent, AgentConfig, Bound};
+pub use copy::endpoint::Endpoint;
+pub use copy::ssh::{Offer, Ssh, Via, carry};
 pub use copy::{CopyError, CopySpec, Settings, Summary, copy};
-pub use endpoint::Endpoint;
-pub use filter::Filter;
 pub use link::LinkError;
+pub use link::noise::Key;
+pub use link::peer_timeout::PATIENCE;
 pub use monitor::{Chosen, Monitor, Note, Snapshot};
-pub use noise::Key;
-pub use peer_timeout::PATIENCE;
 pub use queue::Gauge;
-pub use source::SessionError;
-pub use ssh::{Offer, Ssh, Via, carry};
+pub use send::SessionError;
+pub use tree::filter::Filter;
 pub use tune::{Concurrency, FILE_WORK};
 pub use wire::Stage;

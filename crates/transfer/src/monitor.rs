@@ -1,8 +1,8 @@
 //! Progress of a copy, for the program that shows it.
 
-use crate::peer_timeout::QUIET;
+use crate::link::peer_timeout::QUIET;
 use crate::queue::Gauge;
-use crate::read::ReadStats;
+use crate::send::read::ReadStats;
 use crate::wire::{Counts, Limit, Planned, Scanned, Stage, Trouble, Tuned};
 use longhaul_engine::net::TcpInfo;
 use std::collections::VecDeque;

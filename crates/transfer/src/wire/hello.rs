@@ -4,7 +4,7 @@ use super::codec::{Fields, Malformed, Put};
 use super::codes::Coded;
 use super::entry::{Digest, Entry};
 use super::{BLOCK, BODY_MAX};
-use crate::noise::Key;
+use crate::link::noise::Key;
 use blake3::hazmat::{HasherExt as _, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
 
 /// Version of the protocol.
@@ -95,7 +95,7 @@ impl Hash {
     /// # Errors
     /// Reading fails.
     pub(crate) fn of_file(self, file: &std::fs::File) -> std::io::Result<Digest> {
-        self.of_pieces(|buf, offset| crate::read::read_full(file, buf, offset))
+        self.of_pieces(|buf, offset| crate::send::read::read_full(file, buf, offset))
     }
 
     /// The checksum of the data from `read`, up to the first buffer that it does not fill.

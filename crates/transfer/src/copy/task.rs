@@ -1,20 +1,20 @@
 //! One copy, on the thread of an engine: it connects, and runs this side.
 
+use super::endpoint::bracketed;
+use super::ssh::Via;
+use super::{CopyError, Settings, Summary};
+use crate::agent::third_party;
 use crate::agent::{plan, writer};
-use crate::copy::{CopyError, Settings, Summary};
-use crate::endpoint::bracketed;
 use crate::link::Link;
+use crate::link::noise::fill_random;
+use crate::link::peer_timeout::PeerTimeout;
 use crate::monitor::Monitor;
-use crate::noise::fill_random;
-use crate::peer_timeout::PeerTimeout;
-use crate::root::Root;
-use crate::source::{SendPlan, SessionError};
-use crate::ssh::Via;
-use crate::third_party;
+use crate::receive::write::Grant;
+use crate::send::{SendPlan, SessionError};
+use crate::tree::root::Root;
 use crate::tune::Concurrency;
 use crate::wire::{Compare, Direction, Frame, Hello, Refusal, RefusalKind, Request, VERSION, Welcome};
-use crate::write::Grant;
-use crate::{sink, source};
+use crate::{receive, send};
 use futures_util::future::{join, try_join_all};
 use longhaul_engine::net::{SocketOptions, TcpStream};
 use longhaul_engine::{BufPool, timeout};
@@ -62,7 +62,7 @@ impl CopyTask {
         plan.read_ahead = self.settings.read_ahead;
         plan.into = writer.base();
         let (here, there) = Link::pair();
-        let received = sink::receive(
+        let received = receive::receive(
             writer,
             self.settings.writers,
             vec![there],
@@ -71,7 +71,7 @@ impl CopyTask {
             PeerTimeout::default(),
         );
         let (sent, received) = join(
-            source::send(
+            send::send(
                 plan,
                 vec![here],
                 Concurrency::Fixed(1),
@@ -99,7 +99,7 @@ impl CopyTask {
         let granted = self.connect(&server, Direction::Push, remote).await?;
         plan.resume(granted.welcome.resume, granted.welcome.by_content);
         plan.read_ahead = self.settings.read_ahead;
-        let counts = source::send(
+        let counts = send::send(
             plan,
             granted.links,
             self.settings.streams,
@@ -139,14 +139,14 @@ impl CopyTask {
                 Ok(writer) => writer,
                 Err(refusal) => {
                     for link in granted.links.iter_mut().take(1) {
-                        source::refuse(link, refusal.clone()).await;
+                        send::refuse(link, refusal.clone()).await;
                     }
                     return Err(refusal.into());
                 }
             };
         let resumed = writer.resumes();
         let monitor = Arc::clone(&self.monitor);
-        let counts = sink::receive(
+        let counts = receive::receive(
             writer,
             self.settings.writers,
             granted.links,

@@ -2,7 +2,7 @@
 //! metadata where the content need not be sent.
 
 use super::{Writer, identity};
-use crate::stamps::Stamps;
+use crate::tree::stamps::Stamps;
 use crate::tree::{self, Lookup};
 use crate::wire::{BLOCK, Compare, Entry, EntryKind, RelPath};
 use std::io;

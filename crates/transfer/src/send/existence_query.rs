@@ -4,7 +4,7 @@
 //! readers examine first was added or given up.
 
 use crate::queue::Queue;
-use crate::scan::FoundEntry;
+use crate::tree::scan::FoundEntry;
 use crate::wire::{BATCH_BYTES, BATCH_ENTRIES, Content, Hash};
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -10,9 +10,9 @@
 //!
 //! Without the list, a sender asked for `report.pdf` could also send a `.bashrc`.
 
-use crate::filter::Filter;
-use crate::root::{last_name, means_contents};
 use crate::synthetic::{self, Synthetic, SyntheticNames};
+use crate::tree::filter::Filter;
+use crate::tree::root::{last_name, means_contents};
 use crate::wire::{Entry, EntryKind, Placement, RelPath, Request};
 use std::collections::HashSet;
 
@@ -127,9 +127,9 @@ impl ListedPaths {
 mod tests {
     use super::*;
     use crate::agent::plan;
-    use crate::root::Root;
-    use crate::scan::{FoundEntry, Scan, Visitor};
     use crate::tree::Tree;
+    use crate::tree::root::Root;
+    use crate::tree::scan::{FoundEntry, Scan, Visitor};
     use crate::tune::Concurrency;
     use crate::wire::Trouble;
     use std::fs;

@@ -1,8 +1,8 @@
 //! `--delete`: removes objects that the source does not have.
 
+use super::write::Writer;
 use crate::tree::{self, say};
 use crate::wire::{Action, Counts, EntryKind, NameError, Op, RelPath, Trouble};
-use crate::write::Writer;
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::AsFd;

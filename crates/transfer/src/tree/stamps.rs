@@ -10,7 +10,7 @@
 //! - if probing fails, it is assumed to store every time, unless its type is known not to:
 //!   at worst, up-to-date files are sent again, and changed ones are never missed.
 
-use crate::noise::fill_random;
+use crate::link::noise::fill_random;
 use crate::wire::{RESERVED, Time};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, Timespec, Timestamps};
 use std::collections::HashMap;

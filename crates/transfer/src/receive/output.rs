@@ -1,10 +1,10 @@
 //! The output of a receiving session: a directory tree, or nothing.
 
+use super::write::Writer;
 use crate::session::{JobResult, Violation, WriteJob};
 use crate::synthetic::NullSink;
 use crate::tree::Walker;
 use crate::wire::Planned;
-use crate::write::Writer;
 
 /// Carries out the jobs of a receiver.
 #[derive(Debug)]

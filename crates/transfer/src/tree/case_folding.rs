@@ -4,7 +4,7 @@
 //! Invariant: of the names that the file system folds to one, only the first is accepted,
 //! as far as folding to Unicode lower case detects them.
 
-use crate::tree::Tree;
+use super::Tree;
 use crate::wire::RelPath;
 use rustix::fs::AtFlags;
 use std::collections::HashMap;
@@ -78,8 +78,14 @@ mod tests {
         use crate::wire::{Batch, Content, Entry, EntryKind, Hash, Options};
         let dir = tempfile::tempdir().expect("a directory");
         let tree = Tree::open(dir.path()).expect("open");
-        let mut writer =
-            crate::write::Writer::new(tree, None, Options::default(), crate::Filter::default(), None, None);
+        let mut writer = crate::receive::write::Writer::new(
+            tree,
+            None,
+            Options::default(),
+            crate::Filter::default(),
+            None,
+            None,
+        );
         writer.folded = Some(FoldedNames::default());
         let mut batch = Batch::default();
         for (name, data) in [("File", b"1"), ("file", b"2"), ("other", b"3")] {

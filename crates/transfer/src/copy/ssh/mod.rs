@@ -15,8 +15,8 @@ mod install;
 mod program;
 
 use crate::copy::{CopyError, Settings};
+use crate::link::noise::Key;
 use crate::monitor::Monitor;
-use crate::noise::Key;
 use crate::tune::Concurrency;
 use crate::wire::{Refusal, RefusalKind};
 pub use carry::carry;

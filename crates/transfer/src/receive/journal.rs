@@ -11,7 +11,7 @@
 //! - the journal exists from the beginning of a copy until it is complete;
 //! - memory holds records of incomplete files only, up to [`KNOWN`].
 
-use crate::read::read_full;
+use crate::send::read::read_full;
 use crate::tree::{self, Tree};
 use crate::wire::{Digest, Entry};
 use rustix::fs::FlockOperation;

@@ -7,35 +7,37 @@
 //! - silent connections cannot exhaust the places for new ones (see [`PendingConnections`]);
 //! - all sessions allocate from one pool of bounded size.
 
-use crate::allow_list::AllowList;
+pub(crate) mod pending;
+pub(crate) mod third_party;
+
 use crate::copy::Settings;
-use crate::copy_task::CopyTask;
-use crate::filter::Filter;
-use crate::journal::Journal;
+use crate::copy::task::CopyTask;
+use crate::link::noise::Key;
+use crate::link::peer_timeout::{CROWDED, PeerTimeout};
 use crate::link::{FirstFrame, Link, LinkError};
-use crate::manifest::Manifest;
 use crate::monitor::Monitor;
-use crate::noise::Key;
-use crate::output::Output;
-use crate::peer_timeout::{CROWDED, PeerTimeout};
-use crate::pending::{PendingConnections, PendingSlot};
-use crate::root::{Root, last_name};
-use crate::scan::ScanStart;
-use crate::sink;
-use crate::source::{self, SendPlan, SessionError};
+use crate::receive;
+use crate::receive::allow_list::AllowList;
+use crate::receive::journal::Journal;
+use crate::receive::manifest::Manifest;
+use crate::receive::output::Output;
+use crate::receive::write::{Grant, Withheld, Writer};
+use crate::send::{self, SendPlan, SessionError};
 use crate::synthetic::{self, NullSink};
-use crate::third_party;
+use crate::tree::filter::Filter;
+use crate::tree::root::{Root, last_name};
+use crate::tree::scan::ScanStart;
 use crate::tree::{Tree, say};
 use crate::tune::Concurrency;
 use crate::wire::{
     self, Compare, Counts, Direction, Frame, Hash, Hello, Onward, Refusal, RefusalKind, RelPath, Request,
     Welcome,
 };
-use crate::write::{Grant, Withheld, Writer};
 use futures_util::future::{Either, select};
 use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{BufPool, Config, Thread, blocking, spawn, timeout};
+use pending::{PendingConnections, PendingSlot};
 use rustix::process::{Resource, getrlimit};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -334,7 +336,7 @@ impl AgentState {
         );
         let delivers = CountGuard::new(&self.farewells, self.pending.farewells());
         let tell = async {
-            source::refuse(&mut link, Refusal::new(RefusalKind::Busy, message)).await;
+            send::refuse(&mut link, Refusal::new(RefusalKind::Busy, message)).await;
             let Some(stream) = link.tx.stream().filter(|_| delivers.is_some()) else { return };
             // Closing with unread input would reset the connection and lose the refusal.
             let _ = stream.shutdown(Shutdown::Write);
@@ -366,13 +368,13 @@ impl AgentState {
             Ok(Ok(Some(Frame::Join(session)))) => self.join(session, link, place).await,
             Ok(Ok(Some(Frame::Refuse(refusal)))) => {
                 tracing::warn!("{peer}: {}", refusal.message);
-                source::refuse(&mut link, refusal).await;
+                send::refuse(&mut link, refusal).await;
             }
             Ok(Ok(Some(_))) => tracing::warn!("{peer}: the first frame is not a greeting; closed"),
             Ok(Ok(None)) => {}
             Ok(Err(e)) => {
                 tracing::warn!("{peer}: {e}");
-                source::refuse(&mut link, Refusal::new(RefusalKind::Protocol, e)).await;
+                send::refuse(&mut link, Refusal::new(RefusalKind::Protocol, e)).await;
             }
             Err(_) => tracing::debug!("{peer}: no greeting within {} s; closed", GREETING.as_secs()),
         }
@@ -454,7 +456,7 @@ impl AgentState {
         let (version, prepared) = match prepared {
             Ok(prepared) => prepared,
             Err(refusal) => {
-                source::refuse(&mut link, refusal.clone()).await;
+                send::refuse(&mut link, refusal.clone()).await;
                 return Err(SessionError::Refused(refusal));
             }
         };
@@ -487,7 +489,8 @@ impl AgentState {
                 third_party::carry_out(link, &job, plan, (onward.host, onward.port)).await
             }
             PreparedSession::Receive(writer) => {
-                sink::receive(writer, self.config.writers, links, monitor, true, self.patience.clone()).await
+                receive::receive(writer, self.config.writers, links, monitor, true, self.patience.clone())
+                    .await
             }
             PreparedSession::Send(plan) => {
                 let streams = match hello.request.tune_streams {
@@ -498,7 +501,7 @@ impl AgentState {
                 for link in &links[1..] {
                     use_congestion(link, &hello.request.congestion).map_err(SessionError::Refused)?;
                 }
-                source::send(plan, links, streams, monitor, self.patience.clone()).await
+                send::send(plan, links, streams, monitor, self.patience.clone()).await
             }
         }
     }

@@ -5,21 +5,28 @@
 //!   through TCP and memory stays bounded; results of jobs never wait;
 //! - the writer threads end with the session, also after an error.
 
-use crate::gate::Gate;
+pub(crate) mod allow_list;
+pub(crate) mod delete;
+pub(crate) mod journal;
+pub(crate) mod manifest;
+pub(crate) mod output;
+pub(crate) mod write;
+
 use crate::guard::{OnPanic, Panicked};
 use crate::host::ThreadTimes;
+use crate::link::peer_timeout::{BEAT, PeerTimeout};
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::Monitor;
-use crate::output::Output;
-use crate::peer_timeout::{BEAT, PeerTimeout};
 use crate::queue::{Gauge, Queue};
+use crate::send::SessionError;
 use crate::session::{JobResult, OPEN_FILES, Receiver, SenderNotice, WriteJob};
-use crate::source::SessionError;
+use crate::tune::gate::Gate;
 use crate::tune::{Concurrency, Connections, StageProgress, TunedStage, follow};
 use crate::wire::{Counts, Frame, Limit, Refusal, RefusalKind, Stage, Tuned};
 use futures_util::future::{Either, select, try_join_all};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Task, now, sleep, spawn};
+use output::Output;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;

@@ -8,13 +8,13 @@
 //! Threads take blocks of the present file first and then the next file, so files
 //! overlap; the bounded queue of items limits how far.
 
-use crate::existence_query::QueryBatcher;
-use crate::gate::Gate;
+use super::existence_query::QueryBatcher;
 use crate::queue::Queue;
-use crate::scan::{FoundEntry, Origin};
 use crate::session::{Item, Outgoing};
 use crate::synthetic::Synthetic;
+use crate::tree::scan::{FoundEntry, Origin};
 use crate::tree::{self, say};
+use crate::tune::gate::Gate;
 use crate::wire::{BLOCK, Batch, Content, Entry, EntryKind, Hash, Op, SMALL, Trouble, Xattr};
 use longhaul_engine::{BufMut, BufPool};
 use rustix::fs::{SeekFrom, Stat};

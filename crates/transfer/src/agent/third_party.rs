@@ -7,11 +7,11 @@
 //! - the copy ends when its requester disconnects.
 
 use crate::copy::CopyError;
-use crate::copy_task::CopyTask;
+use crate::copy::task::CopyTask;
 use crate::link::{Link, Tx};
 use crate::monitor::{Monitor, Note};
+use crate::send::{SendPlan, SessionError};
 use crate::session::{ReceiverMessage, Sender};
-use crate::source::{SendPlan, SessionError};
 use crate::wire::{Counts, Frame, Refusal, RefusalKind};
 use futures_util::future::{Either, join, select};
 use longhaul_engine::sync::Notify;

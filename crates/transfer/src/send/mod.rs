@@ -6,28 +6,32 @@
 //! - connections end after the readers, and the readers after the scan and the answers
 //!   to all queries; a failing thread or task aborts all queues, which ends the others.
 
-use crate::existence_query::QueryBatcher;
-use crate::filter::Filter;
-use crate::gate::Gate;
+pub(crate) mod existence_query;
+pub(crate) mod rate_limit;
+pub(crate) mod read;
+
 use crate::guard::{OnPanic, Panicked};
 use crate::host::ThreadTimes;
+use crate::link::peer_timeout::{BEAT, PeerTimeout};
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::Monitor;
-use crate::peer_timeout::{BEAT, PeerTimeout};
 use crate::queue::Queue;
-use crate::rate_limit::RateLimit;
-use crate::read::{ReadWork, Reader};
-use crate::scan::{FoundEntry, Scan, ScanStart, Visitor};
 use crate::session::{Item, ReceiverMessage, Sender, Violation};
+use crate::tree::filter::Filter;
+use crate::tree::scan::{FoundEntry, Scan, ScanStart, Visitor};
+use crate::tune::gate::Gate;
 use crate::tune::{Concurrency, Connections, StageProgress, TunedStage, follow};
 use crate::wire::{
     BATCH_ENTRIES, BLOCK, Batch, Compare, Content, Counts, EntryKind, Frame, Options, Refusal, Scanned,
     Stage, Trouble, Tuned,
 };
+use existence_query::QueryBatcher;
 use futures_util::future::{Either, select, try_join_all};
 use longhaul_engine::net::TcpInfo;
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{BufPool, Task, now, spawn};
+use rate_limit::RateLimit;
+use read::{ReadWork, Reader};
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::pin::pin;

@@ -15,14 +15,14 @@ mod sparse;
 #[cfg(test)]
 mod tests;
 
-use crate::allow_list::AllowList;
-use crate::case_folding::{FoldedNames, fold, folds};
-use crate::filter::Filter;
-use crate::journal::{FileKey, Journal, file_key, unfinished, unfinished_of};
-use crate::manifest::Manifest;
-use crate::read::read_full;
+use crate::receive::allow_list::AllowList;
+use crate::receive::journal::{FileKey, Journal, file_key, unfinished, unfinished_of};
+use crate::receive::manifest::Manifest;
+use crate::send::read::read_full;
 use crate::session::{Incoming, JobResult, Violation, WriteJob};
-use crate::stamps::{FileSystems, USUAL, unkept};
+use crate::tree::case_folding::{FoldedNames, fold, folds};
+use crate::tree::filter::Filter;
+use crate::tree::stamps::{FileSystems, USUAL, unkept};
 use crate::tree::{self, MetadataPolicy, Tree, Walker, is_full, say};
 use crate::wire::{
     Action, BATCH_ENTRIES, BLOCK, BatchReader, Compare, Content, Counts, Digest, Durability, Entry,
@@ -960,7 +960,7 @@ impl Writer {
                 "nothing was removed: the source has more names than --delete supports (32 Mi)".into();
             troubles.push(Trouble { path: RelPath::root(), op: Op::Delete, message });
         } else if self.options.delete && whole && !self.malformed.load(Relaxed) {
-            crate::delete::delete(self, &seen, &mut counts, &mut troubles);
+            crate::receive::delete::delete(self, &seen, &mut counts, &mut troubles);
         } else if self.options.delete {
             let message = "nothing was removed, since not all of the source could be read".into();
             troubles.push(Trouble { path: RelPath::root(), op: Op::Delete, message });

@@ -12,7 +12,7 @@
 //! - after a try that does not help, the wait for the next one doubles, up to
 //!   [`HOLD_MOST`].
 
-use crate::tuner::CountChange;
+use super::tuner::CountChange;
 
 /// Growth of the content rate that justifies a higher number, besides its additional
 /// retransmissions; and the same with random losses, which make rates unsteady.

@@ -1,24 +1,28 @@
 //! Copies, from the side that starts them.
 
+pub(crate) mod endpoint;
+pub(crate) mod ssh;
+pub(crate) mod task;
+
 use crate::agent::STREAMS;
-use crate::copy_task::CopyTask;
-use crate::endpoint::{Endpoint, Server};
 use crate::host;
+use crate::link::noise::Key;
 use crate::monitor::Monitor;
-use crate::noise::Key;
-use crate::root::{last_name, means_contents, split, trimmed};
-use crate::source::SessionError;
-use crate::ssh::{Remote, Ssh, Via};
+use crate::send::SessionError;
 use crate::synthetic;
+use crate::tree::root::{last_name, means_contents, split, trimmed};
 use crate::tune::Concurrency;
 use crate::wire::{Counts, Direction, Onward, Options, Placement, Refusal, Request, show};
+use endpoint::{Endpoint, Server};
 use longhaul_engine::{Config, Thread};
+use ssh::{Remote, Ssh, Via};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 use std::time::Duration;
+use task::CopyTask;
 
 /// What to copy.
 #[derive(Clone, Debug)]

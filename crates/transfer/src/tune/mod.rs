@@ -1,15 +1,20 @@
 //! Tuning of a running session: measures stages, and sets their numbers of threads and
 //! connections.
 
-use crate::limiter::{LimiterDetector, TcpCounters};
+pub(crate) mod gate;
+pub(crate) mod limiter;
+pub(crate) mod streams;
+pub(crate) mod tuner;
+
 use crate::monitor::Monitor;
-use crate::streams::{self, Streams};
-use crate::tuner::{self, CountChange, Tuner};
 use crate::wire::{Stage, Tuned};
+use limiter::{LimiterDetector, TcpCounters};
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::{now, sleep};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+use streams::Streams;
+use tuner::{CountChange, Tuner};
 
 /// Sampling period: short enough to decide within seconds, and to see stalls of a file
 /// system as such.

@@ -6,12 +6,18 @@
 //! `O_NOFOLLOW` where the kernel has no `openat2`). So neither a hostile name
 //! nor a directory that is swapped for a link meanwhile leads outside.
 
-use crate::stamps::{check_set, timestamps};
+pub(crate) mod case_folding;
+pub(crate) mod filter;
+pub(crate) mod root;
+pub(crate) mod scan;
+pub(crate) mod stamps;
+
 use crate::wire::{
     Entry, EntryKind, RelPath, SMALL, Time, XATTR_BYTES_MAX, XATTRS_MAX, Xattr, is_carried, show,
 };
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, XattrFlags};
 use rustix::io::Errno;
+use stamps::{check_set, timestamps};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fmt;

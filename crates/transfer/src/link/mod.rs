@@ -3,12 +3,15 @@
 //! Invariants: bytes are consumed in the order of arrival; reading stops at a header
 //! whose lengths exceed the limits.
 
-use crate::noise::{Handshake, Key, Opener, Sealer};
-use crate::peer_timeout::LastReceived;
+pub(crate) mod noise;
+pub(crate) mod peer_timeout;
+
 use crate::queue::Queue;
 use crate::wire::{Frame, HEADER_LEN, Header, Malformed, Refusal};
 use longhaul_engine::net::{Life, TcpStream};
 use longhaul_engine::{Buf, BufMut, BufPool, Memory, RecvMsg, SendMsg, timeout};
+use noise::{Handshake, Key, Opener, Sealer};
+use peer_timeout::LastReceived;
 use std::cell::Cell;
 use std::io;
 use std::pin::pin;

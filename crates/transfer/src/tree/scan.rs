@@ -4,9 +4,10 @@
 //! followed; an object that cannot be examined is reported and skipped. Memory grows with
 //! the directories that wait to be listed and with hard-linked files, not with all files.
 
-use crate::filter::Filter;
+use super::filter::Filter;
+use super::{Tree, say};
 use crate::synthetic::{self, Synthetic};
-use crate::tree::{self, Tree, say};
+use crate::tree;
 use crate::wire::{Digest, Entry, EntryKind, Hash, NameError, Op, RelPath, Trouble, Xattr};
 use std::collections::{HashMap, HashSet};
 use std::io;

@@ -1,10 +1,11 @@
 //! Resolution of source and destination paths, on either side.
 
-use crate::journal::Journal;
-use crate::noise::fill_random;
-use crate::scan::ScanStart;
+use super::scan::ScanStart;
+use super::{Tree, say};
+use crate::link::noise::fill_random;
+use crate::receive::journal::Journal;
 use crate::synthetic::{self, Synthetic};
-use crate::tree::{self, Tree, say};
+use crate::tree;
 use crate::wire::{Entry, EntryKind, Options, Placement, Refusal, RefusalKind, RelPath, Request, show};
 use std::ffi::OsStr;
 use std::io;
