@@ -47,7 +47,7 @@ struct Args {
     #[arg(long, value_name = "THEME")]
     theme: Option<Theme>,
     /// Leave something out of the array that keeps it right, to see after how
-    /// many seeds that is noticed: docs/simulation.md lists what
+    /// many seeds that is noticed: docs/simulation-results.md lists what
     #[arg(long, value_name = "MECHANISM")]
     without: Option<Mechanism>,
     /// Go on after a seed that fails

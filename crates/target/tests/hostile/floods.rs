@@ -22,7 +22,7 @@ const STRANGER: [u8; 4] = [127, 0, 0, 9];
 const ROUNDS: usize = 20;
 /// Commands of a stranger that are under way on one queue.
 const DEPTH: u16 = 28;
-/// Admin commands that an address has at once, and in each second from then on (docs/target.md).
+/// Admin commands that an address has at once, and in each second from then on (docs/target-limits.md).
 const BURST: usize = 2000;
 const RATE: usize = 2000;
 /// Connections that an address may open at once.
