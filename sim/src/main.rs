@@ -41,16 +41,15 @@ struct Args {
     /// Only these layouts (a seed then stands for something else)
     #[arg(long, value_name = "LAYOUT,…", value_delimiter = ',')]
     layout: Vec<Layout>,
-    /// Only plans with this theme (mixed, quiet, long,
-    /// wide, hosts), whatever theme the
-    /// seed has
+    /// Only plans with this theme (mixed, quiet, long, wide, repair, hosts), instead of the
+    /// theme that the seed chooses
     #[arg(long, value_name = "THEME")]
     theme: Option<Theme>,
-    /// Leave something out of the array that keeps it right, to see after how
-    /// many seeds that is noticed: docs/simulation-results.md lists what
+    /// Switch off a part of the array that protects its data, to see after how many seeds that
+    /// is detected (docs/simulation-results.md)
     #[arg(long, value_name = "MECHANISM")]
     without: Option<Mechanism>,
-    /// Go on after a seed that fails
+    /// Continue after a seed that fails
     #[arg(long)]
     keep_going: bool,
     /// Threads, each with seeds of its own [default: processors]
