@@ -1,7 +1,14 @@
-//! Ends a session when one of its threads panics.
+//! Panics of threads: the session ends, and locks that the thread held stay usable.
 
-use crate::send::SessionError;
+use crate::session::error::SessionError;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex, also after a panic of a thread that held it: the session ends then, and
+/// its other threads still release what they have.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs a function if the thread panics while this value lives; the session would
 /// otherwise wait forever for that thread.

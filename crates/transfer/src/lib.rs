@@ -22,16 +22,15 @@
 //! | [`session`] | both sides of the protocol, without I/O |
 //! | `link` | frames over a connection; the noise layer, and the timeout for silent peers |
 //! | `tree` | directories that a path cannot leave: scan, names, filters, metadata |
-//! | `send` | the sender: existence queries, reader threads, rate limit |
-//! | `receive` | the receiver: writer threads, journal, manifest, allow-list |
+//! | `send` | the sender: existence queries, reader threads, rate limit, synthetic sources |
+//! | `receive` | the receiver: writer threads, journal, manifest, allow-list, null destination |
 //! | `tune` | numbers of threads and connections, tuned by measurement; the concurrency gate |
 //! | `agent` | [`Agent`], the server; third-party copies |
 //! | `copy` | [`copy()`], the client; an agent for one copy, started over ssh |
 //! | [`dataset`] | data sets for tests and experiments |
 //!
 //! Beside the rooms, used by several: `queue` (between the stages), `guard` (panics of
-//! threads), `monitor` (progress), [`host`] (performance counters of a machine), and
-//! `synthetic` (synthetic sources).
+//! threads), `monitor` (progress) and [`host`] (performance counters of a machine).
 
 #![forbid(unsafe_code)]
 
@@ -46,7 +45,6 @@ mod queue;
 mod receive;
 mod send;
 pub mod session;
-mod synthetic;
 mod tree;
 mod tune;
 pub mod wire;
@@ -60,7 +58,7 @@ pub use link::noise::Key;
 pub use link::peer_timeout::PATIENCE;
 pub use monitor::{Chosen, Monitor, Note, Snapshot};
 pub use queue::Gauge;
-pub use send::SessionError;
+pub use session::error::SessionError;
 pub use tree::filter::Filter;
 pub use tune::{Concurrency, FILE_WORK};
 pub use wire::Stage;

@@ -1,5 +1,6 @@
 //! Progress of a copy, for the program that shows it.
 
+use crate::guard::lock;
 use crate::link::peer_timeout::QUIET;
 use crate::queue::Gauge;
 use crate::send::read::ReadStats;
@@ -8,7 +9,7 @@ use longhaul_engine::net::TcpInfo;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The most failures kept for the caller to take; further ones are only counted.
@@ -132,10 +133,6 @@ impl Throughput {
             self.best = Some(self.best.map_or(rate, |best| best.max(rate)));
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Monitor {

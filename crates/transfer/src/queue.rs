@@ -6,6 +6,7 @@
 //! - a closed queue accepts forced items only, and is drained by its consumers;
 //! - an aborted queue is empty, and neither producers nor consumers wait.
 
+use crate::guard::lock;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -58,7 +59,7 @@ impl<T> Queue<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn has_room(&self, state: &QueueState<T>, weight: usize) -> bool {

@@ -17,22 +17,16 @@ use crate::link::peer_timeout::{CROWDED, PeerTimeout};
 use crate::link::{FirstFrame, Link, LinkError};
 use crate::monitor::Monitor;
 use crate::receive;
-use crate::receive::allow_list::AllowList;
-use crate::receive::journal::Journal;
-use crate::receive::manifest::Manifest;
+use crate::receive::null_sink::is_null_sink;
 use crate::receive::output::Output;
-use crate::receive::write::{Grant, Withheld, Writer};
-use crate::send::{self, SendPlan, SessionError};
-use crate::synthetic::{self, NullSink};
-use crate::tree::filter::Filter;
-use crate::tree::root::{Root, last_name};
-use crate::tree::scan::ScanStart;
+use crate::receive::write::Grant;
+use crate::send;
+use crate::send::spec::SendSpec;
+use crate::session::error::SessionError;
+use crate::tree::root::Root;
 use crate::tree::{Tree, say};
 use crate::tune::Concurrency;
-use crate::wire::{
-    self, Compare, Counts, Direction, Frame, Hash, Hello, Onward, Refusal, RefusalKind, RelPath, Request,
-    Welcome,
-};
+use crate::wire::{Counts, Direction, Frame, Hello, Onward, Refusal, RefusalKind, Request, Welcome};
 use futures_util::future::{Either, select};
 use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::sync::Notify;
@@ -461,15 +455,15 @@ impl AgentState {
             }
         };
         tracing::info!("{peer}: {:?} over {} streams", hello.direction, hello.streams);
-        let resume = matches!(&prepared, PreparedSession::Receive(writer) if writer.resumes());
-        let by_content = matches!(&prepared, PreparedSession::Receive(writer) if writer.by_content());
+        let resume = matches!(&prepared, PreparedSession::Receive(output) if output.resumes());
+        let by_content = matches!(&prepared, PreparedSession::Receive(output) if output.by_content());
         let congestion = link.tx.stream().and_then(|stream| stream.congestion().ok()).unwrap_or_default();
         link.tx.send(vec![Frame::Welcome(Welcome { version, resume, by_content, congestion })]).await?;
         let mut links = self.gather(&hello, link).await?;
         drop(expected);
         let monitor = Arc::new(Monitor::new());
         match prepared {
-            PreparedSession::Onward(plan, onward) => {
+            PreparedSession::Onward(spec, onward) => {
                 let settings = Settings {
                     streams: match hello.request.tune_streams {
                         true => Concurrency::Measured,
@@ -486,13 +480,13 @@ impl AgentState {
                 let request = Request { onward: None, ..hello.request };
                 let job = CopyTask { request, settings, monitor, channel: RefCell::new(None) };
                 let [link] = &mut links[..] else { return Err(SessionError::Lost) };
-                third_party::carry_out(link, &job, plan, (onward.host, onward.port)).await
+                third_party::carry_out(link, &job, spec, (onward.host, onward.port)).await
             }
-            PreparedSession::Receive(writer) => {
-                receive::receive(writer, self.config.writers, links, monitor, true, self.patience.clone())
+            PreparedSession::Receive(output) => {
+                receive::receive(output, self.config.writers, links, monitor, true, self.patience.clone())
                     .await
             }
-            PreparedSession::Send(plan) => {
+            PreparedSession::Send(spec) => {
                 let streams = match hello.request.tune_streams {
                     true => Concurrency::Measured,
                     false => Concurrency::Fixed(links.len()),
@@ -501,7 +495,7 @@ impl AgentState {
                 for link in &links[1..] {
                     use_congestion(link, &hello.request.congestion).map_err(SessionError::Refused)?;
                 }
-                send::send(plan, links, streams, monitor, self.patience.clone()).await
+                send::send(spec, links, streams, monitor, self.patience.clone()).await
             }
         }
     }
@@ -543,11 +537,11 @@ impl AgentState {
         let may_onward = self.config.onward;
         let grant = if self.config.allow_owner { Grant::FileIdentity } else { Grant::Content };
         blocking(move || match direction {
-            Direction::Push if read_only && !synthetic::is_null_sink(&request.destination) => {
+            Direction::Push if read_only && !is_null_sink(&request.destination) => {
                 Err(Refusal::new(RefusalKind::NotAllowed, "the agent is read-only"))
             }
-            Direction::Push => writer(&root, &request, false, grant).map(PreparedSession::Receive),
-            Direction::Pull => plan(&root, &request, readers).map(PreparedSession::Send),
+            Direction::Push => Output::open(&root, &request, false, grant).map(PreparedSession::Receive),
+            Direction::Pull => SendSpec::new(&root, &request, readers).map(PreparedSession::Send),
             Direction::Onward if !may_onward => Err(Refusal::new(
                 RefusalKind::NotAllowed,
                 "the agent sends to no others (it was started without --onward)",
@@ -562,7 +556,7 @@ impl AgentState {
                     "malformed request: between 1 and 64 streams can be used",
                 )),
                 Some(onward) => {
-                    plan(&root, &request, readers).map(|plan| PreparedSession::Onward(plan, onward))
+                    SendSpec::new(&root, &request, readers).map(|spec| PreparedSession::Onward(spec, onward))
                 }
             },
         })
@@ -572,112 +566,6 @@ impl AgentState {
 
 enum PreparedSession {
     Receive(Arc<Output>),
-    Send(SendPlan),
-    Onward(SendPlan, Onward),
-}
-
-fn failed(e: impl ToString) -> Refusal {
-    Refusal::new(RefusalKind::Failed, e)
-}
-
-/// Creates the output of a session. With `pulls` it accepts only names that the request
-/// lists, since this side made the request. `grant` is the metadata that the sender may
-/// set.
-///
-/// # Errors
-/// The destination cannot be used.
-pub(crate) fn writer(
-    root: &Root,
-    request: &Request,
-    pulls: bool,
-    grant: Grant,
-) -> Result<Arc<Output>, Refusal> {
-    if synthetic::is_null_sink(&request.destination) {
-        return Ok(Arc::new(Output::NullSink(NullSink { hash: request.options.hash })));
-    }
-    let listed = !request.manifest.is_empty();
-    if listed && request.options.hash != Hash::Strong {
-        return Err(Refusal::new(RefusalKind::Protocol, "a manifest takes BLAKE3 as checksum"));
-    }
-    let filter = Filter::new(&request.filters).map_err(failed)?;
-    let mut options = request.options;
-    let withheld = Withheld::new(grant, &mut options);
-    let destination = root.destination(request)?;
-    let journal = match options.dry_run {
-        true => None,
-        false => Some(Journal::open(&destination.base, request.key).map_err(|e| {
-            let kind = match e.kind() {
-                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                    RefusalKind::NotAllowed
-                }
-                io::ErrorKind::WouldBlock => RefusalKind::Busy,
-                _ => RefusalKind::Failed,
-            };
-            Refusal::new(kind, format_args!("the destination cannot be written to: {}", say(&e)))
-        })?),
-    };
-    let within = destination.rename.as_deref();
-    let manifest = || Manifest::begin(&destination.base, within, &request.manifest, request.key);
-    let manifest = (listed && !options.dry_run).then(manifest).transpose();
-    let named =
-        |e| Refusal::new(RefusalKind::Failed, format_args!("the manifest cannot be written: {}", say(&e)));
-    let manifest = manifest.map_err(named)?;
-    let allow_list = pulls.then(|| AllowList::new(request, filter.clone()));
-    let mut writer = Writer::new(destination.base, destination.rename, options, filter, journal, manifest);
-    (writer.allow_list, writer.withheld) = (allow_list, withheld);
-    Ok(Arc::new(Output::Tree(Box::new(writer))))
-}
-
-/// Plans what to send for a request. Missing sources are reported by the scan, if at
-/// least one exists.
-///
-/// # Errors
-/// No source exists, or one cannot be accessed.
-pub(crate) fn plan(root: &Root, request: &Request, readers: Concurrency) -> Result<SendPlan, Refusal> {
-    let contents = request.place == wire::Placement::Contents;
-    let mut missing = Vec::new();
-    let mut starts: Vec<ScanStart> = Vec::new();
-    for typed in &request.sources {
-        match root.start(typed, contents) {
-            Ok(start) => starts.push(start),
-            Err(refusal) if refusal.kind == RefusalKind::NoSuchPath => missing.push((typed, refusal)),
-            Err(refusal) => return Err(refusal),
-        }
-    }
-    if let Some((_, refusal)) = missing.first().filter(|_| starts.is_empty()) {
-        return Err(refusal.clone());
-    }
-    if !request.files.is_empty() {
-        starts = listed(&starts, &request.files)?;
-    }
-    starts.extend(missing.into_iter().map(|(typed, refusal)| {
-        let path = RelPath::new(last_name(typed)).unwrap_or_else(|_| RelPath::root());
-        ScanStart::Missing { path, why: refusal.message }
-    }));
-    Ok(SendPlan {
-        starts,
-        rate: request.rate,
-        filter: Filter::new(&request.filters).map_err(failed)?,
-        recursive: request.recursive,
-        into: None,
-        options: request.options,
-        query: request.options.compare != Compare::Nothing,
-        readers,
-        read_ahead: None,
-    })
-}
-
-/// Restricts each of `starts` to the listed files. The list is shared, since a copy of it
-/// for each source could exhaust memory.
-fn listed(starts: &[ScanStart], files: &[Vec<u8>]) -> Result<Vec<ScanStart>, Refusal> {
-    let refused = |e| Refusal::new(RefusalKind::NotAllowed, e);
-    let files: Arc<[RelPath]> =
-        files.iter().map(|file| RelPath::new(file)).collect::<Result<_, _>>().map_err(refused)?;
-    let below = |start: &ScanStart| match start {
-        ScanStart::Tree { tree, path } => {
-            Ok(ScanStart::Listed { tree: tree.clone(), named: path.clone(), files: Arc::clone(&files) })
-        }
-        _ => Err(failed("a list of files needs directories as sources")),
-    };
-    starts.iter().map(below).collect()
+    Send(SendSpec),
+    Onward(SendSpec, Onward),
 }

@@ -10,7 +10,8 @@ use crate::copy::CopyError;
 use crate::copy::task::CopyTask;
 use crate::link::{Link, Tx};
 use crate::monitor::{Monitor, Note};
-use crate::send::{SendPlan, SessionError};
+use crate::send::spec::SendSpec;
+use crate::session::error::SessionError;
 use crate::session::{ReceiverMessage, Sender};
 use crate::wire::{Counts, Frame, Refusal, RefusalKind};
 use futures_util::future::{Either, join, select};
@@ -57,14 +58,14 @@ pub(crate) async fn follow(mut link: Link, monitor: &Monitor) -> Result<Counts, 
 pub(crate) async fn carry_out(
     link: &mut Link,
     job: &CopyTask,
-    plan: SendPlan,
+    spec: SendSpec,
     server: (String, u16),
 ) -> Result<Counts, SessionError> {
     let Link { tx, rx } = link;
     let (ended, end) = (Cell::new(false), Notify::new());
     let work = async {
         let push = async {
-            let copied = job.send(plan, server).await;
+            let copied = job.send(spec, server).await;
             ended.set(true);
             end.notify();
             copied

@@ -1,6 +1,7 @@
 //! Sources and destinations as they are typed.
 
-use crate::synthetic;
+use crate::receive::null_sink::is_null_sink;
+use crate::send::synthetic::is_synthetic;
 use crate::wire::show;
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -11,6 +12,11 @@ use std::os::unix::ffi::OsStrExt;
 const PORT: u16 = 7400;
 /// URL scheme of a running agent.
 const SCHEME: &[u8] = b"lh://";
+
+/// Whether `typed` names a synthetic source or the null destination rather than a path.
+pub(super) fn is_special(typed: &[u8]) -> bool {
+    is_null_sink(typed) || is_synthetic(typed)
+}
 
 /// A source or destination of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +53,7 @@ impl Endpoint {
         if bytes.is_empty() {
             return Err("the path is empty".into());
         }
-        if synthetic::is_special(bytes) {
+        if is_special(bytes) {
             return Ok(Endpoint::Local(bytes.to_vec()));
         }
         let Some(rest) = bytes.strip_prefix(SCHEME) else {

@@ -8,8 +8,9 @@ use crate::agent::STREAMS;
 use crate::host;
 use crate::link::noise::Key;
 use crate::monitor::Monitor;
-use crate::send::SessionError;
-use crate::synthetic;
+use crate::receive::null_sink::is_null_sink;
+use crate::send::synthetic;
+use crate::session::error::SessionError;
 use crate::tree::root::{last_name, means_contents, split, trimmed};
 use crate::tune::Concurrency;
 use crate::wire::{Counts, Direction, Onward, Options, Placement, Refusal, Request, show};
@@ -261,7 +262,7 @@ fn request(spec: &CopySpec) -> Result<Request, CopyError> {
     if synthetic::is_synthetic(spec.destination.path()) {
         return Err(CopyError::Usage(format!("{} is a source only", spec.destination)));
     }
-    if sources.iter().any(|source| synthetic::is_null_sink(source)) {
+    if sources.iter().any(|source| is_null_sink(source)) {
         return Err(CopyError::Usage("null: is a destination only".into()));
     }
     for source in sources.iter().filter(|source| synthetic::is_synthetic(source)) {
@@ -317,7 +318,7 @@ fn key(spec: &CopySpec, place: Placement, host: &str) -> u64 {
     {
         name.push(0);
         match end {
-            Endpoint::Local(path) if !synthetic::is_special(path) => {
+            Endpoint::Local(path) if !endpoint::is_special(path) => {
                 if sends {
                     name.extend_from_slice(host.as_bytes());
                     name.push(0);

@@ -4,13 +4,14 @@ use super::endpoint::bracketed;
 use super::ssh::Via;
 use super::{CopyError, Settings, Summary};
 use crate::agent::third_party;
-use crate::agent::{plan, writer};
 use crate::link::Link;
 use crate::link::noise::fill_random;
 use crate::link::peer_timeout::PeerTimeout;
 use crate::monitor::Monitor;
+use crate::receive::output::Output;
 use crate::receive::write::Grant;
-use crate::send::{SendPlan, SessionError};
+use crate::send::spec::SendSpec;
+use crate::session::error::SessionError;
 use crate::tree::root::Root;
 use crate::tune::Concurrency;
 use crate::wire::{Compare, Direction, Frame, Hello, Refusal, RefusalKind, Request, VERSION, Welcome};
@@ -53,17 +54,17 @@ impl CopyTask {
         let request = self.request.clone();
         let readers = self.settings.readers;
         let prepare = move || {
-            let plan = plan(&Root::Here, &request, readers)?;
-            Ok::<_, Refusal>((plan, writer(&Root::Here, &request, false, Grant::FileIdentity)?))
+            let spec = SendSpec::new(&Root::Here, &request, readers)?;
+            Ok::<_, Refusal>((spec, Output::open(&Root::Here, &request, false, Grant::FileIdentity)?))
         };
-        let (mut plan, writer) = longhaul_engine::blocking(prepare).await?;
-        let resumed = writer.resumes();
-        plan.resume(resumed, writer.by_content());
-        plan.read_ahead = self.settings.read_ahead;
-        plan.into = writer.base();
+        let (mut spec, output) = longhaul_engine::blocking(prepare).await?;
+        let resumed = output.resumes();
+        spec.resume(resumed, output.by_content());
+        spec.read_ahead = self.settings.read_ahead;
+        spec.into = output.base();
         let (here, there) = Link::pair();
         let received = receive::receive(
-            writer,
+            output,
             self.settings.writers,
             vec![there],
             Arc::clone(&self.monitor),
@@ -72,7 +73,7 @@ impl CopyTask {
         );
         let (sent, received) = join(
             send::send(
-                plan,
+                spec,
                 vec![here],
                 Concurrency::Fixed(1),
                 Arc::clone(&self.monitor),
@@ -89,18 +90,18 @@ impl CopyTask {
     pub(crate) async fn push(&self, server: (String, u16)) -> Result<Summary, CopyError> {
         let (request, readers) = (self.request.clone(), self.settings.readers);
         // Local errors are found before the agent is contacted.
-        let plan = longhaul_engine::blocking(move || plan(&Root::Here, &request, readers)).await?;
-        self.send(plan, server).await
+        let spec = longhaul_engine::blocking(move || SendSpec::new(&Root::Here, &request, readers)).await?;
+        self.send(spec, server).await
     }
 
-    /// Sends a plan to an agent.
-    pub(crate) async fn send(&self, mut plan: SendPlan, server: (String, u16)) -> Result<Summary, CopyError> {
+    /// Sends to an agent.
+    pub(crate) async fn send(&self, mut spec: SendSpec, server: (String, u16)) -> Result<Summary, CopyError> {
         let remote = Request { sources: Vec::new(), files: Vec::new(), ..self.request.clone() };
         let granted = self.connect(&server, Direction::Push, remote).await?;
-        plan.resume(granted.welcome.resume, granted.welcome.by_content);
-        plan.read_ahead = self.settings.read_ahead;
+        spec.resume(granted.welcome.resume, granted.welcome.by_content);
+        spec.read_ahead = self.settings.read_ahead;
         let counts = send::send(
-            plan,
+            spec,
             granted.links,
             self.settings.streams,
             Arc::clone(&self.monitor),
@@ -132,22 +133,23 @@ impl CopyTask {
         };
         let mut granted = self.connect(&server, Direction::Pull, remote).await?;
         let request = self.request.clone();
-        let writer =
-            match longhaul_engine::blocking(move || writer(&Root::Here, &request, true, Grant::FileIdentity))
-                .await
-            {
-                Ok(writer) => writer,
-                Err(refusal) => {
-                    for link in granted.links.iter_mut().take(1) {
-                        send::refuse(link, refusal.clone()).await;
-                    }
-                    return Err(refusal.into());
+        let output = match longhaul_engine::blocking(move || {
+            Output::open(&Root::Here, &request, true, Grant::FileIdentity)
+        })
+        .await
+        {
+            Ok(output) => output,
+            Err(refusal) => {
+                for link in granted.links.iter_mut().take(1) {
+                    send::refuse(link, refusal.clone()).await;
                 }
-            };
-        let resumed = writer.resumes();
+                return Err(refusal.into());
+            }
+        };
+        let resumed = output.resumes();
         let monitor = Arc::clone(&self.monitor);
         let counts = receive::receive(
-            writer,
+            output,
             self.settings.writers,
             granted.links,
             monitor,

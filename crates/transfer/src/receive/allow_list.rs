@@ -10,7 +10,7 @@
 //!
 //! Without the list, a sender asked for `report.pdf` could also send a `.bashrc`.
 
-use crate::synthetic::{self, Synthetic, SyntheticNames};
+use crate::send::synthetic::{self, Synthetic, SyntheticNames};
 use crate::tree::filter::Filter;
 use crate::tree::root::{last_name, means_contents};
 use crate::wire::{Entry, EntryKind, Placement, RelPath, Request};
@@ -126,7 +126,7 @@ impl ListedPaths {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::plan;
+    use crate::send::spec::SendSpec;
     use crate::tree::Tree;
     use crate::tree::root::Root;
     use crate::tree::scan::{FoundEntry, Scan, Visitor};
@@ -233,10 +233,11 @@ mod tests {
             ),
         ];
         for request in &requests {
-            let plan = plan(&root, request, Concurrency::Fixed(1)).expect("a plan");
+            let spec =
+                SendSpec::new(&root, request, Concurrency::Fixed(1)).expect("a request that can be sent");
             let mut checked = Checked(allow_list(request), Vec::new(), 0);
-            let mut scan = Scan::new(&mut checked, &plan.filter, plan.recursive);
-            assert!(plan.starts.iter().all(|start| scan.run(start)));
+            let mut scan = Scan::new(&mut checked, &spec.filter, spec.recursive);
+            assert!(spec.starts.iter().all(|start| scan.run(start)));
             assert_eq!(checked.1, Vec::<String>::new(), "{request:?}");
             assert!(checked.2 > 0, "{request:?}");
         }

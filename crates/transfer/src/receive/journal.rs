@@ -11,6 +11,7 @@
 //! - the journal exists from the beginning of a copy until it is complete;
 //! - memory holds records of incomplete files only, up to [`KNOWN`].
 
+use crate::guard::lock;
 use crate::send::read::read_full;
 use crate::tree::{self, Tree};
 use crate::wire::{Digest, Entry};
@@ -21,7 +22,7 @@ use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
@@ -98,7 +99,7 @@ impl Journal {
         let name = name(key);
         // An empty journal was created just before a crash of the machine.
         let (mut file, resumed) = tree::create(tree.fd(), &name, true)?;
-        lock(&file)?;
+        lock_file(&file)?;
         // A run that ended meanwhile has unlinked the file that is locked now.
         if rustix::fs::fstat(&file)?.st_nlink == 0 {
             return Journal::open(tree, key);
@@ -132,7 +133,7 @@ impl Journal {
     /// Records a written block.
     pub(crate) fn add(&self, key: FileKey, offset: u64, digest: &Digest) -> io::Result<()> {
         let record = record_of(key, offset, digest);
-        self.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(&record)
+        lock(&self.file).write_all(&record)
     }
 
     /// Records that a file is complete; its block records are obsolete.
@@ -142,7 +143,7 @@ impl Journal {
 
     /// Invalidates the header after a failed flush, so that the next run compares content.
     pub(crate) fn distrust(&self) -> io::Result<()> {
-        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = lock(&self.file);
         file.write_all_at(&[0; RECORD], 0)
     }
 
@@ -170,7 +171,7 @@ fn is_of_another_boot(file: &File) -> bool {
 
 /// Takes the lock; retries, since a run whose peer was killed just now still holds it. A
 /// file system without locks is accepted.
-fn lock(file: &File) -> io::Result<()> {
+fn lock_file(file: &File) -> io::Result<()> {
     let end = Instant::now() + LOCK_TIMEOUT;
     loop {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {

@@ -9,13 +9,14 @@
 //! begins the line then. Names that are not UTF-8 are not listed, since `b3sum` does not
 //! accept them.
 
+use crate::guard::lock;
 use crate::tree::{self, Tree};
 use crate::wire::{Digest, RelPath};
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::os::fd::BorrowedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// The most names that are reported as not listed.
 const UNLISTED_MAX: usize = 1000;
@@ -61,7 +62,7 @@ impl Manifest {
     }
 
     fn lock(&self) -> MutexGuard<'_, ManifestState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Lists a file.

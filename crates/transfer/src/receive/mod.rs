@@ -6,53 +6,33 @@
 //! - the writer threads end with the session, also after an error.
 
 pub(crate) mod allow_list;
-pub(crate) mod delete;
+mod jobs;
 pub(crate) mod journal;
 pub(crate) mod manifest;
+pub(crate) mod null_sink;
 pub(crate) mod output;
 pub(crate) mod write;
 
-use crate::guard::{OnPanic, Panicked};
+use crate::guard::OnPanic;
 use crate::host::ThreadTimes;
 use crate::link::peer_timeout::{BEAT, PeerTimeout};
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::Monitor;
-use crate::queue::{Gauge, Queue};
-use crate::send::SessionError;
-use crate::session::{JobResult, OPEN_FILES, Receiver, SenderNotice, WriteJob};
-use crate::tune::gate::Gate;
+use crate::session::error::SessionError;
+use crate::session::{Receiver, SenderNotice};
 use crate::tune::{Concurrency, Connections, StageProgress, TunedStage, follow};
 use crate::wire::{Counts, Frame, Limit, Refusal, RefusalKind, Stage, Tuned};
 use futures_util::future::{Either, select, try_join_all};
+use jobs::{ReceiveQueues, weight};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Task, now, sleep, spawn};
 use output::Output;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Bytes of received data that may wait to be written.
-const WRITE_BEHIND: usize = 32 << 20;
-/// Weight of a job without content in the queue, in bytes, so that many of them fill it.
-const JOB: usize = 1 << 10;
-/// The greatest extra weight of a batch of small files, which cost time by their number
-/// rather than their bytes. Not above that of a block: blocks would overtake batches in a
-/// nearly full queue.
-const BATCH: usize = 1 << 20;
-/// Weight of a byte in such a batch.
-const FOR_EACH_BYTE: usize = 64;
-/// Weight of an existence query: at most 64 are open, and each may need the checksums of
-/// much data.
-const QUERY_WEIGHT: usize = 1 << 20;
-/// Additional weight of the end of a file: files of holes alone have no other job, and
-/// stay open until it is done.
-const END: usize = 3 << 10;
-const _: () = assert!(
-    WRITE_BEHIND / (JOB + END) <= OPEN_FILES / 2,
-    "a full queue of file ends stays within OPEN_FILES"
-);
 /// Interval of progress reports to the sender.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Answers that may wait to be sent; beyond them the receiver stops reading. Each is an
@@ -61,42 +41,7 @@ const UNSENT: usize = 4096;
 /// Timeout for delivering a refusal.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// The queues between the connections' tasks and the writer threads.
-struct ReceiveQueues {
-    jobs: Queue<WriteJob>,
-    done: Queue<JobResult>,
-    /// The concurrency gate of the writer threads.
-    gate: Gate,
-    /// All data was received.
-    arrived: AtomicBool,
-    panicked: Panicked,
-}
-
-impl ReceiveQueues {
-    fn panic(&self) {
-        self.panicked.set();
-        self.abort();
-    }
-
-    fn abort(&self) {
-        self.jobs.abort();
-        self.done.abort();
-        self.gate.open();
-    }
-
-    /// The reason why the queues were aborted.
-    fn ended(&self) -> SessionError {
-        self.panicked.check().err().unwrap_or(SessionError::Lost)
-    }
-
-    /// Fill of the job queue. Once all data was received it counts as full: writing is
-    /// then all that the sender waits for.
-    fn gauge(&self) -> Gauge {
-        let gauge = self.jobs.gauge();
-        if self.arrived.load(Relaxed) { Gauge { fill: 1.0, empty: false, ..gauge } } else { gauge }
-    }
-}
-
+/// Aborts the queues, and so ends the threads, when the session is dropped.
 struct StopWriters(Arc<ReceiveQueues>);
 
 impl Drop for StopWriters {
@@ -108,35 +53,27 @@ impl Drop for StopWriters {
 /// Runs the receiving side of a session and returns its counts. `tell` is false in a
 /// local copy, where both sides share `monitor` and the sender feeds it.
 pub(crate) async fn receive(
-    writer: Arc<Output>,
+    output: Arc<Output>,
     writers: Concurrency,
     links: Vec<Link>,
     monitor: Arc<Monitor>,
     tell: bool,
     patience: PeerTimeout,
 ) -> Result<Counts, SessionError> {
-    let gate = Gate::new(writers.start());
-    let (arrived, panicked) = (AtomicBool::new(false), Panicked::default());
-    let queues = Arc::new(ReceiveQueues {
-        jobs: Queue::new(WRITE_BEHIND),
-        done: Queue::new(usize::MAX),
-        gate,
-        arrived,
-        panicked,
-    });
+    let queues = Arc::new(ReceiveQueues::new(writers.start()));
     monitor.choose(Stage::Write, false, writers.start(), "to begin with");
     let abort = StopWriters(Arc::clone(&queues));
     let gauge = Arc::clone(&queues);
     monitor.watch(Stage::Write, move || gauge.gauge());
     for index in 0..writers.most() {
-        let (writer, queues) = (Arc::clone(&writer), Arc::clone(&queues));
+        let (output, queues) = (Arc::clone(&output), Arc::clone(&queues));
         let run = move || {
             let _times = ThreadTimes;
             let _guard = OnPanic(|| queues.panic());
-            let mut walker = writer.walker();
+            let mut walker = output.walker();
             queues.gate.pass(index);
             while let Some(job) = queues.jobs.pop() {
-                queues.done.force(writer.run(job, &mut walker), 0);
+                queues.done.force(output.run(job, &mut walker), 0);
                 queues.gate.pass(index);
             }
         };
@@ -148,7 +85,7 @@ pub(crate) async fn receive(
         queues,
         monitor,
         tell,
-        writer,
+        output,
         writers,
         frames: Notify::new(),
         sending: Cell::new(0),
@@ -167,7 +104,7 @@ struct ReceiveSession {
     queues: Arc<ReceiveQueues>,
     monitor: Arc<Monitor>,
     tell: bool,
-    writer: Arc<Output>,
+    output: Arc<Output>,
     writers: Concurrency,
     /// Signalled when frames may wait to be sent.
     frames: Notify,
@@ -345,7 +282,7 @@ impl ReceiveSession {
         while let Some(done) = self.queues.done.pop_async().await {
             let mut receiver = self.receiver.borrow_mut();
             // Sent before the final frame.
-            for planned in self.writer.take_planned() {
+            for planned in self.output.take_planned() {
                 if self.tell {
                     self.monitor.planned(planned.clone());
                 }
@@ -363,10 +300,10 @@ impl ReceiveSession {
             let finished = receiver.is_finished();
             drop(receiver);
             self.frames.notify();
-            if let Some(violation) = self.writer.violation() {
+            if let Some(violation) = self.output.violation() {
                 return Err(violation.into());
             }
-            if self.writer.is_full() {
+            if self.output.is_full() {
                 return Err(SessionError::Local(
                     "cannot write to the destination: its file system is full; free space and run the same command again".into(),
                 ));
@@ -403,16 +340,6 @@ impl ReceiveSession {
     }
 }
 
-fn weight(job: &WriteJob) -> usize {
-    JOB + match job {
-        WriteJob::Batch(body) => (FOR_EACH_BYTE * body.len()).min(BATCH).max(body.len()),
-        WriteJob::Query { .. } => QUERY_WEIGHT,
-        WriteJob::Block { data, .. } => data.len(),
-        WriteJob::Complete(_) | WriteJob::Abandon(_) => END,
-        WriteJob::Settle { .. } => 0,
-    }
-}
-
 /// The refusal that reports an error to the sender.
 fn refusal(e: &SessionError) -> Refusal {
     let kind = match e {
@@ -421,69 +348,4 @@ fn refusal(e: &SessionError) -> Refusal {
         _ => RefusalKind::Failed,
     };
     Refusal::new(kind, e)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::wire::{Batch, Content, Entry, EntryKind};
-
-    fn queues() -> ReceiveQueues {
-        let gate = Gate::new(1);
-        let (arrived, panicked) = (AtomicBool::new(false), Panicked::default());
-        ReceiveQueues {
-            jobs: Queue::new(WRITE_BEHIND),
-            done: Queue::new(usize::MAX),
-            gate,
-            arrived,
-            panicked,
-        }
-    }
-
-    #[test]
-    fn queued_empty_files_fill_the_queue() {
-        let queues = queues();
-        let batch = || {
-            let mut batch = Batch::default();
-            while !batch.is_full() {
-                let entry = Entry::plain("some/directory/file", EntryKind::File, 0);
-                batch.push(&entry, &Content::None, &[]);
-            }
-            WriteJob::Batch(batch.into_body())
-        };
-        // 1,024 files in each batch.
-        for _ in 0..16 {
-            let job = batch();
-            let weight = weight(&job);
-            queues.jobs.force(job, weight);
-        }
-        assert!(queues.gauge().fill >= 0.5, "{:?}", queues.gauge());
-    }
-
-    #[test]
-    fn after_all_data_was_received_writing_is_the_limit() {
-        let queues = queues();
-        assert_eq!(queues.gauge().fill, 0.0);
-        queues.arrived.store(true, Relaxed);
-        assert_eq!(queues.gauge().fill, 1.0);
-        let monitor = Monitor::new();
-        monitor.watch(Stage::Read, || Gauge { empty: true, ..Gauge::default() });
-        monitor.scanned(crate::wire::Scanned { done: true, ..Default::default() });
-        assert_eq!(monitor.limit_here(), Some(Limit::Stage(Stage::Send)));
-        monitor.watch(Stage::Write, move || queues.gauge());
-        assert_eq!(monitor.limit_here(), Some(Limit::Stage(Stage::Write)));
-    }
-
-    #[test]
-    fn a_panic_of_a_writer_thread_ends_the_session() {
-        let queues = Arc::new(queues());
-        let thread = Arc::clone(&queues);
-        let run = move || {
-            let _guard = OnPanic(|| thread.panic());
-            panic!("as the test wants it");
-        };
-        std::thread::spawn(run).join().expect_err("it panicked");
-        assert!(queues.done.pop().is_none(), "the aborted queue is empty");
-        assert!(matches!(queues.ended(), SessionError::Local(why) if why.contains("panic")));
-    }
 }

@@ -1,10 +1,17 @@
 //! The output of a receiving session: a directory tree, or nothing.
 
-use super::write::Writer;
+use super::allow_list::AllowList;
+use super::journal::Journal;
+use super::manifest::Manifest;
+use super::null_sink::{NullSink, is_null_sink};
+use super::write::{Grant, Withheld, WriteSpec, Writer};
 use crate::session::{JobResult, Violation, WriteJob};
-use crate::synthetic::NullSink;
-use crate::tree::Walker;
-use crate::wire::Planned;
+use crate::tree::filter::Filter;
+use crate::tree::root::Root;
+use crate::tree::{Walker, say};
+use crate::wire::{Hash, Planned, Refusal, RefusalKind, Request};
+use std::io;
+use std::sync::Arc;
 
 /// Carries out the jobs of a receiver.
 #[derive(Debug)]
@@ -16,6 +23,54 @@ pub(crate) enum Output {
 }
 
 impl Output {
+    /// Creates the output of a session. With `pulls` it accepts only names that the request
+    /// lists, since this side made the request. `grant` is the metadata that the sender may
+    /// set.
+    ///
+    /// # Errors
+    /// The destination cannot be used.
+    pub(crate) fn open(
+        root: &Root,
+        request: &Request,
+        pulls: bool,
+        grant: Grant,
+    ) -> Result<Arc<Output>, Refusal> {
+        if is_null_sink(&request.destination) {
+            return Ok(Arc::new(Output::NullSink(NullSink { hash: request.options.hash })));
+        }
+        let listed = !request.manifest.is_empty();
+        if listed && request.options.hash != Hash::Strong {
+            return Err(Refusal::new(RefusalKind::Protocol, "a manifest takes BLAKE3 as checksum"));
+        }
+        let filter = Filter::new(&request.filters).map_err(|e| Refusal::new(RefusalKind::Failed, e))?;
+        let mut options = request.options;
+        let withheld = Withheld::new(grant, &mut options);
+        let destination = root.destination(request)?;
+        let journal = match options.dry_run {
+            true => None,
+            false => Some(Journal::open(&destination.base, request.key).map_err(|e| {
+                let kind = match e.kind() {
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                        RefusalKind::NotAllowed
+                    }
+                    io::ErrorKind::WouldBlock => RefusalKind::Busy,
+                    _ => RefusalKind::Failed,
+                };
+                Refusal::new(kind, format_args!("the destination cannot be written to: {}", say(&e)))
+            })?),
+        };
+        let within = destination.rename.as_deref();
+        let manifest = || Manifest::begin(&destination.base, within, &request.manifest, request.key);
+        let manifest = (listed && !options.dry_run).then(manifest).transpose();
+        let named = |e| {
+            Refusal::new(RefusalKind::Failed, format_args!("the manifest cannot be written: {}", say(&e)))
+        };
+        let manifest = manifest.map_err(named)?;
+        let allow_list = pulls.then(|| AllowList::new(request, filter.clone()));
+        let spec = WriteSpec { destination, options, filter, journal, manifest, allow_list, withheld };
+        Ok(Arc::new(Output::Tree(Box::new(Writer::new(spec)))))
+    }
+
     /// Whether an earlier run of this copy was interrupted.
     pub(crate) fn resumes(&self) -> bool {
         matches!(self, Output::Tree(writer) if writer.resumes())
@@ -29,10 +84,7 @@ impl Output {
     /// Device and inode of the destination directory.
     pub(crate) fn base(&self) -> Option<(u64, u64)> {
         match self {
-            Output::Tree(writer) => {
-                let stat = rustix::fs::fstat(writer.base.fd()).ok()?;
-                Some((stat.st_dev, stat.st_ino))
-            }
+            Output::Tree(writer) => writer.base(),
             Output::NullSink(_) => None,
         }
     }

@@ -3,10 +3,11 @@
 //! Invariant: the queue of batches is closed once the scan has ended and every file that
 //! readers examine first was added or given up.
 
+use crate::guard::lock;
 use crate::queue::Queue;
 use crate::tree::scan::FoundEntry;
 use crate::wire::{BATCH_BYTES, BATCH_ENTRIES, Content, Hash};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The most bytes of content in one query that compares checksums: one writer thread of
 /// the receiver answers a query, and all of them are to have work.
@@ -47,7 +48,7 @@ impl QueryBatcher {
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut QueryState) -> T) -> T {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut lock(&self.state))
     }
 
     /// Announces a file that a reader will examine.

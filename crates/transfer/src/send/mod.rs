@@ -7,31 +7,35 @@
 //!   to all queries; a failing thread or task aborts all queues, which ends the others.
 
 pub(crate) mod existence_query;
+mod forward;
 pub(crate) mod rate_limit;
 pub(crate) mod read;
+pub(crate) mod spec;
+pub(crate) mod synthetic;
 
 use crate::guard::{OnPanic, Panicked};
 use crate::host::ThreadTimes;
 use crate::link::peer_timeout::{BEAT, PeerTimeout};
-use crate::link::{Link, LinkError, Rx, Tx};
+use crate::link::{Link, Rx, Tx};
 use crate::monitor::Monitor;
 use crate::queue::Queue;
-use crate::session::{Item, ReceiverMessage, Sender, Violation};
-use crate::tree::filter::Filter;
-use crate::tree::scan::{FoundEntry, Scan, ScanStart, Visitor};
+use crate::session::error::SessionError;
+use crate::session::{Item, ReceiverMessage, Sender};
+use crate::tree::scan::FoundEntry;
 use crate::tune::gate::Gate;
 use crate::tune::{Concurrency, Connections, StageProgress, TunedStage, follow};
 use crate::wire::{
-    BATCH_ENTRIES, BLOCK, Batch, Compare, Content, Counts, EntryKind, Frame, Options, Refusal, Scanned,
-    Stage, Trouble, Tuned,
+    BATCH_ENTRIES, BLOCK, Batch, Compare, Content, Counts, Frame, Refusal, Scanned, Stage, Tuned,
 };
 use existence_query::QueryBatcher;
+use forward::ScanForwarder;
 use futures_util::future::{Either, select, try_join_all};
 use longhaul_engine::net::TcpInfo;
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{BufPool, Task, now, spawn};
 use rate_limit::RateLimit;
 use read::{ReadWork, Reader};
+use spec::SendSpec;
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::pin::pin;
@@ -47,67 +51,6 @@ const FOUND: usize = 16 << 10;
 const READ_AHEAD: usize = 32 * BLOCK;
 /// Entries that may wait for their existence query.
 const QUERY_QUEUE: usize = 8 * BATCH_ENTRIES;
-
-/// What a session sends, and how.
-#[derive(Debug)]
-pub(crate) struct SendPlan {
-    pub(crate) starts: Vec<ScanStart>,
-    pub(crate) filter: Filter,
-    pub(crate) recursive: bool,
-    /// Device and inode of the destination in a local copy: the scan skips it.
-    pub(crate) into: Option<(u64, u64)>,
-    pub(crate) options: Options,
-    /// Send existence queries first, since files may be up to date at the destination.
-    pub(crate) query: bool,
-    pub(crate) readers: Concurrency,
-    /// Rate limit in bytes a second; 0 for none.
-    pub(crate) rate: u64,
-    /// Bytes of read data that may wait to be sent [default: [`READ_AHEAD`]].
-    pub(crate) read_ahead: Option<usize>,
-}
-
-impl SendPlan {
-    /// Resumes an interrupted run if `left`; compares content if the receiving machine
-    /// rebooted since (`by_content`).
-    pub(crate) fn resume(&mut self, left: bool, by_content: bool) {
-        self.query |= left;
-        if by_content {
-            self.options.compare = Compare::Checksum;
-        }
-    }
-}
-
-/// Why a session failed as a whole.
-#[derive(Debug, thiserror::Error)]
-pub enum SessionError {
-    /// A connection failed, or carried a malformed frame.
-    #[error("{0}")]
-    Link(#[from] LinkError),
-    /// The other side violated the protocol.
-    #[error("{0}")]
-    Violation(#[from] Violation),
-    /// The other side refused to continue.
-    #[error("{}", .0.message)]
-    Refused(Refusal),
-    /// The other side closed the connection early.
-    #[error("the other side closed the connection before the copy was complete")]
-    Lost,
-    /// The other side sent nothing for this long.
-    #[error("nothing was received from the other side for {} s: it hangs, or is stopped", .0.as_secs())]
-    Silent(std::time::Duration),
-    /// This side failed.
-    #[error("{0}")]
-    Local(String),
-    /// The user interrupted the copy.
-    #[error("interrupted")]
-    Interrupted,
-}
-
-impl From<io::Error> for SessionError {
-    fn from(e: io::Error) -> SessionError {
-        SessionError::Link(e.into())
-    }
-}
 
 /// The queues between the stages.
 struct SendQueues {
@@ -143,7 +86,7 @@ impl Drop for StopReaders {
 /// Runs the sending side of a session and returns the receiver's counts. All of `links`
 /// are used, or as many as improve the rate if `streams` is [`Concurrency::Measured`].
 pub(crate) async fn send(
-    plan: SendPlan,
+    spec: SendSpec,
     links: Vec<Link>,
     streams: Concurrency,
     monitor: Arc<Monitor>,
@@ -152,21 +95,21 @@ pub(crate) async fn send(
     let queues = Arc::new(SendQueues {
         queries: Arc::new(Queue::new(QUERY_QUEUE)),
         work: Arc::new(Queue::new(FOUND)),
-        items: Arc::new(Queue::new(plan.read_ahead.unwrap_or(READ_AHEAD).max(1))),
+        items: Arc::new(Queue::new(spec.read_ahead.unwrap_or(READ_AHEAD).max(1))),
         panicked: Panicked::default(),
     });
     let (work, items) = (Arc::clone(&queues.work), Arc::clone(&queues.items));
     monitor.watch(Stage::Read, move || work.gauge());
     monitor.watch(Stage::Send, move || items.gauge());
     let abort = StopReaders(Arc::clone(&queues));
-    let (query, dry_run, rate) = (plan.query, plan.options.dry_run, plan.rate);
+    let (query, dry_run, rate) = (spec.query, spec.options.dry_run, spec.rate);
     if rate > 0 {
         links.iter().for_each(|link| link.tx.limit(rate));
     } else {
         links.iter().for_each(|link| link.tx.pace());
     }
-    let readers = plan.readers;
-    let gate = threads(plan, &queues, &monitor)?;
+    let readers = spec.readers;
+    let gate = threads(spec, &queues, &monitor)?;
     // With a rate limit, more connections cannot help.
     let streams = if rate > 0 { Concurrency::Fixed(streams.streams()) } else { streams };
     let sockets: Vec<_> = links.iter().filter_map(|link| link.tx.stream()).collect();
@@ -210,23 +153,23 @@ pub(crate) async fn send(
 
 /// Starts the scanner thread and the reader threads; aborting the queues ends them.
 fn threads(
-    plan: SendPlan,
+    spec: SendSpec,
     queues: &Arc<SendQueues>,
     monitor: &Arc<Monitor>,
 ) -> Result<Arc<Gate>, SessionError> {
     let failed = |e: io::Error| SessionError::Local(format!("cannot start a thread: {e}"));
-    let (gate, most) = (Arc::new(Gate::new(plan.readers.start())), plan.readers.most());
-    let asker = plan.query.then(|| {
-        let by_content = plan.options.compare == Compare::Checksum;
-        Arc::new(QueryBatcher::new(Arc::clone(&queues.queries), by_content.then_some(plan.options.hash)))
+    let (gate, most) = (Arc::new(Gate::new(spec.readers.start())), spec.readers.most());
+    let asker = spec.query.then(|| {
+        let by_content = spec.options.compare == Compare::Checksum;
+        Arc::new(QueryBatcher::new(Arc::clone(&queues.queries), by_content.then_some(spec.options.hash)))
     });
     let reader = Arc::new(Reader {
         asker: asker.clone(),
         work: Arc::clone(&queues.work),
         items: Arc::clone(&queues.items),
-        pool: BufPool::new(plan.read_ahead.unwrap_or(READ_AHEAD) + (most + 8) * BLOCK),
-        hash: plan.options.hash,
-        xattrs: plan.options.xattrs,
+        pool: BufPool::new(spec.read_ahead.unwrap_or(READ_AHEAD) + (most + 8) * BLOCK),
+        hash: spec.options.hash,
+        xattrs: spec.options.xattrs,
         threads: most,
         gate: Arc::clone(&gate),
         next: AtomicU64::new(0),
@@ -251,69 +194,17 @@ fn threads(
     let finder = ScanForwarder {
         queues: Arc::clone(queues),
         monitor: Arc::clone(monitor),
-        read_first: plan.options.xattrs || plan.options.compare == Compare::Checksum,
+        read_first: spec.options.xattrs || spec.options.compare == Compare::Checksum,
         asker,
     };
     let guarded = Arc::clone(queues);
     let run = move || {
         let _times = ThreadTimes;
         let _guard = OnPanic(|| guarded.panic());
-        finder.run(&plan)
+        finder.run(&spec)
     };
     std::thread::Builder::new().name("transfer-scan".into()).spawn(run).map_err(failed)?;
     Ok(gate)
-}
-
-/// Feeds entries of the scan to the readers or the existence queries.
-struct ScanForwarder {
-    queues: Arc<SendQueues>,
-    monitor: Arc<Monitor>,
-    /// Present if files are queried first.
-    asker: Option<Arc<QueryBatcher>>,
-    /// A query needs a checksum or attributes, which reader threads provide.
-    read_first: bool,
-}
-
-impl ScanForwarder {
-    fn run(mut self, plan: &SendPlan) {
-        let (filter, recursive) = (&plan.filter, plan.recursive);
-        let mut scan = Scan::new(&mut self, filter, recursive).once(&plan.starts).without(plan.into);
-        for start in &plan.starts {
-            if !scan.run(start) {
-                break;
-            }
-        }
-        self.monitor.scan_done.store(true, Ordering::Relaxed);
-        self.queues.items.force(Item::Scanned(self.monitor.what_is_scanned()), 1);
-        match &self.asker {
-            // The work queue closes when all queries are answered.
-            Some(asker) => asker.end(),
-            None => self.queues.work.close(),
-        }
-    }
-}
-
-impl Visitor for ScanForwarder {
-    fn found(&mut self, found: FoundEntry) -> bool {
-        if found.entry.kind == EntryKind::File {
-            self.monitor.scanned_files.fetch_add(1, Ordering::Relaxed);
-            self.monitor.scanned_bytes.fetch_add(found.entry.size, Ordering::Relaxed);
-        }
-        let asker = self.asker.as_ref().filter(|_| found.entry.kind == EntryKind::File);
-        let Some(asker) = asker else {
-            return self.queues.work.push(ReadWork::Found(found, Box::default()), 1).is_ok();
-        };
-        if self.read_first {
-            asker.begin();
-            return self.queues.work.push(ReadWork::Query(found), 1).is_ok();
-        }
-        asker.add(found, Content::Query(None)).is_ok()
-    }
-
-    fn trouble(&mut self, trouble: Trouble) {
-        // The queue is closed only if the session has failed already.
-        let _ = self.queues.items.push(Item::Trouble(trouble), 1);
-    }
 }
 
 /// State that the tasks of a session share.
@@ -529,62 +420,14 @@ pub(crate) async fn refuse(link: &mut Link, refusal: Refusal) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tree::Tree;
-    use crate::wire::RelPath;
-
-    #[test]
-    fn checksums_for_queries_are_computed_by_reader_threads() {
-        let dir = tempfile::tempdir().expect("a directory");
-        for i in 0..5 {
-            std::fs::write(dir.path().join(i.to_string()), "content").expect("written");
-        }
-        let queues = Arc::new(SendQueues {
-            queries: Arc::new(Queue::new(QUERY_QUEUE)),
-            work: Arc::new(Queue::new(FOUND)),
-            items: Arc::new(Queue::new(READ_AHEAD)),
-            panicked: Panicked::default(),
-        });
-        let options = Options { compare: Compare::Checksum, ..Options::default() };
-        let asker = Arc::new(QueryBatcher::new(Arc::clone(&queues.queries), Some(options.hash)));
-        let finder = ScanForwarder {
-            queues: Arc::clone(&queues),
-            monitor: Arc::new(Monitor::new()),
-            asker: Some(Arc::clone(&asker)),
-            read_first: true,
-        };
-        let tree = Tree::open(dir.path()).expect("open");
-        let plan = SendPlan {
-            starts: vec![ScanStart::Tree { tree, path: RelPath::root() }],
-            filter: Filter::default(),
-            recursive: true,
-            options,
-            query: true,
-            readers: Concurrency::Fixed(1),
-            rate: 0,
-            read_ahead: None,
-            into: None,
-        };
-        // The scan ends without any reader.
-        finder.run(&plan);
-        let is_question = |work: &ReadWork| matches!(work, ReadWork::Query(_));
-        assert!(matches!(queues.work.pop(), Some(ReadWork::Found(..))), "the directory itself");
-        let files: Vec<_> = std::iter::from_fn(|| queues.work.try_pop_if(is_question)).collect();
-        assert_eq!((files.len(), queues.queries.is_empty()), (5, true));
-        // The query is complete when the last file was read.
-        for (i, work) in files.into_iter().enumerate() {
-            let ReadWork::Query(found) = work else { panic!("{work:?}") };
-            assert!(queues.queries.is_empty());
-            let read = (i > 0).then_some((found, Content::Query(None)));
-            asker.read(read).expect("the query queue is open");
-        }
-        assert_eq!(queues.queries.pop().map(|about| about.len()), Some(4), "one could not be read");
-        assert!(queues.queries.pop().is_none(), "that was the last");
-    }
+    use crate::tree::filter::Filter;
+    use crate::tree::scan::ScanStart;
+    use crate::wire::Options;
 
     #[test]
     fn a_panic_of_a_reader_thread_ends_the_copy() {
-        let plan = SendPlan {
-            starts: vec![ScanStart::Synthetic(Arc::new(crate::synthetic::Synthetic::Broken))],
+        let spec = SendSpec {
+            starts: vec![ScanStart::Synthetic(Arc::new(synthetic::Synthetic::Broken))],
             filter: Filter::default(),
             recursive: true,
             options: Options::default(),
@@ -598,7 +441,7 @@ mod tests {
         let run = || async move {
             let (here, _there) = Link::pair();
             let (monitor, patience) = (Arc::new(Monitor::new()), PeerTimeout::default());
-            send(plan, vec![here], Concurrency::Fixed(1), monitor, patience).await
+            send(spec, vec![here], Concurrency::Fixed(1), monitor, patience).await
         };
         let result = thread.handle().spawn(run).wait().expect("it ran");
         assert!(matches!(&result, Err(SessionError::Local(why)) if why.contains("panic")), "{result:?}");

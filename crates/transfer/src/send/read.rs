@@ -9,9 +9,10 @@
 //! overlap; the bounded queue of items limits how far.
 
 use super::existence_query::QueryBatcher;
+use crate::guard::lock;
 use crate::queue::Queue;
+use crate::send::synthetic::Synthetic;
 use crate::session::{Item, Outgoing};
-use crate::synthetic::Synthetic;
 use crate::tree::scan::{FoundEntry, Origin};
 use crate::tree::{self, say};
 use crate::tune::gate::Gate;
@@ -23,7 +24,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// How often a small file that changes is read again.
 const ATTEMPTS: usize = 3;
@@ -391,7 +392,7 @@ const HIDES_CONTENT: &str = "its size is reported as 0 but it has content, as fi
 
 impl LargeFile {
     fn lock(&self) -> std::sync::MutexGuard<'_, ReadState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Claims a block; returns its offset.

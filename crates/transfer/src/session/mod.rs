@@ -11,6 +11,7 @@
 //! - only files under an existence query wait for an answer, many at a time;
 //! - the receiver answers with total counts, and one frame for each object that failed.
 
+pub(crate) mod error;
 mod receiver;
 mod sender;
 #[cfg(test)]

@@ -5,13 +5,14 @@
 //! as far as folding to Unicode lower case detects them.
 
 use super::Tree;
+use crate::guard::lock;
 use crate::wire::RelPath;
 use rustix::fs::AtFlags;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Names received so far, 32 bytes each: checksum of the exact name by that of the folded
@@ -25,7 +26,7 @@ impl FoldedNames {
     /// # Errors
     /// Another name that folds to the same one was accepted before.
     pub(crate) fn take(&self, path: &RelPath) -> io::Result<()> {
-        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = lock(&self.0);
         let exact = xxh3_128(path.as_bytes());
         if *names.entry(xxh3_128(&fold(path.as_bytes()))).or_insert(exact) == exact {
             return Ok(());
@@ -70,37 +71,6 @@ mod tests {
             assert!(take(bad.as_bytes()).is_err(), "{bad}");
         }
         assert!(take(b"\xffX").is_ok() && take(b"\xffx").is_err());
-    }
-
-    #[test]
-    fn the_first_of_two_files_is_kept_and_the_second_is_reported() {
-        use crate::session::{JobResult, WriteJob};
-        use crate::wire::{Batch, Content, Entry, EntryKind, Hash, Options};
-        let dir = tempfile::tempdir().expect("a directory");
-        let tree = Tree::open(dir.path()).expect("open");
-        let mut writer = crate::receive::write::Writer::new(
-            tree,
-            None,
-            Options::default(),
-            crate::Filter::default(),
-            None,
-            None,
-        );
-        writer.folded = Some(FoldedNames::default());
-        let mut batch = Batch::default();
-        for (name, data) in [("File", b"1"), ("file", b"2"), ("other", b"3")] {
-            let entry = Entry::plain(name, EntryKind::File, 1);
-            batch.push(&entry, &Content::Inline { len: 1, digest: Hash::Quick.of(data) }, data);
-        }
-        let JobResult::Batch(counts, troubles) =
-            writer.run(WriteJob::Batch(batch.into_body()), &mut writer.walker())
-        else {
-            panic!("a batch is done as one");
-        };
-        let failed: Vec<_> = troubles.iter().map(|trouble| trouble.path.to_string()).collect();
-        assert_eq!((counts.files, failed), (2, vec!["file".to_owned()]));
-        assert_eq!(std::fs::read(dir.path().join("File")).expect("there"), b"1");
-        assert!(!dir.path().join("file").exists());
     }
 
     #[test]

@@ -4,7 +4,8 @@ use super::scan::ScanStart;
 use super::{Tree, say};
 use crate::link::noise::fill_random;
 use crate::receive::journal::Journal;
-use crate::synthetic::{self, Synthetic};
+use crate::receive::null_sink::is_null_sink;
+use crate::send::synthetic::{self, Synthetic};
 use crate::tree;
 use crate::wire::{Entry, EntryKind, Options, Placement, Refusal, RefusalKind, RelPath, Request, show};
 use std::ffi::OsStr;
@@ -138,7 +139,7 @@ impl Root {
     /// # Errors
     /// As [`destination`](Self::destination).
     pub(crate) fn interrupted(&self, request: &Request) -> Result<Option<bool>, Refusal> {
-        if synthetic::is_null_sink(&request.destination) {
+        if is_null_sink(&request.destination) {
             return Ok(None);
         }
         let options = Options { dry_run: true, ..request.options };

@@ -6,7 +6,7 @@
 
 use super::filter::Filter;
 use super::{Tree, say};
-use crate::synthetic::{self, Synthetic};
+use crate::send::synthetic::{self, Synthetic};
 use crate::tree;
 use crate::wire::{Digest, Entry, EntryKind, Hash, NameError, Op, RelPath, Trouble, Xattr};
 use std::collections::{HashMap, HashSet};

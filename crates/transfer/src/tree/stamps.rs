@@ -10,6 +10,7 @@
 //! - if probing fails, it is assumed to store every time, unless its type is known not to:
 //!   at worst, up-to-date files are sent again, and changed ones are never missed.
 
+use crate::guard::lock;
 use crate::link::noise::fill_random;
 use crate::wire::{RESERVED, Time};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, Timespec, Timestamps};
@@ -19,7 +20,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Granularities in nanoseconds: exact, NTFS, microseconds, milliseconds, exFAT, ext3 and
 /// HFS+, FAT.
@@ -189,7 +190,7 @@ impl FileSystems {
         base: BorrowedFd<'_>,
         may_name: bool,
     ) -> Stamps {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         *known.entry(device).or_insert_with(|| {
             let in_base = rustix::fs::fstat(base).is_ok_and(|stat| stat.st_dev == device);
             let directory = if in_base { base } else { directory.as_fd() };

@@ -3,6 +3,7 @@
 //! Invariant: [`pass`](Gate::pass) returns to a thread only if its index is below the
 //! active number, or the gate is open.
 
+use crate::guard::lock;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Blocks threads whose index is not below the active number.
@@ -19,7 +20,7 @@ impl Gate {
     }
 
     fn lock(&self) -> MutexGuard<'_, usize> {
-        self.active.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.active)
     }
 
     /// Waits until thread `index` may work.

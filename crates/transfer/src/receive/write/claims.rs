@@ -3,7 +3,7 @@
 //! Invariant: of the names of such a file, the first that an existence query names keeps
 //! the inode; the files of the others are sent anew.
 
-use super::lock;
+use crate::guard::lock;
 use crate::wire::RelPath;
 use std::collections::HashMap;
 use std::sync::Mutex;

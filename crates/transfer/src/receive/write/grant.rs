@@ -5,10 +5,8 @@
 //!   or an access control list that a sender has chosen, whatever the request says;
 //! - the session reports once what the request asked for and the receiver withheld.
 
-use super::Writer;
 use crate::tree::{ACCESS_LIST, is_access_list};
 use crate::wire::{Entry, Op, Options, RelPath, Trouble};
-use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Metadata that a sender may set beyond permission bits, times and `user.*` attributes.
@@ -47,7 +45,7 @@ impl Withheld {
     }
 
     /// Removes access control lists from an entry.
-    fn strip_lists(&self, entry: &mut Entry) {
+    pub(super) fn strip_lists(&self, entry: &mut Entry) {
         if self.takes_lists() || !entry.xattrs.iter().any(|(name, _)| is_access_list(name)) {
             return;
         }
@@ -72,25 +70,5 @@ impl Withheld {
              belong to the user that it runs as"
         );
         Some(Trouble { path: RelPath::root(), op: Op::Metadata, message })
-    }
-}
-
-impl Writer {
-    /// Removes extended attributes that the request does not ask for, or that are withheld.
-    pub(super) fn strip_xattrs(&self, entry: &mut Entry) {
-        match self.options.xattrs {
-            true => self.withheld.strip_lists(entry),
-            false => entry.xattrs.clear(),
-        }
-    }
-
-    /// As [`strip_xattrs`](Self::strip_xattrs), for a shared entry.
-    pub(super) fn without_xattrs<'a>(&self, entry: &'a Entry) -> Cow<'a, Entry> {
-        if entry.xattrs.is_empty() {
-            return Cow::Borrowed(entry);
-        }
-        let mut entry = entry.clone();
-        self.strip_xattrs(&mut entry);
-        Cow::Owned(entry)
     }
 }

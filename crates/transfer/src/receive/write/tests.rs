@@ -1,9 +1,11 @@
-//! Jobs as they could come, in whatever order, and what is there afterwards.
+//! Jobs in any order that a sender may choose, and the destination afterwards.
 
+use super::deferred::DEFERRED_BYTES;
 use super::*;
-use crate::wire::Batch;
+use crate::tree::Tree;
+use crate::wire::{BLOCK, Batch, HAVE_MAX, Time};
 use longhaul_engine::Buf;
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -20,14 +22,27 @@ fn directory(name: &str) -> Entry {
     Entry { mode: 0o755, ..entry(name, EntryKind::Directory, 0) }
 }
 
-/// What writes the copy with this key below `dir`.
-fn writer(dir: &Path, key: u64, options: Options) -> Writer {
-    let tree = Tree::open(dir).expect("open");
-    let journal = Journal::open(&tree, key).expect("a journal");
-    Writer::new(tree, None, options, Filter::default(), Some(journal), None)
+/// A copy with this key into `base`.
+fn spec(base: Tree, key: u64, options: Options) -> WriteSpec {
+    let journal = Journal::open(&base, key).expect("a journal");
+    WriteSpec {
+        destination: Destination { base, rename: None },
+        options,
+        filter: Filter::default(),
+        journal: Some(journal),
+        manifest: None,
+        allow_list: None,
+        withheld: Withheld::default(),
+    }
 }
 
-/// What became of a batch of entries with content.
+/// The writer of the copy with this key into `dir`.
+fn writer(dir: &Path, key: u64, options: Options) -> Writer {
+    Writer::new(spec(Tree::open(dir).expect("open"), key, options))
+}
+
+/// Writes a batch of entries with content; returns its counts, and path and operation of
+/// each failure.
 fn batch(writer: &Writer, entries: &[(Entry, &[u8])]) -> (Counts, Vec<String>) {
     let mut batch = Batch::default();
     for (entry, data) in entries {
@@ -55,7 +70,7 @@ fn settle(writer: &Writer, whole: bool) -> (Counts, Vec<String>) {
     done(writer.run(WriteJob::Settle { whole }, &mut writer.walker()))
 }
 
-/// A file of two blocks that comes in blocks.
+/// A file of two blocks.
 fn large(number: u64) -> Arc<Incoming> {
     Arc::new(Incoming { number, entry: entry("large", EntryKind::File, 2 * BLOCK as u64) })
 }
@@ -75,7 +90,7 @@ fn complete(writer: &Writer, file: &Arc<Incoming>) -> (Counts, Vec<String>) {
     done(writer.run(WriteJob::Complete(Arc::clone(file)), &mut writer.walker()))
 }
 
-/// Blocks that the writer says need not be sent.
+/// Bitmap of the blocks that the writer offers to keep.
 fn have(writer: &Writer, file: &Incoming) -> Vec<u8> {
     let mut batch = Batch::default();
     batch.push(&file.entry, &Content::Query(None), &[]);
@@ -86,21 +101,21 @@ fn have(writer: &Writer, file: &Incoming) -> Vec<u8> {
     }
 }
 
-/// Names below a directory that are this program's own.
+/// Reserved names in a directory.
 fn own(dir: &Path) -> Vec<String> {
     let names = fs::read_dir(dir).expect("read").map(|e| e.expect("an entry").file_name());
     names.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with(".longhaul-")).collect()
 }
 
 #[test]
-fn two_copies_of_the_same_files_do_not_touch_each_other() {
+fn two_copies_of_the_same_files_write_separate_unfinished_files() {
     let dir = tempfile::tempdir().expect("a directory");
     let (one, other) = (writer(dir.path(), 1, Options::default()), writer(dir.path(), 2, Options::default()));
     let file = large(1);
     for index in 0..2 {
         block(&one, &file, index).expect("written");
     }
-    // The other copy has half of it when the first is complete.
+    // The other copy has written half of it when the first is complete.
     block(&other, &file, 0).expect("written");
     assert_eq!(complete(&one, &file).1, [""; 0]);
     assert!(fs::read(dir.path().join("large")).expect("there") == vec![1; 2 * BLOCK], "it is whole");
@@ -110,7 +125,7 @@ fn two_copies_of_the_same_files_do_not_touch_each_other() {
 }
 
 #[test]
-fn a_file_whose_first_half_has_gone_does_not_appear() {
+fn a_file_whose_declared_blocks_are_gone_is_not_completed() {
     type Spoil = fn(&Path);
     let remove: Spoil = |unfinished| fs::remove_file(unfinished).expect("removed");
     let replace: Spoil = |unfinished| {
@@ -139,7 +154,7 @@ fn a_file_whose_first_half_has_gone_does_not_appear() {
 }
 
 #[test]
-fn an_unfinished_file_of_somebody_elses_making_is_not_believed() {
+fn an_unfinished_file_with_another_hard_link_is_not_continued() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = large(1);
     block(&writer(dir.path(), 1, Options::default()), &file, 0).expect("written");
@@ -158,13 +173,13 @@ fn blocks_of_an_earlier_run_are_verified_from_the_device_too() {
     let unfinished = own(dir.path()).into_iter().find(|name| !name.contains("journal")).expect("there");
     let torn = File::options().write(true).open(dir.path().join(unfinished)).expect("opened");
     torn.write_all_at(b"torn", 7).expect("written");
-    // As whatever changes a file, this is not to be taken for the one that was looked at.
+    // The file is not the one that was verified.
     assert!(block(&again, &file, 1).is_err() || complete(&again, &file).1 == ["large verify"]);
     assert!(!dir.path().join("large").exists());
 }
 
 #[test]
-fn another_name_is_none_of_what_the_source_had_no_more() {
+fn a_hard_link_to_a_file_that_changed_meanwhile_is_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     let writer = writer(dir.path(), 1, Options::default());
     fs::write(dir.path().join("other"), "mine").expect("written");
@@ -177,7 +192,7 @@ fn another_name_is_none_of_what_the_source_had_no_more() {
 }
 
 #[test]
-fn content_appears_though_its_metadata_cannot_be_set() {
+fn a_file_whose_metadata_cannot_be_set_is_kept() {
     let dir = tempfile::tempdir().expect("a directory");
     let xattrs = vec![(b"user.large".as_slice().into(), vec![7; 60 << 10].into_boxed_slice())];
     let (good, bad) =
@@ -205,7 +220,7 @@ fn content_appears_though_its_metadata_cannot_be_set() {
 }
 
 #[test]
-fn a_file_may_come_before_the_directory_that_takes_the_place_of_another() {
+fn a_directory_replaces_a_file_also_if_its_entries_come_first() {
     let dir = tempfile::tempdir().expect("a directory");
     fs::create_dir(dir.path().join("a")).expect("made");
     fs::write(dir.path().join("a/was-file"), "old").expect("written");
@@ -223,11 +238,11 @@ fn a_file_may_come_before_the_directory_that_takes_the_place_of_another() {
         assert_eq!(fs::read(dir.path().join(name)).expect("there"), b"new");
     }
     let elsewhere = fs::read_dir(dir.path().join("elsewhere")).expect("there");
-    assert_eq!(elsewhere.count(), 0, "what a link led to is not written to");
+    assert_eq!(elsewhere.count(), 0, "the target of a link is not written to");
 }
 
 #[test]
-fn a_file_takes_the_place_of_a_full_directory_where_that_is_to_go() {
+fn a_file_replaces_a_directory_that_delete_empties() {
     let dir = tempfile::tempdir().expect("a directory");
     for name in ["small", "large", "link"] {
         fs::create_dir_all(dir.path().join(name).join("deep")).expect("made");
@@ -269,7 +284,7 @@ fn unfinished_files_of_changed_sources_are_removed() {
     complete(&again, &newer);
     assert_eq!(own(dir.path()).len(), 4, "two of each copy");
     settle(&again, true);
-    assert_eq!(own(dir.path()).len(), 2, "what the other copy is at stays");
+    assert_eq!(own(dir.path()).len(), 2, "the unfinished files of the other copy stay");
 }
 
 #[test]
@@ -277,10 +292,9 @@ fn blocks_recorded_with_another_checksum_are_sent_again() {
     let dir = tempfile::tempdir().expect("a directory");
     block(&writer(dir.path(), 1, Options::default()), &large(1), 0).expect("written");
     let tree = Tree::open(dir.path()).expect("open");
-    let journal = Journal::open(&tree, 1).expect("a journal");
-    let manifest = Manifest::begin(&tree, None, b"list", 1).expect("a list");
+    let manifest = Some(Manifest::begin(&tree, None, b"list", 1).expect("a list"));
     let options = Options { hash: Hash::Strong, verify: true, ..Options::default() };
-    let again = Writer::new(tree, None, options, Filter::default(), Some(journal), Some(manifest));
+    let again = Writer::new(WriteSpec { manifest, ..spec(tree, 1, options) });
     assert_eq!(have(&again, &large(1)), [0; 0]);
     for index in 0..2 {
         block(&again, &large(1), index).expect("written");
@@ -291,7 +305,7 @@ fn blocks_recorded_with_another_checksum_are_sent_again() {
     assert_eq!(list, format!("{}  large\n", blake3::hash(&vec![1; 2 * BLOCK]).to_hex()));
 }
 
-/// What the writer says of a file of content `data` that it is asked about.
+/// Whether the answer to an existence query wants a file of content `data`.
 fn wanted(writer: &Writer, entry: &Entry, data: &[u8]) -> bool {
     let mut batch = Batch::default();
     batch.push(entry, &Content::Query(Some(writer.options.hash.of(data))), &[]);
@@ -303,7 +317,7 @@ fn wanted(writer: &Writer, entry: &Entry, data: &[u8]) -> bool {
 }
 
 #[test]
-fn after_a_new_start_of_the_machine_content_decides() {
+fn after_a_reboot_files_are_compared_by_content() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = entry("f", EntryKind::File, 3);
     assert!(!writer(dir.path(), 1, Options::default()).resumes());
@@ -313,7 +327,7 @@ fn after_a_new_start_of_the_machine_content_decides() {
         let time = std::time::UNIX_EPOCH + std::time::Duration::new(1_000_000_000, 5);
         fs::File::options().write(true).open(path).expect("open").set_modified(time).expect("set");
     };
-    // What a power failure leaves of a file whose content was in memory only.
+    // After a power failure: the size was flushed, the content was not.
     there("\0\0\0");
     let again = writer(dir.path(), 1, Options::default());
     assert!(again.resumes() && !again.by_content() && !wanted(&again, &file, b"new"), "the same boot");
@@ -327,7 +341,7 @@ fn after_a_new_start_of_the_machine_content_decides() {
     assert!(!wanted(&again, &file, b"new"), "it is whole");
 }
 
-/// Bytes that this thread has had read from media, if the system counts them.
+/// Bytes that the kernel has read from devices for this thread, if it counts them.
 fn fetched() -> u64 {
     let counters = fs::read_to_string("/proc/thread-self/io").unwrap_or_default();
     let read = counters.lines().find_map(|line| line.strip_prefix("read_bytes: "));
@@ -335,10 +349,10 @@ fn fetched() -> u64 {
 }
 
 #[test]
-fn small_files_are_verified_from_the_medium() {
+fn small_files_are_verified_from_the_device() {
     const LEN: usize = 200 << 10;
     let dir = tempfile::tempdir().expect("a directory");
-    // Whether that can be seen here.
+    // Skipped where the kernel does not count reads.
     let mut file =
         File::options().read(true).write(true).create_new(true).open(dir.path().join("x")).expect("x");
     file.write_all(&vec![1; LEN]).expect("written");
@@ -346,14 +360,14 @@ fn small_files_are_verified_from_the_medium() {
     let before = fetched();
     read_full(&file, &mut vec![0; LEN], 0).expect("read");
     if fetched() < before + LEN as u64 {
-        longhaul_skip::skip!("what is read from the medium is not counted, or all of it is memory");
+        longhaul_skip::skip!("reads of the device are not counted, or the file system is in memory");
         return;
     }
     let writer = writer(dir.path(), 1, Options { verify: true, ..Options::default() });
     let before = fetched();
     let (counts, troubles) = batch(&writer, &[(entry("small", EntryKind::File, LEN as u64), &vec![7; LEN])]);
     assert_eq!((counts.files, troubles), (1, Vec::new()));
-    assert!(fetched() >= before + LEN as u64, "it was read from memory");
+    assert!(fetched() >= before + LEN as u64, "it was read from the page cache");
 }
 
 #[test]
@@ -391,10 +405,7 @@ fn the_bitmap_of_present_blocks_is_bounded_for_any_size() {
         longhaul_skip::skip!("the file system has no files of 4 TiB");
         return;
     }
-    let writer = || {
-        let journal = Journal::open(&tree, 1).expect("a journal");
-        Writer::new(tree.clone(), None, Options::default(), Filter::default(), Some(journal), None)
-    };
+    let writer = || Writer::new(spec(tree.clone(), 1, Options::default()));
     let file = Arc::new(Incoming { number: 1, entry: entry("huge", EntryKind::File, HUGE) });
     let (data, first) = (longhaul_engine::Buf::copy_of(&vec![1; BLOCK]), writer());
     for block in [0, 3, (HUGE / BLOCK as u64) - 1] {
@@ -410,39 +421,41 @@ fn the_bitmap_of_present_blocks_is_bounded_for_any_size() {
     let JobResult::Query { wants, .. } =
         again.run(WriteJob::Query { number: 0, batch: batch.into_body() }, &mut again.walker())
     else {
-        panic!("a question is answered");
+        panic!("a query is answered");
     };
-    // As much as an answer holds: of the first 512 GiB.
+    // An answer covers the first 512 GiB.
     assert_eq!(wants[0].have.len(), HAVE_MAX);
     assert_eq!((wants[0].have[0], wants[0].have[1]), (0b1001, 0));
 }
 
 #[test]
-fn nothing_is_removed_for_what_came_with_something_unasked() {
+fn nothing_is_deleted_after_an_entry_that_is_not_on_the_allow_list() {
     let dir = tempfile::tempdir().expect("a directory");
     fs::create_dir(dir.path().join("tree")).expect("made");
     fs::write(dir.path().join("tree/kept"), "1").expect("written");
     let request =
         crate::wire::Request { sources: vec![b"tree".to_vec()], recursive: true, ..Default::default() };
-    for question in [false, true] {
-        let mut writer = writer(dir.path(), 1, Options { delete: true, ..Options::default() });
-        writer.allow_list = Some(AllowList::new(&request, Filter::default()));
+    for query in [false, true] {
+        let tree = Tree::open(dir.path()).expect("open");
+        let options = Options { delete: true, ..Options::default() };
+        let allow_list = Some(AllowList::new(&request, Filter::default()));
+        let writer = Writer::new(WriteSpec { allow_list, ..spec(tree, 1, options) });
         let mut body = Batch::default();
         for name in ["tree/new", ".bashrc", "tree/kept"] {
-            let content = if question { Content::Query(None) } else { Content::None };
+            let content = if query { Content::Query(None) } else { Content::None };
             body.push(&entry(name, EntryKind::File, 0), &content, &[]);
         }
         let body = body.into_body();
-        let job = if question { WriteJob::Query { number: 0, batch: body } } else { WriteJob::Batch(body) };
+        let job = if query { WriteJob::Query { number: 0, batch: body } } else { WriteJob::Batch(body) };
         writer.run(job, &mut writer.walker());
         assert!(writer.violation().is_some());
         settle(&writer, true);
-        assert!(dir.path().join("tree/kept").exists() && !dir.path().join(".bashrc").exists(), "{question}");
+        assert!(dir.path().join("tree/kept").exists() && !dir.path().join(".bashrc").exists(), "{query}");
     }
 }
 
 #[test]
-fn a_question_brings_no_attributes_that_nobody_asked_for() {
+fn an_existence_query_sets_no_attributes_without_the_option() {
     let dir = tempfile::tempdir().expect("a directory");
     fs::write(dir.path().join("f"), "1").expect("written");
     if rustix::fs::setxattr(dir.path(), "user.a", b"1", rustix::fs::XattrFlags::empty()).is_err() {
@@ -459,4 +472,16 @@ fn a_question_brings_no_attributes_that_nobody_asked_for() {
         let there = rustix::fs::getxattr(dir.path().join("f"), "user.a", &mut [0; 8]);
         assert_eq!(there.is_ok(), has);
     }
+}
+
+#[test]
+fn the_first_of_two_names_that_fold_to_one_is_written() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let spec = spec(Tree::open(dir.path()).expect("open"), 1, Options::default());
+    let writer = Writer::folding(spec, Some(FoldedNames::default()));
+    let file = |name| entry(name, EntryKind::File, 1);
+    let written = batch(&writer, &[(file("File"), b"1"), (file("file"), b"2"), (file("other"), b"3")]);
+    assert_eq!((written.0.files, written.1), (2, vec!["file write".to_owned()]));
+    assert_eq!(fs::read(dir.path().join("File")).expect("there"), b"1");
+    assert!(!dir.path().join("file").exists());
 }

@@ -1,35 +1,20 @@
-//! Synthetic sources, which generate data as it is sent, and the null destination, which
-//! verifies data and discards it. Either leaves out a stage, so that the others can be
-//! measured alone.
+//! Synthetic sources, which generate data as it is sent: without the stages that scan and
+//! read files, the others can be measured alone.
 
 use crate::dataset::{self, DatasetSpec, FileSpec, Scale};
-use crate::session::{JobResult, WriteJob};
-use crate::wire::{
-    BatchReader, Content, Counts, Entry, EntryKind, Hash, Op, RelPath, Time, Trouble, Want, show,
-};
+use crate::wire::{Entry, EntryKind, Hash, RelPath, Time, show};
 use std::collections::HashSet;
 use std::io;
 
-/// Names of these endpoints in place of a path.
+/// Prefixes of synthetic sources, in place of a path.
 const ZERO: &[u8] = b"zero:";
 const DATASET: &[u8] = b"dataset:";
-const NOWHERE: &[u8] = b"null:";
 /// One file with the machine's performance counters; see [`crate::host`].
 const MACHINE: &[u8] = b"machine:";
 
 /// The mtime of synthetic files: constant, so that they count as unchanged for `sync` and
 /// for a resumed copy.
 const MADE: Time = Time { secs: 1_000_000_000, nanos: 0 };
-
-/// Whether `typed` names a synthetic source or the null destination rather than a path.
-pub(crate) fn is_special(typed: &[u8]) -> bool {
-    is_null_sink(typed) || is_synthetic(typed)
-}
-
-/// Whether `typed` names the null destination.
-pub(crate) fn is_null_sink(typed: &[u8]) -> bool {
-    typed == NOWHERE
-}
 
 /// Whether `typed` names a synthetic source.
 pub(crate) fn is_synthetic(typed: &[u8]) -> bool {
@@ -238,64 +223,6 @@ impl SyntheticNames {
             Synthetic::Dataset(_) => self.set.contains(&xxhash_rust::xxh3::xxh3_128(path.as_bytes())),
             made => made.entry(index).is_some_and(|entry| entry.path == *path),
         }
-    }
-}
-
-/// The null destination: verifies checksums and discards the data.
-#[derive(Debug)]
-pub(crate) struct NullSink {
-    pub(crate) hash: Hash,
-}
-
-impl NullSink {
-    /// Carries out a job without writing.
-    pub(crate) fn run(&self, job: WriteJob) -> JobResult {
-        match job {
-            WriteJob::Batch(body) => self.batch(&body),
-            WriteJob::Query { number, batch } => {
-                let entries = BatchReader::new(&batch).take_while(Result::is_ok).count() as u32;
-                let wants = (0..entries).map(|index| Want { index, have: Box::default() }).collect();
-                JobResult::Query { number, wants, counts: Counts::default(), troubles: Vec::new() }
-            }
-            WriteJob::Block { file, offset, digest, data } => {
-                let good = self.hash.of_block(&data, offset, file.entry.size) == digest;
-                let done = if good { Ok(data.len() as u64) } else { Err(mismatch(&file.entry.path)) };
-                JobResult::Block(file.number, done)
-            }
-            WriteJob::Complete(file) => {
-                JobResult::File(file.number, Counts { files: 1, ..Counts::default() }, Vec::new())
-            }
-            WriteJob::Abandon(file) => JobResult::Abandoned(file.number),
-            WriteJob::Settle { .. } => JobResult::Settled(Counts::default(), Vec::new()),
-        }
-    }
-
-    fn batch(&self, body: &[u8]) -> JobResult {
-        let (mut counts, mut troubles) = (Counts::default(), Vec::new());
-        for part in BatchReader::new(body) {
-            match part {
-                Ok((entry, Content::Inline { digest, .. }, data)) if self.hash.of(data) != digest => {
-                    troubles.push(mismatch(&entry.path));
-                }
-                Ok((entry, _, data)) if entry.kind == EntryKind::File => {
-                    counts.files += 1;
-                    counts.bytes += data.len() as u64;
-                }
-                Ok(_) => counts.others += 1,
-                Err(e) => {
-                    troubles.push(Trouble { path: RelPath::root(), op: Op::Write, message: e.to_string() });
-                }
-            }
-        }
-        JobResult::Batch(counts, troubles)
-    }
-}
-
-fn mismatch(path: &RelPath) -> Trouble {
-    Trouble {
-        path: path.clone(),
-        op: Op::Verify,
-        message: "the checksum of the content does not match what was sent".into(),
     }
 }
 

@@ -1,26 +1,20 @@
 //! `--delete`: removes objects that the source does not have.
+//!
+//! Invariant: an object is kept if the source has its name, if the filter excludes it, if
+//! its name is reserved, or if it is a directory that holds such an object.
 
-use super::write::Writer;
+use super::destination::DestinationTree;
+use super::report::Report;
+use super::source_names::SourceNames;
+use crate::tree::filter::Filter;
 use crate::tree::{self, say};
 use crate::wire::{Action, Counts, EntryKind, NameError, Op, RelPath, Trouble};
-use std::collections::HashSet;
 use std::io;
-use std::os::fd::AsFd;
-
-/// Removes objects below the writer's base whose names are not in `seen`. Objects that the
-/// filter excludes and unfinished files are kept.
-pub(crate) fn delete(
-    writer: &Writer,
-    seen: &HashSet<u128>,
-    counts: &mut Counts,
-    troubles: &mut Vec<Trouble>,
-) {
-    DeleteWalk { writer, seen, counts, troubles }.list(&RelPath::root(), false);
-}
+use std::os::fd::{AsFd, BorrowedFd};
 
 /// All names of a directory. They are read before any is removed, since removing entries
 /// during readdir(3) may skip others.
-fn all(directory: std::os::fd::BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
+fn all(directory: BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
     let (mut names, mut all) = (tree::DirectoryNames::open(directory)?, Vec::new());
     loop {
         let some = names.next_batch()?;
@@ -31,18 +25,27 @@ fn all(directory: std::os::fd::BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
     }
 }
 
-struct DeleteWalk<'a> {
-    writer: &'a Writer,
-    seen: &'a HashSet<u128>,
-    counts: &'a mut Counts,
-    troubles: &'a mut Vec<Trouble>,
+/// One walk through the destination that removes what the source does not have.
+pub(super) struct DeleteWalk<'a> {
+    pub(super) tree: &'a DestinationTree,
+    pub(super) names: &'a SourceNames,
+    pub(super) filter: &'a Filter,
+    pub(super) report: &'a Report,
+    pub(super) dry_run: bool,
+    pub(super) counts: &'a mut Counts,
+    pub(super) troubles: &'a mut Vec<Trouble>,
 }
 
 impl DeleteWalk<'_> {
+    /// Walks through the whole tree.
+    pub(super) fn run(mut self) {
+        self.list(&RelPath::root(), false);
+    }
+
     /// Removes objects in a directory, all of them if `doomed`; returns whether it is empty
     /// then.
     fn list(&mut self, path: &RelPath, doomed: bool) -> bool {
-        let base = &self.writer.base;
+        let base = &self.tree.base;
         let directory = match base.directory(path.as_bytes()) {
             Ok(directory) => directory,
             Err(e) => return self.failed(path, &e),
@@ -64,7 +67,7 @@ impl DeleteWalk<'_> {
                     continue;
                 }
             };
-            if !self.writer.filter.takes(&below) {
+            if !self.filter.takes(&below) {
                 empty = false;
                 continue;
             }
@@ -78,27 +81,28 @@ impl DeleteWalk<'_> {
                     continue;
                 }
             };
-            let gone = self.object(directory.as_fd(), &name, &below, &kind, doomed);
-            empty &= gone;
+            let removed = self.object(directory.as_fd(), &name, &below, &kind, doomed);
+            empty &= removed;
         }
         empty
     }
 
+    /// Removes an object unless the source has it; returns whether it was removed.
     fn object(
         &mut self,
-        at: std::os::fd::BorrowedFd<'_>,
+        at: BorrowedFd<'_>,
         name: &[u8],
         path: &RelPath,
         kind: &EntryKind,
         doomed: bool,
     ) -> bool {
-        let known = !doomed && self.seen.contains(&self.writer.seen_key(path));
+        let known = !doomed && self.names.has(path);
         let is_directory = *kind == EntryKind::Directory;
         let empty = !is_directory || self.list(path, !known);
         if known || !empty {
             return false;
         }
-        let remove = || match (self.writer.options.dry_run, is_directory) {
+        let remove = || match (self.dry_run, is_directory) {
             (true, _) => Ok(()),
             (false, true) => tree::remove_directory(at, name),
             (false, false) => tree::remove(at, name),
@@ -106,7 +110,7 @@ impl DeleteWalk<'_> {
         let removed = match remove() {
             Err(e)
                 if e.kind() == io::ErrorKind::PermissionDenied
-                    && self.writer.make_writable(at, path.split().0) =>
+                    && self.tree.make_writable(at, path.split().0) =>
             {
                 remove()
             }
@@ -115,7 +119,7 @@ impl DeleteWalk<'_> {
         match removed {
             Ok(()) => {
                 self.counts.deleted += 1;
-                self.writer.plan(path, Action::Delete);
+                self.report.plan(path, Action::Delete);
                 true
             }
             Err(e) => self.failed(path, &e),

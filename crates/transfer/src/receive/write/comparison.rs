@@ -1,12 +1,18 @@
 //! Existing objects at the destination: whether they are up to date, and updates of
 //! metadata where the content need not be sent.
+//!
+//! Invariant: of the names that are hard links to one inode here and separate files at the
+//! source, only the first in `claims` counts as up to date.
 
-use super::{Writer, identity};
+use super::claims::Claims;
+use super::destination::DestinationTree;
 use crate::tree::stamps::Stamps;
 use crate::tree::{self, Lookup};
-use crate::wire::{BLOCK, Compare, Entry, EntryKind, RelPath};
+use crate::wire::{BLOCK, Compare, Content, Entry, EntryKind, Options, RelPath};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 /// Result of updating the metadata of a file whose content is up to date.
 pub(super) enum MetadataUpdate {
@@ -36,28 +42,79 @@ impl Existing {
     }
 }
 
+/// Device, inode, and seconds and nanoseconds of `ctime`: see [`identity`].
+pub(super) type FileIdentity = (u64, u64, i64, u64);
+
+/// Identifies a file in its present state; `ctime` is included because inode numbers
+/// are reused.
+pub(super) fn identity(file: &File) -> io::Result<FileIdentity> {
+    let stat = rustix::fs::fstat(file)?;
+    Ok((stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as u64))
+}
+
 /// Bytes of a file of `size` bytes that the bitmap `have` marks as present.
 pub(super) fn present(have: &[u8], size: u64) -> u64 {
     let blocks: u64 = have.iter().map(|byte| u64::from(byte.count_ones())).sum();
     (blocks * BLOCK as u64).min(size)
 }
 
-impl Writer {
+/// Compares entries with the objects that exist.
+#[derive(Debug)]
+pub(super) struct Comparison {
+    tree: Arc<DestinationTree>,
+    options: Options,
+    /// The machine rebooted since an earlier run of this copy, so its files may have lost
+    /// content that was not flushed.
+    pub(super) by_content: bool,
+    claims: Claims,
+}
+
+impl Comparison {
+    pub(super) fn new(tree: Arc<DestinationTree>, options: Options, by_content: bool) -> Comparison {
+        Comparison { tree, options, by_content, claims: Claims::default() }
+    }
+
     /// The object at a destination path, if one exists.
     pub(super) fn look(&self, path: &RelPath) -> io::Result<Option<Existing>> {
-        let Some(Lookup { entry, stat, directory }) = self.base.look_in(path)? else { return Ok(None) };
+        let Some(Lookup { entry, stat, directory }) = self.tree.base.look_in(path)? else { return Ok(None) };
         let linked =
             (entry.kind == EntryKind::File && stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
-        let (base, may_name) = (self.base.fd(), !self.options.dry_run);
-        let stamps = self.file_systems.stamps(stat.st_dev, &directory, base, may_name);
+        let stamps = self.tree.stamps(stat.st_dev, &directory);
         Ok(Some(Existing { entry, linked, stamps }))
+    }
+
+    /// The existing object of an entry that an existence query names, if the request's
+    /// comparison finds it up to date and it may be kept.
+    pub(super) fn up_to_date(&self, entry: &Entry, content: &Content) -> Option<Existing> {
+        self.same(entry, content).filter(|there| self.may_stay(entry, there))
+    }
+
+    fn same(&self, entry: &Entry, content: &Content) -> Option<Existing> {
+        let path = self.tree.place(&entry.path).ok()?;
+        let there = self.look(&path).ok()??;
+        // After a reboot, a name alone does not count for files that the earlier run may have written.
+        let may_be_ours = || entry.size == there.entry.size && there.has_time_of(entry);
+        if self.options.compare == Compare::Exists && !(self.by_content && may_be_ours()) {
+            return Some(there);
+        }
+        let compare = self.method();
+        let same_time = compare == Compare::Mtime && there.has_time_of(entry);
+        let same = entry.is_same(&there.entry, compare, same_time).unwrap_or_else(|| match content {
+            Content::Query(Some(digest)) => {
+                let hash =
+                    tree::open_file(&self.tree.base, &path).and_then(|file| self.options.hash.of_file(&file));
+                hash.is_ok_and(|hash| hash == *digest)
+            }
+            _ => false,
+        });
+        same.then_some(there)
     }
 
     /// Whether an up-to-date file may be kept. It may not if it is a hard link to the
     /// destination of another source file: later changes of one would change both.
-    pub(super) fn may_stay(&self, entry: &Entry, there: &Existing) -> bool {
+    fn may_stay(&self, entry: &Entry, there: &Existing) -> bool {
         match there.linked {
-            // `Compare::Exists` keeps whatever has the name.
+            // `Compare::Exists` keeps every existing object.
             _ if self.options.compare == Compare::Exists => true,
             Some(file) if entry.kind == EntryKind::File => self.claims.claim(file, &entry.path),
             _ => true,
@@ -68,8 +125,8 @@ impl Writer {
     pub(super) fn update_metadata(&self, entry: &Entry, there: &Existing) -> MetadataUpdate {
         let same_time = there.has_time_of(entry);
         let there = &there.entry;
-        let (compare, keep) = (self.compare(), self.keep());
-        // `Compare::Exists` keeps whatever has the name.
+        let (compare, policy) = (self.method(), self.tree.policy);
+        // `Compare::Exists` keeps every existing object.
         if entry.kind != EntryKind::File || self.options.compare == Compare::Exists {
             return MetadataUpdate::Unchanged;
         }
@@ -79,25 +136,25 @@ impl Writer {
             true => entry.mtime,
             false => there.mtime,
         };
-        let differs = mtime != there.mtime || !tree::has_mode_and_owner(entry, there, keep);
+        let differs = mtime != there.mtime || !tree::has_mode_and_owner(entry, there, policy);
         if !differs && !self.options.xattrs {
             return MetadataUpdate::Unchanged;
         }
-        let open = || tree::open_file(&self.base, &self.place(&entry.path)?);
+        let open = || tree::open_file(&self.tree.base, &self.tree.place(&entry.path)?);
         let file = match open() {
             Ok(file) => file,
             // A new file can get all of the metadata.
             Err(_) => return MetadataUpdate::Resend,
         };
         let set = || -> io::Result<bool> {
-            let attributes = self.options.xattrs && tree::xattrs_differ(file.as_fd(), entry, keep)?;
+            let attributes = self.options.xattrs && tree::xattrs_differ(file.as_fd(), entry, policy)?;
             if !(differs || attributes) || self.options.dry_run {
                 return Ok(differs || attributes);
             }
             if attributes {
-                tree::remove_xattrs(file.as_fd(), entry, keep)?;
+                tree::remove_xattrs(file.as_fd(), entry, policy)?;
             }
-            tree::set_metadata(file.as_fd(), &Entry { mtime, ..entry.clone() }, keep)?;
+            tree::set_metadata(file.as_fd(), &Entry { mtime, ..entry.clone() }, policy)?;
             Ok(true)
         };
         match set() {
@@ -109,9 +166,9 @@ impl Writer {
 
     /// How files are compared. `Compare::Nothing` gets here only when a copy resumes,
     /// and then files that the interrupted run completed are found by mtime.
-    pub(super) fn compare(&self) -> Compare {
+    pub(super) fn method(&self) -> Compare {
         match self.options.compare {
-            _ if self.by_content() => Compare::Checksum,
+            _ if self.by_content => Compare::Checksum,
             Compare::Nothing => Compare::Mtime,
             compare => compare,
         }
@@ -120,7 +177,7 @@ impl Writer {
     /// Whether a directory or link exists with the metadata of the entry; never with
     /// `Compare::Nothing`, which makes every object anew.
     pub(super) fn is_unchanged(&self, entry: &Entry, path: &RelPath) -> bool {
-        let compare = self.options.compare;
+        let (compare, policy) = (self.options.compare, self.tree.policy);
         if entry.kind == EntryKind::File {
             return false;
         }
@@ -134,24 +191,25 @@ impl Writer {
         // Creating the journal changes the mtime of the root.
         let time = path.is_root() || there.has_time_of(entry);
         let there = there.entry;
+        let base = &self.tree.base;
         match &entry.kind {
             EntryKind::HardLink(first) => {
-                let inode = |path: &RelPath| identity(&tree::open_file(&self.base, path).ok()?).ok();
-                self.place(first).is_ok_and(|first| inode(&first).is_some_and(|it| Some(it) == inode(path)))
+                let inode = |path: &RelPath| identity(&tree::open_file(base, path).ok()?).ok();
+                let first = self.tree.place(first);
+                first.is_ok_and(|first| inode(&first).is_some_and(|it| Some(it) == inode(path)))
             }
             EntryKind::Directory if there.kind == EntryKind::Directory => {
                 let same = || -> io::Result<bool> {
-                    let directory = tree::readable(self.base.directory(path.as_bytes())?.as_fd())?;
-                    Ok(!tree::xattrs_differ(directory.as_fd(), entry, self.keep())?)
+                    let directory = tree::readable(base.directory(path.as_bytes())?.as_fd())?;
+                    Ok(!tree::xattrs_differ(directory.as_fd(), entry, policy)?)
                 };
                 compare == Compare::Exists
                     || time
-                        && tree::has_mode_and_owner(entry, &there, self.keep())
+                        && tree::has_mode_and_owner(entry, &there, policy)
                         && (!self.options.xattrs || same().unwrap_or(false))
             }
             EntryKind::Symlink(_) => {
-                let keep = self.keep();
-                let owner = !keep.owner || (entry.uid, entry.gid) == (there.uid, there.gid);
+                let owner = !policy.owner || (entry.uid, entry.gid) == (there.uid, there.gid);
                 entry.kind == there.kind && time && owner
             }
             _ => false,
